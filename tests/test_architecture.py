@@ -1,0 +1,95 @@
+"""The walls of docs/architecture.md: who may import whom, and where the heavy packages may be imported."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "tprimat"
+
+MAY_IMPORT = {
+    "errors": set(),
+    "units": set(),
+    "facts": {"errors", "units"},
+    "config": {"errors", "facts"},
+    "plan": {"errors", "facts", "config", "record"},
+    "record": {"errors", "facts"},
+    "engines": {"errors", "facts", "plan", "record"},
+    "launch": {"errors", "plan", "record", "engines"},
+    "train": {"errors", "facts", "plan", "record"},
+    "probe": {"errors", "facts", "record"},
+    "analyze": {"errors", "facts", "record"},
+    "report": {"errors", "units", "record", "analyze"},
+}
+HEAVY = {"torch", "lightning", "pytorch_lightning", "megatron", "nemo", "nemo_run", "fiddle", "transformer_engine"}
+HEAVY_STAGES = {"train", "probe"}
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def imported_modules(source: str) -> list[str]:
+    names = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide which stage is meant"
+            module = node.module or ""
+            names += [f"{module}.{alias.name}" for alias in node.names] if module == "tprimat" else [module]
+    return names
+
+
+def stage_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def breaches(stage: str, source: str) -> list[str]:
+    found = []
+    for name in imported_modules(source):
+        parts = name.split(".")
+        if parts[0] == "tprimat" and len(parts) > 1 and stage in MAY_IMPORT and parts[1] != "__version__":
+            if parts[1] not in MAY_IMPORT[stage] | {stage}:
+                found.append(f"{stage} imports {name}")
+        elif parts[0] in HEAVY and stage not in HEAVY_STAGES:
+            found.append(f"{stage} imports {name}")
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_stage_imports_only_what_the_table_allows(path):
+    assert breaches(stage_of(path), path.read_text(encoding="utf8")) == []
+
+
+def test_nobody_imports_cli():
+    for path in MODULES:
+        if stage_of(path) != "cli":
+            assert not [name for name in imported_modules(path.read_text(encoding="utf8")) if name.startswith("tprimat.cli")], (
+                path
+            )
+
+
+def test_every_stage_stands_in_the_table():
+    stages = {stage_of(path) for path in MODULES} - {"__init__", "cli"}
+    assert stages == set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize(
+    ("stage", "line"),
+    [
+        ("analyze", "import tprimat.plan.schema"),
+        ("facts", "from tprimat import record"),
+        ("launch", "def f():\n    import torch"),
+    ],
+)
+def test_the_check_itself_finds_a_sideways_import(stage, line):
+    assert breaches(stage, line)
+
+
+def test_the_table_in_the_docs_is_the_table_enforced():
+    rows = {}
+    for line in (ROOT / "docs" / "architecture.md").read_text(encoding="utf8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        for name, allowed in zip(cells[0::3], cells[1::3], strict=False):
+            if name in MAY_IMPORT and len(cells) == 5:
+                rows[name] = set(allowed.split())
+    assert rows == {stage: allowed for stage, allowed in MAY_IMPORT.items() if stage not in {"errors", "units"}}

@@ -1,0 +1,30 @@
+import pytest
+
+from tprimat import units
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (units.count(1234567.4), "1,234,567"),
+        (units.si(8030261248), "8.03 G"),
+        (units.si(0.0042, "s"), "4.20 ms"),
+        (units.si(9995, "tokens/s"), "10.00 ktokens/s"),
+        (units.si(0, "s"), "0 s"),
+        (units.teraflops(501.2e12), "501.2 TFLOP/s"),
+        (units.teraflops(3.2e9), "3.20 GFLOP/s"),
+        (units.gibibytes(54 * 2**30), "54.0 GiB"),
+        (units.gibibytes(3 * 2**20), "3.0 MiB"),
+        (units.percent(0.3834), "38.3 %"),
+        (units.seconds(0.0591), "59.1 ms"),
+        (units.seconds(250), "4 min 10 s"),
+        (units.seconds(7500), "2 h 05 min"),
+    ],
+)
+def test_numbers_print_with_their_units(text, expected):
+    assert text == expected
+
+
+@pytest.mark.parametrize("format_", [units.count, units.si, units.teraflops, units.gibibytes, units.percent, units.seconds])
+def test_absent_prints_as_a_dash(format_):
+    assert format_(None) == "–"

@@ -1,0 +1,1 @@
+"""Argument parsing and wiring, one file a door."""

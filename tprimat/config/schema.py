@@ -1,0 +1,236 @@
+"""What a user may ask for: config.yaml as frozen dataclasses. Defaults here are the documented ones; config.yaml states them again.
+
+Units: tokens, sequences, seconds, fractions 0..1. Unknown keys are refused by the loader.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from tprimat.facts.models import ModelShape
+
+PlatformName = Literal["nvidia", "amd", "cpu"]
+EngineName = Literal["megatron", "nemo", "primus"]
+EngineChoice = Literal["auto", "megatron", "nemo", "primus"]
+Precision = Literal["bf16", "fp8", "fp32"]
+Recompute = Literal["none", "selective", "full"]
+Size = Literal["full", "tiny"]
+FlopsConvention = Literal["causal", "full", "6n"]
+
+REFUSE_UNKNOWN_KEYS: dict[str, Any] = {"extra": "forbid"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentConfig:
+    """Names the series of runs."""
+
+    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
+
+    name: str = "tprimat"
+    description: str = ""
+    seed: int = 1234
+    """Of weights and of the order of the data: the same losses in every layout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlatformHardware:
+    """How many ranks a platform offers."""
+
+    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
+
+    nodes: int = 1
+    gpus_per_node: int | Literal["auto"] = "auto"
+    """auto: as many as this machine has. On a CPU, processes."""
+    gpus_per_node_when_absent: int = 8
+    """What validate_config.py and --dry-run plan for on a machine where there is nothing to count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HardwareConfig:
+    """The platforms that strategies distinguish."""
+
+    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
+
+    platforms: dict[PlatformName, PlatformHardware] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """One model that --model can name."""
+
+    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
+
+    name: str
+    """As people write it: Llama 3.1 8B."""
+    architecture: str | ModelShape
+    """A name from the table in tprimat/facts/models.py, or a shape spelled out."""
+    nemo_recipe: str | None = None
+    """Module under nemo.collections.llm, such as llama31_8b."""
+    primus_config: str | None = None
+    """Model file under Primus's configs/models/megatron, such as llama3.1_8B."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    """What a step trains on."""
+
+    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
+
+    dataset: str = "auto"
+    """mock, text:PATH, or auto: real text on a CPU, mock on a GPU."""
+    tokenizer: str | None = None
+    """A tokenizer.json for text:PATH; bytes where absent."""
+    micro_batch_size: int | Literal["auto"] = 1
+    global_batch_size: int = 128
+    sequence_length: int = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW, its schedule and clipping."""
+
+    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
+
+    learning_rate: float = 3.0e-4
+    min_learning_rate: float = 3.0e-5
+    warmup_steps: int = 10
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1.0e-8
+    gradient_clipping: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DurationConfig:
+    """How long a run trains."""
+
+    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
+
+    max_steps: int = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingConfig:
+    """The workload: the same for every strategy of a comparison."""
+
+    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
+
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    duration: DurationConfig = field(default_factory=DurationConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutConfig:
+    """How one model is split on one platform under one strategy. What is left out is derived; what is stated is checked."""
+
+    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
+
+    tensor_model_parallel_size: int = 1
+    pipeline_model_parallel_size: int = 1
+    virtual_pipeline_model_parallel_size: int | None = None
+    context_parallel_size: int = 1
+    expert_model_parallel_size: int = 1
+    sequence_parallel: bool | Literal["auto"] = "auto"
+    """auto: on when tensor_model_parallel_size is over 1."""
+    data_parallel_size: int | None = None
+    gradient_accumulation_steps: int | None = None
+    micro_batch_size: int | None = None
+    """Instead of training.data.micro_batch_size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Switches of the embedded engine that change speed or memory and leave the losses as they are."""
+
+    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
+
+    compile_layers: bool | Literal["auto"] = "auto"
+    """torch.compile on the transformer layers; auto: on a GPU."""
+    overlap_grad_reduce: bool = True
+    overlap_param_gather: bool = True
+    distributed_optimizer: bool = True
+    fused_adam: bool | Literal["auto"] = "auto"
+    """torch.optim.AdamW(fused=True); auto: on a GPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlatformOptimizations:
+    """Choices that differ between platforms."""
+
+    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
+
+    precision: Precision = "bf16"
+    recompute: Recompute = "none"
+    engine_options: EngineOptions = field(default_factory=EngineOptions)
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables for the framework's processes, such as NCCL_*; never data of ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileSchedule:
+    """Steps in torch.profiler's terms."""
+
+    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
+
+    wait: int = 1
+    warmup: int = 1
+    active: int = 5
+    repeat: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilingConfig:
+    """The Kineto profiler on rank 0."""
+
+    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
+
+    enabled: bool = False
+    export_chrome_trace: bool = True
+    profile_memory: bool = True
+    with_stack: bool = True
+    with_flops: bool = True
+    record_shapes: bool = True
+    schedule: ProfileSchedule = field(default_factory=ProfileSchedule)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkingConfig:
+    """How runs are measured and kept apart."""
+
+    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
+
+    flops_convention: FlopsConvention = "causal"
+    warmup_steps: int | Literal["auto"] = "auto"
+    """Steps left out at the start; auto: found in the data by change-point."""
+    cooldown_seconds: float | Literal["auto"] = "auto"
+    """Between runs and models; auto: 20 on a GPU, 0 on a CPU."""
+    startup_timeout_seconds: float = 900.0
+    """Until the first step ends."""
+    hang_factor: float = 10.0
+    """A run without a new step for this many median steps (and at least hang_minimum_seconds) is hung."""
+    hang_minimum_seconds: float = 120.0
+    run_timeout_seconds: float | None = None
+    cloud_costs: dict[str, float] = field(default_factory=dict)
+    """Accelerator name -> price of one GPU hour, in your currency."""
+
+
+Strategy = dict[str, dict[PlatformName, LayoutConfig]]
+"""Model key -> platform -> layout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """All of config.yaml."""
+
+    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
+
+    experiment: ExperimentConfig = field(default_factory=ExperimentConfig)
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    models: dict[str, ModelConfig]
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    parallelism: dict[str, Strategy]
+    platform_optimizations: dict[PlatformName, PlatformOptimizations] = field(default_factory=dict)
+    profiling: ProfilingConfig = field(default_factory=ProfilingConfig)
+    benchmarking: BenchmarkingConfig = field(default_factory=BenchmarkingConfig)

@@ -1,0 +1,63 @@
+"""What an engine is: two pure functions, from a plan to a command and from a line of its log to fields."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tprimat.plan.schema import RunPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A process to start."""
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Added to the parent's environment."""
+    directory: str | None = None
+    """Working directory; None: the parent's."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Path -> text to write before the start, such as a generated experiment file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineFields:
+    """What one line of a training log says. None: not on this line. Units are SI, whatever the log prints."""
+
+    step: int | None = None
+    total_steps: int | None = None
+    step_seconds: float | None = None
+    tokens_per_second_per_gpu: float | None = None
+    model_flops_per_second_per_gpu: float | None = None
+    loss: float | None = None
+    grad_norm: float | None = None
+    learning_rate: float | None = None
+    global_batch_sequences: int | None = None
+    consumed_sequences: int | None = None
+    skipped_steps: int | None = None
+    nan_steps: int | None = None
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    device_used_bytes: int | None = None
+    """All memory in use on the device, other processes included: no peak of ours."""
+    power_watts: float | None = None
+    evidence: Mapping[str, object] = field(default_factory=dict)
+    """Field of record.schema.Evidence -> value, where the line tells what the framework runs."""
+    accelerator: str | None = None
+    software: Mapping[str, str] = field(default_factory=dict)
+    finished: bool = False
+    """The line says that training is done."""
+
+
+class Engine(Protocol):
+    """One framework that can be started."""
+
+    name: str
+
+    def command(self, plan: RunPlan) -> Command:
+        """The exact process that carries out the plan. Pure: touches no file and no device."""
+        ...
+
+    def read_line(self, text: str) -> LineFields | None:
+        """What a line of the log says; None for lines that say nothing."""
+        ...

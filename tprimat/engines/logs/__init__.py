@@ -1,0 +1,1 @@
+"""Dialects of training logs that are read and never started."""

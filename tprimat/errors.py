@@ -1,0 +1,46 @@
+"""What went wrong, said so that a user can mend it: what, where, why, and what to try."""
+
+
+class UserError(Exception):
+    """A mistake that the user can mend. The command line prints it without a traceback and exits 2.
+
+    Args:
+        what: one sentence that names the offending thing and its value.
+        where: place in a file or on the command line, such as "config.yaml:84 parallelism.tensor".
+        why: the rule that is broken.
+        fix: what to try, concrete enough to copy.
+    """
+
+    def __init__(self, what: str, *, where: str | None = None, why: str | None = None, fix: str | None = None) -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.why = why
+        self.fix = fix
+
+    def __str__(self) -> str:
+        rows = [self.what]
+        for label, text in (("at", self.where), ("why", self.why), ("try", self.fix)):
+            if text:
+                rows.append(f"  {label:<5} " + text.replace("\n", "\n" + " " * 8))
+        return "\n".join(rows)
+
+
+class ConfigError(UserError):
+    """The configuration, a flag or an environment variable asks for something that cannot be."""
+
+
+class LayoutError(ConfigError):
+    """The model, the batch or the ranks cannot be split as asked."""
+
+
+class RecordError(UserError):
+    """A result file is missing, damaged, or not what its schema says."""
+
+
+class MetricError(UserError):
+    """A metric cannot be computed from what was measured."""
+
+
+class LaunchError(UserError):
+    """A run cannot be started here: no such program, no such engine, no room, no permission."""

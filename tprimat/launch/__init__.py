@@ -1,0 +1,1 @@
+"""Starts a command, watches it, stops it, and says how it ended."""

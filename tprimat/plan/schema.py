@@ -1,0 +1,103 @@
+"""What a run will do: the one document that goes into a worker (plan.json)."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from tprimat.config.schema import (
+    EngineName,
+    EngineOptions,
+    OptimizerConfig,
+    PlatformName,
+    Precision,
+    ProfilingConfig,
+    Recompute,
+    Size,
+)
+from tprimat.facts.models import ModelShape
+
+PLAN_VERSION = 1
+REFUSE_UNKNOWN_KEYS: dict[str, Any] = {"extra": "forbid"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How one model is split over ranks. All degrees are known, the data-parallel one derived."""
+
+    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
+
+    tensor: int = 1
+    """Ranks that share every matrix."""
+    pipeline: int = 1
+    """Stages that share the layers."""
+    virtual_pipeline: int | None = None
+    """Model chunks on each stage; None without interleaving."""
+    context: int = 1
+    """Ranks that share every sequence."""
+    expert: int = 1
+    """Ranks that share the experts."""
+    data: int = 1
+    """Replicas: what is left over."""
+    sequence_parallel: bool = False
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return self.tensor * self.pipeline * self.context * self.data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What one optimizer step trains on."""
+
+    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
+
+    micro_batch_sequences: int | Literal["auto"]
+    global_batch_sequences: int
+    sequence_tokens: int
+    accumulation_steps: int | None
+    """Micro-batches of one replica in a step; None while the micro-batch is still to be found."""
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Over all ranks."""
+        return self.global_batch_sequences * self.sequence_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """Everything that a worker needs to know."""
+
+    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
+
+    plan_version: int = PLAN_VERSION
+    run_id: str
+    model: str
+    """Key in config.yaml."""
+    shape: ModelShape
+    size: Size
+    nemo_recipe: str | None = None
+    primus_config: str | None = None
+    strategy: str
+    engine: EngineName
+    engine_reason: str
+    """Why this engine, in words."""
+    platform: PlatformName
+    nodes: int
+    gpus_per_node: int
+    layout: Layout
+    batch: Batch
+    steps: int
+    precision: Precision
+    recompute: Recompute
+    dataset: str
+    """mock or text:PATH."""
+    tokenizer: str | None
+    seed: int
+    optimizer: OptimizerConfig
+    engine_options: EngineOptions
+    profiling: ProfilingConfig
+    environment: dict[str, str]
+    run_directory: str
+    """Where run.json, steps.jsonl and plan.json of this run stand."""
+    output_directory: str
+    """Where benchmark_*.json, training_*.log and profiles stand."""

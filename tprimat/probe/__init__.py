@@ -1,0 +1,1 @@
+"""One benchmark an operation: what this machine reaches on the bare operations."""

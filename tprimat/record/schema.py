@@ -1,0 +1,302 @@
+"""What happened: the records that runs leave behind. Plain data, SI units, None where a value is absent."""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from tprimat.facts.models import ModelShape
+
+SCHEMA_VERSION = 1
+
+Outcome = Literal["running", "completed", "out_of_memory", "timed_out", "hung", "interrupted", "diverged", "failed"]
+Clock = Literal["step_end", "framework"]
+Platform = Literal["cuda", "rocm", "cpu"]
+
+REFUSE_UNKNOWN_KEYS: dict[str, Any] = {"extra": "forbid"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One optimizer step, as all ranks together saw it."""
+
+    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
+
+    step: int
+    """Counts from 1."""
+    step_seconds: float
+    """From the end of the step before to the end of this one, on the slowest rank: device work and data loading included."""
+    tokens: int | None = None
+    """Tokens that all ranks together trained on in this step."""
+    loss: float | None = None
+    grad_norm: float | None = None
+    learning_rate: float | None = None
+    finite: bool = True
+    """Loss and gradient norm are finite numbers."""
+    peak_allocated_bytes: int | None = None
+    """Maximum inside the step, on the worst rank."""
+    peak_reserved_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """The hardware that a run used, as the machine itself names it."""
+
+    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
+
+    platform: Platform
+    accelerator: str | None
+    """Device name as torch or the vendor's SMI tool reports it; the processor's name on a CPU; None when a log does not tell."""
+    gpus_per_node: int | None
+    """Ranks on one node; on a CPU these are processes."""
+    nodes: int | None
+    memory_bytes: int | None = None
+    """Of one accelerator."""
+    power_limit_watts: float | None = None
+    driver: str | None = None
+
+    @property
+    def gpus(self) -> int | None:
+        """World size, None when unknown."""
+        return None if self.gpus_per_node is None or self.nodes is None else self.gpus_per_node * self.nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What the running framework, or its log, said that it ran. None: it did not say."""
+
+    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
+
+    source: Literal["running_framework", "log"]
+    world_size: int | None = None
+    tensor_parallel: int | None = None
+    pipeline_parallel: int | None = None
+    virtual_pipeline: int | None = None
+    context_parallel: int | None = None
+    expert_parallel: int | None = None
+    data_parallel: int | None = None
+    sequence_parallel: bool | None = None
+    micro_batch_sequences: int | None = None
+    global_batch_sequences: int | None = None
+    sequence_tokens: int | None = None
+    tokens_per_step: int | None = None
+    parameter_dtype: str | None = None
+    """Of the weights that the forward pass multiplies with, such as 'bfloat16'."""
+    matmul_dtype: str | None = None
+    """What the matrix units really ran: bf16, fp8, fp16, tf32, fp32."""
+    gradient_dtype: str | None = None
+    parameters: int | None = None
+    """Counted over all ranks, each weight once."""
+    attention: str | None = None
+    transformer_engine: bool | None = None
+    optimizer: str | None = None
+    data: str | None = None
+    notes: tuple[str, ...] = ()
+    """Anything a reader must know, such as 'CPU-redirected, not a measure of speed'."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPrediction:
+    """Bytes on the worst rank."""
+
+    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    workspace: int
+
+    @property
+    def total(self) -> int:
+        """Bytes in all."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.workspace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What was expected before the launch, kept beside what was measured."""
+
+    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
+
+    memory_bytes: MemoryPrediction | None = None
+    step_seconds: float | None = None
+    assumptions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSource:
+    """The log file that a record was parsed from."""
+
+    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
+
+    path: str
+    sha256: str | None = None
+    dialect: str | None = None
+    truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """One training run: what was asked, what ran, how it ended. Its steps stand beside it in steps.jsonl."""
+
+    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
+
+    schema_version: int = SCHEMA_VERSION
+    run_id: str
+    model: str
+    """Key in config.yaml, such as llama."""
+    size: Literal["full", "tiny"] = "full"
+    shape: ModelShape | None = None
+    strategy: str | None
+    engine: str
+    matmul_dtype: str | None
+    """What really ran where evidence tells; otherwise what was asked for."""
+    recompute: Literal["none", "selective", "full"] | None = None
+    tensor_parallel: int | None
+    pipeline_parallel: int | None
+    virtual_pipeline: int | None = None
+    context_parallel: int | None = None
+    expert_parallel: int | None = None
+    data_parallel: int | None
+    micro_batch_sequences: int | None
+    global_batch_sequences: int | None
+    sequence_tokens: int | None
+    seed: int | None = None
+    machine: Machine
+    software: dict[str, str] = field(default_factory=dict)
+    """Package or driver -> version."""
+    started_at: str | None
+    """ISO 8601, UTC."""
+    ended_at: str | None = None
+    clock: Clock
+    outcome: Outcome
+    exit_code: int | None = None
+    cause: str | None = None
+    """One line: why the run did not complete."""
+    hint: str | None = None
+    """One line: what to try next."""
+    evidence: Evidence | None = None
+    mismatches: tuple[str, ...] = ()
+    """Where evidence contradicts what was asked. Not empty: no analysis counts the run."""
+    prediction: Prediction | None = None
+    engine_options: dict[str, Any] = field(default_factory=dict)
+    source: LogSource | None = None
+    command: tuple[str, ...] = ()
+    """The user's command line that made the run."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether an analysis may count the run."""
+        return self.outcome == "completed" and not self.mismatches
+
+    @property
+    def accumulation_steps(self) -> int | None:
+        """Micro-batches that one data-parallel rank runs in a step."""
+        parts = (self.global_batch_sequences, self.micro_batch_sequences, self.data_parallel)
+        if None in parts:
+            return None
+        whole, micro, ranks = (part for part in parts if part is not None)
+        return whole // (micro * ranks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TelemetrySample:
+    """One reading of one accelerator while a run was under way."""
+
+    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
+
+    at_seconds: float
+    """Since the run's started_at."""
+    gpu: int
+    power_watts: float | None = None
+    clock_hertz: float | None = None
+    temperature_celsius: float | None = None
+    utilization: float | None = None
+    """0..1, of the compute units."""
+    throttle_reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeRecord:
+    """One operation, timed. All samples are kept."""
+
+    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
+
+    schema_version: int = SCHEMA_VERSION
+    kind: str
+    """gemm, attention_forward, attention_backward, all_reduce, copy, mlp_step, ..."""
+    variant: str | None = None
+    """Library, backend or call: 'F.linear', 'cudnn', 'hipblaslt'."""
+    shape: dict[str, int]
+    """Dimension or message size in bytes -> value."""
+    dtype: str
+    seconds: tuple[float, ...]
+    flop: int | None = None
+    """In one repetition."""
+    bytes: int | None = None
+    """Moved in one repetition."""
+    machine: Machine
+    software: dict[str, str] = field(default_factory=dict)
+    started_at: str
+    clock_hertz: float | None = None
+    power_watts: float | None = None
+    error: str | None = None
+    """Why there are no samples, such as a backend that is not available."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A number with its spread."""
+
+    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
+
+    value: float
+    low: float | None
+    """Lower end of the 95 % interval; None when there is a single sample."""
+    high: float | None
+    samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """The steady steps of a run, both ends included, and what was left out."""
+
+    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
+
+    first_step: int
+    last_step: int
+    steps: int
+    outliers: int
+    """Steps inside the window further than 3 scaled MAD from the median. They stay in throughput."""
+    rule: str
+    """In words, why the window starts where it does."""
+    drift_per_step: float | None = None
+    """Relative change of step time per step where a trend test is significant at 5 %, else None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunMetrics:
+    """Derived from a run and its steps by analyze/metrics.py, nowhere else."""
+
+    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
+
+    window: Window
+    step_seconds: Estimate
+    """Median step time with its bootstrap interval."""
+    step_seconds_mad: float
+    """Scaled median absolute deviation of the step times."""
+    tokens_per_second: float | None
+    tokens_per_second_per_gpu: Estimate | None
+    flop_per_token: float | None
+    flops_convention: Literal["causal", "full", "6n"]
+    model_flops_per_second_per_gpu: Estimate | None
+    peak_dense_flops: float | None
+    mfu: Estimate | None
+    mfu_absent_because: str | None
+    share_of_measured_gemm: float | None = None
+    peak_memory_bytes: int | None
+    """Peak allocated on the worst rank inside the window."""
+    peak_reserved_bytes: int | None = None
+    final_loss: float | None
+    joules_per_token: float | None = None
+    cost_per_million_tokens: float | None = None
+    warnings: tuple[str, ...] = ()

@@ -1,0 +1,1 @@
+"""What runs inside torchrun. The only stage, with probe, that imports torch."""

@@ -1,0 +1,71 @@
+"""Numbers to text. The only module that formats; everything before it is SI and unrounded.
+
+Absent values print as an en dash, never as 0 or N/A.
+"""
+
+import math
+
+ABSENT = "–"
+
+GIBIBYTE = 2**30
+
+SI_PREFIXES = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0), ("m", 1e-3), ("µ", 1e-6), ("n", 1e-9))
+
+
+def count(value: float | None) -> str:
+    """1234567 -> '1,234,567'."""
+    return ABSENT if value is None else f"{value:,.0f}"
+
+
+def si(value: float | None, unit: str = "") -> str:
+    """Three significant digits with an SI prefix: 8030261248 -> '8.03 G'; 0.0042, 's' -> '4.20 ms'."""
+    if value is None:
+        return ABSENT
+    if value == 0:
+        return f"0 {unit}".rstrip()
+    prefix, scale = next((step for step in SI_PREFIXES if abs(value) >= step[1] * 0.9995), SI_PREFIXES[-1])
+    return f"{significant(value / scale)} {prefix}{unit}".rstrip()
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """Fixed-point text with at least `digits` significant digits; whole parts are never rounded away."""
+    if value == 0:
+        return "0"
+    decimals = digits - 1 - math.floor(math.log10(abs(value)))
+    return f"{value:,.{max(0, decimals)}f}"
+
+
+def teraflops(flop_per_second: float | None) -> str:
+    """FLOP/s -> '501.2 TFLOP/s'; small rates keep their prefix."""
+    if flop_per_second is None:
+        return ABSENT
+    if flop_per_second < 1e11:
+        return si(flop_per_second, "FLOP/s")
+    return f"{flop_per_second / 1e12:,.1f} TFLOP/s"
+
+
+def gibibytes(size: float | None) -> str:
+    """Bytes -> '54.0 GiB'; under a tenth of a GiB in MiB."""
+    if size is None:
+        return ABSENT
+    if size < GIBIBYTE / 10:
+        return f"{size / 2**20:,.1f} MiB"
+    return f"{size / GIBIBYTE:,.1f} GiB"
+
+
+def percent(fraction: float | None, digits: int = 1) -> str:
+    """0.383 -> '38.3 %'."""
+    return ABSENT if fraction is None else f"{fraction * 100:.{digits}f} %"
+
+
+def seconds(value: float | None) -> str:
+    """A step or a wait: '842 µs', '59.1 ms', '3.10 s', '4 min 10 s', '2 h 05 min'."""
+    if value is None:
+        return ABSENT
+    if abs(value) < 60:
+        return si(value, "s")
+    minutes, rest = divmod(round(value), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"

@@ -9,7 +9,7 @@ from tprimat import units
         (units.count(1234567.4), "1,234,567"),
         (units.si(8030261248), "8.03 G"),
         (units.si(0.0042, "s"), "4.20 ms"),
-        (units.si(9995, "tokens/s"), "10.00 ktokens/s"),
+        (units.si(9990, "tokens/s"), "9.99 ktokens/s"),
         (units.si(0, "s"), "0 s"),
         (units.teraflops(501.2e12), "501.2 TFLOP/s"),
         (units.teraflops(3.2e9), "3.20 GFLOP/s"),

@@ -1,4 +1,4 @@
-"""What a user may ask for: config.yaml as frozen dataclasses. Defaults here are the documented ones; config.yaml states them again.
+"""What a user may ask for: config.yaml as frozen dataclasses, with the documented defaults.
 
 Units: tokens, sequences, seconds, fractions 0..1. Unknown keys are refused by the loader.
 """

@@ -282,6 +282,9 @@ class RunMetrics:
     window: Window
     step_seconds: Estimate
     """Median step time with its bootstrap interval."""
+    mean_step_seconds: float
+    """sum(step_seconds) / steps: what throughput is made of."""
+    steps_per_second: float
     step_seconds_mad: float
     """Scaled median absolute deviation of the step times."""
     tokens_per_second: float | None

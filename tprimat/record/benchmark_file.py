@@ -1,0 +1,118 @@
+"""benchmark_{cuda|rocm|cpu}_{model}.json: the file that TPrimat's users know, written from the record by one function.
+
+The familiar keys come first; `run`, `metrics` and `steps` beside them are the records themselves, in SI units.
+`raw_memory_values` are GB (1e9 bytes), peak allocated inside the step on the worst rank.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from tprimat.errors import RecordError
+from tprimat.record.files import adapter, as_document, explain, read_text, write_atomically
+from tprimat.record.schema import SCHEMA_VERSION, RunMetrics, RunRecord, StepRecord
+
+PLATFORM_CODES = {"cuda": "nvd", "rocm": "amd", "cpu": "cpu"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """A run with its steps, wherever they came from."""
+
+    run: RunRecord
+    steps: tuple[StepRecord, ...]
+    path: Path
+    """File or folder that it was read from."""
+
+
+def benchmark_file_name(run: RunRecord) -> str:
+    """benchmark_cuda_llama.json and its like."""
+    return f"benchmark_{run.machine.platform}_{run.model}.json"
+
+
+def benchmark_document(run: RunRecord, steps: Sequence[StepRecord], metrics: RunMetrics | None) -> dict[str, Any]:
+    """The file's content. Without metrics (no steady step was measured) the metrics are null."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "platform": PLATFORM_CODES[run.machine.platform],
+        "gpu_info": {
+            "device_name": run.machine.accelerator,
+            "device_count": run.machine.gpus,
+            "software_stack": run.machine.platform,
+            "framework": run.engine,
+        },
+        "parallelism_config": {
+            "tensor_model_parallel_size": run.tensor_parallel,
+            "pipeline_model_parallel_size": run.pipeline_parallel,
+            "virtual_pipeline_model_parallel_size": run.virtual_pipeline,
+            "context_parallel_size": run.context_parallel,
+            "data_parallel_size": run.data_parallel,
+            "gradient_accumulation_steps": run.accumulation_steps,
+            "strategy_name": run.strategy,
+        },
+        "training_config": {
+            "micro_batch_size": run.micro_batch_sequences,
+            "global_batch_size": run.global_batch_sequences,
+            "sequence_length": run.sequence_tokens,
+            "num_gpus": run.machine.gpus,
+            "precision": run.matmul_dtype,
+        },
+        "performance_metrics": _performance(metrics),
+        "raw_step_times": [step.step_seconds for step in steps],
+        "raw_loss_values": [step.loss for step in steps],
+        "raw_memory_values": [None if step.peak_allocated_bytes is None else step.peak_allocated_bytes / 1e9 for step in steps],
+        "raw_learning_rates": [step.learning_rate for step in steps],
+        "run": as_document(run),
+        "metrics": None if metrics is None else as_document(metrics),
+        "steps": [as_document(step) for step in steps],
+    }
+
+
+def _performance(metrics: RunMetrics | None) -> dict[str, Any] | None:
+    if metrics is None:
+        return None
+    per_gpu, flops, mfu = metrics.tokens_per_second_per_gpu, metrics.model_flops_per_second_per_gpu, metrics.mfu
+    return {
+        "tokens_per_second": metrics.tokens_per_second,
+        "tokens_per_second_per_gpu": None if per_gpu is None else per_gpu.value,
+        "avg_step_time_seconds": metrics.mean_step_seconds,
+        "median_step_time_seconds": metrics.step_seconds.value,
+        "steps_per_second": metrics.steps_per_second,
+        "tflops_per_gpu": None if flops is None else flops.value / 1e12,
+        "mfu": None if mfu is None else mfu.value,
+        "steps_measured": metrics.window.steps,
+    }
+
+
+def write_benchmark_file(path: Path, run: RunRecord, steps: Sequence[StepRecord], metrics: RunMetrics | None) -> None:
+    """Write the document atomically.
+
+    Raises:
+        RecordError: the folder cannot be written.
+    """
+    write_atomically(path, json.dumps(benchmark_document(run, steps, metrics), indent=2, allow_nan=False) + "\n")
+
+
+def read_benchmark_file(path: Path) -> RunResult:
+    """A file that this project wrote. Files of other makers are read by record/foreign.py.
+
+    Raises:
+        RecordError: not JSON, or without the records of this schema version.
+    """
+    try:
+        document = json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise RecordError(f"{path} is not JSON.", where=f"{path}:{error.lineno}", why=error.msg) from error
+    if not isinstance(document, dict) or "run" not in document or "steps" not in document:
+        raise RecordError(f"{path} holds no run of ours.", where=str(path), why="The keys 'run' and 'steps' are missing.")
+    try:
+        run = adapter(RunRecord).validate_python(document["run"])
+        steps = adapter(tuple[StepRecord, ...]).validate_python(document["steps"])
+    except ValidationError as error:
+        what = f"{path} does not fit schema version {SCHEMA_VERSION}."
+        raise RecordError(what, where=str(path), why=explain(error)) from error
+    return RunResult(run=run, steps=steps, path=path)

@@ -1,0 +1,117 @@
+"""Dataclasses to JSON files and back, so that a reader never sees half a file and an error names its place."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from tprimat.errors import RecordError
+
+T = TypeVar("T")
+
+
+_adapters: dict[Any, TypeAdapter[Any]] = {}
+
+
+def adapter(kind: type[T]) -> TypeAdapter[T]:
+    """The reader and writer of one dataclass (pydantic's); building it costs milliseconds, so it is kept."""
+    if kind not in _adapters:
+        _adapters[kind] = TypeAdapter(kind)
+    return _adapters[kind]
+
+
+def to_json(value: object, *, indent: int | None = None) -> str:
+    """One dataclass as JSON; what is not a finite number becomes null."""
+    return adapter(type(value)).dump_json(value, indent=indent).decode()
+
+
+def from_json(kind: type[T], text: str | bytes, *, where: str) -> T:
+    """One dataclass from JSON.
+
+    Raises:
+        RecordError: not JSON, unknown or missing keys, wrong types; names the first few.
+    """
+    try:
+        return adapter(kind).validate_json(text)
+    except ValidationError as error:
+        raise RecordError(f"{where} is not a valid {kind.__name__}.", where=where, why=explain(error)) from error
+
+
+def explain(error: ValidationError, most: int = 3) -> str:
+    """What pydantic found, a line each."""
+    findings = error.errors(include_url=False)
+    lines = [f"{'.'.join(str(part) for part in finding['loc']) or 'document'}: {finding['msg']}" for finding in findings[:most]]
+    if len(findings) > most:
+        lines.append(f"and {len(findings) - most} more")
+    return "\n".join(lines)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file in one step: a reader, or a crash, sees the old text or the new one, never a part.
+
+    Raises:
+        RecordError: the folder cannot be written, or the disk is full.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("w", encoding="utf8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise cannot_write(path, error) from error
+
+
+def append_line(path: Path, text: str) -> None:
+    """Add one line and hand it to the operating system: it survives a kill -9 of this process.
+
+    Raises:
+        RecordError: the file cannot be written, or the disk is full.
+    """
+    try:
+        with path.open("a", encoding="utf8") as file:
+            file.write(text + "\n")
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def cannot_write(path: Path, error: OSError) -> RecordError:
+    """The error for a file that the operating system refuses."""
+    return RecordError(
+        f"{path} cannot be written: {error.strerror or error}.",
+        where=str(path),
+        fix="free space or choose another folder with --output-dir",
+    )
+
+
+def read_text(path: Path) -> str:
+    """A whole file.
+
+    Raises:
+        RecordError: it is missing, unreadable, or not text.
+    """
+    try:
+        return path.read_text(encoding="utf8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise RecordError(f"{path} cannot be read: {reason}.", where=str(path)) from error
+
+
+def read_lines(kind: type[T], path: Path) -> Iterator[T]:
+    """The records of a .jsonl file. A last line that a crash cut short is passed over; a broken line elsewhere is an error."""
+    if not path.exists():
+        return
+    lines = read_text(path).split("\n")
+    for number, line in enumerate(lines[:-1], 1):
+        if line:
+            yield from_json(kind, line, where=f"{path}:{number}")
+
+
+def as_document(value: Any) -> Any:
+    """A dataclass as plain dictionaries, lists, numbers and text."""
+    return adapter(type(value)).dump_python(value, mode="json")

@@ -4,7 +4,9 @@ Units: tokens, sequences, seconds, fractions 0..1. Unknown keys are refused by t
 """
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, Strict
 
 from tprimat.facts.models import ModelShape
 
@@ -18,6 +20,14 @@ FlopsConvention = Literal["causal", "full", "6n"]
 
 REFUSE_UNKNOWN_KEYS: dict[str, Any] = {"extra": "forbid"}
 
+Count = Annotated[int, Strict(), Field(ge=1)]
+"""A whole number from 1; true and 2.0 are not whole numbers."""
+WholeNumber = Annotated[int, Strict(), Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Flag = Annotated[bool, Strict()]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentConfig:
@@ -27,7 +37,7 @@ class ExperimentConfig:
 
     name: str = "tprimat"
     description: str = ""
-    seed: int = 1234
+    seed: WholeNumber = 1234
     """Of weights and of the order of the data: the same losses in every layout."""
 
 
@@ -37,10 +47,10 @@ class PlatformHardware:
 
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
-    nodes: int = 1
-    gpus_per_node: int | Literal["auto"] = "auto"
+    nodes: Count = 1
+    gpus_per_node: Count | Literal["auto"] = "auto"
     """auto: as many as this machine has. On a CPU, processes."""
-    gpus_per_node_when_absent: int = 8
+    gpus_per_node_when_absent: Count = 8
     """What validate_config.py and --dry-run plan for on a machine where there is nothing to count."""
 
 
@@ -79,9 +89,9 @@ class DataConfig:
     """mock, text:PATH, or auto: real text on a CPU, mock on a GPU."""
     tokenizer: str | None = None
     """A tokenizer.json for text:PATH; bytes where absent."""
-    micro_batch_size: int | Literal["auto"] = 1
-    global_batch_size: int = 128
-    sequence_length: int = 2048
+    micro_batch_size: Count | Literal["auto"] = 1
+    global_batch_size: Count = 128
+    sequence_length: Count = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,15 +100,15 @@ class OptimizerConfig:
 
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
-    learning_rate: float = 3.0e-4
-    min_learning_rate: float = 3.0e-5
-    warmup_steps: int = 10
+    learning_rate: Positive = 3.0e-4
+    min_learning_rate: NotNegative = 3.0e-5
+    warmup_steps: WholeNumber = 10
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    weight_decay: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.95
-    epsilon: float = 1.0e-8
-    gradient_clipping: float = 1.0
+    weight_decay: NotNegative = 0.1
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.95
+    epsilon: Positive = 1.0e-8
+    gradient_clipping: NotNegative = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +117,7 @@ class DurationConfig:
 
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
-    max_steps: int = 50
+    max_steps: Count = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,16 +137,16 @@ class LayoutConfig:
 
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
-    tensor_model_parallel_size: int = 1
-    pipeline_model_parallel_size: int = 1
-    virtual_pipeline_model_parallel_size: int | None = None
-    context_parallel_size: int = 1
-    expert_model_parallel_size: int = 1
-    sequence_parallel: bool | Literal["auto"] = "auto"
+    tensor_model_parallel_size: Count = 1
+    pipeline_model_parallel_size: Count = 1
+    virtual_pipeline_model_parallel_size: Count | None = None
+    context_parallel_size: Count = 1
+    expert_model_parallel_size: Count = 1
+    sequence_parallel: Flag | Literal["auto"] = "auto"
     """auto: on when tensor_model_parallel_size is over 1."""
-    data_parallel_size: int | None = None
-    gradient_accumulation_steps: int | None = None
-    micro_batch_size: int | None = None
+    data_parallel_size: Count | None = None
+    gradient_accumulation_steps: Count | None = None
+    micro_batch_size: Count | None = None
     """Instead of training.data.micro_batch_size."""
 
 
@@ -146,12 +156,12 @@ class EngineOptions:
 
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
-    compile_layers: bool | Literal["auto"] = "auto"
+    compile_layers: Flag | Literal["auto"] = "auto"
     """torch.compile on the transformer layers; auto: on a GPU."""
-    overlap_grad_reduce: bool = True
-    overlap_param_gather: bool = True
-    distributed_optimizer: bool = True
-    fused_adam: bool | Literal["auto"] = "auto"
+    overlap_grad_reduce: Flag = True
+    overlap_param_gather: Flag = True
+    distributed_optimizer: Flag = True
+    fused_adam: Flag | Literal["auto"] = "auto"
     """torch.optim.AdamW(fused=True); auto: on a GPU."""
 
 
@@ -174,10 +184,10 @@ class ProfileSchedule:
 
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
-    wait: int = 1
-    warmup: int = 1
-    active: int = 5
-    repeat: int = 1
+    wait: WholeNumber = 1
+    warmup: WholeNumber = 1
+    active: Count = 5
+    repeat: Count = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,12 +196,12 @@ class ProfilingConfig:
 
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
-    enabled: bool = False
-    export_chrome_trace: bool = True
-    profile_memory: bool = True
-    with_stack: bool = True
-    with_flops: bool = True
-    record_shapes: bool = True
+    enabled: Flag = False
+    export_chrome_trace: Flag = True
+    profile_memory: Flag = True
+    with_stack: Flag = True
+    with_flops: Flag = True
+    record_shapes: Flag = True
     schedule: ProfileSchedule = field(default_factory=ProfileSchedule)
 
 
@@ -202,17 +212,17 @@ class BenchmarkingConfig:
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     flops_convention: FlopsConvention = "causal"
-    warmup_steps: int | Literal["auto"] = "auto"
+    warmup_steps: WholeNumber | Literal["auto"] = "auto"
     """Steps left out at the start; auto: found in the data by change-point."""
-    cooldown_seconds: float | Literal["auto"] = "auto"
+    cooldown_seconds: NotNegative | Literal["auto"] = "auto"
     """Between runs and models; auto: 20 on a GPU, 0 on a CPU."""
-    startup_timeout_seconds: float = 900.0
+    startup_timeout_seconds: Positive = 900.0
     """Until the first step ends."""
-    hang_factor: float = 10.0
+    hang_factor: Positive = 10.0
     """A run without a new step for this many median steps (and at least hang_minimum_seconds) is hung."""
-    hang_minimum_seconds: float = 120.0
-    run_timeout_seconds: float | None = None
-    cloud_costs: dict[str, float] = field(default_factory=dict)
+    hang_minimum_seconds: NotNegative = 120.0
+    run_timeout_seconds: Positive | None = None
+    cloud_costs: dict[str, Positive] = field(default_factory=dict)
     """Accelerator name -> price of one GPU hour, in your currency."""
 
 

@@ -1,0 +1,186 @@
+"""config.yaml, overrides and environment -> Config, each mistake with its line and the way out."""
+
+import dataclasses
+import difflib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from tprimat.config.schema import Config, Size
+from tprimat.config.tree import KeyPath, Tree, lay_over, parse_scalar, put, read_tree
+from tprimat.errors import ConfigError
+
+DEFAULT_FILE = Path(__file__).parent.parent.parent / "config.yaml"
+DEFAULT_STRATEGY = "minimal_communication"
+DEFAULT_OUTPUT = "./output"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedConfig:
+    """A configuration and where each of its keys came from."""
+
+    config: Config
+    tree: Tree
+    path: Path
+
+    def where(self, *path: str) -> str:
+        """The place of a key, such as "config.yaml:84 parallelism.balanced"."""
+        return self.tree.where(path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentChoices:
+    """What may come from the environment instead of a flag."""
+
+    strategy: str
+    output_directory: str
+    primus_path: str | None
+    model_logs: Mapping[str, str]
+    """Model key -> path for its log, from LLAMA_LOG and QWEN_LOG."""
+
+
+def environment_choices(environment: Mapping[str, str] | None = None) -> EnvironmentChoices:
+    """Read PARALLEL, OUTPUT_DIR, PRIMUS_PATH, LLAMA_LOG and QWEN_LOG. Empty means unset."""
+    env = os.environ if environment is None else environment
+    logs = {model: env[f"{model.upper()}_LOG"] for model in ("llama", "qwen") if env.get(f"{model.upper()}_LOG")}
+    return EnvironmentChoices(
+        strategy=env.get("PARALLEL") or DEFAULT_STRATEGY,
+        output_directory=env.get("OUTPUT_DIR") or DEFAULT_OUTPUT,
+        primus_path=env.get("PRIMUS_PATH") or None,
+        model_logs=logs,
+    )
+
+
+def load_config(path: str | Path = DEFAULT_FILE) -> Config:
+    """Read and check a configuration file.
+
+    Raises:
+        ConfigError: names the file, the line, the key, the rule and the way out.
+    """
+    return read_config(Path(path)).config
+
+
+def read_config(
+    path: Path | None = None,
+    *,
+    size: Size = "full",
+    settings: Iterable[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> LoadedConfig:
+    """Read a configuration, lay the tiny workload over it where asked, then the user's settings.
+
+    Args:
+        path: None means the config.yaml beside benchmark.py.
+        size: "tiny" lays training.tiny over training.
+        settings: "dotted.key=value" texts of --set, the last one winning.
+        environment: for ${NAME:-default}; None means the process's own.
+
+    Raises:
+        ConfigError: names the file, the line, the key, the rule and the way out.
+    """
+    file = DEFAULT_FILE if path is None else path
+    tree = read_tree(file, environment)
+    training = tree.values.get("training")
+    if isinstance(training, dict):
+        if size == "tiny":
+            lay_over(tree, ("training", "tiny"), ("training",))
+        training.pop("tiny", None)
+    for setting in settings:
+        key, separator, value = setting.partition("=")
+        if not separator or not key.strip():
+            raise ConfigError(f"--set {setting} is not KEY=VALUE.", where="--set", fix="--set training.duration.max_steps=30")
+        put(tree, key.strip().split("."), parse_scalar(value), "--set")
+    try:
+        config = TypeAdapter(Config).validate_python(tree.values)
+    except ValidationError as error:
+        raise _explained(error, tree) from error
+    return LoadedConfig(config=config, tree=tree, path=file)
+
+
+def _explained(error: ValidationError, tree: Tree) -> ConfigError:
+    """The first mistake in the order of the file, as an error that a user can act on; the others are counted."""
+    found: dict[KeyPath, list[ErrorDetails]] = {}
+    for detail in error.errors(include_url=False):
+        found.setdefault(_key_path(detail["loc"], tree.values), []).append(detail)
+    path, details = next(iter(found.items()))
+    more = f"\n({len(found) - 1} more after this one)" if len(found) > 1 else ""
+    what, why, fix = _sentences(path, details)
+    return ConfigError(what, where=tree.where(path) + more, why=why, fix=fix)
+
+
+def _key_path(location: Sequence[int | str], values: Any) -> KeyPath:
+    """The keys of a pydantic location. Names of union branches, which it mixes in, are not keys."""
+    path: list[str] = []
+    for part in location:
+        if isinstance(values, dict) and part in values:
+            values = values[part]
+            path.append(str(part))
+        elif isinstance(values, dict) and part == location[-1] and part != "[key]":
+            path.append(str(part))
+        elif isinstance(values, list) and isinstance(part, int):
+            values = values[part]
+            path.append(str(part))
+    return tuple(path)
+
+
+def _sentences(path: KeyPath, details: Sequence[ErrorDetails]) -> tuple[str, str | None, str | None]:
+    key, detail = ".".join(path), details[0]
+    if detail["loc"][-1] == "[key]":
+        return f"{path[-1]} is not a key of {'.'.join(path[:-1])}.", None, f"one of: {_wanted(detail)}"
+    if detail["type"] == "unexpected_keyword_argument":
+        known = _known_keys(path[:-1])
+        close = difflib.get_close_matches(path[-1], known, n=1)
+        fix = f"{close[0]}" if close else f"one of: {', '.join(known)}"
+        return f"{path[-1]} is not a key of {'.'.join(path[:-1]) or 'the configuration'}.", None, fix
+    if detail["type"] in {"missing", "missing_argument", "missing_keyword_only_argument"}:
+        return f"{key} is missing.", "It has no default.", f"add {path[-1]}: ..."
+    wanted = " or ".join(dict.fromkeys(_wanted(item) for item in details))
+    return f"{key} is {_shown(detail['input'])}.", f"It must be {wanted}.", None
+
+
+def _wanted(detail: ErrorDetails) -> str:
+    context = detail.get("ctx") or {}
+    if detail["type"] == "literal_error":
+        return str(context["expected"]).replace("'", "")
+    if detail["type"] in {"greater_than", "greater_than_equal", "less_than"}:
+        return detail["msg"].removeprefix("Input should be ")
+    kinds = {
+        "int": "a whole number",
+        "float": "a number",
+        "bool": "true or false",
+        "string": "text",
+        "dict": "keys with values",
+        "dataclass": "keys with values",
+    }
+    return kinds.get(detail["type"].split("_")[0], detail["msg"][0].lower() + detail["msg"][1:])
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "empty"
+    return {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
+
+
+def _known_keys(path: KeyPath) -> list[str]:
+    """Fields of the dataclass at a key path."""
+    kind: Any = Config
+    for key in path:
+        kind = _field_type(kind, key)
+    return [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
+
+
+def _field_type(kind: Any, key: str) -> Any:
+    if dataclasses.is_dataclass(kind):
+        kind = get_type_hints(kind).get(key)
+    else:
+        arguments = get_args(kind)
+        kind = arguments[1] if len(arguments) == 2 else None
+    for option in get_args(kind):
+        if dataclasses.is_dataclass(option) and not isinstance(kind, type):
+            return option if "dict" not in str(kind) else kind
+    return kind

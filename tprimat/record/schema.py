@@ -239,6 +239,8 @@ class ProbeRecord:
     started_at: str
     clock_hertz: float | None = None
     power_watts: float | None = None
+    peak_allocated_bytes: int | None = None
+    """While it was prepared and repeated, on the worst rank."""
     error: str | None = None
     """Why there are no samples, such as a backend that is not available."""
 

@@ -1,49 +1,65 @@
-"""Architectures: what a model's configuration file says of its shape."""
+"""The models that can be asked for by name, and how to make a small one of the same structure."""
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+import difflib
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from tprimat.errors import ConfigError
+from tprimat.facts.dense_models import LLAMA, QWEN
+from tprimat.facts.parameters import ParameterCount, parameters
+from tprimat.facts.shape import ModelShape, RopeScaling
+
+__all__ = ["MODELS", "ModelShape", "ParameterCount", "RopeScaling", "model_shape", "parameters", "tiny"]
+
+MODELS: Mapping[str, ModelShape] = MappingProxyType({shape.name: shape for shape in (*LLAMA, *QWEN)})
+
+TINY_HEAD_DIM = 4
+TINY_VOCABULARY = 512
+TINY_CONTEXT_TOKENS = 2048
+TINY_FFN_MULTIPLE = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RopeScaling:
-    """Llama 3.1's rescaling of rotary frequencies for long contexts."""
+def model_shape(name: str) -> ModelShape:
+    """The shape of a known model; case does not matter.
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+    Raises:
+        ConfigError: no such model; names the nearest ones.
+    """
+    shape = MODELS.get(name.lower())
+    if shape is None:
+        near = difflib.get_close_matches(name.lower(), MODELS, n=3, cutoff=0.5)
+        raise ConfigError(f"There is no model {name!r}.", why="Its shape is not in the table.", fix=", ".join(near or MODELS))
+    return shape
 
-    factor: float
-    low_frequency_factor: float
-    high_frequency_factor: float
-    original_context_tokens: int
+
+def tiny(shape: ModelShape) -> ModelShape:
+    """A model of the same structure that a processor trains in seconds.
+
+    Layers, heads, key/value heads and experts stay, so that a split over ranks is as possible, or as impossible, as for
+    the real model; widths shrink.
+    """
+    hidden = shape.heads * TINY_HEAD_DIM
+    small = replace(
+        shape,
+        name=f"{shape.name}-tiny",
+        hidden=hidden,
+        head_dim=TINY_HEAD_DIM,
+        ffn=TINY_FFN_MULTIPLE * -(-hidden * 2 // TINY_FFN_MULTIPLE),
+        vocabulary=TINY_VOCABULARY,
+        context_tokens=TINY_CONTEXT_TOKENS,
+        expert_ffn=None if shape.expert_ffn is None else TINY_FFN_MULTIPLE,
+        source=None,
+    )
+    return small if shape.kv_lora_rank is None else _with_tiny_latent_attention(small)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelShape:
-    """The dimensions of a decoder-only transformer."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
-
-    name: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    """Inner width of one (dense) feed-forward block."""
-    vocabulary: int
-    """Rows of the embedding, padding of the published checkpoint included."""
-    context_tokens: int
-    """Longest sequence that the published configuration allows."""
-    gated: bool = True
-    """SwiGLU (three matrices) instead of a plain two-matrix feed-forward."""
-    norm: str = "rmsnorm"
-    norm_epsilon: float = 1e-5
-    qkv_bias: bool = False
-    qk_norm: bool = False
-    linear_bias: bool = False
-    """Biases on every linear layer, as in GPT-3."""
-    tied_embeddings: bool = False
-    position: str = "rope"
-    """rope or learned."""
-    rope_base: float = 10000.0
-    rope_scaling: RopeScaling | None = None
+def _with_tiny_latent_attention(shape: ModelShape) -> ModelShape:
+    return replace(
+        shape,
+        q_lora_rank=4 * TINY_HEAD_DIM,
+        kv_lora_rank=2 * TINY_HEAD_DIM,
+        nope_head_dim=TINY_HEAD_DIM // 2,
+        rope_head_dim=TINY_HEAD_DIM // 2,
+        value_head_dim=TINY_HEAD_DIM,
+    )

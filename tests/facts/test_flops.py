@@ -1,0 +1,81 @@
+"""FLOP counts against published figures and against a list of matmuls written down by hand."""
+
+import pytest
+
+from tprimat.errors import ConfigError, LayoutError
+from tprimat.facts.flops import flop_per_token, gemm_shapes, seed_flop_per_token
+from tprimat.facts.models import model_shape
+
+LLAMA = model_shape("llama-3.1-8b")
+
+
+@pytest.mark.parametrize(
+    ("model", "sequence", "convention", "gigaflop"),
+    [
+        ("llama-3.1-8b", 2048, "causal", 46.64),
+        ("llama-3.1-8b", 2048, "full", 48.25),
+        ("llama-3.1-8b", 2048, "6n", 48.18),
+        ("llama-3.1-8b", 8192, "causal", 51.47),
+        ("llama-3.1-8b", 8192, "full", 57.91),
+        ("llama-3.1-8b", 8192, "6n", 48.18),
+        ("qwen-2.5-7b", 2048, "causal", 43.65),
+        ("qwen-2.5-7b", 2048, "full", 44.89),
+        ("qwen-2.5-7b", 2048, "6n", 45.69),
+    ],
+)
+def test_a_token_costs_what_other_trainers_say(model, sequence, convention, gigaflop):
+    assert flop_per_token(model_shape(model), sequence, convention) / 1e9 == pytest.approx(gigaflop, abs=0.006)
+
+
+def test_a_dense_model_costs_the_sum_of_its_matmuls():
+    """Llama 3.1 8B, 2,048 tokens, each matmul of the forward pass as (m, n, k), attention a head at a time."""
+    tokens, layers, heads = 2048, 32, 32
+    layer = [
+        (tokens, 4096, 4096),
+        (tokens, 1024, 4096),
+        (tokens, 1024, 4096),
+        (tokens, 4096, 4096),
+        (tokens, 14336, 4096),
+        (tokens, 14336, 4096),
+        (tokens, 4096, 14336),
+    ]
+    square = [(tokens, tokens, 128), (tokens, 128, tokens)]
+    weights = layers * sum(2 * m * n * k for m, n, k in layer) + 2 * tokens * 128256 * 4096
+    attention = layers * heads * sum(2 * m * n * k for m, n, k in square)
+    assert flop_per_token(LLAMA, tokens, "full") == pytest.approx(3 * (weights + attention) / tokens, rel=1e-12)
+    assert flop_per_token(LLAMA, tokens, "causal") == pytest.approx(3 * (weights + attention / 2) / tokens, rel=1e-12)
+
+
+def test_the_first_tool_counted_with_rounded_sizes():
+    assert seed_flop_per_token("llama-3.1-8b") == 48.0e9
+    assert seed_flop_per_token("qwen-2.5-7b") == 45.6e9
+    assert seed_flop_per_token("qwen3-8b") is None
+
+
+def test_the_matmuls_of_a_layer_are_split_as_megatron_splits_them():
+    shapes = {gemm.name: (gemm.m, gemm.n, gemm.k, gemm.repeats) for gemm in gemm_shapes(LLAMA, 2, 2048, 4)}
+    assert shapes == {
+        "qkv": (4096, 1536, 4096, 1),
+        "attention_output": (4096, 4096, 1024, 1),
+        "mlp_up": (4096, 7168, 4096, 1),
+        "mlp_down": (4096, 4096, 3584, 1),
+        "output": (4096, 32064, 4096, 1),
+    }
+
+
+def test_a_split_that_cuts_a_head_is_refused_with_the_reason():
+    with pytest.raises(LayoutError, match="28 attention heads"):
+        gemm_shapes(model_shape("qwen-2.5-7b"), 1, 2048, 8)
+    with pytest.raises(LayoutError, match="4 key/value heads"):
+        gemm_shapes(model_shape("qwen-2.5-7b"), 1, 2048, 7)
+
+
+@pytest.mark.parametrize("convention", ["7n", "", "FULL"])
+def test_an_unknown_convention_is_refused(convention):
+    with pytest.raises(ConfigError, match="count FLOP"):
+        flop_per_token(LLAMA, 2048, convention)
+
+
+def test_an_empty_sequence_is_refused():
+    with pytest.raises(ConfigError, match="0 tokens"):
+        flop_per_token(LLAMA, 0)

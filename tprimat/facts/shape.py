@@ -1,0 +1,108 @@
+"""What a model's configuration file says of its dimensions. The table of known models is models.py."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from tprimat.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeScaling:
+    """Llama 3.1's rescaling of rotary frequencies for long contexts."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    factor: float
+    low_frequency_factor: float
+    high_frequency_factor: float
+    original_context_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """The dimensions of a decoder-only transformer.
+
+    Dense unless `experts` is given; grouped-query attention unless `kv_lora_rank` (multi-head latent attention) is given.
+
+    Raises:
+        ConfigError: some but not all dimensions of the experts, or of latent attention, are given.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    """Of queries and keys: with latent attention nope_head_dim + rope_head_dim."""
+    ffn: int
+    """Inner width of one (dense) feed-forward block."""
+    vocabulary: int
+    """Rows of the embedding, padding of the published checkpoint included."""
+    context_tokens: int
+    """Longest sequence that the published configuration allows."""
+    gated: bool = True
+    """SwiGLU (three matrices) instead of a plain two-matrix feed-forward."""
+    norm: str = "rmsnorm"
+    norm_epsilon: float = 1e-5
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    linear_bias: bool = False
+    """Biases on every linear layer except the output layer, as in GPT-3."""
+    tied_embeddings: bool = False
+    position: str = "rope"
+    """rope or learned."""
+    rope_base: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    experts: int | None = None
+    """Routed experts in one layer; None for a dense model."""
+    experts_per_token: int | None = None
+    expert_ffn: int | None = None
+    """Inner width of one expert, routed or shared."""
+    shared_experts: int = 0
+    """Experts that every token passes, beside the routed ones."""
+    dense_first_layers: int = 0
+    """Leading layers whose feed-forward is dense although the model has experts."""
+    q_lora_rank: int | None = None
+    kv_lora_rank: int | None = None
+    nope_head_dim: int | None = None
+    """Part of a query and key head without rotary position."""
+    rope_head_dim: int | None = None
+    value_head_dim: int | None = None
+    source: str | None = None
+    """Model card, configuration file or paper of the figures."""
+
+    def __post_init__(self) -> None:
+        experts = {"experts": self.experts, "experts_per_token": self.experts_per_token, "expert_ffn": self.expert_ffn}
+        latent = {
+            "q_lora_rank": self.q_lora_rank,
+            "kv_lora_rank": self.kv_lora_rank,
+            "nope_head_dim": self.nope_head_dim,
+            "rope_head_dim": self.rope_head_dim,
+            "value_head_dim": self.value_head_dim,
+        }
+        for what, group in (("experts", experts), ("latent attention", latent)):
+            missing = [key for key, value in group.items() if value is None]
+            if missing and len(missing) < len(group):
+                raise ConfigError(
+                    f"Model {self.name} describes its {what} in part only.",
+                    why=f"{', '.join(group)} belong together.",
+                    fix=f"add {', '.join(missing)}, or remove the others",
+                )
+
+    @property
+    def moe_layers(self) -> int:
+        """Layers whose feed-forward is a mixture of experts."""
+        return 0 if self.experts is None else self.layers - self.dense_first_layers
+
+    @property
+    def dense_layers(self) -> int:
+        """Layers with one dense feed-forward block."""
+        return self.layers - self.moe_layers
+
+    @property
+    def value_dim(self) -> int:
+        """Width of one value head."""
+        return self.head_dim if self.value_head_dim is None else self.value_head_dim

@@ -34,6 +34,8 @@ class StepRecord:
     peak_allocated_bytes: int | None = None
     """Maximum inside the step, on the worst rank."""
     peak_reserved_bytes: int | None = None
+    ended_at_seconds: float | None = None
+    """Since the run's started_at, on the clock that telemetry uses: lets power readings be laid over steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,7 +285,7 @@ class RunMetrics:
 
     window: Window
     step_seconds: Estimate
-    """Median step time with its bootstrap interval."""
+    """Median step time with its 95 % interval."""
     mean_step_seconds: float
     """sum(step_seconds) / steps: what throughput is made of."""
     steps_per_second: float

@@ -1,0 +1,184 @@
+"""Statistics against scipy, and intervals against simulation: 2,000 cases each, seeded."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tprimat.analyze import statistics
+from tprimat.analyze.statistics import Sample
+
+CASES = 2000
+
+
+def normal(rng, n):
+    return 1 + 0.02 * rng.normal(size=n)
+
+
+def skewed(rng, n):
+    return np.exp(0.2 * rng.normal(size=n))
+
+
+def exponential(rng, n):
+    return 1 + 0.1 * rng.exponential(size=n)
+
+
+def autoregressive(rng, n, rho):
+    noise = rng.normal(size=n + 40) * math.sqrt(1 - rho**2)
+    series = np.zeros(n + 40)
+    for i in range(1, n + 40):
+        series[i] = rho * series[i - 1] + noise[i]
+    return series[40:]
+
+
+def covers(interval, truth):
+    return interval.low <= truth <= interval.high
+
+
+@pytest.mark.parametrize("n", [10, 11, 15, 20, 30, 50])
+@pytest.mark.parametrize(("draw", "truth"), [(normal, 1.0), (skewed, 1.0), (exponential, 1 + 0.1 * math.log(2))])
+def test_the_median_interval_covers_93_to_97_percent(n, draw, truth):
+    rng = np.random.default_rng(20 + n)
+    share = sum(covers(statistics.median_interval(draw(rng, n)), truth) for _ in range(CASES)) / CASES
+    assert 0.93 <= share <= 0.97
+
+
+@pytest.mark.parametrize("n", [10, 15, 20, 30, 50])
+@pytest.mark.parametrize(("draw", "mean"), [(normal, 1.0), (skewed, math.exp(0.02))])
+def test_the_throughput_interval_covers_93_to_97_percent(n, draw, mean):
+    rng = np.random.default_rng(n)
+    tokens = np.full(n, 4096.0)
+    share = sum(covers(statistics.ratio_of_sums(tokens, draw(rng, n)), 4096 / mean) for _ in range(CASES)) / CASES
+    assert 0.93 <= share <= 0.97
+
+
+def test_autocorrelated_steps_widen_the_intervals():
+    rng = np.random.default_rng(5)
+    share, narrow = 0, 0
+    for _ in range(CASES):
+        seconds = 1 + 0.02 * autoregressive(rng, 100, 0.5)
+        share += covers(statistics.median_interval(seconds), 1.0)
+        narrow += abs(seconds.mean() - 1) <= 1.98 * seconds.std(ddof=1) / 10
+    assert narrow / CASES < 0.8
+    assert share / CASES > 0.91
+
+
+def test_an_order_statistic_interval_matches_the_binomial_it_rests_on():
+    for n in (6, 10, 37, 200):
+        rank, weight = statistics.median_ranks(n)
+        outer = 1 - 2 * stats.binom.cdf(rank - 1, n, 0.5)
+        inner = 1 - 2 * stats.binom.cdf(rank, n, 0.5)
+        assert outer >= 0.95 > inner
+        assert 0 <= weight <= 1
+
+
+def test_a_long_sample_gives_nearly_the_same_ranks_by_either_formula():
+    rank, weight = statistics.median_ranks(200)
+    position = 201 / 2 - statistics.NORMAL_QUANTILE * math.sqrt(200) / 2
+    assert rank + weight == pytest.approx(position, abs=0.2)
+
+
+def test_one_value_has_no_interval_and_two_have_students():
+    assert statistics.median_interval(np.array([3.0])).low is None
+    assert statistics.ratio_of_sums(np.array([3.0]), np.array([1.0])).high is None
+    interval = statistics.median_interval(np.array([1.0, 2.0]))
+    low, high = stats.t.interval(0.95, 1, loc=1.5, scale=stats.sem([1.0, 2.0]))
+    assert (interval.low, interval.high) == pytest.approx((low, high), rel=1e-6)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 7, 10, 11, 14, 29, 99, 10_000])
+def test_the_t_quantile_is_scipys(freedom):
+    assert statistics.t_quantile(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=6e-5)
+
+
+def test_the_scaled_mad_is_scipys():
+    values = np.random.default_rng(3).normal(size=41)
+    assert statistics.scaled_mad(values) == pytest.approx(stats.median_abs_deviation(values, scale="normal"))
+
+
+def test_a_spike_among_equal_values_is_still_an_outlier():
+    values = np.array([3.2] * 20 + [9.0])
+    assert statistics.outliers(values).tolist() == [False] * 20 + [True]
+    assert not statistics.outliers(np.full(5, 3.2)).any()
+
+
+@pytest.mark.parametrize("n", [10, 25, 80])
+def test_drift_agrees_with_scipy_on_slope_and_significance(n):
+    rng = np.random.default_rng(n)
+    values = 1 + 0.01 * rng.normal(size=n) + 0.0003 * np.arange(n)
+    found = statistics.drift(values)
+    assert found.slope == pytest.approx(stats.theilslopes(values).slope)
+    assert found.p_value == pytest.approx(stats.kendalltau(np.arange(n), values, method="asymptotic").pvalue, abs=0.06)
+
+
+def test_ties_shrink_the_variance_as_kendall_says():
+    values = np.array([1, 1, 2, 2, 2, 3, 3, 4, 4, 4, 5, 5], dtype=float)
+    score = sum(np.sign(values[j] - values[i]) for i in range(12) for j in range(i + 1, 12))
+    variance = (12 * 11 * 29 - sum(t * (t - 1) * (2 * t + 5) for t in (2, 3, 2, 3, 2))) / 18
+    assert statistics.drift(values).p_value == pytest.approx(2 * stats.norm.sf((score - 1) / math.sqrt(variance)))
+
+
+@pytest.mark.parametrize(("rho", "most"), [(0.0, 0.06), (0.4, 0.11)])
+def test_drift_is_seldom_seen_where_there_is_none(rho, most):
+    rng = np.random.default_rng(7)
+    alarms = sum(statistics.drift(autoregressive(rng, 50, rho)).p_value < 0.05 for _ in range(CASES)) / CASES
+    assert alarms < most
+
+
+def test_drift_of_a_long_series_keeps_its_unit():
+    values = 1 + 1e-5 * np.arange(4003) + 0.001 * np.random.default_rng(0).normal(size=4003)
+    assert statistics.drift(values).slope == pytest.approx(1e-5, rel=0.02)
+
+
+def test_nothing_is_said_of_drift_below_ten_values():
+    assert statistics.drift(np.arange(9.0)) is None
+    assert statistics.drift(np.ones(12)).p_value == 1.0
+
+
+def test_autocorrelation_is_found_and_white_noise_is_left_alone():
+    rng = np.random.default_rng(11)
+    found = np.mean([statistics.autocorrelation(autoregressive(rng, 300, 0.5)) for _ in range(200)])
+    assert found == pytest.approx(0.5, abs=0.02)
+    white = [statistics.autocorrelation(rng.normal(size=50)) for _ in range(500)]
+    assert sum(value > 0 for value in white) / 500 < 0.08
+
+
+def test_cliffs_delta_is_the_mann_whitney_statistic():
+    rng = np.random.default_rng(2)
+    first, second = rng.integers(0, 9, 30).astype(float), rng.integers(2, 11, 17).astype(float)
+    u = stats.mannwhitneyu(first, second).statistic
+    assert statistics.cliffs_delta(first, second) == pytest.approx(2 * u / (30 * 17) - 1)
+
+
+def sample(rng, n=40, level=1.0, noise=0.02):
+    return Sample(tokens=np.full(n, 1000.0), seconds=level * (1 + noise * rng.normal(size=n)))
+
+
+def test_a_bootstrap_of_one_run_has_the_spread_of_the_delta_method():
+    one = sample(np.random.default_rng(4))
+    draws = statistics.bootstrap_log_throughput([one], 4000, np.random.default_rng(0))
+    interval = statistics.ratio_of_sums(one.tokens, one.seconds)
+    sigma = math.log(interval.high / interval.low) / 2 / statistics.t_quantile(39)
+    assert draws.std() == pytest.approx(sigma, rel=0.06)
+    assert draws.mean() == pytest.approx(one.log_throughput, abs=sigma / 10)
+
+
+def test_a_bootstrap_of_several_runs_sees_the_spread_between_them():
+    rng = np.random.default_rng(8)
+    runs = [sample(rng, level=level) for level in (0.9, 1.0, 1.1, 1.2)]
+    draws = statistics.bootstrap_log_throughput(runs, 4000, np.random.default_rng(0))
+    between = np.std([run.log_throughput for run in runs], ddof=1) / 2
+    assert draws.std() == pytest.approx(between, rel=0.06)
+
+
+def test_the_same_seed_gives_the_same_bootstrap():
+    runs = [sample(np.random.default_rng(1)), sample(np.random.default_rng(2))]
+    first, again = (statistics.bootstrap_log_throughput(runs, 50, np.random.default_rng(9)) for _ in range(2))
+    assert np.array_equal(first, again)
+
+
+def test_blocks_grow_with_autocorrelation_only():
+    rng = np.random.default_rng(6)
+    assert statistics.block_length(rng.normal(size=100)) == 1
+    assert statistics.block_length(autoregressive(rng, 100, 0.8)) > 4

@@ -1,0 +1,98 @@
+"""The steady window on step times of the kinds that real runs show."""
+
+import numpy as np
+import pytest
+
+from tprimat.analyze.window import steady_window, steps_inside
+from tprimat.errors import MetricError
+from tprimat.record.schema import StepRecord
+
+
+def steps_of(seconds, first=1):
+    return [StepRecord(step=i, step_seconds=float(value), tokens=1000) for i, value in enumerate(seconds, first)]
+
+
+def steady(n, seed=0, level=3.2, noise=0.01):
+    return level * (1 + noise * np.random.default_rng(seed).normal(size=n))
+
+
+def test_eight_slow_first_steps_of_fifty_are_left_out():
+    seconds = np.concatenate((np.linspace(37, 16, 8), steady(42)))
+    window = steady_window(steps_of(seconds))
+    assert (window.first_step, window.last_step, window.steps) == (9, 50, 42)
+    assert "up to step 8" in window.rule
+
+
+@pytest.mark.parametrize("slow", range(2, 9))
+def test_a_slow_stretch_only_six_percent_above_is_found(slow):
+    seconds = np.concatenate((np.full(slow, 3.2 * 1.06), steady(50 - slow)))
+    assert steady_window(steps_of(seconds)).first_step == slow + 1
+
+
+def test_one_slow_first_step_is_left_out():
+    window = steady_window(steps_of([40.0, *steady(49)]))
+    assert (window.first_step, window.steps) == (2, 49)
+
+
+def test_without_a_slow_stretch_only_step_1_is_left_out():
+    starts = [steady_window(steps_of(steady(50, seed))).first_step for seed in range(400)]
+    assert min(starts) == 2
+    assert sum(start == 2 for start in starts) / 400 > 0.93
+
+
+def test_a_late_spike_stays_in_the_window_and_is_counted():
+    seconds = steady(50)
+    seconds[19] = 60.0
+    window = steady_window(steps_of(seconds))
+    assert (window.first_step, window.outliers) == (2, 1)
+
+
+def test_a_fast_step_inside_the_slow_stretch_does_not_end_it():
+    seconds = np.concatenate(([30, 25, 20, 3.2, 18, 16, 16], steady(43)))
+    assert steady_window(steps_of(seconds)).first_step == 8
+
+
+def test_equal_step_times_are_steady():
+    window = steady_window(steps_of([2.0] * 12))
+    assert (window.first_step, window.outliers, window.drift_per_step) == (2, 0, None)
+
+
+def test_a_log_that_starts_at_step_10_keeps_its_first_line():
+    window = steady_window(steps_of(steady(20), first=10))
+    assert window.first_step == 10
+
+
+def test_a_number_leaves_out_steps_up_to_that_number():
+    steps = steps_of(steady(20))
+    window = steady_window(steps, 5)
+    assert (window.first_step, window.steps) == (6, 15)
+    assert [step.step for step in steps_inside(steps, window)] == list(range(6, 21))
+    assert steady_window(steps, 0).steps == 20
+
+
+def test_step_times_that_creep_up_are_reported_as_drift():
+    seconds = 2.0 * (1 + 0.002 * np.arange(60))
+    assert steady_window(steps_of(seconds)).drift_per_step == pytest.approx(0.002, rel=0.1)
+
+
+def test_two_steps_leave_one():
+    assert steady_window(steps_of([5.0, 3.0])).steps == 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "warmup", "text"),
+    [
+        ([], "auto", "No step was measured"),
+        ([3.0], "auto", "No steady step"),
+        ([3.0, 3.0], 7, "No steady step"),
+        ([3.0, 0.0], 0, "0.0 s"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_by_name(seconds, warmup, text):
+    with pytest.raises(MetricError, match=text):
+        steady_window(steps_of(seconds), warmup)
+
+
+def test_steps_out_of_order_are_refused():
+    with pytest.raises(MetricError, match="Step 1 follows step 2"):
+        steady_window(steps_of([1.0], first=2) + steps_of([1.0]), 0)

@@ -1,0 +1,83 @@
+"""Which steps of a run are steady, by a rule that is stated in words with every result."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+from tprimat.analyze.statistics import drift, outliers, slow_prefix
+from tprimat.errors import MetricError
+from tprimat.record.schema import StepRecord, Window
+
+Warmup = int | Literal["auto"]
+
+
+def steady_window(steps: Sequence[StepRecord], warmup: Warmup = "auto") -> Window:
+    """The steady steps of a run: everything after warm-up.
+
+    Step 1 always holds start-up (allocation, compilation, first collectives), so `auto` leaves it out in any case, and with it
+    whatever slow stretch follows (`statistics.slow_prefix`). A number leaves out the steps up to that number.
+
+    Raises:
+        MetricError: a step time is not a positive number, step numbers do not rise, or no step is left.
+    """
+    _check(steps)
+    skipped, rule = _auto(steps) if warmup == "auto" else _fixed(steps, warmup)
+    kept = steps[skipped:]
+    if not kept:
+        raise MetricError(
+            f"No steady step is left: {len(steps)} measured, {skipped} of them warm-up.",
+            why=rule,
+            fix="run more steps, or leave out fewer (warm-up 0 keeps all)",
+        )
+    seconds = np.array([step.step_seconds for step in kept])
+    trend = drift(seconds)
+    significant = trend is not None and trend.p_value < 0.05
+    return Window(
+        first_step=kept[0].step,
+        last_step=kept[-1].step,
+        steps=len(kept),
+        outliers=int(outliers(seconds).sum()),
+        rule=rule,
+        drift_per_step=trend.slope / float(np.median(seconds)) if trend is not None and significant else None,
+    )
+
+
+def steps_inside(steps: Sequence[StepRecord], window: Window) -> tuple[StepRecord, ...]:
+    """The steps that a window keeps."""
+    return tuple(step for step in steps if window.first_step <= step.step <= window.last_step)
+
+
+def _check(steps: Sequence[StepRecord]) -> None:
+    if not steps:
+        raise MetricError(
+            "No step was measured.", fix="see how the run ended; a run that fails before its first step has no speed"
+        )
+    if not all(0 < step.step_seconds < float("inf") for step in steps):
+        bad = next(step for step in steps if not 0 < step.step_seconds < float("inf"))
+        raise MetricError(
+            f"Step {bad.step} took {bad.step_seconds} s.", why="A step time is a positive, finite number of seconds."
+        )
+    for before, after in pairwise(steps):
+        if after.step <= before.step:
+            raise MetricError(
+                f"Step {after.step} follows step {before.step}.", why="Steps are recorded once each, in rising order."
+            )
+
+
+def _fixed(steps: Sequence[StepRecord], warmup: int) -> tuple[int, str]:
+    skipped = sum(step.step <= warmup for step in steps)
+    return skipped, f"steps up to {warmup} left out, as asked" if warmup > 0 else "all steps kept, as asked"
+
+
+def _auto(steps: Sequence[StepRecord]) -> tuple[int, str]:
+    startup = int(steps[0].step == 1)
+    slow = slow_prefix(np.array([step.step_seconds for step in steps[startup:]]))
+    if slow == 0:
+        if startup:
+            return 1, "step 1 left out (start-up); no slow first stretch after it"
+        return 0, f"starts at the first recorded step, {steps[0].step}; no slow first stretch"
+    last = steps[startup + slow - 1].step
+    before = "step 1 (start-up) and the slow stretch" if startup else "the slow stretch"
+    return startup + slow, f"{before} up to step {last} left out: slower than the later half by more than its noise"

@@ -1,0 +1,191 @@
+"""run_metrics against figures worked out by hand, and its reasons where a figure is absent."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from tprimat.analyze.metrics import MetricOptions, run_metrics
+from tprimat.errors import MetricError
+from tprimat.facts.models import ModelShape
+from tprimat.record.schema import Machine, RunRecord, StepRecord, TelemetrySample
+
+H100 = Machine(platform="cuda", accelerator="NVIDIA H100 80GB HBM3", gpus_per_node=8, nodes=1)
+LLAMA = ModelShape(
+    name="llama-3.1-8b",
+    layers=32,
+    hidden=4096,
+    heads=32,
+    kv_heads=8,
+    head_dim=128,
+    ffn=14336,
+    vocabulary=128256,
+    context_tokens=131072,
+)
+RUN = RunRecord(
+    run_id="r1",
+    model="llama",
+    shape=LLAMA,
+    strategy="minimal_communication",
+    engine="megatron",
+    matmul_dtype="bf16",
+    tensor_parallel=1,
+    pipeline_parallel=1,
+    data_parallel=8,
+    micro_batch_sequences=1,
+    global_batch_sequences=128,
+    sequence_tokens=2048,
+    machine=H100,
+    started_at="2026-01-01T00:00:00Z",
+    clock="step_end",
+    outcome="completed",
+)
+
+
+def steps_of(seconds, **fields):
+    ends = np.cumsum(seconds)
+    return [
+        StepRecord(step=i, step_seconds=float(s), tokens=128 * 2048, ended_at_seconds=float(end), **fields)
+        for i, (s, end) in enumerate(zip(seconds, ends, strict=True), 1)
+    ]
+
+
+def with_machine(**fields):
+    return dataclasses.replace(RUN, machine=dataclasses.replace(H100, **fields))
+
+
+KEEP = MetricOptions(warmup=0)
+
+
+def test_throughput_weighs_a_slow_step_by_what_it_cost():
+    metrics = run_metrics(RUN, steps_of([1.0, 3.0]), options=KEEP)
+    assert metrics.tokens_per_second == 2 * 128 * 2048 / 4
+    assert metrics.tokens_per_second_per_gpu.value == metrics.tokens_per_second / 8
+    assert (metrics.mean_step_seconds, metrics.steps_per_second, metrics.step_seconds.value) == (2.0, 0.5, 2.0)
+
+
+def test_the_published_h100_row_is_rebased_as_the_literature_does():
+    """59,175 tokens/s on 8 H100: 345 TFLOP/s per GPU counted causally, 34.9 % of the dense bf16 peak."""
+    metrics = run_metrics(RUN, steps_of([128 * 2048 / 59175] * 3), options=KEEP)
+    assert metrics.model_flops_per_second_per_gpu.value == pytest.approx(345e12, rel=0.002)
+    assert metrics.mfu.value == pytest.approx(0.349, abs=0.0005)
+    assert metrics.mfu_absent_because is None
+
+
+def test_the_sparse_peak_halves_mfu():
+    dense = run_metrics(RUN, steps_of([4.0] * 3), options=KEEP).mfu.value
+    sparse = run_metrics(RUN, steps_of([4.0] * 3), options=MetricOptions(warmup=0, peak="sparse")).mfu.value
+    assert sparse == pytest.approx(dense / 2)
+
+
+def test_conventions_order_as_their_definitions_do():
+    values = {
+        name: run_metrics(RUN, steps_of([4.0] * 3), options=MetricOptions(flops_convention=name)).flop_per_token
+        for name in ("causal", "full", "6n")
+    }
+    assert values["causal"] / 1e9 == pytest.approx(46.64, abs=0.01)
+    assert values["full"] / 1e9 == pytest.approx(48.25, abs=0.01)
+    assert values["6n"] / 1e9 == pytest.approx(48.2, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("run", "reason"),
+    [
+        (with_machine(platform="cpu", accelerator="EPYC 9654"), "CPU"),
+        (with_machine(accelerator="NVIDIA H900"), "NVIDIA H900"),
+        (with_machine(accelerator=None), "accelerator is not recorded"),
+        (with_machine(nodes=None), "number of GPUs"),
+        (dataclasses.replace(RUN, matmul_dtype=None), "dtype that ran"),
+        (dataclasses.replace(RUN, matmul_dtype="int2"), "int2"),
+        (dataclasses.replace(RUN, shape=None), "shape"),
+        (dataclasses.replace(RUN, sequence_tokens=None), "sequence length"),
+    ],
+)
+def test_mfu_is_absent_with_its_reason(run, reason):
+    metrics = run_metrics(run, steps_of([4.0] * 3), options=KEEP)
+    assert metrics.mfu is None
+    assert reason in metrics.mfu_absent_because
+
+
+def test_a_step_without_tokens_leaves_rates_absent_and_step_time_present():
+    steps = [dataclasses.replace(step, tokens=None) for step in steps_of([4.0] * 3)]
+    metrics = run_metrics(RUN, steps, options=KEEP)
+    assert (metrics.tokens_per_second, metrics.tokens_per_second_per_gpu, metrics.mfu) == (None, None, None)
+    assert "tokens of a step" in metrics.mfu_absent_because
+    assert metrics.step_seconds.value == 4.0
+
+
+def test_one_step_has_a_value_without_an_interval():
+    metrics = run_metrics(RUN, steps_of([4.0]), options=KEEP)
+    assert metrics.tokens_per_second_per_gpu.low is None
+    assert (metrics.step_seconds.high, metrics.step_seconds.samples) == (None, 1)
+    assert any("only 1 steady" in warning for warning in metrics.warnings)
+
+
+def test_no_step_is_an_error():
+    with pytest.raises(MetricError):
+        run_metrics(RUN, [])
+
+
+def test_an_interval_keeps_its_relative_width_in_every_unit():
+    metrics = run_metrics(RUN, steps_of(4 + 0.05 * np.random.default_rng(0).normal(size=30)))
+    rates = (metrics.tokens_per_second_per_gpu, metrics.model_flops_per_second_per_gpu, metrics.mfu)
+    widths = [rate.high / rate.low for rate in rates]
+    assert widths == pytest.approx([widths[0]] * 3)
+    assert all(rate.low < rate.value < rate.high and rate.samples == 29 for rate in rates)
+
+
+def test_memory_is_the_worst_inside_the_window_and_loss_the_last():
+    steps = [
+        dataclasses.replace(step, peak_allocated_bytes=size, loss=loss)
+        for step, size, loss in zip(steps_of([9.0, 4.0, 4.0]), (90, 50, 60), (11.0, 10.0, None), strict=True)
+    ]
+    metrics = run_metrics(RUN, steps, options=MetricOptions(warmup=1))
+    assert (metrics.peak_memory_bytes, metrics.final_loss) == (60, 10.0)
+
+
+def test_cost_and_share_of_the_ceiling_follow_from_throughput():
+    options = MetricOptions(warmup=0, cost_per_gpu_hour=3.0, gemm_ceiling_flops=794e12)
+    metrics = run_metrics(RUN, steps_of([4.0] * 3), options=options)
+    assert metrics.cost_per_million_tokens == pytest.approx(3.0 * 8 / 3600 / (128 * 2048 / 4.0) * 1e6)
+    assert metrics.share_of_measured_gemm == pytest.approx(metrics.model_flops_per_second_per_gpu.value / 794e12)
+
+
+def readings(gpus, watts=lambda at: 500.0, until=40.0):
+    return [
+        TelemetrySample(at_seconds=float(at), gpu=gpu, power_watts=watts(at))
+        for at in np.arange(0, until + 0.5, 0.5)
+        for gpu in range(gpus)
+    ]
+
+
+def test_energy_is_power_integrated_over_the_window_of_all_gpus():
+    ramp = readings(8, watts=lambda at: 100 + 10 * at)
+    metrics = run_metrics(RUN, steps_of([4.0] * 10), options=MetricOptions(warmup=2, telemetry=ramp))
+    joules = 8 * (100 * 32 + 5 * (40**2 - 8**2))
+    assert metrics.joules_per_token == pytest.approx(joules / (8 * 128 * 2048))
+
+
+@pytest.mark.parametrize(
+    ("telemetry", "reason"),
+    [(readings(7), "read on 7 GPU"), (readings(8, until=20.0), "do not span"), (readings(8)[:8], "do not span")],
+)
+def test_energy_is_absent_where_readings_are_missing(telemetry, reason):
+    metrics = run_metrics(RUN, steps_of([4.0] * 10), options=MetricOptions(telemetry=telemetry))
+    assert metrics.joules_per_token is None
+    assert any(reason in warning for warning in metrics.warnings)
+
+
+def test_energy_is_absent_where_steps_do_not_say_when_they_ended():
+    steps = [dataclasses.replace(step, ended_at_seconds=None) for step in steps_of([4.0] * 10)]
+    metrics = run_metrics(RUN, steps, options=MetricOptions(telemetry=readings(8)))
+    assert metrics.joules_per_token is None
+
+
+def test_what_a_reader_must_know_stands_in_the_warnings():
+    run = dataclasses.replace(RUN, mismatches=("tensor_parallel: asked 4, ran 1",), clock="framework")
+    seconds = [9.0, *([4.0, 4.01] * 10), 9.0]
+    hot = [TelemetrySample(at_seconds=1.0, gpu=0, throttle_reasons=("SW Thermal Slowdown",))]
+    text = "\n".join(run_metrics(run, steps_of(seconds, finite=False), options=MetricOptions(telemetry=hot)).warnings)
+    for part in ("asked 4, ran 1", "outlier", "not finite", "framework's own", "SW Thermal Slowdown"):
+        assert part in text

@@ -1,0 +1,169 @@
+"""The one place where a metric is computed. Everything that prints or draws a rate got it from `run_metrics`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from tprimat.analyze.energy import joules
+from tprimat.analyze.statistics import Interval, median_interval, ratio_of_sums, scaled_mad
+from tprimat.analyze.window import Warmup, steady_window, steps_inside
+from tprimat.facts.accelerators import peak_dense_flops
+from tprimat.facts.flops import flop_per_token
+from tprimat.record.schema import Estimate, RunMetrics, RunRecord, StepRecord, TelemetrySample, Window
+
+Convention = Literal["causal", "full", "6n"]
+
+SPARSE_FACTOR = 2
+"""Vendors' 2:4 structured sparsity doubles the advertised matrix rate (NVIDIA A100 white paper, 2020, page 32)."""
+THROTTLING = ("thermal", "power", "brake", "slowdown", "cap")
+"""Words in the throttle reasons of NVML and AMD SMI that mean a clock below what was asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricOptions:
+    """How metrics are counted. The defaults are what a fair comparison uses."""
+
+    flops_convention: Convention = "causal"
+    warmup: Warmup = "auto"
+    peak: Literal["dense", "sparse"] = "dense"
+    """sparse only to reproduce figures published against the doubled peak; no dense training reaches it."""
+    cost_per_gpu_hour: float | None = None
+    """In the user's currency."""
+    telemetry: Sequence[TelemetrySample] = ()
+    gemm_ceiling_flops: float | None = None
+    """Best matrix multiplication rate that was measured on this accelerator in this dtype, FLOP/s."""
+
+
+def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricOptions = MetricOptions()) -> RunMetrics:
+    """Every derived number of one run.
+
+    Throughput is sum(tokens) / sum(seconds) over the steady window: a ratio of sums, so a slow step weighs what it costs. Model
+    FLOP count what the model needs, not what recomputation repeats; MFU (Chowdhery et al. 2022, arXiv:2204.02311, appendix B)
+    divides them by the dense peak of the dtype that ran.
+
+    Raises:
+        MetricError: no steady step, or a damaged step time.
+    """
+    window = steady_window(steps, options.warmup)
+    kept = steps_inside(steps, window)
+    gpus = run.machine.gpus
+    rate = _throughput(kept)
+    flop, no_flop = _flop_per_token(run, options.flops_convention)
+    peak, no_peak = _peak(run, options.peak)
+    per_gpu = scaled(rate, 1 / gpus, len(kept)) if rate and gpus else None
+    flops = scaled(rate, flop / gpus, len(kept)) if rate and gpus and flop else None
+    energy, no_energy = joules(options.telemetry, kept, gpus) if gpus else (None, None)
+    tokens = sum(step.tokens or 0 for step in kept)
+    seconds = np.array([step.step_seconds for step in kept])
+    return RunMetrics(
+        window=window,
+        step_seconds=estimate(median_interval(seconds), len(kept)),
+        mean_step_seconds=float(seconds.mean()),
+        steps_per_second=1 / float(seconds.mean()),
+        step_seconds_mad=scaled_mad(seconds),
+        tokens_per_second=rate.value if rate else None,
+        tokens_per_second_per_gpu=per_gpu,
+        flop_per_token=flop,
+        flops_convention=options.flops_convention,
+        model_flops_per_second_per_gpu=flops,
+        peak_dense_flops=peak,
+        mfu=_times(flops, 1 / peak) if flops and peak else None,
+        mfu_absent_because=None if flops and peak else no_peak or no_flop or _no_rate(rate, gpus),
+        share_of_measured_gemm=flops.value / options.gemm_ceiling_flops if flops and options.gemm_ceiling_flops else None,
+        peak_memory_bytes=_largest([step.peak_allocated_bytes for step in kept]),
+        peak_reserved_bytes=_largest([step.peak_reserved_bytes for step in kept]),
+        final_loss=next((step.loss for step in reversed(steps) if step.loss is not None), None),
+        joules_per_token=energy / tokens if energy is not None and rate else None,
+        cost_per_million_tokens=_cost(options.cost_per_gpu_hour, per_gpu),
+        warnings=(*_warnings(run, kept, window), *_throttling(options.telemetry), *((no_energy,) if no_energy else ())),
+    )
+
+
+def scaled(interval: Interval, factor: float, samples: int) -> Estimate:
+    """An interval in other units."""
+    low = None if interval.low is None else interval.low * factor
+    high = None if interval.high is None else interval.high * factor
+    return Estimate(value=interval.value * factor, low=low, high=high, samples=samples)
+
+
+def estimate(interval: Interval, samples: int) -> Estimate:
+    """An interval as the record keeps it."""
+    return scaled(interval, 1.0, samples)
+
+
+def _times(number: Estimate, factor: float) -> Estimate:
+    return scaled(Interval(value=number.value, low=number.low, high=number.high), factor, number.samples)
+
+
+def _throughput(steps: Sequence[StepRecord]) -> Interval | None:
+    if any(step.tokens is None for step in steps):
+        return None
+    return ratio_of_sums(np.array([float(step.tokens or 0) for step in steps]), np.array([step.step_seconds for step in steps]))
+
+
+def _flop_per_token(run: RunRecord, convention: Convention) -> tuple[float | None, str | None]:
+    if run.shape is None:
+        return None, f"the shape of model {run.model!r} is not recorded"
+    if run.sequence_tokens is None:
+        return None, "the sequence length is not recorded"
+    return flop_per_token(run.shape, run.sequence_tokens, convention), None
+
+
+def _peak(run: RunRecord, kind: Literal["dense", "sparse"]) -> tuple[float | None, str | None]:
+    """Peak FLOP/s of one GPU, or why there is none. Never the peak of another GPU."""
+    if run.machine.platform == "cpu":
+        return None, "a CPU has no published matrix peak to compare with"
+    if run.machine.accelerator is None:
+        return None, "the accelerator is not recorded"
+    if run.matmul_dtype is None:
+        return None, "the dtype that ran is not known"
+    peak = peak_dense_flops(run.machine.accelerator, run.matmul_dtype)
+    if peak is None:
+        return None, f"no dense {run.matmul_dtype} peak is known for {run.machine.accelerator}"
+    return peak * (SPARSE_FACTOR if kind == "sparse" else 1), None
+
+
+def _no_rate(rate: Interval | None, gpus: int | None) -> str:
+    return "the tokens of a step are not recorded" if rate is None else "the number of GPUs is not recorded"
+
+
+def _largest(values: Sequence[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _cost(price: float | None, per_gpu: Estimate | None) -> float | None:
+    """Price of a GPU hour -> price of a million tokens."""
+    return None if price is None or per_gpu is None else price / (per_gpu.value * 3600) * 1e6
+
+
+def _warnings(run: RunRecord, steps: Sequence[StepRecord], window: Window) -> tuple[str, ...]:
+    found = [f"not counted: {mismatch}" for mismatch in run.mismatches]
+    if run.outcome != "completed":
+        found.append(f"the run did not complete: {run.outcome}")
+    if window.steps < 10:
+        found.append(f"only {window.steps} steady step(s); 10 or more make an interval trustworthy")
+    if window.drift_per_step is not None:
+        found.append(f"step time drifts by {window.drift_per_step:+.3%} a step (Mann-Kendall, p < 0.05)")
+    if window.outliers:
+        found.append(f"{window.outliers} of {window.steps} steady steps are outliers (3 scaled MAD); throughput includes them")
+    if not_finite := sum(not step.finite for step in steps):
+        found.append(f"{not_finite} of {window.steps} steady steps have a loss or gradient norm that is not finite")
+    if run.clock == "framework":
+        found.append("step times are the framework's own, not measured at the end of each step")
+    return tuple(found)
+
+
+def _throttling(samples: Sequence[TelemetrySample]) -> tuple[str, ...]:
+    if not samples:
+        return ()
+    slowed = [sample for sample in samples if any(word in reason for reason in _reasons(sample) for word in THROTTLING)]
+    if not slowed:
+        return ()
+    reasons = sorted({reason for sample in slowed for reason in sample.throttle_reasons})
+    return (f"clocks were held back in {len(slowed) / len(samples):.0%} of the readings: {', '.join(reasons)}",)
+
+
+def _reasons(sample: TelemetrySample) -> tuple[str, ...]:
+    return tuple(reason.lower() for reason in sample.throttle_reasons)

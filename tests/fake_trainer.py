@@ -1,0 +1,126 @@
+"""A process that behaves like a training worker, for the tests of the launcher. It does what its arguments say, in their order.
+
+    python tests/fake_trainer.py print "hello" steps 5 exit 3
+    python tests/fake_trainer.py replay tests/logs/some.log
+
+print TEXT           a line (\\n, \\r and \\xNN escapes are understood), no line end of its own
+line TEXT            the same with a line end
+replay FILE          the bytes of a log
+steps N              append N steps to $FAKE_STEPS as a worker does, going on where the last ones ended
+losses A,B,...       append a step for each loss; nan is written as null and not finite
+pace SECONDS         the time that a step takes from now on, slept and reported
+ignore NAME          ignore a signal, such as SIGTERM
+faulthandler NAME    print all stacks on a signal
+spawn detached|child start a descendant that sleeps: in a session of its own, forked twice, or as a plain child
+allocate MIB         touch that much memory
+bind PORT            listen on a port; fails as torch's store does if it is taken
+run-record FILE      copy a run.json into $FAKE_RUN
+sleep SECONDS        sleep
+raise KIND TEXT      end with a traceback
+kill NAME            end by a signal
+exit CODE            end
+"""
+
+import faulthandler
+import json
+import math
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+SLEEP = [sys.executable, "-S", "-c", "import signal, time; signal.signal(signal.SIGHUP, signal.SIG_IGN); time.sleep(600)"]
+state = {"step": 0, "pace": 0.0}
+
+
+def write_step(loss):
+    state["step"] += 1
+    time.sleep(state["pace"])
+    finite = not math.isnan(loss)
+    step = {"step": state["step"], "step_seconds": state["pace"] or 0.001, "tokens": 1000, "finite": finite}
+    step["loss"] = loss if finite else None
+    with Path(os.environ["FAKE_STEPS"]).open("a") as file:
+        file.write(json.dumps(step) + "\n")
+
+
+def write_steps(count):
+    for _ in range(int(count)):
+        write_step(5.0)
+
+
+def write_losses(losses):
+    for loss in losses.split(","):
+        write_step(float(loss))
+
+
+def replay(path):
+    sys.stdout.buffer.write(Path(path).read_bytes())
+    sys.stdout.flush()
+
+
+def listen(port):
+    server = socket.socket()
+    try:
+        server.bind(("127.0.0.1", int(port)))
+        server.listen()
+    except OSError:
+        text = f"port: {port}, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
+        sys.exit(
+            f"torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. {text}"
+        )
+    state["server"] = server
+
+
+def spawn(kind):
+    if kind == "child":
+        subprocess.Popen(SLEEP)
+    elif os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.execv(SLEEP[0], SLEEP)
+        os._exit(0)
+    else:
+        os.wait()
+
+
+def emit(text, end=b""):
+    os.write(1, text.encode("latin1").decode("unicode_escape").encode("latin1") + end)
+
+
+def fail(kind, text):
+    raise {"RuntimeError": RuntimeError, "ModuleNotFoundError": ModuleNotFoundError, "OSError": OSError}[kind](text)
+
+
+WORDS = {
+    "print": (1, emit),
+    "line": (1, lambda text: emit(text, b"\n")),
+    "replay": (1, replay),
+    "steps": (1, write_steps),
+    "losses": (1, write_losses),
+    "pace": (1, lambda seconds: state.update(pace=float(seconds))),
+    "ignore": (1, lambda name: signal.signal(getattr(signal, name), signal.SIG_IGN)),
+    "faulthandler": (1, lambda name: faulthandler.register(getattr(signal, name), all_threads=True)),
+    "spawn": (1, spawn),
+    "allocate": (1, lambda mebibytes: state.update(memory=bytearray(b"x") * (int(mebibytes) << 20))),
+    "bind": (1, listen),
+    "run-record": (1, lambda path: shutil.copy(path, os.environ["FAKE_RUN"])),
+    "sleep": (1, lambda seconds: time.sleep(float(seconds))),
+    "raise": (2, fail),
+    "kill": (1, lambda name: os.kill(os.getpid(), getattr(signal, name))),
+    "exit": (1, lambda code: sys.exit(int(code))),
+}
+
+
+def main(words):
+    while words:
+        count, do = WORDS[words[0]]
+        do(*words[1 : 1 + count])
+        words = words[1 + count :]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

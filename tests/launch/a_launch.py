@@ -1,0 +1,98 @@
+"""Starts the fake trainer through the real launcher, in this process or, as a script, in one that can be killed.
+
+python tests/launch/a_launch.py FOLDER WORD... prints the result as JSON.
+"""
+
+import dataclasses
+import json
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+
+from tprimat.engines.base import Command  # noqa: E402
+from tprimat.launch.run import run  # noqa: E402
+from tprimat.launch.schema import Launch, Limits  # noqa: E402
+from tprimat.record.schema import Machine, RunRecord  # noqa: E402
+from tprimat.record.store import RunDirectory  # noqa: E402
+
+TRAINER = (sys.executable, "-S", str(ROOT / "tests" / "fake_trainer.py"))
+
+
+class Notes:
+    """A watcher that writes down what it is told."""
+
+    def __init__(self):
+        self.lines, self.steps, self.notices, self.ends = [], [], [], []
+        self.on_line, self.on_step, self.on_notice, self.on_end = (
+            self.lines.append,
+            self.steps.append,
+            self.notices.append,
+            self.ends.append,
+        )
+
+
+def first_record(**fields):
+    absent = {f"{kind}_parallel": None for kind in ("tensor", "pipeline", "data")}
+    absent |= dict.fromkeys(("micro_batch_sequences", "global_batch_sequences", "sequence_tokens"))
+    given = {
+        "run_id": "r1",
+        "model": "llama",
+        "strategy": "minimal",
+        "engine": "megatron",
+        "matmul_dtype": None,
+        "machine": Machine(platform="cpu", accelerator="a processor", gpus_per_node=1, nodes=1),
+        "started_at": "2026-01-01T00:00:00.000+00:00",
+        "clock": "step_end",
+        "outcome": "running",
+    }
+    return RunRecord(**{**absent, **given, **fields})
+
+
+def a_launch(folder, *words, limits=None, **fields):
+    """A launch of the fake trainer; limits are far away unless given."""
+    directory = RunDirectory(Path(folder))
+    directory.path.mkdir(parents=True, exist_ok=True)
+    environment = {"FAKE_STEPS": str(directory.steps_file), "FAKE_RUN": str(directory.run_file)}
+    far = {"startup_timeout_seconds": 60.0, "hang_factor": 10.0, "hang_minimum_seconds": 60.0, "grace_seconds": 2.0}
+    given = {
+        "command": Command(argv=(*TRAINER, *map(str, words)), environment=environment),
+        "directory": directory,
+        "record": first_record(),
+        "limits": Limits(**{**far, **(limits or {})}),
+    }
+    return Launch(**{**given, **fields})
+
+
+def processes_with(word):
+    """The pids of all living processes that carry the word in their environment, zombies left out."""
+    return {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and lives_with(word, entry)}
+
+
+def lives_with(word, entry):
+    try:
+        return word.encode() in (entry / "environ").read_bytes() and (
+            (entry / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        )
+    except OSError:
+        return False
+
+
+def wait_for(condition, seconds=15.0):
+    """Until the condition holds, and no longer than needed."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def main():
+    record, result = run(a_launch(sys.argv[1], *sys.argv[2:]), Notes())
+    print(json.dumps({"record": record.outcome, "result": dataclasses.asdict(result)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

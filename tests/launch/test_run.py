@@ -1,0 +1,148 @@
+import json
+
+import pytest
+from a_launch import Notes, a_launch, first_record
+
+from tprimat.engines.base import Command
+from tprimat.errors import LaunchError
+from tprimat.launch.run import run
+from tprimat.record.files import to_json
+from tprimat.record.schema import StepRecord
+
+
+def launched(*args, **kwargs):
+    notes = Notes()
+    record, result = run(a_launch(*args, **kwargs), notes)
+    return record, result, notes
+
+
+def test_a_run_that_completes_leaves_its_steps_its_log_and_its_outcome(tmp_path, left_behind):
+    record, result, notes = launched(tmp_path, "line", "hello", "steps", 3, "line", "bye")
+    assert (record.outcome, record.exit_code, record.cause) == ("completed", 0, None)
+    assert record.ended_at is not None
+    assert [step.step for step in notes.steps] == [1, 2, 3]
+    assert tuple(notes.steps) == result.steps
+    assert notes.lines == ["hello", "bye"]
+    assert notes.ends == [result]
+    assert (tmp_path / "training.log").read_bytes() == b"hello\nbye\n"
+    assert json.loads((tmp_path / "run.json").read_text())["outcome"] == "completed"
+    assert not left_behind()
+
+
+def test_the_last_line_counts_without_its_end_and_broken_text_is_kept(tmp_path):
+    *_, notes = launched(tmp_path, "line", "\\xff\\xfe", "print", "10%\\r", "print", "20%\\r\\n", "print", "the end", "steps", 1)
+    assert notes.lines == ["\ufffd\ufffd", "10%", "20%", "the end"]
+    assert (tmp_path / "training.log").read_bytes() == b"\xff\xfe\n10%\r20%\r\nthe end"
+
+
+def test_a_log_longer_than_a_pipe_arrives_whole(tmp_path):
+    text = b"".join(b"line %d\n" % number for number in range(200_000))
+    (tmp_path / "long.log").write_bytes(text)
+    *_, notes = launched(tmp_path, "replay", tmp_path / "long.log", "steps", 1)
+    assert (tmp_path / "training.log").read_bytes() == text
+    assert len(notes.lines) == 200_000
+
+
+def test_a_failed_run_keeps_its_steps_and_says_why(tmp_path):
+    record, result, _ = launched(tmp_path, "steps", 2, "raise", "RuntimeError", "the gears broke")
+    assert (record.outcome, record.exit_code) == ("failed", 1)
+    assert "the gears broke" in record.cause
+    assert len(result.steps) == 2
+
+
+def test_what_the_worker_wrote_into_its_record_stays(tmp_path):
+    written = tmp_path / "worker.json"
+    written.write_text(to_json(first_record(matmul_dtype="bf16")))
+    record, *_ = launched(tmp_path, "run-record", written, "steps", 1, "exit", 1)
+    assert (record.matmul_dtype, record.outcome) == ("bf16", "failed")
+
+
+def test_a_worker_that_died_while_writing_its_record_does_not_hide_the_run(tmp_path):
+    (tmp_path / "half.json").write_text('{"run_id": ')
+    record, *_ = launched(tmp_path, "run-record", tmp_path / "half.json", "exit", 1)
+    assert (record.run_id, record.outcome) == ("r1", "failed")
+
+
+def test_a_full_disk_under_the_log_is_said_once_and_the_run_goes_on(tmp_path):
+    (tmp_path / "training.log").symlink_to("/dev/full")
+    record, result, notes = launched(tmp_path, "line", "one", "steps", 2, "line", "two", "steps", 2)
+    assert record.outcome == "completed"
+    assert len(result.steps) == 4
+    assert len(notes.notices) == 1
+    assert "No space left on device" in notes.notices[0]
+
+
+def test_a_log_that_cannot_be_opened_does_not_stop_the_run(tmp_path):
+    (tmp_path / "a file").write_text("")
+    record, _, notes = launched(tmp_path, "steps", 1, logs=(tmp_path / "a file" / "training_llama.log", tmp_path / "other.log"))
+    assert record.outcome == "completed"
+    assert "training_llama.log cannot be written" in notes.notices[0]
+    assert (tmp_path / "other.log").exists()
+
+
+def test_steps_are_made_from_the_log_where_the_engine_says_so(tmp_path):
+    def step_of_line(text):
+        number = text.removeprefix("iteration ")
+        return StepRecord(step=int(number), step_seconds=0.5) if number.isdigit() else None
+
+    launch = a_launch(tmp_path, "print", "iteration 1\\nnoise\\niteration 2\\n", step_of_line=step_of_line)
+    _, result = run(launch, Notes())
+    assert (
+        launch.directory.read_steps()
+        == result.steps
+        == (StepRecord(step=1, step_seconds=0.5), StepRecord(step=2, step_seconds=0.5))
+    )
+
+
+def test_steps_from_the_log_survive_a_full_disk_in_the_result(tmp_path):
+    (tmp_path / "steps.jsonl").symlink_to("/dev/full")
+    _, result, notes = launched(tmp_path, "line", "x", step_of_line=lambda text: StepRecord(step=1, step_seconds=0.5))
+    assert [step.step for step in result.steps] == [1]
+    assert len(notes.notices) == 1
+
+
+def test_a_damaged_step_is_passed_over_and_said(tmp_path):
+    (tmp_path / "steps.jsonl").write_text("")
+    command = Command(
+        argv=(
+            "sh",
+            "-c",
+            f'echo "{{}}" >> {tmp_path}/steps.jsonl; echo \'{{"step": 1, "step_seconds": 2}}\' >> {tmp_path}/steps.jsonl',
+        )
+    )
+    _, result, notes = launched(tmp_path, command=command)
+    assert [step.step_seconds for step in result.steps] == [2.0]
+    assert "passed over" in notes.notices[0]
+
+
+def test_the_files_of_a_command_are_there_before_it_starts(tmp_path):
+    path = tmp_path / "deep" / "experiment.yaml"
+    *_, notes = launched(tmp_path, command=Command(argv=("cat", str(path)), files={str(path): "a: 1\n"}))
+    assert notes.lines == ["a: 1"]
+
+
+def test_a_command_runs_where_and_with_what_it_asks_for(tmp_path):
+    command = Command(argv=("sh", "-c", "echo $COLOUR; pwd"), environment={"COLOUR": "green"}, directory="/")
+    *_, notes = launched(tmp_path, command=command)
+    assert notes.lines == ["green", "/"]
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (Command(argv=("no-such-program",)), "no-such-program cannot be started: No such file or directory."),
+        (Command(argv=("true",), directory="/no/such/folder"), "The folder /no/such/folder to start in does not exist."),
+        (Command(argv=("true",), files={"/dev/null/x": ""}), "/dev/null cannot be written"),
+    ],
+)
+def test_a_command_that_cannot_start_is_a_users_error(tmp_path, command, message):
+    with pytest.raises(LaunchError, match=message):
+        run(a_launch(tmp_path, command=command), Notes())
+
+
+def test_a_watcher_that_breaks_leaves_no_process_behind(tmp_path, left_behind):
+    notes = Notes()
+    notes.on_step = lambda step: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        run(a_launch(tmp_path, "steps", 1, "sleep", 100), notes)
+    assert not left_behind()

@@ -1,0 +1,93 @@
+import json
+import os
+import signal
+import time
+
+import pytest
+from a_launch import Notes, a_launch, wait_for
+
+from tprimat.launch.run import run
+from tprimat.record.store import RunDirectory
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_launcher_stops_the_run_and_keeps_what_was_measured(launcher, left_behind, tmp_path, number):
+    process = launcher("steps", 2, "sleep", 100)
+    wait_for(lambda: len(RunDirectory(tmp_path).read_steps()) == 2)
+    process.send_signal(number)
+    answer = json.loads(process.communicate(timeout=10)[0])
+    assert answer["record"] == "interrupted"
+    assert number.name in answer["result"]["cause"]
+    assert len(answer["result"]["steps"]) == 2
+    assert json.loads((tmp_path / "run.json").read_text())["outcome"] == "interrupted"
+    assert not left_behind()
+
+
+def test_descendants_in_sessions_of_their_own_are_stopped_too(launcher, left_behind):
+    process = launcher("spawn", "detached", "spawn", "child", "steps", 1, "sleep", 100)
+    wait_for(lambda: len(left_behind()) >= 5)  # launcher, guard, trainer and its two descendants
+    process.terminate()
+    process.communicate(timeout=10)
+    assert not left_behind()
+
+
+def test_a_trainer_that_ignores_sigterm_is_killed_after_the_grace(launcher, left_behind):
+    process = launcher("ignore", "SIGTERM", "steps", 1, "sleep", 100)
+    began = time.monotonic()
+    process.terminate()
+    answer = json.loads(process.communicate(timeout=10)[0])
+    assert 2.0 <= time.monotonic() - began < 4.0
+    assert (answer["record"], answer["result"]["exit_code"]) == ("interrupted", -signal.SIGKILL)
+    assert not left_behind()
+
+
+def test_a_second_interrupt_kills_at_once(launcher, left_behind):
+    process = launcher("ignore", "SIGTERM", "steps", 1, "sleep", 100)
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    assert json.loads(process.communicate(timeout=10)[0])["record"] == "interrupted"
+    assert time.monotonic() - began < 1.5
+    assert not left_behind()
+
+
+@pytest.mark.parametrize("stubborn", [(), ("ignore", "SIGTERM", "spawn", "detached")], ids=["docile", "stubborn"])
+def test_killing_the_launcher_ends_the_run(launcher, left_behind, stubborn):
+    process = launcher(*stubborn, "steps", 1, "sleep", 100)
+    process.kill()
+    process.communicate(timeout=10)
+    wait_for(lambda: not left_behind(), seconds=5)
+
+
+def test_whoever_outlives_a_completed_run_is_ended(tmp_path, left_behind):
+    began = time.monotonic()
+    record, _ = run(a_launch(tmp_path, "spawn", "detached", "spawn", "child", "steps", 1), Notes())
+    assert record.outcome == "completed"
+    assert time.monotonic() - began < 3.0
+    assert not left_behind()
+
+
+def test_a_trainer_that_closes_its_output_is_still_followed(tmp_path):
+    script = 'exec >&- 2>&-; echo "{\\"step\\": 1, \\"step_seconds\\": 2}" >> $FAKE_STEPS; sleep 0.3; exit 4'
+    launch = a_launch(tmp_path)
+    command = type(launch.command)(argv=("bash", "-c", script), environment=launch.command.environment)
+    _, result = run(a_launch(tmp_path, command=command), Notes())
+    assert (result.exit_code, len(result.steps)) == (4, 1)
+
+
+def test_the_handlers_for_signals_are_put_back(tmp_path):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    run(a_launch(tmp_path, "exit", 0), Notes())
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
+
+
+def test_a_hangup_that_nohup_ignores_stays_ignored(tmp_path):
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        notes = Notes()
+        notes.on_step = lambda step: os.kill(os.getpid(), signal.SIGHUP)
+        record, _ = run(a_launch(tmp_path, "steps", 1), notes)
+    finally:
+        signal.signal(signal.SIGHUP, former)
+    assert record.outcome == "completed"

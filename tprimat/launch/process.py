@@ -1,0 +1,193 @@
+"""One child process: started in a session of its own, read to its last byte, and ended with all its descendants."""
+
+import os
+import selectors
+import subprocess
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from tprimat.engines.base import Command
+from tprimat.errors import LaunchError
+from tprimat.launch import family
+from tprimat.launch.guard import Guard
+from tprimat.launch.interrupts import Interrupts
+from tprimat.launch.output import Output
+from tprimat.launch.schema import Failure, Limits
+from tprimat.launch.stop import Stop
+
+TICK_SECONDS = 0.1
+CHUNK_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a child ended."""
+
+    exit_code: int
+    """Minus the signal's number where a signal ended it."""
+    duration_seconds: float
+    stopped: Failure | None
+    """Why we ended it; None: it ended by itself."""
+
+
+class Child:
+    """A started command. Its stdout and stderr are one stream; its stdin is empty, so that no framework waits for an answer."""
+
+    def __init__(self, command: Command, grace_seconds: float) -> None:
+        self.mark = uuid.uuid4().hex
+        write_files(command)
+        try:
+            self._process = subprocess.Popen(
+                command.argv,
+                cwd=command.directory,
+                env={**os.environ, **command.environment, family.MARK: self.mark},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                bufsize=0,
+            )
+        except OSError as error:
+            raise cannot_start(command, error) from error
+        self._output = cast("BinaryIO", self._process.stdout)  # a pipe was asked for
+        self._guard = Guard(self.mark, self._process.pid, grace_seconds)
+
+    def root(self) -> int | None:
+        """The pid of the first process, None once it has ended."""
+        return self._process.pid if self._process.poll() is None else None
+
+    def members(self) -> set[int]:
+        """The pids of all processes that belong to it."""
+        return family.members(self.mark, self.root())
+
+    @property
+    def output_descriptor(self) -> int:
+        """To read from."""
+        return self._output.fileno()
+
+    def close(self) -> int:
+        """After the last process is gone.
+
+        Returns:
+            the exit code of the first process.
+        """
+        self._guard.dismiss()
+        self._output.close()
+        return self._process.wait()
+
+
+def write_files(command: Command) -> None:
+    """The files that a command needs beside it.
+
+    Raises:
+        LaunchError: one cannot be written.
+    """
+    try:
+        for name, text in command.files.items():
+            Path(name).parent.mkdir(parents=True, exist_ok=True)
+            Path(name).write_text(text, encoding="utf8")
+    except OSError as error:
+        raise LaunchError(f"{error.filename} cannot be written: {error.strerror or error}.", where=str(error.filename)) from error
+
+
+def cannot_start(command: Command, error: OSError) -> LaunchError:
+    """The error for a program that the operating system does not start."""
+    if command.directory is not None and not Path(command.directory).is_dir():
+        return LaunchError(f"The folder {command.directory} to start in does not exist.", where=command.directory)
+    return LaunchError(
+        f"{command.argv[0]} cannot be started: {error.strerror or error}.",
+        where=command.argv[0],
+        fix="install it, or name its folder in PATH",
+    )
+
+
+class Supervision:
+    """One child from its start to the end of its last process."""
+
+    def __init__(self, child: Child, output: Output, limits: Limits, interrupts: Interrupts) -> None:
+        self._child = child
+        self._output = output
+        self._limits = limits
+        self._interrupts = interrupts
+        self._stop: Stop | None = None
+        self._stopped: Failure | None = None
+        self.began = time.monotonic()
+
+    def run(self, tick: Callable[[float], Failure | None], before_stop: Callable[[Failure], None]) -> Ending:
+        """Until nobody is left.
+
+        Args:
+            tick: called about ten times a second with the time; a Failure asks for a stop.
+            before_stop: called once with that Failure while all processes still stand.
+        """
+        try:
+            self._watch(tick, before_stop)
+        finally:
+            self._leave_nobody()
+            code = self._child.close()
+        tick(time.monotonic())
+        return Ending(exit_code=code, duration_seconds=time.monotonic() - self.began, stopped=self._stopped)
+
+    def _watch(self, tick: Callable[[float], Failure | None], before_stop: Callable[[Failure], None]) -> None:
+        with selectors.DefaultSelector() as selector:
+            descriptor = self._child.output_descriptor
+            selector.register(descriptor, selectors.EVENT_READ)
+            ticked = 0.0
+            while self._stop is None or not self._stop.advance():
+                self._read(selector, descriptor)
+                now = time.monotonic()
+                if now - ticked < TICK_SECONDS:
+                    continue
+                ticked = now
+                verdict = tick(now)
+                if verdict is not None and self._stop is None:
+                    before_stop(verdict)
+                    self._begin_stop(verdict)
+                self._obey()
+            self._drain(selector, descriptor)
+
+    def _leave_nobody(self) -> None:
+        """Normally there is nobody; after an error of ours the run must not stay behind either."""
+        if self._child.members():
+            stop = Stop(self._child.mark, self._child.root, grace_seconds=0.0)
+            while not stop.advance():
+                time.sleep(TICK_SECONDS / 2)
+
+    def _obey(self) -> None:
+        """Signals to the launcher, and the end of the first process: whoever it left behind is ended too."""
+        if self._interrupts.count and self._stopped is None:
+            cause = f"Stopped by {self._interrupts.name}."
+            self._begin_stop(Failure(outcome="interrupted", cause=cause))
+        if self._interrupts.count > 1 and self._stop is not None:
+            self._stop.kill()
+        if self._stop is None and self._child.root() is None:
+            self._stop = Stop(self._child.mark, self._child.root, self._limits.grace_seconds)
+
+    def _begin_stop(self, why: Failure) -> None:
+        if self._stop is None:
+            self._stopped = why
+            self._stop = Stop(self._child.mark, self._child.root, self._limits.grace_seconds)
+
+    def _read(self, selector: selectors.BaseSelector, descriptor: int) -> bool:
+        """One chunk of output, waiting a moment for it; False when there is none."""
+        if not selector.get_map():  # closed by the child, which may go on without it
+            time.sleep(TICK_SECONDS / 2)
+            return False
+        if not selector.select(TICK_SECONDS / 2):
+            return False
+        chunk = os.read(descriptor, CHUNK_BYTES)
+        if chunk:
+            self._output.feed(chunk)
+        else:
+            selector.unregister(descriptor)
+        return bool(chunk)
+
+    def _drain(self, selector: selectors.BaseSelector, descriptor: int) -> None:
+        """What the processes wrote before they ended. Whoever still holds the pipe is none of ours: it is not waited for."""
+        while selector.get_map() and self._read(selector, descriptor):
+            pass
+        self._output.close()

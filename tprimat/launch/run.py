@@ -1,0 +1,127 @@
+"""One run from its first record to its last."""
+
+import dataclasses
+from collections.abc import Iterable
+from datetime import datetime, timezone
+from pathlib import Path
+
+from tprimat.errors import RecordError
+from tprimat.launch.failures import classify
+from tprimat.launch.interrupts import Interrupts
+from tprimat.launch.output import Output
+from tprimat.launch.process import Child, Ending, Supervision
+from tprimat.launch.schema import Failure, Launch, LaunchResult, Watcher
+from tprimat.launch.stacks import dump_stacks
+from tprimat.launch.steps import LoggedSteps, StepSource, WrittenSteps
+from tprimat.launch.watchdog import Watchdog
+from tprimat.record.schema import RunRecord, StepRecord
+
+MOST_ERROR_LOG_BYTES = 1 << 20
+
+
+def run(launch: Launch, watcher: Watcher) -> tuple[RunRecord, LaunchResult]:
+    """Start a run, follow it, stop it when it must be stopped, and write down how it ended.
+
+    Args:
+        launch: what to start.
+        watcher: told of every line and step while the run goes on.
+
+    Returns:
+        the record as it stands in run.json, and the result with the steps.
+
+    Raises:
+        LaunchError: the command cannot be started here.
+        RecordError: the run's folder cannot be written before the start.
+    """
+    launch.directory.write_run(launch.record)
+    result = Attempt(launch, watcher).go()
+    record = finished(launch, result)
+    try:
+        launch.directory.write_run(record)
+    except RecordError as error:
+        watcher.on_notice(error.what)
+    watcher.on_end(result)
+    return record, result
+
+
+def finished(launch: Launch, result: LaunchResult) -> RunRecord:
+    """The worker's own record, or the first one if it wrote none, with the end of the run in it."""
+    try:
+        record = launch.directory.read_run()
+    except RecordError:  # the worker died while writing, or the disk is full: what we know ourselves is still true
+        record = launch.record
+    return dataclasses.replace(
+        record,
+        outcome=result.outcome,
+        exit_code=result.exit_code,
+        cause=result.cause,
+        hint=result.hint,
+        ended_at=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+    )
+
+
+class Attempt:
+    """One start of the command."""
+
+    def __init__(self, launch: Launch, watcher: Watcher) -> None:
+        self._launch = launch
+        self._watcher = watcher
+        self._seen: list[StepRecord] = []
+        self._source: StepSource
+        if launch.step_of_line is None:
+            self._source = WrittenSteps(launch.directory.steps_file, watcher.on_notice)
+        else:
+            self._source = LoggedSteps(launch.directory, launch.step_of_line, watcher.on_notice)
+        self._output = Output((launch.directory.log_file, *launch.logs), self._on_line, watcher.on_notice)
+
+    def go(self) -> LaunchResult:
+        """Until its last process is gone."""
+        with Interrupts() as interrupts:
+            child = Child(self._launch.command, self._launch.limits.grace_seconds)
+            supervision = Supervision(child, self._output, self._launch.limits, interrupts)
+            watchdog = Watchdog(self._launch.limits, supervision.began, self._launch.planned_steps)
+
+            def tick(now: float) -> Failure | None:
+                for step in self._source.poll():
+                    self._seen.append(step)
+                    watchdog.saw_step(step.step, step.step_seconds, now)
+                    self._watcher.on_step(step)
+                return watchdog.verdict(now)
+
+            def before_stop(why: Failure) -> None:
+                if why.outcome in {"hung", "timed_out"}:
+                    self._watcher.on_notice(f"{why.cause} Stopping it.")
+                    dump_stacks(child.members(), self._launch.directory.path / "stacks.txt", self._watcher.on_notice)
+
+            ending = supervision.run(tick, before_stop)
+        return self._result(ending)
+
+    def _on_line(self, text: str) -> None:
+        self._source.on_line(text)
+        self._watcher.on_line(text)
+
+    def _result(self, ending: Ending) -> LaunchResult:
+        lines = [*self._output.tail, *error_log_lines(self._launch.error_logs)]
+        failure = ending.stopped or classify(ending.exit_code, lines, self._seen)
+        return LaunchResult(
+            outcome=failure.outcome if failure else "completed",
+            exit_code=ending.exit_code,
+            cause=failure.cause if failure else None,
+            hint=failure.hint if failure else None,
+            duration_seconds=ending.duration_seconds,
+            steps=tuple(self._seen),
+        )
+
+
+def error_log_lines(patterns: Iterable[str]) -> list[str]:
+    """The ends of further logs, rank by rank."""
+    lines = []
+    for pattern in patterns:
+        base = Path(pattern)
+        for path in sorted(Path(base.anchor or ".").glob(str(base.relative_to(base.anchor)))):
+            try:
+                data = path.read_bytes()[-MOST_ERROR_LOG_BYTES:]
+            except OSError:  # a folder, or not ours
+                continue
+            lines += data.decode("utf8", errors="replace").splitlines()
+    return lines

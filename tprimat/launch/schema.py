@@ -1,0 +1,90 @@
+"""What a launch is asked for, what it tells while it runs, and what it answers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from tprimat.engines.base import Command
+from tprimat.record.schema import Outcome, RunRecord, StepRecord
+from tprimat.record.store import RunDirectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How long a run may take to start, to make a step, and in all."""
+
+    startup_timeout_seconds: float
+    """Until the first step has ended."""
+    hang_factor: float
+    hang_minimum_seconds: float
+    run_timeout_seconds: float | None = None
+    grace_seconds: float = 6.0
+    """Between SIGTERM and SIGKILL. A stop takes at most this and a second, which keeps the promise of 10 s."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Everything that starting one run takes."""
+
+    command: Command
+    directory: RunDirectory
+    record: RunRecord
+    """The first record, outcome 'running'. Written before the start; it stands if the worker dies before it writes its own."""
+    limits: Limits
+    logs: tuple[Path, ...] = ()
+    """Where the output goes besides directory.log_file; each is appended to."""
+    step_of_line: Callable[[str], StepRecord | None] | None = None
+    """For engines whose steps are read from the log. None: the worker appends steps.jsonl itself."""
+    planned_steps: int | None = None
+    error_logs: tuple[str, ...] = ()
+    """Glob patterns of further logs of the ranks, such as Primus's 'logs/pre_trainer/rank-*/error.log'."""
+    alternatives: tuple[str, ...] = ()
+    """Strategies that need less memory than this one, the nearest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why a run did not complete, for a person."""
+
+    outcome: Outcome
+    cause: str
+    """One line, never empty."""
+    hint: str | None = None
+    """One line: what to try."""
+    evidence: str | None = None
+    """The line of the log that says so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchResult:
+    """How a launch ended."""
+
+    outcome: Outcome
+    exit_code: int | None
+    """Of the process; minus the signal's number where a signal ended it."""
+    cause: str | None
+    hint: str | None
+    duration_seconds: float
+    steps: tuple[StepRecord, ...] = ()
+    """As they came by, complete even where the disk was full."""
+
+
+class Watcher(Protocol):
+    """Whoever shows a run while it goes on."""
+
+    def on_line(self, text: str) -> None:
+        """One line of output, without its end."""
+        ...
+
+    def on_step(self, step: StepRecord) -> None:
+        """One finished step."""
+        ...
+
+    def on_notice(self, text: str) -> None:
+        """Something about the launch itself, in one sentence."""
+        ...
+
+    def on_end(self, result: LaunchResult) -> None:
+        """The run and all its processes are gone."""
+        ...

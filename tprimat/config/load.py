@@ -33,6 +33,28 @@ class LoadedConfig:
         return self.tree.where(path)
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One key that a flag sets over the file."""
+
+    path: KeyPath
+    value: Any
+    origin: str
+    """The flag, for error messages."""
+
+
+def parse_setting(text: str) -> Setting:
+    """--set's "dotted.key=value".
+
+    Raises:
+        ConfigError: no "=", or no key.
+    """
+    key, separator, value = text.partition("=")
+    if not separator or not key.strip():
+        raise ConfigError(f"--set {text} is not KEY=VALUE.", where="--set", fix="--set training.duration.max_steps=30")
+    return Setting(tuple(key.strip().split(".")), parse_scalar(value), "--set")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentChoices:
     """What may come from the environment instead of a flag."""
@@ -69,7 +91,7 @@ def read_config(
     path: Path | None = None,
     *,
     size: Size = "full",
-    settings: Iterable[str] = (),
+    settings: Iterable[Setting] = (),
     environment: Mapping[str, str] | None = None,
 ) -> LoadedConfig:
     """Read a configuration, lay the tiny workload over it where asked, then the user's settings.
@@ -77,7 +99,7 @@ def read_config(
     Args:
         path: None means the config.yaml beside benchmark.py.
         size: "tiny" lays training.tiny over training.
-        settings: "dotted.key=value" texts of --set, the last one winning.
+        settings: what flags ask for, the last one winning.
         environment: for ${NAME:-default}; None means the process's own.
 
     Raises:
@@ -91,10 +113,7 @@ def read_config(
             lay_over(tree, ("training", "tiny"), ("training",))
         training.pop("tiny", None)
     for setting in settings:
-        key, separator, value = setting.partition("=")
-        if not separator or not key.strip():
-            raise ConfigError(f"--set {setting} is not KEY=VALUE.", where="--set", fix="--set training.duration.max_steps=30")
-        put(tree, key.strip().split("."), parse_scalar(value), "--set")
+        put(tree, setting.path, setting.value, setting.origin)
     try:
         config = TypeAdapter(Config).validate_python(tree.values)
     except ValidationError as error:

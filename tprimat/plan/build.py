@@ -1,0 +1,154 @@
+"""Config and command line -> RunPlan."""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import TypeVar
+
+from tprimat.config.load import LoadedConfig
+from tprimat.config.schema import EngineName, LayoutConfig, ModelConfig, PlatformName, PlatformOptimizations, Size
+from tprimat.errors import ConfigError
+from tprimat.facts.models import ModelShape, model_shape, tiny
+from tprimat.plan.layout import LayoutRequest, resolve
+from tprimat.plan.schema import Batch, Layout, RunPlan
+
+K = TypeVar("K", bound=str)
+V = TypeVar("V")
+
+STANDARD_LIBRARY = "text:stdlib"
+"""Real text that every machine with Python has: the sources of its standard library."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """What the command line decides before there is a plan."""
+
+    model: str
+    strategy: str
+    platform: PlatformName
+    size: Size
+    engine: EngineName
+    engine_reason: str
+    gpus_found: int | None
+    """Accelerators on this node; None where none can be counted."""
+    run_id: str
+    run_directory: str
+    output_directory: str
+
+
+def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
+    """Everything that a worker needs to know, derived and checked.
+
+    Raises:
+        ConfigError: a name that the configuration does not have.
+        LayoutError: the model, the batch and the ranks do not divide.
+    """
+    config = loaded.config
+    model = _named(config.models, request.model, "model", "models")
+    shape = shape_of(model, request.size)
+    nodes, gpus = count_ranks(loaded, request.platform, request.gpus_found)
+    layout, batch = layout_of(loaded, request, shape, nodes * gpus)
+    optimizations = config.platform_optimizations.get(request.platform, PlatformOptimizations())
+    if optimizations.precision == "fp8" and request.platform == "cpu":
+        raise ConfigError(
+            "fp8 cannot run on a CPU.",
+            where=loaded.where("platform_optimizations", request.platform, "precision"),
+            why="No processor multiplies 8-bit floating point; Megatron-Core would silently run another type.",
+            fix="--precision bf16 or --precision fp32",
+        )
+    return RunPlan(
+        run_id=request.run_id,
+        model=request.model,
+        shape=shape,
+        size=request.size,
+        nemo_recipe=model.nemo_recipe,
+        primus_config=model.primus_config,
+        strategy=request.strategy,
+        engine=request.engine,
+        engine_reason=request.engine_reason,
+        platform=request.platform,
+        nodes=nodes,
+        gpus_per_node=gpus,
+        layout=layout,
+        batch=batch,
+        steps=config.training.duration.max_steps,
+        precision=optimizations.precision,
+        recompute=optimizations.recompute,
+        dataset=_dataset(config.training.data.dataset, request.platform, loaded),
+        tokenizer=config.training.data.tokenizer,
+        seed=config.experiment.seed,
+        optimizer=config.training.optimizer,
+        engine_options=optimizations.engine_options,
+        profiling=config.profiling,
+        environment=optimizations.environment,
+        run_directory=request.run_directory,
+        output_directory=request.output_directory,
+    )
+
+
+def new_run_id(model: str, strategy: str, now: datetime | None = None) -> str:
+    """Sorts by time and tells what it is: 20261121-040501-123456-llama-balanced."""
+    moment = datetime.now(timezone.utc) if now is None else now
+    return f"{moment:%Y%m%d-%H%M%S-%f}-{model}-{strategy}"
+
+
+def shape_of(model: ModelConfig, size: Size) -> ModelShape:
+    """The shape that a size of a model has."""
+    shape = model.architecture if isinstance(model.architecture, ModelShape) else model_shape(model.architecture)
+    return tiny(shape) if size == "tiny" else shape
+
+
+def count_ranks(loaded: LoadedConfig, platform: PlatformName, found: int | None) -> tuple[int, int]:
+    """Nodes and ranks a node.
+
+    Raises:
+        ConfigError: more GPUs are asked for than there are, or the platform is not in the configuration.
+    """
+    hardware = _named(loaded.config.hardware.platforms, platform, "platform", "hardware.platforms")
+    asked = hardware.gpus_per_node
+    if asked == "auto":
+        return hardware.nodes, found or hardware.gpus_per_node_when_absent
+    if platform != "cpu" and found is not None and asked > found:
+        where = loaded.where("hardware", "platforms", platform, "gpus_per_node")
+        raise ConfigError(f"{asked} GPUs are asked for, and this machine has {found}.", where=where, fix=f"--gpus {found}")
+    return hardware.nodes, asked
+
+
+def layout_of(loaded: LoadedConfig, request: PlanRequest, shape: ModelShape, world_size: int) -> tuple[Layout, Batch]:
+    """The strategy's layout for this model on this platform, over `world_size` ranks."""
+    model, platform, strategy = request.model, request.platform, request.strategy
+    by_model = _named(loaded.config.parallelism, strategy, "strategy", "parallelism")
+    by_platform = _named(by_model, model, "model", f"parallelism.{strategy}")
+    layout: LayoutConfig = _named(by_platform, platform, "platform", f"parallelism.{strategy}.{model}")
+    return resolve(
+        LayoutRequest(
+            shape=shape,
+            layout=layout,
+            data=loaded.config.training.data,
+            world_size=world_size,
+            where_layout=lambda key: loaded.where("parallelism", strategy, model, platform, key),
+            where_data=lambda key: loaded.where("training", "data", key),
+        )
+    )
+
+
+def _dataset(asked: str, platform: PlatformName, loaded: LoadedConfig) -> str:
+    if asked == "auto":
+        return STANDARD_LIBRARY if platform == "cpu" else "mock"
+    if asked == "mock" or (asked.startswith("text:") and len(asked) > len("text:")):
+        return asked
+    where = loaded.where("training", "data", "dataset")
+    raise ConfigError(f"dataset is {asked!r}.", where=where, why="It must be mock, text:PATH or auto.", fix="--data text:PATH")
+
+
+def _named(table: Mapping[K, V], name: K, kind: str, place: str) -> V:
+    if name in table:
+        return table[name]
+    raise ConfigError(f"There is no {kind} {name!r} in {place}.", where=place, fix=_suggestion(name, table))
+
+
+def _suggestion(name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    return close[0] if close else f"one of: {', '.join(names)}"

@@ -1,0 +1,214 @@
+"""How a model, a batch and the ranks divide: every rule that Megatron-Core sets, checked before anything starts.
+
+The key/value rule is the strict one, whole key/value heads on every rank: Megatron-Core 0.15 asks for it, 0.16 would
+also copy heads where the degree is a multiple of their number.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tprimat.config.schema import DataConfig, LayoutConfig
+from tprimat.errors import LayoutError
+from tprimat.facts.models import ModelShape
+from tprimat.plan.schema import Batch, Layout
+
+TENSOR = "tensor_model_parallel_size"
+PIPELINE = "pipeline_model_parallel_size"
+VIRTUAL = "virtual_pipeline_model_parallel_size"
+CONTEXT = "context_parallel_size"
+EXPERT = "expert_model_parallel_size"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutRequest:
+    """What is to be divided, and where its parts were asked for."""
+
+    shape: ModelShape
+    layout: LayoutConfig
+    data: DataConfig
+    world_size: int
+    where_layout: Callable[[str], str]
+    """Key of LayoutConfig -> its place."""
+    where_data: Callable[[str], str]
+    """Key of DataConfig -> its place."""
+
+    @property
+    def micro_batch(self) -> int | str:
+        """The layout's own micro-batch size, or training.data's."""
+        return self.layout.micro_batch_size or self.data.micro_batch_size
+
+
+def resolve(request: LayoutRequest) -> tuple[Layout, Batch]:
+    """Derive the data-parallel degree and the accumulation steps, and check what the configuration states of them.
+
+    Raises:
+        LayoutError: the first rule that is broken.
+    """
+    _check_heads(request)
+    _check_layers(request)
+    layout = _divide_ranks(request)
+    _check_sequence(request, layout)
+    return layout, _divide_batch(request, layout)
+
+
+def valid_tensor_degrees(shape: ModelShape) -> list[int]:
+    """Degrees that give every rank whole attention heads and whole key/value heads."""
+    return [degree for degree in range(1, shape.heads + 1) if shape.heads % degree == 0 and shape.kv_heads % degree == 0]
+
+
+def _divisors(number: int) -> Iterator[int]:
+    return (candidate for candidate in range(1, number + 1) if number % candidate == 0)
+
+
+def _listed(numbers: Iterator[int] | list[int], label: str) -> str:
+    return f"{label}: " + ", ".join(str(number) for number in numbers)
+
+
+def _check_heads(request: LayoutRequest) -> None:
+    shape, tensor = request.shape, request.layout.tensor_model_parallel_size
+    fix = _listed(valid_tensor_degrees(shape), TENSOR)
+    if shape.heads % tensor:
+        what = f"num_attention_heads ({shape.heads}) must be a multiple of tensor_model_parallel_size ({tensor})."
+    elif shape.kv_heads % tensor:
+        what = f"num_query_groups ({shape.kv_heads}) must be a multiple of tensor_model_parallel_size ({tensor})."
+    elif shape.ffn % tensor:
+        what = f"ffn_hidden_size ({shape.ffn}) must be a multiple of tensor_model_parallel_size ({tensor})."
+    else:
+        return
+    why = (
+        f"{shape.name} has {shape.heads} attention heads, {shape.kv_heads} key/value heads and a feed-forward width of "
+        f"{shape.ffn}; each rank needs whole heads of both and an equal share of the width."
+    )
+    raise LayoutError(what, where=request.where_layout(TENSOR), why=why, fix=fix)
+
+
+def _check_layers(request: LayoutRequest) -> None:
+    layers, pipeline = request.shape.layers, request.layout.pipeline_model_parallel_size
+    virtual = request.layout.virtual_pipeline_model_parallel_size
+    if layers % pipeline:
+        raise LayoutError(
+            f"num_layers ({layers}) must be a multiple of pipeline_model_parallel_size ({pipeline}).",
+            where=request.where_layout(PIPELINE),
+            why=f"Each of the {pipeline} stages of {request.shape.name} holds the same number of layers.",
+            fix=_listed(_divisors(layers), PIPELINE),
+        )
+    if virtual is None:
+        return
+    if pipeline == 1:
+        raise LayoutError(
+            f"virtual_pipeline_model_parallel_size is {virtual}, and there is a single pipeline stage.",
+            where=request.where_layout(VIRTUAL),
+            why="The interleaved schedule needs pipeline_model_parallel_size over 1.",
+            fix=f"leave {VIRTUAL} out, or raise {PIPELINE}",
+        )
+    if (layers // pipeline) % virtual:
+        raise LayoutError(
+            f"The {layers // pipeline} layers of a stage must be a multiple of virtual_pipeline_model_parallel_size ({virtual}).",
+            where=request.where_layout(VIRTUAL),
+            why="Each stage is cut into chunks of the same number of layers.",
+            fix=_listed(_divisors(layers // pipeline), VIRTUAL),
+        )
+
+
+def _divide_ranks(request: LayoutRequest) -> Layout:
+    asked, world = request.layout, request.world_size
+    parts = asked.tensor_model_parallel_size * asked.pipeline_model_parallel_size * asked.context_parallel_size
+    product = f"{TENSOR} x {PIPELINE} x {CONTEXT} = {parts}"
+    if world % parts:
+        what = f"world size ({world}) is not divisible by {parts}."
+        fix = f"--gpus {parts * max(1, world // parts)}, or a strategy with a smaller product"
+        raise LayoutError(what, where=request.where_layout(TENSOR), why=f"{product} ranks hold one replica.", fix=fix)
+    data = world // parts
+    if asked.data_parallel_size not in {None, data}:
+        raise LayoutError(
+            f"data_parallel_size is {asked.data_parallel_size}, and {world} ranks leave {data}.",
+            where=request.where_layout("data_parallel_size"),
+            why=f"{product}, and TP x PP x CP x DP must equal the {world} ranks.",
+            fix="leave data_parallel_size out: it follows from the ranks",
+        )
+    _check_experts(request, data)
+    parallel = asked.sequence_parallel
+    return Layout(
+        tensor=asked.tensor_model_parallel_size,
+        pipeline=asked.pipeline_model_parallel_size,
+        virtual_pipeline=asked.virtual_pipeline_model_parallel_size,
+        context=asked.context_parallel_size,
+        expert=asked.expert_model_parallel_size,
+        data=data,
+        sequence_parallel=asked.tensor_model_parallel_size > 1 if parallel == "auto" else parallel,
+    )
+
+
+def _check_experts(request: LayoutRequest, data: int) -> None:
+    expert, experts = request.layout.expert_model_parallel_size, getattr(request.shape, "experts", None) or 0
+    if expert == 1:
+        return
+    where = request.where_layout(EXPERT)
+    if not experts:
+        what = f"expert_model_parallel_size is {expert}, and {request.shape.name} has no experts."
+        raise LayoutError(what, where=where, fix=f"{EXPERT}: 1")
+    if experts % expert:
+        what = f"num_moe_experts ({experts}) must be a multiple of expert_model_parallel_size ({expert})."
+        raise LayoutError(what, where=where, fix=_listed(_divisors(experts), EXPERT))
+    if data % expert:
+        what = f"The data-parallel degree ({data}) must be a multiple of expert_model_parallel_size ({expert})."
+        raise LayoutError(
+            what, where=where, why="Experts are spread over data-parallel ranks.", fix=_listed(_divisors(data), EXPERT)
+        )
+
+
+def _check_sequence(request: LayoutRequest, layout: Layout) -> None:
+    tokens, where = request.data.sequence_length, request.where_data("sequence_length")
+    if tokens > request.shape.context_tokens:
+        what = f"sequence_length is {tokens}, and {request.shape.name} takes at most {request.shape.context_tokens} tokens."
+        raise LayoutError(what, where=where, fix=f"sequence_length: {request.shape.context_tokens}")
+    cut = layout.context * (2 if layout.context > 1 else 1) * (layout.tensor if layout.sequence_parallel else 1)
+    if tokens % cut:
+        reasons = [f"{2 * layout.context} pieces of context parallelism"] * (layout.context > 1)
+        reasons += [f"{layout.tensor} ranks of sequence parallelism"] * layout.sequence_parallel
+        what = f"sequence_length ({tokens}) must be a multiple of {cut}."
+        fix = f"sequence_length: {max(cut, tokens // cut * cut)}"
+        raise LayoutError(what, where=where, why=f"It is cut into {' and '.join(reasons)}.", fix=fix)
+
+
+def _divide_batch(request: LayoutRequest, layout: Layout) -> Batch:
+    whole, micro = request.data.global_batch_size, request.micro_batch
+    tokens = request.data.sequence_length
+    if isinstance(micro, str):
+        if whole % layout.data:
+            raise _indivisible(request, f"data-parallel degree ({layout.data})", layout.data)
+        return Batch(micro_batch_sequences="auto", global_batch_sequences=whole, sequence_tokens=tokens, accumulation_steps=None)
+    if whole % (micro * layout.data):
+        raise _indivisible(request, f"micro batch size ({micro}) times data parallel size ({layout.data})", micro * layout.data)
+    steps = whole // (micro * layout.data)
+    _check_accumulation(request, layout, steps)
+    return Batch(micro_batch_sequences=micro, global_batch_sequences=whole, sequence_tokens=tokens, accumulation_steps=steps)
+
+
+def _indivisible(request: LayoutRequest, what: str, unit: int) -> LayoutError:
+    whole = request.data.global_batch_size
+    nearest = max(1, round(whole / unit)) * unit
+    return LayoutError(
+        f"global batch size ({whole}) is not divisible by {what}.",
+        where=request.where_data("global_batch_size"),
+        why="Every replica runs the same number of whole micro-batches in a step.",
+        fix=f"global_batch_size: {nearest}, or another micro_batch_size",
+    )
+
+
+def _check_accumulation(request: LayoutRequest, layout: Layout, steps: int) -> None:
+    stated = request.layout.gradient_accumulation_steps
+    if stated not in {None, steps}:
+        raise LayoutError(
+            f"gradient_accumulation_steps is {stated}, and the batch gives {steps}.",
+            where=request.where_layout("gradient_accumulation_steps"),
+            why=f"{request.data.global_batch_size} sequences / (micro_batch_size {request.micro_batch} x DP {layout.data}).",
+            fix="leave gradient_accumulation_steps out: it follows from the batch",
+        )
+    if layout.virtual_pipeline is not None and steps % layout.pipeline:
+        raise LayoutError(
+            f"The {steps} micro-batches of a step must be a multiple of pipeline_model_parallel_size ({layout.pipeline}).",
+            where=request.where_layout(VIRTUAL),
+            why="The interleaved schedule runs micro-batches in rounds of one a stage.",
+            fix=f"another global_batch_size or micro_batch_size, or leave {VIRTUAL} out",
+        )

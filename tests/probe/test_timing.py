@@ -1,0 +1,73 @@
+"""The one timer of every probe, on a processor."""
+
+import random
+import time
+
+import pytest
+import torch
+from scipy import stats
+
+from tprimat.probe.timing import Effort, Stopwatch, median_interval, settled
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("n", [6, 7, 20, 113, 200])
+def test_the_interval_of_the_median_has_the_ranks_that_scipys_binomial_gives(n):
+    rank = int(stats.binom.ppf(0.025, n, 0.5))
+    while stats.binom.cdf(rank - 1, n, 0.5) > 0.025:
+        rank -= 1
+    assert median_interval([float(i) for i in range(1, n + 1)]) == (rank, n + 1 - rank)
+
+
+def test_five_samples_cannot_enclose_a_median_with_95_percent():
+    assert median_interval([1.0, 2.0, 3.0, 4.0, 5.0]) is None
+
+
+def test_the_interval_covers_the_true_median_in_at_least_95_percent_of_simulated_series():
+    rng = random.Random(5)
+    hits = 0
+    for _ in range(2000):
+        low, high = median_interval([rng.expovariate(1.0) for _ in range(25)])
+        hits += low <= 0.6931471805599453 <= high
+    assert 0.945 < hits / 2000 < 0.99
+
+
+def test_sampling_ends_when_the_median_is_known_to_one_percent():
+    steady = [1.0, 1.001, 0.999, 1.0, 1.002, 1.001]
+    assert settled(steady, Effort())
+    assert not settled([*steady[:4], 0.9, 1.1], Effort())
+    assert not settled(steady[:5], Effort())
+    assert not settled(steady, Effort(relative_interval=None))
+
+
+def spin(seconds):
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def test_a_sample_is_the_time_of_the_call_alone():
+    watch = Stopwatch(CPU, cache_bytes=2**24)
+    samples = watch.measure(lambda: spin(2e-3), Effort(warmup=2, repetitions=10))
+    assert all(sample >= 2e-3 for sample in samples)
+    assert min(samples) < 2.5e-3
+
+
+def test_without_stopping_rules_every_rank_makes_the_same_number_of_calls():
+    calls = []
+    effort = Effort(warmup=4, warmup_seconds=None, repetitions=7, relative_interval=None, seconds=None)
+    assert len(Stopwatch(CPU, cache_bytes=1024).measure(lambda: calls.append(1), effort)) == 7
+    assert len(calls) == 4 + 7
+
+
+def test_a_slow_call_is_cut_short_but_keeps_enough_samples_for_an_interval():
+    effort = Effort(warmup=30, warmup_seconds=0.01, repetitions=200, seconds=0.01, relative_interval=None)
+    assert 6 <= len(Stopwatch(CPU, cache_bytes=1024).measure(lambda: spin(5e-3), effort)) <= 10
+
+
+def test_gauges_start_when_the_device_is_warm():
+    seen = []
+    watch = Stopwatch(CPU, 1024, before_measuring=lambda: seen.append("start"))
+    watch.measure(lambda: seen.append("call"), Effort(warmup=2, repetitions=1))
+    assert seen == ["call", "call", "start", "call"]

@@ -1,0 +1,123 @@
+"""The device under test: what it is called, what it runs, and how large its cache is."""
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import torch
+
+from tprimat.record.schema import Machine
+
+INFINITY_CACHE_BYTES = 256 * 2**20
+"""Memory-side cache of MI300 and MI350 (AMD CDNA 3 white paper, page 4), which torch does not report."""
+SMALLEST_GPU_FLUSH_BYTES = 128 * 2**20
+"""Half of what Triton's do_bench overwrites; never less, so that writing it hides the host's launch."""
+CACHE_WHEN_UNKNOWN = 32 * 2**20
+
+
+def default_device() -> torch.device:
+    """The first GPU where there is one, else the processor."""
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def platform_of(device: torch.device) -> str:
+    """cuda, rocm or cpu."""
+    if device.type != "cuda":
+        return "cpu"
+    return "rocm" if torch.version.hip else "cuda"
+
+
+def cache_bytes(device: torch.device) -> int:
+    """Size of the last-level cache."""
+    if device.type == "cuda":
+        known = int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0))
+        beside = INFINITY_CACHE_BYTES if torch.version.hip else 0
+        return max(known, beside, SMALLEST_GPU_FLUSH_BYTES)
+    sizes = [text_of(path) for path in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))]
+    kibibytes = [int(size[:-1]) for size in sizes if size and size.endswith("K") and size[:-1].isdigit()]
+    return max(kibibytes) * 1024 if kibibytes else CACHE_WHEN_UNKNOWN
+
+
+def describe_machine(device: torch.device, ranks: int = 1) -> Machine:
+    """The hardware as the driver names it. Ranks: processes that take part in the measurement."""
+    if device.type != "cuda":
+        return Machine(platform="cpu", accelerator=processor_name(), gpus_per_node=ranks, nodes=1)
+    properties = torch.cuda.get_device_properties(device)
+    fields = smi_fields(device, "driver_version", "power.limit")
+    return Machine(
+        platform="rocm" if torch.version.hip else "cuda",
+        accelerator=torch.cuda.get_device_name(device),
+        gpus_per_node=ranks,
+        nodes=1,
+        memory_bytes=int(properties.total_memory),
+        power_limit_watts=number(fields.get("power.limit")),
+        driver=fields.get("driver_version") or text_of(Path("/sys/module/amdgpu/version")),
+    )
+
+
+def describe_software() -> dict[str, str]:
+    """Versions that decide which kernels run."""
+    found = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    for name, version in (("cuda", torch.version.cuda), ("rocm", torch.version.hip)):
+        if version:
+            found[name] = str(version)
+    if torch.cuda.is_available():
+        cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+        if cudnn:
+            found["cudnn"] = str(cudnn)
+        if torch.distributed.is_available() and torch.distributed.is_nccl_available():
+            found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+    return found
+
+
+def processor_name() -> str | None:
+    """What Linux calls the processor."""
+    rows = (text_of(Path("/proc/cpuinfo")) or "").splitlines()
+    names = [row.split(":", 1)[1].strip() for row in rows if row.startswith("model name")]
+    return names[0] if names else platform.processor() or None
+
+
+def text_of(path: Path) -> str | None:
+    """A small system file, or None."""
+    try:
+        return path.read_text(encoding="utf8").strip() or None
+    except OSError:
+        return None
+
+
+def number(text: str | None) -> float | None:
+    """A figure that a tool printed, or None for its '[N/A]'."""
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None
+
+
+def smi_command(device: torch.device, *names: str) -> list[str]:
+    """The nvidia-smi that prints these fields of this very device, found by its UUID whatever CUDA_VISIBLE_DEVICES says."""
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    which = [f"--id=GPU-{uuid}"] if uuid else []
+    return ["nvidia-smi", *which, f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits"]
+
+
+def smi_fields(device: torch.device, *names: str) -> dict[str, str]:
+    """Fields of nvidia-smi; empty where there is no such tool."""
+    if torch.version.hip:
+        return {}
+    try:
+        done = subprocess.run(smi_command(device, *names), capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    rows = done.stdout.strip().splitlines()
+    return dict(zip(names, (cell.strip() for cell in rows[0].split(",")), strict=False)) if rows else {}
+
+
+def visible_gpus() -> int:
+    """GPUs of this machine that torch may use."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def usable_cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

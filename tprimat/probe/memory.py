@@ -1,0 +1,45 @@
+"""Bandwidth of the device's memory: copy, triad and fill, over arrays far larger than any cache (McCalpin's STREAM, 1995).
+
+Bytes are counted as STREAM counts them: each array that an operation reads or writes, once.
+"""
+
+from functools import partial
+
+import torch
+
+from tprimat.probe.case import Case
+from tprimat.probe.timing import Call, Effort
+
+DTYPE = "fp32"
+BYTES_OF_ELEMENT = 4
+ARRAY_BYTES = (2**28, 2**30, 2**32)
+SMALL_ARRAY_BYTES = (2**26,)
+ARRAYS_MOVED = {"copy": 2, "triad": 3, "fill": 1}
+
+
+def prepare(operation: str, elements: int, device: torch.device) -> Call:
+    """copy: a = b; triad: a = b + 3 c; fill: a = 1."""
+    a = torch.empty(elements, device=device)
+    if operation == "fill":
+        return partial(a.fill_, 1.0)
+    b = torch.randn(elements, device=device)
+    if operation == "copy":
+        return partial(a.copy_, b)
+    c = torch.randn(elements, device=device)
+    return partial(torch.add, b, c, alpha=3.0, out=a)
+
+
+def cases(*, small: bool) -> list[Case]:
+    """Every operation at every size."""
+    return [
+        Case(
+            kind=operation,
+            shape={"array_bytes": size},
+            dtype=DTYPE,
+            bytes=arrays * size,
+            prepare=partial(prepare, operation, size // BYTES_OF_ELEMENT),
+            effort=Effort(flush=False),
+        )
+        for operation, arrays in ARRAYS_MOVED.items()
+        for size in (SMALL_ARRAY_BYTES if small else ARRAY_BYTES)
+    ]

@@ -46,6 +46,34 @@ def test_a_dense_model_costs_the_sum_of_its_matmuls():
     assert flop_per_token(LLAMA, tokens, "causal") == pytest.approx(3 * (weights + attention / 2) / tokens, rel=1e-12)
 
 
+def test_a_mixture_of_experts_costs_what_its_chosen_experts_cost():
+    """Mixtral 8x7B: two of eight experts and the router; no weight of the other six."""
+    layer = [(4096, 6144), (4096, 4096), (4096, 8)] + 2 * [(4096, 14336), (4096, 14336), (14336, 4096)]
+    forward = 32 * sum(2 * n * k for n, k in layer) + 2 * 4096 * 32000 + 32 * 32 * 2 * (2 * 4096 * 128)
+    assert flop_per_token(model_shape("mixtral-8x7b"), 4096, "full") == pytest.approx(3 * forward, rel=1e-12)
+
+
+def test_latent_attention_costs_its_low_rank_products_and_unequal_heads():
+    """DeepSeek-V3 at 4,096 tokens, matrix by matrix from its paper: 61 layers, of which 3 dense; 8 + 1 experts a token."""
+    attention = 7168 * 1536 + 1536 * 128 * 192 + 7168 * (512 + 64) + 512 * 128 * (128 + 128) + 128 * 128 * 7168
+    dense, moe = 3 * 7168 * 18432, 9 * 3 * 7168 * 2048 + 7168 * 256
+    weights = 61 * attention + 3 * dense + 58 * moe + 7168 * 129280
+    square = 61 * 128 * (2 * 4096 * 192 + 2 * 4096 * 128)
+    assert flop_per_token(model_shape("deepseek-v3"), 4096, "full") == pytest.approx(3 * (2 * weights + square), rel=1e-12)
+
+
+def test_each_expert_gets_its_share_of_the_tokens():
+    shapes = {gemm.name: (gemm.m, gemm.n, gemm.k, gemm.repeats) for gemm in gemm_shapes(model_shape("qwen3-30b-a3b"), 1, 4096, 2)}
+    assert shapes == {
+        "qkv": (4096, 2560, 2048, 1),
+        "attention_output": (4096, 2048, 2048, 1),
+        "router": (4096, 128, 2048, 1),
+        "expert_up": (256, 768, 2048, 128),
+        "expert_down": (256, 2048, 384, 128),
+        "output": (4096, 75968, 2048, 1),
+    }
+
+
 def test_the_first_tool_counted_with_rounded_sizes():
     assert seed_flop_per_token("llama-3.1-8b") == 48.0e9
     assert seed_flop_per_token("qwen-2.5-7b") == 45.6e9

@@ -14,6 +14,8 @@ PUBLISHED_PARAMETERS = {
     "qwen-2.5-32b": 32_763_876_352,
     "qwen-2.5-72b": 72_706_203_648,
     "qwen3-8b": 8_190_735_360,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "mixtral-8x7b": 46_702_792_704,
 }
 """Tensor elements of the published safetensors files, as the model hub counts them."""
 
@@ -22,6 +24,54 @@ PUBLISHED_PARAMETERS = {
 def test_a_model_has_exactly_the_weights_of_its_checkpoint(name, published):
     count = parameters(model_shape(name))
     assert count.total == published
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("mixtral-8x22b", 141), ("deepseek-v3", 671), ("gpt-3-175b", 175), ("gpt-462b", 462), ("qwen-2.5-72b", 72.7)],
+)
+def test_a_model_has_about_the_weights_that_its_authors_print(name, billions):
+    assert parameters(model_shape(name)).total / 1e9 == pytest.approx(billions, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "last_digit"), [("mixtral-8x7b", 12.9, 0.1), ("mixtral-8x22b", 39, 1), ("qwen3-30b-a3b", 3.3, 0.1)]
+)
+def test_a_token_uses_the_weights_that_the_authors_print(name, billions, last_digit):
+    assert parameters(model_shape(name)).active / 1e9 == pytest.approx(billions, abs=0.55 * last_digit)
+
+
+def test_deepseek_counts_active_weights_without_the_input_table():
+    """arXiv 2412.19437: 671 billion in all, 37 billion for each token."""
+    count = parameters(model_shape("deepseek-v3"))
+    assert round((count.active - count.embedding) / 1e9) == 37
+
+
+def test_experts_are_most_of_mixtral():
+    """32 layers of 8 experts of three 4096 x 14336 matrices; two of the eight work on one token."""
+    count = parameters(model_shape("mixtral-8x7b"))
+    assert count.experts == 32 * 8 * 3 * 4096 * 14336
+    assert count.total - count.active == count.experts * 6 // 8
+
+
+SUITE_ROWS = [
+    ("gpt-30m", "30M", 950_586, 171.8),
+    ("gpt-124m", "124M", 298_957, 222.4),
+    ("gpt-354m", "354M", 107_626, 228.7),
+    ("gpt-773m", "773M", 40_054, 185.8),
+    ("gpt-1.5b", "1.44B", 24_195, 208.6),
+    ("gpt-3b", "2.65B", 11_980, 190.3),
+    ("gpt-7b", "5.24B", 18_381, 578.3),
+    ("gpt-13b", "10.12B", 7_941, 482.2),
+]
+"""The MI350X page: model, printed parameters, tokens/s, TFLOPS."""
+
+
+@pytest.mark.parametrize(("name", "printed", "tokens_per_second", "teraflops"), SUITE_ROWS)
+def test_the_suite_has_the_weights_that_its_page_prints_and_that_its_rates_imply(name, printed, tokens_per_second, teraflops):
+    total = parameters(model_shape(name)).total
+    assert printed == (f"{total / 1e9:.2f}B" if total >= 1e9 else f"{total / 1e6:.0f}M")
+    assert total == pytest.approx(teraflops * 1e12 / tokens_per_second / 6, rel=5e-4)
 
 
 def test_a_dense_model_uses_all_its_weights():
@@ -71,7 +121,7 @@ def test_a_tiny_model_can_be_split_exactly_as_the_real_one(shape):
         shape.experts_per_token,
         shape.dense_first_layers,
     )
-    assert parameters(small).total < parameters(shape).total / 25
+    assert parameters(small).total < parameters(shape).total / 10
 
 
 @pytest.mark.parametrize("shape", MODELS.values(), ids=lambda shape: shape.name)

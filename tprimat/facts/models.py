@@ -7,12 +7,16 @@ from types import MappingProxyType
 
 from tprimat.errors import ConfigError
 from tprimat.facts.dense_models import LLAMA, QWEN
+from tprimat.facts.gpt_models import GPT3, SUITE
+from tprimat.facts.moe_models import DEEPSEEK, MIXTRAL, QWEN3_MOE
 from tprimat.facts.parameters import ParameterCount, parameters
 from tprimat.facts.shape import ModelShape, RopeScaling
 
 __all__ = ["MODELS", "ModelShape", "ParameterCount", "RopeScaling", "model_shape", "parameters", "tiny"]
 
-MODELS: Mapping[str, ModelShape] = MappingProxyType({shape.name: shape for shape in (*LLAMA, *QWEN)})
+MODELS: Mapping[str, ModelShape] = MappingProxyType(
+    {shape.name: shape for shape in (*LLAMA, *QWEN, *QWEN3_MOE, *MIXTRAL, *DEEPSEEK, *GPT3, *SUITE)}
+)
 
 TINY_HEAD_DIM = 4
 TINY_VOCABULARY = 512

@@ -7,7 +7,10 @@ A100 = "NVIDIA A100 Tensor Core GPU data sheet, June 2021; A100 architecture whi
 H100 = "NVIDIA H100 Tensor Core GPU Architecture white paper, v1.04, table 2"
 H100_NVL = "NVIDIA H100 Tensor Core GPU data sheet, 2024 (rates printed with sparsity, halved)"
 H200 = "NVIDIA H200 Tensor Core GPU data sheet, November 2024 (rates printed with sparsity, halved)"
-H20 = "NVIDIA H20 data sheet, as listed at https://viperatech.com/product/nvidia-hgx-h20"
+H20 = (
+    "No public data sheet; https://willitrunai.com/es/gpus/h20-96gb (fp16, int8, memory, power), "
+    "https://zangshuxian.com/new/674733024499207168 (tf32, fp32); fp8 runs at the int8 rate on Hopper"
+)
 BLACKWELL = "NVIDIA Blackwell data sheet, HGX B200 and GB200 columns, per GPU; rates printed with sparsity, halved"
 ADA = "NVIDIA L40S data sheet, 2023"
 ADA_GEFORCE = "NVIDIA Ada GPU Architecture white paper, v2.1, appendix A (rates with fp32 accumulation)"
@@ -176,10 +179,10 @@ NVIDIA = (
         name="B200",
         vendor="NVIDIA",
         device_names=("NVIDIA B200",),
-        dense_flops=tera(fp32=75, tf32=1125, fp16=2250, bf16=2250, fp8=4500),
-        sparse_flops=tera(tf32=2250, fp16=4500, bf16=4500, fp8=9000),
+        dense_flops=tera(fp32=75, tf32=1100, fp16=2250, bf16=2250, fp8=4500),
+        sparse_flops=tera(tf32=2200, fp16=4500, bf16=4500, fp8=9000),
         memory_bytes=180 * GIBIBYTE,
-        bandwidth_bytes_per_second=8.0e12,
+        bandwidth_bytes_per_second=7.7e12,
         tdp_watts=1000,
         link_bytes_per_second=1800e9,
         source=BLACKWELL,

@@ -107,8 +107,22 @@ def read_benchmark_file(path: Path) -> RunResult:
         document = json.loads(read_text(path))
     except json.JSONDecodeError as error:
         raise RecordError(f"{path} is not JSON.", where=f"{path}:{error.lineno}", why=error.msg) from error
-    if not isinstance(document, dict) or "run" not in document or "steps" not in document:
+    if not is_own_document(document):
         raise RecordError(f"{path} holds no run of ours.", where=str(path), why="The keys 'run' and 'steps' are missing.")
+    return own_result(document, path)
+
+
+def is_own_document(document: Any) -> bool:
+    """Whether this project wrote the document: it then holds the records themselves."""
+    return isinstance(document, dict) and "run" in document and "steps" in document
+
+
+def own_result(document: dict[str, Any], path: Path) -> RunResult:
+    """The records of a document that this project wrote.
+
+    Raises:
+        RecordError: they do not fit this schema version.
+    """
     try:
         run = adapter(RunRecord).validate_python(document["run"])
         steps = adapter(tuple[StepRecord, ...]).validate_python(document["steps"])

@@ -1,0 +1,96 @@
+"""Finds results in folders and files, whoever wrote them."""
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+from tprimat.errors import RecordError
+from tprimat.record.benchmark_file import RunResult, is_own_document, own_result
+from tprimat.record.foreign import read_foreign
+from tprimat.record.store import RunDirectory
+
+RESULT_FILES = ("benchmark_*.json", "train_*.json")
+"""Names under which results lie in a folder. A file that is named itself may have any name."""
+
+
+def load_results(paths: Iterable[Path]) -> tuple[list[RunResult], list[RecordError]]:
+    """All results under some folders and files, each run once, and what could not be read.
+
+    A run that stands in its own folder and in a benchmark file counts once, from its folder. Files that cannot be read are passed
+    over and reported: a damaged one never hides the others.
+
+    Returns:
+        Results in the order of the paths, by name inside a folder; and one error a bad file, which names it and the broken rule.
+    """
+    found: dict[str, RunResult] = {}
+    problems: list[RecordError] = []
+    for place in _places(paths, problems):
+        result = _attempt(place, problems)
+        if result is not None:
+            found.setdefault(result.run.run_id, result)
+    return list(found.values()), problems
+
+
+def _places(paths: Iterable[Path], problems: list[RecordError]) -> Iterator[Path]:
+    for path in paths:
+        try:
+            yield from find_results(path)
+        except RecordError as error:  # noqa: PERF203 - one path that is missing does not hide the others
+            problems.append(error)
+
+
+def _attempt(place: Path, problems: list[RecordError]) -> RunResult | None:
+    try:
+        return read_result(place)
+    except RecordError as error:
+        problems.append(error)
+        return None
+
+
+def find_results(path: Path) -> Iterator[Path]:
+    """Run folders first, then result files, under a folder; or the one file or run folder that is named.
+
+    Raises:
+        RecordError: there is no such file or folder.
+    """
+    if path.is_file():
+        yield path.parent if path.name == "run.json" else path
+        return
+    if not path.is_dir():
+        fix = "name a folder that holds run.json or benchmark_*.json files"
+        raise RecordError(f"There is no {path}.", where=str(path), fix=fix)
+    files = []
+    for folder, folders, names in os.walk(path):
+        folders.sort()
+        if "run.json" in names:
+            yield Path(folder)
+        files += [Path(folder, name) for name in names if any(fnmatch(name, pattern) for pattern in RESULT_FILES)]
+    yield from sorted(files)
+
+
+def read_result(place: Path) -> RunResult:
+    """One run: of a run folder, of our own benchmark file, or of another maker's.
+
+    Raises:
+        RecordError: damaged, or not a result.
+    """
+    if place.is_dir():
+        folder = RunDirectory(place)
+        return RunResult(run=folder.read_run(), steps=folder.read_steps(), path=place)
+    try:
+        content = place.read_bytes()
+        document = json.loads(content)
+    except OSError as error:
+        raise RecordError(f"{place} cannot be read: {error.strerror}.", where=str(place)) from error
+    except json.JSONDecodeError as error:
+        raise RecordError(f"{place} is not JSON.", where=f"{place}:{error.lineno}", why=error.msg) from error
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise RecordError(f"{place} is not JSON.", where=str(place), why=str(error)) from error
+    if is_own_document(document):
+        return own_result(document, place)
+    if not isinstance(document, dict):
+        raise RecordError(f"{place} holds no result.", where=str(place), why="A result is one JSON object.")
+    run, steps = read_foreign(document, place, content)
+    return RunResult(run=run, steps=steps, path=place)

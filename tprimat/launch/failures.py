@@ -1,14 +1,212 @@
-"""Why a run failed."""
+"""Why a run failed: one line for people, from the exit code, the log and the steps."""
 
-from collections.abc import Sequence
+import dataclasses
+import re
+import signal
+import statistics
+from collections.abc import Iterable, Sequence
 
 from tprimat.launch.schema import Failure
+from tprimat.launch.signatures import BENIGN, GPU_MEMORY, LESS_MEMORY, PRIMARY, SECONDARY, Signature
 from tprimat.record.schema import StepRecord
 
+ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+ROOT_CAUSE = "Root Cause (first observed failure)"
+EXCEPTION = re.compile(r"(?:^|\] *:? *|\s)(?P<text>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Failure)(?:: .*)?)$")
+WRAPPERS = re.compile(r"ChildFailedError|Training execution failed: |^\[Primus\] Error: ")
+UNITS = {"bytes": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+LONGEST_CAUSE = 300
+LOSS_GROWTH = 1.5
+"""A model starts with about the logarithm of the vocabulary as its loss, knowing nothing. Only a diverging run climbs so far."""
 
-def classify(exit_code: int, lines: Sequence[str], steps: Sequence[StepRecord]) -> Failure | None:
-    """None: it completed."""
+
+def classify(
+    exit_code: int,
+    lines: Iterable[str],
+    steps: Sequence[StepRecord],
+    *,
+    alternatives: Sequence[str] = (),
+    killed_for_memory: bool = False,
+) -> Failure | None:
+    """What a run that nobody stopped died of.
+
+    torchrun's block on the root cause comes first, then the log of the rank it names, then all of the log. Within each, the
+    classes in the order of signatures.PRIMARY, and the earliest line of a class.
+
+    Args:
+        exit_code: of the process; minus the number of a signal. Shells say 128 plus the number.
+        lines: of the log, and of the logs of the ranks.
+        steps: what was measured.
+        alternatives: strategies that need less memory, the nearest first.
+        killed_for_memory: whether the kernel counted an out-of-memory kill while the run went on.
+
+    Returns:
+        None: it completed.
+    """
     if exit_code == 0:
+        return unfinished(steps) or diverging(steps)
+    texts = [text for line in lines if not BENIGN.search(text := ANSI.sub("", line).strip()) and text]
+    block = root_cause_block(texts)
+    number = signal_of(exit_code, block)
+    found = (
+        search(PRIMARY, block)
+        or search(PRIMARY, of_rank(texts, block))
+        or search(PRIMARY, texts)
+        or killed(number, killed_for_memory, f"exit code {exit_code}")
+        or search(SECONDARY, texts)
+        or diverging(steps)
+        or signalled(number)
+        or unknown(exit_code, texts)
+    )
+    if found.outcome != "out_of_memory":
+        return found
+    return dataclasses.replace(found, hint=memory_hint(found, alternatives))
+
+
+def unfinished(steps: Sequence[StepRecord]) -> Failure | None:
+    """An end without an error and without a step is no success."""
+    if steps:
         return None
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
-    return Failure(outcome="failed", cause=f"The process ended with exit code {exit_code}: {last}")
+    return Failure(
+        outcome="failed", cause="The process ended without an error and without a single step.", hint="the log may say why"
+    )
+
+
+def diverging(steps: Sequence[StepRecord]) -> Failure | None:
+    """A loss that is not finite at the end, or that ended far above its start."""
+    hint = "lower the learning rate, lengthen the warm-up, or use bf16 instead of fp8"
+    if steps and not steps[-1].finite:
+        first = next(step.step for step in steps if not step.finite)
+        return Failure(
+            outcome="diverged", cause=f"The loss or the gradient norm is not finite, first in step {first}.", hint=hint
+        )
+    losses = [step.loss for step in steps if step.loss is not None]
+    if len(losses) < 10 or (last := statistics.median(losses[-3:])) <= LOSS_GROWTH * losses[0]:
+        return None
+    return Failure(outcome="diverged", cause=f"The loss grew from {losses[0]:.4g} to {last:.4g}.", hint=hint)
+
+
+def root_cause_block(lines: Sequence[str]) -> list[str]:
+    """What torchrun says of the rank that failed first."""
+    starts = [index for index, line in enumerate(lines) if ROOT_CAUSE in line]
+    if not starts:
+        return []
+    rest = lines[starts[-1] + 1 :]
+    ends = (index for index, line in enumerate(rest) if "=====" in line)
+    return list(rest[: next(ends, 40)])
+
+
+def of_rank(lines: Sequence[str], block: Sequence[str]) -> list[str]:
+    """The lines that carry the mark of the rank which the block names: torch's [rank3]:, Primus's rank-3/8."""
+    ranks = [match[1] for line in block if (match := re.match(r"rank\s*: (\d+)", line))]
+    if not ranks:
+        return []
+    marks = (f"[rank{ranks[0]}]", f"rank-{ranks[0]}/")
+    return [line for line in lines if any(mark in line for mark in marks)]
+
+
+def search(signatures: Sequence[Signature], lines: Sequence[str]) -> Failure | None:
+    """The class of highest priority, and its earliest line."""
+    for signature in signatures:
+        for line in lines:
+            if match := signature.pattern.search(line):
+                return explain(signature, match, line, lines)
+    return None
+
+
+def explain(signature: Signature, match: re.Match[str], line: str, lines: Sequence[str]) -> Failure:
+    """The class in words, with what the line tells."""
+    words = {name: value or "" for name, value in match.groupdict().items()} | {"line": line}
+    cause = gpu_memory_cause(lines) or signature.cause if signature.kind == "out_of_memory" else signature.cause
+    hint = signature.hint.format_map(words) if signature.hint else None
+    return Failure(
+        outcome=signature.outcome,
+        cause=shortened(cause.format_map(words)),
+        hint=hint,
+        evidence=shortened(line),
+        kind=signature.kind,
+    )
+
+
+def gpu_memory_cause(lines: Sequence[str]) -> str | None:
+    """The biggest allocation that failed, with the memory that there was."""
+    matches = [match for line in lines if (match := GPU_MEMORY.search(line))]
+    if not matches:
+        return None
+    biggest = max(matches, key=lambda match: as_bytes(match["size"]))
+    text = f"The GPU ran out of memory: it tried to allocate {biggest['size']}"
+    if biggest["gpu"] is not None:
+        text += f" on GPU {biggest['gpu']}, where {biggest['free']} of {biggest['capacity']} were free"
+    return text + "."
+
+
+def as_bytes(text: str) -> float:
+    """'3.31 GiB' as a number."""
+    number, unit = text.split()
+    return float(number) * UNITS.get(unit, 1)
+
+
+def memory_hint(found: Failure, alternatives: Sequence[str]) -> str | None:
+    """What needs less memory."""
+    if not alternatives or not (found.hint or "").startswith(LESS_MEMORY):
+        return found.hint
+    return f"try --parallel {alternatives[0]}, which needs less memory; or {LESS_MEMORY}"
+
+
+def signal_of(exit_code: int, block: Sequence[str]) -> int | None:
+    """The signal that ended the first rank, or the process itself."""
+    for line in block:
+        if match := re.search(r"exitcode\s*: -(\d+)", line):
+            return int(match[1])
+    if exit_code < 0:
+        return -exit_code
+    return exit_code - 128 if 128 < exit_code <= 128 + 64 else None
+
+
+def killed(number: int | None, for_memory: bool, evidence: str) -> Failure | None:
+    """SIGKILL from outside: nobody says why, but the kernel counts."""
+    if number != signal.SIGKILL:
+        return None
+    if for_memory:
+        return Failure(
+            outcome="out_of_memory",
+            cause="The kernel killed a process because the machine ran out of main memory.",
+            hint="use fewer processes, a smaller model size or batch, or a machine (or job) with more main memory",
+            evidence=evidence,
+        )
+    return Failure(
+        outcome="failed",
+        cause="A process was killed with SIGKILL, by the kernel for memory or by the scheduler.",
+        hint="dmesg (Out of memory: Killed process) or the scheduler's log tells which; watch the main memory",
+        evidence=evidence,
+    )
+
+
+def signalled(number: int | None) -> Failure | None:
+    """Any other signal."""
+    if number is None or number not in set(signal.Signals):
+        return None
+    name = signal.Signals(number).name
+    if number in {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}:
+        return Failure(outcome="interrupted", cause=f"Somebody else than this launcher stopped it with {name}.")
+    return Failure(
+        outcome="failed", cause=f"A process crashed with {name}.", hint="the log around the crash may name the library"
+    )
+
+
+def unknown(exit_code: int, lines: Sequence[str]) -> Failure:
+    """The last exception, else the last line."""
+    exceptions = [match["text"] for line in lines if not WRAPPERS.search(line) and (match := EXCEPTION.search(line))]
+    last = exceptions[-1:] or lines[-1:]
+    if not last:
+        return Failure(outcome="failed", cause=f"The process ended with exit code {exit_code} and printed nothing.")
+    cause = (
+        shortened(last[0]) if exceptions else f"The process ended with exit code {exit_code}; its last line: {shortened(last[0])}"
+    )
+    return Failure(outcome="failed", cause=cause, hint="the log has the whole traceback", evidence=shortened(last[0]))
+
+
+def shortened(text: str) -> str:
+    """One line of bearable length."""
+    line = " ".join(text.split())
+    return line if len(line) <= LONGEST_CAUSE else line[: LONGEST_CAUSE - 1] + "…"

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from tprimat.errors import RecordError
 from tprimat.launch.failures import classify
+from tprimat.launch.host_memory import out_of_memory_kills
 from tprimat.launch.interrupts import Interrupts
 from tprimat.launch.output import Output
+from tprimat.launch.ports import free_port, on_another_port
 from tprimat.launch.process import Child, Ending, Supervision
 from tprimat.launch.schema import Failure, Launch, LaunchResult, Watcher
 from tprimat.launch.stacks import dump_stacks
@@ -35,6 +37,11 @@ def run(launch: Launch, watcher: Watcher) -> tuple[RunRecord, LaunchResult]:
     """
     launch.directory.write_run(launch.record)
     result = Attempt(launch, watcher).go()
+    if result.port_in_use and not result.steps and launch.nodes == 1:
+        port = free_port()
+        watcher.on_notice(f"{result.cause} Starting once more on port {port}.")
+        again = dataclasses.replace(launch, command=on_another_port(launch.command, port))
+        result = Attempt(again, watcher).go()
     record = finished(launch, result)
     try:
         launch.directory.write_run(record)
@@ -66,6 +73,7 @@ class Attempt:
     def __init__(self, launch: Launch, watcher: Watcher) -> None:
         self._launch = launch
         self._watcher = watcher
+        self._kills_before = out_of_memory_kills()
         self._seen: list[StepRecord] = []
         self._source: StepSource
         if launch.step_of_line is None:
@@ -101,8 +109,13 @@ class Attempt:
         self._watcher.on_line(text)
 
     def _result(self, ending: Ending) -> LaunchResult:
-        lines = [*self._output.tail, *error_log_lines(self._launch.error_logs)]
-        failure = ending.stopped or classify(ending.exit_code, lines, self._seen)
+        failure = ending.stopped or classify(
+            ending.exit_code,
+            [*self._output.tail, *error_log_lines(self._launch.error_logs)],
+            self._seen,
+            alternatives=self._launch.alternatives,
+            killed_for_memory=(out_of_memory_kills() or 0) > (self._kills_before or 0),
+        )
         return LaunchResult(
             outcome=failure.outcome if failure else "completed",
             exit_code=ending.exit_code,
@@ -110,6 +123,7 @@ class Attempt:
             hint=failure.hint if failure else None,
             duration_seconds=ending.duration_seconds,
             steps=tuple(self._seen),
+            port_in_use=failure is not None and failure.kind == "port_in_use",
         )
 
 

@@ -37,6 +37,8 @@ class Launch:
     step_of_line: Callable[[str], StepRecord | None] | None = None
     """For engines whose steps are read from the log. None: the worker appends steps.jsonl itself."""
     planned_steps: int | None = None
+    nodes: int = 1
+    """On one node a port that is in use is replaced by a free one; several nodes have agreed on theirs."""
     error_logs: tuple[str, ...] = ()
     """Glob patterns of further logs of the ranks, such as Primus's 'logs/pre_trainer/rank-*/error.log'."""
     alternatives: tuple[str, ...] = ()
@@ -54,6 +56,8 @@ class Failure:
     """One line: what to try."""
     evidence: str | None = None
     """The line of the log that says so."""
+    kind: str | None = None
+    """Name of the signature that was found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +72,8 @@ class LaunchResult:
     duration_seconds: float
     steps: tuple[StepRecord, ...] = ()
     """As they came by, complete even where the disk was full."""
+    port_in_use: bool = False
+    """Another start on another port may work."""
 
 
 class Watcher(Protocol):

@@ -1,0 +1,263 @@
+import pytest
+from a_launch import Notes, a_launch
+
+from tprimat.launch.failures import classify
+from tprimat.launch.run import run
+from tprimat.record.schema import StepRecord
+
+TORCHRUN_KILLED = """\
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-01-01_00:00:00
+  rank      : 3 (local_rank: 3)
+  exitcode  : -9 (pid: 12854)
+  error_file: <N/A>
+  traceback : Signal 9 (SIGKILL) received by PID 12854
+============================================================"""
+HIP_MEMORY = (
+    "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 3.31 GiB. GPU 0 has a total capacity of 128.00 GiB"
+    " of which 780.24 MiB is free."
+)
+CUDA_MEMORY = (
+    "[rank1]: torch.cuda.OutOfMemoryError: "
+    "CUDA out of memory. Tried to allocate 512.00 MiB. GPU 1 has a total capacty of 79.15 GiB"
+    " of which 5.25 MiB is free."
+)
+COLLECTIVE = (
+    "[Rank 7] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1580, OpType=ALLREDUCE, NumelIn=1, NumelOut=1,"
+    " Timeout(ms)=600000) ran for 600004 milliseconds before timing out."
+)
+HEADS = "ValueError: num_attention_heads (28) must be a multiple of tensor_model_parallel_size (8)."
+
+
+@pytest.mark.parametrize(
+    ("line", "outcome", "cause"),
+    [
+        (
+            HIP_MEMORY,
+            "out_of_memory",
+            "it tried to allocate 3.31 GiB on GPU 0, where 780.24 MiB of 128.00 GiB were free.",
+        ),
+        (CUDA_MEMORY, "out_of_memory", "it tried to allocate 512.00 MiB on GPU 1, where 5.25 MiB of 79.15 GiB were free."),
+        ("RuntimeError: CUDA error: out of memory", "out_of_memory", "The GPU ran out of memory."),
+        ("n1:12:34 [0] NCCL WARN Cuda failure 2 'out of memory'", "out_of_memory", "The GPU ran out of memory."),
+        ("RuntimeError: HIP error: hipErrorOutOfMemory", "out_of_memory", "The GPU ran out of memory."),
+        (
+            "RuntimeError: [enforce fail at alloc_cpu.cpp:119] . "
+            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes.",
+            "out_of_memory",
+            "main memory",
+        ),
+        ("slurmstepd: error: Detected 1 oom_kill event in StepId=1.0.", "out_of_memory", "main memory"),
+        ("[ 12.3] Out of memory: Killed process 4242 (python)", "out_of_memory", "main memory"),
+        (COLLECTIVE, "timed_out", "A collective operation timed out"),
+        ("ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress", "timed_out", "collective"),
+        ("Heartbeat monitor timed out! Process will be terminated after dumping debug info.", "timed_out", "collective"),
+        ("torch.distributed.DistBackendError: NCCL error in: x.cpp:1, unhandled cuda error", "failed", "NCCL (RCCL) failed:"),
+        (
+            "RuntimeError: Rank 3, node n1, device 3, iteration 12: "
+            "Unexpected result nan (message='found NaN in local forward loss')",
+            "diverged",
+            "not a finite number",
+        ),
+        (
+            "found NaN in local grad norm for bucket #0 in backward pass before data-parallel communication collective",
+            "diverged",
+            "finite",
+        ),
+        (" iteration 9/ 50 | lm loss: NaN | grad norm: 1.0 |", "diverged", "not a finite number"),
+        (" iteration 9/ 50 | number of nan iterations:   1 |", "diverged", "not a finite number"),
+        (HEADS, "failed", "num_attention_heads (28) must be a multiple of tensor_model_parallel_size (8)."),
+        (
+            "AssertionError: world size (8) is not divisible by total_model_size (total_model_size=3)",
+            "failed",
+            "world size (8) is not divisible",
+        ),
+        (
+            "AssertionError: Number of layers should be divisible by the pipeline-model-parallel size",
+            "failed",
+            "Number of layers should be",
+        ),
+        (
+            "AssertionError: global batch size (10) is not divisible by micro batch size (2) times data parallel size (8)",
+            "failed",
+            "global batch size (10) is not divisible by micro batch size (2)",
+        ),
+        (
+            "AssertionError: max_position_embeddings (8192) must be greater than or equal to seq_length (16384).",
+            "failed",
+            "max_position_embeddings (8192) must be",
+        ),
+        (
+            'ValueError: Using recompute_granularity: full so recompute_method must be "block" or "uniform"',
+            "failed",
+            "recompute_method must be",
+        ),
+        ("    assert not args.bf16", "failed", "refuses the configuration"),
+        ("huggingface_hub.errors.GatedRepoError: 401 Client Error.", "failed", "tokenizer cannot be fetched"),
+        ("[ERROR] Environment variable HF_TOKEN must be set.", "failed", "tokenizer cannot be fetched"),
+        (
+            "torch.distributed.DistNetworkError: The server socket has failed. port: 29622, code: -98, name: EADDRINUSE",
+            "failed",
+            "port",
+        ),
+        (
+            "The client socket has timed out after 60000ms while trying to connect to (n1, 29500).",
+            "timed_out",
+            "did not find each other",
+        ),
+        ("RuntimeError: No HIP GPUs are available", "failed", "finds no GPU"),
+        ("RuntimeError: Found no NVIDIA driver on your system.", "failed", "finds no GPU"),
+        ("AssertionError: Torch not compiled with CUDA enabled", "failed", "finds no GPU"),
+        (
+            "Memory access fault by GPU node-2 (Agent handle: 0x1) on address 0x2. Reason: Page not present",
+            "failed",
+            "A GPU failed",
+        ),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", "failed", "illegal memory access"),
+        ("ModuleNotFoundError: No module named 'nemo.collections'", "failed", "The Python module nemo.collections is missing"),
+        ("/usr/bin/python3: No module named torch", "failed", "The Python module torch is missing"),
+        ("OSError: [Errno 28] No space left on device", "failed", "The disk is full."),
+        ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***", "timed_out", "time limit"),
+        ("slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 ***", "interrupted", "cancelled"),
+        (TORCHRUN_KILLED, "failed", "killed with SIGKILL"),
+        ("RuntimeError: the gears broke", "failed", "RuntimeError: the gears broke"),
+        ("torch.distributed.elastic.SignalException: Process 41337 got signal: 15", "interrupted", "signal 15"),
+    ],
+)
+def test_the_log_says_what_a_run_died_of(line, outcome, cause):
+    failure = classify(1, ["starting", "\x1b[31m" + line.split("\n")[0] + "\x1b[0m", *line.split("\n")[1:], "bye"], [])
+    assert failure.outcome == outcome
+    assert cause in failure.cause
+    assert "\x1b" not in (failure.evidence or "")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "  error_injection_rate ............................ 0",
+        "[W ProcessGroupNCCL.cpp] Warning: WARNING: destroy_process_group() was not called before exit",
+        "WARNING: AMD GPU device(s) is/are in a low-power state. Check power control/runtime_status",
+        "No token throughput for iterations 1-2",
+        "NCCL_DEBUG=WARN ncclSystemError",
+        "export NCCL_IB_TIMEOUT=NCCL error in",
+        "  exitcode  : -15 (pid: 7)",
+        " iteration 1/ 50 | number of nan iterations:   0 |",
+        "  check_for_nan_in_loss_and_grad .................. True",
+        "  distributed_timeout_minutes ..................... 60",
+    ],
+)
+def test_harmless_lines_do_not_classify(line):
+    assert classify(1, [line, "RuntimeError: real reason"], []).cause == "RuntimeError: real reason"
+
+
+@pytest.mark.parametrize(
+    ("lines", "outcome"),
+    [
+        ([COLLECTIVE, HIP_MEMORY], "out_of_memory"),
+        ([HEADS, "lm loss: nan"], "diverged"),
+        ([COLLECTIVE, HEADS], "failed"),
+        ([COLLECTIVE, *TORCHRUN_KILLED.split("\n")], "failed"),
+        (["ncclSystemError", COLLECTIVE], "timed_out"),
+    ],
+)
+def test_memory_comes_before_nan_before_configuration_before_timeouts(lines, outcome):
+    failure = classify(1, lines, [])
+    assert failure.outcome == outcome
+    assert outcome == "timed_out" or "collective" not in failure.cause
+
+
+def test_the_root_cause_block_outweighs_what_other_ranks_say():
+    block = [line.replace("-9 (pid", "1 (pid") for line in TORCHRUN_KILLED.split("\n")]
+    block[-2] = "traceback : ModuleNotFoundError: No module named 'einops'"
+    assert "einops" in classify(1, ["[rank0]: OSError: [Errno 28] No space left on device", *block], []).cause
+
+
+def test_the_log_of_the_rank_that_failed_first_outweighs_the_others():
+    block = [line.replace("-9 (pid", "1 (pid") for line in TORCHRUN_KILLED.split("\n") if "SIGKILL" not in line]
+    lines = [f"[rank0]: {HEADS}", "[rank3]: OSError: [Errno 28] No space left on device", *block]
+    assert classify(1, lines, []).cause == "The disk is full."
+
+
+def test_the_biggest_allocation_that_failed_is_the_one_told():
+    assert "3.31 GiB" in classify(1, [CUDA_MEMORY, HIP_MEMORY, CUDA_MEMORY], []).cause
+
+
+def test_a_full_gpu_points_to_the_next_strategy_that_needs_less():
+    assert classify(1, [HIP_MEMORY], [], alternatives=("balanced", "maximum_performance")).hint.startswith(
+        "try --parallel balanced"
+    )
+    assert "--parallel" not in classify(1, [HIP_MEMORY], []).hint
+
+
+@pytest.mark.parametrize("code", [-9, 137])
+def test_sigkill_is_a_matter_of_memory_only_where_the_kernel_says_so(code):
+    assert classify(code, [], [], killed_for_memory=True).outcome == "out_of_memory"
+    assert classify(code, [], []).outcome == "failed"
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome", "cause"),
+    [
+        (-11, "failed", "SIGSEGV"),
+        (134, "failed", "SIGABRT"),
+        (-15, "interrupted", "SIGTERM"),
+        (3, "failed", "exit code 3 and printed nothing"),
+        (255, "failed", "exit code 255"),
+    ],
+)
+def test_a_silent_end_is_told_by_its_code(code, outcome, cause):
+    failure = classify(code, ["", "  "], [])
+    assert failure.outcome == outcome
+    assert cause in failure.cause
+
+
+def test_the_last_exception_is_the_cause_where_nothing_is_known():
+    lines = [
+        "Traceback (most recent call last):",
+        "  x = 1",
+        "KeyError: 'first'",
+        "[rank0]: my.pkg.OddError: strange",
+        "cleaning up",
+    ]
+    lines += ["torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "]
+    assert classify(1, lines, []).cause == "my.pkg.OddError: strange"
+
+
+def steps(losses):
+    return [StepRecord(step=n, step_seconds=1.0, loss=loss, finite=loss is not None) for n, loss in enumerate(losses, 1)]
+
+
+@pytest.mark.parametrize(
+    ("losses", "cause"),
+    [
+        ([5.0, None, None], "not finite, first in step 2"),
+        ([5.0] * 8 + [7.0, 9.0, 11.0], "grew from 5 to 9"),
+        ([], "without a single step"),
+    ],
+)
+def test_an_end_without_an_error_can_still_be_a_failure(losses, cause):
+    assert cause in classify(0, [], steps(losses)).cause
+
+
+@pytest.mark.parametrize("losses", [[5.0, 4.0], [5.0, None, 4.0], [5.0] * 9 + [7.4, 7.4, 7.4], [5.0, 30.0]])
+def test_a_bump_is_no_divergence(losses):
+    assert classify(0, [], steps(losses)) is None
+
+
+def test_logs_of_the_ranks_are_searched_too(tmp_path):
+    (tmp_path / "ranks" / "rank-3").mkdir(parents=True)
+    (tmp_path / "ranks" / "rank-3" / "error.log").write_text(HIP_MEMORY + "\n")
+    launch = a_launch(tmp_path, "line", "ChildFailedError", "exit", 1, error_logs=(f"{tmp_path}/ranks/rank-*/error.log",))
+    record, _ = run(launch, Notes())
+    assert record.outcome == "out_of_memory"
+    assert "3.31 GiB" in record.cause
+
+
+def test_a_killed_process_is_told_as_such(tmp_path):
+    record, _ = run(a_launch(tmp_path, "steps", 1, "kill", "SIGKILL"), Notes())
+    assert (record.outcome, record.exit_code) == ("failed", -9)
+    assert "SIGKILL" in record.cause

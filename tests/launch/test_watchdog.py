@@ -1,0 +1,103 @@
+import os
+import stat
+import time
+
+import pytest
+from a_launch import Notes, a_launch
+
+from tprimat.launch.run import run
+from tprimat.launch.schema import Limits
+from tprimat.launch.watchdog import Watchdog
+
+
+def test_a_run_that_does_not_start_is_stopped(tmp_path, left_behind):
+    record, _ = run(a_launch(tmp_path, "sleep", 100, limits={"startup_timeout_seconds": 0.4}), Notes())
+    assert record.outcome == "timed_out"
+    assert "No step ended within startup_timeout_seconds (0.4 s)" in record.cause
+    assert not left_behind()
+
+
+def test_a_run_that_takes_too_long_is_stopped_and_keeps_its_steps(tmp_path, left_behind):
+    launch = a_launch(tmp_path, "pace", 0.05, "steps", 1000, limits={"run_timeout_seconds": 0.6}, planned_steps=1000)
+    record, result = run(launch, Notes())
+    assert record.outcome == "timed_out"
+    assert f"the last was step {result.steps[-1].step} of 1000" in record.cause
+    assert len(result.steps) > 3
+    assert not left_behind()
+
+
+HANGS = {"hang_factor": 3.0, "hang_minimum_seconds": 0.5}
+
+
+def test_a_hung_run_is_stopped_also_without_py_spy(tmp_path, left_behind, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    notes = Notes()
+    record, _ = run(a_launch(tmp_path, "steps", 3, "sleep", 100, limits=HANGS, planned_steps=9), notes)
+    assert record.outcome == "hung"
+    assert "the last was step 3 of 9" in record.cause
+    assert any("py-spy is not installed" in notice for notice in notes.notices)
+    assert not left_behind()
+
+
+def test_a_worker_that_asked_for_it_prints_its_stacks_before_it_is_stopped(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    notes = Notes()
+    run(a_launch(tmp_path, "faulthandler", "SIGUSR1", "steps", 3, "sleep", 100, limits=HANGS), notes)
+    assert any("fake_trainer.py" in line and "in main" in line for line in notes.lines)
+
+
+def test_py_spy_writes_the_stacks_into_the_runs_folder(tmp_path, monkeypatch):
+    tool = tmp_path / "bin" / "py-spy"
+    tool.parent.mkdir()
+    tool.write_text('#!/bin/sh\necho "stack of $3"\n')
+    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tool.parent}{os.pathsep}{os.environ['PATH']}")
+    run(a_launch(tmp_path / "run", "steps", 3, "sleep", 100, limits=HANGS), Notes())
+    assert (tmp_path / "run" / "stacks.txt").read_text().startswith("stack of ")
+
+
+def test_a_process_that_does_not_end_after_its_last_step_is_hung(tmp_path):
+    record, result = run(a_launch(tmp_path, "steps", 3, "sleep", 100, limits=HANGS, planned_steps=3), Notes())
+    assert record.outcome == "hung"
+    assert "all 3 steps ended, the processes did not" in record.cause
+    assert len(result.steps) == 3
+
+
+def watchdog(**limits):
+    given = {"startup_timeout_seconds": 100.0, "hang_factor": 10.0, "hang_minimum_seconds": 5.0, **limits}
+    return Watchdog(Limits(**given), started=0.0)
+
+
+def test_slow_steps_are_given_more_time():
+    dog = watchdog()
+    for step in range(1, 4):
+        dog.saw_step(step, 2.0, now=2.0 * step)
+    assert dog.verdict(25.9) is None
+    assert dog.verdict(26.1).outcome == "hung"
+
+
+def test_fast_steps_are_given_the_minimum():
+    dog = watchdog()
+    for step in range(1, 4):
+        dog.saw_step(step, 0.01, now=0.01 * step)
+    assert dog.verdict(5.0) is None
+    assert dog.verdict(5.1).outcome == "hung"
+
+
+def test_a_framework_that_reports_every_tenth_step_is_not_hung_between_reports():
+    dog = watchdog()
+    for report in range(1, 4):
+        dog.saw_step(10 * report, 1.0, now=10.0 * report)
+    assert dog.verdict(30.0 + 60.0) is None
+
+
+@pytest.mark.parametrize(("now", "outcome"), [(99.0, None), (101.0, "timed_out")])
+def test_the_first_step_has_a_time_of_its_own(now, outcome):
+    verdict = watchdog().verdict(now)
+    assert (verdict.outcome if verdict else None) == outcome
+
+
+def test_the_monotonic_clock_is_the_one_used(tmp_path):
+    began = time.monotonic()
+    _, result = run(a_launch(tmp_path, "steps", 1), Notes())
+    assert 0 < result.duration_seconds <= time.monotonic() - began

@@ -1,0 +1,44 @@
+"""A port for the ranks to meet on."""
+
+import dataclasses
+import re
+import socket
+
+from tprimat.engines.base import Command
+
+OPTION = re.compile(r"--(?:master|rdzv)[-_](?P<kind>port|endpoint)")
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on at this moment."""
+    with socket.socket() as server:
+        server.bind(("", 0))
+        port: int = server.getsockname()[1]
+        return port
+
+
+def on_another_port(command: Command, port: int) -> Command:
+    """The command with another port where it names one: --master_port, --rdzv-endpoint HOST:PORT, MASTER_PORT.
+
+    A command that names none has torchrun choose; it stays as it is, and the second start chooses again.
+    """
+    argv = list(command.argv)
+    for index, word in enumerate(argv):
+        match = OPTION.match(word)
+        if match is None:
+            continue
+        option, equals, value = word.partition("=")
+        if equals:
+            argv[index] = f"{option}={with_port(value, port)}"
+        elif index + 1 < len(argv):
+            argv[index + 1] = with_port(argv[index + 1], port)
+    environment = dict(command.environment)
+    if "MASTER_PORT" in environment:
+        environment["MASTER_PORT"] = str(port)
+    return dataclasses.replace(command, argv=tuple(argv), environment=environment)
+
+
+def with_port(value: str, port: int) -> str:
+    """'1234' or 'host:1234' with another number."""
+    host, colon, _ = value.rpartition(":")
+    return f"{host}{colon}{port}"

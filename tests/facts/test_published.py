@@ -1,0 +1,80 @@
+"""Published figures, rebased, against conversions that were worked out by hand."""
+
+import pytest
+
+from tprimat.facts.accelerators import find_accelerator
+from tprimat.facts.models import MODELS, model_shape, parameters
+from tprimat.facts.published import rebase
+from tprimat.facts.published_results import RESULTS
+from tprimat.facts.published_sizes import SIZES
+
+BY_NAME = {result.name: result for result in RESULTS}
+
+
+@pytest.mark.parametrize(
+    ("name", "teraflops", "mfu"),
+    [
+        ("dgx-cloud-llama-3.1-8b-bf16", 528, 0.534),
+        ("dgx-cloud-llama-3.1-8b-fp8", 714, 0.361),
+        ("megatron-bridge-llama-3-8b-fp8", 744, 0.376),
+        ("torchtitan-llama-3.1-8b-eager", 297, None),
+        ("torchtitan-llama-3.1-8b-compiled", 343, None),
+        ("torchtitan-llama-3.1-8b-float8", 439, None),
+        ("torchtitan-llama-3-8b-h200-float8", 563, 0.2845),
+        ("torchao-llama-3-8b-mi300x-bf16", 277, 0.212),
+        ("torchao-llama-3-8b-mi300x-fp8", 317, 0.121),
+        ("tprimat-h100-llama", 345, 0.349),
+    ],
+)
+def test_results_are_rebased_to_half_the_square_and_the_dense_peak(name, teraflops, mfu):
+    rebased = rebase(BY_NAME[name])
+    assert rebased.flops_per_second_per_gpu / 1e12 == pytest.approx(teraflops, abs=0.6)
+    assert rebased.mfu == (None if mfu is None else pytest.approx(mfu, abs=6e-4))
+
+
+def test_a_printed_mfu_is_met_in_its_own_convention():
+    assert rebase(BY_NAME["dgx-cloud-llama-3.1-8b-bf16"]).own_mfu == pytest.approx(0.5999, abs=5e-4)
+    assert rebase(BY_NAME["megatron-462b"]).own_mfu == pytest.approx(459.9 / 989.4, rel=1e-9)
+
+
+def test_an_mfu_against_the_sparse_peak_is_half_of_what_the_chip_does():
+    result = BY_NAME["tprimat-h100-llama"]
+    assert rebase(result).own_mfu == pytest.approx(2 * result.mfu, abs=2e-3)
+
+
+def test_a_throughput_that_contradicts_its_mfu_shows():
+    """390 TFLOP/s of 989.4 are 39.4 %, not 47 %."""
+    result = BY_NAME["core-page-gpt-3-175b"]
+    assert rebase(result).own_mfu is not None
+    assert result.mfu - rebase(result).own_mfu == pytest.approx(0.076, abs=1e-3)
+
+
+def test_a_step_that_is_faster_than_the_chip_shows():
+    assert rebase(BY_NAME["core-page-gpt-3-175b-example"]).mfu > 1
+
+
+def test_what_a_source_does_not_say_stays_absent():
+    rebased = rebase(BY_NAME["llm-foundry-mpt-7b"])
+    assert (rebased.flops_per_second_per_gpu, rebased.mfu) == (None, None)
+    assert rebase(BY_NAME["mi350x-gpt-7b"]).mfu is None
+
+
+@pytest.mark.parametrize("result", RESULTS, ids=lambda result: result.name)
+def test_each_result_refers_to_things_that_exist(result):
+    assert result.source
+    assert result.shape is None or result.shape in MODELS
+    assert result.accelerator is None or find_accelerator(result.accelerator)
+    assert result.tokens_per_second_per_gpu or result.flops_per_second_per_gpu
+    assert result.mfu is None or 0 < result.mfu < 1
+    ranks = (result.tensor_parallel or 1) * (result.pipeline_parallel or 1) * (result.context_parallel or 1)
+    assert result.gpus % ranks == 0
+
+
+def test_result_names_are_unique():
+    assert len(BY_NAME) == len(RESULTS)
+
+
+def test_sizes_that_authors_print_hold_and_those_of_the_core_page_do_not():
+    for size in SIZES:
+        close = parameters(model_shape(size.shape)).total == pytest.approx(size.total, rel=0.005)
+        assert close == ("Megatron-Core" not in size.source), size

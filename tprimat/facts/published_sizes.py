@@ -1,0 +1,32 @@
+"""Parameter counts as sources print them, to hold against our own."""
+
+from tprimat.facts.published import PublishedSize
+
+CORE_PAGE = "Megatron-Core performance benchmarks page"
+SUITE = "AMD MI350X Training Benchmark Results"
+
+SIZES: tuple[PublishedSize, ...] = (
+    PublishedSize(shape="llama-3.1-8b", source="huggingface.co/meta-llama/Llama-3.1-8B, safetensors", total=8_030_261_248),
+    PublishedSize(shape="llama-3-70b", source="huggingface.co/meta-llama/Meta-Llama-3-70B, safetensors", total=70_553_706_496),
+    PublishedSize(shape="llama-3.1-405b", source="arXiv 2407.21783", total=405e9),
+    PublishedSize(shape="qwen-2.5-7b", source="huggingface.co/Qwen/Qwen2.5-7B, safetensors", total=7_615_616_512),
+    PublishedSize(shape="qwen-2.5-32b", source="huggingface.co/Qwen/Qwen2.5-32B, safetensors", total=32_763_876_352),
+    PublishedSize(shape="qwen-2.5-72b", source="huggingface.co/Qwen/Qwen2.5-72B, model card", total=72.7e9),
+    PublishedSize(shape="qwen3-8b", source="huggingface.co/Qwen/Qwen3-8B, model card", total=8.2e9),
+    PublishedSize(shape="qwen3-30b-a3b", source="huggingface.co/Qwen/Qwen3-30B-A3B, model card", total=30.5e9, active=3.3e9),
+    PublishedSize(shape="mixtral-8x7b", source="mistral.ai/news/mixtral-of-experts", total=46.7e9, active=12.9e9),
+    PublishedSize(shape="mixtral-8x7b", source=CORE_PAGE, total=56e9, active=7e9),
+    PublishedSize(shape="mixtral-8x22b", source="mistral.ai/news/mixtral-8x22b", total=141e9, active=39e9),
+    PublishedSize(shape="mixtral-8x22b", source=CORE_PAGE, total=176e9, active=22e9),
+    PublishedSize(shape="deepseek-v3", source="arXiv 2412.19437; active without the input table", total=671e9, active=37e9),
+    PublishedSize(shape="gpt-3-175b", source="arXiv 2005.14165, table 2.1", total=175e9),
+    PublishedSize(shape="gpt-462b", source="github.com/NVIDIA/Megatron-LM images/model_table.png", total=462e9),
+    PublishedSize(shape="gpt-30m", source=SUITE, total=30e6),
+    PublishedSize(shape="gpt-124m", source=SUITE, total=124e6),
+    PublishedSize(shape="gpt-354m", source=SUITE, total=354e6),
+    PublishedSize(shape="gpt-773m", source=SUITE, total=773e6),
+    PublishedSize(shape="gpt-1.5b", source=SUITE, total=1.44e9),
+    PublishedSize(shape="gpt-3b", source=SUITE, total=2.65e9),
+    PublishedSize(shape="gpt-7b", source=SUITE, total=5.24e9),
+    PublishedSize(shape="gpt-13b", source=SUITE, total=10.12e9),
+)

@@ -28,3 +28,10 @@ def test_numbers_print_with_their_units(text, expected):
 @pytest.mark.parametrize("format_", [units.count, units.si, units.teraflops, units.gibibytes, units.percent, units.seconds])
 def test_absent_prints_as_a_dash(format_):
     assert format_(None) == "–"
+
+
+@pytest.mark.parametrize(
+    ("fraction", "text"), [(0.0123, "+1.2 %"), (-0.5, "-50.0 %"), (-0.0004, "0.0 %"), (0, "0.0 %"), (None, "–")]
+)
+def test_a_difference_carries_its_sign(fraction, text):
+    assert units.signed_percent(fraction) == text

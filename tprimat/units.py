@@ -58,6 +58,14 @@ def percent(fraction: float | None, digits: int = 1) -> str:
     return ABSENT if fraction is None else f"{fraction * 100:.{digits}f} %"
 
 
+def signed_percent(fraction: float | None, digits: int = 1) -> str:
+    """A difference: 0.012 -> '+1.2 %'; what rounds to nothing is '0.0 %'."""
+    if fraction is None:
+        return ABSENT
+    rounded = round(fraction * 100, digits)
+    return f"{rounded:+.{digits}f} %" if rounded else f"{0:.{digits}f} %"
+
+
 def seconds(value: float | None) -> str:
     """A step or a wait: '842 µs', '59.1 ms', '3.10 s', '4 min 10 s', '2 h 05 min'."""
     if value is None:

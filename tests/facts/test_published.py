@@ -78,3 +78,11 @@ def test_sizes_that_authors_print_hold_and_those_of_the_core_page_do_not():
     for size in SIZES:
         close = parameters(model_shape(size.shape)).total == pytest.approx(size.total, rel=0.005)
         assert close == ("Megatron-Core" not in size.source), size
+
+
+def test_active_weights_that_authors_print_hold_to_their_last_digit():
+    for size in SIZES:
+        if size.active is not None and "Megatron-Core" not in size.source:
+            count = parameters(model_shape(size.shape))
+            active = count.active if size.active_has_input_table else count.active - count.embedding
+            assert active == pytest.approx(size.active, rel=0.017), size

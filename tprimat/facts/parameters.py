@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from tprimat.facts.matmuls import WeightMatrix, attention_matrices, feed_forward_matrices, moe_matrices, output_matrix
 from tprimat.facts.shape import ModelShape
 
+BYTES_PER_WEIGHT = {"fp16": 2, "bf16": 2, "fp8": 1}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterCount:
@@ -65,3 +67,8 @@ def _norms(shape: ModelShape) -> int:
     if shape.kv_lora_rank is not None:
         inner += shape.kv_lora_rank + (shape.q_lora_rank or 0)
     return width * ((2 * shape.layers + 1) * shape.hidden + shape.layers * inner)
+
+
+def weight_bytes(shape: ModelShape, dtype: str) -> int:
+    """Memory of the weights alone, all in one of BYTES_PER_WEIGHT's dtypes."""
+    return parameters(shape).total * BYTES_PER_WEIGHT[dtype]

@@ -4,6 +4,7 @@ Sources count FLOP in three ways and divide by dense or sparse peaks. Here each 
 its convention; `rebase` turns it into the `causal` convention against the dense peak.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tprimat.facts.accelerators import peak_dense_flops
@@ -68,6 +69,18 @@ class PublishedSize:
     source: str
     total: float
     active: float | None = None
+    """Of one token."""
+    active_has_input_table: bool = True
+    """False where the source leaves the input embedding out of `active`, because a token reads one row of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedWeights:
+    """Memory that a source says the weights of a model take."""
+
+    shape: str
+    source: str
+    bytes_by_dtype: Mapping[str, float]
 
 
 def rebase(result: PublishedResult) -> Rebased:

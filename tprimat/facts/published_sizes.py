@@ -1,6 +1,6 @@
 """Parameter counts as sources print them, to hold against our own."""
 
-from tprimat.facts.published import PublishedSize
+from tprimat.facts.published import PublishedSize, PublishedWeights
 
 CORE_PAGE = "Megatron-Core performance benchmarks page"
 SUITE = "AMD MI350X Training Benchmark Results"
@@ -18,7 +18,7 @@ SIZES: tuple[PublishedSize, ...] = (
     PublishedSize(shape="mixtral-8x7b", source=CORE_PAGE, total=56e9, active=7e9),
     PublishedSize(shape="mixtral-8x22b", source="mistral.ai/news/mixtral-8x22b", total=141e9, active=39e9),
     PublishedSize(shape="mixtral-8x22b", source=CORE_PAGE, total=176e9, active=22e9),
-    PublishedSize(shape="deepseek-v3", source="arXiv 2412.19437; active without the input table", total=671e9, active=37e9),
+    PublishedSize(shape="deepseek-v3", source="arXiv 2412.19437", total=671e9, active=37e9, active_has_input_table=False),
     PublishedSize(shape="gpt-3-175b", source="arXiv 2005.14165, table 2.1", total=175e9),
     PublishedSize(shape="gpt-462b", source="github.com/NVIDIA/Megatron-LM images/model_table.png", total=462e9),
     PublishedSize(shape="gpt-30m", source=SUITE, total=30e6),
@@ -29,4 +29,10 @@ SIZES: tuple[PublishedSize, ...] = (
     PublishedSize(shape="gpt-3b", source=SUITE, total=2.65e9),
     PublishedSize(shape="gpt-7b", source=SUITE, total=5.24e9),
     PublishedSize(shape="gpt-13b", source=SUITE, total=10.12e9),
+)
+
+WEIGHTS: tuple[PublishedWeights, ...] = (
+    PublishedWeights(shape="llama-3-70b", source=CORE_PAGE, bytes_by_dtype={"fp16": 140e9, "bf16": 140e9, "fp8": 70e9}),
+    PublishedWeights(shape="gpt-3-175b", source=CORE_PAGE, bytes_by_dtype={"fp16": 350e9, "bf16": 350e9, "fp8": 175e9}),
+    PublishedWeights(shape="llama-3.1-405b", source=CORE_PAGE, bytes_by_dtype={"fp16": 810e9, "bf16": 810e9, "fp8": 405e9}),
 )

@@ -1,0 +1,70 @@
+"""python -m tprimat.cli.models, as a user runs it."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tprimat.cli import models
+
+
+def run(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "tprimat.cli.models", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_the_tables_of_two_models_print_with_published_figures_beside():
+    done = run("llama-3.1-8b", "mixtral-8x7b")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"llama-3.1-8b +8,030,261,248 +8,030,261,248 +2,048 +46\.64 +48\.25 +48\.18", done.stdout)
+    assert re.search(r"mixtral-8x7b +Megatron-Core .* +46\.7 G +56\.0 G +-16\.6 %", done.stdout)
+    assert re.search(r"dgx-cloud-llama-3\.1-8b-bf16 +8 x H100 SXM .* 60\.0 % +60\.0 % +0\.0 % +527\.8 +53\.3 %", done.stdout)
+    assert "qwen" not in done.stdout
+
+
+def test_rows_come_as_numbers_in_si_units():
+    rows = json.loads(run("llama-3-70b", "--table", "memory", "--json").stdout)
+    assert list(rows) == ["memory"]
+    (row,) = rows["memory"]
+    assert (row["bf16"], row["fp8"], row["bf16_printed"]) == (2 * 70_553_706_496, 70_553_706_496, 140e9)
+
+
+def test_a_longer_sequence_leaves_out_models_that_cannot_read_it():
+    rows = json.loads(run("--sequence", "8192", "--table", "counts", "--json").stdout)["counts"]
+    names = {row["model"] for row in rows}
+    assert "llama-3.1-8b" in names
+    assert "gpt-7b" not in names
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["llama-4"], "There is no model 'llama-4'"),
+        (["gpt-7b", "--sequence", "4096"], "4096 tokens is out of range"),
+        (["--sequence", "0"], "0 tokens is out of range"),
+        (["--table", "nothing"], "invalid choice"),
+    ],
+)
+def test_a_mistake_is_named_and_exits_2(arguments, message):
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_each_table_prints_all_its_rows(capsys):
+    assert models.main([]) == 0
+    printed = capsys.readouterr().out
+    for name in ("gpt-462b", "deepseek-v3", "MI250X (one GCD)", "tprimat-mi300x-qwen", "mi350x-ddp8-gpt-13b"):
+        assert name in printed
+    assert max(len(line) for line in printed.splitlines()) <= 200
+
+
+def test_help_comes_at_once():
+    started = time.perf_counter()
+    assert run("--help").returncode == 0
+    assert time.perf_counter() - started < 5

@@ -9,14 +9,12 @@ import numpy as np
 from tprimat.analyze.energy import joules
 from tprimat.analyze.statistics import Interval, median_interval, ratio_of_sums, scaled_mad
 from tprimat.analyze.window import Warmup, steady_window, steps_inside
-from tprimat.facts.accelerators import peak_dense_flops
+from tprimat.facts.accelerators import peak_dense_flops, peak_sparse_flops
 from tprimat.facts.flops import flop_per_token
 from tprimat.record.schema import Estimate, RunMetrics, RunRecord, StepRecord, TelemetrySample, Window
 
 Convention = Literal["causal", "full", "6n"]
 
-SPARSE_FACTOR = 2
-"""Vendors' 2:4 structured sparsity doubles the advertised matrix rate (NVIDIA A100 white paper, 2020, page 32)."""
 THROTTLING = ("thermal", "power", "brake", "slowdown", "cap")
 """Words in the throttle reasons of NVML and AMD SMI that mean a clock below what was asked for."""
 
@@ -28,7 +26,7 @@ class MetricOptions:
     flops_convention: Convention = "causal"
     warmup: Warmup = "auto"
     peak: Literal["dense", "sparse"] = "dense"
-    """sparse only to reproduce figures published against the doubled peak; no dense training reaches it."""
+    """sparse only to reproduce figures published against the peak with 2:4 sparsity, which no dense training can reach."""
     cost_per_gpu_hour: float | None = None
     """In the user's currency."""
     telemetry: Sequence[TelemetrySample] = ()
@@ -119,10 +117,9 @@ def _peak(run: RunRecord, kind: Literal["dense", "sparse"]) -> tuple[float | Non
         return None, "the accelerator is not recorded"
     if run.matmul_dtype is None:
         return None, "the dtype that ran is not known"
-    peak = peak_dense_flops(run.machine.accelerator, run.matmul_dtype)
-    if peak is None:
-        return None, f"no dense {run.matmul_dtype} peak is known for {run.machine.accelerator}"
-    return peak * (SPARSE_FACTOR if kind == "sparse" else 1), None
+    lookup = peak_dense_flops if kind == "dense" else peak_sparse_flops
+    peak = lookup(run.machine.accelerator, run.matmul_dtype)
+    return peak, None if peak else f"no {kind} {run.matmul_dtype} peak is known for {run.machine.accelerator}"
 
 
 def _no_rate(rate: Interval | None, gpus: int | None) -> str:

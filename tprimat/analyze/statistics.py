@@ -146,6 +146,16 @@ def ratio_of_sums(numerator: Array, denominator: Array) -> Interval:
     return Interval(value=ratio, low=ratio * math.exp(-arm), high=ratio * math.exp(arm))
 
 
+def mean_of_runs(values: Array) -> Interval:
+    """Geometric mean of runs with Student's 95 % interval on the log scale: the spread between runs is in it, none for one."""
+    logs = np.log(values)
+    centre, n = float(logs.mean()), len(logs)
+    if n < 2:
+        return Interval(value=float(values[0]), low=None, high=None)
+    arm = t_quantile(n - 1) * float(logs.std(ddof=1)) / math.sqrt(n)
+    return Interval(value=math.exp(centre), low=math.exp(centre - arm), high=math.exp(centre + arm))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
     """A monotonic trend."""
@@ -248,22 +258,23 @@ def resampled_log_throughput(sample: Sample, resamples: int, rng: np.random.Gene
 
 
 def bootstrap_log_throughput(samples: Sequence[Sample], resamples: int, rng: np.random.Generator) -> Array:
-    """Mean log throughput of a group of runs, drawn again: runs first, then steps in each (Davison and Hinkley 1997, 3.8).
+    """Mean log throughput of a group of runs, drawn again: runs first, then steps in each.
 
-    A resampled mean of k values varies (k - 1) / k of what it should (Hesterberg 2015, doi:10.1080/00031305.2015.1089789),
-    which matters for the few runs that benchmarks have: the spread between runs, or between the steps of a single run, is
-    widened for it.
+    Plain two-stage resampling gets the variance wrong twice: steps count double, since the runs' own values already vary with
+    theirs (Davison and Hinkley 1997, section 3.8), and k values drawn again vary (k - 1) / k of what they should (Hesterberg
+    2015, doi:10.1080/00031305.2015.1089789). So the draws keep their shape and are scaled to the variance of a mean of k runs.
 
     Returns:
         Shape (resamples,), centred on the mean of the runs' own log throughputs.
     """
     observed = np.array([sample.log_throughput for sample in samples])
     within = np.stack([resampled_log_throughput(sample, resamples, rng) for sample in samples])
-    runs = len(samples)
+    runs, centre = len(samples), float(observed.mean())
     if runs == 1:
         steps = len(samples[0].seconds)
-        return np.asarray(observed[0] + (within[0] - observed[0]) * math.sqrt(steps / max(1, steps - 1)))
+        return np.asarray(centre + (within[0] - centre) * math.sqrt(steps / max(1, steps - 1)))
     chosen = rng.integers(0, runs, size=(runs, resamples))
-    draws = np.stack([within[row, rng.permutation(resamples)] for row in chosen])
-    centre = float(observed.mean())
-    return np.asarray(centre + (draws.mean(axis=0) - centre) * math.sqrt(runs / (runs - 1)))
+    draws = np.stack([within[row, rng.permutation(resamples)] for row in chosen]).mean(axis=0)
+    spread = float(draws.std())
+    wanted = float(observed.std(ddof=1)) / math.sqrt(runs)
+    return np.asarray(centre + (draws - centre) * (wanted / spread if spread > 0 else 1.0))

@@ -7,7 +7,7 @@ from tprimat.facts.accelerator import DTYPES, Accelerator, Dtype
 from tprimat.facts.amd import AMD
 from tprimat.facts.nvidia import NVIDIA
 
-__all__ = ["ACCELERATORS", "DTYPES", "Accelerator", "Dtype", "find_accelerator", "peak_dense_flops"]
+__all__ = ["ACCELERATORS", "DTYPES", "Accelerator", "Dtype", "find_accelerator", "peak_dense_flops", "peak_sparse_flops"]
 
 ACCELERATORS: tuple[Accelerator, ...] = NVIDIA + AMD
 
@@ -43,6 +43,14 @@ def find_accelerator(device_name: str | None) -> Accelerator | None:
 def peak_dense_flops(device_name: str | None, dtype: str | None) -> float | None:
     """Dense peak in FLOP/s of a device for a matmul dtype (a key of DTYPES); None when either is unknown or unsupported."""
     accelerator = find_accelerator(device_name)
-    if accelerator is None:
-        return None
-    return next((flops for name, flops in accelerator.dense_flops.items() if name == dtype), None)
+    return None if accelerator is None else _of_dtype(accelerator.dense_flops, dtype)
+
+
+def peak_sparse_flops(device_name: str | None, dtype: str | None) -> float | None:
+    """The printed peak with 2:4 sparsity, to read figures that were divided by it; None where there is none."""
+    accelerator = find_accelerator(device_name)
+    return None if accelerator is None else _of_dtype(accelerator.sparse_flops, dtype)
+
+
+def _of_dtype(peaks: Mapping[Dtype, float], dtype: str | None) -> float | None:
+    return next((flops for name, flops in peaks.items() if name == dtype), None)

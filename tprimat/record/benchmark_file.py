@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from tprimat.errors import RecordError
 from tprimat.record.files import adapter, as_document, explain, read_text, write_atomically
-from tprimat.record.schema import SCHEMA_VERSION, RunMetrics, RunRecord, StepRecord
+from tprimat.record.schema import SCHEMA_VERSION, RunMetrics, RunRecord, StepRecord, TelemetrySample
 
 PLATFORM_CODES = {"cuda": "nvd", "rocm": "amd", "cpu": "cpu"}
 
@@ -27,6 +27,7 @@ class RunResult:
     steps: tuple[StepRecord, ...]
     path: Path
     """File or folder that it was read from."""
+    telemetry: tuple[TelemetrySample, ...] = ()
 
 
 def benchmark_file_name(run: RunRecord) -> str:

@@ -78,7 +78,7 @@ def read_result(place: Path) -> RunResult:
     """
     if place.is_dir():
         folder = RunDirectory(place)
-        return RunResult(run=folder.read_run(), steps=folder.read_steps(), path=place)
+        return RunResult(run=folder.read_run(), steps=folder.read_steps(), path=place, telemetry=folder.read_telemetry())
     try:
         content = place.read_bytes()
         document = json.loads(content)

@@ -1,0 +1,173 @@
+"""Whether one group of runs is faster than another, or why that cannot be said."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from tprimat.analyze.groups import Group, tokens_per_step
+from tprimat.analyze.statistics import (
+    NORMAL_QUANTILE,
+    Sample,
+    bootstrap_log_throughput,
+    cliffs_delta,
+    t_quantile,
+)
+from tprimat.analyze.window import steps_inside
+from tprimat.record.schema import Estimate, RunRecord
+
+RESAMPLES = 2000
+SEED = 20260101
+"""Of the bootstrap: the same files give the same verdict."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Something that must be alike and is not, or is not known to be."""
+
+    what: str
+    first: object
+    second: object
+
+
+def comparable(first: RunRecord, second: RunRecord) -> tuple[Difference, ...]:
+    """What differs between two workloads so that their speeds must not be compared. Empty: they are alike.
+
+    A dtype that neither run proves counts as a difference: runs labelled alike have run different ones.
+    """
+    found = []
+    for what, one, other in (
+        ("model", first.model, second.model),
+        ("size", first.size, second.size),
+        ("tokens a step", tokens_per_step(first), tokens_per_step(second)),
+        ("sequence length", first.sequence_tokens, second.sequence_tokens),
+        ("dtype that ran", first.matmul_dtype, second.matmul_dtype),
+        ("GPU count", first.machine.gpus, second.machine.gpus),
+        ("clock", first.clock, second.clock),
+    ):
+        if one is None or other is None or one != other:
+            found.append(Difference(what=what, first=one, second=other))
+    shapes = [None if run.shape is None else replace(run.shape, source=None) for run in (first, second)]
+    if None not in shapes and shapes[0] != shapes[1] and first.model == second.model and first.size == second.size:
+        found.append(Difference(what="model's shape", first=first.shape, second=second.shape))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the measurements say of a candidate against a baseline."""
+
+    baseline: str
+    candidate: str
+    outcome: Literal["faster", "slower", "no difference shown", "refused"]
+    ratio: Estimate | None
+    """Throughput of one GPU, candidate over baseline; None when refused."""
+    differences: tuple[Difference, ...]
+    evidence: str
+    """What kind of repetition stands behind it."""
+    slower_steps: float | None = None
+    """Cliff's delta of step times, -1..1: 1 when every step of the candidate takes longer than every one of the baseline."""
+
+    def slower_than(self, margin: float) -> bool:
+        """Whether it is shown to be slower, and by more than a fraction."""
+        return self.outcome == "slower" and self.ratio is not None and self.ratio.value < 1 - margin
+
+
+def verdict(baseline: Group, candidate: Group, *, even_if_different: bool = False) -> Verdict:
+    """Compare two groups of runs by the throughput of one GPU.
+
+    The ratio's 95 % interval comes from a bootstrap over runs and, inside each, over steps (statistics.bootstrap_log_throughput),
+    its arms stretched from the normal to Student's quantile for the number of runs. With one run a side the interval says how
+    firmly these two runs differ, not how a next run would: the evidence says so.
+    """
+    differences = comparable(baseline.run, candidate.run)
+    evidence = _evidence(len(baseline.runs), len(candidate.runs))
+    refusal = Verdict(
+        baseline=baseline.label,
+        candidate=candidate.label,
+        outcome="refused",
+        ratio=None,
+        differences=differences,
+        evidence=evidence,
+    )
+    if differences and not even_if_different:
+        return refusal
+    first, second = _samples(baseline), _samples(candidate)
+    if not first or not second:
+        return refusal
+    ratio = ratio_of_groups(first, second)
+    outcome: Literal["faster", "slower", "no difference shown"] = "no difference shown"
+    if ratio.low is not None and ratio.low > 1:
+        outcome = "faster"
+    elif ratio.high is not None and ratio.high < 1:
+        outcome = "slower"
+    return Verdict(
+        baseline=baseline.label,
+        candidate=candidate.label,
+        outcome=outcome,
+        ratio=ratio,
+        differences=differences,
+        evidence=evidence,
+        slower_steps=cliffs_delta(_all_seconds(second), _all_seconds(first)),
+    )
+
+
+def ratio_of_groups(first: Sequence[Sample], second: Sequence[Sample], resamples: int = RESAMPLES) -> Estimate:
+    """Throughput of the second group over the first, with its 95 % interval; no interval where a group is a single step."""
+    rng = np.random.default_rng(SEED)
+    centre = _mean_log(second) - _mean_log(first)
+    steps = min(len(sample.seconds) for sample in (*first, *second))
+    if steps < 2 and 1 in {len(first), len(second)}:
+        return Estimate(value=math.exp(centre), low=None, high=None, samples=len(first) + len(second))
+    draws = bootstrap_log_throughput(second, resamples, rng) - bootstrap_log_throughput(first, resamples, rng)
+    low, high = np.quantile(draws, [0.025, 0.975])
+    stretch = t_quantile(_freedom(first, second)) / NORMAL_QUANTILE
+    return Estimate(
+        value=math.exp(centre),
+        low=math.exp(centre + stretch * (float(low) - centre)),
+        high=math.exp(centre + stretch * (float(high) - centre)),
+        samples=len(first) + len(second),
+    )
+
+
+def _freedom(first: Sequence[Sample], second: Sequence[Sample]) -> int:
+    """Degrees of freedom: of runs where a side has several, else of steps."""
+    runs = [len(group) for group in (first, second) if len(group) > 1]
+    if runs:
+        return sum(runs) - len(runs)
+    return len(first[0].seconds) + len(second[0].seconds) - 2
+
+
+def _mean_log(samples: Sequence[Sample]) -> float:
+    return float(np.mean([sample.log_throughput for sample in samples]))
+
+
+def _samples(group: Group) -> list[Sample]:
+    """Steady steps, tokens counted for one GPU so that a shown-anyway comparison over GPU counts stays one of single GPUs."""
+    found = []
+    for item in group.runs:
+        gpus = item.result.run.machine.gpus
+        if item.metrics is None or item.metrics.tokens_per_second is None or gpus is None:
+            return []
+        steps = steps_inside(item.result.steps, item.metrics.window)
+        found.append(
+            Sample(
+                tokens=np.array([(step.tokens or 0) / gpus for step in steps]),
+                seconds=np.array([step.step_seconds for step in steps]),
+            )
+        )
+    return found
+
+
+def _all_seconds(samples: Sequence[Sample]) -> np.ndarray:
+    return np.concatenate([sample.seconds for sample in samples])
+
+
+def _evidence(first: int, second: int) -> str:
+    if first == 1 and second == 1:
+        return "one run each: within-run evidence only, the next run may differ by more"
+    if 1 in {first, second}:
+        return f"{first} and {second} runs: the single run's spread between runs is not known"
+    return f"{first} and {second} runs"

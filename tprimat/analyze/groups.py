@@ -1,0 +1,132 @@
+"""Runs that are repetitions of one another, and what to call them so that a reader can tell them apart."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tprimat.analyze.metrics import MetricOptions, run_metrics, scaled
+from tprimat.analyze.statistics import mean_of_runs
+from tprimat.errors import MetricError
+from tprimat.facts.accelerators import find_accelerator
+from tprimat.record.benchmark_file import RunResult
+from tprimat.record.schema import Estimate, RunMetrics, RunRecord
+
+Trait = Callable[[RunRecord], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A run with its metrics, or with the reason why it does not count."""
+
+    result: RunResult
+    metrics: RunMetrics | None
+    not_counted: str | None = None
+
+
+def measure(result: RunResult, options: MetricOptions) -> Measured:
+    """The metrics of one run; a run that must not be counted keeps them where they can be computed, and says why it is out."""
+    run = result.run
+    reason = None
+    if run.outcome != "completed":
+        reason = f"{run.outcome}" + (f": {run.cause}" if run.cause else "")
+    elif run.mismatches:
+        reason = "what ran is not what was asked: " + "; ".join(run.mismatches)
+    try:
+        metrics = run_metrics(run, result.steps, options=replace(options, telemetry=result.telemetry))
+    except MetricError as error:
+        return Measured(result=result, metrics=None, not_counted=reason or error.what)
+    return Measured(result=result, metrics=metrics, not_counted=reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Repetitions of one configuration on one kind of machine. Every run in it counts."""
+
+    label: str
+    runs: tuple[Measured, ...]
+
+    @property
+    def run(self) -> RunRecord:
+        """The record of the first run; the others differ in time, seed and measurements only."""
+        return self.runs[0].result.run
+
+
+def tokens_per_step(run: RunRecord) -> int | None:
+    """What ran where evidence tells, else batch times sequence."""
+    if run.evidence is not None and run.evidence.tokens_per_step is not None:
+        return run.evidence.tokens_per_step
+    if run.global_batch_sequences is None or run.sequence_tokens is None:
+        return None
+    return run.global_batch_sequences * run.sequence_tokens
+
+
+def accelerator_name(run: RunRecord) -> str:
+    """Our short name where the accelerator is known, else what the machine said."""
+    known = find_accelerator(run.machine.accelerator)
+    return known.name if known else run.machine.accelerator or "unknown accelerator"
+
+
+def _layout(run: RunRecord) -> str:
+    sizes = (
+        ("TP", run.tensor_parallel),
+        ("PP", run.pipeline_parallel),
+        ("CP", run.context_parallel),
+        ("EP", run.expert_parallel),
+    )
+    return " ".join(f"{name}{size}" for name, size in (*sizes, ("DP", run.data_parallel)) if size is not None)
+
+
+TRAITS: Mapping[str, Trait] = {
+    "model": lambda run: run.model if run.size == "full" else f"{run.model} {run.size}",
+    "accelerator": accelerator_name,
+    "GPUs": lambda run: f"{run.machine.gpus} GPUs" if run.machine.gpus else "GPUs unknown",
+    "strategy": lambda run: run.strategy or "no strategy",
+    "layout": _layout,
+    "engine": lambda run: run.engine,
+    "dtype": lambda run: run.matmul_dtype or "dtype unknown",
+    "batch": lambda run: f"GBS {run.global_batch_sequences} MBS {run.micro_batch_sequences}",
+    "tokens": lambda run: f"{tokens_per_step(run)} tokens a step",
+    "sequence": lambda run: f"s{run.sequence_tokens}",
+    "recompute": lambda run: f"recompute {run.recompute}",
+    "clock": lambda run: f"clock {run.clock}",
+    "options": lambda run: " ".join(f"{name}={value}" for name, value in sorted(run.engine_options.items())) or "default options",
+    "shape": lambda run: "shape unknown" if run.shape is None else f"{run.shape.layers} layers of {run.shape.hidden}",
+    "software": lambda run: " ".join(f"{name} {version}" for name, version in sorted(run.software.items())) or "software unknown",
+}
+"""What makes runs different configurations, in the order in which a label names it."""
+
+
+def group_runs(measured: Sequence[Measured]) -> list[Group]:
+    """The runs that count, repetitions together, in order of first appearance."""
+    kinds: dict[tuple[object, ...], list[Measured]] = {}
+    for item in measured:
+        if item.not_counted is None and item.metrics is not None:
+            kinds.setdefault(tuple(trait(item.result.run) for trait in TRAITS.values()), []).append(item)
+    labels = _labels(list(kinds))
+    return [Group(label=label, runs=tuple(runs)) for label, runs in zip(labels, kinds.values(), strict=True)]
+
+
+def _labels(kinds: Sequence[tuple[object, ...]]) -> list[str]:
+    """Model and accelerator, then each further trait only where it is needed to tell two groups apart."""
+    names = list(TRAITS)
+    shown = [names.index("model"), names.index("accelerator")]
+    for index in range(len(names)):
+        seen = [tuple(kind[i] for i in shown) for kind in kinds]
+        if len(set(seen)) == len(kinds):
+            break
+        clashes = [kind for kind, short in zip(kinds, seen, strict=True) if seen.count(short) > 1]
+        if index not in shown and len({kind[index] for kind in clashes}) > 1:
+            shown.append(index)
+    return [" ".join(str(kind[i]) for i in sorted(shown)) for kind in kinds]
+
+
+def group_estimate(group: Group, pick: Callable[[RunMetrics], Estimate | None]) -> Estimate | None:
+    """One number of a group: of a single run its own estimate, of several their mean with the spread between runs."""
+    estimates = [pick(item.metrics) for item in group.runs if item.metrics is not None]
+    present = [estimate for estimate in estimates if estimate is not None]
+    if not present or len(present) < len(estimates):
+        return None
+    if len(present) == 1:
+        return present[0]
+    return scaled(mean_of_runs(np.array([estimate.value for estimate in present])), 1.0, len(present))

@@ -75,7 +75,7 @@ def test_the_published_h100_row_is_rebased_as_the_literature_does():
 def test_the_sparse_peak_halves_mfu():
     dense = run_metrics(RUN, steps_of([4.0] * 3), options=KEEP).mfu.value
     sparse = run_metrics(RUN, steps_of([4.0] * 3), options=MetricOptions(warmup=0, peak="sparse")).mfu.value
-    assert sparse == pytest.approx(dense / 2)
+    assert sparse == pytest.approx(dense / 2, rel=1e-3)
 
 
 def test_conventions_order_as_their_definitions_do():

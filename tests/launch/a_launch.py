@@ -1,6 +1,6 @@
-"""Starts the fake trainer through the real launcher, in this process or, as a script, in one that can be killed.
+"""Starts a command through the real launcher, in this process or, as a script, in one that can be killed.
 
-python tests/launch/a_launch.py FOLDER WORD... prints the result as JSON.
+python tests/launch/a_launch.py FOLDER COMMAND... prints the result as JSON.
 """
 
 import dataclasses
@@ -90,7 +90,9 @@ def wait_for(condition, seconds=15.0):
 
 
 def main():
-    record, result = run(a_launch(sys.argv[1], *sys.argv[2:]), Notes())
+    plain = a_launch(sys.argv[1])
+    command = dataclasses.replace(plain.command, argv=tuple(sys.argv[2:]))
+    record, result = run(dataclasses.replace(plain, command=command), Notes())
     print(json.dumps({"record": record.outcome, "result": dataclasses.asdict(result)}), flush=True)
 
 

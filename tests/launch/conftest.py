@@ -5,7 +5,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from a_launch import processes_with, wait_for
+from a_launch import TRAINER, processes_with, wait_for
 
 
 @pytest.fixture
@@ -25,14 +25,23 @@ def left_behind(cookie):
 
 
 @pytest.fixture
-def launcher(cookie, tmp_path):
-    """Starts a launcher of the fake trainer in a process of its own and waits until the trainer has made a step."""
+def launcher_of(cookie, tmp_path):
+    """Starts a launcher of a command in a process of its own."""
+
+    def start(argv):
+        script = Path(__file__).parent / "a_launch.py"
+        command = [sys.executable, str(script), str(tmp_path), *map(str, argv)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    return start
+
+
+@pytest.fixture
+def launcher(launcher_of, tmp_path):
+    """Starts a launcher of the fake trainer and waits until the trainer has made a step."""
 
     def start(*words):
-        script = Path(__file__).parent / "a_launch.py"
-        process = subprocess.Popen(
-            [sys.executable, str(script), str(tmp_path), *map(str, words)], stdout=subprocess.PIPE, text=True
-        )
+        process = launcher_of([*TRAINER, *words])
         wait_for((tmp_path / "steps.jsonl").exists)
         return process
 

@@ -46,8 +46,10 @@ HEADS = "ValueError: num_attention_heads (28) must be a multiple of tensor_model
         ("n1:12:34 [0] NCCL WARN Cuda failure 2 'out of memory'", "out_of_memory", "The GPU ran out of memory."),
         ("RuntimeError: HIP error: hipErrorOutOfMemory", "out_of_memory", "The GPU ran out of memory."),
         (
-            "RuntimeError: [enforce fail at alloc_cpu.cpp:119] . "
-            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes.",
+            (
+                "RuntimeError: [enforce fail at alloc_cpu.cpp:119] . "
+                "DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes."
+            ),
             "out_of_memory",
             "main memory",
         ),
@@ -58,8 +60,10 @@ HEADS = "ValueError: num_attention_heads (28) must be a multiple of tensor_model
         ("Heartbeat monitor timed out! Process will be terminated after dumping debug info.", "timed_out", "collective"),
         ("torch.distributed.DistBackendError: NCCL error in: x.cpp:1, unhandled cuda error", "failed", "NCCL (RCCL) failed:"),
         (
-            "RuntimeError: Rank 3, node n1, device 3, iteration 12: "
-            "Unexpected result nan (message='found NaN in local forward loss')",
+            (
+                "RuntimeError: Rank 3, node n1, device 3, iteration 12: "
+                "Unexpected result nan (message='found NaN in local forward loss')"
+            ),
             "diverged",
             "not a finite number",
         ),

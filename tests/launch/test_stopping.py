@@ -4,8 +4,10 @@ import signal
 import time
 
 import pytest
-from a_launch import Notes, a_launch, wait_for
+from a_launch import TRAINER, Notes, a_launch, wait_for
 
+from tprimat.engines.base import Command
+from tprimat.launch.cluster import Nodes, torchrun
 from tprimat.launch.run import run
 from tprimat.record.store import RunDirectory
 
@@ -71,7 +73,7 @@ def test_whoever_outlives_a_completed_run_is_ended(tmp_path, left_behind):
 def test_a_trainer_that_closes_its_output_is_still_followed(tmp_path):
     script = 'exec >&- 2>&-; echo "{\\"step\\": 1, \\"step_seconds\\": 2}" >> $FAKE_STEPS; sleep 0.3; exit 4'
     launch = a_launch(tmp_path)
-    command = type(launch.command)(argv=("bash", "-c", script), environment=launch.command.environment)
+    command = Command(argv=("bash", "-c", script), environment=launch.command.environment)
     _, result = run(a_launch(tmp_path, command=command), Notes())
     assert (result.exit_code, len(result.steps)) == (4, 1)
 
@@ -91,3 +93,24 @@ def test_a_hangup_that_nohup_ignores_stays_ignored(tmp_path):
     finally:
         signal.signal(signal.SIGHUP, former)
     assert record.outcome == "completed"
+
+
+def test_ranks_that_torchrun_put_into_sessions_of_their_own_are_stopped(launcher_of, left_behind, tmp_path):
+    argv = [*torchrun(Nodes(), 2), TRAINER[-1], "ignore", "SIGTERM", "steps", "1", "sleep", "100"]
+    process = launcher_of(argv)
+    wait_for(lambda: len(RunDirectory(tmp_path).read_steps()) == 2, seconds=30)
+    process.terminate()
+    began = time.monotonic()
+    assert json.loads(process.communicate(timeout=12)[0])["record"] == "interrupted"
+    assert time.monotonic() - began < 10
+    assert not left_behind()
+
+
+def test_a_rank_that_is_killed_is_told_by_torchruns_block(tmp_path, left_behind):
+    plain = a_launch(tmp_path)
+    argv = (*torchrun(Nodes(), 2), TRAINER[-1], "steps", "1", "kill", "SIGKILL")
+    command = Command(argv=argv, environment=plain.command.environment)
+    record, _ = run(a_launch(tmp_path, command=command), Notes())
+    assert (record.outcome, record.exit_code) == ("failed", 1)
+    assert "killed with SIGKILL" in record.cause
+    assert not left_behind()

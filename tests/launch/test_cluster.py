@@ -1,0 +1,204 @@
+import json
+import sys
+import time
+
+import pytest
+
+from tprimat.errors import LaunchError
+from tprimat.launch.cluster import Nodes, expand_hosts, find_nodes, this_machine, torchrun
+
+H200 = "NVIDIA H200, GPU-{}, 143771, 700.00, 570.86.15"
+ROCM_SMI = {
+    "card0": {
+        "Card Series": "AMD Instinct MI300X OAM",
+        "VRAM Total Memory (B)": "206141652992",
+        "Max Graphics Package Power (W)": "750.0",
+    },
+    "card1": {
+        "Card series": "AMD Instinct MI300X OAM",
+        "VRAM Total Memory (B)": "206141652992",
+        "Max Graphics Package Power (W)": "750.0",
+    },
+    "system": {"Driver version": "6.10.5"},
+}
+AMD_SMI = {
+    "gpu_data": [
+        {
+            "gpu": 0,
+            "asic": {"market_name": "AMD Instinct MI350X"},
+            "vram": {"size": {"value": 258048, "unit": "MB"}},
+            "driver": {"name": "amdgpu", "version": "6.18.3"},
+            "limit": {"socket_power_limit": {"value": 1000, "unit": "W"}},
+        }
+    ]
+}
+
+
+@pytest.fixture
+def tool(tmp_path, monkeypatch):
+    """Puts a program that prints a text first, and alone, into PATH."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def make(name, text, before=""):
+        (tmp_path / "answer.txt").write_text(text)
+        program = tmp_path / name
+        program.write_text(f'#!/bin/sh\n{before}\nwhile IFS= read -r l; do echo "$l"; done < {tmp_path}/answer.txt\n')
+        program.chmod(0o755)
+
+    return make
+
+
+def test_a_machine_without_gpus_is_none(tool):
+    assert this_machine({}) is None
+
+
+def test_nvidia_smi_tells_names_memory_power_and_driver(tool):
+    tool("nvidia-smi", "\n".join(H200.format(i) for i in range(4)) + "\n")
+    machine = this_machine({})
+    assert (machine.platform, machine.accelerator, machine.gpus_per_node, machine.nodes) == ("cuda", "NVIDIA H200", 4, 1)
+    assert (machine.memory_bytes, machine.power_limit_watts, machine.driver) == (143771 << 20, 700.0, "570.86.15")
+
+
+@pytest.mark.parametrize(
+    ("value", "count"),
+    [("0,2", 2), ("", None), ("-1", None), ("1,-1,2", 1), ("GPU-3", 1), ("GPU-3,GPU-9", 1), ("9", None), ("MIG-a,MIG-b", 2)],
+)
+def test_cuda_visible_devices_decides_what_counts(tool, value, count):
+    tool("nvidia-smi", "\n".join(H200.format(i) for i in range(4)) + "\n")
+    machine = this_machine({"CUDA_VISIBLE_DEVICES": value})
+    assert (machine.gpus_per_node if machine else None) == count
+
+
+def test_a_slice_of_a_gpu_is_not_called_by_the_name_of_the_whole(tool):
+    tool("nvidia-smi", H200.format(0) + "\n")
+    assert this_machine({"CUDA_VISIBLE_DEVICES": "MIG-a"}).accelerator is None
+
+
+def test_what_a_gpu_does_not_tell_is_absent(tool):
+    tool("nvidia-smi", "NVIDIA GB10, GPU-1, [N/A], [Not Supported], 580.1\n")
+    machine = this_machine({})
+    assert (machine.memory_bytes, machine.power_limit_watts) == (None, None)
+
+
+def test_different_gpus_have_no_common_name(tool):
+    tool("nvidia-smi", H200.format(0) + "\nNVIDIA L40S, GPU-1, 46068, 350.00, 570.86.15\n")
+    machine = this_machine({})
+    assert (machine.accelerator, machine.memory_bytes) == ("NVIDIA H200 + NVIDIA L40S", 46068 << 20)
+    assert machine.power_limit_watts is None
+
+
+def test_rocm_smi_tells_the_same_in_its_old_and_new_spelling(tool):
+    tool("rocm-smi", "WARNING: AMD GPU device(s) is/are in a low-power state.\n" + json.dumps(ROCM_SMI) + "\n")
+    machine = this_machine({})
+    assert (machine.platform, machine.accelerator, machine.gpus_per_node) == ("rocm", "AMD Instinct MI300X OAM", 2)
+    assert (machine.memory_bytes, machine.power_limit_watts, machine.driver) == (206141652992, 750.0, "6.10.5")
+
+
+@pytest.mark.parametrize(
+    ("environment", "count"),
+    [
+        ({"ROCR_VISIBLE_DEVICES": "1"}, 1),
+        ({"HIP_VISIBLE_DEVICES": "0"}, 1),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, 1),
+        ({"HIP_VISIBLE_DEVICES": "0,1", "CUDA_VISIBLE_DEVICES": "0"}, 2),
+        ({"ROCR_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "1"}, None),
+    ],
+)
+def test_amd_counts_below_rocr_first(tool, environment, count):
+    tool("rocm-smi", json.dumps(ROCM_SMI) + "\n")
+    machine = this_machine(environment)
+    assert (machine.gpus_per_node if machine else None) == count
+
+
+@pytest.mark.parametrize("document", [AMD_SMI, AMD_SMI["gpu_data"]], ids=["new", "old"])
+def test_amd_smi_is_asked_where_there_is_no_rocm_smi(tool, document):
+    tool("amd-smi", json.dumps(document) + "\n")
+    machine = this_machine({})
+    assert (machine.accelerator, machine.memory_bytes) == ("AMD Instinct MI350X", 258048 << 20)
+    assert (machine.power_limit_watts, machine.driver) == (1000.0, "6.18.3")
+
+
+@pytest.mark.parametrize("text", ["", "no such device\n", "[1, 2\n", "a, b\n"])
+def test_a_tool_that_fails_or_babbles_finds_nothing(tool, text):
+    for name in ("nvidia-smi", "rocm-smi", "amd-smi"):
+        tool(name, text)
+    assert this_machine({}) is None
+
+
+def test_a_driver_that_is_not_loaded_finds_nothing(tool):
+    tool("nvidia-smi", "", before="echo NVIDIA-SMI has failed; exit 9")
+    assert this_machine({}) is None
+
+
+def test_asking_is_quick(tool):
+    tool("nvidia-smi", H200.format(0) + "\n")
+    began = time.monotonic()
+    this_machine({})
+    assert time.monotonic() - began < 1.0
+
+
+def test_one_node_needs_no_environment():
+    assert find_nodes(1, {"SLURM_JOB_ID": "7", "SLURM_NNODES": "4"}) == Nodes()
+    argv = torchrun(Nodes(), 8)
+    assert argv[:3] == (sys.executable, "-m", "torch.distributed.run")
+    assert "--standalone" in argv
+    assert "--nproc-per-node=8" in argv
+
+
+SLURM = {
+    "SLURM_JOB_ID": "123456",
+    "SLURM_NNODES": "2",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_NODEID": "1",
+    "SLURM_LOCALID": "0",
+    "SLURM_JOB_NODELIST": "gpu[07-08]",
+}
+
+
+def test_slurm_tells_the_nodes():
+    nodes = find_nodes(2, SLURM)
+    assert nodes == Nodes(count=2, rank=1, master_address="gpu07", master_port=23456)
+    assert torchrun(nodes, 8)[-4:] == ("--nnodes=2", "--node-rank=1", "--master-addr=gpu07", "--master-port=23456")
+
+
+def test_the_user_may_tell_the_nodes():
+    nodes = find_nodes(2, {**SLURM, "MASTER_ADDR": "10.0.0.1", "NODE_RANK": "0"})
+    assert nodes == Nodes(count=2, rank=0, master_address="10.0.0.1", master_port=29500)
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({}, "needs MASTER_ADDR and NODE_RANK"),
+        ({"MASTER_ADDR": "a"}, "needs NODE_RANK"),
+        ({"MASTER_ADDR": "a", "NODE_RANK": "2"}, "NODE_RANK is 2"),
+        ({"MASTER_ADDR": "a", "NODE_RANK": "first"}, "NODE_RANK is 'first', not a whole number"),
+        ({**SLURM, "SLURM_STEP_NUM_NODES": "1"}, "started this on 1 nodes, the run wants 2"),
+        ({**SLURM, "SLURM_LOCALID": "3"}, "more than one of these on this node"),
+        ({**SLURM, "SLURM_JOB_NODELIST": ""}, "names no node"),
+        ({**SLURM, "SLURM_JOB_NODELIST": "n[a-b]"}, "is not understood"),
+    ],
+)
+def test_nodes_that_are_not_told_right_are_a_users_error(environment, message):
+    with pytest.raises(LaunchError, match=message):
+        find_nodes(2, environment)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("n1", ["n1"]),
+        ("n1,n2", ["n1", "n2"]),
+        ("gpu[08-10]", ["gpu08", "gpu09", "gpu10"]),
+        ("a[1,3-4],b", ["a1", "a3", "a4", "b"]),
+        ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
+        ("gpu[1-2].site", ["gpu1.site", "gpu2.site"]),
+    ],
+)
+def test_host_lists_are_expanded_without_scontrol(tool, text, names):
+    assert list(expand_hosts(text)) == names
+
+
+def test_scontrol_is_asked_where_it_is(tool):
+    tool("scontrol", "first\nsecond\n")
+    assert expand_hosts("anything") == ("first", "second")

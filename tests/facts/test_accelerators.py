@@ -103,3 +103,27 @@ def test_figures_have_the_magnitude_of_an_accelerator(accelerator):
     assert peaks == sorted(peaks)
     assert all(1e13 <= peak <= 2e16 for peak in peaks)
     assert accelerator.source
+
+
+@pytest.mark.parametrize(
+    ("device_name", "dtype", "units", "flop_per_clock", "gigahertz"),
+    [
+        ("Tesla V100-SXM2-32GB", "fp16", 80, 1024, 1.53),
+        ("NVIDIA A100-SXM4-80GB", "bf16", 108, 2048, 1.41),
+        ("NVIDIA H100 80GB HBM3", "bf16", 132, 4096, 1.83),
+        ("NVIDIA H100 PCIe", "bf16", 114, 4096, 1.62),
+        ("NVIDIA H200", "fp8", 132, 8192, 1.83),
+        ("NVIDIA GeForce RTX 4090", "bf16", 128, 512, 2.52),
+        ("AMD Instinct MI210", "bf16", 104, 1024, 1.7),
+        ("AMD Instinct MI250", "bf16", 104, 1024, 1.7),
+        ("AMD Instinct MI250X", "bf16", 110, 1024, 1.7),
+        ("AMD Instinct MI300A", "bf16", 228, 2048, 2.1),
+        ("AMD Instinct MI300X", "bf16", 304, 2048, 2.1),
+        ("AMD Instinct MI300X", "fp32", 304, 256, 2.1),
+        ("AMD Instinct MI350X", "bf16", 256, 4096, 2.2),
+        ("AMD Instinct MI355X", "fp8", 256, 8192, 2.4),
+    ],
+)
+def test_a_peak_is_units_times_rate_times_boost_clock(device_name, dtype, units, flop_per_clock, gigahertz):
+    """Units (SM or CU), FLOP a clock and unit, and the clock, as the architectures' white papers give them."""
+    assert peak_dense_flops(device_name, dtype) == pytest.approx(units * flop_per_clock * gigahertz * 1e9, rel=3e-3)

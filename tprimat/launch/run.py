@@ -123,6 +123,7 @@ class Attempt:
             hint=failure.hint if failure else None,
             duration_seconds=ending.duration_seconds,
             steps=tuple(self._seen),
+            stop_requested=ending.stopped is not None and ending.stopped.outcome == "interrupted",
             port_in_use=failure is not None and failure.kind == "port_in_use",
         )
 

@@ -72,6 +72,8 @@ class LaunchResult:
     duration_seconds: float
     steps: tuple[StepRecord, ...] = ()
     """As they came by, complete even where the disk was full."""
+    stop_requested: bool = False
+    """The launcher itself was asked to end: nothing should start after this run."""
     port_in_use: bool = False
     """Another start on another port may work."""
 

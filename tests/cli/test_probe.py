@@ -20,7 +20,7 @@ def test_records_are_printed_as_json_and_kept_with_every_sample(tmp_path):
     printed = [json.loads(line) for line in done.stdout.splitlines()]
     kept = read_probes(tmp_path / "probes.jsonl")
     assert [row["kind"] for row in printed] == [record.kind for record in kept]
-    assert {"gemm", "gemm_search", "copy", "triad", "fill"} == {record.kind for record in kept}
+    assert {"gemm", "gemm_search", "model_gemm", "copy", "triad", "fill"} == {record.kind for record in kept}
     assert {record.dtype for record in kept if record.kind == "gemm"} == {"bf16"}
     assert all(len(record.seconds) >= 6 and record.error is None for record in kept)
     assert all(record.machine.platform in {"cpu", "cuda", "rocm"} and record.software["torch"] for record in kept)
@@ -36,3 +36,36 @@ def test_a_mistake_is_named_without_a_traceback(arguments, named, tmp_path):
     assert named in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "probes.jsonl").exists()
+
+
+def test_two_ranks_measure_collectives_together_and_a_resumed_run_adds_nothing(tmp_path):
+    done = probe("collectives", "--output", tmp_path, "--ranks", 2)
+    assert done.returncode == 0, done.stderr
+    records = read_probes(tmp_path / "probes.jsonl")
+    assert {record.kind for record in records} == {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"}
+    assert all(record.error is None and len(record.seconds) == 20 for record in records)
+    assert {record.machine.gpus_per_node for record in records} == {2}
+    assert probe("collectives", "--output", tmp_path, "--ranks", 2, "--resume").returncode == 0
+    assert read_probes(tmp_path / "probes.jsonl") == records
+
+
+def test_ddp_is_measured_on_one_rank_and_on_two(tmp_path):
+    done = probe("ddp", "--output", tmp_path)
+    assert done.returncode == 0, done.stderr
+    one, two = read_probes(tmp_path / "probes.jsonl")
+    assert (one.shape["ranks"], two.shape["ranks"]) == (1, 2)
+    assert two.flop == 2 * one.flop
+
+
+def test_a_collective_of_one_rank_is_refused(tmp_path):
+    done = probe("collectives", "--output", tmp_path, "--ranks", 1)
+    assert done.returncode == 2
+    assert "needs 2 ranks" in done.stderr
+
+
+def test_a_spent_time_budget_leaves_the_rest_for_a_resumed_run(tmp_path):
+    done = probe("memory,mlp", "--output", tmp_path, "--time-budget", 0)
+    assert done.returncode == 0
+    assert "3 cases are left" in done.stderr
+    assert probe("memory,mlp", "--output", tmp_path, "--resume").returncode == 0
+    assert [record.kind for record in read_probes(tmp_path / "probes.jsonl")] == ["copy", "triad", "fill", "mlp_step"]

@@ -2,7 +2,8 @@
 
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -19,7 +20,7 @@ from tprimat.record.store import append_probe, read_probes
 REFUSALS = (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError, AssertionError, ImportError)
 """What torch raises for an operation that a device, a build or the free memory cannot do; out of memory is a RuntimeError."""
 
-LONGEST_ERROR = 300
+LONGEST_ERROR = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +90,30 @@ def quick(effort: Effort, small: bool) -> Effort:
 
 def measure(case: Case, bench: Bench) -> ProbeRecord:
     """Time one case; a refusal becomes the record's error."""
-    record = ProbeRecord(
+    record = blank(case, bench)
+    reset_memory(bench.device)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        try:
+            with case.within():
+                call = case.prepare(bench.device)
+                seconds = bench.stopwatch.measure(call, quick(case.effort, bench.small))
+        except REFUSALS as error:
+            gc.collect()
+            return replace(record, error=explain(error, [str(warning.message) for warning in heard]))
+    reading = bench.gauges.take()
+    return replace(
+        record,
+        seconds=seconds,
+        clock_hertz=reading.clock_hertz,
+        power_watts=reading.power_watts,
+        peak_allocated_bytes=peak_memory(bench.device),
+    )
+
+
+def blank(case: Case, bench: Bench) -> ProbeRecord:
+    """The record before anything was measured."""
+    return ProbeRecord(
         kind=case.kind,
         variant=case.variant,
         shape=case.shape,
@@ -101,22 +125,11 @@ def measure(case: Case, bench: Bench) -> ProbeRecord:
         software=bench.software,
         started_at=now(),
     )
-    reset_memory(bench.device)
-    try:
-        with case.within():
-            call = case.prepare(bench.device)
-            seconds = bench.stopwatch.measure(call, quick(case.effort, bench.small))
-    except REFUSALS as error:
-        gc.collect()
-        return replace(record, error=explain(error))
-    reading = bench.gauges.take()
-    return replace(
-        record,
-        seconds=seconds,
-        clock_hertz=reading.clock_hertz,
-        power_watts=reading.power_watts,
-        peak_allocated_bytes=torch.cuda.max_memory_allocated(bench.device) if bench.device.type == "cuda" else None,
-    )
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """Since reset_memory; None on a processor."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
 def reset_memory(device: torch.device) -> None:
@@ -126,10 +139,11 @@ def reset_memory(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def explain(error: BaseException) -> str:
-    """Kind and first line of an error."""
+def explain(error: BaseException, warned: Sequence[str] = ()) -> str:
+    """Kind and first line of an error, and the warnings in which torch gives its reasons."""
     lines = [line for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:LONGEST_ERROR]
+    reasons = dict.fromkeys(text.splitlines()[0].split(" (Triggered internally")[0] for text in warned if text)
+    return " | ".join((f"{type(error).__name__}: {lines[0] if lines else ''}", *reasons))[:LONGEST_ERROR]
 
 
 Identity = tuple[object, ...]

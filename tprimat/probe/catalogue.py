@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tprimat.errors import ConfigError
-from tprimat.probe import gemm, gemm_search, memory
-from tprimat.probe.case import Bench, Notebook, run
+from tprimat.probe import attention, gemm, gemm_models, gemm_search, memory, mlp, transformer
+from tprimat.probe.case import Bench, Case, Notebook, run
 from tprimat.record.schema import ProbeRecord
 
 
@@ -14,6 +14,7 @@ class Choice:
     """What to measure."""
 
     dtypes: tuple[str, ...] = gemm.DTYPES
+    workloads: tuple[gemm_models.Workload, ...] = gemm_models.DEFAULT_WORKLOADS
 
 
 def gemm_records(choice: Choice, bench: Bench, notebook: Notebook) -> Iterator[ProbeRecord]:
@@ -22,18 +23,32 @@ def gemm_records(choice: Choice, bench: Bench, notebook: Notebook) -> Iterator[P
         if dtype in choice.dtypes:
             yield from gemm_search.search(dtype, bench, notebook)
     cases = gemm.seed_cases(choice.dtypes, small=bench.small)
+    cases += gemm_models.cases(choice.workloads, choice.dtypes, small=bench.small)
     cases += gemm.library_cases(bench.machine.platform, choice.dtypes, small=bench.small)
     yield from run(cases, bench, notebook)
 
 
-def memory_records(choice: Choice, bench: Bench, notebook: Notebook) -> Iterator[ProbeRecord]:
-    """Copy, triad and fill; they have one dtype."""
-    yield from run(memory.cases(small=bench.small), bench, notebook)
+Cases = Callable[..., list[Case]]
+
+
+def records_of(cases: Cases) -> "Probe":
+    """The probe of a module that has one list of cases and no choice of dtype."""
+
+    def measure_all(choice: Choice, bench: Bench, notebook: Notebook) -> Iterator[ProbeRecord]:
+        yield from run(cases(small=bench.small), bench, notebook)
+
+    return measure_all
 
 
 Probe = Callable[[Choice, Bench, Notebook], Iterator[ProbeRecord]]
 
-PROBES: dict[str, Probe] = {"gemm": gemm_records, "memory": memory_records}
+PROBES: dict[str, Probe] = {
+    "gemm": gemm_records,
+    "attention": records_of(attention.cases),
+    "memory": records_of(memory.cases),
+    "mlp": records_of(mlp.cases),
+    "transformer": records_of(transformer.cases),
+}
 """Those that one process measures on one device."""
 
 

@@ -1,6 +1,5 @@
 """The device under test: what it is called, what it runs, and how large its cache is."""
 
-import os
 import platform
 import subprocess
 from pathlib import Path
@@ -118,6 +117,6 @@ def visible_gpus() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def usable_cores() -> int:
-    """Processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def is_rank() -> bool:
+    """Whether torchrun started this process."""
+    return torch.distributed.is_available() and torch.distributed.is_torchelastic_launched()

@@ -1,0 +1,85 @@
+"""The suite's models: their sizes, and that a step trains them."""
+
+import pytest
+import torch
+
+from tprimat.facts.models import parameters
+from tprimat.probe import gemm_models, mlp, transformer
+from tprimat.probe.gpt import build
+
+CPU = torch.device("cpu")
+PUBLISHED = {
+    "Small": "30M",
+    "Medium": "124M",
+    "Large": "354M",
+    "XL": "773M",
+    "1.5B": "1.44B",
+    "3B": "2.65B",
+    "7B": "5.24B",
+    "13B": "10.12B",
+}
+
+
+@pytest.mark.parametrize("name", transformer.SIZES)
+def test_parameters_are_the_published_ones_to_their_last_digit(name):
+    count = parameters(transformer.model_shape(name, transformer.SIZES[name])).total
+    text = f"{count / 1e9:.2f}B" if count >= 1e9 else f"{count / 1e6:.0f}M"
+    assert text == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", transformer.SIZES)
+def test_the_model_that_is_built_has_as_many_weights_as_its_shape_says(name):
+    shape = transformer.model_shape(name, transformer.SIZES[name])
+    model = build(shape, torch.device("meta"))
+    assert sum(weight.numel() for weight in model.parameters()) == parameters(shape).total
+    assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
+
+
+def test_a_transformer_step_lowers_the_loss_of_the_batch_it_sees():
+    call = transformer.prepare(transformer.model_shape("Small", transformer.SMALL_SIZES["Small"], small=True), 2, False, CPU)
+    model, _, tokens = call.args
+    before = model(tokens[:, :-1], tokens[:, 1:]).item()
+    for _ in range(60):
+        call()
+    assert model(tokens[:, :-1], tokens[:, 1:]).item() < before - 0.3
+
+
+def test_a_later_token_does_not_change_what_is_predicted_before_it():
+    shape = transformer.model_shape("Small", transformer.SMALL_SIZES["Small"], small=True)
+    model = build(shape, CPU).float()
+    x = torch.randn(1, 8, shape.hidden)
+    changed = x.clone()
+    changed[0, 5] += 1
+    difference = (model.blocks[0](x) - model.blocks[0](changed)).abs().amax(-1)[0]
+    assert (difference > 0).tolist() == [False] * 5 + [True] * 3
+
+
+def test_seven_billion_at_the_published_rate_is_578_tflops_by_six_times_all_parameters():
+    case = next(case for case in transformer.cases(small=False) if case.variant == "7B")
+    assert 6 * case.shape["parameters"] * 18381 / 1e12 == pytest.approx(578.3, abs=0.2)
+    tokens = case.shape["batch"] * case.shape["sequence"]
+    square = 6 * case.shape["layers"] * case.shape["sequence"] * case.shape["hidden"]
+    assert case.flop / tokens == pytest.approx(6 * case.shape["parameters"] + square, rel=0.002)
+
+
+def test_the_three_layer_network_has_134_million_weights_and_learns():
+    assert mlp.cases(small=False)[0].shape["weights"] == 134_217_728
+    call = mlp.prepare((16, 32, 32, 16), CPU)
+    model, _, inputs, targets = call.args
+    before = torch.nn.functional.mse_loss(model(inputs), targets).item()
+    for _ in range(200):
+        call()
+    assert torch.nn.functional.mse_loss(model(inputs), targets).item() < before
+
+
+def test_the_products_of_a_model_under_a_split_add_up_to_its_matmul_weights():
+    workload = gemm_models.DEFAULT_WORKLOADS[0]
+    for ranks in workload.tensor_parallel:
+        rows = {
+            case.variant: case.shape["k"] * case.shape["n"]
+            for case in gemm_models.workload_cases(workload, "bf16")
+            if case.shape["tensor_parallel"] == ranks
+        }
+        layer = sum(weights for name, weights in rows.items() if not name.endswith(" output"))
+        whole = layer * workload.shape.layers + rows["llama output"]
+        assert whole * ranks == parameters(workload.shape).matmul

@@ -1,0 +1,95 @@
+"""Scaled dot-product attention, forward and backward, under each backend that torch can be held to.
+
+Causal, 32 query heads, 8 key/value heads, head width 128: Llama 3.1 8B's. Every length has the same number of tokens. FLOP are
+counted causal: scores and weighted values take 2 x 2 s^2 d a head, of which the mask leaves half; backward takes five such
+products instead of two, hence 2.5 times as much (FlashAttention-2, arXiv 2307.08691, section 4.1). On ROCm, Flash and
+efficient are AOTriton's kernels.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch.nn import functional
+
+from tprimat.probe.case import Case
+from tprimat.probe.timing import Call
+
+HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
+LENGTHS = (2048, 4096, 8192, 16384, 32768)
+TOKENS = 32768
+SMALL_LENGTHS = (64, 128)
+SMALL_TOKENS = 128
+BACKENDS = {
+    "cudnn": "CUDNN_ATTENTION",
+    "flash": "FLASH_ATTENTION",
+    "efficient": "EFFICIENT_ATTENTION",
+    "math": "MATH",
+}
+"""Our name -> member of torch.nn.attention.SDPBackend."""
+EXPANDED = " with expanded keys and values"
+"""Each key/value head is repeated for its four query heads beforehand, for kernels without grouped queries."""
+BACKWARD_FACTOR = 2.5
+
+
+@contextmanager
+def only(backend: str) -> Iterator[None]:
+    """Hold torch to one backend.
+
+    Raises:
+        AttributeError, ImportError: this torch does not know it.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    with sdpa_kernel([getattr(SDPBackend, BACKENDS[backend])]):
+        yield
+
+
+def forward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Shapes (batch, heads, tokens, width); grouped where key and value have fewer heads."""
+    grouped = key.shape[1] != query.shape[1]
+    return functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+
+
+def prepare(batch: int, length: int, expanded: bool, backward: bool, device: torch.device) -> Call:
+    """Random operands, and one pass over them as a call."""
+    make = partial(torch.randn, device=device, dtype=torch.bfloat16, requires_grad=backward)
+    kv_heads = HEADS if expanded else KV_HEADS
+    query = make(batch, HEADS, length, HEAD_DIM)
+    key, value = make(batch, kv_heads, length, HEAD_DIM), make(batch, kv_heads, length, HEAD_DIM)
+    if not backward:
+        return partial(forward, query, key, value)
+    result = forward(query, key, value)
+    return partial(torch.autograd.grad, result, (query, key, value), torch.randn_like(result), retain_graph=True)
+
+
+def flop(batch: int, length: int, *, backward: bool) -> int:
+    """Of one pass: half the square."""
+    once = 2 * 2 * batch * HEADS * length * length * HEAD_DIM // 2
+    return int(once * BACKWARD_FACTOR) if backward else once
+
+
+def case_of(backend: str, length: int, *, tokens: int, backward: bool, expanded: bool) -> Case:
+    """One pass under one backend; refused with grouped queries, it is tried without."""
+    batch = max(1, tokens // length)
+    return Case(
+        kind="attention_backward" if backward else "attention_forward",
+        variant=backend + (EXPANDED if expanded else ""),
+        shape={"batch": batch, "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM, "sequence": length},
+        dtype="bf16",
+        flop=flop(batch, length, backward=backward),
+        prepare=partial(prepare, batch, length, expanded, backward),
+        within=partial(only, backend),
+        otherwise=None if expanded else case_of(backend, length, tokens=tokens, backward=backward, expanded=True),
+    )
+
+
+def cases(*, small: bool) -> list[Case]:
+    """Every backend at every length, forward and backward. Efficient has no grouped queries (torch's text on enable_gqa)."""
+    return [
+        case_of(backend, length, tokens=SMALL_TOKENS if small else TOKENS, backward=backward, expanded=backend == "efficient")
+        for length in (SMALL_LENGTHS if small else LENGTHS)
+        for backend in BACKENDS
+        for backward in (False, True)
+    ]

@@ -99,5 +99,7 @@ class RunPlan:
     environment: dict[str, str]
     run_directory: str
     """Where run.json, steps.jsonl and plan.json of this run stand."""
+    command: tuple[str, ...] = ()
+    """The user's command line."""
     output_directory: str
     """Where benchmark_*.json, training_*.log and profiles stand."""

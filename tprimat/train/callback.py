@@ -1,0 +1,178 @@
+"""BenchmarkCallback: writes a StepRecord for every optimizer step of any Lightning Trainer.
+
+A step ends when its last rank ends: a tiny all-reduce (the memory peaks, which are wanted from the worst rank anyway)
+closes it, and the device event behind that all-reduce is the step's end. The host reads the event one step later, when
+the device has long passed it, so the measurement adds no synchronisation inside a step; each step is on disk before the
+next one ends.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tprimat.record.schema import RunRecord, StepRecord
+from tprimat.record.store import RunDirectory
+from tprimat.train.clock import Mark, PeakMemory, mark, read_peak_memory
+from tprimat.train.lightning_api import callback_bases
+
+LOSS_METRICS = ("reduced_train_loss", "train_loss", "loss")
+"""Names under which trainers log the loss; NeMo's is the first."""
+
+Describe = Callable[[Any, Any], RunRecord]
+"""(trainer, module) -> what runs, called on every rank when training starts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PendingStep:
+    """A step that the device may still be working on."""
+
+    step: int
+    end: Mark
+    values: Tensor
+    """On the host, filled by the time that `end` has passed: loss, gradient norm, tokens, peak allocated, peak reserved."""
+    learning_rate: float | None
+    known: tuple[bool, bool]
+    """Whether there is a loss, and a gradient norm: NaN is a finding, absence is not."""
+
+
+class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
+    """Records step time, loss, gradient norm, learning rate, tokens and peak memory of each optimizer step.
+
+    Args:
+        run_directory: folder for steps.jsonl and, if `describe` is given, run.json.
+        tokens_per_step: tokens that all ranks train on in a step, where the module's outputs do not tell ("tokens").
+        describe: makes the RunRecord when training starts and again when it ends; all ranks call it, rank 0 writes it.
+    """
+
+    def __init__(
+        self, run_directory: str | Path, *, tokens_per_step: int | None = None, describe: Describe | None = None
+    ) -> None:
+        super().__init__()
+        self.directory = RunDirectory(Path(run_directory))
+        self.tokens_per_step = tokens_per_step
+        self.describe = describe
+        self._pending: list[_PendingStep] = []
+        self._last_end: Mark | None = None
+        self._last_step = 0
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Note what runs, and start the clock."""
+        if trainer.global_rank == 0:
+            self.directory.path.mkdir(parents=True, exist_ok=True)
+        self._describe(trainer, pl_module)
+        self._last_step = trainer.global_step
+        read_peak_memory(_device(pl_module))
+        if dist.is_initialized():
+            dist.barrier()
+        self._last_end = mark(_device(pl_module))
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Close a step, if the optimizer has made one, and write the one before."""
+        del batch, batch_idx
+        if trainer.global_step == self._last_step:
+            return
+        self._last_step = trainer.global_step
+        device = _device(pl_module)
+        found = (_loss(trainer, outputs), _number(trainer, outputs, "grad_norm"), _output(outputs, "tokens"))
+        counters = torch.cat([_scalars(found, device), _worst_memory(read_peak_memory(device), device)])
+        values = torch.empty_like(counters, device="cpu", pin_memory=device.type == "cuda")
+        values.copy_(counters, non_blocking=True)
+        self._pending.append(
+            _PendingStep(
+                step=trainer.global_step,
+                end=mark(device),
+                values=values,
+                learning_rate=_learning_rate(trainer, outputs),
+                known=(found[0] is not None, found[1] is not None),
+            )
+        )
+        self._write(trainer, keep=1 if device.type == "cuda" else 0)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Write what is left, and what the batches turned out to be."""
+        self._write(trainer, keep=0)
+        self._describe(trainer, pl_module)
+
+    def _describe(self, trainer: Any, pl_module: Any) -> None:
+        if self.describe is None:
+            return
+        run = self.describe(trainer, pl_module)
+        if trainer.global_rank == 0:
+            self.directory.write_run(run)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Keep what was measured before a failure."""
+        del pl_module, exception
+        self._write(trainer, keep=0)
+
+    def _write(self, trainer: Any, keep: int) -> None:
+        while len(self._pending) > keep:
+            pending = self._pending.pop(0)
+            pending.end.wait()
+            if self._last_end is not None and trainer.global_rank == 0:
+                self.directory.append_step(self._record(pending, self._last_end))
+            self._last_end = pending.end
+
+    def _record(self, pending: _PendingStep, start: Mark) -> StepRecord:
+        loss, norm, tokens, allocated, reserved = pending.values.tolist()
+        observed = [value for value, known in zip((loss, norm), pending.known, strict=True) if known]
+        return StepRecord(
+            step=pending.step,
+            step_seconds=pending.end.seconds_since(start),
+            tokens=self.tokens_per_step if math.isnan(tokens) else int(tokens),
+            loss=loss if math.isfinite(loss) else None,
+            grad_norm=norm if math.isfinite(norm) else None,
+            learning_rate=pending.learning_rate,
+            finite=all(math.isfinite(value) for value in observed),
+            peak_allocated_bytes=None if math.isnan(allocated) else int(allocated),
+            peak_reserved_bytes=None if math.isnan(reserved) else int(reserved),
+        )
+
+
+def _scalars(values: tuple[Any, ...], device: torch.device) -> Tensor:
+    """Numbers, device tensors or None (as NaN) in one tensor on the device; nothing is waited for."""
+    filled = [math.nan if value is None else value for value in values]
+    return torch.cat([torch.as_tensor(value, dtype=torch.float64, device=device).detach().reshape(1) for value in filled])
+
+
+def _worst_memory(memory: PeakMemory | None, device: torch.device) -> Tensor:
+    """Peak bytes of the worst rank; the all-reduce also makes the slowest rank's end the end of the step."""
+    own = [memory.allocated, memory.reserved] if memory else [math.nan, math.nan]
+    peaks = torch.tensor(own, dtype=torch.float64).to(device, non_blocking=True)
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(peaks, op=dist.ReduceOp.MAX)
+    return peaks
+
+
+def _device(module: Any) -> torch.device:
+    return torch.device(module.device)
+
+
+def _output(outputs: Any, name: str) -> Any:
+    return outputs.get(name) if isinstance(outputs, Mapping) else None
+
+
+def _number(trainer: Any, outputs: Any, name: str) -> Any:
+    value = _output(outputs, name)
+    return trainer.callback_metrics.get(name) if value is None else value
+
+
+def _loss(trainer: Any, outputs: Any) -> Any:
+    for name in LOSS_METRICS:
+        if name in trainer.callback_metrics:
+            return trainer.callback_metrics[name]
+    return outputs if isinstance(outputs, Tensor) else _output(outputs, "loss")
+
+
+def _learning_rate(trainer: Any, outputs: Any) -> float | None:
+    """Of the step that has just ended: the module's word, or the first group of the first optimizer."""
+    rate = _output(outputs, "learning_rate")
+    if rate is None and trainer.optimizers:
+        rate = trainer.optimizers[0].param_groups[0].get("lr")
+    return None if rate is None else float(rate)

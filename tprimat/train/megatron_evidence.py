@@ -1,0 +1,66 @@
+"""What the embedded engine really runs, read from Megatron's parallel state, the weights, the buffers and the batches."""
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+
+from tprimat.record.schema import Evidence
+from tprimat.train.megatron_module import MegatronModule
+
+REDIRECTED = "Megatron-Core's CUDA calls ran on the CPU: this shows that it works, not how fast anything is."
+
+
+def observe(module: MegatronModule, redirected: bool) -> Evidence:
+    """Evidence of a running module. Every rank must call it: the parameter count is summed over all of them."""
+    seen = module.observed
+    parameter = next(module.chunks[0].parameters())
+    return Evidence(
+        source="running_framework",
+        world_size=dist.get_world_size(),
+        tensor_parallel=parallel_state.get_tensor_model_parallel_world_size(),
+        pipeline_parallel=parallel_state.get_pipeline_model_parallel_world_size(),
+        virtual_pipeline=parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1,
+        context_parallel=parallel_state.get_context_parallel_world_size(),
+        expert_parallel=parallel_state.get_expert_model_parallel_world_size(),
+        data_parallel=parallel_state.get_data_parallel_world_size(),
+        sequence_parallel=module.config.sequence_parallel,
+        micro_batch_sequences=seen.micro_batch_sequences if seen else None,
+        global_batch_sequences=seen.global_batch_sequences if seen else None,
+        sequence_tokens=seen.sequence_tokens if seen else None,
+        tokens_per_step=seen.tokens_per_step if seen else None,
+        parameter_dtype=_name(parameter.dtype),
+        matmul_dtype=matmul_dtype(parameter.dtype),
+        gradient_dtype=_name(parameter.main_grad.dtype),
+        parameters=count_parameters(module),
+        attention="torch scaled_dot_product_attention",
+        transformer_engine=False,
+        optimizer=module.megatron_optimizer.description,
+        data=None if module.sequences is None else module.sequences.description,
+        notes=(REDIRECTED,) if redirected else (),
+    )
+
+
+def matmul_dtype(dtype: torch.dtype) -> str:
+    """What the matrix units multiply when weights have this dtype."""
+    if dtype is torch.bfloat16:
+        return "bf16"
+    return "tf32" if torch.cuda.is_available() and torch.backends.cuda.matmul.allow_tf32 else "fp32"
+
+
+def count_parameters(module: MegatronModule) -> int:
+    """Each weight of the whole model once: slices are added up, copies are left out."""
+    own = 0
+    if parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0:
+        first_slice = parallel_state.get_tensor_model_parallel_rank() == 0
+        for parameter in module.chunk_parameters():
+            # `shared` marks the last stage's copy of a tied embedding.
+            copy = getattr(parameter, "shared", False) and parallel_state.get_pipeline_model_parallel_world_size() > 1
+            if not copy and (first_slice or getattr(parameter, "tensor_model_parallel", False)):
+                own += parameter.numel()
+    total = torch.tensor([own], dtype=torch.int64, device=module.device)
+    dist.all_reduce(total)
+    return int(total.item())
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

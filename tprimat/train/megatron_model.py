@@ -1,0 +1,153 @@
+"""RunPlan -> Megatron-Core's GPTModel: the exact architecture, split as the plan says, with the same weights in every layout."""
+
+import zlib
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+from torch import Tensor
+
+from tprimat.errors import LaunchError
+from tprimat.facts.models import ModelShape
+from tprimat.plan.schema import RunPlan
+from tprimat.train.megatron_layers import block_spec
+
+INITIAL_STANDARD_DEVIATION = 0.02
+"""Of Megatron-LM, GPT-2 and Llama alike; the two projections back into the residual stream get it divided by sqrt(2 layers)."""
+VOCABULARY_MULTIPLE = 128
+"""The embedding is padded to it (Megatron-LM's make_vocab_size_divisible_by), whatever the layout."""
+
+PARAMETER_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def padded_vocabulary(shape: ModelShape) -> int:
+    """Rows of the embedding as trained."""
+    return -(-shape.vocabulary // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+
+
+def transformer_config(plan: RunPlan, device: torch.device) -> TransformerConfig:
+    """Megatron's description of the model and of how it is run."""
+    shape, layout = plan.shape, plan.layout
+    if shape.experts or shape.kv_lora_rank:
+        raise LaunchError(f"The embedded engine trains dense models only; {shape.name} has experts or latent attention.")
+    dtype = PARAMETER_DTYPES[plan.precision]
+    on_gpu = device.type == "cuda"
+    return TransformerConfig(
+        num_layers=shape.layers,
+        hidden_size=shape.hidden,
+        num_attention_heads=shape.heads,
+        num_query_groups=shape.kv_heads,
+        kv_channels=shape.head_dim,
+        ffn_hidden_size=shape.ffn,
+        gated_linear_unit=shape.gated,
+        activation_func=F.silu if shape.gated else F.gelu,
+        normalization="RMSNorm" if shape.norm == "rmsnorm" else "LayerNorm",
+        layernorm_epsilon=shape.norm_epsilon,
+        add_bias_linear=shape.linear_bias,
+        add_qkv_bias=shape.qkv_bias,
+        qk_layernorm=shape.qk_norm,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        tensor_model_parallel_size=layout.tensor,
+        pipeline_model_parallel_size=layout.pipeline,
+        virtual_pipeline_model_parallel_size=layout.virtual_pipeline,
+        context_parallel_size=layout.context,
+        sequence_parallel=layout.sequence_parallel,
+        pipeline_dtype=dtype,
+        params_dtype=dtype,
+        bf16=dtype is torch.bfloat16,
+        use_cpu_initialization=not on_gpu,
+        perform_initialization=False,
+        bias_activation_fusion=on_gpu,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        persist_layer_norm=False,
+        gradient_accumulation_fusion=False,
+        cross_entropy_loss_fusion=on_gpu,
+        cross_entropy_fusion_impl="native",
+        deallocate_pipeline_outputs=True,
+        **_recompute(plan),
+    )
+
+
+def _recompute(plan: RunPlan) -> dict[str, Any]:
+    if plan.recompute == "full":
+        return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    if plan.recompute == "selective":
+        return {"recompute_granularity": "selective"}
+    return {}
+
+
+def build_chunks(plan: RunPlan, config: TransformerConfig) -> list[GPTModel]:
+    """This rank's part of the model: one chunk, or several under virtual pipelining, with their first weights."""
+    stages = plan.layout.virtual_pipeline
+    return [_build_chunk(plan, config, stage) for stage in (range(stages) if stages else [None])]
+
+
+def _build_chunk(plan: RunPlan, config: TransformerConfig, virtual_stage: int | None) -> GPTModel:
+    shape = plan.shape
+    model = GPTModel(
+        config=config,
+        transformer_layer_spec=block_spec(config, shape, virtual_stage),
+        vocab_size=padded_vocabulary(shape),
+        max_sequence_length=plan.batch.sequence_tokens if shape.position == "rope" else shape.context_tokens,
+        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=virtual_stage),
+        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=virtual_stage),
+        parallel_output=True,
+        share_embeddings_and_output_weights=shape.tied_embeddings,
+        position_embedding_type="rope" if shape.position == "rope" else "learned_absolute",
+        rotary_base=int(shape.rope_base),
+        rope_scaling=shape.rope_scaling is not None,
+        rope_scaling_factor=shape.rope_scaling.factor if shape.rope_scaling else 1.0,
+        vp_stage=virtual_stage,
+    )
+    _initialize(model, config, plan.seed, get_transformer_layer_offset(config, vp_stage=virtual_stage))
+    return model
+
+
+def _initialize(model: GPTModel, config: TransformerConfig, seed: int, first_layer: int) -> None:
+    """Draw each matrix whole, from a generator seeded by its global name, and keep this rank's slice.
+
+    Megatron's own initialisation differs between pipeline layouts; this one gives every layout the same model.
+    """
+    for name, parameter in model.named_parameters():
+        if name.endswith(".bias"):
+            torch.nn.init.zeros_(parameter)
+        if parameter.dim() < 2:
+            continue
+        generator = torch.Generator(parameter.device).manual_seed(zlib.crc32(f"{seed}:{_global(name, first_layer)}".encode()))
+        deviation = INITIAL_STANDARD_DEVIATION
+        if name.endswith(("linear_proj.weight", "linear_fc2.weight")):
+            deviation /= (2 * config.num_layers) ** 0.5
+        with torch.no_grad():
+            parameter.copy_(_slice_of_drawn(parameter, generator, _stride(name, config)) * deviation)
+
+
+def _global(name: str, first_layer: int) -> str:
+    parts = name.split(".")
+    if "layers" in parts:
+        place = parts.index("layers") + 1
+        parts[place] = str(int(parts[place]) + first_layer)
+    return ".".join(parts)
+
+
+def _stride(name: str, config: TransformerConfig) -> int:
+    """Blocks that a matrix interleaves over ranks: gate and up of SwiGLU. Megatron-Core 0.15 does not mark it on the weight."""
+    return 2 if config.gated_linear_unit and name.endswith("linear_fc1.weight") else 1
+
+
+def _slice_of_drawn(parameter: Tensor, generator: torch.Generator, stride: int) -> Tensor:
+    split = bool(getattr(parameter, "tensor_model_parallel", False))
+    ranks = parallel_state.get_tensor_model_parallel_world_size() if split else 1
+    dim = getattr(parameter, "partition_dim", 0) if split else 0
+    shape = list(parameter.shape)
+    shape[dim] *= ranks
+    whole = torch.randn(shape, generator=generator, device=generator.device, dtype=torch.float32)
+    if ranks == 1:
+        return whole
+    blocks = torch.split(whole, parameter.shape[dim] // stride, dim=dim)
+    return torch.cat(blocks[parallel_state.get_tensor_model_parallel_rank() :: ranks], dim=dim)

@@ -1,0 +1,179 @@
+"""Megatron-Core under a Lightning Trainer: one batch is one global batch, one training_step is one optimizer step."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer.module import Float16Module
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from tprimat.errors import LaunchError
+from tprimat.plan.schema import RunPlan
+from tprimat.train.data import GlobalBatches, RankPlace, Sequences, open_sequences
+from tprimat.train.lightning_api import lightning
+from tprimat.train.megatron_model import PARAMETER_DTYPES, build_chunks, transformer_config
+from tprimat.train.megatron_optimizer import MegatronOptimizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What the first step's batch turned out to be."""
+
+    micro_batch_sequences: int
+    global_batch_sequences: int
+    sequence_tokens: int
+    tokens_per_step: int
+
+
+class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
+    """The model of a plan, its data and its optimizer."""
+
+    automatic_optimization = False
+
+    def __init__(self, plan: RunPlan) -> None:
+        super().__init__()
+        self.plan = plan
+        self.chunks: list[DistributedDataParallel] = []
+        self.sequences: Sequences | None = None
+        self.observed: Observed | None = None
+
+    @property
+    def micro_batch(self) -> int:
+        """Sequences in one micro-batch."""
+        size = self.plan.batch.micro_batch_sequences
+        if isinstance(size, str):
+            raise LaunchError("micro_batch_size: auto is not resolved.", fix="--micro-batch-size 1")
+        return size
+
+    def configure_model(self) -> None:
+        """Build this rank's chunks, with gradient buffers over the replicas around them."""
+        if self.chunks:
+            return
+        plan, options = self.plan, self.plan.engine_options
+        self.config = transformer_config(plan, self.device)
+        precision = PARAMETER_DTYPES[plan.precision]
+        ddp = DistributedDataParallelConfig(
+            use_distributed_optimizer=options.distributed_optimizer,
+            grad_reduce_in_fp32=True,
+            overlap_grad_reduce=options.overlap_grad_reduce,
+            overlap_param_gather=options.overlap_param_gather and options.distributed_optimizer,
+        )
+        for number, chunk in enumerate(build_chunks(plan, self.config)):
+            model = chunk.to(self.device)
+            if precision is torch.bfloat16:
+                model = Float16Module(self.config, model)
+            # Only the first chunk's buckets overlap from the start: Megatron-LM does the same under virtual pipelining.
+            self.chunks.append(DistributedDataParallel(self.config, ddp, model, disable_bucketing=number > 0))
+
+    def chunk_parameters(self) -> Iterator[torch.nn.Parameter]:
+        """This rank's weights."""
+        return (parameter for chunk in self.chunks for parameter in chunk.parameters())
+
+    def configure_optimizers(self) -> MegatronOptimizer:
+        """Megatron's optimizer, wired to the schedule functions that want to know of it."""
+        options = self.plan.engine_options
+        self.megatron_optimizer = MegatronOptimizer(self.chunks, self.plan)
+        self.config.finalize_model_grads_func = finalize_model_grads
+        self.config.grad_scale_func = self.megatron_optimizer.megatron.scale_loss
+        if options.overlap_grad_reduce:
+            functions = [chunk.no_sync for chunk in self.chunks]
+            self.config.no_sync_func = functions[0] if len(functions) == 1 else functions
+        return self.megatron_optimizer
+
+    def train_dataloader(self) -> DataLoader[list[Tensor]]:
+        """This replica's micro-batches, step by step."""
+        self.sequences = open_sequences(self.plan, self.plan.shape.vocabulary)
+        place = RankPlace(parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size())
+        batches = GlobalBatches(self.sequences, self.plan, self.micro_batch, place)
+        return DataLoader(batches, batch_size=None, pin_memory=self.device.type == "cuda")
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> dict[str, Any]:
+        """One optimizer step.
+
+        Args:
+            batch: micro-batches of this replica, each (micro_batch, sequence_tokens + 1).
+            batch_idx: unused.
+
+        Returns:
+            loss (mean over the global batch, the same on every rank), grad_norm, learning_rate, tokens (over all ranks).
+        """
+        del batch_idx
+        optimizer = self.optimizers()
+        rate = self.megatron_optimizer.learning_rate
+        for chunk in self.chunks:
+            chunk.zero_grad_buffer()
+        optimizer.zero_grad()
+        losses = get_forward_backward_func()(
+            forward_step_func=self._forward,
+            data_iterator=[iter(batch) for _ in self.chunks] if len(self.chunks) > 1 else iter(batch),
+            model=self.chunks,
+            num_microbatches=len(batch),
+            seq_length=self.plan.batch.sequence_tokens,
+            micro_batch_size=self.micro_batch,
+            forward_only=False,
+        )
+        with self._profiled_optimizer():
+            optimizer.step()
+        loss, tokens = self._over_all_ranks(losses, batch)
+        self.observed = self.observed or _observed(batch, int(tokens.item()))
+        return {"loss": loss, "grad_norm": self.megatron_optimizer.grad_norm, "learning_rate": rate, "tokens": tokens}
+
+    def _profiled_optimizer(self) -> AbstractContextManager[Any]:
+        return torch.profiler.record_function("optimizer_step") if self.plan.profiling.enabled else nullcontext()
+
+    def _forward(self, batches: Iterator[Tensor], model: Any) -> tuple[Tensor, Any]:
+        tokens = next(batches).to(self.device, non_blocking=True)
+        inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        positions = torch.arange(inputs.shape[1], device=self.device).expand_as(inputs)
+        return model(inputs, positions, None, labels=labels), _mean_loss
+
+    def _over_all_ranks(self, losses: list[dict[str, Tensor]], batch: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """The mean loss of the global batch and the tokens that all ranks trained on, in one small all-reduce.
+
+        Each replica's loss is known to its last stage, and its tokens to each of its ranks: one rank of a replica speaks.
+        """
+        totals = torch.zeros(2, device=self.device, dtype=torch.float64)
+        if parallel_state.get_tensor_model_parallel_rank() == 0:
+            if losses:
+                replicas = parallel_state.get_data_parallel_world_size(with_context_parallel=True)
+                totals[0] = torch.stack([part["loss"] for part in losses]).double().mean() / replicas
+            if parallel_state.is_pipeline_first_stage():
+                totals[1] = sum(micro_batch.shape[0] * (micro_batch.shape[1] - 1) for micro_batch in batch)
+        dist.all_reduce(totals)
+        return totals[0], totals[1]
+
+
+def _observed(batch: list[Tensor], tokens: int) -> Observed:
+    rows, length = batch[0].shape
+    return Observed(
+        micro_batch_sequences=rows,
+        global_batch_sequences=rows * len(batch) * parallel_state.get_data_parallel_world_size(),
+        sequence_tokens=length - 1,
+        tokens_per_step=tokens,
+    )
+
+
+def _mean_loss(per_token: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    loss = per_token.float().mean()
+    # A copy, because the schedule divides the loss itself by the number of micro-batches, in place.
+    return loss, {"loss": loss.detach().clone()}
+
+
+def initialize_parallel_state(plan: RunPlan) -> None:
+    """Tell Megatron-Core how the ranks are split, and seed its random number generators."""
+    layout = plan.layout
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tensor,
+        pipeline_model_parallel_size=layout.pipeline,
+        virtual_pipeline_model_parallel_size=layout.virtual_pipeline,
+        context_parallel_size=layout.context,
+        expert_model_parallel_size=layout.expert,
+    )
+    tensor_parallel.model_parallel_cuda_manual_seed(plan.seed)

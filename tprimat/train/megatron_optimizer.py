@@ -1,0 +1,86 @@
+"""Megatron's mixed-precision optimizer behind torch's interface, so that Lightning counts its steps."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
+from megatron.core.optimizer import get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.transformer.module import MegatronModule
+
+from tprimat.plan.schema import RunPlan
+from tprimat.train.megatron_model import PARAMETER_DTYPES
+
+
+class MegatronOptimizer(torch.optim.Optimizer):
+    """AdamW with fp32 master weights (sharded over replicas where asked), gradient clipping and the schedule."""
+
+    def __init__(self, chunks: list[MegatronModule], plan: RunPlan) -> None:
+        settings, options = plan.optimizer, plan.engine_options
+        dtype = PARAMETER_DTYPES[plan.precision]
+        self.megatron = get_megatron_optimizer(
+            MegatronOptimizerConfig(
+                optimizer="adam",
+                lr=settings.learning_rate,
+                min_lr=settings.min_learning_rate,
+                weight_decay=settings.weight_decay,
+                adam_beta1=settings.beta1,
+                adam_beta2=settings.beta2,
+                adam_eps=settings.epsilon,
+                clip_grad=settings.gradient_clipping,
+                bf16=dtype is torch.bfloat16,
+                params_dtype=dtype,
+                use_distributed_optimizer=options.distributed_optimizer,
+                overlap_param_gather=options.overlap_param_gather and options.distributed_optimizer,
+            ),
+            chunks,
+        )
+        self.grad_norm: float | None = None
+        super().__init__([torch.zeros(1, requires_grad=True)], {"lr": settings.learning_rate})
+        self.param_groups = self.megatron.param_groups
+        self.scheduler = _scheduler(self.megatron, plan)
+
+    @property
+    def description(self) -> str:
+        """The classes that really step, such as DistributedOptimizer over AdamW."""
+        inner = getattr(self.megatron, "chained_optimizers", [self.megatron])[0]
+        return f"{type(inner).__name__} over {type(inner.optimizer).__name__}"
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the step that comes next."""
+        return float(self.param_groups[0]["lr"])
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop gradients."""
+        self.megatron.zero_grad(set_to_none)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Clip, update, and move the schedule on."""
+        if closure is not None:
+            closure()
+        _, norm, _ = self.megatron.step()
+        self.grad_norm = None if norm is None else float(norm)
+        self.scheduler.step(increment=1)
+
+
+def _scheduler(optimizer: Any, plan: RunPlan) -> OptimizerParamScheduler:
+    settings = plan.optimizer
+    # Megatron wants the warm-up to be shorter than the decay, however short the run is.
+    decay = max(plan.steps, 1)
+    return OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0 if settings.warmup_steps == 0 else settings.learning_rate / (settings.warmup_steps + 1),
+        max_lr=settings.learning_rate,
+        min_lr=settings.min_learning_rate,
+        lr_warmup_steps=min(settings.warmup_steps, decay - 1),
+        lr_decay_steps=decay,
+        lr_decay_style=settings.schedule,
+        start_wd=settings.weight_decay,
+        end_wd=settings.weight_decay,
+        wd_incr_steps=decay,
+        wd_incr_style="constant",
+        use_checkpoint_opt_param_scheduler=False,
+        override_opt_param_scheduler=True,
+    )

@@ -1,0 +1,78 @@
+"""Trains a plan on the embedded engine."""
+
+import os
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import destroy_process_group, is_initialized
+
+from tprimat.plan.expected import first_record, mismatches
+from tprimat.plan.schema import RunPlan
+from tprimat.record.environment import software_versions
+from tprimat.record.schema import RunRecord
+from tprimat.record.store import RunDirectory
+from tprimat.train.accelerator import describe_machine
+from tprimat.train.callback import BenchmarkCallback
+from tprimat.train.lightning_api import lightning
+from tprimat.train.megatron_evidence import observe
+from tprimat.train.megatron_module import MegatronModule
+from tprimat.train.megatron_strategy import MegatronStrategy
+
+
+def train(plan: RunPlan, redirected: bool) -> None:
+    """Carry out a plan on this rank; torchrun has started as many as the plan names.
+
+    Args:
+        plan: what to do.
+        redirected: whether this process sends Megatron's CUDA calls to the CPU.
+    """
+    on_gpu = torch.cuda.is_available()
+    # Megatron's overlap of communication and computation relies on one hardware queue (Megatron-LM's own requirement).
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    directory = Path(plan.run_directory)
+    trainer = lightning.Trainer(
+        accelerator="gpu" if on_gpu else "cpu",
+        devices=plan.gpus_per_node,
+        num_nodes=plan.nodes,
+        strategy=MegatronStrategy(plan, process_group_backend="nccl" if on_gpu else "gloo"),
+        max_steps=plan.steps,
+        callbacks=[BenchmarkCallback(directory, describe=_describer(plan, redirected))],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        limit_val_batches=0,
+    )
+    trainer.fit(MegatronModule(plan))
+    if trainer.global_rank == 0:
+        _note_completed(RunDirectory(directory))
+    if is_initialized():
+        destroy_process_group()
+
+
+def _describer(plan: RunPlan, redirected: bool) -> Any:
+    started_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+    def describe(trainer: Any, module: MegatronModule) -> RunRecord:
+        del trainer
+        evidence = observe(module, redirected)
+        run = first_record(plan, describe_machine(plan.nodes, plan.gpus_per_node), started_at)
+        return replace(
+            run,
+            software=software_versions(),
+            matmul_dtype=evidence.matmul_dtype,
+            evidence=evidence,
+            mismatches=mismatches(plan, evidence),
+        )
+
+    return describe
+
+
+def _note_completed(directory: RunDirectory) -> None:
+    """For a worker that torchrun started without our launcher; the launcher has the last word otherwise."""
+    ended_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    directory.write_run(replace(directory.read_run(), outcome="completed", ended_at=ended_at))

@@ -1,0 +1,56 @@
+"""The process that torchrun starts on every rank: python -m tprimat.train.worker PLAN."""
+
+import sys
+import warnings
+from pathlib import Path
+
+from tprimat.errors import UserError
+from tprimat.plan.file import read_plan
+from tprimat.plan.schema import RunPlan
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Train the plan that the only argument names.
+
+    Returns:
+        0 when training is done, 2 for a mistake that the user can mend.
+    """
+    (path,) = sys.argv[1:] if arguments is None else arguments
+    try:
+        train(read_plan(Path(path)))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    return 0
+
+
+def train(plan: RunPlan) -> None:
+    """Hand a plan to its engine's trainer."""
+    quieten()
+    from tprimat.train import redirect
+
+    redirected = redirect.install()  # before anything imports megatron.core
+    from tprimat.train import megatron_run
+
+    megatron_run.train(plan, redirected)
+
+
+IRRELEVANT = (
+    ".*Apex.* not installed",
+    ".*full scope is deprecated",
+    ".*does not have many workers",
+    ".*attribute of a Tensor that is not a leaf",
+)
+"""Warnings of libraries that no user of a benchmark can act on."""
+
+
+def quieten() -> None:
+    """Keep the training log readable: warnings of ours, and errors, stay."""
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    for message in IRRELEVANT:
+        warnings.filterwarnings("ignore", message=message)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

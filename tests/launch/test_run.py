@@ -1,13 +1,19 @@
+import dataclasses
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-from a_launch import Notes, a_launch, first_record
+from a_launch import TRAINER, Notes, a_launch, first_record
 
 from tprimat.engines.base import Command
 from tprimat.errors import LaunchError
 from tprimat.launch.run import run
 from tprimat.record.files import to_json
 from tprimat.record.schema import StepRecord
+from tprimat.record.store import RunDirectory
 
 
 def launched(*args, **kwargs):
@@ -146,3 +152,64 @@ def test_a_watcher_that_breaks_leaves_no_process_behind(tmp_path, left_behind):
     with pytest.raises(ZeroDivisionError):
         run(a_launch(tmp_path, "steps", 1, "sleep", 100), notes)
     assert not left_behind()
+
+
+def test_a_command_that_cannot_start_leaves_a_record_that_says_so(tmp_path):
+    with pytest.raises(LaunchError):
+        run(a_launch(tmp_path, command=Command(argv=("no-such-program",))), Notes())
+    left = json.loads((tmp_path / "run.json").read_text())
+    assert left["outcome"] == "failed"
+    assert "no-such-program cannot be started" in left["cause"]
+
+
+def test_a_launcher_that_breaks_off_leaves_a_record_that_says_so(tmp_path):
+    notes = Notes()
+    notes.on_line = lambda text: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        run(a_launch(tmp_path, "line", "x", "sleep", 100), notes)
+    assert "ZeroDivisionError" in json.loads((tmp_path / "run.json").read_text())["cause"]
+
+
+def test_what_the_log_told_is_added_to_the_last_record(tmp_path):
+    def complete(record):
+        return dataclasses.replace(record, mismatches=("tensor_parallel: 2 was asked for, 1 ran",))
+
+    record, *_ = launched(tmp_path, "steps", 1, complete=complete)
+    assert record.outcome == "completed"
+    assert not RunDirectory(tmp_path).read_run().counts
+
+
+def test_a_process_that_runs_out_of_memory_is_told(tmp_path):
+    plain = a_launch(tmp_path, "steps", 1, "allocate", 900)
+    argv = ("sh", "-c", 'ulimit -v 400000; exec "$@"', "sh", *plain.command.argv)
+    record, result, _ = launched(tmp_path, command=dataclasses.replace(plain.command, argv=argv))
+    assert (record.outcome, len(result.steps)) == ("out_of_memory", 1)
+
+
+SMALL_DISK = """\
+mount -t tmpfs -o size=64k none "$1/small" || exit 99
+ln -s "$1/small/log" "$1/training.log"
+python=$2; shift 2
+"$python" "$@"; code=$?
+stat -c %s "$SMALL/log"
+exit $code
+"""
+
+
+@pytest.mark.skipif(subprocess.run(["unshare", "-rm", "true"], check=False).returncode != 0, reason="needs a mount namespace")
+def test_a_small_disk_takes_what_it_can_of_the_log_and_the_run_completes(tmp_path):
+    (tmp_path / "small").mkdir()
+    (tmp_path / "long.log").write_bytes(b"x" * 99 + b"\n" + b"y" * 400_000)
+    here = Path(__file__).parent / "a_launch.py"
+    command = [*TRAINER, "steps", "1", "replay", str(tmp_path / "long.log"), "steps", "1"]
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", SMALL_DISK, "sh", tmp_path, sys.executable, here, tmp_path, *command],
+        env={**os.environ, "SMALL": str(tmp_path / "small")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    answer, size = done.stdout.splitlines()
+    assert json.loads(answer)["record"] == "completed"
+    assert len(json.loads(answer)["result"]["steps"]) == 2
+    assert int(size) == 64 << 10

@@ -1,11 +1,12 @@
 """One run from its first record to its last."""
 
 import dataclasses
+import sys
 from collections.abc import Iterable
 from datetime import datetime, timezone
 from pathlib import Path
 
-from tprimat.errors import RecordError
+from tprimat.errors import RecordError, UserError
 from tprimat.launch.failures import classify
 from tprimat.launch.host_memory import out_of_memory_kills
 from tprimat.launch.interrupts import Interrupts
@@ -36,19 +37,36 @@ def run(launch: Launch, watcher: Watcher) -> tuple[RunRecord, LaunchResult]:
         RecordError: the run's folder cannot be written before the start.
     """
     launch.directory.write_run(launch.record)
-    result = Attempt(launch, watcher).go()
+    result = None
+    with Interrupts() as interrupts:  # until the last record stands: an impatient second Ctrl-C must not lose it
+        try:
+            result = attempts(launch, watcher, interrupts)
+        finally:
+            record = finished(launch, result or broken_off(sys.exc_info()[1]))
+            try:
+                launch.directory.write_run(record)
+            except RecordError as error:
+                watcher.on_notice(error.what)
+    watcher.on_end(result)
+    return record, result
+
+
+def attempts(launch: Launch, watcher: Watcher, interrupts: Interrupts) -> LaunchResult:
+    """One start, and a second one where only the port was in the way."""
+    result = Attempt(launch, watcher, interrupts).go()
     if result.port_in_use and not result.steps and launch.nodes == 1:
         port = free_port()
         watcher.on_notice(f"{result.cause} Starting once more on port {port}.")
         again = dataclasses.replace(launch, command=on_another_port(launch.command, port))
-        result = Attempt(again, watcher).go()
-    record = finished(launch, result)
-    try:
-        launch.directory.write_run(record)
-    except RecordError as error:
-        watcher.on_notice(error.what)
-    watcher.on_end(result)
-    return record, result
+        result = Attempt(again, watcher, interrupts).go()
+    return result
+
+
+def broken_off(error: BaseException | None) -> LaunchResult:
+    """The end of a run that the launcher itself did not survive, or could not start."""
+    cause = error.what if isinstance(error, UserError) else f"The launcher broke off: {error!r}."
+    fix = error.fix if isinstance(error, UserError) else None
+    return LaunchResult(outcome="failed", exit_code=None, cause=cause, hint=fix, duration_seconds=0.0)
 
 
 def finished(launch: Launch, result: LaunchResult) -> RunRecord:
@@ -57,6 +75,8 @@ def finished(launch: Launch, result: LaunchResult) -> RunRecord:
         record = launch.directory.read_run()
     except RecordError:  # the worker died while writing, or the disk is full: what we know ourselves is still true
         record = launch.record
+    if launch.complete is not None:
+        record = launch.complete(record)
     return dataclasses.replace(
         record,
         outcome=result.outcome,
@@ -70,8 +90,9 @@ def finished(launch: Launch, result: LaunchResult) -> RunRecord:
 class Attempt:
     """One start of the command."""
 
-    def __init__(self, launch: Launch, watcher: Watcher) -> None:
+    def __init__(self, launch: Launch, watcher: Watcher, interrupts: Interrupts) -> None:
         self._launch = launch
+        self._interrupts = interrupts
         self._watcher = watcher
         self._kills_before = out_of_memory_kills()
         self._seen: list[StepRecord] = []
@@ -84,24 +105,23 @@ class Attempt:
 
     def go(self) -> LaunchResult:
         """Until its last process is gone."""
-        with Interrupts() as interrupts:
-            child = Child(self._launch.command, self._launch.limits.grace_seconds)
-            supervision = Supervision(child, self._output, self._launch.limits, interrupts)
-            watchdog = Watchdog(self._launch.limits, supervision.began, self._launch.planned_steps)
+        child = Child(self._launch.command, self._launch.limits.grace_seconds)
+        supervision = Supervision(child, self._output, self._launch.limits, self._interrupts)
+        watchdog = Watchdog(self._launch.limits, supervision.began, self._launch.planned_steps)
 
-            def tick(now: float) -> Failure | None:
-                for step in self._source.poll():
-                    self._seen.append(step)
-                    watchdog.saw_step(step.step, step.step_seconds, now)
-                    self._watcher.on_step(step)
-                return watchdog.verdict(now)
+        def tick(now: float) -> Failure | None:
+            for step in self._source.poll():
+                self._seen.append(step)
+                watchdog.saw_step(step.step, step.step_seconds, now)
+                self._watcher.on_step(step)
+            return watchdog.verdict(now)
 
-            def before_stop(why: Failure) -> None:
-                if why.outcome in {"hung", "timed_out"}:
-                    self._watcher.on_notice(f"{why.cause} Stopping it.")
-                    dump_stacks(child.members(), self._launch.directory.path / "stacks.txt", self._watcher.on_notice)
+        def before_stop(why: Failure) -> None:
+            if why.outcome in {"hung", "timed_out"}:
+                self._watcher.on_notice(f"{why.cause} Stopping it.")
+                dump_stacks(child.members(), self._launch.directory.path / "stacks.txt", self._watcher.on_notice)
 
-            ending = supervision.run(tick, before_stop)
+        ending = supervision.run(tick, before_stop)
         return self._result(ending)
 
     def _on_line(self, text: str) -> None:
@@ -123,7 +143,8 @@ class Attempt:
             hint=failure.hint if failure else None,
             duration_seconds=ending.duration_seconds,
             steps=tuple(self._seen),
-            stop_requested=ending.stopped is not None and ending.stopped.outcome == "interrupted",
+            evidence=failure.evidence if failure else None,
+            stop_requested=self._interrupts.count > 0,
             port_in_use=failure is not None and failure.kind == "port_in_use",
         )
 

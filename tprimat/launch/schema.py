@@ -36,6 +36,8 @@ class Launch:
     """Where the output goes besides directory.log_file; each is appended to."""
     step_of_line: Callable[[str], StepRecord | None] | None = None
     """For engines whose steps are read from the log. None: the worker appends steps.jsonl itself."""
+    complete: Callable[[RunRecord], RunRecord] | None = None
+    """Adds what the log told of itself (evidence, mismatches) to the last record, for engines that write none."""
     planned_steps: int | None = None
     nodes: int = 1
     """On one node a port that is in use is replaced by a free one; several nodes have agreed on theirs."""
@@ -70,6 +72,8 @@ class LaunchResult:
     cause: str | None
     hint: str | None
     duration_seconds: float
+    evidence: str | None = None
+    """The line of the log that the cause was read from."""
     steps: tuple[StepRecord, ...] = ()
     """As they came by, complete even where the disk was full."""
     stop_requested: bool = False

@@ -4,6 +4,9 @@ import statistics
 
 from tprimat.launch.schema import Failure, Limits
 
+OWN_SLEEP_SECONDS = 3.0
+"""Who has not looked for so long was stopped himself (Ctrl-Z, a suspended machine) and has no right to call others hung."""
+
 
 class Watchdog:
     """Times are seconds on the launcher's monotonic clock."""
@@ -14,6 +17,7 @@ class Watchdog:
         self.planned_steps = planned_steps
         self._last_step: int | None = None
         self._last_at = started
+        self._looked_at = started
         self._step_seconds: list[float] = []
         self._gaps: list[float] = []
 
@@ -35,8 +39,11 @@ class Watchdog:
         return max(self.limits.hang_factor * usual, self.limits.hang_minimum_seconds)
 
     def verdict(self, now: float) -> Failure | None:
-        """Why the run must be stopped, if it must."""
+        """Why the run must be stopped, if it must. Asked many times a second."""
         limits = self.limits
+        if now - self._looked_at > OWN_SLEEP_SECONDS:
+            self._last_at = min(now, self._last_at + now - self._looked_at)
+        self._looked_at = now
         if limits.run_timeout_seconds is not None and now - self.started > limits.run_timeout_seconds:
             return Failure(
                 outcome="timed_out",
@@ -44,7 +51,7 @@ class Watchdog:
                 hint="raise benchmarking.run_timeout_seconds, or ask for fewer steps",
             )
         if self._last_step is None:
-            if now - self.started <= limits.startup_timeout_seconds:
+            if now - self._last_at <= limits.startup_timeout_seconds:
                 return None
             return Failure(
                 outcome="timed_out",

@@ -61,7 +61,9 @@ def transformer_config(plan: RunPlan, device: torch.device) -> TransformerConfig
         params_dtype=dtype,
         bf16=dtype is torch.bfloat16,
         use_cpu_initialization=not on_gpu,
-        perform_initialization=False,
+        init_method=_leave_as_is,
+        output_layer_init_method=_leave_as_is,
+        embedding_init_method=_leave_as_is,
         bias_activation_fusion=on_gpu,
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
@@ -72,6 +74,11 @@ def transformer_config(plan: RunPlan, device: torch.device) -> TransformerConfig
         deallocate_pipeline_outputs=True,
         **_recompute(plan),
     )
+
+
+def _leave_as_is(weight: Tensor) -> Tensor:
+    """For Megatron's own initialisation, which also marks how a weight is split: that is wanted, its numbers are not."""
+    return weight
 
 
 def _recompute(plan: RunPlan) -> dict[str, Any]:
@@ -115,8 +122,6 @@ def _initialize(model: GPTModel, config: TransformerConfig, seed: int, first_lay
     Megatron's own initialisation differs between pipeline layouts; this one gives every layout the same model.
     """
     for name, parameter in model.named_parameters():
-        if name.endswith(".bias"):
-            torch.nn.init.zeros_(parameter)
         if parameter.dim() < 2:
             continue
         generator = torch.Generator(parameter.device).manual_seed(zlib.crc32(f"{seed}:{_global(name, first_layer)}".encode()))

@@ -1,5 +1,6 @@
 """Dataclasses to JSON files and back, so that a reader never sees half a file and an error names its place."""
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,7 +64,8 @@ def write_atomically(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise cannot_write(path, error) from error
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tprimat.facts.models import model_shape
+from tprimat.facts.models import model_shape, tiny
 from tprimat.record.files import to_json
 from tprimat.record.schema import Evidence, Machine, RunRecord, StepRecord
 
@@ -91,15 +91,8 @@ def write_groups(folder: Path) -> None:
     write_run(folder / "h100", qwen, steps_of(qwen, step_times(4.1, 40), 40, 57.0))
     split = a_run("h100-llama-split", strategy="memory_optimized", tensor_parallel=4, pipeline_parallel=2, data_parallel=1)
     write_run(folder / "h100", split, steps_of(split, step_times(7.9, 41), 41, 21.0))
-    cpu = a_run(
-        "cpu-llama-0",
-        size="tiny",
-        machine=LAPTOP,
-        matmul_dtype="fp32",
-        data_parallel=2,
-        global_batch_sequences=4,
-        sequence_tokens=64,
-    )
+    small = {"size": "tiny", "shape": tiny(model_shape("llama-3.1-8b")), "global_batch_sequences": 4, "sequence_tokens": 64}
+    cpu = a_run("cpu-llama-0", machine=LAPTOP, matmul_dtype="fp32", data_parallel=2, **small)
     write_run(folder / "cpu", cpu, steps_of(cpu, step_times(0.12, 42), 42, None))
     failed = a_run("h100-qwen-oom", model="qwen", outcome="out_of_memory", exit_code=1, cause="CUDA out of memory on rank 3")
     write_run(folder / "h100", failed, [])

@@ -81,7 +81,7 @@ TRAITS: Mapping[str, Trait] = {
     "model": lambda run: run.model if run.size == "full" else f"{run.model} {run.size}",
     "accelerator": accelerator_name,
     "GPUs": lambda run: f"{run.machine.gpus} GPUs" if run.machine.gpus else "GPUs unknown",
-    "strategy": lambda run: run.strategy or "no strategy",
+    "strategy": lambda run: run.strategy or "strategy unknown",
     "layout": _layout,
     "engine": lambda run: run.engine,
     "dtype": lambda run: run.matmul_dtype or "dtype unknown",

@@ -1,0 +1,14 @@
+#!/usr/bin/env python3
+"""Compare training runs: six panels, a table and a verdict.
+
+./compare.py --results-dir ./output
+./compare.py --results-dir ./h100 ./mi300x --output h100-mi300x.svg
+./compare.py --results-dir ./before ./after --baseline before --fail-if-slower 3%
+"""
+
+import sys
+
+from tprimat.cli.compare import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,212 @@
+"""compare.py as a user starts it: real processes, real files, real pictures."""
+
+import csv
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RUNS = ROOT / "tests" / "runs"
+
+
+def compare(*arguments, cwd=ROOT):
+    command = [sys.executable, ROOT / "compare.py", *map(str, arguments)]
+    return subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+
+
+def slower(source, target, factor):
+    """Copy a run with every step slowed down."""
+    shutil.copytree(source, target)
+    lines = [json.loads(line) for line in (target / "steps.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["step_seconds"] *= factor
+    (target / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = json.loads((target / "run.json").read_text())
+    run |= {"run_id": target.name, "strategy": "changed"}
+    (target / "run.json").write_text(json.dumps(run))
+    return target
+
+
+@pytest.fixture
+def regression(tmp_path):
+    """A baseline and the same run five percent slower."""
+    before = tmp_path / "before"
+    shutil.copytree(RUNS / "h100" / "runs" / "h100-llama-0", before / "r0")
+    after = tmp_path / "after"
+    after.mkdir()
+    slower(before / "r0", after / "r1", 1.05)
+    return before, after
+
+
+def test_two_machines_give_a_table_a_verdict_and_a_picture(tmp_path):
+    done = compare("--results-dir", RUNS / "h100", "--results-dir", RUNS / "mi300x", cwd=tmp_path)
+    assert done.returncode == 0
+    assert re.search(
+        r"llama MI300X minimal_communication against llama H100 SXM minimal_communication: 1\d\.\d % faster", done.stdout
+    )
+    assert "95 % interval" in done.stdout
+    assert "Not counted: h100-qwen-oom: out_of_memory" in done.stdout
+    assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
+    assert "compare.png" in done.stderr
+
+
+def test_the_default_folder_is_output(tmp_path):
+    shutil.copytree(RUNS / "cpu", tmp_path / "output")
+    assert compare(cwd=tmp_path).returncode == 0
+    empty = tmp_path / "elsewhere"
+    empty.mkdir()
+    done = compare(cwd=empty)
+    assert done.returncode == 2
+    assert "No result to compare" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("kind", "start"), [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG")])
+def test_pictures_come_in_three_formats_and_the_same_data_gives_the_same_bytes(tmp_path, kind, start):
+    contents = []
+    for name in ("first", "again"):
+        path = tmp_path / f"{name}.{kind}"
+        assert compare("--results-dir", RUNS / "mi300x", "--output", path).returncode == 0
+        contents.append(path.read_bytes())
+    assert contents[0].startswith(start)
+    assert contents[0] == contents[1]
+
+
+def words_of(path):
+    """What a reader sees in a picture; matplotlib keeps each text as a comment beside its outlines."""
+    parser = ET.XMLParser(target=ET.TreeBuilder(insert_comments=True))
+    return {(node.text or "").strip() for node in ET.parse(path, parser).iter() if node.tag is ET.Comment}
+
+
+def test_the_picture_has_the_six_panels_with_units(tmp_path):
+    path = tmp_path / "compare.svg"
+    compare("--results-dir", RUNS / "mi300x", "--output", path)
+    words = words_of(path)
+    for title in (
+        "Model throughput per GPU (causal FLOP count)",
+        "Peak memory, worst rank",
+        "Training loss",
+        "Learning rate",
+        "Peak memory in each step, worst rank",
+        "Step time (dot: end of warm-up)",
+    ):
+        assert title in words
+    assert any(word.startswith("TFLOP/s per GPU") for word in words)
+    assert any("3 runs, 111 steps" in word for word in words)
+
+
+def test_a_cpu_run_is_drawn_in_tokens_and_says_why(tmp_path):
+    path = tmp_path / "compare.svg"
+    done = compare("--results-dir", RUNS / "cpu", "--output", path)
+    assert "a CPU has no published matrix peak" in done.stdout
+    assert "Throughput per rank (tokens/s, not TFLOP/s: a CPU has no matrix peak)" in words_of(path)
+
+
+def test_csv_json_and_markdown_hold_the_runs(tmp_path):
+    for kind in ("csv", "json", "md"):
+        assert compare("--results-dir", RUNS / "h100", "--format", kind, cwd=tmp_path).returncode == 0
+    rows = list(csv.DictReader((tmp_path / "compare.csv").open()))
+    assert len(rows) == 6
+    assert sum(row["counted"] == "yes" for row in rows) == 5
+    assert float(rows[0]["mfu"]) == pytest.approx(0.349, abs=0.005)
+    document = json.loads((tmp_path / "compare.json").read_text())
+    assert document["verdicts"][0]["outcome"] == "slower"
+    assert document["groups"][0]["runs"][0]["metrics"]["flops_convention"] == "causal"
+    assert "| configuration |" in (tmp_path / "compare.md").read_text()
+
+
+def test_unlike_workloads_are_refused_with_what_differs_and_shown_only_when_asked(tmp_path):
+    folders = ("--results-dir", RUNS / "foreign" / "train_amd_prim_llama.json", RUNS / "foreign" / "benchmark_rocm_llama.json")
+    done = compare(*folders, cwd=tmp_path)
+    assert "Not compared:" in done.stdout
+    assert "tokens a step 131,072 and 262,144" in done.stdout
+    assert "dtype that ran not recorded in either" in done.stdout
+    anyway = compare(*folders, "--even-if-different", "--output", tmp_path / "c.svg", cwd=tmp_path)
+    assert "slower" in anyway.stdout
+    assert "They differ: tokens a step" in anyway.stdout
+    assert any("NOT LIKE FOR LIKE" in word for word in words_of(tmp_path / "c.svg"))
+
+
+def test_the_gate_closes_on_a_regression_and_opens_within_the_margin(regression, tmp_path):
+    before, after = regression
+    arguments = ("--results-dir", before, after, "--baseline", before, "--output", tmp_path / "x.md", "--fail-if-slower")
+    closed = compare(*arguments, "3%")
+    assert closed.returncode == 1
+    assert "gate: " in closed.stderr
+    assert "4.8 % slower" in closed.stderr
+    assert compare(*arguments, "8%").returncode == 0
+
+
+def test_a_gate_with_nothing_to_compare_stays_closed(tmp_path):
+    done = compare("--results-dir", RUNS / "cpu", "--fail-if-slower", "3%", "--output", tmp_path / "x.md")
+    assert done.returncode == 1
+    assert "nothing to compare" in done.stderr
+
+
+def test_a_baseline_is_named_by_words_of_its_label(tmp_path):
+    arguments = ("--results-dir", RUNS / "h100", RUNS / "mi300x", "--output", tmp_path / "x.json", "--baseline")
+    assert compare(*arguments, "llama MI300X").returncode == 0
+    verdicts = json.loads((tmp_path / "x.json").read_text())["verdicts"]
+    assert {verdict["baseline"] for verdict in verdicts} == {"llama MI300X minimal_communication"}
+    assert [verdict["outcome"] for verdict in verdicts].count("refused") == 1
+    unclear = compare(*arguments, "llama")
+    assert unclear.returncode == 2
+    assert "fits 3 configurations" in unclear.stderr
+
+
+def test_a_bad_file_is_named_skipped_and_counted_and_the_exit_code_says_so(tmp_path):
+    shutil.copytree(RUNS / "cpu", tmp_path / "in")
+    (tmp_path / "in" / "benchmark_cuda_llama.json").write_text('{\n"platform": "nvd",\n')
+    done = compare("--results-dir", tmp_path / "in", "--output", tmp_path / "x.md")
+    assert done.returncode == 1
+    assert "benchmark_cuda_llama.json:3" in done.stderr
+    assert "1 of 2 results could not be read" in done.stderr
+    assert "llama tiny Example CPU" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--output", "x.gif"), "no known suffix"),
+        (("--output", "x.svg", "--format", "png"), "is not a png file"),
+        (("--fail-if-slower", "much"), "'much' is not a share"),
+        (("--fail-if-slower", "150%"), "'150%' is not a share"),
+        (("--warmup", "few"), "'few' is not a number of steps"),
+        (("--baseline", "nothing"), "fits 0 configurations"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_explained_without_a_traceback(tmp_path, arguments, text):
+    done = compare("--results-dir", RUNS / "cpu", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert text in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unwritable_target_is_explained(tmp_path):
+    (tmp_path / "file").write_text("")
+    for name in ("x.png", "x.md"):
+        done = compare("--results-dir", RUNS / "cpu", "--output", tmp_path / "file" / name)
+        assert done.returncode == 2
+        assert "cannot be written" in done.stderr
+
+
+def test_cost_appears_when_a_price_is_given(tmp_path):
+    done = compare("--results-dir", RUNS / "mi300x", "--cost-per-gpu-hour", "2.5", "--output", tmp_path / "x.md")
+    assert "cost/M tokens" in done.stdout
+    assert re.search(r"0\.083\d", done.stdout)
+
+
+def test_every_run_failed_is_said_and_draws_nothing(tmp_path):
+    done = compare("--results-dir", RUNS / "h100" / "runs" / "h100-qwen-oom", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "Not counted: h100-qwen-oom: out_of_memory" in done.stdout
+    assert not (tmp_path / "compare.png").exists()

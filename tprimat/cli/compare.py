@@ -1,0 +1,241 @@
+"""Compare training runs: which is faster, by how much, how sure.
+
+./compare.py                                             all results in ./output
+./compare.py --results-dir h100 --results-dir mi300x     two folders side by side
+./compare.py --results-dir before after --baseline before --fail-if-slower 3%
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tprimat.errors import ConfigError, RecordError, UserError
+
+if TYPE_CHECKING:
+    from tprimat.analyze.groups import Group, Measured
+    from tprimat.report.table import Comparison
+
+FORMATS = ("png", "svg", "pdf", "md", "csv", "json")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(
+        prog="compare.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    made.add_argument(
+        "--results-dir",
+        nargs="+",
+        action="append",
+        type=Path,
+        metavar="PATH",
+        help="folders or files with results; several, or repeated (./output)",
+    )
+    made.add_argument("--output", type=Path, metavar="FILE", help="where to write (./compare.png, or the format's suffix)")
+    made.add_argument("--format", choices=FORMATS, help="of the file (png, or as --output ends)")
+    made.add_argument("--baseline", metavar="WORDS", help="what others are compared with: words of its label, or its folder")
+    made.add_argument("--even-if-different", action="store_true", help="compare unlike workloads; the title says what differs")
+    made.add_argument(
+        "--fail-if-slower",
+        metavar="3%",
+        help="exit 1 if a run is shown slower than the baseline by more than this, or cannot be judged",
+    )
+    made.add_argument("--flops", choices=("causal", "full", "6n"), default="causal", help="how FLOP are counted (causal)")
+    made.add_argument("--warmup", default="auto", metavar="N", help="steps to leave out, or auto: found in the step times (auto)")
+    made.add_argument("--cost-per-gpu-hour", type=float, metavar="PRICE", help="adds a column of cost, in your currency")
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The file to write."""
+
+    path: Path
+    kind: str
+
+
+def target(options: argparse.Namespace) -> Target:
+    """Where the comparison goes, in which format.
+
+    Raises:
+        ConfigError: the suffix is of no known format, or of another than was asked for.
+    """
+    kind: str = options.format or "png"
+    if options.output is None:
+        return Target(Path(f"compare.{kind}"), kind)
+    suffix = options.output.suffix.lstrip(".").lower()
+    if suffix not in FORMATS:
+        raise ConfigError(
+            f"{options.output} has no known suffix.", where="--output", fix=f"end it in one of {', '.join(FORMATS)}"
+        )
+    if options.format not in {None, suffix}:
+        raise ConfigError(
+            f"{options.output} is not a {options.format} file.", where="--output, --format", fix="leave one of them out"
+        )
+    return Target(options.output, suffix)
+
+
+def fraction(text: str) -> float:
+    """'3%' or '0.03' -> 0.03.
+
+    Raises:
+        ConfigError: neither.
+    """
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise ConfigError(f"{text!r} is not a share.", where="--fail-if-slower", fix="3% or 0.03")
+    return value
+
+
+def warmup_steps(text: str) -> int | None:
+    """A number of steps, or None for auto.
+
+    Raises:
+        ConfigError: neither.
+    """
+    if text == "auto":
+        return None
+    if not text.isdigit():
+        raise ConfigError(f"{text!r} is not a number of steps.", where="--warmup", fix="a whole number, or auto")
+    return int(text)
+
+
+def measured_runs(options: argparse.Namespace, paths: Sequence[Path]) -> tuple[list["Measured"], list[RecordError]]:
+    """All runs under some paths with their metrics, and what could not be read."""
+    from tprimat.analyze.groups import measure
+    from tprimat.analyze.metrics import MetricOptions
+    from tprimat.record.collect import load_results
+
+    skipped = warmup_steps(options.warmup)
+    choice = MetricOptions(
+        flops_convention=options.flops,
+        warmup="auto" if skipped is None else skipped,
+        cost_per_gpu_hour=options.cost_per_gpu_hour,
+    )
+    results, problems = load_results(paths)
+    return [measure(result, choice) for result in results], problems
+
+
+def choose_baseline(groups: Sequence["Group"], words: str) -> "Group":
+    """The group that a user means.
+
+    Raises:
+        ConfigError: none or several match.
+    """
+    folder = Path(words)
+    matches = [group for group in groups if group.label == words]
+    matches = matches or [group for group in groups if all(word in group.label.split() for word in words.split())]
+    matches = matches or [
+        group for group in groups if any(folder in (item.result.path, *item.result.path.parents) for item in group.runs)
+    ]
+    if len(matches) == 1:
+        return matches[0]
+    raise ConfigError(
+        f"--baseline {words!r} fits {len(matches)} configurations.",
+        where="--baseline",
+        fix="one of:\n" + "\n".join(group.label for group in matches or groups),
+    )
+
+
+def compare(measured: Sequence["Measured"], options: argparse.Namespace) -> "Comparison":
+    """Groups and verdicts: everything against the baseline, or against the first configuration of the same model."""
+    from tprimat.analyze.compare import verdict
+    from tprimat.analyze.groups import group_runs
+    from tprimat.report.table import Comparison
+
+    groups = group_runs(measured)
+    pairs = []
+    if options.baseline and groups:
+        chosen = choose_baseline(groups, options.baseline)
+        pairs = [(chosen, group) for group in groups if group is not chosen]
+    else:
+        first: dict[tuple[str, str], Group] = {}
+        for group in groups:
+            leader = first.setdefault((group.run.model, group.run.size), group)
+            if leader is not group:
+                pairs.append((leader, group))
+    return Comparison(
+        groups=tuple(groups),
+        verdicts=tuple(verdict(one, other, even_if_different=options.even_if_different) for one, other in pairs),
+        not_counted=tuple(item for item in measured if item.not_counted is not None),
+    )
+
+
+def title_of(comparison: "Comparison") -> str:
+    """Says what is compared, and what differs where it is compared all the same."""
+    runs = sum(len(group.runs) for group in comparison.groups)
+    differing = sorted({entry.what for verdict in comparison.verdicts for entry in verdict.differences})
+    title = f"{len(comparison.groups)} configurations, {runs} runs"
+    if len(comparison.groups) == 1:
+        title = f"{comparison.groups[0].label}, {runs} run{'s' * (runs > 1)}"
+    return title + (f"; NOT LIKE FOR LIKE, they differ in {', '.join(differing)}" if differing else "")
+
+
+def write(comparison: "Comparison", destination: Target) -> None:
+    """The comparison as a file."""
+    from tprimat.record.files import write_atomically
+    from tprimat.report import table
+
+    writers = {"md": table.markdown, "csv": table.comma_separated, "json": table.as_json}
+    if destination.kind in writers:
+        write_atomically(destination.path, writers[destination.kind](comparison))
+        return
+    from tprimat.report.plot import draw_comparison
+
+    draw_comparison(comparison.groups, title_of(comparison), destination.path)
+
+
+def gate(comparison: "Comparison", margin: float) -> list[str]:
+    """Why a regression gate must stay closed; empty: it opens."""
+    from tprimat.report.table import sentence
+
+    if not comparison.verdicts:
+        return ["there is nothing to compare: a gate needs a baseline and another configuration that count"]
+    return [sentence(found) for found in comparison.verdicts if found.outcome == "refused" or found.slower_than(margin)]
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit status: 0; 1 when a file was bad, no run counts, or the gate stays closed."""
+    from tprimat.report.table import text
+
+    destination = target(options)
+    margin = None if options.fail_if_slower is None else fraction(options.fail_if_slower)
+    paths = [path for several in options.results_dir or [[Path("output")]] for path in several]
+    measured, problems = measured_runs(options, paths)
+    for problem in problems:
+        print(f"skipped: {problem}", file=sys.stderr)
+    if problems:
+        print(f"{len(problems)} of {len(problems) + len(measured)} results could not be read", file=sys.stderr)
+    if not measured:
+        raise RecordError(
+            "No result to compare.", where=", ".join(map(str, paths)), fix="./benchmark.py writes results to ./output"
+        )
+    comparison = compare(measured, options)
+    print(text(comparison), end="")
+    if comparison.groups:
+        write(comparison, destination)
+        print(f"written: {destination.path}", file=sys.stderr)
+    closed = [] if margin is None else gate(comparison, margin)
+    for reason in closed:
+        print(f"gate: {reason}", file=sys.stderr)
+    return 1 if problems or closed or not comparison.groups else 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0, 1 for a failed comparison, 2 for a mistake in the command line."""
+    options = parser().parse_args(argv)
+    try:
+        return run(options)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

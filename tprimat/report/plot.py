@@ -1,0 +1,163 @@
+"""The six panels of a comparison: two rows of bars over groups, four curves over steps."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tprimat.analyze.groups import Group, group_estimate
+from tprimat.record.schema import Estimate, StepRecord
+from tprimat.report.style import Bar, Look, bars, figure, looks, nothing, save
+from tprimat.units import GIBIBYTE, percent, significant
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import SubFigure
+
+INTERVAL = "lines: 95 % interval, over runs, or over the steps of a single run"
+MOST_GROUPS = 32
+"""More bars than this are not told apart; the table has them all."""
+
+
+def draw_comparison(groups: Sequence[Group], title: str, path: Path) -> None:
+    """Draw all panels into one picture.
+
+    Args:
+        groups: at least one, in the order in which they are drawn; only the first MOST_GROUPS are.
+        title: above all panels; says what differs where unlike runs are shown together.
+        path: .png, .svg or .pdf.
+
+    Raises:
+        UserError: another suffix, or a folder that cannot be written.
+    """
+    shown = groups[:MOST_GROUPS]
+    appearance = looks(len(shown))
+    bar_height = 1.2 + 0.34 * len(shown)
+    curve_height = 6.8 + 0.24 * math.ceil(len(shown) / 3)
+    with figure(14, bar_height + curve_height + 0.4) as made:
+        upper, lower = made.subfigures(2, 1, squeeze=False, height_ratios=(bar_height + 0.4, curve_height)).flat
+        speed, memory = upper.subplots(1, 2, sharey=True)
+        _throughput(speed, shown, appearance)
+        _memory(memory, shown, appearance)
+        for axes, curve in zip(lower.subplots(2, 2).flat, CURVES, strict=True):
+            _curves(axes, shown, appearance, curve)
+        _legend(lower, shown, appearance)
+        rest = f"; {len(groups) - len(shown)} more in the table" if len(groups) > len(shown) else ""
+        upper.suptitle(title + rest, x=0.01, ha="left", size=13, weight="bold", wrap=True)
+        save(made, path)
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One panel over steps."""
+
+    title: str
+    unit: str
+    value: Callable[[StepRecord], float | None]
+    logarithmic: bool = False
+
+
+def _gibibytes(step: StepRecord) -> float | None:
+    return None if step.peak_allocated_bytes is None else step.peak_allocated_bytes / GIBIBYTE
+
+
+CURVES = (
+    Curve("Training loss", "nats per token", lambda step: step.loss),
+    Curve("Learning rate", "learning rate", lambda step: step.learning_rate),
+    Curve("Peak memory in each step, worst rank", "GiB allocated", _gibibytes),
+    Curve("Step time (dot: end of warm-up)", "seconds, log scale", lambda step: step.step_seconds, logarithmic=True),
+)
+
+
+def _throughput(axes: "Axes", groups: Sequence[Group], appearance: Sequence[Look]) -> None:
+    """TFLOP/s per GPU; tokens/s where a CPU is among the runs, because FLOP/s of toy models on a CPU rank nothing."""
+    on_cpu = any(group.run.machine.platform == "cpu" for group in groups)
+    estimates = [
+        group_estimate(
+            group,
+            lambda metrics: metrics.tokens_per_second_per_gpu if on_cpu else metrics.model_flops_per_second_per_gpu,
+        )
+        for group in groups
+    ]
+    scale = 1.0 if on_cpu else 1e12
+    rows = [_bar(group, estimate, scale, _mfu(group)) for group, estimate in zip(groups, estimates, strict=True)]
+    bars(axes, rows, appearance)
+    if on_cpu:
+        axes.set_title("Throughput per rank (tokens/s, not TFLOP/s: a CPU has no matrix peak)")
+        axes.set_xlabel(f"tokens per second and rank ({INTERVAL})", size=8.5)
+    else:
+        convention = next((item.metrics.flops_convention for item in groups[0].runs if item.metrics), "")
+        axes.set_title(f"Model throughput per GPU ({convention} FLOP count)")
+        axes.set_xlabel(f"TFLOP/s per GPU ({INTERVAL})", size=8.5)
+
+
+def _mfu(group: Group) -> str:
+    mfu = group_estimate(group, lambda metrics: metrics.mfu)
+    return f"{percent(mfu.value)} of peak, " if mfu else ""
+
+
+def _bar(group: Group, estimate: Estimate | None, scale: float, note: str) -> Bar:
+    if estimate is None:
+        return Bar(label=group.label, value=None)
+    return Bar(
+        label=group.label,
+        value=estimate.value / scale,
+        low=None if estimate.low is None else estimate.low / scale,
+        high=None if estimate.high is None else estimate.high / scale,
+        text=f"{significant(estimate.value / scale)} ({note}{_count(group)})",
+    )
+
+
+def _count(group: Group) -> str:
+    steps = sum(item.metrics.window.steps for item in group.runs if item.metrics)
+    return f"{len(group.runs)} run{'s' * (len(group.runs) > 1)}, {steps} steps"
+
+
+def _memory(axes: "Axes", groups: Sequence[Group], appearance: Sequence[Look]) -> None:
+    rows = []
+    for group in groups:
+        peaks = [item.metrics.peak_memory_bytes for item in group.runs if item.metrics and item.metrics.peak_memory_bytes]
+        peak = max(peaks) / GIBIBYTE if peaks else None
+        size = group.run.machine.memory_bytes
+        share = f" ({percent(peak * GIBIBYTE / size, 0)} of the GPU)" if peak and size else ""
+        low = min(peaks) / GIBIBYTE if len(peaks) > 1 else None
+        rows.append(Bar(label=group.label, value=peak, low=low, high=peak, text="" if peak is None else f"{peak:.1f}{share}"))
+    bars(axes, rows, appearance)
+    axes.set_title("Peak memory, worst rank")
+    axes.set_xlabel("GiB allocated in steady steps (lines: least to most over runs)", size=8.5)
+
+
+def _curves(axes: "Axes", groups: Sequence[Group], appearance: Sequence[Look], curve: Curve) -> None:
+    drawn = False
+    for group, look in zip(groups, appearance, strict=True):
+        for item in group.runs:
+            points = [(step.step, height) for step in item.result.steps if (height := curve.value(step)) is not None]
+            axes.plot(*zip(*points, strict=True), color=look.colour, linestyle=look.line, linewidth=1.4, alpha=0.85)
+            drawn = drawn or bool(points)
+            if curve.logarithmic and item.metrics is not None:
+                first = [point for point in points if point[0] == item.metrics.window.first_step]
+                axes.plot(*zip(*first, strict=True), marker="o", color=look.colour, markersize=4)
+    axes.set(title=curve.title, ylabel=curve.unit, xlabel="optimizer step")
+    axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 5))
+    if not drawn:
+        nothing(axes, "not recorded in these runs")
+    elif curve.logarithmic:
+        _log_seconds(axes)
+
+
+def _log_seconds(axes: "Axes") -> None:
+    """Warm-up is many times slower than the steady steps; a linear axis would flatten these."""
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    axes.yaxis.set_minor_formatter(FuncFormatter(lambda y, _: ""))
+
+
+def _legend(made: "SubFigure", groups: Sequence[Group], appearance: Sequence[Look]) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], color=look.colour, linestyle=look.line, linewidth=2) for look in appearance]
+    made.legend(handles, [group.label for group in groups], loc="outside lower left", ncols=3 if len(groups) > 2 else len(groups))

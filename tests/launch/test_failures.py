@@ -186,6 +186,25 @@ def test_the_log_of_the_rank_that_failed_first_outweighs_the_others():
     assert classify(1, lines, []).cause == "The disk is full."
 
 
+LOST = "[rank0]: RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:1"
+
+
+def test_a_crash_outweighs_what_its_peers_say():
+    lines = [line.replace("-9 (pid", "-11 (pid") for line in TORCHRUN_KILLED.split("\n") if "SIGKILL" not in line]
+    assert "SIGSEGV" in classify(1, [LOST, *lines], []).cause
+
+
+def test_an_exception_that_nobody_foresaw_outweighs_a_lost_peer():
+    assert classify(1, ["[rank1]: RuntimeError: the gears broke", LOST], []).cause == "RuntimeError: the gears broke"
+    assert "lost its connection" in classify(1, [LOST], []).cause
+
+
+def test_the_exception_of_the_rank_that_failed_first_outweighs_later_ones():
+    block = [line.replace("-9 (pid", "1 (pid") for line in TORCHRUN_KILLED.split("\n") if "SIGKILL" not in line]
+    lines = ["[rank3]: KeyError: 'x'", "[rank0]: ValueError: y", COLLECTIVE, *block]
+    assert classify(1, lines, []).cause == "KeyError: 'x'"
+
+
 def test_the_biggest_allocation_that_failed_is_the_one_told():
     assert "3.31 GiB" in classify(1, [CUDA_MEMORY, HIP_MEMORY, CUDA_MEMORY], []).cause
 

@@ -1,4 +1,5 @@
 import os
+import re
 import stat
 import time
 
@@ -18,11 +19,11 @@ def test_a_run_that_does_not_start_is_stopped(tmp_path, left_behind):
 
 
 def test_a_run_that_takes_too_long_is_stopped_and_keeps_its_steps(tmp_path, left_behind):
-    launch = a_launch(tmp_path, "pace", 0.05, "steps", 1000, limits={"run_timeout_seconds": 0.6}, planned_steps=1000)
+    launch = a_launch(tmp_path, "pace", 0.05, "steps", 1000, limits={"run_timeout_seconds": 0.8}, planned_steps=1000)
     record, result = run(launch, Notes())
     assert record.outcome == "timed_out"
-    assert f"the last was step {result.steps[-1].step} of 1000" in record.cause
-    assert len(result.steps) > 3
+    told = re.search(r"the last was step (\d+) of 1000", record.cause)
+    assert 1 <= int(told[1]) <= result.steps[-1].step < 1000  # a step may end while the run is being stopped
     assert not left_behind()
 
 

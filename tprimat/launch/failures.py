@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from tprimat.launch.schema import Failure
-from tprimat.launch.signatures import BENIGN, GPU_MEMORY, LESS_MEMORY, PRIMARY, SECONDARY, Signature
+from tprimat.launch.signatures import BENIGN, ECHOES, GPU_MEMORY, LESS_MEMORY, PRIMARY, SECONDARY, Signature
 from tprimat.record.schema import StepRecord
 
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -47,16 +47,22 @@ def classify(
         return unfinished(steps) or diverging(steps)
     texts = [text for line in lines if not BENIGN.search(text := ANSI.sub("", line).strip()) and text]
     block = root_cause_block(texts)
+    first_rank = of_rank(texts, block)
     number = signal_of(exit_code, block)
     found = (
         search(PRIMARY, block)
-        or search(PRIMARY, of_rank(texts, block))
+        or search(PRIMARY, first_rank)
         or search(PRIMARY, texts)
         or killed(number, killed_for_memory, f"exit code {exit_code}")
+        or crashed(number)
+        or search(SECONDARY, first_rank)
+        or last_exception(first_rank)
         or search(SECONDARY, texts)
         or diverging(steps)
+        or last_exception(texts)
+        or search(ECHOES, texts)
         or signalled(number)
-        or unknown(exit_code, texts)
+        or last_line(exit_code, texts)
     )
     if found.outcome != "out_of_memory":
         return found
@@ -182,6 +188,11 @@ def killed(number: int | None, for_memory: bool, evidence: str) -> Failure | Non
     )
 
 
+def crashed(number: int | None) -> Failure | None:
+    """A signal that a process raises by its own fault. Not SIGABRT: NCCL's watchdog ends a process so, and says why."""
+    return signalled(number) if number in {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE} else None
+
+
 def signalled(number: int | None) -> Failure | None:
     """Any other signal."""
     if number is None or number not in set(signal.Signals):
@@ -194,16 +205,25 @@ def signalled(number: int | None) -> Failure | None:
     )
 
 
-def unknown(exit_code: int, lines: Sequence[str]) -> Failure:
-    """The last exception, else the last line."""
-    exceptions = [match["text"] for line in lines if not WRAPPERS.search(line) and (match := EXCEPTION.search(line))]
-    last = exceptions[-1:] or lines[-1:]
-    if not last:
-        return Failure(outcome="failed", cause=f"The process ended with exit code {exit_code} and printed nothing.")
-    cause = (
-        shortened(last[0]) if exceptions else f"The process ended with exit code {exit_code}; its last line: {shortened(last[0])}"
+def last_exception(lines: Sequence[str]) -> Failure | None:
+    """The last exception of a cause that nobody foresaw; what others say about it, or because of it, is passed over."""
+    own = (
+        line for line in reversed(lines) if not WRAPPERS.search(line) and not any(echo.pattern.search(line) for echo in ECHOES)
     )
-    return Failure(outcome="failed", cause=cause, hint="the log has the whole traceback", evidence=shortened(last[0]))
+    for line in own:
+        if match := EXCEPTION.search(line):
+            text = shortened(match["text"])
+            return Failure(outcome="failed", cause=text, hint="the log has the whole traceback", evidence=shortened(line))
+    return None
+
+
+def last_line(exit_code: int, lines: Sequence[str]) -> Failure:
+    """What is left when nothing tells."""
+    cause = f"The process ended with exit code {exit_code}"
+    if not lines:
+        return Failure(outcome="failed", cause=f"{cause} and printed nothing.")
+    last = shortened(lines[-1])
+    return Failure(outcome="failed", cause=f"{cause}; its last line: {last}", hint="the log may say more", evidence=last)
 
 
 def shortened(text: str) -> str:

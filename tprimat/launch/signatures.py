@@ -168,6 +168,10 @@ SECONDARY = (
         "NCCL (RCCL) failed: {line}",
         "NCCL_DEBUG=WARN in platform_optimizations.*.environment names the reason",
     ),
+)
+"""What the other ranks say when one of them has died."""
+
+ECHOES = (
     _signature(
         "lost_peer",
         "failed",
@@ -176,4 +180,4 @@ SECONDARY = (
         None,
     ),
 )
-"""What the other ranks say when one of them has died."""
+"""What is said only because somebody else has died: any other word is a better cause."""

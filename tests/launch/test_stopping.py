@@ -1,10 +1,12 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
-from a_launch import TRAINER, Notes, a_launch, wait_for
+from a_launch import ROOT, TRAINER, Notes, a_launch, wait_for
 
 from tprimat.engines.base import Command
 from tprimat.launch.cluster import Nodes, torchrun
@@ -114,3 +116,22 @@ def test_a_rank_that_is_killed_is_told_by_torchruns_block(tmp_path, left_behind)
     assert (record.outcome, record.exit_code) == ("failed", 1)
     assert "killed with SIGKILL" in record.cause
     assert not left_behind()
+
+
+UNKILLABLE = """
+import sys, time
+from tprimat.launch.stop import Stop
+stop = Stop("no such mark", lambda: 1, 0.2)
+began = time.monotonic()
+while not stop.advance():
+    time.sleep(0.05)
+print(sorted(stop.given_up), time.monotonic() - began < 5)
+"""
+
+
+@pytest.mark.skipif(subprocess.run(["unshare", "-Urpf", "true"], check=False).returncode != 0, reason="needs a PID namespace")
+def test_a_process_that_sigkill_does_not_end_is_given_up_and_named():
+    # The first process of a PID namespace is immune to signals from within.
+    inside = ["unshare", "-Urpf", "--mount-proc", "sh", "-c", '"$0" -c "$1"; true', sys.executable, UNKILLABLE]
+    done = subprocess.run(inside, cwd=ROOT, capture_output=True, text=True, check=False, timeout=30)
+    assert done.stdout.split("\n")[0] == "[1] True"

@@ -119,3 +119,10 @@ def test_the_monotonic_clock_is_the_one_used(tmp_path):
     began = time.monotonic()
     _, result = run(a_launch(tmp_path, "steps", 1), Notes())
     assert 0 < result.duration_seconds <= time.monotonic() - began
+
+
+def test_a_run_that_was_stopped_for_its_silence_shows_what_its_log_says(tmp_path):
+    words = ("line", "ProcessGroupNCCL's watchdog got stuck for 480 seconds", "steps", 1, "sleep", 100)
+    record, _ = run(a_launch(tmp_path, *words, limits=HANGS), Notes())
+    assert record.outcome == "hung"
+    assert "The log says: ProcessGroupNCCL's watchdog got stuck" in record.cause

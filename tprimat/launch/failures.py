@@ -21,7 +21,7 @@ LOSS_GROWTH = 1.5
 
 
 def classify(
-    exit_code: int,
+    exit_code: int | None,
     lines: Iterable[str],
     steps: Sequence[StepRecord],
     *,
@@ -45,7 +45,7 @@ def classify(
     """
     if exit_code == 0:
         return unfinished(steps) or diverging(steps)
-    texts = [text for line in lines if not BENIGN.search(text := ANSI.sub("", line).strip()) and text]
+    texts = meaningful(lines)
     block = root_cause_block(texts)
     first_rank = of_rank(texts, block)
     number = signal_of(exit_code, block)
@@ -67,6 +67,21 @@ def classify(
     if found.outcome != "out_of_memory":
         return found
     return dataclasses.replace(found, hint=memory_hint(found, alternatives))
+
+
+def with_clue(stopped: Failure, lines: Iterable[str]) -> Failure:
+    """A run that we stopped for its silence, with what its log says that may explain it."""
+    texts = meaningful(lines)
+    clue = search(PRIMARY, texts) or search(SECONDARY, texts)
+    if clue is None or clue.evidence is None:
+        return stopped
+    cause = shortened(f"{stopped.cause} The log says: {clue.evidence}")
+    return dataclasses.replace(stopped, cause=cause, evidence=clue.evidence, hint=clue.hint or stopped.hint)
+
+
+def meaningful(lines: Iterable[str]) -> list[str]:
+    """Without colours, empty lines, and lines that look like trouble and are none."""
+    return [text for line in lines if not BENIGN.search(text := ANSI.sub("", line).strip()) and text]
 
 
 def unfinished(steps: Sequence[StepRecord]) -> Failure | None:
@@ -159,11 +174,13 @@ def memory_hint(found: Failure, alternatives: Sequence[str]) -> str | None:
     return f"try --parallel {alternatives[0]}, which needs less memory; or {LESS_MEMORY}"
 
 
-def signal_of(exit_code: int, block: Sequence[str]) -> int | None:
+def signal_of(exit_code: int | None, block: Sequence[str]) -> int | None:
     """The signal that ended the first rank, or the process itself."""
     for line in block:
         if match := re.search(r"exitcode\s*: -(\d+)", line):
             return int(match[1])
+    if exit_code is None:
+        return None
     if exit_code < 0:
         return -exit_code
     return exit_code - 128 if 128 < exit_code <= 128 + 64 else None
@@ -217,7 +234,7 @@ def last_exception(lines: Sequence[str]) -> Failure | None:
     return None
 
 
-def last_line(exit_code: int, lines: Sequence[str]) -> Failure:
+def last_line(exit_code: int | None, lines: Sequence[str]) -> Failure:
     """What is left when nothing tells."""
     cause = f"The process ended with exit code {exit_code}"
     if not lines:

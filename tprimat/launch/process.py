@@ -27,11 +27,13 @@ CHUNK_BYTES = 1 << 16
 class Ending:
     """How a child ended."""
 
-    exit_code: int
-    """Minus the signal's number where a signal ended it."""
+    exit_code: int | None
+    """Minus the signal's number where a signal ended it; None where nothing could end it."""
     duration_seconds: float
     stopped: Failure | None
     """Why we ended it; None: it ended by itself."""
+    given_up: frozenset[int] = frozenset()
+    """Pids that not even SIGKILL ended."""
 
 
 class Child:
@@ -69,15 +71,15 @@ class Child:
         """To read from."""
         return self._output.fileno()
 
-    def close(self) -> int:
+    def close(self) -> int | None:
         """After the last process is gone.
 
         Returns:
-            the exit code of the first process.
+            the exit code of the first process; None where it could not be ended.
         """
         self._guard.dismiss()
         self._output.close()
-        return self._process.wait()
+        return self._process.poll()
 
 
 def write_files(command: Command) -> None:
@@ -130,7 +132,8 @@ class Supervision:
             self._leave_nobody()
             code = self._child.close()
         tick(time.monotonic())
-        return Ending(exit_code=code, duration_seconds=time.monotonic() - self.began, stopped=self._stopped)
+        given_up = frozenset(self._stop.given_up if self._stop else ())
+        return Ending(exit_code=code, duration_seconds=time.monotonic() - self.began, stopped=self._stopped, given_up=given_up)
 
     def _watch(self, tick: Callable[[float], Failure | None], before_stop: Callable[[Failure], None]) -> None:
         with selectors.DefaultSelector() as selector:
@@ -152,7 +155,7 @@ class Supervision:
 
     def _leave_nobody(self) -> None:
         """Normally there is nobody; after an error of ours the run must not stay behind either."""
-        if self._child.members():
+        if (self._stop is None or not self._stop.given_up) and self._child.members():
             stop = Stop(self._child.mark, self._child.root, grace_seconds=0.0)
             while not stop.advance():
                 time.sleep(TICK_SECONDS / 2)

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from tprimat.errors import RecordError, UserError
-from tprimat.launch.failures import classify
+from tprimat.launch.failures import classify, with_clue
 from tprimat.launch.host_memory import out_of_memory_kills
 from tprimat.launch.interrupts import Interrupts
 from tprimat.launch.output import Output
@@ -129,13 +129,9 @@ class Attempt:
         self._watcher.on_line(text)
 
     def _result(self, ending: Ending) -> LaunchResult:
-        failure = ending.stopped or classify(
-            ending.exit_code,
-            [*self._output.tail, *error_log_lines(self._launch.error_logs)],
-            self._seen,
-            alternatives=self._launch.alternatives,
-            killed_for_memory=(out_of_memory_kills() or 0) > (self._kills_before or 0),
-        )
+        failure = self._failure(ending, [*self._output.tail, *error_log_lines(self._launch.error_logs)])
+        if ending.given_up:
+            self._watcher.on_notice(f"processes {sorted(ending.given_up)} cannot be ended, not even by SIGKILL; look at them.")
         return LaunchResult(
             outcome=failure.outcome if failure else "completed",
             exit_code=ending.exit_code,
@@ -147,6 +143,12 @@ class Attempt:
             stop_requested=self._interrupts.count > 0,
             port_in_use=failure is not None and failure.kind == "port_in_use",
         )
+
+    def _failure(self, ending: Ending, lines: list[str]) -> Failure | None:
+        if ending.stopped is None:
+            killed = (out_of_memory_kills() or 0) > (self._kills_before or 0)
+            return classify(ending.exit_code, lines, self._seen, alternatives=self._launch.alternatives, killed_for_memory=killed)
+        return with_clue(ending.stopped, lines) if ending.stopped.outcome in {"hung", "timed_out"} else ending.stopped
 
 
 def error_log_lines(patterns: Iterable[str]) -> list[str]:

@@ -8,6 +8,7 @@ import math
 ABSENT = "–"
 
 GIBIBYTE = 2**30
+TERA = 10**12
 
 SI_PREFIXES = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0), ("m", 1e-3), ("µ", 1e-6), ("n", 1e-9))
 

@@ -210,3 +210,42 @@ def test_every_run_failed_is_said_and_draws_nothing(tmp_path):
     assert done.returncode == 1
     assert "Not counted: h100-qwen-oom: out_of_memory" in done.stdout
     assert not (tmp_path / "compare.png").exists()
+
+
+def test_prices_come_from_the_configuration_under_any_name_of_the_gpu(tmp_path):
+    config = (ROOT / "config.yaml").read_text()
+    priced = re.sub(r"cloud_costs: \{\}", "cloud_costs: {MI300X: 2.5}", config)
+    assert priced != config
+    (tmp_path / "config.yaml").write_text(priced)
+    done = compare("--results-dir", RUNS / "mi300x", "--output", tmp_path / "x.md", cwd=tmp_path)
+    assert re.search(r"0\.083\d", done.stdout), done.stderr
+    assert "cost/M tokens" not in compare("--results-dir", RUNS / "mi300x", "--output", tmp_path / "x.md").stdout
+
+
+def test_a_configuration_that_is_broken_costs_the_prices_only(tmp_path):
+    (tmp_path / "config.yaml").write_text("nonsense: [")
+    done = compare("--results-dir", RUNS / "cpu", "--output", tmp_path / "x.md", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "no prices:" in done.stderr
+    assert compare("--results-dir", RUNS / "cpu", "--config", tmp_path / "config.yaml", cwd=tmp_path).returncode == 2
+
+
+@pytest.mark.parametrize(
+    "line", [line for line in (ROOT / "compare.py").read_text().splitlines() if line.startswith("./compare.py")]
+)
+def test_the_commands_in_the_docstring_work(tmp_path, line):
+    for name in ("output", "h100", "mi300x"):
+        shutil.copytree(RUNS / ("cpu" if name == "output" else name), tmp_path / name)
+    shutil.copytree(RUNS / "mi300x" / "runs" / "mi300x-llama-0", tmp_path / "before" / "r0")
+    (tmp_path / "after").mkdir()
+    slower(tmp_path / "before" / "r0", tmp_path / "after" / "r1", 1.0)
+    done = compare(*line.split()[1:], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_starts_quickly():
+    import time
+
+    before = time.monotonic()
+    assert compare("--help").returncode == 0
+    assert time.monotonic() - before < 1.0

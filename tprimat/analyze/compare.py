@@ -121,7 +121,8 @@ def ratio_of_groups(first: Sequence[Sample], second: Sequence[Sample], resamples
     steps = min(len(sample.seconds) for sample in (*first, *second))
     if steps < 2 and 1 in {len(first), len(second)}:
         return Estimate(value=math.exp(centre), low=None, high=None, samples=len(first) + len(second))
-    draws = bootstrap_log_throughput(second, resamples, rng) - bootstrap_log_throughput(first, resamples, rng)
+    upper, lower = (bootstrap_log_throughput(group, resamples, rng) for group in (second, first))
+    draws = upper[: len(lower)] - lower[: len(upper)]
     low, high = np.quantile(draws, [0.025, 0.975])
     stretch = t_quantile(_freedom(first, second)) / NORMAL_QUANTILE
     return Estimate(

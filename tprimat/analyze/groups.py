@@ -1,7 +1,9 @@
 """Runs that are repetitions of one another, and what to call them so that a reader can tell them apart."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -14,6 +16,8 @@ from tprimat.record.schema import Estimate, RunMetrics, RunRecord
 
 Trait = Callable[[RunRecord], object]
 
+NO_PRICES: Mapping[str, float] = MappingProxyType({})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
@@ -24,7 +28,16 @@ class Measured:
     not_counted: str | None = None
 
 
-def measure(result: RunResult, options: MetricOptions) -> Measured:
+def price_of(run: RunRecord, prices: Mapping[str, float]) -> float | None:
+    """Price of one GPU hour of the run's accelerator, under whatever name the price list knows it; None when it does not."""
+    known = find_accelerator(run.machine.accelerator)
+    for name, price in prices.items():
+        if name == run.machine.accelerator or (known is not None and find_accelerator(name) is known):
+            return price
+    return None
+
+
+def measure(result: RunResult, options: MetricOptions, prices: Mapping[str, float] = NO_PRICES) -> Measured:
     """The metrics of one run; a run that must not be counted keeps them where they can be computed, and says why it is out."""
     run = result.run
     reason = None
@@ -32,8 +45,10 @@ def measure(result: RunResult, options: MetricOptions) -> Measured:
         reason = f"{run.outcome}" + (f": {run.cause}" if run.cause else "")
     elif run.mismatches:
         reason = "what ran is not what was asked: " + "; ".join(run.mismatches)
+    price = options.cost_per_gpu_hour if options.cost_per_gpu_hour is not None else price_of(run, prices)
+    chosen = replace(options, telemetry=result.telemetry, cost_per_gpu_hour=price)
     try:
-        metrics = run_metrics(run, result.steps, options=replace(options, telemetry=result.telemetry))
+        metrics = run_metrics(run, result.steps, options=chosen)
     except MetricError as error:
         return Measured(result=result, metrics=None, not_counted=reason or error.what)
     return Measured(result=result, metrics=metrics, not_counted=reason)
@@ -67,7 +82,8 @@ def accelerator_name(run: RunRecord) -> str:
     return known.name if known else run.machine.accelerator or "unknown accelerator"
 
 
-def _layout(run: RunRecord) -> str:
+def layout(run: RunRecord) -> str:
+    """TP4 PP2 DP1, without what is not recorded."""
     sizes = (
         ("TP", run.tensor_parallel),
         ("PP", run.pipeline_parallel),
@@ -82,7 +98,7 @@ TRAITS: Mapping[str, Trait] = {
     "accelerator": accelerator_name,
     "GPUs": lambda run: f"{run.machine.gpus} GPUs" if run.machine.gpus else "GPUs unknown",
     "strategy": lambda run: run.strategy or "strategy unknown",
-    "layout": _layout,
+    "layout": layout,
     "engine": lambda run: run.engine,
     "dtype": lambda run: run.matmul_dtype or "dtype unknown",
     "batch": lambda run: f"GBS {run.global_batch_sequences} MBS {run.micro_batch_sequences}",
@@ -113,9 +129,10 @@ def _labels(kinds: Sequence[tuple[object, ...]]) -> list[str]:
     shown = [names.index("model"), names.index("accelerator")]
     for index in range(len(names)):
         seen = [tuple(kind[i] for i in shown) for kind in kinds]
-        if len(set(seen)) == len(kinds):
+        times = Counter(seen)
+        if len(times) == len(kinds):
             break
-        clashes = [kind for kind, short in zip(kinds, seen, strict=True) if seen.count(short) > 1]
+        clashes = [kind for kind, short in zip(kinds, seen, strict=True) if times[short] > 1]
         if index not in shown and len({kind[index] for kind in clashes}) > 1:
             shown.append(index)
     return [" ".join(str(kind[i]) for i in sorted(shown)) for kind in kinds]

@@ -30,6 +30,8 @@ T_QUANTILES = (12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.36
 """Student's t at 0.975 for 1 to 10 degrees of freedom."""
 MOST_POINTS = 500
 """Longer series are averaged in consecutive groups down to this many before pairwise work or resampling."""
+MOST_DRAWS = 1_000_000
+"""Resamples times runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,8 +267,9 @@ def bootstrap_log_throughput(samples: Sequence[Sample], resamples: int, rng: np.
     2015, doi:10.1080/00031305.2015.1089789). So the draws keep their shape and are scaled to the variance of a mean of k runs.
 
     Returns:
-        Shape (resamples,), centred on the mean of the runs' own log throughputs.
+        Shape (resamples,), centred on the mean of the runs' own log throughputs; fewer for hundreds of runs, to bound memory.
     """
+    resamples = min(resamples, max(200, MOST_DRAWS // len(samples)))
     observed = np.array([sample.log_throughput for sample in samples])
     within = np.stack([resampled_log_throughput(sample, resamples, rng) for sample in samples])
     runs, centre = len(samples), float(observed.mean())

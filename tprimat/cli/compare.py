@@ -46,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--flops", choices=("causal", "full", "6n"), default="causal", help="how FLOP are counted (causal)")
     made.add_argument("--warmup", default="auto", metavar="N", help="steps to leave out, or auto: found in the step times (auto)")
     made.add_argument("--cost-per-gpu-hour", type=float, metavar="PRICE", help="adds a column of cost, in your currency")
+    made.add_argument("--config", type=Path, metavar="FILE", help="take prices from its cloud_costs (./config.yaml)")
     return made
 
 
@@ -106,6 +107,26 @@ def warmup_steps(text: str) -> int | None:
     return int(text)
 
 
+def prices(config: Path | None) -> dict[str, float]:
+    """Prices of a GPU hour by accelerator. A config.yaml that was not asked for and is broken costs the prices only.
+
+    Raises:
+        ConfigError: the file that was named is missing or wrong.
+    """
+    path = config or Path("config.yaml")
+    if config is None and not path.is_file():
+        return {}
+    from tprimat.config.load import load_config
+
+    try:
+        return load_config(path).benchmarking.cloud_costs
+    except ConfigError as error:
+        if config is not None:
+            raise
+        print(f"no prices: {error}", file=sys.stderr)
+        return {}
+
+
 def measured_runs(options: argparse.Namespace, paths: Sequence[Path]) -> tuple[list["Measured"], list[RecordError]]:
     """All runs under some paths with their metrics, and what could not be read."""
     from tprimat.analyze.groups import measure
@@ -118,8 +139,9 @@ def measured_runs(options: argparse.Namespace, paths: Sequence[Path]) -> tuple[l
         warmup="auto" if skipped is None else skipped,
         cost_per_gpu_hour=options.cost_per_gpu_hour,
     )
+    costs = prices(options.config)
     results, problems = load_results(paths)
-    return [measure(result, choice) for result in results], problems
+    return [measure(result, choice, costs) for result in results], problems
 
 
 def choose_baseline(groups: Sequence["Group"], words: str) -> "Group":

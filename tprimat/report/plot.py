@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tprimat.analyze.groups import Group, group_estimate
 from tprimat.record.schema import Estimate, StepRecord
 from tprimat.report.style import Bar, Look, bars, figure, looks, nothing, save
-from tprimat.units import GIBIBYTE, percent, significant
+from tprimat.units import GIBIBYTE, TERA, percent, significant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 INTERVAL = "lines: 95 % interval, over runs, or over the steps of a single run"
 MOST_GROUPS = 32
 """More bars than this are not told apart; the table has them all."""
+MOST_CURVES = 12
+"""Runs of one group whose curves are drawn: more would cover one another."""
 
 
 def draw_comparison(groups: Sequence[Group], title: str, path: Path) -> None:
@@ -80,7 +82,7 @@ def _throughput(axes: "Axes", groups: Sequence[Group], appearance: Sequence[Look
         )
         for group in groups
     ]
-    scale = 1.0 if on_cpu else 1e12
+    scale = 1 if on_cpu else TERA
     rows = [_bar(group, estimate, scale, _mfu(group)) for group, estimate in zip(groups, estimates, strict=True)]
     bars(axes, rows, appearance)
     if on_cpu:
@@ -131,7 +133,7 @@ def _memory(axes: "Axes", groups: Sequence[Group], appearance: Sequence[Look]) -
 def _curves(axes: "Axes", groups: Sequence[Group], appearance: Sequence[Look], curve: Curve) -> None:
     drawn = False
     for group, look in zip(groups, appearance, strict=True):
-        for item in group.runs:
+        for item in group.runs[:MOST_CURVES]:
             points = [(step.step, height) for step in item.result.steps if (height := curve.value(step)) is not None]
             axes.plot(*zip(*points, strict=True), color=look.colour, linestyle=look.line, linewidth=1.4, alpha=0.85)
             drawn = drawn or bool(points)

@@ -79,6 +79,8 @@ COLUMNS: tuple[tuple[str, Cell], ...] = (
 )
 OPTIONAL = ("energy/token", "cost/M tokens", "MFU", "peak memory", "loss", "model FLOP/s/GPU")
 """Left out where no group has them."""
+MOST_NAMED = 6
+"""Runs that a note names; the rest are counted."""
 
 
 def _flops(value: float) -> str:
@@ -106,7 +108,7 @@ def text(comparison: Comparison) -> str:
 def remarks(comparison: Comparison) -> list[str]:
     """Verdicts, absent MFU, warnings and runs that do not count, a line each."""
     lines = [sentence(verdict) for verdict in comparison.verdicts]
-    lines += [f"{what}: {', '.join(places)}" for what, places in _notes(comparison).items()]
+    lines += [f"{what}: {_some(places)}" for what, places in _notes(comparison).items()]
     for item in comparison.not_counted:
         lines.append(f"Not counted: {_name(item)}: {item.not_counted}")
     return lines
@@ -123,6 +125,11 @@ def _notes(comparison: Comparison) -> dict[str, list[str]]:
         for warning in item.metrics.warnings if item.metrics else ():
             found.setdefault(f"Note, {warning}", []).append(_name(item))
     return found
+
+
+def _some(places: Sequence[str]) -> str:
+    rest = f" and {len(places) - MOST_NAMED} more" if len(places) > MOST_NAMED else ""
+    return ", ".join(places[:MOST_NAMED]) + rest
 
 
 def _name(item: Measured) -> str:

@@ -164,3 +164,21 @@ def _throttling(samples: Sequence[TelemetrySample]) -> tuple[str, ...]:
 
 def _reasons(sample: TelemetrySample) -> tuple[str, ...]:
     return tuple(reason.lower() for reason in sample.throttle_reasons)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRates:
+    """Rates of a single step, to watch a run by; results are made of windows."""
+
+    tokens_per_second: float | None
+    model_flops_per_second_per_gpu: float | None
+    """None on a CPU, where it means nothing."""
+
+
+def step_rates(run: RunRecord, step: StepRecord) -> StepRates:
+    """Throughput of one step over all ranks, and model FLOP/s of one GPU."""
+    tokens = step.tokens / step.step_seconds if step.tokens and step.step_seconds > 0 else None
+    flop, _ = _flop_per_token(run, "causal")
+    gpus = run.machine.gpus
+    flops = tokens * flop / gpus if tokens and flop and gpus and run.machine.platform != "cpu" else None
+    return StepRates(tokens_per_second=tokens, model_flops_per_second_per_gpu=flops)

@@ -12,6 +12,11 @@ class Command:
     """A process to start."""
 
     argv: tuple[str, ...]
+    ranks_per_node: int | None = None
+    """argv is a Python script with its arguments, to be started by torchrun this many times on each node.
+
+    None: argv is a whole command line.
+    """
     environment: Mapping[str, str] = field(default_factory=dict)
     """Added to the parent's environment."""
     directory: str | None = None

@@ -35,6 +35,8 @@ class PlanRequest:
     run_id: str
     run_directory: str
     output_directory: str
+    command: tuple[str, ...] = ()
+    """The user's command line, for the record."""
 
 
 def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
@@ -83,6 +85,7 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
         profiling=config.profiling,
         environment=optimizations.environment,
         run_directory=request.run_directory,
+        command=request.command,
         output_directory=request.output_directory,
     )
 

@@ -15,6 +15,8 @@ from tprimat.config.schema import (
 )
 from tprimat.facts.models import ModelShape
 
+__all__ = ["Batch", "EngineName", "Layout", "RunPlan"]
+
 PLAN_VERSION = 1
 REFUSE_UNKNOWN_KEYS: dict[str, Any] = {"extra": "forbid"}
 

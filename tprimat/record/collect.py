@@ -37,7 +37,7 @@ def _places(paths: Iterable[Path], problems: list[RecordError]) -> Iterator[Path
     for path in paths:
         try:
             yield from find_results(path)
-        except RecordError as error:  # noqa: PERF203 - one path that is missing does not hide the others
+        except RecordError as error:
             problems.append(error)
 
 

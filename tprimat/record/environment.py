@@ -1,7 +1,8 @@
-"""Which software a run used: versions of installed packages, read without importing them."""
+"""Where a run took place: versions of installed packages, read without importing them, and the processor."""
 
 import platform
 from importlib import metadata
+from pathlib import Path
 
 PACKAGES = (
     "torch",
@@ -27,3 +28,13 @@ def software_versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def processor_name() -> str:
+    """The processor's model as Linux tells it, or its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf8").splitlines()
+    except OSError:
+        return platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

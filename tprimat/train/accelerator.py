@@ -1,11 +1,8 @@
 """The machine as torch sees it from inside a rank."""
 
-import os
-import platform
-from pathlib import Path
-
 import torch
 
+from tprimat.record.environment import processor_name
 from tprimat.record.schema import Machine
 
 
@@ -21,18 +18,3 @@ def describe_machine(nodes: int, gpus_per_node: int) -> Machine:
         nodes=nodes,
         memory_bytes=properties.total_memory,
     )
-
-
-def processor_name() -> str:
-    """The processor's model as Linux tells it, or its architecture."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf8").splitlines()
-    except OSError:
-        return platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
-
-
-def local_rank() -> int:
-    """Of torchrun; 0 for a process that nobody started in a group."""
-    return int(os.environ.get("LOCAL_RANK", "0"))

@@ -8,9 +8,6 @@ from typing import Any
 NAME = "pytorch_lightning" if find_spec("pytorch_lightning") is not None else "lightning.pytorch"
 lightning: Any = import_module(NAME)
 
-for name in ("lightning.pytorch", "pytorch_lightning", "lightning.fabric", "lightning_fabric"):
-    logging.getLogger(name).setLevel(logging.WARNING)  # its advice on loggers and workers is not for benchmarks
-
 
 def callback_bases() -> tuple[type[Any], ...]:
     """The Callback class of each Lightning that is installed: a Trainer accepts only callbacks of its own package."""
@@ -20,3 +17,9 @@ def callback_bases() -> tuple[type[Any], ...]:
 
         bases.append(Callback)
     return tuple(bases)
+
+
+def quieten() -> None:
+    """Keep its advice on loggers and workers out of the training log; importing it sets the levels, so call this after."""
+    for name in ("lightning.pytorch", "pytorch_lightning", "lightning.fabric", "lightning_fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)

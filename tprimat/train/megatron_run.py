@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch.distributed import destroy_process_group, is_initialized
 
-from tprimat.plan.expected import first_record, mismatches
+from tprimat.plan.expected import mismatches
 from tprimat.plan.schema import RunPlan
 from tprimat.record.environment import software_versions
 from tprimat.record.schema import RunRecord
 from tprimat.record.store import RunDirectory
-from tprimat.train.accelerator import describe_machine
 from tprimat.train.callback import BenchmarkCallback
-from tprimat.train.lightning_api import lightning
+from tprimat.train.launched import launched_record
+from tprimat.train.lightning_api import lightning, quieten
 from tprimat.train.megatron_evidence import observe
 from tprimat.train.megatron_module import MegatronModule
 from tprimat.train.megatron_strategy import MegatronStrategy
@@ -29,6 +29,7 @@ def train(plan: RunPlan, redirected: bool) -> None:
         plan: what to do.
         redirected: whether this process sends Megatron's CUDA calls to the CPU.
     """
+    quieten()
     on_gpu = torch.cuda.is_available()
     # Megatron's overlap of communication and computation relies on one hardware queue (Megatron-LM's own requirement).
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
@@ -55,14 +56,11 @@ def train(plan: RunPlan, redirected: bool) -> None:
 
 
 def _describer(plan: RunPlan, redirected: bool) -> Any:
-    started_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-
     def describe(trainer: Any, module: MegatronModule) -> RunRecord:
         del trainer
         evidence = observe(module, redirected)
-        run = first_record(plan, describe_machine(plan.nodes, plan.gpus_per_node), started_at)
         return replace(
-            run,
+            launched_record(plan),
             software=software_versions(),
             matmul_dtype=evidence.matmul_dtype,
             evidence=evidence,

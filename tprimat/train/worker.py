@@ -1,5 +1,6 @@
-"""The process that torchrun starts on every rank: python -m tprimat.train.worker PLAN."""
+"""The process that torchrun starts on every rank: python -m tprimat.train.worker --plan PLAN."""
 
+import argparse
 import sys
 import warnings
 from pathlib import Path
@@ -10,14 +11,16 @@ from tprimat.plan.schema import RunPlan
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Train the plan that the only argument names.
+    """Train the plan that `--plan PATH` names.
 
     Returns:
         0 when training is done, 2 for a mistake that the user can mend.
     """
-    (path,) = sys.argv[1:] if arguments is None else arguments
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--plan", type=Path, required=True, help="plan.json, as ./benchmark.py wrote it")
+    options = parser.parse_args(arguments)
     try:
-        train(read_plan(Path(path)))
+        train(read_plan(options.plan))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return 2

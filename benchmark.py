@@ -1,0 +1,14 @@
+#!/usr/bin/env python3
+"""Train Megatron models under a parallelism strategy and measure every step.
+
+./benchmark.py --parallel minimal_communication
+./benchmark.py --model llama --parallel balanced --output-dir ./results --runs 3
+./benchmark.py --model qwen --dry-run
+"""
+
+import sys
+
+from tprimat.cli.benchmark import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,12 @@
+#!/usr/bin/env python3
+"""Train Llama 3.1 8B: as a benchmark when started directly, as one rank of it when started by torchrun.
+
+PARALLEL=balanced OUTPUT_DIR=./output python3 pretrain_llama.py --steps 3
+"""
+
+import sys
+
+from tprimat.cli.pretrain import main
+
+if __name__ == "__main__":
+    sys.exit(main("llama"))

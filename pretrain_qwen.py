@@ -1,0 +1,12 @@
+#!/usr/bin/env python3
+"""Train Qwen 2.5 7B: as a benchmark when started directly, as one rank of it when started by torchrun.
+
+PARALLEL=balanced OUTPUT_DIR=./output python3 pretrain_qwen.py --steps 3
+"""
+
+import sys
+
+from tprimat.cli.pretrain import main
+
+if __name__ == "__main__":
+    sys.exit(main("qwen"))

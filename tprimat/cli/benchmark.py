@@ -1,0 +1,144 @@
+"""./benchmark.py: plan, run, record, summarise."""
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tprimat.cli.options import parser
+from tprimat.errors import LaunchError, UserError
+
+if TYPE_CHECKING:
+    from tprimat.cli.session import Session
+    from tprimat.cli.training import TrainingRun
+    from tprimat.launch.sweep import CellResult
+    from tprimat.plan.schema import RunPlan
+
+COOLDOWN_SECONDS_ON_A_GPU = 20.0
+"""Between runs: drivers release memory, clocks and temperature settle."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run what the command line asks for.
+
+    Returns:
+        0 all runs completed, 1 some run failed, 2 the user's mistake.
+    """
+    options = parser().parse_args(arguments)
+    try:
+        if options.probe:
+            return _probe(options)
+        return _benchmark(options)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _probe(options: argparse.Namespace) -> int:
+    from tprimat.cli.probe import main as probe
+
+    output = ["--output", options.output_dir] if options.output_dir else []
+    return probe([options.probe, *output, *(["--json"] if options.json else [])])
+
+
+def _benchmark(options: argparse.Namespace) -> int:
+    from tprimat.cli.session import prepare  # after parsing, so that --help stays quick
+
+    session = prepare(options)
+    if options.dry_run:
+        _show_plans(session, options)
+        return 0
+    _make_writable(session.output)
+    runs, results = _carry_out(session, options)
+    _report(runs, options)
+    complete = len(results) == len(session.plans) and all(cell.record is not None and cell.record.counts for cell in results)
+    return 0 if complete else 1
+
+
+def _carry_out(session: "Session", options: argparse.Namespace) -> "tuple[list[TrainingRun], Sequence[CellResult]]":
+    from tprimat.cli.training import TrainingRun, announcement, log_path, start
+    from tprimat.launch.schema import LaunchResult
+    from tprimat.launch.sweep import Sweep
+    from tprimat.record.schema import RunRecord
+
+    runs: list[TrainingRun] = []
+    for model in {plan.model for plan in session.plans}:
+        log_path(session, model).unlink(missing_ok=True)  # every run keeps a log of its own
+
+    def start_one(plan: "RunPlan") -> tuple[RunRecord, LaunchResult]:
+        if not options.quiet:
+            print(f"{plan.model}: engine {plan.engine} ({plan.engine_reason})\n{announcement(plan)}", file=sys.stderr)
+        made, result = start(session, plan, quiet=options.quiet)
+        runs.append(made)
+        return made.record, result
+
+    sweep = Sweep(
+        start=start_one,
+        runs_folder=session.output / "runs",
+        cooldown_seconds=_cooldown(session),
+        say=lambda text: print(text, file=sys.stderr),
+        resume=options.resume,
+    )
+    return runs, sweep.run(session.plans)
+
+
+def _cooldown(session: "Session") -> float:
+    asked = session.loaded.config.benchmarking.cooldown_seconds
+    if isinstance(asked, str):
+        return 0.0 if session.platform == "cpu" else COOLDOWN_SECONDS_ON_A_GPU
+    return asked
+
+
+def _make_writable(output: Path) -> None:
+    """Find out before training that results can be kept."""
+    probe = output / ".writable"
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        what = f"The output folder {output} cannot be written: {error.strerror}."
+        raise LaunchError(what, where="--output-dir", fix="--output-dir with a folder of yours, or free some space") from error
+
+
+def _report(runs: "Sequence[TrainingRun]", options: argparse.Namespace) -> None:
+    from tprimat.report.summary import document, summary
+
+    if options.json:
+        rows = [(run.record, run.metrics, run.benchmark_file, run.log) for run in runs]
+        print(json.dumps(document(rows), indent=2, allow_nan=False))
+        return
+    if not runs:
+        return
+    print("\n" + summary([(run.record, run.metrics, run.log) for run in runs]))
+    print("\nresults: " + ", ".join(dict.fromkeys(str(_short(run.benchmark_file)) for run in runs)))
+
+
+def _short(path: Path) -> Path:
+    try:
+        return path.relative_to(Path.cwd())
+    except ValueError:
+        return path
+
+
+def _show_plans(session: "Session", options: argparse.Namespace) -> None:
+    from tprimat.cli.training import announcement, command_of
+    from tprimat.record.files import as_document
+
+    if options.json:
+        print(json.dumps({"plans": [as_document(plan) for plan in session.plans]}, indent=2))
+        return
+    for plan in session.plans:
+        command = command_of(plan)
+        variables = [f"{name}={shlex.quote(value)}" for name, value in command.environment.items()]
+        batch = plan.batch
+        print(f"{plan.model} ({plan.shape.name}) on {plan.platform}, engine {plan.engine}: {plan.engine_reason}")
+        print(announcement(plan))
+        print(
+            f"Workload: {plan.steps} steps of {batch.global_batch_sequences} x {batch.sequence_tokens} tokens, micro-batch "
+            f"{batch.micro_batch_sequences}, {plan.precision}, recompute {plan.recompute}, data {plan.dataset}"
+        )
+        print("Command: " + " ".join([*variables, shlex.join(command.argv)]) + "\n")

@@ -1,0 +1,91 @@
+"""From the command line to plans: where we are, what was asked, which runs that makes."""
+
+import argparse
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tprimat.cli.options import settings_of
+from tprimat.config.load import EnvironmentChoices, LoadedConfig, Setting, environment_choices, parse_setting, read_config
+from tprimat.config.schema import PlatformName, Size
+from tprimat.config.tree import parse_scalar
+from tprimat.engines.choose import choose
+from tprimat.errors import ConfigError, LaunchError
+from tprimat.launch.cluster import this_machine
+from tprimat.plan.build import PlanRequest, build_plan, new_run_id
+from tprimat.plan.expected import PLATFORMS
+from tprimat.plan.schema import RunPlan
+from tprimat.record.environment import processor_name
+from tprimat.record.schema import Machine
+
+PLATFORM_NAMES: dict[str, PlatformName] = {"cuda": "nvidia", "rocm": "amd", "cpu": "cpu"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """One call of ./benchmark.py, decided."""
+
+    loaded: LoadedConfig
+    platform: PlatformName
+    size: Size
+    machine: Machine | None
+    """The GPUs of this machine; None where there are none."""
+    choices: EnvironmentChoices
+    output: Path
+    plans: tuple[RunPlan, ...]
+
+    def machine_of(self, plan: RunPlan) -> Machine:
+        """The machine as a record names it, before a worker has looked closer."""
+        if self.machine is not None and PLATFORMS[plan.platform] == self.machine.platform:
+            return replace(self.machine, nodes=plan.nodes, gpus_per_node=plan.gpus_per_node)
+        name = processor_name() if plan.platform == "cpu" else None
+        return Machine(platform=PLATFORMS[plan.platform], accelerator=name, gpus_per_node=plan.gpus_per_node, nodes=plan.nodes)
+
+
+def prepare(options: argparse.Namespace) -> Session:
+    """Read the configuration and the machine, and plan every run.
+
+    Raises:
+        UserError: what was asked cannot be; nothing has been written yet.
+    """
+    choices = environment_choices()
+    machine = this_machine()
+    platform: PlatformName = options.platform or PLATFORM_NAMES[machine.platform if machine else "cpu"]
+    if platform != "cpu" and not options.dry_run and (machine is None or PLATFORMS[platform] != machine.platform):
+        raise LaunchError(
+            f"This machine shows no {platform} GPU.", where="--platform", fix="--dry-run to see the plan, or --platform cpu"
+        )
+    size: Size = options.size or ("tiny" if platform == "cpu" else "full")
+    settings = [parse_setting(text) for text in options.settings]
+    settings += [Setting(path, parse_scalar(str(value)), flag) for path, value, flag in settings_of(options, platform)]
+    loaded = read_config(Path(options.config) if options.config else None, size=size, settings=settings)
+    output = Path(options.output_dir or choices.output_directory).expanduser().resolve()
+    session = Session(loaded=loaded, platform=platform, size=size, machine=machine, choices=choices, output=output, plans=())
+    return replace(session, plans=tuple(_plans(session, options)))
+
+
+def _plans(session: Session, options: argparse.Namespace) -> list[RunPlan]:
+    if options.runs < 1:
+        raise ConfigError(f"--runs is {options.runs}.", where="--runs", why="There must be at least one run.", fix="--runs 1")
+    models = list(session.loaded.config.models) if options.model == "all" else [options.model]
+    engine = choose(options.engine, session.platform, session.choices.primus_path)
+    plans = []
+    for model in models:
+        for number in range(1, options.runs + 1):
+            strategy = options.parallel or session.choices.strategy
+            run_id = new_run_id(model, strategy) + (f"-{number}" if options.runs > 1 else "")
+            request = PlanRequest(
+                model=model,
+                strategy=strategy,
+                platform=session.platform,
+                size=session.size,
+                engine=engine.engine,
+                engine_reason=engine.reason,
+                gpus_found=session.machine.gpus_per_node if session.machine else None,
+                run_id=run_id,
+                run_directory=str(session.output / "runs" / run_id),
+                output_directory=str(session.output),
+                command=("./benchmark.py", *sys.argv[1:]),
+            )
+            plans.append(build_plan(session.loaded, request))
+    return plans

@@ -1,0 +1,122 @@
+"""Carries out one plan: command, launch, records, benchmark file."""
+
+import dataclasses
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from tprimat.analyze.metrics import MetricOptions, run_metrics
+from tprimat.cli.live import Progress
+from tprimat.cli.session import Session
+from tprimat.engines import megatron, nemo
+from tprimat.engines.base import Command, Engine
+from tprimat.errors import LaunchError, MetricError
+from tprimat.launch.cluster import find_nodes, torchrun
+from tprimat.launch.run import run
+from tprimat.launch.schema import Launch, LaunchResult, Limits
+from tprimat.plan.expected import first_record
+from tprimat.plan.file import write_plan
+from tprimat.plan.schema import RunPlan
+from tprimat.record.benchmark_file import benchmark_file_name, write_benchmark_file
+from tprimat.record.schema import RunMetrics, RunRecord, StepRecord
+from tprimat.record.store import RunDirectory
+
+ENGINES: dict[str, Engine] = {"megatron": megatron.ENGINE, "nemo": nemo.ENGINE}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRun:
+    """What one plan came to."""
+
+    record: RunRecord
+    steps: tuple[StepRecord, ...]
+    metrics: RunMetrics | None
+    benchmark_file: Path
+    log: Path
+
+
+def command_of(plan: RunPlan) -> Command:
+    """The exact process that carries a plan out on this node."""
+    if plan.engine not in ENGINES:
+        raise LaunchError(f"The engine {plan.engine} cannot be started yet.", fix="--engine megatron")
+    command = ENGINES[plan.engine].command(plan)
+    if command.ranks_per_node is None:
+        return command
+    prefix = torchrun(find_nodes(plan.nodes), command.ranks_per_node)
+    return dataclasses.replace(command, argv=(*prefix, *command.argv), ranks_per_node=None)
+
+
+def announcement(plan: RunPlan) -> str:
+    """The two lines that name the strategy and its layout, for console and log."""
+    layout, batch = plan.layout, plan.batch
+    extra = "".join(
+        f", {name}={size}" for name, size in (("VPP", layout.virtual_pipeline), ("CP", layout.context)) if size not in {None, 1}
+    )
+    accumulation = "auto" if batch.accumulation_steps is None else batch.accumulation_steps
+    return (
+        f"Using parallelism strategy: {plan.strategy}\n"
+        f"Parallelism: TP={layout.tensor}, PP={layout.pipeline}, DP={layout.data}{extra}, GradAccum={accumulation}"
+    )
+
+
+def log_path(session: Session, model: str) -> Path:
+    """training_{model}.log in the output folder, or where LLAMA_LOG or QWEN_LOG says."""
+    chosen = session.choices.model_logs.get(model)
+    return Path(chosen).expanduser().resolve() if chosen else session.output / f"training_{model}.log"
+
+
+def start(session: Session, plan: RunPlan, *, quiet: bool) -> tuple[TrainingRun, LaunchResult]:
+    """Run a plan to its end, whatever the end is, and leave its records behind.
+
+    Raises:
+        UserError: it cannot be started, or its folder cannot be written.
+    """
+    directory = RunDirectory(Path(plan.run_directory))
+    command = command_of(plan)
+    write_plan(directory.plan_file, plan)
+    log = log_path(session, plan.model)
+    for path in (log, directory.log_file):
+        with path.open("a", encoding="utf8") as file:
+            file.write(announcement(plan) + "\n")
+    started_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    record = first_record(plan, session.machine_of(plan), started_at)
+    benchmarking = session.loaded.config.benchmarking
+    launch = Launch(
+        command=command,
+        directory=directory,
+        record=record,
+        limits=Limits(
+            startup_timeout_seconds=benchmarking.startup_timeout_seconds,
+            hang_factor=benchmarking.hang_factor,
+            hang_minimum_seconds=benchmarking.hang_minimum_seconds,
+            run_timeout_seconds=benchmarking.run_timeout_seconds,
+        ),
+        logs=(log,),
+        planned_steps=plan.steps,
+        nodes=plan.nodes,
+    )
+    record, result = run(launch, Progress(plan, record, quiet=quiet))
+    return finish(session, record, result.steps, log), result
+
+
+def finish(session: Session, record: RunRecord, steps: tuple[StepRecord, ...], log: Path) -> TrainingRun:
+    """Derive the metrics and write the benchmark file, for a failed run as well: it must not leave an older result standing."""
+    metrics = metrics_of(session, record, steps)
+    path = session.output / benchmark_file_name(record)
+    write_benchmark_file(path, record, steps, metrics)
+    return TrainingRun(record=record, steps=steps, metrics=metrics, benchmark_file=path, log=log)
+
+
+def metrics_of(session: Session, record: RunRecord, steps: tuple[StepRecord, ...]) -> RunMetrics | None:
+    """The metrics under the configuration's conventions; None where no steady step was measured."""
+    benchmarking = session.loaded.config.benchmarking
+    options = MetricOptions(
+        flops_convention=benchmarking.flops_convention,
+        warmup=benchmarking.warmup_steps,
+        cost_per_gpu_hour=benchmarking.cloud_costs.get(record.machine.accelerator or ""),
+        telemetry=(),
+    )
+    try:
+        return run_metrics(record, steps, options=options)
+    except MetricError:
+        return None

@@ -1,0 +1,13 @@
+#!/usr/bin/env python3
+"""Check every model x platform x strategy of config.yaml; exit 1 if anything is not valid.
+
+./validate_config.py
+./validate_config.py --config config.yaml --gpus 4
+"""
+
+import sys
+
+from tprimat.cli.validate import main
+
+if __name__ == "__main__":
+    sys.exit(main())

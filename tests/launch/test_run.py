@@ -213,3 +213,10 @@ def test_a_small_disk_takes_what_it_can_of_the_log_and_the_run_completes(tmp_pat
     assert json.loads(answer)["record"] == "completed"
     assert len(json.loads(answer)["result"]["steps"]) == 2
     assert int(size) == 64 << 10
+
+
+def test_the_heading_stands_first_in_every_log_and_is_no_output_of_the_run(tmp_path):
+    other = tmp_path / "training_llama.log"
+    *_, notes = launched(tmp_path, "line", "hello", "steps", 1, logs=(other,), heading="Using parallelism strategy: minimal")
+    assert other.read_text() == (tmp_path / "training.log").read_text() == "Using parallelism strategy: minimal\nhello\n"
+    assert notes.lines == ["hello"]

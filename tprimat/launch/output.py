@@ -30,10 +30,13 @@ class Output:
         for path in dict.fromkeys(logs):
             self._open(path)
 
+    def note(self, text: str) -> None:
+        """Lines of ours, for the logs only."""
+        self._write_all("".join(f"{line}\n" for line in text.splitlines()).encode())
+
     def feed(self, chunk: bytes) -> None:
         """Some bytes of output."""
-        for path, file in self._files.items():
-            self._write(path, file, chunk)
+        self._write_all(chunk)
         *lines, self._pending = LINE_END.split(self._pending + chunk)
         for line in lines:
             self._line(line)
@@ -52,6 +55,10 @@ class Output:
             self._files[path] = path.open("ab", buffering=0)
         except OSError as error:
             self._complain(path, error)
+
+    def _write_all(self, data: bytes) -> None:
+        for path, file in self._files.items():
+            self._write(path, file, data)
 
     def _write(self, path: Path, file: BinaryIO, chunk: bytes) -> None:
         try:

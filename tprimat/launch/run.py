@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime, timezone
 from pathlib import Path
 
-from tprimat.errors import RecordError, UserError
+from tprimat.errors import LaunchError, RecordError, UserError
 from tprimat.launch.failures import classify, with_clue
 from tprimat.launch.host_memory import out_of_memory_kills
 from tprimat.launch.interrupts import Interrupts
@@ -57,7 +57,7 @@ def attempts(launch: Launch, watcher: Watcher, interrupts: Interrupts) -> Launch
     if result.port_in_use and not result.steps and launch.nodes == 1:
         port = free_port()
         watcher.on_notice(f"{result.cause} Starting once more on port {port}.")
-        again = dataclasses.replace(launch, command=on_another_port(launch.command, port))
+        again = dataclasses.replace(launch, command=on_another_port(launch.command, port), heading="")
         result = Attempt(again, watcher, interrupts).go()
     return result
 
@@ -102,10 +102,15 @@ class Attempt:
         else:
             self._source = LoggedSteps(launch.directory, launch.step_of_line, watcher.on_notice)
         self._output = Output((launch.directory.log_file, *launch.logs), self._on_line, watcher.on_notice)
+        self._output.note(launch.heading)
 
     def go(self) -> LaunchResult:
         """Until its last process is gone."""
-        child = Child(self._launch.command, self._launch.limits.grace_seconds)
+        try:
+            child = Child(self._launch.command, self._launch.limits.grace_seconds)
+        except LaunchError:
+            self._output.close()
+            raise
         supervision = Supervision(child, self._output, self._launch.limits, self._interrupts)
         watchdog = Watchdog(self._launch.limits, supervision.began, self._launch.planned_steps)
 

@@ -34,6 +34,8 @@ class Launch:
     limits: Limits
     logs: tuple[Path, ...] = ()
     """Where the output goes besides directory.log_file; each is appended to."""
+    heading: str = ""
+    """Lines for the logs before the run's own. Written here, so that a log that cannot be written stops nothing."""
     step_of_line: Callable[[str], StepRecord | None] | None = None
     """For engines whose steps are read from the log. None: the worker appends steps.jsonl itself."""
     complete: Callable[[RunRecord], RunRecord] | None = None

@@ -8,6 +8,9 @@ from tprimat import units
     [
         (units.count(1234567.4), "1,234,567"),
         (units.si(8030261248), "8.03 G"),
+        (units.message_size(65536), "64 KiB"),
+        (units.message_size(3 * 2**30), "3 GiB"),
+        (units.message_size(1500), "1,500 B"),
         (units.si(0.0042, "s"), "4.20 ms"),
         (units.si(9990, "tokens/s"), "9.99 ktokens/s"),
         (units.si(0, "s"), "0 s"),

@@ -54,6 +54,14 @@ def gibibytes(size: float | None) -> str:
     return f"{size / GIBIBYTE:,.1f} GiB"
 
 
+def message_size(size: int) -> str:
+    """Bytes in whole binary units, as messages are sized: 65536 -> '64 KiB', 2**30 -> '1 GiB'; else the plain number."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= scale and size % scale == 0:
+            return f"{size // scale} {unit}"
+    return f"{size:,} B"
+
+
 def percent(fraction: float | None, digits: int = 1) -> str:
     """0.383 -> '38.3 %'."""
     return ABSENT if fraction is None else f"{fraction * 100:.{digits}f} %"

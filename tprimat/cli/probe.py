@@ -192,13 +192,25 @@ def show(records: Iterable["ProbeRecord"], options: argparse.Namespace) -> int:
     from tprimat.record.files import to_json
 
     count = failed = 0
+    measured = []
     for record in records:
         count += 1
+        measured.append(record)
         failed += record.kind in TOGETHER and record.error is not None
         if options.json:
             print(to_json(record), flush=True)
+    if measured and not options.json:
+        print_tables(measured)
     tell(f"{count} measurements; all samples are in {options.output / FILE_NAME}")
     return 1 if failed else 0
+
+
+def print_tables(records: Sequence["ProbeRecord"]) -> None:
+    """What was measured, kind by kind."""
+    from tprimat.analyze.probes import newest_of_each
+    from tprimat.report.suite import sections
+
+    print("\n\n".join(sections(newest_of_each(records))))
 
 
 if __name__ == "__main__":

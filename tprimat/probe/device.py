@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from tprimat.record.environment import software_versions
 from tprimat.record.schema import Machine
 
 INFINITY_CACHE_BYTES = 256 * 2**20
@@ -56,8 +57,9 @@ def describe_machine(device: torch.device, ranks: int = 1) -> Machine:
 
 
 def describe_software() -> dict[str, str]:
-    """Versions that decide which kernels run."""
-    found = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    """Versions that decide which kernels run, by the names that runs use, so that both can be compared."""
+    installed = software_versions()
+    found = {name: version for name, version in installed.items() if name in {"torch", "triton"}}
     for name, version in (("cuda", torch.version.cuda), ("rocm", torch.version.hip)):
         if version:
             found[name] = str(version)

@@ -1,0 +1,163 @@
+"""Rates from samples, against published tables and nccl-tests' definitions."""
+
+import pytest
+
+from tprimat.analyze import probes
+from tprimat.analyze.ceiling import gemm_ceiling
+from tprimat.record.schema import Machine, ProbeRecord, RunRecord
+
+MI350X = Machine(
+    platform="rocm", accelerator="AMD Instinct MI350X", gpus_per_node=1, nodes=1, driver="6.14", power_limit_watts=1000.0
+)
+SOFTWARE = {"torch": "2.9.0"}
+BF16_TABLE = {
+    (8192, 8192, 8192): (0.996, 1104),
+    (16384, 8192, 7168): (1.757, 1095),
+    (16384, 16384, 16384): (8.309, 1059),
+    (16384, 3584, 8192): (0.927, 1038),
+    (16384, 1024, 8192): (0.269, 1023),
+    (4096, 4096, 4096): (0.142, 969),
+    (16384, 8192, 1280): (0.381, 901),
+}
+"""(m, k, n) -> milliseconds, TFLOP/s, as a published MI350X suite printed them."""
+
+
+def product(m, k, n, milliseconds, **changes):
+    fields = {
+        "kind": "gemm",
+        "variant": "torch.matmul",
+        "shape": {"m": m, "k": k, "n": n},
+        "dtype": "bf16",
+        "seconds": (milliseconds / 1e3,) * 8,
+        "flop": 2 * m * n * k,
+        "machine": MI350X,
+        "software": SOFTWARE,
+        "started_at": "2026-01-08T10:00:00+00:00",
+    }
+    return ProbeRecord(**fields | changes)
+
+
+TABLE = [product(*shape, milliseconds) for shape, (milliseconds, _) in BF16_TABLE.items()]
+
+
+@pytest.mark.parametrize(("shape", "row"), BF16_TABLE.items())
+def test_rates_are_the_published_ones(shape, row):
+    milliseconds, published = row
+    rate = probes.flop_rate(product(*shape, milliseconds)).value / 1e12
+    assert rate == pytest.approx(published, rel=0.005)
+
+
+def test_average_and_peak_are_the_published_ones():
+    assert probes.mean_rate(TABLE) / 1e12 == pytest.approx(1027, rel=0.002)
+    assert probes.fastest(TABLE).shape == {"m": 8192, "k": 8192, "n": 8192}
+
+
+def test_efficiency_is_of_the_dense_peak_of_this_very_accelerator():
+    record = product(16384, 16384, 16384, 2 * 16384**3 / 1022e12 * 1e3)
+    assert probes.share_of_peak(record) == pytest.approx(1022 / 2307, rel=0.01)
+    unknown = Machine(platform="rocm", accelerator="AMD Instinct MI999", gpus_per_node=1, nodes=1)
+    assert probes.share_of_peak(product(64, 64, 64, 1.0, machine=unknown)) is None
+
+
+def test_a_rates_interval_is_the_times_interval_turned_round():
+    record = product(64, 64, 64, 1.0, seconds=tuple(0.001 + step * 1e-5 for step in range(12)))
+    time, rate = probes.median_seconds(record), probes.flop_rate(record)
+    assert rate.low == pytest.approx(record.flop / time.high)
+    assert rate.high == pytest.approx(record.flop / time.low)
+    assert rate.low < rate.value < rate.high
+    assert rate.samples == 12
+
+
+def test_a_refusal_has_no_rate():
+    refused = product(64, 64, 64, 1.0, seconds=(), error="RuntimeError: no kernel")
+    assert probes.flop_rate(refused) is None
+    assert probes.share_of_peak(refused) is None
+    assert probes.mean_rate([refused]) is None
+    assert probes.fastest([refused]) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "factor"),
+    [("all_reduce", 1.5), ("all_gather", 0.75), ("reduce_scatter", 0.75), ("all_to_all", 0.75), ("send_recv", 1.0)],
+)
+def test_bus_bandwidth_over_four_ranks_follows_nccl_tests(kind, factor):
+    record = product(1, 1, 1, 4.0, kind=kind, shape={"message_bytes": 2**30, "ranks": 4}, flop=None, bytes=2**30)
+    assert probes.bandwidth(record).value == pytest.approx(2**30 / 4e-3)
+    assert probes.bus_bandwidth(record) == pytest.approx(factor * 2**30 / 4e-3)
+
+
+def test_a_transformers_published_step_gives_its_published_rates():
+    shape = {"batch": 8, "sequence": 1024, "parameters": 5_243_000_000, "ranks": 1}
+    record = product(1, 1, 1, 445.7, kind="transformer_step", shape=shape)
+    assert probes.tokens_per_second(record).value == pytest.approx(18381, rel=0.001)
+    assert probes.six_n_rate(record) / 1e12 == pytest.approx(578.3, rel=0.001)
+
+
+def test_a_page_holds_the_newest_setting_and_the_newest_record_of_each_operation():
+    old_driver = Machine(platform="rocm", accelerator="AMD Instinct MI350X", gpus_per_node=1, nodes=1, driver="6.10")
+    stale = product(64, 64, 64, 9.0, machine=old_driver, started_at="2026-01-01T00:00:00+00:00")
+    first = product(64, 64, 64, 2.0, started_at="2026-01-02T00:00:00+00:00")
+    second = product(64, 64, 64, 1.0, started_at="2026-01-03T00:00:00+00:00")
+    refused = product(64, 64, 64, 1.0, seconds=(), error="out of memory", started_at="2026-01-04T00:00:00+00:00")
+    assert probes.newest_of_each([refused, second, stale, first]) == [second]
+    assert probes.newest_of_each([]) == []
+
+
+def run_on(machine=MI350X, software=SOFTWARE, dtype="bf16"):
+    return RunRecord(
+        run_id="r",
+        model="llama",
+        strategy=None,
+        engine="megatron",
+        matmul_dtype=dtype,
+        tensor_parallel=1,
+        pipeline_parallel=1,
+        data_parallel=1,
+        micro_batch_sequences=1,
+        global_batch_sequences=1,
+        sequence_tokens=128,
+        machine=machine,
+        software=software,
+        started_at=None,
+        clock="step_end",
+        outcome="completed",
+    )
+
+
+def test_the_ceiling_is_the_fastest_product_in_the_runs_dtype():
+    fp8 = product(8192, 8192, 8192, 0.5, dtype="fp8")
+    candidate = product(8192, 8192, 8192, 0.1, kind="gemm_search")
+    ceiling = gemm_ceiling(run_on(), [*TABLE, fp8, candidate])
+    assert ceiling.probe.shape == {"m": 8192, "k": 8192, "n": 8192}
+    assert ceiling.flop_per_second == pytest.approx(1104e12, rel=0.001)
+    assert ceiling.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "software", "said"),
+    [
+        ({"driver": "6.15"}, SOFTWARE, "under driver 6.14"),
+        ({"power_limit_watts": 750.0}, SOFTWARE, "power limit in watts of 1000.0"),
+        ({"accelerator": "AMD Instinct MI300X"}, SOFTWARE, "on AMD Instinct MI350X"),
+        ({}, {"torch": "2.10.0"}, "with torch 2.9.0"),
+        ({}, {}, "does not tell its accelerator and its torch"),
+        ({"accelerator": None}, SOFTWARE, "does not tell its accelerator and its torch"),
+    ],
+)
+def test_probes_of_another_setting_are_not_used_and_that_is_said(changes, software, said):
+    fields = {"platform": "rocm", "accelerator": MI350X.accelerator, "gpus_per_node": 8, "nodes": 1}
+    machine = Machine(**fields | {"driver": "6.14", "power_limit_watts": 1000.0} | changes)
+    ceiling = gemm_ceiling(run_on(machine, software), TABLE)
+    assert ceiling.flop_per_second is None
+    assert said in " ".join(ceiling.notes)
+
+
+def test_a_driver_that_the_run_does_not_tell_is_noted():
+    machine = Machine(platform="rocm", accelerator=MI350X.accelerator, gpus_per_node=8, nodes=1)
+    ceiling = gemm_ceiling(run_on(machine), TABLE)
+    assert ceiling.flop_per_second
+    assert "driver and power limit" in ceiling.notes[0]
+
+
+def test_without_a_probe_in_its_dtype_a_run_has_no_ceiling():
+    assert gemm_ceiling(run_on(dtype="fp8"), TABLE).notes == ("no matrix product was probed in fp8",)

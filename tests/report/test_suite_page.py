@@ -1,0 +1,106 @@
+"""The accelerator page, from records alone."""
+
+import re
+
+import pytest
+
+from tprimat.record.schema import Machine, ProbeRecord
+from tprimat.report.probe_tables import DESCRIPTIONS
+from tprimat.report.suite import SECTIONS, page
+
+H200 = {"platform": "cuda", "accelerator": "NVIDIA H200", "nodes": 1, "driver": "580.1", "power_limit_watts": 700.0}
+
+
+def probe(kind, shape, median, *, ranks=1, **changes):
+    fields = {
+        "kind": kind,
+        "shape": shape,
+        "dtype": "bf16",
+        "seconds": (median,) * 8,
+        "machine": Machine(**H200, gpus_per_node=ranks, memory_bytes=140 * 2**30),
+        "software": {"torch": "2.11.0"},
+        "started_at": "2026-01-02T10:00:00+00:00",
+    }
+    return ProbeRecord(**fields | changes)
+
+
+def product(m, k, n, rate, *, variant="torch.matmul", **changes):
+    flop = 2 * m * k * n
+    return probe("gemm", {"m": m, "k": k, "n": n}, flop / rate, flop=flop, variant=variant, **changes)
+
+
+def step(kind, ranks, tokens_a_second):
+    shape = {"layers": 32, "heads": 32, "hidden": 4096, "ffn": 11008, "parameters": 5_243_000_000, "batch": 8, "sequence": 1024}
+    return probe(
+        kind,
+        shape | {"ranks": ranks},
+        8 * 1024 * ranks / tokens_a_second,
+        ranks=ranks,
+        variant="7B",
+        flop=6 * 5_243_000_000 * 8 * 1024 * ranks,
+        peak_allocated_bytes=100 * 2**30,
+    )
+
+
+RECORDS = [
+    *(product(*shape, 700e12 + number * 1e12) for number, shape in enumerate(DESCRIPTIONS)),
+    product(8192, 8192, 8192, 800e12, variant="F.linear"),
+    product(8192, 8192, 8192, 1400e12, variant="scaled_mm tensor-wise", dtype="fp8"),
+    product(12288, 8192, 8192, 790e12, variant="torch.matmul searched"),
+    probe("gemm_search", {"m": 64, "k": 64, "n": 64}, 1.0, variant="torch.matmul", flop=1),
+    probe("model_gemm", {"m": 8192, "k": 4096, "n": 6144, "tensor_parallel": 1}, 1e-3, variant="llama qkv", flop=4 * 10**11),
+    probe("attention_forward", {"batch": 4, "sequence": 8192}, 1e-3, variant="cudnn", flop=5 * 10**11),
+    probe(
+        "attention_forward", {"batch": 4, "sequence": 8192}, 1e-3, variant="math", seconds=(), error="OutOfMemoryError: 64 GiB"
+    ),
+    probe("copy", {"array_bytes": 2**32}, 2e-3, bytes=2**33),
+    probe("all_reduce", {"message_bytes": 2**30, "ranks": 4}, 4e-3, ranks=4, bytes=2**30, variant="NCCL"),
+    probe("mlp_step", {"batch": 256, "weights": 134217728}, 2.06e-3, flop=6 * 256 * 134217728),
+    step("transformer_step", 1, 18381),
+    step("ddp_step", 1, 18324),
+    step("ddp_step", 4, 62813),
+]
+
+
+@pytest.fixture(scope="module")
+def text():
+    return page(RECORDS)
+
+
+def test_every_section_is_there(text):
+    for title, _, _ in SECTIONS:
+        assert f"\n## {title}\n" in text
+    assert "Not measured yet" not in text
+
+
+def test_tables_are_whole(text):
+    widths = [[line.count("|") for line in block.splitlines()] for block in text.split("\n\n") if block.startswith("|")]
+    assert len(widths) >= 12
+    assert all(len(set(counts)) == 1 for counts in widths)
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        "| (16384, 3584, 8192) | feed-forward 2 | 1.36 ms ± 0.0 % | 8 | 706.0 TFLOP/s | 71.4 % |",
+        "**bf16 average: 703.0 TFLOP/s · peak: 706.0 TFLOP/s**",
+        "| bf16 | (12288, 8192, 8192) | 2.09 ms ± 0.0 % | 790.0 TFLOP/s | 79.8 % | 1 |",
+        "| (8192, 8192, 8192) | 701.0 TFLOP/s | 800.0 TFLOP/s | -12.4 % |",
+        "| copy | 4 GiB | 2.00 ms ± 0.0 % | 4.29 TB/s | 89.5 % |",
+        "| all_reduce | NCCL | 4 | 1 GiB | 4.00 ms ± 0.0 % | 268 GB/s | 403 GB/s |",
+        "| **samples a second** | **124,272** |",
+        "| 7B | 8 | 1024 | 18,381 | 578.2 TFLOP/s |",
+        "| 4 | 32 | 62,813 | 1,976.0 TFLOP/s | 494.0 TFLOP/s | 100.0 GiB | 85.7 % |",
+        "- math bf16: OutOfMemoryError: 64 GiB",
+        "| power limit | 700 W |",
+        "| devices used at most | 4 |",
+    ],
+)
+def test_a_figure_stands_on_the_page(text, cells):
+    assert cells in text
+
+
+def test_what_was_not_measured_is_named():
+    alone = page(RECORDS[:1])
+    assert re.search(r"Not measured yet: .*Attention.*Data-parallel scaling\.", alone)
+    assert "## Attention" not in alone

@@ -1,0 +1,64 @@
+"""The matrix multiplication rate that the machine of a run was measured to reach: what its training rate is held against."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tprimat.analyze.probes import Setting, fastest, flop_rate, setting_of
+from tprimat.record.schema import ProbeRecord, RunRecord
+
+PRODUCTS = ("gemm", "model_gemm")
+"""Kinds that are measured at full effort; gemm_search's brief candidates do not count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ceiling:
+    """The best product measured on a run's machine, or why there is none."""
+
+    flop_per_second: float | None
+    """Of one accelerator."""
+    probe: ProbeRecord | None = None
+    notes: tuple[str, ...] = ()
+    """Why probes were left out, or what could not be compared."""
+
+
+def gemm_ceiling(run: RunRecord, probes: Sequence[ProbeRecord]) -> Ceiling:
+    """The fastest product in the run's dtype, among probes of the same accelerator under the same driver, torch and power limit.
+
+    A driver or power limit that the run does not tell is passed over with a note; a torch version that it does not tell is not,
+    because then nothing shows that the run and the probes share a machine.
+    """
+    wanted = [probe for probe in probes if probe.kind in PRODUCTS and probe.dtype == run.matmul_dtype and probe.seconds]
+    if not wanted:
+        return Ceiling(flop_per_second=None, notes=(f"no matrix product was probed in {run.matmul_dtype or 'its dtype'}",))
+    target = setting_of(run.machine, run.software)
+    differences = [difference(target, setting_of(probe.machine, probe.software)) for probe in wanted]
+    usable = [probe for probe, why in zip(wanted, differences, strict=True) if why is None]
+    left_out = tuple(dict.fromkeys(why for why in differences if why))
+    best = fastest(usable)
+    rate = flop_rate(best) if best else None
+    if best is None or rate is None:
+        return Ceiling(flop_per_second=None, notes=left_out)
+    return Ceiling(flop_per_second=rate.value, probe=best, notes=(*left_out, *unknown(target, run.machine.platform)))
+
+
+def difference(run: Setting, probe: Setting) -> str | None:
+    """Why a probe says nothing about a run; None where it does."""
+    if run.accelerator is None or probe.accelerator is None or run.torch is None:
+        return "probes are left out because the run does not tell its accelerator and its torch version"
+    for what, ours, theirs in (
+        ("on", run.accelerator, probe.accelerator),
+        ("under driver", run.driver, probe.driver),
+        ("with torch", run.torch, probe.torch),
+        ("at a power limit in watts of", run.power_limit_watts, probe.power_limit_watts),
+    ):
+        if ours is not None and ours != theirs:
+            return f"probes taken {what} {theirs} are left out: the run was made {what} {ours}"
+    return None
+
+
+def unknown(run: Setting, platform: str) -> tuple[str, ...]:
+    """What the run of a GPU does not tell and could not be compared."""
+    if platform == "cpu":
+        return ()
+    absent = [name for name, value in (("driver", run.driver), ("power limit", run.power_limit_watts)) if value is None]
+    return (f"the run does not tell its {' and '.join(absent)}, which the probes may not share",) if absent else ()

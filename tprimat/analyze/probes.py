@@ -1,0 +1,133 @@
+"""What a probe's samples mean: rates, bandwidths, and their share of what the data sheet promises."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tprimat.analyze.metrics import scaled
+from tprimat.analyze.statistics import Interval, median_interval
+from tprimat.facts.accelerators import find_accelerator, peak_dense_flops
+from tprimat.record.schema import Estimate, Machine, ProbeRecord
+
+BUS_FACTORS: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,
+    "all_gather": lambda ranks: (ranks - 1) / ranks,
+    "reduce_scatter": lambda ranks: (ranks - 1) / ranks,
+    "all_to_all": lambda ranks: (ranks - 1) / ranks,
+    "send_recv": lambda ranks: 1.0,
+}
+"""Bus bandwidth over algorithm bandwidth: what each link carries, comparable with the hardware's own speed whatever the number of
+ranks (nccl-tests, doc/PERFORMANCE.md)."""
+
+
+def median_seconds(probe: ProbeRecord) -> Estimate | None:
+    """Median time of one repetition; None where nothing was measured."""
+    return scaled(median_interval(np.array(probe.seconds)), 1.0, len(probe.seconds)) if probe.seconds else None
+
+
+def per_second(amount: float | None, probe: ProbeRecord) -> Estimate | None:
+    """An amount done in each repetition, over the median time; the interval's ends change places."""
+    time = median_seconds(probe)
+    if time is None or amount is None:
+        return None
+    low = None if time.high is None else amount / time.high
+    high = None if not time.low or time.low <= 0 else amount / time.low
+    return scaled(Interval(value=amount / time.value, low=low, high=high), 1.0, time.samples)
+
+
+def flop_rate(probe: ProbeRecord) -> Estimate | None:
+    """FLOP/s, over all ranks."""
+    return per_second(probe.flop, probe)
+
+
+def bandwidth(probe: ProbeRecord) -> Estimate | None:
+    """Bytes/s: of memory what is read and written, of a collective the algorithm bandwidth (message over time)."""
+    return per_second(probe.bytes, probe)
+
+
+def bus_bandwidth(probe: ProbeRecord) -> float | None:
+    """Of a collective operation, bytes/s."""
+    rate, factor = bandwidth(probe), BUS_FACTORS.get(probe.kind)
+    return None if rate is None or factor is None else rate.value * factor(probe.shape["ranks"])
+
+
+def share_of_peak(probe: ProbeRecord) -> float | None:
+    """Of the dense peak of all ranks in the probe's dtype; None where the data sheet is not known."""
+    rate, peak = flop_rate(probe), peak_dense_flops(probe.machine.accelerator, probe.dtype)
+    return None if rate is None or peak is None else rate.value / peak / (probe.machine.gpus or 1)
+
+
+def share_of_bandwidth(probe: ProbeRecord) -> float | None:
+    """Of the data sheet's memory bandwidth."""
+    rate, accelerator = bandwidth(probe), find_accelerator(probe.machine.accelerator)
+    return None if rate is None or accelerator is None else rate.value / accelerator.bandwidth_bytes_per_second
+
+
+def samples_per_second(probe: ProbeRecord) -> Estimate | None:
+    """Sequences, or inputs of the three-layer network, over all ranks."""
+    batch = probe.shape.get("batch")
+    return per_second(None if batch is None else batch * probe.shape.get("ranks", 1), probe)
+
+
+def tokens_per_second(probe: ProbeRecord) -> Estimate | None:
+    """Of a transformer's step, over all ranks."""
+    parts = (probe.shape.get("batch"), probe.shape.get("sequence"))
+    if None in parts:
+        return None
+    return per_second(probe.shape["batch"] * probe.shape["sequence"] * probe.shape.get("ranks", 1), probe)
+
+
+def six_n_rate(probe: ProbeRecord) -> float | None:
+    """FLOP/s of a transformer's step by six times all parameters for each token, over all ranks: tables count, attention not."""
+    tokens, parameters = tokens_per_second(probe), probe.shape.get("parameters")
+    return None if tokens is None or parameters is None else 6 * parameters * tokens.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What rates depend on besides the operation. Two probes under one setting belong on one page."""
+
+    accelerator: str | None
+    driver: str | None
+    power_limit_watts: float | None
+    torch: str | None
+
+
+def setting_of(machine: Machine, software: dict[str, str]) -> Setting:
+    """Of a probe or a run."""
+    return Setting(
+        accelerator=machine.accelerator,
+        driver=machine.driver,
+        power_limit_watts=machine.power_limit_watts,
+        torch=software.get("torch"),
+    )
+
+
+def newest_of_each(probes: Iterable[ProbeRecord]) -> list[ProbeRecord]:
+    """Under the setting of the newest probe, the newest record of each operation at each size; in the order of first appearance.
+
+    A record with samples is never displaced by a later refusal.
+    """
+    records = sorted(probes, key=lambda probe: probe.started_at)
+    if not records:
+        return []
+    setting = setting_of(records[-1].machine, records[-1].software)
+    found: dict[object, ProbeRecord] = {}
+    for probe in records:
+        key = (probe.kind, probe.variant, tuple(probe.shape.items()), probe.dtype, probe.machine.gpus)
+        if setting_of(probe.machine, probe.software) == setting and (probe.seconds or key not in found):
+            found[key] = probe
+    return list(found.values())
+
+
+def fastest(probes: Sequence[ProbeRecord]) -> ProbeRecord | None:
+    """The highest FLOP rate."""
+    rated = [(rate.value, number) for number, probe in enumerate(probes) if (rate := flop_rate(probe))]
+    return probes[max(rated)[1]] if rated else None
+
+
+def mean_rate(probes: Sequence[ProbeRecord]) -> float | None:
+    """Arithmetic mean of the FLOP rates, as the suite's tables average them."""
+    rates = [rate.value for probe in probes if (rate := flop_rate(probe))]
+    return sum(rates) / len(rates) if rates else None

@@ -189,3 +189,20 @@ def test_what_a_reader_must_know_stands_in_the_warnings():
     text = "\n".join(run_metrics(run, steps_of(seconds, finite=False), options=MetricOptions(telemetry=hot)).warnings)
     for part in ("asked 4, ran 1", "outlier", "not finite", "framework's own", "SW Thermal Slowdown"):
         assert part in text
+
+
+def test_a_long_slow_stretch_is_left_out_and_what_it_is_worth_is_said():
+    seconds = np.concatenate(([9.0], np.full(20, 4.4), np.full(40, 4.0))) * (1 + 0.002 * np.random.default_rng(1).normal(size=61))
+    metrics = run_metrics(RUN, steps_of(seconds))
+    assert metrics.window.first_step == 22
+    assert any(
+        warning.startswith("20 slow steps after step 1 are left out") and "3.3% longer" in warning for warning in metrics.warnings
+    )
+
+
+def test_drift_is_told_over_the_whole_window_and_only_where_it_matters():
+    rising = run_metrics(RUN, steps_of(4 * (1 + 0.001 * np.arange(40))))
+    assert any("+3.8% over the steady steps" in warning for warning in rising.warnings)
+    tiny = run_metrics(RUN, steps_of(4 * (1 + 0.00001 * np.arange(40))))
+    assert tiny.window.drift_per_step is not None
+    assert not any("drift" in warning for warning in tiny.warnings)

@@ -249,3 +249,20 @@ def test_help_starts_quickly():
     before = time.monotonic()
     assert compare("--help").returncode == 0
     assert time.monotonic() - before < 1.0
+
+
+def test_without_a_baseline_each_run_meets_the_first_that_it_may_be_compared_with(tmp_path):
+    """The first run of the model has another batch: it is refused once, and the two alike are compared with each other."""
+    source = RUNS / "h100" / "runs" / "h100-llama-0"
+    run = json.loads((source / "run.json").read_text())
+    for name, changes in (
+        ("a", {"global_batch_sequences": 64}),
+        ("b", {}),
+        ("c", {"strategy": "balanced"}),
+    ):
+        shutil.copytree(source, tmp_path / name)
+        (tmp_path / name / "run.json").write_text(json.dumps(run | {"run_id": name, **changes}))
+    compare("--results-dir", tmp_path, "--output", tmp_path / "x.json")
+    verdicts = json.loads((tmp_path / "x.json").read_text())["verdicts"]
+    assert [verdict["outcome"] for verdict in verdicts] == ["refused", "no difference shown"]
+    assert verdicts[0]["differences"] == ["tokens a step 131,072 and 262,144"]

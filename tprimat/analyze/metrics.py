@@ -15,6 +15,10 @@ from tprimat.record.schema import Estimate, RunMetrics, RunRecord, StepRecord, T
 
 Convention = Literal["causal", "full", "6n"]
 
+LONG_START = 0.1
+"""Share of a run that a slow first stretch may take before a reader is told."""
+NOTABLE_DRIFT = 0.005
+"""Change of step time over a window that is worth a warning; smaller trends are significant in long runs, and mean nothing."""
 THROTTLING = ("thermal", "power", "brake", "slowdown", "cap")
 """Words in the throttle reasons of NVML and AMD SMI that mean a clock below what was asked for."""
 
@@ -75,7 +79,7 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
         final_loss=next((step.loss for step in reversed(steps) if step.loss is not None), None),
         joules_per_token=energy / tokens if energy is not None and rate else None,
         cost_per_million_tokens=_cost(options.cost_per_gpu_hour, per_gpu),
-        warnings=(*_warnings(run, kept, window), *_throttling(options.telemetry), *((no_energy,) if no_energy else ())),
+        warnings=(*_warnings(run, steps, kept, window), *_throttling(options.telemetry), *((no_energy,) if no_energy else ())),
     )
 
 
@@ -135,14 +139,17 @@ def _cost(price: float | None, per_gpu: Estimate | None) -> float | None:
     return None if price is None or per_gpu is None else price / (per_gpu.value * 3600) * 1e6
 
 
-def _warnings(run: RunRecord, steps: Sequence[StepRecord], window: Window) -> tuple[str, ...]:
+def _warnings(run: RunRecord, all_steps: Sequence[StepRecord], steps: Sequence[StepRecord], window: Window) -> tuple[str, ...]:
     found = [f"not counted: {mismatch}" for mismatch in run.mismatches]
     if run.outcome != "completed":
         found.append(f"the run did not complete: {run.outcome}")
     if window.steps < 10:
         found.append(f"only {window.steps} steady step(s); 10 or more make an interval trustworthy")
-    if window.drift_per_step is not None:
-        found.append(f"step time drifts by {window.drift_per_step:+.3%} a step (Mann-Kendall, p < 0.05)")
+    found += _slow_start(all_steps, steps, window)
+    if window.drift_per_step is not None and abs(window.drift_per_step * window.steps) >= NOTABLE_DRIFT:
+        found.append(
+            f"step time drifts by {window.drift_per_step * window.steps:+.1%} over the steady steps (Mann-Kendall, p < 0.05)"
+        )
     if window.outliers:
         found.append(f"{window.outliers} of {window.steps} steady steps are outliers (3 scaled MAD); throughput includes them")
     if not_finite := sum(not step.finite for step in steps):
@@ -150,6 +157,15 @@ def _warnings(run: RunRecord, steps: Sequence[StepRecord], window: Window) -> tu
     if run.clock == "framework":
         found.append("step times are the framework's own, not measured at the end of each step")
     return tuple(found)
+
+
+def _slow_start(all_steps: Sequence[StepRecord], steps: Sequence[StepRecord], window: Window) -> list[str]:
+    """A long slow stretch may be a slower state of the machine rather than warm-up: the reader is told what it is worth."""
+    before = [step for step in all_steps if 1 < step.step < window.first_step]
+    if len(before) < LONG_START * len(all_steps) or len(before) < 10:
+        return []
+    kept, whole = (sum(step.step_seconds for step in part) / len(part) for part in (steps, [*before, *steps]))
+    return [f"{len(before)} slow steps after step 1 are left out; with them a mean step takes {whole / kept - 1:.1%} longer"]
 
 
 def _throttling(samples: Sequence[TelemetrySample]) -> tuple[str, ...]:

@@ -165,23 +165,34 @@ def choose_baseline(groups: Sequence["Group"], words: str) -> "Group":
     )
 
 
+def pair_off(groups: Sequence["Group"]) -> list[tuple["Group", "Group"]]:
+    """Each configuration with the first one of its model that it may be compared with, or, to be refused, the most alike."""
+    from tprimat.analyze.compare import comparable
+
+    leaders: dict[tuple[str, str], list[Group]] = {}
+    pairs = []
+    for group in groups:
+        known = leaders.setdefault((group.run.model, group.run.size), [])
+        nearest = min(known, key=lambda leader: len(comparable(leader.run, group.run)), default=None)
+        if nearest is not None:
+            pairs.append((nearest, group))
+        if nearest is None or comparable(nearest.run, group.run):
+            known.append(group)
+    return pairs
+
+
 def compare(measured: Sequence["Measured"], options: argparse.Namespace) -> "Comparison":
-    """Groups and verdicts: everything against the baseline, or against the first configuration of the same model."""
+    """Groups and verdicts: everything against the baseline, or against the first configuration that is comparable."""
     from tprimat.analyze.compare import verdict
     from tprimat.analyze.groups import group_runs
     from tprimat.report.table import Comparison
 
     groups = group_runs(measured)
-    pairs = []
     if options.baseline and groups:
         chosen = choose_baseline(groups, options.baseline)
         pairs = [(chosen, group) for group in groups if group is not chosen]
     else:
-        first: dict[tuple[str, str], Group] = {}
-        for group in groups:
-            leader = first.setdefault((group.run.model, group.run.size), group)
-            if leader is not group:
-                pairs.append((leader, group))
+        pairs = pair_off(groups)
     return Comparison(
         groups=tuple(groups),
         verdicts=tuple(verdict(one, other, even_if_different=options.even_if_different) for one, other in pairs),

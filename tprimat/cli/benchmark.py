@@ -35,6 +35,12 @@ def main(arguments: list[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] == "tprimat":
+            raise
+        print(f"error: The Python module {error.name} is not installed for {sys.executable}.", file=sys.stderr)
+        print("  try   source .venv/bin/activate after `make install`, or pip install -r requirements.txt", file=sys.stderr)
+        return 2
 
 
 def _probe(options: argparse.Namespace) -> int:
@@ -46,11 +52,14 @@ def _probe(options: argparse.Namespace) -> int:
 
 def _benchmark(options: argparse.Namespace) -> int:
     from tprimat.cli.session import prepare  # after parsing, so that --help stays quick
+    from tprimat.engines.worker import require_worker_modules
 
     session = prepare(options)
     if options.dry_run:
         _show_plans(session, options)
         return 0
+    if session.plans[0].engine in {"megatron", "nemo"}:
+        require_worker_modules()
     _make_writable(session.output)
     runs, results = _carry_out(session, options)
     _report(runs, options)

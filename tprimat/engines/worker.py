@@ -1,8 +1,11 @@
 """Engines whose training runs in our own worker, started by torchrun: they write their records themselves."""
 
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from tprimat.engines.base import Command, LineFields
+from tprimat.errors import LaunchError
 from tprimat.plan.schema import RunPlan
 from tprimat.record.store import RunDirectory
 
@@ -21,6 +24,32 @@ def worker_command(plan: RunPlan) -> Command:
         environment=dict(plan.environment),
         directory=None if door else str(ROOT),
     )
+
+
+WORKER_MODULES = ("torch", "megatron.core", "numpy")
+LIGHTNING = ("pytorch_lightning", "lightning")
+HOW_TO_INSTALL = "source .venv/bin/activate after `make install`, or pip install -r requirements.txt"
+
+
+def require_worker_modules() -> None:
+    """Check, without importing them, that the worker will find what it needs in this Python.
+
+    Raises:
+        LaunchError: names the first module that is missing.
+    """
+    missing = [name for name in WORKER_MODULES if not _is_there(name)]
+    if not any(_is_there(name) for name in LIGHTNING):
+        missing.append(LIGHTNING[0])
+    if missing:
+        what = f"The Python module {missing[0]} is not installed for {sys.executable}."
+        raise LaunchError(what, why="Training needs it.", fix=HOW_TO_INSTALL)
+
+
+def _is_there(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # of a parent package
+        return False
 
 
 class WorkerEngine:

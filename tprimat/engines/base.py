@@ -32,7 +32,11 @@ class LineFields:
     step: int | None = None
     total_steps: int | None = None
     step_seconds: float | None = None
+    mean_since_reset: bool = False
+    """The time is a mean over all steps since the framework last reset its timer, as Megatron-LM prints."""
     tokens_per_second_per_gpu: float | None = None
+    sequences_per_second: float | None = None
+    """All ranks together."""
     model_flops_per_second_per_gpu: float | None = None
     loss: float | None = None
     grad_norm: float | None = None

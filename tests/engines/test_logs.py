@@ -1,0 +1,310 @@
+"""Golden assertions: what each dialect's lines mean, from files that say where their wording comes from."""
+
+from pathlib import Path
+
+import pytest
+
+from tprimat.engines.logs.assemble import Workload, assemble, sequence_from_rates
+from tprimat.engines.logs.collect import Collection
+from tprimat.engines.logs.dialects import DIALECTS, NAMES, detect, find_dialect
+from tprimat.errors import ConfigError, RecordError
+
+LOGS = Path(__file__).parent.parent / "logs"
+GIB = 2**30
+CORE = ("core_v26_2", "core_v26_4_0", "core_v26_5_0", "core_v26_5_1", "core_head")
+LEGACY = ("legacy_ratio", "legacy_gb", "legacy_gib")
+
+
+def lines_of(name):
+    return (LOGS / f"{name}.log").read_text(encoding="utf8").splitlines()
+
+
+def collect(lines, dialect):
+    said = Collection()
+    for number, line in enumerate(lines, 1):
+        if fields := find_dialect(dialect).read_line(line):
+            said.add(fields, number)
+    return said
+
+
+def read(name, dialect, **workload):
+    return assemble(collect(lines_of(name), dialect), Workload(**workload))
+
+
+def column(result, name):
+    return [getattr(step, name) for step in result.steps]
+
+
+@pytest.mark.parametrize("path", sorted(LOGS.glob("*.log")), ids=lambda path: path.stem)
+def test_every_log_says_where_it_comes_from(path):
+    assert path.read_text(encoding="utf8").startswith("# Constructed: ")
+
+
+@pytest.mark.parametrize("path", sorted(LOGS.glob("*.log")), ids=lambda path: path.stem)
+def test_the_dialect_is_recognised(path):
+    wanted = max((name for name in NAMES if path.stem.replace("_", "-").startswith(name)), key=len)
+    assert detect(lines_of(path.stem), where=path.name).name == wanted
+
+
+def test_every_dialect_has_a_log():
+    stems = [path.stem.replace("_", "-") for path in LOGS.glob("*.log")]
+    assert not [name for name in NAMES if not any(stem.startswith(name) for stem in stems)]
+
+
+def test_a_log_of_nothing_known_names_what_was_looked_for():
+    with pytest.raises(RecordError) as caught:
+        detect(["hello", "Traceback (most recent call last):"], where="x.log")
+    assert all(dialect.name in str(caught.value) for dialect in DIALECTS)
+
+
+def test_an_unknown_dialect_names_the_known_ones():
+    with pytest.raises(ConfigError, match="no log dialect 'jax'"):
+        find_dialect("jax")
+
+
+@pytest.mark.parametrize("version", CORE)
+def test_primus_core_lines(version):
+    result = read(f"primus_{version}", "primus", gpus=8, sequence_tokens=8192)
+    assert column(result, "step") == [1, 2, 3, 4]
+    assert column(result, "step_seconds") == pytest.approx([33.687, 2 * 21.7617 - 33.687, 9.8363, 9.7024])
+    assert column(result, "loss") == pytest.approx([11.89761, 2 * 11.897 - 11.89761, 11.31, 10.9])
+    assert column(result, "learning_rate") == [5e-6, 1e-5, 9.99e-6, 9.9e-6]
+    assert column(result, "grad_norm") == [7.499, 7.412, 6.9, 5.1]
+    assert column(result, "tokens") == [128 * 8192] * 4
+    assert column(result, "peak_allocated_bytes") == [None] * 4
+    assert result.evidence.world_size == 8
+    assert result.evidence.global_batch_sequences == 128
+    assert any("mean with step 1" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("version", LEGACY)
+def test_primus_legacy_lines_print_the_time_of_each_step_first(version):
+    result = read(f"primus_{version}", "primus", gpus=8)
+    assert column(result, "step_seconds") == pytest.approx([9.8363, 9.7024])
+    assert column(result, "tokens") == [None, None]
+
+
+@pytest.mark.parametrize(("version", "used"), [("core_v26_2", 117.98), ("legacy_gb", 117.99), ("legacy_gib", 117.99)])
+def test_primus_gb_are_gib(version, used):
+    said = collect(lines_of(f"primus_{version}"), "primus")
+    assert said.device_used_bytes == round(used * GIB)
+
+
+@pytest.mark.parametrize("version", CORE + LEGACY)
+def test_primus_lines_tell_the_sequence_length_by_their_rates(version):
+    assert sequence_from_rates(collect(lines_of(f"primus_{version}"), "primus"), 8) == 8192
+
+
+def test_rates_with_few_digits_do_not_pass_for_a_sequence_length():
+    assert sequence_from_rates(collect(lines_of("nanotron"), "nanotron"), 8) is None
+
+
+def test_doubled_lines_count_once_in_any_order():
+    lines = lines_of("primus_core_head")[1:]
+    copy = [line.replace("utils.py:429", "utils.py:425") for line in lines]
+    one, two, three, four = zip(lines, copy, strict=True)
+    said = collect([*one, two[0], three[0], two[1], three[1], *four], "primus")
+    assert list(said.steps) == [1, 2, 3, 4]
+    assert said.restarts == 0
+
+
+def test_a_run_that_starts_again_replaces_what_it_repeats():
+    lines = lines_of("megatron_lm")
+    again = [line.replace("755.3", "777.0") for line in lines]
+    result = assemble(collect(lines[:-3] + again, "megatron-lm"), Workload())
+    assert column(result, "step") == [1, 2, 3, 4, 5, 6]
+    assert result.steps[3].step_seconds == 0.777
+    assert any("2 attempts" in note for note in result.notes)
+
+
+def test_primus_module_configuration_and_success():
+    prefix = (
+        "[\x1b[32m20260822 07:39:10\x1b[0m][\x1b[36mrank-0/8\x1b[0m]\x1b[1m[INFO ]    \x1b[0m\x1b[1m[--module_utils.py:227] : "
+    )
+    rows = [
+        "tensor_model_parallel_size     : 4 (int)",
+        "fp8      : hybrid (str)",
+        "bf16    : True (bool)",
+        "train_iters  : 50 (int)",
+    ]
+    said = collect([f"{prefix}  {row}\x1b[0m" for row in rows] + ["Training completed."], "primus")
+    assert said.evidence == {"tensor_parallel": 4, "matmul_dtype": "fp8"}
+    assert said.total_steps == 50
+    assert said.finished
+
+
+def test_primus_argument_dump_behind_its_prefix():
+    said = collect(
+        ["[x][rank-7/8][INFO] [---arguments.py:1576] :   tensor_model_parallel_size ...................... 2"], "primus"
+    )
+    assert said.evidence == {"tensor_parallel": 2}
+
+
+def test_megatron_lm():
+    result = read("megatron_lm", "megatron-lm", gpus=4, sequence_tokens=4096)
+    assert column(result, "step_seconds") == pytest.approx([30.4974, 0.752, 0.7601, 0.7553, 0.758, 0.7519])
+    assert column(result, "finite") == [True, True, True, True, False, True]
+    assert column(result, "grad_norm") == [7.5, 7.1, 6.0, 5.5, None, 5.0]
+    assert result.steps[1].loss == pytest.approx(11.87)
+    assert column(result, "peak_allocated_bytes") == [None] + [round(40970.5 * 2**20)] * 5
+    assert column(result, "peak_reserved_bytes")[1] == 45056 * 2**20
+    proof = result.evidence
+    assert (proof.world_size, proof.tensor_parallel, proof.pipeline_parallel, proof.data_parallel) == (4, 2, 1, 2)
+    assert (proof.micro_batch_sequences, proof.global_batch_sequences, proof.sequence_tokens) == (2, 64, 4096)
+    assert (proof.matmul_dtype, proof.parameter_dtype, proof.transformer_engine) == ("bf16", "bfloat16", True)
+    assert (proof.sequence_parallel, proof.data, proof.optimizer, proof.virtual_pipeline) == (True, "mock", "adam", None)
+    assert proof.parameters is None, "a rank's share under tensor parallelism is not the model's count"
+    assert proof.tokens_per_step == 64 * 4096
+
+
+def test_megatron_lm_without_splits_counts_parameters():
+    lines = ["using world size: 2, data-parallel size: 2, tensor-model-parallel size: 1, pipeline-model-parallel size: 1"]
+    lines.append(" > number of parameters on (tensor, pipeline) model parallel rank (0, 0): 8030261248")
+    assert assemble(collect(lines, "megatron-lm"), Workload()).evidence.parameters == 8030261248
+
+
+def test_power_is_read():
+    line = next(line for line in lines_of("megatron_lm") if "power per GPU" in line)
+    assert find_dialect("megatron-lm").read_line(line).power_watts == 678.0
+
+
+def test_older_megatron_lm_resets_after_the_first_line_and_is_not_corrected():
+    result = read("megatron_lm_interval10", "megatron-lm")
+    assert column(result, "step_seconds") == pytest.approx([3.9502, 1.0105, 1.0081, 1.0129])
+    assert any("one line for 10 steps" in note for note in result.notes)
+
+
+def test_a_second_line_that_cannot_be_a_mean_stands():
+    lines = [line.replace("15624.7", "752.4") for line in lines_of("megatron_lm")]
+    assert assemble(collect(lines, "megatron-lm"), Workload()).steps[1].step_seconds == 0.7524
+
+
+def test_a_second_line_without_a_third_is_left_out():
+    result = assemble(collect(lines_of("primus_core_head")[:3], "primus"), Workload())
+    assert column(result, "step") == [1]
+    assert any("left out" in note for note in result.notes)
+
+
+def test_a_first_iteration_line_before_an_interval_is_taken_out_of_the_mean():
+    text = " iteration {:8d}/ 40 | elapsed time per iteration (ms): {:.1f} | lm loss: 9.0 |"
+    lines = [text.format(1, 10000.0), text.format(10, 1900.0), text.format(20, 1000.0), text.format(30, 1000.0)]
+    result = assemble(collect(lines, "megatron-lm"), Workload())
+    assert column(result, "step_seconds") == [10.0, 1.0, 1.0, 1.0]
+
+
+def test_fp8_without_transformer_engine_is_no_fp8():
+    rows = ["  bf16 ..................... True", "  fp8 ....................... hybrid", "  transformer_impl ........ local"]
+    result = assemble(collect(rows, "megatron-lm"), Workload())
+    assert result.evidence.matmul_dtype is None
+    assert any("ignores" in note for note in result.notes)
+
+
+def test_megatron_bridge():
+    result = read("megatron_bridge", "megatron-bridge", sequence_tokens=8192)
+    assert column(result, "step_seconds") == pytest.approx([105.7958, 7.1476, 7.154, 7.1783])
+    assert result.steps[3].peak_allocated_bytes == 153_470_000_000
+    proof = result.evidence
+    assert (proof.context_parallel, proof.tensor_parallel, proof.matmul_dtype, proof.sequence_tokens) == (2, 1, "fp8", 8192)
+
+
+def test_nemo_counts_steps_from_one_here():
+    said = collect(lines_of("nemo"), "nemo")
+    result = assemble(said, Workload(sequence_tokens=8192))
+    assert column(result, "step") == [1, 2, 3, 4]
+    assert column(result, "step_seconds") == [61.07, 9.441, 9.437, 9.44]
+    assert result.steps[0].learning_rate == 1.5e-07
+    assert result.steps[0].peak_allocated_bytes == 70833405952
+    assert (said.total_steps, said.finished) == (4, True)
+    proof = result.evidence
+    assert (proof.world_size, proof.tensor_parallel, proof.pipeline_parallel, proof.context_parallel) == (8, 2, 2, 1)
+
+
+def test_torchtitan_derives_times_from_the_rate_per_gpu():
+    said = collect(lines_of("torchtitan"), "torchtitan")
+    result = assemble(said, Workload(gpus=8, sequence_tokens=8192))
+    assert column(result, "step") == [1, 10, 20, 30]
+    assert column(result, "step_seconds") == pytest.approx([8 * 8192 / (rate * 8) for rate in (312, 4376, 4400, 4390)])
+    assert column(result, "loss") == [12.2347, 11.8351, 10.5, 9.5]
+    assert result.steps[1].peak_reserved_bytes == round(48.87 * GIB)
+    assert (said.accelerator, said.total_steps, said.finished) == ("NVIDIA H200", 30, True)
+    proof = result.evidence
+    assert (proof.world_size, proof.tensor_parallel, proof.data_parallel, proof.matmul_dtype) == (8, 2, 4, "fp8")
+    assert (proof.sequence_tokens, proof.micro_batch_sequences, proof.global_batch_sequences) == (8192, 2, 8)
+
+
+def test_torchtitan_without_a_known_batch_has_no_times():
+    result = read("torchtitan_wps", "torchtitan", gpus=8)
+    assert result.steps == ()
+    assert any("no time" in note for note in result.notes)
+
+
+def test_torchtitan_of_2024_says_wps():
+    result = read("torchtitan_wps", "torchtitan", gpus=8, global_batch_sequences=16, sequence_tokens=8192)
+    assert result.steps[1].step_seconds == pytest.approx(16 * 8192 / (5762 * 8))
+
+
+def test_torchtune():
+    result = read("torchtune", "torchtune", gpus=2, global_batch_sequences=8, sequence_tokens=4096)
+    assert column(result, "step_seconds") == pytest.approx([16.0, 4.0, 8 * 4096 / 8001])
+    assert result.steps[0].learning_rate == 2e-07
+    assert result.steps[0].peak_allocated_bytes == round(37.5 * GIB)
+
+
+def test_nanotron_suffixes():
+    result = read("nanotron", "nanotron", gpus=8)
+    assert column(result, "step_seconds") == pytest.approx([8.42, 4.21, 0.987])
+    assert result.steps[0].peak_reserved_bytes == 45_600_000_000
+    proof = result.evidence
+    assert (proof.data_parallel, proof.pipeline_parallel, proof.tensor_parallel) == (4, 1, 2)
+    assert (proof.sequence_tokens, proof.micro_batch_sequences, proof.global_batch_sequences) == (4096, 2, 64)
+
+
+def test_maxtext():
+    result = read("maxtext", "maxtext", gpus=8, sequence_tokens=2048)
+    assert column(result, "step") == [1, 2, 3, 4]
+    assert column(result, "step_seconds") == [44.923, 0.319, 5.658, 5.667]
+    assert result.evidence.tokens_per_step == 24 * 2048
+    assert (result.evidence.world_size, result.evidence.matmul_dtype) == (8, "bf16")
+
+
+def test_deepspeed_reads_the_current_rate_not_the_running_average():
+    result = read("deepspeed", "deepspeed", gpus=8, global_batch_sequences=32)
+    assert column(result, "step_seconds") == pytest.approx([32 / 25.6, 32 / 25.7, 32 / 25.65])
+    assert column(result, "learning_rate") == [3e-06, 6e-06, 9e-06]
+    assert result.steps[0].peak_allocated_bytes == round(38.49 * GIB)
+
+
+def test_composer_gathers_the_lines_of_a_batch():
+    said = collect(lines_of("composer"), "composer")
+    result = assemble(said, Workload(gpus=8, global_batch_sequences=192, sequence_tokens=2048))
+    assert column(result, "step") == [11, 12]
+    assert result.steps[0].step_seconds == pytest.approx(192 * 2048 / (10643.1234 * 8))
+    assert column(result, "loss") == [10.1, 9.8]
+    assert result.steps[0].peak_allocated_bytes == 38_260_000_000
+    assert said.evidence["matmul_dtype"] == "bf16"
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "iteration",
+        "elapsed time per iteration",
+        " iteration 3/",
+        "step: x loss: tps: wps:",
+        "iteration: 5 / 20 | time_per_iteration_ms:",
+        "completed step: , seconds: ",
+        "global_step=, CurrSamplesPerSec=",
+        "Training epoch 0, iteration 1/2 | train_step_timing in s: | lr: |",
+        "Step 1 | loss: tokens_per_second_per_gpu:",
+        " iteration 3/ 5 | elapsed time per iteration (ms): | lm loss: \ufffd |",
+        "[batch=] Train : x",
+        "max allocated (after x iterations) memory (MB)",
+    ],
+)
+def test_torn_lines_break_nothing(name, line):
+    said = Collection()
+    if fields := find_dialect(name).read_line(line):
+        said.add(fields, 1)
+    assert assemble(said, Workload(gpus=8)).steps == ()

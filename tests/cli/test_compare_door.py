@@ -31,7 +31,7 @@ def slower(source, target, factor):
         line["step_seconds"] *= factor
     (target / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     run = json.loads((target / "run.json").read_text())
-    run |= {"run_id": target.name, "strategy": "changed"}
+    run["run_id"] = target.name
     (target / "run.json").write_text(json.dumps(run))
     return target
 
@@ -143,7 +143,30 @@ def test_the_gate_closes_on_a_regression_and_opens_within_the_margin(regression,
     assert closed.returncode == 1
     assert "gate: " in closed.stderr
     assert "4.8 % slower" in closed.stderr
+    assert f"{after}: llama H100 SXM against {before}: llama H100 SXM" in closed.stderr
     assert compare(*arguments, "8%").returncode == 0
+
+
+def test_a_folder_as_baseline_pairs_each_configuration_with_its_own_kind(tmp_path):
+    for folder in ("before", "after"):
+        for name in ("h100-llama-0", "h100-llama-split", "h100-qwen-0"):
+            slower(RUNS / "h100" / "runs" / name, tmp_path / folder / f"{folder}-{name}", 1.0)
+    done = compare("--results-dir", "before", "after", "--baseline", "before", "--fail-if-slower", "3%", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    pairs = [line.partition(":  ")[0] for line in done.stdout.splitlines() if " against " in line]
+    for kind in (
+        "llama H100 SXM minimal_communication",
+        "llama H100 SXM memory_optimized",
+        "qwen H100 SXM minimal_communication",
+    ):
+        assert sum(f"after: {kind} against before: {kind}: no difference shown" in pair for pair in pairs) == 1
+    assert len(pairs) == 3
+
+
+def test_a_baseline_folder_without_a_run_is_a_mistake(tmp_path):
+    done = compare("--results-dir", RUNS / "cpu", "--baseline", tmp_path, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "No run in" in done.stderr
 
 
 def test_a_gate_with_nothing_to_compare_stays_closed(tmp_path):
@@ -161,6 +184,9 @@ def test_a_baseline_is_named_by_words_of_its_label(tmp_path):
     unclear = compare(*arguments, "llama")
     assert unclear.returncode == 2
     assert "fits 3 configurations" in unclear.stderr
+    assert compare(*arguments, "H100 minimal_communication").returncode == 0
+    verdicts = json.loads((tmp_path / "x.json").read_text())["verdicts"]
+    assert len(verdicts) == 2
 
 
 def test_a_bad_file_is_named_skipped_and_counted_and_the_exit_code_says_so(tmp_path):

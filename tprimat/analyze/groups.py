@@ -15,6 +15,8 @@ from tprimat.record.benchmark_file import RunResult
 from tprimat.record.schema import Estimate, RunMetrics, RunRecord
 
 Trait = Callable[[RunRecord], object]
+Origin = Callable[[RunResult], str]
+Kind = tuple[object, ...]
 
 NO_PRICES: Mapping[str, float] = MappingProxyType({})
 
@@ -59,6 +61,8 @@ class Group:
     """Repetitions of one configuration on one kind of machine. Every run in it counts."""
 
     label: str
+    kind: Kind
+    """Origin, then the value of each of TRAITS."""
     runs: tuple[Measured, ...]
 
     @property
@@ -113,21 +117,32 @@ TRAITS: Mapping[str, Trait] = {
 """What makes runs different configurations, in the order in which a label names it."""
 
 
-def group_runs(measured: Sequence[Measured]) -> list[Group]:
-    """The runs that count, repetitions together, in order of first appearance."""
-    kinds: dict[tuple[object, ...], list[Measured]] = {}
+def group_runs(measured: Sequence[Measured], origin: Origin | None = None) -> list[Group]:
+    """The runs that count, repetitions together, in order of first appearance.
+
+    Args:
+        measured: runs of any kind.
+        origin: names where a run comes from; runs of different origins are then no repetitions of one another, and labels
+            begin with the name. Without it the same configuration is one group wherever its files lie.
+    """
+    kinds: dict[Kind, list[Measured]] = {}
     for item in measured:
         if item.not_counted is None and item.metrics is not None:
-            kinds.setdefault(tuple(trait(item.result.run) for trait in TRAITS.values()), []).append(item)
-    labels = _labels(list(kinds))
-    return [Group(label=label, runs=tuple(runs)) for label, runs in zip(labels, kinds.values(), strict=True)]
+            kinds.setdefault(kind_of(item.result, origin), []).append(item)
+    labels = _labels(list(kinds), 0 if origin is None else 1)
+    return [Group(label=label, kind=kind, runs=tuple(runs)) for label, (kind, runs) in zip(labels, kinds.items(), strict=True)]
 
 
-def _labels(kinds: Sequence[tuple[object, ...]]) -> list[str]:
+def kind_of(result: RunResult, origin: Origin | None) -> Kind:
+    """Where a run comes from, then its traits."""
+    return ("" if origin is None else f"{origin(result)}:", *(trait(result.run) for trait in TRAITS.values()))
+
+
+def _labels(kinds: Sequence[Kind], prefixes: int) -> list[str]:
     """Model and accelerator, then each further trait only where it is needed to tell two groups apart."""
-    names = list(TRAITS)
-    shown = [names.index("model"), names.index("accelerator")]
-    for index in range(len(names)):
+    names = ["origin", *TRAITS]
+    shown = [*range(prefixes), names.index("model"), names.index("accelerator")]
+    for index in range(1, len(names)):
         seen = [tuple(kind[i] for i in shown) for kind in kinds]
         times = Counter(seen)
         if len(times) == len(kinds):

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from tprimat.errors import ConfigError, RecordError, UserError
 
 if TYPE_CHECKING:
-    from tprimat.analyze.groups import Group, Measured
+    from tprimat.analyze.groups import Measured, Origin
+    from tprimat.record.benchmark_file import RunResult
     from tprimat.report.table import Comparison
 
 FORMATS = ("png", "svg", "pdf", "md", "csv", "json")
@@ -36,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--output", type=Path, metavar="FILE", help="where to write (./compare.png, or the format's suffix)")
     made.add_argument("--format", choices=FORMATS, help="of the file (png, or as --output ends)")
-    made.add_argument("--baseline", metavar="WORDS", help="what others are compared with: words of its label, or its folder")
+    made.add_argument("--baseline", metavar="WORDS", help="compare with this: a folder of results, or words of a label")
     made.add_argument("--even-if-different", action="store_true", help="compare unlike workloads; the title says what differs")
     made.add_argument(
         "--fail-if-slower",
@@ -144,58 +145,40 @@ def measured_runs(options: argparse.Namespace, paths: Sequence[Path]) -> tuple[l
     return [measure(result, choice, costs) for result in results], problems
 
 
-def choose_baseline(groups: Sequence["Group"], words: str) -> "Group":
-    """The group that a user means.
-
-    Raises:
-        ConfigError: none or several match.
-    """
-    folder = Path(words)
-    matches = [group for group in groups if group.label == words]
-    matches = matches or [group for group in groups if all(word in group.label.split() for word in words.split())]
-    matches = matches or [
-        group for group in groups if any(folder in (item.result.path, *item.result.path.parents) for item in group.runs)
-    ]
-    if len(matches) == 1:
-        return matches[0]
-    raise ConfigError(
-        f"--baseline {words!r} fits {len(matches)} configurations.",
-        where="--baseline",
-        fix="one of:\n" + "\n".join(group.label for group in matches or groups),
-    )
+def results_paths(options: argparse.Namespace) -> list[Path]:
+    """Where results are looked for."""
+    return [path for several in options.results_dir or [[Path("output")]] for path in several]
 
 
-def pair_off(groups: Sequence["Group"]) -> list[tuple["Group", "Group"]]:
-    """Each configuration with the first one of its model that it may be compared with, or, to be refused, the most alike."""
-    from tprimat.analyze.compare import comparable
+def origin_in(paths: Sequence[Path]) -> "Origin":
+    """Names a run by the first of some paths that holds it, as the user wrote it."""
 
-    leaders: dict[tuple[str, str], list[Group]] = {}
-    pairs = []
-    for group in groups:
-        known = leaders.setdefault((group.run.model, group.run.size), [])
-        nearest = min(known, key=lambda leader: len(comparable(leader.run, group.run)), default=None)
-        if nearest is not None:
-            pairs.append((nearest, group))
-        if nearest is None or comparable(nearest.run, group.run):
-            known.append(group)
-    return pairs
+    def origin(result: "RunResult") -> str:
+        return next((str(path) for path in paths if path in (result.path, *result.path.parents)), str(result.path))
+
+    return origin
 
 
 def compare(measured: Sequence["Measured"], options: argparse.Namespace) -> "Comparison":
     """Groups and verdicts: everything against the baseline, or against the first configuration that is comparable."""
+    from tprimat.analyze import pairs
     from tprimat.analyze.compare import verdict
     from tprimat.analyze.groups import group_runs
     from tprimat.report.table import Comparison
 
-    groups = group_runs(measured)
-    if options.baseline and groups:
-        chosen = choose_baseline(groups, options.baseline)
-        pairs = [(chosen, group) for group in groups if group is not chosen]
+    folder = Path(options.baseline) if options.baseline else None
+    if folder is not None and folder.exists():
+        groups = group_runs(measured, origin_in([folder, *results_paths(options)]))
+        baselines = pairs.of_folder(folder, groups)
+        if not baselines:
+            raise ConfigError(f"No run in {folder} counts.", where="--baseline", fix="name it in --results-dir as well")
+        paired = pairs.against(baselines, groups)
     else:
-        pairs = pair_off(groups)
+        groups = group_runs(measured)
+        paired = pairs.against(pairs.of_words(options.baseline, groups), groups) if options.baseline else pairs.pair_off(groups)
     return Comparison(
         groups=tuple(groups),
-        verdicts=tuple(verdict(one, other, even_if_different=options.even_if_different) for one, other in pairs),
+        verdicts=tuple(verdict(one, other, even_if_different=options.even_if_different) for one, other in paired),
         not_counted=tuple(item for item in measured if item.not_counted is not None),
     )
 
@@ -239,7 +222,7 @@ def run(options: argparse.Namespace) -> int:
 
     destination = target(options)
     margin = None if options.fail_if_slower is None else fraction(options.fail_if_slower)
-    paths = [path for several in options.results_dir or [[Path("output")]] for path in several]
+    paths = results_paths(options)
     measured, problems = measured_runs(options, paths)
     for problem in problems:
         print(f"skipped: {problem}", file=sys.stderr)

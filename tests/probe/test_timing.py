@@ -34,10 +34,10 @@ def test_the_interval_covers_the_true_median_in_at_least_95_percent_of_simulated
 
 
 def test_sampling_ends_when_the_median_is_known_to_one_percent():
-    steady = [1.0, 1.001, 0.999, 1.0, 1.002, 1.001]
+    steady = [1.0, 1.001, 0.999, 1.0, 1.002] * 4
     assert settled(steady, Effort())
-    assert not settled([*steady[:4], 0.9, 1.1], Effort())
-    assert not settled(steady[:5], Effort())
+    assert not settled([0.99, 1.01] * 10, Effort())
+    assert not settled(steady[:19], Effort())
     assert not settled(steady, Effort(relative_interval=None))
 
 

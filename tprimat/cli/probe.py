@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tprimat.cli.ranks import run_ranks
+from tprimat.cli.workloads import configured
 from tprimat.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--output", type=Path, default=Path("output"), metavar="DIR", help=f"where {FILE_NAME} is kept (./output)")
     made.add_argument("--time-budget", type=float, metavar="S", help="begin no measurement after this many seconds")
     made.add_argument("--dtype", metavar="LIST", help="of matrix products: bf16,fp8,fp16,tf32,fp32 (all)")
+    made.add_argument("--config", type=Path, metavar="FILE", help="whose models' matrix products are measured (config.yaml)")
     made.add_argument("--ranks", type=int, metavar="N", help="of collectives and ddp (every GPU; 2 on a CPU)")
     made.add_argument("--resume", action="store_true", help=f"skip what {FILE_NAME} holds for this machine and software")
     made.add_argument("--json", action="store_true", help="print the records, one a line")
@@ -79,12 +81,15 @@ def measure(options: argparse.Namespace) -> Iterator["ProbeRecord"]:
 
 def measure_here(kind: str, options: argparse.Namespace, seconds: float | None) -> Iterator["ProbeRecord"]:
     """In this process, on one device."""
-    from tprimat.probe import case, catalogue, gemm
+    from tprimat.probe import case, catalogue, gemm, gemm_models
 
     dtypes = tuple(options.dtype.split(",")) if options.dtype else gemm.DTYPES
-    choice = catalogue.Choice(dtypes=catalogue.check_dtypes(dtypes))
+    bench = opened_bench(options.small)
+    workloads = configured(options.config, bench.machine.platform) or gemm_models.DEFAULT_WORKLOADS
+    choice = catalogue.Choice(dtypes=catalogue.check_dtypes(dtypes), workloads=workloads)
     notebook = case.open_notebook(options.output / FILE_NAME, resume=options.resume, seconds=seconds, tell=tell)
-    yield from catalogue.PROBES[kind](choice, opened_bench(options.small), notebook)
+    yield from catalogue.PROBES[kind](choice, bench, notebook)
+    case.tidy(bench)
 
 
 @lru_cache(maxsize=1)

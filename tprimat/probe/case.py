@@ -17,8 +17,9 @@ from tprimat.probe.timing import Call, Effort, Stopwatch, median
 from tprimat.record.schema import Machine, ProbeRecord
 from tprimat.record.store import append_probe, read_probes
 
-REFUSALS = (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError, AssertionError, ImportError)
-"""What torch raises for an operation that a device, a build or the free memory cannot do; out of memory is a RuntimeError."""
+REFUSALS = (RuntimeError, TypeError, ValueError, AttributeError, AssertionError, ImportError)
+"""What torch raises for an operation that a device, a build or the free memory cannot do; out of memory and
+what is not implemented are RuntimeErrors."""
 
 LONGEST_ERROR = 500
 
@@ -91,16 +92,18 @@ def quick(effort: Effort, small: bool) -> Effort:
 def measure(case: Case, bench: Bench) -> ProbeRecord:
     """Time one case; a refusal becomes the record's error."""
     record = blank(case, bench)
-    reset_memory(bench.device)
+    make_room(case, bench)
+    failure = None
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         try:
             with case.within():
-                call = case.prepare(bench.device)
-                seconds = bench.stopwatch.measure(call, quick(case.effort, bench.small))
+                seconds = bench.stopwatch.measure(case.prepare(bench.device), quick(case.effort, bench.small))
         except REFUSALS as error:
-            gc.collect()
-            return replace(record, error=explain(error, [str(warning.message) for warning in heard]))
+            failure = explain(error, [str(warning.message) for warning in heard])
+    if failure:
+        gc.collect()  # out here, where the error's frames no longer hold the operands
+        return replace(record, error=failure)
     reading = bench.gauges.take()
     return replace(
         record,
@@ -128,15 +131,26 @@ def blank(case: Case, bench: Bench) -> ProbeRecord:
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Since reset_memory; None on a processor."""
+    """Since make_room; None on a processor."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
-def reset_memory(device: torch.device) -> None:
-    """Give back what the last case held, so that one out-of-memory does not bring the next."""
-    if device.type == "cuda":
+def make_room(case: Case, bench: Bench) -> None:
+    """Give back what the last case held, so that one out-of-memory does not bring the next, nor count in its peak."""
+    if not case.effort.flush:  # training steps: large, and models stand in cycles
+        bench.stopwatch.release()
+        gc.collect()
+    if bench.device.type == "cuda":
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
+        torch.cuda.reset_peak_memory_stats(bench.device)
+
+
+def tidy(bench: Bench) -> None:
+    """Leave the device to other processes."""
+    bench.stopwatch.release()
+    gc.collect()
+    if bench.device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def explain(error: BaseException, warned: Sequence[str] = ()) -> str:

@@ -103,7 +103,7 @@ def smi_command(device: torch.device, *names: str) -> list[str]:
 
 
 def smi_fields(device: torch.device, *names: str) -> dict[str, str]:
-    """Fields of nvidia-smi; empty where there is no such tool."""
+    """Fields of nvidia-smi; empty where there is no such tool, or it does not know the device."""
     if torch.version.hip:
         return {}
     try:

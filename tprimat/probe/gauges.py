@@ -1,17 +1,20 @@
 """Clock and power draw of a device while it works, recorded beside what was timed: a throttled rate must be recognisable."""
 
 import atexit
+import contextlib
 import importlib
+import os
 import subprocess
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TextIO
 
 import torch
 
 from tprimat.probe.device import number, smi_command
 
-MOST_PERIOD_MILLISECONDS = 100
+PERIOD_MILLISECONDS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +43,7 @@ class Gauges:
         self.device = device
         self._readings: list[Reading] = []
         self._lock = threading.Lock()
+        self._tool: subprocess.Popen[bytes] | None = None
         self._refusals: tuple[type[Exception], ...] = (
             ImportError,
             RuntimeError,
@@ -51,7 +55,7 @@ class Gauges:
         )
         self._torch_answers = device.type == "cuda" and self._ask_torch() is not None
         if device.type == "cuda" and not self._torch_answers and not torch.version.hip:
-            self._follow_tool()
+            self.follow([*smi_command(device, "clocks.sm", "power.draw"), f"--loop-ms={PERIOD_MILLISECONDS}"])
 
     def start(self) -> None:
         """Forget what was read before."""
@@ -85,22 +89,42 @@ class Gauges:
         except self._refusals:
             return None
 
-    def _follow_tool(self) -> None:
-        command = [*smi_command(self.device, "clocks.sm", "power.draw"), f"--loop-ms={MOST_PERIOD_MILLISECONDS}"]
-        try:
-            tool = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        except OSError:
-            return
-        atexit.register(tool.kill)
-        threading.Thread(target=self._read_lines, args=(tool,), daemon=True).start()
+    def follow(self, command: Sequence[str]) -> None:
+        """Read lines of 'clock in MHz, power in W' from a tool until it ends or is closed; nothing where it is not installed.
 
-    def _read_lines(self, tool: "subprocess.Popen[str]") -> None:
-        for line in tool.stdout or ():
-            cells = [number(cell.strip()) for cell in line.split(",")]
-            if len(cells) == 2:
-                clock = None if cells[0] is None else cells[0] * 1e6
-                with self._lock:
-                    self._readings.append(Reading(clock_hertz=clock, power_watts=cells[1]))
+        It writes to a terminal of its own: into a pipe, a program may hold its lines back until it has written thousands.
+        """
+        reading, writing = os.openpty()
+        try:
+            tool = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=writing, stderr=subprocess.DEVNULL)
+        except OSError:
+            os.close(reading)
+            return
+        finally:
+            os.close(writing)
+        self._tool = tool
+        atexit.register(self.close)
+        lines = os.fdopen(reading, encoding="utf8", errors="replace")
+        threading.Thread(target=self._read_lines, args=(lines,), daemon=True).start()
+
+    def close(self) -> None:
+        """End the tool that was followed."""
+        if self._tool:
+            self._tool.kill()
+            self._tool.wait()
+            self._tool = None
+
+    def _read_lines(self, lines: TextIO) -> None:
+        with contextlib.suppress(OSError):  # what a terminal answers once the writer has ended
+            for line in lines:
+                self._keep(line)
+
+    def _keep(self, line: str) -> None:
+        cells = [number(cell.strip()) for cell in line.split(",")]
+        if len(cells) == 2:
+            clock = None if cells[0] is None else cells[0] * 1e6
+            with self._lock:
+                self._readings.append(Reading(clock_hertz=clock, power_watts=cells[1]))
 
 
 def smi_errors() -> list[type[Exception]]:

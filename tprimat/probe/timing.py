@@ -55,9 +55,13 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float] | None:
     return None if rank == 0 else (ordered[rank - 1], ordered[n - rank])
 
 
+FEWEST_TO_SETTLE = 20
+"""A handful of repetitions agrees before the device's clock has answered to the load."""
+
+
 def settled(samples: Sequence[float], effort: Effort) -> bool:
     """Whether the median is known closely enough."""
-    if effort.relative_interval is None or len(samples) < effort.at_least:
+    if effort.relative_interval is None or len(samples) < FEWEST_TO_SETTLE:
         return False
     interval = median_interval(samples)
     return interval is not None and interval[1] - interval[0] < effort.relative_interval * median(samples)
@@ -102,6 +106,10 @@ class Stopwatch:
             if settled(samples, effort) or (late and len(samples) >= effort.at_least):
                 break
         return tuple(samples)
+
+    def release(self) -> None:
+        """Give the buffer back that displaces the cache."""
+        self._displaced = None
 
     def _warm_up(self, call: Call, effort: Effort) -> float:
         """Call until warm; seconds that one call takes then."""

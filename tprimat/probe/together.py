@@ -20,11 +20,11 @@ from tprimat.probe.case import (
     explain,
     identity,
     keep,
+    make_room,
     open_bench,
     outcome,
     peak_memory,
     quick,
-    reset_memory,
 )
 from tprimat.probe.timing import Effort
 from tprimat.record.schema import ProbeRecord
@@ -65,7 +65,7 @@ def in_step(effort: Effort, *, small: bool) -> Effort:
 def measure_together(case: Case, bench: Bench) -> ProbeRecord:
     """Like case.measure, on every rank at once. A refusal on one rank is a refusal on all."""
     record = blank(case, bench)
-    reset_memory(bench.device)
+    make_room(case, bench)
     call, error = None, None
     seconds: tuple[float, ...] = ()
     try:

@@ -164,11 +164,12 @@ def models(probes: Probes) -> str | None:
     chosen = of_kind(probes, "model_gemm")
     degrees = sorted({probe.shape["tensor_parallel"] for probe in chosen})
     rows = []
-    for name, dtype in dict.fromkeys((probe.variant or "", probe.dtype) for probe in chosen):
-        found = {probe.shape["tensor_parallel"]: probe for probe in chosen if (probe.variant, probe.dtype) == (name, dtype)}
+    for name, dtype, m in dict.fromkeys((probe.variant, probe.dtype, probe.shape["m"]) for probe in chosen):
+        same = [probe for probe in chosen if (probe.variant, probe.dtype, probe.shape["m"]) == (name, dtype, m)]
+        found = {probe.shape["tensor_parallel"]: probe for probe in same}
         cells = [f"{rate_of(found[degree])} ({share(found[degree])})" if degree in found else units.ABSENT for degree in degrees]
-        rows.append([name, dtype, *cells])
-    return table(["product", "dtype", *(f"TP {degree}" for degree in degrees)], rows, left=2) if rows else None
+        rows.append([name or units.ABSENT, dtype, str(m), *cells])
+    return table(["product", "dtype", "tokens", *(f"TP {degree}" for degree in degrees)], rows, left=2) if rows else None
 
 
 def attention(probes: Probes) -> str | None:

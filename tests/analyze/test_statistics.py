@@ -182,3 +182,22 @@ def test_blocks_grow_with_autocorrelation_only():
     rng = np.random.default_rng(6)
     assert statistics.block_length(rng.normal(size=100)) == 1
     assert statistics.block_length(autoregressive(rng, 100, 0.8)) > 4
+
+
+@pytest.mark.parametrize("between", [0.0, 0.01])
+def test_the_deviation_between_runs_is_what_was_drawn_and_not_the_noise_of_steps(between):
+    rng = np.random.default_rng(12)
+    error = 0.01
+    found = []
+    for _ in range(CASES):
+        values = np.exp(between * rng.normal(size=8) + error * rng.normal(size=8))
+        found.append(statistics.between_run_deviation(values, np.full(8, error)))
+    assert np.mean(np.square(found)) == pytest.approx(between**2, rel=0.15, abs=2.5e-5)
+
+
+def test_a_mean_of_runs_has_scipys_interval():
+    values = np.array([100.0, 103.0, 98.0, 101.0])
+    logs = np.log(values)
+    low, high = stats.t.interval(0.95, 3, loc=logs.mean(), scale=stats.sem(logs))
+    interval = statistics.mean_of_runs(values)
+    assert (interval.low, interval.high) == pytest.approx((math.exp(low), math.exp(high)), rel=1e-6)

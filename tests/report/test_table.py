@@ -1,6 +1,7 @@
 """Verdicts in words, and what a table leaves out."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 from tprimat.analyze.compare import Difference, Verdict
@@ -53,3 +54,12 @@ def test_a_warning_that_holds_for_many_runs_is_said_once():
     results, _ = load_results([RUNS / "foreign"])
     out = text(Comparison(groups=tuple(group_runs([measure(result, MetricOptions()) for result in results])), verdicts=()))
     assert out.count("framework's own") == 1
+
+
+def test_the_spread_between_repetitions_is_said_where_there_are_several():
+    results, _ = load_results([RUNS / "h100"])
+    out = text(Comparison(groups=tuple(group_runs([measure(result, MetricOptions()) for result in results])), verdicts=()))
+    (line,) = (line for line in out.splitlines() if line.startswith("Runs of "))
+    assert re.fullmatch(
+        r"Runs of llama H100 SXM minimal_communication differ by 0\.\d\d % \(standard deviation, 3 runs\)\.", line
+    )

@@ -1,5 +1,6 @@
 """Runs that are repetitions of one another, and what to call them so that a reader can tell them apart."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +9,7 @@ from types import MappingProxyType
 import numpy as np
 
 from tprimat.analyze.metrics import MetricOptions, run_metrics, scaled
-from tprimat.analyze.statistics import mean_of_runs
+from tprimat.analyze.statistics import between_run_deviation, mean_of_runs, t_quantile
 from tprimat.errors import MetricError
 from tprimat.facts.accelerators import find_accelerator
 from tprimat.record.benchmark_file import RunResult
@@ -162,3 +163,15 @@ def group_estimate(group: Group, pick: Callable[[RunMetrics], Estimate | None]) 
     if len(present) == 1:
         return present[0]
     return scaled(mean_of_runs(np.array([estimate.value for estimate in present])), 1.0, len(present))
+
+
+def spread_between_runs(group: Group) -> float | None:
+    """Relative standard deviation of throughput between the runs of a group; None for one run, or where one has no interval."""
+    values, errors = [], []
+    for item in group.runs:
+        rate = item.metrics.tokens_per_second_per_gpu if item.metrics else None
+        if rate is None or rate.low is None or rate.high is None:
+            return None
+        values.append(rate.value)
+        errors.append(math.log(rate.high / rate.low) / 2 / t_quantile(rate.samples - 1))
+    return between_run_deviation(np.array(values), np.array(errors)) if len(values) > 1 else None

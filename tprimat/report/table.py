@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from tprimat import units
 from tprimat.analyze.compare import Difference, Verdict
-from tprimat.analyze.groups import Group, Measured, group_estimate
+from tprimat.analyze.groups import Group, Measured, group_estimate, spread_between_runs
 from tprimat.record.files import as_document
 from tprimat.record.schema import Estimate, RunMetrics
 from tprimat.report.columns import columns
@@ -108,6 +108,12 @@ def text(comparison: Comparison) -> str:
 def remarks(comparison: Comparison) -> list[str]:
     """Verdicts, absent MFU, warnings and runs that do not count, a line each."""
     lines = [sentence(verdict) for verdict in comparison.verdicts]
+    for group in comparison.groups:
+        spread = spread_between_runs(group)
+        if spread is not None:
+            lines.append(
+                f"Runs of {group.label} differ by {units.percent(spread, 2)} (standard deviation, {len(group.runs)} runs)."
+            )
     lines += [f"{what}: {_some(places)}" for what, places in _notes(comparison).items()]
     for item in comparison.not_counted:
         lines.append(f"Not counted: {_name(item)}: {item.not_counted}")

@@ -172,10 +172,13 @@ def test_a_launcher_that_breaks_off_leaves_a_record_that_says_so(tmp_path):
 
 def test_what_the_log_told_is_added_to_the_last_record(tmp_path):
     def complete(record):
-        return dataclasses.replace(record, mismatches=("tensor_parallel: 2 was asked for, 1 ran",))
+        told = dataclasses.replace(record, mismatches=("tensor_parallel: 2 was asked for, 1 ran",))
+        return told, (StepRecord(step=1, step_seconds=9.0),)
 
-    record, *_ = launched(tmp_path, "steps", 1, complete=complete)
+    record, result, _ = launched(tmp_path, "steps", 1, complete=complete)
     assert record.outcome == "completed"
+    assert [step.step_seconds for step in result.steps] == [9.0]
+    assert RunDirectory(tmp_path).read_steps() == result.steps
     assert not RunDirectory(tmp_path).read_run().counts
 
 

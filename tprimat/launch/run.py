@@ -17,7 +17,9 @@ from tprimat.launch.schema import Failure, Launch, LaunchResult, Watcher
 from tprimat.launch.stacks import dump_stacks
 from tprimat.launch.steps import LoggedSteps, StepSource, WrittenSteps
 from tprimat.launch.watchdog import Watchdog
+from tprimat.record.files import to_json, write_atomically
 from tprimat.record.schema import RunRecord, StepRecord
+from tprimat.record.store import RunDirectory
 
 MOST_ERROR_LOG_BYTES = 1 << 20
 
@@ -42,13 +44,21 @@ def run(launch: Launch, watcher: Watcher) -> tuple[RunRecord, LaunchResult]:
         try:
             result = attempts(launch, watcher, interrupts)
         finally:
-            record = finished(launch, result or broken_off(sys.exc_info()[1]))
-            try:
-                launch.directory.write_run(record)
-            except RecordError as error:
-                watcher.on_notice(error.what)
+            seen = result or broken_off(sys.exc_info()[1])
+            record, result = finished(launch, seen)
+            keep(launch.directory, record, result.steps if result.steps != seen.steps else None, watcher)
     watcher.on_end(result)
     return record, result
+
+
+def keep(directory: RunDirectory, record: RunRecord, mended: tuple[StepRecord, ...] | None, watcher: Watcher) -> None:
+    """Write the end of a run, and its steps where they were mended; a full disk is said and does not hide the result."""
+    try:
+        directory.write_run(record)
+        if mended is not None:
+            write_atomically(directory.steps_file, "".join(to_json(step) + "\n" for step in mended))
+    except RecordError as error:
+        watcher.on_notice(error.what)
 
 
 def attempts(launch: Launch, watcher: Watcher, interrupts: Interrupts) -> LaunchResult:
@@ -69,15 +79,16 @@ def broken_off(error: BaseException | None) -> LaunchResult:
     return LaunchResult(outcome="failed", exit_code=None, cause=cause, hint=fix, duration_seconds=0.0)
 
 
-def finished(launch: Launch, result: LaunchResult) -> RunRecord:
+def finished(launch: Launch, result: LaunchResult) -> tuple[RunRecord, LaunchResult]:
     """The worker's own record, or the first one if it wrote none, with the end of the run in it."""
     try:
         record = launch.directory.read_run()
     except RecordError:  # the worker died while writing, or the disk is full: what we know ourselves is still true
         record = launch.record
     if launch.complete is not None:
-        record = launch.complete(record)
-    return dataclasses.replace(
+        record, steps = launch.complete(record)
+        result = dataclasses.replace(result, steps=steps or result.steps)
+    ended = dataclasses.replace(
         record,
         outcome=result.outcome,
         exit_code=result.exit_code,
@@ -85,6 +96,7 @@ def finished(launch: Launch, result: LaunchResult) -> RunRecord:
         hint=result.hint,
         ended_at=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
     )
+    return ended, result
 
 
 class Attempt:

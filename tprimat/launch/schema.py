@@ -38,8 +38,8 @@ class Launch:
     """Lines for the logs before the run's own. Written here, so that a log that cannot be written stops nothing."""
     step_of_line: Callable[[str], StepRecord | None] | None = None
     """For engines whose steps are read from the log. None: the worker appends steps.jsonl itself."""
-    complete: Callable[[RunRecord], RunRecord] | None = None
-    """Adds what the log told of itself (evidence, mismatches) to the last record, for engines that write none."""
+    complete: Callable[[RunRecord], tuple[RunRecord, tuple[StepRecord, ...]]] | None = None
+    """For the same engines: adds what the log proves (evidence, mismatches) to the last record, and mends the steps."""
     planned_steps: int | None = None
     nodes: int = 1
     """On one node a port that is in use is replaced by a free one; several nodes have agreed on theirs."""

@@ -1,7 +1,7 @@
 """From what a log said to records: times corrected or derived, tokens counted, and notes on what a reader must know."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -57,10 +57,20 @@ def known(said: Collection, workload: Workload) -> Workload:
     """What the log says of the workload, else what the caller says."""
     found = said.evidence
     return Workload(
-        gpus=found.get("world_size") or workload.gpus,
+        gpus=world_size(found) or workload.gpus,
         global_batch_sequences=found.get("global_batch_sequences") or workload.global_batch_sequences,
         sequence_tokens=found.get("sequence_tokens") or workload.sequence_tokens,
     )
+
+
+def world_size(evidence: Mapping[str, Any]) -> int | None:
+    """GPUs in all, as printed or as the product of the splits. Logs that print the replicas leave out what is 1."""
+    if "world_size" in evidence:
+        return int(evidence["world_size"])
+    splits = [evidence.get(name) for name in ("data_parallel", "tensor_parallel", "pipeline_parallel")]
+    if None in splits:
+        return None
+    return math.prod(int(split) for split in splits if split) * int(evidence.get("context_parallel", 1))
 
 
 def final_evidence(said: Collection) -> tuple[Evidence, list[str]]:
@@ -74,6 +84,7 @@ def final_evidence(said: Collection) -> tuple[Evidence, list[str]]:
     if any(degree not in {None, 1} for degree in split) or split[0] is None:
         found.pop("parameters", None)
     batch, sequence = found.get("global_batch_sequences"), found.get("sequence_tokens")
+    found["world_size"] = world_size(found)
     if batch and sequence:
         found["tokens_per_step"] = batch * sequence
     return Evidence(source="log", **found), notes
@@ -112,7 +123,8 @@ def step_times(logged: Sequence[LoggedStep], workload: Workload) -> tuple[dict[i
         notes.append("step times are derived from printed rates, with the digits that those have")
     gaps = [right.step - left.step for left, right in pairwise(logged)]
     if gaps and (interval := min(gaps)) > 1:
-        notes.append(f"the log has one line for {interval} steps; each time is the mean over them")
+        means = any(step.mean_since_reset or (step.seconds is None and step.tokens_per_second_per_gpu) for step in logged)
+        notes.append(f"the log has one line for {interval} steps" + ("; each time is the mean over them" if means else ""))
     if untimed := sum(step.step not in seconds for step in logged):
         notes.append(f"{untimed} logged steps have no time and are left out")
     return seconds, notes

@@ -96,7 +96,8 @@ class Collection:
             self._learn(name, value, line)
         self.total_steps = said.total_steps or self.total_steps
         self.finished = self.finished or said.finished
-        self.accelerator = said.accelerator or self.accelerator
+        if said.accelerator and said.accelerator != self.accelerator:
+            self.accelerator, self.evidence_line["accelerator"] = said.accelerator, line
         self.device_used_bytes = larger(self.device_used_bytes, said.device_used_bytes)
         if said.global_batch_sequences is not None:
             self._learn("global_batch_sequences", said.global_batch_sequences, line)

@@ -32,14 +32,25 @@ class Dialect:
     """A line that holds all words of one row is in this dialect."""
     platform: Platform | None
     """Where the framework runs on one platform only."""
+    marks_its_end: bool
+    """Whether a log that ends without a closing line was cut short."""
 
     def speaks(self, text: str) -> bool:
         """Whether the line gives the dialect away."""
         return any(all(word in text for word in sign) for sign in self.signs)
 
 
+MARK_THEIR_END = {"primus", "megatron-bridge", "megatron-lm", "nemo", "torchtitan"}
+
+
 def _dialect(module: ModuleType) -> Dialect:
-    return Dialect(name=module.NAME, read_line=module.read_line, signs=module.SIGNS, platform=getattr(module, "PLATFORM", None))
+    return Dialect(
+        name=module.NAME,
+        read_line=module.read_line,
+        signs=module.SIGNS,
+        platform=getattr(module, "PLATFORM", None),
+        marks_its_end=module.NAME in MARK_THEIR_END,
+    )
 
 
 DIALECTS: tuple[Dialect, ...] = tuple(

@@ -4,6 +4,7 @@ import re
 
 from tprimat.engines.base import LineFields
 from tprimat.engines.logs.text import number, plain, scaled, whole
+from tprimat.facts.accelerator import TERA
 
 NAME = "maxtext"
 SIGNS = (("completed step:", "seconds:"),)
@@ -48,6 +49,6 @@ def read_step(text: str) -> LineFields | None:
         step=step + 1,
         step_seconds=number(fields.get("seconds")),
         tokens_per_second_per_gpu=number(fields.get("Tokens/s/device")),
-        model_flops_per_second_per_gpu=scaled(number(fields.get("TFLOP/s/device")), 1e12),
+        model_flops_per_second_per_gpu=scaled(number(fields.get("TFLOP/s/device")), TERA),
         loss=number(fields.get("loss")),
     )

@@ -7,6 +7,7 @@ import re
 
 from tprimat.engines.base import LineFields
 from tprimat.engines.logs.text import MEBIBYTE, in_bytes, megatron_argument, number, plain, scaled, whole
+from tprimat.facts.accelerator import TERA
 
 NAME = "megatron-lm"
 SIGNS = (("iteration", "elapsed time per iteration"),)
@@ -62,7 +63,7 @@ def read_iteration(text: str) -> LineFields | None:
         step_seconds=scaled(number(elapsed), 1e-3),
         mean_since_reset=elapsed is not None and "/" not in elapsed,
         tokens_per_second_per_gpu=number(tokens),
-        model_flops_per_second_per_gpu=scaled(number(rate), 1e12),
+        model_flops_per_second_per_gpu=scaled(number(rate), TERA),
         loss=number(fields.get("lm loss") or fields.get("loss")),
         grad_norm=number(fields.get("grad norm")),
         learning_rate=number(fields.get("learning rate")),

@@ -5,6 +5,7 @@ import re
 from tprimat.engines.base import LineFields
 from tprimat.engines.logs.megatron_lm import pairs
 from tprimat.engines.logs.text import human, in_bytes, plain, scaled
+from tprimat.facts.accelerator import TERA
 
 NAME = "nanotron"
 SIGNS = (("iteration: ", "time_per_iteration_ms:"),)
@@ -45,7 +46,7 @@ def read_iteration(text: str) -> LineFields | None:
         total_steps=int(match[2]),
         step_seconds=scaled(human(fields.get("time_per_iteration_ms") or fields.get("elapsed_time_per_iteration_ms")), 1e-3),
         tokens_per_second_per_gpu=human(fields.get("tokens_per_sec_per_gpu")),
-        model_flops_per_second_per_gpu=scaled(human(fields.get("model_tflops_per_gpu")), 1e12),
+        model_flops_per_second_per_gpu=scaled(human(fields.get("model_tflops_per_gpu")), TERA),
         loss=human(fields.get("lm_loss")),
         grad_norm=human(fields.get("grad_norm")),
         learning_rate=human(fields.get("lr")),

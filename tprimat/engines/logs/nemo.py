@@ -5,6 +5,7 @@ import re
 from tprimat.engines.base import LineFields
 from tprimat.engines.logs.megatron_lm import pairs
 from tprimat.engines.logs.text import in_bytes, number, plain, scaled, whole
+from tprimat.facts.accelerator import TERA
 
 NAME = "nemo"
 SIGNS = (("train_step_timing in s:", "iteration "),)
@@ -39,7 +40,7 @@ def read_progress(text: str) -> LineFields | None:
         total_steps=int(match[2]) + 1,
         step_seconds=number(fields.get("train_step_timing in s")),
         tokens_per_second_per_gpu=number(fields.get("tokens_per_sec_per_gpu")),
-        model_flops_per_second_per_gpu=scaled(number(fields.get("TFLOPS_per_GPU")), 1e12),
+        model_flops_per_second_per_gpu=scaled(number(fields.get("TFLOPS_per_GPU")), TERA),
         loss=number(fields.get("reduced_train_loss")),
         grad_norm=number(fields.get("grad_norm")),
         learning_rate=number(fields.get("lr")),

@@ -5,12 +5,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from tprimat.facts.accelerator import TERA
+
 GIBIBYTE = 2**30
 MEBIBYTE = 2**20
 
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 LEADING_NUMBER = re.compile(r"\s*([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf))", re.IGNORECASE)
-HUMAN_SUFFIXES = {"K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
+HUMAN_SUFFIXES = {"K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": TERA}
 
 
 def plain(text: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from tprimat.engines.base import LineFields
 from tprimat.engines.logs.text import GIBIBYTE, in_bytes, number, plain, scaled, whole
+from tprimat.facts.accelerator import TERA
 
 NAME = "torchtitan"
 SIGNS = (("step:", "loss:", "tps:"), ("step:", "loss:", "wps:"))
@@ -63,7 +64,7 @@ def read_step(text: str) -> LineFields | None:
     return LineFields(
         step=step,
         tokens_per_second_per_gpu=number(fields.get("tps") or fields.get("wps")),
-        model_flops_per_second_per_gpu=scaled(number(fields.get("tflops")), 1e12),
+        model_flops_per_second_per_gpu=scaled(number(fields.get("tflops")), TERA),
         loss=number(fields.get("loss")),
         grad_norm=number(fields.get("grad_norm")),
         peak_reserved_bytes=in_bytes(number(memory), GIBIBYTE) if memory and "GiB" in memory else None,

@@ -1,0 +1,14 @@
+#!/usr/bin/env python3
+"""Make a benchmark file from a training log: Primus, Megatron-LM and Bridge, NeMo, torchtitan and others.
+
+./extract_primus_metrics.py --log-file training_llama.log --model-name llama --gpu MI300X
+./extract_primus_metrics.py --log-file train.log.gz --model-name qwen --num-gpus 8 --global-batch-size 128 --sequence-length 2048
+tail -f train.log | ./extract_primus_metrics.py --log-file - --follow --model-name llama --gpu "NVIDIA H200"
+"""
+
+import sys
+
+from tprimat.cli.extract import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,250 @@
+"""extract_primus_metrics.py as a process: flags, contradictions, pipes that grow, and files that are no logs."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tprimat.record.benchmark_file import read_benchmark_file
+
+ROOT = Path(__file__).parent.parent.parent
+LOGS = ROOT / "tests" / "logs"
+DOOR = ROOT / "extract_primus_metrics.py"
+
+
+def extract(*arguments, **options):
+    command = [sys.executable, str(DOOR), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **options)
+
+
+@pytest.fixture
+def log(tmp_path):
+    """Copies a log, so that what is written beside it goes with the test."""
+
+    def copy(name, change=lambda text: text):
+        path = tmp_path / "train.log"
+        path.write_text(change((LOGS / f"{name}.log").read_text(encoding="utf8")), encoding="utf8")
+        return path
+
+    return copy
+
+
+def result_of(path):
+    return read_benchmark_file(path)
+
+
+def test_a_primus_log_becomes_a_benchmark_file_beside_it(log):
+    path = log("primus_core_head")
+    done = extract("--log-file", path, "--model-name", "llama", "--gpu", "MI300X")
+    assert done.returncode == 0, done.stderr
+    result = result_of(path.parent / "benchmark_rocm_llama.json")
+    assert [step.step for step in result.steps] == [1, 2, 3, 4]
+    run = result.run
+    assert (run.machine.platform, run.machine.accelerator, run.machine.gpus) == ("rocm", "MI300X", 8)
+    assert (run.engine, run.clock, run.global_batch_sequences, run.sequence_tokens) == ("primus", "framework", 128, 8192)
+    assert (run.source.dialect, len(run.source.sha256), run.shape.name) == ("primus", 64, "llama-3.1-8b")
+    assert (run.outcome, run.source.truncated) == ("interrupted", True)
+    document = json.loads((path.parent / "benchmark_rocm_llama.json").read_text(encoding="utf8"))
+    assert document["raw_learning_rates"] == [5e-6, 1e-5, 9.99e-6, 9.9e-6]
+    assert document["performance_metrics"]["tokens_per_second_per_gpu"] == pytest.approx(13386, rel=1e-3)
+
+
+def test_the_seeds_flags_are_taken(log):
+    path = log("primus_legacy_gb")
+    flags = ("--num-gpus", 8, "--global-batch-size", 128, "--sequence-length", 8192)
+    done = extract("--log-file", path, "--model-name", "qwen", *flags, "--output", path.parent / "out.json")
+    assert done.returncode == 0, done.stderr
+    assert result_of(path.parent / "out.json").run.machine.accelerator is None
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "both", "line"),
+    [
+        ("primus_core_head", ("--num-gpus", "4"), ("4", "8"), 2),
+        ("primus_core_head", ("--global-batch-size", "64"), ("64", "128"), 2),
+        ("primus_core_head", ("--sequence-length", "2048"), ("2048", "8192"), 2),
+        ("primus_core_head", ("--gpu", "NVIDIA H200"), ("NVIDIA H200", "primus"), 2),
+        ("megatron_lm", ("--sequence-length", "8192", "--gpu", "H200"), ("8192", "4096"), 15),
+        ("torchtitan", ("--gpu", "NVIDIA H100 80GB HBM3"), ("NVIDIA H100 80GB HBM3", "NVIDIA H200"), 3),
+        ("megatron_lm", ("--parallel", "maximum_performance", "--gpu", "H200"), ("4", "2"), 2),
+    ],
+)
+def test_a_flag_that_contradicts_the_log_names_both_and_the_line(log, name, flags, both, line):
+    done = extract("--log-file", log(name), "--model-name", "llama", *flags)
+    assert done.returncode == 2
+    assert "contradicts the log" in done.stderr
+    assert all(value in done.stderr for value in both)
+    assert f"train.log:{line}\n" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_strategy_that_the_log_proves_is_recorded(log):
+    path = log("megatron_lm")
+    done = extract("--log-file", path, "--model-name", "llama", "--gpu", "H200", "--parallel", "balanced")
+    assert done.returncode == 0, done.stderr
+    run = result_of(path.parent / "benchmark_cuda_llama.json").run
+    assert (run.strategy, run.tensor_parallel, run.pipeline_parallel, run.outcome) == ("balanced", 2, 1, "completed")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--gpu", "H200", "--parallel", "fastest"), "no strategy 'fastest'"),
+        (("--gpu", "Voodoo 3"), "'Voodoo 3' is not known"),
+        ((), "does not tell which GPU"),
+        (("--gpu", "H200", "--num-nodes", "3"), "does not divide 4"),
+        (("--gpu", "H200", "--dialect", "nemo"), "no training step of nemo"),
+    ],
+)
+def test_what_cannot_be_is_said(log, flags, said):
+    done = extract("--log-file", log("megatron_lm"), "--model-name", "llama", *flags)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_an_unknown_model_names_the_known_ones(log):
+    done = extract("--log-file", log("primus_core_head"), "--model-name", "lama")
+    assert done.returncode == 2
+    assert "llama, qwen" in done.stderr
+
+
+def test_more_than_one_node_is_asked_for(log):
+    path = log("primus_core_head", lambda text: text.replace("rank-7/8", "rank-15/16"))
+    assert "--num-nodes" in extract("--log-file", path, "--model-name", "llama").stderr
+    done = extract("--log-file", path, "--model-name", "llama", "--num-nodes", 2)
+    assert done.returncode == 0, done.stderr
+    machine = result_of(path.parent / "benchmark_rocm_llama.json").run.machine
+    assert (machine.gpus_per_node, machine.nodes) == (8, 2)
+
+
+def test_a_gzipped_log_reads_the_same(log):
+    path = log("megatron_lm")
+    packed = path.with_suffix(".log.gz")
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    for number, file in enumerate((path, packed)):
+        out = path.parent / f"{number}.json"
+        assert extract("--log-file", file, "--model-name", "llama", "--gpu", "H200", "--output", out).returncode == 0
+    assert result_of(path.parent / "0.json").steps == result_of(path.parent / "1.json").steps
+
+
+def test_a_gzipped_log_that_is_cut_short_gives_a_record_that_says_so(log):
+    path = log("megatron_lm", lambda text: text.replace("[after training", "[x") + "x" * 200_000 + "\n")
+    packed = path.with_suffix(".log.gz")
+    packed.write_bytes(gzip.compress(path.read_bytes(), 0)[:-1000])
+    done = extract("--log-file", packed, "--model-name", "llama", "--gpu", "H200")
+    assert done.returncode == 0, done.stderr
+    assert result_of(path.parent / "benchmark_cuda_llama.json").run.source.truncated
+
+
+def test_a_last_line_cut_in_a_number_is_not_believed(log):
+    path = log("primus_core_head", lambda text: text[: text.rindex("9702.4") + 2])
+    done = extract("--log-file", path, "--model-name", "llama")
+    assert done.returncode == 0, done.stderr
+    result = result_of(path.parent / "benchmark_rocm_llama.json")
+    assert [step.step for step in result.steps] == [1, 2, 3]
+    assert result.run.source.truncated
+
+
+def test_zero_bytes_in_the_middle_leave_a_record_that_says_so(log):
+    path = log("megatron_lm", lambda text: text + " " * 20_000 + "\0" * 5000 + "\n")
+    done = extract("--log-file", path, "--model-name", "llama", "--gpu", "H200")
+    assert done.returncode == 0, done.stderr
+    assert result_of(path.parent / "benchmark_cuda_llama.json").run.source.truncated
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "holds no line"),
+        (bytes(range(256)) * 100, "is not a text log"),
+        ("iteration 1".encode("utf-16"), "is not a text log"),
+        (b"\x1f\x8bnot gzip at all", "gzip stream is damaged"),
+        (b"hello\nworld\n", "looked for|No line holds"),
+        (b"Traceback (most recent call last):\n  File 'x'\nValueError: num_attention_heads (28) must be a multiple\n", "28"),
+        (b"torch.OutOfMemoryError: HIP out of memory. Tried to allocate 3.31 GiB. GPU 0 has a total\n", "3.31 GiB"),
+    ],
+)
+def test_files_that_hold_no_step_get_a_clear_error(tmp_path, content, said):
+    path = tmp_path / "train.log"
+    path.write_bytes(content)
+    done = extract("--log-file", path, "--model-name", "llama")
+    assert done.returncode == 2
+    assert any(part in done.stderr for part in said.split("|"))
+    assert "cli/" not in done.stderr
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_missing_file_is_named(tmp_path):
+    done = extract("--log-file", tmp_path / "no.log", "--model-name", "llama")
+    assert (done.returncode, "no.log cannot be read" in done.stderr) == (2, True)
+
+
+def test_a_run_that_died_after_some_steps_is_a_record_with_its_cause(log):
+    error = "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 3.31 GiB. GPU 0 has a total capacity of 191.98 GiB\n"
+    path = log("primus_core_head", lambda text: text + error)
+    done = extract("--log-file", path, "--model-name", "llama")
+    assert done.returncode == 1
+    run = result_of(path.parent / "benchmark_rocm_llama.json").run
+    assert run.outcome == "out_of_memory"
+    assert "3.31 GiB" in run.cause
+
+
+def test_standard_input_is_followed_while_it_grows(tmp_path):
+    lines = (LOGS / "megatron_lm.log").read_text(encoding="utf8").splitlines(keepends=True)
+    command = [sys.executable, str(DOOR), "--log-file", "-", "--follow", "--model-name", "llama", "--gpu", "H200"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path, text=True)
+    out = tmp_path / "benchmark_cuda_llama.json"
+    process.stdin.writelines(lines[:-4])
+    deadline = time.monotonic() + 50
+    while not out.exists() and time.monotonic() < deadline:
+        process.stdin.write("a line that says nothing\n")
+        process.stdin.flush()
+        time.sleep(0.05)
+    assert result_of(out).run.outcome == "running"
+    process.stdin.writelines(lines[-4:])
+    process.stdin.close()
+    assert process.wait(timeout=30) == 0
+    result = result_of(out)
+    assert (result.run.outcome, len(result.steps)) == ("completed", 6)
+
+
+def test_a_followed_file_ends_when_training_is_done(log):
+    path = log("megatron_lm")
+    text = path.read_text(encoding="utf8").splitlines(keepends=True)
+    path.write_text("".join(text[:-2]), encoding="utf8")
+    command = [sys.executable, str(DOOR), "--log-file", str(path), "--follow", "--model-name", "llama", "--gpu", "H200"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    with path.open("a", encoding="utf8") as file:
+        file.write(text[-2][:100])
+        file.flush()
+        os.fsync(file.fileno())
+        file.write(text[-2][100:] + text[-1])
+    assert process.wait(timeout=50) == 0
+    assert len(result_of(path.parent / "benchmark_cuda_llama.json").steps) == 6
+
+
+def test_a_long_log_costs_little_time_and_memory(tmp_path):
+    """The bounds are a tenth of what an idle core does, so that a busy machine passes."""
+    noise = (
+        "[20260822 07:39:10][rank-3/8][INFO ] [--module_utils.py:227] : some words about a bucket of parameters and a rank\n" * 40
+    )
+    step = (LOGS / "primus_core_head.log").read_text(encoding="utf8").splitlines()[3] + "\n"
+    path = tmp_path / "train.log"
+    with path.open("w", encoding="utf8") as file:
+        for number in range(3, 9003):
+            file.write(step.replace("iteration        3/", f"iteration {number:8d}/") + noise)
+    code = (
+        "import resource, sys; from tprimat.cli.extract import main; main(sys.argv[1:]); "
+        "print('peak', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, resource.getrusage(resource.RUSAGE_SELF).ru_utime)"
+    )
+    command = [sys.executable, "-c", code, "--log-file", str(path), "--model-name", "llama", "--output", str(tmp_path / "o.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    peak_kib, seconds = map(float, done.stdout.rsplit("peak ", 1)[1].split())
+    assert len(result_of(tmp_path / "o.json").steps) == 9000
+    assert path.stat().st_size / seconds > 5e6
+    assert peak_kib < 300 * 1024

@@ -57,6 +57,10 @@ def transformer_config(plan: RunPlan, device: torch.device) -> TransformerConfig
         virtual_pipeline_model_parallel_size=layout.virtual_pipeline,
         context_parallel_size=layout.context,
         sequence_parallel=layout.sequence_parallel,
+        # With two stages both directions run between the same two ranks; batched, their messages would be mixed up
+        # (Megatron-LM's validate_args asks for overlap there for that reason).
+        overlap_p2p_comm=layout.virtual_pipeline is not None,
+        batch_p2p_comm=layout.virtual_pipeline is None,
         pipeline_dtype=dtype,
         params_dtype=dtype,
         bf16=dtype is torch.bfloat16,
@@ -71,7 +75,8 @@ def transformer_config(plan: RunPlan, device: torch.device) -> TransformerConfig
         gradient_accumulation_fusion=False,
         cross_entropy_loss_fusion=on_gpu,
         cross_entropy_fusion_impl="native",
-        deallocate_pipeline_outputs=True,
+        # gloo reads a tensor that is being sent from a thread of its own, after Megatron has freed it; NCCL is ordered by stream.
+        deallocate_pipeline_outputs=on_gpu,
         **_recompute(plan),
     )
 

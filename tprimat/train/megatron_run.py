@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed import destroy_process_group, is_initialized
 
 from tprimat.plan.expected import mismatches
 from tprimat.plan.schema import RunPlan
@@ -23,7 +22,7 @@ from tprimat.train.megatron_strategy import MegatronStrategy
 
 
 def train(plan: RunPlan, redirected: bool) -> None:
-    """Carry out a plan on this rank; torchrun has started as many as the plan names.
+    """Carry out a plan on this rank; torchrun has started as many as the plan names. The process group stays for another one.
 
     Args:
         plan: what to do.
@@ -51,8 +50,6 @@ def train(plan: RunPlan, redirected: bool) -> None:
     trainer.fit(MegatronModule(plan))
     if trainer.global_rank == 0:
         _note_completed(RunDirectory(directory))
-    if is_initialized():
-        destroy_process_group()
 
 
 def _describer(plan: RunPlan, redirected: bool) -> Any:

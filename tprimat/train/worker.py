@@ -33,9 +33,13 @@ def train(plan: RunPlan) -> None:
     from tprimat.train import redirect
 
     redirected = redirect.install()  # before anything imports megatron.core
+    import torch.distributed as dist
+
     from tprimat.train import megatron_run
 
     megatron_run.train(plan, redirected)
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 IRRELEVANT = (

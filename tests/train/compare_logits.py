@@ -1,0 +1,38 @@
+"""Started in tests as a single process: the engine's GPTModel and reference_llama.py with the same weights; prints both results.
+
+python tests/train/compare_logits.py PLAN.json
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from tprimat.train import redirect
+
+redirect.install()
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from reference_llama import ReferenceModel, split_fused_weights  # noqa: E402
+
+from tprimat.plan.file import read_plan  # noqa: E402
+from tprimat.train.megatron_model import build_chunks, transformer_config  # noqa: E402
+from tprimat.train.megatron_module import initialize_parallel_state  # noqa: E402
+
+if __name__ == "__main__":
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+    plan = read_plan(Path(sys.argv[1]))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    initialize_parallel_state(plan)
+    (model,) = build_chunks(plan, transformer_config(plan, torch.device("cpu")))
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():  # norms and biases away from one and zero, so that a missing one shows
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    tokens = torch.randint(0, plan.shape.vocabulary, (2, plan.batch.sequence_tokens), generator=generator)
+    positions = torch.arange(tokens.shape[1]).expand_as(tokens)
+    with torch.no_grad():
+        ours = model(tokens, positions, None)
+        theirs = ReferenceModel(plan.shape, split_fused_weights(dict(model.named_parameters()), plan.shape))(tokens)
+    print(json.dumps({"difference": (ours - theirs).abs().max().item(), "largest": theirs.abs().max().item()}))

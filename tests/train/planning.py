@@ -1,0 +1,53 @@
+"""Plans for tests, made by the code that makes the user's plans, and a way to train several in one start of torchrun."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from tprimat.config.load import Setting, read_config
+from tprimat.plan.build import PlanRequest, build_plan
+from tprimat.plan.file import write_plan
+from tprimat.record.store import RunDirectory
+
+ROOT = Path(__file__).parent.parent.parent
+SHALLOW = 4
+
+
+def make_plan(folder: Path, model: str, settings: dict, *, strategy: str = "minimal_communication", layers: int | None = SHALLOW):
+    """A plan of the tiny model on a CPU; `settings` are dotted keys of config.yaml."""
+    overlay = [Setting(tuple(key.split(".")), value, "test") for key, value in settings.items()]
+    loaded = read_config(size="tiny", settings=overlay, environment={})
+    request = PlanRequest(
+        model=model,
+        strategy=strategy,
+        platform="cpu",
+        size="tiny",
+        engine="megatron",
+        engine_reason="test",
+        gpus_found=None,
+        run_id=folder.name,
+        run_directory=str(folder),
+        output_directory=str(folder),
+    )
+    plan = build_plan(loaded, request)
+    return replace(plan, shape=replace(plan.shape, layers=layers)) if layers else plan
+
+
+def train_together(plans: list, *, timeout: float = 500) -> list[tuple]:
+    """Train plans of one world size in one start of torchrun; returns (run, steps) of each.
+
+    Importing torch and Megatron-Core costs seconds a rank, so that one start for many plans keeps the suite short.
+    """
+    ranks = {plan.layout.world_size for plan in plans}
+    assert len(ranks) == 1
+    directories = [RunDirectory(Path(plan.run_directory)) for plan in plans]
+    for plan, directory in zip(plans, directories, strict=True):
+        write_plan(directory.plan_file, plan)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks.pop()}"]
+    command += [str(Path(__file__).parent / "train_plans.py"), *(str(directory.plan_file) for directory in directories)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
+    return [(directory.read_run(), directory.read_steps()) for directory in directories]

@@ -1,0 +1,107 @@
+"""The same model, the same batches: the same losses and gradient norms in every layout."""
+
+import pytest
+from planning import make_plan, train_together
+
+STEPS = 4
+COMMON = {
+    "training.duration.max_steps": STEPS,
+    "training.data.global_batch_size": 8,
+    "training.data.sequence_length": 32,
+    "training.optimizer.learning_rate": 1e-3,
+}
+DIVISION = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "vpp": "virtual_pipeline_model_parallel_size",
+}
+OPTIONS = "platform_optimizations.cpu"
+
+VARIANTS = {
+    1: {
+        "1 rank": {},
+        "1 rank, plain optimizer": {"distributed_optimizer": False},
+        "1 rank, full recompute": {"recompute": "full"},
+    },
+    2: {
+        "tp2": {"tp": 2},
+        "tp2 without sequence parallelism": {"tp": 2, "sequence_parallel": False},
+        "pp2": {"pp": 2},
+        "pp2 vpp2": {"pp": 2, "vpp": 2},
+        "dp2": {},
+        "dp2 without overlap": {"overlap_grad_reduce": False, "overlap_param_gather": False},
+        "dp2, micro-batch 2": {"micro_batch_size": 2},
+        "tp2, selective recompute": {"tp": 2, "recompute": "selective"},
+    },
+    4: {"tp2 pp2": {"tp": 2, "pp": 2}, "tp2 pp2 without sequence parallelism": {"tp": 2, "pp": 2, "sequence_parallel": False}},
+    8: {
+        "tp2 pp2 dp2": {"tp": 2, "pp": 2},
+        "tp4 pp2": {"tp": 4, "pp": 2},
+        "tp4 pp2 without sequence parallelism": {"tp": 4, "pp": 2, "sequence_parallel": False},
+        "dp8": {},
+    },
+}
+
+
+def variant_plan(folder, model, ranks, variant):
+    layout = f"parallelism.minimal_communication.{model}.cpu"
+    settings = {**COMMON, "hardware.platforms.cpu.gpus_per_node": ranks}
+    for key, value in variant.items():
+        if key in DIVISION:
+            settings[f"{layout}.{DIVISION[key]}"] = value
+        elif key in {"sequence_parallel", "micro_batch_size"}:
+            settings[f"{layout}.{key}"] = value
+        elif key == "recompute":
+            settings[f"{OPTIONS}.recompute"] = value
+        else:
+            settings[f"{OPTIONS}.engine_options.{key}"] = value
+    return make_plan(folder, model, settings)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Every variant of both models, one start of torchrun for each number of ranks."""
+    results = {}
+    for ranks, variants in VARIANTS.items():
+        keys = [(model, name) for model in ("llama", "qwen") for name in variants]
+        folder = tmp_path_factory.mktemp(f"ranks{ranks}")
+        plans = [variant_plan(folder / f"{model} {name}".replace(" ", "-"), model, ranks, variants[name]) for model, name in keys]
+        results.update(zip(keys, train_together(plans), strict=True))
+    return results
+
+
+CASES = [(model, name) for model in ("llama", "qwen") for variants in VARIANTS.values() for name in variants]
+
+
+@pytest.mark.parametrize(("model", "name"), CASES)
+def test_losses_and_gradient_norms_do_not_depend_on_the_layout(trained, model, name):
+    _, reference = trained[model, "1 rank"]
+    _, steps = trained[model, name]
+    assert len(steps) == STEPS
+    assert [step.loss for step in steps] == pytest.approx([step.loss for step in reference], abs=1e-5)
+    assert [step.grad_norm for step in steps] == pytest.approx([step.grad_norm for step in reference], rel=1e-4)
+
+
+@pytest.mark.parametrize(("model", "name"), CASES)
+def test_what_ran_is_read_back_and_agrees_with_the_plan(trained, model, name):
+    run, steps = trained[model, name]
+    assert run.mismatches == ()
+    assert run.evidence.tokens_per_step == 8 * 32
+    assert {step.tokens for step in steps} == {8 * 32}
+    assert run.evidence.parameters == trained[model, "1 rank"][0].evidence.parameters
+    assert run.outcome == "completed"
+
+
+def test_the_losses_fall(trained):
+    for model in ("llama", "qwen"):
+        _, steps = trained[model, "1 rank"]
+        assert steps[-1].loss < steps[0].loss - 0.1
+
+
+def test_evidence_tells_layouts_apart(trained):
+    with_sp = trained["llama", "tp4 pp2"][0].evidence
+    without = trained["llama", "tp4 pp2 without sequence parallelism"][0].evidence
+    assert (with_sp.tensor_parallel, with_sp.pipeline_parallel, with_sp.data_parallel) == (4, 2, 1)
+    assert (with_sp.sequence_parallel, without.sequence_parallel) == (True, False)
+    assert trained["llama", "pp2 vpp2"][0].evidence.virtual_pipeline == 2
+    assert trained["llama", "1 rank, plain optimizer"][0].evidence.optimizer.startswith("FP32Optimizer")

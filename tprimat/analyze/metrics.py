@@ -36,6 +36,8 @@ class MetricOptions:
     telemetry: Sequence[TelemetrySample] = ()
     gemm_ceiling_flops: float | None = None
     """Best matrix multiplication rate that was measured on this accelerator in this dtype, FLOP/s."""
+    gemm_ceiling_notes: tuple[str, ...] = ()
+    """Why measured rates were left out; they become warnings."""
 
 
 def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricOptions = MetricOptions()) -> RunMetrics:
@@ -79,7 +81,12 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
         final_loss=next((step.loss for step in reversed(steps) if step.loss is not None), None),
         joules_per_token=energy / tokens if energy is not None and rate else None,
         cost_per_million_tokens=_cost(options.cost_per_gpu_hour, per_gpu),
-        warnings=(*_warnings(run, steps, kept, window), *_throttling(options.telemetry), *((no_energy,) if no_energy else ())),
+        warnings=(
+            *_warnings(run, steps, kept, window),
+            *_throttling(options.telemetry),
+            *((no_energy,) if no_energy else ()),
+            *options.gemm_ceiling_notes,
+        ),
     )
 
 

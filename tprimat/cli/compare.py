@@ -132,6 +132,7 @@ def measured_runs(options: argparse.Namespace, paths: Sequence[Path]) -> tuple[l
     """All runs under some paths with their metrics, and what could not be read."""
     from tprimat.analyze.groups import measure
     from tprimat.analyze.metrics import MetricOptions
+    from tprimat.cli.ceilings import probes_in, under_ceiling
     from tprimat.record.collect import load_results
 
     skipped = warmup_steps(options.warmup)
@@ -142,7 +143,9 @@ def measured_runs(options: argparse.Namespace, paths: Sequence[Path]) -> tuple[l
     )
     costs = prices(options.config)
     results, problems = load_results(paths)
-    return [measure(result, choice, costs) for result in results], problems
+    probes, damaged = probes_in(paths)
+    measured = [measure(result, under_ceiling(choice, result.run, probes), costs) for result in results]
+    return measured, [*problems, *damaged]
 
 
 def results_paths(options: argparse.Namespace) -> list[Path]:

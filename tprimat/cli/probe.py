@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from tprimat.cli.ranks import run_ranks
 from tprimat.cli.workloads import configured
 from tprimat.errors import ConfigError, UserError
+from tprimat.launch.cluster import this_machine
 
 if TYPE_CHECKING:
     from tprimat.probe.case import Bench
@@ -97,7 +98,7 @@ def opened_bench(small: bool | None) -> "Bench":
     """One for all probes: looking at a device starts a tool that follows its clock."""
     from tprimat.probe import case
 
-    return case.open_bench(small=small)
+    return case.open_bench(small=small, seen=this_machine())
 
 
 def measure_on_ranks(kind: str, options: argparse.Namespace, seconds: float | None) -> Iterator["ProbeRecord"]:
@@ -158,7 +159,7 @@ def work_as_rank(options: argparse.Namespace) -> None:
     """One rank's part of the probes."""
     from tprimat.probe import case, together
 
-    with together.process_group(options.small) as bench:
+    with together.process_group(options.small, this_machine()) as bench:
         notebook = case.open_notebook(options.output / FILE_NAME, resume=options.resume, seconds=options.time_budget, tell=tell)
         for kind in chosen_kinds(options.kinds):
             for _ in together.run_together(together.together_cases(kind, bench), bench, notebook):

@@ -6,6 +6,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from tprimat.analyze.metrics import MetricOptions, run_metrics
+from tprimat.cli.ceilings import probes_in, under_ceiling
 from tprimat.cli.live import Progress
 from tprimat.cli.session import Session
 from tprimat.engines import megatron, nemo
@@ -116,7 +117,8 @@ def metrics_of(session: Session, record: RunRecord, steps: tuple[StepRecord, ...
         cost_per_gpu_hour=benchmarking.cloud_costs.get(record.machine.accelerator or ""),
         telemetry=(),
     )
+    probes, _ = probes_in([session.output])
     try:
-        return run_metrics(record, steps, options=options)
+        return run_metrics(record, steps, options=under_ceiling(options, record, probes))
     except MetricError:
         return None

@@ -65,13 +65,22 @@ class Bench:
     """Sizes for a processor, which prove that everything runs, and measure little."""
 
 
-def open_bench(*, small: bool | None = None, device: torch.device | None = None, ranks: int = 1) -> Bench:
-    """Look at the device and set the clocks up. small: None means on a processor."""
+def open_bench(
+    *, small: bool | None = None, device: torch.device | None = None, ranks: int = 1, seen: Machine | None = None
+) -> Bench:
+    """Look at the device and set the clocks up.
+
+    Args:
+        small: sizes for a processor; None: where the device is one.
+        device: None: the first GPU where there is one.
+        ranks: processes that measure together.
+        seen: what the vendor's tool says of this machine.
+    """
     device = device or default_device()
     gauges = Gauges(device)
     return Bench(
         device=device,
-        machine=describe_machine(device, ranks),
+        machine=describe_machine(device, ranks, seen),
         software=describe_software(),
         stopwatch=Stopwatch(device, cache_bytes(device), gauges.start, gauges.look),
         gauges=gauges,

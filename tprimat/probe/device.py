@@ -1,12 +1,10 @@
 """The device under test: what it is called, what it runs, and how large its cache is."""
 
-import platform
-import subprocess
 from pathlib import Path
 
 import torch
 
-from tprimat.record.environment import software_versions
+from tprimat.record.environment import processor_name, software_versions
 from tprimat.record.schema import Machine
 
 INFINITY_CACHE_BYTES = 256 * 2**20
@@ -21,13 +19,6 @@ def default_device() -> torch.device:
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def platform_of(device: torch.device) -> str:
-    """cuda, rocm or cpu."""
-    if device.type != "cuda":
-        return "cpu"
-    return "rocm" if torch.version.hip else "cuda"
-
-
 def cache_bytes(device: torch.device) -> int:
     """Size of the last-level cache."""
     if device.type == "cuda":
@@ -39,20 +30,24 @@ def cache_bytes(device: torch.device) -> int:
     return max(kibibytes) * 1024 if kibibytes else CACHE_WHEN_UNKNOWN
 
 
-def describe_machine(device: torch.device, ranks: int = 1) -> Machine:
-    """The hardware as the driver names it. Ranks: processes that take part in the measurement."""
+def describe_machine(device: torch.device, ranks: int = 1, seen: Machine | None = None) -> Machine:
+    """The hardware as torch names it.
+
+    Args:
+        device: what is measured.
+        ranks: processes that take part in the measurement.
+        seen: what the vendor's tool says of this machine; torch knows neither the driver nor the power limit.
+    """
     if device.type != "cuda":
         return Machine(platform="cpu", accelerator=processor_name(), gpus_per_node=ranks, nodes=1)
-    properties = torch.cuda.get_device_properties(device)
-    fields = smi_fields(device, "driver_version", "power.limit")
     return Machine(
         platform="rocm" if torch.version.hip else "cuda",
         accelerator=torch.cuda.get_device_name(device),
         gpus_per_node=ranks,
         nodes=1,
-        memory_bytes=int(properties.total_memory),
-        power_limit_watts=number(fields.get("power.limit")),
-        driver=fields.get("driver_version") or text_of(Path("/sys/module/amdgpu/version")),
+        memory_bytes=int(torch.cuda.get_device_properties(device).total_memory),
+        power_limit_watts=seen.power_limit_watts if seen else None,
+        driver=seen.driver if seen else None,
     )
 
 
@@ -70,13 +65,6 @@ def describe_software() -> dict[str, str]:
         if torch.distributed.is_available() and torch.distributed.is_nccl_available():
             found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
     return found
-
-
-def processor_name() -> str | None:
-    """What Linux calls the processor."""
-    rows = (text_of(Path("/proc/cpuinfo")) or "").splitlines()
-    names = [row.split(":", 1)[1].strip() for row in rows if row.startswith("model name")]
-    return names[0] if names else platform.processor() or None
 
 
 def text_of(path: Path) -> str | None:
@@ -100,18 +88,6 @@ def smi_command(device: torch.device, *names: str) -> list[str]:
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
     which = [f"--id=GPU-{uuid}"] if uuid else []
     return ["nvidia-smi", *which, f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits"]
-
-
-def smi_fields(device: torch.device, *names: str) -> dict[str, str]:
-    """Fields of nvidia-smi; empty where there is no such tool, or it does not know the device."""
-    if torch.version.hip:
-        return {}
-    try:
-        done = subprocess.run(smi_command(device, *names), capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    rows = done.stdout.strip().splitlines()
-    return dict(zip(names, (cell.strip() for cell in rows[0].split(",")), strict=False)) if rows else {}
 
 
 def visible_gpus() -> int:

@@ -27,7 +27,7 @@ from tprimat.probe.case import (
     quick,
 )
 from tprimat.probe.timing import Effort
-from tprimat.record.schema import ProbeRecord
+from tprimat.record.schema import Machine, ProbeRecord
 
 T = TypeVar("T")
 
@@ -37,14 +37,14 @@ LIBRARY = {"cuda": "NCCL", "rocm": "RCCL", "cpu": "gloo"}
 
 
 @contextmanager
-def process_group(small: bool | None) -> Iterator[Bench]:
+def process_group(small: bool | None, seen: Machine | None) -> Iterator[Bench]:
     """Join the ranks that torchrun started: a GPU each where there are GPUs, else processes that talk through gloo."""
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", distributed.get_node_local_rank())
         torch.cuda.set_device(device)
     distributed.init_process_group("gloo" if device.type == "cpu" else "nccl", timeout=PATIENCE)
-    yield open_bench(small=small, device=device, ranks=distributed.get_world_size())
+    yield open_bench(small=small, device=device, ranks=distributed.get_world_size(), seen=seen)
     gc.collect()  # DDP's reducer stands in a cycle; with gloo, one that outlives its process group aborts the process
     distributed.barrier()
     distributed.destroy_process_group()

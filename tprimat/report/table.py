@@ -56,6 +56,10 @@ def _energy(group: Group) -> str:
     return units.si(_mean([metrics.joules_per_token for metrics in _metrics(group)]), "J")
 
 
+def _share_of_measured(group: Group) -> str:
+    return units.percent(_mean([metrics.share_of_measured_gemm for metrics in _metrics(group)]))
+
+
 def _cost(group: Group) -> str:
     value = _mean([metrics.cost_per_million_tokens for metrics in _metrics(group)])
     return units.ABSENT if value is None else units.significant(value)
@@ -71,13 +75,14 @@ COLUMNS: tuple[tuple[str, Cell], ...] = (
     ),
     ("model FLOP/s/GPU", lambda group: _with_interval(group_estimate(group, lambda m: m.model_flops_per_second_per_gpu), _flops)),
     ("MFU", lambda group: units.percent(getattr(group_estimate(group, lambda m: m.mfu), "value", None))),
+    ("of measured matmul", _share_of_measured),
     ("step time", lambda group: units.seconds(getattr(group_estimate(group, lambda m: m.step_seconds), "value", None))),
     ("peak memory", lambda group: units.gibibytes(_worst(group))),
     ("loss", _loss),
     ("energy/token", _energy),
     ("cost/M tokens", _cost),
 )
-OPTIONAL = ("energy/token", "cost/M tokens", "MFU", "peak memory", "loss", "model FLOP/s/GPU")
+OPTIONAL = ("of measured matmul", "energy/token", "cost/M tokens", "MFU", "peak memory", "loss", "model FLOP/s/GPU")
 """Left out where no group has them."""
 MOST_NAMED = 6
 """Runs that a note names; the rest are counted."""

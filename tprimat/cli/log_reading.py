@@ -69,8 +69,8 @@ class LogReading:
             self.errors.append(line[:2000])
 
     def failure_lines(self) -> list[str]:
-        """What a classifier should look at, in the order of the log as far as kept."""
-        tail = list(self.tail)
+        """What a classifier should look at, in the order of the log as far as kept; steps speak for themselves."""
+        tail = [line for line in self.tail if self.dialect is None or self.dialect.read_line(line) is None]
         inside = set(tail)
         return [line for line in self.errors if line[:2000] not in inside] + tail
 

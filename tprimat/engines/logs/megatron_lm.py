@@ -11,7 +11,6 @@ from tprimat.facts.accelerator import TERA
 
 NAME = "megatron-lm"
 SIGNS = (("iteration", "elapsed time per iteration"),)
-DONE = ("after training is done", "exiting program at iteration")
 
 ITERATION = re.compile(r"iteration\s+(\d+)/\s*(\d+)")
 ARGUMENT = re.compile(r"(\w+) \.{2,} (\S+)")
@@ -39,7 +38,7 @@ def read_line(text: str) -> LineFields | None:
         return read_memory(plain(text))
     if "number of parameters on" in text and (match := PARAMETERS.search(text)):
         return LineFields(evidence={"parameters": int(match[1])})
-    if any(mark in text for mark in DONE):
+    if "after training is done" in text or "exiting program at iteration" in text:
         return LineFields(finished=True)
     return None
 

@@ -18,7 +18,6 @@ PLATFORM = "rocm"
 
 WORLD = re.compile(r"\[rank-\d+/(\d+)\]")
 SETTING = re.compile(r"(\w+)\s+: (\S+) \((?:int|bool|str|NoneType)\)")
-SETTING_ENDS = ("(int)", "(bool)", "(str)")
 DEVICE_MEMORY = "hip mem usage/free/total/usage_ratio"
 
 
@@ -29,7 +28,7 @@ def read_line(text: str) -> LineFields | None:
     """
     if "elapsed time per iteration" in text:
         return read_iteration(plain(text))
-    if any(end in text for end in SETTING_ENDS):
+    if "(int)" in text or "(bool)" in text or "(str)" in text:
         return read_setting(plain(text))
     if "Training completed." in text:
         return LineFields(finished=True)

@@ -4,7 +4,7 @@ import re
 
 from tprimat.engines.base import LineFields
 from tprimat.engines.logs import megatron_lm
-from tprimat.engines.logs.text import in_bytes, megatron_argument, number, plain
+from tprimat.engines.logs.text import in_bytes, number, plain
 
 NAME = "megatron-bridge"
 SIGNS = (("MODEL_TFLOP/s/GPU",), ("mem-max-allocated-gigabytes:",))
@@ -21,8 +21,7 @@ def read_line(text: str) -> LineFields | None:
         return read_memory(plain(text))
     if any(setting in text for setting in SETTINGS) and "elapsed time" not in text:
         match = SETTING.search(plain(text))
-        evidence = megatron_argument(match[1], match[2]) if match else {}
-        return LineFields(evidence=evidence) if evidence else None
+        return megatron_lm.argument(match[1], match[2]) if match else None
     return megatron_lm.read_line(text)
 
 

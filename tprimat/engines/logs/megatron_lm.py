@@ -87,11 +87,14 @@ def pairs(text: str) -> dict[str, str]:
 def read_argument(text: str) -> LineFields | None:
     """One row of the argument dump: '  name ........ value'."""
     match = ARGUMENT.search(text)
-    if match is None:
-        return None
-    if match[1] == "train_iters":
-        return LineFields(total_steps=whole(match[2]))
-    evidence = megatron_argument(match[1], match[2])
+    return argument(match[1], match[2]) if match else None
+
+
+def argument(name: str, value: str) -> LineFields | None:
+    """One Megatron argument, however it was printed; None when it says nothing that a record keeps."""
+    if name == "train_iters":
+        return LineFields(total_steps=whole(value))
+    evidence = megatron_argument(name, value)
     return LineFields(evidence=evidence) if evidence else None
 
 

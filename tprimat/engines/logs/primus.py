@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from tprimat.engines.base import LineFields
 from tprimat.engines.logs import megatron_lm
-from tprimat.engines.logs.text import GIBIBYTE, in_bytes, megatron_argument, number, plain, whole
+from tprimat.engines.logs.text import GIBIBYTE, in_bytes, number, plain
 
 NAME = "primus"
 SIGNS = (("elapsed time per iteration", "rank-"), ("elapsed time per iteration", "hip mem usage"))
@@ -57,9 +57,4 @@ def _value(text: str, name: str) -> str | None:
 def read_setting(text: str) -> LineFields | None:
     """One row of the resolved module configuration: '  name   : value (type)'."""
     match = SETTING.search(text)
-    if match is None:
-        return None
-    if match[1] == "train_iters":
-        return LineFields(total_steps=whole(match[2]))
-    evidence = megatron_argument(match[1], match[2])
-    return LineFields(evidence=evidence) if evidence else None
+    return megatron_lm.argument(match[1], match[2]) if match else None

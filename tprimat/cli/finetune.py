@@ -1,5 +1,6 @@
 """Fine-tuning of Qwen3 8B for the accelerator suite, through torchtune where it is installed."""
 
+import contextlib
 import importlib.util
 import sys
 from collections.abc import Sequence
@@ -83,13 +84,34 @@ def run(modes: Sequence[str], output: Path, checkpoint: Path, ranks: int) -> lis
     return problems
 
 
+def read_logs(output: Path, ranks: int, accelerator: str | None) -> list[str]:
+    """A benchmark file of each log, through the extractor of foreign logs, so that the page is made from records alone.
+
+    Returns:
+        A line about each that says nothing.
+    """
+    from tprimat.cli import extract
+
+    problems = []
+    for mode in MODES:
+        for log in logs_of(mode, output)[-1:]:
+            flags = ["--num-gpus", str(ranks), "--sequence-length", "8192", "--global-batch-size", str(14 * ranks)]
+            flags += ["--gpu", accelerator] if accelerator else []
+            target = output / f"benchmark_{MODEL}_{mode}.json"
+            names = ["--log-file", str(log), "--model-name", MODEL, "--dialect", "torchtune", "--output", str(target)]
+            with contextlib.redirect_stdout(sys.stderr):
+                if extract.main([*names, *flags]) == 2:
+                    problems.append(f"{log} cannot be read")
+    return problems
+
+
 def section(output: Path, reason: str | None, problems: Sequence[str] = ()) -> str:
     """The page's section, from records; or why there are none."""
     from tprimat.record.collect import load_results
     from tprimat.report.finetune import finetune_table
 
     results, _ = load_results([output])
-    made = finetune_table([(result.run, result.steps) for result in results if result.run.model == MODEL])
+    made = finetune_table([(result.path.stem, result) for result in results if result.run.model == MODEL])
     parts = ["## Fine-tuning Qwen3 8B", "Batch 14, packed sequences of 8,192 tokens, compiled, activations recomputed."]
     parts += [made] if made else []
     parts += [f"- {problem}" for problem in problems]

@@ -68,12 +68,14 @@ def measure(options: argparse.Namespace) -> None:
 
 def fine_tune(options: argparse.Namespace) -> list[str]:
     """Qwen3 8B, where torchtune and a checkpoint are here; lines about what did not end well."""
-    from tprimat.probe.device import visible_gpus
+    from tprimat.launch.cluster import this_machine
 
-    ranks = options.ranks or visible_gpus()
-    if "finetune" in options.skip or finetune.why_not(options.checkpoint) or not ranks:
+    machine = this_machine()
+    ranks = options.ranks or (machine.gpus_per_node if machine else None)
+    if "finetune" in options.skip or finetune.why_not(options.checkpoint) or machine is None or ranks is None:
         return []
-    return finetune.run(tuple(finetune.MODES), options.output, options.checkpoint, ranks)
+    problems = finetune.run(tuple(finetune.MODES), options.output, options.checkpoint, ranks)
+    return problems + finetune.read_logs(options.output, ranks, machine.accelerator)
 
 
 def write_page(options: argparse.Namespace, problems: Sequence[str]) -> Path:

@@ -17,6 +17,7 @@ import torch.distributed as dist  # noqa: E402
 from reference_llama import ReferenceModel, split_fused_weights  # noqa: E402
 
 from tprimat.plan.file import read_plan  # noqa: E402
+from tprimat.train.active_options import decide  # noqa: E402
 from tprimat.train.megatron_model import build_chunks, transformer_config  # noqa: E402
 from tprimat.train.megatron_module import initialize_parallel_state  # noqa: E402
 
@@ -25,7 +26,8 @@ if __name__ == "__main__":
     plan = read_plan(Path(sys.argv[1]))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     initialize_parallel_state(plan)
-    (model,) = build_chunks(plan, transformer_config(plan, torch.device("cpu")))
+    options = decide(plan.engine_options, torch.device("cpu"), plan.precision)
+    (model,) = build_chunks(plan, transformer_config(plan, torch.device("cpu"), options), options)
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():  # norms and biases away from one and zero, so that a missing one shows
         for parameter in model.parameters():

@@ -32,6 +32,13 @@ VARIANTS = {
         "dp2 without overlap": {"overlap_grad_reduce": False, "overlap_param_gather": False},
         "dp2, micro-batch 2": {"micro_batch_size": 2},
         "tp2, selective recompute": {"tp": 2, "recompute": "selective"},
+        "tp2, streamed cross-entropy": {"tp": 2, "streamed_cross_entropy": True},
+        "tp2, streamed cross-entropy without sequence parallelism": {
+            "tp": 2,
+            "streamed_cross_entropy": True,
+            "sequence_parallel": False,
+        },
+        "pp2, streamed cross-entropy": {"pp": 2, "streamed_cross_entropy": True},
     },
     4: {"tp2 pp2": {"tp": 2, "pp": 2}, "tp2 pp2 without sequence parallelism": {"tp": 2, "pp": 2, "sequence_parallel": False}},
     8: {

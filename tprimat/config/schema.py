@@ -156,8 +156,14 @@ class EngineOptions:
 
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
-    compile_layers: Flag | Literal["auto"] = "auto"
-    """torch.compile on the transformer layers; auto: on a GPU."""
+    compiled_regions: Flag | Literal["auto"] = "auto"
+    """torch.compile on norms, rotary positions and the loss, each one region for all layers; auto: on a GPU."""
+    streamed_cross_entropy: Flag | Literal["auto"] = "auto"
+    """Loss and output layer chunk by chunk, without whole logits; auto: on a GPU."""
+    accumulate_weight_gradients: Flag | Literal["auto"] = "auto"
+    """Weight gradients straight into the fp32 buffer; auto: on a GPU whose torch can."""
+    cudnn_attention: Flag | Literal["auto"] = "auto"
+    """Prefer cuDNN's attention to Flash's; auto: on an NVIDIA GPU."""
     overlap_grad_reduce: Flag = True
     overlap_param_gather: Flag = True
     distributed_optimizer: Flag = True

@@ -15,7 +15,7 @@ from tprimat.config.schema import (
 )
 from tprimat.facts.models import ModelShape
 
-__all__ = ["Batch", "EngineName", "Layout", "RunPlan"]
+__all__ = ["Batch", "EngineName", "EngineOptions", "Layout", "RunPlan"]
 
 PLAN_VERSION = 1
 REFUSE_UNKNOWN_KEYS: dict[str, Any] = {"extra": "forbid"}

@@ -1,5 +1,7 @@
 """The machine as torch sees it from inside a rank."""
 
+import os
+
 import torch
 
 from tprimat.record.environment import processor_name
@@ -18,3 +20,8 @@ def describe_machine(nodes: int, gpus_per_node: int) -> Machine:
         nodes=nodes,
         memory_bytes=properties.total_memory,
     )
+
+
+def local_rank() -> int:
+    """Of torchrun; 0 for a process that nobody started in a group."""
+    return int(os.environ.get("LOCAL_RANK", "0"))

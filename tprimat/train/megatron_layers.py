@@ -1,5 +1,11 @@
-"""The two modules that Megatron-Core's local layer spec lacks without Transformer Engine: a norm and a core attention."""
+"""The modules that Megatron-Core's local layer spec lacks without Transformer Engine: norms and a core attention.
 
+What is element-wise is compiled in three small regions that all layers share, so the compile time does not grow with
+depth; matrix products and collectives stay outside of them, as Megatron orders them.
+"""
+
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -7,10 +13,17 @@ import torch.nn.functional as F
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from torch import Tensor
 
 from tprimat.facts.models import ModelShape
+
+
+@cache
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """One compiled version of a function for the whole process."""
+    return torch.compile(function, dynamic=False)
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -19,6 +32,18 @@ class RMSNorm(torch.nn.RMSNorm):
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+
+def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    return F.rms_norm(x, weight.shape, weight, epsilon)
+
+
+class CompiledRMSNorm(RMSNorm):
+    """The same, with forward and backward each in one kernel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        return compiled(_rms_norm)(x, self.weight, self.eps)  # type: ignore[no-any-return]
 
 
 class LayerNorm(torch.nn.LayerNorm):
@@ -53,15 +78,58 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
         return out.permute(2, 0, 1, 3).reshape(query.shape[0], query.shape[1], -1)
 
 
-def block_spec(config: TransformerConfig, shape: ModelShape, virtual_stage: int | None) -> TransformerBlockSubmodules:
-    """The layers of one pipeline stage (or chunk of one), on torch alone."""
-    norm = RMSNorm if shape.norm == "rmsnorm" else LayerNorm
-    layer = get_gpt_layer_local_spec(normalization="RMSNorm" if norm is RMSNorm else None, qk_layernorm=shape.qk_norm)
+class RotarySDPACoreAttention(SDPACoreAttention):
+    """Attention that turns queries and keys itself, both in one kernel, instead of Megatron's chain of small ones."""
+
+    def __init__(self, config: TransformerConfig, layer_number: int, *_: Any, rotary: Callable[[int], Tensor], **__: Any) -> None:
+        super().__init__(config, layer_number)
+        self.rotary = rotary
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
+        """Turn by position, then attend; shapes as in SDPACoreAttention."""
+        q, k = compiled(rotate)(query, key, self.rotary(query.shape[0]))
+        return super().forward(q, k, value)
+
+
+def rotate(query: Tensor, key: Tensor, angles: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotary positions (RoFormer, arXiv:2104.09864), dimension i paired with i + head_dim / 2, in fp32.
+
+    Args:
+        query: shape (tokens, sequences, heads, head_dim).
+        key: shape (tokens, sequences, key/value heads, head_dim).
+        angles: shape (tokens, 1, 1, head_dim), both halves alike, radians.
+    """
+    cos, sin = angles.cos(), angles.sin()
+
+    def turned(x: Tensor) -> Tensor:
+        first, second = x.float().chunk(2, dim=-1)
+        return (x * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)
+
+    return turned(query), turned(key)
+
+
+def block_spec(
+    config: TransformerConfig, shape: ModelShape, virtual_stage: int | None, rotary: Callable[[int], Tensor] | None
+) -> TransformerBlockSubmodules:
+    """The layers of one pipeline stage (or chunk of one), on torch alone.
+
+    Args:
+        config: of the whole model.
+        shape: of the whole model.
+        virtual_stage: chunk of this rank under virtual pipelining.
+        rotary: tokens -> angles, if the compiled regions are wanted; None leaves the positions to Megatron.
+    """
+    norm: type[torch.nn.Module] = LayerNorm
+    if shape.norm == "rmsnorm":
+        norm = CompiledRMSNorm if rotary else RMSNorm
+    layer = get_gpt_layer_local_spec(normalization="RMSNorm" if shape.norm == "rmsnorm" else None, qk_layernorm=shape.qk_norm)
     parts = layer.submodules
     parts.input_layernorm = parts.pre_mlp_layernorm = norm
     parts.sharded_state_dict_keys_map = {}
     attention = parts.self_attention.submodules
-    attention.core_attention = SDPACoreAttention
+    attention.core_attention = (
+        ModuleSpec(module=RotarySDPACoreAttention, params={"rotary": rotary}) if rotary else SDPACoreAttention
+    )
     if shape.qk_norm:
         attention.q_layernorm = attention.k_layernorm = norm
     layers = get_num_layers_to_build(config, vp_stage=virtual_stage)

@@ -1,11 +1,14 @@
 """RunPlan -> Megatron-Core's GPTModel: the exact architecture, split as the plan says, with the same weights in every layout."""
 
 import zlib
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from megatron.core import parallel_state
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
@@ -14,7 +17,9 @@ from torch import Tensor
 from tprimat.errors import LaunchError
 from tprimat.facts.models import ModelShape
 from tprimat.plan.schema import RunPlan
+from tprimat.train.active_options import ActiveOptions
 from tprimat.train.megatron_layers import block_spec
+from tprimat.train.streamed_loss import StreamedLossModel
 
 INITIAL_STANDARD_DEVIATION = 0.02
 """Of Megatron-LM, GPT-2 and Llama alike; the two projections back into the residual stream get it divided by sqrt(2 layers)."""
@@ -29,7 +34,7 @@ def padded_vocabulary(shape: ModelShape) -> int:
     return -(-shape.vocabulary // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
 
 
-def transformer_config(plan: RunPlan, device: torch.device) -> TransformerConfig:
+def transformer_config(plan: RunPlan, device: torch.device, options: ActiveOptions) -> TransformerConfig:
     """Megatron's description of the model and of how it is run."""
     shape, layout = plan.shape, plan.layout
     if shape.experts or shape.kv_lora_rank:
@@ -72,7 +77,7 @@ def transformer_config(plan: RunPlan, device: torch.device) -> TransformerConfig
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
         persist_layer_norm=False,
-        gradient_accumulation_fusion=False,
+        gradient_accumulation_fusion=options.accumulate_weight_gradients,
         cross_entropy_loss_fusion=on_gpu,
         cross_entropy_fusion_impl="native",
         # gloo reads a tensor that is being sent from a thread of its own, after Megatron has freed it; NCCL is ordered by stream.
@@ -94,24 +99,29 @@ def _recompute(plan: RunPlan) -> dict[str, Any]:
     return {}
 
 
-def build_chunks(plan: RunPlan, config: TransformerConfig) -> list[GPTModel]:
+def build_chunks(plan: RunPlan, config: TransformerConfig, options: ActiveOptions) -> list[GPTModel]:
     """This rank's part of the model: one chunk, or several under virtual pipelining, with their first weights."""
     stages = plan.layout.virtual_pipeline
-    return [_build_chunk(plan, config, stage) for stage in (range(stages) if stages else [None])]
+    return [_build_chunk(plan, config, options, stage) for stage in (range(stages) if stages else [None])]
 
 
-def _build_chunk(plan: RunPlan, config: TransformerConfig, virtual_stage: int | None) -> GPTModel:
+def _build_chunk(plan: RunPlan, config: TransformerConfig, options: ActiveOptions, virtual_stage: int | None) -> GPTModel:
     shape = plan.shape
-    model = GPTModel(
+    rotary = _rotary(shape, config) if options.compiled_regions and shape.position == "rope" else None
+    kind: Any = GPTModel
+    if options.streamed_cross_entropy:
+        kind = partial(StreamedLossModel, compile_regions=options.compiled_regions)
+    model = kind(
         config=config,
-        transformer_layer_spec=block_spec(config, shape, virtual_stage),
+        transformer_layer_spec=block_spec(config, shape, virtual_stage, rotary),
         vocab_size=padded_vocabulary(shape),
         max_sequence_length=plan.batch.sequence_tokens if shape.position == "rope" else shape.context_tokens,
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=virtual_stage),
         post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=virtual_stage),
         parallel_output=True,
         share_embeddings_and_output_weights=shape.tied_embeddings,
-        position_embedding_type="rope" if shape.position == "rope" else "learned_absolute",
+        # Where the attention turns queries and keys itself, Megatron must not turn them again.
+        position_embedding_type="none" if rotary else "rope" if shape.position == "rope" else "learned_absolute",
         rotary_base=int(shape.rope_base),
         rope_scaling=shape.rope_scaling is not None,
         rope_scaling_factor=shape.rope_scaling.factor if shape.rope_scaling else 1.0,
@@ -119,6 +129,19 @@ def _build_chunk(plan: RunPlan, config: TransformerConfig, virtual_stage: int | 
     )
     _initialize(model, config, plan.seed, get_transformer_layer_offset(config, vp_stage=virtual_stage))
     return model
+
+
+def _rotary(shape: ModelShape, config: TransformerConfig) -> Callable[[int], Tensor]:
+    """Megatron's own table of angles, made once for each sequence length."""
+    table = RotaryEmbedding(
+        kv_channels=shape.head_dim,
+        rotary_percent=1.0,
+        rotary_base=int(shape.rope_base),
+        rope_scaling=shape.rope_scaling is not None,
+        rope_scaling_factor=shape.rope_scaling.factor if shape.rope_scaling else 1.0,
+        use_cpu_initialization=config.use_cpu_initialization,
+    )
+    return cache(table)
 
 
 def _initialize(model: GPTModel, config: TransformerConfig, seed: int, first_layer: int) -> None:

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from tprimat.errors import LaunchError
 from tprimat.plan.schema import RunPlan
+from tprimat.train.active_options import ActiveOptions
 from tprimat.train.data import GlobalBatches, RankPlace, Sequences, open_sequences
 from tprimat.train.lightning_api import lightning
 from tprimat.train.megatron_model import PARAMETER_DTYPES, build_chunks, transformer_config
@@ -37,9 +38,10 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
 
     automatic_optimization = False
 
-    def __init__(self, plan: RunPlan) -> None:
+    def __init__(self, plan: RunPlan, options: ActiveOptions) -> None:
         super().__init__()
         self.plan = plan
+        self.options = options
         self.chunks: list[DistributedDataParallel] = []
         self.sequences: Sequences | None = None
         self.observed: Observed | None = None
@@ -56,16 +58,16 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         """Build this rank's chunks, with gradient buffers over the replicas around them."""
         if self.chunks:
             return
-        plan, options = self.plan, self.plan.engine_options
-        self.config = transformer_config(plan, self.device)
+        plan, options = self.plan, self.options
+        self.config = transformer_config(plan, self.device, options)
         precision = PARAMETER_DTYPES[plan.precision]
         ddp = DistributedDataParallelConfig(
             use_distributed_optimizer=options.distributed_optimizer,
             grad_reduce_in_fp32=True,
             overlap_grad_reduce=options.overlap_grad_reduce,
-            overlap_param_gather=options.overlap_param_gather and options.distributed_optimizer,
+            overlap_param_gather=options.overlap_param_gather,
         )
-        for number, chunk in enumerate(build_chunks(plan, self.config)):
+        for number, chunk in enumerate(build_chunks(plan, self.config, options)):
             model = chunk.to(self.device)
             if precision is torch.bfloat16:
                 model = Float16Module(self.config, model)
@@ -78,8 +80,8 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
 
     def configure_optimizers(self) -> MegatronOptimizer:
         """Megatron's optimizer, wired to the schedule functions that want to know of it."""
-        options = self.plan.engine_options
-        self.megatron_optimizer = MegatronOptimizer(self.chunks, self.plan)
+        options = self.options
+        self.megatron_optimizer = MegatronOptimizer(self.chunks, self.plan, options)
         self.config.finalize_model_grads_func = finalize_model_grads
         self.config.grad_scale_func = self.megatron_optimizer.megatron.scale_loss
         if options.overlap_grad_reduce:
@@ -160,8 +162,9 @@ def _observed(batch: list[Tensor], tokens: int) -> Observed:
     )
 
 
-def _mean_loss(per_token: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    loss = per_token.float().mean()
+def _mean_loss(losses: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Of the losses of all tokens, or of their mean where the model has taken it already."""
+    loss = losses.float().mean()
     # A copy, because the schedule divides the loss itself by the number of micro-batches, in place.
     return loss, {"loss": loss.detach().clone()}
 

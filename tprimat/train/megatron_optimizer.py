@@ -10,14 +10,15 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer.module import MegatronModule
 
 from tprimat.plan.schema import RunPlan
+from tprimat.train.active_options import ActiveOptions
 from tprimat.train.megatron_model import PARAMETER_DTYPES
 
 
 class MegatronOptimizer(torch.optim.Optimizer):
     """AdamW with fp32 master weights (sharded over replicas where asked), gradient clipping and the schedule."""
 
-    def __init__(self, chunks: list[MegatronModule], plan: RunPlan) -> None:
-        settings, options = plan.optimizer, plan.engine_options
+    def __init__(self, chunks: list[MegatronModule], plan: RunPlan, options: ActiveOptions) -> None:
+        settings = plan.optimizer
         dtype = PARAMETER_DTYPES[plan.precision]
         self.megatron = get_megatron_optimizer(
             MegatronOptimizerConfig(
@@ -32,13 +33,15 @@ class MegatronOptimizer(torch.optim.Optimizer):
                 bf16=dtype is torch.bfloat16,
                 params_dtype=dtype,
                 use_distributed_optimizer=options.distributed_optimizer,
-                overlap_param_gather=options.overlap_param_gather and options.distributed_optimizer,
+                overlap_param_gather=options.overlap_param_gather,
             ),
             chunks,
         )
         self.grad_norm: float | None = None
         super().__init__([torch.zeros(1, requires_grad=True)], {"lr": settings.learning_rate})
         self.param_groups = self.megatron.param_groups
+        for group in self.param_groups if options.fused_adam else ():
+            group["fused"], group["foreach"] = True, False
         self.scheduler = _scheduler(self.megatron, plan)
 
     @property

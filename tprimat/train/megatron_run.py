@@ -1,18 +1,22 @@
 """Trains a plan on the embedded engine."""
 
 import os
-from dataclasses import replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tprimat.plan.expected import mismatches
 from tprimat.plan.schema import RunPlan
 from tprimat.record.environment import software_versions
 from tprimat.record.schema import RunRecord
 from tprimat.record.store import RunDirectory
+from tprimat.train.accelerator import local_rank
+from tprimat.train.active_options import ActiveOptions, decide
 from tprimat.train.callback import BenchmarkCallback
 from tprimat.train.launched import launched_record
 from tprimat.train.lightning_api import lightning, quieten
@@ -33,13 +37,16 @@ def train(plan: RunPlan, redirected: bool) -> None:
     # Megatron's overlap of communication and computation relies on one hardware queue (Megatron-LM's own requirement).
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     directory = Path(plan.run_directory)
+    if on_gpu:
+        torch.cuda.set_device(local_rank())
+    options = decide(plan.engine_options, torch.device("cuda" if on_gpu else "cpu"), plan.precision)
     trainer = lightning.Trainer(
         accelerator="gpu" if on_gpu else "cpu",
         devices=plan.gpus_per_node,
         num_nodes=plan.nodes,
         strategy=MegatronStrategy(plan, process_group_backend="nccl" if on_gpu else "gloo"),
         max_steps=plan.steps,
-        callbacks=[BenchmarkCallback(directory, describe=_describer(plan, redirected))],
+        callbacks=[BenchmarkCallback(directory, describe=_describer(plan, options, redirected))],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -47,18 +54,27 @@ def train(plan: RunPlan, redirected: bool) -> None:
         use_distributed_sampler=False,
         limit_val_batches=0,
     )
-    trainer.fit(MegatronModule(plan))
+    with attention_preference(options):
+        trainer.fit(MegatronModule(plan, options))
     if trainer.global_rank == 0:
         _note_completed(RunDirectory(directory))
 
 
-def _describer(plan: RunPlan, redirected: bool) -> Any:
+def attention_preference(options: ActiveOptions) -> AbstractContextManager[Any]:
+    """CuDNN's attention before Flash's, where it is wanted; torch decides otherwise."""
+    if not options.cudnn_attention:
+        return nullcontext()
+    return sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH], set_priority=True)
+
+
+def _describer(plan: RunPlan, options: ActiveOptions, redirected: bool) -> Any:
     def describe(trainer: Any, module: MegatronModule) -> RunRecord:
         del trainer
         evidence = observe(module, redirected)
         return replace(
             launched_record(plan),
             software=software_versions(),
+            engine_options=asdict(options),
             matmul_dtype=evidence.matmul_dtype,
             evidence=evidence,
             mismatches=mismatches(plan, evidence),

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from tprimat.errors import LaunchError
 from tprimat.plan.schema import RunPlan
+from tprimat.train.accelerator import local_rank
 
 END_OF_DOCUMENT = 256
 """Byte-level token after each file; bytes are their own tokens 0..255."""
@@ -77,7 +78,7 @@ def open_text(plan: RunPlan, vocabulary: int) -> TextSequences:
     """
     source = plan.dataset.removeprefix("text:")
     prefix, tokenizer = _cached(source, plan.tokenizer)
-    if int(os.environ.get("LOCAL_RANK", "0")) == 0 and not Path(get_idx_path(str(prefix))).exists():
+    if local_rank() == 0 and not Path(get_idx_path(str(prefix))).exists():
         _build(prefix, source, plan.tokenizer)
     if dist.is_initialized():
         dist.barrier()

@@ -30,9 +30,11 @@ def main(arguments: list[str] | None = None) -> int:
 def train(plan: RunPlan) -> None:
     """Hand a plan to its engine's trainer."""
     quieten()
-    from tprimat.train import redirect
+    from tprimat.train import redirect, weight_gradients
 
     redirected = redirect.install()  # before anything imports megatron.core
+    if not redirected:
+        weight_gradients.install()
     import torch.distributed as dist
 
     from tprimat.train import megatron_run

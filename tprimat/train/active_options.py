@@ -1,0 +1,42 @@
+"""The engine's switches as they really are on this device: every `auto` decided."""
+
+from dataclasses import dataclass
+
+import torch
+
+from tprimat.plan.schema import EngineOptions
+from tprimat.train import weight_gradients
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActiveOptions:
+    """What is on."""
+
+    compiled_regions: bool
+    streamed_cross_entropy: bool
+    accumulate_weight_gradients: bool
+    cudnn_attention: bool
+    fused_adam: bool
+    distributed_optimizer: bool
+    overlap_grad_reduce: bool
+    overlap_param_gather: bool
+
+
+def decide(options: EngineOptions, device: torch.device, parameter_dtype: str) -> ActiveOptions:
+    """Decide each `auto`: on a GPU on, where it works; on a CPU off."""
+    on_gpu = device.type == "cuda"
+
+    def on(asked: bool | str, default: bool) -> bool:
+        return default if isinstance(asked, str) else asked
+
+    can_accumulate = on_gpu and parameter_dtype == "bf16" and weight_gradients.works_on(device)
+    return ActiveOptions(
+        compiled_regions=on(options.compiled_regions, on_gpu),
+        streamed_cross_entropy=on(options.streamed_cross_entropy, on_gpu),
+        accumulate_weight_gradients=on(options.accumulate_weight_gradients, can_accumulate),
+        cudnn_attention=on(options.cudnn_attention, on_gpu and torch.version.hip is None),
+        fused_adam=on(options.fused_adam, on_gpu),
+        distributed_optimizer=options.distributed_optimizer,
+        overlap_grad_reduce=options.overlap_grad_reduce,
+        overlap_param_gather=options.overlap_param_gather and options.distributed_optimizer,
+    )

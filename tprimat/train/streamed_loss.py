@@ -1,0 +1,135 @@
+"""Output layer and cross-entropy in one, chunk by chunk: the logits of a micro-batch never exist as a whole.
+
+At 8,192 tokens and 128,256 words the logits, their fp32 copy and their gradient would take 10 GB. Here a chunk's logits
+are made, turned into losses and at once into their gradient, and forgotten; because the loss is a mean, the incoming
+gradient is one number, so the gradients of hidden states and weight can be taken in the forward pass and scaled later
+(the idea of Liger Kernel's fused linear cross-entropy, arXiv:2410.10989, here over a vocabulary split by tensor ranks).
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.models.gpt import GPTModel
+from torch import Tensor
+
+from tprimat.train.megatron_layers import compiled
+from tprimat.train.weight_gradients import accumulate_product
+
+CHUNK_TOKENS = 2048
+"""Enough rows for a full-speed matrix product, few enough that their logits are small beside a layer's activations."""
+
+
+class StreamedLossModel(GPTModel):  # type: ignore[misc]
+    """GPTModel whose loss is the mean over the micro-batch's tokens, computed without whole logits. Without labels: logits."""
+
+    def __init__(self, *arguments: Any, compile_regions: bool, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.compile_regions = compile_regions
+        self._streaming = False
+        if self.post_process:
+            self._logits = self.output_layer.forward
+            self.output_layer.forward = self._hidden_or_logits
+
+    def forward(self, *arguments: Any, labels: Tensor | None = None, **options: Any) -> Tensor:
+        """As GPTModel's; the last stage returns a scalar where labels are given."""
+        self._streaming = labels is not None
+        return super().forward(*arguments, labels=labels, **options)  # type: ignore[no-any-return]
+
+    def _hidden_or_logits(self, hidden: Tensor, **options: Any) -> tuple[Tensor, None]:
+        # Still called as a module, so that hooks which wait for gathered weights fire.
+        return (hidden, None) if self._streaming else self._logits(hidden, **options)
+
+    def compute_language_model_loss(self, labels: Tensor, logits: Tensor) -> Tensor:
+        """Mean cross-entropy.
+
+        Args:
+            labels: shape (sequences, tokens).
+            logits: the hidden states, shape (tokens of this rank, sequences, hidden).
+        """
+        if self.config.sequence_parallel:
+            hidden = tensor_parallel.gather_from_sequence_parallel_region(logits, tensor_parallel_output_grad=True)
+        else:
+            hidden = tensor_parallel.copy_to_tensor_model_parallel_region(logits)
+        weight = (
+            self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else self.output_layer.weight
+        )
+        flat = hidden.reshape(-1, hidden.shape[-1])
+        targets = labels.transpose(0, 1).reshape(-1)
+        return LinearCrossEntropy.apply(flat, weight, targets, self.compile_regions)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class LinearCrossEntropy(torch.autograd.Function):
+    """mean(cross_entropy(hidden @ weight.T, targets)) over a vocabulary that tensor ranks share."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, compile_regions: bool) -> Tensor:
+        """Losses and both gradients, chunk by chunk.
+
+        Args:
+            ctx: keeps the gradients.
+            hidden: shape (n, hidden), all tokens on every tensor rank.
+            weight: shape (vocabulary of this rank, hidden).
+            targets: shape (n,), token ids of the whole vocabulary.
+            compile_regions: whether the element-wise parts are compiled.
+        """
+        first_word = weight.shape[0] * parallel_state.get_tensor_model_parallel_rank()
+        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        hidden_grad = torch.empty_like(hidden)
+        weight_grad = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
+        for start in range(0, hidden.shape[0], CHUNK_TOKENS):
+            rows = slice(start, start + CHUNK_TOKENS)
+            logits = hidden[rows] @ weight.t()
+            losses, logits_grad = _losses_and_gradient(logits, targets[rows] - first_word, compile_regions)
+            total += losses
+            torch.mm(logits_grad, weight, out=hidden_grad[rows])
+            accumulate_product(weight_grad, logits_grad, hidden[rows])
+        ctx.save_for_backward(hidden_grad, weight_grad, weight)
+        ctx.tokens = hidden.shape[0]
+        return total / hidden.shape[0]
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        """Scale what the forward pass has taken."""
+        hidden_grad, weight_grad, weight = ctx.saved_tensors
+        scale = upstream / ctx.tokens
+        return hidden_grad * scale.to(hidden_grad.dtype), (weight_grad * scale).to(weight.dtype), None, None
+
+
+def _losses_and_gradient(logits: Tensor, places: Tensor, compile_regions: bool) -> tuple[Tensor, Tensor]:
+    """Sum of the chunk's losses, and the gradient of it by the logits of this rank.
+
+    Args:
+        logits: shape (rows, words of this rank).
+        places: shape (rows,), targets as columns of this rank; outside of them, another rank's.
+        compile_regions: whether the element-wise parts are compiled.
+    """
+    run = compiled if compile_regions else (lambda function: function)
+    group, ranks = parallel_state.get_tensor_model_parallel_group(), parallel_state.get_tensor_model_parallel_world_size()
+    largest = run(_largest)(logits)
+    if ranks > 1:
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+    sums = run(_sums)(logits, places, largest)
+    if ranks > 1:
+        dist.all_reduce(sums, group=group)
+    return run(_finish)(logits, places, largest, sums)  # type: ignore[no-any-return]
+
+
+def _largest(logits: Tensor) -> Tensor:
+    return logits.max(dim=-1).values.float()
+
+
+def _sums(logits: Tensor, places: Tensor, largest: Tensor) -> Tensor:
+    """Shape (2, rows): sum of exponentials, and the target's shifted logit where it is this rank's."""
+    shifted = logits.float() - largest[:, None]
+    mine = (places >= 0) & (places < logits.shape[1])
+    target = shifted.gather(1, places.clamp(0, logits.shape[1] - 1)[:, None])[:, 0]
+    return torch.stack([shifted.exp().sum(dim=-1), torch.where(mine, target, 0.0)])
+
+
+def _finish(logits: Tensor, places: Tensor, largest: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
+    log_sum = sums[0].log()
+    probabilities = (logits.float() - (largest + log_sum)[:, None]).exp()
+    is_target = places[:, None] == torch.arange(logits.shape[1], device=logits.device)
+    return (log_sum - sums[1]).sum(), (probabilities - is_target.float()).to(logits.dtype)

@@ -15,6 +15,8 @@ EngineName = Literal["megatron", "nemo", "primus"]
 EngineChoice = Literal["auto", "megatron", "nemo", "primus"]
 Precision = Literal["bf16", "fp8", "fp32"]
 Recompute = Literal["none", "selective", "full"]
+PrimusLauncher = Literal["direct", "container", "slurm", "script"]
+Scalar = bool | int | float | str | None
 Size = Literal["full", "tiny"]
 FlopsConvention = Literal["causal", "full", "6n"]
 
@@ -172,6 +174,22 @@ class EngineOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrimusOptions:
+    """How the engine primus is started, and what it is told beside the plan."""
+
+    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
+
+    launcher: PrimusLauncher | Literal["auto"] = "auto"
+    """direct, container and slurm are primus-cli's; script is examples/run_pretrain.sh. auto: direct, or script before v0.5.0."""
+    image: str | None = None
+    """Container image for the launchers container and slurm. None: Primus's own for container, no container for slurm."""
+    slurm_arguments: tuple[str, ...] = ()
+    """For srun, such as [--partition, gpu, --exclusive]."""
+    overrides: dict[str, Scalar] = field(default_factory=dict)
+    """Further keys of Primus's pre_trainer module, such as use_turbo_attention; never those that the plan decides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlatformOptimizations:
     """Choices that differ between platforms."""
 
@@ -182,6 +200,7 @@ class PlatformOptimizations:
     engine_options: EngineOptions = field(default_factory=EngineOptions)
     environment: dict[str, str] = field(default_factory=dict)
     """Variables for the framework's processes, such as NCCL_*; never data of ours."""
+    primus: PrimusOptions = field(default_factory=PrimusOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

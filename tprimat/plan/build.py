@@ -11,7 +11,7 @@ from tprimat.config.schema import EngineName, LayoutConfig, ModelConfig, Platfor
 from tprimat.errors import ConfigError
 from tprimat.facts.models import ModelShape, model_shape, tiny
 from tprimat.plan.layout import LayoutRequest, resolve
-from tprimat.plan.schema import Batch, Layout, RunPlan
+from tprimat.plan.schema import Batch, Layout, PrimusStart, RunPlan
 
 K = TypeVar("K", bound=str)
 V = TypeVar("V")
@@ -35,6 +35,8 @@ class PlanRequest:
     run_id: str
     run_directory: str
     output_directory: str
+    primus: PrimusStart | None = None
+    """For the engine primus."""
     command: tuple[str, ...] = ()
     """The user's command line, for the record."""
 
@@ -66,6 +68,7 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
         size=request.size,
         nemo_recipe=model.nemo_recipe,
         primus_config=model.primus_config,
+        primus=request.primus,
         strategy=request.strategy,
         engine=request.engine,
         engine_reason=request.engine_reason,

@@ -1,6 +1,6 @@
 """What a run will do: the one document that goes into a worker (plan.json)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from tprimat.config.schema import (
@@ -9,13 +9,26 @@ from tprimat.config.schema import (
     OptimizerConfig,
     PlatformName,
     Precision,
+    PrimusLauncher,
+    PrimusOptions,
     ProfilingConfig,
     Recompute,
+    Scalar,
     Size,
 )
 from tprimat.facts.models import ModelShape
 
-__all__ = ["Batch", "EngineName", "EngineOptions", "Layout", "RunPlan"]
+__all__ = [
+    "Batch",
+    "EngineName",
+    "EngineOptions",
+    "Layout",
+    "PrimusLauncher",
+    "PrimusOptions",
+    "PrimusStart",
+    "RunPlan",
+    "Scalar",
+]
 
 PLAN_VERSION = 1
 REFUSE_UNKNOWN_KEYS: dict[str, Any] = {"extra": "forbid"}
@@ -66,6 +79,22 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrimusStart:
+    """Which Primus carries out a plan, and how it is started."""
+
+    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
+
+    program: str
+    """primus-cli, or run_pretrain.sh for the launcher script."""
+    launcher: PrimusLauncher
+    directory: str | None = None
+    """Root of the checkout, from which Primus must be started; None for an installed package."""
+    image: str | None = None
+    slurm_arguments: tuple[str, ...] = ()
+    overrides: dict[str, Scalar] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
     """Everything that a worker needs to know."""
 
@@ -79,6 +108,8 @@ class RunPlan:
     size: Size
     nemo_recipe: str | None = None
     primus_config: str | None = None
+    primus: PrimusStart | None = None
+    """For the engine primus."""
     strategy: str
     engine: EngineName
     engine_reason: str

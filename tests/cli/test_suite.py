@@ -29,6 +29,12 @@ def test_one_command_measures_writes_the_page_and_goes_on_where_it_stopped(tmp_p
     assert "torchtune is not installed" in text
 
 
+def test_a_probe_that_does_not_exist_cannot_be_skipped(tmp_path):
+    done = suite("--output", tmp_path, "--skip", "gem")
+    assert done.returncode == 2
+    assert "no probe 'gem'" in done.stderr
+
+
 def test_a_page_without_records_is_refused(tmp_path):
     done = suite("--output", tmp_path, "--page-only")
     assert done.returncode == 2

@@ -48,10 +48,12 @@ def spin(seconds):
 
 
 def test_a_sample_is_the_time_of_the_call_alone():
-    watch = Stopwatch(CPU, cache_bytes=2**24)
+    watch = Stopwatch(CPU, cache_bytes=2**27)
+    started = time.perf_counter()
     samples = watch.measure(lambda: spin(2e-3), Effort(warmup=2, repetitions=10))
+    whole = time.perf_counter() - started
     assert all(sample >= 2e-3 for sample in samples)
-    assert min(samples) < 2.5e-3
+    assert sum(samples) < 0.8 * whole, "overwriting 256 MiB before each call is not part of it"
 
 
 def test_without_stopping_rules_every_rank_makes_the_same_number_of_calls():

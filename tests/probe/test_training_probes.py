@@ -8,6 +8,13 @@ from tprimat.probe import gemm_models, mlp, transformer
 from tprimat.probe.gpt import build
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _same_weights_each_time():
+    torch.manual_seed(1234)
+
+
 PUBLISHED = {
     "Small": "30M",
     "Medium": "124M",
@@ -39,7 +46,7 @@ def test_a_transformer_step_lowers_the_loss_of_the_batch_it_sees():
     call = transformer.prepare(transformer.model_shape("Small", transformer.SMALL_SIZES["Small"], small=True), 2, False, CPU)
     model, _, tokens = call.args
     before = model(tokens[:, :-1], tokens[:, 1:]).item()
-    for _ in range(60):
+    for _ in range(40):
         call()
     assert model(tokens[:, :-1], tokens[:, 1:]).item() < before - 0.3
 
@@ -49,7 +56,7 @@ def test_a_later_token_does_not_change_what_is_predicted_before_it():
     model = build(shape, CPU).float()
     x = torch.randn(1, 8, shape.hidden)
     changed = x.clone()
-    changed[0, 5] += 1
+    changed[0, 5] = torch.randn(shape.hidden)
     difference = (model.blocks[0](x) - model.blocks[0](changed)).abs().amax(-1)[0]
     assert (difference > 0).tolist() == [False] * 5 + [True] * 3
 
@@ -67,9 +74,9 @@ def test_the_three_layer_network_has_134_million_weights_and_learns():
     call = mlp.prepare((16, 32, 32, 16), CPU)
     model, _, inputs, targets = call.args
     before = torch.nn.functional.mse_loss(model(inputs), targets).item()
-    for _ in range(200):
+    for _ in range(40):
         call()
-    assert torch.nn.functional.mse_loss(model(inputs), targets).item() < before
+    assert torch.nn.functional.mse_loss(model(inputs), targets).item() < before - 0.02
 
 
 def test_the_products_of_a_model_under_a_split_add_up_to_its_matmul_weights():

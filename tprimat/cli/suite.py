@@ -17,7 +17,7 @@ from tprimat.cli import finetune
 from tprimat.cli.probe import FILE_NAME, tell
 from tprimat.cli.ranks import environment, supervise
 from tprimat.engines.base import Command
-from tprimat.errors import RecordError, UserError
+from tprimat.errors import ConfigError, RecordError, UserError
 
 ORDER = ("gemm", "memory", "attention", "mlp", "transformer", "collectives", "ddp")
 """What other results are held against comes first, in case the time does not suffice."""
@@ -51,6 +51,18 @@ def measure_kind(kind: str, options: argparse.Namespace, seconds: float | None) 
     ending = supervise(command, lambda line: None if line.startswith("{") else tell(line))
     if ending.exit_code:
         tell(f"{kind} ended with status {ending.exit_code}; the suite goes on.")
+
+
+def check_skip(text: str) -> None:
+    """Names of probes.
+
+    Raises:
+        ConfigError: one of them does not exist.
+    """
+    known = {*ORDER, "finetune"}
+    for name in filter(None, (part.strip() for part in text.split(","))):
+        if name not in known:
+            raise ConfigError(f"There is no probe {name!r}.", where="--skip", fix=", ".join((*ORDER, "finetune")))
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -101,6 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0, or 2 for a mistake that the user can mend."""
     options = parser().parse_args(argv)
     try:
+        check_skip(options.skip)
         problems: list[str] = []
         if not options.page_only:
             measure(options)

@@ -17,6 +17,8 @@ BATCH = 256
 STEPS = 100
 WIDTHS = (4096, 8192, 8192, 4096)
 SMALL_WIDTHS = (64, 128, 128, 64)
+LEARNING_RATE = 1e-3
+"""Large enough that bf16 weights do not round the update away."""
 EFFORT = Effort(repetitions=STEPS, relative_interval=None, seconds=20.0, flush=False)
 
 
@@ -38,7 +40,7 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: torch
 def prepare(widths: tuple[int, ...], device: torch.device) -> Call:
     """Network, optimizer and one batch on the device; one step as a call."""
     model = network(widths, device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device.type == "cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=device.type == "cuda")
     inputs = torch.randn(BATCH, widths[0], device=device, dtype=torch.bfloat16)
     targets = torch.randn(BATCH, widths[-1], device=device, dtype=torch.bfloat16)
     return partial(train_step, model, optimizer, inputs, targets)

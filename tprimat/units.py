@@ -28,6 +28,14 @@ def si(value: float | None, unit: str = "") -> str:
     return f"{significant(value / scale)} {prefix}{unit}".rstrip()
 
 
+def billions(value: float | None) -> str:
+    """7597433417 -> '7.60 billion'; under a tenth of a billion in millions."""
+    if value is None:
+        return ABSENT
+    scale, word = (1e9, "billion") if value >= 1e8 else (1e6, "million")
+    return f"{significant(value / scale)} {word}"
+
+
 def significant(value: float, digits: int = 3) -> str:
     """Fixed-point text with at least `digits` significant digits; whole parts are never rounded away."""
     if value == 0:

@@ -21,6 +21,10 @@ MI300X = Machine(platform="rocm", accelerator="AMD Instinct MI300X", gpus_per_no
 LAPTOP = Machine(platform="cpu", accelerator="Example CPU", gpus_per_node=2, nodes=1)
 SYNTHETIC = Evidence(source="log", notes=("synthetic data from tests/runs/make_runs.py, not a measurement",))
 
+REBUILT = Evidence(
+    source="log", notes=("rebuilt by tests/runs/make_runs.py from published figures; the steps are not a measurement",)
+)
+
 
 def a_run(run_id: str, **changes: object) -> RunRecord:
     """A completed run of Llama on 8 H100 unless said otherwise."""
@@ -98,6 +102,32 @@ def write_groups(folder: Path) -> None:
     write_run(folder / "h100", failed, [])
 
 
+def published_runs() -> list[tuple[RunRecord, float]]:
+    """The runs behind the first TPrimat's published figures, with the unrounded tokens/s that give all of them.
+
+    7,597,433,417 tokens a day leave 87,933.257 tokens/s; step times of 14.91, 15.22, 3.32 and 4.43 s leave the tokens a step.
+    """
+    qwen, llama = (
+        {"model": name, "shape": model_shape(key)} for name, key in (("qwen", "qwen-2.5-7b"), ("llama", "llama-3.1-8b"))
+    )
+    amd = {"machine": MI300X, "engine": "primus", "clock": "framework", "evidence": REBUILT}
+    nvidia = {"machine": H100, "engine": "nemo", "clock": "framework", "evidence": REBUILT}
+    return [
+        (a_run("published-mi300x-qwen", **amd, **qwen, global_batch_sequences=640), 7_597_433_417.5 / 86_400),
+        (a_run("published-mi300x-llama", **amd, **llama, sequence_tokens=8192), 68_875.0),
+        (a_run("published-h100-qwen", **nvidia, **qwen), 78_877.0),
+        (a_run("published-h100-llama", **nvidia, **llama), 59_175.0),
+    ]
+
+
+def write_published(folder: Path) -> None:
+    """Twelve equal steps each: only the rate was published."""
+    for run, rate in published_runs():
+        tokens = run.global_batch_sequences * run.sequence_tokens
+        steps = [StepRecord(step=i, step_seconds=tokens / rate, tokens=tokens) for i in range(1, 13)]
+        write_run(folder / "published", run, steps)
+
+
 def foreign_documents() -> dict[str, object]:
     """Result files in the forms that other programs write."""
     seconds = [round(float(value), 5) for value in step_times(2.5, 50, steps=24, warmup=1)]
@@ -147,6 +177,7 @@ def foreign_documents() -> dict[str, object]:
 def write_all(folder: Path) -> None:
     """Everything under one folder."""
     write_groups(folder)
+    write_published(folder)
     (folder / "foreign").mkdir(parents=True, exist_ok=True)
     for name, document in foreign_documents().items():
         (folder / "foreign" / name).write_text(json.dumps(document) + "\n", encoding="utf8")

@@ -49,7 +49,8 @@ def measure(result: RunResult, options: MetricOptions, prices: Mapping[str, floa
     elif run.mismatches:
         reason = "what ran is not what was asked: " + "; ".join(run.mismatches)
     price = options.cost_per_gpu_hour if options.cost_per_gpu_hour is not None else price_of(run, prices)
-    chosen = replace(options, telemetry=result.telemetry, cost_per_gpu_hour=price)
+    stated = result.stated_tokens_per_second
+    chosen = replace(options, telemetry=result.telemetry, cost_per_gpu_hour=price, stated_tokens_per_second=stated)
     try:
         metrics = run_metrics(run, result.steps, options=chosen)
     except MetricError as error:

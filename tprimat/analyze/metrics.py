@@ -10,7 +10,7 @@ from tprimat.analyze.energy import joules
 from tprimat.analyze.statistics import Interval, median_interval, ratio_of_sums, scaled_mad
 from tprimat.analyze.window import Warmup, steady_window, steps_inside
 from tprimat.facts.accelerators import peak_dense_flops, peak_sparse_flops
-from tprimat.facts.flops import flop_per_token
+from tprimat.facts.flops import flop_per_token, seed_flop_per_token
 from tprimat.record.schema import Estimate, RunMetrics, RunRecord, StepRecord, TelemetrySample, Window
 
 Convention = Literal["causal", "full", "6n"]
@@ -19,6 +19,8 @@ LONG_START = 0.1
 """Share of a run that a slow first stretch may take before a reader is told."""
 NOTABLE_DRIFT = 0.005
 """Change of step time over a window that is worth a warning; smaller trends are significant in long runs, and mean nothing."""
+STATED_TOLERANCE = 0.02
+"""Between a stated throughput and ours: another choice of warm-up steps makes a percent or two."""
 THROTTLING = ("thermal", "power", "brake", "slowdown", "cap")
 """Words in the throttle reasons of NVML and AMD SMI that mean a clock below what was asked for."""
 
@@ -38,6 +40,10 @@ class MetricOptions:
     """Best matrix multiplication rate that was measured on this accelerator in this dtype, FLOP/s."""
     gemm_ceiling_notes: tuple[str, ...] = ()
     """Why measured rates were left out; they become warnings."""
+    seed_conventions: bool = False
+    """Count as the first TPrimat did: 6n of rounded sizes, a bf16 peak that is sparse on NVIDIA, and tokens/s as stated."""
+    stated_tokens_per_second: float | None = None
+    """What the file of another program says beside its step times; ours to check, and to repeat under seed_conventions."""
 
 
 def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricOptions = MetricOptions()) -> RunMetrics:
@@ -53,9 +59,10 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
     window = steady_window(steps, options.warmup)
     kept = steps_inside(steps, window)
     gpus = run.machine.gpus
-    rate = _throughput(kept)
-    flop, no_flop = _flop_per_token(run, options.flops_convention)
-    peak, no_peak = _peak(run, options.peak)
+    measured = _throughput(kept)
+    rate = _stated(options) or measured
+    flop, no_flop = _seed_flop(run) if options.seed_conventions else _flop_per_token(run, options.flops_convention)
+    peak, no_peak = _peak(run, options)
     per_gpu = scaled(rate, 1 / gpus, len(kept)) if rate and gpus else None
     flops = scaled(rate, flop / gpus, len(kept)) if rate and gpus and flop else None
     energy, no_energy = joules(options.telemetry, kept, gpus) if gpus else (None, None)
@@ -70,7 +77,7 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
         tokens_per_second=rate.value if rate else None,
         tokens_per_second_per_gpu=per_gpu,
         flop_per_token=flop,
-        flops_convention=options.flops_convention,
+        flops_convention="6n" if options.seed_conventions else options.flops_convention,
         model_flops_per_second_per_gpu=flops,
         peak_dense_flops=peak,
         mfu=_times(flops, 1 / peak) if flops and peak else None,
@@ -79,10 +86,11 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
         peak_memory_bytes=_largest([step.peak_allocated_bytes for step in kept]),
         peak_reserved_bytes=_largest([step.peak_reserved_bytes for step in kept]),
         final_loss=next((step.loss for step in reversed(steps) if step.loss is not None), None),
-        joules_per_token=energy / tokens if energy is not None and rate else None,
+        joules_per_token=energy / tokens if energy is not None and measured else None,
         cost_per_million_tokens=_cost(options.cost_per_gpu_hour, per_gpu),
         warnings=(
             *_warnings(run, steps, kept, window),
+            *_contradiction(options.stated_tokens_per_second, measured),
             *_throttling(options.telemetry),
             *((no_energy,) if no_energy else ()),
             *options.gemm_ceiling_notes,
@@ -120,17 +128,37 @@ def _flop_per_token(run: RunRecord, convention: Convention) -> tuple[float | Non
     return flop_per_token(run.shape, run.sequence_tokens, convention), None
 
 
-def _peak(run: RunRecord, kind: Literal["dense", "sparse"]) -> tuple[float | None, str | None]:
+def _seed_flop(run: RunRecord) -> tuple[float | None, str | None]:
+    flop = None if run.shape is None else seed_flop_per_token(run.shape.name)
+    return flop, None if flop else f"the first TPrimat had no FLOP count for model {run.model!r}"
+
+
+def _stated(options: MetricOptions) -> Interval | None:
+    if not options.seed_conventions or options.stated_tokens_per_second is None:
+        return None
+    return Interval(value=options.stated_tokens_per_second, low=None, high=None)
+
+
+def _contradiction(stated: float | None, measured: Interval | None) -> tuple[str, ...]:
+    if stated is None or measured is None or abs(stated / measured.value - 1) <= STATED_TOLERANCE:
+        return ()
+    return (f"the file states {stated:,.0f} tokens/s, but its batch, sequence and step times make {measured.value:,.0f}",)
+
+
+def _peak(run: RunRecord, options: MetricOptions) -> tuple[float | None, str | None]:
     """Peak FLOP/s of one GPU, or why there is none. Never the peak of another GPU."""
+    kind, dtype = options.peak, run.matmul_dtype
+    if options.seed_conventions:
+        kind, dtype = ("sparse" if run.machine.platform == "cuda" else "dense"), "bf16"
     if run.machine.platform == "cpu":
         return None, "a CPU has no published matrix peak to compare with"
     if run.machine.accelerator is None:
         return None, "the accelerator is not recorded"
-    if run.matmul_dtype is None:
+    if dtype is None:
         return None, "the dtype that ran is not known"
     lookup = peak_dense_flops if kind == "dense" else peak_sparse_flops
-    peak = lookup(run.machine.accelerator, run.matmul_dtype)
-    return peak, None if peak else f"no {kind} {run.matmul_dtype} peak is known for {run.machine.accelerator}"
+    peak = lookup(run.machine.accelerator, dtype)
+    return peak, None if peak else f"no {kind} {dtype} peak is known for {run.machine.accelerator}"
 
 
 def _no_rate(rate: Interval | None, gpus: int | None) -> str:

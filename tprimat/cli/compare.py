@@ -80,7 +80,7 @@ def target(options: argparse.Namespace) -> Target:
     return Target(options.output, suffix)
 
 
-def fraction(text: str) -> float:
+def fraction(text: str, flag: str = "--fail-if-slower", example: str = "3% or 0.03") -> float:
     """'3%' or '0.03' -> 0.03.
 
     Raises:
@@ -91,7 +91,7 @@ def fraction(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < 1:
-        raise ConfigError(f"{text!r} is not a share.", where="--fail-if-slower", fix="3% or 0.03")
+        raise ConfigError(f"{text!r} is not a share.", where=flag, fix=example)
     return value
 
 
@@ -130,10 +130,8 @@ def prices(config: Path | None) -> dict[str, float]:
 
 def measured_runs(options: argparse.Namespace, paths: Sequence[Path]) -> tuple[list["Measured"], list[RecordError]]:
     """All runs under some paths with their metrics, and what could not be read."""
-    from tprimat.analyze.groups import measure
     from tprimat.analyze.metrics import MetricOptions
-    from tprimat.cli.ceilings import probes_in, under_ceiling
-    from tprimat.record.collect import load_results
+    from tprimat.cli.results import read_measured
 
     skipped = warmup_steps(options.warmup)
     choice = MetricOptions(
@@ -141,11 +139,7 @@ def measured_runs(options: argparse.Namespace, paths: Sequence[Path]) -> tuple[l
         warmup="auto" if skipped is None else skipped,
         cost_per_gpu_hour=options.cost_per_gpu_hour,
     )
-    costs = prices(options.config)
-    results, problems = load_results(paths)
-    probes, damaged = probes_in(paths)
-    measured = [measure(result, under_ceiling(choice, result.run, probes), costs) for result in results]
-    return measured, [*problems, *damaged]
+    return read_measured(paths, choice, prices(options.config))
 
 
 def results_paths(options: argparse.Namespace) -> list[Path]:
@@ -221,16 +215,14 @@ def gate(comparison: "Comparison", margin: float) -> list[str]:
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0; 1 when a file was bad, no run counts, or the gate stays closed."""
+    from tprimat.cli.results import tell_problems
     from tprimat.report.table import text
 
     destination = target(options)
     margin = None if options.fail_if_slower is None else fraction(options.fail_if_slower)
     paths = results_paths(options)
     measured, problems = measured_runs(options, paths)
-    for problem in problems:
-        print(f"skipped: {problem}", file=sys.stderr)
-    if problems:
-        print(f"{len(problems)} of {len(problems) + len(measured)} results could not be read", file=sys.stderr)
+    tell_problems(problems, len(measured))
     if not measured:
         raise RecordError(
             "No result to compare.", where=", ".join(map(str, paths)), fix="./benchmark.py writes results to ./output"

@@ -28,6 +28,8 @@ class RunResult:
     path: Path
     """File or folder that it was read from."""
     telemetry: tuple[TelemetrySample, ...] = ()
+    stated_tokens_per_second: float | None = None
+    """What a file of another program says beside its step times."""
 
 
 def benchmark_file_name(run: RunRecord) -> str:

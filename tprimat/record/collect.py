@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tprimat.errors import RecordError
 from tprimat.record.benchmark_file import RunResult, is_own_document, own_result
-from tprimat.record.foreign import read_foreign
+from tprimat.record.foreign import read_foreign, stated_tokens_per_second
 from tprimat.record.store import RunDirectory
 
 RESULT_FILES = ("benchmark_*.json", "train_*.json")
@@ -93,4 +93,4 @@ def read_result(place: Path) -> RunResult:
     if not isinstance(document, dict):
         raise RecordError(f"{place} holds no result.", where=str(place), why="A result is one JSON object.")
     run, steps = read_foreign(document, place, content)
-    return RunResult(run=run, steps=steps, path=place)
+    return RunResult(run=run, steps=steps, path=place, stated_tokens_per_second=stated_tokens_per_second(document))

@@ -80,6 +80,15 @@ def read_foreign(document: Mapping[str, Any], path: Path, content: bytes) -> tup
     return run, steps
 
 
+def stated_tokens_per_second(document: Mapping[str, Any]) -> float | None:
+    """The throughput over all GPUs as the file prints it; None where it prints none."""
+    metrics = document.get("performance_metrics")
+    value = metrics.get("tokens_per_second") if isinstance(metrics, Mapping) else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        return None
+    return float(value)
+
+
 class _Reader:
     """Finds a value by any of its names in the sections where files keep it."""
 

@@ -1,0 +1,15 @@
+#!/usr/bin/env python3
+"""Find the fastest configuration of each machine and model; writes peak_throughput_summary.txt.
+
+./analyze_peak_throughput.py
+./analyze_peak_throughput.py --show-all --results-dir ./output
+./analyze_peak_throughput.py --results-dir ./h100 ./mi300x --nodes 1,2,4,8 --scaling-efficiency 0.9
+./analyze_peak_throughput.py --seed-conventions --json
+"""
+
+import sys
+
+from tprimat.cli.peak import main
+
+if __name__ == "__main__":
+    sys.exit(main())

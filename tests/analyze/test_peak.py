@@ -1,0 +1,84 @@
+"""Peaks, projections and conventions, on recorded runs."""
+
+from pathlib import Path
+
+import pytest
+
+from tprimat.analyze.groups import group_runs, measure
+from tprimat.analyze.metrics import MetricOptions
+from tprimat.analyze.peak import against_the_best, by_yardstick, peaks, project, ranked, remarks
+from tprimat.record.collect import load_results
+
+RUNS = Path(__file__).parents[1] / "runs"
+
+
+def entries(*folders, **options):
+    results, problems = load_results([RUNS / folder for folder in folders])
+    assert not problems
+    return ranked(group_runs([measure(result, MetricOptions(**options)) for result in results]))
+
+
+def test_repetitions_rank_by_their_mean_and_not_by_the_luckiest_run():
+    best = peaks(entries("h100"))
+    llama = next(made for made in best if made.model == "llama")
+    runs = [item.metrics.tokens_per_second_per_gpu.value for item in llama.group.runs]
+    assert len(runs) == 3
+    assert min(runs) < llama.per_gpu.value < max(runs)
+    assert [made.tokens_per_second for made in best] == sorted((made.tokens_per_second for made in best), reverse=True)
+
+
+def test_a_peak_is_the_fastest_configuration_of_its_machine_and_model():
+    found = entries("h100")
+    llama = [made for made in found if made.model == "llama"]
+    assert {made.run.strategy for made in llama} == {"minimal_communication", "memory_optimized"}
+    assert next(made for made in peaks(found) if made.model == "llama").run.strategy == "minimal_communication"
+
+
+def test_winners_are_paired_within_a_model_only_and_refused_where_the_work_differs():
+    published = against_the_best(peaks(entries("published")))
+    assert len(published) == 2
+    assert {verdict.outcome for verdict in published} == {"refused"}
+    assert all(verdict.baseline.split()[0] == verdict.candidate.split()[0] for verdict in published)
+    alike = against_the_best(peaks(entries("h100", "mi300x")))
+    assert [verdict.outcome for verdict in alike] == ["faster"]
+
+
+def test_the_published_figures_come_out_to_the_last_digit_by_their_own_conventions():
+    best = peaks(entries("published", seed_conventions=True))
+    shown = [(f"{made.tokens_per_second:.0f}", f"{made.utilization.value:.1%}") for made in best]
+    assert shown == [("87933", "38.3%"), ("78877", "22.7%"), ("68875", "31.6%"), ("59175", "17.9%")]
+    assert f"{best[0].flops / 1e12:,.1f} {best[0].flops_per_gpu.value / 1e12:.1f}" == "4,009.8 501.2"
+    assert (int(best[0].tokens_per_day), int(best[0].samples_per_day)) == (7_597_433_417, 3_709_684)
+    projected = [f"{row.linear_tokens_per_second:.0f}" for row in project(best[0], [1, 2, 4, 8], 0.9)]
+    assert projected == ["87933", "175867", "351733", "703466"]
+    assert [f"{row.tokens_per_second:.0f}" for row in project(best[0], [1, 2, 4, 8], 0.9)][1:] == ["158280", "316560", "633119"]
+
+
+def test_honest_conventions_turn_the_published_order_of_utilization_around():
+    amd, nvidia = (made for made in peaks(entries("published", seed_conventions=True)) if made.model == "qwen")
+    assert amd.utilization.value > nvidia.utilization.value
+    honest = [by_yardstick(made)["causal, dense peak"] for made in (amd, nvidia)]
+    assert honest[0].utilization.value == pytest.approx(0.367, abs=5e-4)
+    assert honest[1].utilization.value == pytest.approx(0.435, abs=5e-4)
+
+
+def test_what_is_true_of_several_peaks_is_said_once():
+    notes = remarks(peaks(entries("published")))
+    assert sum("framework's own" in note for note in notes) == 1
+    assert sum("different work" in note for note in notes) == 2
+
+
+def test_a_processor_has_tokens_but_neither_flops_nor_utilization():
+    (made,) = entries("cpu")
+    assert made.tokens_per_second > 0
+    assert made.flops is None
+    assert made.utilization is None
+    assert "CPU" in made.utilization_absent_because
+
+
+def test_efficiency_counts_only_beyond_the_measured_nodes():
+    made = peaks(entries("h100"))[0]
+    one, four = project(made, [1, 4], 0.5)
+    assert one.tokens_per_second == pytest.approx(made.tokens_per_second)
+    assert four.tokens_per_second == pytest.approx(2 * made.tokens_per_second)
+    assert (four.gpus, four.linear_tokens_per_second) == (32, pytest.approx(4 * made.tokens_per_second))

@@ -1,0 +1,124 @@
+"""analyze_peak_throughput.py as a user starts it: real processes, real files."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RUNS = ROOT / "tests" / "runs"
+
+
+def analyse(*arguments, cwd):
+    command = [sys.executable, ROOT / "analyze_peak_throughput.py", *map(str, arguments)]
+    return subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+
+
+def test_the_published_figures_are_printed_and_what_they_become(tmp_path):
+    done = analyse("--results-dir", RUNS / "published", "--seed-conventions", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for figure in (
+        "87,933 tokens/s",
+        "4,009.8 TFLOP/s total",
+        "501.2 TFLOP/s per GPU",
+        "38.3 %",
+        "7,597,433,417 tokens",
+        "3,709,684 samples of 2,048 tokens",
+        "175,867",
+        "351,733",
+        "703,466",
+        "14.91 s",
+        "15.22 s",
+    ):
+        assert figure in done.stdout
+    table = done.stdout.split("Peak by platform and model")[1].split("More nodes")[0]
+    for tokens, share in (("78,877", "22.7 %"), ("68,875", "31.6 %"), ("59,175", "17.9 %")):
+        assert any(tokens in line and share in line for line in table.splitlines())
+    honest = done.stdout.split("by other conventions")[1]
+    assert any("causal, dense peak" in line and "43.5 %" in line for line in honest.splitlines())
+    assert "sparse peak: " in honest
+
+
+def test_unlike_work_is_named_and_no_winner_is_paired_across_models(tmp_path):
+    out = analyse("--results-dir", RUNS / "published", cwd=tmp_path).stdout
+    assert "The peaks of llama come from different work" in out
+    assert "Not compared: llama MI300X against llama H100 SXM" in out
+    assert "qwen MI300X against llama" not in out
+
+
+def test_runs_that_do_not_count_stand_apart_with_their_cause(tmp_path):
+    shutil.copytree(RUNS / "h100", tmp_path / "output")
+    file = tmp_path / "output" / "runs" / "h100-qwen-0" / "run.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"mismatches": ["asked for fp8, ran bf16"]}))
+    done = analyse("--show-all", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    counted, apart = done.stdout.split("Not counted\n")
+    assert "h100-qwen-oom: out_of_memory: CUDA out of memory on rank 3" in apart
+    assert "asked for fp8, ran bf16" in apart
+    assert "qwen" not in counted.split("All configurations")[1].split("More nodes")[0]
+
+
+def test_results_are_looked_for_in_the_usual_places_and_the_summary_holds_every_configuration(tmp_path):
+    shutil.copytree(RUNS / "mi300x", tmp_path / "output-00")
+    shutil.copytree(RUNS / "h100", tmp_path / "all_outputs" / "01-output")
+    done = analyse(cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "8 x MI300X" in done.stdout
+    assert "8 x H100 SXM" in done.stdout
+    assert "memory_optimized" not in done.stdout
+    assert "(1 more configuration: --show-all)" in done.stdout
+    assert "memory_optimized" in (tmp_path / "peak_throughput_summary.txt").read_text()
+
+
+def test_the_same_as_one_json_document(tmp_path):
+    done = analyse("--results-dir", RUNS / "h100", RUNS / "cpu", "--json", "--nodes", "1,3", cwd=tmp_path)
+    found = json.loads(done.stdout)
+    assert found["overall_peak"]["gpus"] == 8
+    assert [row["nodes"] for row in found["projections"]] == [1, 3]
+    assert {row["counted_as"] for row in found["by_convention"]} >= {"causal, dense peak", "first TPrimat"}
+    assert next(row for row in found["peaks"] if row["model"] == "llama tiny")["utilization"] is None
+    assert any("out_of_memory" in row["because"] for row in found["not_counted"])
+
+
+def test_a_file_whose_stated_rate_contradicts_its_steps_is_said_so_and_repeated_only_on_request(tmp_path):
+    document = json.loads((RUNS / "foreign" / "benchmark_rocm_llama.json").read_text())
+    document["performance_metrics"] = {"tokens_per_second": 105_000.0, "avg_step_time_seconds": 9.99}
+    (tmp_path / "benchmark_rocm_llama.json").write_text(json.dumps(document))
+    honest = analyse("--results-dir", tmp_path, cwd=tmp_path).stdout
+    assert "throughput          26,311 tokens/s" in honest
+    assert "the file states 105,000 tokens/s, but its batch, sequence and step times make 26,311" in honest
+    repeated = analyse("--results-dir", tmp_path, "--seed-conventions", cwd=tmp_path).stdout
+    assert "throughput          105,000 tokens/s" in repeated
+
+
+def test_cost_and_the_measured_ceiling_are_columns_only_where_there_is_data(tmp_path):
+    shutil.copytree(RUNS / "h100", tmp_path / "output")
+    plain = analyse(cwd=tmp_path).stdout
+    assert "cost/M tokens" not in plain
+    assert "of measured matmul" not in plain
+    assert "cost/M tokens" in analyse("--cost-per-gpu-hour", "2.5", cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--nodes", "1,two"], "not a list of node counts"),
+        (["--scaling-efficiency", "1.5"], "not a share"),
+        (["--seed-conventions", "--peak", "sparse"], "already says"),
+        (["--results-dir", "nowhere"], "No result to analyse"),
+        ([], "no folder of results"),
+    ],
+)
+def test_a_mistake_is_explained_without_a_traceback(tmp_path, arguments, words):
+    if arguments and arguments[0] != "--results-dir":
+        arguments = [*arguments, "--results-dir", RUNS / "h100"]
+    done = analyse(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr

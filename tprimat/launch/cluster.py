@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tprimat.errors import LaunchError
-from tprimat.launch.gpus import common, visible_gpus
+from tprimat.launch.gpus import Gpu, common, visible_gpus
 from tprimat.record.schema import Machine
 
 DEFAULT_PORT = 29500
@@ -49,6 +49,11 @@ def this_machine(environment: Mapping[str, str] = os.environ) -> Machine | None:
         power_limit_watts=common(gpu.power_limit_watts for gpu in gpus),
         driver=common(gpu.driver for gpu in gpus),
     )
+
+
+def gpus_of_ranks(count: int, environment: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
+    """The GPUs that the ranks of a run on this machine take, in the order of their local ranks."""
+    return visible_gpus(environment)[:count]
 
 
 def find_nodes(count: int, environment: Mapping[str, str] = os.environ) -> Nodes:

@@ -21,6 +21,8 @@ class Gpu:
 
     platform: Platform
     name: str | None
+    index: int | None = None
+    """As the tool counts, whatever the run can see of them."""
     uuid: str | None = None
     memory_bytes: int | None = None
     power_limit_watts: float | None = None
@@ -72,12 +74,13 @@ def nvidia_gpus() -> tuple[Gpu, ...]:
         Gpu(
             platform="cuda",
             name=name,
+            index=index,
             uuid=uuid,
             memory_bytes=scaled(memory, 1 << 20),
             power_limit_watts=number(power),
             driver=driver,
         )
-        for name, uuid, memory, power, driver in (row for row in rows if len(row) == 5)
+        for index, (name, uuid, memory, power, driver) in enumerate(row for row in rows if len(row) == 5)
     )
 
 
@@ -86,17 +89,18 @@ def rocm_smi_gpus() -> tuple[Gpu, ...]:
     text = answer(["rocm-smi", "--showproductname", "--showmeminfo", "vram", "--showmaxpower", "--showdriverversion", "--json"])
     cards = {name: {key.lower(): value for key, value in card.items()} for name, card in document(text, dict).items()}
     driver = cards.get("system", {}).get("driver version")
-    found = (cards[name] for name in sorted((name for name in cards if name[4:].isdigit()), key=lambda name: int(name[4:])))
+    numbers = sorted(int(name[4:]) for name in cards if name[4:].isdigit())
     return tuple(
         Gpu(
             platform="rocm",
             name=card.get("card series"),
+            index=index,
             uuid=card.get("unique id"),
             memory_bytes=scaled(card.get("vram total memory (b)"), 1),
             power_limit_watts=number(card.get("max graphics package power (w)")),
             driver=driver,
         )
-        for card in found
+        for index, card in ((number, cards[f"card{number}"]) for number in numbers)
     )
 
 
@@ -108,6 +112,7 @@ def amd_smi_gpus() -> tuple[Gpu, ...]:
         Gpu(
             platform="rocm",
             name=within(card, "asic", "market_name"),
+            index=card.get("gpu"),
             memory_bytes=scaled(
                 within(card, "vram", "size", "value"), UNIT_BYTES.get(str(within(card, "vram", "size", "unit")), 1)
             ),

@@ -16,6 +16,7 @@ from tprimat.launch.process import Child, Ending, Supervision
 from tprimat.launch.schema import Failure, Launch, LaunchResult, Watcher
 from tprimat.launch.stacks import dump_stacks
 from tprimat.launch.steps import LoggedSteps, StepSource, WrittenSteps
+from tprimat.launch.telemetry import Telemetry
 from tprimat.launch.watchdog import Watchdog
 from tprimat.record.files import to_json, write_atomically
 from tprimat.record.schema import RunRecord, StepRecord
@@ -42,7 +43,8 @@ def run(launch: Launch, watcher: Watcher) -> tuple[RunRecord, LaunchResult]:
     result = None
     with Interrupts() as interrupts:  # until the last record stands: an impatient second Ctrl-C must not lose it
         try:
-            result = attempts(launch, watcher, interrupts)
+            with Telemetry(launch.directory, launch.record.started_at, launch.sampled_gpus, watcher.on_notice):
+                result = attempts(launch, watcher, interrupts)
         finally:
             seen = result or broken_off(sys.exc_info()[1])
             record, result = finished(launch, seen)

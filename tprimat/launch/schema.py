@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tprimat.engines.base import Command
+from tprimat.launch.gpus import Gpu
 from tprimat.record.schema import Outcome, RunRecord, StepRecord
 from tprimat.record.store import RunDirectory
 
@@ -47,6 +48,8 @@ class Launch:
     """Glob patterns of further logs of the ranks, such as Primus's 'logs/pre_trainer/rank-*/error.log'."""
     alternatives: tuple[str, ...] = ()
     """Strategies that need less memory than this one, the nearest first."""
+    sampled_gpus: tuple[Gpu, ...] = ()
+    """Whose power, clock and temperature are read while the run goes on, in the order of the local ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,9 +12,10 @@ from tprimat.cli.session import Session
 from tprimat.engines import megatron, nemo
 from tprimat.engines.base import Command, Engine
 from tprimat.errors import LaunchError, MetricError
-from tprimat.launch.cluster import find_nodes, torchrun
+from tprimat.launch.cluster import find_nodes, gpus_of_ranks, torchrun
 from tprimat.launch.run import run
 from tprimat.launch.schema import Launch, LaunchResult, Limits
+from tprimat.plan.alternatives import strategies_with_less_memory
 from tprimat.plan.expected import first_record
 from tprimat.plan.file import write_plan
 from tprimat.plan.schema import RunPlan
@@ -76,9 +77,6 @@ def start(session: Session, plan: RunPlan, *, quiet: bool) -> tuple[TrainingRun,
     command = command_of(plan)
     write_plan(directory.plan_file, plan)
     log = log_path(session, plan.model)
-    for path in (log, directory.log_file):
-        with path.open("a", encoding="utf8") as file:
-            file.write(announcement(plan) + "\n")
     started_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     record = first_record(plan, session.machine_of(plan), started_at)
     benchmarking = session.loaded.config.benchmarking
@@ -93,8 +91,11 @@ def start(session: Session, plan: RunPlan, *, quiet: bool) -> tuple[TrainingRun,
             run_timeout_seconds=benchmarking.run_timeout_seconds,
         ),
         logs=(log,),
+        heading=announcement(plan),
         planned_steps=plan.steps,
         nodes=plan.nodes,
+        alternatives=strategies_with_less_memory(session.loaded, plan),
+        sampled_gpus=() if plan.platform == "cpu" else gpus_of_ranks(plan.gpus_per_node),
     )
     record, result = run(launch, Progress(plan, record, quiet=quiet))
     return finish(session, record, result.steps, log), result
@@ -115,7 +116,7 @@ def metrics_of(session: Session, record: RunRecord, steps: tuple[StepRecord, ...
         flops_convention=benchmarking.flops_convention,
         warmup=benchmarking.warmup_steps,
         cost_per_gpu_hour=benchmarking.cloud_costs.get(record.machine.accelerator or ""),
-        telemetry=(),
+        telemetry=RunDirectory(session.output / "runs" / record.run_id).read_telemetry(),
     )
     probes, _ = probes_in([session.output])
     try:

@@ -9,6 +9,7 @@ next one ends.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -60,17 +61,19 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         self._pending: list[_PendingStep] = []
         self._last_end: Mark | None = None
         self._last_step = 0
+        self._ended_at_seconds: float | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Note what runs, and start the clock."""
         if trainer.global_rank == 0:
             self.directory.path.mkdir(parents=True, exist_ok=True)
-        self._describe(trainer, pl_module)
+        run = self._describe(trainer, pl_module)
         self._last_step = trainer.global_step
         read_peak_memory(_device(pl_module))
         if dist.is_initialized():
             dist.barrier()
         self._last_end = mark(_device(pl_module))
+        self._ended_at_seconds = _seconds_since(run.started_at) if run else None
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Close a step, if the optimizer has made one, and write the one before."""
@@ -99,12 +102,11 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         self._write(trainer, keep=0)
         self._describe(trainer, pl_module)
 
-    def _describe(self, trainer: Any, pl_module: Any) -> None:
-        if self.describe is None:
-            return
-        run = self.describe(trainer, pl_module)
-        if trainer.global_rank == 0:
+    def _describe(self, trainer: Any, pl_module: Any) -> RunRecord | None:
+        run = self.describe(trainer, pl_module) if self.describe else None
+        if run is not None and trainer.global_rank == 0:
             self.directory.write_run(run)
+        return run
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Keep what was measured before a failure."""
@@ -122,9 +124,12 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
     def _record(self, pending: _PendingStep, start: Mark) -> StepRecord:
         loss, norm, tokens, allocated, reserved = pending.values.tolist()
         observed = [value for value, known in zip((loss, norm), pending.known, strict=True) if known]
+        seconds = pending.end.seconds_since(start)
+        if self._ended_at_seconds is not None:
+            self._ended_at_seconds += seconds
         return StepRecord(
             step=pending.step,
-            step_seconds=pending.end.seconds_since(start),
+            step_seconds=seconds,
             tokens=self.tokens_per_step if math.isnan(tokens) else int(tokens),
             loss=loss if math.isfinite(loss) else None,
             grad_norm=norm if math.isfinite(norm) else None,
@@ -132,6 +137,7 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
             finite=all(math.isfinite(value) for value in observed),
             peak_allocated_bytes=None if math.isnan(allocated) else int(allocated),
             peak_reserved_bytes=None if math.isnan(reserved) else int(reserved),
+            ended_at_seconds=self._ended_at_seconds,
         )
 
 
@@ -148,6 +154,13 @@ def _worst_memory(memory: PeakMemory | None, device: torch.device) -> Tensor:
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(peaks, op=dist.ReduceOp.MAX)
     return peaks
+
+
+def _seconds_since(moment: str | None) -> float | None:
+    """By the wall clock, which is what launcher and workers share."""
+    if moment is None:
+        return None
+    return (datetime.now(timezone.utc) - datetime.fromisoformat(moment)).total_seconds()
 
 
 def _device(module: Any) -> torch.device:

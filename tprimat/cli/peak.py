@@ -150,6 +150,8 @@ def analyse(measured: Sequence["Measured"], options: argparse.Namespace) -> "Pea
     warmup = metric_options(options).warmup
     return PeakAnalysis(
         counted_as=counted_as(options),
+        flops_words="6n of rounded sizes" if options.seed_conventions else f"{options.flops} FLOP count",
+        peak_words="peak (NVIDIA: sparse, AMD: dense)" if options.seed_conventions else f"{options.peak} matrix peak",
         entries=entries,
         peaks=best,
         verdicts=peak.against_the_best(best, even_if_different=options.seed_conventions),

@@ -17,7 +17,11 @@ class PeakAnalysis:
     """All that one analysis found. No entries: nothing counted."""
 
     counted_as: str
-    """How FLOP were counted and which peak they were divided by, in words."""
+    """How FLOP were counted and which peak they were divided by, in whole sentences."""
+    flops_words: str
+    """The same for an axis: causal FLOP count."""
+    peak_words: str
+    """dense matrix peak."""
     entries: Sequence[Entry]
     """Fastest first."""
     peaks: Sequence[Entry]

@@ -1,0 +1,13 @@
+#!/usr/bin/env python3
+"""Draw peak throughput in nine panels: peak_throughput_analysis.png.
+
+./visualize_peak_throughput.py
+./visualize_peak_throughput.py --results-dir ./h100 ./mi300x --output h100-mi300x.svg
+"""
+
+import sys
+
+from tprimat.cli.peak_picture import main
+
+if __name__ == "__main__":
+    sys.exit(main())

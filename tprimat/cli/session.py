@@ -12,7 +12,7 @@ from tprimat.config.tree import parse_scalar
 from tprimat.engines.choose import choose
 from tprimat.errors import ConfigError, LaunchError
 from tprimat.launch.cluster import this_machine
-from tprimat.plan.build import PlanRequest, build_plan, new_run_id
+from tprimat.plan.build import STANDARD_LIBRARY, PlanRequest, build_plan, new_run_id
 from tprimat.plan.expected import PLATFORMS
 from tprimat.plan.schema import RunPlan
 from tprimat.record.environment import processor_name
@@ -61,13 +61,33 @@ def prepare(options: argparse.Namespace) -> Session:
     loaded = read_config(Path(options.config) if options.config else None, size=size, settings=settings)
     output = Path(options.output_dir or choices.output_directory).expanduser().resolve()
     session = Session(loaded=loaded, platform=platform, size=size, machine=machine, choices=choices, output=output, plans=())
-    return replace(session, plans=tuple(_plans(session, options)))
+    session = replace(session, plans=tuple(_plans(session, options)))
+    if not options.dry_run:
+        _check_data(session)
+    return session
+
+
+def _check_data(session: Session) -> None:
+    """Find out before training that the data is there."""
+    plan, data = session.plans[0], session.loaded.config.training.data
+    if plan.dataset.startswith("text:") and plan.dataset != STANDARD_LIBRARY:
+        _must_exist(session, plan.dataset.removeprefix("text:"), ("dataset", data.dataset))
+    if plan.tokenizer is not None:
+        _must_exist(session, plan.tokenizer, ("tokenizer", data.tokenizer))
+
+
+def _must_exist(session: Session, path: str, asked: tuple[str, str | None]) -> None:
+    if not Path(path).exists():
+        key, value = asked
+        raise ConfigError(f"{key} is {value!r}.", where=session.loaded.where("training", "data", key), why=f"There is no {path}.")
 
 
 def _plans(session: Session, options: argparse.Namespace) -> list[RunPlan]:
     if options.runs < 1:
         raise ConfigError(f"--runs is {options.runs}.", where="--runs", why="There must be at least one run.", fix="--runs 1")
     models = list(session.loaded.config.models) if options.model == "all" else [options.model]
+    if not models:
+        raise ConfigError("models is empty.", where=session.loaded.where("models"), fix="describe at least one model")
     engine = choose(options.engine, session.platform, session.choices.primus_path)
     plans = []
     for model in models:

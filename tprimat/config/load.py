@@ -6,15 +6,19 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from tprimat.config.schema import Config, Size
+from tprimat.config.schema import Config, Size, TrainingConfig
 from tprimat.config.tree import KeyPath, Tree, lay_over, parse_scalar, put, read_tree
 from tprimat.errors import ConfigError
+from tprimat.facts.models import ModelShape
 
+T = TypeVar("T")
+
+TINY = ("training", "tiny")
 DEFAULT_FILE = Path(__file__).parent.parent.parent / "config.yaml"
 DEFAULT_STRATEGY = "minimal_communication"
 DEFAULT_OUTPUT = "./output"
@@ -107,29 +111,80 @@ def read_config(
     """
     file = DEFAULT_FILE if path is None else path
     tree = read_tree(file, environment)
+    ordered = sorted(settings, key=lambda setting: setting.path[:2] != TINY)  # what goes into the overlay goes before it
+    for setting in ordered:
+        if setting.path[:2] == TINY:
+            put(tree, setting.path, setting.value, setting.origin)
+    _apply_tiny(tree, size)
+    for setting in ordered:
+        if setting.path[:2] != TINY:
+            put(tree, setting.path, setting.value, setting.origin)
+    return LoadedConfig(config=_checked(Config, tree), tree=tree, path=file)
+
+
+def _apply_tiny(tree: Tree, size: Size) -> None:
+    """Check the tiny workload whether it is used or not, lay it over the real one if it is, and leave it out of the tree."""
     training = tree.values.get("training")
-    if isinstance(training, dict):
-        if size == "tiny":
-            lay_over(tree, ("training", "tiny"), ("training",))
-        training.pop("tiny", None)
-    for setting in settings:
-        put(tree, setting.path, setting.value, setting.origin)
+    if not isinstance(training, dict) or "tiny" not in training:
+        return
+    _checked(TrainingConfig, tree, TINY)
+    if size == "tiny":
+        lay_over(tree, TINY, TINY[:1])
+    del training["tiny"]
+
+
+def _checked(kind: type[T], tree: Tree, below: KeyPath = ()) -> T:
+    """The values at a key path as the dataclass that stands there.
+
+    Raises:
+        ConfigError: names the file, the line, the key, the rule and the way out.
+    """
+    values: Any = tree.values
+    for key in below:
+        values = values[key]
     try:
-        config = TypeAdapter(Config).validate_python(tree.values)
+        return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
-        raise _explained(error, tree) from error
-    return LoadedConfig(config=config, tree=tree, path=file)
+        raise _explained(error, tree, below) from error
+    except ConfigError as error:
+        raise ConfigError(error.what, where=error.where or _place_of_shape(tree), why=error.why, fix=error.fix) from error
 
 
-def _explained(error: ValidationError, tree: Tree) -> ConfigError:
+def _place_of_shape(tree: Tree) -> str | None:
+    """The first architecture that is spelled out and refuses its own figures."""
+    for model, values in tree.values["models"].items():
+        shape = values.get("architecture") if isinstance(values, dict) else None
+        if isinstance(shape, dict):
+            try:
+                TypeAdapter(ModelShape).validate_python(shape)
+            except ConfigError:
+                return tree.where(("models", model, "architecture"))
+            except ValidationError:
+                continue
+    return None
+
+
+def _explained(error: ValidationError, tree: Tree, below: KeyPath = ()) -> ConfigError:
     """The first mistake in the order of the file, as an error that a user can act on; the others are counted."""
     found: dict[KeyPath, list[ErrorDetails]] = {}
-    for detail in error.errors(include_url=False):
-        found.setdefault(_key_path(detail["loc"], tree.values), []).append(detail)
+    for detail in _without_other_branches(error.errors(include_url=False)):
+        found.setdefault(_key_path((*below, *detail["loc"]), tree.values), []).append(detail)
     path, details = next(iter(found.items()))
     more = f"\n({len(found) - 1} more after this one)" if len(found) > 1 else ""
     what, why, fix = _sentences(path, details)
     return ConfigError(what, where=tree.where(path) + more, why=why, fix=fix)
+
+
+def _without_other_branches(details: list[ErrorDetails]) -> list[ErrorDetails]:
+    """Keys with values where a name or keys are allowed (an architecture) were not meant as a name: that complaint is dropped."""
+
+    def meant_otherwise(detail: ErrorDetails) -> bool:
+        place = detail["loc"][:-1]
+        return detail["type"] == "string_type" and any(
+            other["loc"][: len(place)] == place and len(other["loc"]) > len(place) + 1 for other in details
+        )
+
+    return [detail for detail in details if not meant_otherwise(detail)]
 
 
 def _key_path(location: Sequence[int | str], values: Any) -> KeyPath:
@@ -149,7 +204,7 @@ def _key_path(location: Sequence[int | str], values: Any) -> KeyPath:
 
 def _sentences(path: KeyPath, details: Sequence[ErrorDetails]) -> tuple[str, str | None, str | None]:
     key, detail = ".".join(path), details[0]
-    if detail["loc"][-1] == "[key]":
+    if detail["loc"][-1:] == ("[key]",):
         return f"{path[-1]} is not a key of {'.'.join(path[:-1])}.", None, f"one of: {_wanted(detail)}"
     if detail["type"] == "unexpected_keyword_argument":
         known = _known_keys(path[:-1])
@@ -171,6 +226,7 @@ def _wanted(detail: ErrorDetails) -> str:
     kinds = {
         "int": "a whole number",
         "float": "a number",
+        "finite": "a finite number",
         "bool": "true or false",
         "string": "text",
         "dict": "keys with values",
@@ -188,7 +244,7 @@ def _shown(value: object) -> str:
 def _known_keys(path: KeyPath) -> list[str]:
     """Fields of the dataclass at a key path."""
     kind: Any = Config
-    for key in path:
+    for key in (TINY[0], *path[2:]) if path[:2] == TINY else path:
         kind = _field_type(kind, key)
     return [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
 

@@ -25,8 +25,8 @@ REFUSE_UNKNOWN_KEYS: dict[str, Any] = {"extra": "forbid"}
 Count = Annotated[int, Strict(), Field(ge=1)]
 """A whole number from 1; true and 2.0 are not whole numbers."""
 WholeNumber = Annotated[int, Strict(), Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Flag = Annotated[bool, Strict()]
 

@@ -48,6 +48,8 @@ def read_tree(path: Path, environment: Mapping[str, str] | None = None) -> Tree:
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ConfigError(f"{path} is not valid YAML.", where=f"{path}{line}", why=error.problem) from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML.", where=str(path), why=str(error).splitlines()[0]) from error
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"{path} holds no configuration.", where=str(path), why="Its top level must be keys with values.")
     reader = _Reader(path.name, os.environ if environment is None else environment)
@@ -61,11 +63,18 @@ class _Reader:
         self.name = name
         self.environment = environment
         self.origins: dict[KeyPath, str] = {(): name}
+        self.open: set[int] = set()
+        """Nodes that are being read, to notice one that holds itself."""
 
     def mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            key, origin = str(key_node.value), f"{self.name}:{key_node.start_mark.line + 1}"
+            origin = f"{self.name}:{key_node.start_mark.line + 1}"
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise ConfigError(
+                    "A key is not a word.", where=f"{origin} {'.'.join(path)}".rstrip(), why="Keys are text before a colon."
+                )
+            key = key_node.value
             here = (*path, key)
             if key in values:
                 first = self.origins[here]
@@ -75,13 +84,30 @@ class _Reader:
         return values
 
     def value(self, node: yaml.Node, path: KeyPath) -> Any:
-        if isinstance(node, yaml.MappingNode):
-            return self.mapping(node, path)
-        if isinstance(node, yaml.SequenceNode):
+        if isinstance(node, yaml.ScalarNode):
+            return self.scalar(node, path)
+        if id(node) in self.open:
+            where = f"{self.origins[path]} {'.'.join(path)}"
+            raise ConfigError(
+                f"{'.'.join(path)} contains itself.", where=where, why="Its alias names a key that it stands under."
+            )
+        self.open.add(id(node))
+        try:
+            if isinstance(node, yaml.MappingNode):
+                return self.mapping(node, path)
             return [self.value(item, (*path, str(index))) for index, item in enumerate(node.value)]
-        if isinstance(node, yaml.ScalarNode) and VARIABLE.search(node.value):
+        finally:
+            self.open.remove(id(node))
+
+    def scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
+        if VARIABLE.search(node.value):
             return parse_scalar(self.expand(node.value, path))
-        return yaml.SafeLoader("").construct_object(node)
+        try:
+            return yaml.SafeLoader("").construct_object(node)
+        except (yaml.YAMLError, ValueError) as error:  # a tag of some program, or a date that no calendar has
+            why = error.problem if isinstance(error, yaml.MarkedYAMLError) else str(error)
+            where = f"{self.name}:{node.start_mark.line + 1} {'.'.join(path)}"
+            raise ConfigError(f"{'.'.join(path)} is {node.value!r}.", where=where, why=why) from error
 
     def expand(self, text: str, path: KeyPath) -> str:
         def replacement(match: re.Match[str]) -> str:
@@ -103,7 +129,7 @@ def parse_scalar(text: str) -> Any:
     """Text from a flag or a variable as YAML would read it: '4' -> 4, 'true' -> True, '1e-4' -> 0.0001."""
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):
         return text
     if isinstance(value, str):
         try:  # YAML 1.1 reads 1e-4, without a dot, as text

@@ -25,7 +25,8 @@ class ModelShape:
     Dense unless `experts` is given; grouped-query attention unless `kv_lora_rank` (multi-head latent attention) is given.
 
     Raises:
-        ConfigError: some but not all dimensions of the experts, or of latent attention, are given.
+        ConfigError: a dimension is not positive, the key/value heads do not divide the heads, or some but not all dimensions of
+            the experts, or of latent attention, are given.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
@@ -75,6 +76,7 @@ class ModelShape:
     """Model card, configuration file or paper of the figures."""
 
     def __post_init__(self) -> None:
+        self._check_dimensions()
         experts = {"experts": self.experts, "experts_per_token": self.experts_per_token, "expert_ffn": self.expert_ffn}
         latent = {
             "q_lora_rank": self.q_lora_rank,
@@ -91,6 +93,17 @@ class ModelShape:
                     why=f"{', '.join(group)} belong together.",
                     fix=f"add {', '.join(missing)}, or remove the others",
                 )
+
+    def _check_dimensions(self) -> None:
+        for key in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocabulary", "context_tokens"):
+            if getattr(self, key) < 1:
+                raise ConfigError(f"Model {self.name} has {key}: {getattr(self, key)}.", why="It must be 1 or more.")
+        if self.heads % self.kv_heads:
+            raise ConfigError(
+                f"Model {self.name} has {self.heads} heads and {self.kv_heads} key/value heads.",
+                why="Each key/value head serves the same number of heads.",
+                fix=f"kv_heads: {', '.join(str(number) for number in range(1, self.heads + 1) if self.heads % number == 0)}",
+            )
 
     @property
     def moe_layers(self) -> int:

@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import TypeVar
 
 from tprimat.config.load import LoadedConfig
@@ -49,8 +50,8 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
         LayoutError: the model, the batch and the ranks do not divide.
     """
     config = loaded.config
-    model = _named(config.models, request.model, "model", "models")
-    shape = shape_of(model, request.size)
+    model = _named(loaded, config.models, request.model, ("model", ("models",)))
+    shape = shape_at(loaded, request.model, request.size)
     nodes, gpus = count_ranks(loaded, request.platform, request.gpus_found)
     layout, batch = layout_of(loaded, request, shape, nodes * gpus)
     optimizations = config.platform_optimizations.get(request.platform, PlatformOptimizations())
@@ -81,7 +82,7 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
         precision=optimizations.precision,
         recompute=optimizations.recompute,
         dataset=_dataset(config.training.data.dataset, request.platform, loaded),
-        tokenizer=config.training.data.tokenizer,
+        tokenizer=None if config.training.data.tokenizer is None else _absolute(config.training.data.tokenizer),
         seed=config.experiment.seed,
         optimizer=config.training.optimizer,
         engine_options=optimizations.engine_options,
@@ -105,13 +106,26 @@ def shape_of(model: ModelConfig, size: Size) -> ModelShape:
     return tiny(shape) if size == "tiny" else shape
 
 
+def shape_at(loaded: LoadedConfig, model: str, size: Size) -> ModelShape:
+    """The same for a model of the configuration.
+
+    Raises:
+        ConfigError: no shape has that name.
+    """
+    try:
+        return shape_of(loaded.config.models[model], size)
+    except ConfigError as error:
+        where = loaded.where("models", model, "architecture")
+        raise ConfigError(error.what, where=where, why=error.why, fix=error.fix) from error
+
+
 def count_ranks(loaded: LoadedConfig, platform: PlatformName, found: int | None) -> tuple[int, int]:
     """Nodes and ranks a node.
 
     Raises:
         ConfigError: more GPUs are asked for than there are, or the platform is not in the configuration.
     """
-    hardware = _named(loaded.config.hardware.platforms, platform, "platform", "hardware.platforms")
+    hardware = _named(loaded, loaded.config.hardware.platforms, platform, ("platform", ("hardware", "platforms")))
     asked = hardware.gpus_per_node
     if asked == "auto":
         return hardware.nodes, found or hardware.gpus_per_node_when_absent
@@ -124,9 +138,9 @@ def count_ranks(loaded: LoadedConfig, platform: PlatformName, found: int | None)
 def layout_of(loaded: LoadedConfig, request: PlanRequest, shape: ModelShape, world_size: int) -> tuple[Layout, Batch]:
     """The strategy's layout for this model on this platform, over `world_size` ranks."""
     model, platform, strategy = request.model, request.platform, request.strategy
-    by_model = _named(loaded.config.parallelism, strategy, "strategy", "parallelism")
-    by_platform = _named(by_model, model, "model", f"parallelism.{strategy}")
-    layout: LayoutConfig = _named(by_platform, platform, "platform", f"parallelism.{strategy}.{model}")
+    by_model = _named(loaded, loaded.config.parallelism, strategy, ("strategy", ("parallelism",)))
+    by_platform = _named(loaded, by_model, model, ("model", ("parallelism", strategy)))
+    layout: LayoutConfig = _named(loaded, by_platform, platform, ("platform", ("parallelism", strategy, model)))
     return resolve(
         LayoutRequest(
             shape=shape,
@@ -139,19 +153,33 @@ def layout_of(loaded: LoadedConfig, request: PlanRequest, shape: ModelShape, wor
     )
 
 
+def _absolute(path: str) -> str:
+    """A worker may start in another folder than the user's."""
+    return str(Path(path).expanduser().resolve())
+
+
 def _dataset(asked: str, platform: PlatformName, loaded: LoadedConfig) -> str:
     if asked == "auto":
         return STANDARD_LIBRARY if platform == "cpu" else "mock"
-    if asked == "mock" or (asked.startswith("text:") and len(asked) > len("text:")):
+    if asked in {"mock", STANDARD_LIBRARY}:
         return asked
+    if asked.startswith("text:") and len(asked) > len("text:"):
+        return "text:" + _absolute(asked.removeprefix("text:"))
     where = loaded.where("training", "data", "dataset")
     raise ConfigError(f"dataset is {asked!r}.", where=where, why="It must be mock, text:PATH or auto.", fix="--data text:PATH")
 
 
-def _named(table: Mapping[K, V], name: K, kind: str, place: str) -> V:
+def _named(loaded: LoadedConfig, table: Mapping[K, V], name: K, kind: tuple[str, tuple[str, ...]]) -> V:
+    """An entry of a table, given what such an entry is called and the key path of the table."""
     if name in table:
         return table[name]
-    raise ConfigError(f"There is no {kind} {name!r} in {place}.", where=place, fix=_suggestion(name, table))
+    noun, path = kind
+    where = loaded.where(*path)
+    if not table:
+        raise ConfigError(
+            f"{'.'.join(path)} is empty.", where=where, why=f"A {noun} {name!r} is asked for.", fix=f"add {name}: ..."
+        )
+    raise ConfigError(f"There is no {noun} {name!r} in {'.'.join(path)}.", where=where, fix=_suggestion(name, table))
 
 
 def _suggestion(name: str, known: Iterable[str]) -> str:

@@ -52,8 +52,9 @@ def resolve(request: LayoutRequest) -> tuple[Layout, Batch]:
 
 
 def valid_tensor_degrees(shape: ModelShape) -> list[int]:
-    """Degrees that give every rank whole attention heads and whole key/value heads."""
-    return [degree for degree in range(1, shape.heads + 1) if shape.heads % degree == 0 and shape.kv_heads % degree == 0]
+    """Degrees that give every rank whole attention heads, whole key/value heads and an equal share of the feed-forward width."""
+    counts = (shape.heads, shape.kv_heads, shape.ffn)
+    return [degree for degree in range(1, shape.heads + 1) if not any(count % degree for count in counts)]
 
 
 def _divisors(number: int) -> Iterator[int]:
@@ -158,6 +159,13 @@ def _check_experts(request: LayoutRequest, data: int) -> None:
 
 
 def _check_sequence(request: LayoutRequest, layout: Layout) -> None:
+    if layout.sequence_parallel and layout.tensor == 1:
+        raise LayoutError(
+            f"sequence_parallel is true, and {TENSOR} is 1.",
+            where=request.where_layout("sequence_parallel"),
+            why="Sequence parallelism cuts a sequence over the tensor-parallel ranks.",
+            fix=f"sequence_parallel: auto, or raise {TENSOR}",
+        )
     tokens, where = request.data.sequence_length, request.where_data("sequence_length")
     if tokens > request.shape.context_tokens:
         what = f"sequence_length is {tokens}, and {request.shape.name} takes at most {request.shape.context_tokens} tokens."

@@ -1,0 +1,56 @@
+"""A small configuration, and the ways to make it wrong."""
+
+from tprimat.config.load import read_config
+from tprimat.errors import UserError
+from tprimat.plan.build import PlanRequest, build_plan
+
+SHAPE = "name: m, layers: 4, hidden: 64, heads: 4, kv_heads: 2, head_dim: 16, ffn: 128, vocabulary: 512, context_tokens: 256"
+TEXT = f"""\
+hardware:
+  platforms:
+    cpu: {{gpus_per_node: 4}}
+models:
+  mine:
+    name: Mine
+    architecture:
+      {{{SHAPE}}}
+training:
+  data: {{global_batch_size: 8, sequence_length: 64}}
+  tiny: {{data: {{sequence_length: 32}}}}
+parallelism:
+  split:
+    mine:
+      cpu: {{tensor_model_parallel_size: 2}}
+"""
+
+
+def written(folder, text=TEXT):
+    path = folder / "my.yaml"
+    path.write_text(text, encoding="utf8")
+    return path
+
+
+def planned(path, *, settings=(), size="full", platform="cpu", strategy="split", model="mine", found=None, environment=None):
+    loaded = read_config(path, size=size, settings=settings, environment=environment or {})
+    request = PlanRequest(
+        model=model,
+        strategy=strategy,
+        platform=platform,
+        size=size,
+        engine="megatron",
+        engine_reason="",
+        gpus_found=found,
+        run_id="r",
+        run_directory="d",
+        output_directory="o",
+    )
+    return build_plan(loaded, request)
+
+
+def complaint(*arguments, **choices):
+    """The error text as the command line prints it."""
+    try:
+        planned(*arguments, **choices)
+    except UserError as error:
+        return str(error)
+    raise AssertionError("nothing was wrong")

@@ -1,0 +1,121 @@
+"""Reading a configuration: variables, settings, the tiny workload, and what a user may add."""
+
+from pathlib import Path
+
+import pytest
+from a_config import TEXT, planned, written
+
+from tprimat.config.load import DEFAULT_FILE, environment_choices, load_config, parse_setting, read_config
+
+MODELS = ("llama", "qwen")
+
+
+def test_the_configuration_of_the_project_has_five_strategies_for_two_models_on_three_platforms():
+    config = load_config()
+    assert list(config.parallelism) == [
+        "maximum_performance",
+        "truly_identical",
+        "memory_optimized",
+        "minimal_communication",
+        "balanced",
+    ]
+    for strategy in config.parallelism.values():
+        assert set(strategy) == set(MODELS)
+        assert all(set(platforms) == {"amd", "cpu", "nvidia"} for platforms in strategy.values())
+
+
+SEEDS_NUMBERS = {  # strategy -> (llama nvidia, llama amd, qwen nvidia, qwen amd), as TP, PP
+    "maximum_performance": ((4, 1), (1, 1), (4, 2), (1, 1)),
+    "truly_identical": ((4, 1), (4, 1), (4, 2), (4, 2)),
+    "memory_optimized": ((4, 2), (4, 2), (4, 2), (4, 2)),
+    "minimal_communication": ((1, 1), (1, 1), (1, 1), (1, 1)),
+    "balanced": ((2, 1), (2, 1), (2, 2), (2, 2)),
+}
+
+
+@pytest.mark.parametrize("strategy", SEEDS_NUMBERS)
+def test_the_strategies_are_split_as_documented(strategy):
+    layouts = [load_config().parallelism[strategy][model][platform] for model in MODELS for platform in ("nvidia", "amd")]
+    assert tuple((at.tensor_model_parallel_size, at.pipeline_model_parallel_size) for at in layouts) == SEEDS_NUMBERS[strategy]
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "value"),
+    [
+        ("'${SEQ:-32}'", {}, 32),
+        ("'${SEQ:-32}'", {"SEQ": "16"}, 16),
+        ("'${SEQ}'", {"SEQ": "16"}, 16),
+        ("'${A:-1}${B:-28}'", {}, 128),
+        ("'${A:-1}${B:-28}'", {"A": "6", "B": "4"}, 64),
+    ],
+)
+def test_a_variable_of_the_environment_is_taken_or_its_default(text, environment, value, tmp_path):
+    path = written(tmp_path, TEXT.replace("sequence_length: 64", f"sequence_length: {text}"))
+    assert read_config(path, environment=environment).config.training.data.sequence_length == value
+
+
+def test_the_last_setting_wins_over_the_file_and_over_the_tiny_workload(tmp_path):
+    settings = [parse_setting(f"training.data.sequence_length={length}") for length in (8, 16)]
+    for size in ("full", "tiny"):
+        assert read_config(written(tmp_path), size=size, settings=settings).config.training.data.sequence_length == 16
+
+
+def test_a_setting_may_make_keys_that_the_file_does_not_have(tmp_path):
+    loaded = read_config(written(tmp_path), settings=[parse_setting("benchmarking.cloud_costs.NVIDIA H200=3.5")])
+    assert loaded.config.benchmarking.cloud_costs == {"NVIDIA H200": 3.5}
+    assert loaded.where("benchmarking", "cloud_costs", "NVIDIA H200") == "--set benchmarking.cloud_costs.NVIDIA H200"
+
+
+def test_a_number_without_a_dot_before_its_exponent_is_a_number(tmp_path):
+    loaded = read_config(written(tmp_path), settings=[parse_setting("training.optimizer.learning_rate=1e-4")])
+    assert loaded.config.training.optimizer.learning_rate == 1e-4
+
+
+def test_the_tiny_workload_lies_over_the_real_one_and_keeps_the_rest(tmp_path):
+    full, tiny = (read_config(written(tmp_path), size=size).config.training for size in ("full", "tiny"))
+    assert (full.data.sequence_length, tiny.data.sequence_length) == (64, 32)
+    assert full.data.global_batch_size == tiny.data.global_batch_size == 8
+    assert full.optimizer == tiny.optimizer
+
+
+def test_a_key_of_the_tiny_workload_keeps_its_line(tmp_path):
+    assert read_config(written(tmp_path), size="tiny").where("training", "data", "sequence_length").startswith("my.yaml:11 ")
+    assert read_config(written(tmp_path)).where("training", "data", "sequence_length").startswith("my.yaml:10 ")
+
+
+def test_the_tiny_workload_can_be_set_too(tmp_path):
+    settings = [parse_setting("training.tiny.data.sequence_length=16")]
+    assert read_config(written(tmp_path), size="tiny", settings=settings).config.training.data.sequence_length == 16
+    assert read_config(written(tmp_path), size="full", settings=settings).config.training.data.sequence_length == 64
+
+
+def test_the_environment_chooses_strategy_folder_and_logs_and_empty_is_unset():
+    chosen = environment_choices({"PARALLEL": "balanced", "OUTPUT_DIR": "/o", "QWEN_LOG": "/q.log", "PRIMUS_PATH": "/p"})
+    assert (chosen.strategy, chosen.output_directory, chosen.primus_path) == ("balanced", "/o", "/p")
+    assert chosen.model_logs == {"qwen": "/q.log"}
+    unset = environment_choices({"PARALLEL": "", "OUTPUT_DIR": "", "LLAMA_LOG": "", "PRIMUS_PATH": ""})
+    assert (unset.strategy, unset.output_directory, unset.primus_path) == ("minimal_communication", "./output", None)
+    assert unset.model_logs == {}
+
+
+def test_a_model_spelled_out_in_the_file_is_planned_in_both_sizes(tmp_path):
+    full, tiny = (planned(written(tmp_path), size=size) for size in ("full", "tiny"))
+    assert (full.shape.layers, full.shape.hidden, full.shape.kv_heads, full.shape.gated) == (4, 64, 2, True)
+    assert (tiny.shape.layers, tiny.shape.heads, tiny.shape.kv_heads) == (4, 4, 2)
+    assert full.layout == tiny.layout
+
+
+def test_a_strategy_and_a_model_that_a_user_adds_work_without_touching_code(tmp_path):
+    text = DEFAULT_FILE.read_text().replace("models:\n", "models:\n  small: {name: Small, architecture: llama-3-8b}\n", 1)
+    text = text.replace("parallelism:\n", "parallelism:\n  my_own: {small: {nvidia: {pipeline_model_parallel_size: 4}}}\n", 1)
+    plan = planned(written(tmp_path, text), model="small", strategy="my_own", platform="nvidia")
+    assert (plan.layout.tensor, plan.layout.pipeline, plan.layout.data) == (1, 4, 2)
+    assert plan.shape.name == "llama-3-8b"
+
+
+def test_a_relative_path_of_text_is_that_of_the_user(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = [parse_setting("training.data.dataset=text:book.txt"), parse_setting("training.data.tokenizer=~/t.json")]
+    plan = planned(written(tmp_path), settings=settings)
+    assert plan.dataset == f"text:{tmp_path}/book.txt"
+    assert plan.tokenizer == str(Path.home() / "t.json")

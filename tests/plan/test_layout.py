@@ -1,0 +1,157 @@
+"""How ranks, layers, heads and the batch divide: the rules of Megatron-Core, and what follows from a layout."""
+
+from itertools import product
+
+import pytest
+
+from tprimat.config.schema import DataConfig, LayoutConfig
+from tprimat.errors import LayoutError
+from tprimat.facts.models import model_shape, tiny
+from tprimat.plan.layout import LayoutRequest, resolve, valid_tensor_degrees
+
+LLAMA, QWEN = model_shape("llama-3.1-8b"), model_shape("qwen-2.5-7b")
+
+
+def divide(shape, ranks=8, *, data=None, **layout):
+    names = {"tp": "tensor_model_parallel_size", "pp": "pipeline_model_parallel_size", "cp": "context_parallel_size"}
+    names |= {"vpp": "virtual_pipeline_model_parallel_size", "ep": "expert_model_parallel_size", "dp": "data_parallel_size"}
+    return resolve(
+        LayoutRequest(
+            shape=shape,
+            layout=LayoutConfig(**{names.get(key, key): value for key, value in layout.items()}),
+            data=DataConfig(**{"global_batch_size": 128, "sequence_length": 2048, **(data or {})}),
+            world_size=ranks,
+            where_layout=lambda key: f"layout {key}",
+            where_data=lambda key: f"data {key}",
+        )
+    )
+
+
+def complaint(*arguments, **choices):
+    with pytest.raises(LayoutError) as caught:
+        divide(*arguments, **choices)
+    return caught.value.what
+
+
+@pytest.mark.parametrize(
+    ("ranks", "layout", "data", "accumulation"),
+    [
+        (8, {}, 8, 16),
+        (8, {"tp": 4}, 2, 64),
+        (8, {"tp": 4, "pp": 2}, 1, 128),
+        (8, {"tp": 2, "cp": 2}, 2, 64),
+        (64, {"tp": 8, "pp": 4}, 2, 64),
+        (16, {"pp": 2, "micro_batch_size": 4}, 8, 4),
+        (1, {}, 1, 128),
+    ],
+)
+def test_replicas_and_accumulation_follow_from_the_ranks_and_the_batch(ranks, layout, data, accumulation):
+    made, batch = divide(LLAMA, ranks, **layout)
+    assert (made.data, batch.accumulation_steps, made.world_size) == (data, accumulation, ranks)
+    assert batch.tokens_per_step == 128 * 2048
+
+
+def test_what_is_stated_and_right_changes_nothing():
+    assert divide(LLAMA, tp=2, dp=4, gradient_accumulation_steps=32) == divide(LLAMA, tp=2)
+
+
+@pytest.mark.parametrize(
+    ("layout", "says"),
+    [
+        ({"tp": 2, "dp": 8}, "data_parallel_size is 8, and 8 ranks leave 4."),
+        ({"tp": 2, "gradient_accumulation_steps": 16}, "gradient_accumulation_steps is 16, and the batch gives 32."),
+    ],
+)
+def test_what_is_stated_and_wrong_is_refused(layout, says):
+    assert complaint(LLAMA, **layout) == says
+
+
+def test_the_message_for_heads_is_megatrons_own():
+    assert complaint(QWEN, tp=8) == "num_attention_heads (28) must be a multiple of tensor_model_parallel_size (8)."
+    assert complaint(QWEN, ranks=14, tp=7) == "num_query_groups (4) must be a multiple of tensor_model_parallel_size (7)."
+
+
+def test_the_tensor_degrees_that_are_offered_are_those_that_work():
+    for shape in (LLAMA, QWEN, tiny(LLAMA), tiny(QWEN)):
+        works = [tp for tp in range(1, 65) if outcome(shape, tp, 1) == "valid"]
+        assert works == valid_tensor_degrees(shape)
+    assert valid_tensor_degrees(LLAMA) == [1, 2, 4, 8]
+    assert valid_tensor_degrees(QWEN) == [1, 2, 4]
+
+
+def outcome(shape, tp, pp, **more):
+    """valid, or which rule is broken, without the figures that differ between sizes."""
+    try:
+        divide(shape, tp * pp, tp=tp, pp=pp, data={"sequence_length": 32 * 64, "global_batch_size": 64}, **more)
+    except LayoutError as error:
+        return error.what
+    return "valid"
+
+
+@pytest.mark.parametrize("shape", [LLAMA, QWEN], ids=lambda shape: shape.name)
+def test_the_tiny_size_is_as_valid_as_the_real_one_under_every_split(shape):
+    small = tiny(shape)
+    degrees = list(product(range(1, 33), range(1, 33)))
+    real = {(tp, pp): outcome(shape, tp, pp) for tp, pp in degrees}
+    assert real == {(tp, pp): outcome(small, tp, pp) for tp, pp in degrees}
+    assert sum(text == "valid" for text in real.values()) == len(valid_tensor_degrees(shape)) * len(
+        [pp for pp in range(1, 33) if shape.layers % pp == 0]
+    )
+
+
+@pytest.mark.parametrize("vpp", [2, 3, 4, 7, 8])
+def test_the_tiny_size_is_as_valid_under_virtual_stages(vpp):
+    for shape, pp in product((LLAMA, QWEN), (1, 2, 4, 7)):
+        assert outcome(shape, 1, pp, vpp=vpp) == outcome(tiny(shape), 1, pp, vpp=vpp)
+
+
+def test_virtual_stages_need_stages_whole_chunks_and_whole_rounds():
+    made, _ = divide(LLAMA, tp=4, pp=2, vpp=4)
+    assert made.virtual_pipeline == 4
+    assert complaint(LLAMA, vpp=2) == "virtual_pipeline_model_parallel_size is 2, and there is a single pipeline stage."
+    says = "The 16 layers of a stage must be a multiple of virtual_pipeline_model_parallel_size (3)."
+    assert complaint(LLAMA, pp=2, vpp=3) == says
+    says = "The 3 micro-batches of a step must be a multiple of pipeline_model_parallel_size (2)."
+    assert complaint(LLAMA, ranks=2, pp=2, vpp=2, data={"global_batch_size": 3}) == says
+
+
+def test_context_parallelism_cuts_a_sequence_into_two_pieces_a_rank():
+    made, batch = divide(LLAMA, tp=1, cp=4)
+    assert (made.context, made.data, batch.accumulation_steps) == (4, 2, 64)
+    assert complaint(LLAMA, cp=4, data={"sequence_length": 2052}) == "sequence_length (2052) must be a multiple of 8."
+    assert complaint(LLAMA, tp=4, cp=2, data={"sequence_length": 2056}) == "sequence_length (2056) must be a multiple of 16."
+
+
+def test_sequence_parallelism_is_on_with_tensor_parallelism_unless_a_user_says_otherwise():
+    assert divide(LLAMA, tp=2)[0].sequence_parallel
+    assert not divide(LLAMA, tp=1)[0].sequence_parallel
+    assert not divide(LLAMA, tp=2, sequence_parallel=False)[0].sequence_parallel
+    assert complaint(LLAMA, tp=1, sequence_parallel=True) == "sequence_parallel is true, and tensor_model_parallel_size is 1."
+    assert complaint(LLAMA, tp=2, data={"sequence_length": 2047}) == "sequence_length (2047) must be a multiple of 2."
+    assert divide(LLAMA, tp=2, sequence_parallel=False, data={"sequence_length": 2047})
+
+
+def test_a_sequence_is_no_longer_than_the_model_allows():
+    assert divide(LLAMA, data={"sequence_length": 131072})
+    says = "sequence_length is 131080, and llama-3.1-8b takes at most 131072 tokens."
+    assert complaint(LLAMA, data={"sequence_length": 131080}) == says
+
+
+def test_a_micro_batch_to_be_found_leaves_the_accumulation_open():
+    made, batch = divide(LLAMA, tp=2, data={"micro_batch_size": "auto"})
+    assert (made.data, batch.micro_batch_sequences, batch.accumulation_steps) == (4, "auto", None)
+    says = "global batch size (130) is not divisible by data-parallel degree (4)."
+    assert complaint(LLAMA, tp=2, data={"micro_batch_size": "auto", "global_batch_size": 130}) == says
+
+
+def test_experts_divide_over_replicas():
+    mixture = model_shape("mixtral-8x7b")
+    assert divide(mixture, ep=4)[0].expert == 4
+    assert complaint(mixture, ep=3) == "num_moe_experts (8) must be a multiple of expert_model_parallel_size (3)."
+    assert complaint(mixture, tp=4, ep=4) == "The data-parallel degree (2) must be a multiple of expert_model_parallel_size (4)."
+    assert complaint(LLAMA, ep=2) == "expert_model_parallel_size is 2, and llama-3.1-8b has no experts."
+
+
+@pytest.mark.parametrize(("ranks", "parts"), [(6, 4), (2, 4), (9, 2)])
+def test_ranks_that_make_no_whole_replica_are_refused(ranks, parts):
+    assert complaint(LLAMA, ranks=ranks, tp=parts) == f"world size ({ranks}) is not divisible by {parts}."

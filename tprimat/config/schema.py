@@ -102,8 +102,8 @@ class OptimizerConfig:
 
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
-    learning_rate: Positive = 3.0e-4
-    min_learning_rate: NotNegative = 3.0e-5
+    learning_rate: Positive = 1.0e-4
+    min_learning_rate: NotNegative = 1.0e-5
     warmup_steps: WholeNumber = 10
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     weight_decay: NotNegative = 0.1

@@ -7,14 +7,15 @@ from pathlib import Path
 
 from tprimat.cli.options import settings_of
 from tprimat.config.load import EnvironmentChoices, LoadedConfig, Setting, environment_choices, parse_setting, read_config
-from tprimat.config.schema import PlatformName, Size
+from tprimat.config.schema import PlatformName, PlatformOptimizations, Size
 from tprimat.config.tree import parse_scalar
 from tprimat.engines.choose import choose
+from tprimat.engines.primus_install import decide
 from tprimat.errors import ConfigError, LaunchError
-from tprimat.launch.cluster import this_machine
-from tprimat.plan.build import STANDARD_LIBRARY, PlanRequest, build_plan, new_run_id
+from tprimat.launch.cluster import refuse_hidden_gpus, this_machine
+from tprimat.plan.build import STANDARD_LIBRARY, PlanRequest, build_plan, count_ranks, new_run_id
 from tprimat.plan.expected import PLATFORMS
-from tprimat.plan.schema import RunPlan
+from tprimat.plan.schema import PrimusStart, RunPlan
 from tprimat.record.environment import processor_name
 from tprimat.record.schema import Machine
 
@@ -89,6 +90,7 @@ def _plans(session: Session, options: argparse.Namespace) -> list[RunPlan]:
     if not models:
         raise ConfigError("models is empty.", where=session.loaded.where("models"), fix="describe at least one model")
     engine = choose(options.engine, session.platform, session.choices.primus_path)
+    primus = _primus(session) if engine.engine == "primus" else None
     plans = []
     for model in models:
         for number in range(1, options.runs + 1):
@@ -101,11 +103,26 @@ def _plans(session: Session, options: argparse.Namespace) -> list[RunPlan]:
                 size=session.size,
                 engine=engine.engine,
                 engine_reason=engine.reason,
-                gpus_found=session.machine.gpus_per_node if session.machine else None,
+                gpus_found=_gpus_found(session),
                 run_id=run_id,
                 run_directory=str(session.output / "runs" / run_id),
                 output_directory=str(session.output),
+                primus=primus,
                 command=("./benchmark.py", *sys.argv[1:]),
             )
             plans.append(build_plan(session.loaded, request))
     return plans
+
+
+def _gpus_found(session: Session) -> int | None:
+    return session.machine.gpus_per_node if session.machine else None
+
+
+def _primus(session: Session) -> PrimusStart:
+    """Which Primus is here, and how it will be started."""
+    options = session.loaded.config.platform_optimizations.get(session.platform, PlatformOptimizations()).primus
+    nodes, gpus = count_ranks(session.loaded, session.platform, _gpus_found(session))
+    start = decide(options, session.choices.primus_path, nodes)
+    if start.launcher != "slurm":
+        refuse_hidden_gpus(gpus)
+    return start

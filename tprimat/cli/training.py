@@ -9,10 +9,12 @@ from tprimat.analyze.metrics import MetricOptions, run_metrics
 from tprimat.cli.ceilings import probes_in, under_ceiling
 from tprimat.cli.live import Progress
 from tprimat.cli.session import Session
-from tprimat.engines import megatron, nemo
+from tprimat.engines import megatron, nemo, primus
 from tprimat.engines.base import Command, Engine
-from tprimat.errors import LaunchError, MetricError
+from tprimat.engines.primus_settings import rank_error_logs
+from tprimat.errors import MetricError
 from tprimat.launch.cluster import find_nodes, gpus_of_ranks, torchrun
+from tprimat.launch.followed import FollowedLog
 from tprimat.launch.run import run
 from tprimat.launch.schema import Launch, LaunchResult, Limits
 from tprimat.plan.alternatives import strategies_with_less_memory
@@ -23,7 +25,7 @@ from tprimat.record.benchmark_file import benchmark_file_name, write_benchmark_f
 from tprimat.record.schema import RunMetrics, RunRecord, StepRecord
 from tprimat.record.store import RunDirectory
 
-ENGINES: dict[str, Engine] = {"megatron": megatron.ENGINE, "nemo": nemo.ENGINE}
+ENGINES: dict[str, Engine] = {"megatron": megatron.ENGINE, "nemo": nemo.ENGINE, "primus": primus.ENGINE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +41,6 @@ class TrainingRun:
 
 def command_of(plan: RunPlan) -> Command:
     """The exact process that carries a plan out on this node."""
-    if plan.engine not in ENGINES:
-        raise LaunchError(f"The engine {plan.engine} cannot be started yet.", fix="--engine megatron")
     command = ENGINES[plan.engine].command(plan)
     if command.ranks_per_node is None:
         return command
@@ -97,8 +97,16 @@ def start(session: Session, plan: RunPlan, *, quiet: bool) -> tuple[TrainingRun,
         alternatives=strategies_with_less_memory(session.loaded, plan),
         sampled_gpus=() if plan.platform == "cpu" else gpus_of_ranks(plan.gpus_per_node),
     )
+    if plan.engine == "primus":
+        launch = followed(launch, plan)
     record, result = run(launch, Progress(plan, record, quiet=quiet))
     return finish(session, record, result.steps, log), result
+
+
+def followed(launch: Launch, plan: RunPlan) -> Launch:
+    """The launch of a framework that only prints: steps and evidence come from its log, and tracebacks from its ranks' own."""
+    log = FollowedLog(plan, ENGINES[plan.engine].read_line)
+    return dataclasses.replace(launch, step_of_line=log.step_of_line, complete=log.complete, error_logs=(rank_error_logs(plan),))
 
 
 def finish(session: Session, record: RunRecord, steps: tuple[StepRecord, ...], log: Path) -> TrainingRun:

@@ -80,6 +80,23 @@ def find_nodes(count: int, environment: Mapping[str, str] = os.environ) -> Nodes
     return Nodes(count=count, rank=rank, master_address=environment["MASTER_ADDR"], master_port=port)
 
 
+def refuse_hidden_gpus(gpus: int, environment: Mapping[str, str] = os.environ) -> None:
+    """Primus overwrites HIP_VISIBLE_DEVICES with the first GPUs: a user's choice of others would be lost without a word.
+
+    Raises:
+        LaunchError: there is such a choice.
+    """
+    for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
+        chosen = [part.strip() for part in environment.get(name, "").split(",") if part.strip()]
+        if chosen and chosen[:gpus] != [str(index) for index in range(gpus)]:
+            raise LaunchError(
+                f"{name} is {environment[name]}, which Primus would replace by the first {gpus} GPUs.",
+                where=name,
+                why="Its launchers set HIP_VISIBLE_DEVICES themselves.",
+                fix=f"unset {name}; export ROCR_VISIBLE_DEVICES={environment[name]}",
+            )
+
+
 def slurm_nodes(count: int, environment: Mapping[str, str]) -> Nodes:
     """From the variables that srun sets in each task."""
     fix = f"srun --nodes={count} --ntasks-per-node=1 ./benchmark.py --nodes {count}"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from tprimat.engines.base import LineFields
 from tprimat.engines.logs.assemble import Workload, assemble, derived_seconds, record
 from tprimat.engines.logs.collect import Collection
-from tprimat.plan.expected import mismatches
+from tprimat.plan.expected import mismatches, unproven
 from tprimat.plan.schema import RunPlan
 from tprimat.record.schema import RunRecord, StepRecord
 
@@ -51,5 +51,8 @@ class FollowedLog:
         """The last record, with what the log proves and where it contradicts the plan; the steps as the whole log tells them."""
         made = assemble(self._said, self._workload)
         evidence = dataclasses.replace(made.evidence, notes=(*made.evidence.notes, *made.notes))
-        told = dataclasses.replace(run, clock="framework", evidence=evidence, mismatches=mismatches(self._plan, evidence))
+        doubts = mismatches(self._plan, evidence)
+        if made.steps:  # a run that failed before its first step has more to say than what it did not prove
+            doubts += unproven(self._plan, evidence)
+        told = dataclasses.replace(run, clock="framework", evidence=evidence, mismatches=doubts)
         return told, made.steps

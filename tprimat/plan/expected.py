@@ -50,6 +50,23 @@ def mismatches(plan: RunPlan, evidence: Evidence) -> tuple[str, ...]:
     )
 
 
+MUST_BE_READ = {"tensor parallel", "pipeline parallel", "micro batch", "global batch", "sequence length", "matmul dtype"}
+
+
+def unproven(plan: RunPlan, evidence: Evidence) -> tuple[str, ...]:
+    """What a framework that takes its settings from a command line has to say before its run may be counted, and did not say.
+
+    Megatron prints no dtype for fp32, and no virtual pipeline where there is none.
+    """
+    names = MUST_BE_READ - ({"matmul dtype"} if plan.precision == "fp32" else set())
+    names |= {"virtual pipeline"} if plan.layout.virtual_pipeline not in {None, 1} else set()
+    return tuple(
+        f"{name}: {asked} was asked for, the log does not say what ran"
+        for name, asked, ran in _pairs(plan, evidence)
+        if ran is None and name in names
+    )
+
+
 def _pairs(plan: RunPlan, evidence: Evidence) -> Iterator[tuple[str, object, object]]:
     layout, batch = plan.layout, plan.batch
     yield "world size", layout.world_size, evidence.world_size

@@ -1,0 +1,160 @@
+"""./benchmark.py on a machine with AMD GPUs and Primus, both played by programs on PATH."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from fake_primus import make_checkout  # noqa: E402
+
+CARD = {"Card Series": "AMD Instinct MI300X OAM", "VRAM Total Memory (B)": "206141652992"}
+ROCM_SMI = {f"card{index}": CARD for index in range(8)} | {"system": {"Driver version": "6.10.5"}}
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """Runs ./benchmark.py where rocm-smi shows eight MI300X and PRIMUS_PATH a fake Primus."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    program(tools / "rocm-smi", f"cat <<'END'\n{json.dumps(ROCM_SMI)}\nEND\n")
+    program(tools / "nvidia-smi", "exit 9\n")
+    program(tools / "srun", "exit 0\n")
+    root = make_checkout(tmp_path / "Primus")
+
+    def benchmark(*words, act="once", primus=root, **variables):
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "HIP_", "CUDA_", "ROCR_"))}
+        environment = {
+            **clean,
+            "PATH": f"{tools}:/usr/bin:/bin",
+            "PRIMUS_PATH": str(primus),
+            "FAKE_PRIMUS": act,
+            "OUTPUT_DIR": str(tmp_path / "out"),
+            **variables,
+        }
+        argv = [sys.executable, str(ROOT / "benchmark.py"), "--model", "llama", "--steps", "6", "--quiet", *words]
+        return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+    return benchmark
+
+
+def program(path, text):
+    path.write_text("#!/bin/sh\n" + text)
+    path.chmod(0o755)
+
+
+def run_of(folder):
+    (path,) = (folder / "out" / "runs").glob("*/run.json")
+    return json.loads(path.read_text()), path.parent
+
+
+def test_an_amd_machine_with_primus_trains_with_primus_and_proves_its_strategy(machine, tmp_path):
+    done = machine("--platform", "amd", "--parallel", "truly_identical")
+    assert done.returncode == 0, done.stderr
+    record, folder = run_of(tmp_path)
+    assert (record["engine"], record["outcome"], record["mismatches"], record["clock"]) == (
+        "primus",
+        "completed",
+        [],
+        "framework",
+    )
+    assert (record["evidence"]["tensor_parallel"], record["evidence"]["sequence_tokens"]) == (4, 2048)
+    assert record["machine"]["accelerator"] == "AMD Instinct MI300X OAM"
+    steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+    assert [step["step"] for step in steps] == [1, 2, 3, 4, 5, 6]
+    assert {step["tokens"] for step in steps} == {128 * 2048}
+    document = json.loads((tmp_path / "out" / "benchmark_rocm_llama.json").read_text())
+    assert document["performance_metrics"]["tokens_per_second_per_gpu"] == pytest.approx(128 * 2048 / 0.1 / 8)
+    assert (folder / "primus.yaml").is_file()
+
+
+def test_lines_that_primus_prints_twice_count_once(machine, tmp_path):
+    assert machine(act="twice").returncode == 0
+    assert len((run_of(tmp_path)[1] / "steps.jsonl").read_text().splitlines()) == 6
+
+
+def test_a_strategy_that_did_not_run_is_not_counted(machine, tmp_path):
+    done = machine("--parallel", "truly_identical", act="tensor_model_parallel_size=1")
+    assert done.returncode == 1
+    record, _ = run_of(tmp_path)
+    assert record["outcome"] == "completed"
+    assert "tensor parallel: 4 was asked for, 1 ran" in record["mismatches"]
+    assert "4 was asked for" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("act", "mismatch"),
+    [
+        ("seq_length=8192", "sequence length: 2048 was asked for, 8192 ran"),
+        ("global_batch_size=640", "global batch: 128 was asked for, 640 ran"),
+        ("micro_batch_size=10", "micro batch: 1 was asked for, 10 ran"),
+        ("fp8=hybrid", "matmul dtype: bf16 was asked for, fp8 ran"),
+        ("no-dump", "tensor parallel: 1 was asked for, the log does not say what ran"),
+    ],
+)
+def test_a_workload_that_did_not_run_is_not_counted(machine, tmp_path, act, mismatch):
+    assert machine(act=act).returncode == 1
+    assert mismatch in run_of(tmp_path)[0]["mismatches"]
+
+
+def test_what_a_rank_died_of_is_found_in_the_log_of_that_rank(machine, tmp_path):
+    done = machine(act="oom")
+    assert done.returncode == 1
+    record, _ = run_of(tmp_path)
+    assert record["outcome"] == "out_of_memory"
+    assert "3.31 GiB" in record["cause"]
+    assert "out of memory" in done.stdout.lower()
+
+
+@pytest.mark.parametrize(("act", "outcome", "word"), [("nan", "diverged", "not a finite number"), ("killed", "failed", "kill")])
+def test_a_primus_run_that_fails_says_why(machine, tmp_path, act, outcome, word):
+    assert machine(act=act).returncode == 1
+    record, folder = run_of(tmp_path)
+    assert record["outcome"] == outcome
+    assert word.lower() in record["cause"].lower()
+    assert (folder / "steps.jsonl").read_text()
+
+
+def test_a_primus_run_that_goes_silent_is_stopped(machine, tmp_path):
+    done = machine("--set", "benchmarking.hang_minimum_seconds=0.5", "--set", "benchmarking.hang_factor=2", act="hang")
+    assert done.returncode == 1
+    assert run_of(tmp_path)[0]["outcome"] == "hung"
+
+
+def test_two_nodes_under_slurm_are_measured_though_only_the_last_one_prints(machine, tmp_path):
+    done = machine("--nodes", "2", "--set", "platform_optimizations.amd.primus.launcher=slurm")
+    assert done.returncode == 0, done.stderr
+    record, _ = run_of(tmp_path)
+    assert (record["evidence"]["world_size"], record["data_parallel"], record["mismatches"]) == (16, 16, [])
+
+
+def test_two_nodes_without_slurm_are_refused_with_the_way_out(machine):
+    done = machine("--nodes", "2")
+    assert done.returncode == 2
+    assert "launcher=slurm" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_old_primus_is_started_by_its_script(machine, tmp_path):
+    done = machine(act="twice", primus=make_checkout(tmp_path / "old", modes=False))
+    assert done.returncode == 0, done.stderr
+    record, folder = run_of(tmp_path)
+    assert (record["outcome"], record["mismatches"]) == ("completed", [])
+    assert (folder / "primus.log").read_text() == "the console once more\n"
+
+
+def test_gpus_that_primus_would_not_use_are_refused(machine):
+    done = machine("--gpus", "2", HIP_VISIBLE_DEVICES="4,5")
+    assert done.returncode == 2
+    assert "ROCR_VISIBLE_DEVICES=4,5" in done.stderr
+
+
+def test_a_dry_run_shows_the_strategy_in_the_command(machine, tmp_path):
+    done = machine("--dry-run", "--parallel", "memory_optimized")
+    assert "--tensor_model_parallel_size 4 --pipeline_model_parallel_size 2" in done.stdout
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,198 @@
+"""The commands and experiments that start Primus. `python tests/engines/test_primus.py` writes the golden files anew."""
+
+import dataclasses
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent.parent
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "tests"))
+
+from fake_primus import make_checkout, value_of  # noqa: E402
+
+from tprimat.config.load import parse_setting, read_config  # noqa: E402
+from tprimat.config.schema import PrimusOptions  # noqa: E402
+from tprimat.engines.primus import ENGINE  # noqa: E402
+from tprimat.engines.primus_install import decide  # noqa: E402
+from tprimat.engines.primus_settings import rank_error_logs, settings, word  # noqa: E402
+from tprimat.errors import ConfigError, LaunchError  # noqa: E402
+from tprimat.plan.build import PlanRequest, build_plan  # noqa: E402
+from tprimat.plan.schema import PrimusStart  # noqa: E402
+
+GOLDEN = Path(__file__).parent / "golden" / "primus"
+MODELS = ("llama", "qwen")
+STRATEGIES = ("maximum_performance", "truly_identical", "memory_optimized", "minimal_communication", "balanced")
+LAUNCHERS = {
+    "script": (PrimusStart(program="/opt/Primus/examples/run_pretrain.sh", launcher="script", directory="/opt/Primus"), ()),
+    "container": (
+        PrimusStart(program="/opt/Primus/primus-cli", launcher="container", directory="/opt/Primus", image="rocm/primus:v26.5"),
+        ("platform_optimizations.amd.environment={NCCL_DEBUG: WARN}",),
+    ),
+    "slurm": (
+        PrimusStart(
+            program="/opt/Primus/primus-cli", launcher="slurm", directory="/opt/Primus", slurm_arguments=("--partition", "gpu")
+        ),
+        ("hardware.platforms.amd.nodes=4",),
+    ),
+    "slurm-container": (
+        PrimusStart(program="/opt/Primus/primus-cli", launcher="slurm", directory="/opt/Primus", image="rocm/primus:v26.5"),
+        (
+            "hardware.platforms.amd.nodes=2",
+            "platform_optimizations.amd.precision=fp8",
+            "platform_optimizations.amd.recompute=full",
+        ),
+    ),
+}
+DIRECT = PrimusStart(program="/opt/Primus/primus-cli", launcher="direct", directory="/opt/Primus")
+
+
+def plan_of(model="llama", strategy="truly_identical", *changes, start=DIRECT, **fields):
+    loaded = read_config(settings=[parse_setting(change) for change in changes], environment={})
+    additional = loaded.config.platform_optimizations["amd"].primus.overrides
+    start = dataclasses.replace(start, overrides=additional)
+    given = {
+        "model": model,
+        "strategy": strategy,
+        "platform": "amd",
+        "size": "full",
+        "engine": "primus",
+        "engine_reason": "asked for",
+        "gpus_found": 8,
+        "run_id": f"a-run-{model}-{strategy}",
+        "run_directory": f"/results/runs/a-run-{model}-{strategy}",
+        "output_directory": "/results",
+        "primus": start,
+    }
+    return build_plan(loaded, PlanRequest(**{**given, **fields}))
+
+
+def golden_plans():
+    for model in MODELS:
+        for strategy in STRATEGIES:
+            yield f"{model}-{strategy}", plan_of(model, strategy)
+    for name, (start, changes) in LAUNCHERS.items():
+        yield f"launcher-{name}", plan_of("llama", "balanced", *changes, start=start)
+
+
+def as_text(plan):
+    """A command as a person would type it, and the files that it needs."""
+    command = ENGINE.command(plan)
+    variables = [f"{name}={shlex.quote(value)}" for name, value in command.environment.items()]
+    words = " \\\n  ".join([f"cd {command.directory} &&", *variables, shlex.join(command.argv).replace(" --", " \\\n  --")])
+    return words + "\n" + "".join(f"\n== {name}\n{text}" for name, text in command.files.items())
+
+
+PLANS = dict(golden_plans())
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_plan_becomes_the_same_command_and_experiment_as_ever(name):
+    assert as_text(PLANS[name]) == (GOLDEN / f"{name}.txt").read_text()
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_command_line_and_the_experiment_say_the_same(name):
+    plan = PLANS[name]
+    command = ENGINE.command(plan)
+    (text,) = command.files.values()
+    written = yaml.safe_load(text)["modules"]["pre_trainer"]["overrides"]
+    words = command.argv[command.argv.index("--num_layers") :]
+    told = dict(zip((key.removeprefix("--") for key in words[::2]), map(value_of, words[1::2]), strict=True))
+    assert {key: written[key] for key in told} == told
+    assert {key for key, value in settings(plan).items() if value is not None} == set(told)
+    assert all(not isinstance(value, str) or not value[0].isdigit() for value in written.values())
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1e-5, "1.0e-05"), (3e-4, "0.0003"), (0.0, "0.0"), (1e-8, "1.0e-08"), (True, "True"), (4, "4"), ("hybrid", "hybrid")],
+)
+def test_a_value_is_written_so_that_primus_reads_it_back(value, text):
+    assert word(value) == text
+    assert type(value_of(text)) is type(value)
+    assert value_of(text) == value
+
+
+def test_an_interleaved_pipeline_uses_the_key_that_megatron_does_not_overwrite():
+    layout = "{pipeline_model_parallel_size: 2, virtual_pipeline_model_parallel_size: 2}"
+    found = settings(plan_of("llama", "balanced", f"parallelism.balanced.llama.amd={layout}"))
+    assert found["num_virtual_stages_per_pipeline_rank"] == 2
+    assert "virtual_pipeline_model_parallel_size" not in found
+
+
+@pytest.mark.parametrize(
+    ("changes", "fields", "message"),
+    [
+        (["training.data.micro_batch_size=auto"], {}, "cannot search"),
+        (["training.data.dataset=text:/a"], {}, "mock data"),
+        (["profiling.enabled=true"], {}, "does not profile"),
+        (["models.llama.primus_config=null"], {}, "no Primus model file"),
+        ([], {"size": "tiny"}, "full model only"),
+        ([], {"primus": None}, "which Primus to start"),
+        ([], {"run_directory": "/my results/runs/1"}, "holds a space"),
+        ([], {"run_directory": "/r;reboot/runs/1"}, "holds a space or a sign"),
+    ],
+)
+def test_what_primus_cannot_do_is_refused_before_anything_starts(changes, fields, message):
+    plan = plan_of("llama", "balanced", *changes, **fields)
+    with pytest.raises(LaunchError, match=message):
+        ENGINE.command(plan)
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [("tensor_model_parallel_size", "decided by the plan"), ("virtual_pipeline_model_parallel_size", "no effect")],
+)
+def test_a_further_key_may_neither_contradict_the_plan_nor_be_without_effect(key, message):
+    plan = plan_of("llama", "balanced", f"platform_optimizations.amd.primus.overrides={{{key}: 2}}")
+    with pytest.raises(ConfigError, match=message) as error:
+        ENGINE.command(plan)
+    assert error.value.fix
+
+
+def test_the_logs_of_the_ranks_lie_in_the_run_s_own_folder():
+    assert rank_error_logs(plan_of()).startswith("/results/runs/a-run-llama-truly_identical/primus/")
+
+
+def test_a_checkout_with_modes_is_started_by_its_cli_and_an_older_one_by_its_script(tmp_path):
+    new, old = make_checkout(tmp_path / "new"), make_checkout(tmp_path / "old", modes=False)
+    assert decide(PrimusOptions(), str(new), 1) == PrimusStart(
+        program=str(new / "primus-cli"), launcher="direct", directory=str(new)
+    )
+    assert decide(PrimusOptions(), str(old), 1).launcher == "script"
+    with pytest.raises(LaunchError, match=r"has no runner/primus-cli-direct.sh"):
+        decide(PrimusOptions(launcher="container"), str(old), 1)
+
+
+def test_a_primus_cli_on_the_path_leads_to_its_checkout_or_stands_alone(tmp_path, monkeypatch):
+    root = make_checkout(tmp_path / "Primus")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "primus-cli").symlink_to(root / "primus-cli")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert decide(PrimusOptions(), None, 1).directory == str(root)
+    (tmp_path / "bin" / "primus-cli").unlink()
+    alone = tmp_path / "bin" / "primus-cli"
+    alone.write_text("#!/bin/sh\n")
+    alone.chmod(0o755)
+    found = decide(PrimusOptions(launcher="container", image="an/image"), None, 1)
+    assert (found.program, found.directory, found.image) == (str(alone), None, "an/image")
+
+
+def test_more_nodes_need_slurm(tmp_path, monkeypatch):
+    root = make_checkout(tmp_path / "Primus")
+    with pytest.raises(LaunchError, match="slurm only"):
+        decide(PrimusOptions(), str(root), 2)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LaunchError, match="needs srun"):
+        decide(PrimusOptions(launcher="slurm"), str(root), 2)
+
+
+if __name__ == "__main__":
+    GOLDEN.mkdir(parents=True, exist_ok=True)
+    for name, plan in PLANS.items():
+        (GOLDEN / f"{name}.txt").write_text(as_text(plan))

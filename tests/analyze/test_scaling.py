@@ -1,0 +1,147 @@
+"""Series over GPUs and the laws fitted to them."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from scipy.optimize import curve_fit
+
+from tprimat.analyze.groups import group_runs, measure
+from tprimat.analyze.metrics import MetricOptions
+from tprimat.analyze.scaling import Point, series, series_of
+from tprimat.analyze.scaling_laws import fit
+from tprimat.errors import MetricError
+from tprimat.facts.models import model_shape
+from tprimat.record.benchmark_file import RunResult
+from tprimat.record.schema import Estimate, Machine, RunRecord, StepRecord
+
+COUNTS = (1, 2, 4, 8, 16, 32)
+
+
+def point(gpus, rate, tokens=None):
+    return Point(gpus=gpus, nodes=1, tokens_per_second=Estimate(value=rate, low=None, high=None, samples=1), tokens=tokens)
+
+
+def usl(gpus, single, contention, coherency):
+    return single * gpus / (1 + contention * (gpus - 1) + coherency * gpus * (gpus - 1))
+
+
+def a_series(rates, counts=COUNTS):
+    return series("a", [point(n, rate, 100.0 * n) for n, rate in zip(counts, rates, strict=True)], [100.0 * n for n in counts])
+
+
+def run(gpus, batch, seconds, **changes):
+    record = RunRecord(
+        run_id=f"{gpus}-{batch}-{changes.get('tensor_parallel', 1)}",
+        model="llama",
+        shape=model_shape("llama-3.1-8b"),
+        strategy="minimal_communication",
+        engine="megatron",
+        matmul_dtype="bf16",
+        tensor_parallel=1,
+        pipeline_parallel=1,
+        data_parallel=gpus,
+        micro_batch_sequences=1,
+        global_batch_sequences=batch,
+        sequence_tokens=2048,
+        machine=Machine(platform="cuda", accelerator="NVIDIA H200", gpus_per_node=gpus, nodes=1),
+        started_at=None,
+        clock="step_end",
+        outcome="completed",
+    )
+    record = dataclasses.replace(record, **changes)
+    steps = tuple(StepRecord(step=i, step_seconds=seconds, tokens=batch * 2048) for i in range(1, 12))
+    return RunResult(run=record, steps=steps, path=None)
+
+
+def series_in(*runs):
+    return series_of(group_runs([measure(result, MetricOptions()) for result in runs]))
+
+
+def test_exact_points_give_back_the_parameters_they_were_made_of():
+    found = fit(a_series([usl(n, 1000, 0.03, 0.0004) for n in COUNTS]), "USL")
+    assert found.single.value == pytest.approx(1000)
+    assert found.contention.value == pytest.approx(0.03)
+    assert found.coherency.value == pytest.approx(0.0004)
+    assert found.most_gpus == pytest.approx(math.sqrt(0.97 / 0.0004))
+    assert found.at(8) == pytest.approx(usl(8, 1000, 0.03, 0.0004))
+
+
+def test_a_fit_agrees_with_scipys_within_the_noise():
+    rng = np.random.default_rng(3)
+    gpus = np.array(COUNTS, dtype=float)
+    rates = usl(gpus, 1000, 0.05, 0.001) * (1 + 0.01 * rng.normal(size=len(gpus)))
+    found = fit(a_series(rates), "USL")
+    reference, _ = curve_fit(lambda n, *p: np.log(usl(n, *p)), gpus, np.log(rates), p0=(1000, 0.05, 0.001))
+    assert [found.single.value, found.contention.value, found.coherency.value] == pytest.approx(reference, rel=0.05)
+
+
+@pytest.mark.parametrize("law", ["Amdahl", "USL"])
+def test_an_interval_of_95_percent_holds_the_truth_about_that_often(law):
+    rng = np.random.default_rng(11)
+    coherency = 0.001 if law == "USL" else 0.0
+    gpus = np.array(COUNTS, dtype=float)
+    inside = 0
+    for _ in range(600):
+        found = fit(a_series(usl(gpus, 1000, 0.05, coherency) * np.exp(0.01 * rng.normal(size=len(gpus)))), law)
+        inside += found.contention.low is not None and found.contention.low <= 0.05 <= found.contention.high
+    assert 0.93 <= inside / 600 <= 0.97
+
+
+def test_a_parameter_that_would_be_negative_is_held_at_zero_without_an_interval():
+    found = fit(a_series([1000 * n**1.05 for n in COUNTS]), "USL")
+    assert found.contention.value == 0
+    assert (found.contention.low, found.contention.high) == (None, None)
+    assert found.most_gpus is None
+
+
+def test_as_many_points_as_parameters_leave_no_interval_and_fewer_no_fit():
+    two = a_series([1000, 1900], (1, 2))
+    assert fit(two, "Amdahl").contention.value == pytest.approx(1 / 19)
+    assert fit(two, "Amdahl").contention.low is None
+    assert fit(two, "USL") is None
+
+
+def test_multiplier_and_efficiency_count_from_the_smallest_even_if_it_is_not_one_gpu():
+    rows = a_series([4000, 7200], (4, 8)).rows
+    assert [(row.multiplier, row.efficiency) for row in rows] == [(1, 1), (pytest.approx(1.8), pytest.approx(0.9))]
+
+
+def test_the_work_decides_between_weak_and_strong():
+    points = [point(n, 100 * n) for n in (1, 2, 4)]
+    kinds = [series("", points, work).kind for work in ([8, 16, 32], [8, 8, 8], [8, 8, 32], [8, None, 32])]
+    assert kinds == ["weak", "strong", "mixed", "unknown"]
+
+
+def test_one_number_of_gpus_or_one_twice_is_no_series():
+    with pytest.raises(MetricError):
+        series("", [point(1, 1.0)], [1])
+    with pytest.raises(MetricError):
+        series("", [point(2, 1.0), point(2, 1.0)], [1, 1])
+
+
+def test_runs_of_both_kinds_make_a_weak_and_a_strong_series():
+    found = series_in(run(1, 16, 1.0), run(2, 16, 0.55), run(4, 16, 0.3), run(2, 32, 1.05), run(4, 64, 1.1))
+    assert sorted((made.kind, tuple(p.gpus for p in made.points)) for made in found) == [
+        ("strong", (1, 2, 4)),
+        ("weak", (1, 2, 4)),
+    ]
+    strong = next(made for made in found if made.kind == "strong")
+    assert [row.multiplier for row in strong.rows] == pytest.approx([1, 1 / 0.55, 1 / 0.3])
+    assert strong.points[0].tokens == pytest.approx(10 * 16 * 2048)
+    assert strong.points[0].seconds == pytest.approx(10.0)
+
+
+def test_layouts_are_not_mixed_while_one_of_them_scales():
+    found = series_in(run(1, 16, 1.0), run(2, 32, 1.05), run(2, 32, 0.9, tensor_parallel=2, data_parallel=1))
+    assert [[p.layout for p in made.points] for made in found] == [["TP1 PP1 DP1", "TP1 PP1 DP2"]]
+
+
+def test_where_every_count_needs_another_layout_the_fastest_of_each_make_a_series():
+    found = series_in(run(1, 16, 1.0), run(2, 32, 1.1, tensor_parallel=2, data_parallel=1))
+    assert [[p.layout for p in made.points] for made in found] == [["TP1 PP1 DP1", "TP2 PP1 DP1"]]
+
+
+def test_one_machine_makes_no_series():
+    assert series_in(run(4, 64, 1.0), run(4, 128, 2.0)) == []

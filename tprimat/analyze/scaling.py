@@ -1,0 +1,186 @@
+"""How throughput grows with GPUs: multiplier and efficiency over series of runs.
+
+Weak scaling gives every GPU the same work and grows the batch; strong scaling divides one batch. Which of them a series is
+follows from the tokens of a step, not from its name.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from tprimat.analyze.groups import Group, accelerator_name, group_estimate, layout, tokens_per_step
+from tprimat.errors import MetricError
+from tprimat.record.schema import Estimate
+
+Kind = Literal["weak", "strong", "mixed", "unknown"]
+
+Key = Callable[[Group], tuple[object, ...]]
+
+ALIKE = 0.01
+"""Relative difference up to which two amounts of work count as equal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """What one number of GPUs did."""
+
+    gpus: int
+    nodes: int | None
+    tokens_per_second: Estimate
+    """Of all GPUs."""
+    tokens: float | None
+    """In all; None where only a rate is known."""
+    layout: str = ""
+
+    @property
+    def per_gpu(self) -> float:
+        """Tokens/s of one GPU."""
+        return self.tokens_per_second.value / self.gpus
+
+    @property
+    def seconds(self) -> float | None:
+        """That the tokens took."""
+        return None if self.tokens is None else self.tokens / self.tokens_per_second.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A point against the smallest one of its series."""
+
+    point: Point
+    multiplier: float
+    """How many times the throughput of the smallest."""
+    efficiency: float
+    """Throughput of a GPU as a share of what it was in the smallest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """One workload on rising numbers of GPUs."""
+
+    name: str
+    kind: Kind
+    points: tuple[Point, ...]
+    """By number of GPUs, each number once, two or more."""
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Multiplier and efficiency of each point."""
+        first = self.points[0]
+        return tuple(
+            Row(
+                point=point,
+                multiplier=point.tokens_per_second.value / first.tokens_per_second.value,
+                efficiency=point.per_gpu / first.per_gpu,
+            )
+            for point in self.points
+        )
+
+
+def series(name: str, points: Iterable[Point], work: Sequence[float | None]) -> Series:
+    """A series in order of GPUs.
+
+    Args:
+        name: for tables and legends.
+        points: any order.
+        work: of a step (or of a whole run of equally many steps) at each point, in tokens; decides between weak and strong.
+
+    Raises:
+        MetricError: fewer than two numbers of GPUs, or one of them twice.
+    """
+    ordered = sorted(zip(points, work, strict=True), key=lambda pair: pair[0].gpus)
+    counts = [point.gpus for point, _ in ordered]
+    if len(set(counts)) < max(2, len(counts)):
+        raise MetricError(
+            f"{name or 'The series'} has {counts} GPUs.", why="Scaling needs two or more numbers of GPUs, each of them once."
+        )
+    return Series(name=name, kind=_kind(counts, [amount for _, amount in ordered]), points=tuple(point for point, _ in ordered))
+
+
+def _kind(gpus: Sequence[int], work: Sequence[float | None]) -> Kind:
+    known = [amount for amount in work if amount is not None]
+    if len(known) < len(work):
+        return "unknown"
+    if _alike(known):
+        return "strong"
+    return "weak" if _alike([amount / count for amount, count in zip(known, gpus, strict=True)]) else "mixed"
+
+
+def _alike(values: Sequence[float]) -> bool:
+    return max(values) <= min(values) * (1 + ALIKE)
+
+
+def series_of(groups: Sequence[Group]) -> list[Series]:
+    """Every series that groups of runs hold: weak ones and strong ones, of one layout each.
+
+    Where no layout ran on several numbers of GPUs, the fastest of each number makes a series of changing layouts.
+    """
+    kept = [group for group in groups if _point(group) is not None]
+    found = [*_alike_in(kept, _strict), *_leftover(kept, _strict)]
+    return found or [*_alike_in(kept, _loose), *_leftover(kept, _loose)]
+
+
+def _strict(group: Group) -> tuple[object, ...]:
+    run = group.run
+    split = (run.tensor_parallel, run.pipeline_parallel, run.context_parallel, run.expert_parallel)
+    return (*_loose(group), run.strategy, *split, run.micro_batch_sequences)
+
+
+def _loose(group: Group) -> tuple[object, ...]:
+    run = group.run
+    shape = None if run.shape is None else replace(run.shape, source=None)
+    machine = (accelerator_name(run), run.clock)
+    return (run.model, run.size, shape, *machine, run.engine, run.matmul_dtype, run.sequence_tokens, run.recompute)
+
+
+def _alike_in(groups: Sequence[Group], key: Key) -> list[Series]:
+    """Series whose work a step, or a step and GPU, is one and the same."""
+    found = []
+    for per_gpu in (True, False):
+        kinds: dict[tuple[object, ...], list[Group]] = {}
+        for group in groups:
+            tokens, gpus = tokens_per_step(group.run), group.run.machine.gpus
+            if tokens is not None and gpus is not None:
+                kinds.setdefault((*key(group), tokens / gpus if per_gpu else tokens), []).append(group)
+        found += [made for members in kinds.values() if (made := _made(members)) is not None]
+    return found
+
+
+def _leftover(groups: Sequence[Group], key: Key) -> list[Series]:
+    """Series of unlike or unknown work, where there is nothing better of the same key."""
+    kinds: dict[tuple[object, ...], list[Group]] = {}
+    for group in groups:
+        kinds.setdefault(key(group), []).append(group)
+    return [made for members in kinds.values() if not _alike_in(members, key) and (made := _made(members)) is not None]
+
+
+def _made(groups: Sequence[Group]) -> Series | None:
+    """The fastest group of each number of GPUs; None for a single number."""
+    best: dict[int, tuple[Point, Group]] = {}
+    for group in groups:
+        point = _point(group)
+        if point is not None and (point.gpus not in best or point.per_gpu > best[point.gpus][0].per_gpu):
+            best[point.gpus] = (point, group)
+    if len(best) < 2:
+        return None
+    chosen = [best[count] for count in sorted(best)]
+    run = chosen[0][1].run
+    name = f"{run.model} on {accelerator_name(run)}, {run.strategy or 'strategy unknown'}"
+    return series(name, [point for point, _ in chosen], [tokens_per_step(group.run) for _, group in chosen])
+
+
+def _point(group: Group) -> Point | None:
+    machine = group.run.machine
+    rate = group_estimate(group, lambda metrics: metrics.tokens_per_second_per_gpu)
+    if rate is None or machine.gpus is None:
+        return None
+    ends = [None if end is None else end * machine.gpus for end in (rate.low, rate.high)]
+    runs = [item.metrics for item in group.runs if item.metrics is not None]
+    total = sum((run.tokens_per_second or 0) * run.window.steps * run.mean_step_seconds for run in runs)
+    return Point(
+        gpus=machine.gpus,
+        nodes=machine.nodes,
+        tokens_per_second=Estimate(value=rate.value * machine.gpus, low=ends[0], high=ends[1], samples=rate.samples),
+        tokens=total,
+        layout=layout(group.run),
+    )

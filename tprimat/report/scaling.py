@@ -1,0 +1,168 @@
+"""Scaling in words and figures."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tprimat import units
+from tprimat.analyze.scaling import Kind, Row, Series
+from tprimat.analyze.scaling_laws import Fit
+from tprimat.record.schema import Estimate
+from tprimat.report import markdown
+from tprimat.report.columns import columns
+
+KINDS: dict[Kind, str] = {
+    "weak": "weak scaling: every GPU has the same work, and the batch grows",
+    "strong": "strong scaling: one batch, divided among more GPUs",
+    "mixed": "neither weak nor strong: work grows, but not with the GPUs, so that efficiency mixes two causes",
+    "unknown": "the work of a step is not recorded, so that weak and strong cannot be told apart",
+}
+LOOSE_FIT = 0.03
+"""Relative deviation from which a law does not describe a series."""
+HEADER = (
+    "Configuration",
+    "Total tokens",
+    "Throughput (tokens/s)",
+    "per GPU",
+    "Elapsed (s)",
+    "Elapsed (min)",
+    "Multiplier",
+    "Efficiency",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaled:
+    """A series with the laws that could be fitted to it."""
+
+    series: Series
+    fits: Sequence[Fit]
+
+
+def configuration(gpus: int, nodes: int | None) -> str:
+    """8 GPUs across 2 nodes."""
+    across = "" if nodes is None else f" across {nodes} node{'s' * (nodes > 1)}"
+    return f"{gpus} GPU{'s' * (gpus > 1)}{across}"
+
+
+def rows_of(made: Series) -> list[list[str]]:
+    """Cells below HEADER."""
+    return [_cells(row) for row in made.rows]
+
+
+def _cells(row: Row) -> list[str]:
+    point = row.point
+    seconds = point.seconds
+    return [
+        configuration(point.gpus, point.nodes),
+        units.count(point.tokens),
+        units.count(point.tokens_per_second.value),
+        units.count(point.per_gpu),
+        units.ABSENT if seconds is None else f"{seconds:.2f}",
+        units.ABSENT if seconds is None else f"{seconds / 60:.1f}",
+        f"{row.multiplier:.2f}",
+        units.percent(row.efficiency),
+    ]
+
+
+def text(found: Sequence[Scaled]) -> str:
+    """Tables and what the laws say, for a terminal."""
+    blocks = ["\n".join([scaled.series.name, columns(HEADER, rows_of(scaled.series)), *remarks(scaled)]) for scaled in found]
+    return "\n\n".join(blocks) + "\n"
+
+
+def as_markdown(found: Sequence[Scaled]) -> str:
+    """The same for a page."""
+    blocks = []
+    for scaled in found:
+        table = markdown.table(HEADER, rows_of(scaled.series))
+        blocks.append("\n".join([f"### {scaled.series.name}", "", table, "", *(f"- {line}" for line in remarks(scaled))]))
+    return "\n\n".join(blocks) + "\n"
+
+
+def remarks(scaled: Scaled) -> list[str]:
+    """What kind of scaling it is, and the laws in words."""
+    made = scaled.series
+    lines = [KINDS[made.kind][0].upper() + KINDS[made.kind][1:] + "."]
+    layouts = {point.layout.rsplit(" DP", 1)[0] for point in made.points if point.layout}
+    if len(layouts) > 1:
+        each = ", ".join(f"{point.gpus} GPUs {point.layout}" for point in made.points)
+        lines.append(f"Layouts differ, so that part of the difference is theirs: {each}.")
+    lines += [line for found in scaled.fits for line in _law(found, len(made.points))]
+    if scaled.fits and min(found.deviation for found in scaled.fits) > LOOSE_FIT:
+        lines.append(f"Neither law meets the points within {units.percent(LOOSE_FIT, 0)}: do not extrapolate with them.")
+    if not scaled.fits or len(made.points) < 4:
+        lines.append(f"{len(made.points)} numbers of GPUs say little about a law; 4 or more bound its parameters.")
+    return lines
+
+
+def _law(found: Fit, points: int) -> list[str]:
+    contention = f"contention {_share(found.contention)}"
+    off = f"rms deviation {units.percent(found.deviation)} over {points} points"
+    if found.coherency is None:
+        return [f"Amdahl's law: {contention}; {off}. {_ceiling(found)}".rstrip()]
+    lines = [f"USL: {contention}, coherency {_share(found.coherency, 4)} a pair of GPUs; {off}."]
+    shown = found.coherency.low is not None and found.coherency.low > 0
+    if found.most_gpus is not None and shown:
+        lines.append(f"By the USL, throughput is highest near {units.count(found.most_gpus)} GPUs; more would slow it down.")
+    elif not shown:
+        lines.append("The USL's coherency is not shown to differ from 0: these points do not tell where throughput would peak.")
+    return lines
+
+
+def _ceiling(found: Fit) -> str:
+    low = found.contention.low
+    if low is None or low <= 0:
+        return "Contention is not shown to differ from 0."
+    most = units.significant(1 / found.contention.value)
+    return f"Were it to hold beyond these points, no number of GPUs would pass {most} x one."
+
+
+def _share(value: Estimate, digits: int = 2) -> str:
+    text = units.percent(value.value, digits)
+    if value.low is None or value.high is None:
+        return f"{text} ({'at its bound, no interval' if value.value == 0 else 'no interval from so few points'})"
+    return f"{text} [{units.percent(value.low, digits)} .. {units.percent(value.high, digits)}]"
+
+
+def as_document(found: Sequence[Scaled]) -> list[dict[str, Any]]:
+    """The same as data, unrounded."""
+    return [
+        {
+            "name": scaled.series.name,
+            "kind": scaled.series.kind,
+            "points": [_document(row) for row in scaled.series.rows],
+            "laws": [
+                {
+                    "law": law.law,
+                    "single_gpu_tokens_per_second": _ends(law.single),
+                    "contention": _ends(law.contention),
+                    "coherency": None if law.coherency is None else _ends(law.coherency),
+                    "rms_relative_deviation": law.deviation,
+                    "most_gpus": law.most_gpus,
+                }
+                for law in scaled.fits
+            ],
+            "remarks": remarks(scaled),
+        }
+        for scaled in found
+    ]
+
+
+def _ends(value: Estimate) -> dict[str, float | None]:
+    return {"value": value.value, "low": value.low, "high": value.high}
+
+
+def _document(row: Row) -> dict[str, Any]:
+    point = row.point
+    return {
+        "gpus": point.gpus,
+        "nodes": point.nodes,
+        "layout": point.layout or None,
+        "tokens": point.tokens,
+        "seconds": point.seconds,
+        "tokens_per_second": _ends(point.tokens_per_second),
+        "tokens_per_second_per_gpu": point.per_gpu,
+        "multiplier": row.multiplier,
+        "efficiency": row.efficiency,
+    }

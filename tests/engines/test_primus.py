@@ -48,11 +48,17 @@ LAUNCHERS = {
         ),
     ),
 }
+WORKLOAD = (
+    "training.data={micro_batch_size: 1, global_batch_size: 128, sequence_length: 2048}",
+    "training.optimizer={learning_rate: 3.0e-4, min_learning_rate: 3.0e-5, warmup_steps: 10, weight_decay: 0.1}",
+    "training.duration.max_steps=50",
+)
+"""Fixed here, so that another default in config.yaml is no other golden file."""
 DIRECT = PrimusStart(program="/opt/Primus/primus-cli", launcher="direct", directory="/opt/Primus")
 
 
 def plan_of(model="llama", strategy="truly_identical", *changes, start=DIRECT, **fields):
-    loaded = read_config(settings=[parse_setting(change) for change in changes], environment={})
+    loaded = read_config(settings=[parse_setting(change) for change in (*WORKLOAD, *changes)], environment={})
     additional = loaded.config.platform_optimizations["amd"].primus.overrides
     start = dataclasses.replace(start, overrides=additional)
     given = {

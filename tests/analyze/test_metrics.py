@@ -206,3 +206,19 @@ def test_drift_is_told_over_the_whole_window_and_only_where_it_matters():
     tiny = run_metrics(RUN, steps_of(4 * (1 + 0.00001 * np.arange(40))))
     assert tiny.window.drift_per_step is not None
     assert not any("drift" in warning for warning in tiny.warnings)
+
+
+def test_the_steps_that_the_profiler_slowed_do_not_count():
+    slowed = dataclasses.replace(RUN, profiled_steps=(3, 4))
+    metrics = run_metrics(slowed, steps_of([1.0, 1.0, 5.0, 9.0, 1.0, 1.0]), options=KEEP)
+    assert (metrics.tokens_per_second, metrics.mean_step_seconds, metrics.window.steps) == (128 * 2048, 1.0, 4)
+
+
+def test_energy_is_not_counted_across_profiled_steps():
+    slowed = dataclasses.replace(RUN, profiled_steps=(3,))
+    power = [TelemetrySample(at_seconds=t / 2, gpu=g, power_watts=700.0) for t in range(13) for g in range(8)]
+    absent = run_metrics(slowed, steps_of([1.0] * 6), options=dataclasses.replace(KEEP, telemetry=power))
+    present = run_metrics(RUN, steps_of([1.0] * 6), options=dataclasses.replace(KEEP, telemetry=power))
+    assert present.joules_per_token == pytest.approx(8 * 700 / (128 * 2048))
+    assert absent.joules_per_token is None
+    assert "energy absent: profiled steps lie between the steady ones" in absent.warnings

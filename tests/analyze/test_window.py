@@ -96,3 +96,32 @@ def test_what_cannot_be_measured_is_refused_by_name(seconds, warmup, text):
 def test_steps_out_of_order_are_refused():
     with pytest.raises(MetricError, match="Step 1 follows step 2"):
         steady_window(steps_of([1.0], first=2) + steps_of([1.0]), 0)
+
+
+def test_profiled_steps_are_left_out_before_the_slow_start_is_looked_for():
+    seconds = np.concatenate(([40.0], np.full(7, 9.0), steady(42)))
+    window = steady_window(steps_of(seconds), profiled=tuple(range(2, 9)))
+    assert (window.first_step, window.last_step, window.steps, window.left_out) == (9, 50, 42, ())
+    assert window.rule == (
+        "step 1 left out (start-up); no slow first stretch after it; profiled: steps 2 to 8 left out, slowed down by the profiler"
+    )
+
+
+def test_profiled_steps_between_steady_ones_do_not_count():
+    seconds = [2.0] * 12
+    seconds[5] = seconds[6] = seconds[9] = 7.0
+    steps = steps_of(seconds)
+    window = steady_window(steps, 0, profiled=(6, 7, 10))
+    assert (window.first_step, window.last_step, window.steps, window.left_out) == (1, 12, 9, (6, 7, 10))
+    assert window.outliers == 0
+    assert "steps 6 to 7, 10 left out" in window.rule
+    assert {step.step_seconds for step in steps_inside(steps, window)} == {2.0}
+
+
+def test_a_run_of_which_every_step_was_profiled_has_no_speed():
+    with pytest.raises(MetricError, match="No steady step is left: 3 measured, 0 of them warm-up, 3 profiled") as caught:
+        steady_window(steps_of([5.0, 3.0, 3.0]), profiled=(1, 2, 3))
+    assert (caught.value.why, caught.value.fix) == (
+        "every step was profiled",
+        "run more steps, or leave out fewer (warm-up 0 keeps all; profiling off)",
+    )

@@ -56,7 +56,7 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
     Raises:
         MetricError: no steady step, or a damaged step time.
     """
-    window = steady_window(steps, options.warmup)
+    window = steady_window(steps, options.warmup, run.profiled_steps)
     kept = steps_inside(steps, window)
     gpus = run.machine.gpus
     measured = _throughput(kept)
@@ -65,7 +65,7 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
     peak, no_peak = _peak(run, options)
     per_gpu = scaled(rate, 1 / gpus, len(kept)) if rate and gpus else None
     flops = scaled(rate, flop / gpus, len(kept)) if rate and gpus and flop else None
-    energy, no_energy = joules(options.telemetry, kept, gpus) if gpus else (None, None)
+    energy, no_energy = _energy(options, kept, window, gpus)
     tokens = sum(step.tokens or 0 for step in kept)
     seconds = np.array([step.step_seconds for step in kept])
     return RunMetrics(
@@ -161,6 +161,17 @@ def _peak(run: RunRecord, options: MetricOptions) -> tuple[float | None, str | N
     return peak, None if peak else f"no {kind} {dtype} peak is known for {run.machine.accelerator}"
 
 
+def _energy(
+    options: MetricOptions, steps: Sequence[StepRecord], window: Window, gpus: int | None
+) -> tuple[float | None, str | None]:
+    """Joules of the steady steps, which must follow each other, or why there are none."""
+    if gpus is None:
+        return None, None
+    if window.left_out and options.telemetry:
+        return None, "energy absent: profiled steps lie between the steady ones"
+    return joules(options.telemetry, steps, gpus)
+
+
 def _no_rate(rate: Interval | None, gpus: int | None) -> str:
     return "the tokens of a step are not recorded" if rate is None else "the number of GPUs is not recorded"
 
@@ -180,7 +191,7 @@ def _warnings(run: RunRecord, all_steps: Sequence[StepRecord], steps: Sequence[S
         found.append(f"the run did not complete: {run.outcome}")
     if window.steps < 10:
         found.append(f"only {window.steps} steady step(s); 10 or more make an interval trustworthy")
-    found += _slow_start(all_steps, steps, window)
+    found += _slow_start(all_steps, steps, window, run.profiled_steps)
     if window.drift_per_step is not None and abs(window.drift_per_step * window.steps) >= NOTABLE_DRIFT:
         found.append(
             f"step time drifts by {window.drift_per_step * window.steps:+.1%} over the steady steps (Mann-Kendall, p < 0.05)"
@@ -194,9 +205,11 @@ def _warnings(run: RunRecord, all_steps: Sequence[StepRecord], steps: Sequence[S
     return tuple(found)
 
 
-def _slow_start(all_steps: Sequence[StepRecord], steps: Sequence[StepRecord], window: Window) -> list[str]:
+def _slow_start(
+    all_steps: Sequence[StepRecord], steps: Sequence[StepRecord], window: Window, profiled: Sequence[int]
+) -> list[str]:
     """A long slow stretch may be a slower state of the machine rather than warm-up: the reader is told what it is worth."""
-    before = [step for step in all_steps if 1 < step.step < window.first_step]
+    before = [step for step in all_steps if 1 < step.step < window.first_step and step.step not in profiled]
     if len(before) < LONG_START * len(all_steps) or len(before) < 10:
         return []
     kept, whole = (sum(step.step_seconds for step in part) / len(part) for part in (steps, [*before, *steps]))

@@ -184,6 +184,8 @@ class RunRecord:
     source: LogSource | None = None
     command: tuple[str, ...] = ()
     """The user's command line that made the run."""
+    profiled_steps: tuple[int, ...] = ()
+    """Steps that the profiler slowed down, by warming up, recording or writing its trace: they are no measure of speed."""
 
     @property
     def counts(self) -> bool:
@@ -275,6 +277,8 @@ class Window:
     """In words, why the window starts where it does."""
     drift_per_step: float | None = None
     """Relative change of step time per step where a trend test is significant at 5 %, else None."""
+    left_out: tuple[int, ...] = ()
+    """Steps between the first and the last that do not count, because they were profiled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

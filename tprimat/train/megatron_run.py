@@ -23,6 +23,7 @@ from tprimat.train.lightning_api import lightning, quieten
 from tprimat.train.megatron_evidence import observe
 from tprimat.train.megatron_module import MegatronModule
 from tprimat.train.megatron_strategy import MegatronStrategy
+from tprimat.train.profiler import profiling_callbacks
 
 
 def train(plan: RunPlan, redirected: bool) -> None:
@@ -46,7 +47,7 @@ def train(plan: RunPlan, redirected: bool) -> None:
         num_nodes=plan.nodes,
         strategy=MegatronStrategy(plan, process_group_backend="nccl" if on_gpu else "gloo"),
         max_steps=plan.steps,
-        callbacks=[BenchmarkCallback(directory, describe=_describer(plan, options, redirected))],
+        callbacks=[BenchmarkCallback(directory, describe=_describer(plan, options, redirected)), *profiling_callbacks(plan)],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

@@ -1,0 +1,114 @@
+"""A real training on one CPU rank with the profiling section switched on: what it leaves behind."""
+
+import json
+from pathlib import Path
+
+import pytest
+from planning import make_plan, train_together
+
+from tprimat.analyze.metrics import MetricOptions, run_metrics
+from tprimat.train.profiler import slows
+
+SETTINGS = {
+    "hardware.platforms.cpu.gpus_per_node": 1,
+    "training.duration.max_steps": 8,
+    "training.data.global_batch_size": 1,
+    "training.data.sequence_length": 16,
+    "profiling.enabled": True,
+}
+
+
+def profiled_plan(folder, schedule, **switches):
+    settings = {**SETTINGS, "profiling.schedule": schedule, **{f"profiling.{key}": value for key, value in switches.items()}}
+    return make_plan(folder, "llama", settings, layers=1)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Three runs: one cycle inside the run, two cycles of which the second is cut short, and a schedule that never records."""
+    folder = tmp_path_factory.mktemp("profiled")
+    plans = [
+        profiled_plan(folder / "once", {"wait": 1, "warmup": 1, "active": 2, "repeat": 1}),
+        profiled_plan(
+            folder / "twice",
+            {"wait": 0, "warmup": 1, "active": 4, "repeat": 2},
+            export_chrome_trace=False,
+            with_stack=False,
+            profile_memory=False,
+            record_shapes=False,
+            with_flops=False,
+        ),
+        profiled_plan(folder / "never", {"wait": 8, "warmup": 1, "active": 1, "repeat": 1}),
+    ]
+    return {plan.run_id: (plan, *result) for plan, result in zip(plans, train_together(plans), strict=True)}
+
+
+def load_trace(plan, cycle=1):
+    return json.loads((Path(plan.output_directory) / "profiler" / plan.run_id / f"rank_0.{cycle}.pt.trace.json").read_text())
+
+
+def steps_in(trace):
+    return sorted(event["name"] for event in trace["traceEvents"] if event.get("name", "").startswith("ProfilerStep#"))
+
+
+def test_one_file_stands_under_the_names_of_chrome_and_of_tensorboard(trained):
+    plan, *_ = trained["once"]
+    folder = Path(plan.output_directory)
+    found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if "prof" in path.name or "trace" in path.name)
+    assert found == ["profile_cpu_llama_once.json", "profiler", "profiler/once/rank_0.1.pt.trace.json"]
+    assert (folder / found[0]).samefile(folder / found[2])
+    assert load_trace(plan)["tprimat"] == {
+        "run_id": "once",
+        "model": "llama",
+        "strategy": plan.strategy,
+        "platform": "cpu",
+        "rank": 0,
+        "step_of_profiler_step_0": 1,
+    }
+
+
+def test_the_trace_holds_the_active_steps_with_shapes_stacks_and_memory(trained):
+    plan, *_ = trained["once"]
+    trace = load_trace(plan)
+    assert steps_in(trace) == ["ProfilerStep#2", "ProfilerStep#3"]
+    kinds = {event.get("cat") for event in trace["traceEvents"]}
+    assert {"cpu_op", "python_function", "cpu_instant_event"} <= kinds
+    assert any(event["name"] == "aten::mm" and event["args"]["Input Dims"] for event in trace["traceEvents"])
+    assert (trace["with_stack"], trace["profile_memory"], trace["record_shapes"], trace["with_flops"]) == (1, 1, 1, 1)
+
+
+def test_the_record_says_which_steps_the_profiler_slowed_and_metrics_leave_them_out(trained):
+    _, run, steps = trained["once"]
+    assert run.profiled_steps == (2, 3, 4, 5)
+    metrics = run_metrics(run, steps, options=MetricOptions(warmup=1))
+    assert (metrics.window.first_step, metrics.window.steps) == (6, 3)
+    assert "steps 2 to 5 left out" in metrics.window.rule
+
+
+def test_a_second_cycle_has_a_trace_of_its_own_even_if_training_ends_in_it(trained):
+    plan, run, steps = trained["twice"]
+    assert steps_in(load_trace(plan, 1)) == [f"ProfilerStep#{i}" for i in (1, 2, 3, 4)]
+    assert steps_in(load_trace(plan, 2)) == ["ProfilerStep#6", "ProfilerStep#7"]
+    assert run.profiled_steps == tuple(range(1, 9))
+    assert len(steps) == 8
+
+
+def test_what_is_switched_off_is_not_in_the_trace(trained):
+    plan, *_ = trained["twice"]
+    trace = load_trace(plan)
+    kinds = {event.get("cat") for event in trace["traceEvents"]}
+    assert not {"python_function", "cpu_instant_event"} & kinds
+    assert not any("Input Dims" in event.get("args", {}) for event in trace["traceEvents"])
+    assert not list(Path(plan.output_directory).glob("profile_*"))
+
+
+def test_a_schedule_that_never_records_leaves_no_trace_and_slows_no_step(trained):
+    plan, run, steps = trained["never"]
+    assert run.profiled_steps == ()
+    assert len(steps) == 8
+    assert not list(Path(plan.output_directory).rglob("*trace.json"))
+
+
+def test_the_step_in_which_a_trace_is_written_counts_as_slowed(tmp_path):
+    plan = profiled_plan(tmp_path, {"wait": 2, "warmup": 1, "active": 2, "repeat": 2})
+    assert [index for index in range(20) if slows(plan, index)] == [2, 3, 4, 5, 7, 8, 9, 10]

@@ -1,0 +1,195 @@
+"""Kineto's trace of a few optimizer steps on rank 0, as the `profiling` section asks, for TensorBoard and for Chrome's viewer.
+
+OUTPUT/profiler/RUN_ID/rank_0.CYCLE.pt.trace.json   the names that TensorBoard's PyTorch Profiler plugin looks for
+OUTPUT/profile_PLATFORM_MODEL_RUN_ID.json           the same file under a second name (a hard link)
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule
+
+from tprimat.errors import RecordError
+from tprimat.plan.schema import RunPlan
+from tprimat.record.files import cannot_write
+from tprimat.record.store import RunDirectory
+from tprimat.train.lightning_api import callback_bases
+
+RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
+
+
+def profiling_callbacks(plan: RunPlan) -> list[Any]:
+    """The callback that a plan's profiling section asks for, or none.
+
+    It belongs behind BenchmarkCallback in the Trainer's list: a step is then closed before its trace is written.
+    """
+    return [ProfilerCallback(plan)] if plan.profiling.enabled else []
+
+
+class ProfilerCallback(*callback_bases()):  # type: ignore[misc]
+    """Steps torch.profiler once per optimizer step, and notes in run.json which steps it has slowed down."""
+
+    def __init__(self, plan: RunPlan) -> None:
+        super().__init__()
+        self.plan = plan
+        self.traces: list[Path] = []
+        """Written so far."""
+        self._directory = RunDirectory(Path(plan.run_directory))
+        self._profile: profile | None = None
+        self._first_step = 1
+        self._last_step = 0
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Start the schedule on rank 0: its first step is the first step of training."""
+        del pl_module
+        if trainer.global_rank != 0:
+            return
+        self._last_step = trainer.global_step
+        self._first_step = trainer.global_step + 1
+        self._profile = make_profile(self.plan, self._save)
+        self._profile.start()
+        self._began(self._profile)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Go on in the schedule, if the optimizer has made a step; the last one is closed by the end of training."""
+        del pl_module, outputs, batch, batch_idx
+        if self._profile is None or trainer.global_step == self._last_step:
+            return
+        self._last_step = trainer.global_step
+        if 0 < trainer.max_steps <= trainer.global_step:
+            return
+        self._profile.step()
+        self._began(self._profile)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Write what is still recorded."""
+        del trainer, pl_module
+        self._finish()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Keep what was recorded before a failure, as far as the device still answers."""
+        del trainer, pl_module, exception
+        with contextlib.suppress(RuntimeError, RecordError):
+            self._finish()
+
+    def _began(self, running: profile) -> None:
+        """Note the step that begins, and what the trace is of."""
+        if running.current_action in RECORDING:
+            running.add_metadata_json("tprimat", json.dumps(self._origin()))
+        if slows(self.plan, running.step_num) and self._directory.run_file.exists():
+            run = self._directory.read_run()
+            step = self._first_step + running.step_num
+            self._directory.write_run(replace(run, profiled_steps=(*run.profiled_steps, step)))
+
+    def _origin(self) -> dict[str, Any]:
+        plan = self.plan
+        return {
+            "run_id": plan.run_id,
+            "model": plan.model,
+            "strategy": plan.strategy,
+            "platform": plan.platform,
+            "rank": 0,
+            "step_of_profiler_step_0": self._first_step,
+        }
+
+    def _finish(self) -> None:
+        running, self._profile = self._profile, None
+        if running is None:
+            return
+        running.stop()
+        if not self.traces:
+            first = self._first_step + self.plan.profiling.schedule.wait + self.plan.profiling.schedule.warmup
+            _tell(f"profiling: no trace, because training ended before step {first}, the first that the schedule records")
+
+    def _save(self, running: profile) -> None:
+        """Called by torch at the end of each cycle."""
+        number = len(self.traces) + 1
+        output = Path(self.plan.output_directory)
+        trace = output / "profiler" / self.plan.run_id / f"rank_0.{number}.pt.trace.json"
+        write_trace(running, trace)
+        self.traces.append(trace)
+        _tell(f"profiling: {trace}")
+        if self.plan.profiling.export_chrome_trace:
+            cycle = f"_{number}" if self.plan.profiling.schedule.repeat > 1 else ""
+            named = output / f"profile_{self.plan.platform}_{self.plan.model}_{self.plan.run_id}{cycle}.json"
+            second_name(trace, named)
+            _tell(f"profiling: {named} (the same file)")
+
+
+def schedule_of(plan: RunPlan) -> Callable[[int], ProfilerAction]:
+    """What the profiler does in each step, counted from 0 where training starts."""
+    asked = plan.profiling.schedule
+    return schedule(wait=asked.wait, warmup=asked.warmup, active=asked.active, repeat=asked.repeat)
+
+
+def make_profile(plan: RunPlan, on_trace_ready: Any) -> profile:
+    """A profiler as a plan asks for it, not yet started."""
+    wanted = plan.profiling
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(ProfilerActivity.CUDA)
+    return profile(
+        activities=activities,
+        schedule=schedule_of(plan),
+        on_trace_ready=on_trace_ready,
+        record_shapes=wanted.record_shapes,
+        profile_memory=wanted.profile_memory,
+        with_stack=wanted.with_stack,
+        with_flops=wanted.with_flops,
+    )
+
+
+def slows(plan: RunPlan, index: int) -> bool:
+    """Whether the profiler slows a step down: it warms up or records in it, or writes the trace of the cycle just over.
+
+    Args:
+        plan: holds the schedule.
+        index: of the step, from 0 where training starts.
+    """
+    action = schedule_of(plan)
+    after_a_cycle = index > 0 and action(index - 1) == ProfilerAction.RECORD_AND_SAVE
+    return after_a_cycle or action(index) != ProfilerAction.NONE
+
+
+def write_trace(running: profile, path: Path) -> None:
+    """The trace of the cycle just over, whole or not at all.
+
+    Raises:
+        RecordError: the folder cannot be written, or the disk is full.
+    """
+    temporary = path.with_name(f".{path.name}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.unlink(missing_ok=True)
+        running.export_chrome_trace(str(temporary))
+        temporary.replace(path)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def second_name(path: Path, other: Path) -> None:
+    """One file under two names; a copy where the file system has no hard links.
+
+    Raises:
+        RecordError: the folder cannot be written, or the disk is full.
+    """
+    try:
+        other.unlink(missing_ok=True)
+        try:
+            os.link(path, other)
+        except OSError:
+            shutil.copyfile(path, other)
+    except OSError as error:
+        raise cannot_write(other, error) from error
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(text + "\n")

@@ -40,8 +40,8 @@ def draw_comparison(groups: Sequence[Group], title: str, path: Path) -> None:
     with figure(14, bar_height + curve_height + 0.4) as made:
         upper, lower = made.subfigures(2, 1, squeeze=False, height_ratios=(bar_height + 0.4, curve_height)).flat
         speed, memory = upper.subplots(1, 2, sharey=True)
-        _throughput(speed, shown, appearance)
-        _memory(memory, shown, appearance)
+        _bars(speed, throughput_panel(shown), appearance)
+        _bars(memory, memory_panel(shown), appearance)
         for axes, curve in zip(lower.subplots(2, 2).flat, CURVES, strict=True):
             _curves(axes, shown, appearance, curve)
         _legend(lower, shown, appearance)
@@ -72,7 +72,16 @@ CURVES = (
 )
 
 
-def _throughput(axes: "Axes", groups: Sequence[Group], appearance: Sequence[Look]) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarPanel:
+    """One row of bars over groups, before it is drawn."""
+
+    title: str
+    axis: str
+    rows: list[Bar]
+
+
+def throughput_panel(groups: Sequence[Group]) -> BarPanel:
     """TFLOP/s per GPU; tokens/s where a CPU is among the runs, because FLOP/s of toy models on a CPU rank nothing."""
     on_cpu = any(group.run.machine.platform == "cpu" for group in groups)
     estimates = [
@@ -84,14 +93,11 @@ def _throughput(axes: "Axes", groups: Sequence[Group], appearance: Sequence[Look
     ]
     scale = 1 if on_cpu else TERA
     rows = [_bar(group, estimate, scale, _mfu(group)) for group, estimate in zip(groups, estimates, strict=True)]
-    bars(axes, rows, appearance)
     if on_cpu:
-        axes.set_title("Throughput per rank (tokens/s, not TFLOP/s: a CPU has no matrix peak)")
-        axes.set_xlabel(f"tokens per second and rank ({INTERVAL})", size=8.5)
-    else:
-        convention = next((item.metrics.flops_convention for item in groups[0].runs if item.metrics), "")
-        axes.set_title(f"Model throughput per GPU ({convention} FLOP count)")
-        axes.set_xlabel(f"TFLOP/s per GPU ({INTERVAL})", size=8.5)
+        title = "Throughput per rank (tokens/s, not TFLOP/s: a CPU has no matrix peak)"
+        return BarPanel(title=title, axis=f"tokens per second and rank ({INTERVAL})", rows=rows)
+    convention = next((item.metrics.flops_convention for item in groups[0].runs if item.metrics), "")
+    return BarPanel(title=f"Model throughput per GPU ({convention} FLOP count)", axis=f"TFLOP/s per GPU ({INTERVAL})", rows=rows)
 
 
 def _mfu(group: Group) -> str:
@@ -116,7 +122,8 @@ def _count(group: Group) -> str:
     return f"{len(group.runs)} run{'s' * (len(group.runs) > 1)}, {steps} steps"
 
 
-def _memory(axes: "Axes", groups: Sequence[Group], appearance: Sequence[Look]) -> None:
+def memory_panel(groups: Sequence[Group]) -> BarPanel:
+    """The largest peak of a group's runs, with the share of the GPU that it fills."""
     rows = []
     for group in groups:
         peaks = [item.metrics.peak_memory_bytes for item in group.runs if item.metrics and item.metrics.peak_memory_bytes]
@@ -125,9 +132,14 @@ def _memory(axes: "Axes", groups: Sequence[Group], appearance: Sequence[Look]) -
         share = f" ({percent(peak * GIBIBYTE / size, 0)} of the GPU)" if peak and size else ""
         low = min(peaks) / GIBIBYTE if len(peaks) > 1 else None
         rows.append(Bar(label=group.label, value=peak, low=low, high=peak, text="" if peak is None else f"{peak:.1f}{share}"))
-    bars(axes, rows, appearance)
-    axes.set_title("Peak memory, worst rank")
-    axes.set_xlabel("GiB allocated in steady steps (lines: least to most over runs)", size=8.5)
+    axis = "GiB allocated in steady steps (lines: least to most over runs)"
+    return BarPanel(title="Peak memory, worst rank", axis=axis, rows=rows)
+
+
+def _bars(axes: "Axes", panel: BarPanel, appearance: Sequence[Look]) -> None:
+    bars(axes, panel.rows, appearance)
+    axes.set_title(panel.title)
+    axes.set_xlabel(panel.axis, size=8.5)
 
 
 def _curves(axes: "Axes", groups: Sequence[Group], appearance: Sequence[Look], curve: Curve) -> None:

@@ -26,7 +26,8 @@ class Comparison:
 Cell = Callable[[Group], str]
 
 
-def _with_interval(estimate: Estimate | None, show: Callable[[float], str]) -> str:
+def with_interval(estimate: Estimate | None, show: Callable[[float], str]) -> str:
+    """A number with its 95 % interval, or with the word that there is none."""
     if estimate is None:
         return units.ABSENT
     if estimate.low is None or estimate.high is None:
@@ -71,9 +72,9 @@ COLUMNS: tuple[tuple[str, Cell], ...] = (
     ("steps", lambda group: str(sum(metrics.window.steps for metrics in _metrics(group)))),
     (
         "tokens/s/GPU",
-        lambda group: _with_interval(group_estimate(group, lambda m: m.tokens_per_second_per_gpu), units.significant),
+        lambda group: with_interval(group_estimate(group, lambda m: m.tokens_per_second_per_gpu), units.significant),
     ),
-    ("model FLOP/s/GPU", lambda group: _with_interval(group_estimate(group, lambda m: m.model_flops_per_second_per_gpu), _flops)),
+    ("model FLOP/s/GPU", lambda group: with_interval(group_estimate(group, lambda m: m.model_flops_per_second_per_gpu), _flops)),
     ("MFU", lambda group: units.percent(getattr(group_estimate(group, lambda m: m.mfu), "value", None))),
     ("of measured matmul", _share_of_measured),
     ("step time", lambda group: units.seconds(getattr(group_estimate(group, lambda m: m.step_seconds), "value", None))),
@@ -119,13 +120,13 @@ def remarks(comparison: Comparison) -> list[str]:
             lines.append(
                 f"Runs of {group.label} differ by {units.percent(spread, 2)} (standard deviation, {len(group.runs)} runs)."
             )
-    lines += [f"{what}: {_some(places)}" for what, places in _notes(comparison).items()]
+    lines += [f"{what}: {_some(places)}" for what, places in notes(comparison).items()]
     for item in comparison.not_counted:
-        lines.append(f"Not counted: {_name(item)}: {item.not_counted}")
+        lines.append(f"Not counted: {run_name(item)}: {item.not_counted}")
     return lines
 
 
-def _notes(comparison: Comparison) -> dict[str, list[str]]:
+def notes(comparison: Comparison) -> dict[str, list[str]]:
     """Why an MFU is absent, and warnings -> where that is so. Each is said once, however many runs it is true of."""
     found: dict[str, list[str]] = {}
     for group in comparison.groups:
@@ -134,7 +135,7 @@ def _notes(comparison: Comparison) -> dict[str, list[str]]:
                 found.setdefault(f"No MFU, {metrics.mfu_absent_because}", []).append(group.label)
     for item in (item for group in comparison.groups for item in group.runs):
         for warning in item.metrics.warnings if item.metrics else ():
-            found.setdefault(f"Note, {warning}", []).append(_name(item))
+            found.setdefault(f"Note, {warning}", []).append(run_name(item))
     return found
 
 
@@ -143,7 +144,7 @@ def _some(places: Sequence[str]) -> str:
     return ", ".join(places[:MOST_NAMED]) + rest
 
 
-def _name(item: Measured) -> str:
+def run_name(item: Measured) -> str:
     """The run's id; a file of another maker has none of its own, so its path."""
     return str(item.result.path) if item.result.path.is_file() else item.result.run.run_id
 

@@ -1,0 +1,234 @@
+"""The page as a reader meets it, in a real browser; and what it says, in its text."""
+
+import html
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from browser import Browser, find_browser
+from runs.make_runs import H100, MI300X, a_run, step_times, steps_of, write_run
+
+from tprimat.cli.report import main
+from tprimat.record.schema import StepRecord
+
+ROOT = Path(__file__).parents[2]
+RUNS = ROOT / "tests" / "runs"
+HOSTILE = "llama<img src=x onerror=alert(1)>"
+ALL_DRAWN = "document.querySelectorAll('.plot').length === document.querySelectorAll('.plot[data-drawn]').length"
+VISIBLE = "[...document.querySelectorAll('#ranking tr[data-group]')].filter(row => row.offsetParent).map(row => row.innerText)"
+TRACES = "[...document.querySelectorAll('.plot')].map(plot => plot.data.length)"
+
+
+def page_of(folder, *arguments):
+    """The report on some results, written by its command."""
+    target = folder / "report.html"
+    main([*map(str, arguments), "--output", str(target)])
+    return target
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page")
+    commanded = a_run(
+        "with-command", strategy="balanced", pipeline_parallel=2, data_parallel=4, command=("./benchmark.py", "--model", "llama")
+    )
+    write_run(folder, commanded, steps_of(commanded, step_times(4.6, 7), 7))
+    strange = a_run("strange", model=HOSTILE, machine=MI300X)
+    write_run(folder, strange, steps_of(strange, step_times(4.6, 8), 8))
+    return page_of(folder, RUNS / "h100", RUNS / "mi300x", folder)
+
+
+@pytest.fixture(scope="module")
+def text(page):
+    return html.unescape(re.sub(r"<[^>]+>", " ", re.sub(r"<(script|style)\b.*?</\1>", "", page.read_text("utf8"), flags=re.S)))
+
+
+@pytest.fixture(scope="module")
+def browser():
+    program = find_browser()
+    if program is None:
+        pytest.skip("no Chromium here: apt-get install chromium, or name one in CHROMIUM")
+    with Browser(program) as opened:
+        yield opened
+
+
+@pytest.fixture
+def opened(browser, page):
+    browser.size(1280)
+    browser.scheme("light")
+    browser.open(page)
+    browser.wait(ALL_DRAWN)
+    return browser
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_every_panel_is_drawn_without_an_error_or_a_sideways_scroll(browser, page, scheme, width, tmp_path):
+    browser.size(width)
+    browser.scheme(scheme)
+    browser.open(page)
+    browser.wait(ALL_DRAWN)
+    assert browser.run("document.querySelectorAll('.plot .main-svg').length") >= 6
+    assert browser.run("document.documentElement.scrollWidth") <= width
+    assert browser.errors == []
+    background = browser.run("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", background)[:3])) < 200) == (scheme == "dark")
+    ink = browser.run("document.querySelector('.plot .annotation-text tspan, .plot .xtick text').style.fill")
+    assert (sum(map(int, re.findall(r"\d+", ink)[:3])) > 400) == (scheme == "dark")
+    browser.picture(tmp_path / "page.png")
+    assert (tmp_path / "page.png").stat().st_size > 20_000
+
+
+def test_the_page_asks_nothing_of_any_server(opened, page):
+    assert {url for url in opened.requests if not url.startswith("data:")} == {page.resolve().as_uri()}
+
+
+def test_a_click_sorts_inside_each_workload_and_a_second_one_turns_it_round(opened):
+    button = "[...document.querySelectorAll('#ranking thead button')].find(button => button.innerText === 'step time')"
+    cells = "[...body.querySelectorAll('td[data-label=\"step time\"]')].map(cell => Number(cell.dataset.sort))"
+    times = f"[...document.querySelectorAll('#ranking tbody')].map(body => {cells})"
+    fastest_first = opened.run(times)
+    opened.run(f"{button}.click()")
+    down = opened.run(times)
+    assert opened.run(f"{button}.parentElement.getAttribute('aria-sort')") == "descending"
+    opened.run(f"{button}.click()")
+    up = opened.run(times)
+    assert down == [sorted(body, reverse=True) for body in fastest_first]
+    assert up == [sorted(body) for body in fastest_first]
+    assert down != up
+    assert opened.errors == []
+
+
+def test_the_keyboard_sorts(opened):
+    opened.run("document.querySelector('#ranking thead button').focus()")
+    opened.press("Enter", "\r")
+    assert opened.run("document.querySelector('#ranking th').getAttribute('aria-sort')") == "descending"
+
+
+def test_words_and_traits_choose_rows_and_what_is_drawn(opened):
+    rows, traces = len(opened.run(VISIBLE)), opened.run(TRACES)
+    opened.fill("#search", "H100 optimized")
+    left = opened.run(VISIBLE)
+    assert len(left) == 1
+    assert "memory_optimized" in left[0]
+    assert opened.run("document.getElementById('shown').innerText") == f"1 of {rows}"
+    opened.wait(f"{TRACES}[0] === 1 && {TRACES}[2] === 1")
+    assert traces[0] == rows
+    opened.fill("#search", "")
+    opened.fill("[data-trait=accelerator]", "MI300X")
+    assert len(opened.run(VISIBLE)) == 2
+    assert opened.errors == []
+
+
+def test_any_two_runs_show_what_they_differ_in(opened):
+    def choose(place, name):
+        options = opened.run(f"[...document.getElementById('{place}-run').options].map(option => option.text)")
+        opened.fill(f"#{place}-run", str(options.index(name)))
+
+    choose("first", "h100-llama-0")
+    choose("second", "with-command")
+    opened.wait("document.getElementById('difference').innerText.includes('balanced')")
+    shown = opened.run("document.getElementById('difference').innerText")
+    assert "pipeline parallel\t1\t2" in shown
+    assert "./benchmark.py --model llama" in shown
+    assert "accelerator" not in shown
+    choose("second", "mi300x-llama-0")
+    opened.wait("document.getElementById('difference').innerText.includes('AMD Instinct MI300X')")
+    choose("second", "h100-llama-0")
+    opened.wait("document.getElementById('difference').innerText.includes('say the same')")
+
+
+def test_text_from_a_record_stays_text(opened):
+    assert opened.run("document.querySelectorAll('#ranking img, .plot img, .legend img').length") == 0
+    assert any(HOSTILE in row for row in opened.run(VISIBLE))
+    assert opened.errors == []
+
+
+def test_the_page_prints_its_plots_on_white(opened, tmp_path):
+    opened.scheme("dark")
+    opened.pdf(tmp_path / "page.pdf")
+    assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
+    assert opened.errors == []
+
+
+def test_a_hundred_runs_of_500_steps_stay_under_8_megabytes_and_open(browser, tmp_path):
+    for i in range(100):
+        run = a_run(f"run-{i:03d}", machine=(H100, MI300X)[i % 2], engine_options={"flag": i})
+        seconds = step_times(4 + i / 30, i, steps=500)
+        rng = np.random.default_rng(i)
+        steps = [
+            StepRecord(
+                step=n,
+                step_seconds=float(s),
+                tokens=262144,
+                loss=float(rng.random()),
+                learning_rate=float(rng.random()),
+                peak_allocated_bytes=int(rng.integers(1e10, 8e10)),
+            )
+            for n, s in enumerate(seconds, 1)
+        ]
+        write_run(tmp_path, run, steps)
+    page = page_of(tmp_path, tmp_path)
+    assert page.stat().st_size < 8_000_000
+    browser.size(1280)
+    browser.open(page)
+    browser.wait("document.querySelectorAll('.plot[data-drawn]').length > 0")
+    assert len(browser.run(VISIBLE)) == 100
+    assert browser.errors == []
+
+
+def test_the_summary_says_who_wins_by_how_much_and_how_sure(text):
+    assert re.search(r"llama MI300X minimal_communication\s+trains fastest", text)
+    assert re.search(
+        r"It is 12\.\d\s% faster than llama H100 SXM \S+ the next \(95\s% interval \+1\d\.\d\s% to \+1\d\.\d\s%; 3 and 3 runs\)",
+        text,
+    )
+    assert re.search(r"reaches \d\d\.\d\s% of the GPU's dense peak of 1,307\.4\sTFLOP/s", text)
+
+
+def test_failures_warnings_and_commands_are_told(text):
+    assert re.search(r"h100-qwen-oom\s.*CUDA out of memory on rank 3", text, re.S)
+    assert "steady steps are outliers" in text
+    assert "./benchmark.py --model llama" in text
+    assert "Not recorded for:" in text
+
+
+def test_a_lead_inside_the_noise_is_not_called_a_win(tmp_path):
+    for name, seed in (("a", 1), ("b", 2)):
+        run = a_run(name, strategy=name)
+        write_run(tmp_path, run, steps_of(run, step_times(4.0, seed, noise=0.05), seed))
+    text = page_of(tmp_path, tmp_path).read_text("utf8")
+    assert "leads, but not by more than the noise" in text
+    assert "No difference is shown to llama H100 SXM" in text
+
+
+def test_a_run_that_did_not_run_what_was_asked_is_not_ranked_but_told(tmp_path):
+    run = a_run("odd", mismatches=("asked fp8, ran bf16",))
+    write_run(tmp_path, run, steps_of(run, step_times(4.0, 1), 1))
+    text = page_of(tmp_path, tmp_path).read_text("utf8")
+    assert "what ran is not what was asked: asked fp8, ran bf16" in text
+    assert "No run counts" in text
+
+
+def test_a_damaged_file_is_named_on_the_page_and_in_the_exit_status(tmp_path):
+    (tmp_path / "benchmark_cuda_llama.json").write_text("{")
+    status = main([str(tmp_path), str(RUNS / "cpu"), "--output", str(tmp_path / "report.html")])
+    assert status == 1
+    assert "benchmark_cuda_llama.json is not JSON" in (tmp_path / "report.html").read_text("utf8")
+
+
+def test_the_same_results_give_the_same_page(page, tmp_path):
+    again = page_of(tmp_path, RUNS / "h100", RUNS / "mi300x", page.parent)
+    assert again.read_bytes() == page.read_bytes()
+
+
+def test_nothing_to_report_on_is_the_users_mistake(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "tprimat.cli.report", tmp_path / "none"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "No result to report on" in done.stderr

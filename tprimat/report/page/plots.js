@@ -1,0 +1,157 @@
+// Panels are drawn when they come into view, or when the browser is idle, and again when the filter, the width or the theme changes.
+const DASHES = { "-": "solid", "--": "dash", ":": "dot", "-.": "dashdot" };
+const PATTERNS = { "": "", "//": "/", "..": ".", "xx": "x" };
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const LOG_TICKS = [-5, -4, -3, -2, -1, 0, 1, 2, 3, 4].flatMap(power => [1, 2, 5].map(digit => Number(`${digit}e${power}`)));
+const plain = text => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+const narrow = () => innerWidth < 640;
+let printing = false;
+
+const theme = () => {
+  const night = dark.matches && !printing;
+  return night ? { ink: "#e6ebf1", soft: "#9fadbc", rule: "#303b47", card: "#19212a" }
+               : { ink: "#16202c", soft: "#566474", rule: "#dde2e8", card: "#ffffff" };
+};
+const colourOf = (group, look) => group.colour === "#000000" ? look.ink : group.colour;
+
+const chosenGroups = data => {
+  const places = allRows().filter(row => !row.hidden).map(row => Number(row.dataset.group));
+  return places.slice(0, data.most);
+};
+
+function base(look, height) {
+  const axis = { gridcolor: look.rule, linecolor: look.rule, zeroline: false, tickcolor: look.rule, automargin: true, title: { standoff: 8 } };
+  return {
+    height, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, margin: { l: 8, r: 12, t: 8, b: 8 },
+    font: { family: "system-ui, -apple-system, Segoe UI, Roboto, Helvetica, Arial, sans-serif", size: 12, color: look.soft },
+    hoverlabel: { bgcolor: look.card, bordercolor: look.rule, font: { color: look.ink }, namelength: -1, align: "left" },
+    xaxis: { ...axis }, yaxis: { ...axis }, modebar: { bgcolor: look.card, color: look.soft, activecolor: look.ink },
+  };
+}
+
+function bars(data, index, look) {
+  const panel = data.bars[index];
+  const places = chosenGroups(data);
+  const rows = places.map(place => ({ ...panel.rows[place], group: data.groups[place] }));
+  const dense = rows.length > 10;
+  const layout = base(look, (dense ? 42 : 62) * Math.max(rows.length, 1) + 58);
+  const traces = rows.map((row, y) => ({
+    type: "bar", orientation: "h", x: [row.value], y: [y], width: 0.3, offset: 0.13, name: "",
+    marker: { color: colourOf(row.group, look), pattern: { shape: PATTERNS[row.group.hatch], bgcolor: colourOf(row.group, look), fgcolor: look.card, size: 6, solidity: 0.2 } },
+    hovertemplate: `${plain(row.group.label)}<br>${plain(row.text)}<extra></extra>`,
+    error_x: row.low === null || row.high === null || row.value === null ? { visible: false }
+      : { type: "data", symmetric: false, array: [row.high - row.value], arrayminus: [row.value - row.low], color: look.ink, thickness: 1.4, width: 4 },
+  }));
+  layout.annotations = rows.map((row, y) => ({
+    xref: "paper", x: 0, xanchor: "left", y: dense ? y - 0.16 : y - 0.2, yanchor: "middle", showarrow: false, align: "left",
+    text: barLabel(row, look, dense),
+  }));
+  layout.yaxis = { ...layout.yaxis, range: [rows.length - 0.45, -0.55], showticklabels: false, showgrid: false, fixedrange: true };
+  Object.assign(layout.xaxis, { rangemode: "tozero", title: { text: wrap(panel.axis), font: { size: 11 }, standoff: 8 } });
+  layout.bargap = 0;
+  return [traces, layout];
+}
+
+function barLabel(row, look, dense) {
+  const room = narrow() ? 44 : 66;
+  const text = row.value === null ? "not recorded" : row.text;
+  const name = row.group.label.length > room ? `${row.group.label.slice(0, room - 1)}…` : row.group.label;
+  const coloured = `<span style="color:${look.ink}">${plain(name)}</span>`;
+  if (!dense) return `${coloured}<br>${plain(text)}`;
+  return narrow() ? coloured : `${coloured}  ${plain(text.split(" (")[0])}`;
+}
+
+const wrap = text => {
+  const most = narrow() ? 46 : 90;
+  return text.split(" ").reduce((lines, word) => {
+    const last = lines.at(-1);
+    return last && `${last} ${word}`.length <= most ? [...lines.slice(0, -1), `${last} ${word}`] : [...lines, word];
+  }, []).map(plain).join("<br>");
+};
+
+function curves(data, index, look) {
+  const panel = data.curves[index];
+  const traces = [];
+  for (const place of chosenGroups(data)) {
+    const group = data.groups[place];
+    for (const run of group.runs) {
+      const y = run.curves[index];
+      if (!y.length) continue;
+      const x = Array.isArray(run.steps) ? run.steps : y.map((_, i) => run.steps + i);
+      const name = `${plain(group.label)}<br>${plain(run.name)}`;
+      traces.push({
+        type: "scatter", mode: "lines", x, y, line: { color: colourOf(group, look), dash: DASHES[group.line], width: 1.6 }, opacity: 0.9,
+        hovertemplate: `${name}<br>step %{x}: %{y:.5~g}<extra></extra>`,
+      });
+      const steady = panel.log ? x.indexOf(run.first) : -1;
+      if (steady >= 0) traces.push({
+        type: "scatter", mode: "markers", x: [x[steady]], y: [y[steady]], marker: { color: colourOf(group, look), size: 7 },
+        hovertemplate: `${name}<br>first steady step: %{x}<extra></extra>`,
+      });
+    }
+  }
+  const layout = base(look, 330);
+  Object.assign(layout.xaxis, { title: { text: "optimizer step", standoff: 6 } });
+  Object.assign(layout.yaxis, { title: { text: panel.unit, standoff: 8 }, exponentformat: "power", ...(panel.log ? { type: "log", tickvals: LOG_TICKS, ticktext: LOG_TICKS.map(String) } : {}) });
+  layout.hovermode = "closest";
+  if (!traces.length) layout.annotations = [{ text: "not recorded in these runs", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5 }];
+  return [traces, layout];
+}
+
+async function draw(plot) {
+  const [data, Plotly] = [await pageData(), await loadPlotly()];
+  redraw(plot, data, Plotly);
+}
+
+function redraw(plot, data, Plotly) {
+  const [traces, layout] = (plot.dataset.kind === "bars" ? bars : curves)(data, Number(plot.dataset.index), theme());
+  plot.querySelector(".waiting")?.remove();
+  plot.dataset.drawn = "yes";
+  return Plotly.react(plot, traces, layout, {
+    responsive: true, displaylogo: false, modeBarButtons: [["toImage", "zoomIn2d", "zoomOut2d", "resetScale2d"]], displayModeBar: !narrow(),
+  });
+}
+
+async function legend() {
+  const data = await pageData();
+  const rows = allRows().filter(row => !row.hidden);
+  const shown = rows.slice(0, data.most);
+  document.getElementById("legend").replaceChildren(...shown.map(row => {
+    const heading = row.querySelector("th[scope=row]");
+    return make("li", {}, ...[...heading.childNodes].map(node => node.cloneNode(true)));
+  }));
+  const more = rows.length > shown.length ? ` Drawn are the first ${shown.length} of ${rows.length}: filter or sort to see others.` : "";
+  document.getElementById("drawn").textContent = `The filter above chooses what is drawn. Drag to zoom, double-click to see all.${more}`;
+}
+
+const plots = [...document.querySelectorAll(".plot")];
+if (plots.length && window.DecompressionStream) {
+  const sight = new IntersectionObserver(entries => {
+    for (const entry of entries) if (entry.isIntersecting && !entry.target.dataset.drawn) draw(entry.target);
+  }, { rootMargin: "300px" });
+  for (const plot of plots) sight.observe(plot);
+  const whenIdle = window.requestIdleCallback ?? (call => setTimeout(call, 200));
+  const drawRest = () => {
+    const next = plots.find(plot => !plot.dataset.drawn);
+    if (next) draw(next).then(() => whenIdle(drawRest));
+  };
+  addEventListener("load", () => whenIdle(drawRest));
+  let pending;
+  const again = () => {
+    clearTimeout(pending);
+    pending = setTimeout(() => { legend(); for (const plot of plots) if (plot.dataset.drawn) draw(plot); }, 120);
+  };
+  document.addEventListener("chosen", again);
+  dark.addEventListener("change", again);
+  matchMedia("(max-width: 639px)").addEventListener("change", again);
+  const forPaper = async on => {
+    printing = on;
+    const [data, Plotly] = [await pageData(), await loadPlotly()];
+    for (const plot of plots) if (plot.dataset.drawn) redraw(plot, data, Plotly);
+  };
+  addEventListener("beforeprint", () => forPaper(true));
+  addEventListener("afterprint", () => forPaper(false));
+  legend();
+} else {
+  for (const plot of plots) plot.textContent = "This browser is too old to draw plots; the table holds the figures.";
+}

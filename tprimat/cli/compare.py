@@ -44,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="3%",
         help="exit 1 if a run is shown slower than the baseline by more than this, or cannot be judged",
     )
+    made.add_argument("--published", action="store_true", help="set the nearest published results beside ours")
     made.add_argument("--flops", choices=("causal", "full", "6n"), default="causal", help="how FLOP are counted (causal)")
     made.add_argument("--warmup", default="auto", metavar="N", help="steps to leave out, or auto: found in the step times (auto)")
     made.add_argument("--cost-per-gpu-hour", type=float, metavar="PRICE", help="adds a column of cost, in your currency")
@@ -229,6 +230,10 @@ def run(options: argparse.Namespace) -> int:
         )
     comparison = compare(measured, options)
     print(text(comparison), end="")
+    if options.published:
+        from tprimat.cli.published import section
+
+        print("\n" + section(comparison.groups), end="")
     if comparison.groups:
         write(comparison, destination)
         print(f"written: {destination.path}", file=sys.stderr)

@@ -1,0 +1,63 @@
+"""compare.py --published: neighbours, differences, and commands that work."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tprimat.cli.benchmark import main as benchmark
+from tprimat.cli.published import command, reproduce, why_not
+from tprimat.facts.published_results import RESULTS
+
+ROOT = Path(__file__).parents[2]
+RUNS = ROOT / "tests" / "runs"
+BY_NAME = {result.name: result for result in RESULTS}
+
+
+def compare(*arguments, cwd):
+    words = [sys.executable, ROOT / "compare.py", *map(str, arguments)]
+    return subprocess.run(words, cwd=cwd, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)})
+
+
+def test_the_nearest_stand_beside_ours_by_one_yardstick_with_what_differs_and_how_to_run_them(tmp_path):
+    done = compare("--results-dir", RUNS / "h100", "--published", "--output", "c.md", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.split("Published neighbours")[1].splitlines()
+    ours = next(number for number, line in enumerate(lines) if line.startswith("llama H100 SXM minimal_communication"))
+    nearest = lines[ours + 1]
+    assert nearest.startswith("tprimat-h100-llama")
+    assert "355.0 TFLOP/s 6n, MFU 17.9 %" in nearest
+    assert nearest.split()[-5:] == ["345.0", "34.9", "%", "1.00", "x"]
+    assert "dgx-cloud-llama-3.1-8b-bf16 differs: sequence 2,048 here, 8,192 there; PP 1 here, not told there" in done.stdout
+    assert done.stdout.count("source  NVIDIA DGX Cloud") == 1
+    assert "--sequence-length 8192 --micro-batch-size 1 --global-batch-size 128 --precision bf16" in done.stdout
+
+
+def test_a_processor_has_no_published_neighbours(tmp_path):
+    done = compare("--results-dir", RUNS / "cpu", "--published", "--output", "c.md", cwd=tmp_path)
+    assert "No published neighbours" in done.stdout
+
+
+@pytest.mark.parametrize("platform", ["nvidia", "amd"])
+@pytest.mark.parametrize("name", sorted(name for name, result in BY_NAME.items() if not why_not(result)))
+def test_every_command_makes_a_plan_of_the_published_configuration(name, platform, capsys, monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("NODE_RANK", "0")
+    result = BY_NAME[name]
+    words = command(result, platform)
+    assert benchmark([*words[1:], "--platform", platform, "--engine", "megatron", "--dry-run"]) == 0, capsys.readouterr().err
+    out = capsys.readouterr().out
+    assert f"({result.shape})" in out
+    if result.sequence_tokens and result.global_batch_sequences:
+        assert f"{result.global_batch_sequences} x {result.sequence_tokens} tokens" in out
+    assert f"TP={result.tensor_parallel or 1}, PP={result.pipeline_parallel or 1}," in out
+
+
+def test_what_cannot_be_run_here_says_why_instead_of_a_command_that_fails():
+    reasons = {name: why_not(result) for name, result in BY_NAME.items() if why_not(result)}
+    assert "the shape of its model" in reasons["llm-foundry-mpt-7b"]
+    assert reasons["llama-3.1-405b-16k-gpus"] == "its 126 layers do not make 16 equal pipeline stages"
+    assert len(reasons) < len(BY_NAME) / 2
+    assert reproduce(BY_NAME["llm-foundry-mpt-7b"], "nvidia").startswith("– (")

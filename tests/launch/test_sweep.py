@@ -61,7 +61,7 @@ def sweep(tmp_path):
         said.append(f"started {plan.run_id}")
         return run(a_launch(directory.path, "steps", 2, "exit", plan.strategy.partition("-")[2] or 0, record=record), Notes())
 
-    made = Sweep(start=start, runs_folder=tmp_path, cooldown_seconds=0.0, say=said.append)
+    made = Sweep(start=start, runs_folders=(tmp_path,), cooldown_seconds=0.0, say=said.append)
     return made, said
 
 

@@ -9,16 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tprimat.cli.options import parser
-from tprimat.errors import LaunchError, UserError
+from tprimat.errors import UserError
 
 if TYPE_CHECKING:
     from tprimat.cli.session import Session
     from tprimat.cli.training import TrainingRun
-    from tprimat.launch.sweep import CellResult
-    from tprimat.plan.schema import RunPlan
-
-COOLDOWN_SECONDS_ON_A_GPU = 20.0
-"""Between runs: drivers release memory, clocks and temperature settle."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -51,7 +46,8 @@ def _probe(options: argparse.Namespace) -> int:
 
 
 def _benchmark(options: argparse.Namespace) -> int:
-    from tprimat.cli.session import prepare  # after parsing, so that --help stays quick
+    from tprimat.cli.series import Cell, carry_out  # after parsing, so that --help stays quick
+    from tprimat.cli.session import prepare
     from tprimat.engines.worker import require_worker_modules
 
     session = prepare(options)
@@ -60,57 +56,10 @@ def _benchmark(options: argparse.Namespace) -> int:
         return 0
     if session.plans[0].engine in {"megatron", "nemo"}:
         require_worker_modules()
-    _make_writable(session.output)
-    runs, results = _carry_out(session, options)
-    _report(runs, options)
-    complete = len(results) == len(session.plans) and all(cell.record is not None and cell.record.counts for cell in results)
-    return 0 if complete else 1
-
-
-def _carry_out(session: "Session", options: argparse.Namespace) -> "tuple[list[TrainingRun], Sequence[CellResult]]":
-    from tprimat.cli.training import TrainingRun, announcement, log_path, start
-    from tprimat.launch.schema import LaunchResult
-    from tprimat.launch.sweep import Sweep
-    from tprimat.record.schema import RunRecord
-
-    runs: list[TrainingRun] = []
-    for model in {plan.model for plan in session.plans}:
-        log_path(session, model).unlink(missing_ok=True)  # every run keeps a log of its own
-
-    def start_one(plan: "RunPlan") -> tuple[RunRecord, LaunchResult]:
-        if not options.quiet:
-            print(f"{plan.model}: engine {plan.engine} ({plan.engine_reason})\n{announcement(plan)}", file=sys.stderr)
-        made, result = start(session, plan, quiet=options.quiet)
-        runs.append(made)
-        return made.record, result
-
-    sweep = Sweep(
-        start=start_one,
-        runs_folder=session.output / "runs",
-        cooldown_seconds=_cooldown(session),
-        say=lambda text: print(text, file=sys.stderr),
-        resume=options.resume,
-    )
-    return runs, sweep.run(session.plans)
-
-
-def _cooldown(session: "Session") -> float:
-    asked = session.loaded.config.benchmarking.cooldown_seconds
-    if isinstance(asked, str):
-        return 0.0 if session.platform == "cpu" else COOLDOWN_SECONDS_ON_A_GPU
-    return asked
-
-
-def _make_writable(output: Path) -> None:
-    """Find out before training that results can be kept."""
-    probe = output / ".writable"
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        probe.write_text("")
-        probe.unlink()
-    except OSError as error:
-        what = f"The output folder {output} cannot be written: {error.strerror}."
-        raise LaunchError(what, where="--output-dir", fix="--output-dir with a folder of yours, or free some space") from error
+    cells = [Cell(session=session, plan=plan) for plan in session.plans]
+    done = carry_out(cells, quiet=options.quiet, resume=options.resume, messages=sys.stderr)
+    _report([one.run for one in done if one.run is not None], options)
+    return 0 if len(done) == len(cells) and all(one.counts for one in done) else 1
 
 
 def _report(runs: "Sequence[TrainingRun]", options: argparse.Namespace) -> None:

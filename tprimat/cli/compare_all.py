@@ -53,13 +53,19 @@ def run(output: Path) -> int:
         raise RecordError(
             f"There is no {FOLDERS} here.", where=str(Path().resolve()), fix="./run_all_configs.sh writes output-00 to output-04"
         )
+    failed = pictures(folders, output)
+    print(f"configurations\n{summary(folders)}")
+    return failed
+
+
+def pictures(folders: Sequence[Path], output: Path) -> int:
+    """One comparison a folder. 1 when any of them failed."""
     worst = 0
     for folder in folders:
         picture = output / f"compare-{folder.name.removeprefix('output-')}.png"
         print(f"{folder}", flush=True)
         worst = max(worst, compare.main(["--results-dir", str(folder), "--output", str(picture)]))
         print()
-    print(f"configurations\n{summary(folders)}")
     return min(worst, 1)
 
 

@@ -117,6 +117,18 @@ def finish(session: Session, record: RunRecord, steps: tuple[StepRecord, ...], l
     return TrainingRun(record=record, steps=steps, metrics=metrics, benchmark_file=path, log=log)
 
 
+def earlier_run(session: Session, record: RunRecord) -> TrainingRun:
+    """A run that was made before, with its steps; its benchmark file stands."""
+    steps = RunDirectory(session.output / "runs" / record.run_id).read_steps()
+    return TrainingRun(
+        record=record,
+        steps=steps,
+        metrics=metrics_of(session, record, steps),
+        benchmark_file=session.output / benchmark_file_name(record),
+        log=log_path(session, record.model),
+    )
+
+
 def metrics_of(session: Session, record: RunRecord, steps: tuple[StepRecord, ...]) -> RunMetrics | None:
     """The metrics under the configuration's conventions; None where no steady step was measured."""
     benchmarking = session.loaded.config.benchmarking

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,8 @@ class Sweep:
     """How a series of runs is carried out."""
 
     start: Callable[[RunPlan], tuple[RunRecord, LaunchResult]]
-    runs_folder: Path
-    """Holds one folder a run; searched for earlier runs."""
+    runs_folders: tuple[Path, ...]
+    """Each holds one folder a run; searched for earlier runs."""
     cooldown_seconds: float
     say: Callable[[str], None]
     resume: bool = True
@@ -48,7 +48,7 @@ class Sweep:
         The newest earlier run of a plan decides: if it counts, it is taken, otherwise the plan runs. Where a plan stands more
         than once (repetitions), the second newest decides for its second place, and so on.
         """
-        earlier = earlier_runs(self.runs_folder) if self.resume else []
+        earlier = earlier_runs(self.runs_folders) if self.resume else []
         results: list[CellResult] = []
         ran = False
         for plan in plans:
@@ -97,9 +97,10 @@ def essence(plan: RunPlan) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if key not in OF_ONE_RUN}
 
 
-def earlier_runs(folder: Path) -> list[tuple[RunPlan, RunRecord]]:
-    """The runs under a folder that have both files whole, the newest first."""
-    found = [pair for path in folder.glob("*/run.json") for pair in read_pair(RunDirectory(path.parent))]
+def earlier_runs(folders: Iterable[Path]) -> list[tuple[RunPlan, RunRecord]]:
+    """The runs under some folders that have both files whole, the newest first."""
+    files = (path for folder in folders for path in folder.glob("*/run.json"))
+    found = [pair for path in files for pair in read_pair(RunDirectory(path.parent))]
     return sorted(found, key=lambda pair: pair[1].started_at or "", reverse=True)
 
 

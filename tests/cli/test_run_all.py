@@ -1,0 +1,146 @@
+"""run_all_configs.sh: five strategies into five folders. The fake trainer stands in for training except in one cell."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tprimat.cli import run_all, training
+from tprimat.engines.base import Command
+
+ROOT = Path(__file__).parents[2]
+TRAINER = (sys.executable, "-S", str(ROOT / "tests" / "fake_trainer.py"))
+STEPS = ("pace", "0.002", "steps", "4")
+
+
+@pytest.fixture
+def ends(tmp_path, monkeypatch):
+    """Starts the fake trainer instead of torchrun; the dict says what it does last, strategy by strategy."""
+    chosen = {}
+    started = []
+
+    def command_of(plan):
+        started.append((plan.model, plan.strategy))
+        environment = {"FAKE_STEPS": f"{plan.run_directory}/steps.jsonl"}
+        return Command(argv=(*TRAINER, *STEPS, *chosen.get(plan.strategy, ())), environment=environment)
+
+    monkeypatch.setattr(training, "command_of", command_of)
+    monkeypatch.setattr(sys, "argv", ["run_all", "llama"])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OUTPUT_DIR", raising=False)
+    chosen["started"] = started
+    return chosen
+
+
+@pytest.fixture
+def no_pictures(monkeypatch):
+    """Five pictures take longer than the rest of a test that does not look at them."""
+    monkeypatch.setattr(run_all, "compare", lambda folders: True)
+
+
+def run(*arguments):
+    return run_all.main(["--config", str(ROOT / "config.yaml"), "--platform", "cpu", "--quiet", *arguments])
+
+
+def table(text):
+    return [line.split() for line in text.splitlines() if line.startswith("output-")]
+
+
+def test_each_strategy_gets_its_folder_in_the_order_of_the_readme(ends, tmp_path, capsys):
+    assert run("llama") == 0
+    lines = table(capsys.readouterr().out)
+    assert [line[:3] for line in lines] == [
+        ["output-00", "llama", "maximum_performance"],
+        ["output-01", "llama", "truly_identical"],
+        ["output-02", "llama", "memory_optimized"],
+        ["output-03", "llama", "minimal_communication"],
+        ["output-04", "llama", "balanced"],
+    ]
+    assert all(line[6] == "completed" and line[8].startswith("[") for line in lines), "each rate has its interval"
+    for number in range(5):
+        assert (tmp_path / f"output-0{number}" / "benchmark_cpu_llama.json").is_file()
+        assert (tmp_path / "all_outputs" / f"compare-0{number}.png").read_bytes().startswith(b"\x89PNG")
+        assert (tmp_path / f"output-0{number}" / "training_llama.log").read_text().startswith("Using parallelism strategy: ")
+
+
+def test_a_cell_that_fails_stops_no_other_and_is_explained(ends, tmp_path, capsys):
+    ends["truly_identical"] = ("raise", "RuntimeError", "the gears broke")
+    assert run("llama") == 1
+    lines = table(capsys.readouterr().out)
+    assert [line[6] for line in lines] == ["completed", "failed", "completed", "completed", "completed"]
+    assert "gears" in lines[1]
+    assert not (tmp_path / "all_outputs" / "compare-01.png").exists()
+
+
+def test_a_second_call_runs_only_what_has_not_completed(no_pictures, ends, capsys):
+    ends["balanced"] = ("exit", "3")
+    assert run("llama") == 1
+    ends["started"].clear()
+    del ends["balanced"]
+    assert run("llama") == 0
+    assert ends["started"] == [("llama", "balanced")]
+    assert [line[6:8] for line in table(capsys.readouterr().out)][-5:-1] == [["completed", "earlier"]] * 4
+
+
+def test_fresh_runs_everything_again(no_pictures, ends):
+    run("llama")
+    ends["started"].clear()
+    assert run("llama", "--fresh") == 0
+    assert len(ends["started"]) == 5
+
+
+def test_a_cell_that_cannot_run_here_is_said_and_the_others_run(no_pictures, ends, capsys):
+    assert run("both", "--gpus", "4") == 1
+    lines = table(capsys.readouterr().out)
+    refused = [line for line in lines if line[4] == "cannot"]
+    assert [line[:2] for line in refused] == [
+        ["output-00", "qwen"],
+        ["output-01", "qwen"],
+        ["output-02", "llama"],
+        ["output-02", "qwen"],
+    ]
+    assert len(lines) == 10
+    assert len(ends["started"]) == 6
+
+
+def test_the_document_says_what_the_table_says(no_pictures, ends, capsys):
+    ends["balanced"] = ("exit", "3")
+    assert run("llama", "--json") == 1
+    cells = json.loads(capsys.readouterr().out)["cells"]
+    assert [cell["runs"][0]["run"]["outcome"] for cell in cells] == ["completed"] * 4 + ["failed"]
+    assert cells[0]["runs"][0]["metrics"]["tokens_per_second_per_gpu"]["value"] > 0
+    assert cells[0]["runs"][0]["run"]["command"] == ["./run_all_configs.sh", "llama"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--parallel", "balanced"], "--parallel is not for this command"),
+        (["--model", "qwen"], "--model is not for this command"),
+        (["--steps", "many"], "max_steps"),
+        (["--config", "missing.yaml"], "missing.yaml"),
+    ],
+)
+def test_a_mistake_that_concerns_all_cells_starts_nothing(ends, capsys, arguments, said):
+    assert run(*arguments) == 2
+    assert said in capsys.readouterr().err
+    assert not ends["started"]
+
+
+def test_one_real_cell_through_the_shell(tmp_path):
+    """On one rank only the strategy without tensor and pipeline parallelism can run."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    command = [ROOT / "run_all_configs.sh", "llama", "--config", ROOT / "config.yaml", "--platform", "cpu", "--gpus", "1"]
+    small = ["--steps", "2", "--global-batch-size", "1"]
+    done = subprocess.run(
+        [*map(str, command), *small], cwd=tmp_path, env=os.environ | {"PATH": path}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    lines = table(done.stdout)
+    assert [line[4] for line in lines] == ["cannot", "cannot", "cannot", "PP1", "cannot"], done.stdout
+    assert lines[3][6] == "completed", done.stdout
+    steps = (tmp_path / "output-03" / "runs").glob("*/steps.jsonl")
+    assert [len(path.read_text().splitlines()) for path in steps] == [2]

@@ -14,6 +14,7 @@ DIVISION = {
     "tp": "tensor_model_parallel_size",
     "pp": "pipeline_model_parallel_size",
     "vpp": "virtual_pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
 }
 OPTIONS = "platform_optimizations.cpu"
 
@@ -39,8 +40,14 @@ VARIANTS = {
             "sequence_parallel": False,
         },
         "pp2, streamed cross-entropy": {"pp": 2, "streamed_cross_entropy": True},
+        "cp2": {"cp": 2},
+        "cp2, streamed cross-entropy": {"cp": 2, "streamed_cross_entropy": True},
     },
-    4: {"tp2 pp2": {"tp": 2, "pp": 2}, "tp2 pp2 without sequence parallelism": {"tp": 2, "pp": 2, "sequence_parallel": False}},
+    4: {
+        "tp2 pp2": {"tp": 2, "pp": 2},
+        "tp2 pp2 without sequence parallelism": {"tp": 2, "pp": 2, "sequence_parallel": False},
+        "tp2 cp2": {"tp": 2, "cp": 2},
+    },
     8: {
         "tp2 pp2 dp2": {"tp": 2, "pp": 2},
         "tp4 pp2": {"tp": 4, "pp": 2},

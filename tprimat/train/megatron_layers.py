@@ -18,6 +18,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from torch import Tensor
 
 from tprimat.facts.models import ModelShape
+from tprimat.train import context_parallel
 
 
 @cache
@@ -73,8 +74,11 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
         Returns:
             shape (tokens, sequences, heads x head_dim).
         """
-        q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=query.shape[2] != key.shape[2])
+        if self.config.context_parallel_size > 1:
+            out = context_parallel.attend(query, key, value)
+        else:
+            q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=query.shape[2] != key.shape[2])
         return out.permute(2, 0, 1, 3).reshape(query.shape[0], query.shape[1], -1)
 
 
@@ -87,7 +91,7 @@ class RotarySDPACoreAttention(SDPACoreAttention):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
         """Turn by position, then attend; shapes as in SDPACoreAttention."""
-        q, k = compiled(rotate)(query, key, self.rotary(query.shape[0]))
+        q, k = compiled(rotate)(query, key, self.rotary(query.shape[0] * self.config.context_parallel_size))
         return super().forward(q, k, value)
 
 

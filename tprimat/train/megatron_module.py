@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from tprimat.errors import LaunchError
 from tprimat.plan.schema import RunPlan
 from tprimat.train.active_options import ActiveOptions
+from tprimat.train.context_parallel import own_pieces
 from tprimat.train.data import GlobalBatches, RankPlace, Sequences, open_sequences
 from tprimat.train.lightning_api import lightning
 from tprimat.train.megatron_model import PARAMETER_DTYPES, build_chunks, transformer_config
@@ -132,8 +133,8 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
 
     def _forward(self, batches: Iterator[Tensor], model: Any) -> tuple[Tensor, Any]:
         tokens = next(batches).to(self.device, non_blocking=True)
-        inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-        positions = torch.arange(inputs.shape[1], device=self.device).expand_as(inputs)
+        every = torch.arange(tokens.shape[1] - 1, device=self.device).expand(tokens.shape[0], -1)
+        inputs, labels, positions = (own_pieces(part).contiguous() for part in (tokens[:, :-1], tokens[:, 1:], every))
         return model(inputs, positions, None, labels=labels), _mean_loss
 
     def _over_all_ranks(self, losses: list[dict[str, Tensor]], batch: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -147,7 +148,8 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
                 replicas = parallel_state.get_data_parallel_world_size(with_context_parallel=True)
                 totals[0] = torch.stack([part["loss"] for part in losses]).double().mean() / replicas
             if parallel_state.is_pipeline_first_stage():
-                totals[1] = sum(micro_batch.shape[0] * (micro_batch.shape[1] - 1) for micro_batch in batch)
+                shared_by = parallel_state.get_context_parallel_world_size()
+                totals[1] = sum(part.shape[0] * (part.shape[1] - 1) for part in batch) / shared_by
         dist.all_reduce(totals)
         return totals[0], totals[1]
 
@@ -165,8 +167,9 @@ def _observed(batch: list[Tensor], tokens: int) -> Observed:
 def _mean_loss(losses: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """Of the losses of all tokens, or of their mean where the model has taken it already."""
     loss = losses.float().mean()
-    # A copy, because the schedule divides the loss itself by the number of micro-batches, in place.
-    return loss, {"loss": loss.detach().clone()}
+    # Megatron's schedule multiplies by the context-parallel ranks, whose gradients are then averaged like those of replicas;
+    # and it divides by the number of micro-batches, in place, hence the copy.
+    return loss / parallel_state.get_context_parallel_world_size(), {"loss": loss.detach().clone()}
 
 
 def initialize_parallel_state(plan: RunPlan) -> None:

@@ -38,6 +38,8 @@ class _CudaToCpu(TorchFunctionMode):
         kwargs = kwargs or {}
         if _names_cuda(kwargs.get("device")):
             kwargs = {**kwargs, "device": CPU}
+        if kwargs.get("pin_memory"):
+            kwargs = {**kwargs, "pin_memory": False}
         if func is torch.Tensor.cuda:
             return args[0]
         if func is torch.Tensor.to and len(args) > 1 and _names_cuda(args[1]):

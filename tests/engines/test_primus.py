@@ -198,6 +198,20 @@ def test_more_nodes_need_slurm(tmp_path, monkeypatch):
         decide(PrimusOptions(launcher="slurm"), str(root), 2)
 
 
+def test_a_primus_that_needs_a_container_under_slurm_asks_for_its_image(tmp_path, monkeypatch):
+    root = make_checkout(tmp_path / "Primus")
+    (tmp_path / "srun").write_text("#!/bin/sh\n")
+    (tmp_path / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    entry = root / "runner" / "primus-cli-slurm-entry.sh"
+    entry.write_text('script_path="$RUNNER_DIR/primus-cli-container.sh"\n')
+    with pytest.raises(LaunchError, match="no image is named"):
+        decide(PrimusOptions(launcher="slurm"), str(root), 2)
+    assert decide(PrimusOptions(launcher="slurm", image="an/image"), str(root), 2).image == "an/image"
+    entry.write_text('script_path="$RUNNER_DIR/primus-cli-${ENTRY_MODE}.sh"\n')
+    assert decide(PrimusOptions(launcher="slurm"), str(root), 2).image is None
+
+
 if __name__ == "__main__":
     GOLDEN.mkdir(parents=True, exist_ok=True)
     for name, plan in PLANS.items():

@@ -63,3 +63,10 @@ def test_a_free_port_can_be_listened_on():
 )
 def test_the_port_is_replaced_wherever_a_command_names_it(before, after):
     assert on_another_port(Command(argv=before), 7).argv == after
+
+
+def test_a_port_that_is_passed_into_a_container_is_replaced_too():
+    command = Command(argv=("primus-cli", "container", "--env", "MASTER_PORT=1", "--", "train"), environment={"MASTER_PORT": "1"})
+    changed = on_another_port(command, 2)
+    assert changed.argv[3] == "MASTER_PORT=2"
+    assert changed.environment == {"MASTER_PORT": "2"}

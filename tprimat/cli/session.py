@@ -52,10 +52,6 @@ def prepare(options: argparse.Namespace) -> Session:
     choices = environment_choices()
     machine = this_machine()
     platform: PlatformName = options.platform or PLATFORM_NAMES[machine.platform if machine else "cpu"]
-    if platform != "cpu" and not options.dry_run and (machine is None or PLATFORMS[platform] != machine.platform):
-        raise LaunchError(
-            f"This machine shows no {platform} GPU.", where="--platform", fix="--dry-run to see the plan, or --platform cpu"
-        )
     size: Size = options.size or ("tiny" if platform == "cpu" else "full")
     settings = [parse_setting(text) for text in options.settings]
     settings += [Setting(path, parse_scalar(str(value)), flag) for path, value, flag in settings_of(options, platform)]
@@ -64,8 +60,19 @@ def prepare(options: argparse.Namespace) -> Session:
     session = Session(loaded=loaded, platform=platform, size=size, machine=machine, choices=choices, output=output, plans=())
     session = replace(session, plans=tuple(_plans(session, options)))
     if not options.dry_run:
+        _check_gpus(session)
         _check_data(session)
     return session
+
+
+def _check_gpus(session: Session) -> None:
+    """Find out before training that there are GPUs. Under slurm they may be elsewhere: Primus starts from a login node."""
+    primus, platform = session.plans[0].primus, session.platform
+    if platform == "cpu" or (primus is not None and primus.launcher == "slurm"):
+        return
+    if session.machine is None or PLATFORMS[platform] != session.machine.platform:
+        fix = "--dry-run to see the plan, or --platform cpu"
+        raise LaunchError(f"This machine shows no {platform} GPU.", where="--platform", fix=fix)
 
 
 def _check_data(session: Session) -> None:

@@ -65,7 +65,8 @@ def _launcher(plan: RunPlan, start: PrimusStart, environment: Mapping[str, str])
     srun = ("slurm", "srun", "-N", str(plan.nodes), *start.slurm_arguments, "--")
     # Primus's entry on the nodes adds the rendezvous; the number of GPUs it takes from srun's environment.
     passed_on = {name: value for name, value in environment.items() if name not in {"GPUS_PER_NODE", "MASTER_PORT"}}
-    return (*srun, "container", *_container(plan, start, passed_on)) if start.image else (*srun, "direct")
+    # v0.7.0 to v26.4.0 know no mode here and always start a container, which later ones do without a mode.
+    return (*srun, *_container(plan, start, passed_on)) if start.image else (*srun, "direct")
 
 
 def _container(plan: RunPlan, start: PrimusStart, environment: Mapping[str, str]) -> tuple[str, ...]:

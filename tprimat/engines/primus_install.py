@@ -1,5 +1,6 @@
 """Which Primus there is and how it can be started: the one part of the engine that looks at files."""
 
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,9 @@ from tprimat.plan.schema import PrimusLauncher, PrimusOptions, PrimusStart
 
 DIRECT = "runner/primus-cli-direct.sh"
 """There since v0.5.0, when primus-cli got its modes; v0.4.0 has a primus-cli without them."""
+SLURM_ENTRY = "runner/primus-cli-slurm-entry.sh"
+WITHOUT_CONTAINER = re.compile(r"primus-cli-\$\{\w*MODE\}\.sh")
+"""What the entry of a version holds that can do without a container: not from v0.7.0 to v26.4.0."""
 CLI = ("primus-cli", "runner/primus-cli")
 """At the root since v26.2."""
 SCRIPT = "examples/run_pretrain.sh"
@@ -72,8 +76,8 @@ def decide(options: PrimusOptions, primus_path: str | None, nodes: int) -> Primu
             why="The first node prints what runs, the last one how fast: a node alone proves nothing. srun brings both together.",
             fix="--set platform_optimizations.amd.primus.launcher=slurm",
         )
-    if launcher == "slurm" and shutil.which("srun") is None:
-        raise LaunchError("The launcher slurm needs srun, which is not on PATH.", fix="start inside a SLURM cluster")
+    if launcher == "slurm":
+        _check_slurm(options, found)
     return PrimusStart(
         program=str(program),
         launcher=launcher,
@@ -88,3 +92,13 @@ def _launcher(options: PrimusOptions, found: Installed) -> PrimusLauncher:
     if options.launcher != "auto":
         return options.launcher
     return "direct" if found.cli else "script"
+
+
+def _check_slurm(options: PrimusOptions, found: Installed) -> None:
+    if shutil.which("srun") is None:
+        raise LaunchError("The launcher slurm needs srun, which is not on PATH.", fix="start inside a SLURM cluster")
+    entry = found.root / SLURM_ENTRY if found.root else None
+    if options.image is None and entry and entry.is_file() and not WITHOUT_CONTAINER.search(entry.read_text(encoding="utf8")):
+        what = f"The Primus at {found.place} starts a container under slurm, and no image is named."
+        why = "Versions v0.7.0 to v26.4.0 cannot do without."
+        raise LaunchError(what, why=why, fix="--set platform_optimizations.amd.primus.image=rocm/primus:VERSION")

@@ -24,6 +24,8 @@ def on_another_port(command: Command, port: int) -> Command:
     """
     argv = list(command.argv)
     for index, word in enumerate(argv):
+        if word.startswith("MASTER_PORT="):  # passed into a container
+            argv[index] = f"MASTER_PORT={port}"
         match = OPTION.match(word)
         if match is None:
             continue

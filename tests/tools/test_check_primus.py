@@ -1,0 +1,85 @@
+"""tools/check_primus.sh on a parser of our own that reads as Primus's core runtime does."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "engines"))
+
+from test_primus import plan_of  # noqa: E402
+
+from tprimat.engines.primus_settings import MODULE, experiment  # noqa: E402
+
+PRIMUS_CONFIG = """
+from types import SimpleNamespace
+import yaml
+PRESETS = {presets}
+
+def load_primus_config(path, arguments):
+    return yaml.safe_load(open(path))
+
+def get_module_config(config, name):
+    return SimpleNamespace(params={{**PRESETS, **config["modules"][name].get("overrides", {{}})}})
+"""
+MODULES = {
+    "config/merge_utils.py": "def deep_merge(base, over):\n    return {**base, **over}\n",
+    "utils/yaml_utils.py": "def nested_namespace_to_dict(params):\n    return params\n",
+    "utils/arg_utils.py": (
+        f"import sys\nsys.path.insert(0, {str(ROOT / 'tests')!r})\nfrom fake_primus import value_of\n"
+        "def parse_cli_overrides(words):\n"
+        "    words = [part for word in words for part in word.split('=', 1)]\n"
+        "    return {key.lstrip('-'): value_of(value) for key, value in zip(words[::2], words[1::2])}\n"
+    ),
+}
+
+
+@pytest.fixture
+def check(tmp_path):
+    """Runs the check against a parser that knows our keys, and Megatron's ineffective one, except those left out."""
+
+    def run(*words, without=()):
+        plan = plan_of("llama", "balanced")
+        known = {**experiment(plan)["modules"][MODULE]["overrides"], "virtual_pipeline_model_parallel_size": None}
+        presets = {key: None for key in known if key not in without}
+        files = {**MODULES, "config/primus_config.py": PRIMUS_CONFIG.format(presets=presets)}
+        for name, text in files.items():
+            path = tmp_path / "primus" / "core" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        argv = [str(ROOT / "tools" / "check_primus.sh"), str(tmp_path), *words]
+        environment = {**os.environ, "PYTHON": sys.executable}
+        return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+    return run
+
+
+def test_every_experiment_and_override_of_ours_is_read_as_it_was_meant(check):
+    done = check()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "32 experiments read by the core runtime: 0 complaints\n"
+
+
+def test_an_override_that_primus_would_lose_is_found(check):
+    done = check("--lr=1e-05", "--virtual_pipeline_model_parallel_size=2", "--tensor_model_paralel_size=2")
+    assert done.returncode == 1
+    assert "lr is the text '1e-05', not a number\n    in llama maximum_performance (as configured) and 31 more" in done.stdout
+    assert "virtual_pipeline_model_parallel_size is read and has no effect" in done.stdout
+    assert "tensor_model_paralel_size is no key of Primus" in done.stdout
+    assert "3 complaints" in done.stdout
+
+
+def test_a_key_that_a_version_does_not_know_is_found(check):
+    done = check(without=("num_virtual_stages_per_pipeline_rank",))
+    assert done.returncode == 1
+    assert "num_virtual_stages_per_pipeline_rank is no key of Primus" in done.stdout
+
+
+def test_a_folder_without_primus_is_no_success(tmp_path):
+    argv = [str(ROOT / "tools" / "check_primus.sh"), str(tmp_path)]
+    done = subprocess.run(argv, env={**os.environ, "PYTHON": sys.executable}, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "holds no Primus parser" in done.stderr

@@ -1,11 +1,13 @@
 # make benchmark   environment, pinned dependencies, then ./benchmark.py; ARGS="--model llama --runs 3" passes flags on
 # make test        the tests; ARGS="tests/plan -x" passes flags on
+# make nemo        .venv-nemo, where --engine nemo works; make test-nemo runs the tests that need it
 PYTHON ?= python3
 ARGS ?=
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet install
+NEMO_PIP := $(VENV)-nemo/bin/python -m pip --disable-pip-version-check --quiet install --constraint constraints-nemo.txt
 
-.PHONY: benchmark test lint install install-dev nemo
+.PHONY: benchmark test lint install install-dev nemo test-nemo
 
 benchmark: install
 	$(VENV)/bin/python benchmark.py $(ARGS)
@@ -36,6 +38,11 @@ $(VENV)/installed-dev: pyproject.toml requirements.txt constraints.txt | $(VENV)
 
 # NeMo pins other versions of the same packages, so it gets an environment of its own.
 nemo:
-	@test -f requirements-nemo.txt || { echo "requirements-nemo.txt is missing in this checkout" >&2; exit 1; }
 	@test -x $(VENV)-nemo/bin/python || $(PYTHON) -m venv $(VENV)-nemo
-	$(VENV)-nemo/bin/python -m pip --disable-pip-version-check --quiet install --requirement requirements-nemo.txt
+	$(NEMO_PIP) torch
+	$(NEMO_PIP) --requirement requirements-nemo.txt
+	$(VENV)-nemo/bin/python -m pip check
+
+test-nemo: nemo
+	$(NEMO_PIP) pytest pytest-timeout
+	$(VENV)-nemo/bin/python -m pytest tests/nemo_recipes $(ARGS)

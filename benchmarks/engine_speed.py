@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Measure the embedded engine under each layout of Llama 3.1 8B, one after the other, in one table.
+"""Measure an engine (the embedded one, or --engine nemo) under one layout after the other, in one table.
 
 python3 benchmarks/engine_speed.py --output output/engine-speed
 python3 benchmarks/engine_speed.py --only dp_mbs4,tp2_mbs4 --steps 14
+python3 benchmarks/engine_speed.py --engine nemo --only dp_mbs2,tp4_mbs4,tp2_pp2_mbs4,qwen_dp_mbs2,qwen_tp2_pp2_mbs4 --steps 12
 
 Layouts that the GPUs here cannot hold are left out, and said to be. Each run leaves its records under --output; the
 table is printed and written to engine_speed.json from those records.
@@ -46,6 +47,9 @@ LAYOUTS = (
     Layout("tp2_pp2_vpp2_mbs4", tensor=2, pipeline=2, virtual=2),
     Layout("dp_s8192_mbs1", micro_batch=1, global_batch=32, sequence=8192),
     Layout("qwen_dp_mbs4", model="qwen"),
+    Layout("dp_mbs2", micro_batch=2),
+    Layout("qwen_dp_mbs2", model="qwen", micro_batch=2),
+    Layout("qwen_tp2_pp2_mbs4", model="qwen", tensor=2, pipeline=2),
 )
 
 

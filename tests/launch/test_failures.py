@@ -145,6 +145,7 @@ def test_the_log_says_what_a_run_died_of(line, outcome, cause):
         "  error_injection_rate ............................ 0",
         "[W ProcessGroupNCCL.cpp] Warning: WARNING: destroy_process_group() was not called before exit",
         "WARNING: AMD GPU device(s) is/are in a low-power state. Check power control/runtime_status",
+        "Cannot import zarr, support for zarr-based checkpoints is not available. ModuleNotFoundError: No module named 'zarr'",
         "No token throughput for iterations 1-2",
         "NCCL_DEBUG=WARN ncclSystemError",
         "export NCCL_IB_TIMEOUT=NCCL error in",

@@ -171,6 +171,8 @@ class EngineOptions:
     distributed_optimizer: Flag = True
     fused_adam: Flag | Literal["auto"] = "auto"
     """torch.optim.AdamW(fused=True); auto: on a GPU."""
+    fp8_scaling: Literal["delayed", "current"] = "delayed"
+    """For NeMo with precision fp8: how tensors are scaled into range, by their past or by their present values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,13 @@
 """Which engine carries out a plan, and why."""
 
 import shutil
+import sys
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
+from tprimat.engines import nemo
 from tprimat.errors import LaunchError
+from tprimat.plan import install
 from tprimat.plan.schema import EngineName
 
 
@@ -36,17 +38,15 @@ def choose(asked: str, platform: str, primus_path: str | None = None) -> Choice:
     if asked == "primus":
         _require_primus(primus_path)
         return Choice(engine="primus", reason="asked for")
-    if platform == "nvidia" and has_nemo():
+    lacking = nemo.missing_parts() if platform == "nvidia" else []
+    if platform == "nvidia" and not lacking:
         return Choice(engine="nemo", reason="NeMo is installed")
     if platform == "amd" and find_primus(primus_path):
         return Choice(engine="primus", reason=f"Primus is at {find_primus(primus_path)}")
-    why = {"nvidia": "NeMo is not installed", "amd": "Primus was not found"}.get(platform, "the only engine that runs on a CPU")
+    why = {"nvidia": f"NeMo needs {', '.join(lacking)}, not installed here", "amd": "Primus was not found"}.get(
+        platform, "the only engine that runs on a CPU"
+    )
     return Choice(engine="megatron", reason=why)
-
-
-def has_nemo() -> bool:
-    """Whether NeMo 2's package is there; its recipes may still fail to import, which the worker then says."""
-    return find_spec("nemo") is not None and find_spec("nemo_run") is not None
 
 
 def find_primus(primus_path: str | None) -> str | None:
@@ -57,12 +57,10 @@ def find_primus(primus_path: str | None) -> str | None:
 
 
 def _require_nemo() -> None:
-    missing = [name for name in ("nemo", "nemo_run") if find_spec(name) is None]
+    missing = nemo.missing_parts()
     if missing:
-        raise LaunchError(
-            f"The engine nemo needs the Python module {missing[0]}, which is not installed.",
-            fix="make nemo, then .venv-nemo/bin/python benchmark.py --engine nemo; or --engine megatron",
-        )
+        what = f"The engine nemo needs {', '.join(missing)}, not installed for {sys.executable}."
+        raise LaunchError(what, why="NeMo's recipes import it.", fix=install.NEMO)
 
 
 def _require_primus(primus_path: str | None) -> None:

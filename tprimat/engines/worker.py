@@ -37,15 +37,16 @@ def require_worker_modules() -> None:
     Raises:
         LaunchError: names the first module that is missing.
     """
-    missing = [name for name in WORKER_MODULES if not _is_there(name)]
-    if not any(_is_there(name) for name in LIGHTNING):
+    missing = [name for name in WORKER_MODULES if not is_there(name)]
+    if not any(is_there(name) for name in LIGHTNING):
         missing.append(LIGHTNING[0])
     if missing:
         what = f"The Python module {missing[0]} is not installed for {sys.executable}."
         raise LaunchError(what, why="Training needs it.", fix=HOW_TO_INSTALL)
 
 
-def _is_there(name: str) -> bool:
+def is_there(name: str) -> bool:
+    """Whether a module can be found; only its parent packages are imported for that."""
     try:
         return find_spec(name) is not None
     except ModuleNotFoundError:  # of a parent package

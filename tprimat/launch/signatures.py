@@ -31,6 +31,7 @@ BENIGN = re.compile(
     r"|^\W*(?:export |declare -x )?\w*(?:NCCL|TORCH|PYTORCH|CUDA|HSA|HIP)_\w+\s*[=:]"
     r"|exitcode\s*: -15"
     r"|nan iterations:\s*0\b"
+    r"|^Cannot import zarr, support for zarr-based checkpoints"
 )
 """Lines that look like trouble and are none."""
 

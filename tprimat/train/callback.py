@@ -62,6 +62,7 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         self._last_end: Mark | None = None
         self._last_step = 0
         self._ended_at_seconds: float | None = None
+        self._learning_rate: float | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Note what runs, and start the clock."""
@@ -74,6 +75,13 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
             dist.barrier()
         self._last_end = mark(_device(pl_module))
         self._ended_at_seconds = _seconds_since(run.started_at) if run else None
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Note the learning rate of the step that begins: by the time that it ends, a scheduler has moved on."""
+        del pl_module, batch, batch_idx
+        if trainer.optimizers:
+            rate = trainer.optimizers[0].param_groups[0].get("lr")
+            self._learning_rate = None if rate is None else float(rate)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Close a step, if the optimizer has made one, and write the one before."""
@@ -91,7 +99,7 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
                 step=trainer.global_step,
                 end=mark(device),
                 values=values,
-                learning_rate=_learning_rate(trainer, outputs),
+                learning_rate=_output(outputs, "learning_rate", self._learning_rate),
                 known=(found[0] is not None, found[1] is not None),
             )
         )
@@ -167,8 +175,8 @@ def _device(module: Any) -> torch.device:
     return torch.device(module.device)
 
 
-def _output(outputs: Any, name: str) -> Any:
-    return outputs.get(name) if isinstance(outputs, Mapping) else None
+def _output(outputs: Any, name: str, default: Any = None) -> Any:
+    return outputs.get(name, default) if isinstance(outputs, Mapping) else default
 
 
 def _number(trainer: Any, outputs: Any, name: str) -> Any:
@@ -181,11 +189,3 @@ def _loss(trainer: Any, outputs: Any) -> Any:
         if name in trainer.callback_metrics:
             return trainer.callback_metrics[name]
     return outputs if isinstance(outputs, Tensor) else _output(outputs, "loss")
-
-
-def _learning_rate(trainer: Any, outputs: Any) -> float | None:
-    """Of the step that has just ended: the module's word, or the first group of the first optimizer."""
-    rate = _output(outputs, "learning_rate")
-    if rate is None and trainer.optimizers:
-        rate = trainer.optimizers[0].param_groups[0].get("lr")
-    return None if rate is None else float(rate)

@@ -22,3 +22,9 @@ def launched_record(plan: RunPlan) -> RunRecord:
         return first_record(plan, machine, started_at)
     seen = record.machine
     return replace(record, machine=replace(machine, power_limit_watts=seen.power_limit_watts, driver=seen.driver))
+
+
+def note_completed(directory: RunDirectory) -> None:
+    """For a worker that torchrun started without our launcher; the launcher has the last word otherwise."""
+    ended_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    directory.write_run(replace(directory.read_run(), outcome="completed", ended_at=ended_at))

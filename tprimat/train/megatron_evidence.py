@@ -1,8 +1,12 @@
 """What the embedded engine really runs, read from Megatron's parallel state, the weights, the buffers and the batches."""
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from torch.nn import Parameter
 
 from tprimat.record.schema import Evidence
 from tprimat.train.megatron_module import MegatronModule
@@ -14,6 +18,27 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
     """Evidence of a running module. Every rank must call it: the parameter count is summed over all of them."""
     seen = module.observed
     parameter = next(module.chunks[0].parameters())
+    return replace(
+        parallel_sizes(),
+        sequence_parallel=module.config.sequence_parallel,
+        micro_batch_sequences=seen.micro_batch_sequences if seen else None,
+        global_batch_sequences=seen.global_batch_sequences if seen else None,
+        sequence_tokens=seen.sequence_tokens if seen else None,
+        tokens_per_step=seen.tokens_per_step if seen else None,
+        parameter_dtype=dtype_name(parameter.dtype),
+        matmul_dtype=matmul_dtype(parameter.dtype),
+        gradient_dtype=dtype_name(parameter.main_grad.dtype),
+        parameters=count_parameters(module.chunk_parameters(), module.device),
+        attention="torch scaled_dot_product_attention",
+        transformer_engine=False,
+        optimizer=module.megatron_optimizer.description,
+        data=None if module.sequences is None else module.sequences.description,
+        notes=(REDIRECTED,) if redirected else (),
+    )
+
+
+def parallel_sizes() -> Evidence:
+    """The part that Megatron-Core's parallel state tells, whoever has set it up."""
     return Evidence(
         source="running_framework",
         world_size=dist.get_world_size(),
@@ -23,20 +48,6 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
         context_parallel=parallel_state.get_context_parallel_world_size(),
         expert_parallel=parallel_state.get_expert_model_parallel_world_size(),
         data_parallel=parallel_state.get_data_parallel_world_size(),
-        sequence_parallel=module.config.sequence_parallel,
-        micro_batch_sequences=seen.micro_batch_sequences if seen else None,
-        global_batch_sequences=seen.global_batch_sequences if seen else None,
-        sequence_tokens=seen.sequence_tokens if seen else None,
-        tokens_per_step=seen.tokens_per_step if seen else None,
-        parameter_dtype=_name(parameter.dtype),
-        matmul_dtype=matmul_dtype(parameter.dtype),
-        gradient_dtype=_name(parameter.main_grad.dtype),
-        parameters=count_parameters(module),
-        attention="torch scaled_dot_product_attention",
-        transformer_engine=False,
-        optimizer=module.megatron_optimizer.description,
-        data=None if module.sequences is None else module.sequences.description,
-        notes=(REDIRECTED,) if redirected else (),
     )
 
 
@@ -47,20 +58,21 @@ def matmul_dtype(dtype: torch.dtype) -> str:
     return "tf32" if torch.cuda.is_available() and torch.backends.cuda.matmul.allow_tf32 else "fp32"
 
 
-def count_parameters(module: MegatronModule) -> int:
+def count_parameters(parameters: Iterable[Parameter], device: torch.device) -> int:
     """Each weight of the whole model once: slices are added up, copies are left out."""
     own = 0
     if parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0:
         first_slice = parallel_state.get_tensor_model_parallel_rank() == 0
-        for parameter in module.chunk_parameters():
+        for parameter in parameters:
             # `shared` marks the last stage's copy of a tied embedding.
             copy = getattr(parameter, "shared", False) and parallel_state.get_pipeline_model_parallel_world_size() > 1
             if not copy and (first_slice or getattr(parameter, "tensor_model_parallel", False)):
                 own += parameter.numel()
-    total = torch.tensor([own], dtype=torch.int64, device=module.device)
+    total = torch.tensor([own], dtype=torch.int64, device=device)
     dist.all_reduce(total)
     return int(total.item())
 
 
-def _name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
+    """Such as bfloat16."""
     return str(dtype).removeprefix("torch.")

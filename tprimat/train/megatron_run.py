@@ -3,7 +3,6 @@
 import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from tprimat.record.store import RunDirectory
 from tprimat.train.accelerator import local_rank
 from tprimat.train.active_options import ActiveOptions, decide
 from tprimat.train.callback import BenchmarkCallback
-from tprimat.train.launched import launched_record
+from tprimat.train.launched import launched_record, note_completed
 from tprimat.train.lightning_api import lightning, quieten
 from tprimat.train.megatron_evidence import observe
 from tprimat.train.megatron_module import MegatronModule
@@ -55,15 +54,15 @@ def train(plan: RunPlan, redirected: bool) -> None:
         use_distributed_sampler=False,
         limit_val_batches=0,
     )
-    with attention_preference(options):
+    with attention_preference(options.cudnn_attention):
         trainer.fit(MegatronModule(plan, options))
     if trainer.global_rank == 0:
-        _note_completed(RunDirectory(directory))
+        note_completed(RunDirectory(directory))
 
 
-def attention_preference(options: ActiveOptions) -> AbstractContextManager[Any]:
+def attention_preference(cudnn: bool) -> AbstractContextManager[Any]:
     """CuDNN's attention before Flash's, where it is wanted; torch decides otherwise."""
-    if not options.cudnn_attention:
+    if not cudnn:
         return nullcontext()
     return sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH], set_priority=True)
 
@@ -82,9 +81,3 @@ def _describer(plan: RunPlan, options: ActiveOptions, redirected: bool) -> Any:
         )
 
     return describe
-
-
-def _note_completed(directory: RunDirectory) -> None:
-    """For a worker that torchrun started without our launcher; the launcher has the last word otherwise."""
-    ended_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-    directory.write_run(replace(directory.read_run(), outcome="completed", ended_at=ended_at))

@@ -5,6 +5,7 @@ scatter mappings, pipeline receive buffers, gradient buffers). A TorchFunctionMo
 that are not torch functions are replaced. Does nothing where CUDA or HIP is present, and nothing the second time.
 """
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -60,15 +61,18 @@ def _names_cuda(device: object) -> bool:
 
 
 def _replace_calls() -> None:
+    # Compiling the fused element-wise helpers for a CPU costs minutes and gains nothing. megatron.core decorates them
+    # while it is imported, and torch.compile looks at this variable then.
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     import megatron.core.jit as megatron_jit
 
-    # Compiling the fused element-wise helpers for a CPU costs minutes and gains nothing.
     megatron_jit.jit_fuser = lambda function: function
+    # One function each: torch._dynamo keeps a table of torch.cuda's functions and refuses an object that stands in it twice.
     replacements: dict[str, Callable[..., Any]] = {
         "current_device": lambda: CPU,
-        "synchronize": _nothing,
-        "empty_cache": _nothing,
-        "manual_seed": _nothing,
+        "synchronize": lambda *_: None,
+        "empty_cache": lambda: None,
+        "manual_seed": lambda _: None,
         "get_rng_state": lambda *_, **__: torch.get_rng_state(),
     }
     for name, replacement in replacements.items():
@@ -77,7 +81,3 @@ def _replace_calls() -> None:
     import megatron.core.tensor_parallel.random as megatron_random
 
     megatron_random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    pass

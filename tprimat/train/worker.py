@@ -33,13 +33,18 @@ def train(plan: RunPlan) -> None:
     from tprimat.train import redirect, weight_gradients
 
     redirected = redirect.install()  # before anything imports megatron.core
-    if not redirected:
+    if not redirected and plan.engine == "megatron":
         weight_gradients.install()
     import torch.distributed as dist
 
-    from tprimat.train import megatron_run
+    if plan.engine == "nemo":
+        from tprimat.train import nemo_run
 
-    megatron_run.train(plan, redirected)
+        nemo_run.train(plan, redirected)
+    else:
+        from tprimat.train import megatron_run
+
+        megatron_run.train(plan, redirected)
     if dist.is_initialized():
         dist.destroy_process_group()
 

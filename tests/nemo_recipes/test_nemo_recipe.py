@@ -1,0 +1,236 @@
+"""Plans become the real recipes of an installed NeMo, field by field. Nothing is trained here."""
+
+from dataclasses import replace
+
+import pytest
+from needs_nemo import needs_nemo
+
+from tprimat.config.load import Setting, read_config
+from tprimat.errors import LaunchError
+from tprimat.plan.build import PlanRequest, build_plan
+
+pytestmark = needs_nemo
+
+STRATEGIES = ("maximum_performance", "truly_identical", "memory_optimized", "minimal_communication", "balanced")
+MODELS = ("llama", "qwen")
+
+
+def plan_of(model, strategy="balanced", size="full", **settings):
+    overlay = [Setting(tuple(key.split("__")), value, "test") for key, value in settings.items()]
+    request = PlanRequest(
+        model=model,
+        strategy=strategy,
+        platform="nvidia",
+        size=size,
+        engine="nemo",
+        engine_reason="test",
+        gpus_found=8,
+        run_id="run",
+        run_directory="/nowhere/runs/run",
+        output_directory="/nowhere",
+    )
+    return build_plan(read_config(size=size, settings=overlay, environment={}), request)
+
+
+def recipe_of(plan, *, on_gpu=True, transformer_engine=True):
+    from tprimat.train.nemo_recipe import Surroundings, build_recipe
+
+    return build_recipe(plan, Surroundings(on_gpu=on_gpu, transformer_engine=transformer_engine))
+
+
+def own_recipe(plan):
+    """What NeMo itself makes of the model, untouched."""
+    from nemo.collections import llm
+
+    return getattr(llm, plan.nemo_recipe).pretrain_recipe(name="own", num_nodes=1, num_gpus_per_node=8)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("model", MODELS)
+def test_a_strategy_is_what_the_recipe_runs(model, strategy):
+    plan = plan_of(model, strategy)
+    recipe = recipe_of(plan)
+    made, layout, batch = recipe.trainer.strategy, plan.layout, plan.batch
+    assert made.tensor_model_parallel_size == layout.tensor
+    assert made.pipeline_model_parallel_size == layout.pipeline
+    assert made.virtual_pipeline_model_parallel_size is None
+    assert made.context_parallel_size == 1
+    assert made.sequence_parallel is (layout.tensor > 1)
+    assert (made.pipeline_dtype is not None) is (layout.pipeline > 1)
+    assert (recipe.trainer.devices, recipe.trainer.num_nodes) == (8, 1)
+    assert (recipe.data.micro_batch_size, recipe.data.global_batch_size) == (batch.micro_batch_sequences, 128)
+    assert recipe.data.seq_length == recipe.model.config.seq_length == 2048
+    assert recipe.trainer.max_steps == recipe.optim.lr_scheduler.max_steps == 50
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_recipe_keeps_its_own_overlap_and_its_own_model(model):
+    plan = plan_of(model, "minimal_communication")
+    own, made = own_recipe(plan), recipe_of(plan)
+    changed = {
+        "tensor_model_parallel_size",
+        "pipeline_model_parallel_size",
+        "virtual_pipeline_model_parallel_size",
+        "context_parallel_size",
+        "expert_model_parallel_size",
+        "sequence_parallel",
+        "pipeline_dtype",
+    }
+    kept = {name: value for name, value in own.trainer.strategy.__arguments__.items() if name not in changed}
+    assert {name: getattr(made.trainer.strategy, name) for name in kept} == kept
+    assert made.trainer.plugins == own.trainer.plugins
+    assert [type(callback) for callback in made.trainer.callbacks] == [type(callback) for callback in own.trainer.callbacks or []]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_our_shape_of_a_model_is_the_one_that_nemo_builds(model):
+    import fiddle
+
+    from tprimat.train.nemo_recipe import model_fields
+
+    plan = plan_of(model)
+    own = own_recipe(plan).model.config
+    own.apply_rope_fusion = False  # cannot be built otherwise where Transformer Engine is absent
+    config = fiddle.build(own)
+    expected = model_fields(plan.shape)
+    if config.vocab_size is None:  # taken from the tokenizer there
+        expected.pop("vocab_size")
+    if config.kv_channels is None:
+        config.kv_channels = config.hidden_size // config.num_attention_heads
+    assert {name: getattr(config, name) for name in expected} == expected
+
+
+def test_optimizer_and_schedule_are_the_plan_s():
+    recipe = recipe_of(plan_of("qwen", training__optimizer__gradient_clipping=0.5, training__optimizer__weight_decay=0.05))
+    config, schedule = recipe.optim.config, recipe.optim.lr_scheduler
+    assert (config.lr, config.min_lr, config.weight_decay, config.clip_grad) == (3e-4, 3e-5, 0.05, 0.5)
+    assert (config.adam_beta1, config.adam_beta2, config.adam_eps) == (0.9, 0.95, 1e-8)
+    assert config.use_distributed_optimizer is True
+    assert (schedule.warmup_steps, schedule.constant_steps, schedule.min_lr) == (10, 0, 3e-5)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "first", "last"), [("cosine", 1e-4, 4.03e-5), ("linear", 1e-4, 6.375e-5), ("constant", 1e-4, 3e-4)]
+)
+def test_each_schedule_warms_up_and_then_follows_its_curve(schedule, first, last):
+    import fiddle
+    import torch
+
+    plan = plan_of(
+        "llama",
+        training__optimizer__schedule=schedule,
+        training__optimizer__warmup_steps=2,
+        training__duration__max_steps=10,
+    )
+    weights = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=3e-4)
+    made = fiddle.build(recipe_of(plan).optim.lr_scheduler).scheduler(None, weights)["lr_scheduler"]["scheduler"]
+    rates = []
+    for _ in range(10):
+        rates.append(weights.param_groups[0]["lr"])
+        weights.step()
+        made.step()
+    assert rates[0] == pytest.approx(first)
+    assert rates[-1] == pytest.approx(last, rel=0.05)
+    assert max(rates) == pytest.approx(3e-4)
+
+
+@pytest.mark.parametrize(
+    ("precision", "scaling", "recipe_name"),
+    [("bf16", "delayed", None), ("fp8", "delayed", "delayed"), ("fp8", "current", "tensorwise")],
+)
+def test_the_precision_plugin_decides_on_fp8(precision, scaling, recipe_name):
+    import fiddle
+
+    options = {
+        "platform_optimizations__nvidia__precision": precision,
+        "platform_optimizations__nvidia__engine_options__fp8_scaling": scaling,
+    }
+    dtypes = fiddle.build(recipe_of(plan_of("llama", **options)).trainer.plugins).dtype_config
+    assert dtypes.bf16 is True
+    assert dtypes.fp8 == (None if recipe_name is None else "hybrid")
+    assert recipe_name is None or dtypes.fp8_recipe == recipe_name
+
+
+@pytest.mark.parametrize(("recompute", "expected"), [("none", None), ("selective", "selective"), ("full", "full")])
+def test_recompute_reaches_the_model(recompute, expected):
+    config = recipe_of(plan_of("llama", platform_optimizations__nvidia__recompute=recompute)).model.config
+    assert config.__arguments__.get("recompute_granularity") == expected
+    assert config.__arguments__.get("recompute_num_layers") == (1 if recompute == "full" else None)
+
+
+def test_loggers_checkpoints_and_validation_are_off():
+    recipe = recipe_of(plan_of("llama"))
+    assert recipe.resume is None
+    assert (recipe.log.ckpt, recipe.log.tensorboard, recipe.log.wandb) == (None, None, None)
+    assert recipe.trainer.enable_checkpointing is False
+    assert (recipe.trainer.limit_val_batches, recipe.trainer.num_sanity_val_steps) == (0, 0)
+
+
+def test_mock_data_is_nemo_s_and_text_is_ours_with_a_tokenizer_of_the_model_s_size():
+    import fiddle
+    from nemo.collections.llm.gpt.data.mock import MockDataModule
+
+    from tprimat.train.nemo_data import SequencesModule
+
+    for model, size in (("llama", 128256), ("qwen", 152064)):
+        plan = plan_of(model)
+        mock = fiddle.build(recipe_of(plan).data)
+        text = fiddle.build(recipe_of(replace(plan, dataset="text:stdlib")).data)
+        assert (type(mock), type(text)) == (MockDataModule, SequencesModule)
+        assert mock.tokenizer.vocab_size == text.tokenizer.vocab_size == size
+
+
+def test_the_tiny_size_shrinks_the_model_and_keeps_its_heads_and_layers():
+    config = recipe_of(plan_of("qwen", size="tiny", strategy="minimal_communication")).model.config
+    assert (config.num_layers, config.num_attention_heads, config.num_query_groups) == (28, 28, 4)
+    assert (config.hidden_size, config.vocab_size) == (112, 512)
+
+
+def test_without_transformer_engine_the_model_is_built_from_torch():
+    from tprimat.train.nemo_layers import TorchBlockSpec, forward_step
+
+    config = recipe_of(plan_of("llama"), transformer_engine=False).model.config
+    off = ("apply_rope_fusion", "persist_layer_norm", "masked_softmax_fusion", "gradient_accumulation_fusion")
+    assert [getattr(config, name) for name in off] == [False] * 4
+    assert isinstance(config.transformer_layer_spec, TorchBlockSpec)
+    assert config.forward_step_fn is forward_step
+    own = recipe_of(plan_of("llama")).model.config
+    assert "transformer_layer_spec" not in own.__arguments__
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"platform_optimizations__nvidia__precision": "fp8"}, "NeMo cannot train in fp8 here"),
+        (
+            {"parallelism__balanced__llama__nvidia__context_parallel_size": 2},
+            "NeMo cannot split a sequence over 2 ranks here",
+        ),
+    ],
+)
+def test_without_transformer_engine_fp8_and_context_parallelism_are_refused(settings, what):
+    plan = plan_of("llama", **settings)
+    assert recipe_of(plan) is not None
+    with pytest.raises(LaunchError, match=what):
+        recipe_of(plan, transformer_engine=False)
+
+
+def test_a_recipe_that_nemo_does_not_have_is_named():
+    plan = replace(plan_of("llama"), nemo_recipe="llama99_8b")
+    with pytest.raises(LaunchError, match="NeMo has no recipe llama99_8b"):
+        recipe_of(plan)
+
+
+def test_a_half_installed_nemo_is_told_by_the_module_that_is_missing(monkeypatch):
+    from nemo.collections import llm
+
+    from tprimat.train import nemo_import
+
+    def broken(name):
+        raise ModuleNotFoundError("No module named 'datasets'", name="datasets")
+
+    monkeypatch.delattr(llm, "llama31_8b")
+    monkeypatch.setattr(nemo_import, "import_module", broken)
+    with pytest.raises(LaunchError, match="llama31_8b cannot be imported: No module named 'datasets'") as caught:
+        nemo_import.pretrain_recipe("llama31_8b", "llama")
+    assert "make nemo" in caught.value.fix

@@ -1,0 +1,82 @@
+"""The real recipes, shrunk, train end to end on a CPU through ./benchmark.py and torchrun. Their speed says nothing."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+from needs_nemo import ROOT, needs_nemo
+
+from tprimat.record.store import RunDirectory
+
+pytestmark = needs_nemo
+
+STEPS = 3
+EMBEDDED_LOSSES = [6.2325098514556885, 6.2470383644104, 6.2599276304244995]
+EMBEDDED_NORMS = [7.311108057291358, 5.155243746510683, 2.6002268985631294]
+"""Of the embedded engine with megatron-core 0.16.1, by the same run_benchmark call as in the test below."""
+LAYOUTS = {"1 rank": (1, 1), "tp2": (2, 1), "pp2": (1, 2)}
+SETTINGS = (
+    "training.data.micro_batch_size=1",
+    "training.optimizer.warmup_steps=1",
+    "benchmarking.hang_minimum_seconds=60",
+)
+
+
+def run_benchmark(folder, model, tensor, pipeline, *flags, engine="nemo"):
+    """(run, steps) of one model under one layout, and the launcher's exit code."""
+    layout = f"parallelism.minimal_communication.{model}.cpu"
+    settings = [*SETTINGS, f"{layout}.tensor_model_parallel_size={tensor}", f"{layout}.pipeline_model_parallel_size={pipeline}"]
+    command = [sys.executable, "benchmark.py", "--model", model, "--engine", engine, "--platform", "cpu", "--json", "--quiet"]
+    command += ["--gpus", str(tensor * pipeline), "--steps", str(STEPS), "--global-batch-size", "4", "--sequence-length", "32"]
+    command += ["--output-dir", str(folder), *flags, *(word for setting in settings for word in ("--set", setting))]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    log = folder / f"training_{model}.log"
+    assert done.returncode == 0, done.stderr[-2000:] + (log.read_text(encoding="utf8")[-6000:] if log.exists() else "")
+    run_id = json.loads(done.stdout)["runs"][0]["run"]["run_id"]
+    directory = RunDirectory(folder / "runs" / run_id)
+    return directory.read_run(), directory.read_steps()
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("model", ["llama", "qwen"])
+def test_a_shrunk_recipe_trains_under_each_kind_of_split(tmp_path, model, name):
+    tensor, pipeline = LAYOUTS[name]
+    precision = "bf16" if model == "qwen" else "fp32"
+    run, steps = run_benchmark(tmp_path, model, tensor, pipeline, "--precision", precision, "--data", "mock")
+    evidence = run.evidence
+    assert (run.outcome, run.mismatches, run.engine) == ("completed", (), "nemo")
+    assert (evidence.tensor_parallel, evidence.pipeline_parallel, evidence.data_parallel) == (tensor, pipeline, 1)
+    assert evidence.sequence_parallel is (tensor > 1)
+    assert (evidence.micro_batch_sequences, evidence.global_batch_sequences, evidence.tokens_per_step) == (1, 4, 128)
+    assert (evidence.matmul_dtype, evidence.gradient_dtype) == (precision, "float32")
+    assert evidence.parameters == {"llama": 4595840, "qwen": 3336368}[model]
+    assert evidence.transformer_engine is False
+    assert [note for note in evidence.notes if "Transformer Engine" in note]
+    assert [note for note in evidence.notes if "on the CPU" in note]
+    assert [step.step for step in steps] == [1, 2, 3]
+    # Random tokens cannot be learned: the loss stays near that of a guess among 512.
+    assert all(step.finite and step.loss == pytest.approx(math.log(512), abs=0.3) for step in steps)
+    assert all(step.tokens == 128 and step.grad_norm > 0 and step.step_seconds > 0 for step in steps)
+    assert [step.learning_rate for step in steps] == pytest.approx([1.5e-3, 3e-3, 1.65e-3])
+
+
+def test_our_text_is_learned_over_two_replicas(tmp_path):
+    run, steps = run_benchmark(tmp_path, "llama", 1, 1, "--gpus", "2", "--data", "text:stdlib", "--steps", "6")
+    assert (run.mismatches, run.evidence.data_parallel) == ((), 2)
+    assert run.evidence.data == "text:stdlib (bytes)"
+    assert steps[-1].loss < steps[0].loss - 0.3
+
+
+def test_the_embedded_engine_gives_with_these_versions_the_losses_that_it_gives_with_its_own(tmp_path):
+    """Megatron-Core 0.15.3 and Lightning 2.4 here, 0.16.1 and 2.6 where these losses were recorded."""
+    from importlib.metadata import version
+
+    assert version("megatron-core") == "0.15.3"
+    run, steps = run_benchmark(tmp_path, "qwen", 2, 1, "--data", "mock", engine="megatron")
+    assert run.mismatches == ()
+    assert [step.loss for step in steps] == pytest.approx(EMBEDDED_LOSSES, abs=1e-5)
+    assert [step.grad_norm for step in steps] == pytest.approx(EMBEDDED_NORMS, rel=1e-4)

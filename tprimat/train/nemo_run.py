@@ -1,0 +1,83 @@
+"""Trains a plan with NeMo 2's own recipe and trainer."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tprimat.plan.expected import mismatches
+from tprimat.plan.schema import RunPlan
+from tprimat.record.environment import software_versions
+from tprimat.record.schema import RunRecord
+from tprimat.record.store import RunDirectory
+from tprimat.train.callback import BenchmarkCallback
+from tprimat.train.launched import launched_record, note_completed
+from tprimat.train.nemo_import import has_transformer_engine, pretrain_recipe
+
+
+def train(plan: RunPlan, redirected: bool) -> None:
+    """Carry out a plan on this rank; torchrun has started as many as the plan names.
+
+    Args:
+        plan: what to do.
+        redirected: whether this process sends CUDA calls to the CPU.
+
+    Raises:
+        LaunchError: NeMo is not there in full, or cannot do what the plan asks for.
+    """
+    # Megatron's overlap of communication and computation relies on one hardware queue (Megatron-LM's own requirement).
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    pretrain_recipe(plan.nemo_recipe, plan.model)  # before our own imports of nemo, to name what is missing
+    if redirected:
+        from tprimat.train import nemo_redirect
+
+        nemo_redirect.install()
+    import fiddle
+    import torch
+
+    from tprimat.train.megatron_run import attention_preference
+    from tprimat.train.nemo_recipe import Surroundings, build_recipe
+
+    here = Surroundings(on_gpu=not redirected, transformer_engine=has_transformer_engine())
+    callback = NemoCallback(plan, here)
+    # Without Transformer Engine the attention is torch's, and the same kernels are preferred as in the embedded engine.
+    cudnn = here.on_gpu and torch.version.hip is None and plan.engine_options.cudnn_attention is not False
+    with attention_preference(cudnn):
+        fiddle.build(build_recipe(plan, here, [callback]))()
+    if int(os.environ.get("RANK", "0")) == 0:
+        note_completed(RunDirectory(Path(plan.run_directory)))
+
+
+class NemoCallback(BenchmarkCallback):
+    """BenchmarkCallback that knows from the running NeMo what a step trains on, and what runs."""
+
+    def __init__(self, plan: RunPlan, here: Any) -> None:
+        from tprimat.train.nemo_evidence import BatchWatch
+
+        super().__init__(plan.run_directory, describe=self._what_runs)
+        self.plan = plan
+        self.here = here
+        self.watch = BatchWatch()
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Look at the first batch, too."""
+        self.watch.attach(trainer.strategy)
+        super().on_train_start(trainer, pl_module)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Close a step; the tokens of one are known from its first micro-batch."""
+        if self.watch.seen is not None:
+            self.tokens_per_step = self.watch.seen.tokens_per_step
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
+    def _what_runs(self, trainer: Any, _: Any) -> RunRecord:
+        from tprimat.train.nemo_evidence import observe
+
+        evidence = observe(trainer, self.watch, self.plan, self.here)
+        return replace(
+            launched_record(self.plan),
+            software=software_versions(),
+            matmul_dtype=evidence.matmul_dtype,
+            evidence=evidence,
+            mismatches=mismatches(self.plan, evidence),
+        )

@@ -55,13 +55,8 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
     nodes, gpus = count_ranks(loaded, request.platform, request.gpus_found)
     layout, batch = layout_of(loaded, request, shape, nodes * gpus)
     optimizations = config.platform_optimizations.get(request.platform, PlatformOptimizations())
-    if optimizations.precision == "fp8" and request.platform == "cpu":
-        raise ConfigError(
-            "fp8 cannot run on a CPU.",
-            where=loaded.where("platform_optimizations", request.platform, "precision"),
-            why="No processor multiplies 8-bit floating point; Megatron-Core would silently run another type.",
-            fix="--precision bf16 or --precision fp32",
-        )
+    if optimizations.precision == "fp8":
+        _check_fp8(loaded, request)
     return RunPlan(
         run_id=request.run_id,
         model=request.model,
@@ -92,6 +87,18 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
         command=request.command,
         output_directory=request.output_directory,
     )
+
+
+def _check_fp8(loaded: LoadedConfig, request: PlanRequest) -> None:
+    """Refuse where 8-bit floating point would be asked for and something else would run."""
+    where = loaded.where("platform_optimizations", request.platform, "precision")
+    if request.platform == "cpu":
+        why = "No processor multiplies 8-bit floating point; Megatron-Core would silently run another type."
+        raise ConfigError("fp8 cannot run on a CPU.", where=where, why=why, fix="--precision bf16 or --precision fp32")
+    if request.engine == "megatron":
+        why = "Its layers are Megatron-Core's local ones, which ignore fp8 and run bf16 without a word."
+        fix = "--engine nemo or --engine primus with Transformer Engine, or --precision bf16"
+        raise ConfigError("The embedded engine has no fp8.", where=where, why=why, fix=fix)
 
 
 def new_run_id(model: str, strategy: str, now: datetime | None = None) -> str:

@@ -9,6 +9,7 @@ from megatron.core import parallel_state
 from torch.nn import Parameter
 
 from tprimat.record.schema import Evidence
+from tprimat.train.megatron_layers import SDPACoreAttention
 from tprimat.train.megatron_module import MegatronModule
 
 REDIRECTED = "Megatron-Core's CUDA calls ran on the CPU: this shows that it works, not how fast anything is."
@@ -29,7 +30,7 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
         matmul_dtype=matmul_dtype(parameter.dtype),
         gradient_dtype=dtype_name(parameter.main_grad.dtype),
         parameters=count_parameters(module.chunk_parameters(), module.device),
-        attention="torch scaled_dot_product_attention",
+        attention=attention_backend(module),
         transformer_engine=False,
         optimizer=module.megatron_optimizer.description,
         data=None if module.sequences is None else module.sequences.description,
@@ -49,6 +50,13 @@ def parallel_sizes() -> Evidence:
         expert_parallel=parallel_state.get_expert_model_parallel_world_size(),
         data_parallel=parallel_state.get_data_parallel_world_size(),
     )
+
+
+def attention_backend(module: MegatronModule) -> str:
+    """The call, and the kernel family behind it once a layer has run."""
+    parts = (part for chunk in module.chunks for part in chunk.modules() if isinstance(part, SDPACoreAttention))
+    chosen = next((part.backend for part in parts if part.backend), None)
+    return "torch scaled_dot_product_attention" + (f", {chosen}" if chosen else "")
 
 
 def matmul_dtype(dtype: torch.dtype) -> str:

@@ -16,6 +16,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
 from tprimat.facts.models import ModelShape
 from tprimat.train import context_parallel
@@ -62,6 +63,8 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
     def __init__(self, config: TransformerConfig, layer_number: int, *_: Any, **__: Any) -> None:
         super().__init__(config=config)
         self.layer_number = layer_number
+        self.backend: str | None = None
+        """Name of the kernel family that torch chose, once it has."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
         """Attend.
@@ -78,8 +81,16 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
             out = context_parallel.attend(query, key, value)
         else:
             q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=query.shape[2] != key.shape[2])
+            grouped = query.shape[2] != key.shape[2]
+            self.backend = self.backend or chosen_backend(q, k, v, grouped=grouped)
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
         return out.permute(2, 0, 1, 3).reshape(query.shape[0], query.shape[1], -1)
+
+
+def chosen_backend(query: Tensor, key: Tensor, value: Tensor, *, grouped: bool) -> str:
+    """What torch's own selection answers for these tensors: cudnn_attention, flash_attention, efficient_attention or math."""
+    choice = torch._fused_sdp_choice(query, key, value, is_causal=True, enable_gqa=grouped)
+    return SDPBackend(choice).name.lower()
 
 
 class RotarySDPACoreAttention(SDPACoreAttention):

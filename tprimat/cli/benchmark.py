@@ -26,6 +26,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if options.probe:
             return _probe(options)
+        if options.scaling:
+            return _scaling(options)
         return _benchmark(options)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -43,6 +45,24 @@ def _probe(options: argparse.Namespace) -> int:
 
     output = ["--output", options.output_dir] if options.output_dir else []
     return probe([options.probe, *output, *(["--json"] if options.json else [])])
+
+
+def _scaling(options: argparse.Namespace) -> int:
+    from tprimat.cli import scale_runs  # after parsing, so that --help stays quick
+    from tprimat.engines.worker import require_worker_modules
+
+    sessions = scale_runs.sessions(options)
+    if options.dry_run:
+        for session in sessions:
+            _show_plans(session, options)
+        return 0
+    if sessions[0].plans[0].engine in {"megatron", "nemo"}:
+        require_worker_modules()
+    done, complete = scale_runs.run(sessions, options)
+    if not options.json:
+        _report([one.run for one in done if one.run is not None], options)
+        print()
+    return 0 if scale_runs.analyze(sessions, options) and complete else 1
 
 
 def _benchmark(options: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ EPILOG = """examples:
   ./benchmark.py --model llama --parallel balanced --runs 3
   ./benchmark.py --dry-run --platform nvidia             the plan and the exact command, nothing started
   ./benchmark.py --set training.optimizer.learning_rate=1e-4
+  ./benchmark.py --model llama --scaling 1,2,4,8         weak scaling: results in output/gpus-1 to gpus-8
   ./benchmark.py --probe gemm,memory                     what the bare operations reach here
 
 exit status: 0 all runs completed, 1 some run failed (the others' results stay), 2 a mistake in what was asked
@@ -37,6 +38,13 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument("--gpus", type=int, metavar="N", help="ranks on each node (default: all GPUs here; on a CPU, 8 processes)")
     what.add_argument("--nodes", type=int, metavar="N", help="machines; start the same command on each, or with srun")
     what.add_argument("--size", choices=("full", "tiny"), help="tiny keeps heads and layers (default: tiny on a CPU, else full)")
+    what.add_argument("--scaling", metavar="1,2,4,8", help="run on each of these numbers of GPUs, and say what more of them give")
+    what.add_argument(
+        "--scaling-mode",
+        choices=("weak", "strong"),
+        default="weak",
+        help="weak: every GPU keeps its work, and the batch is that of the largest number (default); strong: one batch, divided",
+    )
     workload = made.add_argument_group("workload")
     workload.add_argument("--steps", metavar="N", help="optimizer steps")
     workload.add_argument("--warmup", metavar="N", help="steps left out of the metrics, or auto")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 STRATEGIES = ("maximum_performance", "truly_identical", "memory_optimized", "minimal_communication", "balanced")
 """In the order of output-00 to output-04. Strategies that a user adds run by ./benchmark.py --parallel."""
 MODELS = {"llama": ("llama",), "qwen": ("qwen",), "both": ("llama", "qwen")}
-DECIDED_HERE = {"model": "all", "parallel": None, "output_dir": None, "probe": None, "dry_run": False}
+DECIDED_HERE = {"model": "all", "parallel": None, "output_dir": None, "probe": None, "dry_run": False, "scaling": None}
 """Flags of ./benchmark.py that this command sets itself, and their defaults there."""
 PICTURES = Path("all_outputs")
 HEADER = ("folder", "model", "strategy", "layout", "outcome", "tokens/s/GPU", "why")

@@ -1,0 +1,75 @@
+"""./benchmark.py --scaling: the fake trainer stands in for training, the rest is real."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tprimat.cli import benchmark, training
+from tprimat.cli.scale_runs import share
+from tprimat.engines.base import Command
+from tprimat.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+TRAINER = (sys.executable, "-S", str(ROOT / "tests" / "fake_trainer.py"))
+
+
+@pytest.fixture
+def plans(tmp_path, monkeypatch):
+    """Starts the fake trainer instead of torchrun, and keeps the plans that were started."""
+    started = []
+
+    def command_of(plan):
+        started.append(plan)
+        environment = {"FAKE_STEPS": f"{plan.run_directory}/steps.jsonl"}
+        return Command(argv=(*TRAINER, "pace", "0.002", "steps", "4"), environment=environment)
+
+    monkeypatch.setattr(training, "command_of", command_of)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OUTPUT_DIR", raising=False)
+    return started
+
+
+def run(*arguments):
+    asked = ["--config", str(ROOT / "config.yaml"), "--platform", "cpu", "--quiet", "--model", "llama", *arguments]
+    return benchmark.main(asked)
+
+
+@pytest.mark.parametrize(("mode", "batches"), [("weak", [4, 8, 16]), ("strong", [16, 16, 16])])
+def test_the_batch_grows_with_the_gpus_or_stays(plans, capsys, mode, batches):
+    assert run("--scaling", "2,1,4", "--scaling-mode", mode) == 0
+    assert [plan.layout.world_size for plan in plans] == [1, 2, 4]
+    assert [plan.batch.global_batch_sequences for plan in plans] == batches
+    assert [Path(plan.run_directory).parents[1].name for plan in plans] == ["gpus-1", "gpus-2", "gpus-4"]
+    assert all(Path("output", name).is_file() for name in ("img_throughput.png", "img_multiplier.png"))
+    assert mode in capsys.readouterr().out.lower()
+
+
+def test_the_document_has_the_points_of_the_series(plans, capsys):
+    assert run("--scaling", "1,2", "--json") == 0
+    assert json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--scaling", "4"], "two or more numbers"),
+        (["--scaling", "0,2"], "two or more numbers"),
+        (["--scaling", "1,two"], "two or more numbers"),
+        (["--scaling", "1,2", "--gpus", "2"], "exclude each other"),
+        (["--scaling", "1,2,4", "--global-batch-size", "6"], "not divisible"),
+        (["--scaling", "2,3", "--global-batch-size", "4", "--set", "training.data.micro_batch_size=auto"], "not divisible"),
+        (["--scaling", "1,2", "--parallel", "balanced"], "world size (1) is not divisible by 2"),
+    ],
+)
+def test_what_cannot_be_scaled_starts_nothing(plans, capsys, arguments, said):
+    assert run(*arguments) == 2
+    assert said in capsys.readouterr().err
+    assert not plans
+
+
+def test_a_share_that_is_no_whole_number_of_sequences_is_refused():
+    assert share(128, 2, 8) == 32
+    with pytest.raises(ConfigError, match="leaves no whole number for 1"):
+        share(12, 1, 8)

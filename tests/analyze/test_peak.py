@@ -1,12 +1,13 @@
 """Peaks, projections and conventions, on recorded runs."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tprimat.analyze.groups import group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.analyze.peak import against_the_best, by_yardstick, peaks, project, ranked, remarks
+from tprimat.analyze.peak import against_the_best, by_yardstick, names, peaks, project, ranked, remarks
 from tprimat.record.collect import load_results
 
 RUNS = Path(__file__).parents[1] / "runs"
@@ -82,3 +83,21 @@ def test_efficiency_counts_only_beyond_the_measured_nodes():
     assert one.tokens_per_second == pytest.approx(made.tokens_per_second)
     assert four.tokens_per_second == pytest.approx(2 * made.tokens_per_second)
     assert (four.gpus, four.linear_tokens_per_second) == (32, pytest.approx(4 * made.tokens_per_second))
+
+
+def test_configurations_of_one_name_are_told_apart_by_what_differs():
+    results, _ = load_results([RUNS / "h100" / "runs" / f"h100-llama-{number}" for number in range(3)])
+    changes = ({"engine_options": {"compile": True, "fused": True}}, {"engine_options": {"compile": False, "fused": True}})
+    alike = [replace(results[0], run=replace(results[0].run, run_id=f"r{i}", **change)) for i, change in enumerate(changes)]
+    third = replace(results[0], run=replace(results[0].run, run_id="r2", micro_batch_sequences=2, **changes[0]))
+    found = ranked(group_runs([measure(result, MetricOptions()) for result in (*alike, third)]))
+    called = set(names(found))
+    name = "minimal_communication TP1 PP1 DP8"
+    assert called == {f"{name} MBS=1", f"{name} MBS=1 compile=False", f"{name} MBS=2"}
+
+
+def test_another_shape_under_a_models_key_is_another_model():
+    (result,), _ = load_results([RUNS / "h100" / "runs" / "h100-llama-0"])
+    smaller = replace(result.run.shape, name="llama-12", layers=12)
+    found = ranked(group_runs([measure(replace(result, run=replace(result.run, shape=smaller)), MetricOptions())]))
+    assert found[0].model == "llama (llama-12)"

@@ -1,5 +1,7 @@
 """The fastest configuration of each machine and model, and what its throughput makes in a day and on more nodes."""
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -15,6 +17,7 @@ from tprimat.analyze.groups import (
 )
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.window import Warmup
+from tprimat.record.foreign import MODELS as USUAL_SHAPES
 from tprimat.record.schema import Estimate, RunRecord
 
 SECONDS_PER_DAY = 86_400
@@ -62,13 +65,17 @@ class Entry:
 
     @property
     def model(self) -> str:
-        """Key of the model, with its size where that is not the full one."""
-        return self.run.model if self.run.size == "full" else f"{self.run.model} {self.run.size}"
+        """Key of the model; with its size where that is not the full one, with the shape's name where another took its place."""
+        run = self.run
+        if run.size != "full":
+            return f"{run.model} {run.size}"
+        usual = USUAL_SHAPES.get(run.model)
+        return run.model if run.shape is None or usual in {None, run.shape.name} else f"{run.model} ({run.shape.name})"
 
     @property
     def configuration(self) -> str:
-        """Strategy and layout."""
-        return f"{self.run.strategy or 'strategy unknown'} {layout(self.run)}".rstrip()
+        """Strategy and layout, without context and expert degrees of 1."""
+        return re.sub(r" (CP|EP)1\b", "", f"{self.run.strategy or 'strategy unknown'} {layout(self.run)}".rstrip())
 
     @property
     def steps(self) -> int:
@@ -127,6 +134,40 @@ def peaks(entries: Sequence[Entry]) -> list[Entry]:
     for made in entries:
         best.setdefault((made.platform, made.model), made)
     return list(best.values())
+
+
+def names(entries: Sequence[Entry]) -> list[str]:
+    """What to call each configuration: strategy and layout, and where these are alike, the settings in which they differ."""
+    return [
+        " ".join([made.configuration, *_distinctions(made, [other for other in entries if _like(made, other)])])
+        for made in entries
+    ]
+
+
+def _like(made: Entry, other: Entry) -> bool:
+    return (made.platform, made.model, made.configuration) == (other.platform, other.model, other.configuration)
+
+
+def _distinctions(made: Entry, alike: Sequence[Entry]) -> list[str]:
+    """What tells like-named configurations apart: their own figures, and the switches that most of the others set otherwise."""
+    figures, switches = _figures(made.run), made.run.engine_options
+    words = [f"{key}={value}" for key, value in figures.items() if any(_figures(other.run)[key] != value for other in alike)]
+    for key in sorted({key for other in alike for key in other.run.engine_options}):
+        usual, _ = Counter(repr(other.run.engine_options.get(key)) for other in alike).most_common(1)[0]
+        if repr(switches.get(key)) != usual:
+            words.append(f"{key}={switches.get(key)}")
+    return words
+
+
+def _figures(run: RunRecord) -> dict[str, object]:
+    return {
+        "engine": run.engine,
+        "dtype": run.matmul_dtype,
+        "sequence": run.sequence_tokens,
+        "GBS": run.global_batch_sequences,
+        "MBS": run.micro_batch_sequences,
+        "recompute": run.recompute,
+    }
 
 
 def against_the_best(found: Sequence[Entry], *, even_if_different: bool = False) -> list[Verdict]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from tprimat import units
 from tprimat.analyze.compare import Verdict
 from tprimat.analyze.groups import Measured
-from tprimat.analyze.peak import SECONDS_PER_DAY, Entry, Projection, workload
+from tprimat.analyze.peak import SECONDS_PER_DAY, Entry, Projection, names, workload
 from tprimat.report.columns import columns
 from tprimat.report.summary import with_interval
 from tprimat.report.table import sentence
@@ -67,8 +67,8 @@ FIGURES: tuple[tuple[str, Cell], ...] = (
     ("steps", lambda made: str(made.steps)),
 )
 CONFIGURATION: tuple[tuple[str, Cell], ...] = (
-    ("configuration", lambda made: made.configuration),
     ("batch", lambda made: units.count(made.run.global_batch_sequences)),
+    ("micro", lambda made: units.count(made.run.micro_batch_sequences)),
     ("sequence", lambda made: units.count(made.run.sequence_tokens)),
     ("dtype", lambda made: made.run.matmul_dtype or units.ABSENT),
 )
@@ -159,7 +159,9 @@ def _tables(analysis: PeakAnalysis, show_all: bool) -> list[str]:
     parts = [_section("Peak by platform and model", table(analysis.peaks, (*PLACE, *FIGURES), left=2))]
     if show_all:
         figures = [column for column in FIGURES if column[0] != "TFLOP/s"]
-        body = table(analysis.entries, (*PLACE, *CONFIGURATION, *figures), left=3)
+        called = dict(zip(map(id, analysis.entries), names(analysis.entries), strict=True))
+        name = ("configuration", lambda made: called[id(made)])
+        body = table(analysis.entries, (*PLACE, name, *CONFIGURATION, *figures), left=3)
         parts.append(_section("All configurations", body))
     elif len(analysis.entries) > len(analysis.peaks):
         rest = len(analysis.entries) - len(analysis.peaks)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tprimat import units
 from tprimat.analyze.compare import Verdict
-from tprimat.analyze.peak import Entry
+from tprimat.analyze.peak import Entry, names
 from tprimat.record.schema import Estimate
 from tprimat.report.peak import PeakAnalysis, step_time, tera
 from tprimat.report.style import Bar, Look, bars, figure, looks, nothing, save
@@ -113,15 +113,16 @@ def _configuration_row(part: "SubFigure", drawn: Drawn) -> None:
     share, step, memory = part.subplots(1, 3, width_ratios=(1, 1, 1.1))
     appearance = drawn.looks_of(drawn.entries)
     rows = [
-        Bar(label=_label(made), value=None, text=made.utilization_absent_because or "")
+        Bar(label=label, value=None, text=made.utilization_absent_because or "")
         if made.utilization is None
-        else Bar(label=_label(made), value=made.utilization.value * 100, text=units.percent(made.utilization.value))
-        for made in drawn.entries
+        else Bar(label=label, value=made.utilization.value * 100, text=units.percent(made.utilization.value))
+        for made, label in zip(drawn.entries, _labels(drawn.entries), strict=True)
     ]
     if any(row.value for row in rows):
         bars(share, [_brief(row) for row in rows], appearance)
     else:
         _empty(share, rows)
+    share.tick_params(axis="y", labelsize=SMALL)
     share.set(title="7  Utilization, every configuration", xlabel=f"% of the {drawn.analysis.peak_words}")
     bars(step, [Bar(label="", value=made.mean_step_seconds, text=step_time(made)) for made in drawn.entries], appearance)
     step.tick_params(labelleft=False)
@@ -129,9 +130,12 @@ def _configuration_row(part: "SubFigure", drawn: Drawn) -> None:
     _memory(memory, drawn)
 
 
-def _label(made: Entry) -> str:
-    """What tells the configuration from all others, on two lines where it is long."""
-    return fill(made.group.label, 64)
+def _labels(entries: Sequence[Entry]) -> list[str]:
+    """What tells each configuration from all others, on two lines where it is long."""
+    return [
+        fill(f"{made.model}, {made.platform}, {name}", 62, max_lines=2, placeholder=" …")
+        for made, name in zip(entries, names(entries), strict=True)
+    ]
 
 
 def _brief(row: Bar) -> Bar:
@@ -270,8 +274,6 @@ def _memory(axes: "Axes", drawn: Drawn) -> None:
         memory = (made.peak_memory_bytes or 0) / GIBIBYTE
         axes.plot(memory, made.per_gpu.value, "o", color=look.colour, markeredgecolor="white", markersize=9)
     if points:
-        axes.set(
-            xlabel="GiB allocated at the peak, worst rank (colours as in panel 1)", ylabel=f"tokens per second and {drawn.rank}"
-        )
-        axes.set_xlim(left=0)
-        axes.set_ylim(bottom=0)
+        axes.set(xlabel="GiB allocated at the peak, worst rank", ylabel=f"tokens per second and {drawn.rank}")
+        axes.set_xlim(0, 1.1 * max(made.peak_memory_bytes or 0 for made in points) / GIBIBYTE)
+        axes.set_ylim(0, 1.1 * max(made.per_gpu.value for made in points))

@@ -156,6 +156,13 @@ def test_an_old_primus_is_started_by_its_script(machine, tmp_path):
     assert (folder / "primus.log").read_text() == "the console once more\n"
 
 
+def test_what_primus_cannot_do_is_a_mistake_and_no_failed_run(machine, tmp_path):
+    done = machine("--micro-batch-size", "auto")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: Primus cannot search for a micro-batch that fits.")
+    assert not (tmp_path / "out" / "runs").exists()
+
+
 def test_gpus_that_primus_would_not_use_are_refused(machine):
     done = machine("--gpus", "2", HIP_VISIBLE_DEVICES="4,5")
     assert done.returncode == 2

@@ -9,6 +9,7 @@ from tprimat.cli.options import settings_of
 from tprimat.config.load import EnvironmentChoices, LoadedConfig, Setting, environment_choices, parse_setting, read_config
 from tprimat.config.schema import PlatformName, PlatformOptimizations, Size
 from tprimat.config.tree import parse_scalar
+from tprimat.engines import primus
 from tprimat.engines.choose import choose
 from tprimat.engines.primus_install import decide
 from tprimat.errors import ConfigError, LaunchError
@@ -62,13 +63,16 @@ def prepare(options: argparse.Namespace) -> Session:
     if not options.dry_run:
         _check_gpus(session)
         _check_data(session)
+        for plan in session.plans:
+            if plan.engine == "primus":
+                primus.ENGINE.command(plan)  # refuses what Primus cannot do; a pure function
     return session
 
 
 def _check_gpus(session: Session) -> None:
     """Find out before training that there are GPUs. Under slurm they may be elsewhere: Primus starts from a login node."""
-    primus, platform = session.plans[0].primus, session.platform
-    if platform == "cpu" or (primus is not None and primus.launcher == "slurm"):
+    start, platform = session.plans[0].primus, session.platform
+    if platform == "cpu" or (start is not None and start.launcher == "slurm"):
         return
     if session.machine is None or PLATFORMS[platform] != session.machine.platform:
         fix = "--dry-run to see the plan, or --platform cpu"
@@ -97,7 +101,7 @@ def _plans(session: Session, options: argparse.Namespace) -> list[RunPlan]:
     if not models:
         raise ConfigError("models is empty.", where=session.loaded.where("models"), fix="describe at least one model")
     engine = choose(options.engine, session.platform, session.choices.primus_path)
-    primus = _primus(session) if engine.engine == "primus" else None
+    start = _primus(session) if engine.engine == "primus" else None
     plans = []
     for model in models:
         for number in range(1, options.runs + 1):
@@ -114,7 +118,7 @@ def _plans(session: Session, options: argparse.Namespace) -> list[RunPlan]:
                 run_id=run_id,
                 run_directory=str(session.output / "runs" / run_id),
                 output_directory=str(session.output),
-                primus=primus,
+                primus=start,
                 command=("./benchmark.py", *sys.argv[1:]),
             )
             plans.append(build_plan(session.loaded, request))

@@ -2,7 +2,7 @@
 """Check every model x platform x strategy of config.yaml; exit 1 if anything is not valid.
 
 ./validate_config.py
-./validate_config.py --config config.yaml --gpus 4
+./validate_config.py --config config.yaml --gpus 16
 """
 
 import sys

@@ -78,8 +78,10 @@ def _benchmark(options: argparse.Namespace) -> int:
         require_worker_modules()
     cells = [Cell(session=session, plan=plan) for plan in session.plans]
     done = carry_out(cells, quiet=options.quiet, resume=options.resume, messages=sys.stderr)
-    _report([one.run for one in done if one.run is not None], options)
-    return 0 if len(done) == len(cells) and all(one.counts for one in done) else 1
+    runs = [one.run for one in done if one.run is not None]
+    _report(runs, options)
+    complete = len(done) == len(cells) and all(one.counts for one in done)
+    return 0 if complete and all(run.benchmark_file for run in runs) else 1
 
 
 def _report(runs: "Sequence[TrainingRun]", options: argparse.Namespace) -> None:
@@ -92,7 +94,9 @@ def _report(runs: "Sequence[TrainingRun]", options: argparse.Namespace) -> None:
     if not runs:
         return
     print("\n" + summary([(run.record, run.metrics, run.log) for run in runs]))
-    print("\nresults: " + ", ".join(dict.fromkeys(str(_short(run.benchmark_file)) for run in runs)))
+    written = dict.fromkeys(str(_short(run.benchmark_file)) for run in runs if run.benchmark_file)
+    if written:
+        print("\nresults: " + ", ".join(written))
 
 
 def _short(path: Path) -> Path:

@@ -1,6 +1,7 @@
 """Carries out one plan: command, launch, records, benchmark file."""
 
 import dataclasses
+import sys
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -12,7 +13,7 @@ from tprimat.cli.session import Session
 from tprimat.engines import megatron, nemo, primus
 from tprimat.engines.base import Command, Engine
 from tprimat.engines.primus_settings import rank_error_logs
-from tprimat.errors import MetricError
+from tprimat.errors import MetricError, RecordError
 from tprimat.launch.cluster import find_nodes, gpus_of_ranks, torchrun
 from tprimat.launch.followed import FollowedLog
 from tprimat.launch.run import run
@@ -35,7 +36,8 @@ class TrainingRun:
     record: RunRecord
     steps: tuple[StepRecord, ...]
     metrics: RunMetrics | None
-    benchmark_file: Path
+    benchmark_file: Path | None
+    """None where the disk refused it, which the user has been told."""
     log: Path
 
 
@@ -113,8 +115,13 @@ def finish(session: Session, record: RunRecord, steps: tuple[StepRecord, ...], l
     """Derive the metrics and write the benchmark file, for a failed run as well: it must not leave an older result standing."""
     metrics = metrics_of(session, record, steps)
     path = session.output / benchmark_file_name(record)
-    write_benchmark_file(path, record, steps, metrics)
-    return TrainingRun(record=record, steps=steps, metrics=metrics, benchmark_file=path, log=log)
+    written: Path | None = path
+    try:
+        write_benchmark_file(path, record, steps, metrics)
+    except RecordError as error:  # the run is over all the same, and the summary says how it went
+        print(f"error: {error}", file=sys.stderr)
+        written = None
+    return TrainingRun(record=record, steps=steps, metrics=metrics, benchmark_file=written, log=log)
 
 
 def earlier_run(session: Session, record: RunRecord) -> TrainingRun:

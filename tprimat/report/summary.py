@@ -72,14 +72,14 @@ def _labelled(label: str, text: str | None) -> list[str]:
     return [f"  {label:<13} {text}"] if text else []
 
 
-def document(rows: Sequence[tuple[RunRecord, RunMetrics | None, Path, Path]]) -> dict[str, Any]:
+def document(rows: Sequence[tuple[RunRecord, RunMetrics | None, Path | None, Path]]) -> dict[str, Any]:
     """The same as data: run, metrics, benchmark file and log of each run."""
     return {
         "runs": [
             {
                 "run": as_document(run),
                 "metrics": None if metrics is None else as_document(metrics),
-                "benchmark_file": str(file),
+                "benchmark_file": None if file is None else str(file),
                 "log": str(log),
             }
             for run, metrics, file, log in rows

@@ -1,0 +1,220 @@
+"""./benchmark.py and ./validate_config.py as a user starts them, as far as no training is needed."""
+
+import ast
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOORS = ("benchmark.py", "pretrain_llama.py", "pretrain_qwen.py", "validate_config.py", "config_loader.py", "utils.py")
+
+
+def call(*arguments, door="benchmark.py", cwd=None, environment=None):
+    clean = {key: value for key, value in os.environ.items() if key not in {"PARALLEL", "OUTPUT_DIR"}}
+    command = [sys.executable, str(ROOT / door), *map(str, arguments)]
+    return subprocess.run(
+        command, cwd=cwd, env=clean | (environment or {}), capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
+
+
+def plans_of(done):
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["plans"]
+
+
+def dry(*arguments, **how):
+    return call("--dry-run", "--json", "--platform", "cpu", *arguments, **how)
+
+
+def test_help_starts_in_under_three_tenths_of_a_second():
+    seconds = []
+    for _ in range(3):  # of processor time: a busy machine makes a clock unfair
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = call("--help")
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        assert done.returncode == 0
+        assert "--parallel STRATEGY" in done.stdout
+    assert min(seconds) < 0.3
+
+
+def test_a_dry_run_prints_the_plan_and_the_exact_command_and_leaves_nothing(tmp_path):
+    done = call("--dry-run", "--platform", "nvidia", "--parallel", "balanced", "--output-dir", tmp_path / "out", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "Using parallelism strategy: balanced\nParallelism: TP=2, PP=1, DP=4, GradAccum=32\n" in done.stdout
+    assert "Using parallelism strategy: balanced\nParallelism: TP=2, PP=2, DP=2, GradAccum=64\n" in done.stdout
+    commands = [line for line in done.stdout.splitlines() if line.startswith("Command: ")]
+    assert len(commands) == 2
+    assert all("--nproc-per-node=8" in line and f"--plan {tmp_path}/out/runs/" in line for line in commands)
+    assert "pretrain_llama.py" in commands[0]
+    assert "pretrain_qwen.py" in commands[1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_strategy_and_folder_come_from_the_environment_and_a_flag_wins(tmp_path):
+    environment = {"PARALLEL": "balanced", "OUTPUT_DIR": str(tmp_path / "from-environment")}
+    (plan,) = plans_of(dry("--model", "llama", environment=environment))
+    assert (plan["strategy"], plan["output_directory"]) == ("balanced", str(tmp_path / "from-environment"))
+    flags = ["--model", "llama", "--parallel", "truly_identical", "--output-dir", tmp_path / "from-flag"]
+    (plan,) = plans_of(dry(*flags, environment=environment))
+    assert (plan["strategy"], plan["output_directory"]) == ("truly_identical", str(tmp_path / "from-flag"))
+    (plan,) = plans_of(dry("--model", "llama", cwd=tmp_path, environment={"PARALLEL": "", "OUTPUT_DIR": ""}))
+    assert (plan["strategy"], plan["output_directory"]) == ("minimal_communication", str(tmp_path / "output"))
+
+
+def test_each_flag_arrives_in_the_plan():
+    flags = (
+        "--model qwen --gpus 4 --nodes 2 --size full --steps 7 --micro-batch-size 2 --global-batch-size 64 --sequence-length 512"
+    )
+    more = "--precision bf16 --data mock --seed 5 --set experiment.name=x --engine megatron"
+    (plan,) = plans_of(dry(*flags.split(), *more.split()))
+    assert (plan["model"], plan["size"], plan["nodes"], plan["gpus_per_node"], plan["steps"]) == ("qwen", "full", 2, 4, 7)
+    assert plan["batch"] == {
+        "micro_batch_sequences": 2,
+        "global_batch_sequences": 64,
+        "sequence_tokens": 512,
+        "accumulation_steps": 4,
+    }
+    assert (plan["precision"], plan["dataset"], plan["seed"], plan["engine_reason"]) == ("bf16", "mock", 5, "asked for")
+
+
+def test_a_cpu_takes_the_tiny_size_and_real_text_by_itself_and_a_gpu_neither():
+    (cpu,) = plans_of(dry("--model", "llama"))
+    (gpu,) = plans_of(call("--dry-run", "--json", "--platform", "nvidia", "--model", "llama"))
+    assert (cpu["size"], cpu["dataset"], gpu["size"], gpu["dataset"]) == ("tiny", "text:stdlib", "full", "mock")
+    assert (cpu["shape"]["heads"], cpu["shape"]["kv_heads"], cpu["shape"]["layers"]) == (32, 8, 32)
+
+
+def test_repetitions_have_folders_of_their_own():
+    plans = plans_of(dry("--runs", "3"))
+    assert [plan["model"] for plan in plans] == ["llama"] * 3 + ["qwen"] * 3
+    assert len({plan["run_directory"] for plan in plans}) == 6
+
+
+def test_a_users_own_configuration_brings_its_model_and_strategy(tmp_path):
+    shape = (
+        "name: mine, layers: 2, hidden: 64, heads: 4, kv_heads: 2, head_dim: 16, ffn: 128, vocabulary: 512, context_tokens: 4096"
+    )
+    path = tmp_path / "my.yaml"
+    path.write_text(
+        "hardware: {platforms: {cpu: {gpus_per_node: 2}}}\n"
+        f"models: {{mine: {{name: Mine, architecture: {{{shape}}}}}}}\n"
+        "parallelism: {halves: {mine: {cpu: {tensor_model_parallel_size: 2}}}}\n"
+    )
+    (plan,) = plans_of(dry("--config", path, "--parallel", "halves"))
+    assert (plan["shape"]["name"], plan["layout"]["tensor"], plan["layout"]["data"]) == ("mine-tiny", 2, 1)
+
+
+MISTAKES = [
+    (["--model", "lama"], "There is no model 'lama' in models.\n  at    config.yaml:"),
+    (["--parallel", "balance"], "There is no strategy 'balance' in parallelism.\n  at    config.yaml:"),
+    (["--runs", "0"], "--runs is 0.\n  at    --runs\n"),
+    (["--steps", "0"], "training.duration.max_steps is 0.\n  at    --steps training.duration.max_steps\n"),
+    (["--gpus", "3", "--parallel", "balanced"], "world size (3) is not divisible by 2.\n  at    config.yaml:"),
+    (["--precision", "fp8"], "fp8 cannot run on a CPU.\n  at    --precision platform_optimizations.cpu.precision\n"),
+    (["--data", "words"], "dataset is 'words'.\n  at    --data training.data.dataset\n"),
+    (["--warmup", "few"], "benchmarking.warmup_steps is 'few'.\n  at    --warmup benchmarking.warmup_steps\n"),
+    (["--set", "speed=fast"], "speed is not a key of the configuration.\n  at    --set speed\n"),
+    (["--set", "models={}"], "models is empty.\n  at    --set models\n"),
+    (["--config", "nothing.yaml"], "nothing.yaml cannot be read: No such file or directory.\n  at    nothing.yaml\n"),
+]
+
+
+@pytest.mark.parametrize(("flags", "says"), MISTAKES, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+def test_a_mistake_exits_2_on_stderr_without_a_traceback(flags, says):
+    done = call("--platform", "cpu", "--dry-run", *flags)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {says}"), done.stderr
+
+
+@pytest.mark.parametrize("flags", [["--modle", "llama"], ["--size", "huge"], ["--gpus", "many"]])
+def test_a_flag_that_is_not_one_exits_2(flags):
+    done = call(*flags)
+    assert done.returncode == 2
+    assert "usage: benchmark.py" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (
+            ["--data", "text:no-such-book.txt"],
+            "dataset is 'text:no-such-book.txt'.\n  at    --data training.data.dataset\n  why   There is no ",
+        ),
+        (
+            ["--set", "training.data.tokenizer=no.json"],
+            "tokenizer is 'no.json'.\n  at    --set training.data.tokenizer\n  why   There is no ",
+        ),
+    ],
+)
+def test_data_that_is_not_there_is_found_out_before_anything_starts(flags, says, tmp_path):
+    done = call("--platform", "cpu", *flags, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {says}{tmp_path}"), done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "/proc/nowhere"])
+def test_an_output_folder_that_cannot_be_written_exits_2_before_anything_starts(place, tmp_path):
+    (tmp_path / "file").write_text("kept")
+    done = call("--platform", "cpu", "--output-dir", tmp_path / place)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: The output folder {tmp_path / place} cannot be written: "), done.stderr
+    assert "--output-dir" in done.stderr
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_validation_prints_every_cell_and_exits_0():
+    done = call(door="validate_config.py")
+    assert done.returncode == 0, done.stderr
+    rows = done.stdout.splitlines()
+    assert len(rows) == 31
+    assert rows[-1] == "30 of 30 valid"
+    assert all(" valid: TP=" in row for row in rows[:-1])
+    assert {tuple(row.split()[:3]) for row in rows} >= {("llama", "nvidia", "balanced"), ("qwen", "cpu", "maximum_performance")}
+
+
+def test_validation_exits_1_when_a_cell_is_not_valid_and_says_why():
+    done = call("--gpus", "4", door="validate_config.py")
+    assert done.returncode == 1
+    assert "not valid: world size (4) is not divisible by 8." in done.stdout
+    assert "error: world size (4) is not divisible by 8.\n  at    config.yaml:" in done.stderr
+    valid, total = (int(word) for word in done.stdout.splitlines()[-1].split() if word.isdigit())
+    assert 0 < valid < total == 30
+
+
+def test_validation_exits_2_when_the_file_is_wrong(tmp_path):
+    path = tmp_path / "my.yaml"
+    path.write_text((ROOT / "config.yaml").read_text().replace("schedule: cosine", "shedule: cosine"))
+    done = call("--config", path, door="validate_config.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: shedule is not a key of training.optimizer.\n  at    my.yaml:")
+    assert "\n  try   schedule\n" in done.stderr
+
+
+def commands_of(door):
+    docstring = ast.get_docstring(ast.parse((ROOT / door).read_text())) or ""
+    return [line for line in docstring.splitlines() if line.startswith(("./", "python3 ", "PARALLEL="))]
+
+
+def test_each_door_shows_how_to_call_it():
+    assert all(commands_of(door) for door in DOORS)
+
+
+@pytest.mark.parametrize("command", [command for door in DOORS for command in commands_of(door)])
+def test_a_command_in_a_doors_docstring_works(command, tmp_path):
+    """Those that would train are asked for their plan instead; test_benchmark_runs.py trains through the same doors."""
+    trains = any(door in command for door in ("benchmark.py", "pretrain_"))
+    line = command + " --dry-run" * (trains and "--dry-run" not in command)
+    (tmp_path / "python3").symlink_to(sys.executable)
+    search = f"{Path(sys.executable).parent}{os.pathsep}{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=ROOT, env=os.environ | {"PATH": search}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()

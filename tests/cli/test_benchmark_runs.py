@@ -1,0 +1,217 @@
+"""./benchmark.py with real training on a CPU: what a run leaves behind, however it ends.
+
+Training starts seven times in this file; everything that needs no rank stands in test_benchmark_door.py.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from tprimat.record.store import RunDirectory
+
+ROOT = Path(__file__).parents[2]
+SHORT = ["--gpus", "1", "--global-batch-size", "2", "--sequence-length", "32", "--data", "mock"]
+
+
+def start(*arguments, door="benchmark.py", environment=None, **how):
+    command = [sys.executable, str(ROOT / door), *map(str, arguments)]
+    clean = {key: value for key, value in os.environ.items() if key not in {"PARALLEL", "OUTPUT_DIR"}}
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env=clean | (environment or {}), text=True, **{**pipes, **how})
+
+
+def end_of(process, seconds=300):
+    out, err = process.communicate(timeout=seconds)
+    assert "Traceback" not in out + err
+    return process.returncode, out, err
+
+
+def runs_in(folder, model="*"):
+    return [RunDirectory(path) for path in sorted((folder / "runs").glob(f"*-{model}-*"))]
+
+
+def until(condition, process, seconds=240):
+    """Wait for something that a live process does."""
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, "the process ended first"
+        assert time.monotonic() < ends, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def has_steps(folder, model):
+    return lambda: any(run.steps_file.exists() and run.steps_file.stat().st_size for run in runs_in(folder, model))
+
+
+def processes_with(word):
+    found = set()
+    for entry in Path("/proc").iterdir():
+        try:
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0] if entry.name.isdigit() else "Z"
+            if state not in "ZX" and word.encode() in (entry / "environ").read_bytes():
+                found.add(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def check_against_the_schemas(folder):
+    """Every file that a run wrote. Returns: how many documents were looked at."""
+    kinds = {"run.json": "run", "plan.json": "plan", "steps.jsonl": "step", "telemetry.jsonl": "telemetry"}
+    seen = 0
+    for path in sorted(folder.rglob("*.json*")):
+        kind = "benchmark" if path.name.startswith("benchmark_") else kinds[path.name]
+        schema = json.loads((ROOT / "schemas" / f"{kind}.schema.json").read_text())
+        texts = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+        for text in texts:
+            jsonschema.validate(json.loads(text), schema)
+            seen += 1
+    return seen
+
+
+@pytest.fixture(scope="module")
+def repeated(tmp_path_factory):
+    """Two runs in one call, and then a third, by another door, into the same folder."""
+    folder = tmp_path_factory.mktemp("repeated")
+    first = end_of(start("--model", "llama", "--runs", "2", "--steps", "2", *SHORT, "--output-dir", folder, "--json"))
+    kept = {run.path.name: run.run_file.read_bytes() for run in runs_in(folder)}
+    environment = {"PARALLEL": "balanced", "OUTPUT_DIR": str(folder)}
+    second = end_of(start("--steps", "2", *SHORT, "--gpus", "4", door="pretrain_qwen.py", environment=environment))
+    return folder, first, kept, second
+
+
+def test_a_run_that_completes_exits_0_and_prints_its_summary_as_one_document(repeated):
+    _, (code, out, err), _, _ = repeated
+    assert code == 0, err
+    assert json.loads(out)["runs"]
+    assert "Using parallelism strategy: minimal_communication\nParallelism: TP=1, PP=1, DP=1, GradAccum=2\n" in err
+
+
+def test_repetitions_are_all_kept(repeated):
+    folder, _, kept, _ = repeated
+    records = [run.read_run() for run in runs_in(folder, "llama")]
+    assert [record.outcome for record in records] == ["completed", "completed"]
+    assert [len(run.read_steps()) for run in runs_in(folder, "llama")] == [2, 2]
+    assert len({record.run_id for record in records} & set(kept)) == 2
+
+
+def test_a_second_call_in_the_same_folder_leaves_the_first_ones_records_as_they_were(repeated):
+    folder, _, kept, (code, _, err) = repeated
+    assert code == 0, err
+    assert len(kept) == 2
+    assert {name: (folder / "runs" / name / "run.json").read_bytes() for name in kept} == kept
+    assert (folder / "benchmark_cpu_llama.json").exists()
+    assert (folder / "benchmark_cpu_qwen.json").exists()
+
+
+def test_a_training_script_started_directly_takes_strategy_and_folder_from_the_environment(repeated):
+    folder, _, _, (_, out, err) = repeated
+    (run,) = runs_in(folder, "qwen")
+    assert run.read_run().strategy == "balanced"
+    assert "Parallelism: TP=2, PP=2, DP=1, GradAccum=2\n" in err
+    assert "qwen · balanced" in out
+
+
+def test_every_file_that_a_run_wrote_is_what_its_schema_says(repeated):
+    folder, _, _, _ = repeated
+    assert check_against_the_schemas(folder) == 2 + 3 * (1 + 1 + 2)  # benchmark files; plan, run and two steps of each run
+
+
+def test_the_log_begins_with_the_strategy_and_its_layout(repeated):
+    folder, _, _, _ = repeated
+    for name, layout in (("llama", "TP=1, PP=1, DP=1"), ("qwen", "TP=2, PP=2, DP=1")):
+        lines = (folder / f"training_{name}.log").read_text().splitlines()
+        assert lines[0].startswith("Using parallelism strategy: ")
+        assert lines[1] == f"Parallelism: {layout}, GradAccum=2"
+
+
+def test_the_evidence_comes_from_the_running_framework_and_agrees_with_the_plan(repeated):
+    folder, _, _, _ = repeated
+    for run in runs_in(folder):
+        record = run.read_run()
+        assert record.mismatches == ()
+        assert record.evidence.source == "running_framework"
+        assert record.evidence.tensor_parallel == record.tensor_parallel
+        assert record.evidence.tokens_per_step == 2 * 32
+
+
+def test_a_rank_killed_in_the_middle_fails_its_run_alone_and_keeps_its_steps(tmp_path):
+    word = uuid.uuid4().hex
+    process = start("--model", "all", "--steps", "12", *SHORT, "--output-dir", tmp_path, environment={"A_TEST": word})
+    until(has_steps(tmp_path, "llama"), process)
+    (run,) = runs_in(tmp_path, "llama")
+    ranks = [pid for pid in processes_with(word) if is_rank(pid)]
+    assert len(ranks) == 1
+    os.kill(ranks[0], signal.SIGKILL)
+    code, out, err = end_of(process)
+    record = run.read_run()
+    assert (code, record.outcome) == (1, "failed"), err
+    assert "SIGKILL" in record.cause
+    assert 1 <= len(run.read_steps()) < 12
+    assert record.cause in out
+    (other,) = runs_in(tmp_path, "qwen")
+    assert other.read_run().outcome == "completed"
+    assert len(other.read_steps()) == 12
+    assert json.loads((tmp_path / "benchmark_cpu_qwen.json").read_text())["run"]["outcome"] == "completed"
+    assert json.loads((tmp_path / "benchmark_cpu_llama.json").read_text())["run"]["outcome"] == "failed"
+    assert check_against_the_schemas(tmp_path) > 16
+    assert processes_with(word) == set()
+
+
+def is_rank(pid):
+    """A process of the training script itself, not torchrun, whose command line has the script's name as well."""
+    words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    return any(word.endswith("pretrain_llama.py") for word in words[:3]) and "torch.distributed.run" not in words
+
+
+def test_ctrl_c_keeps_what_was_measured_starts_nothing_more_and_leaves_no_process(tmp_path):
+    word = uuid.uuid4().hex
+    process = start("--model", "all", "--steps", "2000", *SHORT, "--output-dir", tmp_path, environment={"A_TEST": word})
+    until(has_steps(tmp_path, "llama"), process)
+    asked = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    process.wait(timeout=60)
+    seconds = time.monotonic() - asked
+    code, out, _ = end_of(process)
+    (run,) = runs_in(tmp_path)
+    record = run.read_run()
+    assert (code, record.outcome) == (1, "interrupted")
+    assert run.read_steps()
+    assert "interrupted" in out
+    assert record.ended_at is not None
+    assert json.loads((tmp_path / "benchmark_cpu_llama.json").read_text())["run"]["outcome"] == "interrupted"
+    assert check_against_the_schemas(tmp_path) > 3
+    assert processes_with(word) == set()
+    assert seconds < 10
+
+
+def can_mount():
+    command = ["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
+    return shutil.which("unshare") and subprocess.run(command, check=False, capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not can_mount(), reason="a small disk of its own needs the right to mount")
+def test_a_full_disk_ends_the_run_with_its_reason_and_keeps_whole_steps(tmp_path):
+    disk, copy = tmp_path / "disk", tmp_path / "copy"
+    disk.mkdir()
+    train = f"{sys.executable} {ROOT}/benchmark.py --model llama --steps 90 {' '.join(SHORT)} --output-dir {disk}/out"
+    script = f"mount -t tmpfs -o size=24k tmpfs {disk} && {{ {train}; code=$?; cp -r {disk}/out {copy}; exit $code; }}"
+    done = subprocess.run(["unshare", "--mount", "sh", "-c", script], check=False, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "not started" not in done.stderr
+    (run,) = runs_in(copy)
+    steps = run.read_steps()
+    assert [step.step for step in steps] == list(range(1, len(steps) + 1))
+    assert 1 <= len(steps) < 90
+    assert "failed" in done.stdout

@@ -7,6 +7,7 @@ import pytest
 from planning import make_plan, train_together
 
 from tprimat.analyze.metrics import MetricOptions, run_metrics
+from tprimat.analyze.profile import summarise
 from tprimat.train.profiler import slows
 
 SETTINGS = {
@@ -107,6 +108,22 @@ def test_a_schedule_that_never_records_leaves_no_trace_and_slows_no_step(trained
     assert run.profiled_steps == ()
     assert len(steps) == 8
     assert not list(Path(plan.output_directory).rglob("*trace.json"))
+
+
+def test_the_real_trace_of_a_cpu_is_summarised_by_operators(trained):
+    plan, _, steps = trained["once"]
+    summary = summarise(load_trace(plan))
+    assert summary.measured_on == "host"
+    assert "no kernel of an accelerator" in summary.notes[0]
+    assert [step.number for step in summary.steps] == [3, 4]
+    measured = [step.step_seconds for step in steps if step.step in {3, 4}]
+    assert [step.seconds for step in summary.steps] == pytest.approx(measured, rel=0.3, abs=0.02)
+    work = {part.kind: part for part in summary.classes}
+    for kind in ("matmul", "norm_elementwise", "optimizer", "communication"):
+        assert work[kind].seconds > 0
+        assert work[kind].calls >= 1
+    assert sum(part.share for part in summary.classes) + summary.idle_share == pytest.approx(1)
+    assert any(row.name == "aten::mm" for row in summary.top)
 
 
 def test_the_step_in_which_a_trace_is_written_counts_as_slowed(tmp_path):

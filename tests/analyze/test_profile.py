@@ -1,0 +1,238 @@
+"""Summaries of a CUDA-like trace that is made by hand, so that every figure can be worked out on paper.
+
+What the profiler itself writes is summarised in tests/train/test_profiler.py.
+"""
+
+import gzip
+import json
+
+import pytest
+
+from tprimat.analyze.kernels import kernel_class, operator_class
+from tprimat.analyze.profile import summarise
+from tprimat.errors import MetricError, RecordError
+from tprimat.record.trace import read_trace
+
+COMPUTE, NETWORK = 7, 13
+GEMM = "nvjet_tst_192x192_64x4_2x1_v_bz_coopB_TNT"
+FLASH = "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128"
+NORM = "void at::native::vectorized_elementwise_kernel<8, at::native::CUDAFunctor_add<c10::BFloat16>>"
+REDUCE = "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+NAMES = {
+    "communication": (REDUCE, "ncclDevKernel_SendRecv", "ncclDevKernel_Generic_1", "void vllm::cross_device_reduce_1stage<bf16>"),
+    "memory_copy": ("Memcpy HtoD (Pinned -> Device)", "Memset (Device)", "CopyDeviceToDevice", "__amd_rocclr_copyBuffer"),
+    "attention": (
+        FLASH,
+        "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 64>>",
+        "fmha_cutlassF_bf16_aligned_64x128_rf_sm80",
+        "void cutlass::device_kernel<flash::FlashAttnFwdSm90<>>",
+        "ck_tile::kentry<256, 2, ck_tile::FmhaFwdKernel<>>",
+        "aiter::fmha_bwd_hd128_bf16",
+        "triton_tem_fused_flex_attention_2",
+    ),
+    "matmul": (
+        GEMM,
+        "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64",
+        "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm>",
+        "void cublasLt::splitKreduce_kernel<32, 16>",
+        "Cijk_Ailk_Bljk_BBS_BH_MT256x256x64_MI16x16x1",
+        "Custom_Cijk_Alik_Bljk_F8BS",
+        "ck_tile::GemmKernel<>",
+        "triton_tem_fused_mm_5",
+    ),
+    "norm_elementwise": (
+        NORM,
+        "triton_red_fused_add_mul_rms_norm_3",
+        "triton_poi_fused__scaled_dot_product_cudnn_attention_view_1",
+        "void at::native::reduce_kernel<512, 1>",
+        "ck_tile::Rmsnorm2dFwd<>",
+        "void transformer_engine::normalization::rmsnorm_fwd_tuned_kernel<>",
+    ),
+    "optimizer": (
+        "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4>>",
+        "void multi_tensor_apply_kernel<L2NormFunctor<float>>",
+    ),
+    "other": ("some_kernel_that_nobody_knows",),
+}
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in NAMES.items() for name in names])
+def test_a_kernel_is_known_by_its_library_s_name(kind, name):
+    assert kernel_class(name) == kind
+
+
+def test_operators_of_the_host_are_known_by_their_names():
+    kinds = {
+        "aten::addmm": "matmul",
+        "aten::multinomial": "norm_elementwise",
+        "aten::_scaled_dot_product_flash_attention_for_cpu": "attention",
+        "c10d::allreduce_": "communication",
+        "aten::copy_": "memory_copy",
+        "aten::_fused_adamw_": "optimizer",
+        "MulBackward0": "other",
+    }
+    assert {name: operator_class(name) for name in kinds} == kinds
+
+
+def event(category, name, start, end, stream=COMPUTE):
+    """Milliseconds in, the format's microseconds out."""
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "ts": 1e6 + start * 1e3,
+        "dur": (end - start) * 1e3,
+        "pid": 0,
+        "tid": stream,
+    }
+
+
+def cuda_like():
+    """Two steps of 100 ms and 80 ms by the device's ranges.
+
+    Step 2:  0-40 matmul, 40-60 attention, 60-70 elementwise, a collective 50-90 beside them (20 behind, 20 exposed), 90-95 a
+    copy of which nothing is hidden, 95-100 idle.
+    Step 3: 100-150 matmul, 150-160 idle, 160-170 an elementwise kernel and 170-180 Adam's, both inside the optimizer's range;
+    a copy 100-120 behind the matmul.
+    """
+    return [
+        event("cpu_op", "aten::mm", -5, -4, "host"),
+        event("user_annotation", "ProfilerStep#2", -5, 20, "host"),
+        event("user_annotation", "ProfilerStep#3", 20, 40, "host"),
+        event("kernel", GEMM, -5, -1),  # of the step before, still running when the trace began
+        event("gpu_user_annotation", "ProfilerStep#2", 0, 95),
+        event("gpu_user_annotation", "ProfilerStep#2", 50, 90, NETWORK),
+        event("kernel", GEMM, 0, 25),
+        event("kernel", GEMM, 25, 40),
+        event("kernel", FLASH, 40, 60),
+        event("kernel", NORM, 60, 70),
+        event("kernel", REDUCE, 50, 90, NETWORK),
+        event("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 90, 95),
+        event("gpu_user_annotation", "ProfilerStep#3", 100, 180),
+        event("kernel", GEMM, 100, 150),
+        event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 100, 120, 9),
+        event("gpu_user_annotation", "Optimizer.step#AdamW.step", 160, 180),
+        event("kernel", NORM, 160, 170),
+        event("kernel", "void multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4>>", 170, 180),
+        {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "ts": 1e6},
+        {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "python3"}},
+    ]
+
+
+def milliseconds(value):
+    return pytest.approx(value / 1e3, abs=1e-9)
+
+
+def test_exposed_communication_and_idle_time_are_what_one_reads_from_the_timeline():
+    summary = summarise({"traceEvents": cuda_like(), "tprimat": {"model": "llama", "step_of_profiler_step_0": 1}})
+    assert summary.measured_on == "accelerator"
+    assert [(step.number, step.seconds, step.idle_seconds) for step in summary.steps] == [
+        (3, milliseconds(100), milliseconds(5)),
+        (4, milliseconds(80), milliseconds(10)),
+    ]
+    assert summary.step_seconds == milliseconds(90)
+    assert {part.kind: part.seconds for part in summary.classes} == {
+        "matmul": milliseconds((40 + 50) / 2),
+        "attention": milliseconds(20 / 2),
+        "norm_elementwise": milliseconds(10 / 2),
+        "optimizer": milliseconds(20 / 2),
+        "other": 0,
+        "communication": milliseconds(20 / 2),
+        "memory_copy": milliseconds(5 / 2),
+    }
+    assert (summary.communication_seconds, summary.exposed_communication_seconds) == (milliseconds(20), milliseconds(10))
+    assert summary.idle_seconds == milliseconds(7.5)
+    busy = {part.kind: part.busy_seconds for part in summary.classes}
+    assert busy["memory_copy"] == milliseconds((5 + 20) / 2)
+    assert sum(part.share for part in summary.classes) + summary.idle_share == pytest.approx(1)
+    assert summary.notes == ()
+
+
+def test_kernels_are_listed_by_what_they_take_of_a_step():
+    summary = summarise({"traceEvents": cuda_like()}, top=2)
+    assert [(row.name, row.kind, row.seconds, row.calls) for row in summary.top] == [
+        (GEMM, "matmul", milliseconds(45), 1.5),
+        (REDUCE, "communication", milliseconds(20), 0.5),
+    ]
+
+
+def test_without_ranges_of_the_device_the_host_s_are_used_and_said_to_be():
+    events = [event for event in cuda_like() if event.get("cat") != "gpu_user_annotation"]
+    summary = summarise({"traceEvents": events})
+    assert [step.seconds for step in summary.steps] == [milliseconds(25), milliseconds(20)]
+    assert "steps are the host's ranges" in summary.notes[0]
+
+
+def test_a_trace_without_steps_counts_as_one():
+    events = [event("kernel", GEMM, 0, 30), event("kernel", REDUCE, 20, 50, NETWORK)]
+    summary = summarise({"traceEvents": events})
+    assert (len(summary.steps), summary.step_seconds, summary.idle_seconds) == (1, milliseconds(50), 0)
+    assert summary.exposed_communication_seconds == milliseconds(20)
+    assert summary.notes == ("no ProfilerStep# in the trace: all of it counts as one step",)
+
+
+def test_operators_of_a_cpu_count_once_where_they_are_nested():
+    """10 ms of linear with 8 ms of addmm in it; a collective of 4 ms and an elementwise operator of 2 ms inside the optimizer."""
+    host = [
+        ("user_annotation", "ProfilerStep#1", 0, 30),
+        ("cpu_op", "LinearFunction", 0, 10),
+        ("cpu_op", "aten::addmm", 1, 9),
+        ("user_annotation", "optimizer_step", 12, 22),
+        ("cpu_op", "c10d::allreduce_", 13, 17),
+        ("cpu_op", "aten::mul_", 18, 20),
+    ]
+    summary = summarise({"traceEvents": [event(*entry, stream="host") for entry in host]})
+    seconds = {part.kind: part.seconds for part in summary.classes if part.seconds}
+    assert summary.measured_on == "host"
+    assert seconds == {
+        "matmul": milliseconds(8),
+        "other": milliseconds(2),
+        "communication": milliseconds(4),
+        "optimizer": milliseconds(2),
+    }
+    assert summary.idle_seconds == milliseconds(14)
+    assert {row.name: row.calls for row in summary.top}["LinearFunction"] == 1
+
+
+@pytest.mark.parametrize(
+    ("events", "what"),
+    [
+        ([], "no kernel and no operator"),
+        ([{"ph": "M", "name": "process_name"}, "text"], "no kernel and no operator"),
+        ([{"ph": "X", "cat": "kernel", "name": GEMM, "ts": 5}], "no start or duration"),
+        ([{"ph": "X", "cat": "kernel", "name": GEMM, "ts": "soon", "dur": 1}], "no start or duration"),
+        ([event("gpu_user_annotation", "ProfilerStep#1", 0, 9), event("kernel", GEMM, 20, 30)], "inside a profiled step"),
+        ([event("user_annotation", "ProfilerStep#1", 0, 9)], "no kernel and no operator"),
+    ],
+)
+def test_a_trace_without_work_has_no_summary(events, what):
+    with pytest.raises(MetricError, match=what):
+        summarise({"traceEvents": events})
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (None, "cannot be read"),
+        (b'{"traceEvents": [{"ph"', "is not JSON"),
+        (b"{}", "is no trace"),
+        (b"[1, 2", "is not JSON"),
+        (gzip.compress(b'{"traceEvents": []}')[:-9], "damaged gzip"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_named(tmp_path, content, what):
+    path = tmp_path / "trace.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(RecordError, match=what):
+        read_trace(path)
+
+
+def test_a_trace_is_read_plain_gzipped_and_with_the_bytes_that_kineto_lets_through(tmp_path):
+    document = {"traceEvents": cuda_like()}
+    plain, packed, rough = (tmp_path / name for name in ("a.json", "b.json.gz", "c.json"))
+    plain.write_text(json.dumps(document))
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    rough.write_bytes(plain.read_bytes().replace(b"python3", b"py\xff\x01"))
+    assert read_trace(plain) == read_trace(packed) == document
+    assert len(read_trace(rough)["traceEvents"]) == len(cuda_like())

@@ -1,0 +1,49 @@
+"""python -m tprimat.cli.profile as a user starts it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+STEP = {"ph": "X", "cat": "gpu_user_annotation", "name": "ProfilerStep#1", "ts": 0, "dur": 50000, "pid": 0, "tid": 7}
+GEMM = {"ph": "X", "cat": "kernel", "name": "nvjet_tst_192x192", "ts": 0, "dur": 30000, "pid": 0, "tid": 7}
+NCCL = {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce", "ts": 25000, "dur": 15000, "pid": 0, "tid": 13}
+ORIGIN = {"model": "llama", "platform": "cuda", "strategy": "balanced", "rank": 0, "step_of_profiler_step_0": 1}
+
+
+def command(*arguments):
+    line = [sys.executable, "-m", "tprimat.cli.profile", *map(str, arguments)]
+    return subprocess.run(line, cwd=ROOT, check=False, capture_output=True, text=True)
+
+
+def write_trace(path):
+    path.write_text(json.dumps({"tprimat": ORIGIN, "traceEvents": [STEP, GEMM, NCCL]}))
+    return path
+
+
+def test_the_tables_say_what_a_step_is_spent_on(tmp_path):
+    done = command(write_trace(tmp_path / "trace.json"))
+    assert done.returncode == 0, done.stderr
+    assert "cuda, llama, balanced, rank 0: mean of step 2 (n = 1, 50.0 ms to 50.0 ms)" in done.stdout
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert ["matmul", "30.0", "ms", "60.0", "%", "30.0", "ms", "1"] in rows
+    assert ["communication,", "exposed", "10.0", "ms", "20.0", "%", "15.0", "ms", "1"] in rows
+    assert ["idle", "10.0", "ms", "20.0", "%", "–", "–"] in rows
+    assert "communication runs for 15.0 ms, waiting for other ranks included; 10.0 ms of it (66.7 %) exposed" in done.stdout
+    assert "nvjet_tst_192x192" in done.stdout
+
+
+def test_json_holds_every_number_in_seconds(tmp_path):
+    document = json.loads(command(write_trace(tmp_path / "trace.json"), "--json").stdout)
+    assert document["step_seconds"] == 0.05
+    assert abs(document["exposed_communication_seconds"] - 0.01) < 1e-12
+    assert [row["kind"] for row in document["top"]] == ["matmul", "communication"]
+
+
+def test_a_missing_trace_is_the_user_s_to_mend_and_hides_no_other(tmp_path):
+    done = command(tmp_path / "none.json", write_trace(tmp_path / "trace.json"))
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {tmp_path}/none.json cannot be read: No such file")
+    assert "Traceback" not in done.stderr
+    assert "nvjet" in done.stdout

@@ -1,0 +1,58 @@
+"""Reads a trace of torch's profiler: the JSON that Chrome's trace viewer shows, plain or gzipped."""
+
+import contextlib
+import gc
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tprimat.errors import RecordError
+
+GZIP_START = b"\x1f\x8b"
+
+
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """Python's cycle collector walks all objects again and again while millions are made, which here are all kept."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
+
+
+def read_trace(path: Path) -> dict[str, Any]:
+    """A trace, with its list of traceEvents.
+
+    Raises:
+        RecordError: missing, cut short, or not a trace.
+    """
+    try:
+        content = path.read_bytes()
+        if content.startswith(GZIP_START):
+            content = gzip.decompress(content)
+        # Names of kernels come from the libraries as they are, with control characters and bytes that are not UTF-8.
+        with collector_paused():
+            document = json.loads(content.decode("utf8", errors="replace"), strict=False)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise RecordError(f"{path} is a damaged gzip file.", where=str(path), why=str(error)) from error
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read: {error.strerror or error}.", where=str(path)) from error
+    except (json.JSONDecodeError, RecursionError) as error:
+        why = f"{error}; a trace that is cut short looks like this"
+        raise RecordError(f"{path} is not JSON.", where=str(path), why=why) from error
+    if isinstance(document, list):  # the format's other form: the events alone
+        document = {"traceEvents": document}
+    if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
+        raise RecordError(
+            f"{path} is no trace.",
+            where=str(path),
+            why="It has no list of traceEvents.",
+            fix="profile_*.json of the output folder",
+        )
+    return document

@@ -1,0 +1,73 @@
+"""A profile's summary as text."""
+
+from tprimat import units
+from tprimat.analyze.profile import ProfileSummary
+from tprimat.report.columns import columns
+
+WORDS = {
+    "matmul": "matmul",
+    "attention": "attention",
+    "norm_elementwise": "norm and elementwise",
+    "optimizer": "optimizer",
+    "other": "other computation",
+    "communication": "communication, exposed",
+    "memory_copy": "memory copies, exposed",
+}
+WIDEST_NAME = 90
+
+
+def text(summary: ProfileSummary) -> str:
+    """Two tables, of classes and of kernels, with what a reader must know."""
+    return "\n\n".join([_heading(summary), _classes(summary), _communication(summary), _top(summary)])
+
+
+def _heading(summary: ProfileSummary) -> str:
+    said = [str(summary.origin[key]) for key in ("platform", "model", "strategy") if key in summary.origin]
+    numbers = [step.number for step in summary.steps]
+    seconds = [step.seconds for step in summary.steps]
+    span = f"step {numbers[0]}" if len(numbers) == 1 else f"steps {numbers[0]} to {numbers[-1]}"
+    spread = f"{units.seconds(min(seconds))} to {units.seconds(max(seconds))}"
+    rank = f"rank {summary.origin['rank']}" if "rank" in summary.origin else "one rank"
+    heading = f"{', '.join([*said, rank])}: mean of {span} (n = {len(numbers)}, {spread})"
+    return "\n".join([heading, *(f"note: {note}" for note in summary.notes)])
+
+
+def _classes(summary: ProfileSummary) -> str:
+    rows = [
+        [
+            WORDS[part.kind],
+            units.seconds(part.seconds),
+            units.percent(part.share),
+            units.seconds(part.busy_seconds),
+            _calls(part.calls),
+        ]
+        for part in summary.classes
+    ]
+    rows.append(["idle", units.seconds(summary.idle_seconds), units.percent(summary.idle_share), units.ABSENT, units.ABSENT])
+    rows.append(["step", units.seconds(summary.step_seconds), units.percent(1.0), units.ABSENT, units.ABSENT])
+    return columns(["class", "of the step", "share", "running", "calls"], rows)
+
+
+def _communication(summary: ProfileSummary) -> str:
+    whole, exposed = summary.communication_seconds, summary.exposed_communication_seconds
+    if not whole:
+        return "no communication"
+    hidden = f"{units.seconds(exposed)} of it ({units.percent(exposed / whole)}) exposed, the rest behind computation"
+    return f"communication runs for {units.seconds(whole)}, waiting for other ranks included; {hidden}"
+
+
+def _top(summary: ProfileSummary) -> str:
+    rows = [
+        [_short(row.name), WORDS[row.kind].split(",")[0], units.seconds(row.seconds), units.percent(row.share), _calls(row.calls)]
+        for row in summary.top
+    ]
+    what = "kernel" if summary.measured_on == "accelerator" else "operator"
+    return columns([what, "class", "a step", "share", "calls"], rows, left=2)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= WIDEST_NAME else name[: WIDEST_NAME - 1] + "…"
+
+
+def _calls(value: float) -> str:
+    return units.count(value) if value == round(value) else units.significant(value)

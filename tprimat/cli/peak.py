@@ -52,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add_counting(made)
     made.add_argument("--show-all", action="store_true", help="show every configuration, not only the peaks")
+    made.add_argument("--even-if-different", action="store_true", help="compare machines although their work differs")
     made.add_argument("--nodes", default="1,2,4,8", metavar="LIST", help="node counts to project to (1,2,4,8)")
     made.add_argument("--scaling-efficiency", default="0.9", metavar="SHARE", help="assumed beyond the measured nodes (0.9)")
     made.add_argument("--output", type=Path, default=SUMMARY_FILE, metavar="FILE", help=f"the whole analysis ({SUMMARY_FILE})")
@@ -154,7 +155,7 @@ def analyse(measured: Sequence["Measured"], options: argparse.Namespace) -> "Pea
         peak_words="peak (NVIDIA: sparse, AMD: dense)" if options.seed_conventions else f"{options.peak} matrix peak",
         entries=entries,
         peaks=best,
-        verdicts=peak.against_the_best(best, even_if_different=options.seed_conventions),
+        verdicts=peak.against_the_best(best, even_if_different=options.even_if_different),
         projections=peak.project(best[0], nodes, efficiency) if best else (),
         efficiency=efficiency,
         by_yardstick=[(made, peak.by_yardstick(made, warmup)) for made in best],

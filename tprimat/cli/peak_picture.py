@@ -25,6 +25,7 @@ def parser() -> argparse.ArgumentParser:
     )
     peak.add_counting(made)
     made.add_argument("--output", type=Path, default=PICTURE, metavar="FILE", help=f"png, svg or pdf ({PICTURE})")
+    made.add_argument("--even-if-different", action="store_true", help="compare machines although their work differs")
     made.set_defaults(nodes="1", scaling_efficiency="1")
     return made
 

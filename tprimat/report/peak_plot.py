@@ -133,7 +133,7 @@ def _configuration_row(part: "SubFigure", drawn: Drawn) -> None:
 def _labels(entries: Sequence[Entry]) -> list[str]:
     """What tells each configuration from all others, on two lines where it is long."""
     return [
-        fill(f"{made.model}, {made.platform}, {name}", 62, max_lines=2, placeholder=" …")
+        fill(f"{made.model}, {made.platform}, {name}", 62, max_lines=2)
         for made, name in zip(entries, names(entries), strict=True)
     ]
 

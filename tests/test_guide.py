@@ -1,0 +1,45 @@
+"""PEAK_THROUGHPUT_GUIDE.md holds what its commands print today."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+GUIDE = ROOT / "PEAK_THROUGHPUT_GUIDE.md"
+
+
+def tables(*arguments):
+    command = [sys.executable, ROOT / "tools" / "guide_tables.py", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_every_table_of_the_guide_is_what_its_command_prints():
+    done = tables("--check")
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"^<!-- from: ", GUIDE.read_text(), flags=re.MULTILINE)) >= 8
+
+
+def test_a_table_that_was_edited_is_found_and_mended(tmp_path):
+    page = tmp_path / "page.md"
+    block = re.search(r"<!-- from: [^>]*throughput_scaling.csv -->.*?<!-- end -->", GUIDE.read_text(), flags=re.DOTALL)[0]
+    page.write_text(block.replace("34,086", "35,000"))
+    assert tables(page, "--check").returncode == 1
+    assert tables(page).returncode == 0
+    assert page.read_text() == block
+
+
+def test_a_command_that_fails_is_named(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- from: ./analyze_peak_throughput.py --results-dir nowhere -->\n<!-- end -->\n")
+    done = tables(page)
+    assert done.returncode == 1
+    assert "nowhere ended with status 2" in done.stderr
+
+
+def test_the_doors_that_the_guide_names_are_here():
+    names = set(re.findall(r"\./(\w+\.(?:py|sh))", GUIDE.read_text()))
+    assert {"analyze_peak_throughput.py", "visualize_peak_throughput.py"} <= names
+    assert [name for name in names if not (ROOT / name).exists()] == []
+    assert shutil.which(str(ROOT / "analyze_peak_throughput.py"))

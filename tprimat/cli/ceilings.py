@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tprimat.errors import RecordError
+from tprimat.record.archive import is_archive, unpacked
 from tprimat.record.schema import ProbeRecord, RunRecord
 from tprimat.record.store import read_probes
 
@@ -16,15 +17,24 @@ FILE_NAME = "probes.jsonl"
 
 
 def probes_in(paths: Iterable[Path]) -> tuple[list[ProbeRecord], list[RecordError]]:
-    """All probes that lie directly in some folders of results, and what could not be read."""
+    """All probes that lie directly in some folders of results, or anywhere in archives, and what could not be read."""
     found: list[ProbeRecord] = []
     problems: list[RecordError] = []
-    for folder in dict.fromkeys(path if path.is_dir() else path.parent for path in paths):
+    for place in dict.fromkeys(path if path.is_dir() or is_archive(path) else path.parent for path in paths):
         try:
-            found += read_probes(folder / FILE_NAME)
+            found += _in_archive(place) if is_archive(place) and place.is_file() else read_probes(place / FILE_NAME)
         except RecordError as error:
             problems.append(error)
     return found, problems
+
+
+def _in_archive(archive: Path) -> list[ProbeRecord]:
+    """None of one that is damaged: who reads its results says so."""
+    try:
+        with unpacked(archive) as folder:
+            return [probe for file in sorted(folder.rglob(FILE_NAME)) for probe in read_probes(file)]
+    except RecordError:
+        return []
 
 
 def under_ceiling(options: "MetricOptions", run: RunRecord, probes: Sequence[ProbeRecord]) -> "MetricOptions":

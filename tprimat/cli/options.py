@@ -11,6 +11,7 @@ EPILOG = """examples:
   ./benchmark.py --set training.optimizer.learning_rate=1e-4
   ./benchmark.py --model llama --scaling 1,2,4,8         weak scaling: results in output/gpus-1 to gpus-8
   ./benchmark.py --probe gemm,memory                     what the bare operations reach here
+  ./benchmark.py --report                                what the results in ./output say, as a page that opens offline
 
 exit status: 0 all runs completed, 1 some run failed (the others' results stay), 2 a mistake in what was asked
 """
@@ -66,6 +67,8 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument("--json", action="store_true", help="the summary on stdout as one JSON document")
     other = made.add_argument_group("instead of training")
     other.add_argument("--probe", metavar="KINDS", help="measure bare operations: gemm,attention,collectives,memory,mlp or all")
+    other.add_argument("--report", action="store_true", help="one HTML page on all results in --output-dir: report.html there")
+    other.add_argument("--archive", metavar="OUT.tar.gz", help="pack all results in --output-dir for others, secrets masked")
     return made
 
 

@@ -41,6 +41,7 @@ HEADS = "ValueError: num_attention_heads (28) must be a multiple of tensor_model
             "out_of_memory",
             "it tried to allocate 3.31 GiB on GPU 0, where 780.24 MiB of 128.00 GiB were free.",
         ),
+        ("error: There is no text at /a/b.", "failed", "There is no text at /a/b."),
         (CUDA_MEMORY, "out_of_memory", "it tried to allocate 512.00 MiB on GPU 1, where 5.25 MiB of 79.15 GiB were free."),
         ("RuntimeError: CUDA error: out of memory", "out_of_memory", "The GPU ran out of memory."),
         ("n1:12:34 [0] NCCL WARN Cuda failure 2 'out of memory'", "out_of_memory", "The GPU ran out of memory."),

@@ -60,12 +60,12 @@ def train(plan: RunPlan, redirected: bool) -> None:
         note_completed(RunDirectory(directory))
 
 
-def attention_preference(options: ActiveOptions) -> AbstractContextManager[Any]:
+def attention_preference(cudnn: bool) -> AbstractContextManager[Any]:
     """Which attention kernels torch may choose: cuDNN's first, or all but cuDNN's, which newer versions prefer by themselves."""
     others = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     if not torch.cuda.is_available():
         return nullcontext()
-    return sdpa_kernel([SDPBackend.CUDNN_ATTENTION, *others] if options.cudnn_attention else others, set_priority=True)
+    return sdpa_kernel([SDPBackend.CUDNN_ATTENTION, *others] if cudnn else others, set_priority=True)
 
 
 def _describer(plan: RunPlan, options: ActiveOptions, redirected: bool) -> Any:

@@ -1,0 +1,115 @@
+"""Training data: the same global batch whatever the layout, and real text that is read once."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from planning import ROOT, make_plan
+
+from tprimat.errors import LaunchError
+from tprimat.train.data import GlobalBatches, MockSequences, RankPlace
+from tprimat.train.text import open_text, text_files
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "tprimat"
+
+
+def plan_for(tmp_path, dataset, **settings):
+    return make_plan(tmp_path / "run", "llama", {"training.data.dataset": dataset, "training.duration.max_steps": 2, **settings})
+
+
+@pytest.mark.parametrize(("ranks", "micro_batch"), [(1, 1), (2, 1), (4, 2), (8, 2)])
+def test_all_replicas_together_see_the_same_global_batch(tmp_path, ranks, micro_batch):
+    plan = plan_for(tmp_path, "mock")
+    mock = MockSequences(seed=7, sequence_tokens=16, vocabulary=512)
+    whole = next(iter(GlobalBatches(mock, plan, 16, RankPlace(0, 1))))[0]
+    parts = [next(iter(GlobalBatches(mock, plan, micro_batch, RankPlace(rank, ranks)))) for rank in range(ranks)]
+    in_order = [parts[rank][number] for number in range(len(parts[0])) for rank in range(ranks)]
+    assert np.array_equal(np.concatenate(in_order), whole)
+
+
+def test_mock_data_is_a_function_of_seed_and_index():
+    one, again, other = (MockSequences(seed=seed, sequence_tokens=64, vocabulary=512) for seed in (1, 1, 2))
+    assert np.array_equal(one.sequence(3), again.sequence(3))
+    assert not np.array_equal(one.sequence(3), other.sequence(3))
+    assert not np.array_equal(one.sequence(3), one.sequence(4))
+
+
+def test_mock_data_has_a_rule_that_can_be_learnt():
+    tokens = MockSequences(seed=1, sequence_tokens=2000, vocabulary=512).sequence(0)
+    steps = np.diff(tokens) % 512
+    assert np.mean(steps == np.bincount(steps).argmax()) > 0.7
+    assert tokens.max() < 512
+
+
+def test_text_becomes_bytes_in_windows_of_the_stream(tmp_path, cache):
+    text = "The quick brown fox. " * 40
+    (tmp_path / "a.txt").write_text(text)
+    data = open_text(plan_for(tmp_path, f"text:{tmp_path / 'a.txt'}", **{"training.data.sequence_length": 32}), 512)
+    assert data.tokens == len(text) + 1
+    window = data.sequence(0)
+    assert window.shape == (33,)
+    assert bytes(window.astype(np.uint8)).decode() in text
+    starts = {bytes(data.sequence(index).astype(np.uint8)) for index in range(data.windows)}
+    assert len(starts) > data.windows // 21
+
+
+def test_each_epoch_reads_every_window_once_in_another_order(tmp_path, cache):
+    (tmp_path / "a.txt").write_bytes(bytes(range(256)) * 8)
+    data = open_text(plan_for(tmp_path, f"text:{tmp_path / 'a.txt'}", **{"training.data.sequence_length": 50}), 512)
+    epochs = [[tuple(data.sequence(epoch * data.windows + place)) for place in range(data.windows)] for epoch in (0, 1)]
+    assert sorted(epochs[0]) == sorted(epochs[1])
+    assert epochs[0] != epochs[1]
+
+
+def test_the_same_content_is_built_once_and_other_content_anew(tmp_path, cache):
+    (tmp_path / "a.txt").write_text("x" * 500)
+    plan = plan_for(tmp_path, f"text:{tmp_path / 'a.txt'}")
+    open_text(plan, 512)
+    built = {path.name: path.stat().st_mtime_ns for path in cache.iterdir()}
+    open_text(plan, 512)
+    assert {path.name: path.stat().st_mtime_ns for path in cache.iterdir()} == built
+    (tmp_path / "a.txt").write_text("y" * 500)
+    open_text(plan, 512)
+    assert len(list(cache.glob("*.idx"))) == 2
+
+
+def test_a_folder_is_read_whole_and_the_standard_library_is_there(tmp_path):
+    (tmp_path / "deep").mkdir()
+    for name in ("b.txt", "a.md", "deep/c.rst"):
+        (tmp_path / name).write_text(name)
+    assert [path.name for path in text_files(str(tmp_path))] == ["a.md", "b.txt", "c.rst"]
+    assert len(text_files("stdlib")) > 50
+
+
+@pytest.mark.parametrize(
+    ("content", "vocabulary", "message"),
+    [("short", 512, "fewer than one sequence"), ("long enough " * 50, 100, "the model knows 100")],
+)
+def test_text_that_cannot_be_trained_on_is_refused_with_the_way_out(tmp_path, cache, content, vocabulary, message):
+    (tmp_path / "a.txt").write_text(content)
+    with pytest.raises(LaunchError, match=message) as caught:
+        open_text(plan_for(tmp_path, f"text:{tmp_path / 'a.txt'}"), vocabulary)
+    assert caught.value.fix
+
+
+def test_a_missing_text_is_the_users_mistake(tmp_path):
+    command = [sys.executable, "benchmark.py", "--model", "llama", "--gpus", "1", "--data", "text:/no/such/folder"]
+    done = subprocess.run([*command, "--output-dir", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: There is no text at /no/such/folder.")
+
+
+def test_text_that_only_the_worker_can_judge_ends_the_run_with_its_cause(tmp_path):
+    (tmp_path / "short.txt").write_text("short")
+    command = [sys.executable, "benchmark.py", "--model", "llama", "--gpus", "1", "--data", f"text:{tmp_path / 'short.txt'}"]
+    command += ["--output-dir", str(tmp_path), "--json", "--quiet"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    (run,) = json.loads(done.stdout)["runs"]
+    assert "6 tokens, fewer than one sequence of 64" in run["run"]["cause"]

@@ -163,6 +163,12 @@ def test_without_ranges_of_the_device_the_host_s_are_used_and_said_to_be():
     assert "steps are the host's ranges" in summary.notes[0]
 
 
+def test_a_step_in_which_training_failed_does_not_count():
+    summary = summarise({"traceEvents": cuda_like(), "tprimat_unfinished": 3})
+    assert ([step.number for step in summary.steps], summary.step_seconds) == ([2], milliseconds(100))
+    assert summary.notes == ("training failed in the last step of the trace, which is left out",)
+
+
 def test_a_trace_without_steps_counts_as_one():
     events = [event("kernel", GEMM, 0, 30), event("kernel", REDUCE, 20, 50, NETWORK)]
     summary = summarise({"traceEvents": events})

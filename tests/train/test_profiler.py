@@ -1,19 +1,24 @@
-"""A real training on one CPU rank with the profiling section switched on: what it leaves behind."""
+"""A real training on two CPU ranks with the profiling section switched on: what it leaves behind."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from planning import make_plan, train_together
+from planning import ROOT, make_plan, train_together
 
 from tprimat.analyze.metrics import MetricOptions, run_metrics
 from tprimat.analyze.profile import summarise
+from tprimat.plan.file import write_plan
+from tprimat.record.store import RunDirectory
 from tprimat.train.profiler import slows
 
 SETTINGS = {
-    "hardware.platforms.cpu.gpus_per_node": 1,
+    "hardware.platforms.cpu.gpus_per_node": 2,
     "training.duration.max_steps": 8,
-    "training.data.global_batch_size": 1,
+    "training.data.global_batch_size": 2,
     "training.data.sequence_length": 16,
     "profiling.enabled": True,
 }
@@ -66,6 +71,12 @@ def test_one_file_stands_under_the_names_of_chrome_and_of_tensorboard(trained):
         "rank": 0,
         "step_of_profiler_step_0": 1,
     }
+
+
+def test_only_rank_0_is_profiled(trained):
+    plan, run, _ = trained["once"]
+    assert (plan.layout.world_size, load_trace(plan)["distributedInfo"]["rank"]) == (2, 0)
+    assert run.profiled_steps.count(3) == 1
 
 
 def test_the_trace_holds_the_active_steps_with_shapes_stacks_and_memory(trained):
@@ -124,6 +135,21 @@ def test_the_real_trace_of_a_cpu_is_summarised_by_operators(trained):
         assert work[kind].calls >= 1
     assert sum(part.share for part in summary.classes) + summary.idle_share == pytest.approx(1)
     assert any(row.name == "aten::mm" for row in summary.top)
+
+
+def test_a_failure_keeps_the_steps_that_were_recorded_before_it(tmp_path):
+    plan = profiled_plan(tmp_path / "fails", {"wait": 0, "warmup": 1, "active": 6, "repeat": 1}, with_stack=False)
+    write_plan(tmp_path / "plan.json", plan)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += [str(Path(__file__).parent / "fails_in_a_step.py"), str(tmp_path / "plan.json"), "4"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 1
+    assert "the data have come to an end" in done.stderr
+    summary = summarise(load_trace(plan))
+    assert [step.number for step in summary.steps] == [2, 3]
+    assert "training failed in the last step" in summary.notes[-1]
+    assert RunDirectory(Path(plan.run_directory)).read_run().profiled_steps == (1, 2, 3, 4)
 
 
 def test_the_step_in_which_a_trace_is_written_counts_as_slowed(tmp_path):

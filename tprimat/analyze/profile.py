@@ -102,7 +102,10 @@ def summarise(trace: Mapping[str, Any], *, top: int = TOP) -> ProfileSummary:
         step_windows(events, "user_annotation"), step_windows(events, "gpu_user_annotation"), spans, on_device
     )
     parts = [(window, spans.inside(window.start, window.end)) for window in windows]
-    parts = [(window, part) for window, part in parts if len(part.starts)]
+    unfinished = trace.get("tprimat_unfinished")
+    parts = [(window, part) for window, part in parts if len(part.starts) and window.number != unfinished]
+    if unfinished is not None:
+        notes = (*notes, "training failed in the last step of the trace, which is left out")
     if not parts:
         raise MetricError("No kernel and no operator runs inside a profiled step.", fix="profile at least one whole step")
     origin = trace.get("tprimat")

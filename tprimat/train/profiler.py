@@ -78,6 +78,8 @@ class ProfilerCallback(*callback_bases()):  # type: ignore[misc]
         """Keep what was recorded before a failure, as far as the device still answers."""
         del trainer, pl_module, exception
         with contextlib.suppress(RuntimeError, RecordError):
+            if self._profile is not None and self._profile.current_action in RECORDING:
+                self._profile.add_metadata_json("tprimat_unfinished", str(self._profile.step_num))
             self._finish()
 
     def _began(self, running: profile) -> None:

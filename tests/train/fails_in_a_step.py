@@ -1,0 +1,27 @@
+"""Started by torchrun in tests: trains a plan whose data end in the middle of a step that is profiled.
+
+torchrun --nproc-per-node 1 tests/train/fails_in_a_step.py PLAN.json STEP
+"""
+
+import sys
+from pathlib import Path
+
+from tprimat.train import redirect
+
+redirected = redirect.install()
+
+from tprimat.plan.file import read_plan  # noqa: E402
+from tprimat.train.megatron_module import MegatronModule  # noqa: E402
+from tprimat.train.megatron_run import train  # noqa: E402
+
+
+class Failing(MegatronModule):
+    def _forward(self, batches, model):
+        if self.trainer.global_step + 1 == int(sys.argv[2]):
+            raise ValueError("the data have come to an end")
+        return super()._forward(batches, model)
+
+
+if __name__ == "__main__":
+    sys.modules["tprimat.train.megatron_run"].MegatronModule = Failing
+    train(read_plan(Path(sys.argv[1])), redirected)

@@ -128,6 +128,7 @@ def test_any_two_runs_show_what_they_differ_in(opened):
         options = opened.run(f"[...document.getElementById('{place}-run').options].map(option => option.text)")
         opened.fill(f"#{place}-run", str(options.index(name)))
 
+    opened.wait("document.getElementById('difference').innerText.includes('environment')")  # unlike runs are chosen at first
     choose("first", "h100-llama-0")
     choose("second", "with-command")
     opened.wait("document.getElementById('difference').innerText.includes('balanced')")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from html import escape
 
 from tprimat import units
-from tprimat.analyze.groups import Group, Measured
+from tprimat.analyze.groups import Group, Measured, kind_of
 from tprimat.errors import RecordError
 from tprimat.record.schema import Evidence, RunRecord
 from tprimat.report.plot import CURVES, memory_panel, throughput_panel
@@ -39,7 +39,8 @@ def difference_form(runs: Sequence[Measured]) -> str:
     """Two lists to choose from; the script fills the table."""
     if len(runs) < 2:
         return '<p class="note">There is only one run.</p>'
-    second = next((i for i, item in enumerate(runs) if item.result.run.machine != runs[0].result.run.machine), 1)
+    kinds = [kind_of(item.result, None) for item in runs]
+    second = next((place for place, kind in enumerate(kinds) if kind != kinds[0]), 1)
     lists = [
         f'<label>{name}<select id="{name}-run">'
         + "".join(
@@ -56,14 +57,15 @@ def evidence(comparison: Comparison, runs: Sequence[Measured]) -> str:
     """Warnings, each with the runs that it is true of, then what every run proves about itself."""
     warnings = [f"<li>{escape(what)}{_places(places)}</li>" for what, places in _all_notes(comparison).items()]
     spread = [f"<li>{escape(line)}</li>" for line in remarks(comparison) if line.startswith("Runs of ")]
-    listed = f'<ul class="warnings">{"".join(warnings + spread)}</ul>' if warnings or spread else "<p>No warnings.</p>"
+    listed = f'<ul class="warnings">{"".join(warnings)}</ul>' if warnings else "<p>No warnings.</p>"
+    listed += f"<ul>{''.join(spread)}</ul>" if spread else ""
     rows = "".join(
         f"<tr><th scope=row>{escape(run_name(item))}</th><td>{_said(item.result.run)}</td>"
         f"<td>{escape(item.metrics.window.rule) if item.metrics else units.ABSENT}</td></tr>"
         for item in runs
     )
     head = "<tr><th scope=col>run</th><th scope=col>what it says it ran</th><th scope=col>steady steps</th></tr>"
-    table = f'<div class="scroll"><table class="plain"><thead>{head}</thead><tbody>{rows}</tbody></table></div>'
+    table = f'<div class="scroll"><table class="plain stack"><thead>{head}</thead><tbody>{rows}</tbody></table></div>'
     return f"{listed}<details><summary>Evidence of every run ({len(runs)})</summary>{table}</details>"
 
 
@@ -114,7 +116,9 @@ def failed(not_counted: Sequence[Measured], problems: Sequence[RecordError]) -> 
         return "<p>Every run counts, every file could be read.</p>"
     rows = "".join(_failure(item) for item in not_counted)
     head = "<tr>" + "".join(f"<th scope=col>{name}</th>" for name in ("run", "configuration", "outcome", "cause")) + "</tr>"
-    table = f'<div class="scroll"><table class="plain"><thead>{head}</thead><tbody>{rows}</tbody></table></div>' if rows else ""
+    table = (
+        f'<div class="scroll"><table class="plain stack"><thead>{head}</thead><tbody>{rows}</tbody></table></div>' if rows else ""
+    )
     files = "".join(f"<li><pre>{escape(str(problem))}</pre></li>" for problem in problems)
     return table + (f"<h3>Files that could not be read ({len(problems)})</h3><ul>{files}</ul>" if files else "")
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -22,7 +23,9 @@ from tprimat.engines.primus_install import decide  # noqa: E402
 from tprimat.engines.primus_settings import rank_error_logs, settings, word  # noqa: E402
 from tprimat.errors import ConfigError, LaunchError  # noqa: E402
 from tprimat.plan.build import PlanRequest, build_plan  # noqa: E402
+from tprimat.plan.expected import first_record  # noqa: E402
 from tprimat.plan.schema import PrimusStart  # noqa: E402
+from tprimat.record.schema import Machine  # noqa: E402
 
 GOLDEN = Path(__file__).parent / "golden" / "primus"
 MODELS = ("llama", "qwen")
@@ -187,6 +190,18 @@ def test_a_primus_cli_on_the_path_leads_to_its_checkout_or_stands_alone(tmp_path
     alone.chmod(0o755)
     found = decide(PrimusOptions(launcher="container", image="an/image"), None, 1)
     assert (found.program, found.directory, found.image) == (str(alone), None, "an/image")
+
+
+def test_a_checkout_is_known_by_its_tag_and_commit(tmp_path):
+    root = make_checkout(tmp_path / "Primus")
+    assert decide(PrimusOptions(), str(root), 1).version is None
+    name = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for words in (["init", "-q"], ["add", "."], [*name, "commit", "-qm", "all"], ["tag", "v26.5.1"]):
+        subprocess.run(["git", "-C", str(root), *words], check=True)
+    found = decide(PrimusOptions(), str(root), 1)
+    machine = Machine(platform="rocm", accelerator=None, gpus_per_node=8, nodes=1)
+    record = first_record(plan_of(start=found), machine, "2026-11-21T00:00:00.000+00:00")
+    assert record.software == {"primus": "v26.5.1"}
 
 
 def test_more_nodes_need_slurm(tmp_path, monkeypatch):

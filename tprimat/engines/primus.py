@@ -70,10 +70,14 @@ def _launcher(plan: RunPlan, start: PrimusStart, environment: Mapping[str, str])
 
 
 def _container(plan: RunPlan, start: PrimusStart, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The output folder at its own place inside, and the environment. Primus mounts its checkout and the GPUs itself."""
+    """The output folder at its own place inside, and the environment. Primus mounts its checkout and the GPUs itself.
+
+    --init puts a process that hears SIGTERM first: the shell that Primus starts there would not, and a run that is stopped would
+    go on in its container.
+    """
     image = ("--image", start.image) if start.image else ()
     volume = ("--volume", f"{plan.output_directory}:{plan.output_directory}")
-    return (*image, *volume, *(word for name, value in environment.items() for word in ("--env", f"{name}={value}")))
+    return ("--init", *image, *volume, *(word for name, value in environment.items() for word in ("--env", f"{name}={value}")))
 
 
 def own_log(plan: RunPlan) -> str:

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from tprimat.plan.schema import PrimusLauncher, PrimusOptions, PrimusStart
 
 DIRECT = "runner/primus-cli-direct.sh"
 """There since v0.5.0, when primus-cli got its modes; v0.4.0 has a primus-cli without them."""
+GIT_PATIENCE_SECONDS = 10.0
+"""--dirty compares every file, which takes a while on a network file system."""
 SLURM_ENTRY = "runner/primus-cli-slurm-entry.sh"
 WITHOUT_CONTAINER = re.compile(r"primus-cli-\$\{\w*MODE\}\.sh")
 """What the entry of a version holds that can do without a container: not from v0.7.0 to v26.4.0."""
@@ -82,6 +85,7 @@ def decide(options: PrimusOptions, primus_path: str | None, nodes: int) -> Primu
         program=str(program),
         launcher=launcher,
         directory=str(found.root) if found.root else None,
+        version=version_of(found.root) if found.root else None,
         image=options.image,
         slurm_arguments=options.slurm_arguments,
         overrides=options.overrides,
@@ -92,6 +96,18 @@ def _launcher(options: PrimusOptions, found: Installed) -> PrimusLauncher:
     if options.launcher != "auto":
         return options.launcher
     return "direct" if found.cli else "script"
+
+
+def version_of(root: Path) -> str | None:
+    """Tag and commit of a checkout, such as v26.5.1-3-gfd1eeabb; None where git or its history is missing."""
+    if not (root / ".git").exists():  # git would look in the folders above
+        return None
+    argv = ["git", "-C", str(root), "describe", "--tags", "--always", "--dirty"]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=GIT_PATIENCE_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
 
 
 def _check_slurm(options: PrimusOptions, found: Installed) -> None:

@@ -33,6 +33,7 @@ def first_record(plan: RunPlan, machine: Machine, started_at: str, prediction: P
         sequence_tokens=batch.sequence_tokens,
         seed=plan.seed,
         machine=machine,
+        software={"primus": plan.primus.version} if plan.primus and plan.primus.version else {},
         started_at=started_at,
         clock="framework" if plan.engine == "primus" else "step_end",
         outcome=outcome,

@@ -89,6 +89,8 @@ class PrimusStart:
     launcher: PrimusLauncher
     directory: str | None = None
     """Root of the checkout, from which Primus must be started; None for an installed package."""
+    version: str | None = None
+    """As git describes the checkout; None where it cannot."""
     image: str | None = None
     slurm_arguments: tuple[str, ...] = ()
     overrides: dict[str, Scalar] = field(default_factory=dict)

@@ -138,25 +138,28 @@ def peaks(entries: Sequence[Entry]) -> list[Entry]:
 
 def names(entries: Sequence[Entry]) -> list[str]:
     """What to call each configuration: strategy and layout, and where these are alike, the settings in which they differ."""
-    return [
-        " ".join([made.configuration, *_distinctions(made, [other for other in entries if _like(made, other)])])
-        for made in entries
-    ]
+    alike: dict[tuple[str, str, str], list[Entry]] = {}
+    for made in entries:
+        alike.setdefault((made.platform, made.model, made.configuration), []).append(made)
+    called = {
+        id(made): [made.configuration, *words] for same in alike.values() for made, words in zip(same, _apart(same), strict=True)
+    }
+    return [" ".join(called[id(made)]) for made in entries]
 
 
-def _like(made: Entry, other: Entry) -> bool:
-    return (made.platform, made.model, made.configuration) == (other.platform, other.model, other.configuration)
-
-
-def _distinctions(made: Entry, alike: Sequence[Entry]) -> list[str]:
+def _apart(alike: Sequence[Entry]) -> list[list[str]]:
     """What tells like-named configurations apart: their own figures, and the switches that most of the others set otherwise."""
-    figures, switches = _figures(made.run), made.run.engine_options
-    words = [f"{key}={value}" for key, value in figures.items() if any(_figures(other.run)[key] != value for other in alike)]
-    for key in sorted({key for other in alike for key in other.run.engine_options}):
-        usual, _ = Counter(repr(other.run.engine_options.get(key)) for other in alike).most_common(1)[0]
-        if repr(switches.get(key)) != usual:
-            words.append(f"{key}={switches.get(key)}")
-    return words
+    figures = [_figures(made.run) for made in alike]
+    differing = [key for key in figures[0] if len({repr(one[key]) for one in figures}) > 1]
+    switches = {
+        key: Counter(repr(made.run.engine_options.get(key)) for made in alike).most_common(1)[0][0]
+        for key in sorted({key for made in alike for key in made.run.engine_options})
+    }
+    return [
+        [f"{key}={one[key]}" for key in differing]
+        + [f"{key}={options.get(key)}" for key, usual in switches.items() if repr(options.get(key)) != usual]
+        for one, options in zip(figures, (made.run.engine_options for made in alike), strict=True)
+    ]
 
 
 def _figures(run: RunRecord) -> dict[str, object]:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from tprimat.analyze.metrics import MetricOptions
     from tprimat.report.peak import PeakAnalysis
 
+MOST_EXPLAINED = 20
+"""Peaks that are counted in every way and remarked on; the others stand in the tables."""
 SUMMARY_FILE = Path("peak_throughput_summary.txt")
 
 
@@ -155,11 +157,11 @@ def analyse(measured: Sequence["Measured"], options: argparse.Namespace) -> "Pea
         peak_words="peak (NVIDIA: sparse, AMD: dense)" if options.seed_conventions else f"{options.peak} matrix peak",
         entries=entries,
         peaks=best,
-        verdicts=peak.against_the_best(best, even_if_different=options.even_if_different),
+        verdicts=peak.against_the_best(best[:MOST_EXPLAINED], even_if_different=options.even_if_different),
         projections=peak.project(best[0], nodes, efficiency) if best else (),
         efficiency=efficiency,
-        by_yardstick=[(made, peak.by_yardstick(made, warmup)) for made in best],
-        notes=peak.remarks(best),
+        by_yardstick=[(made, peak.by_yardstick(made, warmup)) for made in best[:MOST_EXPLAINED]],
+        notes=peak.remarks(best[:MOST_EXPLAINED]),
         without_rate=[group.label for group in groups if id(group) not in ranked],
         not_counted=[item for item in measured if item.not_counted is not None],
     )

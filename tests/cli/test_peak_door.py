@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tprimat.record.schema import TelemetrySample
+from tprimat.record.store import RunDirectory
+
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "tests" / "runs"
 
@@ -103,6 +106,24 @@ def test_cost_and_the_measured_ceiling_are_columns_only_where_there_is_data(tmp_
     assert "cost/M tokens" not in plain
     assert "of measured matmul" not in plain
     assert "cost/M tokens" in analyse("--cost-per-gpu-hour", "2.5", cwd=tmp_path).stdout
+
+
+def test_energy_and_configured_prices_become_columns(tmp_path):
+    shutil.copytree(RUNS / "mi300x" / "runs" / "mi300x-llama-0", tmp_path / "output" / "runs" / "r0")
+    place = RunDirectory(tmp_path / "output" / "runs" / "r0")
+    for second in range(0, 240, 2):
+        for gpu in range(8):
+            place.append_telemetry(TelemetrySample(at_seconds=float(second), gpu=gpu, power_watts=700.0))
+    (tmp_path / "prices.yaml").write_text(
+        (ROOT / "config.yaml").read_text().replace("cloud_costs: {}", "cloud_costs: {AMD Instinct MI300X: 2.0}")
+    )
+    done = analyse("--config", "prices.yaml", "--json", cwd=tmp_path)
+    (peak,) = json.loads(done.stdout)["peaks"]
+    assert peak["joules_per_token"] == pytest.approx(700 / peak["tokens_per_second_per_gpu"])
+    assert peak["cost_per_million_tokens"] == pytest.approx(2.0 / 3600 / peak["tokens_per_second_per_gpu"] * 1e6)
+    text = analyse("--config", "prices.yaml", cwd=tmp_path).stdout
+    assert "energy/token" in text
+    assert "cost/M tokens" in text
 
 
 @pytest.mark.parametrize(

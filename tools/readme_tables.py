@@ -13,14 +13,14 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MARKERS = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARKERS = re.compile(r"(<!-- table ([^>]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def table(results: str) -> str:
     """compare.py's table of a folder, without the verdicts that follow it."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "table.md"
-        command = [sys.executable, "compare.py", "--results-dir", results, "--output", str(output)]
+        command = [sys.executable, "compare.py", "--results-dir", *results.split(), "--output", str(output)]
         subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
         return output.read_text(encoding="utf8").split("\n\n")[0] + "\n"
 

@@ -14,7 +14,8 @@ from tprimat.analyze.scaling_laws import fit
 from tprimat.errors import MetricError
 from tprimat.facts.models import model_shape
 from tprimat.record.benchmark_file import RunResult
-from tprimat.record.schema import Estimate, Machine, RunRecord, StepRecord
+from tprimat.record.derived import Estimate
+from tprimat.record.schema import Machine, RunRecord, StepRecord
 
 COUNTS = (1, 2, 4, 8, 16, 32)
 

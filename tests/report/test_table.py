@@ -8,7 +8,7 @@ from tprimat.analyze.compare import Difference, Verdict
 from tprimat.analyze.groups import group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.record.collect import load_results
-from tprimat.record.schema import Estimate
+from tprimat.record.derived import Estimate
 from tprimat.report.table import Comparison, rows_of, sentence, text
 
 RUNS = Path(__file__).parent.parent / "runs"

@@ -16,7 +16,8 @@ from tprimat.analyze.statistics import (
     t_quantile,
 )
 from tprimat.analyze.window import steps_inside
-from tprimat.record.schema import Estimate, RunRecord
+from tprimat.record.derived import Estimate
+from tprimat.record.schema import RunRecord
 
 RESAMPLES = 2000
 SEED = 20260101

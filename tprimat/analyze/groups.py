@@ -13,7 +13,8 @@ from tprimat.analyze.statistics import between_run_deviation, mean_of_runs, t_qu
 from tprimat.errors import MetricError
 from tprimat.facts.accelerators import find_accelerator
 from tprimat.record.benchmark_file import RunResult
-from tprimat.record.schema import Estimate, RunMetrics, RunRecord
+from tprimat.record.derived import Estimate, RunMetrics
+from tprimat.record.schema import RunRecord
 
 Trait = Callable[[RunRecord], object]
 Origin = Callable[[RunResult], str]
@@ -89,13 +90,10 @@ def accelerator_name(run: RunRecord) -> str:
 
 
 def layout(run: RunRecord) -> str:
-    """TP4 PP2 DP1, without what is not recorded."""
-    sizes = (
-        ("TP", run.tensor_parallel),
-        ("PP", run.pipeline_parallel),
-        ("CP", run.context_parallel),
-        ("EP", run.expert_parallel),
-    )
+    """TP4 PP2 DP1, without what is not recorded; the rarer ways to split a model only where they split it."""
+    rare = (("VPP", run.virtual_pipeline), ("CP", run.context_parallel), ("EP", run.expert_parallel))
+    sizes = [("TP", run.tensor_parallel), ("PP", run.pipeline_parallel)]
+    sizes += [(name, size) for name, size in rare if size != 1]
     return " ".join(f"{name}{size}" for name, size in (*sizes, ("DP", run.data_parallel)) if size is not None)
 
 

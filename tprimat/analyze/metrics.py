@@ -11,7 +11,8 @@ from tprimat.analyze.statistics import Interval, median_interval, ratio_of_sums,
 from tprimat.analyze.window import Warmup, steady_window, steps_inside
 from tprimat.facts.accelerators import peak_dense_flops, peak_sparse_flops
 from tprimat.facts.flops import flop_per_token, seed_flop_per_token
-from tprimat.record.schema import Estimate, RunMetrics, RunRecord, StepRecord, TelemetrySample, Window
+from tprimat.record.derived import Estimate, RunMetrics, Window
+from tprimat.record.schema import RunRecord, StepRecord, TelemetrySample
 
 Convention = Literal["causal", "full", "6n"]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tprimat.analyze.compare import Verdict, comparable, verdict
 from tprimat.analyze.groups import Group, group_estimate
-from tprimat.record.schema import Estimate
+from tprimat.record.derived import Estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from tprimat.analyze.groups import Group, accelerator_name, group_estimate, layout, tokens_per_step
 from tprimat.errors import MetricError
-from tprimat.record.schema import Estimate
+from tprimat.record.derived import Estimate
 
 Kind = Literal["weak", "strong", "mixed", "unknown"]
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from tprimat.analyze.scaling import Series
 from tprimat.analyze.statistics import Array, t_quantile
-from tprimat.record.schema import Estimate
+from tprimat.record.derived import Estimate
 
 Law = Literal["Amdahl", "USL"]
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from tprimat.analyze.statistics import drift, outliers, slow_prefix
 from tprimat.errors import MetricError
-from tprimat.record.schema import StepRecord, Window
+from tprimat.record.derived import Window
+from tprimat.record.schema import StepRecord
 
 Warmup = int | Literal["auto"]
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tprimat.cli.extract_record import Extracted
     from tprimat.cli.log_lines import LogLines
     from tprimat.cli.log_reading import LogReading
-    from tprimat.record.schema import RunMetrics
+    from tprimat.record.derived import RunMetrics
 
 REWRITE_SECONDS = 1.0
 """A followed log is written out at most so often."""

@@ -23,7 +23,8 @@ from tprimat.plan.expected import first_record
 from tprimat.plan.file import write_plan
 from tprimat.plan.schema import RunPlan
 from tprimat.record.benchmark_file import benchmark_file_name, write_benchmark_file
-from tprimat.record.schema import RunMetrics, RunRecord, StepRecord
+from tprimat.record.derived import RunMetrics
+from tprimat.record.schema import RunRecord, StepRecord
 from tprimat.record.store import RunDirectory
 
 ENGINES: dict[str, Engine] = {"megatron": megatron.ENGINE, "nemo": nemo.ENGINE, "primus": primus.ENGINE}

@@ -13,8 +13,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from tprimat.errors import RecordError
+from tprimat.record.derived import RunMetrics
 from tprimat.record.files import adapter, as_document, explain, read_text, write_atomically
-from tprimat.record.schema import SCHEMA_VERSION, RunMetrics, RunRecord, StepRecord, TelemetrySample
+from tprimat.record.schema import SCHEMA_VERSION, RunRecord, StepRecord, TelemetrySample
 
 PLATFORM_CODES = {"cuda": "nvd", "rocm": "amd", "cpu": "cpu"}
 

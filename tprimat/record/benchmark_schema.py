@@ -6,7 +6,8 @@ Units are those that the file's readers know: seconds, TFLOP/s, GB (1e9 bytes), 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from tprimat.record.schema import Platform, RunMetrics, RunRecord, StepRecord
+from tprimat.record.derived import RunMetrics
+from tprimat.record.schema import Platform, RunRecord, StepRecord
 
 REFUSE_UNKNOWN_KEYS: dict[str, Any] = {"extra": "forbid"}
 

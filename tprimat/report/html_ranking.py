@@ -8,7 +8,8 @@ from tprimat import units
 from tprimat.analyze.compare import Verdict
 from tprimat.analyze.groups import Group, accelerator_name, group_estimate
 from tprimat.analyze.races import Race
-from tprimat.record.schema import Estimate, RunMetrics, RunRecord
+from tprimat.record.derived import Estimate, RunMetrics
+from tprimat.record.schema import RunRecord
 from tprimat.report.html_summary import workload
 from tprimat.report.style import Look
 from tprimat.report.table import Comparison, rows_of

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tprimat import units
 from tprimat.analyze.compare import Verdict
 from tprimat.analyze.peak import Entry, names
-from tprimat.record.schema import Estimate
+from tprimat.record.derived import Estimate
 from tprimat.report.peak import PeakAnalysis, step_time, tera
 from tprimat.report.style import Bar, Look, bars, figure, looks, nothing, save
 from tprimat.units import GIBIBYTE, TERA

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tprimat.analyze.groups import Group, group_estimate
-from tprimat.record.schema import Estimate, StepRecord
+from tprimat.record.derived import Estimate
+from tprimat.record.schema import StepRecord
 from tprimat.report.style import Bar, Look, bars, figure, looks, nothing, save
 from tprimat.units import GIBIBYTE, TERA, percent, significant
 

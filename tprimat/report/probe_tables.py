@@ -4,7 +4,8 @@ from collections.abc import Iterable, Sequence
 
 from tprimat import units
 from tprimat.analyze import probes as figures
-from tprimat.record.schema import Estimate, ProbeRecord
+from tprimat.record.derived import Estimate
+from tprimat.record.schema import ProbeRecord
 from tprimat.report.markdown import table
 
 DESCRIPTIONS = {

@@ -7,7 +7,7 @@ from typing import Any
 from tprimat import units
 from tprimat.analyze.scaling import Kind, Row, Series
 from tprimat.analyze.scaling_laws import Fit
-from tprimat.record.schema import Estimate
+from tprimat.record.derived import Estimate
 from tprimat.report import markdown
 from tprimat.report.columns import columns
 

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from tprimat import units
+from tprimat.record.derived import Estimate, RunMetrics
 from tprimat.record.files import as_document
-from tprimat.record.schema import Estimate, RunMetrics, RunRecord
+from tprimat.record.schema import RunRecord
 
 Row = tuple[RunRecord, RunMetrics | None, Path]
 """Run, its metrics if any step was steady, and its log."""
@@ -19,7 +20,7 @@ def summary(rows: Sequence[Row]) -> str:
 
 def _block(run: RunRecord, metrics: RunMetrics | None, log: Path) -> list[str]:
     gpus = run.machine.gpus
-    ranks = "processes" if run.machine.platform == "cpu" else "GPUs"
+    ranks = ("process" if gpus == 1 else "processes") if run.machine.platform == "cpu" else "GPU" if gpus == 1 else "GPUs"
     lines = [
         f"{run.model} · {run.strategy} · TP={run.tensor_parallel} PP={run.pipeline_parallel} DP={run.data_parallel}"
         f" · {units.count(gpus)} {ranks} ({run.machine.accelerator or units.ABSENT}) · {run.engine}, {run.matmul_dtype}"
@@ -27,7 +28,7 @@ def _block(run: RunRecord, metrics: RunMetrics | None, log: Path) -> list[str]:
     if run.outcome != "completed":
         lines += _labelled("outcome", run.outcome.replace("_", " "))
         lines += _labelled("cause", run.cause) + _labelled("try", run.hint) + _labelled("log", str(log))
-    for mismatch in run.mismatches:
+    for mismatch in () if metrics else run.mismatches:  # otherwise it is one of the metrics' notes
         lines += _labelled("not counted", mismatch)
     return lines + ([] if metrics is None else _measured(run, metrics))
 

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from tprimat import units
 from tprimat.analyze.compare import Difference, Verdict
 from tprimat.analyze.groups import Group, Measured, group_estimate, spread_between_runs
+from tprimat.record.derived import Estimate, RunMetrics
 from tprimat.record.files import as_document
-from tprimat.record.schema import Estimate, RunMetrics
 from tprimat.report.columns import columns
 
 

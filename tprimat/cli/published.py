@@ -15,6 +15,8 @@ GPUS_A_NODE = 8
 USUAL_BATCH = 128
 PLATFORMS = {"cuda": "nvidia", "rocm": "amd", "cpu": "cpu"}
 PRECISIONS = ("bf16", "fp8", "fp32")
+FP8_ENGINES = {"nvidia": "nemo", "amd": "primus"}
+"""The engines with Transformer Engine: the embedded one refuses fp8."""
 
 
 def section(groups: "Sequence[Group]") -> str:
@@ -62,6 +64,7 @@ def command(result: "PublishedResult", platform: str) -> list[str]:
         ("--micro-batch-size", result.micro_batch_sequences),
         ("--global-batch-size", result.global_batch_sequences or _batch(result)),
         ("--precision", result.dtype if result.dtype in PRECISIONS else None),
+        ("--engine", FP8_ENGINES.get(platform) if result.dtype == "fp8" else None),
     ):
         words += [flag, str(value)] if value is not None else []
     if result.shape not in CONFIGURED:

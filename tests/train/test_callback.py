@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tprimat.errors import RecordError
+from tprimat.record.collect import load_results
 from tprimat.record.store import RunDirectory
 from utils import BenchmarkCallback
 
@@ -59,6 +61,21 @@ def test_any_trainer_is_measured_under_both_names(tmp_path, name):
     assert {step.grad_norm for step in steps} == {3.5}
     assert all(step.step_seconds > 0 and step.finite and step.loss is not None for step in steps)
     assert {step.peak_allocated_bytes for step in steps} == {None}
+
+
+def test_the_folder_of_any_trainer_can_be_read_by_the_tools(tmp_path):
+    fit(importlib.import_module(NAMES[0]), BenchmarkCallback(tmp_path / "mine", tokens_per_step=64))
+    (result,) = load_results([tmp_path / "mine"])[0]
+    assert (result.run.run_id, result.run.model, result.run.outcome) == ("mine", "Regression", "completed")
+    assert len(result.steps) == 6
+
+
+def test_a_second_run_does_not_mix_with_the_first(tmp_path):
+    lightning = importlib.import_module(NAMES[0])
+    fit(lightning, BenchmarkCallback(tmp_path), batches=2)
+    with pytest.raises(RecordError, match="already holds the steps of a run"):
+        fit(lightning, BenchmarkCallback(tmp_path), batches=2)
+    assert len(RunDirectory(tmp_path).read_steps()) == 2
 
 
 def test_micro_batches_count_as_one_step(tmp_path):

@@ -1,5 +1,7 @@
 """The same model, the same batches: the same losses and gradient norms in every layout."""
 
+from dataclasses import replace
+
 import pytest
 from planning import make_plan, train_together
 
@@ -21,6 +23,7 @@ OPTIONS = "platform_optimizations.cpu"
 VARIANTS = {
     1: {
         "1 rank": {},
+        "1 rank, tied": {},
         "1 rank, plain optimizer": {"distributed_optimizer": False},
         "1 rank, full recompute": {"recompute": "full"},
     },
@@ -28,6 +31,9 @@ VARIANTS = {
         "tp2": {"tp": 2},
         "tp2 without sequence parallelism": {"tp": 2, "sequence_parallel": False},
         "pp2": {"pp": 2},
+        "pp2, tied": {"pp": 2},
+        "pp2, tied, streamed cross-entropy": {"pp": 2, "streamed_cross_entropy": True},
+        "tp2, tied": {"tp": 2},
         "pp2 vpp2": {"pp": 2, "vpp": 2},
         "dp2": {},
         "dp2 without overlap": {"overlap_grad_reduce": False, "overlap_param_gather": False},
@@ -69,7 +75,8 @@ def variant_plan(folder, model, ranks, variant):
             settings[f"{OPTIONS}.recompute"] = value
         else:
             settings[f"{OPTIONS}.engine_options.{key}"] = value
-    return make_plan(folder, model, settings)
+    plan = make_plan(folder, model, settings)
+    return replace(plan, shape=replace(plan.shape, tied_embeddings=True)) if "tied" in folder.name else plan
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +96,7 @@ CASES = [(model, name) for model in ("llama", "qwen") for variants in VARIANTS.v
 
 @pytest.mark.parametrize(("model", "name"), CASES)
 def test_losses_and_gradient_norms_do_not_depend_on_the_layout(trained, model, name):
-    _, reference = trained[model, "1 rank"]
+    _, reference = trained[model, "1 rank, tied" if "tied" in name else "1 rank"]
     _, steps = trained[model, name]
     assert len(steps) == STEPS
     assert [step.loss for step in steps] == pytest.approx([step.loss for step in reference], abs=1e-5)
@@ -102,7 +109,7 @@ def test_what_ran_is_read_back_and_agrees_with_the_plan(trained, model, name):
     assert run.mismatches == ()
     assert run.evidence.tokens_per_step == 8 * 32
     assert {step.tokens for step in steps} == {8 * 32}
-    assert run.evidence.parameters == trained[model, "1 rank"][0].evidence.parameters
+    assert run.evidence.parameters == trained[model, "1 rank, tied" if "tied" in name else "1 rank"][0].evidence.parameters
     assert run.outcome == "completed"
 
 

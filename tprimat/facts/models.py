@@ -10,9 +10,9 @@ from tprimat.facts.dense_models import LLAMA, QWEN
 from tprimat.facts.gpt_models import GPT3, SUITE
 from tprimat.facts.moe_models import DEEPSEEK, MIXTRAL, QWEN3_MOE
 from tprimat.facts.parameters import ParameterCount, parameters
-from tprimat.facts.shape import ModelShape, RopeScaling
+from tprimat.facts.shape import ModelShape, RopeScaling, padded_vocabulary
 
-__all__ = ["MODELS", "ModelShape", "ParameterCount", "RopeScaling", "model_shape", "parameters", "tiny"]
+__all__ = ["MODELS", "ModelShape", "ParameterCount", "RopeScaling", "model_shape", "padded_vocabulary", "parameters", "tiny"]
 
 MODELS: Mapping[str, ModelShape] = MappingProxyType(
     {shape.name: shape for shape in (*LLAMA, *QWEN, *QWEN3_MOE, *MIXTRAL, *DEEPSEEK, *GPT3, *SUITE)}

@@ -119,3 +119,12 @@ class ModelShape:
     def value_dim(self) -> int:
         """Width of one value head."""
         return self.head_dim if self.value_head_dim is None else self.value_head_dim
+
+
+VOCABULARY_MULTIPLE = 128
+"""Megatron-LM's make_vocab_size_divisible_by: the embedding is padded to it, in the same way whatever the layout."""
+
+
+def padded_vocabulary(shape: ModelShape) -> int:
+    """Rows of the embedding as trained."""
+    return -(-shape.vocabulary // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE

@@ -1,7 +1,9 @@
 """From a plan to the record that a run starts with, and what of it the evidence contradicts."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
+from tprimat.facts.models import padded_vocabulary, parameters
 from tprimat.plan.schema import RunPlan
 from tprimat.record.schema import Evidence, Machine, Outcome, Platform, Prediction, RunRecord
 
@@ -83,3 +85,7 @@ def _pairs(plan: RunPlan, evidence: Evidence) -> Iterator[tuple[str, object, obj
     yield "sequence length", batch.sequence_tokens, evidence.sequence_tokens
     yield "tokens a step", batch.tokens_per_step, evidence.tokens_per_step
     yield "matmul dtype", plan.precision, evidence.matmul_dtype
+    yield "recompute", plan.recompute, evidence.recompute
+    if evidence.source == "running_framework":  # a log tells the parameters of one rank
+        trained = replace(plan.shape, vocabulary=padded_vocabulary(plan.shape))
+        yield "parameters", parameters(trained).total, evidence.parameters

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tprimat.config.schema import DataConfig, LayoutConfig
 from tprimat.errors import LayoutError
-from tprimat.facts.models import ModelShape
+from tprimat.facts.models import ModelShape, padded_vocabulary
 from tprimat.plan.schema import Batch, Layout
 
 TENSOR = "tensor_model_parallel_size"
@@ -52,8 +52,8 @@ def resolve(request: LayoutRequest) -> tuple[Layout, Batch]:
 
 
 def valid_tensor_degrees(shape: ModelShape) -> list[int]:
-    """Degrees that give every rank whole attention heads, whole key/value heads and an equal share of the feed-forward width."""
-    counts = (shape.heads, shape.kv_heads, shape.ffn)
+    """Degrees that give every rank whole attention heads, whole key/value heads, and equal shares of width and vocabulary."""
+    counts = (shape.heads, shape.kv_heads, shape.ffn, padded_vocabulary(shape))
     return [degree for degree in range(1, shape.heads + 1) if not any(count % degree for count in counts)]
 
 
@@ -74,6 +74,8 @@ def _check_heads(request: LayoutRequest) -> None:
         what = f"num_query_groups ({shape.kv_heads}) must be a multiple of tensor_model_parallel_size ({tensor})."
     elif shape.ffn % tensor:
         what = f"ffn_hidden_size ({shape.ffn}) must be a multiple of tensor_model_parallel_size ({tensor})."
+    elif padded_vocabulary(shape) % tensor:
+        what = f"padded_vocab_size ({padded_vocabulary(shape)}) must be a multiple of tensor_model_parallel_size ({tensor})."
     else:
         return
     why = (

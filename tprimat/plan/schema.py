@@ -30,7 +30,7 @@ __all__ = [
     "Scalar",
 ]
 
-PLAN_VERSION = 1
+PLAN_VERSION: Literal[1] = 1
 REFUSE_UNKNOWN_KEYS: dict[str, Any] = {"extra": "forbid"}
 
 
@@ -102,7 +102,7 @@ class RunPlan:
 
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
-    plan_version: int = PLAN_VERSION
+    plan_version: Literal[1] = PLAN_VERSION
     run_id: str
     model: str
     """Key in config.yaml."""

@@ -87,6 +87,7 @@ class Evidence:
     gradient_dtype: str | None = None
     parameters: int | None = None
     """Counted over all ranks, each weight once."""
+    recompute: Literal["none", "selective", "full"] | None = None
     attention: str | None = None
     transformer_engine: bool | None = None
     optimizer: str | None = None

@@ -6,9 +6,10 @@ the device has long passed it, so the measurement adds no synchronisation inside
 next one ends.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tprimat.errors import RecordError
 from tprimat.record.schema import RunRecord, StepRecord
 from tprimat.record.store import RunDirectory
 from tprimat.train.clock import Mark, PeakMemory, mark, read_peak_memory
 from tprimat.train.lightning_api import callback_bases
+from tprimat.train.stranger import Stranger
 
 LOSS_METRICS = ("reduced_train_loss", "train_loss", "loss")
 """Names under which trainers log the loss; NeMo's is the first."""
+
+ON_DEVICE = float("nan")
+"""In place of a number that the host has not read yet; recognised by identity."""
 
 Describe = Callable[[Any, Any], RunRecord]
 """(trainer, module) -> what runs, called on every rank when training starts."""
@@ -36,10 +42,10 @@ class _PendingStep:
     step: int
     end: Mark
     values: Tensor
-    """On the host, filled by the time that `end` has passed: loss, gradient norm, tokens, peak allocated, peak reserved."""
+    """On the host, filled by the time that `end` has passed: the device's share of `found`, then peak allocated and reserved."""
+    found: tuple[float | None, ...]
+    """Loss, gradient norm and tokens as the host knows them: None is absent, ON_DEVICE stands in `values`."""
     learning_rate: float | None
-    known: tuple[bool, bool]
-    """Whether there is a loss, and a gradient norm: NaN is a finding, absence is not."""
 
 
 class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
@@ -49,6 +55,10 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         run_directory: folder for steps.jsonl and, if `describe` is given, run.json.
         tokens_per_step: tokens that all ranks train on in a step, where the module's outputs do not tell ("tokens").
         describe: makes the RunRecord when training starts and again when it ends; all ranks call it, rank 0 writes it.
+            None: a record of what any Trainer tells.
+
+    Raises:
+        RecordError: the folder already holds the steps of another run.
     """
 
     def __init__(
@@ -57,7 +67,8 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         super().__init__()
         self.directory = RunDirectory(Path(run_directory))
         self.tokens_per_step = tokens_per_step
-        self.describe = describe
+        self.describe = describe or Stranger(self.directory.path.name).describe
+        self._completes = describe is None
         self._pending: list[_PendingStep] = []
         self._last_end: Mark | None = None
         self._last_step = 0
@@ -68,13 +79,16 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         """Note what runs, and start the clock."""
         if trainer.global_rank == 0:
             self.directory.path.mkdir(parents=True, exist_ok=True)
+            if trainer.global_step == 0 and self.directory.steps_file.exists():
+                what = f"{self.directory.path} already holds the steps of a run."
+                raise RecordError(what, where=str(self.directory.steps_file), fix="another folder for each run")
         run = self._describe(trainer, pl_module)
         self._last_step = trainer.global_step
         read_peak_memory(_device(pl_module))
         if dist.is_initialized():
             dist.barrier()
         self._last_end = mark(_device(pl_module))
-        self._ended_at_seconds = _seconds_since(run.started_at) if run else None
+        self._ended_at_seconds = _seconds_since(run.started_at)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Note the learning rate of the step that begins: by the time that it ends, a scheduler has moved on."""
@@ -91,7 +105,8 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         self._last_step = trainer.global_step
         device = _device(pl_module)
         found = (_loss(trainer, outputs), _number(trainer, outputs, "grad_norm"), _output(outputs, "tokens"))
-        counters = torch.cat([_scalars(found, device), _worst_memory(read_peak_memory(device), device)])
+        on_device = [value.detach().double().reshape(1) for value in found if _is_on_device(value)]
+        counters = torch.cat([*on_device, _worst_memory(read_peak_memory(device), device)])
         values = torch.empty_like(counters, device="cpu", pin_memory=device.type == "cuda")
         values.copy_(counters, non_blocking=True)
         self._pending.append(
@@ -99,8 +114,8 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
                 step=trainer.global_step,
                 end=mark(device),
                 values=values,
+                found=tuple(_as_host_knows(value) for value in found),
                 learning_rate=_output(outputs, "learning_rate", self._learning_rate),
-                known=(found[0] is not None, found[1] is not None),
             )
         )
         self._write(trainer, keep=1 if device.type == "cuda" else 0)
@@ -108,18 +123,23 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Write what is left, and what the batches turned out to be."""
         self._write(trainer, keep=0)
-        self._describe(trainer, pl_module)
+        run = self._describe(trainer, pl_module)
+        if self._completes and trainer.global_rank == 0:
+            ended_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+            self.directory.write_run(replace(run, outcome="completed", ended_at=ended_at))
 
-    def _describe(self, trainer: Any, pl_module: Any) -> RunRecord | None:
-        run = self.describe(trainer, pl_module) if self.describe else None
-        if run is not None and trainer.global_rank == 0:
+    def _describe(self, trainer: Any, pl_module: Any) -> RunRecord:
+        run = self.describe(trainer, pl_module)
+        if trainer.global_rank == 0:
             self.directory.write_run(run)
         return run
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Keep what was measured before a failure."""
         del pl_module, exception
-        self._write(trainer, keep=0)
+        # A device that has failed answers nothing more; the error that ended the run must stay the last word.
+        with contextlib.suppress(RuntimeError, RecordError):
+            self._write(trainer, keep=0)
 
     def _write(self, trainer: Any, keep: int) -> None:
         while len(self._pending) > keep:
@@ -130,29 +150,39 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
             self._last_end = pending.end
 
     def _record(self, pending: _PendingStep, start: Mark) -> StepRecord:
-        loss, norm, tokens, allocated, reserved = pending.values.tolist()
-        observed = [value for value, known in zip((loss, norm), pending.known, strict=True) if known]
+        *read, allocated, reserved = pending.values.tolist()
+        from_device = iter(read)
+        loss, norm, tokens = (next(from_device) if value is ON_DEVICE else value for value in pending.found)
         seconds = pending.end.seconds_since(start)
         if self._ended_at_seconds is not None:
             self._ended_at_seconds += seconds
         return StepRecord(
             step=pending.step,
             step_seconds=seconds,
-            tokens=self.tokens_per_step if math.isnan(tokens) else int(tokens),
-            loss=loss if math.isfinite(loss) else None,
-            grad_norm=norm if math.isfinite(norm) else None,
+            tokens=self.tokens_per_step if tokens is None else int(tokens),
+            loss=_finite(loss),
+            grad_norm=_finite(norm),
             learning_rate=pending.learning_rate,
-            finite=all(math.isfinite(value) for value in observed),
+            finite=all(math.isfinite(value) for value in (loss, norm) if value is not None),
             peak_allocated_bytes=None if math.isnan(allocated) else int(allocated),
             peak_reserved_bytes=None if math.isnan(reserved) else int(reserved),
             ended_at_seconds=self._ended_at_seconds,
         )
 
 
-def _scalars(values: tuple[Any, ...], device: torch.device) -> Tensor:
-    """Numbers, device tensors or None (as NaN) in one tensor on the device; nothing is waited for."""
-    filled = [math.nan if value is None else value for value in values]
-    return torch.cat([torch.as_tensor(value, dtype=torch.float64, device=device).detach().reshape(1) for value in filled])
+def _is_on_device(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.device.type == "cuda"
+
+
+def _as_host_knows(value: Any) -> float | None:
+    """A number that is here already. What is on the device stays there: fetching it would wait for the whole step."""
+    if _is_on_device(value):
+        return ON_DEVICE
+    return None if value is None else float(value)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _worst_memory(memory: PeakMemory | None, device: torch.device) -> Tensor:

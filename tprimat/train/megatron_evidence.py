@@ -30,6 +30,7 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
         matmul_dtype=matmul_dtype(parameter.dtype),
         gradient_dtype=dtype_name(parameter.main_grad.dtype),
         parameters=count_parameters(module.chunk_parameters(), module.device),
+        recompute=module.config.recompute_granularity or "none",
         attention=attention_backend(module),
         transformer_engine=False,
         optimizer=module.megatron_optimizer.description,

@@ -15,7 +15,7 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from torch import Tensor
 
 from tprimat.errors import LaunchError
-from tprimat.facts.models import ModelShape
+from tprimat.facts.models import ModelShape, RopeScaling, padded_vocabulary
 from tprimat.plan.schema import RunPlan
 from tprimat.train.active_options import ActiveOptions
 from tprimat.train.megatron_layers import block_spec
@@ -23,15 +23,10 @@ from tprimat.train.streamed_loss import StreamedLossModel
 
 INITIAL_STANDARD_DEVIATION = 0.02
 """Of Megatron-LM, GPT-2 and Llama alike; the two projections back into the residual stream get it divided by sqrt(2 layers)."""
-VOCABULARY_MULTIPLE = 128
-"""The embedding is padded to it (Megatron-LM's make_vocab_size_divisible_by), whatever the layout."""
+MEGATRON_ROPE_SCALING = (1.0, 4.0, 8192)
+"""Low and high frequency factor and original context, fixed in megatron.core's rotary_pos_embedding.py: Llama 3.1's."""
 
 PARAMETER_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-
-
-def padded_vocabulary(shape: ModelShape) -> int:
-    """Rows of the embedding as trained."""
-    return -(-shape.vocabulary // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
 
 
 def transformer_config(plan: RunPlan, device: torch.device, options: ActiveOptions) -> TransformerConfig:
@@ -39,6 +34,10 @@ def transformer_config(plan: RunPlan, device: torch.device, options: ActiveOptio
     shape, layout = plan.shape, plan.layout
     if shape.experts or shape.kv_lora_rank:
         raise LaunchError(f"The embedded engine trains dense models only; {shape.name} has experts or latent attention.")
+    if shape.rope_scaling and _scaling_range(shape.rope_scaling) != MEGATRON_ROPE_SCALING:
+        raise LaunchError(
+            f"Megatron-Core scales rotary frequencies between {MEGATRON_ROPE_SCALING} only, not as {shape.name} does."
+        )
     dtype = PARAMETER_DTYPES[plan.precision]
     on_gpu = device.type == "cuda"
     return TransformerConfig(
@@ -73,7 +72,7 @@ def transformer_config(plan: RunPlan, device: torch.device, options: ActiveOptio
         init_method=_leave_as_is,
         output_layer_init_method=_leave_as_is,
         embedding_init_method=_leave_as_is,
-        bias_activation_fusion=on_gpu,
+        bias_activation_fusion=on_gpu and (shape.gated or shape.linear_bias),
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
         persist_layer_norm=False,
@@ -84,6 +83,10 @@ def transformer_config(plan: RunPlan, device: torch.device, options: ActiveOptio
         deallocate_pipeline_outputs=on_gpu,
         **_recompute(plan),
     )
+
+
+def _scaling_range(scaling: RopeScaling) -> tuple[float, float, int]:
+    return scaling.low_frequency_factor, scaling.high_frequency_factor, scaling.original_context_tokens
 
 
 def _leave_as_is(weight: Tensor) -> Tensor:
@@ -149,10 +152,13 @@ def _initialize(model: GPTModel, config: TransformerConfig, seed: int, first_lay
 
     Megatron's own initialisation differs between pipeline layouts; this one gives every layout the same model.
     """
+    tied = model.share_embeddings_and_output_weights
     for name, parameter in model.named_parameters():
         if parameter.dim() < 2:
             continue
-        generator = torch.Generator(parameter.device).manual_seed(zlib.crc32(f"{seed}:{_global(name, first_layer)}".encode()))
+        # The last stage's copy of a tied embedding must start as the first stage's: Megatron keeps them equal from there.
+        origin = "embedding.word_embeddings.weight" if tied and name == "output_layer.weight" else _global(name, first_layer)
+        generator = torch.Generator(parameter.device).manual_seed(zlib.crc32(f"{seed}:{origin}".encode()))
         deviation = INITIAL_STANDARD_DEVIATION
         if name.endswith(("linear_proj.weight", "linear_fc2.weight")):
             deviation /= (2 * config.num_layers) ** 0.5

@@ -65,6 +65,7 @@ def observe(trainer: Any, watch: BatchWatch, plan: RunPlan, here: Surroundings) 
     config = models[0].config
     parameters = [parameter for model in models for parameter in model.parameters()]
     first, seen = parameters[0], watch.seen
+    transformer_engine = _runs_transformer_engine(models)
     return replace(
         parallel_sizes(),
         sequence_parallel=config.sequence_parallel,
@@ -73,11 +74,12 @@ def observe(trainer: Any, watch: BatchWatch, plan: RunPlan, here: Surroundings) 
         sequence_tokens=seen.sequence_tokens if seen else None,
         tokens_per_step=seen.tokens_per_step if seen else None,
         parameter_dtype=dtype_name(first.dtype),
-        matmul_dtype="fp8" if config.fp8 and here.transformer_engine else matmul_dtype(first.dtype),
+        matmul_dtype="fp8" if config.fp8 and transformer_engine else matmul_dtype(first.dtype),
         gradient_dtype=dtype_name(first.main_grad.dtype),
         parameters=count_parameters(parameters, strategy.root_device),
-        attention="Transformer Engine" if here.transformer_engine else "torch scaled_dot_product_attention",
-        transformer_engine=here.transformer_engine,
+        recompute=config.recompute_granularity or "none",
+        attention="Transformer Engine" if transformer_engine else "torch scaled_dot_product_attention",
+        transformer_engine=transformer_engine,
         optimizer=_optimizer(strategy.optimizers[0]),
         data="NeMo MockDataModule" if plan.dataset == "mock" else trainer.datamodule.description,
         notes=_notes(here),
@@ -87,6 +89,12 @@ def observe(trainer: Any, watch: BatchWatch, plan: RunPlan, here: Surroundings) 
 def _gpt_models(strategy: Any) -> list[Any]:
     """Megatron's own model in each chunk, inside of the wrappers for precision and gradients."""
     return [module for chunk in strategy.megatron_parallel for module in chunk.modules() if isinstance(module, GPTModel)]
+
+
+def _runs_transformer_engine(models: list[Any]) -> bool:
+    """Whether layers of it are in the model: an installed package that fails to import leaves NeMo on Megatron's local ones."""
+    kinds = {type(module) for model in models for module in model.modules()}
+    return any(base.__module__.startswith("transformer_engine") for kind in kinds for base in kind.__mro__)
 
 
 def _optimizer(optimizer: Any) -> str:

@@ -122,8 +122,8 @@ def _set_model(config: Any, plan: RunPlan) -> None:
         config.recompute_granularity = "full"
         config.recompute_method = "uniform"
         config.recompute_num_layers = 1
-    elif plan.recompute == "selective":
-        config.recompute_granularity = "selective"
+    else:
+        config.recompute_granularity = None if plan.recompute == "none" else "selective"
 
 
 def model_fields(shape: ModelShape) -> dict[str, Any]:

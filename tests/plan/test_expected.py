@@ -1,0 +1,56 @@
+"""What a record starts from, and where evidence contradicts a plan."""
+
+from dataclasses import replace
+
+import pytest
+from planning import make_plan
+
+from tprimat.facts.models import padded_vocabulary, parameters
+from tprimat.plan.expected import mismatches
+from tprimat.plan.file import read_plan, write_plan
+from tprimat.plan.layout import valid_tensor_degrees
+from tprimat.record.schema import Evidence
+
+SHAPED_OTHERWISE = [
+    ({"tensor_parallel": 2}, "tensor parallel: 1 was asked for, 2 ran"),
+    ({"matmul_dtype": "bf16"}, "matmul dtype: fp32 was asked for, bf16 ran"),
+    ({"recompute": "full"}, "recompute: none was asked for, full ran"),
+    ({"tokens_per_step": 77}, "tokens a step: 1024 was asked for, 77 ran"),
+]
+
+
+@pytest.fixture
+def plan(tmp_path):
+    return make_plan(tmp_path, "llama", {"hardware.platforms.cpu.gpus_per_node": 1})
+
+
+@pytest.mark.parametrize(("ran", "finding"), SHAPED_OTHERWISE)
+def test_what_ran_otherwise_is_a_mismatch(plan, ran, finding):
+    assert mismatches(plan, Evidence(source="running_framework", **ran)) == (finding,)
+
+
+def test_what_was_not_said_is_no_mismatch(plan):
+    assert mismatches(plan, Evidence(source="running_framework")) == ()
+
+
+def test_the_counted_parameters_must_be_those_of_the_shape_as_trained(plan):
+    expected = parameters(replace(plan.shape, vocabulary=padded_vocabulary(plan.shape))).total
+    assert mismatches(plan, Evidence(source="running_framework", parameters=expected)) == ()
+    (finding,) = mismatches(plan, Evidence(source="running_framework", parameters=expected - 128))
+    assert finding == f"parameters: {expected} was asked for, {expected - 128} ran"
+    assert mismatches(plan, Evidence(source="log", parameters=expected // 2)) == ()
+
+
+def test_a_plan_of_another_version_is_refused(plan, tmp_path):
+    path = tmp_path / "plan.json"
+    write_plan(path, plan)
+    path.write_text(path.read_text().replace('"plan_version": 1', '"plan_version": 2'))
+    with pytest.raises(Exception, match="not a valid RunPlan") as caught:
+        read_plan(path)
+    assert "plan_version" in str(caught.value)
+
+
+def test_the_padded_vocabulary_must_divide_too(plan):
+    shape = replace(plan.shape, heads=25, kv_heads=25, ffn=100, hidden=100, vocabulary=500)
+    assert valid_tensor_degrees(shape) == [1]
+    assert valid_tensor_degrees(replace(shape, vocabulary=640)) == [1, 5]

@@ -94,7 +94,8 @@ class LinearCrossEntropy(torch.autograd.Function):
         """Scale what the forward pass has taken."""
         hidden_grad, weight_grad, weight = ctx.saved_tensors
         scale = upstream / ctx.tokens
-        return (hidden_grad * scale).to(hidden_grad.dtype), (weight_grad * scale).to(weight.dtype), None, None
+        # In fp32, since torch would round the scale itself to bf16 to multiply a bf16 tensor with it.
+        return (hidden_grad.float() * scale).to(hidden_grad.dtype), (weight_grad * scale).to(weight.dtype), None, None
 
 
 def _losses_and_gradient(logits: Tensor, places: Tensor, compile_regions: bool) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from planning import make_plan
 
+from tprimat.errors import ConfigError
 from tprimat.facts.models import padded_vocabulary, parameters
 from tprimat.plan.expected import mismatches
 from tprimat.plan.file import read_plan, write_plan
@@ -48,6 +49,11 @@ def test_a_plan_of_another_version_is_refused(plan, tmp_path):
     with pytest.raises(Exception, match="not a valid RunPlan") as caught:
         read_plan(path)
     assert "plan_version" in str(caught.value)
+
+
+def test_a_micro_batch_that_nobody_would_find_is_refused_before_the_start(tmp_path):
+    with pytest.raises(ConfigError, match="micro_batch_size is auto"):
+        make_plan(tmp_path, "llama", {"training.data.micro_batch_size": "auto"})
 
 
 def test_the_padded_vocabulary_must_divide_too(plan):

@@ -118,6 +118,8 @@ class Telemetry:
                 if self._tool.stopping.wait(POLL_SECONDS):
                     return
                 answered = self._ask_amd(command, read)
+            if self._tool.stopping.is_set():  # the end of the run cut this answer off: no reason to ask in another way
+                return
 
     def _ask_amd(self, command: str, read: Callable[[str], Iterable[Reading]]) -> list[Reading]:
         return list(read("\n".join(self._lines(command.split()))))

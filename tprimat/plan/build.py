@@ -57,6 +57,11 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
     optimizations = config.platform_optimizations.get(request.platform, PlatformOptimizations())
     if optimizations.precision == "fp8":
         _check_fp8(loaded, request)
+    if batch.micro_batch_sequences == "auto" and request.engine != "primus":  # Primus's own settings refuse it too
+        where = loaded.where("training", "data", "micro_batch_size")
+        raise ConfigError(
+            "micro_batch_size is auto.", where=where, why="No engine finds it by itself.", fix="--micro-batch-size 1"
+        )
     return RunPlan(
         run_id=request.run_id,
         model=request.model,

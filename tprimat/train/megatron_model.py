@@ -29,15 +29,20 @@ MEGATRON_ROPE_SCALING = (1.0, 4.0, 8192)
 PARAMETER_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-def transformer_config(plan: RunPlan, device: torch.device, options: ActiveOptions) -> TransformerConfig:
-    """Megatron's description of the model and of how it is run."""
-    shape, layout = plan.shape, plan.layout
+def _refuse(shape: ModelShape) -> None:
+    """Shapes that would train as something else than they say."""
     if shape.experts or shape.kv_lora_rank:
         raise LaunchError(f"The embedded engine trains dense models only; {shape.name} has experts or latent attention.")
     if shape.rope_scaling and _scaling_range(shape.rope_scaling) != MEGATRON_ROPE_SCALING:
         raise LaunchError(
             f"Megatron-Core scales rotary frequencies between {MEGATRON_ROPE_SCALING} only, not as {shape.name} does."
         )
+
+
+def transformer_config(plan: RunPlan, device: torch.device, options: ActiveOptions) -> TransformerConfig:
+    """Megatron's description of the model and of how it is run."""
+    shape, layout = plan.shape, plan.layout
+    _refuse(shape)
     dtype = PARAMETER_DTYPES[plan.precision]
     on_gpu = device.type == "cuda"
     return TransformerConfig(

@@ -26,6 +26,13 @@ VARIANTS = {
         "1 rank, tied": {},
         "1 rank, plain optimizer": {"distributed_optimizer": False},
         "1 rank, full recompute": {"recompute": "full"},
+        "1 rank, joint cut and rotation": {"compiled_regions": True},
+        "1 rank, gradients straight into the buffer": {"accumulate_weight_gradients": True, "streamed_cross_entropy": True},
+        "1 rank, tied, gradients straight into the buffer": {
+            "accumulate_weight_gradients": True,
+            "streamed_cross_entropy": True,
+        },
+        "1 rank, next batch loaded ahead": {"load_ahead": True},
     },
     2: {
         "tp2": {"tp": 2},
@@ -46,6 +53,19 @@ VARIANTS = {
             "sequence_parallel": False,
         },
         "pp2, streamed cross-entropy": {"pp": 2, "streamed_cross_entropy": True},
+        "tp2, overlapped": {"tp": 2, "overlap_tensor_parallel": True, "compiled_regions": True},
+        "tp2, gradients straight into the buffer": {
+            "tp": 2,
+            "accumulate_weight_gradients": True,
+            "overlap_tensor_parallel": True,
+            "streamed_cross_entropy": True,
+        },
+        "pp2, gradients straight into the buffer": {
+            "pp": 2,
+            "accumulate_weight_gradients": True,
+            "streamed_cross_entropy": True,
+        },
+        "dp2, gradients straight into the buffer": {"accumulate_weight_gradients": True, "streamed_cross_entropy": True},
         "cp2": {"cp": 2},
         "cp2, streamed cross-entropy": {"cp": 2, "streamed_cross_entropy": True},
     },

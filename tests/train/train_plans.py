@@ -6,8 +6,9 @@ torchrun --nproc-per-node N tests/train/train_plans.py PLAN.json ...
 import sys
 from pathlib import Path
 
-from tprimat.train import redirect
+from tprimat.train import redirect, weight_gradients
 
+weight_gradients.install()
 redirected = redirect.install()
 
 import torch.distributed as dist  # noqa: E402

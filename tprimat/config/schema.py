@@ -168,6 +168,10 @@ class EngineOptions:
     """Prefer cuDNN's attention to Flash's; auto: on an NVIDIA GPU."""
     overlap_grad_reduce: Flag = True
     overlap_param_gather: Flag = True
+    overlap_tensor_parallel: Flag | Literal["auto"] = "auto"
+    """Under sequence parallelism, multiply one piece while another travels; auto: between GPUs whose torch can."""
+    load_ahead: Flag | Literal["auto"] = "auto"
+    """Make the next step's batch in a process of its own while the GPU is busy; auto: on a GPU."""
     distributed_optimizer: Flag = True
     fused_adam: Flag | Literal["auto"] = "auto"
     """torch.optim.AdamW(fused=True); auto: on a GPU."""

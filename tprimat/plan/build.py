@@ -1,7 +1,7 @@
 """Config and command line -> RunPlan."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import TypeVar
 from tprimat.config.load import LoadedConfig
 from tprimat.config.schema import EngineName, LayoutConfig, ModelConfig, PlatformName, PlatformOptimizations, Size
 from tprimat.errors import ConfigError
+from tprimat.facts.matmuls import attention_matrices, feed_forward_matrices
 from tprimat.facts.models import ModelShape, model_shape, tiny
 from tprimat.plan.layout import LayoutRequest, resolve
 from tprimat.plan.schema import Batch, Layout, PrimusStart, RunPlan
@@ -17,6 +18,8 @@ from tprimat.plan.schema import Batch, Layout, PrimusStart, RunPlan
 K = TypeVar("K", bound=str)
 V = TypeVar("V")
 
+FP8_MULTIPLE = 16
+"""cuBLASLt's and hipBLASLt's, for every dimension of an fp8 product."""
 STANDARD_LIBRARY = "text:stdlib"
 """Real text that every machine with Python has: the sources of its standard library."""
 
@@ -56,7 +59,7 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
     layout, batch = layout_of(loaded, request, shape, nodes * gpus)
     optimizations = config.platform_optimizations.get(request.platform, PlatformOptimizations())
     if optimizations.precision == "fp8":
-        _check_fp8(loaded, request)
+        _check_fp8(loaded, request, shape, layout, batch)
     if batch.micro_batch_sequences == "auto" and request.engine != "primus":  # Primus's own settings refuse it too
         where = loaded.where("training", "data", "micro_batch_size")
         raise ConfigError(
@@ -94,16 +97,27 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
     )
 
 
-def _check_fp8(loaded: LoadedConfig, request: PlanRequest) -> None:
+def _check_fp8(loaded: LoadedConfig, request: PlanRequest, shape: ModelShape, layout: Layout, batch: Batch) -> None:
     """Refuse where 8-bit floating point would be asked for and something else would run."""
     where = loaded.where("platform_optimizations", request.platform, "precision")
     if request.platform == "cpu":
         why = "No processor multiplies 8-bit floating point; Megatron-Core would silently run another type."
         raise ConfigError("fp8 cannot run on a CPU.", where=where, why=why, fix="--precision bf16 or --precision fp32")
     if request.engine == "megatron":
-        why = "Its layers are Megatron-Core's local ones, which ignore fp8 and run bf16 without a word."
-        fix = "--engine nemo or --engine primus with Transformer Engine, or --precision bf16"
-        raise ConfigError("The embedded engine has no fp8.", where=where, why=why, fix=fix)
+        fix = "--precision bf16, or another layout or micro-batch"
+        for what, size in _fp8_dimensions(shape, layout, batch):
+            if size % FP8_MULTIPLE:
+                why = f"The matrix units take fp8 in multiples of {FP8_MULTIPLE} only."
+                raise ConfigError(f"{what} of {size} cannot be multiplied in fp8.", where=where, why=why, fix=fix)
+
+
+def _fp8_dimensions(shape: ModelShape, layout: Layout, batch: Batch) -> Iterator[tuple[str, int]]:
+    """Sizes that the products of a rank sum over, or line up."""
+    for matrix in [*attention_matrices(shape), *feed_forward_matrices(shape)]:
+        for side, size in (("inputs", matrix.inputs), ("outputs", matrix.outputs)):
+            yield f"{matrix.name}: a dimension", size // (layout.tensor if matrix.split == side else 1)
+    if isinstance(batch.micro_batch_sequences, int):
+        yield "A micro-batch", batch.micro_batch_sequences * batch.sequence_tokens // layout.context
 
 
 def new_run_id(model: str, strategy: str, now: datetime | None = None) -> str:

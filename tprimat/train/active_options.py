@@ -6,6 +6,7 @@ import torch
 
 from tprimat.plan.schema import EngineOptions
 from tprimat.train import weight_gradients
+from tprimat.train.megatron_linear import can_overlap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,16 +21,18 @@ class ActiveOptions:
     distributed_optimizer: bool
     overlap_grad_reduce: bool
     overlap_param_gather: bool
+    overlap_tensor_parallel: bool
+    load_ahead: bool
 
 
-def decide(options: EngineOptions, device: torch.device, parameter_dtype: str) -> ActiveOptions:
+def decide(options: EngineOptions, device: torch.device, precision: str) -> ActiveOptions:
     """Decide each `auto`: on a GPU on, where it works; on a CPU off."""
     on_gpu = device.type == "cuda"
 
     def on(asked: bool | str, default: bool) -> bool:
         return default if isinstance(asked, str) else asked
 
-    can_accumulate = on_gpu and parameter_dtype == "bf16" and weight_gradients.works_on(device)
+    can_accumulate = on_gpu and precision in {"bf16", "fp8"} and weight_gradients.works_on(device)
     return ActiveOptions(
         compiled_regions=on(options.compiled_regions, on_gpu),
         streamed_cross_entropy=on(options.streamed_cross_entropy, on_gpu),
@@ -39,4 +42,6 @@ def decide(options: EngineOptions, device: torch.device, parameter_dtype: str) -
         distributed_optimizer=options.distributed_optimizer,
         overlap_grad_reduce=options.overlap_grad_reduce,
         overlap_param_gather=options.overlap_param_gather and options.distributed_optimizer,
+        overlap_tensor_parallel=on(options.overlap_tensor_parallel, can_overlap()) and precision != "fp8",
+        load_ahead=on(options.load_ahead, on_gpu),
     )

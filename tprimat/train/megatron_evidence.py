@@ -9,7 +9,9 @@ from megatron.core import parallel_state
 from torch.nn import Parameter
 
 from tprimat.record.schema import Evidence
+from tprimat.train.fp8_kernels import Fp8Kernels
 from tprimat.train.megatron_layers import SDPACoreAttention
+from tprimat.train.megatron_linear import ColumnLinear, RowLinear
 from tprimat.train.megatron_module import MegatronModule
 
 REDIRECTED = "Megatron-Core's CUDA calls ran on the CPU: this shows that it works, not how fast anything is."
@@ -27,7 +29,7 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
         sequence_tokens=seen.sequence_tokens if seen else None,
         tokens_per_step=seen.tokens_per_step if seen else None,
         parameter_dtype=dtype_name(parameter.dtype),
-        matmul_dtype=matmul_dtype(parameter.dtype),
+        matmul_dtype="fp8" if multiplies_fp8(module) else matmul_dtype(parameter.dtype),
         gradient_dtype=dtype_name(parameter.main_grad.dtype),
         parameters=count_parameters(module.chunk_parameters(), module.device),
         recompute=module.config.recompute_granularity or "none",
@@ -65,6 +67,12 @@ def matmul_dtype(dtype: torch.dtype) -> str:
     if dtype is torch.bfloat16:
         return "bf16"
     return "tf32" if torch.cuda.is_available() and torch.backends.cuda.matmul.allow_tf32 else "fp32"
+
+
+def multiplies_fp8(module: MegatronModule) -> bool:
+    """Whether all linear layers have taken products in 8 bits; the output layer and attention never do."""
+    linear = [part for chunk in module.chunks for part in chunk.modules() if isinstance(part, ColumnLinear | RowLinear)]
+    return bool(linear) and all(isinstance(part.split.kernels, Fp8Kernels) and part.split.kernels.products > 0 for part in linear)
 
 
 def count_parameters(parameters: Iterable[Parameter], device: torch.device) -> int:

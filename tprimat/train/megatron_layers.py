@@ -5,7 +5,6 @@ depth; matrix products and collectives stay outside of them, as Megatron orders 
 """
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -13,19 +12,15 @@ import torch.nn.functional as F
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import MegatronModule
-from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from tprimat.facts.models import ModelShape
 from tprimat.train import context_parallel
-
-
-@cache
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """One compiled version of a function for the whole process."""
-    return torch.compile(function, dynamic=False)
+from tprimat.train.compilation import compiled
+from tprimat.train.megatron_linear import ColumnLinear, RowLinear
+from tprimat.train.rotary_attention import RotarySelfAttention
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -93,38 +88,12 @@ def chosen_backend(query: Tensor, key: Tensor, value: Tensor, *, grouped: bool) 
     return SDPBackend(choice).name.lower()
 
 
-class RotarySDPACoreAttention(SDPACoreAttention):
-    """Attention that turns queries and keys itself, both in one kernel, instead of Megatron's chain of small ones."""
-
-    def __init__(self, config: TransformerConfig, layer_number: int, *_: Any, rotary: Callable[[int], Tensor], **__: Any) -> None:
-        super().__init__(config, layer_number)
-        self.rotary = rotary
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
-        """Turn by position, then attend; shapes as in SDPACoreAttention."""
-        q, k = compiled(rotate)(query, key, self.rotary(query.shape[0] * self.config.context_parallel_size))
-        return super().forward(q, k, value)
-
-
-def rotate(query: Tensor, key: Tensor, angles: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotary positions (RoFormer, arXiv:2104.09864), dimension i paired with i + head_dim / 2, in fp32.
-
-    Args:
-        query: shape (tokens, sequences, heads, head_dim).
-        key: shape (tokens, sequences, key/value heads, head_dim).
-        angles: shape (tokens, 1, 1, head_dim), both halves alike, radians.
-    """
-    cos, sin = angles.cos(), angles.sin()
-
-    def turned(x: Tensor) -> Tensor:
-        first, second = x.float().chunk(2, dim=-1)
-        return (x * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)
-
-    return turned(query), turned(key)
-
-
 def block_spec(
-    config: TransformerConfig, shape: ModelShape, virtual_stage: int | None, rotary: Callable[[int], Tensor] | None
+    config: TransformerConfig,
+    shape: ModelShape,
+    virtual_stage: int | None,
+    rotary: Callable[[int], Tensor] | None,
+    linear: tuple[type[ColumnLinear], type[RowLinear]] | None = None,
 ) -> TransformerBlockSubmodules:
     """The layers of one pipeline stage (or chunk of one), on torch alone.
 
@@ -133,6 +102,7 @@ def block_spec(
         shape: of the whole model.
         virtual_stage: chunk of this rank under virtual pipelining.
         rotary: tokens -> angles, if the compiled regions are wanted; None leaves the positions to Megatron.
+        linear: modules of the matrix products; None leaves them to Megatron.
     """
     norm: type[torch.nn.Module] = LayerNorm
     if shape.norm == "rmsnorm":
@@ -141,10 +111,14 @@ def block_spec(
     parts = layer.submodules
     parts.input_layernorm = parts.pre_mlp_layernorm = norm
     parts.sharded_state_dict_keys_map = {}
-    attention = parts.self_attention.submodules
-    attention.core_attention = (
-        ModuleSpec(module=RotarySDPACoreAttention, params={"rotary": rotary}) if rotary else SDPACoreAttention
-    )
+    if rotary:
+        parts.self_attention.module = RotarySelfAttention
+        parts.self_attention.params["rotary"] = rotary
+    attention, mlp = parts.self_attention.submodules, parts.mlp.submodules
+    attention.core_attention = SDPACoreAttention
+    if linear:
+        attention.linear_qkv, attention.linear_proj = linear
+        mlp.linear_fc1, mlp.linear_fc2 = linear
     if shape.qk_norm:
         attention.q_layernorm = attention.k_layernorm = norm
     layers = get_num_layers_to_build(config, vp_stage=virtual_stage)

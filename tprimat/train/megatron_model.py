@@ -18,7 +18,9 @@ from tprimat.errors import LaunchError
 from tprimat.facts.models import ModelShape, RopeScaling, padded_vocabulary
 from tprimat.plan.schema import RunPlan
 from tprimat.train.active_options import ActiveOptions
+from tprimat.train.fp8_kernels import Fp8Kernels
 from tprimat.train.megatron_layers import block_spec
+from tprimat.train.megatron_linear import PlainKernels, linear_types
 from tprimat.train.streamed_loss import StreamedLossModel
 
 INITIAL_STANDARD_DEVIATION = 0.02
@@ -26,7 +28,8 @@ INITIAL_STANDARD_DEVIATION = 0.02
 MEGATRON_ROPE_SCALING = (1.0, 4.0, 8192)
 """Low and high frequency factor and original context, fixed in megatron.core's rotary_pos_embedding.py: Llama 3.1's."""
 
-PARAMETER_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+PARAMETER_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp32": torch.float32}
+"""By precision; fp8 is only what the layers' matrix products convert to."""
 
 
 def _refuse(shape: ModelShape) -> None:
@@ -119,9 +122,10 @@ def _build_chunk(plan: RunPlan, config: TransformerConfig, options: ActiveOption
     kind: Any = GPTModel
     if options.streamed_cross_entropy:
         kind = partial(StreamedLossModel, compile_regions=options.compiled_regions)
+    linear = linear_types(Fp8Kernels if plan.precision == "fp8" else PlainKernels, overlapped=options.overlap_tensor_parallel)
     model = kind(
         config=config,
-        transformer_layer_spec=block_spec(config, shape, virtual_stage, rotary),
+        transformer_layer_spec=block_spec(config, shape, virtual_stage, rotary, linear),
         vocab_size=padded_vocabulary(shape),
         max_sequence_length=plan.batch.sequence_tokens if shape.position == "rope" else shape.context_tokens,
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=virtual_stage),

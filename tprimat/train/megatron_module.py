@@ -16,12 +16,14 @@ from torch.utils.data import DataLoader
 
 from tprimat.errors import LaunchError
 from tprimat.plan.schema import RunPlan
+from tprimat.train import fp8_kernels
 from tprimat.train.active_options import ActiveOptions
 from tprimat.train.context_parallel import own_pieces
 from tprimat.train.data import GlobalBatches, RankPlace, Sequences, open_sequences
 from tprimat.train.lightning_api import lightning
 from tprimat.train.megatron_model import PARAMETER_DTYPES, build_chunks, transformer_config
 from tprimat.train.megatron_optimizer import MegatronOptimizer
+from tprimat.train.streamed_loss import announce_micro_batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +97,9 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         self.sequences = open_sequences(self.plan, self.plan.shape.vocabulary)
         place = RankPlace(parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size())
         batches = GlobalBatches(self.sequences, self.plan, self.micro_batch, place)
-        return DataLoader(batches, batch_size=None, pin_memory=self.device.type == "cuda")
+        return DataLoader(
+            batches, batch_size=None, pin_memory=self.device.type == "cuda", num_workers=1 if self.options.load_ahead else 0
+        )
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> dict[str, Any]:
         """One optimizer step.
@@ -110,8 +114,10 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         del batch_idx
         optimizer = self.optimizers()
         rate = self.megatron_optimizer.learning_rate
+        fp8_kernels.next_step()
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
+            announce_micro_batches(chunk, len(batch))
         optimizer.zero_grad()
         losses = get_forward_backward_func()(
             forward_step_func=self._forward,

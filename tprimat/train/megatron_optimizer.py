@@ -10,6 +10,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer.module import MegatronModule
 
 from tprimat.plan.schema import RunPlan
+from tprimat.train import gradient_norm
 from tprimat.train.active_options import ActiveOptions
 from tprimat.train.megatron_model import PARAMETER_DTYPES
 
@@ -20,6 +21,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
     def __init__(self, chunks: list[MegatronModule], plan: RunPlan, options: ActiveOptions) -> None:
         settings = plan.optimizer
         dtype = PARAMETER_DTYPES[plan.precision]
+        gradient_norm.install()
         self.megatron = get_megatron_optimizer(
             MegatronOptimizerConfig(
                 optimizer="adam",

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from tprimat.errors import LaunchError
 from tprimat.plan.expected import mismatches
 from tprimat.plan.schema import RunPlan
 from tprimat.record.environment import software_versions
 from tprimat.record.schema import RunRecord
 from tprimat.record.store import RunDirectory
+from tprimat.train import fp8_kernels
 from tprimat.train.accelerator import local_rank
 from tprimat.train.active_options import ActiveOptions, decide
 from tprimat.train.callback import BenchmarkCallback
@@ -39,6 +41,9 @@ def train(plan: RunPlan, redirected: bool) -> None:
     directory = Path(plan.run_directory)
     if on_gpu:
         torch.cuda.set_device(local_rank())
+    if plan.precision == "fp8" and not fp8_kernels.works_on(torch.device("cuda" if on_gpu else "cpu")):
+        why = f"This device or torch {torch.__version__} multiplies no e5m2 with e4m3."
+        raise LaunchError("fp8 does not work here.", why=why, fix="--precision bf16")
     options = decide(plan.engine_options, torch.device("cuda" if on_gpu else "cpu"), plan.precision)
     trainer = lightning.Trainer(
         accelerator="gpu" if on_gpu else "cpu",

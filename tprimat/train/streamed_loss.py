@@ -4,17 +4,20 @@ At 8,192 tokens and 128,256 words the logits, their fp32 copy and their gradient
 are made, turned into losses and at once into their gradient, and forgotten; because the loss is a mean, the incoming
 gradient is one number, so the gradients of hidden states and weight can be taken in the forward pass and scaled later
 (the idea of Liger Kernel's fused linear cross-entropy, arXiv:2410.10989, here over a vocabulary split by tensor ranks).
+Where that number is known beforehand, one over the micro-batches of a step, the weight's gradient goes straight into
+Megatron's fp32 buffer, and the backward pass checks that the number was right.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
+from torch.nn import Parameter
 
-from tprimat.train.megatron_layers import compiled
+from tprimat.train.compilation import compiled
 from tprimat.train.weight_gradients import accumulate_product
 
 CHUNK_TOKENS = 2048
@@ -27,6 +30,8 @@ class StreamedLossModel(GPTModel):  # type: ignore[misc]
     def __init__(self, *arguments: Any, compile_regions: bool, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.compile_regions = compile_regions
+        self.micro_batches: int | None = None
+        """Of the step that runs, over which the schedule averages losses; None: not known."""
         self._streaming = False
         if self.post_process:
             self._logits = self.output_layer.forward
@@ -52,19 +57,37 @@ class StreamedLossModel(GPTModel):  # type: ignore[misc]
             hidden = tensor_parallel.gather_from_sequence_parallel_region(logits, tensor_parallel_output_grad=True)
         else:
             hidden = tensor_parallel.copy_to_tensor_model_parallel_region(logits)
-        weight = (
-            self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else self.output_layer.weight
-        )
+        tied = self.share_embeddings_and_output_weights
+        weight = self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
+        # A tied weight gets a second gradient, from the embedding, which autograd must add up.
+        direct = self.config.gradient_accumulation_fusion and not tied and hasattr(weight, "main_grad")
         flat = hidden.reshape(-1, hidden.shape[-1])
         targets = labels.transpose(0, 1).reshape(-1)
-        return LinearCrossEntropy.apply(flat, weight, targets, self.compile_regions)  # type: ignore[no-any-return, no-untyped-call]
+        way = Way(self.compile_regions, self.micro_batches if direct else None)
+        return LinearCrossEntropy.apply(flat, weight, targets, way)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def announce_micro_batches(chunk: torch.nn.Module, number: int) -> None:
+    """Tell a streamed loss in a chunk of the model over how many micro-batches the coming step averages."""
+    for part in chunk.modules():
+        if isinstance(part, StreamedLossModel):
+            part.micro_batches = number
+
+
+class Way(NamedTuple):
+    """How losses and gradients are taken."""
+
+    compile_regions: bool
+    """Whether the element-wise parts are compiled."""
+    micro_batches: int | None
+    """Over which the loss will be averaged, if the weight's gradient may go into its buffer at once."""
 
 
 class LinearCrossEntropy(torch.autograd.Function):
     """mean(cross_entropy(hidden @ weight.T, targets)) over a vocabulary that tensor ranks share."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, compile_regions: bool) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Parameter, targets: Tensor, way: Way) -> Tensor:
         """Losses and both gradients, chunk by chunk.
 
         Args:
@@ -72,30 +95,41 @@ class LinearCrossEntropy(torch.autograd.Function):
             hidden: shape (n, hidden), all tokens on every tensor rank.
             weight: shape (vocabulary of this rank, hidden).
             targets: shape (n,), token ids of the whole vocabulary.
-            compile_regions: whether the element-wise parts are compiled.
+            way: how.
         """
+        tokens, micro_batches = hidden.shape[0], way.micro_batches
         first_word = weight.shape[0] * parallel_state.get_tensor_model_parallel_rank()
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         hidden_grad = torch.empty_like(hidden)
-        weight_grad = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
-        for start in range(0, hidden.shape[0], CHUNK_TOKENS):
+        if micro_batches:
+            weight_grad, factor = weight.main_grad, 1 / (tokens * micro_batches)  # type: ignore[attr-defined]
+        else:
+            weight_grad, factor = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device), 1.0
+        for start in range(0, tokens, CHUNK_TOKENS):
             rows = slice(start, start + CHUNK_TOKENS)
             logits = hidden[rows] @ weight.t()
-            losses, logits_grad = _losses_and_gradient(logits, targets[rows] - first_word, compile_regions)
+            losses, logits_grad = _losses_and_gradient(logits, targets[rows] - first_word, way.compile_regions)
             total += losses
             torch.mm(logits_grad, weight, out=hidden_grad[rows])
-            accumulate_product(weight_grad, logits_grad, hidden[rows])
-        ctx.save_for_backward(hidden_grad, weight_grad, weight)
-        ctx.tokens = hidden.shape[0]
-        return total / hidden.shape[0]
+            accumulate_product(weight_grad, logits_grad, hidden[rows], factor)
+        ctx.tokens, ctx.micro_batches = tokens, micro_batches
+        ctx.save_for_backward(hidden_grad, weight, *(() if micro_batches else (weight_grad,)))
+        return total / tokens
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         """Scale what the forward pass has taken."""
-        hidden_grad, weight_grad, weight = ctx.saved_tensors
+        hidden_grad, weight, *weight_grad = ctx.saved_tensors
         scale = upstream / ctx.tokens
+        if ctx.micro_batches:
+            # Checked on the device, so that nothing waits for it.
+            torch._assert_async(torch.isclose(upstream * ctx.micro_batches, torch.ones_like(upstream)))
+            weight.grad_added_to_main_grad = True
+            weights = torch.empty_like(weight)
+        else:
+            weights = (weight_grad[0] * scale).to(weight.dtype)
         # In fp32, since torch would round the scale itself to bf16 to multiply a bf16 tensor with it.
-        return (hidden_grad.float() * scale).to(hidden_grad.dtype), (weight_grad * scale).to(weight.dtype), None, None
+        return (hidden_grad.float() * scale).to(hidden_grad.dtype), weights, None, None
 
 
 def _losses_and_gradient(logits: Tensor, places: Tensor, compile_regions: bool) -> tuple[Tensor, Tensor]:

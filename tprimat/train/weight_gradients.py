@@ -14,20 +14,21 @@ from torch import Tensor
 MODULE = "fused_weight_gradient_mlp_cuda"
 
 
-def accumulate_product(total: Tensor, gradient: Tensor, rows: Tensor) -> None:
-    """Total += gradient.T @ rows.
+def accumulate_product(total: Tensor, gradient: Tensor, rows: Tensor, factor: float = 1.0) -> None:
+    """Total += factor x gradient.T @ rows.
 
     Args:
         total: shape (out, in), fp32.
         gradient: shape (n, out).
         rows: shape (n, in), dtype as gradient.
+        factor: applied in fp32.
     """
     if gradient.dtype == total.dtype:
-        total.addmm_(gradient.t(), rows)
+        total.addmm_(gradient.t(), rows, alpha=factor)
     elif gradient.is_cuda:
-        torch.addmm(total, gradient.t(), rows, out_dtype=total.dtype, out=total)
+        torch.addmm(total, gradient.t(), rows, alpha=factor, out_dtype=total.dtype, out=total)
     else:
-        total.addmm_(gradient.t().to(total.dtype), rows.to(total.dtype))
+        total.addmm_(gradient.t().to(total.dtype), rows.to(total.dtype), alpha=factor)
 
 
 def works_on(device: torch.device) -> bool:

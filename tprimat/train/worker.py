@@ -32,9 +32,10 @@ def train(plan: RunPlan) -> None:
     quieten()
     from tprimat.train import redirect, weight_gradients
 
-    redirected = redirect.install()  # before anything imports megatron.core
-    if not redirected and plan.engine == "megatron":
+    # Both before anything imports megatron.core.
+    if plan.engine == "megatron":
         weight_gradients.install()
+    redirected = redirect.install()
     import torch.distributed as dist
 
     if plan.engine == "nemo":

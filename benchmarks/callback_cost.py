@@ -1,0 +1,147 @@
+#!/usr/bin/env python3
+"""Measure what BenchmarkCallback costs: the same training with it and without it, in turn, in one process.
+
+python3 benchmarks/callback_cost.py --output output/callback-cost.json
+
+Both sides are timed alike: host timestamps at the end of each step, which the gradient norm's arrival on the host holds
+to the device's pace. A shallow model and few tokens make short steps, so that a cost of microseconds stands out.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from shallow import write_shallow_config  # noqa: E402
+
+from tprimat.train import redirect, weight_gradients  # noqa: E402
+
+weight_gradients.install()
+redirect.install()
+
+import torch  # noqa: E402
+
+from tprimat.config.load import Setting, read_config  # noqa: E402
+from tprimat.plan.build import PlanRequest, build_plan  # noqa: E402
+from tprimat.train.active_options import decide  # noqa: E402
+from tprimat.train.callback import BenchmarkCallback  # noqa: E402
+from tprimat.train.lightning_api import lightning, quieten  # noqa: E402
+from tprimat.train.megatron_module import MegatronModule  # noqa: E402
+from tprimat.train.megatron_strategy import MegatronStrategy  # noqa: E402
+
+
+class Ends(lightning.Callback):
+    """Host time at the end of each step."""
+
+    def __init__(self):
+        self.times = []
+
+    def on_train_batch_end(self, *_):
+        """After every other callback has had its turn."""
+        self.times.append(time.perf_counter())
+
+    def seconds(self, warmup):
+        """Of each step after the warm-up."""
+        ends = self.times[warmup:]
+        return [after - before for before, after in itertools.pairwise(ends)]
+
+
+def plan_for(folder, options):
+    """A plan for one rank."""
+    on_gpu = torch.cuda.is_available()
+    platform = "nvidia" if on_gpu else "cpu"
+    write_shallow_config(folder / "config.yaml", options.layers)
+    settings = {
+        f"hardware.platforms.{platform}.gpus_per_node": 1,
+        "training.duration.max_steps": options.steps,
+        "training.data.micro_batch_size": 1,
+        "training.data.global_batch_size": options.global_batch_size,
+    }
+    overlay = [Setting(tuple(key.split(".")), value, "callback_cost") for key, value in settings.items()]
+    size = "full" if on_gpu else "tiny"
+    loaded = read_config(folder / "config.yaml", size=size, settings=overlay, environment={})
+    request = PlanRequest(
+        model="llama",
+        strategy="minimal_communication",
+        platform=platform,
+        size=size,
+        engine="megatron",
+        engine_reason="callback_cost",
+        gpus_found=1,
+        run_id="callback-cost",
+        run_directory=str(folder),
+        output_directory=str(folder),
+    )
+    return build_plan(loaded, request)
+
+
+def round_of(plan, folder, recorded):
+    """Step times of one training."""
+    on_gpu = torch.cuda.is_available()
+    ends = Ends()
+    callbacks = [BenchmarkCallback(folder), ends] if recorded else [ends]
+    trainer = lightning.Trainer(
+        accelerator="gpu" if on_gpu else "cpu",
+        devices=1,
+        strategy=MegatronStrategy(plan, process_group_backend="nccl" if on_gpu else "gloo"),
+        max_steps=plan.steps,
+        callbacks=callbacks,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        limit_val_batches=0,
+    )
+    module = MegatronModule(plan, decide(plan.engine_options, torch.device("cuda" if on_gpu else "cpu"), plan.precision))
+    trainer.fit(module)
+    return ends.seconds(warmup=plan.steps // 4)
+
+
+def main():
+    """Measure in turn, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path("output/callback-cost.json"))
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--global-batch-size", type=int, default=1)
+    options = parser.parse_args()
+    quieten()
+    os.environ.update({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517"})
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    with tempfile.TemporaryDirectory() as temporary:
+        plan = plan_for(Path(temporary), options)
+        rounds = {True: [], False: []}
+        for number in range(2 * options.rounds):
+            recorded = number % 2 == 1
+            rounds[recorded].append(round_of(plan, Path(temporary) / f"round-{number}", recorded))
+    medians = {name: [statistics.median(steps) for steps in rounds[on]] for name, on in (("without", False), ("with", True))}
+    cost = statistics.median(medians["with"]) - statistics.median(medians["without"])
+    document = {
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
+        "torch": torch.__version__,
+        "layers": options.layers,
+        "tokens_per_step": plan.batch.tokens_per_step,
+        "steps_per_round": options.steps,
+        "median_step_seconds": medians,
+        "cost_seconds_per_step": cost,
+        "step_seconds": {"without": rounds[False], "with": rounds[True]},
+    }
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(document, indent=2) + "\n")
+    for name, values in medians.items():
+        print(f"{name:<8} {'  '.join(f'{value * 1e3:.3f} ms' for value in values)}")
+    print(f"cost     {cost * 1e3:+.3f} ms a step")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

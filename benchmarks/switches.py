@@ -53,27 +53,18 @@ def main() -> int:
         names += [name, *([f"on-{number // 3 + 1}"] if number % 3 == 0 else [])]
     failed = 0
     for name in names:
-        words = [
-            sys.executable,
-            str(ROOT / "benchmark.py"),
-            "--config",
-            str(config),
-            "--model",
-            "llama",
-            "--gpus",
-            "1",
-            "--quiet",
-        ]
-        words += ["--steps", str(options.steps), "--micro-batch-size", str(options.micro_batch_size)]
-        words += [
-            "--global-batch-size",
-            str(options.global_batch_size),
-            "--output-dir",
-            str(options.output / name),
-            *flags_of(name),
-        ]
+        flags = {
+            "--config": config,
+            "--model": "llama",
+            "--gpus": 1,
+            "--steps": options.steps,
+            "--micro-batch-size": options.micro_batch_size,
+            "--global-batch-size": options.global_batch_size,
+            "--output-dir": options.output / name,
+        }
+        words = [sys.executable, str(ROOT / "benchmark.py"), "--quiet", *(str(word) for pair in flags.items() for word in pair)]
         print(f"== {name}", flush=True)
-        failed += subprocess.run(words, check=False).returncode != 0
+        failed += subprocess.run([*words, *flags_of(name)], check=False).returncode != 0
     return 1 if failed else 0
 
 

@@ -1,24 +1,59 @@
-"""A run beside probes of its machine: compare.py shows its share of the measured ceiling, or says why it cannot."""
+"""A run beside probes of its machine: every door shows its share of the measured ceiling, or says why it cannot."""
 
+import html
 import json
+import os
 import shutil
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from runs.make_runs import a_run, steps_of, write_run
 
 from tprimat.record.schema import Machine, ProbeRecord
-from tprimat.record.store import append_probe
+from tprimat.record.store import append_probe, read_probes
 
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "tests" / "runs" / "h100" / "runs" / "h100-llama-0"
 RATE = 700e12
+SHARE = "49.3 %"
+FLOP = 2 * 8192**3
+MACHINE = Machine(
+    platform="cuda", accelerator="NVIDIA H100 80GB HBM3", gpus_per_node=1, nodes=1, driver="580.1", power_limit_watts=700.0
+)
+PROBE = ProbeRecord(
+    kind="gemm",
+    shape={"m": 8192, "k": 8192, "n": 8192},
+    dtype="bf16",
+    seconds=(FLOP / RATE,) * 10,
+    flop=FLOP,
+    machine=MACHINE,
+    software={"torch": "2.11.0"},
+    started_at="2026-01-01T00:00:00+00:00",
+)
+STALE = {
+    "driver": (
+        replace(PROBE, machine=replace(MACHINE, driver="570.9")),
+        "probes taken under driver 570.9 are left out: the run was made under driver 580.1",
+    ),
+    "torch": (
+        replace(PROBE, software={"torch": "2.10.0"}),
+        "probes taken with torch 2.10.0 are left out: the run was made with torch 2.11.0",
+    ),
+    "power limit": (
+        replace(PROBE, machine=replace(MACHINE, power_limit_watts=600.0)),
+        "probes taken at a power limit in watts of 600.0 are left out: the run was made at a power limit in watts of 700.0",
+    ),
+}
 
 
 @pytest.fixture
 def results(tmp_path):
-    """One run that tells its driver and torch, and a matrix product of 700 TFLOP/s under the same."""
+    """One run that tells its driver, torch and power limit, and a matrix product of 700 TFLOP/s under the same."""
     folder = tmp_path / "results"
     shutil.copytree(RUN, folder / "runs" / RUN.name)
     file = folder / "runs" / RUN.name / "run.json"
@@ -26,50 +61,95 @@ def results(tmp_path):
     run["machine"] |= {"driver": "580.1", "power_limit_watts": 700.0}
     run["software"] = {"torch": "2.11.0"}
     file.write_text(json.dumps(run))
-    machine = Machine(
-        platform="cuda",
-        accelerator=run["machine"]["accelerator"],
-        gpus_per_node=1,
-        nodes=1,
-        driver="580.1",
-        power_limit_watts=700.0,
-    )
-    flop = 2 * 8192**3
-    probe = ProbeRecord(
-        kind="gemm",
-        shape={"m": 8192, "k": 8192, "n": 8192},
-        dtype="bf16",
-        seconds=(flop / RATE,) * 10,
-        flop=flop,
-        machine=machine,
-        software={"torch": "2.11.0"},
-        started_at="2026-01-01T00:00:00+00:00",
-    )
-    append_probe(folder / "probes.jsonl", probe)
+    append_probe(folder / "probes.jsonl", PROBE)
     return folder
 
 
-def compare(folder):
+def door(script, *arguments, cwd, **variables):
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | variables
+    words = [sys.executable, *(["-m", script] if "." in script and not script.endswith(".py") else [str(ROOT / script)])]
+    return subprocess.run(
+        [*words, *map(str, arguments)], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def compare(folder, *arguments):
     out = folder.parent / "comparison.json"
-    command = [sys.executable, ROOT / "compare.py", "--results-dir", folder, "--output", out, "--format", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = door("compare.py", "--results-dir", folder, "--output", out, *arguments, cwd=folder.parent)
     return done, json.loads(out.read_text())["groups"][0]["runs"][0]["metrics"] if done.returncode == 0 else None
 
 
-def test_a_run_is_shown_with_its_share_of_the_measured_product(results):
+def words_of(picture):
+    """What a reader sees in a picture; matplotlib keeps each text as a comment beside its outlines."""
+    parser = ET.XMLParser(target=ET.TreeBuilder(insert_comments=True))
+    return " ".join((node.text or "").strip() for node in ET.parse(picture, parser).iter() if node.tag is ET.Comment)
+
+
+def texts_of(folder):
+    """Door -> what it says about the results in a folder."""
+    there = folder.parent
+    said = {"compare.py": compare(folder)[0].stdout}
+    said["analyze_peak_throughput.py"] = door("analyze_peak_throughput.py", "--results-dir", folder, cwd=there).stdout
+    door("benchmark.py", "--report", "--output-dir", folder, cwd=there)
+    said["report"] = html.unescape((folder / "report.html").read_text(encoding="utf8"))
+    return said
+
+
+def pictures_of(folder):
+    """Door -> the words in its picture of the results in a folder."""
+    there = folder.parent
+    door("compare.py", "--results-dir", folder, "--output", there / "compare.svg", cwd=there)
+    door("visualize_peak_throughput.py", "--results-dir", folder, "--output", there / "peak.svg", cwd=there)
+    return {name: words_of(there / name) for name in ("compare.svg", "peak.svg")}
+
+
+def test_every_door_shows_the_share_of_the_measured_product(results):
     done, metrics = compare(results)
     assert metrics["share_of_measured_gemm"] == pytest.approx(metrics["model_flops_per_second_per_gpu"]["value"] / RATE)
+    assert metrics["measured_gemm_flops"] == pytest.approx(RATE)
     assert "of measured matmul" in done.stdout
-    assert "49.3 %" in done.stdout
+    for name, said in (texts_of(results) | pictures_of(results)).items():
+        assert SHARE in said, name
+    peak = json.loads(door("analyze_peak_throughput.py", "--results-dir", results, "--json", cwd=results.parent).stdout)
+    assert peak["peaks"][0]["share_of_measured_gemm"] == pytest.approx(metrics["share_of_measured_gemm"])
 
 
-def test_a_probe_from_before_a_driver_update_is_left_out_and_the_table_says_so(results):
-    file = results / "probes.jsonl"
-    file.write_text(file.read_text().replace("580.1", "570.9"))
-    done, metrics = compare(results)
-    assert metrics["share_of_measured_gemm"] is None
-    assert "of measured matmul" not in done.stdout
-    assert "under driver 570.9 are left out: the run was made under driver 580.1" in done.stdout
+@pytest.mark.parametrize("reason", STALE)
+def test_probes_of_another_driver_torch_or_power_limit_are_left_out_and_each_text_says_so(results, reason):
+    probe, sentence = STALE[reason]
+    (results / "probes.jsonl").unlink()
+    append_probe(results / "probes.jsonl", probe)
+    assert compare(results)[1]["share_of_measured_gemm"] is None
+    for name, said in texts_of(results).items():
+        assert SHARE not in said, name
+        assert sentence in said, name
+
+
+def test_a_picture_shows_no_share_of_a_product_under_another_driver(results):
+    (results / "probes.jsonl").unlink()
+    append_probe(results / "probes.jsonl", STALE["driver"][0])
+    for name, said in pictures_of(results).items():
+        assert SHARE not in said, name
+
+
+@pytest.mark.parametrize("place", ["a folder above", "its run folder", "another folder", "its file"])
+def test_probes_are_found_where_a_user_leaves_them(results, tmp_path, place):
+    named = {"another folder": [tmp_path / "elsewhere"], "its file": [tmp_path / "elsewhere" / "probes.jsonl"]}.get(place, [])
+    if named:
+        (tmp_path / "elsewhere").mkdir()
+        (results / "probes.jsonl").rename(tmp_path / "elsewhere" / "probes.jsonl")
+    asked = {"a folder above": tmp_path, "its run folder": results / "runs" / RUN.name}.get(place, results)
+    out = tmp_path / "found.md"
+    done = door("compare.py", "--results-dir", asked, *(["--probes", *named] if named else []), "--output", out, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert SHARE in out.read_text(encoding="utf8")
+
+
+def test_a_place_without_probes_is_the_users_mistake(results, tmp_path):
+    for script in ("compare.py", "analyze_peak_throughput.py"):
+        done = door(script, "--results-dir", results, "--probes", tmp_path / "nowhere", cwd=tmp_path)
+        assert done.returncode == 2
+        assert "There is no probes.jsonl in" in done.stderr
 
 
 def test_damaged_probes_are_named_and_the_comparison_stands(results):
@@ -79,3 +159,49 @@ def test_damaged_probes_are_named_and_the_comparison_stands(results):
     assert "probes.jsonl" in done.stderr
     assert "Traceback" not in done.stderr
     assert "tokens/s/GPU" in done.stdout
+
+
+@pytest.fixture
+def eight_gpus(tmp_path):
+    """./benchmark.py where nvidia-smi shows eight H100, and the run that it would make has been made."""
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    line = "NVIDIA H100 80GB HBM3, GPU-0, 81559, 700.00, 580.1"
+    tool.write_text("#!/bin/sh\n" + f"echo '{line}'\n" * 8)
+    tool.chmod(0o755)
+    output = tmp_path / "out"
+    common = ("--model", "llama", "--engine", "megatron", "--output-dir", output)
+    path = f"{tool.parent}:/usr/bin:/bin"
+    (plan,) = json.loads(door("benchmark.py", *common, "--dry-run", "--json", cwd=tmp_path, PATH=path).stdout)["plans"]
+    machine = replace(MACHINE, gpus_per_node=8, memory_bytes=85520809984)
+    run = a_run(plan["run_id"], machine=machine, software={"torch": "2.11.0"})
+    write_run(output, run, steps_of(run, np.full(30, 4.6), 7))
+    (output / "runs" / plan["run_id"] / "plan.json").write_text(json.dumps(plan))
+    return lambda *words: door("benchmark.py", *common, "--resume", *words, cwd=tmp_path, PATH=path)
+
+
+def test_the_summary_of_a_benchmark_shows_the_share(eight_gpus, tmp_path):
+    append_probe(tmp_path / "out" / "probes.jsonl", PROBE)
+    done = eight_gpus()
+    assert done.returncode == 0, done.stderr
+    assert "of matmul     " in done.stdout
+    assert "% of the fastest bf16 product measured here (700 TFLOP/s)" in done.stdout
+    (run,) = json.loads(eight_gpus("--json").stdout)["runs"]
+    rate = run["metrics"]["model_flops_per_second_per_gpu"]["value"]
+    assert run["metrics"]["share_of_measured_gemm"] == pytest.approx(rate / RATE)
+
+
+@pytest.mark.parametrize("reason", STALE)
+def test_the_summary_of_a_benchmark_says_why_there_is_no_share(eight_gpus, tmp_path, reason):
+    probe, sentence = STALE[reason]
+    append_probe(tmp_path / "elsewhere" / "probes.jsonl", probe)
+    done = eight_gpus("--probes", str(tmp_path / "elsewhere"))
+    assert done.returncode == 0, done.stderr
+    assert "of matmul" not in done.stdout
+    assert sentence in done.stdout
+
+
+def test_probes_go_to_the_output_folder_of_the_environment(tmp_path):
+    done = door("benchmark.py", "--probe", "mlp", "--json", cwd=tmp_path, OUTPUT_DIR=str(tmp_path / "mine"))
+    assert done.returncode == 0, done.stderr
+    assert [probe.kind for probe in read_probes(tmp_path / "mine" / "probes.jsonl")] == ["mlp_step"]

@@ -87,8 +87,8 @@ def test_the_fastest_product_probed_on_the_machine_is_a_line(tmp_path):
     append_probe(tmp_path / "output" / "probes.jsonl", probe)
     assert draw("--output", "probed.svg", cwd=tmp_path).returncode == 0
     words = words_of(tmp_path / "probed.svg")
-    assert "700" in words
-    assert "TFLOP/s per GPU (black: fastest matmul probed)" in words
+    assert any(text.startswith("700: ") and text.endswith(" %") for text in words)
+    assert "TFLOP/s per GPU (black: fastest matmul probed, and the share of it)" in words
 
 
 @pytest.mark.parametrize(

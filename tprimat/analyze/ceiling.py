@@ -9,6 +9,8 @@ from tprimat.record.schema import ProbeRecord, RunRecord
 PRODUCTS = ("gemm", "model_gemm")
 """Kinds that are measured at full effort; gemm_search's brief candidates do not count."""
 
+ON_A_PROCESSOR = "no share of a measured matrix product is shown: the probes of a processor are small, and its processes share it"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ceiling:
@@ -25,8 +27,11 @@ def gemm_ceiling(run: RunRecord, probes: Sequence[ProbeRecord]) -> Ceiling:
     """The fastest product in the run's dtype, among probes of the same accelerator under the same driver, torch and power limit.
 
     A driver or power limit that the run does not tell is passed over with a note; a torch version that it does not tell is not,
-    because then nothing shows that the run and the probes share a machine.
+    because then nothing shows that the run and the probes share a machine. A processor has no ceiling: its probes are small, and
+    the processes of a run share it.
     """
+    if run.machine.platform == "cpu":
+        return Ceiling(flop_per_second=None, notes=(ON_A_PROCESSOR,))
     wanted = [probe for probe in probes if probe.kind in PRODUCTS and probe.dtype == run.matmul_dtype and probe.seconds]
     if not wanted:
         return Ceiling(flop_per_second=None, notes=(f"no matrix product was probed in {run.matmul_dtype or 'its dtype'}",))

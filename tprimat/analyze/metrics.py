@@ -84,6 +84,7 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
         mfu=_times(flops, 1 / peak) if flops and peak else None,
         mfu_absent_because=None if flops and peak else no_peak or no_flop or _no_rate(rate, gpus),
         share_of_measured_gemm=flops.value / options.gemm_ceiling_flops if flops and options.gemm_ceiling_flops else None,
+        measured_gemm_flops=options.gemm_ceiling_flops,
         peak_memory_bytes=_largest([step.peak_allocated_bytes for step in kept]),
         peak_reserved_bytes=_largest([step.peak_reserved_bytes for step in kept]),
         final_loss=next((step.loss for step in reversed(steps) if step.loss is not None), None),

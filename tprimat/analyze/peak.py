@@ -40,6 +40,7 @@ class Entry:
     """Of one GPU: what utilization divides by."""
     mean_step_seconds: float
     share_of_measured_gemm: float | None
+    measured_gemm_flops: float | None
     peak_memory_bytes: int | None
     cost_per_million_tokens: float | None
     joules_per_token: float | None
@@ -112,6 +113,7 @@ def entry(group: Group) -> Entry | None:
         peak_flops=metrics[0].peak_dense_flops,
         mean_step_seconds=sum(found.mean_step_seconds for found in metrics) / len(metrics),
         share_of_measured_gemm=_mean([found.share_of_measured_gemm for found in metrics]),
+        measured_gemm_flops=_mean([found.measured_gemm_flops for found in metrics]),
         peak_memory_bytes=max((found.peak_memory_bytes for found in metrics if found.peak_memory_bytes), default=None),
         cost_per_million_tokens=_mean([found.cost_per_million_tokens for found in metrics]),
         joules_per_token=_mean([found.joules_per_token for found in metrics]),

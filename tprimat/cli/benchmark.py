@@ -44,9 +44,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _probe(options: argparse.Namespace) -> int:
     from tprimat.cli.probe import main as probe
+    from tprimat.config.load import environment_choices
 
-    output = ["--output", options.output_dir] if options.output_dir else []
-    return probe([options.probe, *output, *(["--json"] if options.json else [])])
+    words = [options.probe, "--output", options.output_dir or environment_choices().output_directory]
+    for flag, value in (("--config", options.config), ("--ranks", options.gpus)):
+        words += [flag, str(value)] if value is not None else []
+    return probe([*words, *(["--resume"] if options.resume else []), *(["--json"] if options.json else [])])
 
 
 def _share(options: argparse.Namespace) -> int:
@@ -56,7 +59,8 @@ def _share(options: argparse.Namespace) -> int:
 
     output = options.output_dir or environment_choices().output_directory
     prices = ["--config", options.config] if options.config else []
-    status = report.main([output, "--output", str(Path(output, "report.html")), *prices]) if options.report else 0
+    probes = [word for place in options.probes for word in ("--probes", str(place))]
+    status = report.main([output, "--output", str(Path(output, "report.html")), *prices, *probes]) if options.report else 0
     return max(status, archive.main([output, options.archive, *prices]) if options.archive else 0)
 
 

@@ -1,6 +1,7 @@
 """Holds runs against what probes of their machine measured."""
 
-from collections.abc import Iterable, Sequence
+import argparse
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,16 +17,60 @@ if TYPE_CHECKING:
 FILE_NAME = "probes.jsonl"
 
 
+def add_probes(made: argparse.ArgumentParser | argparse._ArgumentGroup, beside: str) -> None:
+    """The flag that names probes which do not lie with the results."""
+    made.add_argument(
+        "--probes",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="PATH",
+        help=f"of this machine: a {FILE_NAME} or its folder, besides those {beside}; may be repeated",
+    )
+
+
+def check_probes(named: Sequence[Path]) -> tuple[Path, ...]:
+    """The places that a user named.
+
+    Raises:
+        RecordError: one of them holds no probes.
+    """
+    for place in named:
+        if not any(file.is_file() for file in _files_of(place)) and not _is_packed(place):
+            raise RecordError(
+                f"There is no {FILE_NAME} in {place}.", where="--probes", fix="./benchmark.py --probe gemm measures"
+            )
+    return tuple(named)
+
+
 def probes_in(paths: Iterable[Path]) -> tuple[list[ProbeRecord], list[RecordError]]:
-    """All probes that lie directly in some folders of results, or anywhere in archives, and what could not be read."""
+    """All probes anywhere in some folders and archives, beside files of results and above run folders; and what is damaged."""
     found: list[ProbeRecord] = []
     problems: list[RecordError] = []
-    for place in dict.fromkeys(path if path.is_dir() or is_archive(path) else path.parent for path in paths):
+    places = list(dict.fromkeys(paths))
+    files = dict.fromkeys(file.resolve() for place in places if not _is_packed(place) for file in _files_of(place))
+    for file in files:
         try:
-            found += _in_archive(place) if is_archive(place) and place.is_file() else read_probes(place / FILE_NAME)
+            found += read_probes(file)
         except RecordError as error:
             problems.append(error)
+    for archive in filter(_is_packed, places):
+        found += _in_archive(archive)
     return found, problems
+
+
+def _is_packed(place: Path) -> bool:
+    return is_archive(place) and place.is_file()
+
+
+def _files_of(place: Path) -> Iterator[Path]:
+    """Where probes of a place of results would lie; files that need not exist."""
+    if place.is_dir():
+        yield from sorted(place.rglob(FILE_NAME))
+        if (place / "run.json").is_file():
+            yield place.parent.parent / FILE_NAME
+        return
+    yield place.parent / FILE_NAME
 
 
 def _in_archive(archive: Path) -> list[ProbeRecord]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tprimat.cli.ceilings import add_probes
 from tprimat.errors import ConfigError, RecordError, UserError
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--warmup", default="auto", metavar="N", help="steps to leave out, or auto: found in the step times (auto)")
     made.add_argument("--cost-per-gpu-hour", type=float, metavar="PRICE", help="adds a column of cost, in your currency")
     made.add_argument("--config", type=Path, metavar="FILE", help="take prices from its cloud_costs (./config.yaml)")
+    add_probes(made, "in the folders of results")
     return made
 
 
@@ -140,7 +142,7 @@ def measured_runs(options: argparse.Namespace, paths: Sequence[Path]) -> tuple[l
         warmup="auto" if skipped is None else skipped,
         cost_per_gpu_hour=options.cost_per_gpu_hour,
     )
-    return read_measured(paths, choice, prices(options.config))
+    return read_measured(paths, choice, prices(options.config), options.probes)
 
 
 def results_paths(options: argparse.Namespace) -> list[Path]:

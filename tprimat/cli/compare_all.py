@@ -58,13 +58,14 @@ def run(output: Path) -> int:
     return failed
 
 
-def pictures(folders: Sequence[Path], output: Path) -> int:
+def pictures(folders: Sequence[Path], output: Path, probes: Sequence[Path] = ()) -> int:
     """One comparison a folder. 1 when any of them failed."""
     worst = 0
+    flags = [word for place in probes for word in ("--probes", str(place))]
     for folder in folders:
         picture = output / f"compare-{folder.name.removeprefix('output-')}.png"
         print(f"{folder}", flush=True)
-        worst = max(worst, compare.main(["--results-dir", str(folder), "--output", str(picture)]))
+        worst = max(worst, compare.main(["--results-dir", str(folder), "--output", str(picture), *flags]))
         print()
     return min(worst, 1)
 

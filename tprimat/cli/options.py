@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Iterator
 from typing import Any
 
+from tprimat.cli.ceilings import add_probes
+
 EPILOG = """examples:
   ./benchmark.py                                         both models, minimal_communication
   ./benchmark.py --model llama --parallel balanced --runs 3
@@ -74,6 +76,7 @@ def _how(group: argparse._ArgumentGroup) -> None:
     """Files, settings and output."""
     group.add_argument("--output-dir", metavar="PATH", help="results and logs (default: $OUTPUT_DIR, ./output)")
     group.add_argument("--config", metavar="FILE", help="instead of config.yaml")
+    add_probes(group, "in the output folder")
     group.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help="any key of the configuration"
     )

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tprimat.cli.ceilings import add_probes
 from tprimat.cli.compare import fraction, prices, warmup_steps
 from tprimat.errors import ConfigError, RecordError, UserError
 
@@ -42,6 +43,7 @@ def add_counting(made: argparse.ArgumentParser) -> None:
     made.add_argument("--warmup", default="auto", metavar="N", help="steps to leave out, or auto: found in the step times (auto)")
     made.add_argument("--cost-per-gpu-hour", type=float, metavar="PRICE", help="adds a column of cost, in your currency")
     made.add_argument("--config", type=Path, metavar="FILE", help="take prices from its cloud_costs (./config.yaml)")
+    add_probes(made, "in the folders of results")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -130,7 +132,7 @@ def measured_from(options: argparse.Namespace) -> tuple[list["Measured"], int]:
 
     named = [path for several in options.results_dir or () for path in several]
     paths = named or usual_folders()
-    measured, problems = read_measured(paths, metric_options(options), prices(options.config))
+    measured, problems = read_measured(paths, metric_options(options), prices(options.config), options.probes)
     tell_problems(problems, len(measured))
     if not measured:
         raise RecordError(

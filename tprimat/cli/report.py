@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tprimat.cli.ceilings import add_probes
 from tprimat.errors import RecordError, UserError
 
 
@@ -32,6 +33,7 @@ def counting(made: argparse.ArgumentParser) -> None:
     made.add_argument("--warmup", default="auto", metavar="N", help="steps to leave out, or auto: found in the step times (auto)")
     made.add_argument("--cost-per-gpu-hour", type=float, metavar="PRICE", help="adds a column of cost, in your currency")
     made.add_argument("--config", type=Path, metavar="FILE", help="take prices from its cloud_costs (./config.yaml)")
+    add_probes(made, "among the results")
 
 
 def page(options: argparse.Namespace) -> tuple[str, list[RecordError]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tprimat.analyze.groups import Measured, measure
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.cli.ceilings import probes_in, under_ceiling
+from tprimat.cli.ceilings import check_probes, probes_in, under_ceiling
 from tprimat.errors import RecordError
 from tprimat.record.collect import load_results
 
@@ -30,11 +30,21 @@ def usual_folders() -> list[Path]:
 
 
 def read_measured(
-    paths: Sequence[Path], options: MetricOptions, prices: Mapping[str, float]
+    paths: Sequence[Path], options: MetricOptions, prices: Mapping[str, float], probes_too: Sequence[Path] = ()
 ) -> tuple[list[Measured], list[RecordError]]:
-    """All runs under some paths with their metrics, and what could not be read."""
+    """All runs under some paths with their metrics, and what could not be read.
+
+    Args:
+        paths: folders, files and archives of results; probes among them are used.
+        options: how metrics are counted.
+        prices: of a GPU hour by accelerator.
+        probes_too: places of further probes.
+
+    Raises:
+        RecordError: a place of probes has none.
+    """
     results, problems = load_results(paths)
-    probes, damaged = probes_in(paths)
+    probes, damaged = probes_in([*paths, *check_probes(probes_too)])
     measured = [measure(result, under_ceiling(options, result.run, probes), prices) for result in results]
     return measured, [*problems, *damaged]
 

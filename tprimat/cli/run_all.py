@@ -94,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
     if cells[0].plan.engine in {"megatron", "nemo"}:
         require_worker_modules()
     done = carry_out(cells, quiet=options.quiet, resume=not options.fresh, messages=sys.stderr)
-    compared = compare([one.folder for one in planned if any(has_result(one, cell) for cell in done)])
+    compared = compare([one.folder for one in planned if any(has_result(one, cell) for cell in done)], options.probes)
     show(planned, done, options)
     complete = len(done) == len(cells) and all(cell.counts for cell in done) and not any(one.refusal for one in planned)
     return 0 if complete and compared else 1
@@ -105,12 +105,12 @@ def has_result(one: Place, done: "Done") -> bool:
     return done.counts and done.cell in one.cells
 
 
-def compare(folders: Sequence[str]) -> bool:
+def compare(folders: Sequence[str], probes: Sequence[Path]) -> bool:
     """The picture of each folder; what is compared in words goes to stderr, as progress does."""
     from tprimat.cli.compare_all import pictures
 
     with contextlib.redirect_stdout(sys.stderr):
-        return pictures([Path(folder) for folder in dict.fromkeys(folders)], PICTURES) == 0
+        return pictures([Path(folder) for folder in dict.fromkeys(folders)], PICTURES, probes) == 0
 
 
 def show(planned: Sequence[Place], done: Sequence["Done"], options: argparse.Namespace) -> None:

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from tprimat.cli import scaling
+from tprimat.cli.ceilings import FILE_NAME
 from tprimat.cli.series import Cell, Done, carry_out
 from tprimat.cli.session import Session, prepare
 from tprimat.errors import ConfigError
@@ -41,7 +42,8 @@ def sessions(options: argparse.Namespace) -> list[Session]:
     made = []
     for gpus in numbers:
         batch = whole if options.scaling_mode == "strong" else share(whole, gpus, numbers[-1])
-        asked = {"gpus": gpus, "global_batch_size": batch, "output_dir": str(largest.output / f"gpus-{gpus}")}
+        probes = [*options.probes, *filter(Path.is_file, [largest.output / FILE_NAME])]
+        asked = {"gpus": gpus, "global_batch_size": batch, "output_dir": str(largest.output / f"gpus-{gpus}"), "probes": probes}
         made.append(prepare(argparse.Namespace(**{**vars(options), **asked})))
     return made
 

@@ -5,6 +5,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tprimat.cli.ceilings import check_probes
 from tprimat.cli.options import settings_of
 from tprimat.config.load import EnvironmentChoices, LoadedConfig, Setting, environment_choices, parse_setting, read_config
 from tprimat.config.schema import PlatformName, PlatformOptimizations, Size
@@ -35,6 +36,8 @@ class Session:
     choices: EnvironmentChoices
     output: Path
     plans: tuple[RunPlan, ...]
+    probes: tuple[Path, ...] = ()
+    """Where probes of this machine lie, besides those in `output`."""
 
     def machine_of(self, plan: RunPlan) -> Machine:
         """The machine as a record names it, before a worker has looked closer."""
@@ -59,7 +62,7 @@ def prepare(options: argparse.Namespace) -> Session:
     loaded = read_config(Path(options.config) if options.config else None, size=size, settings=settings)
     output = Path(options.output_dir or choices.output_directory).expanduser().resolve()
     session = Session(loaded=loaded, platform=platform, size=size, machine=machine, choices=choices, output=output, plans=())
-    session = replace(session, plans=tuple(_plans(session, options)))
+    session = replace(session, plans=tuple(_plans(session, options)), probes=check_probes(options.probes))
     if not options.dry_run:
         _check_gpus(session)
         _check_data(session)

@@ -146,7 +146,9 @@ def metrics_of(session: Session, record: RunRecord, steps: tuple[StepRecord, ...
         cost_per_gpu_hour=benchmarking.cloud_costs.get(record.machine.accelerator or ""),
         telemetry=RunDirectory(session.output / "runs" / record.run_id).read_telemetry(),
     )
-    probes, _ = probes_in([session.output])
+    probes, damaged = probes_in([session.output, *session.probes])
+    for problem in damaged:
+        print(f"skipped: {problem}", file=sys.stderr)
     try:
         return run_metrics(record, steps, options=under_ceiling(options, record, probes))
     except MetricError:

@@ -61,6 +61,8 @@ class RunMetrics:
     mfu: Estimate | None
     mfu_absent_because: str | None
     share_of_measured_gemm: float | None = None
+    measured_gemm_flops: float | None = None
+    """FLOP/s of one accelerator: the fastest product that was probed there in the run's dtype."""
     peak_memory_bytes: int | None
     """Peak allocated on the worst rank inside the window."""
     peak_reserved_bytes: int | None = None

@@ -142,7 +142,8 @@ def _compute(made: Entry) -> list[tuple[str, str]]:
         rows.append(("utilization", f"{units.ABSENT} ({made.utilization_absent_because})"))
     if made.share_of_measured_gemm is not None:
         share = units.percent(made.share_of_measured_gemm)
-        rows.append(("of measured matmul", f"{share} of the fastest product probed on this machine"))
+        ceiling = units.si(made.measured_gemm_flops, "FLOP/s")
+        rows.append(("of measured matmul", f"{share} of the fastest product probed on this machine ({ceiling})"))
     return rows
 
 

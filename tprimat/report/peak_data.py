@@ -74,4 +74,5 @@ def _figures(made: Entry) -> dict[str, Any]:
         "utilization": share.value if share else None,
         "utilization_absent_because": made.utilization_absent_because,
         "share_of_measured_gemm": made.share_of_measured_gemm,
+        "measured_gemm_flops": made.measured_gemm_flops,
     }

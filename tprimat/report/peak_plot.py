@@ -206,16 +206,16 @@ def _compute(axes: "Axes", drawn: Drawn, pick: Callable[[Entry], Estimate | None
 def _ceilings(axes: "Axes", drawn: Drawn) -> None:
     """The fastest product measured on the same machine: training cannot pass it."""
     probed = [
-        (place, made.flops_per_gpu.value / made.share_of_measured_gemm / TERA)
+        (place, ceiling / TERA, made.share_of_measured_gemm)
         for place, made in enumerate(drawn.peaks)
-        if made.flops_per_gpu and made.share_of_measured_gemm
+        if made.flops_per_gpu and (ceiling := made.measured_gemm_flops) and made.share_of_measured_gemm
     ]
-    for place, ceiling in probed:
+    for place, ceiling, share in probed:
         axes.plot([ceiling, ceiling], [place - 0.42, place + 0.42], color="black", linewidth=2.5)
-        axes.text(ceiling, place, f" {ceiling:,.0f}", ha="left", va="center", size=SMALL)
+        axes.text(ceiling, place, f" {ceiling:,.0f}: {units.percent(share)}", ha="left", va="center", size=SMALL)
     if probed:
-        axes.set_xlim(0, max(axes.get_xlim()[1], *(ceiling * 1.15 for _, ceiling in probed)))
-    line = "black: fastest matmul probed" if probed else "no matmul probed: --probe gemm"
+        axes.set_xlim(0, max(axes.get_xlim()[1], *(ceiling * 1.3 for _, ceiling, _ in probed)))
+    line = "black: fastest matmul probed, and the share of it" if probed else "no matmul probed: --probe gemm"
     axes.set(title=f"4  Compute of each {drawn.rank}", xlabel=f"TFLOP/s per {drawn.rank} ({line})")
     _thousands(axes)
 

@@ -93,7 +93,8 @@ def throughput_panel(groups: Sequence[Group]) -> BarPanel:
         for group in groups
     ]
     scale = 1 if on_cpu else TERA
-    rows = [_bar(group, estimate, scale, _mfu(group)) for group, estimate in zip(groups, estimates, strict=True)]
+    notes = [_mfu(group) + _share_of_measured(group) for group in groups]
+    rows = [_bar(group, estimate, scale, note) for group, estimate, note in zip(groups, estimates, notes, strict=True)]
     if on_cpu:
         title = "Throughput per rank (tokens/s, not TFLOP/s: a CPU has no matrix peak)"
         return BarPanel(title=title, axis=f"tokens per second and rank ({INTERVAL})", rows=rows)
@@ -104,6 +105,12 @@ def throughput_panel(groups: Sequence[Group]) -> BarPanel:
 def _mfu(group: Group) -> str:
     mfu = group_estimate(group, lambda metrics: metrics.mfu)
     return f"{percent(mfu.value)} of peak, " if mfu else ""
+
+
+def _share_of_measured(group: Group) -> str:
+    shares = [item.metrics.share_of_measured_gemm for item in group.runs if item.metrics]
+    known = [share for share in shares if share is not None]
+    return f"{percent(sum(known) / len(known))} of measured matmul, " if known and len(known) == len(shares) else ""
 
 
 def _bar(group: Group, estimate: Estimate | None, scale: float, note: str) -> Bar:

@@ -47,6 +47,9 @@ def _measured(run: RunRecord, metrics: RunMetrics) -> list[str]:
         )
     elif metrics.mfu_absent_because:
         lines += _labelled("MFU", f"{units.ABSENT} ({metrics.mfu_absent_because})")
+    if metrics.share_of_measured_gemm is not None:
+        fastest = f"the fastest {run.matmul_dtype} product measured here ({units.si(metrics.measured_gemm_flops, 'FLOP/s')})"
+        lines += _labelled("of matmul", f"{units.percent(metrics.share_of_measured_gemm)} of {fastest}")
     if metrics.peak_memory_bytes is not None:
         lines += _labelled("peak memory", f"{units.gibibytes(metrics.peak_memory_bytes)} allocated on the worst rank")
     if metrics.final_loss is not None:

@@ -51,9 +51,13 @@ def test_a_plan_of_another_version_is_refused(plan, tmp_path):
     assert "plan_version" in str(caught.value)
 
 
-def test_a_micro_batch_that_nobody_would_find_is_refused_before_the_start(tmp_path):
-    with pytest.raises(ConfigError, match="micro_batch_size is auto"):
-        make_plan(tmp_path, "llama", {"training.data.micro_batch_size": "auto"})
+@pytest.mark.parametrize(("engine", "nodes", "reason"), [("nemo", 1, "NeMo's recipes"), ("megatron", 2, "Each node")])
+def test_a_micro_batch_that_nobody_would_find_is_refused_before_the_start(tmp_path, engine, nodes, reason):
+    settings = {"training.data.micro_batch_size": "auto", "hardware.platforms.cpu.nodes": nodes}
+    with pytest.raises(ConfigError, match="micro_batch_size is auto") as caught:
+        make_plan(tmp_path, "llama", settings, engine=engine)
+    assert caught.value.why.startswith(reason)
+    assert "--micro-batch-size with that number" in caught.value.fix
 
 
 def test_the_padded_vocabulary_must_divide_too(plan):

@@ -12,7 +12,7 @@ from tprimat.record.benchmark_file import benchmark_document
 from tprimat.record.store import RunDirectory
 
 ROOT = Path(__file__).parents[2]
-KINDS = ("benchmark", "plan", "probe", "run", "step", "telemetry")
+KINDS = ("benchmark", "plan", "probe", "run", "step", "telemetry", "trial")
 RUNS = sorted((ROOT / "tests" / "runs").glob("*/runs/*"))
 
 

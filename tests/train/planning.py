@@ -15,7 +15,15 @@ ROOT = Path(__file__).parent.parent.parent
 SHALLOW = 4
 
 
-def make_plan(folder: Path, model: str, settings: dict, *, strategy: str = "minimal_communication", layers: int | None = SHALLOW):
+def make_plan(
+    folder: Path,
+    model: str,
+    settings: dict,
+    *,
+    strategy: str = "minimal_communication",
+    layers: int | None = SHALLOW,
+    engine: str = "megatron",
+):
     """A plan of the tiny model on a CPU; `settings` are dotted keys of config.yaml."""
     overlay = [Setting(tuple(key.split(".")), value, "test") for key, value in settings.items()]
     loaded = read_config(size="tiny", settings=overlay, environment={})
@@ -24,7 +32,7 @@ def make_plan(folder: Path, model: str, settings: dict, *, strategy: str = "mini
         strategy=strategy,
         platform="cpu",
         size="tiny",
-        engine="megatron",
+        engine=engine,
         engine_reason="test",
         gpus_found=None,
         run_id=folder.name,

@@ -64,7 +64,7 @@ def _workload(group: argparse._ArgumentGroup) -> None:
     """What a step trains on."""
     group.add_argument("--steps", metavar="N", help="optimizer steps")
     group.add_argument("--warmup", metavar="N", help="steps left out of the metrics, or auto")
-    group.add_argument("--micro-batch-size", metavar="N", help="sequences")
+    group.add_argument("--micro-batch-size", metavar="N", help="sequences, or auto: the largest that fits")
     group.add_argument("--global-batch-size", metavar="N", help="sequences")
     group.add_argument("--sequence-length", metavar="N", help="tokens")
     group.add_argument("--precision", choices=("bf16", "fp8", "fp32"))

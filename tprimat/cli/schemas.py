@@ -10,6 +10,7 @@ from tprimat.errors import UserError
 from tprimat.plan.schema import RunPlan
 from tprimat.record.benchmark_schema import BenchmarkDocument
 from tprimat.record.files import adapter, write_atomically
+from tprimat.record.micro_batch import MicroBatchTrial
 from tprimat.record.schema import ProbeRecord, RunRecord, StepRecord, TelemetrySample
 
 FOLDER = Path(__file__).parent.parent.parent / "schemas"
@@ -21,6 +22,7 @@ DOCUMENTS: dict[str, type] = {
     "plan": RunPlan,
     "probe": ProbeRecord,
     "telemetry": TelemetrySample,
+    "trial": MicroBatchTrial,
 }
 """File name before .schema.json -> what one document, or one line of a .jsonl file, is read into."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from tprimat.analyze.metrics import MetricOptions, run_metrics
 from tprimat.cli.ceilings import probes_in, under_ceiling
 from tprimat.cli.live import Progress
+from tprimat.cli.micro_batch import find_micro_batch
 from tprimat.cli.session import Session
 from tprimat.engines import megatron, nemo, primus
 from tprimat.engines.base import Command, Engine
@@ -16,7 +17,7 @@ from tprimat.engines.primus_settings import rank_error_logs
 from tprimat.errors import MetricError, RecordError
 from tprimat.launch.cluster import find_nodes, gpus_of_ranks, torchrun
 from tprimat.launch.followed import FollowedLog
-from tprimat.launch.run import run
+from tprimat.launch.run import run, try_out
 from tprimat.launch.schema import Launch, LaunchResult, Limits
 from tprimat.plan.alternatives import strategies_with_less_memory
 from tprimat.plan.expected import first_record
@@ -76,16 +77,33 @@ def start(session: Session, plan: RunPlan, *, quiet: bool) -> tuple[TrainingRun,
     Raises:
         UserError: it cannot be started, or its folder cannot be written.
     """
-    directory = RunDirectory(Path(plan.run_directory))
-    command = command_of(plan)
-    write_plan(directory.plan_file, plan)
     log = log_path(session, plan.model)
-    started_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-    record = first_record(plan, session.machine_of(plan), started_at)
+    record = first_record(plan, session.machine_of(plan), now())
+    if plan.batch.micro_batch_sequences == "auto":
+        found = search_first(session, plan, record)
+        if isinstance(found, LaunchResult):
+            return not_started(session, record, found, log), found
+        plan = found
+        record = first_record(plan, record.machine, now())
+    launch = dataclasses.replace(launch_of(session, plan, record), logs=(log,), heading=announcement(plan))
+    write_plan(launch.directory.plan_file, plan)
+    if plan.engine == "primus":
+        launch = followed(launch, plan)
+    record, result = run(launch, Progress(plan, record, quiet=quiet))
+    return finish(session, record, result.steps, log), result
+
+
+def now() -> str:
+    """ISO 8601, UTC."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
+def launch_of(session: Session, plan: RunPlan, record: RunRecord) -> Launch:
+    """How a plan is started and watched here."""
     benchmarking = session.loaded.config.benchmarking
-    launch = Launch(
-        command=command,
-        directory=directory,
+    return Launch(
+        command=command_of(plan),
+        directory=RunDirectory(Path(plan.run_directory)),
         record=record,
         limits=Limits(
             startup_timeout_seconds=benchmarking.startup_timeout_seconds,
@@ -93,17 +111,29 @@ def start(session: Session, plan: RunPlan, *, quiet: bool) -> tuple[TrainingRun,
             hang_minimum_seconds=benchmarking.hang_minimum_seconds,
             run_timeout_seconds=benchmarking.run_timeout_seconds,
         ),
-        logs=(log,),
-        heading=announcement(plan),
         planned_steps=plan.steps,
         nodes=plan.nodes,
         alternatives=strategies_with_less_memory(session.loaded, plan),
         sampled_gpus=() if plan.platform == "cpu" else gpus_of_ranks(plan.gpus_per_node),
     )
-    if plan.engine == "primus":
-        launch = followed(launch, plan)
-    record, result = run(launch, Progress(plan, record, quiet=quiet))
-    return finish(session, record, result.steps, log), result
+
+
+def search_first(session: Session, plan: RunPlan, record: RunRecord) -> RunPlan | LaunchResult:
+    """The plan with the micro-batch that was found for it, or why there is none. The run's folder stands from here on."""
+    directory = RunDirectory(Path(plan.run_directory))
+    write_plan(directory.plan_file, plan)
+    directory.write_run(record)
+    watcher = Progress(plan, record, quiet=True)
+    return find_micro_batch(plan, lambda attempt: try_out(launch_of(session, attempt, record), watcher), watcher.on_notice)
+
+
+def not_started(session: Session, record: RunRecord, result: LaunchResult, log: Path) -> TrainingRun:
+    """The record of a run for which no micro-batch was found: a failure is a result too."""
+    ended = dataclasses.replace(
+        record, outcome=result.outcome, exit_code=result.exit_code, cause=result.cause, hint=result.hint, ended_at=now()
+    )
+    RunDirectory(session.output / "runs" / record.run_id).write_run(ended)
+    return finish(session, ended, (), log)
 
 
 def followed(launch: Launch, plan: RunPlan) -> Launch:

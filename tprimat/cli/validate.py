@@ -73,5 +73,5 @@ def _cell(loaded: LoadedConfig, model: str, platform: PlatformName, strategy: st
 
 
 def _described(plan: RunPlan) -> str:
-    layout, steps = plan.layout, plan.batch.accumulation_steps
+    layout, steps = plan.layout, plan.batch.accumulation_steps or "auto"
     return f"TP={layout.tensor} PP={layout.pipeline} DP={layout.data} on {layout.world_size}, GradAccum={steps}"

@@ -92,6 +92,7 @@ class DataConfig:
     tokenizer: str | None = None
     """A tokenizer.json for text:PATH; bytes where absent."""
     micro_batch_size: Count | Literal["auto"] = 1
+    """auto: the largest that fits, found by trying before the run; the embedded engine on one node."""
     global_batch_size: Count = 128
     sequence_length: Count = 2048
 
@@ -253,6 +254,8 @@ class BenchmarkingConfig:
     """A run without a new step for this many median steps (and at least hang_minimum_seconds) is hung."""
     hang_minimum_seconds: NotNegative = 120.0
     run_timeout_seconds: Positive | None = None
+    micro_batch_memory_bytes: Count | None = None
+    """Memory of each rank that micro_batch_size: auto may fill; None: all of it."""
     cloud_costs: dict[str, Positive] = field(default_factory=dict)
     """Accelerator name -> price of one GPU hour, in your currency."""
 

@@ -53,6 +53,16 @@ def run(launch: Launch, watcher: Watcher) -> tuple[RunRecord, LaunchResult]:
     return record, result
 
 
+def try_out(launch: Launch, watcher: Watcher) -> LaunchResult:
+    """Start something that leaves no record of its own, such as a search for what fits, and follow it to its end.
+
+    Raises:
+        LaunchError: the command cannot be started here.
+    """
+    with Interrupts() as interrupts:
+        return attempts(launch, watcher, interrupts)
+
+
 def keep(directory: RunDirectory, record: RunRecord, mended: tuple[StepRecord, ...] | None, watcher: Watcher) -> None:
     """Write the end of a run, and its steps where they were mended; a full disk is said and does not hide the result."""
     try:

@@ -11,6 +11,7 @@ from tprimat.errors import RecordError, UserError
 from tprimat.launch.interrupts import Interrupts
 from tprimat.launch.schema import LaunchResult
 from tprimat.plan.file import read_plan
+from tprimat.plan.micro_batch import as_asked
 from tprimat.plan.schema import RunPlan
 from tprimat.record.schema import RunRecord
 from tprimat.record.store import RunDirectory
@@ -93,7 +94,7 @@ def name(plan: RunPlan) -> str:
 
 def essence(plan: RunPlan) -> dict[str, Any]:
     """What two runs must share to be repetitions of each other."""
-    fields = dataclasses.asdict(plan)
+    fields = dataclasses.asdict(as_asked(plan))
     return {key: value for key, value in fields.items() if key not in OF_ONE_RUN}
 
 

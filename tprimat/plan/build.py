@@ -60,11 +60,8 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
     optimizations = config.platform_optimizations.get(request.platform, PlatformOptimizations())
     if optimizations.precision == "fp8":
         _check_fp8(loaded, request, shape, layout, batch)
-    if batch.micro_batch_sequences == "auto" and request.engine != "primus":  # Primus's own settings refuse it too
-        where = loaded.where("training", "data", "micro_batch_size")
-        raise ConfigError(
-            "micro_batch_size is auto.", where=where, why="No engine finds it by itself.", fix="--micro-batch-size 1"
-        )
+    if batch.micro_batch_sequences == "auto":
+        _check_search(loaded, request, nodes)
     return RunPlan(
         run_id=request.run_id,
         model=request.model,
@@ -81,6 +78,7 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
         gpus_per_node=gpus,
         layout=layout,
         batch=batch,
+        micro_batch_memory_bytes=config.benchmarking.micro_batch_memory_bytes,
         steps=config.training.duration.max_steps,
         precision=optimizations.precision,
         recompute=optimizations.recompute,
@@ -118,6 +116,20 @@ def _fp8_dimensions(shape: ModelShape, layout: Layout, batch: Batch) -> Iterator
             yield f"{matrix.name}: a dimension", size // (layout.tensor if matrix.split == side else 1)
     if isinstance(batch.micro_batch_sequences, int):
         yield "A micro-batch", batch.micro_batch_sequences * batch.sequence_tokens // layout.context
+
+
+def _check_search(loaded: LoadedConfig, request: PlanRequest, nodes: int) -> None:
+    """Refuse micro_batch_size: auto where nobody would find it. Primus's own settings refuse it too."""
+    if request.engine == "nemo":
+        why = "NeMo's recipes have no search for it."
+        fix = "--engine megatron to find it, then --micro-batch-size with that number"
+    elif nodes > 1 and request.engine == "megatron":
+        why = "Each node would look for itself, and they might not agree."
+        fix = "--nodes 1 to find it, then --micro-batch-size with that number"
+    else:
+        return
+    where = loaded.where("training", "data", "micro_batch_size")
+    raise ConfigError("micro_batch_size is auto.", where=where, why=why, fix=fix)
 
 
 def new_run_id(model: str, strategy: str, now: datetime | None = None) -> str:

@@ -31,6 +31,7 @@ def first_record(plan: RunPlan, machine: Machine, started_at: str, prediction: P
         expert_parallel=layout.expert,
         data_parallel=layout.data,
         micro_batch_sequences=None if isinstance(micro, str) else micro,
+        micro_batch_search=plan.micro_batch_search,
         global_batch_sequences=batch.global_batch_sequences,
         sequence_tokens=batch.sequence_tokens,
         seed=plan.seed,

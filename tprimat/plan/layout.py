@@ -187,6 +187,13 @@ def _divide_batch(request: LayoutRequest, layout: Layout) -> Batch:
     if isinstance(micro, str):
         if whole % layout.data:
             raise _indivisible(request, f"data-parallel degree ({layout.data})", layout.data)
+        if request.layout.gradient_accumulation_steps is not None:
+            raise LayoutError(
+                "micro_batch_size is auto, and gradient_accumulation_steps is stated.",
+                where=request.where_layout("gradient_accumulation_steps"),
+                why="The one follows from the other.",
+                fix="leave gradient_accumulation_steps out, or give micro_batch_size a number",
+            )
         return Batch(micro_batch_sequences="auto", global_batch_sequences=whole, sequence_tokens=tokens, accumulation_steps=None)
     if whole % (micro * layout.data):
         raise _indivisible(request, f"micro batch size ({micro}) times data parallel size ({layout.data})", micro * layout.data)

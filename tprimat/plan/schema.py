@@ -17,6 +17,7 @@ from tprimat.config.schema import (
     Size,
 )
 from tprimat.facts.models import ModelShape
+from tprimat.record.micro_batch import MicroBatchSearch
 
 __all__ = [
     "Batch",
@@ -121,6 +122,10 @@ class RunPlan:
     gpus_per_node: int
     layout: Layout
     batch: Batch
+    micro_batch_search: MicroBatchSearch | None = None
+    """How the micro-batch was found; None where the user gave it, or where it is still "auto": the worker then looks for it."""
+    micro_batch_memory_bytes: int | None = None
+    """Of each rank, for a search to fill; None: all that it has."""
     steps: int
     precision: Precision
     recompute: Recompute

@@ -60,6 +60,7 @@ def benchmark_document(run: RunRecord, steps: Sequence[StepRecord], metrics: Run
         },
         "training_config": {
             "micro_batch_size": run.micro_batch_sequences,
+            "micro_batch_size_asked": "auto" if run.micro_batch_search else run.micro_batch_sequences,
             "global_batch_size": run.global_batch_sequences,
             "sequence_length": run.sequence_tokens,
             "num_gpus": run.machine.gpus,

@@ -47,6 +47,7 @@ class TrainingSection:
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     micro_batch_size: int | None
+    micro_batch_size_asked: int | Literal["auto"] | None
     global_batch_size: int | None
     sequence_length: int | None
     num_gpus: int | None

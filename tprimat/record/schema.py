@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from tprimat.facts.models import ModelShape
+from tprimat.record.micro_batch import MicroBatchSearch
 
 SCHEMA_VERSION = 1
 
@@ -161,6 +162,8 @@ class RunRecord:
     expert_parallel: int | None = None
     data_parallel: int | None
     micro_batch_sequences: int | None
+    micro_batch_search: MicroBatchSearch | None = None
+    """Where the user asked for auto: what was tried to find micro_batch_sequences."""
     global_batch_sequences: int | None
     sequence_tokens: int | None
     seed: int | None = None

@@ -4,12 +4,14 @@ OUTPUT/runs/RUN_ID/   plan.json   what was asked
                       run.json    what ran and how it ended, replaced atomically
                       steps.jsonl one line a step, appended as the step ends
                       telemetry.jsonl, training.log
+                      micro_batch/N/  the same of a search for the micro-batch, without run.json, with trials.jsonl
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from tprimat.record.files import append_line, from_json, read_lines, read_text, to_json, write_atomically
+from tprimat.record.micro_batch import MicroBatchTrial
 from tprimat.record.schema import ProbeRecord, RunRecord, StepRecord, TelemetrySample
 
 
@@ -40,6 +42,11 @@ class RunDirectory:
         return self.path / "telemetry.jsonl"
 
     @property
+    def trials_file(self) -> Path:
+        """MicroBatchTrials, one a line."""
+        return self.path / "trials.jsonl"
+
+    @property
     def log_file(self) -> Path:
         """Everything the framework printed."""
         return self.path / "training.log"
@@ -59,6 +66,14 @@ class RunDirectory:
     def read_steps(self) -> tuple[StepRecord, ...]:
         """All steps that were written whole."""
         return tuple(read_lines(StepRecord, self.steps_file))
+
+    def append_trial(self, trial: MicroBatchTrial) -> None:
+        """Add one size that was tried."""
+        append_line(self.trials_file, to_json(trial))
+
+    def read_trials(self) -> tuple[MicroBatchTrial, ...]:
+        """All sizes that were tried."""
+        return tuple(read_lines(MicroBatchTrial, self.trials_file))
 
     def append_telemetry(self, sample: TelemetrySample) -> None:
         """Add one reading."""

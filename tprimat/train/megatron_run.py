@@ -24,6 +24,7 @@ from tprimat.train.lightning_api import lightning, quieten
 from tprimat.train.megatron_evidence import observe
 from tprimat.train.megatron_module import MegatronModule
 from tprimat.train.megatron_strategy import MegatronStrategy
+from tprimat.train.micro_batch_trials import MicroBatchTrials
 from tprimat.train.profiler import profiling_callbacks
 
 
@@ -45,13 +46,15 @@ def train(plan: RunPlan, redirected: bool) -> None:
         why = f"This device or torch {torch.__version__} multiplies no e5m2 with e4m3."
         raise LaunchError("fp8 does not work here.", why=why, fix="--precision bf16")
     options = decide(plan.engine_options, torch.device("cuda" if on_gpu else "cpu"), plan.precision)
+    searches = plan.batch.micro_batch_sequences == "auto"
+    measured = [BenchmarkCallback(directory, describe=_describer(plan, options, redirected)), *profiling_callbacks(plan)]
     trainer = lightning.Trainer(
         accelerator="gpu" if on_gpu else "cpu",
         devices=plan.gpus_per_node,
         num_nodes=plan.nodes,
         strategy=MegatronStrategy(plan, process_group_backend="nccl" if on_gpu else "gloo"),
         max_steps=plan.steps,
-        callbacks=[BenchmarkCallback(directory, describe=_describer(plan, options, redirected)), *profiling_callbacks(plan)],
+        callbacks=[] if searches else measured,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -60,8 +63,8 @@ def train(plan: RunPlan, redirected: bool) -> None:
         limit_val_batches=0,
     )
     with attention_preference(options.cudnn_attention):
-        trainer.fit(MegatronModule(plan, options))
-    if trainer.global_rank == 0:
+        trainer.fit((MicroBatchTrials if searches else MegatronModule)(plan, options))
+    if trainer.global_rank == 0 and not searches:
         note_completed(RunDirectory(directory))
 
 

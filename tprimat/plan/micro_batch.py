@@ -1,0 +1,96 @@
+"""Which micro-batch to try next when the largest that fits is wanted: pure functions on what was tried so far.
+
+What a step allocates is a line in the size of the micro-batch: weights, gradients and optimizer states stay, activations
+grow in proportion. So the two smallest sizes tell how far one may go, and one more step with the largest size that the
+line allows shows whether it is true. A size that the line rules out is never tried.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tprimat.plan.schema import Batch, Layout, RunPlan
+from tprimat.record.micro_batch import MicroBatchSearch, MicroBatchTrial
+
+KEPT_FREE = 0.05
+"""Share of the memory that is left free: the allocator's fragments, and what libraries take later."""
+
+
+def candidates(layout: Layout, batch: Batch) -> tuple[int, ...]:
+    """The sizes that give every replica whole micro-batches, the smallest first.
+
+    The interleaved schedule runs micro-batches in rounds of one a stage, so under it their number is a multiple of the stages.
+    """
+    share = batch.global_batch_sequences // layout.data
+    unit = layout.pipeline if layout.virtual_pipeline else 1
+    return tuple(size for size in range(1, share + 1) if share % size == 0 and (share // size) % unit == 0)
+
+
+def trial_micro_batches(layout: Layout, accumulation_steps: int) -> int:
+    """Micro-batches of a trial's step: enough that a pipeline holds as many at once as in a whole step, and not many more."""
+    return min(accumulation_steps, 2 * layout.pipeline * (layout.virtual_pipeline or 1))
+
+
+def next_candidate(sizes: Sequence[int], trials: Sequence[MicroBatchTrial]) -> int | None:
+    """The size to try next, or None when the largest that fits is known.
+
+    Args:
+        sizes: ascending.
+        trials: of these sizes.
+    """
+    best = largest_that_fits(trials)
+    too_large = min((trial.micro_batch_sequences for trial in trials if not trial.fits), default=None)
+    open_sizes = [size for size in sizes if (best or 0) < size and (too_large is None or size < too_large)]
+    if not open_sizes:
+        return None
+    if len([trial for trial in trials if trial.fits]) < 2:
+        return open_sizes[0]
+    limit = min(trial.limit_bytes for trial in trials if trial.limit_bytes is not None)
+    allowed = [size for size in open_sizes if predicted_bytes(trials, size) <= limit]
+    if too_large is not None and allowed:  # the line was wrong once: halve what is left rather than trust it again
+        return allowed[len(allowed) // 2]
+    return allowed[-1] if allowed else None
+
+
+def largest_that_fits(trials: Sequence[MicroBatchTrial]) -> int | None:
+    """The answer so far."""
+    return max((trial.micro_batch_sequences for trial in trials if trial.fits), default=None)
+
+
+def predicted_bytes(trials: Sequence[MicroBatchTrial], size: int) -> int:
+    """What a size would allocate, on the line through the two largest sizes that were measured.
+
+    Args:
+        trials: two of them with a peak.
+        size: sequences.
+    """
+    peaks = sorted((trial.micro_batch_sequences, trial.peak_bytes) for trial in trials if trial.peak_bytes is not None)
+    (less, low), (more, high) = peaks[-2:]
+    return round(high + (size - more) * (high - low) / (more - less))
+
+
+def searched(sizes: Sequence[int], trials: Sequence[MicroBatchTrial]) -> MicroBatchSearch:
+    """The record of a search."""
+    measured = {trial.micro_batch_sequences for trial in trials if trial.peak_bytes is not None}
+    larger = [size for size in sizes if size > (largest_that_fits(trials) or 0)]
+    untried = [size for size in larger if size not in {trial.micro_batch_sequences for trial in trials}]
+    return MicroBatchSearch(
+        candidates=tuple(sizes),
+        kept_free=KEPT_FREE,
+        trials=tuple(trials),
+        predicted_bytes={size: predicted_bytes(trials, size) for size in untried} if len(measured) > 1 else {},
+    )
+
+
+def with_micro_batch(plan: RunPlan, search: MicroBatchSearch, size: int) -> RunPlan:
+    """The plan of the run itself."""
+    batch = plan.batch
+    steps = batch.global_batch_sequences // (size * plan.layout.data)
+    return replace(plan, micro_batch_search=search, batch=replace(batch, micro_batch_sequences=size, accumulation_steps=steps))
+
+
+def as_asked(plan: RunPlan) -> RunPlan:
+    """The plan before its micro-batch was found."""
+    if plan.micro_batch_search is None:
+        return plan
+    batch = replace(plan.batch, micro_batch_sequences="auto", accumulation_steps=None)
+    return replace(plan, micro_batch_search=None, batch=batch)

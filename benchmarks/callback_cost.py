@@ -8,6 +8,7 @@ to the device's pace. A shallow model and few tokens make short steps, so that a
 """
 
 import argparse
+import gc
 import itertools
 import json
 import os
@@ -102,6 +103,9 @@ def round_of(plan, folder, recorded):
     )
     module = MegatronModule(plan, decide(plan.engine_options, torch.device("cuda" if on_gpu else "cpu"), plan.precision))
     trainer.fit(module)
+    del trainer, module
+    gc.collect()  # the model and its optimizer refer to each other
+    torch.cuda.empty_cache()
     return ends.seconds(warmup=plan.steps // 4)
 
 

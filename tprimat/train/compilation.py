@@ -2,12 +2,18 @@
 
 from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import torch
 
+SHAPES = 64
+"""Of one function's arguments. Beyond torch's own limit of 8 a function runs uncompiled, with no more than a warning."""
+
 
 @cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """One compiled version of a function for the whole process."""
+    """One compiled version of a function for the whole process, with a graph for each shape that it meets."""
+    dynamo = import_module("torch._dynamo")
+    dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, SHAPES)
     return torch.compile(function, dynamic=False)

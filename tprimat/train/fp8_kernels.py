@@ -48,6 +48,11 @@ def _scaled(x: Tensor, largest: Tensor, dtype: torch.dtype) -> tuple[Tensor, Ten
     return small, small.t().contiguous(), scale.reciprocal()
 
 
+def _add(total: Tensor, product: Tensor) -> None:
+    """Compiled, since torch's own kernel for two dtypes reaches two thirds of the memory's speed."""
+    total.add_(product)
+
+
 Scaled = tuple[Tensor, Tensor]
 """A matrix of 8-bit numbers, and the factor back, shape ()."""
 
@@ -114,4 +119,4 @@ class Fp8Kernels:
         """Total += gradient.T @ rows; the product is rounded to bf16, far finer than what went into it."""
         _, transposed, scale = prepared
         transposed_rows, rows_scale = kept
-        total.add_(multiply((transposed, scale), (transposed_rows, rows_scale), fast=False))
+        compiled(_add)(total, multiply((transposed, scale), (transposed_rows, rows_scale), fast=False))

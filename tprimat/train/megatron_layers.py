@@ -20,7 +20,8 @@ from tprimat.facts.models import ModelShape
 from tprimat.train import context_parallel
 from tprimat.train.compilation import compiled
 from tprimat.train.megatron_linear import ColumnLinear, RowLinear
-from tprimat.train.rotary_attention import RotarySelfAttention
+from tprimat.train.rotary_attention import RotarySelfAttention, Rotation
+from tprimat.train.swiglu import SwiGLUMLP
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -92,7 +93,7 @@ def block_spec(
     config: TransformerConfig,
     shape: ModelShape,
     virtual_stage: int | None,
-    rotary: Callable[[int], Tensor] | None,
+    rotary: Callable[[int], Rotation] | None,
     linear: tuple[type[ColumnLinear], type[RowLinear]] | None = None,
 ) -> TransformerBlockSubmodules:
     """The layers of one pipeline stage (or chunk of one), on torch alone.
@@ -101,7 +102,7 @@ def block_spec(
         config: of the whole model.
         shape: of the whole model.
         virtual_stage: chunk of this rank under virtual pipelining.
-        rotary: tokens -> angles, if the compiled regions are wanted; None leaves the positions to Megatron.
+        rotary: tokens -> cosines and sines, if the compiled regions are wanted; None leaves the positions to Megatron.
         linear: modules of the matrix products; None leaves them to Megatron.
     """
     norm: type[torch.nn.Module] = LayerNorm
@@ -114,6 +115,8 @@ def block_spec(
     if rotary:
         parts.self_attention.module = RotarySelfAttention
         parts.self_attention.params["rotary"] = rotary
+        if shape.gated and not shape.linear_bias:
+            parts.mlp.module = SwiGLUMLP
     attention, mlp = parts.self_attention.submodules, parts.mlp.submodules
     attention.core_attention = SDPACoreAttention
     if linear:

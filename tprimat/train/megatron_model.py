@@ -21,7 +21,9 @@ from tprimat.train.active_options import ActiveOptions
 from tprimat.train.fp8_kernels import Fp8Kernels
 from tprimat.train.megatron_layers import block_spec
 from tprimat.train.megatron_linear import PlainKernels, linear_types
+from tprimat.train.rotary_attention import Rotation
 from tprimat.train.streamed_loss import StreamedLossModel
+from tprimat.train.word_embedding import accumulate_in_place
 
 INITIAL_STANDARD_DEVIATION = 0.02
 """Of Megatron-LM, GPT-2 and Llama alike; the two projections back into the residual stream get it divided by sqrt(2 layers)."""
@@ -139,11 +141,13 @@ def _build_chunk(plan: RunPlan, config: TransformerConfig, options: ActiveOption
         rope_scaling_factor=shape.rope_scaling.factor if shape.rope_scaling else 1.0,
         vp_stage=virtual_stage,
     )
+    if options.accumulate_weight_gradients and not shape.tied_embeddings:
+        accumulate_in_place(model)
     _initialize(model, config, plan.seed, get_transformer_layer_offset(config, vp_stage=virtual_stage))
     return model
 
 
-def _rotary(shape: ModelShape, config: TransformerConfig) -> Callable[[int], Tensor]:
+def _rotary(shape: ModelShape, config: TransformerConfig) -> Callable[[int], Rotation]:
     """Megatron's own table of angles, made once for each sequence length."""
     table = RotaryEmbedding(
         kv_channels=shape.head_dim,
@@ -153,7 +157,13 @@ def _rotary(shape: ModelShape, config: TransformerConfig) -> Callable[[int], Ten
         rope_scaling_factor=shape.rope_scaling.factor if shape.rope_scaling else 1.0,
         use_cpu_initialization=config.use_cpu_initialization,
     )
-    return cache(table)
+
+    @cache
+    def rotation(tokens: int) -> Rotation:
+        angles = table(tokens)
+        return angles.cos(), angles.sin()
+
+    return rotation
 
 
 def _initialize(model: GPTModel, config: TransformerConfig, seed: int, first_layer: int) -> None:

@@ -155,7 +155,8 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
                 totals[0] = torch.stack([part["loss"] for part in losses]).double().mean() / replicas
             if parallel_state.is_pipeline_first_stage():
                 shared_by = parallel_state.get_context_parallel_world_size()
-                totals[1] = sum(part.shape[0] * (part.shape[1] - 1) for part in batch) / shared_by
+                # fill_, since the assignment of a Python number copies it from the host, and waits for the device to do so.
+                totals[1].fill_(sum(part.shape[0] * (part.shape[1] - 1) for part in batch) / shared_by)
         dist.all_reduce(totals)
         return totals[0], totals[1]
 

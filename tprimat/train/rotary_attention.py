@@ -14,11 +14,14 @@ from torch import Tensor
 
 from tprimat.train.compilation import compiled
 
+Rotation = tuple[Tensor, Tensor]
+"""Cosines and sines, each (tokens, 1, 1, head_dim), both halves alike, fp32: a GPU reads them faster than it takes them."""
+
 
 class RotarySelfAttention(SelfAttention):  # type: ignore[misc]
     """Megatron's SelfAttention, told that there are no positions: it gets them from here."""
 
-    def __init__(self, config: TransformerConfig, *arguments: Any, rotary: Callable[[int], Tensor], **options: Any) -> None:
+    def __init__(self, config: TransformerConfig, *arguments: Any, rotary: Callable[[int], Rotation], **options: Any) -> None:
         super().__init__(config, *arguments, **options)
         self.rotary = rotary
         self.fused = not config.qk_layernorm and config.num_query_groups >= config.tensor_model_parallel_size
@@ -36,39 +39,56 @@ class RotarySelfAttention(SelfAttention):  # type: ignore[misc]
         """
         if not self.fused:
             query, key, value = super().get_query_key_value_tensors(hidden_states, *arguments, **options)
-            return *compiled(rotate)(query, key, self._angles(query)), value
+            cos, sin = self._rotation(query)
+            turned = compiled(turn)
+            return turned(query, cos, sin), turned(key, cos, sin), value
         joint, _ = self.linear_qkv(hidden_states)
         groups = joint.unflatten(-1, (self.num_query_groups_per_partition, -1, self.hidden_size_per_attention_head))
-        return compiled(cut_and_rotate)(groups, self._angles(joint))
+        return CutAndTurn.apply(groups, *self._rotation(joint))  # type: ignore[no-untyped-call]
 
-    def _angles(self, rows: Tensor) -> Tensor:
+    def _rotation(self, rows: Tensor) -> Rotation:
         return self.rotary(rows.shape[0] * self.config.context_parallel_size)
 
 
-def rotate(query: Tensor, key: Tensor, angles: Tensor) -> tuple[Tensor, Tensor]:
+def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary positions (RoFormer, arXiv:2104.09864), dimension i paired with i + head_dim / 2, in fp32.
 
     Args:
-        query: shape (tokens, sequences, heads, head_dim).
-        key: shape (tokens, sequences, key/value heads, head_dim).
-        angles: shape (tokens, 1, 1, head_dim), both halves alike, radians.
+        x: shape (tokens, sequences, heads, head_dim).
+        cos: as Rotation says.
+        sin: likewise; negated, it turns back.
     """
-    cos, sin = angles.cos(), angles.sin()
-
-    def turned(x: Tensor) -> Tensor:
-        first, second = x.float().chunk(2, dim=-1)
-        return (x * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)
-
-    return turned(query), turned(key)
+    first, second = x.float().chunk(2, dim=-1)
+    return (x * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)
 
 
-def cut_and_rotate(groups: Tensor, angles: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values of a joint projection, the first two turned.
+class CutAndTurn(torch.autograd.Function):
+    """Queries, keys and values of a joint projection, the first two turned."""
 
-    Args:
-        groups: shape (tokens, sequences, key/value heads, queries of one of them + 2, head_dim).
-        angles: as rotate's.
-    """
+    @staticmethod
+    def forward(ctx: Any, groups: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """One kernel for each of the three.
+
+        Args:
+            ctx: keeps the rotation.
+            groups: shape (tokens, sequences, key/value heads, queries of one of them + 2, head_dim).
+            cos: as Rotation says.
+            sin: likewise.
+        """
+        ctx.save_for_backward(cos, sin)
+        return compiled(_cut_and_turn)(groups, cos, sin)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, None, None]:
+        """Turn back and join, in one kernel."""
+        return compiled(_turn_back_and_join)(query, key, value, *ctx.saved_tensors), None, None
+
+
+def _cut_and_turn(groups: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     query = groups[..., :-2, :].flatten(2, 3)
-    turned_query, turned_key = rotate(query, groups[..., -2, :], angles)
-    return turned_query, turned_key, groups[..., -1, :].contiguous()
+    return turn(query, cos, sin), turn(groups[..., -2, :], cos, sin), groups[..., -1, :].contiguous()
+
+
+def _turn_back_and_join(query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    queries = turn(query, cos, -sin).reshape(*key.shape[:3], -1, key.shape[3])
+    return torch.cat((queries, turn(key, cos, -sin).unsqueeze(3), value.unsqueeze(3)), dim=3)

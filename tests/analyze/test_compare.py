@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tprimat.analyze.bootstrap import Sample
 from tprimat.analyze.compare import comparable, ratio_of_groups, verdict
 from tprimat.analyze.groups import group_estimate, group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.analyze.statistics import Sample
 from tprimat.facts.models import model_shape
 from tprimat.record.benchmark_file import RunResult
 from tprimat.record.collect import load_results

@@ -7,11 +7,10 @@ from typing import Literal
 
 import numpy as np
 
+from tprimat.analyze.bootstrap import Sample, bootstrap_log_throughput
 from tprimat.analyze.groups import Group, tokens_per_step
 from tprimat.analyze.statistics import (
     NORMAL_QUANTILE,
-    Sample,
-    bootstrap_log_throughput,
     cliffs_delta,
     t_quantile,
 )
@@ -79,7 +78,7 @@ class Verdict:
 def verdict(baseline: Group, candidate: Group, *, even_if_different: bool = False) -> Verdict:
     """Compare two groups of runs by the throughput of one GPU.
 
-    The ratio's 95 % interval comes from a bootstrap over runs and, inside each, over steps (statistics.bootstrap_log_throughput),
+    The ratio's 95 % interval comes from a bootstrap over runs and, inside each, over steps (bootstrap.bootstrap_log_throughput),
     its arms stretched from the normal to Student's quantile for the number of runs. With one run a side the interval says how
     firmly these two runs differ, not how a next run would: the evidence says so.
     """

@@ -7,12 +7,14 @@ from typing import Literal
 import numpy as np
 
 from tprimat.analyze.energy import joules
-from tprimat.analyze.statistics import Interval, median_interval, ratio_of_sums, scaled_mad
-from tprimat.analyze.window import Warmup, steady_window, steps_inside
+from tprimat.analyze.kept import Kept, kept_steps
+from tprimat.analyze.statistics import Array, Interval, median_interval, ratio_of_sums, scaled_mad
+from tprimat.analyze.window import Warmup, steady_window
 from tprimat.facts.accelerators import peak_dense_flops, peak_sparse_flops
 from tprimat.facts.flops import flop_per_token, seed_flop_per_token
 from tprimat.record.derived import Estimate, RunMetrics, Window
 from tprimat.record.schema import RunRecord, StepRecord, TelemetrySample
+from tprimat.record.steps import column
 
 Convention = Literal["causal", "full", "6n"]
 
@@ -58,20 +60,18 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
         MetricError: no steady step, or a damaged step time.
     """
     window = steady_window(steps, options.warmup, run.profiled_steps)
-    kept = steps_inside(steps, window)
-    gpus = run.machine.gpus
-    measured = _throughput(kept)
+    kept = kept_steps(steps, window)
+    gpus, count, seconds = run.machine.gpus, window.steps, kept.seconds
+    measured = ratio_of_sums(kept.tokens, seconds) if kept.tokens is not None else None
     rate = _stated(options) or measured
     flop, no_flop = _seed_flop(run) if options.seed_conventions else _flop_per_token(run, options.flops_convention)
     peak, no_peak = _peak(run, options)
-    per_gpu = scaled(rate, 1 / gpus, len(kept)) if rate and gpus else None
-    flops = scaled(rate, flop / gpus, len(kept)) if rate and gpus and flop else None
-    energy, no_energy = _energy(options, kept, window, gpus)
-    tokens = sum(step.tokens or 0 for step in kept)
-    seconds = np.array([step.step_seconds for step in kept])
+    per_gpu = scaled(rate, 1 / gpus, count) if rate and gpus else None
+    flops = scaled(rate, flop / gpus, count) if rate and gpus and flop else None
+    energy, no_energy = _energy(options, (kept.first, kept.last), window, gpus)
     return RunMetrics(
         window=window,
-        step_seconds=estimate(median_interval(seconds), len(kept)),
+        step_seconds=estimate(median_interval(seconds), count),
         mean_step_seconds=float(seconds.mean()),
         steps_per_second=1 / float(seconds.mean()),
         step_seconds_mad=scaled_mad(seconds),
@@ -85,10 +85,10 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
         mfu_absent_because=None if flops and peak else no_peak or no_flop or _no_rate(rate, gpus),
         share_of_measured_gemm=flops.value / options.gemm_ceiling_flops if flops and options.gemm_ceiling_flops else None,
         measured_gemm_flops=options.gemm_ceiling_flops,
-        peak_memory_bytes=_largest([step.peak_allocated_bytes for step in kept]),
-        peak_reserved_bytes=_largest([step.peak_reserved_bytes for step in kept]),
+        peak_memory_bytes=kept.peak_allocated_bytes,
+        peak_reserved_bytes=kept.peak_reserved_bytes,
         final_loss=next((step.loss for step in reversed(steps) if step.loss is not None), None),
-        joules_per_token=energy / tokens if energy is not None and measured else None,
+        joules_per_token=energy / float(kept.tokens.sum()) if energy is not None and kept.tokens is not None else None,
         cost_per_million_tokens=_cost(options.cost_per_gpu_hour, per_gpu),
         warnings=(
             *_warnings(run, steps, kept, window),
@@ -114,12 +114,6 @@ def estimate(interval: Interval, samples: int) -> Estimate:
 
 def _times(number: Estimate, factor: float) -> Estimate:
     return scaled(Interval(value=number.value, low=number.low, high=number.high), factor, number.samples)
-
-
-def _throughput(steps: Sequence[StepRecord]) -> Interval | None:
-    if any(step.tokens is None for step in steps):
-        return None
-    return ratio_of_sums(np.array([float(step.tokens or 0) for step in steps]), np.array([step.step_seconds for step in steps]))
 
 
 def _flop_per_token(run: RunRecord, convention: Convention) -> tuple[float | None, str | None]:
@@ -178,44 +172,44 @@ def _no_rate(rate: Interval | None, gpus: int | None) -> str:
     return "the tokens of a step are not recorded" if rate is None else "the number of GPUs is not recorded"
 
 
-def _largest(values: Sequence[int | None]) -> int | None:
-    return max((value for value in values if value is not None), default=None)
-
-
 def _cost(price: float | None, per_gpu: Estimate | None) -> float | None:
     """Price of a GPU hour -> price of a million tokens."""
     return None if price is None or per_gpu is None else price / (per_gpu.value * 3600) * 1e6
 
 
-def _warnings(run: RunRecord, all_steps: Sequence[StepRecord], steps: Sequence[StepRecord], window: Window) -> tuple[str, ...]:
+def _warnings(run: RunRecord, all_steps: Sequence[StepRecord], kept: Kept, window: Window) -> tuple[str, ...]:
     found = [f"not counted: {mismatch}" for mismatch in run.mismatches]
     if run.outcome != "completed":
         found.append(f"the run did not complete: {run.outcome}")
     if window.steps < 10:
         found.append(f"only {window.steps} steady step(s); 10 or more make an interval trustworthy")
-    found += _slow_start(all_steps, steps, window, run.profiled_steps)
+    found += _slow_start(all_steps, kept.seconds, window, run.profiled_steps)
     if window.drift_per_step is not None and abs(window.drift_per_step * window.steps) >= NOTABLE_DRIFT:
         found.append(
             f"step time drifts by {window.drift_per_step * window.steps:+.1%} over the steady steps (Mann-Kendall, p < 0.05)"
         )
     if window.outliers:
         found.append(f"{window.outliers} of {window.steps} steady steps are outliers (3 scaled MAD); throughput includes them")
-    if not_finite := sum(not step.finite for step in steps):
-        found.append(f"{not_finite} of {window.steps} steady steps have a loss or gradient norm that is not finite")
+    if kept.not_finite:
+        found.append(f"{kept.not_finite} of {window.steps} steady steps have a loss or gradient norm that is not finite")
     if run.clock == "framework":
         found.append("step times are the framework's own, not measured at the end of each step")
     return tuple(found)
 
 
-def _slow_start(
-    all_steps: Sequence[StepRecord], steps: Sequence[StepRecord], window: Window, profiled: Sequence[int]
-) -> list[str]:
+def _slow_start(all_steps: Sequence[StepRecord], kept: Array, window: Window, profiled: Sequence[int]) -> list[str]:
     """A long slow stretch may be a slower state of the machine rather than warm-up: the reader is told what it is worth."""
-    before = [step for step in all_steps if 1 < step.step < window.first_step and step.step not in profiled]
-    if len(before) < LONG_START * len(all_steps) or len(before) < 10:
+    if window.first_step < LONG_START * len(all_steps):
         return []
-    kept, whole = (sum(step.step_seconds for step in part) / len(part) for part in (steps, [*before, *steps]))
-    return [f"{len(before)} slow steps after step 1 are left out; with them a mean step takes {whole / kept - 1:.1%} longer"]
+    numbers = column(all_steps, "step")
+    slow = (numbers > 1) & (numbers < window.first_step) & ~np.isin(numbers, np.array(profiled, np.int64))
+    count = int(slow.sum())
+    if count < LONG_START * len(all_steps) or count < 10:
+        return []
+    seconds = float(column(all_steps, "step_seconds")[slow].sum())
+    whole = (seconds + float(kept.sum())) / (count + len(kept))
+    longer = whole / float(kept.mean()) - 1
+    return [f"{count} slow steps after step 1 are left out; with them a mean step takes {longer:.1%} longer"]
 
 
 def _throttling(samples: Sequence[TelemetrySample]) -> tuple[str, ...]:

@@ -4,14 +4,14 @@ Why closed forms for one run and a bootstrap for a verdict: in simulations of 2,
 exponential, the percentile bootstrap of the median covered the truth in 90.8 to 95.0 % of them, the interpolated
 order-statistic interval in 93.9 to 95.8 %; the latter needs no random numbers and costs microseconds. So one run's intervals
 are closed forms, the same in bulk and alone, and resampling is kept for what has no closed form: the ratio of two groups of
-runs (`bootstrap_log_throughput`).
+runs (bootstrap.py).
 
 Limits, from the same simulations: where steps are autocorrelated (AR(1), 0.3 and more), 10 to 20 of them cannot tell how
 strongly, and intervals cover less than they say; and a mean cannot know of rare slow steps that a short run did not meet.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -30,8 +30,9 @@ T_QUANTILES = (12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.36
 """Student's t at 0.975 for 1 to 10 degrees of freedom."""
 MOST_POINTS = 500
 """Longer series are averaged in consecutive groups down to this many before pairwise work or resampling."""
-MOST_DRAWS = 1_000_000
-"""Resamples times runs."""
+TAKEN_AT_ONCE = 1 << 18
+"""Values of a very long series that are copied at once, to bound memory."""
+MOST_STEADY = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +61,26 @@ def scaled_mad(values: Array) -> float:
     Where more than half of the values are equal, as in logs that print few digits, the MAD is 0; then the scaled mean absolute
     deviation takes its place (Iglewicz and Hoaglin 1993, page 12).
     """
-    distance = np.abs(values - np.median(values))
-    spread = float(np.median(distance)) * MAD_TO_SIGMA
-    return spread if spread > 0 else float(distance.mean()) * MEAN_DEVIATION_TO_SIGMA
+    spread = float(np.median(_distance(values), overwrite_input=True)) * MAD_TO_SIGMA
+    return spread if spread > 0 else float(_distance(values).mean()) * MEAN_DEVIATION_TO_SIGMA
 
 
-def outliers(values: Array, limit: float = 3.0) -> NDArray[np.bool_]:
-    """Which values lie further than `limit` scaled MAD from the median (Leys et al. 2013, doi:10.1016/j.jesp.2013.03.013)."""
-    return np.asarray(np.abs(values - np.median(values)) > limit * scaled_mad(values))
+def _distance(values: Array) -> Array:
+    """From the median; one array at a time, since logs of millions of steps come by."""
+    distance = values - np.median(values)
+    return np.abs(distance, out=distance)
+
+
+def _parts(values: Array) -> Iterator[tuple[Array, int]]:
+    """Consecutive parts, each with its place."""
+    for start in range(0, len(values), TAKEN_AT_ONCE):
+        yield values[start : start + TAKEN_AT_ONCE], start
+
+
+def outliers(values: Array, limit: float = 3.0) -> int:
+    """How many values lie further than `limit` scaled MAD from the median (Leys et al. 2013, doi:10.1016/j.jesp.2013.03.013)."""
+    median, far = np.median(values), limit * scaled_mad(values)
+    return sum(int((np.abs(part - median) > far).sum()) for part, _ in _parts(values))
 
 
 def autocorrelation(values: Array) -> float:
@@ -77,11 +90,15 @@ def autocorrelation(values: Array) -> float:
         In [0, 0.9]. Negative correlation makes intervals narrower; it is not used, to stay on the safe side.
     """
     n = len(values)
-    centred = values - values.mean()
-    power = float(centred @ centred)
+    mean, power, lagged = values.mean(), 0.0, 0.0
+    for _, start in _parts(values):
+        centred = values[start : start + TAKEN_AT_ONCE + 1] - mean
+        own = centred[:TAKEN_AT_ONCE]
+        power += float(own @ own)
+        lagged += float(centred[:-1] @ centred[1:])
     if n < 8 or power <= 0:
         return 0.0
-    rho = float(centred[:-1] @ centred[1:]) / power
+    rho = lagged / power
     if rho * math.sqrt(n) < 1.645:
         return 0.0
     return min(0.9, (n * rho + 1) / (n - 3))
@@ -122,12 +139,17 @@ def median_interval(values: Array) -> Interval:
     if n < 6:
         arm = t_quantile(n - 1) * float(values.std(ddof=1)) / math.sqrt(n)
         return Interval(value=centre, low=centre - arm, high=centre + arm)
-    ordered = np.sort(values)
+    low, high = _median_bounds(np.sort(values))
+    wider = math.sqrt(variance_inflation(values))
+    return Interval(value=centre, low=centre - wider * (centre - low), high=centre + wider * (high - centre))
+
+
+def _median_bounds(ordered: Array) -> tuple[float, float]:
+    n = len(ordered)
     rank, weight = median_ranks(n)
     low = (1 - weight) * ordered[rank - 1] + weight * ordered[rank]
     high = (1 - weight) * ordered[n - rank] + weight * ordered[n - rank - 1]
-    wider = math.sqrt(variance_inflation(values))
-    return Interval(value=centre, low=centre - wider * (centre - float(low)), high=centre + wider * (float(high) - centre))
+    return float(low), float(high)
 
 
 def ratio_of_sums(numerator: Array, denominator: Array) -> Interval:
@@ -141,7 +163,8 @@ def ratio_of_sums(numerator: Array, denominator: Array) -> Interval:
     ratio = float(numerator.sum()) / total
     if n < 2 or ratio <= 0:
         return Interval(value=ratio, low=None, high=None)
-    residual = numerator - ratio * denominator
+    residual = ratio * denominator
+    np.subtract(numerator, residual, out=residual)
     inflation = variance_inflation(residual)
     error = math.sqrt(n / (n - 1) * float(residual @ residual) * inflation) / total / ratio
     arm = t_quantile(max(1, round(n / inflation) - 1)) * error
@@ -216,17 +239,22 @@ def slow_prefix(values: Array, *, false_alarm: float = 0.05) -> int:
     resolve). Each value's log likelihood ratio for being 3 spreads slower is summed from the start (Page 1954,
     doi:10.1093/biomet/41.1-2.100); the stretch ends where the sum peaks, if the peak passes log(1 / false_alarm): by Ville's
     inequality steady values do so with at most that probability, the level and spread being known. Values count as at most
-    4 spreads off, so one late spike cannot pull the end towards it.
+    4 spreads off, so one late spike cannot pull the end towards it. Beyond a million values, a part of them, evenly spread,
+    tells the steady level.
     """
     if len(values) < 4:
         return 0
-    steady = values[len(values) // 2 :]
+    steady = values[len(values) // 2 :: len(values) // MOST_STEADY + 1]
     level = float(np.median(steady))
     spread = max(scaled_mad(steady), 1e-3 * level)
-    z = np.clip((values[: len(values) // 2] - level) / spread, -4, 4)
-    evidence = np.cumsum(3 * (z - 1.5))
-    peak = int(evidence.argmax())
-    return peak + 1 if evidence[peak] >= math.log(1 / false_alarm) else 0
+    peak, highest, total = 0, -math.inf, 0.0
+    for part, start in _parts(values[: len(values) // 2]):
+        z = np.clip((part - level) / spread, -4, 4)
+        evidence = total + np.cumsum(3 * (z - 1.5))
+        total, place = float(evidence[-1]), int(evidence.argmax())
+        if evidence[place] > highest:
+            peak, highest = start + place, float(evidence[place])
+    return peak + 1 if highest >= math.log(1 / false_alarm) else 0
 
 
 def cliffs_delta(first: Array, second: Array) -> float:
@@ -235,61 +263,3 @@ def cliffs_delta(first: Array, second: Array) -> float:
     below = np.searchsorted(ordered, first, side="left").sum()
     above = (len(second) - np.searchsorted(ordered, first, side="right")).sum()
     return float(below - above) / (len(first) * len(second))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """The steady steps of one run."""
-
-    tokens: Array
-    """Shape (n,)."""
-    seconds: Array
-    """Shape (n,)."""
-
-    @property
-    def log_throughput(self) -> float:
-        """Log of sum(tokens) / sum(seconds)."""
-        return math.log(float(self.tokens.sum()) / float(self.seconds.sum()))
-
-
-def block_length(values: Array) -> int:
-    """Steps in a block of the block bootstrap: 1 without autocorrelation, else Carlstein's (1986) optimum for AR(1)."""
-    rho = autocorrelation(values)
-    length = (math.sqrt(6) * rho / (1 - rho**2)) ** (2 / 3) * len(values) ** (1 / 3)
-    return int(min(max(1, round(length), -(-len(values) // MOST_POINTS)), max(1, len(values) // 4)))
-
-
-def resampled_log_throughput(sample: Sample, resamples: int, rng: np.random.Generator) -> Array:
-    """Log throughputs of one run with its steps drawn again in circular blocks (Politis and Romano 1992); shape (resamples,)."""
-    n = len(sample.seconds)
-    length = block_length(sample.seconds)
-    starts = rng.integers(0, n, size=(resamples, n // length))
-    sums = []
-    for values in (sample.tokens, sample.seconds):
-        running = np.concatenate(([0.0], np.cumsum(np.concatenate((values, values[: length - 1])))))
-        sums.append((running[length:] - running[:-length])[starts].sum(axis=1))
-    return np.asarray(np.log(sums[0]) - np.log(sums[1]))
-
-
-def bootstrap_log_throughput(samples: Sequence[Sample], resamples: int, rng: np.random.Generator) -> Array:
-    """Mean log throughput of a group of runs, drawn again: runs first, then steps in each.
-
-    Plain two-stage resampling gets the variance wrong twice: steps count double, since the runs' own values already vary with
-    theirs (Davison and Hinkley 1997, section 3.8), and k values drawn again vary (k - 1) / k of what they should (Hesterberg
-    2015, doi:10.1080/00031305.2015.1089789). So the draws keep their shape and are scaled to the variance of a mean of k runs.
-
-    Returns:
-        Shape (resamples,), centred on the mean of the runs' own log throughputs; fewer for hundreds of runs, to bound memory.
-    """
-    resamples = min(resamples, max(200, MOST_DRAWS // len(samples)))
-    observed = np.array([sample.log_throughput for sample in samples])
-    within = np.stack([resampled_log_throughput(sample, resamples, rng) for sample in samples])
-    runs, centre = len(samples), float(observed.mean())
-    if runs == 1:
-        steps = len(samples[0].seconds)
-        return np.asarray(centre + (within[0] - centre) * math.sqrt(steps / max(1, steps - 1)))
-    chosen = rng.integers(0, runs, size=(runs, resamples))
-    draws = np.stack([within[row, rng.permutation(resamples)] for row in chosen]).mean(axis=0)
-    spread = float(draws.std())
-    wanted = float(observed.std(ddof=1)) / math.sqrt(runs)
-    return np.asarray(centre + (draws - centre) * (wanted / spread if spread > 0 else 1.0))

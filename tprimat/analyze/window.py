@@ -1,15 +1,18 @@
 """Which steps of a run are steady, by a rule that is stated in words with every result."""
 
+from bisect import bisect_right
 from collections.abc import Collection, Sequence
-from itertools import pairwise
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tprimat.analyze.statistics import drift, outliers, slow_prefix
+from tprimat.analyze.statistics import Array, drift, outliers, slow_prefix
 from tprimat.errors import MetricError
 from tprimat.record.derived import Window
 from tprimat.record.schema import StepRecord
+from tprimat.record.steps import blocks_of, column
 
 Warmup = int | Literal["auto"]
 
@@ -25,29 +28,51 @@ def steady_window(steps: Sequence[StepRecord], warmup: Warmup = "auto", profiled
         MetricError: a step time is not a positive number, step numbers do not rise, or no step is left.
     """
     _check(steps)
-    plain = [step for step in steps if step.step not in profiled]
-    slowed = [step.step for step in steps if step.step in profiled]
-    skipped, rule = (0, "every step was profiled") if not plain else _auto(plain) if warmup == "auto" else _fixed(plain, warmup)
-    kept = plain[skipped:]
-    if slowed and plain:
+    seconds, places, slowed = column(steps, "step_seconds"), None, []
+    if profiled and (marks := np.isin(column(steps, "step"), sorted(profiled))).any():
+        places, slowed = np.flatnonzero(~marks), [steps[int(place)].step for place in np.flatnonzero(marks)]
+        seconds = seconds[places]
+    left = _Left(steps, places, seconds)
+    if len(seconds) == 0:
+        skipped, rule = 0, "every step was profiled"
+    else:
+        skipped, rule = _auto(left) if warmup == "auto" else _fixed(left, warmup)
+    if slowed and len(seconds):
         rule += f"; profiled: {_ranges(slowed)} left out, slowed down by the profiler"
-    if not kept:
+    if skipped == len(seconds):
         raise MetricError(
             f"No steady step is left: {len(steps)} measured, {skipped} of them warm-up, {len(slowed)} profiled.",
             why=rule,
             fix="run more steps, or leave out fewer (warm-up 0 keeps all" + ("; profiling off)" if slowed else ")"),
         )
-    seconds = np.array([step.step_seconds for step in kept])
+    return _window(left.number(skipped), left.number(len(seconds) - 1), seconds[skipped:], rule, slowed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """The steps that the profiler left alone."""
+
+    steps: Sequence[StepRecord]
+    places: NDArray[np.intp] | None
+    """In steps; None: all of them."""
+    seconds: Array
+
+    def number(self, index: int) -> int:
+        """Of one of them."""
+        return self.steps[index if self.places is None else int(self.places[index])].step
+
+
+def _window(first: int, last: int, seconds: Array, rule: str, slowed: Sequence[int]) -> Window:
     trend = drift(seconds)
     significant = trend is not None and trend.p_value < 0.05
     return Window(
-        first_step=kept[0].step,
-        last_step=kept[-1].step,
-        steps=len(kept),
-        outliers=int(outliers(seconds).sum()),
+        first_step=first,
+        last_step=last,
+        steps=len(seconds),
+        outliers=outliers(seconds),
         rule=rule,
         drift_per_step=trend.slope / float(np.median(seconds)) if trend is not None and significant else None,
-        left_out=tuple(step for step in slowed if kept[0].step < step < kept[-1].step),
+        left_out=tuple(step for step in slowed if first < step < last),
     )
 
 
@@ -75,30 +100,35 @@ def _check(steps: Sequence[StepRecord]) -> None:
         raise MetricError(
             "No step was measured.", fix="see how the run ended; a run that fails before its first step has no speed"
         )
-    if not all(0 < step.step_seconds < float("inf") for step in steps):
-        bad = next(step for step in steps if not 0 < step.step_seconds < float("inf"))
-        raise MetricError(
-            f"Step {bad.step} took {bad.step_seconds} s.", why="A step time is a positive, finite number of seconds."
-        )
-    for before, after in pairwise(steps):
-        if after.step <= before.step:
+    before = None
+    for rows in blocks_of(steps):
+        seconds, numbers = rows["step_seconds"], rows["step"]
+        if (bad := ~((seconds > 0) & np.isfinite(seconds))).any():
+            at = int(bad.argmax())
             raise MetricError(
-                f"Step {after.step} follows step {before.step}.", why="Steps are recorded once each, in rising order."
+                f"Step {numbers[at]} took {seconds[at]} s.", why="A step time is a positive, finite number of seconds."
             )
+        numbers = numbers if before is None else np.concatenate((before, numbers))
+        if (falls := np.diff(numbers) <= 0).any():
+            at = int(falls.argmax())
+            raise MetricError(
+                f"Step {numbers[at + 1]} follows step {numbers[at]}.", why="Steps are recorded once each, in rising order."
+            )
+        before = numbers[-1:].copy()
 
 
-def _fixed(steps: Sequence[StepRecord], warmup: int) -> tuple[int, str]:
-    skipped = sum(step.step <= warmup for step in steps)
+def _fixed(left: _Left, warmup: int) -> tuple[int, str]:
+    skipped = bisect_right(range(len(left.seconds)), warmup, key=left.number)
     return skipped, f"steps up to {warmup} left out, as asked" if warmup > 0 else "all steps kept, as asked"
 
 
-def _auto(steps: Sequence[StepRecord]) -> tuple[int, str]:
-    startup = int(steps[0].step == 1)
-    slow = slow_prefix(np.array([step.step_seconds for step in steps[startup:]]))
+def _auto(left: _Left) -> tuple[int, str]:
+    startup = int(left.number(0) == 1)
+    slow = slow_prefix(left.seconds[startup:])
     if slow == 0:
         if startup:
             return 1, "step 1 left out (start-up); no slow first stretch after it"
-        return 0, f"starts at the first recorded step, {steps[0].step}; no slow first stretch"
-    last = steps[startup + slow - 1].step
+        return 0, f"starts at the first recorded step, {left.number(0)}; no slow first stretch"
     before = "step 1 (start-up) and the slow stretch" if startup else "the slow stretch"
+    last = left.number(startup + slow - 1)
     return startup + slow, f"{before} up to step {last} left out: slower than the later half by more than its noise"

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 REWRITE_SECONDS = 1.0
 """A followed log is written out at most so often."""
+REWRITE_SHARE = 9
+"""And writing takes at most a tenth of the time, however many steps there are."""
 DIALECTS = (
     "auto",
     "primus",
@@ -74,14 +76,15 @@ def run(options: argparse.Namespace) -> int:
 
     log = LogLines(path=options.log_file, follow=options.follow)
     reading = LogReading(name=log.name, asked=options.dialect)
-    written, steps = time.monotonic(), 0
+    due, steps = time.monotonic() + REWRITE_SECONDS, 0
     try:
         for batch in log.batches():
             reading.add(batch)
             log.stop = reading.said.finished
-            if options.follow and len(reading.said.steps) > steps and time.monotonic() - written > REWRITE_SECONDS:
-                written, steps = time.monotonic(), len(reading.said.steps)
+            if options.follow and len(reading.said) > steps and time.monotonic() >= due:
+                started, steps = time.monotonic(), len(reading.said)
                 save(options, made(options, log, reading, growing=True))
+                due = time.monotonic() + max(REWRITE_SECONDS, REWRITE_SHARE * (time.monotonic() - started))
     except KeyboardInterrupt:
         print("stopped; what was read so far is kept", file=sys.stderr)
     if log.why_truncated:

@@ -73,7 +73,7 @@ def check_flags(reading: LogReading, flags: Flags) -> None:
 
 def first_step_line(reading: LogReading) -> int | None:
     """Line of the first step."""
-    return next((step.line for step in reading.said.steps.values()), None)
+    return reading.said.first_line
 
 
 def machine_of(reading: LogReading, flags: Flags, dialect: Dialect) -> Machine:

@@ -8,8 +8,9 @@ from tprimat import units
 from tprimat.cli.extract_checks import Claim, Flags, check_flags, check_strategy, compare, first_step_line, machine_of
 from tprimat.cli.log_reading import LogReading
 from tprimat.config.schema import Config
-from tprimat.engines.logs.assemble import Assembled, Workload, assemble, sequence_from_rates
+from tprimat.engines.logs.assemble import Assembled, assemble, sequence_from_rates
 from tprimat.engines.logs.dialects import Dialect
+from tprimat.engines.logs.times import Workload
 from tprimat.errors import ConfigError
 from tprimat.facts.models import ModelShape, model_shape
 from tprimat.launch.failures import classify, diverging
@@ -22,7 +23,7 @@ class Extracted:
     """What a log became."""
 
     run: RunRecord
-    steps: tuple[StepRecord, ...]
+    steps: Sequence[StepRecord]
     notes: tuple[str, ...]
 
 
@@ -147,7 +148,7 @@ def failure_of(reading: LogReading, steps: Sequence[StepRecord]) -> Failure | No
 def ending_of(reading: LogReading, steps: Sequence[StepRecord], dialect: Dialect, *, growing: bool) -> Failure:
     """How the run ended, as far as the log tells."""
     said = reading.said
-    last = max(said.steps)
+    last = said.newest
     if said.finished or (said.total_steps is not None and last >= said.total_steps):
         return diverging(steps) or Failure(outcome="completed", cause="")
     if growing:

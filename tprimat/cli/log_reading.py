@@ -1,14 +1,20 @@
 """A log read as it comes: its dialect found, its lines gathered, and the lines kept that tell of a failure."""
 
+import re
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import islice
 
+from tprimat.engines.logs.bulk import rows_of_lines
 from tprimat.engines.logs.collect import Collection
 from tprimat.engines.logs.dialects import DIALECTS, Dialect, dialect_of, find_dialect, unrecognised
 from tprimat.errors import RecordError
+from tprimat.record.table import Rows
 
 TAIL = 400
 MOST_ERRORS = 2000
+SLOW_LINES = 100
+"""Read one by one before many are tried at once."""
 
 
 @dataclass(slots=True)
@@ -25,6 +31,7 @@ class LogReading:
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL))
     errors: list[str] = field(default_factory=list)
     """The first lines with 'error' in them, outside of the tail too."""
+    _pattern: re.Pattern[str] | None = None
     _candidates: dict[str, Collection] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -55,9 +62,31 @@ class LogReading:
         return len(batch)
 
     def _read(self, batch: list[str], start: int, dialect: Dialect) -> None:
+        place = start
+        while place < len(batch):
+            rows = self._many(batch, place, dialect)
+            if rows is not None:
+                self.said.add_rows(rows)
+                place += len(rows)
+            stop = min(len(batch), place + SLOW_LINES)
+            self._one_by_one(batch, place, stop, dialect)
+            place = stop
+
+    def _many(self, batch: list[str], place: int, dialect: Dialect) -> Rows | None:
+        """Steps that can be read at once; never the last line of a batch, which more may be said about."""
+        if dialect.line_pattern is None or len(self.said) < SLOW_LINES or not dialect.speaks(batch[place]):
+            return None
+        if self._pattern is None or not self._pattern.fullmatch(batch[place]):
+            self._pattern = dialect.line_pattern(batch[place])
+        if self._pattern is None:
+            return None
+        said = {"total_steps": self.said.total_steps, **self.said.evidence}
+        return rows_of_lines(self._pattern, islice(batch, place, len(batch) - 1), said, self.said.newest)
+
+    def _one_by_one(self, batch: list[str], start: int, stop: int, dialect: Dialect) -> None:
         read_line, add = dialect.read_line, self.said.add
         number = self.lines + start
-        for line in batch[start:] if start else batch:
+        for line in batch if (start, stop) == (0, len(batch)) else islice(batch, start, stop):
             number += 1
             if (fields := read_line(line)) is not None:
                 add(fields, number)
@@ -80,7 +109,7 @@ class LogReading:
         Raises:
             RecordError: no step; says why where the log tells, and what was looked for.
         """
-        if self.dialect is not None and self.said.steps:
+        if self.dialect is not None and len(self.said):
             return self.dialect
         if self.lines == 0:
             raise RecordError(

@@ -5,6 +5,7 @@ import re
 import signal
 import statistics
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from tprimat.launch.schema import Failure
 from tprimat.launch.signatures import BENIGN, ECHOES, GPU_MEMORY, LESS_MEMORY, PRIMARY, SECONDARY, Signature
@@ -101,10 +102,11 @@ def diverging(steps: Sequence[StepRecord]) -> Failure | None:
         return Failure(
             outcome="diverged", cause=f"The loss or the gradient norm is not finite, first in step {first}.", hint=hint
         )
-    losses = [step.loss for step in steps if step.loss is not None]
-    if len(losses) < 10 or (last := statistics.median(losses[-3:])) <= LOSS_GROWTH * losses[0]:
+    first_losses = list(islice((step.loss for step in steps if step.loss is not None), 10))
+    last_losses = list(islice((step.loss for step in reversed(steps) if step.loss is not None), 3))
+    if len(first_losses) < 10 or (last := statistics.median(last_losses)) <= LOSS_GROWTH * first_losses[0]:
         return None
-    return Failure(outcome="diverged", cause=f"The loss grew from {losses[0]:.4g} to {last:.4g}.", hint=hint)
+    return Failure(outcome="diverged", cause=f"The loss grew from {first_losses[0]:.4g} to {last:.4g}.", hint=hint)
 
 
 def root_cause_block(lines: Sequence[str]) -> list[str]:

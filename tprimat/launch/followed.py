@@ -4,8 +4,9 @@ import dataclasses
 from collections.abc import Callable
 
 from tprimat.engines.base import LineFields
-from tprimat.engines.logs.assemble import Workload, assemble, derived_seconds, record
+from tprimat.engines.logs.assemble import assemble, record
 from tprimat.engines.logs.collect import Collection
+from tprimat.engines.logs.times import Workload, derived_seconds
 from tprimat.plan.expected import mismatches, unproven
 from tprimat.plan.schema import RunPlan
 from tprimat.record.schema import RunRecord, StepRecord
@@ -41,11 +42,11 @@ class FollowedLog:
         step = self._said.steps.get(said.step) if said.step is not None else None
         if step is None or step.step in self._told:
             return None
-        seconds = step.seconds if step.seconds is not None else derived_seconds(step, self._workload)
-        if seconds is None or seconds <= 0:
+        seconds = derived_seconds(step, self._workload)
+        if seconds is None:
             return None
         self._told.add(step.step)
-        return record(step, seconds, step.loss, self._workload)
+        return record(step, seconds, self._workload)
 
     def complete(self, run: RunRecord) -> tuple[RunRecord, tuple[StepRecord, ...]]:
         """The last record, with what the log proves and where it contradicts the plan; the steps as the whole log tells them."""
@@ -55,4 +56,4 @@ class FollowedLog:
         if made.steps:  # a run that failed before its first step has more to say than what it did not prove
             doubts += unproven(self._plan, evidence)
         told = dataclasses.replace(run, clock="framework", evidence=evidence, mismatches=doubts)
-        return told, made.steps
+        return told, tuple(made.steps)

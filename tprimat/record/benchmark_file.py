@@ -14,8 +14,9 @@ from pydantic import ValidationError
 
 from tprimat.errors import RecordError
 from tprimat.record.derived import RunMetrics
-from tprimat.record.files import adapter, as_document, explain, read_text, write_atomically
+from tprimat.record.files import adapter, as_document, explain, read_text, write_pieces_atomically
 from tprimat.record.schema import SCHEMA_VERSION, RunRecord, StepRecord, TelemetrySample
+from tprimat.record.step_text import GB, RAW_LISTS, texts
 
 PLATFORM_CODES = {"cuda": "nvd", "rocm": "amd", "cpu": "cpu"}
 
@@ -40,6 +41,19 @@ def benchmark_file_name(run: RunRecord) -> str:
 
 def benchmark_document(run: RunRecord, steps: Sequence[StepRecord], metrics: RunMetrics | None) -> dict[str, Any]:
     """The file's content. Without metrics (no steady step was measured) the metrics are null."""
+    document = document_without_steps(run, metrics)
+    document |= {
+        "raw_step_times": [step.step_seconds for step in steps],
+        "raw_loss_values": [step.loss for step in steps],
+        "raw_memory_values": [None if step.peak_allocated_bytes is None else step.peak_allocated_bytes / GB for step in steps],
+        "raw_learning_rates": [step.learning_rate for step in steps],
+        "steps": [as_document(step) for step in steps],
+    }
+    return document
+
+
+def document_without_steps(run: RunRecord, metrics: RunMetrics | None) -> dict[str, Any]:
+    """The file's content, its lists of steps empty."""
     return {
         "schema_version": SCHEMA_VERSION,
         "platform": PLATFORM_CODES[run.machine.platform],
@@ -67,13 +81,10 @@ def benchmark_document(run: RunRecord, steps: Sequence[StepRecord], metrics: Run
             "precision": run.matmul_dtype,
         },
         "performance_metrics": _performance(metrics),
-        "raw_step_times": [step.step_seconds for step in steps],
-        "raw_loss_values": [step.loss for step in steps],
-        "raw_memory_values": [None if step.peak_allocated_bytes is None else step.peak_allocated_bytes / 1e9 for step in steps],
-        "raw_learning_rates": [step.learning_rate for step in steps],
+        **{key: [] for key in RAW_LISTS},
         "run": as_document(run),
         "metrics": None if metrics is None else as_document(metrics),
-        "steps": [as_document(step) for step in steps],
+        "steps": [],
     }
 
 
@@ -94,12 +105,12 @@ def _performance(metrics: RunMetrics | None) -> dict[str, Any] | None:
 
 
 def write_benchmark_file(path: Path, run: RunRecord, steps: Sequence[StepRecord], metrics: RunMetrics | None) -> None:
-    """Write the document atomically.
+    """Write the document atomically, block by block: a log of millions of steps never stands in memory as a whole.
 
     Raises:
         RecordError: the folder cannot be written.
     """
-    write_atomically(path, json.dumps(benchmark_document(run, steps, metrics), indent=2, allow_nan=False) + "\n")
+    write_pieces_atomically(path, texts(document_without_steps(run, metrics), steps))
 
 
 def read_benchmark_file(path: Path) -> RunResult:

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -55,11 +55,20 @@ def write_atomically(path: Path, text: str) -> None:
     Raises:
         RecordError: the folder cannot be written, or the disk is full.
     """
+    write_pieces_atomically(path, (text,))
+
+
+def write_pieces_atomically(path: Path, pieces: Iterable[str]) -> None:
+    """The same for a text that comes in pieces.
+
+    Raises:
+        RecordError: the folder cannot be written, or the disk is full.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("w", encoding="utf8") as file:
-            file.write(text)
+            file.writelines(pieces)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

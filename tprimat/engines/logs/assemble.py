@@ -1,33 +1,32 @@
 """From what a log said to records: times corrected or derived, tokens counted, and notes on what a reader must know."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
-from tprimat.engines.logs.collect import Collection, LoggedStep
+import numpy as np
+from numpy.typing import NDArray
+
+from tprimat.engines.logs.collect import Collection
+from tprimat.engines.logs.logged import LOGGED_ROW, LoggedStep
+from tprimat.engines.logs.times import Correction, Workload, batches, correct_second, seconds_of, survey
 from tprimat.record.schema import Evidence, StepRecord
+from tprimat.record.steps import ABSENT, STEP_ROW, StepTable, record_of
+from tprimat.record.table import Rows
 
 SEQUENCE_UNIT = 64
 """Sequence lengths in training are multiples of it; a derived one must come close to such a multiple to be believed."""
 SEQUENCE_TOLERANCE = 1e-4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
-    """What a step trains on, as far as the log or the user tells."""
-
-    gpus: int | None = None
-    global_batch_sequences: int | None = None
-    sequence_tokens: int | None = None
+MOST_RECORDS = 100_000
+"""More steps stay in a table, where each costs a few numbers instead of an object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembled:
     """A log as records."""
 
-    steps: tuple[StepRecord, ...]
+    steps: Sequence[StepRecord]
     evidence: Evidence
     notes: tuple[str, ...]
 
@@ -40,17 +39,17 @@ def assemble(said: Collection, workload: Workload) -> Assembled:
         workload: fills what the log does not say; where both speak they must agree (the caller checks).
     """
     workload = known(said, workload)
-    logged = list(said.steps.values())
-    losses = {step.step: step.loss for step in logged if step.loss is not None}
-    seconds, time_notes = step_times(logged, workload)
-    time_notes += correct_second(logged, seconds, losses)
-    steps = tuple(record(step, seconds[step.step], losses.get(step.step), workload) for step in logged if step.step in seconds)
-    carried, memory_notes = carry_peaks(steps)
-    notes = [*time_notes, *memory_notes]
+    correction, time_notes = correct_second(said, workload), survey(said, workload)
+    table = StepTable()
+    for rows in said.blocks():
+        table.table.append(step_rows(rows, workload, correction))
+    table, memory_notes = carry_peaks(table)
+    notes = [*time_notes, *((correction.note,) if correction else ()), *memory_notes]
     if said.restarts:
         notes.append(f"the log holds {said.restarts + 1} attempts; steps that were repeated count once, as they went last")
     evidence, more = final_evidence(said)
-    return Assembled(steps=carried, evidence=evidence, notes=(*notes, *more))
+    steps = tuple(table) if len(table) <= MOST_RECORDS else table
+    return Assembled(steps=steps, evidence=evidence, notes=(*notes, *more))
 
 
 def known(said: Collection, workload: Workload) -> Workload:
@@ -90,114 +89,54 @@ def final_evidence(said: Collection) -> tuple[Evidence, list[str]]:
     return Evidence(source="log", **found), notes
 
 
-def record(step: LoggedStep, seconds: float, loss: float | None, workload: Workload) -> StepRecord:
-    """One step."""
-    batch, sequence = step.batch or workload.global_batch_sequences, workload.sequence_tokens
-    values = [value for value in (loss, step.grad_norm) if value is not None]
-    return StepRecord(
-        step=step.step,
-        step_seconds=seconds,
-        tokens=batch * sequence if batch and sequence else None,
-        loss=finite_or_none(loss),
-        grad_norm=finite_or_none(step.grad_norm),
-        learning_rate=finite_or_none(step.learning_rate),
-        finite=all(math.isfinite(value) for value in values) and not step.failed,
-        peak_allocated_bytes=step.allocated,
-        peak_reserved_bytes=step.reserved,
-    )
+def record(step: LoggedStep, seconds: float, workload: Workload) -> StepRecord:
+    """One step, as its line tells it."""
+    rows = step_rows(np.array([step.row()], LOGGED_ROW), workload, None)
+    return replace(record_of(rows[0].item()), step_seconds=seconds)
 
 
-def finite_or_none(value: float | None) -> float | None:
-    """JSON has no NaN; `finite` tells of it."""
-    return value if value is not None and math.isfinite(value) else None
+def step_rows(rows: Rows, workload: Workload, correction: Correction | None) -> Rows:
+    """Rows of STEP_ROW for the logged steps that have a time."""
+    made = np.empty(len(rows), STEP_ROW)
+    batch, sequence = batches(rows, workload), workload.sequence_tokens
+    made["tokens"] = np.where(batch > 0, batch * sequence, ABSENT) if sequence else ABSENT
+    made["step_seconds"] = seconds_of(rows, workload)
+    for name in ("step", "loss", "grad_norm", "learning_rate", "finite"):
+        made[name] = rows[name]
+    made["peak_allocated_bytes"], made["peak_reserved_bytes"] = rows["allocated"], rows["reserved"]
+    made["ended_at_seconds"] = np.nan
+    if correction is not None and made["step"][0] <= correction.step <= made["step"][-1]:
+        place = made["step"] == correction.step
+        made["step_seconds"][place] = np.nan if correction.seconds is None else correction.seconds
+        if correction.loss is not None:
+            made["loss"][place] = correction.loss
+    timed: Rows = made[~np.isnan(made["step_seconds"])]
+    return timed
 
 
-def step_times(logged: Sequence[LoggedStep], workload: Workload) -> tuple[dict[int, float], list[str]]:
-    """Step -> seconds, as printed, corrected or derived from rates; steps without any are left out."""
-    seconds, notes = {}, []
-    for step in logged:
-        time = step.seconds if step.seconds is not None else derived_seconds(step, workload)
-        if time is not None and math.isfinite(time) and time > 0:
-            seconds[step.step] = time
-    if logged and any(step.seconds is None for step in logged if step.step in seconds):
-        notes.append("step times are derived from printed rates, with the digits that those have")
-    gaps = [right.step - left.step for left, right in pairwise(logged)]
-    if gaps and (interval := min(gaps)) > 1:
-        means = any(step.mean_since_reset or (step.seconds is None and step.tokens_per_second_per_gpu) for step in logged)
-        notes.append(f"the log has one line for {interval} steps" + ("; each time is the mean over them" if means else ""))
-    if untimed := sum(step.step not in seconds for step in logged):
-        notes.append(f"{untimed} logged steps have no time and are left out")
-    return seconds, notes
-
-
-def derived_seconds(step: LoggedStep, workload: Workload) -> float | None:
-    """Seconds from a rate over this step alone, when the work of the step is known."""
-    batch = step.batch or workload.global_batch_sequences
-    if step.sequences_per_second and batch:
-        return batch / step.sequences_per_second
-    rate, gpus, sequence = step.tokens_per_second_per_gpu, workload.gpus, workload.sequence_tokens
-    if rate and gpus and batch and sequence:
-        return batch * sequence / (rate * gpus)
-    return None
-
-
-def correct_second(logged: Sequence[LoggedStep], seconds: dict[int, float], losses: dict[int, float]) -> list[str]:
-    """Undo the mean in Megatron-LM's second line.
-
-    Since core 0.16 the first line of a process resets neither timer nor losses (training_log, is_first_iteration), so the second
-    prints means over both: t2 = n x mean - t1 over n - 1 steps. Older versions reset; which it was shows in the third line,
-    and where there is none the second time is dropped.
-    """
-    if len(logged) < 2 or not (logged[0].mean_since_reset and logged[1].mean_since_reset):
-        return []
-    first, second = logged[0], logged[1]
-    if first.step not in seconds or second.step not in seconds:
-        return []
-    count = second.step - first.step + 1
-    corrected = (count * seconds[second.step] - seconds[first.step]) / (count - 1)
-    third = next((step for step in logged[2:] if step.step in seconds), None)
-    if not first_line_resets_nothing(logged) or corrected <= 0:
-        return []
-    if third is None:
-        del seconds[second.step]
-        return [f"step {second.step} is left out: its time may be a mean with step {first.step}"]
-    if ratio(corrected, seconds[third.step]) >= ratio(seconds[second.step], seconds[third.step]):
-        return []
-    seconds[second.step] = corrected
-    if first.loss is not None and second.loss is not None:
-        losses[second.step] = (count * second.loss - first.loss) / (count - 1)
-    return [f"step {second.step}: the log prints the mean with step {first.step}; the step's own time and loss are derived"]
-
-
-def first_line_resets_nothing(logged: Sequence[LoggedStep]) -> bool:
-    """Whether the first line can be that of a first iteration: with an interval above 1 it then is no multiple of it."""
-    if len(logged) < 3:
-        return logged[1].step - logged[0].step == 1 or logged[0].step == 1
-    interval = logged[2].step - logged[1].step
-    return interval == 1 or logged[0].step % interval != 0
-
-
-def ratio(left: float, right: float) -> float:
-    """How far apart two times are, whichever is larger."""
-    return abs(math.log(left / right))
-
-
-def carry_peaks(steps: Sequence[StepRecord]) -> tuple[tuple[StepRecord, ...], list[str]]:
+def carry_peaks(steps: StepTable) -> tuple[StepTable, list[str]]:
     """Megatron reports the allocator's peak after two steps only. Later steps allocate alike: they carry it, as a note says."""
-    reported = [step.step for step in steps if step.peak_allocated_bytes is not None]
-    if not reported or reported[-1] == steps[-1].step:
-        return tuple(steps), []
-    note = f"peak memory was reported last after step {reported[-1]}; later steps carry that value"
-    return tuple(_carried(steps)), [note]
+    reported, last = None, None
+    for block in steps.table.blocks():
+        known = block["step"][block["peak_allocated_bytes"] != ABSENT]
+        reported, last = int(known[-1]) if len(known) else reported, int(block["step"][-1])
+    if reported is None or reported == last:
+        return steps, []
+    carried, before = StepTable(), {"peak_allocated_bytes": ABSENT, "peak_reserved_bytes": ABSENT}
+    for block in steps.table.blocks():
+        rows = block.copy()
+        for name, value in before.items():
+            rows[name] = filled(rows[name], value)
+            before[name] = int(rows[name][-1])
+        carried.table.append(rows)
+    return carried, [f"peak memory was reported last after step {reported}; later steps carry that value"]
 
 
-def _carried(steps: Sequence[StepRecord]) -> Iterator[StepRecord]:
-    allocated: int | None = None
-    reserved: int | None = None
-    for step in steps:
-        allocated = step.peak_allocated_bytes or allocated
-        reserved = step.peak_reserved_bytes or reserved
-        yield replace(step, peak_allocated_bytes=allocated, peak_reserved_bytes=reserved)
+def filled(values: NDArray[np.int64], before: int) -> NDArray[np.int64]:
+    """Each absent value replaced by the last known one."""
+    latest = np.maximum.accumulate(np.where(values > 0, np.arange(len(values)), -1))
+    made: NDArray[np.int64] = np.where(latest < 0, before, values[latest])
+    return made
 
 
 def sequence_from_rates(said: Collection, gpus: int | None) -> int | None:
@@ -206,11 +145,13 @@ def sequence_from_rates(said: Collection, gpus: int | None) -> int | None:
     tokens/s/GPU x seconds x GPUs / sequences. With the five digits that Primus prints this is exact; rates with fewer digits do
     not come close enough to a whole multiple and give None.
     """
-    found = set()
-    for step in said.steps.values():
-        batch = step.batch or said.evidence.get("global_batch_sequences")
-        if step.seconds and step.tokens_per_second_per_gpu and batch and gpus and not step.mean_since_reset:
-            tokens = step.tokens_per_second_per_gpu * step.seconds * gpus / batch
-            nearest = round(tokens / SEQUENCE_UNIT) * SEQUENCE_UNIT if math.isfinite(tokens) else 0
-            found.add(nearest if nearest and abs(tokens / nearest - 1) < SEQUENCE_TOLERANCE else None)
+    found: set[int | None] = set()
+    for rows in said.blocks() if gpus else ():
+        batch = batches(rows, Workload(global_batch_sequences=said.evidence.get("global_batch_sequences")))
+        rate, seconds = rows["tokens_per_second_per_gpu"], rows["seconds"]
+        told = (seconds > 0) & (rate > 0) & (batch > 0) & ~rows["mean_since_reset"]
+        tokens = rate[told] * seconds[told] * gpus / batch[told]
+        nearest = np.round(tokens / SEQUENCE_UNIT) * SEQUENCE_UNIT
+        exact = (nearest > 0) & (np.abs(tokens - nearest) < SEQUENCE_TOLERANCE * nearest)
+        found |= {int(count) for count in np.unique(nearest[exact])} | ({None} if not exact.all() else set())
     return found.pop() if len(found) == 1 else None

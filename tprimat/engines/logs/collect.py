@@ -1,70 +1,18 @@
 """The fields of a log's lines, gathered by step as they come: doubled lines once, later lines of a step added to it."""
 
-import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
+import numpy as np
+
 from tprimat.engines.base import LineFields
+from tprimat.engines.logs.logged import LARGEST, LOGGED_ROW, LoggedStep, larger, logged_step
+from tprimat.record.table import Rows, Table
 
-
-@dataclass(slots=True, kw_only=True)
-class LoggedStep:
-    """What the log says of one step. None: nothing."""
-
-    step: int
-    line: int
-    """In the log, from 1."""
-    seconds: float | None = None
-    mean_since_reset: bool = False
-    tokens_per_second_per_gpu: float | None = None
-    sequences_per_second: float | None = None
-    loss: float | None = None
-    grad_norm: float | None = None
-    learning_rate: float | None = None
-    batch: int | None = None
-    failed: bool = False
-    """The framework skipped the update or counted a NaN."""
-    allocated: int | None = None
-    reserved: int | None = None
-
-    def add(self, said: LineFields) -> None:
-        """Fill what is not known yet; the larger peak counts, since each rank may report its own."""
-        if self.seconds is None:
-            self.seconds, self.mean_since_reset = said.step_seconds, said.mean_since_reset
-        if self.tokens_per_second_per_gpu is None:
-            self.tokens_per_second_per_gpu = said.tokens_per_second_per_gpu
-        if self.sequences_per_second is None:
-            self.sequences_per_second = said.sequences_per_second
-        if self.loss is None:
-            self.loss = said.loss
-        if self.grad_norm is None:
-            self.grad_norm = said.grad_norm
-        if self.learning_rate is None:
-            self.learning_rate = said.learning_rate
-        if self.batch is None:
-            self.batch = said.global_batch_sequences
-        self.failed = self.failed or bool(said.skipped_steps) or bool(said.nan_steps)
-        self.allocated = larger(self.allocated, said.peak_allocated_bytes)
-        self.reserved = larger(self.reserved, said.peak_reserved_bytes)
-
-    def repeats(self, said: LineFields) -> bool:
-        """Whether a line says again what is known: the same time, or where there is none the same loss and rate."""
-        return (
-            (said.step_seconds is None or _same(said.step_seconds, self.seconds))
-            and (said.loss is None or _same(said.loss, self.loss))
-            and (said.tokens_per_second_per_gpu is None or _same(said.tokens_per_second_per_gpu, self.tokens_per_second_per_gpu))
-        )
-
-
-def _same(new: float, old: float | None) -> bool:
-    return old is not None and (new == old or (math.isnan(new) and math.isnan(old)))
-
-
-def larger(left: int | None, right: int | None) -> int | None:
-    """The larger of what is known."""
-    if left is None or right is None:
-        return right if left is None else left
-    return max(left, right)
+OPEN_STEPS = 8192
+"""So many of the latest steps are objects, since what lines say of a step comes close together. Older ones are rows."""
 
 
 def measures(said: LineFields) -> bool:
@@ -78,7 +26,11 @@ class Collection:
     """Everything that a log said so far."""
 
     steps: dict[int, LoggedStep] = field(default_factory=dict)
-    """In the order of the log, which is ascending."""
+    """The latest, in the order of the log, which is ascending."""
+    rows: Table = field(default_factory=lambda: Table(LOGGED_ROW))
+    """All before them."""
+    first_line: int | None = None
+    """Of the first step, in the log, from 1."""
     evidence: dict[str, Any] = field(default_factory=dict)
     evidence_line: dict[str, int] = field(default_factory=dict)
     total_steps: int | None = None
@@ -89,6 +41,25 @@ class Collection:
     """How often the step number went back."""
     _reports: dict[int, LineFields] = field(default_factory=dict)
     _current: LoggedStep | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows) + len(self.steps)
+
+    @property
+    def newest(self) -> int:
+        """Number of the last step; 0 before the first."""
+        return self._current.step if self._current is not None else 0
+
+    def blocks(self) -> Iterator[Rows]:
+        """All steps as rows."""
+        yield from self.rows.blocks()
+        if self.steps:
+            yield _as_rows(self.steps.values())
+
+    def first(self, count: int) -> list[LoggedStep]:
+        """The first steps."""
+        early = (logged_step(row) for block in self.rows.blocks() for row in block)
+        return [*islice(early, count), *islice(self.steps.values(), count)][:count]
 
     def add(self, said: LineFields, line: int) -> None:
         """Take in what one line says."""
@@ -102,9 +73,16 @@ class Collection:
         if said.global_batch_sequences is not None:
             self._learn("global_batch_sequences", said.global_batch_sequences, line)
         if said.step is not None:
-            self._add_step(said, said.step, line)
+            if abs(said.step) < LARGEST:
+                self._add_step(said, said.step, line)
         elif self._current is not None:
             self._current.add(said)
+
+    def add_rows(self, rows: Rows) -> None:
+        """Take in steps that are newer than all before, each said by one line and not to be added to."""
+        self._seal(len(self.steps))
+        self.rows.append(rows)
+        self._current = logged_step(rows[-1])
 
     def _learn(self, name: str, value: Any, line: int) -> None:
         """The last word counts: frameworks print what was asked first and what they run later. But fp8 runs on top of bf16."""
@@ -115,31 +93,51 @@ class Collection:
             self.evidence_line[name] = line
 
     def _add_step(self, said: LineFields, step: int, line: int) -> None:
-        known = self.steps.get(step)
+        place, known = None, self.steps.get(step)
+        if known is None and step <= self.newest and (place := self._place(step)) is not None:
+            known = logged_step(self.rows.row(place)[0])
         if known is not None and (not measures(said) or known.repeats(said) or known.seconds is None):
             known.add(said)
+            if place is not None and (row := _as_rows([known])).tobytes() != self.rows.row(place).tobytes():
+                self.rows.replace(place, row)
         elif not measures(said) and has_peak_or_rate(said):
             self._reports[step] = said
         else:
             self._open(said, step, line)
 
+    def _place(self, step: int) -> int | None:
+        """Of a step among the rows."""
+        place = self.rows.search("step", step)
+        return place if place < len(self.rows) and self.rows.row(place)["step"][0] == step else None
+
     def _open(self, said: LineFields, step: int, line: int) -> None:
-        if self.steps and step <= self._newest():
+        if len(self) and step <= self.newest:
             self._go_back(step)
-        self._current = LoggedStep(step=step, line=line)
+        if not len(self):
+            self.first_line = line
+        self._current = LoggedStep(step=step)
         self._current.add(said)
         if report := self._reports.pop(step, None):
             self._current.add(report)
         self.steps[step] = self._current
+        if len(self.steps) >= 2 * OPEN_STEPS:
+            self._seal(OPEN_STEPS)
 
-    def _newest(self) -> int:
-        return self._current.step if self._current is not None else 0
+    def _seal(self, count: int) -> None:
+        numbers = list(islice(self.steps, count))
+        if numbers:
+            self.rows.append(_as_rows([self.steps.pop(number) for number in numbers]))
 
     def _go_back(self, step: int) -> None:
         """The run started again, from the beginning or from a checkpoint: what it repeats replaces what there was."""
         self.restarts += 1
         self.finished = False
         self.steps = {number: old for number, old in self.steps.items() if number < step}
+        self.rows.truncate(self.rows.search("step", step))
+
+
+def _as_rows(steps: Any) -> Rows:
+    return np.array([step.row() for step in steps], LOGGED_ROW)
 
 
 def has_peak_or_rate(said: LineFields) -> bool:

@@ -1,5 +1,6 @@
 """Which dialects there are, and which one a log speaks."""
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import ModuleType
@@ -17,6 +18,7 @@ from tprimat.engines.logs import (
     torchtitan,
     torchtune,
 )
+from tprimat.engines.logs.bulk import line_pattern
 from tprimat.engines.logs.text import plain
 from tprimat.errors import ConfigError, RecordError
 from tprimat.record.schema import Platform
@@ -35,6 +37,9 @@ class Dialect:
     marks_its_end: bool
     """Whether a log that ends without a closing line was cut short."""
 
+    line_pattern: Callable[[str], re.Pattern[str] | None] | None = None
+    """A line of a step -> what lines of its shape match; None for dialects that are read line by line (bulk.py)."""
+
     def speaks(self, text: str) -> bool:
         """Whether the line gives the dialect away."""
         return any(all(word in text for word in sign) for sign in self.signs)
@@ -50,6 +55,7 @@ def _dialect(module: ModuleType) -> Dialect:
         signs=module.SIGNS,
         platform=getattr(module, "PLATFORM", None),
         marks_its_end=module.NAME in MARK_THEIR_END,
+        line_pattern=line_pattern if module is megatron_lm else None,
     )
 
 

@@ -24,6 +24,7 @@ VARIANTS = {
     1: {
         "1 rank": {},
         "1 rank, tied": {},
+        "1 rank, wide vocabulary": {},
         "1 rank, plain optimizer": {"distributed_optimizer": False},
         "1 rank, full recompute": {"recompute": "full"},
         "1 rank, joint cut and rotation": {"compiled_regions": True},
@@ -38,6 +39,8 @@ VARIANTS = {
         "tp2": {"tp": 2},
         "tp2 without sequence parallelism": {"tp": 2, "sequence_parallel": False},
         "pp2": {"pp": 2},
+        "pp2, wide vocabulary": {"pp": 2},
+        "pp2 even, wide vocabulary": {"pp": 2, "balanced_stages": False},
         "pp2, tied": {"pp": 2},
         "pp2, tied, streamed cross-entropy": {"pp": 2, "streamed_cross_entropy": True},
         "tp2, tied": {"tp": 2},
@@ -96,7 +99,13 @@ def variant_plan(folder, model, ranks, variant):
         else:
             settings[f"{OPTIONS}.engine_options.{key}"] = value
     plan = make_plan(folder, model, settings)
+    if "wide" in folder.name:
+        return replace(plan, shape=replace(plan.shape, vocabulary=4096))
     return replace(plan, shape=replace(plan.shape, tied_embeddings=True)) if "tied" in folder.name else plan
+
+
+def reference_of(name):
+    return next((f"1 rank, {model}" for model in ("tied", "wide vocabulary") if model in name), "1 rank")
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +125,7 @@ CASES = [(model, name) for model in ("llama", "qwen") for variants in VARIANTS.v
 
 @pytest.mark.parametrize(("model", "name"), CASES)
 def test_losses_and_gradient_norms_do_not_depend_on_the_layout(trained, model, name):
-    _, reference = trained[model, "1 rank, tied" if "tied" in name else "1 rank"]
+    _, reference = trained[model, reference_of(name)]
     _, steps = trained[model, name]
     assert len(steps) == STEPS
     assert [step.loss for step in steps] == pytest.approx([step.loss for step in reference], abs=1e-5)
@@ -129,7 +138,7 @@ def test_what_ran_is_read_back_and_agrees_with_the_plan(trained, model, name):
     assert run.mismatches == ()
     assert run.evidence.tokens_per_step == 8 * 32
     assert {step.tokens for step in steps} == {8 * 32}
-    assert run.evidence.parameters == trained[model, "1 rank, tied" if "tied" in name else "1 rank"][0].evidence.parameters
+    assert run.evidence.parameters == trained[model, reference_of(name)][0].evidence.parameters
     assert run.outcome == "completed"
 
 
@@ -146,3 +155,8 @@ def test_evidence_tells_layouts_apart(trained):
     assert (with_sp.sequence_parallel, without.sequence_parallel) == (True, False)
     assert trained["llama", "pp2 vpp2"][0].evidence.virtual_pipeline == 2
     assert trained["llama", "1 rank, plain optimizer"][0].evidence.optimizer.startswith("FP32Optimizer")
+
+
+def test_the_last_stage_gets_fewer_layers_for_its_output_layer(trained):
+    assert any("has 1 of 4 layers" in note for note in trained["llama", "pp2, wide vocabulary"][0].evidence.notes)
+    assert not any("stage" in note for note in trained["llama", "pp2 even, wide vocabulary"][0].evidence.notes)

@@ -174,6 +174,8 @@ class EngineOptions:
     load_ahead: Flag | Literal["auto"] = "auto"
     """Make the next step's batch in a process of its own while the GPU is busy; auto: on a GPU."""
     distributed_optimizer: Flag = True
+    balanced_stages: Flag = True
+    """Fewer layers for the last pipeline stage, whose output layer is as much work as some; off: the same number for each."""
     fused_adam: Flag | Literal["auto"] = "auto"
     """torch.optim.AdamW(fused=True); auto: on a GPU."""
     fp8_scaling: Literal["delayed", "current"] = "delayed"

@@ -23,6 +23,7 @@ class ActiveOptions:
     overlap_param_gather: bool
     overlap_tensor_parallel: bool
     load_ahead: bool
+    balanced_stages: bool
 
 
 def decide(options: EngineOptions, device: torch.device, precision: str) -> ActiveOptions:
@@ -44,4 +45,5 @@ def decide(options: EngineOptions, device: torch.device, precision: str) -> Acti
         overlap_param_gather=options.overlap_param_gather and options.distributed_optimizer,
         overlap_tensor_parallel=on(options.overlap_tensor_parallel, can_overlap()) and precision != "fp8",
         load_ahead=on(options.load_ahead, on_gpu),
+        balanced_stages=options.balanced_stages,
     )

@@ -37,7 +37,7 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
         transformer_engine=False,
         optimizer=module.megatron_optimizer.description,
         data=None if module.sequences is None else module.sequences.description,
-        notes=(REDIRECTED,) if redirected else (),
+        notes=(*((REDIRECTED,) if redirected else ()), *_uneven_stages(module)),
     )
 
 
@@ -67,6 +67,13 @@ def matmul_dtype(dtype: torch.dtype) -> str:
     if dtype is torch.bfloat16:
         return "bf16"
     return "tf32" if torch.cuda.is_available() and torch.backends.cuda.matmul.allow_tf32 else "fp32"
+
+
+def _uneven_stages(module: MegatronModule) -> tuple[str, ...]:
+    last = module.config.num_layers_in_last_pipeline_stage
+    if last is None or last * module.config.pipeline_model_parallel_size == module.config.num_layers:
+        return ()
+    return (f"The last pipeline stage has {last} of {module.config.num_layers} layers, and the output layer.",)
 
 
 def multiplies_fp8(module: MegatronModule) -> bool:

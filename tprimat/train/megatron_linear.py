@@ -7,6 +7,7 @@ pass, and can cut a product into pieces that are sent while the next one is mult
 
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from typing import Any, Protocol
 
 import torch
@@ -179,12 +180,19 @@ class RowProduct(torch.autograd.Function):
 
 @cache
 def can_overlap() -> bool:
-    """Whether this torch has products that exchange piece by piece, through symmetric memory, and this machine GPUs for them."""
-    try:
-        import torch.distributed._symmetric_memory
-    except ImportError:
+    """Whether this torch has products that exchange piece by piece, and the GPUs read each other's memory, as they must."""
+    if not torch.cuda.is_available() or symmetric_memory() is None or not hasattr(torch.ops.symm_mem, "fused_all_gather_matmul"):
         return False
-    return torch.cuda.is_available() and hasattr(torch.ops.symm_mem, "fused_all_gather_matmul")
+    return all(torch.cuda.can_device_access_peer(0, other) for other in range(1, torch.cuda.device_count()))
+
+
+@cache
+def symmetric_memory() -> Any:
+    """Torch's module, whose import registers the operators; None in a torch without it."""
+    try:
+        return import_module("torch.distributed._symmetric_memory")
+    except ImportError:
+        return None
 
 
 def gather_and_multiply(rows: Tensor, matrix: Tensor, split: Split) -> tuple[Tensor, Tensor]:
@@ -252,6 +260,8 @@ class RowLinear(RowParallelLinear):  # type: ignore[misc]
 def _split_of(module: ColumnLinear | RowLinear) -> Split:
     ranks = module.tp_group.size()
     sequence_parallel = bool(module.sequence_parallel and ranks > 1)
+    if module.overlapped and sequence_parallel and torch.cuda.is_available():
+        symmetric_memory().enable_symm_mem_for_group(module.tp_group.group_name)
     return Split(
         group=module.tp_group,
         ranks=ranks,

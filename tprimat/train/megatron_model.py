@@ -22,6 +22,7 @@ from tprimat.train.fp8_kernels import Fp8Kernels
 from tprimat.train.megatron_layers import block_spec
 from tprimat.train.megatron_linear import PlainKernels, linear_types
 from tprimat.train.rotary_attention import Rotation
+from tprimat.train.stages import layers_of_last_stage
 from tprimat.train.streamed_loss import StreamedLossModel
 from tprimat.train.word_embedding import accumulate_in_place
 
@@ -91,6 +92,7 @@ def transformer_config(plan: RunPlan, device: torch.device, options: ActiveOptio
         cross_entropy_fusion_impl="native",
         # gloo reads a tensor that is being sent from a thread of its own, after Megatron has freed it; NCCL is ordered by stream.
         deallocate_pipeline_outputs=on_gpu,
+        **_stages(plan, options),
         **_recompute(plan),
     )
 
@@ -102,6 +104,13 @@ def _scaling_range(scaling: RopeScaling) -> tuple[float, float, int]:
 def _leave_as_is(weight: Tensor) -> Tensor:
     """For Megatron's own initialisation, which also marks how a weight is split: that is wanted, its numbers are not."""
     return weight
+
+
+def _stages(plan: RunPlan, options: ActiveOptions) -> dict[str, Any]:
+    layout = plan.layout
+    if not options.balanced_stages or layout.pipeline == 1 or layout.virtual_pipeline:
+        return {}
+    return {"num_layers_in_last_pipeline_stage": layers_of_last_stage(plan.shape, layout.pipeline)}
 
 
 def _recompute(plan: RunPlan) -> dict[str, Any]:

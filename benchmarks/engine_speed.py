@@ -1,61 +1,74 @@
 #!/usr/bin/env python3
-"""Measure an engine (the embedded one, or --engine nemo) under one layout after the other, in one table.
+"""Measure an engine (the embedded one, or --engine nemo) under one layout after the other, and torchtitan in turn with it.
 
 python3 benchmarks/engine_speed.py --output output/engine-speed
-python3 benchmarks/engine_speed.py --only dp_mbs4,tp2_mbs4 --steps 14
+python3 benchmarks/engine_speed.py --only dp_mbs4,tp2_mbs4 --steps 14 --rounds 2
 python3 benchmarks/engine_speed.py --engine nemo --only dp_mbs2,tp4_mbs4,tp2_pp2_mbs4,qwen_dp_mbs2,qwen_tp2_pp2_mbs4 --steps 12
+python3 benchmarks/engine_speed.py --platform cpu --gpus 2 --only dp_mbs4 --steps 3    only whether it works
 
-Layouts that the GPUs here cannot hold are left out, and said to be. Each run leaves its records under --output; the
-table is printed and written to engine_speed.json from those records.
+Where torchtitan is installed, each layout that it can run alike is run by it right after ours, and so in each round, so that
+a drift of the machine meets both. Layouts that the GPUs here cannot hold are left out, and said to be. Each run leaves its
+records under --output; the table is printed and written to engine_speed.json from those records.
 """
 
 import argparse
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+import peer_torchtitan  # noqa: E402
+from speed_layouts import LAYOUTS, Layout  # noqa: E402
+
 from tprimat import units  # noqa: E402
+from tprimat.analyze.compare import verdict  # noqa: E402
+from tprimat.analyze.groups import Group, Measured, group_estimate, group_runs, measure  # noqa: E402
+from tprimat.analyze.metrics import MetricOptions  # noqa: E402
+from tprimat.cli import options as flags  # noqa: E402
+from tprimat.cli.session import prepare  # noqa: E402
+from tprimat.errors import UserError  # noqa: E402
 from tprimat.launch.cluster import this_machine  # noqa: E402
+from tprimat.record.collect import load_results  # noqa: E402
+from tprimat.record.derived import Estimate  # noqa: E402
+from tprimat.record.files import as_document, write_atomically  # noqa: E402
+from tprimat.report.columns import columns  # noqa: E402
+from tprimat.report.table import with_interval  # noqa: E402
+
+HEADER = ("layout", "program", "split", "tokens/s/GPU", "TFLOP/s/GPU", "MFU", "memory", "first step", "n", "target", "faster by")
+PLATFORMS = {"cuda": "nvidia", "rocm": "amd"}
 
 
-@dataclass(frozen=True)
-class Layout:
-    """One row of the table."""
+@dataclass(kw_only=True)
+class Row:
+    """What one program reached under one layout."""
 
-    name: str
-    tensor: int = 1
-    pipeline: int = 1
-    virtual: int | None = None
-    micro_batch: int = 4
-    global_batch: int = 64
-    sequence: int = 2048
-    precision: str = "bf16"
-    model: str = "llama"
+    layout: Layout
+    program: str
+    runs: list[Measured] = field(default_factory=list)
+    why_none: str | None = None
+    faster: Estimate | None = None
+    """Throughput over torchtitan's."""
 
-
-LAYOUTS = (
-    Layout("dp_mbs4"),
-    Layout("dp_mbs1", micro_batch=1),
-    Layout("tp2_mbs4", tensor=2),
-    Layout("tp4_mbs4", tensor=4),
-    Layout("tp2_pp2_mbs4", tensor=2, pipeline=2),
-    Layout("tp2_pp2_vpp2_mbs4", tensor=2, pipeline=2, virtual=2),
-    Layout("dp_s8192_mbs1", micro_batch=1, global_batch=32, sequence=8192),
-    Layout("qwen_dp_mbs4", model="qwen"),
-    Layout("dp_mbs2", micro_batch=2),
-    Layout("qwen_dp_mbs2", model="qwen", micro_batch=2),
-    Layout("qwen_tp2_pp2_mbs4", model="qwen", tensor=2, pipeline=2),
-)
+    @property
+    def group(self) -> Group | None:
+        """The runs that count, if they are alike."""
+        groups = group_runs(self.runs)
+        return groups[0] if len(groups) == 1 else None
 
 
-def command(layout: Layout, options: argparse.Namespace) -> list[str]:
-    """./benchmark.py with the layout as a strategy of its own."""
-    strategy = f"parallelism.{layout.name}.{layout.model}.nvidia"
+def on_cpu(layout: Layout, ranks: int) -> Layout:
+    """The same split with next to no work, in the one precision that a CPU has."""
+    replicas = ranks // (layout.tensor * layout.pipeline)
+    return replace(layout, micro_batch=1, global_batch=4 * replicas, sequence=64, precision="fp32")
+
+
+def command(layout: Layout, options: argparse.Namespace, ranks: int, output: Path) -> list[str]:
+    """The flags of ./benchmark.py, with the layout as a strategy of its own."""
+    strategy = f"parallelism.{layout.name}.{layout.model}.{options.platform}"
     settings = [
         f"{strategy}.tensor_model_parallel_size={layout.tensor}",
         f"{strategy}.pipeline_model_parallel_size={layout.pipeline}",
@@ -63,75 +76,164 @@ def command(layout: Layout, options: argparse.Namespace) -> list[str]:
     if layout.virtual:
         settings.append(f"{strategy}.virtual_pipeline_model_parallel_size={layout.virtual}")
     settings += options.settings
-    flags = {
+    given = {
+        "--platform": options.platform,
         "--model": layout.model,
         "--parallel": layout.name,
         "--engine": options.engine,
+        "--gpus": ranks,
         "--steps": options.steps,
         "--micro-batch-size": layout.micro_batch,
         "--global-batch-size": layout.global_batch,
         "--sequence-length": layout.sequence,
         "--precision": layout.precision,
-        "--output-dir": options.output / layout.name,
+        "--output-dir": output,
     }
-    words = [sys.executable, str(ROOT / "benchmark.py"), "--json"]
-    words += [str(word) for pair in flags.items() for word in pair]
+    words = ["--json", *(str(word) for pair in given.items() for word in pair)]
     return words + [word for setting in settings for word in ("--set", setting)]
 
 
-def measure(layout: Layout, options: argparse.Namespace) -> dict | None:
-    """The run's document, or None with the reason on stderr."""
-    done = subprocess.run(command(layout, options), stdout=subprocess.PIPE, text=True, check=False)
-    try:
-        return json.loads(done.stdout)["runs"][0]
-    except (json.JSONDecodeError, IndexError):
-        print(f"{layout.name}: no result, exit {done.returncode}", file=sys.stderr)
-        return None
+def ours(words: list[str]) -> None:
+    """One run of ours; what it came to stands in its records."""
+    subprocess.run([sys.executable, str(ROOT / "benchmark.py"), *words], stdout=subprocess.DEVNULL, check=False)
 
 
-def row(name: str, document: dict) -> str:
+def torchtitan(words: list[str]) -> str | None:
+    """One run of torchtitan, or why there is none."""
+    session = prepare(flags.parser().parse_args(words))
+    why = peer_torchtitan.refusal(session.plans[0])
+    if why is None:
+        peer_torchtitan.train(session, session.plans[0])
+    return why
+
+
+def measure_layout(layout: Layout, options: argparse.Namespace, ranks: int) -> list[Row]:
+    """Both programs in turn, as often as there are rounds."""
+    rows = [Row(layout=layout, program=options.engine), Row(layout=layout, program=peer_torchtitan.NAME)]
+    places = ([], [])
+    for number in range(options.rounds):
+        name = layout.name + (f"-{number + 1}" if number else "")
+        for place, folder in zip(places, (options.output / name, options.output / peer_torchtitan.NAME / name), strict=True):
+            place.append(folder)
+        ours(command(layout, options, ranks, places[0][-1]))
+        if options.torchtitan and rows[1].why_none is None:
+            try:
+                rows[1].why_none = torchtitan(command(layout, options, ranks, places[1][-1]))
+            except UserError as error:
+                rows[1].why_none = error.what
+    for row, place in zip(rows, places, strict=True):
+        results, _ = load_results([folder for folder in place if folder.exists()])
+        row.runs = [measure(result, MetricOptions()) for result in results]
+    if rows[0].group and rows[1].group:  # the clocks differ: torchtitan's is its own, between two of its log lines
+        rows[0].faster = verdict(rows[1].group, rows[0].group, even_if_different=True).ratio
+    return rows if options.torchtitan else rows[:1]
+
+
+def cells(row: Row) -> list[str]:
     """One line of the table."""
-    run, metrics = document["run"], document["metrics"]
-    layout = f"TP{run['tensor_parallel']} PP{run['pipeline_parallel']} DP{run['data_parallel']}"
-    start = f"{name:<20} {layout:<12} MBS{run['micro_batch_sequences']} s{run['sequence_tokens']:<6} {run['matmul_dtype']:<5}"
-    if run["outcome"] != "completed" or metrics is None:
-        return f"{start} {run['outcome']}: {run['cause']}"
-    rate, flops, mfu = (metrics[key] for key in ("tokens_per_second_per_gpu", "model_flops_per_second_per_gpu", "mfu"))
-    return (
-        f"{start} {units.count(rate['value']):>7} [{units.count(rate['low'])} .. {units.count(rate['high'])}] tokens/s/GPU  "
-        f"{units.teraflops(flops['value'])}  MFU {units.percent(mfu['value']) if mfu else units.ABSENT}  "
-        f"{units.gibibytes(metrics['peak_memory_bytes'])}  n = {metrics['window']['steps']}"
-    )
+    group = row.group
+    if group is None:
+        failed = [item.not_counted for item in row.runs if item.not_counted]
+        return [row.layout.name, row.program, row.why_none or "; ".join(failed) or "no result"] + [""] * (len(HEADER) - 3)
+    run, metrics = group.run, [item.metrics for item in group.runs if item.metrics]
+    mfu = group_estimate(group, lambda made: made.mfu)
+    first = [item.result.steps[0].ended_at_seconds for item in group.runs]
+    steps = "+".join(str(made.window.steps) for made in metrics)
+    return [
+        row.layout.name,
+        row.program,
+        f"TP{run.tensor_parallel} PP{run.pipeline_parallel} DP{run.data_parallel} MBS{run.micro_batch_sequences}"
+        f" s{run.sequence_tokens} {run.matmul_dtype}",
+        with_interval(group_estimate(group, lambda made: made.tokens_per_second_per_gpu), units.count),
+        with_interval(group_estimate(group, lambda made: made.model_flops_per_second_per_gpu), teraflops),
+        units.percent(mfu.value) if mfu else units.ABSENT,
+        units.gibibytes(max(made.peak_memory_bytes or made.peak_reserved_bytes or 0 for made in metrics) or None),
+        units.seconds(max(value for value in first if value)) if any(first) else units.ABSENT,
+        steps,
+        target_cell(row, group),
+        with_interval(row.faster, lambda value: f"{value:.3f}x") if row.faster else units.ABSENT,
+    ]
 
 
-def main() -> int:
-    """Run the table."""
+def teraflops(value: float) -> str:
+    """Without the unit, which the column names."""
+    return f"{value / 1e12:.0f}"
+
+
+def target_cell(row: Row, group: Group) -> str:
+    """Share of the target that was reached, for the embedded engine's runs on what the target is meant for."""
+    share = share_of_target(row, group)
+    return units.ABSENT if share is None else units.percent(share)
+
+
+def share_of_target(row: Row, group: Group) -> float | None:
+    """Reached over wanted; None where there is no target, or for other programs and machines."""
+    machine, layout = group.run.machine, row.layout
+    if row.program != "megatron" or machine.accelerator != "NVIDIA H200" or machine.gpus != (layout.gpus or 4):
+        return None
+    if layout.target_mfu:
+        mfu = group_estimate(group, lambda made: made.mfu)
+        return mfu.value / layout.target_mfu if mfu else None
+    rate = group_estimate(group, lambda made: made.tokens_per_second_per_gpu)
+    wanted = layout.target_tokens_per_second_per_gpu
+    return rate.value / wanted if rate and wanted else None
+
+
+def document(row: Row) -> dict:
+    """The same as data."""
+    group = row.group
+    return {
+        "layout": as_document(row.layout),
+        "program": row.program,
+        "runs": [as_document(item.result.run) for item in row.runs],
+        "metrics": [as_document(item.metrics) for item in row.runs if item.metrics],
+        "left_out_because": row.why_none or (None if group else cells(row)[2]),
+        "share_of_target": share_of_target(row, group) if group else None,
+        "times_as_fast_as_torchtitan": None if row.faster is None else as_document(row.faster),
+    }
+
+
+def parsed() -> argparse.Namespace:
+    """The command line, with the platform that is here."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("output/engine-speed"))
     parser.add_argument("--only", help="comma-separated names: " + ", ".join(layout.name for layout in LAYOUTS))
     parser.add_argument("--steps", type=int, default=14)
+    parser.add_argument("--rounds", type=int, default=1, help="how often each layout is run by each program (1)")
     parser.add_argument("--engine", default="megatron")
+    parser.add_argument("--no-torchtitan", action="store_false", dest="torchtitan", help="ours alone")
+    parser.add_argument("--platform", choices=("nvidia", "amd", "cpu"), help="default: what this machine is")
+    parser.add_argument("--gpus", type=int, help="take fewer than there are; on a CPU, processes")
     parser.add_argument("--set", action="append", default=[], dest="settings", metavar="KEY=VALUE")
     options = parser.parse_args()
     machine = this_machine()
-    gpus = machine.gpus_per_node if machine and machine.gpus_per_node else 0
-    wanted = options.only.split(",") if options.only else [layout.name for layout in LAYOUTS]
-    lines, documents = [], {}
-    for layout in (layout for layout in LAYOUTS if layout.name in wanted):
-        if gpus % (layout.tensor * layout.pipeline) or not gpus:
-            lines.append(
-                f"{layout.name:<20} left out: {layout.tensor * layout.pipeline} ranks hold one replica, {gpus} GPUs here"
-            )
+    options.platform = options.platform or (PLATFORMS[machine.platform] if machine else "nvidia")
+    here = machine.gpus_per_node if machine and machine.gpus_per_node else 0
+    options.gpus = options.gpus or here
+    names = [layout.name for layout in LAYOUTS]
+    wanted = options.only.split(",") if options.only else names
+    if unknown := [name for name in wanted if name not in names]:
+        parser.error(f"there is no layout {unknown[0]}")
+    options.layouts = [layout for name in wanted for layout in LAYOUTS if layout.name == name]
+    return options
+
+
+def main() -> int:
+    """Run the table. Returns: 1 where a run of ours did not count."""
+    options = parsed()
+    rows: list[Row] = []
+    for asked in options.layouts:
+        ranks = asked.ranks(options.gpus)
+        if ranks is None:
+            rows.append(Row(layout=asked, program=options.engine, why_none=f"left out: not for {options.gpus} GPUs"))
             continue
-        document = measure(layout, options)
-        if document:
-            documents[layout.name] = document
-            lines.append(row(layout.name, document))
-            print(lines[-1], file=sys.stderr, flush=True)
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "engine_speed.json").write_text(json.dumps(documents, indent=2) + "\n")
-    print("\n".join(lines))
-    return 0
+        layout = on_cpu(asked, ranks) if options.platform == "cpu" else asked
+        rows += measure_layout(layout, options, ranks)
+        print("\n".join("  ".join(filter(None, cells(row))) for row in rows[-2:]), file=sys.stderr, flush=True)
+        text = json.dumps([document(row) for row in rows], indent=2, allow_nan=False)
+        write_atomically(options.output / "engine_speed.json", text + "\n")
+    print(columns(HEADER, [cells(row) for row in rows], left=3))
+    return 1 if any(row.program == options.engine and row.why_none is None and row.group is None for row in rows) else 0
 
 
 if __name__ == "__main__":

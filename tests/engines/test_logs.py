@@ -233,6 +233,21 @@ def test_torchtitan_derives_times_from_the_rate_per_gpu():
     assert (proof.sequence_tokens, proof.micro_batch_sequences, proof.global_batch_sequences) == (8192, 2, 8)
 
 
+def test_torchtitan_0_2_names_its_degrees_and_its_precision():
+    said = collect(lines_of("torchtitan_0_2"), "torchtitan")
+    result = assemble(said, Workload())
+    proof = result.evidence
+    assert (proof.world_size, proof.tensor_parallel, proof.pipeline_parallel, proof.data_parallel) == (4, 2, 1, 2)
+    assert (proof.matmul_dtype, proof.context_parallel, proof.micro_batch_sequences) == ("bf16", 1, 2)
+    assert column(result, "step_seconds") == pytest.approx([8 * 2048 / (rate * 4) for rate in (312, 8192, 4096)])
+    assert said.finished
+
+
+def test_torchtitan_that_disables_mixed_precision_multiplies_in_fp32():
+    said = collect(['"mixed_precision_param": "bfloat16",', "INFO - Mixed precision training is disabled"], "torchtitan")
+    assert said.evidence["matmul_dtype"] == "fp32"
+
+
 def test_torchtitan_without_a_known_batch_has_no_times():
     result = read("torchtitan_wps", "torchtitan", gpus=8)
     assert result.steps == ()

@@ -1,0 +1,48 @@
+"""The layouts that engine_speed.py measures, and what is asked of each."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """One workload, split in one way."""
+
+    name: str
+    model: str = "llama"
+    tensor: int = 1
+    pipeline: int = 1
+    virtual: int | None = None
+    gpus: int | None = None
+    """None: all that are there."""
+    micro_batch: int = 4
+    global_batch: int = 64
+    sequence: int = 2048
+    precision: str = "bf16"
+    target_tokens_per_second_per_gpu: int | None = None
+    """What the embedded engine should reach on 4 H200."""
+    target_mfu: float | None = None
+    """The same as a share 0..1 of the dense peak."""
+
+    def ranks(self, here: int) -> int | None:
+        """GPUs that it takes of those that are here; None where it cannot run on them."""
+        ranks = self.gpus or here
+        replica = self.tensor * self.pipeline
+        fits = 0 < ranks <= here and ranks % replica == 0 and self.global_batch % (self.micro_batch * ranks // replica) == 0
+        return ranks if fits else None
+
+
+LAYOUTS = (
+    Layout(name="dp_mbs4", target_tokens_per_second_per_gpu=12_400),
+    Layout(name="dp_mbs1", micro_batch=1, target_tokens_per_second_per_gpu=10_600),
+    Layout(name="tp2_mbs4", tensor=2, target_tokens_per_second_per_gpu=11_000),
+    Layout(name="tp4_mbs4", tensor=4, target_tokens_per_second_per_gpu=10_300),
+    Layout(name="tp2_pp2_mbs4", tensor=2, pipeline=2, target_tokens_per_second_per_gpu=10_300),
+    Layout(name="tp2_pp2_vpp2_mbs4", tensor=2, pipeline=2, virtual=2, target_tokens_per_second_per_gpu=10_300),
+    Layout(name="dp_s8192_mbs1", micro_batch=1, global_batch=32, sequence=8192, target_tokens_per_second_per_gpu=10_800),
+    Layout(name="dp_mbs4_fp8", precision="fp8", target_tokens_per_second_per_gpu=15_500),
+    Layout(name="qwen_one_gpu", model="qwen", gpus=1, micro_batch=1, global_batch=16, target_mfu=0.58),
+    Layout(name="qwen_dp_mbs4", model="qwen"),
+    Layout(name="dp_mbs2", micro_batch=2),
+    Layout(name="qwen_dp_mbs2", model="qwen", micro_batch=2),
+    Layout(name="qwen_tp2_pp2_mbs4", model="qwen", tensor=2, pipeline=2),
+)

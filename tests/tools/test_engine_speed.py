@@ -1,0 +1,140 @@
+"""benchmarks/engine_speed.py on a CPU: real runs of ours, in turn with a package that prints what torchtitan prints."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from planning import make_plan
+
+ROOT = Path(__file__).parents[2]
+FAKE = ROOT / "tests" / "fake_packages"
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import peer_torchtitan  # noqa: E402
+from speed_layouts import LAYOUTS, Layout  # noqa: E402
+
+
+def engine_speed(folder, *words, **variables):
+    command = [sys.executable, str(ROOT / "benchmarks" / "engine_speed.py"), "--platform", "cpu", "--output", str(folder)]
+    environment = {**os.environ, "PYTHONPATH": str(FAKE), **variables}
+    return subprocess.run([*command, *words], env=environment, capture_output=True, text=True, check=False, timeout=500)
+
+
+@pytest.fixture(scope="module")
+def in_turn(tmp_path_factory):
+    """Two rounds of a layout for two processes, and one that does not fit them."""
+    folder = tmp_path_factory.mktemp("speed")
+    done = engine_speed(folder, "--gpus", "2", "--only", "dp_mbs4,tp4_mbs4", "--steps", "3", "--rounds", "2")
+    assert done.returncode == 0, done.stderr
+    return folder, done, json.loads((folder / "engine_speed.json").read_text())
+
+
+def test_both_programs_run_in_turn_in_every_round(in_turn):
+    *_, rows = in_turn
+    runs = [(run["started_at"], row["program"]) for row in rows for run in row["runs"]]
+    assert [program for _, program in sorted(runs)] == ["megatron", "torchtitan"] * 2
+
+
+def test_the_log_of_torchtitan_becomes_a_record_that_proves_the_workload(in_turn):
+    folder, _, rows = in_turn
+    (row,) = [row for row in rows if row["program"] == "torchtitan"]
+    assert len(row["metrics"]) == 2
+    for run in row["runs"]:
+        assert (run["engine"], run["outcome"], run["mismatches"], run["clock"]) == ("torchtitan", "completed", [], "framework")
+        proof = run["evidence"]
+        assert (proof["data_parallel"], proof["micro_batch_sequences"], proof["global_batch_sequences"]) == (2, 1, 8)
+        assert (proof["matmul_dtype"], proof["source"]) == ("fp32", "log")
+    files = sorted(path.relative_to(folder).as_posix() for path in folder.glob("torchtitan/*/benchmark_cpu_llama.json"))
+    assert files == ["torchtitan/dp_mbs4-2/benchmark_cpu_llama.json", "torchtitan/dp_mbs4/benchmark_cpu_llama.json"]
+    steps = json.loads((folder / files[1]).read_text())["steps"]
+    assert [step["loss"] for step in steps] == [11, 10, 9]
+    assert all(0.04 < step["step_seconds"] < 0.5 for step in steps)
+
+
+def test_one_table_has_both_with_n_and_spread_and_how_much_faster_ours_is(in_turn):
+    _, done, rows = in_turn
+    lines = done.stdout.splitlines()
+    ours, theirs, left_out = lines[2:]
+    assert ours.startswith("dp_mbs4   megatron")
+    assert "2+2" in ours
+    assert ours.rstrip().endswith("]")
+    assert theirs.startswith("dp_mbs4   torchtitan")
+    assert "TP1 PP1 DP2 MBS1 s64 fp32" in theirs
+    assert left_out.split(maxsplit=2) == ["tp4_mbs4", "megatron", "left out: not for 2 GPUs"]
+    ratio = next(row["times_as_fast_as_torchtitan"] for row in rows if row["program"] == "megatron")
+    assert ratio["low"] < ratio["value"] < ratio["high"]
+    rates = {row["program"]: row["metrics"][0]["tokens_per_second_per_gpu"]["value"] for row in rows if row["metrics"]}
+    assert ratio["value"] == pytest.approx(rates["megatron"] / rates["torchtitan"], rel=0.9)
+
+
+def test_a_torchtitan_that_trains_on_something_else_is_not_counted(tmp_path):
+    done = engine_speed(tmp_path, "--gpus", "1", "--only", "dp_mbs2", "--steps", "2", FAKE_TITAN_BATCH="16")
+    rows = json.loads((tmp_path / "engine_speed.json").read_text())
+    (theirs,) = [row for row in rows if row["program"] == "torchtitan"]
+    assert theirs["runs"][0]["mismatches"][0] == "global batch: 4 was asked for, 16 ran"
+    assert "global batch: 4 was asked for, 16 ran" in done.stdout
+    assert rows[0]["times_as_fast_as_torchtitan"] is None
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_torchtitan_that_fails_leaves_ours_as_it_is(tmp_path):
+    words = ("--gpus", "1", "--only", "dp_mbs2", "--steps", "2")
+    done = engine_speed(
+        tmp_path, *words, FAKE_TITAN_FAILS="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    )
+    rows = json.loads((tmp_path / "engine_speed.json").read_text())
+    assert [row["runs"][0]["outcome"] for row in rows] == ["completed", "out_of_memory"]
+    assert done.returncode == 0, done.stderr
+    assert "out_of_memory: The GPU ran out of memory" in done.stdout
+
+
+def plan_of(folder, tensor=1, **fields):
+    settings = {"hardware.platforms.cpu.gpus_per_node": 4}
+    plan = make_plan(folder, "llama", settings, strategy="balanced" if tensor == 2 else "minimal_communication")
+    return replace(plan, **fields)
+
+
+def test_what_torchtitan_cannot_run_alike_is_said(tmp_path, monkeypatch):
+    plan = plan_of(tmp_path)
+    assert peer_torchtitan.refusal(plan) == "torchtitan is not installed"
+    monkeypatch.syspath_prepend(str(FAKE))
+    assert peer_torchtitan.refusal(plan) is None
+    assert peer_torchtitan.refusal(replace(plan, model="qwen")) == f"torchtitan has no {plan.shape.name}"
+    assert "single replica" in peer_torchtitan.refusal(replace(plan, layout=replace(plan.layout, tensor=4, data=1)))
+    assert "pipeline" in peer_torchtitan.refusal(replace(plan, layout=replace(plan.layout, pipeline=2, data=2)))
+    assert "torchao" in peer_torchtitan.refusal(replace(plan, precision="fp8"))
+
+
+def test_torchtitan_is_asked_for_the_workload_of_the_plan(tmp_path):
+    plan = plan_of(tmp_path, tensor=2, precision="bf16", size="full", steps=7)
+    words = peer_torchtitan.flags(plan)
+    given = dict(zip(words[:-2:2], words[1:-2:2], strict=True))
+    batch = plan.batch
+    assert given["--training.global_batch_size"] == str(batch.global_batch_sequences)
+    assert given["--training.local_batch_size"] == str(batch.micro_batch_sequences)
+    assert (given["--parallelism.tensor_parallel_degree"], given["--model.flavor"], given["--training.steps"]) == ("2", "8B", "7")
+    assert given["--training.mixed_precision_param"] == "bfloat16"
+    assert words[-2:] == ["--compile.enable", "--job.print_config"]
+
+
+def test_the_inputs_are_what_the_tokenizers_library_writes(tmp_path):
+    peer_torchtitan.write_inputs(tmp_path)
+    texts = (tmp_path / "tests" / "assets" / "c4_test" / "data.json").read_text().splitlines()
+    assert len(texts) == peer_torchtitan.TEXTS
+    words = json.loads(texts[0])["text"].split()
+    vocabulary = json.loads((tmp_path / "tokenizer" / "tokenizer.json").read_text())["model"]["vocab"]
+    assert {vocabulary[word] for word in words} <= set(range(peer_torchtitan.WORDS))
+
+
+@pytest.mark.parametrize("here", [1, 2, 4, 8])
+def test_layouts_degrade_to_the_gpus_that_are_there(here):
+    fitting = {layout.name: layout.ranks(here) for layout in LAYOUTS}
+    assert fitting["qwen_one_gpu"] == 1
+    assert fitting["dp_mbs4"] == here
+    assert fitting["tp4_mbs4"] == (here if here >= 4 else None)
+    assert Layout(name="x", micro_batch=4, global_batch=12).ranks(2) is None
+    assert len(fitting) == len(LAYOUTS)

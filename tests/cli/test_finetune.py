@@ -1,10 +1,24 @@
-"""Fine-tuning in the suite: torchtune's command, and its logs on the page."""
+"""Training Qwen3 8B in the suite: the commands, what torchtune's logs become, and a failure as a record."""
 
-from tprimat.cli import finetune
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from tprimat.cli import finetune, options, qwen3, torchtune
+from tprimat.cli.qwen3 import Training
+from tprimat.engines.base import Command
+from tprimat.record.schema import Machine
+
+GPUS = Machine(platform="cuda", accelerator="NVIDIA H200", gpus_per_node=8, nodes=1)
+ON_GPUS = Training(machine=GPUS, ranks=8, steps=20, seconds=None)
+ON_A_PROCESSOR = Training(machine=None, ranks=2, steps=4, seconds=None)
+LOG = Path(__file__).parents[1] / "logs" / "torchtune_qwen3_lora.log"
 
 
 def test_the_command_of_fp8_is_torchtunes_full_recipe_with_its_switch(tmp_path):
-    argv = finetune.command_of("full-fp8", tmp_path, tmp_path / "checkpoint", 8).argv
+    argv = torchtune.command_of("full-fp8", tmp_path, tmp_path / "checkpoint", ON_GPUS).argv
     assert argv[1:9] == (
         "-m",
         "torchtune._cli.tune",
@@ -16,29 +30,76 @@ def test_the_command_of_fp8_is_torchtunes_full_recipe_with_its_switch(tmp_path):
         "full_finetune_distributed",
     )
     assert {"enable_fp8_training=True", "batch_size=14", "tokenizer.max_seq_len=8192", "dataset.packed=True"} <= set(argv)
-    assert "enable_fp8_training=True" not in finetune.command_of("full-bf16", tmp_path, tmp_path, 8).argv
+    assert "enable_fp8_training=True" not in torchtune.command_of("full-bf16", tmp_path, tmp_path, ON_GPUS).argv
 
 
-def test_what_is_missing_is_said_with_the_command_that_gets_it(tmp_path):
-    assert finetune.INSTALL in finetune.why_not(None)
+@pytest.mark.parametrize("precision", qwen3.PRECISIONS)
+def test_the_embedded_engine_trains_the_published_workload(tmp_path, precision):
+    from tprimat.cli.session import prepare
+
+    argv = qwen3.command_of(precision, tmp_path, ON_GPUS).argv
+    assert argv[1:3] == ("-m", "tprimat.cli.benchmark")
+    asked = options.parser().parse_args([*argv[3:], "--platform", "nvidia", "--dry-run"])
+    (plan,) = prepare(asked).plans
+    assert (plan.shape.name, plan.engine, plan.precision, plan.recompute) == ("qwen3-8b", "megatron", precision, "full")
+    assert (plan.batch.global_batch_sequences, plan.batch.sequence_tokens, plan.layout.data) == (14 * 8, 8192, 8)
 
 
-def test_logs_become_records_and_records_a_table(tmp_path):
-    logs = finetune.folder_of("lora-bf16", tmp_path) / "logs"
-    logs.mkdir(parents=True)
-    lines = [
-        f"Step {step} | loss:{2 - step / 100} lr:0.0003 tokens_per_second_per_gpu:{16312 + step % 3} peak_memory_alloc:72.65 "
-        for step in range(1, 31)
-    ]
-    (logs / "log_1.txt").write_text("\n".join(lines) + "\n")
-    assert finetune.read_logs(tmp_path, 8, "AMD Instinct MI350X") == []
+def test_what_is_missing_is_said_with_the_command_that_gets_it():
+    assert torchtune.INSTALL in torchtune.why_not(None)
+
+
+def test_a_torchtune_that_knows_no_qwen3_is_not_started(tmp_path, monkeypatch):
+    (tmp_path / "torchtune" / "models").mkdir(parents=True)
+    (tmp_path / "torchtune" / "__init__.py").write_text("raise ImportError('never imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    assert "knows no Qwen3" in torchtune.why_not(tmp_path)
+    (tmp_path / "torchtune" / "models" / "qwen3").mkdir()
+    assert "holds no checkpoint" in torchtune.why_not(tmp_path)
+    (tmp_path / "vocab.json").write_text("{}")
+    assert torchtune.why_not(tmp_path) is None
+
+
+def a_job(program, name="torchtune-lora-bf16", read=lambda: None):
+    return finetune.Job(
+        name=name, engine="torchtune", dtype="bf16", command=lambda _: Command(argv=(sys.executable, "-c", program)), read=read
+    )
+
+
+def test_a_log_of_torchtune_becomes_a_record_and_the_record_a_row(tmp_path):
+    folder = finetune.folder_of(tmp_path, "torchtune-lora-bf16")
+    program = f"import pathlib, shutil; p = pathlib.Path({str(folder)!r}, 'logs'); p.mkdir(parents=True, exist_ok=True); "
+    program += f"shutil.copy({str(LOG)!r}, p / 'log_1.txt')"
+    job = a_job(program, read=lambda: torchtune.read_log(folder, 2, "AMD Instinct MI350X"))
+    told = []
+    finetune.carry_out(job, tmp_path, ON_A_PROCESSOR, told.append)
+    assert told[-1] == "torchtune-lora-bf16: completed"
     text = finetune.section(tmp_path, "torchtune is not installed.")
-    row = next(line for line in text.splitlines() if "lora-bf16" in line)
-    assert "16,31" in row
-    assert "130,50" in row
-    assert "72.6 GiB" in row or "72.7 GiB" in row
-    assert "Not run" not in text
+    row = next(line for line in text.splitlines() if line.startswith("| torchtune-lora-bf16"))
+    assert "| 2 |" in row
+    assert "torchtune was not run" not in text
+    finetune.carry_out(job, tmp_path, ON_A_PROCESSOR, told.append)
+    assert told[-1] == "torchtune-lora-bf16: done before."
+
+
+def test_a_failure_is_a_record_with_its_cause_and_the_next_start_tries_again(tmp_path):
+    job = a_job("raise ValueError('no such configuration: qwen3/8B_lora')")
+    for _ in range(2):
+        finetune.carry_out(job, tmp_path, ON_A_PROCESSOR, lambda line: None)
+    (result,) = finetune.results_in(finetune.folder_of(tmp_path, job.name))
+    assert (result.run.outcome, result.run.engine, result.run.matmul_dtype) == ("failed", "torchtune", "bf16")
+    assert "no such configuration: qwen3/8B_lora" in result.run.cause
+    assert "- torchtune-lora-bf16: failed: " in finetune.section(tmp_path)
+
+
+def test_a_process_that_ends_well_and_leaves_no_log_is_a_failure(tmp_path):
+    folder = finetune.folder_of(tmp_path, "torchtune-lora-bf16")
+    job = a_job("pass", read=lambda: torchtune.read_log(folder, 2, "AMD Instinct MI350X"))
+    finetune.carry_out(job, tmp_path, ON_A_PROCESSOR, lambda line: None)
+    assert "torchtune left no log" in finetune.section(tmp_path)
 
 
 def test_without_records_the_page_says_why(tmp_path):
-    assert "Not run: torchtune is not installed." in finetune.section(tmp_path, "torchtune is not installed.")
+    assert "torchtune was not run: it is not installed." in finetune.section(tmp_path, "it is not installed.")
+    assert "Not measured yet." in finetune.section(tmp_path)

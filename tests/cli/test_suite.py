@@ -2,15 +2,39 @@
 
 import subprocess
 import sys
+import time
+from pathlib import Path
 
+from tprimat.record.collect import load_results
 from tprimat.record.store import read_probes
 
-ALL_BUT_SHORT = "gemm,attention,collectives,ddp,transformer"
+ALL_BUT_SHORT = "gemm,attention,collectives,ddp,transformer,finetune"
+ALL_BUT_TRAINING = "gemm,attention,collectives,ddp,transformer,mlp,torchtune"
 
 
 def suite(*arguments):
     command = [sys.executable, "-m", "tprimat.cli.suite", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+def processes_of(folder):
+    """Those that have the folder in their command line."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            if state not in "ZX" and str(folder).encode() in (entry / "cmdline").read_bytes():
+                found.add(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def until(condition, seconds=200):
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends, "it did not happen in time"
+        time.sleep(0.05)
 
 
 def test_one_command_measures_writes_the_page_and_goes_on_where_it_stopped(tmp_path):
@@ -27,6 +51,25 @@ def test_one_command_measures_writes_the_page_and_goes_on_where_it_stopped(tmp_p
     assert "## Memory" in text
     assert "## Three-layer network" in text
     assert "torchtune is not installed" in text
+
+
+def test_a_suite_that_was_killed_goes_on_where_it_was_and_a_refusal_is_a_record(tmp_path):
+    asked = ("--output", tmp_path, "--skip", ALL_BUT_TRAINING, "--train-steps", 3)
+    command = [sys.executable, "-m", "tprimat.cli.suite", *map(str, asked)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as first:
+        until(lambda: any(file.stat().st_size for file in tmp_path.rglob("steps.jsonl")))
+        first.kill()
+    until(lambda: not processes_of(tmp_path), 30)
+    measured = read_probes(tmp_path / "probes.jsonl")
+    done = suite(*asked)
+    assert done.returncode == 0, done.stderr
+    assert read_probes(tmp_path / "probes.jsonl") == measured
+    runs = {result.run.matmul_dtype: result.run for result in load_results([tmp_path])[0] if result.run.outcome != "running"}
+    assert runs["bf16"].counts
+    assert (runs["fp8"].outcome, runs["fp8"].engine) == ("failed", "megatron")
+    text = (tmp_path / "suite.md").read_text(encoding="utf8")
+    assert "| embedded-full-bf16 | bf16 | 2 |" in text
+    assert "- embedded-full-fp8: failed: fp8 cannot run on a CPU." in text
 
 
 def test_a_probe_that_does_not_exist_cannot_be_skipped(tmp_path):

@@ -99,3 +99,15 @@ def test_absent_values_stay_absent_in_the_benchmark_file():
     assert document["gpu_info"]["device_name"] is None
     assert document["parallelism_config"]["gradient_accumulation_steps"] is None
     assert document["performance_metrics"] is None
+
+
+@pytest.mark.parametrize("torn", ['{"step": 2, "step_sec', '{"step": 2}{"step"', "x" * 20000])
+def test_a_line_that_a_kill_cut_short_makes_way_for_the_next(tmp_path, torn):
+    run = RunDirectory(tmp_path)
+    first, second = StepRecord(step=1, step_seconds=1.0), StepRecord(step=2, step_seconds=2.0)
+    run.append_step(first)
+    with run.steps_file.open("a") as file:
+        file.write(torn)
+    assert run.read_steps() == (first,)
+    run.append_step(second)
+    assert run.read_steps() == (first, second)

@@ -108,7 +108,8 @@ def setting_of(machine: Machine, software: dict[str, str]) -> Setting:
 def newest_of_each(probes: Iterable[ProbeRecord]) -> list[ProbeRecord]:
     """Under the setting of the newest probe, the newest record of each operation at each size; in the order of first appearance.
 
-    A record with samples is never displaced by a later refusal.
+    A record with samples is never displaced by a later refusal. Ranks that were stopped leave a record without an operation; it
+    goes once the same probe has measured something on as many ranks later.
     """
     records = sorted(probes, key=lambda probe: probe.started_at)
     if not records:
@@ -119,7 +120,19 @@ def newest_of_each(probes: Iterable[ProbeRecord]) -> list[ProbeRecord]:
         key = (probe.kind, probe.variant, tuple(probe.shape.items()), probe.dtype, probe.machine.gpus)
         if setting_of(probe.machine, probe.software) == setting and (probe.seconds or key not in found):
             found[key] = probe
-    return list(found.values())
+    return [probe for probe in found.values() if not _made_up_for(probe, records)]
+
+
+STEPS_OF = {"collectives": frozenset(BUS_FACTORS), "ddp": frozenset({"ddp_step"})}
+"""What each probe of several ranks measures."""
+
+
+def _made_up_for(failure: ProbeRecord, records: Sequence[ProbeRecord]) -> bool:
+    wanted, ranks = STEPS_OF.get(failure.kind, frozenset()), failure.shape.get("ranks")
+    return any(
+        probe.kind in wanted and probe.seconds and probe.shape["ranks"] == ranks and probe.started_at > failure.started_at
+        for probe in records
+    )
 
 
 def fastest(probes: Sequence[ProbeRecord]) -> ProbeRecord | None:

@@ -141,3 +141,7 @@ def _show_plans(session: "Session", options: argparse.Namespace) -> None:
             f"{batch.micro_batch_sequences}, {plan.precision}, recompute {plan.recompute}, data {plan.dataset}"
         )
         print("Command: " + " ".join([*variables, shlex.join(command.argv)]) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,119 +1,214 @@
-"""Fine-tuning of Qwen3 8B for the accelerator suite, through torchtune where it is installed."""
+"""Training of Qwen3 8B for the accelerator suite: in full on the embedded engine, in full and by LoRA through torchtune.
+
+Each job has a folder of its own under OUTPUT/qwen3-8b. One with a run that counts is not done again; one that fails leaves a
+record of its cause, and the next one starts.
+"""
 
 import contextlib
-import importlib.util
 import sys
-from collections.abc import Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tprimat.cli.ranks import environment, supervise
+from tprimat.cli import qwen3, torchtune
+from tprimat.cli.ceilings import probes_in, under_ceiling
+from tprimat.cli.qwen3 import MODEL, Training
+from tprimat.cli.ranks import MOST_SECONDS, supervise
 from tprimat.engines.base import Command
+from tprimat.errors import LaunchError
+from tprimat.launch.failures import classify
+from tprimat.launch.process import Ending
+from tprimat.launch.schema import Failure
+from tprimat.record.schema import Machine, Outcome, RunRecord
+from tprimat.record.store import RunDirectory
 
-MODEL = "qwen3-8b"
-INSTALL = "pip install torchtune torchao"
-DOWNLOAD = "tune download Qwen/Qwen3-8B --output-dir CHECKPOINT"
-COMMON = (
-    "batch_size=14",
-    "gradient_accumulation_steps=1",
-    "tokenizer.max_seq_len=8192",
-    "dataset.packed=True",
-    "compile=True",
-    "enable_activation_checkpointing=True",
-    "max_steps_per_epoch=30",
-    "log_peak_memory_stats=True",
-)
-"""The published runs' batch, sequence and settings, as overrides of torchtune's own configurations (recipes/configs/qwen3)."""
-MODES: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "full-bf16": ("full_finetune_distributed", "qwen3/8B_full", ()),
-    "full-fp8": ("full_finetune_distributed", "qwen3/8B_full", ("enable_fp8_training=True", "fp8_recipe_name=tensorwise")),
-    "lora-bf16": ("lora_finetune_distributed", "qwen3/8B_lora", ()),
-}
+if TYPE_CHECKING:
+    from tprimat.record.benchmark_file import RunResult
+
+KEPT_LINES = 2000
+"""Of a job's output, to find out what it died of."""
+REFUSED = "refused"
+"""The run folder of a job that left no record itself."""
 
 
-def installed() -> bool:
-    """Whether torchtune is here."""
-    return importlib.util.find_spec("torchtune") is not None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One training run."""
+
+    name: str
+    """Engine, method and dtype: 'embedded-full-bf16'."""
+    engine: str
+    dtype: str
+    command: Callable[[Training], Command]
+    read: Callable[[], str | None] = lambda: None
+    """Makes a record of what the process left. Returns: why there is none."""
 
 
-def folder_of(mode: str, output: Path) -> Path:
-    """Where torchtune writes one run's logs."""
-    return output / f"torchtune-{MODEL}-{mode}"
+def jobs_of(output: Path, training: Training, checkpoint: Path | None, left_out: set[str]) -> list[Job]:
+    """What can run here, the embedded engine first."""
+    jobs = []
+    for precision in () if "qwen3" in left_out else qwen3.PRECISIONS:
+        name = f"embedded-full-{precision}"
+        command = partial(qwen3.command_of, precision, folder_of(output, name))
+        jobs.append(Job(name=name, engine="megatron", dtype=precision, command=command))
+    machine = training.machine
+    if "torchtune" in left_out or checkpoint is None or machine is None or torchtune.why_not(checkpoint):
+        return jobs
+    for mode in torchtune.MODES:
+        folder = folder_of(output, f"torchtune-{mode}")
+        jobs.append(
+            Job(
+                name=folder.name,
+                engine="torchtune",
+                dtype=mode.partition("-")[2],
+                command=partial(torchtune.command_of, mode, folder, checkpoint),
+                read=partial(torchtune.read_log, folder, training.ranks, machine.accelerator),
+            )
+        )
+    return jobs
 
 
-def command_of(mode: str, output: Path, checkpoint: Path, ranks: int) -> Command:
-    """The exact process of one run."""
-    recipe, configuration, extra = MODES[mode]
-    places = (
-        f"output_dir={folder_of(mode, output)}",
-        f"checkpointer.checkpoint_dir={checkpoint}",
-        f"tokenizer.path={checkpoint / 'vocab.json'}",
-        f"tokenizer.merges_file={checkpoint / 'merges.txt'}",
+def folder_of(output: Path, name: str) -> Path:
+    """Where a job's files go."""
+    return output / MODEL / name
+
+
+def carry_out(job: Job, output: Path, training: Training, tell: Callable[[str], None]) -> bool:
+    """Run a job that has no run that counts; whatever becomes of it is a record.
+
+    Returns:
+        False: the user stopped it.
+    """
+    folder = folder_of(output, job.name)
+    done = newest(folder)
+    if done is not None and done.run.counts:
+        tell(f"{job.name}: done before.")
+        return True
+    refusal = RunDirectory(folder / "runs" / REFUSED)
+    with contextlib.suppress(FileNotFoundError):
+        refusal.run_file.unlink()
+    before = {result.run.run_id for result in results_in(folder)}
+    lines: deque[str] = deque(maxlen=KEPT_LINES)
+
+    def hear(line: str) -> None:
+        lines.append(line)
+        tell(line)
+
+    limit = MOST_SECONDS if training.seconds is None else training.seconds + 60
+    command = job.command(training)
+    ending = supervise(command, hear, limit)
+    found = None if ending.exit_code == 0 else why(ending, list(lines))
+    if found is None and (unread := job.read()):
+        found = Failure(outcome="failed", cause=unread)
+    if found and not {result.run.run_id for result in results_in(folder)} - before:
+        refusal.write_run(refused(job, training, found, command.argv))
+    tell(f"{job.name}: {found.cause if found else 'completed'}")
+    return ending.stopped is None or ending.stopped.outcome != "interrupted"
+
+
+def why(ending: Ending, lines: list[str]) -> Failure:
+    """What a process died of; one that refused what was asked said so itself."""
+    if ending.stopped:
+        return ending.stopped
+    for index, line in enumerate(lines):
+        if ending.exit_code == 2 and line.startswith("error: "):
+            reason = next((text.strip()[4:].strip() for text in lines[index:] if text.strip().startswith("why ")), "")
+            return Failure(outcome="failed", cause=" ".join(filter(None, (line.removeprefix("error: "), reason))))
+    found = classify(ending.exit_code, lines, ())
+    return found or Failure(outcome="failed", cause=f"It ended with status {ending.exit_code}.")
+
+
+def refused(job: Job, training: Training, failure: Failure, argv: Sequence[str]) -> RunRecord:
+    """The record of a job that did not come to train, or whose engine keeps no records."""
+    machine = training.machine or Machine(platform="cpu", accelerator=None, gpus_per_node=training.ranks, nodes=1)
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    outcome: Outcome = failure.outcome
+    return RunRecord(
+        run_id=f"{job.name}-{REFUSED}-{now}",
+        model=MODEL,
+        strategy=None,
+        engine=job.engine,
+        matmul_dtype=job.dtype,
+        tensor_parallel=None,
+        pipeline_parallel=None,
+        data_parallel=None,
+        micro_batch_sequences=None,
+        global_batch_sequences=None,
+        sequence_tokens=None,
+        machine=machine,
+        started_at=now,
+        ended_at=now,
+        clock="framework" if job.engine == "torchtune" else "step_end",
+        outcome=outcome,
+        cause=failure.cause,
+        hint=failure.hint,
+        command=tuple(argv),
     )
-    launcher = (sys.executable, "-m", "torchtune._cli.tune", "run", "--nnodes", "1", "--nproc_per_node", str(ranks))
-    return Command(argv=(*launcher, recipe, "--config", configuration, *COMMON, *extra, *places), environment=environment(ranks))
 
 
-def logs_of(mode: str, output: Path) -> list[Path]:
-    """What its DiskLogger wrote."""
-    return sorted((folder_of(mode, output) / "logs").glob("log_*.txt"))
-
-
-def why_not(checkpoint: Path | None) -> str | None:
-    """Why fine-tuning cannot run here, with the command that mends it; None where it can."""
-    if not installed():
-        return f"torchtune is not installed. `{INSTALL}`, `{DOWNLOAD}`, then this command with `--checkpoint CHECKPOINT`."
-    if checkpoint is None:
-        return f"no checkpoint was named. Get one with `{DOWNLOAD}` and name its folder: `--checkpoint CHECKPOINT`."
-    if not (checkpoint / "vocab.json").is_file():
-        return f"{checkpoint} holds no checkpoint of Qwen3 8B. Get one with `{DOWNLOAD}`."
-    return None
-
-
-def run(modes: Sequence[str], output: Path, checkpoint: Path, ranks: int) -> list[str]:
-    """Fine-tune in each mode that has left no log yet.
-
-    Returns:
-        A line about each that did not end well.
-    """
-    problems = []
-    for mode in modes:
-        if not logs_of(mode, output):
-            ending = supervise(command_of(mode, output, checkpoint, ranks), lambda line: print(line, file=sys.stderr))
-            if ending.exit_code:
-                problems.append(f"{mode} ended with status {ending.exit_code}")
-    return problems
-
-
-def read_logs(output: Path, ranks: int, accelerator: str | None) -> list[str]:
-    """A benchmark file of each log, through the extractor of foreign logs, so that the page is made from records alone.
-
-    Returns:
-        A line about each that says nothing.
-    """
-    from tprimat.cli import extract
-
-    problems = []
-    for mode in MODES:
-        for log in logs_of(mode, output)[-1:]:
-            flags = ["--num-gpus", str(ranks), "--sequence-length", "8192", "--global-batch-size", str(14 * ranks)]
-            flags += ["--gpu", accelerator] if accelerator else []
-            target = output / f"benchmark_{MODEL}_{mode}.json"
-            names = ["--log-file", str(log), "--model-name", MODEL, "--dialect", "torchtune", "--output", str(target)]
-            with contextlib.redirect_stdout(sys.stderr):
-                if extract.main([*names, *flags]) == 2:
-                    problems.append(f"{log} cannot be read")
-    return problems
-
-
-def section(output: Path, reason: str | None, problems: Sequence[str] = ()) -> str:
-    """The page's section, from records; or why there are none."""
+def results_in(folder: Path) -> "list[RunResult]":
+    """Every run of a job; a damaged one is done again."""
     from tprimat.record.collect import load_results
-    from tprimat.report.finetune import finetune_table
 
-    results, _ = load_results([output])
-    made = finetune_table([(result.path.stem, result) for result in results if result.run.model == MODEL])
-    parts = ["## Fine-tuning Qwen3 8B", "Batch 14, packed sequences of 8,192 tokens, compiled, activations recomputed."]
-    parts += [made] if made else []
-    parts += [f"- {problem}" for problem in problems]
-    parts += [f"Not run: {reason}"] if reason and not made else []
-    return "\n\n".join(parts)
+    return load_results([folder])[0] if folder.is_dir() else []
+
+
+def newest(folder: Path) -> "RunResult | None":
+    """The newest run that counts, else the newest one."""
+    results = results_in(folder)
+    return max(results, key=lambda result: (result.run.counts, result.run.started_at or ""), default=None)
+
+
+def has_records(output: Path) -> bool:
+    """Whether any job has left one."""
+    return any((output / MODEL).glob("*/runs/*/run.json"))
+
+
+def section(output: Path, reason: str | None = None) -> str:
+    """The page's section, from records alone.
+
+    Args:
+        output: of the suite.
+        reason: why torchtune cannot run, where that was found out just now; left out once there are runs of torchtune.
+    """
+    from tprimat.analyze.groups import measure
+    from tprimat.analyze.metrics import MetricOptions
+    from tprimat.report.finetune import finetune_section
+
+    folders = sorted(path for path in (output / MODEL).glob("*") if path.is_dir())
+    probes, _ = probes_in([output])
+    found = {folder.name: result for folder in folders if (result := newest(folder)) is not None}
+    options = {name: under_ceiling(MetricOptions(), result.run, probes) for name, result in found.items()}
+    return finetune_section({name: measure(result, options[name]) for name, result in found.items()}, reason)
+
+
+def tell(line: str) -> None:
+    """Progress, beside the results."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def run(jobs: Sequence[Job], output: Path, training: Training, ends: float | None) -> None:
+    """All jobs in order, as far as the time suffices.
+
+    Args:
+        jobs: what to do.
+        output: of the suite.
+        training: on what.
+        ends: on time.monotonic; no job begins after it, and one under way is stopped a minute later.
+    """
+    for job in jobs:
+        left = None if ends is None else ends - time.monotonic()
+        if left is not None and left <= 0:
+            tell(f"{job.name} is left out.")
+            continue
+        tell(f"{job.name}:")
+        try:
+            if not carry_out(job, output, replace(training, seconds=left), tell):
+                return
+        except LaunchError as error:
+            tell(f"{job.name}: {error}")

@@ -37,13 +37,13 @@ def environment(ranks: int) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": str(cores)}
 
 
-def supervise(command: Command, tell: Callable[[str], None]) -> Ending:
-    """Until its last process has ended."""
-    limits = Limits(startup_timeout_seconds=MOST_SECONDS, hang_factor=1.0, hang_minimum_seconds=MOST_SECONDS)
-    ends = time.monotonic() + MOST_SECONDS
+def supervise(command: Command, tell: Callable[[str], None], seconds: float = MOST_SECONDS) -> Ending:
+    """Until its last process has ended; at most so many seconds."""
+    limits = Limits(startup_timeout_seconds=seconds, hang_factor=1.0, hang_minimum_seconds=seconds)
+    ends = time.monotonic() + seconds
 
     def tick(now: float) -> Failure | None:
-        return Failure(outcome="timed_out", cause=f"No end within {MOST_SECONDS:.0f} s") if now > ends else None
+        return Failure(outcome="timed_out", cause=f"No end within {seconds:.0f} s.") if now > ends else None
 
     with Interrupts() as interrupts:
         child = Child(command, limits.grace_seconds)

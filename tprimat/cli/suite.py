@@ -4,7 +4,8 @@
     python -m tprimat.cli.suite --output output --time-budget 600
     python -m tprimat.cli.suite --output output --page-only
 
-A second start goes on where the first one stopped: what probes.jsonl holds for this machine and software is not measured again.
+A second start goes on where the first one stopped: what probes.jsonl holds for this machine and software is not measured again,
+nor is a training done again that has a run which counts.
 """
 
 import argparse
@@ -13,14 +14,17 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tprimat.cli import finetune
-from tprimat.cli.probe import FILE_NAME, tell
+from tprimat.cli import finetune, torchtune
+from tprimat.cli.probe import FILE_NAME, RANKS_ON_A_PROCESSOR, tell
+from tprimat.cli.qwen3 import Training
 from tprimat.cli.ranks import environment, supervise
 from tprimat.engines.base import Command
 from tprimat.errors import ConfigError, RecordError, UserError
 
 ORDER = ("gemm", "memory", "attention", "mlp", "transformer", "collectives", "ddp")
 """What other results are held against comes first, in case the time does not suffice."""
+STAGES = (*ORDER, "qwen3", "torchtune", "finetune")
+"""finetune: both trainings of Qwen3 8B."""
 PAGE_NAME = "suite.md"
 
 
@@ -30,9 +34,10 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m tprimat.cli.suite", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument("--output", type=Path, default=Path("output"), metavar="DIR", help="where records and page go (./output)")
-    made.add_argument("--time-budget", type=float, metavar="S", help="begin no measurement after this many seconds")
-    made.add_argument("--skip", default="", metavar="LIST", help=f"leave these out: {', '.join(ORDER)}, finetune")
-    made.add_argument("--ranks", type=int, metavar="N", help="of collectives and ddp (every GPU; 2 on a CPU)")
+    made.add_argument("--time-budget", type=float, metavar="S", help="begin nothing after this many seconds")
+    made.add_argument("--skip", default="", metavar="LIST", help=f"leave these out: {', '.join(STAGES)} (the last two)")
+    made.add_argument("--ranks", type=int, metavar="N", help="of collectives, ddp and Qwen3 (every GPU; 2 on a CPU)")
+    made.add_argument("--train-steps", type=int, default=20, metavar="N", help="of each training of Qwen3 8B (20)")
     made.add_argument("--checkpoint", type=Path, metavar="DIR", help="of Qwen3 8B, to fine-tune it through torchtune")
     made.add_argument("--page-only", action="store_true", help="measure nothing; write the page from the records")
     sizes = made.add_mutually_exclusive_group()
@@ -41,8 +46,8 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def measure_kind(kind: str, options: argparse.Namespace, seconds: float | None) -> None:
-    """One probe in a process of its own, so that one that crashes takes no other with it."""
+def measure_kind(kind: str, options: argparse.Namespace, seconds: float | None) -> bool:
+    """One probe in a process of its own, so that one that crashes takes no other with it. False: the user stopped it."""
     arguments = [kind, "--resume", "--json", "--output", str(options.output)]
     arguments += [options.size] if options.size else []
     arguments += ["--ranks", str(options.ranks)] if options.ranks and kind in {"collectives", "ddp"} else []
@@ -50,48 +55,48 @@ def measure_kind(kind: str, options: argparse.Namespace, seconds: float | None) 
     command = Command(argv=(sys.executable, "-m", "tprimat.cli.probe", *arguments), environment=environment(1))
     ending = supervise(command, lambda line: None if line.startswith("{") else tell(line))
     if ending.exit_code:
-        tell(f"{kind} ended with status {ending.exit_code}; the suite goes on.")
+        tell(f"{kind} ended with status {ending.exit_code}; what it measured stands.")
+    return ending.stopped is None or ending.stopped.outcome != "interrupted"
 
 
-def check_skip(text: str) -> None:
-    """Names of probes.
+def check_skip(text: str) -> set[str]:
+    """Names of stages.
 
     Raises:
         ConfigError: one of them does not exist.
     """
-    known = {*ORDER, "finetune"}
-    for name in filter(None, (part.strip() for part in text.split(","))):
-        if name not in known:
-            raise ConfigError(f"There is no probe {name!r}.", where="--skip", fix=", ".join((*ORDER, "finetune")))
+    names = set(filter(None, (part.strip() for part in text.split(","))))
+    for name in sorted(names):
+        if name not in STAGES:
+            raise ConfigError(f"There is no probe {name!r}.", where="--skip", fix=", ".join(STAGES))
+    return names | {"qwen3", "torchtune"} if "finetune" in names else names
 
 
-def measure(options: argparse.Namespace) -> None:
-    """Everything that was not left out, as far as the time suffices."""
-    ends = None if options.time_budget is None else time.monotonic() + options.time_budget
-    left_out = {name.strip() for name in options.skip.split(",")}
+def measure(options: argparse.Namespace, left_out: set[str], ends: float | None) -> bool:
+    """Everything that was not left out, as far as the time suffices. False: the user stopped it."""
     for kind in ORDER:
         left = None if ends is None else ends - time.monotonic()
         if kind in left_out or (left is not None and left <= 0):
             tell(f"{kind} is left out.")
             continue
         tell(f"{kind}:")
-        measure_kind(kind, options, left)
+        if not measure_kind(kind, options, left):
+            return False
+    return True
 
 
-def fine_tune(options: argparse.Namespace) -> list[str]:
-    """Qwen3 8B, where torchtune and a checkpoint are here; lines about what did not end well."""
+def train(options: argparse.Namespace, left_out: set[str], ends: float | None) -> None:
+    """Qwen3 8B on the embedded engine, and through torchtune where it and a checkpoint are here."""
     from tprimat.launch.cluster import this_machine
 
     machine = this_machine()
-    ranks = options.ranks or (machine.gpus_per_node if machine else None)
-    if "finetune" in options.skip or finetune.why_not(options.checkpoint) or machine is None or ranks is None:
-        return []
-    problems = finetune.run(tuple(finetune.MODES), options.output, options.checkpoint, ranks)
-    return problems + finetune.read_logs(options.output, ranks, machine.accelerator)
+    ranks = options.ranks or (machine.gpus_per_node if machine and machine.gpus_per_node else RANKS_ON_A_PROCESSOR)
+    training = Training(machine=machine, ranks=ranks, steps=options.train_steps, seconds=None)
+    finetune.run(finetune.jobs_of(options.output, training, options.checkpoint, left_out), options.output, training, ends)
 
 
-def write_page(options: argparse.Namespace, problems: Sequence[str]) -> Path:
-    """The page, from the records alone.
+def write_page(options: argparse.Namespace, reason: str | None) -> Path:
+    """The page, from the records; only why torchtune was not run is of this moment.
 
     Raises:
         RecordError: there is no record.
@@ -102,10 +107,10 @@ def write_page(options: argparse.Namespace, problems: Sequence[str]) -> Path:
 
     file = options.output / FILE_NAME
     probes = read_probes(file)
-    if not probes:
+    if not probes and not finetune.has_records(options.output):
         raise RecordError(f"{file} holds no measurement.", where=str(file), fix="run the suite without --page-only")
     target: Path = options.output / PAGE_NAME
-    write_atomically(target, page(probes, (finetune.section(options.output, finetune.why_not(options.checkpoint), problems),)))
+    write_atomically(target, page(probes, (finetune.section(options.output, reason),)))
     return target
 
 
@@ -113,12 +118,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0, or 2 for a mistake that the user can mend."""
     options = parser().parse_args(argv)
     try:
-        check_skip(options.skip)
-        problems: list[str] = []
+        left_out = check_skip(options.skip)
+        reason = None
         if not options.page_only:
-            measure(options)
-            problems = fine_tune(options)
-        print(write_page(options, problems))
+            ends = None if options.time_budget is None else time.monotonic() + options.time_budget
+            if measure(options, left_out, ends):
+                train(options, left_out, ends)
+            reason = torchtune.why_not(options.checkpoint)
+        print(write_page(options, reason))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,6 +1,7 @@
 """Dataclasses to JSON files and back, so that a reader never sees half a file and an error names its place."""
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -81,12 +82,18 @@ def write_pieces_atomically(path: Path, pieces: Iterable[str]) -> None:
 def append_line(path: Path, text: str) -> None:
     """Add one line and hand it to the operating system: it survives a kill -9 of this process.
 
+    What an earlier writer left of a line when it was killed is taken away first, or the two would make one broken line.
+
     Raises:
         RecordError: the file cannot be written, or the disk is full.
     """
     try:
-        with path.open("a", encoding="utf8") as file:
-            file.write(text + "\n")
+        with path.open("a+b", buffering=0) as file:
+            if file.seek(0, os.SEEK_END) and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
+                file.truncate(path.read_bytes().rfind(b"\n") + 1)
+            line = f"{text}\n".encode()
+            if file.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
         raise cannot_write(path, error) from error
 

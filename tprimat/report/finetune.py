@@ -1,33 +1,61 @@
-"""Fine-tuning runs of the suite, from their records."""
+"""Training runs of Qwen3 8B in the suite, from their records."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from tprimat import units
-from tprimat.analyze.metrics import run_metrics
-from tprimat.record.benchmark_file import RunResult
-from tprimat.record.schema import RunRecord, StepRecord
+from tprimat.analyze.groups import Measured
+from tprimat.record.derived import RunMetrics
+from tprimat.record.schema import RunRecord
 from tprimat.report.markdown import table
 
-HEADER = ("run", "engine", "dtype", "devices", "tokens/s of one", "tokens/s in all", "memory of each", "steps")
+TITLE = "## Training Qwen3 8B"
+TEXT = """Sequences of 8,192 tokens, 14 for each device and step on a GPU, activations recomputed. `embedded` trains in full with
+fp32 master weights and AdamW on tokens of our own; `torchtune` fine-tunes with bf16 states, compiled, on packed texts. Rates are
+model FLOP (causal), without what recomputation repeats."""
+HEADER = (
+    "run",
+    "dtype",
+    "devices",
+    "tokens/s of one",
+    "tokens/s in all",
+    "rate of one",
+    "of dense peak",
+    "of measured matmul",
+    "memory of each",
+    "n",
+)
 
 
-def finetune_table(runs: Sequence[tuple[str, RunResult]]) -> str | None:
-    """Throughput and memory of completed runs, each under its name; None where there are none."""
-    rows = [row_of(name, result.run, result.steps) for name, result in runs if result.run.counts and result.steps]
-    return table(HEADER, rows, left=3) if rows else None
+def finetune_section(runs: Mapping[str, Measured], reason: str | None) -> str:
+    """What completed as a table, what did not with its cause.
+
+    Args:
+        runs: the deciding run of each job, under the job's name.
+        reason: why torchtune was not tried.
+    """
+    parts = [TITLE, TEXT]
+    rows = [row_of(name, run.result.run, run.metrics) for name, run in runs.items() if run.metrics and not run.not_counted]
+    parts += [table(HEADER, rows, left=2)] if rows else []
+    failed = [f"- {name}: {run.not_counted}" for name, run in runs.items() if run.not_counted]
+    parts += ["Did not complete:\n\n" + "\n".join(failed)] if failed else []
+    if reason and not any(name.startswith("torchtune") for name in runs):
+        parts.append(f"torchtune was not run: {reason}")
+    return "\n\n".join(parts if len(parts) > 2 else [*parts, "Not measured yet."])
 
 
-def row_of(name: str, run: RunRecord, steps: Sequence[StepRecord]) -> list[str]:
+def row_of(name: str, run: RunRecord, metrics: RunMetrics) -> list[str]:
     """One run."""
-    metrics = run_metrics(run, steps)
-    each = metrics.tokens_per_second_per_gpu
+    each, rate = metrics.tokens_per_second_per_gpu, metrics.model_flops_per_second_per_gpu
+    on_cpu = run.machine.platform == "cpu"
     return [
-        name.removeprefix("benchmark_"),
-        run.engine,
+        name,
         run.matmul_dtype or units.ABSENT,
         units.count(run.machine.gpus),
         units.count(each.value if each else None),
         units.count(metrics.tokens_per_second),
+        units.teraflops(rate.value if rate and not on_cpu else None),
+        units.percent(metrics.mfu.value if metrics.mfu else None),
+        units.percent(metrics.share_of_measured_gemm),
         units.gibibytes(metrics.peak_memory_bytes),
         units.count(metrics.window.steps),
     ]

@@ -79,9 +79,11 @@ def page(probes: Sequence[ProbeRecord], appendix: Sequence[str] = ()) -> str:
     """Markdown; about the accelerator, driver, power limit and torch version of the newest probe.
 
     Args:
-        probes: at least one, of any kind.
+        probes: of any kind; without any there are only the further sections.
         appendix: further sections, ready made.
     """
+    if not probes:
+        return "\n\n".join(["# What this machine reaches", *appendix]) + "\n"
     chosen = newest_of_each(probes)
     name = chosen[-1].machine.accelerator or chosen[-1].machine.platform
     parts = [f"# What {name} reaches", f"## System\n\n{suite_tables.system(chosen)}", METHOD]

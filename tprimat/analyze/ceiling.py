@@ -3,11 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tprimat.analyze.probes import Setting, fastest, flop_rate, setting_of
+from tprimat.analyze.probes import PRODUCTS, Setting, fastest, flop_rate, setting_of
 from tprimat.record.schema import ProbeRecord, RunRecord
-
-PRODUCTS = ("gemm", "model_gemm")
-"""Kinds that are measured at full effort; gemm_search's brief candidates do not count."""
 
 ON_A_PROCESSOR = "no share of a measured matrix product is shown: the probes of a processor are small, and its processes share it"
 

@@ -141,6 +141,36 @@ def fastest(probes: Sequence[ProbeRecord]) -> ProbeRecord | None:
     return probes[max(rated)[1]] if rated else None
 
 
+PRODUCTS = ("gemm", "model_gemm")
+"""Kinds that are measured at full effort; gemm_search's brief candidates do not count."""
+
+
+def fastest_product(probes: Sequence[ProbeRecord], dtype: str) -> ProbeRecord | None:
+    """The matrix product that training in this dtype is held against."""
+    return fastest([probe for probe in probes if probe.kind in PRODUCTS and probe.dtype == dtype])
+
+
+def share_of_fastest_product(step: ProbeRecord, probes: Sequence[ProbeRecord]) -> float | None:
+    """A training step's rate on one device over the fastest product in its dtype, both under one setting."""
+    alike = [probe for probe in probes if setting_of(probe.machine, probe.software) == setting_of(step.machine, step.software)]
+    rate, best = flop_rate(step), fastest_product(alike, step.dtype)
+    ceiling = flop_rate(best) if best else None
+    on_cpu = step.machine.platform == "cpu"
+    return None if rate is None or ceiling is None or on_cpu else rate.value / (step.machine.gpus or 1) / ceiling.value
+
+
+def scaling_efficiency(step: ProbeRecord, steps: Sequence[ProbeRecord]) -> float | None:
+    """Throughput over ranks times the throughput of one rank; None where one rank was not measured."""
+    one = next((tokens_per_second(probe) for probe in steps if probe.shape["ranks"] == 1), None)
+    tokens = tokens_per_second(step)
+    return tokens.value / one.value / step.shape["ranks"] if tokens and one else None
+
+
+def settings_of(probes: Iterable[ProbeRecord]) -> list[Setting]:
+    """The different ones, in the order of first appearance."""
+    return list(dict.fromkeys(setting_of(probe.machine, probe.software) for probe in probes))
+
+
 def mean_rate(probes: Sequence[ProbeRecord]) -> float | None:
     """Arithmetic mean of the FLOP rates, as the suite's tables average them."""
     rates = [rate.value for probe in probes if (rate := flop_rate(probe))]

@@ -1,5 +1,6 @@
 """What the probes of one machine measured, a table for each kind: records in, Markdown out; None where nothing was measured."""
 
+import re
 from collections.abc import Iterable, Sequence
 
 from tprimat import units
@@ -27,6 +28,8 @@ LIBRARY_PAIRS = (
     ("torch.matmul hipBLASLt", "torch.matmul rocBLAS"),
     ("F.linear hipBLASLt", "F.linear rocBLAS"),
 )
+
+OUT_OF_MEMORY = re.compile(r"(out of memory)\..*", re.DOTALL)
 
 Probes = Sequence[ProbeRecord]
 
@@ -65,12 +68,19 @@ def description(probe: ProbeRecord) -> str:
     return DESCRIPTIONS.get((probe.shape["m"], probe.shape["k"], probe.shape["n"]), units.ABSENT)
 
 
+def reason_of(error: str) -> str:
+    """Without what an allocator adds to a lack of memory: which sizes stood free differs from call to call."""
+    return OUT_OF_MEMORY.sub(r"\1.", error)
+
+
 def refusals(probes: Iterable[ProbeRecord]) -> str:
     """One line for each different reason."""
     reasons: dict[str, list[str]] = {}
     for probe in probes:
         if probe.error:
-            reasons.setdefault(probe.error, []).append(f"{probe.variant or probe.kind} {probe.dtype}")
+            length = f" at {probe.shape['sequence']:,}" if "sequence" in probe.shape else ""
+            length += f" on {probe.shape['ranks']} ranks" if "ranks" in probe.shape else ""
+            reasons.setdefault(reason_of(probe.error), []).append(f"{probe.variant or probe.kind} {probe.dtype}{length}")
     lines = [f"- {', '.join(dict.fromkeys(who))}: {why}" for why, who in reasons.items()]
     return "\n\nNot measured:\n\n" + "\n".join(lines) if lines else ""
 

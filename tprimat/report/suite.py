@@ -6,6 +6,7 @@ from tprimat.analyze.probes import newest_of_each
 from tprimat.record.schema import ProbeRecord
 from tprimat.report import probe_tables, suite_tables
 from tprimat.report.probe_tables import Probes
+from tprimat.report.suite_findings import in_short
 
 Section = tuple[str, str, Callable[[Probes], str | None]]
 
@@ -13,7 +14,8 @@ SECTIONS: tuple[Section, ...] = (
     ("Matrix multiplication", "Square products of standard normal matrices through `torch.matmul`.", probe_tables.squares),
     (
         "The fastest product",
-        "A scan over shapes, each tried briefly, whose winner was then measured anew. Training rates are held against this.",
+        "A scan over shapes, each tried briefly, whose winner was then measured anew. Training rates are held against the "
+        "fastest product of this page, whichever table holds it.",
         probe_tables.searched,
     ),
     (
@@ -56,7 +58,7 @@ SECTIONS: tuple[Section, ...] = (
         "Transformer training: results",
         "Plain PyTorch on one device, nothing compiled, no recomputation; weights, gradients and AdamW's states in bf16. "
         "6N counts six FLOP for each parameter and token; causal counts the weights that are multiplied and half the attention "
-        "square, and the share of the dense peak is of that.",
+        "square, and both shares are of that: of the data sheet's dense peak, and of the fastest product measured here.",
         suite_tables.transformer_results,
     ),
     (
@@ -75,23 +77,27 @@ medians; ± is half the width of the 95 % interval. The peaks are the data sheet
 SMALL = "On a processor the sizes are small unless `--full` asks otherwise: they show that everything runs and measure little."
 
 
-def page(probes: Sequence[ProbeRecord], appendix: Sequence[str] = ()) -> str:
+def page(probes: Sequence[ProbeRecord], appendix: Sequence[str] = (), preface: str = "") -> str:
     """Markdown; about the accelerator, driver, power limit and torch version of the newest probe.
 
     Args:
         probes: of any kind; without any there are only the further sections.
         appendix: further sections, ready made.
+        preface: stands before everything else.
     """
-    if not probes:
-        return "\n\n".join(["# What this machine reaches", *appendix]) + "\n"
-    chosen = newest_of_each(probes)
-    name = chosen[-1].machine.accelerator or chosen[-1].machine.platform
-    parts = [f"# What {name} reaches", f"## System\n\n{suite_tables.system(chosen)}", METHOD]
-    parts += [SMALL] if chosen[-1].machine.platform == "cpu" else []
-    parts += sections(chosen)
-    missing = [title for title, _, make in SECTIONS if make(chosen) is None]
-    if missing:
-        parts.append("Not measured yet: " + ", ".join(missing) + ".")
+    return page_of(newest_of_each(probes), appendix, preface)
+
+
+def page_of(chosen: Sequence[ProbeRecord], appendix: Sequence[str] = (), preface: str = "") -> str:
+    """The same of probes that were chosen before: each operation at each size once."""
+    name = (chosen[-1].machine.accelerator or chosen[-1].machine.platform) if chosen else "this machine"
+    parts = [f"# What {name} reaches", *filter(None, [preface])]
+    if chosen:
+        parts += [f"## System\n\n{suite_tables.system(chosen)}", METHOD]
+        parts += [SMALL] if chosen[-1].machine.platform == "cpu" else [f"## In short\n\n{in_short(chosen)}"]
+        parts += sections(chosen)
+        missing = [title for title, _, make in SECTIONS if make(chosen) is None]
+        parts += ["Not measured yet: " + ", ".join(missing) + "."] if missing else []
     return "\n\n".join([*parts, *appendix]) + "\n"
 
 

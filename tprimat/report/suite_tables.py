@@ -21,7 +21,9 @@ def system(probes: Probes) -> str:
         *([name, version] for name, version in sorted(newest.software.items())),
         ["measured", f"{min(probe.started_at for probe in probes)} to {newest.started_at}"],
     ]
-    return table(["property", "value"], rows, left=2)
+    others = [one for one in figures.settings_of(probes) if one != figures.setting_of(machine, newest.software)]
+    notes = [f"Some figures were measured under driver {one.driver} with torch {one.torch}." for one in others]
+    return "\n\n".join([table(["property", "value"], rows, left=2), *notes])
 
 
 def memory(probes: Probes) -> str | None:
@@ -85,7 +87,7 @@ def transformer_models(probes: Probes) -> str | None:
         [
             probe.variant or units.ABSENT,
             *(str(probe.shape[key]) for key in ("layers", "heads", "hidden", "ffn")),
-            units.si(probe.shape["parameters"]),
+            units.count(probe.shape["parameters"]),
         ]
         for probe in of_kind(probes, "transformer_step")
     ]
@@ -95,13 +97,13 @@ def transformer_models(probes: Probes) -> str | None:
 def transformer_results(probes: Probes) -> str | None:
     """Throughput of one device."""
     chosen = of_kind(probes, "transformer_step")
-    rows = [training_row(probe) for probe in chosen if probe.seconds]
-    header = ["model", "batch", "sequence", "tokens/s", "rate, 6N", "rate, causal", "of dense peak", "memory", "step"]
-    return (table(header, rows) if rows else "") + refusals(chosen) or None
+    rows = [training_row(probe, probes) for probe in chosen if probe.seconds]
+    header = ["model", "batch", "sequence", "tokens/s", "rate, 6N", "rate, causal", "of dense peak", "of fastest product"]
+    return (table([*header, "memory", "step"], rows) if rows else "") + refusals(chosen) or None
 
 
-def training_row(probe: ProbeRecord) -> list[str]:
-    """One model on one device."""
+def training_row(probe: ProbeRecord, probes: Probes) -> list[str]:
+    """One model on one device, beside all that was measured there."""
     tokens, rate = figures.tokens_per_second(probe), figures.flop_rate(probe)
     return [
         probe.variant or units.ABSENT,
@@ -111,6 +113,7 @@ def training_row(probe: ProbeRecord) -> list[str]:
         units.teraflops(figures.six_n_rate(probe)),
         units.teraflops(rate.value if rate else None),
         units.percent(figures.share_of_peak(probe)),
+        units.percent(figures.share_of_fastest_product(probe, probes)),
         units.gibibytes(probe.peak_allocated_bytes),
         time_of(probe),
     ]
@@ -128,7 +131,6 @@ def ddp(probes: Probes) -> str | None:
 
 def scaling_table(steps: Probes) -> str:
     """One model, by ranks."""
-    first = next((figures.tokens_per_second(probe) for probe in steps if probe.shape["ranks"] == 1), None)
     rows = []
     for probe in steps:
         ranks, tokens, total = probe.shape["ranks"], figures.tokens_per_second(probe), figures.six_n_rate(probe)
@@ -140,7 +142,7 @@ def scaling_table(steps: Probes) -> str:
                 units.teraflops(total),
                 units.teraflops(None if total is None else total / ranks),
                 units.gibibytes(probe.peak_allocated_bytes),
-                units.percent(tokens.value / first.value / ranks if tokens and first else None),
+                units.percent(figures.scaling_efficiency(probe, steps)),
                 time_of(probe),
             ]
         )

@@ -1,0 +1,62 @@
+"""docs/h200.md is what its tool makes of the records, and takes in what is measured later."""
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from runs.make_runs import a_run, step_times, steps_of, write_run
+
+from tprimat.cli.finetune import MODEL
+from tprimat.facts.models import model_shape
+from tprimat.record.schema import Machine
+from tprimat.record.store import append_probe, read_probes
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results" / "h200"
+
+
+@pytest.fixture
+def tool(tmp_path, monkeypatch):
+    """The tool on a copy of the probes and a page of its own."""
+    spec = importlib.util.spec_from_file_location("suite_page", ROOT / "tools" / "suite_page.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for folder in RESULTS.glob("probes-*"):
+        shutil.copytree(folder, tmp_path / "results" / folder.name)
+    monkeypatch.setattr(module, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(module, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(sys, "argv", ["suite_page.py", "--check"])
+    return module
+
+
+def test_the_page_in_docs_is_that_of_the_records():
+    done = subprocess.run([sys.executable, "tools/suite_page.py", "--check"], cwd=ROOT, check=False)
+    assert done.returncode == 0, "python3 tools/suite_page.py"
+
+
+def test_a_page_older_than_its_records_is_noticed(tool):
+    tool.PAGE.write_text(tool.text(), encoding="utf8")
+    assert tool.main() == 0
+    file = tool.RESULTS / "probes-4gpu" / "probes.jsonl"
+    first = next(probe for probe in read_probes(file) if probe.kind == "all_reduce")
+    append_probe(file, replace(first, started_at="2027-01-01T00:00:00+00:00", seconds=(1.0,) * 10))
+    assert tool.main() == 1
+
+
+def test_ddp_on_four_and_trainings_of_qwen3_appear_once_they_are_recorded(tool):
+    file = tool.RESULTS / "probes-4gpu" / "probes.jsonl"
+    records = read_probes(file)
+    one = next(probe for probe in records if probe.kind == "ddp_step" and probe.shape["ranks"] == 1 and probe.variant == "7B")
+    four = {"machine": replace(one.machine, gpus_per_node=4), "shape": one.shape | {"ranks": 4}, "flop": 4 * one.flop}
+    slower = tuple(seconds / 0.9 for seconds in one.seconds)
+    append_probe(file, replace(one, **four, seconds=slower, started_at="2027-01-01T00:00:00+00:00"))
+    machine = Machine(platform="cuda", accelerator="NVIDIA H200", gpus_per_node=4, nodes=1)
+    run = a_run("q", model=MODEL, shape=model_shape("qwen3-8b"), machine=machine, data_parallel=4, sequence_tokens=8192)
+    write_run(tool.RESULTS / MODEL / "embedded-full-bf16", run, steps_of(run, step_times(12.0, 3), 3))
+    text = tool.text()
+    assert "Data-parallel training of 7B keeps 90.0 % of its speed on 4 devices." in text
+    assert "| embedded-full-bf16 | bf16 | 4 |" in text

@@ -93,7 +93,7 @@ def test_tables_are_whole(text):
         "| 4 | 32 | 62,813 | 1,976.0 TFLOP/s | 494.0 TFLOP/s | 100.0 GiB | 85.7 % |",
         "- math bf16 at 8,192: OutOfMemoryError: 64 GiB",
         "- Data-parallel training of 7B keeps 85.7 % of its speed on 4 devices.",
-        "578.2 TFLOP/s, 58.4 % of the dense peak and 73.2 % of the fastest product above.",
+        "578.2 TFLOP/s, 58.4 % of the dense peak and 72.3 % of the fastest product above.",
         "- An all-reduce of 1 GiB over 4 devices moves 403 GB/s on the bus (NCCL).",
         "| power limit | 700 W |",
         "| devices used at most | 4 |",

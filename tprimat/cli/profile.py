@@ -2,6 +2,8 @@
 
 python3 -m tprimat.cli.profile output/profile_cuda_llama_*.json
 python3 -m tprimat.cli.profile trace.json.gz --json
+python3 -m tprimat.cli.profile trace.json.gz --output dp4.json     the summary alone, a few kB, which is read like a trace
+python3 -m tprimat.cli.profile dp4.json tp4.json --markdown        one table, a column each
 """
 
 import argparse
@@ -9,8 +11,12 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tprimat.errors import UserError
+
+if TYPE_CHECKING:
+    from tprimat.analyze.profile import ProfileSummary
 
 
 def parser() -> argparse.ArgumentParser:
@@ -23,30 +29,60 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("traces", nargs="+", type=Path, metavar="TRACE", help="of torch's profiler: .json or .json.gz")
     made.add_argument("--json", action="store_true", help="all numbers as JSON lines, one trace each")
+    made.add_argument("--markdown", action="store_true", help="one table in Markdown, a column each")
+    made.add_argument("--output", type=Path, metavar="FILE", help="write the summary of the one trace as JSON")
     return made
 
 
-def show(path: Path, as_json: bool) -> None:
-    """Print the summary of one trace."""
-    from tprimat.analyze.profile import summarise
-    from tprimat.record.files import as_document
-    from tprimat.record.trace import read_trace
+def summary_of(path: Path) -> "ProfileSummary":
+    """Of a trace, or one that `--output` has written.
+
+    Raises:
+        RecordError: it cannot be read, or is neither.
+        MetricError: nothing in the trace takes time.
+    """
+    from tprimat.analyze.profile import ProfileSummary, summarise
+    from tprimat.record.files import from_json
+    from tprimat.record.trace import is_trace, read_document, trace_of
+
+    document = read_document(path)
+    if not is_trace(document) and isinstance(document, dict) and "classes" in document:
+        return from_json(ProfileSummary, json.dumps(document), where=str(path))
+    return summarise(trace_of(document, path))
+
+
+def show(path: Path, options: argparse.Namespace) -> "ProfileSummary":
+    """Print or write one summary."""
+    from tprimat.record.files import as_document, to_json, write_atomically
     from tprimat.report.profile import text
 
-    summary = summarise(read_trace(path))
-    print(json.dumps({"trace": str(path), **as_document(summary)}) if as_json else f"{path}\n{text(summary)}\n", flush=True)
+    summary = summary_of(path)
+    if options.output:
+        write_atomically(options.output, to_json(summary, indent=2) + "\n")
+    if options.json:
+        print(json.dumps({"trace": str(path), **as_document(summary)}), flush=True)
+    elif not options.markdown:
+        print(f"{path}\n{text(summary)}\n", flush=True)
+    return summary
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0, or 2 where any trace could not be read."""
+    """Exit status: 0, or 2 where any trace could not be read or written about."""
     options = parser().parse_args(argv)
-    worst = 0
+    if options.output and len(options.traces) > 1:
+        print("error: --output takes the summary of one trace.\n  try   one call for each", file=sys.stderr)
+        return 2
+    worst, found = 0, {}
     for path in options.traces:
         try:
-            show(path, options.json)
+            found[path.name.partition(".")[0]] = show(path, options)
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
             worst = 2
+    if options.markdown and found:
+        from tprimat.report.profile import markdown
+
+        print(markdown(found))
     return worst
 
 

@@ -32,13 +32,22 @@ def read_trace(path: Path) -> dict[str, Any]:
     Raises:
         RecordError: missing, cut short, or not a trace.
     """
+    return trace_of(read_document(path), path)
+
+
+def read_document(path: Path) -> Any:
+    """The JSON of a file, plain or gzipped, whatever it holds.
+
+    Raises:
+        RecordError: missing, or cut short.
+    """
     try:
         content = path.read_bytes()
         if content.startswith(GZIP_START):
             content = gzip.decompress(content)
         # Names of kernels come from the libraries as they are, with control characters and bytes that are not UTF-8.
         with collector_paused():
-            document = json.loads(content.decode("utf8", errors="replace"), strict=False)
+            return json.loads(content.decode("utf8", errors="replace"), strict=False)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise RecordError(f"{path} is a damaged gzip file.", where=str(path), why=str(error)) from error
     except OSError as error:
@@ -46,13 +55,26 @@ def read_trace(path: Path) -> dict[str, Any]:
     except (json.JSONDecodeError, RecursionError) as error:
         why = f"{error}; a trace that is cut short looks like this"
         raise RecordError(f"{path} is not JSON.", where=str(path), why=why) from error
+
+
+def is_trace(document: Any) -> bool:
+    """Whether a document has the form of a trace."""
+    return isinstance(document, list) or (isinstance(document, dict) and isinstance(document.get("traceEvents"), list))
+
+
+def trace_of(document: Any, path: Path) -> dict[str, Any]:
+    """A document as a trace.
+
+    Raises:
+        RecordError: it is none.
+    """
     if isinstance(document, list):  # the format's other form: the events alone
         document = {"traceEvents": document}
-    if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
+    if not is_trace(document):
         raise RecordError(
             f"{path} is no trace.",
             where=str(path),
             why="It has no list of traceEvents.",
             fix="profile_*.json of the output folder",
         )
-    return document
+    return dict(document)

@@ -1,8 +1,11 @@
 """A profile's summary as text."""
 
+from collections.abc import Mapping
+
 from tprimat import units
 from tprimat.analyze.profile import ProfileSummary
 from tprimat.report.columns import columns
+from tprimat.report.markdown import table
 
 WORDS = {
     "matmul": "matmul",
@@ -19,6 +22,29 @@ WIDEST_NAME = 90
 def text(summary: ProfileSummary) -> str:
     """Two tables, of classes and of kernels, with what a reader must know."""
     return "\n\n".join([_heading(summary), _classes(summary), _communication(summary), _top(summary)])
+
+
+def markdown(summaries: Mapping[str, ProfileSummary]) -> str:
+    """What each class of work takes of a mean step, a column each; the rows down to idle add up to the step.
+
+    Args:
+        summaries: heading of the column -> profile.
+    """
+    every = list(summaries.values())
+    rows = [[words, *(_part(kind, summary) for summary in every)] for kind, words in WORDS.items()]
+    rows.append(["idle", *(_of_step(summary.idle_seconds, summary) for summary in every)])
+    rows.append(["step", *(f"{units.seconds(summary.step_seconds)} (n = {len(summary.steps)})" for summary in every)])
+    hidden = [summary.communication_seconds - summary.exposed_communication_seconds for summary in every]
+    rows.append(["communication behind computation", *(_of_step(*pair) for pair in zip(hidden, every, strict=True))])
+    return table(["of a step", *summaries], rows)
+
+
+def _part(kind: str, summary: ProfileSummary) -> str:
+    return _of_step(next((part.seconds for part in summary.classes if part.kind == kind), 0.0), summary)
+
+
+def _of_step(seconds: float, summary: ProfileSummary) -> str:
+    return f"{units.percent(seconds / summary.step_seconds)} ({units.seconds(seconds)})"
 
 
 def _heading(summary: ProfileSummary) -> str:

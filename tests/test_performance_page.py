@@ -1,0 +1,87 @@
+"""docs/performance.md holds what the records say, and its tool reads whatever is recorded."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "performance.md"
+RESULTS = ROOT / "results" / "h200"
+
+
+def tool(*words):
+    command = [sys.executable, "tools/performance_page.py", *map(str, words)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def block(page, name):
+    return re.search(rf"<!-- figures {name} -->\n(.*?)<!-- end -->", page.read_text(), re.DOTALL)[1].strip()
+
+
+def row(page, name, start):
+    (line,) = [line for line in block(page, name).splitlines() if line.startswith(f"| {start} |")]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_the_page_is_up_to_date():
+    done = tool("--check")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_figure_that_no_record_holds_is_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(re.sub(r"\d\d\.\d %", "00.0 %", PAGE.read_text(), count=1))
+    assert tool("--check", "--page", page).returncode == 1
+    assert tool("--page", page).returncode == 0
+    assert page.read_text() == PAGE.read_text()
+
+
+def test_every_block_of_figures_has_its_maker():
+    made = tool("--page", PAGE, "--check")
+    assert made.returncode == 0
+    assert re.findall(r"<!-- figures (\w+) -->", PAGE.read_text()) == [
+        "layouts",
+        "first_steps",
+        "switches",
+        "profiles",
+        "limits",
+        "no_gain",
+    ]
+
+
+def test_torchtitan_profiles_and_first_steps_appear_once_they_are_recorded(tmp_path):
+    results, page = tmp_path / "h200", tmp_path / "page.md"
+    (results / "profiles").mkdir(parents=True)
+    for name in ("probes-1gpu", "probes-4gpu", "switches"):
+        (results / name).symlink_to(RESULTS / name)
+    recorded = json.loads((RESULTS / "engine" / "dp_mbs4" / "benchmark_cuda_llama.json").read_text())
+    recorded["steps"][0]["ended_at_seconds"] = 41.5
+    for program, factor in (("engine", 1), ("torchtitan", 1.25)):
+        document = json.loads(json.dumps(recorded))
+        document["run"] |= {"run_id": program, "engine": "megatron" if program == "engine" else program}
+        for step in document["steps"]:
+            step["step_seconds"] *= factor
+        folder = results / program / "dp_mbs4"
+        folder.mkdir(parents=True)
+        (folder / "benchmark_cuda_llama.json").write_text(json.dumps(document))
+    kernel = {"ph": "X", "cat": "kernel", "name": "nvjet_tst", "ts": 0, "dur": 30000, "pid": 0, "tid": 7}
+    (tmp_path / "trace.json").write_text(json.dumps([kernel]))
+    command = [
+        sys.executable,
+        "-m",
+        "tprimat.cli.profile",
+        tmp_path / "trace.json",
+        "--output",
+        results / "profiles" / "dp4.json",
+    ]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    shutil.copy(PAGE, page)
+    done = tool("--page", page, "--results", results)
+    assert done.returncode == 0, done.stderr
+    cells = row(page, "layouts", "`dp_mbs4`")
+    assert cells[8].startswith("1.250 [")
+    assert row(page, "first_steps", "`dp_mbs4`")[1] == "41.5 s"
+    assert row(page, "profiles", "matmul")[1] == "100.0 % (30.0 ms)"

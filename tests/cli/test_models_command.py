@@ -68,3 +68,23 @@ def test_help_comes_at_once():
     started = time.perf_counter()
     assert run("--help").returncode == 0
     assert time.perf_counter() - started < 5
+
+
+def test_the_core_pages_figures_stand_beside_ours():
+    rows = json.loads(run("--json").stdout)
+    weights = {row["model"]: (row["bf16_printed"], row["bf16_difference"]) for row in rows["memory"] if row["bf16_printed"]}
+    assert {model: printed / 1e9 for model, (printed, _) in weights.items()} == {
+        "llama-2-7b": 14,
+        "llama-2-13b": 26,
+        "llama-3-70b": 140,
+        "gpt-3-175b": 350,
+        "llama-3.1-405b": 810,
+    }
+    assert all(abs(difference) < 0.04 for _, difference in weights.values())
+    speeds = {row["name"]: row for row in rows["results"]}
+    gpt = speeds["core-page-gpt-3-175b"]
+    assert (gpt["mfu"], round(gpt["own_mfu_of_dense_peak"], 3), round(gpt["mfu_difference"], 3)) == (0.47, 0.394, -0.076)
+    assert speeds["core-page-weak-scaling-llama-3.1-405b"]["mfu"] == 0.46
+    peaks = {(row["accelerator"], row["figure"]): round(row["difference"], 2) for row in rows["hardware"]}
+    assert peaks["H100 SXM", "bf16 peak"] == -0.5
+    assert peaks["A100 SXM 80GB", "bf16 peak"] == 0

@@ -65,7 +65,7 @@ def test_each_result_refers_to_things_that_exist(result):
     assert result.source
     assert result.shape is None or result.shape in MODELS
     assert result.accelerator is None or find_accelerator(result.accelerator)
-    assert result.tokens_per_second_per_gpu or result.flops_per_second_per_gpu
+    assert result.tokens_per_second_per_gpu or result.flops_per_second_per_gpu or result.mfu
     assert result.mfu is None or 0 < result.mfu < 1
     ranks = (result.tensor_parallel or 1) * (result.pipeline_parallel or 1) * (result.context_parallel or 1)
     assert result.gpus % ranks == 0

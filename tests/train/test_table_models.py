@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[2]
 DENSE = (
     "gpt-3-175b",
     "gpt-462b",
+    "llama-2-7b",
+    "llama-2-13b",
     "llama-3-8b",
     "llama-3-70b",
     "llama-3.1-405b",

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tprimat import units
+from tprimat.cli.hardware_rows import hardware_rows, hardware_table
 from tprimat.errors import ConfigError, UserError
 from tprimat.facts.accelerators import ACCELERATORS, find_accelerator
 from tprimat.facts.flops import CONVENTIONS, flop_per_token
@@ -223,6 +224,11 @@ TABLES = {
         title="Published training speeds; recomputed: the printed rate over the dense peak; difference in points",
         rows=result_rows,
         text=result_table,
+    ),
+    "hardware": Table(
+        title="Accelerators as others print them; a data sheet's dense peak is half of one with 2:4 sparsity",
+        rows=lambda chosen: hardware_rows(wanted=chosen.all_models),
+        text=hardware_table,
     ),
     "accelerators": Table(title="Dense peaks of one GPU as torch sees it", rows=accelerator_rows, text=accelerator_table),
 }

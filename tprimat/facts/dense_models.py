@@ -59,6 +59,30 @@ LLAMA = (
         rope_scaling=LLAMA_31_SCALING,
         source="https://huggingface.co/meta-llama/Llama-3.1-405B config.json; arXiv 2407.21783, table 3",
     ),
+    ModelShape(
+        name="llama-2-7b",
+        layers=32,
+        hidden=4096,
+        heads=32,
+        kv_heads=32,
+        head_dim=128,
+        ffn=11008,
+        vocabulary=32000,
+        context_tokens=4096,
+        source="https://huggingface.co/meta-llama/Llama-2-7b-hf config.json; arXiv 2307.09288, table 1",
+    ),
+    ModelShape(
+        name="llama-2-13b",
+        layers=40,
+        hidden=5120,
+        heads=40,
+        kv_heads=40,
+        head_dim=128,
+        ffn=13824,
+        vocabulary=32000,
+        context_tokens=4096,
+        source="https://huggingface.co/meta-llama/Llama-2-13b-hf config.json; arXiv 2307.09288, table 1",
+    ),
 )
 
 QWEN = (

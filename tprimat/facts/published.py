@@ -7,6 +7,7 @@ its convention; `rebase` turns it into the `causal` convention against the dense
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tprimat.facts.accelerator import Dtype
 from tprimat.facts.accelerators import peak_dense_flops
 from tprimat.facts.flops import FlopConvention, flop_per_token
 from tprimat.facts.models import MODELS, ModelShape
@@ -81,6 +82,19 @@ class PublishedWeights:
     shape: str
     source: str
     bytes_by_dtype: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedHardware:
+    """What a source says an accelerator can do."""
+
+    accelerator: str
+    """Device name for facts.accelerators."""
+    source: str
+    peak_flops: Mapping[Dtype, float]
+    """By dtype."""
+    bandwidth_bytes_per_second: float
+    link_bytes_per_second: float
 
 
 def rebase(result: PublishedResult) -> Rebased:

@@ -3,16 +3,15 @@
 from dataclasses import replace
 
 from tprimat.facts.published import PublishedResult
+from tprimat.facts.published_core import CORE
 from tprimat.facts.published_mi350x import MI350X_RESULTS
 
 H100 = "NVIDIA H100 80GB HBM3"
 H200 = "NVIDIA H200"
 MI300X = "AMD Instinct MI300X"
 
-CORE_PAGE = "Megatron-Core performance benchmarks page"
 TPRIMAT_GUIDE = "TPrimat peak throughput guide"
 MEGATRON = "https://github.com/NVIDIA/Megatron-LM images/model_table.png"
-LLAMA_PAPER = "arXiv 2407.21783, table 4"
 
 DGX_CLOUD = PublishedResult(
     name="dgx-cloud-llama-3.1-8b-bf16",
@@ -222,63 +221,4 @@ MEGATRON_WEAK_SCALING = (
     _megatron("314B", 3072, (8, 8), 474.4, 0.48),
     _megatron("462B", 6144, (8, 16), 459.9, 0.47),
 )
-CORE_GPT3 = PublishedResult(
-    name="core-page-gpt-3-175b",
-    source=CORE_PAGE,
-    date=None,
-    engine="megatron",
-    accelerator=H100,
-    gpus=512,
-    model="GPT-3 175B",
-    shape="gpt-3-175b",
-    dtype="bf16",
-    sequence_tokens=2048,
-    tensor_parallel=4,
-    pipeline_parallel=8,
-    flops_per_second_per_gpu=390e12,
-    mfu=0.47,
-)
-LLAMA_405B = PublishedResult(
-    name="llama-3.1-405b-16k-gpus",
-    source=LLAMA_PAPER,
-    date="2024-07",
-    engine=None,
-    accelerator=H100,
-    gpus=16384,
-    model="Llama 3.1 405B",
-    shape="llama-3.1-405b",
-    dtype="bf16",
-    sequence_tokens=8192,
-    tensor_parallel=8,
-    pipeline_parallel=16,
-    context_parallel=1,
-    global_batch_sequences=2048,
-    flops_per_second_per_gpu=400e12,
-    mfu=0.41,
-)
-CORE = (
-    CORE_GPT3,
-    replace(
-        CORE_GPT3,
-        name="core-page-gpt-3-175b-example",
-        global_batch_sequences=1536,
-        tokens_per_second_per_gpu=1536 * 2048 / 5 / 512,
-        flops_per_second_per_gpu=None,
-        mfu=None,
-        notes="its worked example: about 5 s a step on 512 GPUs; more than the chip's peak, so it cannot hold",
-    ),
-    replace(
-        CORE_GPT3,
-        name="core-page-gpt-462b",
-        gpus=6144,
-        model="GPT-462B",
-        shape="gpt-462b",
-        sequence_tokens=4096,
-        tensor_parallel=None,
-        pipeline_parallel=None,
-    ),
-    LLAMA_405B,
-    replace(LLAMA_405B, name="llama-3.1-405b-8k-gpus", gpus=8192, flops_per_second_per_gpu=430e12, mfu=0.43),
-)
-
 RESULTS: tuple[PublishedResult, ...] = (*PEERS, *SEEDS, *CORE, *MEGATRON_WEAK_SCALING, *MI350X_RESULTS)

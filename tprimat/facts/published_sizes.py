@@ -1,12 +1,14 @@
 """Parameter counts as sources print them, to hold against our own."""
 
-from tprimat.facts.published import PublishedSize, PublishedWeights
+from tprimat.facts.published import PublishedHardware, PublishedSize, PublishedWeights
 
 CORE_PAGE = "Megatron-Core performance benchmarks page"
 SUITE = "AMD MI350X Training Benchmark Results"
 
 SIZES: tuple[PublishedSize, ...] = (
     PublishedSize(shape="llama-3.1-8b", source="huggingface.co/meta-llama/Llama-3.1-8B, safetensors", total=8_030_261_248),
+    PublishedSize(shape="llama-2-7b", source="huggingface.co/meta-llama/Llama-2-7b-hf, safetensors", total=6.74e9),
+    PublishedSize(shape="llama-2-13b", source="huggingface.co/meta-llama/Llama-2-13b-hf, safetensors", total=13.0e9),
     PublishedSize(shape="llama-3-70b", source="huggingface.co/meta-llama/Meta-Llama-3-70B, safetensors", total=70_553_706_496),
     PublishedSize(shape="llama-3.1-405b", source="arXiv 2407.21783", total=405e9),
     PublishedSize(shape="qwen-2.5-7b", source="huggingface.co/Qwen/Qwen2.5-7B, safetensors", total=7_615_616_512),
@@ -32,7 +34,28 @@ SIZES: tuple[PublishedSize, ...] = (
 )
 
 WEIGHTS: tuple[PublishedWeights, ...] = (
+    # The page names sizes, not models, in these two rows; Llama 2's are the ones that they round.
+    PublishedWeights(shape="llama-2-7b", source=CORE_PAGE, bytes_by_dtype={"fp16": 14e9, "bf16": 14e9, "fp8": 7e9}),
+    PublishedWeights(shape="llama-2-13b", source=CORE_PAGE, bytes_by_dtype={"fp16": 26e9, "bf16": 26e9, "fp8": 13e9}),
     PublishedWeights(shape="llama-3-70b", source=CORE_PAGE, bytes_by_dtype={"fp16": 140e9, "bf16": 140e9, "fp8": 70e9}),
     PublishedWeights(shape="gpt-3-175b", source=CORE_PAGE, bytes_by_dtype={"fp16": 350e9, "bf16": 350e9, "fp8": 175e9}),
     PublishedWeights(shape="llama-3.1-405b", source=CORE_PAGE, bytes_by_dtype={"fp16": 810e9, "bf16": 810e9, "fp8": 405e9}),
 )
+
+HARDWARE: tuple[PublishedHardware, ...] = (
+    PublishedHardware(
+        accelerator="NVIDIA H100 80GB HBM3",
+        source=CORE_PAGE,
+        peak_flops={"fp16": 1979e12, "bf16": 1979e12, "fp8": 3958e12},
+        bandwidth_bytes_per_second=3.35e12,
+        link_bytes_per_second=900e9,
+    ),
+    PublishedHardware(
+        accelerator="NVIDIA A100-SXM4-80GB",
+        source=CORE_PAGE,
+        peak_flops={"fp16": 312e12, "bf16": 312e12},
+        bandwidth_bytes_per_second=2e12,
+        link_bytes_per_second=600e9,
+    ),
+)
+"""As printed. The page gives H100's peaks with 2:4 sparsity, and A100's dense ones although it says otherwise."""

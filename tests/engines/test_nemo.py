@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tprimat.config.load import Setting, read_config
 from tprimat.engines import choose, nemo
 from tprimat.errors import LaunchError
+from tprimat.plan.build import PlanRequest, build_plan
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -43,3 +45,81 @@ def test_the_extra_and_the_requirements_file_ask_for_the_same():
     wanted = [line for line in listed.splitlines() if line and not line.startswith("#")]
     extra = re.search(r"^nemo = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(encoding="utf8"), re.MULTILINE)
     assert re.findall(r'"([^"]+)"', extra[1]) == wanted
+
+
+def plan_of(**settings):
+    overlay = [Setting(tuple(key.split("__")), value, "test") for key, value in settings.items()]
+    request = PlanRequest(
+        model="llama",
+        strategy="balanced",
+        platform="nvidia",
+        size="full",
+        engine="nemo",
+        engine_reason="test",
+        gpus_found=8,
+        run_id="run",
+        run_directory="/nowhere/runs/run",
+        output_directory="/nowhere",
+    )
+    return build_plan(read_config(settings=overlay, environment={}), request)
+
+
+REFUSED = {
+    "qwen3-8b": "NeMo's recipe qwen25_7b cannot express qk_norm: true of qwen3-8b.",
+    "mixtral-8x7b": "NeMo's recipe qwen25_7b cannot express experts: 8 of mixtral-8x7b.",
+    "gpt-3-175b": "NeMo's recipe qwen25_7b cannot express norm: layernorm, position: learned, gated: false, linear_bias: true "
+    "of gpt-3-175b.",
+    "deepseek-v3": "NeMo's recipe qwen25_7b cannot express experts: 256, kv_lora_rank: 512 (latent attention) of deepseek-v3.",
+    "llama-3.1-8b": "NeMo's recipe qwen25_7b cannot rescale rotary frequencies, and llama-3.1-8b asks for it by rope_scaling.",
+}
+
+
+@pytest.mark.parametrize("architecture", REFUSED)
+def test_a_shape_that_no_recipe_can_express_is_refused_before_the_start(architecture):
+    plan = plan_of(models__llama__architecture=architecture, models__llama__nemo_recipe="qwen25_7b")
+    with pytest.raises(LaunchError) as caught:
+        nemo.ENGINE.command(plan)
+    assert caught.value.what == REFUSED[architecture]
+    assert caught.value.fix.endswith("--engine megatron")
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"models__llama__nemo_recipe": None}, "The model llama names no NeMo recipe."),
+        (
+            {"models__llama__architecture": "qwen-2.5-7b"},
+            "NeMo's recipe llama31_8b rescales rotary frequencies, and qwen-2.5-7b has no rope_scaling.",
+        ),
+        ({"experiment__seed": 0}, "NeMo takes positive seeds only."),
+    ],
+)
+def test_other_plans_that_nemo_cannot_carry_out_are_refused(settings, what):
+    with pytest.raises(LaunchError) as caught:
+        nemo.ENGINE.command(plan_of(**settings))
+    assert caught.value.what == what
+
+
+def test_the_two_models_of_the_configuration_are_accepted():
+    assert nemo.ENGINE.command(plan_of()).ranks_per_node == 8
+    plan = plan_of(models__llama__architecture="qwen-2.5-7b", models__llama__nemo_recipe="qwen25_7b")
+    assert nemo.ENGINE.command(plan).ranks_per_node == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "works"), [(None, False), ("raise OSError('libcudnn.so.9: cannot open shared object file')", False), ("", True)]
+)
+def test_transformer_engine_counts_when_it_can_be_imported(tmp_path, monkeypatch, text, works):
+    if text is not None:
+        package = tmp_path / "pretend_engine"
+        package.mkdir()
+        (package / "__init__.py").write_text(text)
+        (package / "pytorch.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(nemo, "TRANSFORMER_ENGINE", "pretend_engine")
+    nemo.imports.cache_clear()
+    fp8 = plan_of(platform_optimizations__nvidia__precision="fp8")
+    assert (nemo.unfit(fp8) is None) is works
+    assert nemo.unfit(plan_of()) is None
+    nemo.imports.cache_clear()

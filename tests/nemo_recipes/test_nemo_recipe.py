@@ -182,13 +182,69 @@ def test_mock_data_is_nemo_s_and_text_is_ours_with_a_tokenizer_of_the_model_s_si
     from nemo.collections.llm.gpt.data.mock import MockDataModule
 
     from tprimat.train.nemo_data import SequencesModule
+    from tprimat.train.nemo_seeds import SeededMockData
 
     for model, size in (("llama", 128256), ("qwen", 152064)):
         plan = plan_of(model)
         mock = fiddle.build(recipe_of(plan).data)
         text = fiddle.build(recipe_of(replace(plan, dataset="text:stdlib")).data)
-        assert (type(mock), type(text)) == (MockDataModule, SequencesModule)
+        assert (type(mock), type(text)) == (SeededMockData, SequencesModule)
+        assert isinstance(mock, MockDataModule)
         assert mock.tokenizer.vocab_size == text.tokenizer.vocab_size == size
+
+
+def test_the_seed_of_the_plan_is_the_seed_of_mock_data():
+    import fiddle
+    import torch
+
+    def first_sequences(seed, count=3):
+        data = fiddle.build(recipe_of(plan_of("llama", experiment__seed=seed)).data)
+        data.setup()
+        return torch.stack([data._train_ds[index]["tokens"] for index in range(count)])
+
+    assert recipe_of(plan_of("qwen", experiment__seed=7)).data.seed == 7
+    one, again, other = first_sequences(7), first_sequences(7), first_sequences(8)
+    assert torch.equal(one, again)
+    assert not any(torch.equal(left, right) for left in one for right in other)
+
+
+def test_a_recipe_s_own_settings_of_mock_data_are_kept_besides_the_seed():
+    plan = plan_of("llama")
+    own, made = own_recipe(plan).data, recipe_of(plan).data
+    assert set(own.__arguments__) - set(made.__arguments__) == set()
+
+
+def test_nemo_s_module_still_gives_its_datasets_no_seed_so_that_ours_is_needed():
+    from nemo.collections.common.tokenizers.null_tokenizer import NullTokenizer
+    from nemo.collections.llm.gpt.data.mock import MockDataModule
+
+    data = MockDataModule(tokenizer=NullTokenizer(vocab_size=511))
+    data.setup()
+    assert data._train_ds.seed in {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "field"),
+    [
+        ("qwen3_8b", "qk_layernorm is True"),
+        ("mixtral_8x7b", "num_moe_experts is 8"),
+        ("gemma2_2b", "layernorm_zero_centered_gamma is True"),
+        ("starcoder2_7b", "normalization is LayerNorm"),
+        ("gpt3_175b", "normalization is LayerNorm"),
+    ],
+)
+def test_a_recipe_of_another_kind_of_model_is_refused(recipe, field):
+    plan = replace(plan_of("qwen"), nemo_recipe=recipe)
+    with pytest.raises(LaunchError) as caught:
+        recipe_of(plan)
+    assert caught.value.what == f"NeMo's recipe {recipe} builds another kind of model than qwen-2.5-7b: {field}."
+
+
+def test_every_llama_and_qwen_recipe_that_a_shape_can_name_is_of_the_kind_that_is_set():
+    for recipe in ("llama3_8b", "llama2_7b", "qwen2_7b", "qwen25_14b", "qwen2_1p5b"):
+        assert recipe_of(replace(plan_of("qwen"), nemo_recipe=recipe)) is not None
+    for recipe in ("llama31_8b", "llama31_70b", "llama32_1b", "llama32_3b"):
+        assert recipe_of(replace(plan_of("llama"), nemo_recipe=recipe)) is not None
 
 
 def test_the_tiny_size_shrinks_the_model_and_keeps_its_heads_and_layers():
@@ -227,8 +283,8 @@ def test_without_transformer_engine_fp8_and_context_parallelism_are_refused(sett
 
 
 def test_a_recipe_that_nemo_does_not_have_is_named():
-    plan = replace(plan_of("llama"), nemo_recipe="llama99_8b")
-    with pytest.raises(LaunchError, match="NeMo has no recipe llama99_8b"):
+    plan = replace(plan_of("llama"), nemo_recipe="llama31_99b")
+    with pytest.raises(LaunchError, match="NeMo has no recipe llama31_99b"):
         recipe_of(plan)
 
 

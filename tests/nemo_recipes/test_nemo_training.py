@@ -28,14 +28,14 @@ SETTINGS = (
 )
 
 
-def run_benchmark(folder, model, tensor, pipeline, *flags, engine="nemo"):
+def run_benchmark(folder, model, tensor, pipeline, *flags, engine="nemo", path=None):
     """(run, steps) of one model under one layout, and the launcher's exit code."""
     layout = f"parallelism.minimal_communication.{model}.cpu"
     settings = [*SETTINGS, f"{layout}.tensor_model_parallel_size={tensor}", f"{layout}.pipeline_model_parallel_size={pipeline}"]
     command = [sys.executable, "benchmark.py", "--model", model, "--engine", engine, "--platform", "cpu", "--json", "--quiet"]
     command += ["--gpus", str(tensor * pipeline), "--steps", str(STEPS), "--global-batch-size", "4", "--sequence-length", "32"]
-    command += ["--output-dir", str(folder), *flags, *(word for setting in settings for word in ("--set", setting))]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command += ["--output-dir", str(folder), *(word for setting in settings for word in ("--set", setting)), *flags]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **({"PYTHONPATH": str(path)} if path else {})}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
     log = folder / f"training_{model}.log"
     assert done.returncode == 0, done.stderr[-2000:] + (log.read_text(encoding="utf8")[-6000:] if log.exists() else "")
@@ -83,3 +83,48 @@ def test_the_embedded_engine_gives_with_these_versions_the_losses_that_it_gives_
     assert run.mismatches == ()
     assert [step.loss for step in steps] == pytest.approx(EMBEDDED_LOSSES, abs=1e-5)
     assert [step.grad_norm for step in steps] == pytest.approx(EMBEDDED_NORMS, rel=1e-4)
+
+
+def test_the_seed_decides_on_weights_and_data_and_a_broken_transformer_engine_is_none(tmp_path):
+    """The same seed, the same losses, with a package beside it that cannot be imported; another seed, others."""
+    package = tmp_path / "broken" / "transformer_engine"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise OSError('libcudnn.so.9: cannot open shared object file')")
+    runs = [
+        run_benchmark(tmp_path / name, "llama", 1, 1, "--data", "mock", "--set", f"experiment.seed={seed}", path=path)
+        for name, seed, path in (("one", 5, None), ("again", 5, package.parent), ("other", 6, None))
+    ]
+    (one, first), (again, second), (_, third) = runs
+    assert [step.loss for step in first] == [step.loss for step in second]
+    assert [step.grad_norm for step in first] == [step.grad_norm for step in second]
+    assert abs(first[0].loss - third[0].loss) > 1e-4
+    assert abs(first[0].grad_norm - third[0].grad_norm) > 1e-4
+    assert (one.seed, one.evidence.data, again.evidence.transformer_engine) == (5, "NeMo MockDataModule (seed 5)", False)
+
+
+def test_weights_alone_follow_the_seed_on_each_pipeline_stage(tmp_path):
+    losses = [
+        run_benchmark(tmp_path / str(seed), "qwen", 1, 2, "--data", "text:stdlib", "--set", f"experiment.seed={seed}")[1][0].loss
+        for seed in (5, 6)
+    ]
+    assert losses[0] != losses[1]
+
+
+def test_the_profiling_section_leaves_a_chrome_trace_of_a_recipe(tmp_path):
+    schedule = (
+        "profiling.enabled=true",
+        "profiling.schedule.wait=0",
+        "profiling.schedule.warmup=1",
+        "profiling.schedule.active=1",
+    )
+    flags = [word for setting in schedule for word in ("--set", setting)]
+    run, steps = run_benchmark(tmp_path, "llama", 2, 1, "--data", "mock", "--steps", "4", *flags)
+    assert run.profiled_steps == (1, 2, 3)
+    assert len(steps) == 4
+    (named,) = tmp_path.glob("profile_cpu_llama_*.json")
+    trace = json.loads(named.read_text())
+    assert named.samefile(tmp_path / "profiler" / run.run_id / "rank_0.1.pt.trace.json")
+    assert (trace["tprimat"]["run_id"], trace["tprimat"]["step_of_profiler_step_0"]) == (run.run_id, 1)
+    names = {event.get("name", "") for event in trace["traceEvents"]}
+    assert {name for name in names if name.startswith("ProfilerStep#")} == {"ProfilerStep#1"}
+    assert "aten::mm" in names

@@ -10,10 +10,10 @@ from tprimat.cli.options import settings_of
 from tprimat.config.load import EnvironmentChoices, LoadedConfig, Setting, environment_choices, parse_setting, read_config
 from tprimat.config.schema import PlatformName, PlatformOptimizations, Size
 from tprimat.config.tree import parse_scalar
-from tprimat.engines import primus
+from tprimat.engines import nemo, primus
 from tprimat.engines.choose import choose
 from tprimat.engines.primus_install import decide
-from tprimat.errors import ConfigError, LaunchError
+from tprimat.errors import ConfigError, LaunchError, UserError
 from tprimat.launch.cluster import refuse_hidden_gpus, this_machine
 from tprimat.plan.build import STANDARD_LIBRARY, PlanRequest, build_plan, count_ranks, new_run_id
 from tprimat.plan.expected import PLATFORMS
@@ -69,6 +69,8 @@ def prepare(options: argparse.Namespace) -> Session:
         for plan in session.plans:
             if plan.engine == "primus":
                 primus.ENGINE.command(plan)  # refuses what Primus cannot do; a pure function
+            if plan.engine == "nemo" and (unfit := nemo.unfit(plan)):
+                raise unfit
     return session
 
 
@@ -105,27 +107,42 @@ def _plans(session: Session, options: argparse.Namespace) -> list[RunPlan]:
         raise ConfigError("models is empty.", where=session.loaded.where("models"), fix="describe at least one model")
     engine = choose(options.engine, session.platform, session.choices.primus_path)
     start = _primus(session) if engine.engine == "primus" else None
+    strategy = options.parallel or session.choices.strategy
     plans = []
     for model in models:
+        request = PlanRequest(
+            model=model,
+            strategy=strategy,
+            platform=session.platform,
+            size=session.size,
+            engine=engine.engine,
+            engine_reason=engine.reason,
+            gpus_found=_gpus_found(session),
+            run_id="",
+            run_directory="",
+            output_directory=str(session.output),
+            primus=start,
+            command=("./benchmark.py", *sys.argv[1:]),
+        )
+        if options.engine == "auto" and engine.engine == "nemo":
+            request = _fitting(session.loaded, request)
         for number in range(1, options.runs + 1):
-            strategy = options.parallel or session.choices.strategy
             run_id = new_run_id(model, strategy) + (f"-{number}" if options.runs > 1 else "")
-            request = PlanRequest(
-                model=model,
-                strategy=strategy,
-                platform=session.platform,
-                size=session.size,
-                engine=engine.engine,
-                engine_reason=engine.reason,
-                gpus_found=_gpus_found(session),
-                run_id=run_id,
-                run_directory=str(session.output / "runs" / run_id),
-                output_directory=str(session.output),
-                primus=start,
-                command=("./benchmark.py", *sys.argv[1:]),
-            )
-            plans.append(build_plan(session.loaded, request))
+            folder = str(session.output / "runs" / run_id)
+            plans.append(build_plan(session.loaded, replace(request, run_id=run_id, run_directory=folder)))
     return plans
+
+
+def _fitting(loaded: LoadedConfig, request: PlanRequest) -> PlanRequest:
+    """The request with the embedded engine, and the reason, where NeMo cannot carry out what it asks for."""
+    try:
+        unfit: UserError | None = nemo.unfit(build_plan(loaded, request))
+    except ConfigError as error:  # of NeMo's, or of the plan: then the embedded engine's plan says it again
+        unfit = error
+    if unfit is None:
+        return request
+    why = f" {unfit.why}" if unfit.why and isinstance(unfit, ConfigError) else ""
+    return replace(request, engine="megatron", engine_reason=f"NeMo is installed, but does not fit: {unfit.what}{why}")
 
 
 def _gpus_found(session: Session) -> int | None:

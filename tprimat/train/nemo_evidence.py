@@ -81,7 +81,7 @@ def observe(trainer: Any, watch: BatchWatch, plan: RunPlan, here: Surroundings) 
         attention="Transformer Engine" if transformer_engine else "torch scaled_dot_product_attention",
         transformer_engine=transformer_engine,
         optimizer=_optimizer(strategy.optimizers[0]),
-        data="NeMo MockDataModule" if plan.dataset == "mock" else trainer.datamodule.description,
+        data=f"NeMo MockDataModule (seed {plan.seed})" if plan.dataset == "mock" else trainer.datamodule.description,
         notes=_notes(here),
     )
 

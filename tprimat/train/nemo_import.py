@@ -1,7 +1,6 @@
 """NeMo's recipes, or the reason why they are not there."""
 
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from tprimat.errors import LaunchError
@@ -46,8 +45,3 @@ def _missing(recipe: str, error: ImportError) -> LaunchError:
         return LaunchError(what, why="Recipes are the modules of nemo.collections.llm.recipes.", fix="models.MODEL.nemo_recipe")
     what = f"NeMo's recipe {recipe} cannot be imported: {error}."
     return LaunchError(what, why=f"The module {error.name or 'above'} is missing or broken.", fix=install.NEMO)
-
-
-def has_transformer_engine() -> bool:
-    """Whether Transformer Engine is there; NeMo then builds its layers from it."""
-    return find_spec("transformer_engine") is not None

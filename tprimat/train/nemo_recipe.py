@@ -15,15 +15,15 @@ from nemo.collections.llm.recipes.precision import mixed_precision
 from nemo.lightning.pytorch.optim import lr_scheduler
 from nemo.lightning.pytorch.plugins import MegatronMixedPrecision
 
-from tprimat.errors import LaunchError
-from tprimat.facts.models import ModelShape
+from tprimat.plan.nemo import refusal, without_transformer_engine
 from tprimat.plan.schema import RunPlan
 from tprimat.train.nemo_data import SequencesModule
 from tprimat.train.nemo_import import pretrain_recipe
 from tprimat.train.nemo_layers import torch_settings
+from tprimat.train.nemo_model import check_kind, model_fields
 from tprimat.train.nemo_schedule import LinearScheduler
+from tprimat.train.nemo_seeds import SeededMockData
 
-NEEDS_TRANSFORMER_ENGINE = "pip install transformer-engine[pytorch], or NVIDIA's container nvcr.io/nvidia/nemo"
 LOADER_WORKERS = 2
 """For mock data: NeMo's default of 8 a rank is more processes than small machines have cores."""
 
@@ -54,6 +54,7 @@ def build_recipe(plan: RunPlan, here: Surroundings, callbacks: Sequence[Any] = (
     recipe = pretrain_recipe(plan.nemo_recipe, plan.model)(
         name="nemo", dir=plan.run_directory, num_nodes=plan.nodes, num_gpus_per_node=plan.gpus_per_node
     )
+    check_kind(recipe.model.config, plan)
     recipe.trainer.plugins = _precision(plan)
     _set_parallelism(recipe.trainer.strategy, plan)
     _set_model(recipe.model.config, plan)
@@ -70,20 +71,10 @@ def build_recipe(plan: RunPlan, here: Surroundings, callbacks: Sequence[Any] = (
 
 
 def _refuse(plan: RunPlan, here: Surroundings) -> None:
-    if here.transformer_engine:
-        return
-    if plan.precision == "fp8":
-        raise LaunchError(
-            "NeMo cannot train in fp8 here: Transformer Engine is not installed.",
-            why="Without it Megatron-Core ignores fp8 silently and multiplies in bf16.",
-            fix=f"--precision bf16, or {NEEDS_TRANSFORMER_ENGINE}",
-        )
-    if plan.layout.context > 1:
-        raise LaunchError(
-            f"NeMo cannot split a sequence over {plan.layout.context} ranks here: Transformer Engine is not installed.",
-            why="Attention over ranks (context parallelism) is Transformer Engine's.",
-            fix=f"context_parallel_size: 1, or {NEEDS_TRANSFORMER_ENGINE}",
-        )
+    if unfit := refusal(plan):
+        raise unfit
+    if not here.transformer_engine and (unfit := without_transformer_engine(plan)):
+        raise unfit
 
 
 def _set_parallelism(strategy: Any, plan: RunPlan) -> None:
@@ -126,35 +117,11 @@ def _set_model(config: Any, plan: RunPlan) -> None:
         config.recompute_granularity = None if plan.recompute == "none" else "selective"
 
 
-def model_fields(shape: ModelShape) -> dict[str, Any]:
-    """A shape in the names of NeMo's model configuration. For a recipe's own model this changes nothing (a test says so)."""
-    fields = {
-        "num_layers": shape.layers,
-        "hidden_size": shape.hidden,
-        "ffn_hidden_size": shape.ffn,
-        "num_attention_heads": shape.heads,
-        "num_query_groups": shape.kv_heads,
-        "kv_channels": shape.head_dim,
-        "layernorm_epsilon": shape.norm_epsilon,
-        "add_qkv_bias": shape.qkv_bias,
-        "rotary_base": shape.rope_base,
-        "share_embeddings_and_output_weights": shape.tied_embeddings,
-        "vocab_size": shape.vocabulary,
-    }
-    if shape.rope_scaling is not None:
-        scaling = shape.rope_scaling
-        fields |= {
-            "scale_factor": scaling.factor,
-            "low_freq_factor": scaling.low_frequency_factor,
-            "high_freq_factor": scaling.high_frequency_factor,
-            "old_context_len": scaling.original_context_tokens,
-        }
-    return fields
-
-
 def _set_data(recipe: Any, plan: RunPlan, here: Surroundings) -> None:
     if plan.dataset != "mock":
         recipe.data = nemo_run.Config(SequencesModule, plan=plan, pin_memory=here.on_gpu)
+    else:
+        recipe.data = nemo_run.Config(SeededMockData, seed=plan.seed)
     data = recipe.data
     data.seq_length = plan.batch.sequence_tokens
     data.micro_batch_size = plan.batch.micro_batch_sequences

@@ -10,9 +10,11 @@ from tprimat.plan.schema import RunPlan
 from tprimat.record.environment import software_versions
 from tprimat.record.schema import RunRecord
 from tprimat.record.store import RunDirectory
+from tprimat.train import transformer_engine
 from tprimat.train.callback import BenchmarkCallback
 from tprimat.train.launched import launched_record, note_completed
-from tprimat.train.nemo_import import has_transformer_engine, pretrain_recipe
+from tprimat.train.nemo_import import pretrain_recipe
+from tprimat.train.profiler import profiling_callbacks
 
 
 def train(plan: RunPlan, redirected: bool) -> None:
@@ -37,13 +39,14 @@ def train(plan: RunPlan, redirected: bool) -> None:
 
     from tprimat.train.megatron_run import attention_preference
     from tprimat.train.nemo_recipe import Surroundings, build_recipe
+    from tprimat.train.nemo_seeds import Seeds
 
-    here = Surroundings(on_gpu=not redirected, transformer_engine=has_transformer_engine())
+    here = Surroundings(on_gpu=not redirected, transformer_engine=transformer_engine.is_usable())
     callback = NemoCallback(plan, here)
     # Without Transformer Engine the attention is torch's, and the same kernels are preferred as in the embedded engine.
     cudnn = here.on_gpu and torch.version.hip is None and plan.engine_options.cudnn_attention is not False
     with attention_preference(cudnn):
-        fiddle.build(build_recipe(plan, here, [callback]))()
+        fiddle.build(build_recipe(plan, here, [Seeds(plan.seed), callback, *profiling_callbacks(plan)]))()
     if int(os.environ.get("RANK", "0")) == 0:
         note_completed(RunDirectory(Path(plan.run_directory)))
 

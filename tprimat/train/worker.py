@@ -30,9 +30,10 @@ def main(arguments: list[str] | None = None) -> int:
 def train(plan: RunPlan) -> None:
     """Hand a plan to its engine's trainer."""
     quieten()
-    from tprimat.train import redirect, weight_gradients
+    from tprimat.train import redirect, transformer_engine, weight_gradients
 
-    # Both before anything imports megatron.core.
+    # All before anything imports megatron.core.
+    transformer_engine.is_usable()
     if plan.engine == "megatron":
         weight_gradients.install()
     redirected = redirect.install()

@@ -99,3 +99,12 @@ def test_one_call_of_the_benchmark_trains_two_of_them_at_full_depth(tmp_path):
         name: weights_of(tiny(MODELS[name])) for name in AS_DEEP_AS_THEY_ARE
     }
     assert all(result.run.counts and len(result.steps) == 2 for result in results)
+
+
+@pytest.mark.parametrize("model", ["mixtral-8x7b", "deepseek-v3"])
+def test_a_model_with_experts_is_refused_before_anything_starts(tmp_path, model):
+    done = benchmark(tmp_path, "--config", configuration(tmp_path, [model]))
+    assert done.returncode == 2
+    assert "trains dense models only" in done.stderr
+    assert "config.yaml:" in done.stderr
+    assert not (tmp_path / "out").exists()

@@ -55,6 +55,8 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
     config = loaded.config
     model = _named(loaded, config.models, request.model, ("model", ("models",)))
     shape = shape_at(loaded, request.model, request.size)
+    if request.engine == "megatron":
+        _check_dense(loaded, request.model, shape)
     nodes, gpus = count_ranks(loaded, request.platform, request.gpus_found)
     layout, batch = layout_of(loaded, request, shape, nodes * gpus)
     optimizations = config.platform_optimizations.get(request.platform, PlatformOptimizations())
@@ -93,6 +95,16 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
         command=request.command,
         output_directory=request.output_directory,
     )
+
+
+def _check_dense(loaded: LoadedConfig, model: str, shape: ModelShape) -> None:
+    """Refuse before the start what the embedded engine's worker would refuse."""
+    if shape.experts or shape.kv_lora_rank:
+        raise ConfigError(
+            f"The embedded engine trains dense models only; {shape.name} has experts or latent attention.",
+            where=loaded.where("models", model, "architecture"),
+            fix="--engine nemo or --engine primus where it is installed, or a dense model",
+        )
 
 
 def _check_fp8(loaded: LoadedConfig, request: PlanRequest, shape: ModelShape, layout: Layout, batch: Batch) -> None:

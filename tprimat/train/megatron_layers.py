@@ -18,39 +18,11 @@ from torch.nn.attention import SDPBackend
 
 from tprimat.facts.models import ModelShape
 from tprimat.train import context_parallel
-from tprimat.train.compilation import compiled
+from tprimat.train.fused_layer import FusedLayer, SumRMSNorm
 from tprimat.train.megatron_linear import ColumnLinear, RowLinear
+from tprimat.train.norms import CompiledRMSNorm, LayerNorm, RMSNorm
 from tprimat.train.rotary_attention import RotarySelfAttention, Rotation
 from tprimat.train.swiglu import SwiGLUMLP
-
-
-class RMSNorm(torch.nn.RMSNorm):
-    """torch's RMSNorm, marked so that Megatron sums its gradient over the tensor ranks under sequence parallelism."""
-
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
-        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
-        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
-
-
-def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    return F.rms_norm(x, weight.shape, weight, epsilon)
-
-
-class CompiledRMSNorm(RMSNorm):
-    """The same, with forward and backward each in one kernel."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension."""
-        return compiled(_rms_norm)(x, self.weight, self.eps)  # type: ignore[no-any-return]
-
-
-class LayerNorm(torch.nn.LayerNorm):
-    """torch's LayerNorm, marked likewise."""
-
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
-        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
-        for parameter in self.parameters():
-            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
 
 class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
@@ -117,6 +89,8 @@ def block_spec(
         parts.self_attention.params["rotary"] = rotary
         if shape.gated and not shape.linear_bias:
             parts.mlp.module = SwiGLUMLP
+        if shape.norm == "rmsnorm" and not shape.linear_bias:
+            layer.module, parts.pre_mlp_layernorm = FusedLayer, SumRMSNorm
     attention, mlp = parts.self_attention.submodules, parts.mlp.submodules
     attention.core_attention = SDPACoreAttention
     if linear:

@@ -1,5 +1,6 @@
 """Megatron-Core under a Lightning Trainer: one batch is one global batch, one training_step is one optimizer step."""
 
+import gc
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -69,6 +70,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
             grad_reduce_in_fp32=True,
             overlap_grad_reduce=options.overlap_grad_reduce,
             overlap_param_gather=options.overlap_param_gather,
+            average_in_collective=self.device.type == "cuda",  # gloo only sums; then Megatron scales the buffer beforehand
         )
         for number, chunk in enumerate(build_chunks(plan, self.config, options)):
             model = chunk.to(self.device)
@@ -131,7 +133,11 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         with self._profiled_optimizer():
             optimizer.step()
         loss, tokens = self._over_all_ranks(losses, batch)
-        self.observed = self.observed or _observed(batch, int(tokens.item()))
+        if self.observed is None:
+            self.observed = _observed(batch, int(tokens.item()))
+            # What lives now lives on: without this, Python looks through all of it again and again while the GPU waits.
+            gc.collect()
+            gc.freeze()
         return {"loss": loss, "grad_norm": self.megatron_optimizer.grad_norm, "learning_rate": rate, "tokens": tokens}
 
     def _profiled_optimizer(self) -> AbstractContextManager[Any]:

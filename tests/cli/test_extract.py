@@ -90,6 +90,34 @@ def test_a_flag_that_contradicts_the_log_names_both_and_the_line(log, name, flag
     assert "Traceback" not in done.stderr
 
 
+def without_split(text):
+    text = text.replace(
+        "tensor_model_parallel_size ...................... 2", "tensor_model_parallel_size ...................... 1"
+    )
+    return text.replace("tensor-model-parallel size: 2", "tensor-model-parallel size: 1").replace("4015263744", "8030261248")
+
+
+def test_a_model_of_another_size_than_the_log_counts_is_refused(log):
+    path = log("megatron_lm", without_split)
+    done = extract("--log-file", path, "--model-name", "qwen", "--gpu", "H200")
+    assert done.returncode == 2
+    assert (
+        "--model-name qwen contradicts the log: qwen-2.5-7b has 7,615,616,512 parameters, the log counts 8,030,261,248"
+        in done.stderr
+    )
+    assert extract("--log-file", path, "--model-name", "llama", "--gpu", "H200").returncode == 0
+
+
+def test_an_mfu_that_no_hardware_reaches_is_not_printed_without_a_word(log):
+    path = log("megatron_lm")
+    done = extract("--log-file", path, "--model-name", "llama", "--gpu", "H200")
+    assert "warning: MFU is 4" in done.stderr
+    assert any(
+        "no hardware can reach" in text
+        for text in json.loads((path.parent / "benchmark_cuda_llama.json").read_text())["metrics"]["warnings"]
+    )
+
+
 def test_a_strategy_that_the_log_proves_is_recorded(log):
     path = log("megatron_lm")
     done = extract("--log-file", path, "--model-name", "llama", "--gpu", "H200", "--parallel", "balanced")

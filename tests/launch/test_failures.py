@@ -56,6 +56,22 @@ HEADS = "ValueError: num_attention_heads (28) must be a multiple of tensor_model
         ),
         ("slurmstepd: error: Detected 1 oom_kill event in StepId=1.0.", "out_of_memory", "main memory"),
         ("[ 12.3] Out of memory: Killed process 4242 (python)", "out_of_memory", "main memory"),
+        (
+            "HSA_STATUS_ERROR_OUT_OF_RESOURCES: The runtime failed to allocate the necessary resources.",
+            "failed",
+            "A GPU failed or was used wrongly: HSA_STATUS_ERROR",
+        ),
+        (
+            "RuntimeError: DataLoader worker (pid 123) is killed by signal: Bus error. It is possible that dataloader's workers "
+            "are out of shared memory. Please try to raise your shared memory limit.",
+            "failed",
+            "ran out of shared memory",
+        ),
+        (
+            "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+            "failed",
+            "not built for this GPU",
+        ),
         (COLLECTIVE, "timed_out", "A collective operation timed out"),
         ("ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress", "timed_out", "collective"),
         ("Heartbeat monitor timed out! Process will be terminated after dumping debug info.", "timed_out", "collective"),

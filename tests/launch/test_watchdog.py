@@ -1,11 +1,14 @@
 import os
 import re
 import stat
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from a_launch import Notes, a_launch
 
+from tprimat.launch import stacks
 from tprimat.launch.run import run
 from tprimat.launch.schema import Limits
 from tprimat.launch.watchdog import Watchdog
@@ -55,6 +58,16 @@ def test_py_spy_writes_the_stacks_into_the_runs_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tool.parent}{os.pathsep}{os.environ['PATH']}")
     run(a_launch(tmp_path / "run", "steps", 3, "sleep", 100, limits=HANGS), Notes())
     assert (tmp_path / "run" / "stacks.txt").read_text().startswith("stack of ")
+
+
+def test_py_spy_is_found_beside_a_python_whose_environment_is_not_activated(tmp_path, monkeypatch):
+    tool = tmp_path / "py-spy"
+    tool.write_text("#!/bin/sh\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert stacks.py_spy() is None or Path(stacks.py_spy()).parent == Path(sys.executable).parent
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert stacks.py_spy() == str(tool)
 
 
 def test_a_process_that_does_not_end_after_its_last_step_is_hung(tmp_path):

@@ -69,6 +69,7 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
     per_gpu = scaled(rate, 1 / gpus, count) if rate and gpus else None
     flops = scaled(rate, flop / gpus, count) if rate and gpus and flop else None
     energy, no_energy = _energy(options, (kept.first, kept.last), window, gpus)
+    mfu = _times(flops, 1 / peak) if flops and peak else None
     return RunMetrics(
         window=window,
         step_seconds=estimate(median_interval(seconds), count),
@@ -81,7 +82,7 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
         flops_convention="6n" if options.seed_conventions else options.flops_convention,
         model_flops_per_second_per_gpu=flops,
         peak_dense_flops=peak,
-        mfu=_times(flops, 1 / peak) if flops and peak else None,
+        mfu=mfu,
         mfu_absent_because=None if flops and peak else no_peak or no_flop or _no_rate(rate, gpus),
         share_of_measured_gemm=flops.value / options.gemm_ceiling_flops if flops and options.gemm_ceiling_flops else None,
         measured_gemm_flops=options.gemm_ceiling_flops,
@@ -91,6 +92,7 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
         joules_per_token=energy / float(kept.tokens.sum()) if energy is not None and kept.tokens is not None else None,
         cost_per_million_tokens=_cost(options.cost_per_gpu_hour, per_gpu),
         warnings=(
+            *impossible(mfu),
             *_warnings(run, steps, kept, window),
             *_contradiction(options.stated_tokens_per_second, measured),
             *_throttling(options.telemetry),
@@ -210,6 +212,13 @@ def _slow_start(all_steps: Sequence[StepRecord], kept: Array, window: Window, pr
     whole = (seconds + float(kept.sum())) / (count + len(kept))
     longer = whole / float(kept.mean()) - 1
     return [f"{count} slow steps after step 1 are left out; with them a mean step takes {longer:.1%} longer"]
+
+
+def impossible(mfu: Estimate | None) -> tuple[str, ...]:
+    """A warning where more would have been done than the accelerator can do."""
+    if mfu is None or mfu.value <= 1:
+        return ()
+    return (f"MFU is {mfu.value:.0%}, which no hardware can reach: model, GPU, dtype, batch or sequence are not what ran",)
 
 
 def _throttling(samples: Sequence[TelemetrySample]) -> tuple[str, ...]:

@@ -134,12 +134,15 @@ def save(options: argparse.Namespace, result: "Extracted") -> tuple[Path, "RunMe
 def tell(result: "Extracted", metrics: "RunMetrics | None", path: Path) -> None:
     """Results on stdout, remarks on stderr."""
     from tprimat import units
+    from tprimat.analyze.metrics import impossible
 
     run = result.run
     for note in result.notes:
         print(f"note: {note}", file=sys.stderr)
     if run.cause:
         print(f"{run.outcome.replace('_', ' ')}: {run.cause}", file=sys.stderr)
+    for warning in impossible(metrics.mfu) if metrics else ():
+        print(f"warning: {warning}", file=sys.stderr)
     if metrics is not None and metrics.mfu_absent_because:
         print(f"note: no MFU, since {metrics.mfu_absent_because}", file=sys.stderr)
     rate = metrics.tokens_per_second_per_gpu if metrics else None

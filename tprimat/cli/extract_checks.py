@@ -1,7 +1,7 @@
 """Flags beside the log: they fill what it does not say, and may not contradict it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tprimat.cli.log_reading import LogReading
 from tprimat.config.schema import Config, LayoutConfig, PlatformName
@@ -9,9 +9,12 @@ from tprimat.engines.logs.assemble import world_size
 from tprimat.engines.logs.dialects import Dialect
 from tprimat.errors import ConfigError
 from tprimat.facts.accelerators import find_accelerator
+from tprimat.facts.models import ModelShape, padded_vocabulary, parameters
 from tprimat.record.schema import Evidence, Machine, Platform
 
 PLATFORM_NAMES: dict[Platform, PlatformName] = {"cuda": "nvidia", "rocm": "amd", "cpu": "cpu"}
+PARAMETER_TOLERANCE = 0.01
+"""Padding of the vocabulary differs between frameworks."""
 ONE_NODE_GPUS = 8
 """Up to so many GPUs are taken to stand in one node unless --num-nodes says otherwise; only per-node figures depend on it."""
 
@@ -142,6 +145,20 @@ def check_strategy(reading: LogReading, evidence: Evidence, flags: Flags, machin
                 why="A strategy is what ran, not what was asked for.",
                 fix="leave --parallel out, or name the strategy that ran",
             )
+
+
+def check_model(reading: LogReading, shape: ModelShape, evidence: Evidence, flags: Flags) -> None:
+    """The model decides on FLOP and MFU: where the log counts its parameters, they must be those of the shape."""
+    counted, line = evidence.parameters, reading.said.evidence_line.get("parameters")
+    expected = parameters(replace(shape, vocabulary=padded_vocabulary(shape))).total
+    if counted is None or abs(counted / expected - 1) <= PARAMETER_TOLERANCE:
+        return
+    raise ConfigError(
+        f"--model-name {flags.model} contradicts the log: {shape.name} has {expected:,} parameters, the log counts {counted:,}.",
+        where=f"{reading.name}:{line}" if line else reading.name,
+        why="FLOP and MFU follow from the model.",
+        fix="the model that ran, or its architecture under models in config.yaml",
+    )
 
 
 def split_claims(layout: LayoutConfig | None) -> Sequence[tuple[int, str]]:

@@ -5,7 +5,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tprimat import units
-from tprimat.cli.extract_checks import Claim, Flags, check_flags, check_strategy, compare, first_step_line, machine_of
+from tprimat.cli.extract_checks import (
+    Claim,
+    Flags,
+    check_flags,
+    check_model,
+    check_strategy,
+    compare,
+    first_step_line,
+    machine_of,
+)
 from tprimat.cli.log_reading import LogReading
 from tprimat.config.schema import Config
 from tprimat.engines.logs.assemble import Assembled, assemble, sequence_from_rates
@@ -47,11 +56,13 @@ def extract(reading: LogReading, flags: Flags, source: LogSource, config: Config
     machine = machine_of(reading, flags, dialect)
     made = assembled(reading, flags, machine)
     check_strategy(reading, made.evidence, flags, machine, config)
+    shape = shape_of(flags.model, config)
+    check_model(reading, shape, made.evidence, flags)
     ending = ending_of(reading, made.steps, dialect, growing=growing)
     run = RunRecord(
         run_id=f"{flags.model}-{dialect.name}-{(source.sha256 or 'growing')[:12]}",
         model=flags.model,
-        shape=shape_of(flags.model, config),
+        shape=shape,
         strategy=flags.strategy,
         engine=dialect.name,
         matmul_dtype=made.evidence.matmul_dtype,

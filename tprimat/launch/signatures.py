@@ -28,7 +28,7 @@ def _signature(kind: str, outcome: Outcome, pattern: str, cause: str, hint: str 
 
 BENIGN = re.compile(
     r"error_injection_rate|destroy_process_group\(\) was not called|in a low-power state|No token throughput"
-    r"|^\W*(?:export |declare -x )?\w*(?:NCCL|TORCH|PYTORCH|CUDA|HSA|HIP)_\w+\s*[=:]"
+    r"|^\W*(?:export |declare -x )?(?!HSA_STATUS_ERROR)\w*(?:NCCL|TORCH|PYTORCH|CUDA|HSA|HIP)_\w+\s*[=:]"
     r"|exitcode\s*: -15"
     r"|nan iterations:\s*0\b"
     r"|^Cannot import zarr, support for zarr-based checkpoints"
@@ -53,6 +53,14 @@ PRIMARY = (
         r"|cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED",
         "The GPU ran out of memory.",
         LESS_MEMORY,
+    ),
+    _signature(
+        "shared_memory",
+        "failed",
+        r"out of shared memory|DataLoader worker \(pid\(?s?\)? .*killed by signal: Bus error"
+        r"|unable to (?:open|write to) .*shared memory",
+        "A process that loads data ran out of shared memory (/dev/shm).",
+        "docker run --ipc host, or --shm-size 16g; in Kubernetes a larger emptyDir of medium Memory at /dev/shm",
     ),
     _signature(
         "host_out_of_memory",
@@ -121,6 +129,14 @@ PRIMARY = (
         r"No space left on device|\[Errno 28\]|Disk quota exceeded",
         "The disk is full.",
         "free space, or choose another folder with --output-dir",
+    ),
+    _signature(
+        "wrong_build",
+        "failed",
+        r"no kernel image is available for execution|is not compatible with the current PyTorch installation"
+        r"|hipErrorNoBinaryForGpu",
+        "torch, or one of its extensions, was not built for this GPU.",
+        "install the build of torch for this GPU and its driver",
     ),
     _signature(
         "gpu_fault",

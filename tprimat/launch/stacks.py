@@ -4,6 +4,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,10 +18,10 @@ SECONDS_IN_ALL = 30.0
 def dump_stacks(pids: set[int], path: Path, on_notice: Callable[[str], None]) -> None:
     """Write the Python stacks of a run's processes to a file with py-spy.
 
-    Without py-spy the processes that catch SIGUSR1 get it: a worker that called faulthandler.register(SIGUSR1) prints its stacks
-    into the log. Whoever does not catch the signal would die of it and does not get it.
+    Without py-spy the processes that catch SIGUSR1 get it: our workers, which called faulthandler.register(SIGUSR1), print
+    their stacks into the log. Whoever does not catch the signal would die of it and does not get it.
     """
-    tool = shutil.which("py-spy")
+    tool = py_spy()
     if tool is None:
         catching = {pid for pid in pids if catches(pid, signal.SIGUSR1)}
         family.send(catching, signal.SIGUSR1)
@@ -37,6 +38,11 @@ def dump_stacks(pids: set[int], path: Path, on_notice: Callable[[str], None]) ->
         on_notice(f"the stacks cannot be written to {path}: {error.strerror or error}.")
     else:
         on_notice(f"the stacks of {len(texts)} processes are in {path}.")
+
+
+def py_spy() -> str | None:
+    """On PATH, or beside this Python: an environment that was not activated has it there."""
+    return shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
 
 
 def stack(tool: str, pid: int) -> str:

@@ -1,6 +1,8 @@
 """The process that torchrun starts on every rank: python -m tprimat.train.worker --plan PLAN."""
 
 import argparse
+import faulthandler
+import signal
 import sys
 import warnings
 from pathlib import Path
@@ -19,6 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--plan", type=Path, required=True, help="plan.json, as ./benchmark.py wrote it")
     options = parser.parse_args(arguments)
+    faulthandler.register(signal.SIGUSR1)  # for a launcher that has no py-spy to see where a hung rank stands
     try:
         train(read_plan(options.plan))
     except UserError as error:

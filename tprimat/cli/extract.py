@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 REWRITE_SECONDS = 1.0
 """A followed log is written out at most so often."""
-REWRITE_SHARE = 9
-"""And writing takes at most a tenth of the time, however many steps there are."""
+REWRITE_SHARE = 3
+"""And writing takes at most a quarter of the time, however many steps there are."""
 DIALECTS = (
     "auto",
     "primus",

@@ -57,13 +57,13 @@ def without_transformer_engine(plan: RunPlan) -> LaunchError | None:
     """Why NeMo cannot carry out the plan where Transformer Engine does not work; None: it can."""
     if plan.precision == "fp8":
         return LaunchError(
-            "NeMo cannot train in fp8 here: Transformer Engine is not installed.",
+            "NeMo cannot train in fp8 here: Transformer Engine is not installed, or does not import.",
             why="Without it Megatron-Core ignores fp8 silently and multiplies in bf16.",
             fix=f"--precision bf16, or {NEEDS_TRANSFORMER_ENGINE}",
         )
     if plan.layout.context > 1:
         return LaunchError(
-            f"NeMo cannot split a sequence over {plan.layout.context} ranks here: Transformer Engine is not installed.",
+            f"NeMo cannot split a sequence over {plan.layout.context} ranks here: Transformer Engine is not installed, or does not import.",
             why="Attention over ranks (context parallelism) is Transformer Engine's.",
             fix=f"context_parallel_size: 1, or {NEEDS_TRANSFORMER_ENGINE}",
         )

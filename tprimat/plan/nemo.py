@@ -63,7 +63,8 @@ def without_transformer_engine(plan: RunPlan) -> LaunchError | None:
         )
     if plan.layout.context > 1:
         return LaunchError(
-            f"NeMo cannot split a sequence over {plan.layout.context} ranks here: Transformer Engine is not installed, or does not import.",
+            f"NeMo cannot split a sequence over {plan.layout.context} ranks here: "
+            "Transformer Engine is not installed, or does not import.",
             why="Attention over ranks (context parallelism) is Transformer Engine's.",
             fix=f"context_parallel_size: 1, or {NEEDS_TRANSFORMER_ENGINE}",
         )

@@ -8,6 +8,7 @@ A block of figures stands between <!-- figures NAME --> and <!-- end -->; the pr
 """
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -226,7 +227,27 @@ def first_steps(results: Path) -> str:
     return table(("layout", "to the end of the first step"), rows) if rows else NOTHING
 
 
+def callback(results: Path) -> str:
+    """What recording costs a step: the same training with and without it, in turn."""
+    rows = []
+    shortest = min(
+        (item.metrics.step_seconds.value for group in groups_in(results / "engine", []) for item in group.runs if item.metrics),
+        default=None,
+    )
+    for file in sorted((results / "callback").glob("*.json")):
+        found = json.loads(file.read_text(encoding="utf8"))
+        medians, cost = found["median_step_seconds"], found["cost_seconds_per_step"]
+        without, with_it = (
+            f"{min(medians[side]) * 1e3:.2f} .. {max(medians[side]) * 1e3:.2f} ms" for side in ("without", "with")
+        )
+        share = "–" if shortest is None else f"{cost / shortest * 100:.4f} %"
+        rows.append((found["device"], str(found["layers"]), without, with_it, f"{cost * 1e3:.3f} ms", share))
+    header = ("GPU", "layers", "step without, by round", "step with, by round", "cost", "of the shortest step in the first table")
+    return table(header, rows) if rows else NOTHING
+
+
 BLOCKS = {
+    "callback": callback,
     "layouts": layouts,
     "switches": switches,
     "no_gain": no_gain,

@@ -59,6 +59,16 @@ def test_text_becomes_bytes_in_windows_of_the_stream(tmp_path, cache):
     assert len(starts) > data.windows // 21
 
 
+def test_text_beyond_the_limit_is_left_out_and_the_record_says_so(tmp_path, cache, monkeypatch):
+    monkeypatch.setattr("tprimat.train.text.MOST_BYTES", 2**20)
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / "texts" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "texts" / name).write_bytes(b"x" * 700_000)
+    data = open_text(plan_for(tmp_path, f"text:{tmp_path / 'texts'}"), 512)
+    assert data.tokens == 2**20 + 2
+    assert data.description.endswith("(bytes, the first 1 MiB)")
+
+
 def test_each_epoch_reads_every_window_once_in_another_order(tmp_path, cache):
     (tmp_path / "a.txt").write_bytes(bytes(range(256)) * 8)
     data = open_text(plan_for(tmp_path, f"text:{tmp_path / 'a.txt'}", **{"training.data.sequence_length": 50}), 512)

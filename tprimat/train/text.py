@@ -4,7 +4,7 @@ import hashlib
 import os
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,9 @@ from tprimat.train.accelerator import local_rank
 END_OF_DOCUMENT = 256
 """Byte-level token after each file; bytes are their own tokens 0..255."""
 MOST_BYTES = 256 * 2**20
-"""Text beyond it is left out: a benchmark reads far less."""
+"""Text beyond it is left out, and the record says so: a benchmark reads far less."""
+ENDS = ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>")
+"""What tokenizers call the token after each file: Llama 3's, Qwen's and GPT's, Llama 2's, Gemma's."""
 
 
 @dataclass(frozen=True)
@@ -112,13 +114,15 @@ def text_files(source: str) -> list[Path]:
 def _cached(source: str, tokenizer: str | None) -> tuple[Path, str]:
     """Where the dataset of exactly this content belongs, and the tokenizer's name."""
     digest = hashlib.sha256()
-    for file in text_files(source):
-        digest.update(file.read_bytes())
+    for text in _texts(source):
+        digest.update(text)
         digest.update(b"\0")
     name = "bytes"
     if tokenizer is not None:
         digest.update(_read_tokenizer(tokenizer))
         name = Path(tokenizer).name
+    if sum(file.stat().st_size for file in text_files(source)) > MOST_BYTES:
+        name += f", the first {MOST_BYTES // 2**20} MiB"
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tprimat"
     return root / f"text-{digest.hexdigest()[:16]}", name
 
@@ -144,25 +148,37 @@ def _build(prefix: Path, source: str, tokenizer: str | None) -> None:
         Path(get_idx_path(partial)).replace(get_idx_path(str(prefix)))
 
 
-def _encoded(source: str, tokenizer: str | None) -> Iterator[NDArray[np.int32]]:
+def _texts(source: str) -> Iterator[bytes]:
+    """The contents of each file, up to MOST_BYTES in all."""
     left = MOST_BYTES
-    encode = _byte_tokens if tokenizer is None else _trained_tokens(tokenizer)
     for file in text_files(source):
-        text = file.read_bytes()[:left]
+        with file.open("rb") as opened:
+            text = opened.read(left)
+        yield text
         left -= len(text)
-        yield encode(text)
         if left <= 0:
             return
+
+
+def _encoded(source: str, tokenizer: str | None) -> Iterator[NDArray[np.int32]]:
+    encode = _byte_tokens if tokenizer is None else _trained_tokens(tokenizer)
+    return map(encode, _texts(source))
 
 
 def _byte_tokens(text: bytes) -> NDArray[np.int32]:
     return np.append(np.frombuffer(text, dtype=np.uint8).astype(np.int32), np.int32(END_OF_DOCUMENT))
 
 
-def _trained_tokens(path: str):  # type: ignore[no-untyped-def]
+def _trained_tokens(path: str) -> Callable[[bytes], NDArray[np.int32]]:
     try:
         from tokenizers import Tokenizer
     except ModuleNotFoundError as error:
         raise LaunchError("A tokenizer.json needs the package tokenizers.", fix="pip install tokenizers") from error
     tokenizer = Tokenizer.from_file(path)
-    return lambda text: np.asarray(tokenizer.encode(text.decode("utf8", errors="replace")).ids, dtype=np.int32)
+    end = next((number for name in ENDS if (number := tokenizer.token_to_id(name)) is not None), None)
+
+    def encode(text: bytes) -> NDArray[np.int32]:
+        numbers = tokenizer.encode(text.decode("utf8", errors="replace")).ids
+        return np.asarray(numbers if end is None else [*numbers, end], dtype=np.int32)
+
+    return encode

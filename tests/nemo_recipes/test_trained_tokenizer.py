@@ -1,0 +1,32 @@
+"""Text through a tokenizer.json, here where the package tokenizers is installed."""
+
+import sys
+from pathlib import Path
+
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "train"))
+
+from planning import make_plan
+
+from tprimat.train.text import open_text
+
+WORDS = ["<unk>", "red", "green", "blue", "<|end_of_text|>"]
+
+
+def test_each_file_ends_with_the_tokenizers_own_token(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("red green blue pink")
+    (tmp_path / "texts" / "b.txt").write_text("blue red")
+    settings = {
+        "training.data.dataset": f"text:{tmp_path / 'texts'}",
+        "training.data.tokenizer": str(tmp_path / "tokenizer.json"),
+        "training.data.sequence_length": 7,
+    }
+    data = open_text(make_plan(tmp_path / "run", "llama", settings), 512)
+    assert data.sequence(0).tolist() == [1, 2, 3, 0, 4, 3, 1, 4]
+    assert data.description.endswith("(tokenizer.json)")

@@ -75,6 +75,8 @@ def command(layout: Layout, options: argparse.Namespace, ranks: int, output: Pat
     ]
     if layout.virtual:
         settings.append(f"{strategy}.virtual_pipeline_model_parallel_size={layout.virtual}")
+    if layout.optimizer_states != "fp32":
+        settings.append(f"platform_optimizations.{options.platform}.engine_options.optimizer_states={layout.optimizer_states}")
     settings += options.settings
     given = {
         "--platform": options.platform,

@@ -62,6 +62,8 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
     optimizations = config.platform_optimizations.get(request.platform, PlatformOptimizations())
     if optimizations.precision == "fp8":
         _check_fp8(loaded, request, shape, layout, batch)
+    if optimizations.engine_options.optimizer_states == "bf16":
+        _check_lean(loaded, request, layout)
     if batch.micro_batch_sequences == "auto":
         _check_search(loaded, request, nodes)
     return RunPlan(
@@ -105,6 +107,20 @@ def _check_dense(loaded: LoadedConfig, model: str, shape: ModelShape) -> None:
             where=loaded.where("models", model, "architecture"),
             fix="--engine nemo or --engine primus where it is installed, or a dense model",
         )
+
+
+def _check_lean(loaded: LoadedConfig, request: PlanRequest, layout: Layout) -> None:
+    """bf16 optimizer states: where there is an optimizer that has them, and weights that need them."""
+    where = loaded.where("platform_optimizations", request.platform, "engine_options", "optimizer_states")
+    what, fix = "optimizer_states is bf16.", "optimizer_states: fp32"
+    precision = loaded.config.platform_optimizations[request.platform].precision
+    if layout.world_size > 1:
+        why = f"It is for one rank alone; this layout has {layout.world_size}, which share fp32 states."
+        raise ConfigError(what, where=where, why=why, fix=f"{fix}, or --gpus 1 with a layout for it")
+    if request.engine != "megatron":
+        raise ConfigError(what, where=where, why=f"The engine {request.engine} has none.", fix=f"{fix}, or --engine megatron")
+    if precision == "fp32":
+        raise ConfigError(what, where=where, why="The weights are fp32, and their states with them.", fix=fix)
 
 
 def _check_fp8(loaded: LoadedConfig, request: PlanRequest, shape: ModelShape, layout: Layout, batch: Batch) -> None:

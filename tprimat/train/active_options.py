@@ -24,6 +24,7 @@ class ActiveOptions:
     overlap_tensor_parallel: bool
     load_ahead: bool
     balanced_stages: bool
+    optimizer_states: str
 
 
 def decide(options: EngineOptions, device: torch.device, precision: str) -> ActiveOptions:
@@ -34,16 +35,20 @@ def decide(options: EngineOptions, device: torch.device, precision: str) -> Acti
         return default if isinstance(asked, str) else asked
 
     can_accumulate = on_gpu and precision in {"bf16", "fp8"} and weight_gradients.works_on(device)
+    sharded = options.distributed_optimizer and options.optimizer_states == "fp32"
     return ActiveOptions(
         compiled_regions=on(options.compiled_regions, on_gpu),
         streamed_cross_entropy=on(options.streamed_cross_entropy, on_gpu),
         accumulate_weight_gradients=on(options.accumulate_weight_gradients, can_accumulate),
         cudnn_attention=on(options.cudnn_attention, on_gpu and torch.version.hip is None),
         fused_adam=on(options.fused_adam, on_gpu),
-        distributed_optimizer=options.distributed_optimizer,
+        distributed_optimizer=sharded,
         overlap_grad_reduce=options.overlap_grad_reduce,
-        overlap_param_gather=options.overlap_param_gather and options.distributed_optimizer,
+        overlap_param_gather=options.overlap_param_gather
+        and options.distributed_optimizer
+        and options.optimizer_states == "fp32",
         overlap_tensor_parallel=on(options.overlap_tensor_parallel, can_overlap()) and precision != "fp8",
         load_ahead=on(options.load_ahead, on_gpu),
         balanced_stages=options.balanced_stages,
+        optimizer_states=options.optimizer_states,
     )

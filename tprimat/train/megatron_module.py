@@ -21,6 +21,7 @@ from tprimat.train import fp8_kernels
 from tprimat.train.active_options import ActiveOptions
 from tprimat.train.context_parallel import own_pieces
 from tprimat.train.data import GlobalBatches, RankPlace, Sequences, open_sequences
+from tprimat.train.lean_optimizer import LeanOptimizer
 from tprimat.train.lightning_api import lightning
 from tprimat.train.megatron_model import PARAMETER_DTYPES, build_chunks, transformer_config
 from tprimat.train.megatron_optimizer import MegatronOptimizer
@@ -67,7 +68,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         precision = PARAMETER_DTYPES[plan.precision]
         ddp = DistributedDataParallelConfig(
             use_distributed_optimizer=options.distributed_optimizer,
-            grad_reduce_in_fp32=True,
+            grad_reduce_in_fp32=options.optimizer_states == "fp32",
             overlap_grad_reduce=options.overlap_grad_reduce,
             overlap_param_gather=options.overlap_param_gather,
             average_in_collective=self.device.type == "cuda",  # gloo only sums; then Megatron scales the buffer beforehand
@@ -83,12 +84,16 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         """This rank's weights."""
         return (parameter for chunk in self.chunks for parameter in chunk.parameters())
 
-    def configure_optimizers(self) -> MegatronOptimizer:
+    def configure_optimizers(self) -> MegatronOptimizer | LeanOptimizer:
         """Megatron's optimizer, wired to the schedule functions that want to know of it."""
         options = self.options
-        self.megatron_optimizer = MegatronOptimizer(self.chunks, self.plan, options)
+        self.megatron_optimizer: MegatronOptimizer | LeanOptimizer
+        if options.optimizer_states == "bf16":
+            self.megatron_optimizer = LeanOptimizer(self.chunks, self.plan, fused=options.fused_adam)
+        else:
+            self.megatron_optimizer = MegatronOptimizer(self.chunks, self.plan, options)
         self.config.finalize_model_grads_func = finalize_model_grads
-        self.config.grad_scale_func = self.megatron_optimizer.megatron.scale_loss
+        self.config.grad_scale_func = self.megatron_optimizer.scale_loss
         if options.overlap_grad_reduce:
             functions = [chunk.no_sync for chunk in self.chunks]
             self.config.no_sync_func = functions[0] if len(functions) == 1 else functions

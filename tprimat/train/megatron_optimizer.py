@@ -8,6 +8,7 @@ from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer.module import MegatronModule
+from torch import Tensor
 
 from tprimat.plan.schema import RunPlan
 from tprimat.train import gradient_norm
@@ -44,7 +45,11 @@ class MegatronOptimizer(torch.optim.Optimizer):
         self.param_groups = self.megatron.param_groups
         for group in self.param_groups if options.fused_adam else ():
             group["fused"], group["foreach"] = True, False
-        self.scheduler = _scheduler(self.megatron, plan)
+        self.scheduler = schedule_of(self.megatron, plan)
+
+    def scale_loss(self, loss: Tensor) -> Tensor:
+        """What Megatron's schedule multiplies a loss with before the backward pass: nothing but fp16 needs more than 1."""
+        return self.megatron.scale_loss(loss)  # type: ignore[no-any-return]
 
     @property
     def description(self) -> str:
@@ -70,7 +75,8 @@ class MegatronOptimizer(torch.optim.Optimizer):
         self.scheduler.step(increment=1)
 
 
-def _scheduler(optimizer: Any, plan: RunPlan) -> OptimizerParamScheduler:
+def schedule_of(optimizer: Any, plan: RunPlan) -> OptimizerParamScheduler:
+    """Megatron's schedule of learning rate and weight decay, over anything with param_groups."""
     settings = plan.optimizer
     # Megatron wants the warm-up to be shorter than the decay, however short the run is.
     decay = max(plan.steps, 1)

@@ -23,7 +23,8 @@ sys.path.insert(0, str(ROOT))
 
 from shallow import write_shallow_config  # noqa: E402
 
-from tprimat.train import redirect, weight_gradients  # noqa: E402
+from tprimat.train import redirect  # noqa: E402
+from tprimat.train.megatron import weight_gradients  # noqa: E402
 
 weight_gradients.install()
 redirect.install()
@@ -32,11 +33,11 @@ import torch  # noqa: E402
 
 from tprimat.config.load import Setting, read_config  # noqa: E402
 from tprimat.plan.build import PlanRequest, build_plan  # noqa: E402
-from tprimat.train.active_options import decide  # noqa: E402
 from tprimat.train.callback import BenchmarkCallback  # noqa: E402
 from tprimat.train.lightning_api import lightning, quieten  # noqa: E402
-from tprimat.train.megatron_module import MegatronModule  # noqa: E402
-from tprimat.train.megatron_strategy import MegatronStrategy  # noqa: E402
+from tprimat.train.megatron.active_options import decide  # noqa: E402
+from tprimat.train.megatron.module import MegatronModule  # noqa: E402
+from tprimat.train.megatron.strategy import MegatronStrategy  # noqa: E402
 
 
 class Ends(lightning.Callback):

@@ -11,8 +11,8 @@ from tprimat.train import redirect
 redirected = redirect.install()
 
 from tprimat.plan.file import read_plan  # noqa: E402
-from tprimat.train.megatron_module import MegatronModule  # noqa: E402
-from tprimat.train.megatron_run import train  # noqa: E402
+from tprimat.train.megatron.module import MegatronModule  # noqa: E402
+from tprimat.train.megatron.run import train  # noqa: E402
 
 
 class Failing(MegatronModule):
@@ -23,5 +23,5 @@ class Failing(MegatronModule):
 
 
 if __name__ == "__main__":
-    sys.modules["tprimat.train.megatron_run"].MegatronModule = Failing
+    sys.modules["tprimat.train.megatron.run"].MegatronModule = Failing
     train(read_plan(Path(sys.argv[1])), redirected)

@@ -6,13 +6,14 @@ import pytest
 import torch
 from planning import make_plan, train_together
 
-from tprimat.train import fp8_kernels, redirect, weight_gradients
+from tprimat.train import redirect
+from tprimat.train.megatron import fp8_kernels, weight_gradients
 
 weight_gradients.install()
 redirect.install()
 
-from tprimat.train.fp8_kernels import Fp8Kernels  # noqa: E402
-from tprimat.train.megatron_linear import PlainKernels  # noqa: E402
+from tprimat.train.megatron.fp8_kernels import Fp8Kernels  # noqa: E402
+from tprimat.train.megatron.linear import PlainKernels  # noqa: E402
 
 
 def relative_error(got, wanted):

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tprimat.train import gradient_norm, redirect, weight_gradients
+from tprimat.train import redirect
+from tprimat.train.megatron import gradient_norm, weight_gradients
 
 weight_gradients.install()
 redirect.install()

@@ -6,7 +6,8 @@ torchrun --nproc-per-node N tests/train/train_plans.py PLAN.json ...
 import sys
 from pathlib import Path
 
-from tprimat.train import redirect, weight_gradients
+from tprimat.train import redirect
+from tprimat.train.megatron import weight_gradients
 
 weight_gradients.install()
 redirected = redirect.install()
@@ -14,7 +15,7 @@ redirected = redirect.install()
 import torch.distributed as dist  # noqa: E402
 
 from tprimat.plan.file import read_plan  # noqa: E402
-from tprimat.train.megatron_run import train  # noqa: E402
+from tprimat.train.megatron.run import train  # noqa: E402
 from tprimat.train.worker import quieten  # noqa: E402
 
 if __name__ == "__main__":

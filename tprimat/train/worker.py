@@ -33,7 +33,8 @@ def main(arguments: list[str] | None = None) -> int:
 def train(plan: RunPlan) -> None:
     """Hand a plan to its engine's trainer."""
     quieten()
-    from tprimat.train import redirect, transformer_engine, weight_gradients
+    from tprimat.train import redirect, transformer_engine
+    from tprimat.train.megatron import weight_gradients
 
     # All before anything imports megatron.core.
     transformer_engine.is_usable()
@@ -43,11 +44,11 @@ def train(plan: RunPlan) -> None:
     import torch.distributed as dist
 
     if plan.engine == "nemo":
-        from tprimat.train import nemo_run
+        from tprimat.train.nemo import run as nemo_run
 
         nemo_run.train(plan, redirected)
     else:
-        from tprimat.train import megatron_run
+        from tprimat.train.megatron import run as megatron_run
 
         megatron_run.train(plan, redirected)
     if dist.is_initialized():

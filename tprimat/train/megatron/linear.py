@@ -17,7 +17,7 @@ from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinea
 from torch import Tensor
 from torch.nn import Parameter
 
-from tprimat.train.weight_gradients import accumulate_product
+from tprimat.train.megatron.weight_gradients import accumulate_product
 
 
 class Kernels(Protocol):

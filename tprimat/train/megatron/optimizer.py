@@ -11,9 +11,9 @@ from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
 from tprimat.plan.schema import RunPlan
-from tprimat.train import gradient_norm
-from tprimat.train.active_options import ActiveOptions
-from tprimat.train.megatron_model import PARAMETER_DTYPES
+from tprimat.train.megatron import gradient_norm
+from tprimat.train.megatron.active_options import ActiveOptions
+from tprimat.train.megatron.model import PARAMETER_DTYPES
 
 
 class MegatronOptimizer(torch.optim.Optimizer):

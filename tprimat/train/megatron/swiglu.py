@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from megatron.core.transformer.mlp import MLP
 from torch import Tensor
 
-from tprimat.train.compilation import compiled
+from tprimat.train.megatron.compilation import compiled
 
 
 class SwiGLUMLP(MLP):  # type: ignore[misc]

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tprimat.plan.schema import RunPlan
 from tprimat.record.schema import Evidence
-from tprimat.train.megatron_evidence import REDIRECTED, count_parameters, dtype_name, matmul_dtype, parallel_sizes
-from tprimat.train.nemo_recipe import Surroundings
+from tprimat.train.megatron.evidence import REDIRECTED, count_parameters, dtype_name, matmul_dtype, parallel_sizes
+from tprimat.train.nemo.recipe import Surroundings
 
 WITHOUT_TRANSFORMER_ENGINE = (
     "NeMo ran without Transformer Engine: torch's attention and norms, no fused kernels. With it, it is faster."

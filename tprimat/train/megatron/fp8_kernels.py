@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tprimat.train.compilation import compiled
+from tprimat.train.megatron.compilation import compiled
 
 ROWS, GRADIENTS = torch.float8_e4m3fn, torch.float8_e5m2
 

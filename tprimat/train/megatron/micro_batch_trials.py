@@ -14,8 +14,8 @@ from tprimat.plan.schema import RunPlan
 from tprimat.record.micro_batch import MicroBatchTrial
 from tprimat.record.schema import StepRecord
 from tprimat.record.store import RunDirectory
-from tprimat.train.active_options import ActiveOptions
-from tprimat.train.megatron_module import MegatronModule
+from tprimat.train.megatron.active_options import ActiveOptions
+from tprimat.train.megatron.module import MegatronModule
 from tprimat.train.memory_limit import available_bytes, peak_bytes, start_peak
 
 

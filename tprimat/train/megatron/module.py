@@ -17,15 +17,15 @@ from torch.utils.data import DataLoader
 
 from tprimat.errors import LaunchError
 from tprimat.plan.schema import RunPlan
-from tprimat.train import fp8_kernels
-from tprimat.train.active_options import ActiveOptions
-from tprimat.train.context_parallel import own_pieces
 from tprimat.train.data import GlobalBatches, RankPlace, Sequences, open_sequences
-from tprimat.train.lean_optimizer import LeanOptimizer
 from tprimat.train.lightning_api import lightning
-from tprimat.train.megatron_model import PARAMETER_DTYPES, build_chunks, transformer_config
-from tprimat.train.megatron_optimizer import MegatronOptimizer
-from tprimat.train.streamed_loss import announce_micro_batches
+from tprimat.train.megatron import fp8_kernels
+from tprimat.train.megatron.active_options import ActiveOptions
+from tprimat.train.megatron.context_parallel import own_pieces
+from tprimat.train.megatron.lean_optimizer import LeanOptimizer
+from tprimat.train.megatron.model import PARAMETER_DTYPES, build_chunks, transformer_config
+from tprimat.train.megatron.optimizer import MegatronOptimizer
+from tprimat.train.megatron.streamed_loss import announce_micro_batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from tprimat.record.store import RunDirectory
 from tprimat.train import transformer_engine
 from tprimat.train.callback import BenchmarkCallback
 from tprimat.train.launched import launched_record, note_completed
-from tprimat.train.nemo_import import pretrain_recipe
+from tprimat.train.nemo.availability import pretrain_recipe
 from tprimat.train.profiler import profiling_callbacks
 
 
@@ -31,15 +31,15 @@ def train(plan: RunPlan, redirected: bool) -> None:
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     pretrain_recipe(plan.nemo_recipe, plan.model)  # before our own imports of nemo, to name what is missing
     if redirected:
-        from tprimat.train import nemo_redirect
+        from tprimat.train.nemo import redirect as nemo_redirect
 
         nemo_redirect.install()
     import fiddle
     import torch
 
-    from tprimat.train.megatron_run import attention_preference
-    from tprimat.train.nemo_recipe import Surroundings, build_recipe
-    from tprimat.train.nemo_seeds import Seeds
+    from tprimat.train.megatron.run import attention_preference
+    from tprimat.train.nemo.recipe import Surroundings, build_recipe
+    from tprimat.train.nemo.seeds import Seeds
 
     here = Surroundings(on_gpu=not redirected, transformer_engine=transformer_engine.is_usable())
     callback = NemoCallback(plan, here)
@@ -55,7 +55,7 @@ class NemoCallback(BenchmarkCallback):
     """BenchmarkCallback that knows from the running NeMo what a step trains on, and what runs."""
 
     def __init__(self, plan: RunPlan, here: Any) -> None:
-        from tprimat.train.nemo_evidence import BatchWatch
+        from tprimat.train.nemo.evidence import BatchWatch
 
         super().__init__(plan.run_directory, describe=self._what_runs)
         self.plan = plan
@@ -74,7 +74,7 @@ class NemoCallback(BenchmarkCallback):
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     def _what_runs(self, trainer: Any, _: Any) -> RunRecord:
-        from tprimat.train.nemo_evidence import observe
+        from tprimat.train.nemo.evidence import observe
 
         evidence = observe(trainer, self.watch, self.plan, self.here)
         return replace(

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from tprimat.plan.schema import EngineOptions
-from tprimat.train import weight_gradients
-from tprimat.train.megatron_linear import can_overlap
+from tprimat.train.megatron import weight_gradients
+from tprimat.train.megatron.linear import can_overlap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,10 @@ from megatron.core import parallel_state
 from torch.nn import Parameter
 
 from tprimat.record.schema import Evidence
-from tprimat.train.fp8_kernels import Fp8Kernels
-from tprimat.train.megatron_layers import SDPACoreAttention
-from tprimat.train.megatron_linear import ColumnLinear, RowLinear
-from tprimat.train.megatron_module import MegatronModule
+from tprimat.train.megatron.fp8_kernels import Fp8Kernels
+from tprimat.train.megatron.layers import SDPACoreAttention
+from tprimat.train.megatron.linear import ColumnLinear, RowLinear
+from tprimat.train.megatron.module import MegatronModule
 
 REDIRECTED = "Megatron-Core's CUDA calls ran on the CPU: this shows that it works, not how fast anything is."
 

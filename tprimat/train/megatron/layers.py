@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from tprimat.facts.models import ModelShape
-from tprimat.train import context_parallel
-from tprimat.train.fused_layer import FusedLayer, SumRMSNorm
-from tprimat.train.megatron_linear import ColumnLinear, RowLinear
-from tprimat.train.norms import CompiledRMSNorm, LayerNorm, RMSNorm
-from tprimat.train.rotary_attention import RotarySelfAttention, Rotation
-from tprimat.train.swiglu import SwiGLUMLP
+from tprimat.train.megatron import context_parallel
+from tprimat.train.megatron.fused_layer import FusedLayer, SumRMSNorm
+from tprimat.train.megatron.linear import ColumnLinear, RowLinear
+from tprimat.train.megatron.norms import CompiledRMSNorm, LayerNorm, RMSNorm
+from tprimat.train.megatron.rotary_attention import RotarySelfAttention, Rotation
+from tprimat.train.megatron.swiglu import SwiGLUMLP
 
 
 class SDPACoreAttention(MegatronModule):  # type: ignore[misc]

@@ -6,7 +6,7 @@ from megatron.core import parallel_state
 
 from tprimat.plan.schema import RunPlan
 from tprimat.train.lightning_api import lightning
-from tprimat.train.megatron_module import initialize_parallel_state
+from tprimat.train.megatron.module import initialize_parallel_state
 
 
 class MegatronStrategy(lightning.strategies.DDPStrategy):  # type: ignore[misc]

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
-from tprimat.train.compilation import compiled
+from tprimat.train.megatron.compilation import compiled
 
 
 class RMSNorm(torch.nn.RMSNorm):

@@ -12,8 +12,8 @@ from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
 from tprimat.plan.schema import RunPlan
-from tprimat.train import gradient_norm
-from tprimat.train.megatron_optimizer import schedule_of
+from tprimat.train.megatron import gradient_norm
+from tprimat.train.megatron.optimizer import schedule_of
 
 
 class LeanOptimizer(torch.optim.Optimizer):

@@ -17,8 +17,8 @@ from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 from torch.nn import Parameter
 
-from tprimat.train.compilation import compiled
-from tprimat.train.weight_gradients import accumulate_product
+from tprimat.train.megatron.compilation import compiled
+from tprimat.train.megatron.weight_gradients import accumulate_product
 
 CHUNK_TOKENS = 2048
 """Enough rows for a full-speed matrix product, few enough that their logits are small beside a layer's activations."""

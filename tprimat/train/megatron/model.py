@@ -17,14 +17,14 @@ from torch import Tensor
 from tprimat.errors import LaunchError
 from tprimat.facts.models import ModelShape, RopeScaling, padded_vocabulary
 from tprimat.plan.schema import RunPlan
-from tprimat.train.active_options import ActiveOptions
-from tprimat.train.fp8_kernels import Fp8Kernels
-from tprimat.train.megatron_layers import block_spec
-from tprimat.train.megatron_linear import PlainKernels, linear_types
-from tprimat.train.rotary_attention import Rotation
-from tprimat.train.stages import layers_of_last_stage
-from tprimat.train.streamed_loss import StreamedLossModel
-from tprimat.train.word_embedding import accumulate_in_place
+from tprimat.train.megatron.active_options import ActiveOptions
+from tprimat.train.megatron.fp8_kernels import Fp8Kernels
+from tprimat.train.megatron.layers import block_spec
+from tprimat.train.megatron.linear import PlainKernels, linear_types
+from tprimat.train.megatron.rotary_attention import Rotation
+from tprimat.train.megatron.stages import layers_of_last_stage
+from tprimat.train.megatron.streamed_loss import StreamedLossModel
+from tprimat.train.megatron.word_embedding import accumulate_in_place
 
 INITIAL_STANDARD_DEVIATION = 0.02
 """Of Megatron-LM, GPT-2 and Llama alike; the two projections back into the residual stream get it divided by sqrt(2 layers)."""

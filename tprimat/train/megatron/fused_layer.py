@@ -5,8 +5,8 @@ from typing import Any
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 
-from tprimat.train.compilation import compiled
-from tprimat.train.norms import RMSNorm, rms_norm
+from tprimat.train.megatron.compilation import compiled
+from tprimat.train.megatron.norms import RMSNorm, rms_norm
 
 
 class SumRMSNorm(RMSNorm):

@@ -17,12 +17,12 @@ from nemo.lightning.pytorch.plugins import MegatronMixedPrecision
 
 from tprimat.plan.nemo import refusal, without_transformer_engine
 from tprimat.plan.schema import RunPlan
-from tprimat.train.nemo_data import SequencesModule
-from tprimat.train.nemo_import import pretrain_recipe
-from tprimat.train.nemo_layers import torch_settings
-from tprimat.train.nemo_model import check_kind, model_fields
-from tprimat.train.nemo_schedule import LinearScheduler
-from tprimat.train.nemo_seeds import SeededMockData
+from tprimat.train.nemo.availability import pretrain_recipe
+from tprimat.train.nemo.data import SequencesModule
+from tprimat.train.nemo.layers import torch_settings
+from tprimat.train.nemo.model import check_kind, model_fields
+from tprimat.train.nemo.schedule import LinearScheduler
+from tprimat.train.nemo.seeds import SeededMockData
 
 LOADER_WORKERS = 2
 """For mock data: NeMo's default of 8 a rank is more processes than small machines have cores."""

@@ -15,16 +15,16 @@ from tprimat.plan.schema import RunPlan
 from tprimat.record.environment import software_versions
 from tprimat.record.schema import RunRecord
 from tprimat.record.store import RunDirectory
-from tprimat.train import fp8_kernels
 from tprimat.train.accelerator import local_rank
-from tprimat.train.active_options import ActiveOptions, decide
 from tprimat.train.callback import BenchmarkCallback
 from tprimat.train.launched import launched_record, note_completed
 from tprimat.train.lightning_api import lightning, quieten
-from tprimat.train.megatron_evidence import observe
-from tprimat.train.megatron_module import MegatronModule
-from tprimat.train.megatron_strategy import MegatronStrategy
-from tprimat.train.micro_batch_trials import MicroBatchTrials
+from tprimat.train.megatron import fp8_kernels
+from tprimat.train.megatron.active_options import ActiveOptions, decide
+from tprimat.train.megatron.evidence import observe
+from tprimat.train.megatron.micro_batch_trials import MicroBatchTrials
+from tprimat.train.megatron.module import MegatronModule
+from tprimat.train.megatron.strategy import MegatronStrategy
 from tprimat.train.profiler import profiling_callbacks
 
 

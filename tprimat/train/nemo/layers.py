@@ -8,7 +8,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from torch import Tensor
 
 from tprimat.facts.models import ModelShape
-from tprimat.train.megatron_layers import block_spec
+from tprimat.train.megatron.layers import block_spec
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.attention import SelfAttention
 from torch import Tensor
 
-from tprimat.train.compilation import compiled
+from tprimat.train.megatron.compilation import compiled
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines, each (tokens, 1, 1, head_dim), both halves alike, fp32: a GPU reads them faster than it takes them."""

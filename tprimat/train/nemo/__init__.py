@@ -1,0 +1,1 @@
+"""NeMo 2's recipes under a plan."""

@@ -9,9 +9,9 @@ tokenizers = pytest.importorskip("tokenizers", reason="the package comes with Ne
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "train"))
 
-from planning import make_plan
+from planning import make_plan  # noqa: E402
 
-from tprimat.train.text import open_text
+from tprimat.train.text import open_text  # noqa: E402
 
 WORDS = ["<unk>", "red", "green", "blue", "<|end_of_text|>"]
 

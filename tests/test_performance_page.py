@@ -46,6 +46,7 @@ def test_every_block_of_figures_has_its_maker():
         "layouts",
         "first_steps",
         "switches",
+        "callback",
         "profiles",
         "limits",
         "no_gain",

@@ -67,13 +67,6 @@ def test_a_shrunk_recipe_trains_under_each_kind_of_split(tmp_path, model, name):
     assert [step.learning_rate for step in steps] == pytest.approx([1.5e-3, 3e-3, 1.65e-3])
 
 
-def test_our_text_is_learned_over_two_replicas(tmp_path):
-    run, steps = run_benchmark(tmp_path, "llama", 1, 1, "--gpus", "2", "--data", "text:stdlib", "--steps", "6")
-    assert (run.mismatches, run.evidence.data_parallel) == ((), 2)
-    assert run.evidence.data == "text:stdlib (bytes)"
-    assert steps[-1].loss < steps[0].loss - 0.3
-
-
 def test_the_embedded_engine_gives_with_these_versions_the_losses_that_it_gives_with_its_own(tmp_path):
     """Megatron-Core 0.15.3 and Lightning 2.4 here, 0.16.1 and 2.6 where these losses were recorded."""
     from importlib.metadata import version
@@ -110,7 +103,7 @@ def test_weights_alone_follow_the_seed_on_each_pipeline_stage(tmp_path):
     assert losses[0] != losses[1]
 
 
-def test_the_profiling_section_leaves_a_chrome_trace_of_a_recipe(tmp_path):
+def test_our_text_is_learned_over_two_replicas_and_profiled_on_the_way(tmp_path):
     schedule = (
         "profiling.enabled=true",
         "profiling.schedule.wait=0",
@@ -118,9 +111,12 @@ def test_the_profiling_section_leaves_a_chrome_trace_of_a_recipe(tmp_path):
         "profiling.schedule.active=1",
     )
     flags = [word for setting in schedule for word in ("--set", setting)]
-    run, steps = run_benchmark(tmp_path, "llama", 2, 1, "--data", "mock", "--steps", "4", *flags)
+    run, steps = run_benchmark(tmp_path, "llama", 1, 1, "--gpus", "2", "--data", "text:stdlib", "--steps", "6", *flags)
+    assert (run.mismatches, run.evidence.data_parallel) == ((), 2)
+    assert run.evidence.data == "text:stdlib (bytes)"
+    assert steps[-1].loss < steps[0].loss - 0.3
     assert run.profiled_steps == (1, 2, 3)
-    assert len(steps) == 4
+    assert len(steps) == 6
     (named,) = tmp_path.glob("profile_cpu_llama_*.json")
     trace = json.loads(named.read_text())
     assert named.samefile(tmp_path / "profiler" / run.run_id / "rank_0.1.pt.trace.json")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from planning import make_plan, train_together
 
-STEPS = 4
+STEPS = 3
 COMMON = {
     "training.duration.max_steps": STEPS,
     "training.data.global_batch_size": 8,
@@ -85,6 +85,27 @@ VARIANTS = {
     },
 }
 
+FOR_LLAMA_ALONE = {
+    "1 rank, plain optimizer",
+    "1 rank, gradients straight into the buffer",
+    "1 rank, tied, gradients straight into the buffer",
+    "1 rank, next batch loaded ahead",
+    "1 rank, wide vocabulary",
+    "pp2, wide vocabulary",
+    "pp2 even, wide vocabulary",
+    "pp2, gradients straight into the buffer",
+    "dp2, gradients straight into the buffer",
+    "dp2 without overlap",
+    "dp2, micro-batch 2",
+    "tp4 pp2 without sequence parallelism",
+    "dp8",
+}
+"""What has nothing to do with where the models differ: heads, layers, the bias of the joint projection."""
+
+
+def variants_of(model, ranks):
+    return {name: variant for name, variant in VARIANTS[ranks].items() if model == "llama" or name not in FOR_LLAMA_ALONE}
+
 
 def variant_plan(folder, model, ranks, variant):
     layout = f"parallelism.minimal_communication.{model}.cpu"
@@ -113,14 +134,14 @@ def trained(tmp_path_factory):
     """Every variant of both models, one start of torchrun for each number of ranks."""
     results = {}
     for ranks, variants in VARIANTS.items():
-        keys = [(model, name) for model in ("llama", "qwen") for name in variants]
+        keys = [(model, name) for model in ("llama", "qwen") for name in variants_of(model, ranks)]
         folder = tmp_path_factory.mktemp(f"ranks{ranks}")
         plans = [variant_plan(folder / f"{model} {name}".replace(" ", "-"), model, ranks, variants[name]) for model, name in keys]
         results.update(zip(keys, train_together(plans), strict=True))
     return results
 
 
-CASES = [(model, name) for model in ("llama", "qwen") for variants in VARIANTS.values() for name in variants]
+CASES = [(model, name) for model in ("llama", "qwen") for ranks in VARIANTS for name in variants_of(model, ranks)]
 
 
 @pytest.mark.parametrize(("model", "name"), CASES)

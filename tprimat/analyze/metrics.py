@@ -95,9 +95,7 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
             *impossible(mfu),
             *_warnings(run, steps, kept, window),
             *_contradiction(options.stated_tokens_per_second, measured),
-            *_throttling(options.telemetry),
-            *((no_energy,) if no_energy else ()),
-            *options.gemm_ceiling_notes,
+            *(*_throttling(options.telemetry), *((no_energy,) if no_energy else ()), *options.gemm_ceiling_notes),
         ),
     )
 

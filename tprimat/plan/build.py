@@ -60,12 +60,7 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
     nodes, gpus = count_ranks(loaded, request.platform, request.gpus_found)
     layout, batch = layout_of(loaded, request, shape, nodes * gpus)
     optimizations = config.platform_optimizations.get(request.platform, PlatformOptimizations())
-    if optimizations.precision == "fp8":
-        _check_fp8(loaded, request, shape, layout, batch)
-    if optimizations.engine_options.optimizer_states == "bf16":
-        _check_lean(loaded, request, layout)
-    if batch.micro_batch_sequences == "auto":
-        _check_search(loaded, request, nodes)
+    _check_choices(loaded, request, shape, layout, batch)
     return RunPlan(
         run_id=request.run_id,
         model=request.model,
@@ -107,6 +102,17 @@ def _check_dense(loaded: LoadedConfig, model: str, shape: ModelShape) -> None:
             where=loaded.where("models", model, "architecture"),
             fix="--engine nemo or --engine primus where it is installed, or a dense model",
         )
+
+
+def _check_choices(loaded: LoadedConfig, request: PlanRequest, shape: ModelShape, layout: Layout, batch: Batch) -> None:
+    """What an engine or a platform cannot do of what was chosen."""
+    optimizations = loaded.config.platform_optimizations.get(request.platform, PlatformOptimizations())
+    if optimizations.precision == "fp8":
+        _check_fp8(loaded, request, shape, layout, batch)
+    if optimizations.engine_options.optimizer_states == "bf16":
+        _check_lean(loaded, request, layout)
+    if batch.micro_batch_sequences == "auto":
+        _check_search(loaded, request, count_ranks(loaded, request.platform, request.gpus_found)[0])
 
 
 def _check_lean(loaded: LoadedConfig, request: PlanRequest, layout: Layout) -> None:

@@ -50,7 +50,7 @@ def test_every_command_makes_a_plan_of_the_published_configuration(name, platfor
     if result.dtype == "fp8":
         place = words.index("--engine")
         assert words[place + 1] == {"nvidia": "nemo", "amd": "primus"}[platform]
-        # Neither engine is installed here, and the embedded one has no fp8: the rest of the plan is checked in bf16.
+        # Neither engine is installed here, and the embedded one's fp8 is another: the rest of the plan is checked in bf16.
         words[words.index("fp8")] = "bf16"
         del words[place : place + 2]
     assert benchmark([*words[1:], "--platform", platform, "--engine", "megatron", "--dry-run"]) == 0, capsys.readouterr().err

@@ -12,6 +12,7 @@ from tprimat.train.megatron import fp8_kernels, weight_gradients
 weight_gradients.install()
 redirect.install()
 
+from tprimat.train.megatron.evidence import multiplied_dtype  # noqa: E402
 from tprimat.train.megatron.fp8_kernels import Fp8Kernels  # noqa: E402
 from tprimat.train.megatron.linear import PlainKernels  # noqa: E402
 
@@ -53,6 +54,18 @@ def test_a_weight_is_converted_once_in_a_step_and_anew_in_the_next(operands):
     fp8_kernels.next_step()
     changed, _ = kernels.forward(rows, weight, None)
     assert torch.equal(changed, -first)
+
+
+def test_a_run_says_fp8_once_every_layer_has_multiplied_in_it_and_nothing_before(operands):
+    rows, weight, _ = operands
+    first, second = Fp8Kernels(), Fp8Kernels()
+    assert multiplied_dtype([first, second], torch.bfloat16) is None
+    first.forward(rows, weight, None)
+    assert multiplied_dtype([first, second], torch.bfloat16) == "bf16"
+    second.forward(rows, weight, None)
+    assert multiplied_dtype([first, second], torch.bfloat16) == "fp8"
+    assert multiplied_dtype([first, PlainKernels()], torch.bfloat16) == "bf16"
+    assert multiplied_dtype([PlainKernels()], torch.bfloat16) == "bf16"
 
 
 def test_training_follows_bf16_but_is_not_it_and_says_what_ran(tmp_path):

@@ -16,7 +16,7 @@ USUAL_BATCH = 128
 PLATFORMS = {"cuda": "nvidia", "rocm": "amd", "cpu": "cpu"}
 PRECISIONS = ("bf16", "fp8", "fp32")
 FP8_ENGINES = {"nvidia": "nemo", "amd": "primus"}
-"""The engines with Transformer Engine: the embedded one refuses fp8."""
+"""The engines with Transformer Engine, through which these fp8 results were made."""
 
 
 def section(groups: "Sequence[Group]") -> str:

@@ -44,9 +44,7 @@ def decide(options: EngineOptions, device: torch.device, precision: str) -> Acti
         fused_adam=on(options.fused_adam, on_gpu),
         distributed_optimizer=sharded,
         overlap_grad_reduce=options.overlap_grad_reduce,
-        overlap_param_gather=options.overlap_param_gather
-        and options.distributed_optimizer
-        and options.optimizer_states == "fp32",
+        overlap_param_gather=options.overlap_param_gather and sharded,
         overlap_tensor_parallel=on(options.overlap_tensor_parallel, can_overlap()) and precision != "fp8",
         load_ahead=on(options.load_ahead, on_gpu),
         balanced_stages=options.balanced_stages,

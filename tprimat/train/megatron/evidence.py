@@ -1,6 +1,6 @@
 """What the embedded engine really runs, read from Megatron's parallel state, the weights, the buffers and the batches."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -11,7 +11,7 @@ from torch.nn import Parameter
 from tprimat.record.schema import Evidence
 from tprimat.train.megatron.fp8_kernels import Fp8Kernels
 from tprimat.train.megatron.layers import SDPACoreAttention
-from tprimat.train.megatron.linear import ColumnLinear, RowLinear
+from tprimat.train.megatron.linear import ColumnLinear, Kernels, RowLinear
 from tprimat.train.megatron.module import MegatronModule
 
 REDIRECTED = "Megatron-Core's CUDA calls ran on the CPU: this shows that it works, not how fast anything is."
@@ -29,7 +29,7 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
         sequence_tokens=seen.sequence_tokens if seen else None,
         tokens_per_step=seen.tokens_per_step if seen else None,
         parameter_dtype=dtype_name(parameter.dtype),
-        matmul_dtype="fp8" if multiplies_fp8(module) else matmul_dtype(parameter.dtype),
+        matmul_dtype=multiplied_dtype(_kernels(module), parameter.dtype),
         gradient_dtype=dtype_name(parameter.main_grad.dtype),
         parameters=count_parameters(module.chunk_parameters(), module.device),
         recompute=module.config.recompute_granularity or "none",
@@ -76,10 +76,20 @@ def _uneven_stages(module: MegatronModule) -> tuple[str, ...]:
     return (f"The last pipeline stage has {last} of {module.config.num_layers} layers, and the output layer.",)
 
 
-def multiplies_fp8(module: MegatronModule) -> bool:
-    """Whether all linear layers have taken products in 8 bits; the output layer and attention never do."""
-    linear = [part for chunk in module.chunks for part in chunk.modules() if isinstance(part, ColumnLinear | RowLinear)]
-    return bool(linear) and all(isinstance(part.split.kernels, Fp8Kernels) and part.split.kernels.products > 0 for part in linear)
+def _kernels(module: MegatronModule) -> list[Kernels]:
+    parts = (part for chunk in module.chunks for part in chunk.modules())
+    return [part.split.kernels for part in parts if isinstance(part, ColumnLinear | RowLinear)]
+
+
+def multiplied_dtype(kernels: Sequence[Kernels], weights: torch.dtype) -> str | None:
+    """What the layers' products were taken in; None where they would be fp8's and none was taken yet, before the first step.
+
+    fp8 only if every linear layer has taken some; the output layer and attention never do.
+    """
+    products = [kernel.products if isinstance(kernel, Fp8Kernels) else None for kernel in kernels]
+    if products and all(products):
+        return "fp8"
+    return None if products and all(number == 0 for number in products) else matmul_dtype(weights)
 
 
 def count_parameters(parameters: Iterable[Parameter], device: torch.device) -> int:

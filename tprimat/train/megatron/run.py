@@ -84,7 +84,7 @@ def _describer(plan: RunPlan, options: ActiveOptions, redirected: bool) -> Any:
             launched_record(plan),
             software=software_versions(),
             engine_options=asdict(options),
-            matmul_dtype=evidence.matmul_dtype,
+            matmul_dtype=evidence.matmul_dtype or plan.precision,
             evidence=evidence,
             mismatches=mismatches(plan, evidence),
         )

@@ -1,6 +1,6 @@
 """SwiGLU's feed-forward block with an activation whose backward pass is one kernel at the memory's speed.
 
-What torch.compile makes of a gradient that ends in a concatenation reaches about half of it; the same function with the
+What torch.compile makes of a gradient that ends in a concatenation stays well below it; the same function with the
 two halves as separate outputs, which here are views of one buffer, needs no concatenation.
 """
 

@@ -18,7 +18,8 @@ LOG = Path(__file__).parents[1] / "logs" / "torchtune_qwen3_lora.log"
 
 
 def test_the_command_of_fp8_is_torchtunes_full_recipe_with_its_switch(tmp_path):
-    argv = torchtune.command_of("full-fp8", tmp_path, tmp_path / "checkpoint", ON_GPUS).argv
+    inputs = torchtune.inputs_of(tmp_path, "checkpoint")
+    argv = torchtune.command_of("full-fp8", tmp_path, inputs, ON_GPUS).argv
     assert argv[1:9] == (
         "-m",
         "torchtune._cli.tune",
@@ -30,7 +31,8 @@ def test_the_command_of_fp8_is_torchtunes_full_recipe_with_its_switch(tmp_path):
         "full_finetune_distributed",
     )
     assert {"enable_fp8_training=True", "batch_size=14", "tokenizer.max_seq_len=8192", "dataset.packed=True"} <= set(argv)
-    assert "enable_fp8_training=True" not in torchtune.command_of("full-bf16", tmp_path, tmp_path, ON_GPUS).argv
+    assert {"max_steps_per_epoch=20", "checkpointer.checkpoint_dir=checkpoint"} <= set(argv)
+    assert "enable_fp8_training=True" not in torchtune.command_of("full-bf16", tmp_path, inputs, ON_GPUS).argv
 
 
 @pytest.mark.parametrize("precision", qwen3.PRECISIONS)
@@ -54,11 +56,13 @@ def test_a_torchtune_that_knows_no_qwen3_is_not_started(tmp_path, monkeypatch):
     (tmp_path / "torchtune" / "__init__.py").write_text("raise ImportError('never imported')")
     monkeypatch.syspath_prepend(tmp_path)
     importlib.invalidate_caches()
-    assert "knows no Qwen3" in torchtune.why_not(tmp_path)
+    assert "knows no Qwen3" in torchtune.why_not(str(tmp_path))
     (tmp_path / "torchtune" / "models" / "qwen3").mkdir()
-    assert "holds no checkpoint" in torchtune.why_not(tmp_path)
+    assert "holds no checkpoint" in torchtune.why_not(str(tmp_path))
+    assert "--checkpoint random" in torchtune.why_not(None)
+    assert torchtune.why_not("random") is None
     (tmp_path / "vocab.json").write_text("{}")
-    assert torchtune.why_not(tmp_path) is None
+    assert torchtune.why_not(str(tmp_path)) is None
 
 
 def a_job(program, name="torchtune-lora-bf16", read=lambda: None):

@@ -45,11 +45,13 @@ class Job:
     engine: str
     dtype: str
     command: Callable[[Training], Command]
+    before: Callable[[Training], Sequence[Command]] = lambda _: ()
+    """Processes that make what the command reads; each must end well."""
     read: Callable[[], str | None] = lambda: None
     """Makes a record of what the process left. Returns: why there is none."""
 
 
-def jobs_of(output: Path, training: Training, checkpoint: Path | None, left_out: set[str]) -> list[Job]:
+def jobs_of(output: Path, training: Training, checkpoint: str | None, left_out: set[str]) -> list[Job]:
     """What can run here, the embedded engine first."""
     jobs = []
     for precision in () if "qwen3" in left_out else qwen3.PRECISIONS:
@@ -59,6 +61,7 @@ def jobs_of(output: Path, training: Training, checkpoint: Path | None, left_out:
     machine = training.machine
     if "torchtune" in left_out or checkpoint is None or machine is None or torchtune.why_not(checkpoint):
         return jobs
+    inputs = torchtune.inputs_of(output, checkpoint)
     for mode in torchtune.MODES:
         folder = folder_of(output, f"torchtune-{mode}")
         jobs.append(
@@ -66,7 +69,8 @@ def jobs_of(output: Path, training: Training, checkpoint: Path | None, left_out:
                 name=folder.name,
                 engine="torchtune",
                 dtype=mode.partition("-")[2],
-                command=partial(torchtune.command_of, mode, folder, checkpoint),
+                command=partial(torchtune.command_of, mode, folder, inputs),
+                before=partial(torchtune.preparations, inputs),
                 read=partial(torchtune.read_log, folder, training.ranks, machine.accelerator),
             )
         )
@@ -100,8 +104,10 @@ def carry_out(job: Job, output: Path, training: Training, tell: Callable[[str], 
         tell(line)
 
     limit = MOST_SECONDS if training.seconds is None else training.seconds + 60
-    command = job.command(training)
-    ending = supervise(command, hear, limit)
+    for command in (*job.before(training), job.command(training)):
+        ending = supervise(command, hear, limit)
+        if ending.exit_code != 0:
+            break
     found = None if ending.exit_code == 0 else why(ending, list(lines))
     if found is None and (unread := job.read()):
         found = Failure(outcome="failed", cause=unread)

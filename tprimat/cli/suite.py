@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--skip", default="", metavar="LIST", help=f"leave these out: {', '.join(STAGES)} (the last two)")
     made.add_argument("--ranks", type=int, metavar="N", help="of collectives, ddp and Qwen3 (every GPU; 2 on a CPU)")
     made.add_argument("--train-steps", type=int, default=20, metavar="N", help="of each training of Qwen3 8B (20)")
-    made.add_argument("--checkpoint", type=Path, metavar="DIR", help="of Qwen3 8B, to fine-tune it through torchtune")
+    made.add_argument("--checkpoint", metavar="DIR", help="of Qwen3 8B, to fine-tune it through torchtune; random: made here")
     made.add_argument("--page-only", action="store_true", help="measure nothing; write the page from the records")
     sizes = made.add_mutually_exclusive_group()
     sizes.add_argument("--small", dest="size", action="store_const", const="--small", help="small sizes (on a CPU: the default)")

@@ -10,8 +10,11 @@ from tprimat.report.markdown import table
 
 TITLE = "## Training Qwen3 8B"
 TEXT = """Sequences of 8,192 tokens, 14 for each device and step on a GPU, activations recomputed. `embedded` trains in full with
-fp32 master weights and AdamW on tokens of our own; `torchtune` fine-tunes with bf16 states, compiled, on packed texts. Rates are
-model FLOP (causal), without what recomputation repeats."""
+fp32 master weights and AdamW on tokens of our own; `torchtune` fine-tunes with bf16 states, compiled, on short invented texts
+that are packed into sequences. Rates are model FLOP (causal), without what recomputation repeats; torchtune's runs have none,
+since their attention stays inside a text and LoRA leaves the weights' gradients out. Its tokens are those that carry loss."""
+RANDOM = "weights: random"
+"""In the evidence of a run that trained no checkpoint of anybody's."""
 HEADER = (
     "run",
     "dtype",
@@ -36,6 +39,8 @@ def finetune_section(runs: Mapping[str, Measured], reason: str | None) -> str:
     parts = [TITLE, TEXT]
     rows = [row_of(name, run.result.run, run.metrics) for name, run in runs.items() if run.metrics and not run.not_counted]
     parts += [table(HEADER, rows, left=2)] if rows else []
+    random = [name for name, run in runs.items() if (proof := run.result.run.evidence) and RANDOM in proof.notes]
+    parts += [f"From random weights, which cost what trained ones do: {', '.join(random)}."] if random else []
     failed = [f"- {name}: {run.not_counted}" for name, run in runs.items() if run.not_counted]
     parts += ["Did not complete:\n\n" + "\n".join(failed)] if failed else []
     if reason and not any(name.startswith("torchtune") for name in runs):
@@ -46,16 +51,16 @@ def finetune_section(runs: Mapping[str, Measured], reason: str | None) -> str:
 def row_of(name: str, run: RunRecord, metrics: RunMetrics) -> list[str]:
     """One run."""
     each, rate = metrics.tokens_per_second_per_gpu, metrics.model_flops_per_second_per_gpu
-    on_cpu = run.machine.platform == "cpu"
+    no_rate = run.machine.platform == "cpu" or run.engine == "torchtune"
     return [
         name,
         run.matmul_dtype or units.ABSENT,
         units.count(run.machine.gpus),
         units.count(each.value if each else None),
         units.count(metrics.tokens_per_second),
-        units.teraflops(rate.value if rate and not on_cpu else None),
-        units.percent(metrics.mfu.value if metrics.mfu else None),
-        units.percent(metrics.share_of_measured_gemm),
+        units.teraflops(rate.value if rate and not no_rate else None),
+        units.percent(metrics.mfu.value if metrics.mfu and not no_rate else None),
+        units.percent(None if no_rate else metrics.share_of_measured_gemm),
         units.gibibytes(metrics.peak_memory_bytes),
         units.count(metrics.window.steps),
     ]

@@ -1,0 +1,115 @@
+"""The suite's torchtune stage from its texts and weights to the record, with a stand-in for torchtune's command."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tprimat.cli import finetune, torchtune
+from tprimat.cli.qwen3 import Training
+from tprimat.record.schema import Machine
+
+GPUS = Machine(platform="cuda", accelerator="NVIDIA H200", gpus_per_node=2, nodes=1)
+TRAINING = Training(machine=GPUS, ranks=2, steps=6, seconds=None)
+STAND_IN = '''
+"""Takes torchtune's words, reads what its recipes read, leaves what they leave."""
+import json, os, pathlib, sys
+import yaml
+
+words = sys.argv[sys.argv.index("--config") + 2 :]
+said = {}
+for key, value in (word.split("=", 1) for word in words):
+    place = said
+    *above, last = key.split(".")
+    for part in above:
+        place = place.setdefault(part, {})
+    place[last] = yaml.safe_load(value)
+assert os.environ["HF_HUB_OFFLINE"] == "1"
+checkpoint = pathlib.Path(said["checkpointer"]["checkpoint_dir"])
+for name in ("config.json", *(f"model-{i:05}-of-00005.safetensors" for i in range(1, 6))):
+    assert (checkpoint / name).stat().st_size, name
+assert json.loads(pathlib.Path(said["tokenizer"]["path"]).read_text())
+texts = [json.loads(line) for line in pathlib.Path(said["dataset"]["data_files"]).read_text().splitlines()]
+asked = said["max_steps_per_epoch"] * 2 * said["batch_size"] * said["tokenizer"]["max_seq_len"]
+assert sum(30 + len((t["instruction"] + " " + t["output"]).split()) for t in texts) >= asked
+folder = pathlib.Path(said["output_dir"])
+(folder / "logs").mkdir(parents=True, exist_ok=True)
+(folder / "torchtune_config.yaml").write_text(yaml.safe_dump(said | {"dtype": "bf16"}))
+pathlib.Path(said["dataset"]["cache_dir"]).mkdir(exist_ok=True)
+(folder / "epoch_0").mkdir(exist_ok=True)
+(folder / "epoch_0" / "model-00001-of-00005.safetensors").write_bytes(b"trained")
+with (folder / "logs" / "log_1.txt").open("w") as log:
+    for step in range(1, said["max_steps_per_epoch"] + 1):
+        memory = "peak_memory_active:90.0 peak_memory_alloc:90.5 peak_memory_reserved:95.25"
+        log.write(f"Step {step} | loss:{12 - step / 10} lr:5e-06 tokens_per_second_per_gpu:{8000 + step} {memory}\\n")
+'''
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    package = tmp_path / "packages" / "torchtune"
+    for folder in ("_cli", "models/qwen3"):
+        (package / folder).mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "_cli" / "tune.py").write_text(STAND_IN)
+    monkeypatch.syspath_prepend(package.parent)
+    return tmp_path / "output"
+
+
+def tiny_checkpoint(folder):
+    command = [sys.executable, "-m", "tprimat.train.torchtune.weights", str(folder), "--tiny"]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+
+
+def run(output, checkpoint):
+    jobs = finetune.jobs_of(output, TRAINING, checkpoint, {"qwen3"})
+    finetune.run(jobs, output, TRAINING, None)
+    return {path.parent.name: json.loads(path.read_text()) for path in output.rglob("benchmark_*.json")}
+
+
+def test_random_weights_are_trained_and_every_record_says_so(stand_in):
+    tiny_checkpoint(stand_in / "torchtune" / "random-checkpoint")
+    documents = run(stand_in, "random")
+    assert sorted(documents) == ["torchtune-full-bf16", "torchtune-full-fp8", "torchtune-lora-bf16"]
+    for name, document in documents.items():
+        evidence = document["run"]["evidence"]
+        assert "weights: random" in evidence["notes"]
+        assert ("enable_fp8_training: True" in evidence["notes"]) == name.endswith("fp8")
+        assert (evidence["data"], evidence["parameter_dtype"]) == ("invented instructions, packed", "bf16")
+        assert document["run"]["micro_batch_sequences"] == 14
+        assert len(document["steps"]) == 6
+        assert document["metrics"]["tokens_per_second_per_gpu"]["value"] == pytest.approx(8004, abs=4)
+        assert document["metrics"]["mfu"] is None
+    assert not list(stand_in.rglob("epoch_*")), "16 GB of each run that nobody needs"
+    text = finetune.section(stand_in)
+    assert "From random weights" in text
+    row = next(line for line in text.splitlines() if line.startswith("| torchtune-lora-bf16"))
+    assert "| 8,004 | 16,008 | – | – | – | 90.5 GiB | 5 |" in row, "no FLOP rate: LoRA and packed texts need fewer"
+
+
+def test_a_real_checkpoint_is_read_where_it_lies_and_not_called_random(stand_in, tmp_path):
+    tiny_checkpoint(tmp_path / "real")
+    (tmp_path / "real" / "random-weights.json").unlink()
+    documents = run(stand_in, str(tmp_path / "real"))
+    assert len(documents) == 3
+    assert all("weights: random" not in document["run"]["evidence"]["notes"] for document in documents.values())
+    assert "random weights" not in finetune.section(stand_in)
+    assert sorted(path.name for path in (stand_in / "torchtune").iterdir()) == ["instructions.jsonl"]
+
+
+def test_weights_are_made_once_and_only_where_they_are_asked_for(tmp_path):
+    inputs = torchtune.inputs_of(tmp_path, "random")
+    texts, weights = torchtune.preparations(inputs, TRAINING)
+    assert weights.argv[1:] == ("-m", "tprimat.train.torchtune.weights", str(inputs.checkpoint), "--model", "qwen3-8b")
+    assert texts.argv[5] == str(6 * 2 * 14 * 8192)
+    tiny_checkpoint(inputs.checkpoint)
+    assert torchtune.preparations(inputs, TRAINING) == [texts]
+    assert torchtune.preparations(torchtune.inputs_of(tmp_path, "/elsewhere"), TRAINING) == [texts]
+
+
+def test_a_checkpoint_that_cannot_be_made_ends_the_run_with_its_cause(stand_in):
+    (stand_in / "torchtune").mkdir(parents=True)
+    (stand_in / "torchtune" / "random-checkpoint").write_text("in the way")
+    assert run(stand_in, "random") == {}
+    assert finetune.section(stand_in).count("The random checkpoint cannot be written.") == 3

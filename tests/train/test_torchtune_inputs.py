@@ -1,0 +1,118 @@
+"""What torchtune reads, made by the processes that the suite starts: weights, tokenizer, texts."""
+
+import json
+import math
+import subprocess
+import sys
+from itertools import pairwise
+
+import pytest
+import torch
+
+from tprimat.facts.models import model_shape, parameters, tiny
+from tprimat.train.torchtune.instructions import WORDS
+
+SHAPE = tiny(model_shape("qwen3-8b"))
+
+
+def run(module, *arguments):
+    command = [sys.executable, "-m", f"tprimat.train.torchtune.{module}", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def tensors_of(path):
+    """Name -> tensor, by the format's own description: length, JSON header, bytes."""
+    content = path.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    assert header.pop("__metadata__") == {"format": "pt"}
+    assert max(entry["data_offsets"][1] for entry in header.values()) == len(content) - start
+    found = {}
+    for name, entry in header.items():
+        assert entry["dtype"] == "BF16"
+        begin, end = entry["data_offsets"]
+        found[name] = torch.frombuffer(bytearray(content[start + begin : start + end]), dtype=torch.bfloat16).view(
+            *entry["shape"]
+        )
+    return found
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint") / "random"
+    done = run("weights", folder, "--tiny")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_a_random_checkpoint_has_every_weight_of_the_model_in_the_shards_that_its_index_names(checkpoint):
+    shards = sorted(checkpoint.glob("*.safetensors"))
+    assert [path.name for path in shards] == [f"model-{place:05}-of-00005.safetensors" for place in range(1, 6)]
+    index = json.loads((checkpoint / "model.safetensors.index.json").read_text())["weight_map"]
+    weights = {}
+    for path in shards:
+        found = tensors_of(path)
+        assert {index[name] for name in found} == {path.name}
+        weights |= found
+    assert set(weights) == set(index)
+    assert sum(tensor.numel() for tensor in weights.values()) == parameters(SHAPE).total
+    assert (weights["model.layers.3.self_attn.k_norm.weight"] == 1).all()
+    head, table = weights["lm_head.weight"], weights["model.embed_tokens.weight"]
+    assert float(head.float().std()) == pytest.approx(0.02, rel=0.05)
+    assert not torch.equal(head, table)
+
+
+def test_its_configuration_says_what_the_model_is_and_the_last_file_that_it_means_nothing(checkpoint):
+    said = json.loads((checkpoint / "config.json").read_text())
+    assert (said["hidden_size"], said["num_hidden_layers"]) == (SHAPE.hidden, SHAPE.layers)
+    assert (said["num_attention_heads"], said["num_key_value_heads"], said["tie_word_embeddings"]) == (32, 8, False)
+    note = checkpoint / "random-weights.json"
+    assert json.loads(note.read_text())["model"] == "qwen3-8b-tiny"
+    assert note.stat().st_mtime_ns == max(path.stat().st_mtime_ns for path in checkpoint.iterdir())
+
+
+def pieces(word, ranks):
+    """Byte-pair encoding, the slow way: merge the pair of the lowest rank until none is left."""
+    parts = list(word)
+    while True:
+        pairs = [(ranks.get(pair, math.inf), place) for place, pair in enumerate(pairwise(parts))]
+        rank, place = min(pairs, default=(math.inf, 0))
+        if math.isinf(rank):
+            return parts
+        parts[place : place + 2] = [parts[place] + parts[place + 1]]
+
+
+def test_every_invented_word_is_one_token_and_every_byte_has_one(checkpoint):
+    vocabulary = json.loads((checkpoint / "vocab.json").read_text(encoding="utf8"))
+    first, *lines = (checkpoint / "merges.txt").read_text(encoding="utf8").splitlines()
+    assert first.startswith("#version:")
+    ranks = {tuple(line.split(" ")): rank for rank, line in enumerate(lines)}
+    assert sorted(vocabulary.values()) == list(range(256 + len(lines)))
+    assert max(vocabulary.values()) < 151_643, "Qwen3's special tokens begin there"
+    assert [len(symbol) for symbol, number in vocabulary.items() if number < 256] == [1] * 256
+    for word in (*WORDS[:300], *WORDS[-300:]):
+        for text in (word, "\u0120" + word):
+            assert pieces(text, ranks) == [text]
+            assert text in vocabulary
+
+
+def test_texts_fill_what_was_asked_and_hang_on_the_seed_alone(tmp_path):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        done = run("instructions", tmp_path / name, "--tokens", 20_000, "--seed", seed)
+        assert done.returncode == 0, done.stderr
+    a, b, c = ((tmp_path / name).read_text() for name in "abc")
+    assert a == b != c
+    texts = [json.loads(line) for line in a.splitlines()]
+    assert all(set(text) == {"instruction", "input", "output"} for text in texts)
+    words = [len(text["instruction"].split()) + len(text["output"].split()) for text in texts]
+    assert 20_000 <= sum(words) + 30 * len(words) < 20_300
+    assert set(a.replace('"', " ").split()) & set(WORDS)
+
+
+def test_a_folder_that_cannot_be_written_is_told_in_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    for module, rest in (("weights", ("--tiny",)), ("instructions", ("--tokens", "9"))):
+        done = run(module, tmp_path / "file" / "inside", *rest)
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: ")
+        assert "Traceback" not in done.stderr

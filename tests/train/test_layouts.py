@@ -131,14 +131,15 @@ def reference_of(name):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Every variant of both models, one start of torchrun for each number of ranks."""
-    results = {}
-    for ranks, variants in VARIANTS.items():
-        keys = [(model, name) for model in ("llama", "qwen") for name in variants_of(model, ranks)]
-        folder = tmp_path_factory.mktemp(f"ranks{ranks}")
-        plans = [variant_plan(folder / f"{model} {name}".replace(" ", "-"), model, ranks, variants[name]) for model, name in keys]
-        results.update(zip(keys, train_together(plans), strict=True))
-    return results
+    """Every variant of both models."""
+    folder = tmp_path_factory.mktemp("layouts")
+    plans = {
+        (model, name): variant_plan(folder / f"{model} {name}".replace(" ", "-"), model, ranks, variant)
+        for ranks, variants in VARIANTS.items()
+        for model in ("llama", "qwen")
+        for name, variant in variants_of(model, ranks).items()
+    }
+    return dict(zip(plans, train_together(list(plans.values())), strict=True))
 
 
 CASES = [(model, name) for model in ("llama", "qwen") for ranks in VARIANTS for name in variants_of(model, ranks)]

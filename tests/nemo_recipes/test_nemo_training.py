@@ -1,13 +1,22 @@
-"""The real recipes, shrunk, train end to end on a CPU through ./benchmark.py and torchrun. Their speed says nothing."""
+"""The real recipes, shrunk, train on a CPU: each layout by its plan, and end to end through ./benchmark.py and torchrun.
+
+Their speed says nothing.
+"""
 
 import json
 import math
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import yaml
 from needs_nemo import ROOT, needs_nemo
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "train"))
+
+from planning import make_plan, train_together
 
 from tprimat.record.store import RunDirectory
 
@@ -44,12 +53,49 @@ def run_benchmark(folder, model, tensor, pipeline, *flags, engine="nemo", path=N
     return directory.read_run(), directory.read_steps()
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("model", ["llama", "qwen"])
-def test_a_shrunk_recipe_trains_under_each_kind_of_split(tmp_path, model, name):
+def plan_of(folder, model, tensor=1, pipeline=1, **settings):
+    """The plan that `run_benchmark` makes of the same."""
+    layout = f"parallelism.minimal_communication.{model}.cpu"
+    given = {
+        **dict(setting.split("=") for setting in SETTINGS),
+        "hardware.platforms.cpu.gpus_per_node": tensor * pipeline,
+        f"{layout}.tensor_model_parallel_size": tensor,
+        f"{layout}.pipeline_model_parallel_size": pipeline,
+        "training.duration.max_steps": STEPS,
+        "training.data.global_batch_size": 4,
+        "training.data.sequence_length": 32,
+        "training.data.dataset": "mock",
+        **{key.replace("__", "."): value for key, value in settings.items()},
+    }
+    numbers = {key: yaml.safe_load(str(value)) for key, value in given.items()}
+    return make_plan(folder, model, numbers, layers=None, engine="nemo")
+
+
+CASES = [(model, name) for model in ("llama", "qwen") for name in LAYOUTS]
+SEEDS = (5, 6)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Every layout of both models, and what the tests of seeds look at, where NeMo is imported once."""
+    folder = tmp_path_factory.mktemp("nemo")
+    plans = {}
+    for model, name in CASES:
+        precision = "bf16" if model == "qwen" else "fp32"
+        where = folder / f"{model}-{name}".replace(" ", "-")
+        plans[model, name] = plan_of(where, model, *LAYOUTS[name], platform_optimizations__cpu__precision=precision)
+    for seed in SEEDS:
+        text = {"training__data__dataset": "text:stdlib", "experiment__seed": seed}
+        plans["mock", seed] = plan_of(folder / f"mock-{seed}", "llama", experiment__seed=seed)
+        plans["text", seed] = plan_of(folder / f"text-{seed}", "qwen", 1, 2, **text)
+    return dict(zip(plans, train_together(list(plans.values())), strict=True))
+
+
+@pytest.mark.parametrize(("model", "name"), CASES)
+def test_a_shrunk_recipe_trains_under_each_kind_of_split(trained, model, name):
     tensor, pipeline = LAYOUTS[name]
     precision = "bf16" if model == "qwen" else "fp32"
-    run, steps = run_benchmark(tmp_path, model, tensor, pipeline, "--precision", precision, "--data", "mock")
+    run, steps = trained[model, name]
     evidence = run.evidence
     assert (run.outcome, run.mismatches, run.engine) == ("completed", (), "nemo")
     assert (evidence.tensor_parallel, evidence.pipeline_parallel, evidence.data_parallel) == (tensor, pipeline, 1)
@@ -78,16 +124,14 @@ def test_the_embedded_engine_gives_with_these_versions_the_losses_that_it_gives_
     assert [step.grad_norm for step in steps] == pytest.approx(EMBEDDED_NORMS, rel=1e-4)
 
 
-def test_the_seed_decides_on_weights_and_data_and_a_broken_transformer_engine_is_none(tmp_path):
-    """The same seed, the same losses, with a package beside it that cannot be imported; another seed, others."""
+def test_the_seed_decides_on_weights_and_data_and_a_broken_transformer_engine_is_none(trained, tmp_path):
+    """The same seed, the same losses, also through ./benchmark.py beside a package that cannot be imported; another, others."""
     package = tmp_path / "broken" / "transformer_engine"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise OSError('libcudnn.so.9: cannot open shared object file')")
-    runs = [
-        run_benchmark(tmp_path / name, "llama", 1, 1, "--data", "mock", "--set", f"experiment.seed={seed}", path=path)
-        for name, seed, path in (("one", 5, None), ("again", 5, package.parent), ("other", 6, None))
-    ]
-    (one, first), (again, second), (_, third) = runs
+    flags = ("--data", "mock", "--set", "experiment.seed=5")
+    again, second = run_benchmark(tmp_path, "llama", 1, 1, *flags, path=package.parent)
+    (one, first), (_, third) = (trained["mock", seed] for seed in SEEDS)
     assert [step.loss for step in first] == [step.loss for step in second]
     assert [step.grad_norm for step in first] == [step.grad_norm for step in second]
     assert abs(first[0].loss - third[0].loss) > 1e-4
@@ -95,11 +139,8 @@ def test_the_seed_decides_on_weights_and_data_and_a_broken_transformer_engine_is
     assert (one.seed, one.evidence.data, again.evidence.transformer_engine) == (5, "NeMo MockDataModule (seed 5)", False)
 
 
-def test_weights_alone_follow_the_seed_on_each_pipeline_stage(tmp_path):
-    losses = [
-        run_benchmark(tmp_path / str(seed), "qwen", 1, 2, "--data", "text:stdlib", "--set", f"experiment.seed={seed}")[1][0].loss
-        for seed in (5, 6)
-    ]
+def test_weights_alone_follow_the_seed_on_each_pipeline_stage(trained):
+    losses = [trained["text", seed][1][0].loss for seed in SEEDS]
     assert losses[0] != losses[1]
 
 

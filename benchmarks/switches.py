@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""Measure what each switch of the embedded engine brings on one GPU: a run with it off after a run with all on, again and again.
+"""Measure what each switch of the embedded engine brings: a run with it off after a run with all on, again and again.
 
 python3 benchmarks/switches.py --output output/switches
 python3 benchmarks/switches.py --only compiled_regions,fp8 --layers 12 --steps 14
+python3 benchmarks/switches.py --split replicas --output output/switches
 
-The model is Llama 3.1 8B with fewer layers. Each run leaves its records in a folder named after what was off; the runs
-with everything on come between them, so that a drift of the machine shows.
+The model is Llama 3.1 8B with fewer layers, on one GPU or split over two. Each run leaves its records in a folder named after
+what was off; the runs with everything on come between them, so that a drift of the machine shows.
 """
 
 import argparse
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,14 +21,36 @@ sys.path.insert(0, str(ROOT))
 from shallow import write_shallow_config  # noqa: E402
 
 OPTIONS = "platform_optimizations.nvidia.engine_options"
-SWITCHES = (
-    "compiled_regions",
-    "streamed_cross_entropy",
-    "accumulate_weight_gradients",
-    "cudnn_attention",
-    "fused_adam",
-    "load_ahead",
-)
+STRATEGY = "parallelism.{name}.llama.nvidia.{degree}_model_parallel_size={number}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """Over how many GPUs, and the switches that matter there."""
+
+    gpus: int
+    tensor: int = 1
+    pipeline: int = 1
+    switches: tuple[str, ...]
+
+
+SPLITS = {
+    "one": Split(
+        gpus=1,
+        switches=(
+            "compiled_regions",
+            "streamed_cross_entropy",
+            "accumulate_weight_gradients",
+            "cudnn_attention",
+            "fused_adam",
+            "load_ahead",
+            "fp8",
+        ),
+    ),
+    "replicas": Split(gpus=2, switches=("overlap_grad_reduce", "overlap_param_gather", "distributed_optimizer")),
+    "tensor": Split(gpus=2, tensor=2, switches=("overlap_tensor_parallel",)),
+    "stages": Split(gpus=2, pipeline=2, switches=("balanced_stages",)),
+}
 
 
 def flags_of(name: str) -> list[str]:
@@ -40,30 +64,36 @@ def main() -> int:
     """Run the series."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("output/switches"))
-    parser.add_argument("--only", default=",".join((*SWITCHES, "fp8")), help="comma-separated, in this order")
+    parser.add_argument("--split", default="one", choices=SPLITS, help="over which GPUs (one)")
+    parser.add_argument("--only", help="comma-separated, in this order")
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--steps", type=int, default=14)
     parser.add_argument("--micro-batch-size", type=int, default=4)
     parser.add_argument("--global-batch-size", type=int, default=16)
     options = parser.parse_args()
+    split = SPLITS[options.split]
     config = options.output / "config.yaml"
     write_shallow_config(config, options.layers)
     names = ["on-1"]
-    for number, name in enumerate(options.only.split(","), start=1):
+    degrees = {"tensor": split.tensor, "pipeline": split.pipeline}
+    layout = [STRATEGY.format(name=options.split, degree=degree, number=number) for degree, number in degrees.items()]
+    for number, name in enumerate(options.only.split(",") if options.only else split.switches, start=1):
         names += [name, *([f"on-{number // 3 + 1}"] if number % 3 == 0 else [])]
     failed = 0
     for name in names:
         flags = {
             "--config": config,
             "--model": "llama",
-            "--gpus": 1,
+            "--gpus": split.gpus,
+            "--parallel": options.split,
             "--steps": options.steps,
             "--micro-batch-size": options.micro_batch_size,
             "--global-batch-size": options.global_batch_size,
-            "--output-dir": options.output / name,
+            "--output-dir": options.output / options.split / name,
         }
         words = [sys.executable, str(ROOT / "benchmark.py"), "--quiet", *(str(word) for pair in flags.items() for word in pair)]
-        print(f"== {name}", flush=True)
+        words += [word for setting in layout for word in ("--set", setting)]
+        print(f"== {options.split}, {name}", flush=True)
         failed += subprocess.run([*words, *flags_of(name)], check=False).returncode != 0
     return 1 if failed else 0
 

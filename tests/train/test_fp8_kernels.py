@@ -28,8 +28,9 @@ def operands():
     return rows * 7, weight * 0.02, gradient * 1e-6
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_the_three_products_are_bf16s_to_the_rounding_of_8_bits(operands, with_bias):
+def test_the_three_products_are_bf16s_to_the_rounding_of_8_bits(operands, with_bias, overwrite):
     rows, weight, gradient = operands
     bias = torch.randn(48).bfloat16() if with_bias else None
     results = []
@@ -37,8 +38,8 @@ def test_the_three_products_are_bf16s_to_the_rounding_of_8_bits(operands, with_b
         out, kept = kernels.forward(rows, weight, bias)
         prepared = kernels.prepare(gradient)
         total = torch.full((48, 32), 1e-5)
-        kernels.add_weight_gradient(total, prepared, kept)
-        results.append((out, kernels.input_gradient(prepared, weight), total - 1e-5))
+        kernels.add_weight_gradient(total, prepared, kept, overwrite=overwrite)
+        results.append((out, kernels.input_gradient(prepared, weight), total - (0 if overwrite else 1e-5)))
     for plain, small in zip(*results, strict=True):
         assert 0.001 < relative_error(small, plain) < 0.08
 

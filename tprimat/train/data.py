@@ -72,7 +72,8 @@ class GlobalBatches(IterableDataset[list[Tensor]]):
         self.steps = plan.steps
 
     def __iter__(self) -> Iterator[list[Tensor]]:
-        for step in range(self.steps):
+        # One more than is trained on: a loader that runs out stops its process, and the last step would wait for that.
+        for step in range(self.steps + 1):
             yield [self._micro_batch(step, number) for number in range(self.global_batch // self._stride)]
 
     @property

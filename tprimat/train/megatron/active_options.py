@@ -6,7 +6,7 @@ import torch
 
 from tprimat.plan.schema import EngineOptions
 from tprimat.train.megatron import weight_gradients
-from tprimat.train.megatron.linear import can_overlap
+from tprimat.train.megatron.symmetric import can_overlap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +34,11 @@ def decide(options: EngineOptions, device: torch.device, precision: str) -> Acti
     def on(asked: bool | str, default: bool) -> bool:
         return default if isinstance(asked, str) else asked
 
+    compiles = on(options.compiled_regions, on_gpu)
     can_accumulate = on_gpu and precision in {"bf16", "fp8"} and weight_gradients.works_on(device)
     sharded = options.distributed_optimizer and options.optimizer_states == "fp32"
     return ActiveOptions(
-        compiled_regions=on(options.compiled_regions, on_gpu),
+        compiled_regions=compiles,
         streamed_cross_entropy=on(options.streamed_cross_entropy, on_gpu),
         accumulate_weight_gradients=on(options.accumulate_weight_gradients, can_accumulate),
         cudnn_attention=on(options.cudnn_attention, on_gpu and torch.version.hip is None),
@@ -45,7 +46,7 @@ def decide(options: EngineOptions, device: torch.device, precision: str) -> Acti
         distributed_optimizer=sharded,
         overlap_grad_reduce=options.overlap_grad_reduce,
         overlap_param_gather=options.overlap_param_gather and sharded,
-        overlap_tensor_parallel=on(options.overlap_tensor_parallel, can_overlap()) and precision != "fp8",
+        overlap_tensor_parallel=on(options.overlap_tensor_parallel, compiles and can_overlap()) and precision != "fp8",
         load_ahead=on(options.load_ahead, on_gpu),
         balanced_stages=options.balanced_stages,
         optimizer_states=options.optimizer_states,

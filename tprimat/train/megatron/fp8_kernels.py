@@ -53,6 +53,10 @@ def _add(total: Tensor, product: Tensor) -> None:
     total.add_(product)
 
 
+def _write(total: Tensor, product: Tensor) -> None:
+    total.copy_(product)
+
+
 Scaled = tuple[Tensor, Tensor]
 """A matrix of 8-bit numbers, and the factor back, shape ()."""
 
@@ -116,8 +120,8 @@ class Fp8Kernels:
         _, transposed_weight, weight_scale = self._weight(weight)
         return multiply((small, scale), (transposed_weight, weight_scale), fast=False)
 
-    def add_weight_gradient(self, total: Tensor, prepared: tuple[Tensor, ...], kept: Any) -> None:
-        """Total += gradient.T @ rows; the product is rounded to bf16, far finer than what went into it."""
+    def add_weight_gradient(self, total: Tensor, prepared: tuple[Tensor, ...], kept: Any, *, overwrite: bool) -> None:
+        """Total += gradient.T @ rows, or =; the product is rounded to bf16, far finer than what went into it."""
         _, transposed, scale = prepared
         transposed_rows, rows_scale = kept
-        compiled(_add)(total, multiply((transposed, scale), (transposed_rows, rows_scale), fast=False))
+        compiled(_write if overwrite else _add)(total, multiply((transposed, scale), (transposed_rows, rows_scale), fast=False))

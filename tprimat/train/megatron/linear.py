@@ -2,12 +2,10 @@
 
 Megatron-Core's own modules multiply in the weight's dtype and wait for each exchange of a forward pass. These take a
 `Kernels` (bf16, or fp8 from fp8_kernels.py), keep what was gathered instead of gathering it once more in the backward
-pass, and can cut a product into pieces that are sent while the next one is multiplied (symmetric memory).
+pass, and can run the exchange beside the product (symmetric.py).
 """
 
 from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +15,8 @@ from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinea
 from torch import Tensor
 from torch.nn import Parameter
 
-from tprimat.train.megatron.weight_gradients import accumulate_product
+from tprimat.train.megatron.symmetric import Exchange, exchange_of
+from tprimat.train.megatron.weight_gradients import accumulate_product, first_of_the_step
 
 
 class Kernels(Protocol):
@@ -35,8 +34,10 @@ class Kernels(Protocol):
         """Gradient @ weight."""
         ...
 
-    def add_weight_gradient(self, total: Tensor, prepared: tuple[Tensor, ...], kept: tuple[Tensor, ...]) -> None:
-        """Total += gradient.T @ rows."""
+    def add_weight_gradient(
+        self, total: Tensor, prepared: tuple[Tensor, ...], kept: tuple[Tensor, ...], *, overwrite: bool
+    ) -> None:
+        """Total += gradient.T @ rows, or = where what stands there is of an earlier step."""
         ...
 
 
@@ -55,9 +56,11 @@ class PlainKernels:
         """As the protocol says."""
         return prepared[0] @ weight
 
-    def add_weight_gradient(self, total: Tensor, prepared: tuple[Tensor, ...], kept: tuple[Tensor, ...]) -> None:
+    def add_weight_gradient(
+        self, total: Tensor, prepared: tuple[Tensor, ...], kept: tuple[Tensor, ...], *, overwrite: bool
+    ) -> None:
         """As the protocol says."""
-        accumulate_product(total, prepared[0], kept[0])
+        accumulate_product(total, prepared[0], kept[0], overwrite=overwrite)
 
 
 @dataclass(frozen=True)
@@ -68,8 +71,8 @@ class Split:
     ranks: int
     sequence_parallel: bool
     """Whether activations outside are cut along the sequence."""
-    overlapped: bool
-    """Whether products and exchanges run piece by piece, at once."""
+    exchange: Exchange | None
+    """Which runs beside the products; None: NCCL or gloo does, before and after them."""
     fused: bool
     """Whether weight gradients go straight into the fp32 buffer."""
     kernels: Kernels
@@ -90,11 +93,11 @@ def weight_gradient(weight: Parameter, split: Split, prepared: tuple[Tensor, ...
     """Added to the fp32 buffer, if Megatron holds one; what autograd gets then only tells it that the gradient is there."""
     total = getattr(weight, "main_grad", None)
     if split.fused and total is not None:
-        split.kernels.add_weight_gradient(total, prepared, kept)
+        split.kernels.add_weight_gradient(total, prepared, kept, overwrite=first_of_the_step(weight))
         weight.grad_added_to_main_grad = True  # type: ignore[attr-defined]
         return torch.empty_like(weight)
-    fresh = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
-    split.kernels.add_weight_gradient(fresh, prepared, kept)
+    fresh = torch.empty(weight.shape, dtype=torch.float32, device=weight.device)
+    split.kernels.add_weight_gradient(fresh, prepared, kept, overwrite=True)
     return fresh.to(weight.dtype)
 
 
@@ -113,10 +116,10 @@ class ColumnProduct(torch.autograd.Function):
             split: over whom, and how.
         """
         ctx.split, ctx.has_bias = split, bias is not None
-        if split.overlapped:
-            full, out = gather_and_multiply(rows, weight.t(), split)
-            flat: tuple[Tensor, ...] = (full.flatten(0, 1),)
-            out = out if bias is None else out + bias
+        if split.exchange:
+            full, product = split.exchange.gather_and_multiply(rows.contiguous().flatten(0, 1), weight.t())
+            flat: tuple[Tensor, ...] = (full,)
+            out = (product if bias is None else product + bias).view(-1, rows.shape[1], weight.shape[0])
         else:
             full = split.gathered(rows) if split.sequence_parallel else rows
             product, flat = split.kernels.forward(full.flatten(0, 1), weight, bias)
@@ -130,14 +133,18 @@ class ColumnProduct(torch.autograd.Function):
         weight, *kept = ctx.saved_tensors
         split, kernels, work = ctx.split, ctx.split.kernels, None
         flat = gradient.flatten(0, 1)
+        bias = flat.sum(dim=0) if ctx.has_bias else None
         prepared = kernels.prepare(flat)
+        if split.exchange:
+            scattered = split.exchange.scatter_behind(flat, weight)
+            weights = weight_gradient(weight, split, prepared, tuple(kept))
+            return scattered.finish().view(-1, *gradient.shape[1:-1], weight.shape[1]), weights, bias, None
         rows = kernels.input_gradient(prepared, weight).view(*gradient.shape[:2], -1)
         if split.sequence_parallel:
             rows, work = split.scattered(rows, asynchronous=True)
         elif split.ranks > 1:
             work = dist.all_reduce(rows, group=split.group, async_op=True)
         weights = weight_gradient(weight, split, prepared, tuple(kept))
-        bias = flat.sum(dim=0) if ctx.has_bias else None
         if work is not None:
             work.wait()
         return rows, weights, bias, None
@@ -151,9 +158,6 @@ class RowProduct(torch.autograd.Function):
         """Multiply, then sum over ranks; arguments as ColumnProduct's, weight of shape (out, in of this rank)."""
         ctx.split = split
         flat = rows.flatten(0, 1)
-        if split.overlapped:
-            ctx.save_for_backward(weight, flat)
-            return multiply_and_scatter(rows, weight.t(), split)
         product, kept = split.kernels.forward(flat, weight, None)
         ctx.save_for_backward(weight, *kept)
         out = product.view(*rows.shape[:2], -1)
@@ -168,58 +172,15 @@ class RowProduct(torch.autograd.Function):
         """Gather the gradient under sequence parallelism, then both products."""
         weight, *kept = ctx.saved_tensors
         split, kernels = ctx.split, ctx.split.kernels
-        if split.overlapped:
-            gradient, rows = gather_and_multiply(gradient, weight, split)
-            prepared: tuple[Tensor, ...] = (gradient.flatten(0, 1),)
+        if split.exchange:
+            full, flat = split.exchange.gather_and_multiply(gradient.contiguous().flatten(0, 1), weight)
+            rows = flat.view(-1, gradient.shape[1], weight.shape[1])
+            prepared: tuple[Tensor, ...] = (full,)
         else:
             gradient = split.gathered(gradient) if split.sequence_parallel else gradient
             prepared = kernels.prepare(gradient.flatten(0, 1))
             rows = kernels.input_gradient(prepared, weight).view(*gradient.shape[:2], -1)
         return rows, weight_gradient(weight, split, prepared, tuple(kept)), None
-
-
-@cache
-def can_overlap() -> bool:
-    """Whether this torch has products that exchange piece by piece, and the GPUs read each other's memory, as they must."""
-    if not torch.cuda.is_available() or symmetric_memory() is None or not hasattr(torch.ops.symm_mem, "fused_all_gather_matmul"):
-        return False
-    return all(torch.cuda.can_device_access_peer(0, other) for other in range(1, torch.cuda.device_count()))
-
-
-@cache
-def symmetric_memory() -> Any:
-    """Torch's module, whose import registers the operators; None in a torch without it."""
-    try:
-        return import_module("torch.distributed._symmetric_memory")
-    except ImportError:
-        return None
-
-
-def gather_and_multiply(rows: Tensor, matrix: Tensor, split: Split) -> tuple[Tensor, Tensor]:
-    """All ranks' rows, and them times the matrix: a rank's rows travel while another's are multiplied.
-
-    Args:
-        rows: shape (n, sequences, in), of this rank.
-        matrix: shape (in, out).
-        split: over whom.
-
-    Returns:
-        shapes (ranks x n, sequences, in) and (ranks x n, sequences, out).
-    """
-    if not rows.is_cuda:
-        full = split.gathered(rows)
-        return full, full @ matrix
-    full, (out,) = torch.ops.symm_mem.fused_all_gather_matmul(rows.contiguous(), [matrix], 0, split.group.group_name)
-    return full, out
-
-
-def multiply_and_scatter(rows: Tensor, matrix: Tensor, split: Split) -> Tensor:
-    """Rows @ matrix summed over ranks, of which each keeps its own rows, shape (n / ranks, sequences, out)."""
-    if not rows.is_cuda:
-        summed, _ = split.scattered(rows @ matrix)
-        return summed
-    out: Tensor = torch.ops.symm_mem.fused_matmul_reduce_scatter(rows.contiguous(), matrix, "sum", 0, split.group.group_name)
-    return out
 
 
 class ColumnLinear(ColumnParallelLinear):  # type: ignore[misc]
@@ -260,13 +221,11 @@ class RowLinear(RowParallelLinear):  # type: ignore[misc]
 def _split_of(module: ColumnLinear | RowLinear) -> Split:
     ranks = module.tp_group.size()
     sequence_parallel = bool(module.sequence_parallel and ranks > 1)
-    if module.overlapped and sequence_parallel and torch.cuda.is_available():
-        symmetric_memory().enable_symm_mem_for_group(module.tp_group.group_name)
     return Split(
         group=module.tp_group,
         ranks=ranks,
         sequence_parallel=sequence_parallel,
-        overlapped=module.overlapped and sequence_parallel,
+        exchange=exchange_of(module.tp_group) if module.overlapped and sequence_parallel else None,
         fused=module.gradient_accumulation_fusion,
         kernels=module.kernel_type(),
     )

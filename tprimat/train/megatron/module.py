@@ -22,6 +22,7 @@ from tprimat.train.lightning_api import lightning
 from tprimat.train.megatron import fp8_kernels
 from tprimat.train.megatron.active_options import ActiveOptions
 from tprimat.train.megatron.context_parallel import own_pieces
+from tprimat.train.megatron.gradient_buffer import begin_step, end_backward, overwritten_weights
 from tprimat.train.megatron.lean_optimizer import LeanOptimizer
 from tprimat.train.megatron.model import PARAMETER_DTYPES, build_chunks, transformer_config
 from tprimat.train.megatron.optimizer import MegatronOptimizer
@@ -48,6 +49,8 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         self.plan = plan
         self.options = options
         self.chunks: list[DistributedDataParallel] = []
+        self.overwritten: list[list[torch.nn.Parameter]] = []
+        """Of each chunk, the weights whose gradients begin each step anew."""
         self.sequences: Sequences | None = None
         self.observed: Observed | None = None
 
@@ -79,6 +82,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
                 model = Float16Module(self.config, model)
             # Only the first chunk's buckets overlap from the start: Megatron-LM does the same under virtual pipelining.
             self.chunks.append(DistributedDataParallel(self.config, ddp, model, disable_bucketing=number > 0))
+            self.overwritten.append(overwritten_weights(self.chunks[-1]))
 
     def chunk_parameters(self) -> Iterator[torch.nn.Parameter]:
         """This rank's weights."""
@@ -122,8 +126,8 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         optimizer = self.optimizers()
         rate = self.megatron_optimizer.learning_rate
         fp8_kernels.next_step()
-        for chunk in self.chunks:
-            chunk.zero_grad_buffer()
+        for chunk, overwritten in zip(self.chunks, self.overwritten, strict=True):
+            begin_step(chunk, overwritten)
             announce_micro_batches(chunk, len(batch))
         optimizer.zero_grad()
         losses = get_forward_backward_func()(
@@ -135,6 +139,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
             micro_batch_size=self.micro_batch,
             forward_only=False,
         )
+        end_backward([weight for weights in self.overwritten for weight in weights])
         with self._profiled_optimizer():
             optimizer.step()
         loss, tokens = self._over_all_ranks(losses, batch)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from tprimat.train.megatron.compilation import compiled
-from tprimat.train.megatron.weight_gradients import accumulate_product
+from tprimat.train.megatron.weight_gradients import accumulate_product, first_of_the_step
 
 CHUNK_TOKENS = 2048
 """Enough rows for a full-speed matrix product, few enough that their logits are small beside a layer's activations."""
@@ -42,6 +42,11 @@ class StreamedLossModel(GPTModel):  # type: ignore[misc]
         self._streaming = labels is not None
         return super().forward(*arguments, labels=labels, **options)  # type: ignore[no-any-return]
 
+    @property
+    def accumulates(self) -> bool:
+        """Whether the weight's gradient may go into its buffer at once: a tied weight gets a second one from the embedding."""
+        return bool(self.config.gradient_accumulation_fusion and not self.share_embeddings_and_output_weights)
+
     def _hidden_or_logits(self, hidden: Tensor, **options: Any) -> tuple[Tensor, None]:
         # Still called as a module, so that hooks which wait for gathered weights fire.
         return (hidden, None) if self._streaming else self._logits(hidden, **options)
@@ -59,8 +64,7 @@ class StreamedLossModel(GPTModel):  # type: ignore[misc]
             hidden = tensor_parallel.copy_to_tensor_model_parallel_region(logits)
         tied = self.share_embeddings_and_output_weights
         weight = self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
-        # A tied weight gets a second gradient, from the embedding, which autograd must add up.
-        direct = self.config.gradient_accumulation_fusion and not tied and hasattr(weight, "main_grad")
+        direct = self.accumulates and hasattr(weight, "main_grad")
         flat = hidden.reshape(-1, hidden.shape[-1])
         targets = labels.transpose(0, 1).reshape(-1)
         way = Way(self.compile_regions, self.micro_batches if direct else None)
@@ -104,14 +108,15 @@ class LinearCrossEntropy(torch.autograd.Function):
         if micro_batches:
             weight_grad, factor = weight.main_grad, 1 / (tokens * micro_batches)  # type: ignore[attr-defined]
         else:
-            weight_grad, factor = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device), 1.0
+            weight_grad, factor = torch.empty(weight.shape, dtype=torch.float32, device=weight.device), 1.0
+        overwrite = first_of_the_step(weight) if micro_batches else True
         for start in range(0, tokens, CHUNK_TOKENS):
             rows = slice(start, start + CHUNK_TOKENS)
             logits = hidden[rows] @ weight.t()
             losses, logits_grad = _losses_and_gradient(logits, targets[rows] - first_word, way.compile_regions)
             total += losses
             torch.mm(logits_grad, weight, out=hidden_grad[rows])
-            accumulate_product(weight_grad, logits_grad, hidden[rows], factor)
+            accumulate_product(weight_grad, logits_grad, hidden[rows], factor, overwrite=overwrite and start == 0)
         ctx.tokens, ctx.micro_batches = tokens, micro_batches
         ctx.save_for_backward(hidden_grad, weight, *(() if micro_batches else (weight_grad,)))
         return total / tokens

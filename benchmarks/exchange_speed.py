@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""Measure and check the products that tensor ranks exchange: with NCCL before or after, by torch's fused operators, and by ours.
+
+torchrun --nproc_per_node 4 benchmarks/exchange_speed.py --output output/exchange.json
+
+The shapes are those of a layer of Llama 3.1 8B. All three ways run in turn, round after round, and every result is compared
+with NCCL's. Needs GPUs that read each other's memory.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tprimat.facts.models import model_shape  # noqa: E402
+from tprimat.record.environment import software_versions  # noqa: E402
+from tprimat.train.megatron.symmetric import CollectiveExchange, exchange_of, symmetric_memory  # noqa: E402
+
+Way = Callable[[Tensor, Tensor], Tensor]
+
+
+def products(hidden: int, ffn: int, joint: int, ranks: int) -> dict[str, tuple[str, int, int]]:
+    """Kind, inner and outer size of each exchanged product of a layer on one rank, forward and backward."""
+    return {
+        "qkv": ("gather", hidden, joint // ranks),
+        "attention output": ("scatter", hidden // ranks, hidden),
+        "gate and up": ("gather", hidden, 2 * ffn // ranks),
+        "down": ("scatter", ffn // ranks, hidden),
+        "down, backward": ("gather", hidden, ffn // ranks),
+        "gate and up, backward": ("scatter", 2 * ffn // ranks, hidden),
+        "attention output, backward": ("gather", hidden, hidden // ranks),
+        "qkv, backward": ("scatter", joint // ranks, hidden),
+    }
+
+
+def ways(kind: str, group: dist.ProcessGroup) -> dict[str, Way]:
+    """The three ways to take a product."""
+    plain, ours, name = CollectiveExchange(group), exchange_of(group), group.group_name
+    if kind == "gather":
+        fused = torch.ops.symm_mem.fused_all_gather_matmul
+        return {
+            "nccl": lambda rows, matrix: plain.gather_and_multiply(rows, matrix)[1],
+            "torch": lambda rows, matrix: fused(rows, [matrix], 0, name)[1][0],
+            "ours": lambda rows, matrix: ours.gather_and_multiply(rows, matrix)[1],
+        }
+    scatter = torch.ops.symm_mem.fused_matmul_reduce_scatter
+    return {
+        "nccl": lambda rows, matrix: plain.scatter_behind(rows, matrix).finish(),
+        "torch": lambda rows, matrix: scatter(rows, matrix, "sum", 0, name),
+        "ours": lambda rows, matrix: ours.scatter_behind(rows, matrix).finish(),
+    }
+
+
+def milliseconds(way: Way, rows: Tensor, matrix: Tensor, calls: int) -> float:
+    """Of one call, of several without a pause."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    dist.barrier()
+    start.record()
+    for _ in range(calls):
+        way(rows, matrix)
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / calls
+
+
+def measure(kind: str, rows: Tensor, matrix: Tensor, options: argparse.Namespace) -> list[dict]:
+    """Each way's times by round, and its largest difference from NCCL's result relative to the largest number there."""
+    group = dist.group.WORLD
+    every = ways(kind, group)
+    times: dict[str, list[float]] = {name: [] for name in every}
+    worst = dict.fromkeys(every, 0.0)
+    for _ in range(options.rounds):
+        rows.normal_()
+        expected = every["nccl"](rows, matrix).float()
+        for name, way in every.items():
+            times[name].append(milliseconds(way, rows, matrix, options.calls))
+            difference = (way(rows, matrix).float() - expected).abs().max() / expected.abs().max()
+            dist.all_reduce(difference, op=dist.ReduceOp.MAX)
+            worst[name] = max(worst[name], float(difference))
+    return [
+        {"way": name, "milliseconds": times[name], "largest_difference": worst[name], "median": statistics.median(times[name])}
+        for name in every
+    ]
+
+
+def main() -> int:
+    """Run, print, write. Returns: 1 where a result differs by more than rounding."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path("output/exchange.json"))
+    parser.add_argument("--tokens", type=int, default=8192, help="of a micro-batch")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--calls", type=int, default=10)
+    options = parser.parse_args()
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl", device_id=torch.device("cuda", torch.cuda.current_device()))
+    if symmetric_memory() is None:
+        parser.error("this torch has no symmetric memory")
+    symmetric_memory().enable_symm_mem_for_group(dist.group.WORLD.group_name)
+    ranks, shape = dist.get_world_size(), model_shape("llama-3.1-8b")
+    joint = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    rows = []
+    for name, (kind, inner, outer) in products(shape.hidden, shape.ffn, joint, ranks).items():
+        length = options.tokens // ranks if kind == "gather" else options.tokens
+        left, matrix = (torch.randn(size, device="cuda", dtype=torch.bfloat16) for size in ((length, inner), (inner, outer)))
+        for made in measure(kind, left, matrix, options):
+            rows.append({"product": name, "kind": kind, "rows": options.tokens, "inner": inner, "outer": outer, **made})
+            if dist.get_rank() == 0:
+                print(f"{name:28} {made['way']:14} {made['median']:.3f} ms  {made['largest_difference']:.1e}", flush=True)
+    if dist.get_rank() == 0:
+        machine = {"accelerator": torch.cuda.get_device_name(), "ranks": ranks, "calls": options.calls}
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(json.dumps({**machine, "software": software_versions(), "products": rows}, indent=1) + "\n")
+    dist.destroy_process_group()
+    return 1 if any(row["largest_difference"] > 0.02 for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tprimat.cli import finetune, torchtune
+from tprimat.cli import finetune, suite, torchtune
 from tprimat.cli.qwen3 import Training
 from tprimat.record.schema import Machine
 
@@ -37,8 +37,11 @@ folder = pathlib.Path(said["output_dir"])
 (folder / "logs").mkdir(parents=True, exist_ok=True)
 (folder / "torchtune_config.yaml").write_text(yaml.safe_dump(said | {"dtype": "bf16"}))
 pathlib.Path(said["dataset"]["cache_dir"]).mkdir(exist_ok=True)
-(folder / "epoch_0").mkdir(exist_ok=True)
-(folder / "epoch_0" / "model-00001-of-00005.safetensors").write_bytes(b"trained")
+full = "full_finetune_distributed" in sys.argv
+assert said["save_every_n_steps"] > said["max_steps_per_epoch"] if full else "save_every_n_steps" not in said
+for trained in ("epoch_0", "step_6"):
+    (folder / trained).mkdir(exist_ok=True)
+    (folder / trained / "model-00001-of-00005.safetensors").write_bytes(b"trained")
 with (folder / "logs" / "log_1.txt").open("w") as log:
     for step in range(1, said["max_steps_per_epoch"] + 1):
         memory = "peak_memory_active:90.0 peak_memory_alloc:90.5 peak_memory_reserved:95.25"
@@ -81,7 +84,13 @@ def test_random_weights_are_trained_and_every_record_says_so(stand_in):
         assert len(document["steps"]) == 6
         assert document["metrics"]["tokens_per_second_per_gpu"]["value"] == pytest.approx(8004, abs=4)
         assert document["metrics"]["mfu"] is None
-    assert not list(stand_in.rglob("epoch_*")), "16 GB of each run that nobody needs"
+    assert sorted(path.name for path in (stand_in / "qwen3-8b" / "torchtune-full-bf16").iterdir()) == [
+        "benchmark_qwen3-8b.json",
+        "logs",
+        "torchtune_config.yaml",
+    ], "16 GB of each run that nobody needs"
+    assert suite.main(["--output", str(stand_in), "--page-only"]) == 0
+    assert "| torchtune-lora-bf16 |" in (stand_in / "suite.md").read_text()
     text = finetune.section(stand_in)
     assert "From random weights" in text
     row = next(line for line in text.splitlines() if line.startswith("| torchtune-lora-bf16"))

@@ -172,7 +172,8 @@ def newest(folder: Path) -> "RunResult | None":
 
 def has_records(output: Path) -> bool:
     """Whether any job has left one."""
-    return any((output / MODEL).glob("*/runs/*/run.json"))
+    kinds = ("*/runs/*/run.json", f"*/{torchtune.RESULT}")
+    return any(True for kind in kinds for _ in (output / MODEL).glob(kind))
 
 
 def section(output: Path, reason: str | None = None) -> str:

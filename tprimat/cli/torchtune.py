@@ -24,7 +24,8 @@ DOWNLOAD = "tune download Qwen/Qwen3-8B --output-dir CHECKPOINT"
 OWN_WEIGHTS = f"`{DOWNLOAD}` and `--checkpoint CHECKPOINT`"
 CONFIGURATION = "torchtune_config.yaml"
 """What a recipe writes into its folder: its configuration with every override."""
-CACHE, TRAINED = "cache", "epoch_*"
+RESULT = f"benchmark_{MODEL}.json"
+CACHE, TRAINED = "cache", ("epoch_*", "step_*")
 """What a run leaves in its folder and nobody needs: its texts as tables, and weights that were trained on invented words."""
 COMMON = (
     f"batch_size={SEQUENCES_OF_A_DEVICE}",
@@ -36,10 +37,12 @@ COMMON = (
     "log_peak_memory_stats=True",
 )
 """The published runs' batch, sequence and settings, as overrides of torchtune's own configurations (recipes/configs/qwen3)."""
+FULL = ("full_finetune_distributed", "qwen3/8B_full", ("save_every_n_steps=1000000",))
+"""It would write its checkpoint twice at the end of an epoch; the LoRA recipe does not, and fails with this setting."""
 MODES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "lora-bf16": ("lora_finetune_distributed", "qwen3/8B_lora", ("save_adapter_weights_only=True",)),
-    "full-bf16": ("full_finetune_distributed", "qwen3/8B_full", ()),
-    "full-fp8": ("full_finetune_distributed", "qwen3/8B_full", ("enable_fp8_training=True", "fp8_recipe_name=tensorwise")),
+    "full-bf16": FULL,
+    "full-fp8": (*FULL[:2], (*FULL[2], "enable_fp8_training=True", "fp8_recipe_name=tensorwise")),
 }
 TEXTS = "invented instructions, packed"
 RANDOM = "random"
@@ -124,7 +127,7 @@ def read_log(folder: Path, ranks: int, accelerator: str | None) -> str | None:
     """
     from tprimat.cli import extract
 
-    for leftover in (folder / CACHE, *folder.glob(TRAINED)):
+    for leftover in (folder / CACHE, *(found for name in TRAINED for found in folder.glob(name))):
         shutil.rmtree(leftover, ignore_errors=True)
     logs = sorted((folder / "logs").glob("log_*.txt"), key=lambda log: log.stat().st_mtime)
     if not logs:
@@ -132,7 +135,7 @@ def read_log(folder: Path, ranks: int, accelerator: str | None) -> str | None:
     flags = ["--num-gpus", str(ranks), "--sequence-length", str(SEQUENCE_TOKENS)]
     flags += ["--global-batch-size", str(SEQUENCES_OF_A_DEVICE * ranks), *(["--gpu", accelerator] if accelerator else [])]
     names = ["--log-file", str(logs[-1]), "--model-name", MODEL, "--dialect", "torchtune"]
-    target = folder / f"benchmark_{MODEL}.json"
+    target = folder / RESULT
     with contextlib.redirect_stdout(sys.stderr):
         status = extract.main([*names, "--output", str(target), *flags])
     if status:

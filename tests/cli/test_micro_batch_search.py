@@ -118,12 +118,12 @@ def test_where_nothing_fits_the_run_is_a_failure_with_a_record_and_starts_no_tra
 
 
 def test_a_process_that_really_runs_out_of_memory_is_an_answer_and_no_failed_run(tmp_path):
-    larger = ["--gpus", "1", "--sequence-length", "256", "--global-batch-size", "16"]
+    larger = ["--gpus", "1", "--sequence-length", "384", "--global-batch-size", "4"]
     done = benchmark(tmp_path, *larger, limits="ulimit -d 1500000;")
     assert done.returncode == 0, done.stderr
     record = only_run(tmp_path).read_run()
     trials = {trial.micro_batch_sequences: trial for trial in record.micro_batch_search.trials}
-    assert trials[16].peak_bytes is None
-    assert "16 runs out of memory" in done.stderr
-    assert record.micro_batch_sequences < 16
+    assert trials[4].peak_bytes is None
+    assert "4 runs out of memory" in done.stderr
+    assert record.micro_batch_sequences < 4
     assert trials[record.micro_batch_sequences].fits

@@ -1,6 +1,7 @@
 """Plans for tests, made by the code that makes the user's plans, and a way to train several in one start of torchrun."""
 
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -51,6 +52,12 @@ def train_together(plans: list, *, timeout: float = 500) -> list[tuple]:
     command = [sys.executable, str(Path(__file__).parent / "train_plans.py")]
     command += [str(directory.plan_file) for directory in directories]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{Path(__file__).parent}", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment, start_new_session=True, **pipes) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        finally:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)  # the ranks, too
+    assert process.returncode == 0, out[-3000:] + err[-5000:]
     return [(directory.read_run(), directory.read_steps()) for directory in directories]

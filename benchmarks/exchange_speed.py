@@ -57,7 +57,8 @@ def ways(kind: str, group: dist.ProcessGroup) -> dict[str, Way]:
     return {
         "nccl": lambda rows, matrix: plain.scatter_behind(rows, matrix).finish(),
         "torch": lambda rows, matrix: scatter(rows, matrix, "sum", 0, name),
-        "ours": lambda rows, matrix: ours.scatter_behind(rows, matrix).finish(),
+        "ours": ours.multiply_and_scatter,
+        "ours, behind": lambda rows, matrix: ours.scatter_behind(rows, matrix).finish(),
     }
 
 

@@ -44,8 +44,10 @@ def test_every_block_of_figures_has_its_maker():
     assert made.returncode == 0
     assert re.findall(r"<!-- figures (\w+) -->", PAGE.read_text()) == [
         "layouts",
+        "power",
         "first_steps",
         "switches",
+        "exchanges",
         "callback",
         "profiles",
         "limits",

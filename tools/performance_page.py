@@ -11,66 +11,32 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tools")]
 
+from record_figures import NOTHING, OURS, by_layout, engine_groups, groups_in, probes_of, rate, steps, times  # noqa: E402
 from speed_layouts import LAYOUTS, Layout  # noqa: E402
+from switch_figures import exchanges, no_gain, switches  # noqa: E402
 
 from tprimat import units  # noqa: E402
 from tprimat.analyze.alone import alone  # noqa: E402
 from tprimat.analyze.compare import verdict  # noqa: E402
-from tprimat.analyze.groups import Group, group_estimate, group_runs, measure  # noqa: E402
-from tprimat.analyze.metrics import MetricOptions  # noqa: E402
+from tprimat.analyze.groups import Group, group_estimate  # noqa: E402
 from tprimat.analyze.profile import ProfileSummary  # noqa: E402
-from tprimat.cli.ceilings import probes_in, under_ceiling  # noqa: E402
-from tprimat.record.collect import load_results  # noqa: E402
-from tprimat.record.derived import Estimate  # noqa: E402
 from tprimat.record.files import from_json  # noqa: E402
-from tprimat.record.schema import ProbeRecord, RunRecord  # noqa: E402
 from tprimat.report.markdown import table  # noqa: E402
 from tprimat.report.profile import markdown  # noqa: E402
 from tprimat.report.table import with_interval  # noqa: E402
 
 BLOCK = re.compile(r"(<!-- figures (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-NOTHING = "Nothing is recorded yet."
-
-
-def probes_of(results: Path) -> list[ProbeRecord]:
-    """All probes that stand beside the results."""
-    return probes_in(sorted(results.glob("probes*")))[0]
-
-
-def groups_in(folder: Path, probes: Sequence[ProbeRecord]) -> list[Group]:
-    """The runs under a folder that count, repetitions together."""
-    found, problems = load_results([folder] if folder.is_dir() else [])
-    for problem in problems:
-        raise SystemExit(str(problem))
-    return group_runs([measure(result, under_ceiling(MetricOptions(), result.run, probes)) for result in found])
-
-
-def by_layout(groups: Sequence[Group]) -> Mapping[str, Group]:
-    """The newest group of each layout, which is a run's strategy."""
-    ordered = sorted(groups, key=lambda group: group.run.started_at or "")
-    return {group.run.strategy or "": group for group in ordered}
-
-
-def rate(group: Group) -> Estimate | None:
-    """tokens/s/GPU."""
-    return group_estimate(group, lambda made: made.tokens_per_second_per_gpu)
-
-
-def steps(group: Group) -> str:
-    """Steady steps of each run."""
-    return "+".join(str(item.metrics.window.steps) for item in group.runs if item.metrics)
 
 
 def layouts(results: Path) -> str:
     """Each layout that was measured, beside torchtitan and its target."""
     probes = probes_of(results)
-    ours, theirs = by_layout(groups_in(results / "engine", probes)), by_layout(groups_in(results / "torchtitan", probes))
+    ours, theirs = by_layout(engine_groups(results, probes)), by_layout(groups_in(results / "torchtitan", probes))
     header = ("layout", "tokens/s/GPU", "n", "TFLOP/s/GPU", "MFU", "of measured matmul", "memory", "torchtitan", "ours / theirs")
     rows = [layout_row(layout, ours[layout.name], theirs.get(layout.name)) for layout in LAYOUTS if layout.name in ours]
     return table((*header, "target", "reached"), rows) if rows else NOTHING
@@ -110,75 +76,6 @@ def target(layout: Layout) -> str:
     return units.count(layout.target_tokens_per_second_per_gpu)
 
 
-def options_of(run: RunRecord) -> dict[str, object]:
-    """Every switch of a run; the type of its matrix products is one."""
-    return {**run.engine_options, "fp8": run.matmul_dtype == "fp8"}
-
-
-def workload(run: RunRecord) -> tuple[object, ...]:
-    """What two runs must share for a switch to be the difference between them; versions, too."""
-    layers = run.shape.layers if run.shape else None
-    versions = tuple(sorted((name, version) for name, version in run.software.items() if name in {"torch", "megatron-core"}))
-    split = (run.tensor_parallel, run.pipeline_parallel, run.data_parallel)
-    return (run.model, layers, split, run.micro_batch_sequences, run.global_batch_sequences, run.sequence_tokens, versions)
-
-
-def switch_pairs(results: Path) -> Iterator[tuple[str, Group, Group]]:
-    """Name of a switch, the runs with it off and those with it on, for each workload where all else is equal."""
-    groups = groups_in(results / "switches", [])
-    for off in groups:
-        for on in groups:
-            if workload(off.run) != workload(on.run):
-                continue
-            without, having = options_of(off.run), options_of(on.run)
-            differing = [name for name in having.keys() | without.keys() if having.get(name) != without.get(name)]
-            if len(differing) == 1 and having.get(differing[0]) is True:
-                yield differing[0], off, on
-
-
-def described(run: RunRecord) -> str:
-    """The workload of a switch in a few words."""
-    layers = run.shape.layers if run.shape else units.ABSENT
-    split = f"TP{run.tensor_parallel} PP{run.pipeline_parallel} DP{run.data_parallel}"
-    return f"{layers} layers, {split}, MBS{run.micro_batch_sequences}"
-
-
-def times(value: float) -> str:
-    """A ratio."""
-    return f"{value:.3f}"
-
-
-def switches(results: Path) -> str:
-    """Each switch, measured on and off."""
-    rows = []
-    for name, off, on in sorted(switch_pairs(results), key=lambda pair: (pair[0], str(workload(pair[1].run)))):
-        run, gain = on.run, verdict(off, on, even_if_different=True).ratio
-        memory = [max(item.metrics.peak_memory_bytes or 0 for item in group.runs if item.metrics) for group in (off, on)]
-        rows.append(
-            [
-                f"`{name}`",
-                described(run),
-                with_interval(rate(off), units.count),
-                with_interval(rate(on), units.count),
-                f"{steps(off)} / {steps(on)}",
-                with_interval(gain, times),
-                " / ".join(units.gibibytes(size or None) for size in memory),
-            ]
-        )
-    header = ("switch", "workload", "off, tokens/s/GPU", "on, tokens/s/GPU", "n off / on", "on / off", "memory off / on")
-    return table(header, rows, left=2) if rows else NOTHING
-
-
-def no_gain(results: Path) -> str:
-    """Switches whose interval does not lie above 1."""
-    found = []
-    for name, off, on in sorted(switch_pairs(results), key=lambda pair: pair[0]):
-        gain = verdict(off, on, even_if_different=True).ratio
-        if gain and gain.low is not None and gain.low <= 1:
-            found.append(f"- `{name}`, {described(on.run)}: {with_interval(gain, times)} times the rate without it.")
-    return "\n".join(found) or "Every switch that was measured shows a gain."
-
-
 def profiles(results: Path) -> str:
     """What one step is spent on."""
     found = {
@@ -192,7 +89,7 @@ def limits(results: Path) -> str:
     """A step beside what its parts would take alone."""
     probes = probes_of(results)
     rows = []
-    found = by_layout(groups_in(results / "engine", probes))
+    found = by_layout(engine_groups(results, probes))
     for layout in (layout for layout in LAYOUTS if layout.name in found):
         item = found[layout.name].runs[0]
         parts = alone(item.result.run, item.metrics, probes) if item.metrics else None
@@ -218,20 +115,35 @@ def limits(results: Path) -> str:
 
 
 def first_steps(results: Path) -> str:
-    """From the start of the run to the end of its first step."""
+    """From the start of the run to the end of its first step, and that step's share."""
     rows = [
-        [f"`{name}`", units.seconds(seconds)]
-        for name, group in by_layout(groups_in(results / "engine", [])).items()
-        if (seconds := group.runs[0].result.steps[0].ended_at_seconds) is not None
+        [f"`{name}`", units.seconds(seconds), units.seconds(first.step_seconds)]
+        for name, group in by_layout(engine_groups(results)).items()
+        if (first := group.runs[0].result.steps[0]) and (seconds := first.ended_at_seconds) is not None
     ]
-    return table(("layout", "to the end of the first step"), rows) if rows else NOTHING
+    return table(("layout", "to the end of the first step", "the first step alone"), rows) if rows else NOTHING
+
+
+def power(results: Path) -> str:
+    """What the GPUs drew while each layout ran, beside their limit; from what the run itself derived, which saw the readings."""
+    rows = []
+    for layout in LAYOUTS:
+        for file in sorted(file for folder in OURS for file in (results / folder / layout.name).glob("benchmark_*.json")):
+            found = json.loads(file.read_text(encoding="utf8"))
+            metrics, limit = found["metrics"], found["run"]["machine"]["power_limit_watts"]
+            if not metrics or not metrics["joules_per_token"]:
+                continue
+            watts = metrics["joules_per_token"] * metrics["tokens_per_second_per_gpu"]["value"]
+            notes = "; ".join(text for text in metrics["warnings"] if "clocks" in text) or units.ABSENT
+            rows.append([f"`{layout.name}`", f"{watts:.0f} W", f"{limit:.0f} W" if limit else units.ABSENT, notes])
+    return table(("layout", "drawn by a GPU, mean", "its limit", "readings of the whole run"), rows) if rows else NOTHING
 
 
 def callback(results: Path) -> str:
     """What recording costs a step: the same training with and without it, in turn."""
     rows = []
     shortest = min(
-        (item.metrics.step_seconds.value for group in groups_in(results / "engine", []) for item in group.runs if item.metrics),
+        (item.metrics.step_seconds.value for group in engine_groups(results) for item in group.runs if item.metrics),
         default=None,
     )
     for file in sorted((results / "callback").glob("*.json")):
@@ -252,7 +164,9 @@ BLOCKS = {
     "switches": switches,
     "no_gain": no_gain,
     "profiles": profiles,
+    "exchanges": exchanges,
     "limits": limits,
+    "power": power,
     "first_steps": first_steps,
 }
 

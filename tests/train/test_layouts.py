@@ -26,6 +26,7 @@ VARIANTS = {
         "1 rank, tied": {},
         "1 rank, wide vocabulary": {},
         "1 rank, plain optimizer": {"distributed_optimizer": False},
+        "1 rank, compiled Adam": {"compiled_adam": True},
         "1 rank, full recompute": {"recompute": "full"},
         "1 rank, joint cut and rotation": {"compiled_regions": True},
         "1 rank, gradients straight into the buffer": {"accumulate_weight_gradients": True, "streamed_cross_entropy": True},
@@ -47,6 +48,7 @@ VARIANTS = {
         "pp2 vpp2": {"pp": 2, "vpp": 2},
         "dp2": {},
         "dp2 without overlap": {"overlap_grad_reduce": False, "overlap_param_gather": False},
+        "dp2, compiled Adam": {"compiled_adam": True},
         "dp2, micro-batch 2": {"micro_batch_size": 2},
         "tp2, selective recompute": {"tp": 2, "recompute": "selective"},
         "tp2, streamed cross-entropy": {"tp": 2, "streamed_cross_entropy": True},
@@ -87,6 +89,8 @@ VARIANTS = {
 
 FOR_LLAMA_ALONE = {
     "1 rank, plain optimizer",
+    "1 rank, compiled Adam",
+    "dp2, compiled Adam",
     "1 rank, gradients straight into the buffer",
     "1 rank, tied, gradients straight into the buffer",
     "1 rank, next batch loaded ahead",

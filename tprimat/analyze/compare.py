@@ -46,6 +46,7 @@ def comparable(first: RunRecord, second: RunRecord) -> tuple[Difference, ...]:
         ("dtype that ran", first.matmul_dtype, second.matmul_dtype),
         ("GPU count", first.machine.gpus, second.machine.gpus),
         ("clock", first.clock, second.clock),
+        ("optimizer states", optimizer_states(first), optimizer_states(second)),
     ):
         if one is None or other is None or one != other:
             found.append(Difference(what=what, first=one, second=other))
@@ -53,6 +54,11 @@ def comparable(first: RunRecord, second: RunRecord) -> tuple[Difference, ...]:
     if None not in shapes and shapes[0] != shapes[1] and first.model == second.model and first.size == second.size:
         found.append(Difference(what="model's shape", first=first.shape, second=second.shape))
     return tuple(found)
+
+
+def optimizer_states(run: RunRecord) -> str:
+    """Whether a run kept fp32 masters and moments; one without them does another, smaller job."""
+    return "bf16, no masters" if run.engine_options.get("optimizer_states") == "bf16" else "fp32, or not said"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,8 @@
 """Engines whose training runs in our own worker, started by torchrun: they write their records themselves."""
 
+import os
 import sys
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,9 +23,21 @@ def worker_command(plan: RunPlan) -> Command:
     return Command(
         argv=(*script, *arguments),
         ranks_per_node=plan.gpus_per_node,
-        environment=dict(plan.environment),
+        environment={**bytecode_kept(), **plan.environment},
         directory=None if door else str(ROOT),
     )
+
+
+def bytecode_kept(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What to add to an environment that keeps Python from storing bytecode, as container images like to.
+
+    Each rank would compile torch, Megatron-Core and Lightning anew in every run: seconds before the first step. The bytecode
+    goes to the user's cache, so that nothing is written beside the packages.
+    """
+    if not environment.get("PYTHONDONTWRITEBYTECODE") or environment.get("PYTHONPYCACHEPREFIX"):
+        return {}
+    cache = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(Path(cache) / "tprimat" / "bytecode")}
 
 
 WORKER_MODULES = ("torch", "megatron.core", "numpy")

@@ -18,6 +18,7 @@ class ActiveOptions:
     accumulate_weight_gradients: bool
     cudnn_attention: bool
     fused_adam: bool
+    compiled_adam: bool
     distributed_optimizer: bool
     overlap_grad_reduce: bool
     overlap_param_gather: bool
@@ -43,6 +44,7 @@ def decide(options: EngineOptions, device: torch.device, precision: str) -> Acti
         accumulate_weight_gradients=on(options.accumulate_weight_gradients, can_accumulate),
         cudnn_attention=on(options.cudnn_attention, on_gpu and torch.version.hip is None),
         fused_adam=on(options.fused_adam, on_gpu),
+        compiled_adam=options.compiled_adam and options.optimizer_states == "fp32",
         distributed_optimizer=sharded,
         overlap_grad_reduce=options.overlap_grad_reduce,
         overlap_param_gather=options.overlap_param_gather and sharded,

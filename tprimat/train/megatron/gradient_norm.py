@@ -4,6 +4,7 @@ Megatron-Core's own fallback asks the device for the norm of each tensor, one by
 scalars), and scales each into a temporary. These two take its place under the same interface.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -45,6 +46,21 @@ def install() -> None:
     from megatron.core import utils
     from megatron.core.optimizer import clip_grads
 
-    if clip_grads.l2_norm_impl is utils.local_multi_tensor_l2_norm:
+    if clip_grads.l2_norm_impl in (utils.local_multi_tensor_l2_norm, l2_norm):  # or ours from an earlier training
         clip_grads.l2_norm_impl = l2_norm
         clip_grads.multi_tensor_scale_impl = scale
+
+
+def clip_through(take: Callable[[float], None]) -> None:
+    """Tell somebody the factor of a clipping, who applies it later, instead of scaling the gradients.
+
+    Args:
+        take: called in each step that clips, with the factor.
+    """
+    from megatron.core.optimizer import clip_grads
+
+    def note(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], factor: float) -> None:
+        del chunk_size, noop_flag, tensor_lists
+        take(factor)
+
+    clip_grads.multi_tensor_scale_impl = note

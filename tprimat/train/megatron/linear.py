@@ -158,6 +158,9 @@ class RowProduct(torch.autograd.Function):
         """Multiply, then sum over ranks; arguments as ColumnProduct's, weight of shape (out, in of this rank)."""
         ctx.split = split
         flat = rows.flatten(0, 1)
+        if split.exchange:
+            ctx.save_for_backward(weight, flat)
+            return split.exchange.multiply_and_scatter(flat, weight.t()).view(-1, rows.shape[1], weight.shape[0])
         product, kept = split.kernels.forward(flat, weight, None)
         ctx.save_for_backward(weight, *kept)
         out = product.view(*rows.shape[:2], -1)

@@ -13,6 +13,7 @@ from torch import Tensor
 from tprimat.plan.schema import RunPlan
 from tprimat.train.megatron import gradient_norm
 from tprimat.train.megatron.active_options import ActiveOptions
+from tprimat.train.megatron.compiled_adam import CompiledAdamW
 from tprimat.train.megatron.model import PARAMETER_DTYPES
 
 
@@ -43,9 +44,24 @@ class MegatronOptimizer(torch.optim.Optimizer):
         self.grad_norm: float | None = None
         super().__init__([torch.zeros(1, requires_grad=True)], {"lr": settings.learning_rate})
         self.param_groups = self.megatron.param_groups
-        for group in self.param_groups if options.fused_adam else ():
+        self.compiled = self._compile() if options.compiled_adam else []
+        for group in self.param_groups if options.fused_adam and not self.compiled else ():
             group["fused"], group["foreach"] = True, False
         self.scheduler = schedule_of(self.megatron, plan)
+
+    def _compile(self) -> list[CompiledAdamW]:
+        """Let the optimizers that Megatron has made step and clip in one pass; Transformer Engine's and Apex's stay."""
+        inner = [part.optimizer for part in getattr(self.megatron, "chained_optimizers", [self.megatron])]
+        if any(type(optimizer) is not torch.optim.AdamW for optimizer in inner):
+            return []
+        for optimizer in inner:
+            optimizer.__class__ = CompiledAdamW
+        gradient_norm.clip_through(self._clip_in_step)
+        return inner
+
+    def _clip_in_step(self, factor: float) -> None:
+        for optimizer in self.compiled:
+            optimizer.gradient_factor = factor
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """What Megatron's schedule multiplies a loss with before the backward pass: nothing but fp16 needs more than 1."""
@@ -70,6 +86,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
         """Clip, update, and move the schedule on."""
         if closure is not None:
             closure()
+        self._clip_in_step(1.0)
         _, norm, _ = self.megatron.step()
         self.grad_norm = None if norm is None else float(norm)
         self.scheduler.step(increment=1)

@@ -2,9 +2,8 @@
 
 torch has such operators, too (torch.ops.symm_mem.fused_*), which meet at three barriers in a gathered product, in the streams
 that multiply. Here each rank writes to one half of a workspace while the others may still read the other half, so that a single
-barrier is enough, and it runs in a stream of its own: the stream that multiplies waits for data alone. A sum over ranks is
-exchanged in one piece, behind other work that the caller has; where there is none, a reduce-scatter after the product is
-faster than anything cut into pieces (benchmarks/exchange_speed.py).
+barrier for each piece is enough, and it runs in a stream of its own: the stream that multiplies waits for data alone. A sum
+over ranks whose caller has other work to do is exchanged in one piece, behind that work.
 
 Why one barrier is enough: a rank writes to a half again two exchanges later. By then it has passed the barrier of the exchange
 between, which the others enter only after their reads of the first.
@@ -64,16 +63,20 @@ class Exchange(Protocol):
         """
         ...
 
-    def scatter_behind(self, rows: Tensor, matrix: Tensor) -> Sum:
-        """Rows @ matrix summed over ranks, of which each keeps its own rows; the parts travel while the caller goes on.
+    def multiply_and_scatter(self, rows: Tensor, matrix: Tensor) -> Tensor:
+        """Rows @ matrix summed over ranks, of which each keeps its own rows.
 
         Args:
             rows: shape (ranks x n, in of this rank), contiguous.
             matrix: shape (in of this rank, out).
 
         Returns:
-            whose `finish` gives shape (n, out).
+            shape (n, out).
         """
+        ...
+
+    def scatter_behind(self, rows: Tensor, matrix: Tensor) -> Sum:
+        """The same, whose parts travel while the caller goes on."""
         ...
 
 
@@ -94,6 +97,10 @@ class CollectiveExchange:
         full = shard.new_empty((self.group.size() * shard.shape[0], shard.shape[1]))
         dist.all_gather_into_tensor(full, shard, group=self.group)
         return full, full @ matrix
+
+    def multiply_and_scatter(self, rows: Tensor, matrix: Tensor) -> Tensor:
+        """As the protocol says."""
+        return self.scatter_behind(rows, matrix).finish()
 
     def scatter_behind(self, rows: Tensor, matrix: Tensor) -> "CollectiveSum":
         """As the protocol says."""
@@ -173,13 +180,24 @@ class SharedMemoryExchange:
         main.wait_stream(self.side)
         return full, out
 
+    def multiply_and_scatter(self, rows: Tensor, matrix: Tensor) -> Tensor:
+        """As the protocol says: a piece travels while the next is multiplied."""
+        workspace, shared, received = self._scattering(rows, matrix)
+        pieces = rows.chunk(self.ranks)
+        main = torch.cuda.current_stream()
+        for step in range(1, self.ranks):
+            target, source = (self.rank + step) % self.ranks, (self.rank - step) % self.ranks
+            torch.mm(pieces[target], matrix, out=shared[self.rank][target])
+            self.side.wait_stream(main)
+            with torch.cuda.stream(self.side):
+                workspace.handle.barrier(channel=0)
+                received[step - 1].copy_(shared[source][self.rank])
+        own = torch.mm(pieces[self.rank], matrix)
+        return SharedMemorySum(own, received, self.side).finish()
+
     def scatter_behind(self, rows: Tensor, matrix: Tensor) -> "SharedMemorySum":
         """As the protocol says, in one product."""
-        length = rows.shape[0] // self.ranks
-        shape = torch.Size((self.ranks, length, matrix.shape[1]))
-        workspace = self._workspace("scatter", shape.numel() * rows.element_size())
-        shared = workspace.next_half(shape, rows.dtype)
-        received = rows.new_empty((self.ranks - 1, length, matrix.shape[1]))
+        workspace, shared, received = self._scattering(rows, matrix)
         torch.mm(rows, matrix, out=shared[self.rank].flatten(0, 1))
         self.side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.side):
@@ -187,6 +205,12 @@ class SharedMemoryExchange:
             for step in range(1, self.ranks):
                 received[step - 1].copy_(shared[(self.rank - step) % self.ranks][self.rank])
         return SharedMemorySum(shared[self.rank][self.rank], received, self.side)
+
+    def _scattering(self, rows: Tensor, matrix: Tensor) -> tuple[Workspace, list[Tensor], Tensor]:
+        """Workspace, its half as a tensor of each rank, shape (ranks, n, out), and room for what comes from the others."""
+        shape = torch.Size((self.ranks, rows.shape[0] // self.ranks, matrix.shape[1]))
+        workspace = self._workspace("scatter", shape.numel() * rows.element_size())
+        return workspace, workspace.next_half(shape, rows.dtype), rows.new_empty((self.ranks - 1, *shape[1:]))
 
     def _workspace(self, kind: str, bytes_needed: int) -> Workspace:
         """One that is large enough. The sizes are the same on all ranks, so all of them make a new one at the same call."""

@@ -1,0 +1,54 @@
+"""What the pages made from recorded results share: which runs count, and how a figure is written."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tprimat.analyze.groups import Group, group_estimate, group_runs, measure
+from tprimat.analyze.metrics import MetricOptions
+from tprimat.cli.ceilings import probes_in, under_ceiling
+from tprimat.record.collect import load_results
+from tprimat.record.derived import Estimate
+from tprimat.record.schema import ProbeRecord
+
+NOTHING = "Nothing is recorded yet."
+OURS = ("engine", "fp8", "one-gpu")
+"""Folders of the embedded engine's layouts: 8 bits and states without fp32 masters stand apart, where no table ranks them."""
+
+
+def probes_of(results: Path) -> list[ProbeRecord]:
+    """All probes that stand beside the results."""
+    return probes_in(sorted(results.glob("probes*")))[0]
+
+
+def groups_in(folder: Path, probes: Sequence[ProbeRecord]) -> list[Group]:
+    """The runs under a folder that count, repetitions together."""
+    found, problems = load_results([folder] if folder.is_dir() else [])
+    for problem in problems:
+        raise SystemExit(str(problem))
+    return group_runs([measure(result, under_ceiling(MetricOptions(), result.run, probes)) for result in found])
+
+
+def engine_groups(results: Path, probes: Sequence[ProbeRecord] = ()) -> list[Group]:
+    """The embedded engine's runs of the layouts."""
+    return [group for folder in OURS for group in groups_in(results / folder, probes)]
+
+
+def by_layout(groups: Sequence[Group]) -> Mapping[str, Group]:
+    """The newest group of each layout, which is a run's strategy."""
+    ordered = sorted(groups, key=lambda group: group.run.started_at or "")
+    return {group.run.strategy or "": group for group in ordered}
+
+
+def rate(group: Group) -> Estimate | None:
+    """tokens/s/GPU."""
+    return group_estimate(group, lambda made: made.tokens_per_second_per_gpu)
+
+
+def steps(group: Group) -> str:
+    """Steady steps of each run."""
+    return "+".join(str(item.metrics.window.steps) for item in group.runs if item.metrics)
+
+
+def times(value: float) -> str:
+    """A ratio."""
+    return f"{value:.3f}"

@@ -1,0 +1,105 @@
+"""What each switch of the embedded engine brings, and what the exchange between tensor ranks costs each way, as tables."""
+
+import json
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+from record_figures import NOTHING, groups_in, rate, steps, times
+
+from tprimat import units
+from tprimat.analyze.compare import verdict
+from tprimat.analyze.groups import Group
+from tprimat.record.schema import RunRecord
+from tprimat.report.markdown import table
+from tprimat.report.table import with_interval
+
+
+def options_of(run: RunRecord) -> dict[str, object]:
+    """Every switch of a run; the type of its matrix products is one."""
+    return {**run.engine_options, "fp8": run.matmul_dtype == "fp8"}
+
+
+def workload(run: RunRecord) -> tuple[object, ...]:
+    """What two runs must share for a switch to be the difference between them; versions, too."""
+    layers = run.shape.layers if run.shape else None
+    versions = tuple(sorted((name, version) for name, version in run.software.items() if name in {"torch", "megatron-core"}))
+    split = (run.tensor_parallel, run.pipeline_parallel, run.data_parallel)
+    return (run.model, layers, split, run.micro_batch_sequences, run.global_batch_sequences, run.sequence_tokens, versions)
+
+
+def switch_pairs(results: Path) -> Iterator[tuple[str, Group, Group]]:
+    """Name of a switch, the runs with it off and those with it on, where all else is equal: within a folder, run in turn."""
+    for series in sorted(results.glob("switches/*/")):
+        for off, on in product(groups_in(series, []), repeat=2):
+            without, having = options_of(off.run), options_of(on.run)
+            differing = [name for name in having.keys() | without.keys() if having.get(name) != without.get(name)]
+            if workload(off.run) == workload(on.run) and len(differing) == 1 and having.get(differing[0]) is True:
+                yield differing[0], off, on
+
+
+def described(run: RunRecord) -> str:
+    """The workload of a switch in a few words."""
+    layers = run.shape.layers if run.shape else units.ABSENT
+    split = f"TP{run.tensor_parallel} PP{run.pipeline_parallel} DP{run.data_parallel}"
+    return f"{layers} layers, {split}, MBS{run.micro_batch_sequences}"
+
+
+def loss_differences(off: Group, on: Group) -> str:
+    """How far the losses with a switch are from those without, relative: in the first step, and the largest of any step."""
+    pairs = zip(off.runs[0].result.steps, on.runs[0].result.steps, strict=False)
+    found = [abs(one.loss - other.loss) / abs(one.loss) for one, other in pairs if one.loss and other.loss]
+    return f"{found[0]:.0e} / {max(found):.0e}" if found else units.ABSENT
+
+
+def switches(results: Path) -> str:
+    """Each switch, measured on and off."""
+    rows = []
+    for name, off, on in sorted(switch_pairs(results), key=lambda pair: (pair[0], str(workload(pair[1].run)))):
+        run, gain = on.run, verdict(off, on, even_if_different=True).ratio
+        memory = [max(item.metrics.peak_memory_bytes or 0 for item in group.runs if item.metrics) for group in (off, on)]
+        rows.append(
+            [
+                f"`{name}`",
+                described(run),
+                with_interval(rate(off), units.count),
+                with_interval(rate(on), units.count),
+                f"{steps(off)} / {steps(on)}",
+                with_interval(gain, times),
+                " / ".join(units.gibibytes(size or None) for size in memory),
+                loss_differences(off, on),
+            ]
+        )
+    header = ("switch", "workload", "off, tokens/s/GPU", "on, tokens/s/GPU", "n off / on", "on / off")
+    header += ("memory off / on", "loss, step 1 / largest")
+    return table(header, rows, left=2) if rows else NOTHING
+
+
+def no_gain(results: Path) -> str:
+    """Switches whose interval does not lie above 1."""
+    found = []
+    for name, off, on in sorted(switch_pairs(results), key=lambda pair: pair[0]):
+        gain = verdict(off, on, even_if_different=True).ratio
+        if gain and gain.low is not None and gain.low <= 1:
+            found.append(f"- `{name}`, {described(on.run)}: {with_interval(gain, times)} times the rate without it.")
+    return "\n".join(found) or "Every switch that was measured shows a gain."
+
+
+def exchanges(results: Path) -> str:
+    """Products that tensor ranks exchange, each way, for each number of ranks."""
+    rows = []
+    for file in sorted((results / "exchange").glob("*.json")):
+        found = json.loads(file.read_text(encoding="utf8"))
+        rows += [
+            (
+                f"{found['ranks']} x {found['accelerator']}",
+                made["product"],
+                made["way"],
+                f"{made['median']:.3f} ms",
+                f"{min(made['milliseconds']):.3f} .. {max(made['milliseconds']):.3f} ms",
+                f"{made['largest_difference']:.0e}",
+            )
+            for made in found["products"]
+        ]
+    header = ("ranks", "product", "way", "median", "range of rounds", "largest difference from NCCL's")
+    return table(header, rows, left=3) if rows else NOTHING

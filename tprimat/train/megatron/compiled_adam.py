@@ -1,0 +1,88 @@
+"""AdamW whose update, the clipping of gradients included, is one compiled pass over the memory.
+
+torch's fused kernel takes many tensors in small chunks, which keeps it below the memory's speed, and the clipping before it
+reads and writes every gradient once more.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ROW = 32
+"""Elements that the kernel may take to be there: with a whole number of rows its loads are as wide as the hardware's."""
+
+
+class CompiledAdamW(torch.optim.AdamW):
+    """AdamW (decoupled weight decay, arXiv:1711.05101) over fp32 tensors; other variants than Megatron's use are not there."""
+
+    gradient_factor: float = 1.0
+    """What the gradients are multiplied with on their way."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        if closure is not None:
+            closure()
+        for group in self.param_groups:
+            with_gradient = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not with_gradient:
+                continue
+            group["step"] = int(group.get("step", 0)) + 1
+            scalars = scalars_of(group, self.gradient_factor, with_gradient[0].device)
+            for parameter in with_gradient:
+                state = self.state[parameter]
+                for name in ("exp_avg", "exp_avg_sq"):
+                    if name not in state:
+                        state[name] = torch.zeros_like(parameter)
+                update(parameter, parameter.grad, state["exp_avg"], state["exp_avg_sq"], scalars)
+
+
+def scalars_of(group: dict[str, Any], gradient_factor: float, device: torch.device) -> Tensor:
+    """The numbers of one step, shape (8,), fp32, on the device: as arguments they would be compiled in.
+
+    Args:
+        group: of torch's AdamW, with the number of this step under "step".
+        gradient_factor: for clipping.
+        device: of the parameters.
+    """
+    rate, (beta1, beta2), step = group["lr"], group["betas"], group["step"]
+    values = [
+        gradient_factor,
+        1 - rate * group["weight_decay"],
+        1 - beta1,
+        beta2,
+        1 - beta2,
+        rate / (1 - beta1**step),
+        (1 - beta2**step) ** -0.5,
+        group["eps"],
+    ]
+    on_gpu = device.type == "cuda"
+    return torch.tensor(values, dtype=torch.float32, pin_memory=on_gpu).to(device, non_blocking=on_gpu)
+
+
+def update(parameter: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, scalars: Tensor) -> None:
+    """One parameter's, in place; all of one shape and contiguous, fp32."""
+    tensors = (parameter.detach(), gradient, mean, square)
+    if parameter.numel() % ROW:
+        _update(*tensors, scalars)
+    else:
+        _compiled()(*(tensor.view(-1, ROW) for tensor in tensors), scalars)
+
+
+@cache
+def _compiled() -> Callable[..., None]:
+    """For any number of rows: the second length that it meets makes it so."""
+    return torch.compile(_update)
+
+
+def _update(parameter: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, scalars: Tensor) -> None:
+    factor, kept, mean_share, square_kept, square_share, rate, square_scale, epsilon = scalars.unbind()
+    clipped = gradient * factor
+    new_mean = mean + (clipped - mean) * mean_share
+    new_square = square * square_kept + clipped * clipped * square_share
+    parameter.copy_(parameter * kept - rate * new_mean / (new_square.sqrt() * square_scale + epsilon))
+    mean.copy_(new_mean)
+    square.copy_(new_square)

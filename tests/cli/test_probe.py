@@ -45,8 +45,20 @@ def test_two_ranks_measure_collectives_together_and_a_resumed_run_adds_nothing(t
     assert {record.kind for record in records} == {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"}
     assert all(record.error is None and len(record.seconds) == 20 for record in records)
     assert {record.machine.gpus_per_node for record in records} == {2}
-    assert probe("collectives", "--output", tmp_path, "--ranks", 2, "--resume").returncode == 0
+    again = probe("collectives", "--output", tmp_path, "--ranks", 2, "--resume")
+    assert again.returncode == 0
+    assert "collectives on 2 ranks: everything is measured already" in again.stderr
     assert read_probes(tmp_path / "probes.jsonl") == records
+
+
+def test_a_resumed_run_starts_only_the_ranks_that_have_something_to_measure(tmp_path):
+    assert probe("ddp", "--output", tmp_path, "--ranks", 1).returncode == 0
+    (one,) = read_probes(tmp_path / "probes.jsonl")
+    done = probe("ddp", "--output", tmp_path, "--ranks", 2, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert "ddp on 1 ranks: everything is measured already" in done.stderr
+    kept, two = read_probes(tmp_path / "probes.jsonl")
+    assert (kept, two.shape["ranks"]) == (one, 2)
 
 
 def test_ddp_is_measured_on_one_rank_and_on_two(tmp_path):

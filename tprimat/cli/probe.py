@@ -103,10 +103,15 @@ def opened_bench(small: bool | None) -> "Bench":
 
 def measure_on_ranks(kind: str, options: argparse.Namespace, seconds: float | None) -> Iterator["ProbeRecord"]:
     """In processes of their own, one for each rank, started through torchrun; they append to the same file."""
+    from tprimat.probe import case, together
     from tprimat.record.store import read_probes
 
     file = options.output / FILE_NAME
+    known = case.open_notebook(file, resume=options.resume, seconds=None, tell=tell).known
     for ranks in rank_counts(kind, options.ranks):
+        if known and together.all_known(kind, ranks, known, small=options.small, seen=this_machine()):
+            tell(f"{kind} on {ranks} ranks: everything is measured already.")
+            continue
         if seconds is not None and seconds <= 0:
             tell(f"The time budget is spent: {kind} on {ranks} ranks is left.")
             return
@@ -162,7 +167,7 @@ def work_as_rank(options: argparse.Namespace) -> None:
     with together.process_group(options.small, this_machine()) as bench:
         notebook = case.open_notebook(options.output / FILE_NAME, resume=options.resume, seconds=options.time_budget, tell=tell)
         for kind in chosen_kinds(options.kinds):
-            for _ in together.run_together(together.together_cases(kind, bench), bench, notebook):
+            for _ in together.run_together(together.cases_here(kind, bench), bench, notebook):
                 pass
 
 

@@ -1,7 +1,7 @@
 """Cases that all ranks measure together: the same calls on each, the time of the slowest, written by the first."""
 
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -15,6 +15,7 @@ from tprimat.probe.case import (
     REFUSALS,
     Bench,
     Case,
+    Identity,
     Notebook,
     blank,
     explain,
@@ -26,6 +27,7 @@ from tprimat.probe.case import (
     peak_memory,
     quick,
 )
+from tprimat.probe.device import default_device, describe_machine, describe_software
 from tprimat.probe.timing import Effort
 from tprimat.record.schema import Machine, ProbeRecord
 
@@ -115,9 +117,30 @@ def run_together(cases: Iterable[Case], bench: Bench, notebook: Notebook) -> Ite
         yield record
 
 
-def together_cases(kind: str, bench: Bench) -> list[Case]:
+def together_cases(kind: str, ranks: int, platform: str, *, small: bool) -> list[Case]:
     """Of `collectives` or `ddp`."""
-    ranks = distributed.get_world_size()
     if kind == "ddp":
-        return transformer.ddp_cases(ranks, small=bench.small)
-    return collectives.cases(LIBRARY[bench.machine.platform], ranks, small=bench.small)
+        return transformer.ddp_cases(ranks, small=small)
+    return collectives.cases(LIBRARY[platform], ranks, small=small)
+
+
+def cases_here(kind: str, bench: Bench) -> list[Case]:
+    """Those of the ranks that torchrun has started."""
+    return together_cases(kind, distributed.get_world_size(), bench.machine.platform, small=bench.small)
+
+
+def all_known(kind: str, ranks: int, known: Container[Identity], *, small: bool | None, seen: Machine | None) -> bool:
+    """Whether so many ranks would find everything measured; asked without starting them.
+
+    Args:
+        kind: of `collectives` or `ddp`.
+        ranks: how many there would be.
+        known: what is measured.
+        small: as open_bench's.
+        seen: what the vendor's tool says of this machine.
+    """
+    device = default_device()
+    machine, software = describe_machine(device, ranks, seen), describe_software()
+    small = device.type == "cpu" if small is None else small
+    cases = together_cases(kind, ranks, machine.platform, small=small)
+    return all(identity(case, machine, software) in known for case in cases)

@@ -1,4 +1,5 @@
 import os
+import signal
 import subprocess
 import sys
 import uuid
@@ -13,7 +14,9 @@ def cookie(monkeypatch):
     """A word in the environment of everything that a test starts, so that whatever it leaves behind can be found."""
     word = uuid.uuid4().hex
     monkeypatch.setenv("A_TEST_OF_LAUNCH", word)
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup's deafness to it would be inherited, and rightly kept
     yield word
+    signal.signal(signal.SIGHUP, hangup)
     for pid in processes_with(word) - {os.getpid()}:
         os.kill(pid, 9)
 

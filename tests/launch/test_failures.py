@@ -1,8 +1,9 @@
 import pytest
 from a_launch import Notes, a_launch
 
-from tprimat.launch.failures import classify
+from tprimat.launch.failures import classify, with_clue
 from tprimat.launch.run import run
+from tprimat.launch.schema import Failure
 from tprimat.record.schema import StepRecord
 
 TORCHRUN_KILLED = """\
@@ -302,3 +303,10 @@ def test_a_killed_process_is_told_as_such(tmp_path):
     record, _ = run(a_launch(tmp_path, "steps", 1, "kill", "SIGKILL"), Notes())
     assert (record.outcome, record.exit_code) == ("failed", -9)
     assert "SIGKILL" in record.cause
+
+
+def test_our_own_signal_explains_no_run_that_we_stopped():
+    stopped = Failure(outcome="timed_out", cause="The run took longer than run_timeout_seconds (12 s).")
+    ours = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 41337 got signal: 15"
+    assert with_clue(stopped, [ours]) == stopped
+    assert "OpType=ALLREDUCE" in with_clue(stopped, [ours, COLLECTIVE]).cause

@@ -111,9 +111,11 @@ def carry_out(job: Job, output: Path, training: Training, tell: Callable[[str], 
     found = None if ending.exit_code == 0 else why(ending, list(lines))
     if found is None and (unread := job.read()):
         found = Failure(outcome="failed", cause=unread)
-    if found and not {result.run.run_id for result in results_in(folder)} - before:
+    recorded = [result.run for result in results_in(folder) if result.run.run_id not in before]
+    if found and not recorded:
         refusal.write_run(refused(job, training, found, command.argv))
-    tell(f"{job.name}: {found.cause if found else 'completed'}")
+    cause = next((run.cause for run in recorded if run.cause), None)
+    tell(f"{job.name}: {cause or (found.cause if found else 'completed')}")
     return ending.stopped is None or ending.stopped.outcome != "interrupted"
 
 
@@ -211,7 +213,7 @@ def run(jobs: Sequence[Job], output: Path, training: Training, ends: float | Non
     for job in jobs:
         left = None if ends is None else ends - time.monotonic()
         if left is not None and left <= 0:
-            tell(f"{job.name} is left out.")
+            tell(f"{job.name} is left out: the time budget is spent.")
             continue
         tell(f"{job.name}:")
         try:

@@ -77,7 +77,7 @@ def measure(options: argparse.Namespace, left_out: set[str], ends: float | None)
     for kind in ORDER:
         left = None if ends is None else ends - time.monotonic()
         if kind in left_out or (left is not None and left <= 0):
-            tell(f"{kind} is left out.")
+            tell(f"{kind} is left out{'' if kind in left_out else ': the time budget is spent'}.")
             continue
         tell(f"{kind}:")
         if not measure_kind(kind, options, left):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from tprimat.launch.schema import Failure
-from tprimat.launch.signatures import BENIGN, ECHOES, GPU_MEMORY, LESS_MEMORY, PRIMARY, SECONDARY, Signature
+from tprimat.launch.signatures import BENIGN, ECHOES, GPU_MEMORY, LESS_MEMORY, PRIMARY, SECONDARY, STOPPED, Signature
 from tprimat.record.schema import StepRecord
 
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -71,9 +71,9 @@ def classify(
 
 
 def with_clue(stopped: Failure, lines: Iterable[str]) -> Failure:
-    """A run that we stopped for its silence, with what its log says that may explain it."""
+    """A run that we stopped for its silence or its time, with what its log says that may explain it; our own signal does not."""
     texts = meaningful(lines)
-    clue = search(PRIMARY, texts) or search(SECONDARY, texts)
+    clue = search(PRIMARY, texts) or search([signature for signature in SECONDARY if signature.kind != STOPPED], texts)
     if clue is None or clue.evidence is None:
         return stopped
     cause = shortened(f"{stopped.cause} The log says: {clue.evidence}")

@@ -157,9 +157,10 @@ PRIMARY = (
 )
 """In the order of their priority: a full memory makes other ranks time out, never the other way round."""
 
+STOPPED = "stopped_by_signal"
 SECONDARY = (
     _signature(
-        "stopped_from_outside",
+        STOPPED,
         "interrupted",
         r"SignalException: Process \d+ got signal: (?P<number>\d+)",
         "Somebody else than this launcher stopped it with signal {number}.",

@@ -85,6 +85,6 @@ def test_torchtitan_profiles_and_first_steps_appear_once_they_are_recorded(tmp_p
     done = tool("--page", page, "--results", results)
     assert done.returncode == 0, done.stderr
     cells = row(page, "layouts", "`dp_mbs4`")
-    assert cells[8].startswith("1.250 [")
+    assert cells[9].startswith("1.250 [")
     assert row(page, "first_steps", "`dp_mbs4`")[1] == "41.5 s"
     assert row(page, "profiles", "matmul")[1] == "100.0 % (30.0 ms)"

@@ -37,7 +37,18 @@ def layouts(results: Path) -> str:
     """Each layout that was measured, beside torchtitan and its target."""
     probes = probes_of(results)
     ours, theirs = by_layout(engine_groups(results, probes)), by_layout(groups_in(results / "torchtitan", probes))
-    header = ("layout", "tokens/s/GPU", "n", "TFLOP/s/GPU", "MFU", "of measured matmul", "memory", "torchtitan", "ours / theirs")
+    header = (
+        "layout",
+        "tokens/s/GPU",
+        "n",
+        "TFLOP/s/GPU",
+        "MFU",
+        "of measured matmul",
+        "memory",
+        "torchtitan",
+        "its n",
+        "ours / theirs",
+    )
     rows = [layout_row(layout, ours[layout.name], theirs.get(layout.name)) for layout in LAYOUTS if layout.name in ours]
     return table((*header, "target", "reached"), rows) if rows else NOTHING
 
@@ -63,6 +74,7 @@ def layout_row(layout: Layout, group: Group, peer: Group | None) -> list[str]:
         units.percent(sum(shares) / len(shares)) if shares else units.ABSENT,
         units.gibibytes(max(made.peak_memory_bytes or 0 for made in metrics) or None),
         with_interval(rate(peer), units.count) if peer else units.ABSENT,
+        steps(peer) if peer else units.ABSENT,
         with_interval(ratio, times),
         target(layout),
         units.percent(reached.value / wanted) if reached and wanted else units.ABSENT,

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import fields
 from itertools import product
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from record_figures import NOTHING, groups_in, rate, steps, times
 from tprimat import units
 from tprimat.analyze.compare import verdict
 from tprimat.analyze.groups import Group
+from tprimat.config.schema import EngineOptions
 from tprimat.record.schema import RunRecord
 from tprimat.report.markdown import table
 from tprimat.report.table import with_interval
@@ -72,7 +74,14 @@ def switches(results: Path) -> str:
         )
     header = ("switch", "workload", "off, tokens/s/GPU", "on, tokens/s/GPU", "n off / on", "on / off")
     header += ("memory off / on", "loss, step 1 / largest")
-    return table(header, rows, left=2) if rows else NOTHING
+    return table(header, rows, left=2) + unmeasured(results) if rows else NOTHING
+
+
+def unmeasured(results: Path) -> str:
+    """The switches without runs to compare, in a sentence; empty where there are none."""
+    measured = {name for name, _, _ in switch_pairs(results)} | {"fp8_scaling"}  # which is NeMo's
+    names = [f"`{field.name}`" for field in fields(EngineOptions) if field.name not in measured]
+    return f"\n\nWithout a recorded pair of runs: {', '.join(names)}." if names else ""
 
 
 def no_gain(results: Path) -> str:

@@ -54,6 +54,22 @@ def test_a_step_split_over_tensor_ranks_and_stages(recorded):
     assert parts.bubble == pytest.approx(parts.model_flops / 16)
 
 
+def test_collectives_over_as_many_ranks_count_where_they_were_measured(recorded):
+    run, metrics = recorded
+    split = replace(run, tensor_parallel=2, data_parallel=2)
+    slower = [probe(run, kind, bytes=100 * 10**9, shape={"ranks": 2}) for kind in ("all_gather", "reduce_scatter")]
+    parts = alone(split, metrics, [*probes(run), *slower])
+    weights = parameters(model_shape("llama-3.1-8b")).total
+    assert parts.replicas == pytest.approx(6 * weights / 2 / 2 / 50e9)
+    assert parts.tensor_ranks == pytest.approx(10 * 32 * 32 * 2048 * 4096 * 2 / 2 / 50e9)
+
+
+def test_states_in_bf16_move_fewer_bytes(recorded):
+    run, metrics = recorded
+    small = replace(run, engine_options={**run.engine_options, "optimizer_states": "bf16"})
+    assert alone(small, metrics, probes(run)).optimizer == pytest.approx(14 * parameters(run.shape).total / 4 / 4e12)
+
+
 def test_what_no_probe_tells_is_absent(recorded):
     run, metrics = recorded
     parts = alone(run, metrics, [])

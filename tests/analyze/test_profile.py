@@ -19,8 +19,21 @@ FLASH = "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x1
 NORM = "void at::native::vectorized_elementwise_kernel<8, at::native::CUDAFunctor_add<c10::BFloat16>>"
 REDUCE = "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 NAMES = {
-    "communication": (REDUCE, "ncclDevKernel_SendRecv", "ncclDevKernel_Generic_1", "void vllm::cross_device_reduce_1stage<bf16>"),
-    "memory_copy": ("Memcpy HtoD (Pinned -> Device)", "Memset (Device)", "CopyDeviceToDevice", "__amd_rocclr_copyBuffer"),
+    "communication": (
+        REDUCE,
+        "ncclDevKernel_SendRecv",
+        "ncclDevKernel_Generic_1",
+        "void vllm::cross_device_reduce_1stage<bf16>",
+        "c10d::symmetric_memory::barrier_kernel(unsigned int**, int, int, int, unsigned long)",
+        "Memcpy PtoP (Device -> Device)",
+    ),
+    "memory_copy": (
+        "Memcpy HtoD (Pinned -> Device)",
+        "Memcpy DtoD (Device -> Device)",
+        "Memset (Device)",
+        "CopyDeviceToDevice",
+        "__amd_rocclr_copyBuffer",
+    ),
     "attention": (
         FLASH,
         "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 64>>",

@@ -12,8 +12,9 @@ from tprimat.facts.models import parameters
 from tprimat.record.derived import RunMetrics
 from tprimat.record.schema import ProbeRecord, RunRecord
 
-OPTIMIZER_BYTES = 30
-"""A weight in Adam's update: gradient read (4), master weight and both moments read and written (24), bf16 weight written (2)."""
+OPTIMIZER_BYTES = {"fp32": 30, "bf16": 14}
+"""A weight in Adam's update. With fp32 states: gradient read (4), master weight and both moments read and written (24), bf16
+weight written (2); with bf16 states: gradient read (2), weight and both moments read and written (12)."""
 GRADIENT_BYTES, WEIGHT_BYTES = 4, 2
 """fp32 gradients are summed over the replicas, bf16 weights gathered from them."""
 TENSOR_EXCHANGES = 10
@@ -46,23 +47,28 @@ def alone(run: RunRecord, metrics: RunMetrics, probes: Sequence[ProbeRecord]) ->
     ceiling = gemm_ceiling(run, probes).flop_per_second
     flops = None if ceiling is None else metrics.flop_per_token * batch * sequence / gpus / ceiling
     copy = max((rate.value for probe in probes if probe.kind == "copy" and (rate := bandwidth(probe))), default=None)
-    gather, scatter = fastest_bus(probes, "all_gather"), fastest_bus(probes, "reduce_scatter")
+    states = OPTIMIZER_BYTES.get(str(run.engine_options.get("optimizer_states", "fp32")))
     own = parameters(shape).total / (tensor * pipeline)
     others = (data - 1) / data
     exchanged = 2 * shape.hidden * batch * sequence / data * (tensor - 1) / tensor * shape.layers / pipeline
     rounds = run.accumulation_steps
     return AloneSeconds(
         model_flops=flops,
-        optimizer=None if copy is None else OPTIMIZER_BYTES * own / data / copy,
-        replicas=_sum(over(GRADIENT_BYTES * own * others, scatter), over(WEIGHT_BYTES * own * others, gather)),
-        tensor_ranks=over(TENSOR_EXCHANGES * exchanged, gather),
+        optimizer=None if copy is None or states is None else states * own / data / copy,
+        replicas=_sum(
+            over(GRADIENT_BYTES * own * others, fastest_bus(probes, "reduce_scatter", data)),
+            over(WEIGHT_BYTES * own * others, fastest_bus(probes, "all_gather", data)),
+        ),
+        tensor_ranks=over(TENSOR_EXCHANGES * exchanged, fastest_bus(probes, "all_gather", tensor)),
         bubble=None if flops is None or not rounds else flops * (pipeline - 1) / (rounds * (run.virtual_pipeline or 1)),
     )
 
 
-def fastest_bus(probes: Sequence[ProbeRecord], kind: str) -> float | None:
-    """The highest bus bandwidth of a collective, bytes/s, whatever the message."""
-    return max((rate for probe in probes if probe.kind == kind and (rate := bus_bandwidth(probe))), default=None)
+def fastest_bus(probes: Sequence[ProbeRecord], kind: str, ranks: int) -> float | None:
+    """The highest bus bandwidth of a collective, bytes/s, whatever the message; over as many ranks, if any probe was."""
+    found = [(probe.shape["ranks"], rate) for probe in probes if probe.kind == kind and (rate := bus_bandwidth(probe))]
+    alike = [rate for size, rate in found if size == ranks]
+    return max(alike or [rate for _, rate in found], default=None)
 
 
 def over(size: float, rate: float | None) -> float | None:

@@ -1,7 +1,8 @@
 """Which kind of work a kernel, or an operator on a CPU, does: told by its name, as the libraries name theirs.
 
 Names are those that profilers show for NCCL and RCCL, cuBLAS and hipBLASLt, cuDNN, FlashAttention, AOTriton, Composable Kernel,
-Triton (as torch.compile emits it), Transformer Engine and torch's own kernels. A name that says nothing stays "other".
+Triton (as torch.compile emits it), Transformer Engine and torch's own kernels. A copy from one GPU's memory to another's (PtoP)
+is communication. A name that says nothing stays "other".
 """
 
 import re
@@ -16,7 +17,8 @@ COMPUTE: tuple[WorkClass, ...] = ("matmul", "attention", "norm_elementwise", "op
 KERNELS: tuple[tuple[WorkClass, str], ...] = (
     (
         "communication",
-        r"nccl|rccl|nvshmem|gloo:|userbuffers|symm_mem|all_?reduce|all_?gather|reduce_?scatter|cross_device_reduce",
+        r"nccl|rccl|nvshmem|gloo:|userbuffers|symm_mem|symmetric_memory|^memcpy ptop|all_?reduce|all_?gather"
+        r"|reduce_?scatter|cross_device_reduce",
     ),
     ("memory_copy", r"^memcpy|^memset|^copy(host|device)to|rocclr"),
     # torch.compile names a pointwise or reducing kernel after all operators in it, which may be neighbours of an attention.

@@ -159,7 +159,7 @@ def cells(row: Row) -> list[str]:
 
 def teraflops(value: float) -> str:
     """Without the unit, which the column names."""
-    return f"{value / 1e12:.0f}"
+    return f"{value / 1e12:.0f}" if value >= 1e13 else units.significant(value / 1e12)
 
 
 def target_cell(row: Row, group: Group) -> str:

@@ -16,6 +16,7 @@ from tprimat import units
         (units.si(0, "s"), "0 s"),
         (units.teraflops(501.2e12), "501.2 TFLOP/s"),
         (units.teraflops(3.2e9), "3.20 GFLOP/s"),
+        (units.teraflops(141e9), "141 GFLOP/s"),
         (units.gibibytes(54 * 2**30), "54.0 GiB"),
         (units.gibibytes(3 * 2**20), "3.0 MiB"),
         (units.percent(0.3834), "38.3 %"),

@@ -48,7 +48,7 @@ def teraflops(flop_per_second: float | None) -> str:
     """FLOP/s -> '501.2 TFLOP/s'; small rates keep their prefix."""
     if flop_per_second is None:
         return ABSENT
-    if flop_per_second < 1e11:
+    if flop_per_second < 1e12:
         return si(flop_per_second, "FLOP/s")
     return f"{flop_per_second / 1e12:,.1f} TFLOP/s"
 

@@ -129,7 +129,8 @@ def gemm_of_dtype(dtype: str, probes: Probes) -> str:
 
 def clock(probe: ProbeRecord) -> str:
     """What the device said while it worked."""
-    return f"{units.si(probe.clock_hertz, 'Hz')}, {units.si(probe.power_watts, 'W')}"
+    read = ((probe.clock_hertz, "Hz"), (probe.power_watts, "W"))
+    return ", ".join(units.si(value, unit) for value, unit in read if value is not None) or units.ABSENT
 
 
 def searched(probes: Probes) -> str | None:

@@ -102,7 +102,7 @@ def round_of(plan, folder, recorded):
         enable_model_summary=False,
         limit_val_batches=0,
     )
-    module = MegatronModule(plan, decide(plan.engine_options, torch.device("cuda" if on_gpu else "cpu"), plan.precision))
+    module = MegatronModule(plan, decide(plan, torch.device("cuda" if on_gpu else "cpu")))
     trainer.fit(module)
     del trainer, module
     gc.collect()  # the model and its optimizer refer to each other

@@ -26,7 +26,7 @@ if __name__ == "__main__":
     plan = read_plan(Path(sys.argv[1]))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     initialize_parallel_state(plan)
-    options = decide(plan.engine_options, torch.device("cpu"), plan.precision)
+    options = decide(plan, torch.device("cpu"))
     (model,) = build_chunks(plan, transformer_config(plan, torch.device("cpu"), options), options)
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():  # norms and biases away from one and zero, so that a missing one shows

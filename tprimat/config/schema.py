@@ -170,7 +170,8 @@ class EngineOptions:
     overlap_grad_reduce: Flag = True
     overlap_param_gather: Flag = True
     overlap_tensor_parallel: Flag | Literal["auto"] = "auto"
-    """Under sequence parallelism, multiply one piece while another travels; auto: between GPUs whose torch can."""
+    """Under sequence parallelism, multiply one piece while another travels; auto: on NVIDIA GPUs of one machine
+    that read each other's memory."""
     load_ahead: Flag | Literal["auto"] = "auto"
     """Make the next step's batch in a process of its own while the GPU is busy; auto: on a GPU."""
     distributed_optimizer: Flag = True

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tprimat.plan.schema import EngineOptions
+from tprimat.plan.schema import RunPlan
 from tprimat.train.megatron import weight_gradients
 from tprimat.train.megatron.symmetric import can_overlap
 
@@ -28,8 +28,9 @@ class ActiveOptions:
     optimizer_states: str
 
 
-def decide(options: EngineOptions, device: torch.device, precision: str) -> ActiveOptions:
+def decide(plan: RunPlan, device: torch.device) -> ActiveOptions:
     """Decide each `auto`: on a GPU on, where it works; on a CPU off."""
+    options, precision = plan.engine_options, plan.precision
     on_gpu = device.type == "cuda"
 
     def on(asked: bool | str, default: bool) -> bool:
@@ -37,6 +38,7 @@ def decide(options: EngineOptions, device: torch.device, precision: str) -> Acti
 
     compiles = on(options.compiled_regions, on_gpu)
     can_accumulate = on_gpu and precision in {"bf16", "fp8"} and weight_gradients.works_on(device)
+    exchanges = compiles and can_overlap(plan.layout.tensor, plan.gpus_per_node)
     sharded = options.distributed_optimizer and options.optimizer_states == "fp32"
     return ActiveOptions(
         compiled_regions=compiles,
@@ -48,7 +50,7 @@ def decide(options: EngineOptions, device: torch.device, precision: str) -> Acti
         distributed_optimizer=sharded,
         overlap_grad_reduce=options.overlap_grad_reduce,
         overlap_param_gather=options.overlap_param_gather and sharded,
-        overlap_tensor_parallel=on(options.overlap_tensor_parallel, compiles and can_overlap()) and precision != "fp8",
+        overlap_tensor_parallel=on(options.overlap_tensor_parallel, exchanges) and precision != "fp8",
         load_ahead=on(options.load_ahead, on_gpu),
         balanced_stages=options.balanced_stages,
         optimizer_states=options.optimizer_states,

@@ -45,7 +45,7 @@ def train(plan: RunPlan, redirected: bool) -> None:
     if plan.precision == "fp8" and not fp8_kernels.works_on(torch.device("cuda" if on_gpu else "cpu")):
         why = f"This device or torch {torch.__version__} multiplies no e5m2 with e4m3."
         raise LaunchError("fp8 does not work here.", why=why, fix="--precision bf16")
-    options = decide(plan.engine_options, torch.device("cuda" if on_gpu else "cpu"), plan.precision)
+    options = decide(plan, torch.device("cuda" if on_gpu else "cpu"))
     searches = plan.batch.micro_batch_sequences == "auto"
     measured = [BenchmarkCallback(directory, describe=_describer(plan, options, redirected)), *profiling_callbacks(plan)]
     trainer = lightning.Trainer(

@@ -6,7 +6,8 @@ barrier for each piece is enough, and it runs in a stream of its own: the stream
 over ranks whose caller has other work to do is exchanged in one piece, behind that work.
 
 Why one barrier is enough: a rank writes to a half again two exchanges later. By then it has passed the barrier of the exchange
-between, which the others enter only after their reads of the first.
+between, which the others enter only after their reads of the first. The stream that multiplies, which writes what is scattered,
+knows of that barrier only since it has waited for that exchange's sum: hence a sum is finished before the next exchange begins.
 """
 
 from functools import cache
@@ -32,19 +33,26 @@ def symmetric_memory() -> Any:
         return None
 
 
-@cache
-def can_overlap() -> bool:
-    """Whether this torch shares memory between processes, and the GPUs read each other's."""
-    if not torch.cuda.is_available() or not hasattr(symmetric_memory(), "rendezvous"):
+def can_overlap(ranks: int, gpus: int) -> bool:
+    """Whether torch shares memory between processes, and the GPUs of a tensor group stand in one machine and read each other's.
+
+    Not with ROCm: its system-wide signals depend on how memory was allocated, and nobody has tried.
+
+    Args:
+        ranks: of a tensor group, which are neighbours.
+        gpus: that the run uses of each machine.
+    """
+    if not torch.cuda.is_available() or torch.version.hip or not hasattr(symmetric_memory(), "rendezvous") or gpus % ranks:
         return False
-    return all(torch.cuda.can_device_access_peer(0, other) for other in range(1, torch.cuda.device_count()))
+    pairs = [(one, other) for one in range(gpus) for other in range(gpus) if one != other and one // ranks == other // ranks]
+    return all(torch.cuda.can_device_access_peer(one, other) for one, other in pairs)
 
 
 class Sum(Protocol):
     """A sum over ranks that may still be on its way."""
 
     def finish(self) -> Tensor:
-        """Wait for it; before the group's next exchange but one is begun."""
+        """Wait for it; before the group's next exchange is begun."""
         ...
 
 

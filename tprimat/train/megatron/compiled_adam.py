@@ -27,28 +27,35 @@ class CompiledAdamW(torch.optim.AdamW):
         if closure is not None:
             closure()
         for group in self.param_groups:
-            with_gradient = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if not with_gradient:
-                continue
-            group["step"] = int(group.get("step", 0)) + 1
-            scalars = scalars_of(group, self.gradient_factor, with_gradient[0].device)
-            for parameter in with_gradient:
-                state = self.state[parameter]
-                for name in ("exp_avg", "exp_avg_sq"):
-                    if name not in state:
-                        state[name] = torch.zeros_like(parameter)
-                update(parameter, parameter.grad, state["exp_avg"], state["exp_avg_sq"], scalars)
+            scalars: dict[float, Tensor] = {}
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                step, mean, square = self._advance(parameter)
+                if step not in scalars:
+                    scalars[step] = scalars_of(group, step, self.gradient_factor, parameter.device)
+                update(parameter, parameter.grad, mean, square, scalars[step])
+
+    def _advance(self, parameter: Tensor) -> tuple[float, Tensor, Tensor]:
+        """Number of the step and both moments, kept as torch keeps them, so that each can go on with the other's."""
+        state = self.state[parameter]
+        for name in ("exp_avg", "exp_avg_sq"):
+            if name not in state:
+                state[name] = torch.zeros_like(parameter)
+        state["step"] = state.get("step", torch.zeros(())) + 1
+        return float(state["step"]), state["exp_avg"], state["exp_avg_sq"]
 
 
-def scalars_of(group: dict[str, Any], gradient_factor: float, device: torch.device) -> Tensor:
+def scalars_of(group: dict[str, Any], step: float, gradient_factor: float, device: torch.device) -> Tensor:
     """The numbers of one step, shape (8,), fp32, on the device: as arguments they would be compiled in.
 
     Args:
-        group: of torch's AdamW, with the number of this step under "step".
+        group: of torch's AdamW.
+        step: its number, from 1.
         gradient_factor: for clipping.
         device: of the parameters.
     """
-    rate, (beta1, beta2), step = group["lr"], group["betas"], group["step"]
+    rate, (beta1, beta2) = group["lr"], group["betas"]
     values = [
         gradient_factor,
         1 - rate * group["weight_decay"],

@@ -4,7 +4,8 @@ Megatron-Core's own fallback asks the device for the norm of each tensor, one by
 scalars), and scales each into a temporary. These two take its place under the same interface.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -51,8 +52,9 @@ def install() -> None:
         clip_grads.multi_tensor_scale_impl = scale
 
 
-def clip_through(take: Callable[[float], None]) -> None:
-    """Tell somebody the factor of a clipping, who applies it later, instead of scaling the gradients.
+@contextmanager
+def clipping_through(take: Callable[[float], None]) -> Iterator[None]:
+    """Within it, Megatron leaves gradients as they are and tells somebody the factor of a clipping, who applies it later.
 
     Args:
         take: called in each step that clips, with the factor.
@@ -63,4 +65,9 @@ def clip_through(take: Callable[[float], None]) -> None:
         del chunk_size, noop_flag, tensor_lists
         take(factor)
 
+    before = clip_grads.multi_tensor_scale_impl
     clip_grads.multi_tensor_scale_impl = note
+    try:
+        yield
+    finally:
+        clip_grads.multi_tensor_scale_impl = before

@@ -1,6 +1,7 @@
 """Megatron's mixed-precision optimizer behind torch's interface, so that Lightning counts its steps."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -56,7 +57,6 @@ class MegatronOptimizer(torch.optim.Optimizer):
             return []
         for optimizer in inner:
             optimizer.__class__ = CompiledAdamW
-        gradient_norm.clip_through(self._clip_in_step)
         return inner
 
     def _clip_in_step(self, factor: float) -> None:
@@ -87,7 +87,8 @@ class MegatronOptimizer(torch.optim.Optimizer):
         if closure is not None:
             closure()
         self._clip_in_step(1.0)
-        _, norm, _ = self.megatron.step()
+        with gradient_norm.clipping_through(self._clip_in_step) if self.compiled else nullcontext():
+            _, norm, _ = self.megatron.step()
         self.grad_norm = None if norm is None else float(norm)
         self.scheduler.step(increment=1)
 

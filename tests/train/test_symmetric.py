@@ -115,6 +115,7 @@ def test_the_simulation_notices_a_wait_that_is_missing(machine, monkeypatch, met
 def gpus(monkeypatch, groups, *, hip=None):
     """A machine whose GPUs read each other's memory within each of the groups."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1 + max(gpu for group in groups for gpu in group))
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda a, b: any({a, b} <= set(group) for group in groups))
 
@@ -129,6 +130,7 @@ def gpus(monkeypatch, groups, *, hip=None):
         (8, 4, [range(4)], False),  # over two machines
         (4, 6, [range(6)], False),  # the second group stands in two machines
         (2, 1, [range(1)], False),
+        (2, 2, [range(1)], False),  # one that is hidden
     ],
 )
 def test_exchanges_are_tried_where_every_rank_of_a_group_reads_every_others_memory(monkeypatch, ranks, used, groups, possible):

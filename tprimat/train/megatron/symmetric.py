@@ -42,7 +42,9 @@ def can_overlap(ranks: int, gpus: int) -> bool:
         ranks: of a tensor group, which are neighbours.
         gpus: that the run uses of each machine.
     """
-    if not torch.cuda.is_available() or torch.version.hip or not hasattr(symmetric_memory(), "rendezvous") or gpus % ranks:
+    if not torch.cuda.is_available() or torch.version.hip or not hasattr(symmetric_memory(), "rendezvous"):
+        return False
+    if gpus % ranks or gpus > torch.cuda.device_count():
         return False
     pairs = [(one, other) for one in range(gpus) for other in range(gpus) if one != other and one // ranks == other // ranks]
     return all(torch.cuda.can_device_access_peer(one, other) for one, other in pairs)

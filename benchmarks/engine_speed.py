@@ -120,7 +120,8 @@ def measure_layout(layout: Layout, options: argparse.Namespace, ranks: int) -> l
         ours(command(layout, options, ranks, places[0][-1]))
         if options.torchtitan and rows[1].why_none is None:
             try:
-                rows[1].why_none = torchtitan(command(layout, options, ranks, places[1][-1]))
+                longer = argparse.Namespace(**{**vars(options), "steps": max(options.steps, options.peer_steps)})
+                rows[1].why_none = torchtitan(command(layout, longer, ranks, places[1][-1]))
             except UserError as error:
                 rows[1].why_none = error.what
     for row, place in zip(rows, places, strict=True):
@@ -203,6 +204,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=14)
     parser.add_argument("--rounds", type=int, default=1, help="how often each layout is run by each program (1)")
     parser.add_argument("--engine", default="megatron")
+    parser.add_argument("--peer-steps", type=int, default=20, help="of torchtitan, whose start is slower for longer (20)")
     parser.add_argument("--no-torchtitan", action="store_false", dest="torchtitan", help="ours alone")
     parser.add_argument("--platform", choices=("nvidia", "amd", "cpu"), help="default: what this machine is")
     parser.add_argument("--gpus", type=int, help="take fewer than there are; on a CPU, processes")

@@ -26,6 +26,7 @@ from tprimat.analyze.compare import verdict  # noqa: E402
 from tprimat.analyze.groups import Group, group_estimate  # noqa: E402
 from tprimat.analyze.profile import ProfileSummary  # noqa: E402
 from tprimat.record.files import from_json  # noqa: E402
+from tprimat.record.schema import RunRecord  # noqa: E402
 from tprimat.report.markdown import table  # noqa: E402
 from tprimat.report.profile import markdown  # noqa: E402
 from tprimat.report.table import with_interval  # noqa: E402
@@ -129,11 +130,23 @@ def limits(results: Path) -> str:
 def first_steps(results: Path) -> str:
     """From the start of the run to the end of its first step, and that step's share."""
     rows = [
-        [f"`{name}`", units.seconds(seconds), units.seconds(first.step_seconds)]
+        [f"`{name}`", units.seconds(seconds), units.seconds(first.step_seconds), graphs(group.run)]
         for name, group in by_layout(engine_groups(results)).items()
         if (first := group.runs[0].result.steps[0]) and (seconds := first.ended_at_seconds) is not None
     ]
-    return table(("layout", "to the end of the first step", "the first step alone"), rows) if rows else NOTHING
+    return (
+        table(("layout", "to the end of the first step", "the first step alone", "graphs compiled / from cache"), rows)
+        if rows
+        else NOTHING
+    )
+
+
+def graphs(run: RunRecord) -> str:
+    """How warm the compile cache was."""
+    seen = run.evidence
+    if seen is None or seen.graphs_compiled is None:
+        return units.ABSENT
+    return f"{seen.graphs_compiled} / {seen.graphs_from_cache}"
 
 
 def power(results: Path) -> str:

@@ -28,7 +28,7 @@ def engine_speed(folder, *words, **variables):
 def in_turn(tmp_path_factory):
     """Two rounds of a layout for two processes, and one that does not fit them."""
     folder = tmp_path_factory.mktemp("speed")
-    done = engine_speed(folder, "--gpus", "2", "--only", "dp_mbs4,tp4_mbs4", "--steps", "3", "--rounds", "2")
+    done = engine_speed(folder, "--gpus", "2", "--only", "dp_mbs4,tp4_mbs4", "--steps", "3", "--peer-steps", "4", "--rounds", "2")
     assert done.returncode == 0, done.stderr
     return folder, done, json.loads((folder / "engine_speed.json").read_text())
 
@@ -51,7 +51,7 @@ def test_the_log_of_torchtitan_becomes_a_record_that_proves_the_workload(in_turn
     files = sorted(path.relative_to(folder).as_posix() for path in folder.glob("torchtitan/*/benchmark_cpu_llama.json"))
     assert files == ["torchtitan/dp_mbs4-2/benchmark_cpu_llama.json", "torchtitan/dp_mbs4/benchmark_cpu_llama.json"]
     steps = json.loads((folder / files[1]).read_text())["steps"]
-    assert [step["loss"] for step in steps] == [11, 10, 9]
+    assert [step["loss"] for step in steps] == [11, 10, 9, 8]
     assert all(0.04 < step["step_seconds"] < 0.5 for step in steps)
 
 

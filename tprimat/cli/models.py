@@ -76,6 +76,7 @@ def size_rows(chosen: Selection) -> list[Row]:
                     "total_printed": size.total,
                     "total_difference": count.total / size.total - 1,
                     "active": active,
+                    "active_has_input_table": size.active_has_input_table,
                     "active_printed": size.active,
                     "active_difference": active / size.active - 1 if size.active else None,
                 }
@@ -132,7 +133,10 @@ def _count_cells(row: Row) -> list[str]:
 def size_table(rows: Sequence[Row]) -> str:
     """For a terminal."""
     header = ["model", "printed by", "total", "printed", "difference", "active", "printed", "difference"]
-    return columns(header, [_size_cells(row) for row in rows], left=2)
+    notes = ["A printed figure is rounded or cut: 37 G may stand for anything from 36.5 to below 38 G."]
+    if without := ", ".join(dict.fromkeys(row["model"] for row in rows if not row["active_has_input_table"])):
+        notes.append(f"Active without the input table, which its source leaves out: {without}.")
+    return "\n".join((columns(header, [_size_cells(row) for row in rows], left=2), "", *notes))
 
 
 def _size_cells(row: Row) -> list[str]:

@@ -93,6 +93,9 @@ class Evidence:
     transformer_engine: bool | None = None
     optimizer: str | None = None
     data: str | None = None
+    graphs_compiled: int | None = None
+    """By torch.compile on rank 0; 0 beside graphs_from_cache: the compile cache was warm."""
+    graphs_from_cache: int | None = None
     notes: tuple[str, ...] = ()
     """Anything a reader must know, such as 'CPU-redirected, not a measure of speed'."""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from importlib import import_module
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,7 @@ REDIRECTED = "Megatron-Core's CUDA calls ran on the CPU: this shows that it work
 
 def observe(module: MegatronModule, redirected: bool) -> Evidence:
     """Evidence of a running module. Every rank must call it: the parameter count is summed over all of them."""
-    seen = module.observed
+    seen, (compiled, from_cache) = module.observed, compiled_graphs()
     parameter = next(module.chunks[0].parameters())
     return replace(
         parallel_sizes(),
@@ -37,6 +38,8 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
         transformer_engine=False,
         optimizer=module.megatron_optimizer.description,
         data=None if module.sequences is None else module.sequences.description,
+        graphs_compiled=compiled,
+        graphs_from_cache=from_cache,
         notes=(*((REDIRECTED,) if redirected else ()), *_uneven_stages(module)),
     )
 
@@ -67,6 +70,13 @@ def matmul_dtype(dtype: torch.dtype) -> str:
     if dtype is torch.bfloat16:
         return "bf16"
     return "tf32" if torch.cuda.is_available() and torch.backends.cuda.matmul.allow_tf32 else "fp32"
+
+
+def compiled_graphs() -> tuple[int, int]:
+    """What torch.compile made anew in this process, and what it found in its cache on the disk."""
+    counted = import_module("torch._dynamo.utils").counters["inductor"]
+    made = counted["fxgraph_cache_miss"] + counted["fxgraph_cache_bypass"]
+    return made, counted["fxgraph_cache_hit"]
 
 
 def _uneven_stages(module: MegatronModule) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tprimat.errors import LaunchError
 from tprimat.plan.schema import RunPlan
 from tprimat.train.megatron import weight_gradients
 from tprimat.train.megatron.symmetric import can_overlap
@@ -29,7 +30,11 @@ class ActiveOptions:
 
 
 def decide(plan: RunPlan, device: torch.device) -> ActiveOptions:
-    """Decide each `auto`: on a GPU on, where it works; on a CPU off."""
+    """Decide each `auto`: on a GPU on, where it works; on a CPU off.
+
+    Raises:
+        LaunchError: overlap_tensor_parallel is asked for where it cannot be.
+    """
     options, precision = plan.engine_options, plan.precision
     on_gpu = device.type == "cuda"
 
@@ -38,7 +43,14 @@ def decide(plan: RunPlan, device: torch.device) -> ActiveOptions:
 
     compiles = on(options.compiled_regions, on_gpu)
     can_accumulate = on_gpu and precision in {"bf16", "fp8"} and weight_gradients.works_on(device)
+    split = plan.layout.tensor > 1
     exchanges = compiles and can_overlap(plan.layout.tensor, plan.gpus_per_node)
+    if options.overlap_tensor_parallel is True and split and on_gpu and not exchanges:
+        raise LaunchError(
+            "overlap_tensor_parallel is on, and the tensor ranks cannot read each other's memory here.",
+            why="It needs compiled_regions, and for each tensor group NVIDIA GPUs of one machine that read each other's memory.",
+            fix="--set platform_optimizations.nvidia.engine_options.overlap_tensor_parallel=auto",
+        )
     sharded = options.distributed_optimizer and options.optimizer_states == "fp32"
     return ActiveOptions(
         compiled_regions=compiles,
@@ -50,7 +62,7 @@ def decide(plan: RunPlan, device: torch.device) -> ActiveOptions:
         distributed_optimizer=sharded,
         overlap_grad_reduce=options.overlap_grad_reduce,
         overlap_param_gather=options.overlap_param_gather and sharded,
-        overlap_tensor_parallel=on(options.overlap_tensor_parallel, exchanges) and precision != "fp8",
+        overlap_tensor_parallel=on(options.overlap_tensor_parallel, exchanges) and split and precision != "fp8",
         load_ahead=on(options.load_ahead, on_gpu),
         balanced_stages=options.balanced_stages,
         optimizer_states=options.optimizer_states,

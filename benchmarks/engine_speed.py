@@ -3,6 +3,7 @@
 
 python3 benchmarks/engine_speed.py --output output/engine-speed
 python3 benchmarks/engine_speed.py --only dp_mbs4,tp2_mbs4 --steps 14 --rounds 2
+python3 benchmarks/engine_speed.py --resume    go on where an interrupted series ended
 python3 benchmarks/engine_speed.py --engine nemo --only dp_mbs2,tp4_mbs4,tp2_pp2_mbs4,qwen_dp_mbs2,qwen_tp2_pp2_mbs4 --steps 12
 python3 benchmarks/engine_speed.py --platform cpu --gpus 2 --only dp_mbs4 --steps 3    only whether it works
 
@@ -117,8 +118,10 @@ def measure_layout(layout: Layout, options: argparse.Namespace, ranks: int) -> l
         name = layout.name + (f"-{number + 1}" if number else "")
         for place, folder in zip(places, (options.output / name, options.output / peer_torchtitan.NAME / name), strict=True):
             place.append(folder)
-        ours(command(layout, options, ranks, places[0][-1]))
-        if options.torchtitan and rows[1].why_none is None:
+        done = [options.resume and any(place[-1].glob("benchmark_*.json")) for place in places]
+        if not done[0]:
+            ours(command(layout, options, ranks, places[0][-1]))
+        if options.torchtitan and rows[1].why_none is None and not done[1]:
             try:
                 longer = argparse.Namespace(**{**vars(options), "steps": max(options.steps, options.peer_steps)})
                 rows[1].why_none = torchtitan(command(layout, longer, ranks, places[1][-1]))
@@ -204,6 +207,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=14)
     parser.add_argument("--rounds", type=int, default=1, help="how often each layout is run by each program (1)")
     parser.add_argument("--engine", default="megatron")
+    parser.add_argument("--resume", action="store_true", help="keep the runs that are there already, and make the rest")
     parser.add_argument("--peer-steps", type=int, default=20, help="of torchtitan, whose start is slower for longer (20)")
     parser.add_argument("--no-torchtitan", action="store_false", dest="torchtitan", help="ours alone")
     parser.add_argument("--platform", choices=("nvidia", "amd", "cpu"), help="default: what this machine is")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -69,6 +70,14 @@ def test_one_table_has_both_with_n_and_spread_and_how_much_faster_ours_is(in_tur
     assert ratio["low"] < ratio["value"] < ratio["high"]
     rates = {row["program"]: row["metrics"][0]["tokens_per_second_per_gpu"]["value"] for row in rows if row["metrics"]}
     assert ratio["value"] == pytest.approx(rates["megatron"] / rates["torchtitan"], rel=0.9)
+
+
+def test_a_resumed_series_keeps_what_is_there(in_turn, tmp_path):
+    folder, done, rows = in_turn
+    shutil.copytree(folder, tmp_path / "again")
+    again = engine_speed(tmp_path / "again", "--gpus", "2", "--only", "dp_mbs4,tp4_mbs4", "--rounds", "2", "--resume")
+    assert again.stdout == done.stdout
+    assert json.loads((tmp_path / "again" / "engine_speed.json").read_text()) == rows
 
 
 def test_a_torchtitan_that_trains_on_something_else_is_not_counted(tmp_path):

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from importlib import import_module
 
 import torch
 import torch.distributed as dist
@@ -10,6 +9,7 @@ from megatron.core import parallel_state
 from torch.nn import Parameter
 
 from tprimat.record.schema import Evidence
+from tprimat.train.megatron.compilation import compiled_graphs
 from tprimat.train.megatron.fp8_kernels import Fp8Kernels
 from tprimat.train.megatron.layers import SDPACoreAttention
 from tprimat.train.megatron.linear import ColumnLinear, Kernels, RowLinear
@@ -70,13 +70,6 @@ def matmul_dtype(dtype: torch.dtype) -> str:
     if dtype is torch.bfloat16:
         return "bf16"
     return "tf32" if torch.cuda.is_available() and torch.backends.cuda.matmul.allow_tf32 else "fp32"
-
-
-def compiled_graphs() -> tuple[int, int]:
-    """What torch.compile made anew in this process, and what it found in its cache on the disk."""
-    counted = import_module("torch._dynamo.utils").counters["inductor"]
-    made = counted["fxgraph_cache_miss"] + counted["fxgraph_cache_bypass"]
-    return made, counted["fxgraph_cache_hit"]
 
 
 def _uneven_stages(module: MegatronModule) -> tuple[str, ...]:

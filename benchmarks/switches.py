@@ -42,6 +42,7 @@ SPLITS = {
             "streamed_cross_entropy",
             "accumulate_weight_gradients",
             "cudnn_attention",
+            "compiled_adam",
             "fused_adam",
             "load_ahead",
             "fp8",
@@ -53,11 +54,16 @@ SPLITS = {
 }
 
 
+UNDER = {"fused_adam": ("compiled_adam",)}
+"""A switch that does nothing before others are off: it is to be compared with the run that has them off."""
+
+
 def flags_of(name: str) -> list[str]:
     """What one run of the series is told beside what all are told."""
     if name == "fp8":
         return ["--precision", "fp8"]
-    return [] if name.startswith("on") else ["--set", f"{OPTIONS}.{name}=false"]
+    off = () if name.startswith("on") else (name, *UNDER.get(name, ()))
+    return [word for switch in off for word in ("--set", f"{OPTIONS}.{switch}=false")]
 
 
 def main() -> int:

@@ -179,7 +179,7 @@ class EngineOptions:
     """Fewer layers for the last pipeline stage, whose output layer is as much work as some; off: the same number for each."""
     fused_adam: Flag | Literal["auto"] = "auto"
     """torch.optim.AdamW(fused=True); auto: on a GPU."""
-    compiled_adam: Flag = False
+    compiled_adam: Flag | Literal["auto"] = "auto"
     """Clipping and Adam's update in one pass over the memory by torch.compile, instead of fused_adam."""
     optimizer_states: Literal["fp32", "bf16"] = "fp32"
     """bf16: gradients and Adam's moments in bf16 and no fp32 masters, 8 bytes a weight instead of 18; on one rank alone, and

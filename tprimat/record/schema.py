@@ -11,6 +11,8 @@ SCHEMA_VERSION = 1
 Outcome = Literal["running", "completed", "out_of_memory", "timed_out", "hung", "interrupted", "diverged", "failed"]
 Clock = Literal["step_end", "framework"]
 Platform = Literal["cuda", "rocm", "cpu"]
+StartUp = Literal["rank_started", "imported", "process_group", "model_built", "training"]
+"""Stages of a rank's start: Python runs, libraries are imported, ranks know each other, weights are there, steps begin."""
 
 REFUSE_UNKNOWN_KEYS: dict[str, Any] = {"extra": "forbid"}
 
@@ -176,6 +178,8 @@ class RunRecord:
     started_at: str | None
     """ISO 8601, UTC."""
     ended_at: str | None = None
+    start_up: dict[StartUp, float] = field(default_factory=dict)
+    """Stage of rank 0's start -> seconds since started_at."""
     clock: Clock
     outcome: Outcome
     exit_code: int | None = None

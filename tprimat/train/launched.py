@@ -9,6 +9,7 @@ from tprimat.plan.expected import first_record
 from tprimat.plan.schema import RunPlan
 from tprimat.record.schema import RunRecord
 from tprimat.record.store import RunDirectory
+from tprimat.train import start_up
 from tprimat.train.accelerator import describe_machine
 
 
@@ -21,7 +22,11 @@ def launched_record(plan: RunPlan) -> RunRecord:
         started_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         return first_record(plan, machine, started_at)
     seen = record.machine
-    return replace(record, machine=replace(machine, power_limit_watts=seen.power_limit_watts, driver=seen.driver))
+    return replace(
+        record,
+        machine=replace(machine, power_limit_watts=seen.power_limit_watts, driver=seen.driver),
+        start_up=start_up.seconds_since(record.started_at) if record.started_at else {},
+    )
 
 
 def note_completed(directory: RunDirectory) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from tprimat.errors import UserError
 from tprimat.plan.file import read_plan
 from tprimat.plan.schema import RunPlan
+from tprimat.train import start_up
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -18,6 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
     Returns:
         0 when training is done, 2 for a mistake that the user can mend.
     """
+    start_up.reached("rank_started")
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--plan", type=Path, required=True, help="plan.json, as ./benchmark.py wrote it")
     options = parser.parse_args(arguments)
@@ -46,10 +48,12 @@ def train(plan: RunPlan) -> None:
     if plan.engine == "nemo":
         from tprimat.train.nemo import run as nemo_run
 
+        start_up.reached("imported")
         nemo_run.train(plan, redirected)
     else:
         from tprimat.train.megatron import run as megatron_run
 
+        start_up.reached("imported")
         megatron_run.train(plan, redirected)
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -58,7 +58,7 @@ def decide(plan: RunPlan, device: torch.device) -> ActiveOptions:
         accumulate_weight_gradients=on(options.accumulate_weight_gradients, can_accumulate),
         cudnn_attention=on(options.cudnn_attention, on_gpu and torch.version.hip is None),
         fused_adam=on(options.fused_adam, on_gpu),
-        compiled_adam=options.compiled_adam and options.optimizer_states == "fp32",
+        compiled_adam=on(options.compiled_adam, on_gpu) and options.optimizer_states == "fp32",
         distributed_optimizer=sharded,
         overlap_grad_reduce=options.overlap_grad_reduce,
         overlap_param_gather=options.overlap_param_gather and sharded,

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from tprimat.errors import LaunchError
 from tprimat.plan.schema import RunPlan
+from tprimat.train import start_up
 from tprimat.train.data import GlobalBatches, RankPlace, Sequences, open_sequences
 from tprimat.train.lightning_api import lightning
 from tprimat.train.megatron import fp8_kernels
@@ -83,6 +84,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
             # Only the first chunk's buckets overlap from the start: Megatron-LM does the same under virtual pipelining.
             self.chunks.append(DistributedDataParallel(self.config, ddp, model, disable_bucketing=number > 0))
             self.overwritten.append(overwritten_weights(self.chunks[-1]))
+        start_up.reached("model_built")
 
     def chunk_parameters(self) -> Iterator[torch.nn.Parameter]:
         """This rank's weights."""

@@ -5,6 +5,7 @@ from typing import Any
 from megatron.core import parallel_state
 
 from tprimat.plan.schema import RunPlan
+from tprimat.train import start_up
 from tprimat.train.lightning_api import lightning
 from tprimat.train.megatron.module import initialize_parallel_state
 
@@ -22,6 +23,7 @@ class MegatronStrategy(lightning.strategies.DDPStrategy):  # type: ignore[misc]
         """Join the process group, then split it as the plan says."""
         super().setup_environment()
         initialize_parallel_state(self.plan)
+        start_up.reached("process_group")
 
     def configure_ddp(self) -> None:
         """Nothing: Megatron's DistributedDataParallel is already around each chunk."""

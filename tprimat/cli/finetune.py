@@ -30,6 +30,8 @@ from tprimat.record.store import RunDirectory
 if TYPE_CHECKING:
     from tprimat.record.benchmark_file import RunResult
 
+NAMES = (*(f"embedded-full-{precision}" for precision in qwen3.PRECISIONS), *(f"torchtune-{mode}" for mode in torchtune.MODES))
+"""Of all jobs."""
 KEPT_LINES = 2000
 """Of a job's output, to find out what it died of."""
 REFUSED = "refused"
@@ -52,7 +54,12 @@ class Job:
 
 
 def jobs_of(output: Path, training: Training, checkpoint: str | None, left_out: set[str]) -> list[Job]:
-    """What can run here, the embedded engine first."""
+    """What can run here and was not left out, by its own name or by its stage's, the embedded engine first."""
+    return [job for job in possible_jobs(output, training, checkpoint, left_out) if job.name not in left_out]
+
+
+def possible_jobs(output: Path, training: Training, checkpoint: str | None, left_out: set[str]) -> list[Job]:
+    """Those of the stages that were not left out."""
     jobs = []
     for precision in () if "qwen3" in left_out else qwen3.PRECISIONS:
         name = f"embedded-full-{precision}"

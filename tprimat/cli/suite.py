@@ -25,6 +25,7 @@ ORDER = ("gemm", "memory", "attention", "mlp", "transformer", "collectives", "dd
 """What other results are held against comes first, in case the time does not suffice."""
 STAGES = (*ORDER, "qwen3", "torchtune", "finetune")
 """finetune: both trainings of Qwen3 8B."""
+SKIP = f"leave these out: {', '.join(STAGES)} (the two before it), {', '.join(finetune.NAMES)}"
 PAGE_NAME = "suite.md"
 
 
@@ -35,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--output", type=Path, default=Path("output"), metavar="DIR", help="where records and page go (./output)")
     made.add_argument("--time-budget", type=float, metavar="S", help="begin nothing after this many seconds")
-    made.add_argument("--skip", default="", metavar="LIST", help=f"leave these out: {', '.join(STAGES)} (the last two)")
+    made.add_argument("--skip", default="", metavar="LIST", help=SKIP)
     made.add_argument("--ranks", type=int, metavar="N", help="of collectives, ddp and Qwen3 (every GPU; 2 on a CPU)")
     made.add_argument("--train-steps", type=int, default=20, metavar="N", help="of each training of Qwen3 8B (20)")
     made.add_argument("--checkpoint", metavar="DIR", help="of Qwen3 8B, to fine-tune it through torchtune; random: made here")
@@ -67,8 +68,8 @@ def check_skip(text: str) -> set[str]:
     """
     names = set(filter(None, (part.strip() for part in text.split(","))))
     for name in sorted(names):
-        if name not in STAGES:
-            raise ConfigError(f"There is no probe {name!r}.", where="--skip", fix=", ".join(STAGES))
+        if name not in (*STAGES, *finetune.NAMES):
+            raise ConfigError(f"There is no probe {name!r}.", where="--skip", fix=", ".join((*STAGES, *finetune.NAMES)))
     return names | {"qwen3", "torchtune"} if "finetune" in names else names
 
 

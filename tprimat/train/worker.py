@@ -35,12 +35,13 @@ def main(arguments: list[str] | None = None) -> int:
 def train(plan: RunPlan) -> None:
     """Hand a plan to its engine's trainer."""
     quieten()
-    from tprimat.train import redirect, transformer_engine
+    from tprimat.train import metrics_alone, redirect, transformer_engine
     from tprimat.train.megatron import weight_gradients
 
     # All before anything imports megatron.core.
     transformer_engine.is_usable()
     if plan.engine == "megatron":
+        metrics_alone.import_torchmetrics()
         weight_gradients.install()
     redirected = redirect.install()
     import torch.distributed as dist

@@ -1,0 +1,33 @@
+"""What the start of a rank imports, in processes of their own: an import cannot be taken back."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+ALONE = "from tprimat.train.metrics_alone import LARGE, import_torchmetrics; import_torchmetrics(); "
+
+
+def printed(program):
+    command = [sys.executable, "-W", "ignore", "-c", "import sys; " + program]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_a_rank_of_the_embedded_engine_imports_none_of_the_large_packages():
+    assert printed(ALONE + "import tprimat.train.megatron.run; print(*[name for name in LARGE if name in sys.modules])") == []
+
+
+@pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib, which torchmetrics would import, is not installed")
+def test_they_would_be_imported_otherwise():
+    assert "matplotlib" in printed("import torchmetrics; print(*sys.modules)")
+
+
+def test_lightning_and_its_metrics_work_and_the_next_question_is_answered_truly():
+    asks = "from lightning_utilities.core.imports import RequirementCache, package_available; "
+    works = "from tprimat.train.lightning_api import lightning; from torchmetrics import MeanMetric; metric = MeanMetric(); "
+    says = "metric.update(3.0); print(metric.compute().item(), bool(RequirementCache('yaml')), package_available('yaml'))"
+    there = str(find_spec("matplotlib") is not None)
+    assert printed(ALONE + works + asks + says) == ["3.0", there, there]

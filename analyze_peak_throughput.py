@@ -9,7 +9,8 @@
 
 import sys
 
+from tprimat.cli.console import outlasting
 from tprimat.cli.peak import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(outlasting(main))

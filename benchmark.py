@@ -9,6 +9,7 @@
 import sys
 
 from tprimat.cli.benchmark import main
+from tprimat.cli.console import outlasting
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(outlasting(main))

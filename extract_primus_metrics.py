@@ -8,7 +8,8 @@ tail -f train.log | ./extract_primus_metrics.py --log-file - --follow --model-na
 
 import sys
 
+from tprimat.cli.console import outlasting
 from tprimat.cli.extract import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(outlasting(main))

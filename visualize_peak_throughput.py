@@ -7,7 +7,8 @@
 
 import sys
 
+from tprimat.cli.console import outlasting
 from tprimat.cli.peak_picture import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(outlasting(main))

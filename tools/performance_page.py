@@ -18,7 +18,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tools")]
 
 from record_figures import NOTHING, OURS, by_layout, engine_groups, groups_in, probes_of, rate, steps, times  # noqa: E402
 from speed_layouts import LAYOUTS, Layout  # noqa: E402
-from switch_figures import exchanges, no_gain, switches  # noqa: E402
+from start_figures import first_steps, micro_batch_search, start_up  # noqa: E402
+from switch_figures import exchanges, forward_sums, no_gain, switches  # noqa: E402
 
 from tprimat import units  # noqa: E402
 from tprimat.analyze.alone import alone  # noqa: E402
@@ -26,7 +27,6 @@ from tprimat.analyze.compare import verdict  # noqa: E402
 from tprimat.analyze.groups import Group, group_estimate  # noqa: E402
 from tprimat.analyze.profile import ProfileSummary  # noqa: E402
 from tprimat.record.files import from_json  # noqa: E402
-from tprimat.record.schema import RunRecord  # noqa: E402
 from tprimat.report.markdown import table  # noqa: E402
 from tprimat.report.profile import markdown  # noqa: E402
 from tprimat.report.table import with_interval  # noqa: E402
@@ -127,28 +127,6 @@ def limits(results: Path) -> str:
     return table(header, rows) if rows else NOTHING
 
 
-def first_steps(results: Path) -> str:
-    """From the start of the run to the end of its first step, and that step's share."""
-    rows = [
-        [f"`{name}`", units.seconds(seconds), units.seconds(first.step_seconds), graphs(group.run)]
-        for name, group in by_layout(engine_groups(results)).items()
-        if (first := group.runs[0].result.steps[0]) and (seconds := first.ended_at_seconds) is not None
-    ]
-    return (
-        table(("layout", "to the end of the first step", "the first step alone", "graphs compiled / from cache"), rows)
-        if rows
-        else NOTHING
-    )
-
-
-def graphs(run: RunRecord) -> str:
-    """How warm the compile cache was."""
-    seen = run.evidence
-    if seen is None or seen.graphs_compiled is None:
-        return units.ABSENT
-    return f"{seen.graphs_compiled} / {seen.graphs_from_cache}"
-
-
 def power(results: Path) -> str:
     """What the GPUs drew while each layout ran, beside their limit; from what the run itself derived, which saw the readings."""
     rows = []
@@ -193,6 +171,9 @@ BLOCKS = {
     "limits": limits,
     "power": power,
     "first_steps": first_steps,
+    "start_up": start_up,
+    "micro_batch_search": micro_batch_search,
+    "forward_sums": forward_sums,
 }
 
 

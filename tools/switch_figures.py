@@ -112,3 +112,12 @@ def exchanges(results: Path) -> str:
         ]
     header = ("ranks", "product", "way", "median", "range of rounds", "largest difference from NCCL's")
     return table(header, rows, left=3) if rows else NOTHING
+
+
+def forward_sums(results: Path) -> str:
+    """Training with the forward pass's sums over tensor ranks in pieces, as they are, and through NCCL after the product."""
+    folders = {"in pieces": results / "switches" / "tensor" / "on-1"}
+    folders |= {"through NCCL": results / "exchange" / "forward-sums-through-nccl"}
+    found = [(name, group) for name, folder in folders.items() for group in groups_in(folder, [])]
+    rows = [[name, described(group.run), with_interval(rate(group), units.count), steps(group)] for name, group in found]
+    return table(("sums", "workload", "tokens/s/GPU", "n"), rows, left=2) if rows else NOTHING

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tprimat.cli.console import outlasting
 from tprimat.errors import ConfigError, UserError
 
 README = """Results of training runs, packed by TPrimat.
@@ -88,4 +89,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(outlasting(main))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tprimat.cli.console import outlasting
 from tprimat.cli.options import parser
 from tprimat.errors import UserError
 
@@ -144,4 +145,4 @@ def _show_plans(session: "Session", options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(outlasting(main))

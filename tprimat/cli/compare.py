@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tprimat.cli.ceilings import add_probes
+from tprimat.cli.console import outlasting
 from tprimat.errors import ConfigError, RecordError, UserError
 
 if TYPE_CHECKING:
@@ -256,4 +257,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(outlasting(main))

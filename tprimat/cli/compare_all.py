@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tprimat import units
 from tprimat.cli import compare
+from tprimat.cli.console import outlasting
 from tprimat.errors import RecordError, UserError
 
 FOLDERS = "output-[0-9][0-9]"
@@ -81,4 +82,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(outlasting(main))

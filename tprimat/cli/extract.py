@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tprimat.cli.console import outlasting
 from tprimat.errors import MetricError, UserError
 
 if TYPE_CHECKING:
@@ -162,4 +163,4 @@ def tell(result: "Extracted", metrics: "RunMetrics | None", path: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(outlasting(main))

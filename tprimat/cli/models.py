@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tprimat import units
+from tprimat.cli.console import outlasting
 from tprimat.cli.hardware_rows import hardware_rows, hardware_table
 from tprimat.errors import ConfigError, UserError
 from tprimat.facts.accelerators import ACCELERATORS, find_accelerator
@@ -289,4 +290,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(outlasting(main))

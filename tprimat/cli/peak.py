@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from tprimat.cli.ceilings import add_probes
 from tprimat.cli.compare import fraction, prices, warmup_steps
+from tprimat.cli.console import outlasting
 from tprimat.errors import ConfigError, RecordError, UserError
 
 if TYPE_CHECKING:
@@ -197,4 +198,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(outlasting(main))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tprimat.cli import peak
+from tprimat.cli.console import outlasting
 from tprimat.errors import RecordError, UserError
 
 PICTURE = Path("peak_throughput_analysis.png")
@@ -57,4 +58,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(outlasting(main))

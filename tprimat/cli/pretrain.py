@@ -1,6 +1,7 @@
 """The training scripts pretrain_llama.py and pretrain_qwen.py."""
 
 import sys
+from functools import partial
 
 
 def main(model: str, arguments: list[str] | None = None) -> int:
@@ -11,5 +12,6 @@ def main(model: str, arguments: list[str] | None = None) -> int:
 
         return train(given)
     from tprimat.cli.benchmark import main as benchmark
+    from tprimat.cli.console import outlasting
 
-    return benchmark(["--model", model, *given])
+    return outlasting(partial(benchmark, ["--model", model, *given]))

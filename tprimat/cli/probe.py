@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tprimat.cli.console import outlasting
 from tprimat.cli.ranks import run_ranks
 from tprimat.cli.workloads import configured
 from tprimat.errors import ConfigError, UserError
@@ -225,4 +226,4 @@ def print_tables(records: Sequence["ProbeRecord"]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(outlasting(main))

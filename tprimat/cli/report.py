@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tprimat.cli.ceilings import add_probes
+from tprimat.cli.console import outlasting
 from tprimat.errors import RecordError, UserError
 
 
@@ -82,4 +83,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(outlasting(main))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tprimat.cli import options as flags
+from tprimat.cli.console import outlasting
 from tprimat.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
@@ -178,4 +179,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(outlasting(main))

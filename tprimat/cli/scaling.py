@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tprimat.cli.console import outlasting
 from tprimat.errors import ConfigError, MetricError, UserError
 
 if TYPE_CHECKING:
@@ -113,4 +114,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(outlasting(main))

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tprimat.cli import finetune, torchtune
+from tprimat.cli.console import outlasting
 from tprimat.cli.probe import FILE_NAME, RANKS_ON_A_PROCESSOR, tell
 from tprimat.cli.qwen3 import Training
 from tprimat.cli.ranks import environment, supervise
@@ -134,4 +135,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(outlasting(main))

@@ -1,0 +1,42 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+TINY = "--platform cpu --size tiny --engine megatron --model llama --parallel minimal_communication --gpus 1 --steps 3"
+
+
+def piped(program, reader, tmp_path):
+    """Both ends of a pipe. Returns: status of the program, what it said beside it."""
+    line = f"{program} | {reader}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], cwd=ROOT, check=False, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_run_goes_on_when_its_output_is_read_no_more(tmp_path):
+    program = f"{sys.executable} benchmark.py {TINY} --output-dir {tmp_path} 2>&1"
+    status, said = piped(program, "head -1", tmp_path)
+    assert status == 0, said
+    assert (tmp_path / "benchmark_cpu_llama.json").exists()
+    assert '"outcome": "completed"' in next(tmp_path.glob("runs/*/run.json")).read_text()
+
+
+def test_a_table_that_nobody_reads_to_its_end_ends_without_a_traceback(tmp_path):
+    status, said = piped(f"{sys.executable} -m tprimat.cli.models --json", "true", tmp_path)
+    assert (status, said) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_table_that_did_not_get_to_the_disk_is_no_success():
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "tprimat.cli.models"]
+        done = subprocess.run(command, cwd=ROOT, check=False, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == "error: not all of the output could be written: No space left on device\n"
+
+
+def test_a_closed_descriptor_is_none_of_its_business():
+    done = subprocess.run(["bash", "-c", f"{sys.executable} validate_config.py >&- 2>&-"], cwd=ROOT, check=False, timeout=60)
+    assert done.returncode == 0

@@ -86,4 +86,5 @@ def test_active_weights_that_authors_print_hold_to_their_last_digit():
         if size.active is not None and "Megatron-Core" not in size.source:
             count = parameters(model_shape(size.shape))
             active = count.active if size.active_has_input_table else count.active - count.embedding
-            assert active == pytest.approx(size.active, rel=0.017), size
+            rounding = 0.017 if size.active in {3.3e9, 37e9} else 0.005  # two digits, the first of them cut and not rounded
+            assert active == pytest.approx(size.active, rel=rounding), size

@@ -3,6 +3,7 @@
 from tprimat.facts.published import PublishedHardware, PublishedSize, PublishedWeights
 
 CORE_PAGE = "Megatron-Core performance benchmarks page"
+DEEPSEEK_WEIGHTS = "github.com/deepseek-ai/DeepSeek-V3, README_WEIGHTS.md"
 SUITE = "AMD MI350X Training Benchmark Results"
 
 SIZES: tuple[PublishedSize, ...] = (
@@ -21,6 +22,8 @@ SIZES: tuple[PublishedSize, ...] = (
     PublishedSize(shape="mixtral-8x22b", source="mistral.ai/news/mixtral-8x22b", total=141e9, active=39e9),
     PublishedSize(shape="mixtral-8x22b", source=CORE_PAGE, total=176e9, active=22e9),
     PublishedSize(shape="deepseek-v3", source="arXiv 2412.19437", total=671e9, active=37e9, active_has_input_table=False),
+    # It says that both tables of the vocabulary are in its 36.7; by the sizes of its layers, only the output layer's is.
+    PublishedSize(shape="deepseek-v3", source=DEEPSEEK_WEIGHTS, total=671e9, active=36.7e9, active_has_input_table=False),
     PublishedSize(shape="gpt-3-175b", source="arXiv 2005.14165, table 2.1", total=175e9),
     PublishedSize(shape="gpt-462b", source="github.com/NVIDIA/Megatron-LM images/model_table.png", total=462e9),
     PublishedSize(shape="gpt-30m", source=SUITE, total=30e6),

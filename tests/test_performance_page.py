@@ -46,8 +46,11 @@ def test_every_block_of_figures_has_its_maker():
         "layouts",
         "power",
         "first_steps",
+        "start_up",
+        "micro_batch_search",
         "switches",
         "exchanges",
+        "forward_sums",
         "callback",
         "profiles",
         "limits",
@@ -88,3 +91,23 @@ def test_torchtitan_profiles_and_first_steps_appear_once_they_are_recorded(tmp_p
     assert cells[9].startswith("1.250 [")
     assert row(page, "first_steps", "`dp_mbs4`")[1] == "41.5 s"
     assert row(page, "profiles", "matmul")[1] == "100.0 % (30.0 ms)"
+
+
+def test_the_stages_of_a_start_and_the_search_for_a_micro_batch_are_those_of_their_records(tmp_path):
+    results, page = tmp_path / "h200", tmp_path / "page.md"
+    shutil.copytree(RESULTS, results)
+    for file, key, value in (
+        (results / "start-up" / "warm" / "benchmark_cuda_llama.json", "start_up", {"imported": 9.87}),
+        (results / "auto" / "benchmark_cuda_qwen.json", "micro_batch_search", {"predicted_bytes": {"8": 150 << 30}}),
+    ):
+        document = json.loads(file.read_text())
+        document["run"][key] |= value
+        file.write_text(json.dumps(document))
+    shutil.rmtree(results / "exchange" / "forward-sums-through-nccl")
+    shutil.copy(PAGE, page)
+    done = tool("--page", page, "--results", results)
+    assert done.returncode == 0, done.stderr
+    assert row(page, "start_up", "warm")[2] == "9.87 s"
+    (search,) = [line for line in block(page, "micro_batch_search").splitlines() if line.startswith("| qwen")]
+    assert "8: 150.0 GiB" in search
+    assert "through NCCL" not in block(page, "forward_sums")

@@ -1,5 +1,6 @@
 """Training Qwen3 8B in the suite: the commands, what torchtune's logs become, and a failure as a record."""
 
+import dataclasses
 import importlib.util
 import sys
 from pathlib import Path
@@ -95,6 +96,26 @@ def test_a_failure_is_a_record_with_its_cause_and_the_next_start_tries_again(tmp
     assert (result.run.outcome, result.run.engine, result.run.matmul_dtype) == ("failed", "torchtune", "bf16")
     assert "no such configuration: qwen3/8B_lora" in result.run.cause
     assert "- torchtune-lora-bf16: failed: " in finetune.section(tmp_path)
+
+
+def hint_of(job, output, seconds):
+    """Of the record that a training leaves which its time did not suffice for."""
+    training = dataclasses.replace(ON_A_PROCESSOR, seconds=seconds)
+    finetune.carry_out(job, output, training, lambda line: None)
+    (result,) = finetune.results_in(finetune.folder_of(output, job.name))
+    assert result.run.outcome == "timed_out"
+    return result.run.hint
+
+
+def test_a_training_that_the_suite_cut_says_which_flag_gives_it_more_time(tmp_path, monkeypatch):
+    jobs = finetune.jobs_of(tmp_path, ON_A_PROCESSOR, None, set())
+    embedded = next(job for job in jobs if job.name == "embedded-full-bf16")
+    assert "raise --time-budget" in hint_of(embedded, tmp_path, 1.0)
+    monkeypatch.setattr(finetune, "TO_STOP_ITSELF", 0)
+    assert "raise --time-budget" in hint_of(a_job("import time; time.sleep(60)"), tmp_path, 0.5)
+    page = finetune.section(tmp_path)
+    assert "larger `--time-budget`" in page
+    assert "run_timeout_seconds" not in page
 
 
 def test_a_process_that_ends_well_and_leaves_no_log_is_a_failure(tmp_path):

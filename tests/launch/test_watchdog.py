@@ -30,6 +30,14 @@ def test_a_run_that_takes_too_long_is_stopped_and_keeps_its_steps(tmp_path, left
     assert not left_behind()
 
 
+def test_a_limit_that_a_program_derived_is_told_by_the_flag_that_raises_it():
+    own, derived = watchdog(run_timeout_seconds=20.0), watchdog(run_timeout_seconds=20.0, run_timeout_flag="--time-budget")
+    assert verdicts(own, 0.0, 21.0).hint == "raise benchmarking.run_timeout_seconds, or ask for fewer steps"
+    told = verdicts(derived, 0.0, 21.0)
+    assert told.hint == "raise --time-budget, or ask for fewer steps"
+    assert "longer than --time-budget allowed (20 s)" in told.cause
+
+
 HANGS = {"hang_factor": 3.0, "hang_minimum_seconds": 0.5}
 
 

@@ -34,6 +34,9 @@ NAMES = (*(f"embedded-full-{precision}" for precision in qwen3.PRECISIONS), *(f"
 """Of all jobs."""
 KEPT_LINES = 2000
 """Of a job's output, to find out what it died of."""
+TO_STOP_ITSELF = 60
+"""Seconds past the limit that an engine with a record of its own has to stop and write it."""
+LONGER = f"raise {qwen3.LIMIT_FLAG}, or lower --train-steps"
 REFUSED = "refused"
 """The run folder of a job that left no record itself."""
 
@@ -110,9 +113,10 @@ def carry_out(job: Job, output: Path, training: Training, tell: Callable[[str], 
         lines.append(line)
         tell(line)
 
-    limit = MOST_SECONDS if training.seconds is None else training.seconds + 60
-    for command in (*job.before(training), job.command(training)):
-        ending = supervise(command, hear, limit)
+    seconds = MOST_SECONDS if training.seconds is None else training.seconds
+    limited = replace(training, seconds=seconds)
+    for command in (*job.before(limited), job.command(limited)):
+        ending = supervise(command, hear, seconds + TO_STOP_ITSELF)
         if ending.exit_code != 0:
             break
     found = None if ending.exit_code == 0 else why(ending, list(lines))
@@ -129,7 +133,8 @@ def carry_out(job: Job, output: Path, training: Training, tell: Callable[[str], 
 def why(ending: Ending, lines: list[str]) -> Failure:
     """What a process died of; one that refused what was asked said so itself."""
     if ending.stopped:
-        return ending.stopped
+        cut = ending.stopped.outcome == "timed_out"
+        return replace(ending.stopped, hint=LONGER) if cut else ending.stopped
     for index, line in enumerate(lines):
         if ending.exit_code == 2 and line.startswith("error: "):
             reason = next((text.strip()[4:].strip() for text in lines[index:] if text.strip().startswith("why ")), "")

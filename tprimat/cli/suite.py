@@ -18,7 +18,7 @@ from tprimat.cli import finetune, torchtune
 from tprimat.cli.console import outlasting
 from tprimat.cli.probe import FILE_NAME, RANKS_ON_A_PROCESSOR, tell
 from tprimat.cli.qwen3 import Training
-from tprimat.cli.ranks import environment, supervise
+from tprimat.cli.ranks import MOST_SECONDS, environment, supervise
 from tprimat.engines.base import Command
 from tprimat.errors import ConfigError, RecordError, UserError
 
@@ -27,6 +27,7 @@ ORDER = ("gemm", "memory", "attention", "mlp", "transformer", "collectives", "dd
 STAGES = (*ORDER, "qwen3", "torchtune", "finetune")
 """finetune: both trainings of Qwen3 8B."""
 SKIP = f"leave these out: {', '.join(STAGES)} (the two before it), {', '.join(finetune.NAMES)}"
+BUDGET = f"begin nothing after this many seconds, and stop a training there (without it, a training after {MOST_SECONDS:.0f})"
 PAGE_NAME = "suite.md"
 
 
@@ -36,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m tprimat.cli.suite", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument("--output", type=Path, default=Path("output"), metavar="DIR", help="where records and page go (./output)")
-    made.add_argument("--time-budget", type=float, metavar="S", help="begin nothing after this many seconds")
+    made.add_argument("--time-budget", type=float, metavar="S", help=BUDGET)
     made.add_argument("--skip", default="", metavar="LIST", help=SKIP)
     made.add_argument("--ranks", type=int, metavar="N", help="of collectives, ddp and Qwen3 (every GPU; 2 on a CPU)")
     made.add_argument("--train-steps", type=int, default=20, metavar="N", help="of each training of Qwen3 8B (20)")

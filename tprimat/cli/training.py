@@ -110,6 +110,7 @@ def launch_of(session: Session, plan: RunPlan, record: RunRecord) -> Launch:
             hang_factor=benchmarking.hang_factor,
             hang_minimum_seconds=benchmarking.hang_minimum_seconds,
             run_timeout_seconds=benchmarking.run_timeout_seconds,
+            run_timeout_flag=benchmarking.run_timeout_flag,
         ),
         planned_steps=plan.steps,
         nodes=plan.nodes,

@@ -262,6 +262,8 @@ class BenchmarkingConfig:
     """A run without a new step for this many median steps (and at least hang_minimum_seconds) is hung."""
     hang_minimum_seconds: NotNegative = 120.0
     run_timeout_seconds: Positive | None = None
+    run_timeout_flag: str | None = None
+    """What messages name as the limit instead of the key above, where a program derived it: the suite's --time-budget."""
     micro_batch_memory_bytes: Count | None = None
     """Memory of each rank that micro_batch_size: auto may fill; None: all of it."""
     cloud_costs: dict[str, Positive] = field(default_factory=dict)

@@ -20,6 +20,8 @@ class Limits:
     hang_factor: float
     hang_minimum_seconds: float
     run_timeout_seconds: float | None = None
+    run_timeout_flag: str | None = None
+    """Where the time in all comes from, for messages; None: the configuration's own key."""
     grace_seconds: float = 6.0
     """Between SIGTERM and SIGKILL. A stop takes at most this and a second, which keeps the promise of 10 s."""
 

@@ -47,8 +47,8 @@ class Watchdog:
         if limits.run_timeout_seconds is not None and now - self.started > limits.run_timeout_seconds:
             return Failure(
                 outcome="timed_out",
-                cause=f"The run took longer than run_timeout_seconds ({limits.run_timeout_seconds:g} s); {self._progress()}.",
-                hint="raise benchmarking.run_timeout_seconds, or ask for fewer steps",
+                cause=f"The run took longer than {self._allowed()} ({limits.run_timeout_seconds:g} s); {self._progress()}.",
+                hint=f"raise {limits.run_timeout_flag or 'benchmarking.run_timeout_seconds'}, or ask for fewer steps",
             )
         if self._last_step is None:
             if now - self._last_at <= limits.startup_timeout_seconds:
@@ -66,6 +66,10 @@ class Watchdog:
             cause=f"No step for {now - self._last_at:.0f} s while a step takes {median:.3g} s; {self._progress()}.",
             hint="stacks.txt in the run's folder shows where each rank waits, if py-spy is installed or the worker dumps them",
         )
+
+    def _allowed(self) -> str:
+        flag = self.limits.run_timeout_flag
+        return f"{flag} allowed" if flag else "run_timeout_seconds"
 
     def _progress(self) -> str:
         if self._last_step is None:

@@ -15,6 +15,7 @@ that are packed into sequences. Rates are model FLOP (causal), without what reco
 since their attention stays inside a text and LoRA leaves the weights' gradients out. Its tokens are those that carry loss."""
 RANDOM = "weights: random"
 """In the evidence of a run that trained no checkpoint of anybody's."""
+LONGER = " (what timed out needs a larger `--time-budget`, or fewer `--train-steps`)"
 HEADER = (
     "run",
     "dtype",
@@ -42,7 +43,8 @@ def finetune_section(runs: Mapping[str, Measured], reason: str | None) -> str:
     random = [name for name, run in runs.items() if (proof := run.result.run.evidence) and RANDOM in proof.notes]
     parts += [f"From random weights, which cost what trained ones do: {', '.join(random)}."] if random else []
     failed = [f"- {name}: {run.not_counted}" for name, run in runs.items() if run.not_counted]
-    parts += ["Did not complete:\n\n" + "\n".join(failed)] if failed else []
+    cut = any(run.not_counted and run.result.run.outcome == "timed_out" for run in runs.values())
+    parts += [f"Did not complete{LONGER if cut else ''}:\n\n" + "\n".join(failed)] if failed else []
     if reason and not any(name.startswith("torchtune") for name in runs):
         parts.append(f"torchtune was not run: {reason}")
     return "\n\n".join(parts if len(parts) > 2 else [*parts, "Not measured yet."])

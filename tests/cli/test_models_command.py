@@ -1,5 +1,6 @@
 """python -m tprimat.cli.models, as a user runs it."""
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -9,6 +10,9 @@ import time
 import pytest
 
 from tprimat.cli import models
+from tprimat.facts.gpt_models import SUITE
+from tprimat.facts.parameters import parameters
+from tprimat.probe import transformer
 
 
 def run(*arguments):
@@ -24,6 +28,17 @@ def test_the_tables_of_two_models_print_with_published_figures_beside():
     assert re.search(r"mixtral-8x7b +Megatron-Core .* +46\.7 G +56\.0 G +-16\.6 %", done.stdout)
     assert re.search(r"dgx-cloud-llama-3\.1-8b-bf16 +8 x H100 SXM .* 60\.0 % +60\.0 % +0\.0 % +527\.8 +53\.3 %", done.stdout)
     assert "qwen" not in done.stdout
+
+
+def test_the_suites_sizes_are_said_to_be_counted_without_the_biases_that_the_suite_trains():
+    assert "gpt-30m: linear layers without biases" in run("gpt-30m", "--table", "counts").stdout
+    assert "biases" not in run("gpt-3-175b", "--table", "counts").stdout
+    for name, size in transformer.SIZES.items():
+        trained = transformer.model_shape(name, size)
+        published = next(shape for shape in SUITE if (shape.layers, shape.hidden) == (trained.layers, trained.hidden))
+        unbiased = dataclasses.replace(trained, linear_bias=False)
+        assert parameters(unbiased).total == parameters(published).total
+        assert 0 < parameters(trained).total / parameters(published).total - 1 < 1e-3
 
 
 def test_rows_come_as_numbers_in_si_units():

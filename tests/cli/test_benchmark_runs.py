@@ -16,7 +16,10 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from tprimat import units
+from tprimat.analyze.metrics import run_metrics
 from tprimat.record.store import RunDirectory
+from tprimat.report.summary import summary
 
 ROOT = Path(__file__).parents[2]
 SHORT = ["--gpus", "1", "--global-batch-size", "2", "--sequence-length", "32", "--data", "mock"]
@@ -142,6 +145,20 @@ def test_the_evidence_comes_from_the_running_framework_and_agrees_with_the_plan(
         assert record.evidence.source == "running_framework"
         assert record.evidence.tensor_parallel == record.tensor_parallel
         assert record.evidence.tokens_per_step == 2 * 32
+
+
+def test_a_run_tells_what_its_start_went_into(repeated):
+    folder, _, _, _ = repeated
+    for run in runs_in(folder):
+        record, (first, *_) = run.read_run(), run.read_steps()
+        stages = list(record.start_up.values())
+        assert list(record.start_up) == ["rank_started", "imported", "process_group", "model_built", "training"]
+        assert stages == sorted(stages)
+        assert stages[0] > 0
+        assert stages[-1] <= first.ended_at_seconds - first.step_seconds + 0.5
+        text = summary([(record, run_metrics(record, run.read_steps()), run.log_file)])
+        (line,) = [line for line in text.splitlines() if line.startswith("  start  ")]
+        assert f"{units.seconds(stages[-1])} before the first step: until ranks run {units.seconds(stages[0])}, imports" in line
 
 
 def test_a_rank_killed_in_the_middle_fails_its_run_alone_and_keeps_its_steps(tmp_path):

@@ -7,10 +7,18 @@ from typing import Any
 from tprimat import units
 from tprimat.record.derived import Estimate, RunMetrics
 from tprimat.record.files import as_document
-from tprimat.record.schema import RunRecord
+from tprimat.record.schema import RunRecord, StartUp
 
 Row = tuple[RunRecord, RunMetrics | None, Path]
 """Run, its metrics if any step was steady, and its log."""
+STAGES: dict[StartUp, str] = {
+    "rank_started": "until ranks run",
+    "imported": "imports",
+    "process_group": "process group",
+    "model_built": "model",
+    "training": "rest",
+}
+"""What the time before each stage of a start goes into."""
 
 
 def summary(rows: Sequence[Row]) -> str:
@@ -58,9 +66,20 @@ def _measured(run: RunRecord, metrics: RunMetrics) -> list[str]:
         lines += _labelled("cost", f"{metrics.cost_per_million_tokens:.4g} per million tokens")
     if metrics.joules_per_token is not None:
         lines += _labelled("energy", f"{metrics.joules_per_token:.4g} J per token")
-    lines += _labelled("steady steps", metrics.window.rule)
+    lines += _labelled("start", _start(run)) + _labelled("steady steps", metrics.window.rule)
     notes = (*metrics.warnings, *(run.evidence.notes if run.evidence else ()))
     return lines + [line for note in notes for line in _labelled("note", note)]
+
+
+def _start(run: RunRecord) -> str | None:
+    """What passed before the first step, by stages."""
+    parts, before = [], 0.0
+    for stage, words in STAGES.items():
+        reached = run.start_up.get(stage)
+        if reached is not None:
+            parts.append(f"{words} {units.seconds(reached - before)}")
+            before = reached
+    return f"{units.seconds(before)} before the first step: {', '.join(parts)}" if parts else None
 
 
 def with_interval(estimate: Estimate | None, text: Any) -> str:

@@ -33,6 +33,7 @@ from tprimat.cli import options as flags  # noqa: E402
 from tprimat.cli.session import prepare  # noqa: E402
 from tprimat.errors import UserError  # noqa: E402
 from tprimat.launch.cluster import this_machine  # noqa: E402
+from tprimat.record.benchmark_file import RunResult  # noqa: E402
 from tprimat.record.collect import load_results  # noqa: E402
 from tprimat.record.derived import Estimate  # noqa: E402
 from tprimat.record.files import as_document, write_atomically  # noqa: E402
@@ -110,6 +111,12 @@ def torchtitan(words: list[str]) -> str | None:
     return why
 
 
+def newest(folder: Path) -> RunResult | None:
+    """The last run that a folder holds: those before it were broken off, or made under another plan."""
+    found, _ = load_results([folder]) if folder.exists() else ([], [])
+    return max(found, key=lambda result: result.run.started_at or "", default=None)
+
+
 def measure_layout(layout: Layout, options: argparse.Namespace, ranks: int) -> list[Row]:
     """Both programs in turn, as often as there are rounds."""
     rows = [Row(layout=layout, program=options.engine), Row(layout=layout, program=peer_torchtitan.NAME)]
@@ -118,18 +125,18 @@ def measure_layout(layout: Layout, options: argparse.Namespace, ranks: int) -> l
         name = layout.name + (f"-{number + 1}" if number else "")
         for place, folder in zip(places, (options.output / name, options.output / peer_torchtitan.NAME / name), strict=True):
             place.append(folder)
-        done = [options.resume and any(place[-1].glob("benchmark_*.json")) for place in places]
-        if not done[0]:
-            ours(command(layout, options, ranks, places[0][-1]))
-        if options.torchtitan and rows[1].why_none is None and not done[1]:
+        # ./benchmark.py knows itself which run of the same plan it has made before
+        ours([*command(layout, options, ranks, places[0][-1]), *(["--resume"] if options.resume else [])])
+        longer = argparse.Namespace(**{**vars(options), "steps": max(options.steps, options.peer_steps)})
+        made = newest(places[1][-1]) if options.resume else None
+        done = made is not None and made.run.counts and len(made.steps) == longer.steps
+        if options.torchtitan and rows[1].why_none is None and not done:
             try:
-                longer = argparse.Namespace(**{**vars(options), "steps": max(options.steps, options.peer_steps)})
                 rows[1].why_none = torchtitan(command(layout, longer, ranks, places[1][-1]))
             except UserError as error:
                 rows[1].why_none = error.what
     for row, place in zip(rows, places, strict=True):
-        results, _ = load_results([folder for folder in place if folder.exists()])
-        row.runs = [measure(result, MetricOptions()) for result in results]
+        row.runs = [measure(result, MetricOptions()) for folder in place if (result := newest(folder)) is not None]
     if rows[0].group and rows[1].group:  # the clocks differ: torchtitan's is its own, between two of its log lines
         rows[0].faster = verdict(rows[1].group, rows[0].group, even_if_different=True).ratio
     return rows if options.torchtitan else rows[:1]
@@ -199,13 +206,20 @@ def document(row: Row) -> dict:
     }
 
 
+def positive(text: str) -> int:
+    """A count of at least 1."""
+    if not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 on")
+    return int(text)
+
+
 def parsed() -> argparse.Namespace:
     """The command line, with the platform that is here."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("output/engine-speed"))
     parser.add_argument("--only", help="comma-separated names: " + ", ".join(layout.name for layout in LAYOUTS))
     parser.add_argument("--steps", type=int, default=14)
-    parser.add_argument("--rounds", type=int, default=1, help="how often each layout is run by each program (1)")
+    parser.add_argument("--rounds", type=positive, default=1, help="how often each layout is run by each program (1)")
     parser.add_argument("--engine", default="megatron")
     parser.add_argument("--resume", action="store_true", help="keep the runs that are there already, and make the rest")
     parser.add_argument("--peer-steps", type=int, default=20, help="of torchtitan, whose start is slower for longer (20)")
@@ -245,4 +259,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("stopped; --resume goes on from here", file=sys.stderr)
+        sys.exit(130)

@@ -10,7 +10,8 @@ from record_figures import NOTHING, groups_in, rate, steps, times
 
 from tprimat import units
 from tprimat.analyze.compare import verdict
-from tprimat.analyze.groups import Group
+from tprimat.analyze.groups import Group, group_runs, measure
+from tprimat.analyze.metrics import MetricOptions
 from tprimat.config.schema import EngineOptions
 from tprimat.record.schema import RunRecord
 from tprimat.report.markdown import table
@@ -30,14 +31,37 @@ def workload(run: RunRecord) -> tuple[object, ...]:
     return (run.model, layers, split, run.micro_batch_sequences, run.global_batch_sequences, run.sequence_tokens, versions)
 
 
+SEEN_IN = {"cudnn_attention": "attention"}
+"""Switch -> the part of the evidence that must differ: it chooses among what torch may choose anyway."""
+
+
 def switch_pairs(results: Path) -> Iterator[tuple[str, Group, Group]]:
-    """Name of a switch, the runs with it off and those with it on, where all else is equal: within a folder, run in turn."""
+    """Name of a switch, the runs with it off and those with it on, where all else is equal: within a folder, run in turn.
+
+    Both are measured over the same steps, from where the later of their steady windows begins.
+    """
     for series in sorted(results.glob("switches/*/")):
         for off, on in product(groups_in(series, []), repeat=2):
             without, having = options_of(off.run), options_of(on.run)
             differing = [name for name in having.keys() | without.keys() if having.get(name) != without.get(name)]
-            if workload(off.run) == workload(on.run) and len(differing) == 1 and having.get(differing[0]) is True:
-                yield differing[0], off, on
+            if workload(off.run) != workload(on.run) or len(differing) != 1 or having.get(differing[0]) is not True:
+                continue
+            if took_effect(differing[0], off, on):
+                yield differing[0], *over_the_same_steps(off, on)
+
+
+def took_effect(name: str, off: Group, on: Group) -> bool:
+    """Whether the evidence shows the switch, where it shows it at all."""
+    part = SEEN_IN.get(name)
+    seen = [getattr(group.run.evidence, part, None) for group in (off, on)] if part else []
+    return part is None or (None not in seen and seen[0] != seen[1])
+
+
+def over_the_same_steps(off: Group, on: Group) -> tuple[Group, Group]:
+    """Both groups, without the steps that the window of any of their runs leaves out at its start."""
+    first = max(item.metrics.window.first_step for group in (off, on) for item in group.runs if item.metrics)
+    options = MetricOptions(warmup=first - 1)
+    return tuple(group_runs([measure(item.result, options) for item in group.runs])[0] for group in (off, on))
 
 
 def described(run: RunRecord) -> str:

@@ -12,6 +12,7 @@ import pytest
 from planning import make_plan
 
 ROOT = Path(__file__).parents[2]
+IN_TURN = ("--gpus", "2", "--only", "dp_mbs4,tp4_mbs4", "--steps", "3", "--peer-steps", "4")
 FAKE = ROOT / "tests" / "fake_packages"
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
@@ -29,7 +30,7 @@ def engine_speed(folder, *words, **variables):
 def in_turn(tmp_path_factory):
     """Two rounds of a layout for two processes, and one that does not fit them."""
     folder = tmp_path_factory.mktemp("speed")
-    done = engine_speed(folder, "--gpus", "2", "--only", "dp_mbs4,tp4_mbs4", "--steps", "3", "--peer-steps", "4", "--rounds", "2")
+    done = engine_speed(folder, *IN_TURN, "--rounds", "2")
     assert done.returncode == 0, done.stderr
     return folder, done, json.loads((folder / "engine_speed.json").read_text())
 
@@ -75,9 +76,25 @@ def test_one_table_has_both_with_n_and_spread_and_how_much_faster_ours_is(in_tur
 def test_a_resumed_series_keeps_what_is_there(in_turn, tmp_path):
     folder, done, rows = in_turn
     shutil.copytree(folder, tmp_path / "again")
-    again = engine_speed(tmp_path / "again", "--gpus", "2", "--only", "dp_mbs4,tp4_mbs4", "--rounds", "2", "--resume")
+    again = engine_speed(tmp_path / "again", *IN_TURN, "--rounds", "2", "--resume")
     assert again.stdout == done.stdout
     assert json.loads((tmp_path / "again" / "engine_speed.json").read_text()) == rows
+
+
+def test_a_resumed_series_makes_again_what_was_broken_off(in_turn, tmp_path):
+    folder, _, _ = in_turn
+    place = tmp_path / "again" / "dp_mbs4"
+    shutil.copytree(folder / "dp_mbs4", place)
+    (cut,) = place.glob("runs/*/run.json")
+    for file in (cut, place / "benchmark_cpu_llama.json"):
+        document = json.loads(file.read_text())
+        document.get("run", document)["outcome"] = "interrupted"
+        file.write_text(json.dumps(document))
+    again = engine_speed(tmp_path / "again", *IN_TURN, "--only", "dp_mbs4", "--no-torchtitan", "--resume")
+    assert again.returncode == 0, again.stderr
+    (row,) = json.loads((tmp_path / "again" / "engine_speed.json").read_text())
+    assert row["runs"][0]["outcome"] == "completed"
+    assert row["runs"][0]["run_id"] != cut.parent.name
 
 
 def test_a_torchtitan_that_trains_on_something_else_is_not_counted(tmp_path):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tprimat.cli.console import outlasting
 from tprimat.cli.options import parser
-from tprimat.errors import UserError
+from tprimat.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
     from tprimat.cli.session import Session
@@ -47,10 +47,27 @@ def _probe(options: argparse.Namespace) -> int:
     from tprimat.cli.probe import main as probe
     from tprimat.config.load import environment_choices
 
+    check_alone(options)
     words = [options.probe, "--output", options.output_dir or environment_choices().output_directory]
     for flag, value in (("--config", options.config), ("--ranks", options.gpus)):
         words += [flag, str(value)] if value is not None else []
     return probe([*words, *(["--resume"] if options.resume else []), *(["--json"] if options.json else [])])
+
+
+def check_alone(options: argparse.Namespace) -> None:
+    """Probes measure this machine, now, and train nothing.
+
+    Raises:
+        ConfigError: a flag of a training stands beside --probe.
+    """
+    known = {"probe", "output_dir", "config", "gpus", "resume", "json", "quiet"}
+    defaults = parser()
+    others = [name for name, value in vars(options).items() if name not in known and value != defaults.get_default(name)]
+    if others:
+        flag = "--set" if others[0] == "settings" else f"--{others[0].replace('_', '-')}"
+        raise ConfigError(
+            f"{flag} does nothing beside --probe.", where=flag, fix="leave it out: python -m tprimat.cli.probe --help"
+        )
 
 
 def _share(options: argparse.Namespace) -> int:

@@ -56,6 +56,9 @@ def outlasting(main: Callable[[], int]) -> int:
     status = 1
     try:
         status = main()
+    except KeyboardInterrupt:  # by a program that needs no time to stop in order
+        print("stopped", file=sys.stderr)
+        status = 130
     finally:
         for stream in filter(None, streams):
             stream.flush()

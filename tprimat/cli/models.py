@@ -141,7 +141,7 @@ def size_table(rows: Sequence[Row]) -> str:
     header = ["model", "printed by", "total", "printed", "difference", "active", "printed", "difference"]
     notes = ["A printed figure is rounded or cut: 37 G may stand for anything from 36.5 to below 38 G."]
     if without := ", ".join(dict.fromkeys(row["model"] for row in rows if not row["active_has_input_table"])):
-        notes.append(f"Active without the input table, which its source leaves out: {without}.")
+        notes.append(f"Active without the input table, with which the printed figure would not fit: {without}.")
     return "\n".join((columns(header, [_size_cells(row) for row in rows], left=2), "", *notes))
 
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from datetime import datetime, timezone
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -143,7 +144,7 @@ def worker_arguments(kind: str, options: argparse.Namespace, seconds: float | No
 
 
 def rank_counts(kind: str, asked: int | None) -> list[int]:
-    """How many ranks measure: collectives all of them, DDP 1, 2, 4 and so on up to all.
+    """How many ranks measure: collectives all of them, DDP 1, 2, 4 and so on, and all.
 
     Raises:
         ConfigError: more ranks than GPUs, or a collective of one.
@@ -155,7 +156,7 @@ def rank_counts(kind: str, asked: int | None) -> list[int]:
     if gpus and ranks > gpus:
         raise ConfigError(f"{ranks} ranks need {ranks} GPUs, and {gpus} are visible.", where="--ranks", fix=f"--ranks {gpus}")
     if kind == "ddp":
-        return [count for count in (1, 2, 4, 8) if count <= ranks]
+        return sorted({count for count in (1, 2, 4, 8) if count <= ranks} | {ranks})
     if ranks < 2:
         raise ConfigError("A collective operation needs 2 ranks.", why=f"{gpus} GPU is visible.", fix="leave collectives out")
     return [ranks]
@@ -203,17 +204,19 @@ def show(records: Iterable["ProbeRecord"], options: argparse.Namespace) -> int:
     """Results on stdout. Exit status 1 where ranks did not end well; an operation that a device refuses is a result."""
     from tprimat.record.files import to_json
 
-    count = failed = 0
+    began = datetime.now(timezone.utc).replace(microsecond=0)  # as records have it
+    failed = 0
     measured = []
     for record in records:
-        count += 1
         measured.append(record)
         failed += record.kind in TOGETHER and record.error is not None
         if options.json:
             print(to_json(record), flush=True)
     if measured and not options.json:
         print_tables(measured)
-    tell(f"{count} measurements; all samples are in {options.output / FILE_NAME}")
+    new = sum(datetime.fromisoformat(record.started_at) >= began for record in measured)
+    before = f" and {len(measured) - new} that were there" if new < len(measured) else ""
+    tell(f"{new} measurements{before}; all samples are in {options.output / FILE_NAME}")
     return 1 if failed else 0
 
 

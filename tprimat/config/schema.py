@@ -155,7 +155,7 @@ class LayoutConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """Switches of the embedded engine that change speed or memory and leave the losses as they are."""
+    """Switches of the embedded engine: speed and memory. All but optimizer_states leave the losses as they are."""
 
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
@@ -180,7 +180,7 @@ class EngineOptions:
     fused_adam: Flag | Literal["auto"] = "auto"
     """torch.optim.AdamW(fused=True); auto: on a GPU."""
     compiled_adam: Flag | Literal["auto"] = "auto"
-    """Clipping and Adam's update in one pass over the memory by torch.compile, instead of fused_adam."""
+    """Clipping and Adam's update in one pass over the memory by torch.compile, instead of fused_adam; auto: on a GPU."""
     optimizer_states: Literal["fp32", "bf16"] = "fp32"
     """bf16: gradients and Adam's moments in bf16 and no fp32 masters, 8 bytes a weight instead of 18; on one rank alone, and
     for measuring only: small updates are lost."""

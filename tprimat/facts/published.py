@@ -72,7 +72,7 @@ class PublishedSize:
     active: float | None = None
     """Of one token."""
     active_has_input_table: bool = True
-    """False where the source leaves the input embedding out of `active`, because a token reads one row of it."""
+    """False where the printed figure fits only without the input embedding, of which a token reads one row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

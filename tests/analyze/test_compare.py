@@ -8,7 +8,7 @@ import pytest
 
 from tprimat.analyze.bootstrap import Sample
 from tprimat.analyze.compare import comparable, ratio_of_groups, verdict
-from tprimat.analyze.groups import group_estimate, group_runs, measure
+from tprimat.analyze.groups import group_estimate, group_runs, measure, ranks
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.facts.models import model_shape
 from tprimat.record.benchmark_file import RunResult
@@ -49,6 +49,26 @@ def test_repetitions_form_one_group_and_labels_tell_groups_apart():
 def test_two_groups_that_differ_in_the_machine_only_are_named_by_it():
     groups = groups_of(*recorded("h100", "llama-0"), *recorded("mi300x"))
     assert [group.label for group in groups] == ["llama H100 SXM", "llama MI300X"]
+
+
+def test_of_many_options_a_label_names_those_that_tell_the_runs_apart():
+    (result,) = recorded("h100", "llama-0")
+    given = {"cudnn_attention": True, "fused_adam": True, "optimizer_states": "fp32"}
+    changes = ({}, {"fused_adam": False}, {"load_ahead": True})
+    runs = [changed(result, engine_options=given | change) for change in changes]
+    runs.append(changed(result, engine_options={"cudnn_attention": True, "fused_adam": True}))
+    machine, other = "llama H100 SXM", "llama MI300X"
+    switches = ["", " fused_adam=False", " load_ahead=True", " without optimizer_states"]
+    assert [group.label for group in groups_of(*runs, *recorded("mi300x"))] == [machine + words for words in switches] + [other]
+    two = [group.label for group in groups_of(*runs[:2])]
+    assert two == [f"{machine} fused_adam=True", f"{machine} fused_adam=False"]
+
+
+@pytest.mark.parametrize(("platform", "gpus", "words"), [("cuda", 1, "1 GPU"), ("cuda", 8, "8 GPUs"), ("cpu", 8, "8 processes")])
+def test_one_rank_is_no_plural(platform, gpus, words):
+    run = recorded("h100", "llama-0")[0].run
+    machine = dataclasses.replace(run.machine, platform=platform, gpus_per_node=gpus, nodes=1)
+    assert ranks(dataclasses.replace(run, machine=machine)) == words
 
 
 def test_a_run_that_failed_or_ran_something_else_is_not_counted():

@@ -97,24 +97,37 @@ def layout(run: RunRecord) -> str:
     return " ".join(f"{name}{size}" for name, size in (*sizes, ("DP", run.data_parallel)) if size is not None)
 
 
+def ranks(run: RunRecord) -> str | None:
+    """'8 GPUs', '1 GPU', '8 processes' on a CPU; None where the number is not recorded."""
+    count = run.machine.gpus
+    nouns = ("process", "processes") if run.machine.platform == "cpu" else ("GPU", "GPUs")
+    return f"{count:,} {nouns[count != 1]}" if count else None
+
+
 TRAITS: Mapping[str, Trait] = {
     "model": lambda run: run.model if run.size == "full" else f"{run.model} {run.size}",
     "accelerator": accelerator_name,
-    "GPUs": lambda run: f"{run.machine.gpus} GPUs" if run.machine.gpus else "GPUs unknown",
+    "GPUs": lambda run: ranks(run) or "GPUs unknown",
     "strategy": lambda run: run.strategy or "strategy unknown",
     "layout": layout,
     "engine": lambda run: run.engine,
     "dtype": lambda run: run.matmul_dtype or "dtype unknown",
     "batch": lambda run: f"GBS {run.global_batch_sequences} MBS {run.micro_batch_sequences}",
-    "tokens": lambda run: f"{tokens_per_step(run)} tokens a step",
+    "tokens": lambda run: f"{tokens_per_step(run) or 'unknown'} tokens a step",
     "sequence": lambda run: f"s{run.sequence_tokens}",
     "recompute": lambda run: f"recompute {run.recompute}",
     "clock": lambda run: f"clock {run.clock}",
-    "options": lambda run: " ".join(f"{name}={value}" for name, value in sorted(run.engine_options.items())) or "default options",
+    "options": lambda run: (
+        ", ".join(f"{name}={value}" for name, value in sorted(run.engine_options.items())) or "default options"
+    ),
     "shape": lambda run: "shape unknown" if run.shape is None else f"{run.shape.layers} layers of {run.shape.hidden}",
-    "software": lambda run: " ".join(f"{name} {version}" for name, version in sorted(run.software.items())) or "software unknown",
+    "software": lambda run: (
+        ", ".join(f"{name} {version}" for name, version in sorted(run.software.items())) or "software unknown"
+    ),
 }
 """What makes runs different configurations, in the order in which a label names it."""
+LISTS = ("options", "software")
+"""Of many words each, of which a label names only those that tell runs apart."""
 
 
 def group_runs(measured: Sequence[Measured], origin: Origin | None = None) -> list[Group]:
@@ -150,7 +163,34 @@ def _labels(kinds: Sequence[Kind], prefixes: int) -> list[str]:
         clashes = [kind for kind, short in zip(kinds, seen, strict=True) if times[short] > 1]
         if index not in shown and len({kind[index] for kind in clashes}) > 1:
             shown.append(index)
-    return [" ".join(str(kind[i]) for i in sorted(shown)) for kind in kinds]
+    lists = {names.index(name) for name in LISTS}
+    others = [tuple(kind[i] for i in shown if i not in lists) for kind in kinds]
+    words = {i: [str(kind[i]) for kind in kinds] for i in shown}
+    words |= {i: _telling(words[i], others) for i in lists & words.keys()}
+    return [" ".join(filter(None, (words[i][place] for i in sorted(shown)))) for place in range(len(kinds))]
+
+
+def _telling(lists: Sequence[str], others: Sequence[Kind]) -> list[str]:
+    """Of each comma-separated list what most lists beside the same other words do not have, and what only it lacks."""
+    parts = [text.split(", ") for text in lists]
+    sizes = Counter(others)
+    seen = Counter((other, part) for mine, other in zip(parts, others, strict=True) for part in mine)
+    usual: dict[Kind, list[str]] = {other: [] for other in sizes}
+    for (other, part), times in seen.items():
+        if 2 * times > sizes[other]:
+            usual[other].append(part)
+    return [_unusual(mine, usual[other]) for mine, other in zip(parts, others, strict=True)]
+
+
+def _unusual(mine: Sequence[str], usual: Sequence[str]) -> str:
+    names = {_name(part) for part in mine}
+    missing = [f"without {_name(part)}" for part in usual if _name(part) not in names]
+    return ", ".join([*(part for part in mine if part not in usual), *missing])
+
+
+def _name(part: str) -> str:
+    """Of 'load_ahead=True' and of 'torch 2.11.0'."""
+    return part.replace("=", " ").split(" ")[0]
 
 
 def group_estimate(group: Group, pick: Callable[[RunMetrics], Estimate | None]) -> Estimate | None:

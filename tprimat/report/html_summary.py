@@ -6,7 +6,7 @@ from html import escape
 
 from tprimat import units
 from tprimat.analyze.compare import Verdict
-from tprimat.analyze.groups import Group, accelerator_name, tokens_per_step
+from tprimat.analyze.groups import Group, accelerator_name, ranks, tokens_per_step
 from tprimat.analyze.limits import Limit, limits
 from tprimat.analyze.races import Race, throughput
 from tprimat.record.schema import RunRecord
@@ -32,15 +32,13 @@ def summary(found: Sequence[Race], comparison: Comparison) -> str:
 
 def workload(run: RunRecord) -> str:
     """What runs must share to be ranked together, in words."""
-    ranks = "processes" if run.machine.platform == "cpu" else "GPUs"
-    gpus = run.machine.gpus
     return ", ".join(
         [
             run.model if run.size == "full" else f"{run.model} {run.size}",
             _known(tokens_per_step(run), "{} tokens a step", "tokens a step not recorded"),
             _known(run.sequence_tokens, "sequences of {}", "sequence length not recorded"),
             run.matmul_dtype or "dtype not recorded",
-            _known(gpus, "{} " + ranks, "GPU count not recorded"),
+            ranks(run) or "GPU count not recorded",
         ]
     )
 

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import SubFigure
 
 INTERVAL = "lines: 95 % interval, over runs, or over the steps of a single run"
+WIDTH = 14
+"""Inches, of the whole picture."""
+LEGEND_HANDLE, LEGEND_CHARACTER = 0.8, 0.088
+"""Inches that an entry of the legend takes: its line with the gaps around it, and an average character of its label."""
 MOST_GROUPS = 32
 """More bars than this are not told apart; the table has them all."""
 MOST_CURVES = 12
@@ -37,8 +41,8 @@ def draw_comparison(groups: Sequence[Group], title: str, path: Path) -> None:
     shown = groups[:MOST_GROUPS]
     appearance = looks(len(shown))
     bar_height = 1.2 + 0.34 * len(shown)
-    curve_height = 6.8 + 0.24 * math.ceil(len(shown) / 3)
-    with figure(14, bar_height + curve_height + 0.4) as made:
+    curve_height = 6.8 + 0.24 * math.ceil(len(shown) / legend_columns(shown))
+    with figure(WIDTH, bar_height + curve_height + 0.4) as made:
         upper, lower = made.subfigures(2, 1, squeeze=False, height_ratios=(bar_height + 0.4, curve_height)).flat
         speed, memory = upper.subplots(1, 2, sharey=True)
         _bars(speed, throughput_panel(shown), appearance)
@@ -162,6 +166,7 @@ def _curves(axes: "Axes", groups: Sequence[Group], appearance: Sequence[Look], c
                 axes.plot(*zip(*first, strict=True), marker="o", color=look.colour, markersize=4)
     axes.set(title=curve.title, ylabel=curve.unit, xlabel="optimizer step")
     axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 5))
+    axes.locator_params(axis="x", integer=True)
     if not drawn:
         nothing(axes, "not recorded in these runs")
     elif curve.logarithmic:
@@ -182,4 +187,11 @@ def _legend(made: "SubFigure", groups: Sequence[Group], appearance: Sequence[Loo
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], color=look.colour, linestyle=look.line, linewidth=2) for look in appearance]
-    made.legend(handles, [group.label for group in groups], loc="outside lower left", ncols=3 if len(groups) > 2 else len(groups))
+    made.legend(handles, [group.label for group in groups], loc="outside lower left", ncols=legend_columns(groups))
+
+
+def legend_columns(groups: Sequence[Group]) -> int:
+    """As many as the longest label leaves room for; at most three."""
+    longest = max(len(group.label) for group in groups)
+    room = int(WIDTH / (LEGEND_HANDLE + LEGEND_CHARACTER * longest))
+    return max(1, min(3, len(groups), room))

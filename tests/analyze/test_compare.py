@@ -64,6 +64,16 @@ def test_of_many_options_a_label_names_those_that_tell_the_runs_apart():
     assert two == [f"{machine} fused_adam=True", f"{machine} fused_adam=False"]
 
 
+def test_runs_that_say_nothing_of_what_they_are_are_nobodys_repetitions():
+    results, _ = load_results([RUNS.parents[1] / "results" / "h200" / "qwen3-8b"])
+    silent = [changed(result, engine_options={}) for result in results if result.run.engine == "torchtune"]
+    groups = groups_of(*silent)
+    assert [len(group.runs) for group in groups] == [1, 1, 1]
+    assert [group.label for group in groups if "torchtune-lora-bf16/" in group.label]
+    assert {group.runs[0].metrics.model_flops_per_second_per_gpu for group in groups} == {None}
+    assert verdict(*groups[:2]).outcome == "refused"
+
+
 @pytest.mark.parametrize(("platform", "gpus", "words"), [("cuda", 1, "1 GPU"), ("cuda", 8, "8 GPUs"), ("cpu", 8, "8 processes")])
 def test_one_rank_is_no_plural(platform, gpus, words):
     run = recorded("h100", "llama-0")[0].run

@@ -35,9 +35,10 @@ asked = said["max_steps_per_epoch"] * 2 * said["batch_size"] * said["tokenizer"]
 assert sum(30 + len((t["instruction"] + " " + t["output"]).split()) for t in texts) >= asked
 folder = pathlib.Path(said["output_dir"])
 (folder / "logs").mkdir(parents=True, exist_ok=True)
-(folder / "torchtune_config.yaml").write_text(yaml.safe_dump(said | {"dtype": "bf16"}))
 pathlib.Path(said["dataset"]["cache_dir"]).mkdir(exist_ok=True)
 full = "full_finetune_distributed" in sys.argv
+said |= {"dtype": "bf16", "model": {"_component_": "torchtune.models.qwen3." + ("qwen3_8b" if full else "lora_qwen3_8b")}}
+(folder / "torchtune_config.yaml").write_text(yaml.safe_dump(said))
 assert said["save_every_n_steps"] > said["max_steps_per_epoch"] if full else "save_every_n_steps" not in said
 for trained in ("epoch_0", "step_6"):
     (folder / trained).mkdir(exist_ok=True)
@@ -83,7 +84,8 @@ def test_random_weights_are_trained_and_every_record_says_so(stand_in):
         assert document["run"]["micro_batch_sequences"] == 14
         assert len(document["steps"]) == 6
         assert document["metrics"]["tokens_per_second_per_gpu"]["value"] == pytest.approx(8004, abs=4)
-        assert document["metrics"]["mfu"] is None
+        assert document["metrics"]["mfu"] is document["metrics"]["model_flops_per_second_per_gpu"] is None
+        assert document["run"]["engine_options"]["model"] == ("lora_qwen3_8b" if "lora" in name else "qwen3_8b")
     assert sorted(path.name for path in (stand_in / "qwen3-8b" / "torchtune-full-bf16").iterdir()) == [
         "benchmark_qwen3-8b.json",
         "logs",

@@ -65,7 +65,7 @@ class Group:
 
     label: str
     kind: Kind
-    """Origin, then the value of each of TRAITS."""
+    """Origin, the value of each of TRAITS, and the file of a run that does not tell what it is."""
     runs: tuple[Measured, ...]
 
     @property
@@ -147,13 +147,16 @@ def group_runs(measured: Sequence[Measured], origin: Origin | None = None) -> li
 
 
 def kind_of(result: RunResult, origin: Origin | None) -> Kind:
-    """Where a run comes from, then its traits."""
-    return ("" if origin is None else f"{origin(result)}:", *(trait(result.run) for trait in TRAITS.values()))
+    """Where a run comes from, its traits, and its file if it proves so little that it cannot be called a repetition."""
+    run = result.run
+    anonymous = not (run.strategy or layout(run) or run.matmul_dtype or run.engine_options)
+    file = f"{result.path.parent.name}/{result.path.stem}" if anonymous else ""
+    return ("" if origin is None else f"{origin(result)}:", *(trait(run) for trait in TRAITS.values()), file)
 
 
 def _labels(kinds: Sequence[Kind], prefixes: int) -> list[str]:
     """Model and accelerator, then each further trait only where it is needed to tell two groups apart."""
-    names = ["origin", *TRAITS]
+    names = ["origin", *TRAITS, "file"]
     shown = [*range(prefixes), names.index("model"), names.index("accelerator")]
     for index in range(1, len(names)):
         seen = [tuple(kind[i] for i in shown) for kind in kinds]

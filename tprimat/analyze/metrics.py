@@ -119,6 +119,8 @@ def _times(number: Estimate, factor: float) -> Estimate:
 def _flop_per_token(run: RunRecord, convention: Convention) -> tuple[float | None, str | None]:
     if run.shape is None:
         return None, f"the shape of model {run.model!r} is not recorded"
+    if run.engine == "torchtune":
+        return None, "torchtune's log does not tell which weights it trains (LoRA: few), nor where attention ends"
     if run.sequence_tokens is None:
         return None, "the sequence length is not recorded"
     return flop_per_token(run.shape, run.sequence_tokens, convention), None

@@ -155,7 +155,8 @@ def add_configuration(target: Path, configuration: Path) -> None:
     proof = result.run.evidence or Evidence(source="log")
     said = yaml.safe_load(configuration.read_text(encoding="utf8"))
     batch, tokens = said["batch_size"], said["tokenizer"]["max_seq_len"]
-    notes = [f"{key}: {said[key]}" for key in ("compile", "enable_fp8_training", "fp8_recipe_name") if key in said]
+    options = {key: said[key] for key in ("compile", "enable_fp8_training", "fp8_recipe_name") if key in said}
+    notes = [f"{key}: {value}" for key, value in options.items()]
     if (Path(said["checkpointer"]["checkpoint_dir"]) / COMPLETE).is_file():
         notes.append("weights: random")
     evidence = replace(
@@ -166,5 +167,6 @@ def add_configuration(target: Path, configuration: Path) -> None:
         data=TEXTS,
         notes=(*proof.notes, *notes),
     )
-    run = replace(result.run, evidence=evidence, micro_batch_sequences=batch)
+    options["model"] = said["model"]["_component_"].rpartition(".")[2]
+    run = replace(result.run, evidence=evidence, micro_batch_sequences=batch, engine_options=options)
     write_benchmark_file(target, run, result.steps, run_metrics(run, result.steps))

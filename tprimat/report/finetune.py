@@ -53,7 +53,7 @@ def finetune_section(runs: Mapping[str, Measured], reason: str | None) -> str:
 def row_of(name: str, run: RunRecord, metrics: RunMetrics) -> list[str]:
     """One run."""
     each, rate = metrics.tokens_per_second_per_gpu, metrics.model_flops_per_second_per_gpu
-    no_rate = run.machine.platform == "cpu" or run.engine == "torchtune"
+    no_rate = run.machine.platform == "cpu"
     return [
         name,
         run.matmul_dtype or units.ABSENT,

@@ -64,6 +64,15 @@ def test_of_many_options_a_label_names_those_that_tell_the_runs_apart():
     assert two == [f"{machine} fused_adam=True", f"{machine} fused_adam=False"]
 
 
+def test_a_label_has_no_word_that_tells_no_two_runs_apart():
+    (first,) = recorded("h100", "llama-0")
+    by_batch = changed(first, global_batch_sequences=64)
+    long = [changed(first, model="qwen", sequence_tokens=tokens, global_batch_sequences=256) for tokens in (2048, 4096)]
+    labels = [group.label for group in groups_of(first, by_batch, *long)]
+    assert all("recompute" not in label and "clock" not in label and "TP" not in label for label in labels)
+    assert len(set(labels)) == 4
+
+
 def test_runs_that_say_nothing_of_what_they_are_are_nobodys_repetitions():
     results, _ = load_results([RUNS.parents[1] / "results" / "h200" / "qwen3-8b"])
     silent = [changed(result, engine_options={}) for result in results if result.run.engine == "torchtune"]

@@ -25,7 +25,7 @@ def write_trace(path):
 def test_the_tables_say_what_a_step_is_spent_on(tmp_path):
     done = command(write_trace(tmp_path / "trace.json"))
     assert done.returncode == 0, done.stderr
-    assert "cuda, llama, balanced, rank 0: mean of step 2 (n = 1, 50.0 ms to 50.0 ms)" in done.stdout
+    assert "cuda, llama, balanced, rank 0: step 2 (n = 1, 50.0 ms)" in done.stdout
     rows = [line.split() for line in done.stdout.splitlines()]
     assert ["matmul", "30.0", "ms", "60.0", "%", "30.0", "ms", "1"] in rows
     assert ["communication,", "exposed", "10.0", "ms", "20.0", "%", "15.0", "ms", "1"] in rows

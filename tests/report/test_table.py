@@ -26,6 +26,11 @@ def test_a_shown_difference_is_said_with_its_interval_and_its_evidence():
     assert sentence(FASTER) == "B against A: 12.0 % faster (ratio 1.120, 95 % interval 1.100 to 1.140; 3 and 3 runs)."
 
 
+def test_twice_the_speed_and_more_is_said_as_a_multiple():
+    verdict = dataclasses.replace(FASTER, ratio=Estimate(value=12.459, low=7.4, high=21.0, samples=2))
+    assert sentence(verdict).startswith("B against A: 12.5 times as fast (ratio 12.459, ")
+
+
 def test_no_difference_shown_names_no_winner():
     verdict = dataclasses.replace(
         FASTER, outcome="no difference shown", ratio=Estimate(value=1.01, low=0.99, high=1.03, samples=2)

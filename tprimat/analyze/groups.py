@@ -104,6 +104,12 @@ def ranks(run: RunRecord) -> str | None:
     return f"{count:,} {nouns[count != 1]}" if count else None
 
 
+def machine_name(run: RunRecord) -> str:
+    """'8 x H100 SXM'; '8 processes (AMD EPYC)', since they share one CPU."""
+    name = accelerator_name(run)
+    return f"{ranks(run)} ({name})" if run.machine.platform == "cpu" else f"{run.machine.gpus or 'unknown'} x {name}"
+
+
 TRAITS: Mapping[str, Trait] = {
     "model": lambda run: run.model if run.size == "full" else f"{run.model} {run.size}",
     "accelerator": accelerator_name,
@@ -163,8 +169,7 @@ def _labels(kinds: Sequence[Kind], prefixes: int) -> list[str]:
         times = Counter(seen)
         if len(times) == len(kinds):
             break
-        clashes = [kind for kind, short in zip(kinds, seen, strict=True) if times[short] > 1]
-        if index not in shown and len({kind[index] for kind in clashes}) > 1:
+        if index not in shown and len({(short, kind[index]) for short, kind in zip(seen, kinds, strict=True)}) > len(times):
             shown.append(index)
     lists = {names.index(name) for name in LISTS}
     others = [tuple(kind[i] for i in shown if i not in lists) for kind in kinds]

@@ -9,9 +9,9 @@ from tprimat.analyze.compare import Verdict, verdict
 from tprimat.analyze.groups import (
     Group,
     Measured,
-    accelerator_name,
     group_estimate,
     layout,
+    machine_name,
     measure,
     tokens_per_step,
 )
@@ -63,7 +63,7 @@ class Entry:
     @property
     def platform(self) -> str:
         """8 x H100 SXM."""
-        return f"{self.gpus} x {accelerator_name(self.run)}"
+        return machine_name(self.run)
 
     @property
     def model(self) -> str:

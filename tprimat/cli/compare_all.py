@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
 
 def summary(folders: Sequence[Path]) -> str:
     """Every run of every folder with what it ran, read from its record."""
-    from tprimat.analyze.groups import accelerator_name, layout
+    from tprimat.analyze.groups import layout, machine_name
     from tprimat.report.columns import columns
 
     options = compare.parser().parse_args([])
@@ -40,10 +40,9 @@ def summary(folders: Sequence[Path]) -> str:
             run, metrics = item.result.run, item.metrics
             rate = metrics.tokens_per_second_per_gpu.value if metrics and metrics.tokens_per_second_per_gpu else None
             sizes = (run.micro_batch_sequences, run.global_batch_sequences, run.sequence_tokens)
-            machine = f"{units.count(run.machine.gpus)} x {accelerator_name(run)}"
             words = (run.strategy or units.ABSENT, layout(run) or units.ABSENT, *map(units.count, sizes))
             speed = units.ABSENT if rate is None else units.significant(rate)
-            rows.append((folder.name, run.model, *words, run.matmul_dtype or units.ABSENT, machine, run.outcome, speed))
+            rows.append((folder.name, run.model, *words, run.matmul_dtype or units.ABSENT, machine_name(run), run.outcome, speed))
     return columns(HEADER, rows, left=4)
 
 

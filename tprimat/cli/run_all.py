@@ -122,6 +122,9 @@ def show(planned: Sequence[Place], done: Sequence["Done"], options: argparse.Nam
     by_id = {one.cell.plan.run_id: one for one in done}
     if not options.json:
         print("\n" + columns(HEADER, [row for one in planned for row in rows(one, by_id)], left=len(HEADER)))
+        finished = dict.fromkeys(one.folder for one in planned if any(has_result(one, cell) for cell in done))
+        if len(finished) > 1:
+            print(f"\nside by side: ./compare.py --results-dir {' '.join(finished)}", file=sys.stderr)
         return
     document = [
         {

@@ -10,7 +10,7 @@ from tprimat.analyze.groups import Group, accelerator_name, ranks, tokens_per_st
 from tprimat.analyze.limits import Limit, limits
 from tprimat.analyze.races import Race, throughput
 from tprimat.record.schema import RunRecord
-from tprimat.report.table import COLUMNS, Comparison, sentence, with_interval
+from tprimat.report.table import COLUMNS, Comparison, change, sentence, with_interval
 
 MOST_CARDS = 6
 """Workloads that are summed up in full sight; the others fold away."""
@@ -98,9 +98,9 @@ def _margin(race: Race) -> str:
     if race.lead.ratio is None:
         return ""
     if race.lead.outcome == "faster":
-        return f"It is {units.percent(race.lead.ratio.value - 1)} faster than {second}, the next ({_surety(race.lead)})." + _also(
-            race
-        )
+        quicker = change(race.lead.ratio.value)
+        than = "as" if quicker.endswith("as fast") else "than"
+        return f"It is {quicker} {than} {second}, the next ({_surety(race.lead)})." + _also(race)
     names = ", ".join(group.label for group in race.level[:3]) + (" and others" if len(race.level) > 3 else "")
     return f"No difference is shown to {names} ({units.signed_percent(race.lead.ratio.value - 1)}; {_surety(race.lead)})."
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import quantiles
 from textwrap import fill
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tprimat import units
 from tprimat.analyze.compare import Verdict
@@ -215,13 +215,15 @@ def _ceilings(axes: "Axes", drawn: Drawn) -> None:
         axes.text(ceiling, place, f" {ceiling:,.0f}: {units.percent(share)}", ha="left", va="center", size=SMALL)
     if probed:
         axes.set_xlim(0, max(axes.get_xlim()[1], *(ceiling * 1.3 for _, ceiling, _ in probed)))
-    line = "black: fastest matmul probed, and the share of it" if probed else "no matmul probed: --probe gemm"
-    axes.set(title=f"4  Compute of each {drawn.rank}", xlabel=f"TFLOP/s per {drawn.rank} ({line})")
+    line = " (black: fastest matmul probed, and the share of it)" if probed else " (no matmul probed: --probe gemm)"
+    counted = any(made.flops_per_gpu for made in drawn.peaks)
+    axes.set(title=f"4  Compute of each {drawn.rank}", xlabel=f"TFLOP/s per {drawn.rank}{line if counted else ''}")
     _thousands(axes)
 
 
 def _spread(axes: "Axes", drawn: Drawn) -> None:
     """What the choice of configuration is worth on one machine."""
+    top = max(made.per_gpu.value for made in drawn.peaks)
     for place, (peak, look) in enumerate(zip(drawn.peaks, drawn.looks_of(drawn.peaks), strict=True)):
         values = [
             made.per_gpu.value for made in drawn.analysis.entries if (made.platform, made.model) == (peak.platform, peak.model)
@@ -232,8 +234,8 @@ def _spread(axes: "Axes", drawn: Drawn) -> None:
             axes.plot([middle, middle], [place - 0.25, place + 0.25], color="#555555", linewidth=2)
         axes.plot(values, [place] * len(values), "o", color=look.colour, markeredgecolor="white", markersize=8)
         ratio = f", best {max(values) / min(values):.1f} x the slowest" if len(values) > 1 else ""
-        axes.text(max(values), place - 0.3, f"  n = {len(values)}{ratio}", va="bottom", ha="center", size=SMALL)
-    top = max(made.per_gpu.value for made in drawn.peaks)
+        side: Literal["left", "center"] = "left" if max(values) < top / 3 else "center"
+        axes.text(max(values), place - 0.3, f"n = {len(values)}{ratio}", va="bottom", ha=side, size=SMALL)
     axes.set_xlim(0, top * 1.35)
     axes.set(
         title="5  What the configuration is worth", xlabel=f"tokens/s and {drawn.rank}, a dot a configuration (box: quartiles)"

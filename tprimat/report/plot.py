@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from textwrap import fill, wrap
 from typing import TYPE_CHECKING
 
 from tprimat.analyze.groups import Group, group_estimate
@@ -21,6 +22,8 @@ WIDTH = 14
 """Inches, of the whole picture."""
 LEGEND_HANDLE, LEGEND_CHARACTER = 0.8, 0.088
 """Inches that an entry of the legend takes: its line with the gaps around it, and an average character of its label."""
+LABEL_CHARACTERS = 52
+"""Of a line beside the bars: a longer label takes several."""
 MOST_GROUPS = 32
 """More bars than this are not told apart; the table has them all."""
 MOST_CURVES = 12
@@ -40,7 +43,8 @@ def draw_comparison(groups: Sequence[Group], title: str, path: Path) -> None:
     """
     shown = groups[:MOST_GROUPS]
     appearance = looks(len(shown))
-    bar_height = 1.2 + 0.34 * len(shown)
+    lines = max(len(wrap(group.label, LABEL_CHARACTERS)) for group in shown)
+    bar_height = 1.2 + (0.17 + 0.17 * lines) * len(shown)
     curve_height = 6.8 + 0.24 * math.ceil(len(shown) / legend_columns(shown))
     with figure(WIDTH, bar_height + curve_height + 0.4) as made:
         upper, lower = made.subfigures(2, 1, squeeze=False, height_ratios=(bar_height + 0.4, curve_height)).flat
@@ -100,7 +104,7 @@ def throughput_panel(groups: Sequence[Group]) -> BarPanel:
     notes = [_mfu(group) + _share_of_measured(group) for group in groups]
     rows = [_bar(group, estimate, scale, note) for group, estimate, note in zip(groups, estimates, notes, strict=True)]
     if on_cpu:
-        title = "Throughput per rank (tokens/s, not TFLOP/s: a CPU has no matrix peak)"
+        title = "Throughput per rank in tokens/s\n(not TFLOP/s: a CPU has no matrix peak)"
         return BarPanel(title=title, axis=f"tokens per second and rank ({INTERVAL})", rows=rows)
     convention = next((item.metrics.flops_convention for item in groups[0].runs if item.metrics), "")
     return BarPanel(title=f"Model throughput per GPU ({convention} FLOP count)", axis=f"TFLOP/s per GPU ({INTERVAL})", rows=rows)
@@ -149,7 +153,7 @@ def memory_panel(groups: Sequence[Group]) -> BarPanel:
 
 
 def _bars(axes: "Axes", panel: BarPanel, appearance: Sequence[Look]) -> None:
-    bars(axes, panel.rows, appearance)
+    bars(axes, [replace(row, label=fill(row.label, LABEL_CHARACTERS)) for row in panel.rows], appearance)
     axes.set_title(panel.title)
     axes.set_xlabel(panel.axis, size=8.5)
 

@@ -51,10 +51,10 @@ def _heading(summary: ProfileSummary) -> str:
     said = [str(summary.origin[key]) for key in ("platform", "model", "strategy") if key in summary.origin]
     numbers = [step.number for step in summary.steps]
     seconds = [step.seconds for step in summary.steps]
-    span = f"step {numbers[0]}" if len(numbers) == 1 else f"steps {numbers[0]} to {numbers[-1]}"
-    spread = f"{units.seconds(min(seconds))} to {units.seconds(max(seconds))}"
+    span = f"step {numbers[0]}" if len(numbers) == 1 else f"mean of steps {numbers[0]} to {numbers[-1]}"
+    spread = units.seconds(seconds[0]) if len(seconds) == 1 else f"{units.seconds(min(seconds))} to {units.seconds(max(seconds))}"
     rank = f"rank {summary.origin['rank']}" if "rank" in summary.origin else "one rank"
-    heading = f"{', '.join([*said, rank])}: mean of {span} (n = {len(numbers)}, {spread})"
+    heading = f"{', '.join([*said, rank])}: {span} (n = {len(numbers)}, {spread})"
     return "\n".join([heading, *(f"note: {note}" for note in summary.notes)])
 
 

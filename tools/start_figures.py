@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from record_figures import NOTHING, by_layout, engine_groups, groups_in, rate
+from record_figures import NOTHING, by_layout, engine_groups, groups_in, rate, steps
 
 from tprimat import units
 from tprimat.record.schema import RunRecord
@@ -44,9 +44,9 @@ def start_up(results: Path) -> str:
     """Seconds from the start of one and the same run to each stage of its start, cold and warm."""
     rows = []
     for folder in sorted((results / "start-up").glob("*/")):
-        for run, steps in ((item.result.run, item.result.steps) for group in groups_in(folder, []) for item in group.runs):
+        for run, first in ((item.result.run, item.result.steps[0]) for group in groups_in(folder, []) for item in group.runs):
             stages = [units.seconds(run.start_up[stage]) for stage in STAGES]
-            rows.append([folder.name, *stages, units.seconds(steps[0].ended_at_seconds or 0), graphs(run)])
+            rows.append([folder.name, *stages, units.seconds(first.ended_at_seconds or 0), graphs(run)])
     header = ("compile cache", *STAGES.values(), "first step ends", "graphs compiled / from cache")
     return table(header, rows) + before_fewer_imports(results) if rows else NOTHING
 
@@ -73,14 +73,16 @@ def micro_batch_search(results: Path) -> str:
         larger, would_take = min(search.predicted_bytes.items(), default=(None, None))
         rows.append(
             [
-                f"{run.model}, {run.machine.gpus} x {run.machine.accelerator}, s{run.sequence_tokens}",
+                f"{run.model}, {run.machine.gpus} x {run.machine.accelerator}, s{run.sequence_tokens}, "
+                f"GBS{run.global_batch_sequences}, {run.engine_options.get('optimizer_states')} states",
                 "; ".join(f"{size}: {units.gibibytes(taken)}" for size, taken in tried.items()),
                 f"{larger}: {units.gibibytes(would_take)}" if larger else units.ABSENT,
                 units.gibibytes(min(trial.limit_bytes for trial in search.trials if trial.limit_bytes)),
                 str(run.micro_batch_sequences),
                 units.gibibytes(metrics.peak_memory_bytes),
                 with_interval(rate(group), units.count),
+                steps(group),
             ]
         )
-    header = ("run", "tried: takes", "the next would take", "may fill", "chosen", "the run's peak", "tokens/s/GPU")
+    header = ("run", "tried: takes", "the next would take", "may fill", "chosen", "the run's peak", "tokens/s/GPU", "n")
     return table(header, rows, left=3) if rows else NOTHING

@@ -113,6 +113,8 @@ def test_where_nothing_fits_the_run_is_a_failure_with_a_record_and_starts_no_tra
     record = only_run(tmp_path).read_run()
     assert record.outcome == "out_of_memory"
     assert record.cause.startswith("No micro-batch fits: 1 takes ")
+    assert "recompute: full" in record.hint
+    assert record.hint in done.stdout
     assert only_run(tmp_path).read_steps() == ()
     assert json.loads((tmp_path / "benchmark_cpu_llama.json").read_text())["run"]["outcome"] == "out_of_memory"
 

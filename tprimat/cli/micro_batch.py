@@ -17,6 +17,7 @@ from tprimat.plan.schema import RunPlan
 from tprimat.record.micro_batch import MicroBatchSearch, MicroBatchTrial
 from tprimat.record.store import RunDirectory
 
+LESS_MEMORY = "a strategy that splits the weights further, a shorter --sequence-length, or recompute: full in the configuration"
 Start = Callable[[RunPlan], LaunchResult]
 """Starts the ranks on a plan and follows them to their end."""
 
@@ -53,7 +54,8 @@ def find_micro_batch(plan: RunPlan, start: Start, say: Callable[[str], None]) ->
             return dataclasses.replace(result, outcome=outcome, cause=cause)
     found, search = largest_that_fits(trials), searched(sizes, trials)
     if found is None:
-        return dataclasses.replace(result, outcome="out_of_memory", cause=f"No micro-batch fits: {described(search)}.")
+        cause = f"No micro-batch fits: {described(search)}."
+        return dataclasses.replace(result, outcome="out_of_memory", cause=cause, hint=result.hint or LESS_MEMORY)
     say(f"{plan.model}: micro-batch {found}, the largest that fits: {described(search)}")
     return with_micro_batch(plan, search, found)
 

@@ -31,6 +31,13 @@ BUDGET = f"begin nothing after this many seconds, and stop a training there (wit
 PAGE_NAME = "suite.md"
 
 
+def at_least_one(text: str) -> int:
+    """A count."""
+    if not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 on")
+    return int(text)
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(
@@ -40,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--time-budget", type=float, metavar="S", help=BUDGET)
     made.add_argument("--skip", default="", metavar="LIST", help=SKIP)
     made.add_argument("--ranks", type=int, metavar="N", help="of collectives, ddp and Qwen3 (every GPU; 2 on a CPU)")
-    made.add_argument("--train-steps", type=int, default=20, metavar="N", help="of each training of Qwen3 8B (20)")
+    made.add_argument("--train-steps", type=at_least_one, default=20, metavar="N", help="of each training of Qwen3 8B (20)")
     made.add_argument("--checkpoint", metavar="DIR", help="of Qwen3 8B, to fine-tune it through torchtune; random: made here")
     made.add_argument("--page-only", action="store_true", help="measure nothing; write the page from the records")
     sizes = made.add_mutually_exclusive_group()

@@ -13,9 +13,10 @@ Section = tuple[str, str, Callable[[Probes], str | None]]
 SECTIONS: tuple[Section, ...] = (
     ("Matrix multiplication", "Square products of standard normal matrices through `torch.matmul`.", probe_tables.squares),
     (
-        "The fastest product",
-        "A scan over shapes, each tried briefly, whose winner was then measured anew. Training rates are held against the "
-        "fastest product of this page, whichever table holds it.",
+        "A scan for the fastest product",
+        "Shapes tried briefly, one after the other, whose winner was then measured anew. Under a power limit the clocks, and so "
+        "the winner, hang on what was multiplied before: training rates are held against the fastest product of this page, "
+        "whichever table holds it.",
         probe_tables.searched,
     ),
     (

@@ -90,7 +90,7 @@ def block_spec(
         if shape.gated and not shape.linear_bias:
             parts.mlp.module = SwiGLUMLP
         if shape.norm == "rmsnorm" and not shape.linear_bias:
-            layer.module, parts.pre_mlp_layernorm = FusedLayer, SumRMSNorm
+            layer.module, parts.input_layernorm, parts.pre_mlp_layernorm = FusedLayer, SumRMSNorm, SumRMSNorm
     attention, mlp = parts.self_attention.submodules, parts.mlp.submodules
     attention.core_attention = SDPACoreAttention
     if linear:

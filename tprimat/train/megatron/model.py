@@ -19,6 +19,7 @@ from tprimat.facts.models import ModelShape, RopeScaling, padded_vocabulary
 from tprimat.plan.schema import RunPlan
 from tprimat.train.megatron.active_options import ActiveOptions
 from tprimat.train.megatron.fp8_kernels import Fp8Kernels
+from tprimat.train.megatron.fused_layer import leave_sums
 from tprimat.train.megatron.layers import block_spec
 from tprimat.train.megatron.linear import PlainKernels, linear_types
 from tprimat.train.megatron.rotary_attention import Rotation
@@ -152,6 +153,7 @@ def _build_chunk(plan: RunPlan, config: TransformerConfig, options: ActiveOption
     )
     if options.accumulate_weight_gradients and not shape.tied_embeddings:
         accumulate_in_place(model)
+    leave_sums(model)
     _initialize(model, config, plan.seed, get_transformer_layer_offset(config, vp_stage=virtual_stage))
     return model
 

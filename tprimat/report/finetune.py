@@ -12,7 +12,9 @@ TITLE = "## Training Qwen3 8B"
 TEXT = """Sequences of 8,192 tokens, 14 for each device and step on a GPU, activations recomputed. `embedded` trains in full with
 fp32 master weights and AdamW on tokens of our own; `torchtune` fine-tunes with bf16 states, compiled, on short invented texts
 that are packed into sequences. Rates are model FLOP (causal), without what recomputation repeats; torchtune's runs have none,
-since their attention stays inside a text and LoRA leaves the weights' gradients out. Its tokens are those that carry loss."""
+since their attention stays inside a text and LoRA leaves the weights' gradients out. Its tokens are those that carry loss. So a
+token asks more of `embedded`, whose attention spans the whole sequence and whose weights have fp32 masters: the token rates of
+both say nothing about which is faster."""
 RANDOM = "weights: random"
 """In the evidence of a run that trained no checkpoint of anybody's."""
 LONGER = " (what timed out needs a larger `--time-budget`, or fewer `--train-steps`)"

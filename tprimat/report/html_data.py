@@ -13,7 +13,7 @@ from tprimat.report.table import run_name
 
 DIGITS = 6
 """Of a plotted point; no screen shows more."""
-LEFT_OUT = ("schema_version", "run_id")
+LEFT_OUT = ("schema_version", "run_id", "start_up")
 ENVIRONMENT = ("machine", "software")
 
 

@@ -206,20 +206,13 @@ def document(row: Row) -> dict:
     }
 
 
-def positive(text: str) -> int:
-    """A count of at least 1."""
-    if not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 on")
-    return int(text)
-
-
 def parsed() -> argparse.Namespace:
     """The command line, with the platform that is here."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("output/engine-speed"))
     parser.add_argument("--only", help="comma-separated names: " + ", ".join(layout.name for layout in LAYOUTS))
     parser.add_argument("--steps", type=int, default=14)
-    parser.add_argument("--rounds", type=positive, default=1, help="how often each layout is run by each program (1)")
+    parser.add_argument("--rounds", type=flags.at_least_one, default=1, help="how often each layout is run by each program (1)")
     parser.add_argument("--engine", default="megatron")
     parser.add_argument("--resume", action="store_true", help="keep the runs that are there already, and make the rest")
     parser.add_argument("--peer-steps", type=int, default=20, help="of torchtitan, whose start is slower for longer (20)")

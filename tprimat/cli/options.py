@@ -19,6 +19,13 @@ exit status: 0 all runs completed, 1 some run failed (the others' results stay),
 """
 
 
+def at_least_one(text: str) -> int:
+    """A count, for argparse."""
+    if not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 on")
+    return int(text)
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line of ./benchmark.py."""
     made = argparse.ArgumentParser(

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tprimat.cli import finetune, torchtune
 from tprimat.cli.console import outlasting
+from tprimat.cli.options import at_least_one
 from tprimat.cli.probe import FILE_NAME, RANKS_ON_A_PROCESSOR, tell
 from tprimat.cli.qwen3 import Training
 from tprimat.cli.ranks import MOST_SECONDS, environment, supervise
@@ -29,13 +30,6 @@ STAGES = (*ORDER, "qwen3", "torchtune", "finetune")
 SKIP = f"leave these out: {', '.join(STAGES)} (the two before it), {', '.join(finetune.NAMES)}"
 BUDGET = f"begin nothing after this many seconds, and stop a training there (without it, a training after {MOST_SECONDS:.0f})"
 PAGE_NAME = "suite.md"
-
-
-def at_least_one(text: str) -> int:
-    """A count."""
-    if not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 on")
-    return int(text)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -85,7 +85,7 @@ def test_random_weights_are_trained_and_every_record_says_so(stand_in):
         assert len(document["steps"]) == 6
         assert document["metrics"]["tokens_per_second_per_gpu"]["value"] == pytest.approx(8004, abs=4)
         assert document["metrics"]["mfu"] is document["metrics"]["model_flops_per_second_per_gpu"] is None
-        assert document["run"]["matmul_dtype"] == ("fp8" if name.endswith("fp8") else "bf16")
+        assert document["run"]["matmul_dtype"] is None  # neither its log nor its configuration tells what the matrix units ran
         assert document["run"]["engine_options"]["model"] == ("lora_qwen3_8b" if "lora" in name else "qwen3_8b")
     assert sorted(path.name for path in (stand_in / "qwen3-8b" / "torchtune-full-bf16").iterdir()) == [
         "benchmark_qwen3-8b.json",

@@ -168,11 +168,5 @@ def add_configuration(target: Path, configuration: Path) -> None:
         notes=(*proof.notes, *notes),
     )
     options["model"] = said["model"]["_component_"].rpartition(".")[2]
-    run = replace(
-        result.run,
-        evidence=evidence,
-        micro_batch_sequences=batch,
-        matmul_dtype="fp8" if said.get("enable_fp8_training") else said["dtype"],
-        engine_options=options,
-    )
+    run = replace(result.run, evidence=evidence, micro_batch_sequences=batch, engine_options=options)
     write_benchmark_file(target, run, result.steps, run_metrics(run, result.steps))

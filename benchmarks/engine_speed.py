@@ -3,6 +3,7 @@
 
 python3 benchmarks/engine_speed.py --output output/engine-speed
 python3 benchmarks/engine_speed.py --only dp_mbs4,tp2_mbs4 --steps 14 --rounds 2
+python3 benchmarks/engine_speed.py --gpus 2 --equal-work    give each of two GPUs what each of four would have to do
 python3 benchmarks/engine_speed.py --resume    go on where an interrupted series ended
 python3 benchmarks/engine_speed.py --engine nemo --only dp_mbs2,tp4_mbs4,tp2_pp2_mbs4,qwen_dp_mbs2,qwen_tp2_pp2_mbs4 --steps 12
 python3 benchmarks/engine_speed.py --platform cpu --gpus 2 --only dp_mbs4 --steps 3    only whether it works
@@ -23,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import peer_torchtitan  # noqa: E402
-from speed_layouts import LAYOUTS, Layout  # noqa: E402
+from speed_layouts import LAYOUTS, MEANT_FOR, Layout  # noqa: E402
 
 from tprimat import units  # noqa: E402
 from tprimat.analyze.compare import verdict  # noqa: E402
@@ -182,7 +183,7 @@ def target_cell(row: Row, group: Group) -> str:
 def share_of_target(row: Row, group: Group) -> float | None:
     """Reached over wanted; None where there is no target, or for other programs and machines."""
     machine, layout = group.run.machine, row.layout
-    if row.program != "megatron" or machine.accelerator != "NVIDIA H200" or machine.gpus != (layout.gpus or 4):
+    if row.program != "megatron" or machine.accelerator != "NVIDIA H200" or machine.gpus != (layout.gpus or MEANT_FOR):
         return None
     if layout.target_mfu:
         mfu = group_estimate(group, lambda made: made.mfu)
@@ -219,6 +220,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--no-torchtitan", action="store_false", dest="torchtitan", help="ours alone")
     parser.add_argument("--platform", choices=("nvidia", "amd", "cpu"), help="default: what this machine is")
     parser.add_argument("--gpus", type=int, help="take fewer than there are; on a CPU, processes")
+    parser.add_argument("--equal-work", action="store_true", help="divide global batches, which are for 4 GPUs, on fewer")
     parser.add_argument("--set", action="append", default=[], dest="settings", metavar="KEY=VALUE")
     options = parser.parse_args()
     machine = this_machine()
@@ -229,7 +231,8 @@ def parsed() -> argparse.Namespace:
     wanted = options.only.split(",") if options.only else names
     if unknown := [name for name in wanted if name not in names]:
         parser.error(f"there is no layout {unknown[0]}")
-    options.layouts = [layout for name in wanted for layout in LAYOUTS if layout.name == name]
+    chosen = [layout for name in wanted for layout in LAYOUTS if layout.name == name]
+    options.layouts = [layout.with_equal_work(options.gpus) if options.equal_work else layout for layout in chosen]
     return options
 
 

@@ -1,6 +1,9 @@
 """The layouts that engine_speed.py measures, and what is asked of each."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+MEANT_FOR = 4
+"""GPUs that share a global batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +34,10 @@ class Layout:
         fits = 0 < ranks <= here and ranks % replica == 0 and self.global_batch % (self.micro_batch * ranks // replica) == 0
         return ranks if fits else None
 
+    def with_equal_work(self, here: int) -> "Layout":
+        """With the work for each of the GPUs here that each of four would have."""
+        return self if self.gpus else replace(self, global_batch=self.global_batch * here // MEANT_FOR)
+
 
 LAYOUTS = (
     Layout(name="dp_mbs4", target_tokens_per_second_per_gpu=12_400),
@@ -39,6 +46,8 @@ LAYOUTS = (
     Layout(name="tp4_mbs4", tensor=4, target_tokens_per_second_per_gpu=10_300),
     Layout(name="tp2_pp2_mbs4", tensor=2, pipeline=2, target_tokens_per_second_per_gpu=10_300),
     Layout(name="tp2_pp2_vpp2_mbs4", tensor=2, pipeline=2, virtual=2, target_tokens_per_second_per_gpu=10_300),
+    Layout(name="pp2_mbs4", pipeline=2),
+    Layout(name="pp2_vpp2_mbs4", pipeline=2, virtual=2),
     Layout(name="dp_s8192_mbs1", micro_batch=1, global_batch=32, sequence=8192, target_tokens_per_second_per_gpu=10_800),
     Layout(name="dp_mbs4_fp8", precision="fp8", target_tokens_per_second_per_gpu=15_500),
     Layout(name="qwen_one_gpu", model="qwen", gpus=1, global_batch=32, optimizer_states="bf16", target_mfu=0.58),

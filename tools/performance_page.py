@@ -34,24 +34,38 @@ from tprimat.report.table import with_interval  # noqa: E402
 BLOCK = re.compile(r"(<!-- figures (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
+MEASURED = (
+    "layout",
+    "tokens/s/GPU",
+    "n",
+    "TFLOP/s/GPU",
+    "MFU",
+    "of measured matmul",
+    "memory",
+    "torchtitan",
+    "its n",
+    "ours / theirs",
+)
+
+
 def layouts(results: Path) -> str:
     """Each layout that was measured, beside torchtitan and its target."""
     probes = probes_of(results)
-    ours, theirs = by_layout(engine_groups(results, probes)), by_layout(groups_in(results / "torchtitan", probes))
-    header = (
-        "layout",
-        "tokens/s/GPU",
-        "n",
-        "TFLOP/s/GPU",
-        "MFU",
-        "of measured matmul",
-        "memory",
-        "torchtitan",
-        "its n",
-        "ours / theirs",
-    )
-    rows = [layout_row(layout, ours[layout.name], theirs.get(layout.name)) for layout in LAYOUTS if layout.name in ours]
-    return table((*header, "target", "reached"), rows) if rows else NOTHING
+    rows = layout_rows(engine_groups(results, probes), groups_in(results / "torchtitan", probes))
+    return table((*MEASURED, "target", "reached"), rows) if rows else NOTHING
+
+
+def layouts_on_two(results: Path) -> str:
+    """The same on two GPUs, for which there are no targets."""
+    probes, folder = probes_of(results), results / "two-gpus"
+    rows = layout_rows(engine_groups(folder, probes), groups_in(folder / "torchtitan", probes))
+    return table(MEASURED, [row[: len(MEASURED)] for row in rows]) if rows else NOTHING
+
+
+def layout_rows(groups: list[Group], peers: list[Group]) -> list[list[str]]:
+    """A line for each layout of ours."""
+    ours, theirs = by_layout(groups), by_layout(peers)
+    return [layout_row(layout, ours[layout.name], theirs.get(layout.name)) for layout in LAYOUTS if layout.name in ours]
 
 
 def layout_row(layout: Layout, group: Group, peer: Group | None) -> list[str]:
@@ -164,6 +178,7 @@ def callback(results: Path) -> str:
 BLOCKS = {
     "callback": callback,
     "layouts": layouts,
+    "layouts_on_two": layouts_on_two,
     "switches": switches,
     "no_gain": no_gain,
     "profiles": profiles,

@@ -157,6 +157,14 @@ def test_the_inputs_are_what_the_tokenizers_library_writes(tmp_path):
 
 
 @pytest.mark.parametrize("here", [1, 2, 4, 8])
+def test_equal_work_gives_each_gpu_as_many_sequences_as_one_of_four_would_have(here):
+    for layout in LAYOUTS:
+        given = layout.with_equal_work(here)
+        assert given.global_batch == (layout.global_batch if layout.gpus else layout.global_batch / 4 * here)
+        assert given.ranks(here) == layout.ranks(here)
+
+
+@pytest.mark.parametrize("here", [1, 2, 4, 8])
 def test_layouts_degrade_to_the_gpus_that_are_there(here):
     fitting = {layout.name: layout.ranks(here) for layout in LAYOUTS}
     assert fitting["qwen_one_gpu"] == 1

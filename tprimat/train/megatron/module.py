@@ -206,5 +206,6 @@ def initialize_parallel_state(plan: RunPlan) -> None:
         virtual_pipeline_model_parallel_size=layout.virtual_pipeline,
         context_parallel_size=layout.context,
         expert_model_parallel_size=layout.expert,
+        create_gloo_process_groups=False,  # for distributed checkpoints alone
     )
     tensor_parallel.model_parallel_cuda_manual_seed(plan.seed)

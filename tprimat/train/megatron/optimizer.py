@@ -41,6 +41,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
                 overlap_param_gather=options.overlap_param_gather,
             ),
             chunks,
+            use_gloo_process_groups=False,
         )
         self.grad_norm: float | None = None
         super().__init__([torch.zeros(1, requires_grad=True)], {"lr": settings.learning_rate})

@@ -1,6 +1,5 @@
 """Trains a plan on the embedded engine."""
 
-import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from tprimat.plan.schema import RunPlan
 from tprimat.record.environment import software_versions
 from tprimat.record.schema import RunRecord
 from tprimat.record.store import RunDirectory
+from tprimat.train import early_start
 from tprimat.train.accelerator import local_rank
 from tprimat.train.callback import BenchmarkCallback
 from tprimat.train.launched import launched_record, note_completed
@@ -37,11 +37,10 @@ def train(plan: RunPlan, redirected: bool) -> None:
     """
     quieten()
     on_gpu = torch.cuda.is_available()
-    # Megatron's overlap of communication and computation relies on one hardware queue (Megatron-LM's own requirement).
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     directory = Path(plan.run_directory)
     if on_gpu:
         torch.cuda.set_device(local_rank())
+        early_start.read_compiler()
     if plan.precision == "fp8" and not fp8_kernels.works_on(torch.device("cuda" if on_gpu else "cpu")):
         why = f"This device or torch {torch.__version__} multiplies no e5m2 with e4m3."
         raise LaunchError("fp8 does not work here.", why=why, fix="--precision bf16")

@@ -1,0 +1,52 @@
+"""What a rank begins before it is needed: on threads, because it waits for the driver and for files, not for Python."""
+
+import ctypes
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
+from threading import Thread
+
+CUDA_DRIVER = "libcuda.so.1"
+
+
+def open_gpu(device: int) -> Thread | None:
+    """Have the CUDA driver open one of the visible GPUs while this process imports its libraries.
+
+    torch uses the context that it finds. Megatron's overlap of communication and computation relies on one hardware queue
+    (Megatron-LM's own requirement), which is settled when the context is made, so it is asked for here.
+
+    Args:
+        device: its number among those that CUDA_VISIBLE_DEVICES leaves.
+
+    Returns:
+        The thread; None where there is no CUDA driver.
+    """
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    try:
+        driver = ctypes.CDLL(CUDA_DRIVER)
+    except OSError:
+        return None
+    return _begin(lambda: _retain_context(driver, device))
+
+
+def read_compiler() -> Thread:
+    """Have Triton take the checksum of its own files, which is part of the key of everything that its cache holds."""
+
+    def take() -> None:
+        with suppress(ImportError, AttributeError, OSError):
+            import_module("torch._inductor.runtime.triton_compat").triton_key()
+
+    return _begin(take)
+
+
+def _begin(work: Callable[[], None]) -> Thread:
+    thread = Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def _retain_context(driver: ctypes.CDLL, device: int) -> None:
+    handle, context = ctypes.c_int(), ctypes.c_void_p()
+    if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(handle), device) == 0:
+        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle)

@@ -190,6 +190,16 @@ def test_a_trace_without_steps_counts_as_one():
     assert summary.notes == ("no ProfilerStep# in the trace: all of it counts as one step",)
 
 
+def test_a_copy_from_another_gpus_memory_is_communication():
+    copies = [event("gpu_memcpy", f"Memcpy {way} (Device -> Device)", 30, 60, NETWORK) for way in ("PtoP", "DtoD")]
+    seconds = [
+        {part.kind: part.seconds for part in summarise({"traceEvents": [event("kernel", GEMM, 0, 40), copy]}).classes}
+        for copy in copies
+    ]
+    assert (seconds[0]["communication"], seconds[0]["memory_copy"]) == (milliseconds(20), 0)
+    assert (seconds[1]["communication"], seconds[1]["memory_copy"]) == (0, milliseconds(20))
+
+
 def test_operators_of_a_cpu_count_once_where_they_are_nested():
     """10 ms of linear with 8 ms of addmm in it; a collective of 4 ms and an elementwise operator of 2 ms inside the optimizer."""
     host = [

@@ -132,9 +132,9 @@ def device_spans(events: Sequence[TraceEvent]) -> Spans:
 
 
 def _kind(event: TraceEvent, ranges: Mapping[tuple[Any, Any], Sequence[tuple[float, float]]]) -> WorkClass:
-    if event.category != "kernel":
-        return "memory_copy"
     kind = kernel_class(event.name)
+    if event.category != "kernel":
+        return kind if kind == "communication" else "memory_copy"
     if kind not in {"norm_elementwise", "other"}:
         return kind
     around = ranges.get(event.thread, ())

@@ -41,7 +41,7 @@ def both():
         for one, other in zip(ours, theirs, strict=True):
             one.grad = torch.randn(one.shape, generator=generator)
             other.grad = one.grad * factor
-        compiled.gradient_factor = factor
+        compiled.gradient_factor = torch.tensor([factor])
         compiled.step()
         plain.step()
     return compiled, ours, plain, theirs
@@ -73,7 +73,7 @@ def test_it_goes_on_with_torchs_states_under_another_rate_and_decay(both):
     states = compiled.state_dict(), plain.state_dict()
     compiled.load_state_dict(states[1])
     plain.load_state_dict(states[0])
-    compiled.gradient_factor = 1.0
+    compiled.gradient_factor = None
     for optimizer, weights in ((compiled, ours), (plain, theirs)):
         for group, decay in zip(optimizer.param_groups, (0.3, 0.0), strict=True):
             group["lr"], group["weight_decay"] = 1e-2, decay
@@ -102,7 +102,7 @@ def test_an_infinite_norm_does_to_a_gradient_what_scaling_it_by_zero_would():
     weights = [torch.nn.Parameter(torch.ones(64)) for _ in range(2)]
     gradient = torch.cat([torch.ones(63), torch.tensor([torch.inf])])
     compiled, plain = CompiledAdamW(weights[:1], **SETTINGS), torch.optim.AdamW(weights[1:], **SETTINGS)
-    compiled.gradient_factor = 0.0
+    compiled.gradient_factor = torch.zeros(1)
     weights[0].grad, weights[1].grad = gradient.clone(), gradient * 0.0
     compiled.step()
     plain.step()

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tprimat.train import redirect
 from tprimat.train.megatron import gradient_norm, weight_gradients
@@ -33,26 +34,43 @@ def test_megatron_asks_for_the_norm_and_clips_through_these():
     assert torch.allclose(clipped, whole * (0.5 / norm.item()), rtol=1e-5)
 
 
-@pytest.mark.parametrize(("norm", "factors"), [(0.25, []), (0.499, []), (2.0, [0.25]), (float("inf"), [0.0]), (float("nan"), [])])
-def test_a_factor_is_told_while_somebody_asks_for_it_and_gradients_are_scaled_again_afterwards(norm, factors):
+@pytest.mark.parametrize("norm", [0.0, 0.25, 0.499, 2.0, 1e30, float("inf"), float("nan")])
+def test_the_factor_is_the_one_that_megatron_scales_gradients_with(norm):
     from megatron.core.optimizer import clip_grads
 
     gradient_norm.install()
     parameter = torch.nn.Parameter(torch.zeros(3))
     parameter.grad = torch.tensor([1.0, 2.0, 3.0])
-    told = []
-    with gradient_norm.clipping_through(told.append):
-        clip_grads.clip_grad_by_total_norm_fp32([parameter], 0.5, norm)
-    assert told == pytest.approx(factors, rel=1e-5)
-    assert parameter.grad.tolist() == [1.0, 2.0, 3.0]
-    clip_grads.clip_grad_by_total_norm_fp32([parameter], 0.5, 1.0)
-    assert parameter.grad.tolist() == pytest.approx([0.5, 1.0, 1.5], rel=1e-5)
+    factor = gradient_norm.clipping_factor(torch.tensor([norm]), 0.5)
+    ours = parameter.grad * factor
+    clip_grads.clip_grad_by_total_norm_fp32([parameter], 0.5, norm)
+    assert factor.shape == (1,)
+    assert torch.allclose(ours, parameter.grad, rtol=1e-6, atol=0)
 
 
-def test_clipping_is_as_it_was_after_a_step_that_failed():
-    from megatron.core.optimizer import clip_grads
+def test_without_a_largest_norm_nothing_is_clipped():
+    assert gradient_norm.clipping_factor(torch.tensor([1e9]), 0.0).tolist() == [1.0]
 
-    gradient_norm.install()
-    with pytest.raises(RuntimeError), gradient_norm.clipping_through(print):
-        raise RuntimeError
-    assert clip_grads.multi_tensor_scale_impl is gradient_norm.scale
+
+class Holding:
+    """What Megatron's optimizers are asked for."""
+
+    def __init__(self, held):
+        self.held = held
+
+    def get_main_grads_for_grad_norm(self):
+        return self.held
+
+    def get_grad_stats_parallel_group(self):
+        return None
+
+
+def test_the_norm_counts_the_gradients_of_every_optimizer_and_rank(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        norm = gradient_norm.norm_over_ranks([Holding(gradients()), Holding([]), Holding(gradients()[:1])])
+    finally:
+        dist.destroy_process_group()
+    whole = torch.cat([tensor.flatten() for tensor in [*gradients(), gradients()[0]]])
+    assert norm.shape == (1,)
+    assert norm.item() == pytest.approx(whole.norm().item(), rel=1e-6)

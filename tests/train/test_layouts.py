@@ -55,6 +55,8 @@ VARIANTS = {
         "dp2": {},
         "dp2 without overlap": {"overlap_grad_reduce": False, "overlap_param_gather": False},
         "dp2, compiled Adam": {"compiled_adam": True},
+        "tp2, compiled Adam": {"tp": 2, "compiled_adam": True},
+        "pp2, tied, compiled Adam": {"pp": 2, "compiled_adam": True},
         "dp2, micro-batch 2": {"micro_batch_size": 2},
         "tp2, selective recompute": {"tp": 2, "recompute": "selective"},
         "tp2, streamed cross-entropy": {"tp": 2, "streamed_cross_entropy": True},

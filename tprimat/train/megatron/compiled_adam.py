@@ -18,8 +18,8 @@ ROW = 32
 class CompiledAdamW(torch.optim.AdamW):
     """AdamW (decoupled weight decay, arXiv:1711.05101) over fp32 tensors; other variants than Megatron's use are not there."""
 
-    gradient_factor: float = 1.0
-    """What the gradients are multiplied with on their way."""
+    gradient_factor: Tensor | None = None
+    """What the gradients are multiplied with on their way, shape (1,), fp32, on their device."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
@@ -46,18 +46,17 @@ class CompiledAdamW(torch.optim.AdamW):
         return float(state["step"]), state["exp_avg"], state["exp_avg_sq"]
 
 
-def scalars_of(group: dict[str, Any], step: float, gradient_factor: float, device: torch.device) -> Tensor:
+def scalars_of(group: dict[str, Any], step: float, gradient_factor: Tensor | None, device: torch.device) -> Tensor:
     """The numbers of one step, shape (8,), fp32, on the device: as arguments they would be compiled in.
 
     Args:
         group: of torch's AdamW.
         step: its number, from 1.
-        gradient_factor: for clipping.
+        gradient_factor: for clipping; None for 1.
         device: of the parameters.
     """
     rate, (beta1, beta2) = group["lr"], group["betas"]
     values = [
-        gradient_factor,
         1 - rate * group["weight_decay"],
         1 - beta1,
         beta2,
@@ -67,7 +66,8 @@ def scalars_of(group: dict[str, Any], step: float, gradient_factor: float, devic
         group["eps"],
     ]
     on_gpu = device.type == "cuda"
-    return torch.tensor(values, dtype=torch.float32, pin_memory=on_gpu).to(device, non_blocking=on_gpu)
+    known = torch.tensor(values, dtype=torch.float32, pin_memory=on_gpu).to(device, non_blocking=on_gpu)
+    return torch.cat([torch.ones(1, device=device) if gradient_factor is None else gradient_factor, known])
 
 
 def update(parameter: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, scalars: Tensor) -> None:

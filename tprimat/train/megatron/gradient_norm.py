@@ -4,12 +4,14 @@ Megatron-Core's own fallback asks the device for the norm of each tensor, one by
 scalars), and scales each into a temporary. These two take its place under the same interface.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+
+NOTHING = torch.empty(0)
 
 
 def l2_norm(
@@ -52,22 +54,29 @@ def install() -> None:
         clip_grads.multi_tensor_scale_impl = scale
 
 
-@contextmanager
-def clipping_through(take: Callable[[float], None]) -> Iterator[None]:
-    """Within it, Megatron leaves gradients as they are and tells somebody the factor of a clipping, who applies it later.
+def norm_over_ranks(optimizers: Sequence[Any]) -> Tensor:
+    """Of all gradients of the model together, shape (1,), fp32, on their device; as Megatron takes it, but nothing waits for it.
 
     Args:
-        take: called in each step that clips, with the factor.
+        optimizers: Megatron's, which know their gradients and the ranks that hold others.
     """
-    from megatron.core.optimizer import clip_grads
+    squares = []
+    for optimizer in optimizers:
+        gradients = optimizer.get_main_grads_for_grad_norm()
+        # A stage may have no gradient that counts, and its ranks still take part in the sum.
+        norm = l2_norm(0, NOTHING, [gradients], False)[0] if gradients else torch.zeros(1, device=torch.cuda.current_device())
+        square = norm.square()
+        dist.all_reduce(square, group=optimizer.get_grad_stats_parallel_group())
+        squares.append(square)
+    return torch.stack(squares).sum(dim=0).sqrt()
 
-    def note(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], factor: float) -> None:
-        del chunk_size, noop_flag, tensor_lists
-        take(factor)
 
-    before = clip_grads.multi_tensor_scale_impl
-    clip_grads.multi_tensor_scale_impl = note
-    try:
-        yield
-    finally:
-        clip_grads.multi_tensor_scale_impl = before
+def clipping_factor(norm: Tensor, largest: float) -> Tensor:
+    """What gradients of this norm are multiplied with, shape as norm: 1 up to the largest norm, and for one that is no number.
+
+    Args:
+        norm: fp32.
+        largest: 0 never clips.
+    """
+    factor = largest / (norm + 1e-6)
+    return torch.where(factor < 1.0, factor, 1.0) if largest > 0 else torch.ones_like(norm)

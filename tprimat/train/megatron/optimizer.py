@@ -1,7 +1,6 @@
 """Megatron's mixed-precision optimizer behind torch's interface, so that Lightning counts its steps."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -43,7 +42,9 @@ class MegatronOptimizer(torch.optim.Optimizer):
             chunks,
             use_gloo_process_groups=False,
         )
-        self.grad_norm: float | None = None
+        self.parts = getattr(self.megatron, "chained_optimizers", [self.megatron])
+        self.grad_norm: Tensor | float | None = None
+        """Before clipping; on the device where nothing has asked for it yet."""
         super().__init__([torch.zeros(1, requires_grad=True)], {"lr": settings.learning_rate})
         self.param_groups = self.megatron.param_groups
         self.compiled = self._compile() if options.compiled_adam else []
@@ -53,16 +54,12 @@ class MegatronOptimizer(torch.optim.Optimizer):
 
     def _compile(self) -> list[CompiledAdamW]:
         """Let the optimizers that Megatron has made step and clip in one pass; Transformer Engine's and Apex's stay."""
-        inner = [part.optimizer for part in getattr(self.megatron, "chained_optimizers", [self.megatron])]
+        inner = [part.optimizer for part in self.parts]
         if any(type(optimizer) is not torch.optim.AdamW for optimizer in inner):
             return []
         for optimizer in inner:
             optimizer.__class__ = CompiledAdamW
         return inner
-
-    def _clip_in_step(self, factor: float) -> None:
-        for optimizer in self.compiled:
-            optimizer.gradient_factor = factor
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """What Megatron's schedule multiplies a loss with before the backward pass: nothing but fp16 needs more than 1."""
@@ -71,7 +68,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
     @property
     def description(self) -> str:
         """The classes that really step, such as DistributedOptimizer over AdamW."""
-        inner = getattr(self.megatron, "chained_optimizers", [self.megatron])[0]
+        inner = self.parts[0]
         return f"{type(inner).__name__} over {type(inner.optimizer).__name__}"
 
     @property
@@ -87,11 +84,22 @@ class MegatronOptimizer(torch.optim.Optimizer):
         """Clip, update, and move the schedule on."""
         if closure is not None:
             closure()
-        self._clip_in_step(1.0)
-        with gradient_norm.clipping_through(self._clip_in_step) if self.compiled else nullcontext():
-            _, norm, _ = self.megatron.step()
-        self.grad_norm = None if norm is None else float(norm)
+        self.grad_norm = self._step_unwatched() if self.compiled else self.megatron.step()[1]
         self.scheduler.step(increment=1)
+
+    @torch.no_grad()
+    def _step_unwatched(self) -> Tensor:
+        """Megatron's step where the host never waits for the norm: it has launched the next step before this one is done.
+
+        Gradients are not scaled for fp16 here, so that there is no overflow to ask the device for.
+        """
+        self.megatron.prepare_grads()
+        norm = gradient_norm.norm_over_ranks(self.parts)
+        factor = gradient_norm.clipping_factor(norm, self.megatron.config.clip_grad)
+        for optimizer in self.compiled:
+            optimizer.gradient_factor = factor
+        self.megatron.step_with_ready_grads()
+        return norm
 
 
 def schedule_of(optimizer: Any, plan: RunPlan) -> OptimizerParamScheduler:

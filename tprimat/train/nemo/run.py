@@ -10,7 +10,7 @@ from tprimat.plan.schema import RunPlan
 from tprimat.record.environment import software_versions
 from tprimat.record.schema import RunRecord
 from tprimat.record.store import RunDirectory
-from tprimat.train import transformer_engine
+from tprimat.train import early_start, transformer_engine
 from tprimat.train.callback import BenchmarkCallback
 from tprimat.train.launched import launched_record, note_completed
 from tprimat.train.nemo.availability import pretrain_recipe
@@ -41,6 +41,7 @@ def train(plan: RunPlan, redirected: bool) -> None:
     from tprimat.train.nemo.recipe import Surroundings, build_recipe
     from tprimat.train.nemo.seeds import Seeds
 
+    early_start.end_imports()
     here = Surroundings(on_gpu=not redirected, transformer_engine=transformer_engine.is_usable())
     callback = NemoCallback(plan, here)
     # Without Transformer Engine the attention is torch's, and the same kernels are preferred as in the embedded engine.

@@ -44,11 +44,13 @@ def test_every_block_of_figures_has_its_maker():
     assert made.returncode == 0
     assert re.findall(r"<!-- figures (\w+) -->", PAGE.read_text()) == [
         "layouts",
+        "layouts_on_two",
         "power",
         "first_steps",
         "start_up",
         "micro_batch_search",
         "switches",
+        "unswitched",
         "exchanges",
         "forward_sums",
         "callback",

@@ -19,7 +19,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tools")]
 from record_figures import NOTHING, OURS, by_layout, engine_groups, groups_in, probes_of, rate, steps, times  # noqa: E402
 from speed_layouts import LAYOUTS, Layout  # noqa: E402
 from start_figures import first_steps, micro_batch_search, start_up  # noqa: E402
-from switch_figures import exchanges, forward_sums, no_gain, switches  # noqa: E402
+from switch_figures import exchanges, forward_sums, no_gain, switches, unswitched  # noqa: E402
 
 from tprimat import units  # noqa: E402
 from tprimat.analyze.alone import alone  # noqa: E402
@@ -189,6 +189,7 @@ BLOCKS = {
     "start_up": start_up,
     "micro_batch_search": micro_batch_search,
     "forward_sums": forward_sums,
+    "unswitched": unswitched,
 }
 
 

@@ -1,5 +1,6 @@
 """What comes before the steps that are measured, as tables: the start of a run, and the search for its micro-batch."""
 
+from datetime import datetime
 from pathlib import Path
 
 from record_figures import NOTHING, by_layout, engine_groups, groups_in, rate, steps
@@ -41,14 +42,29 @@ def graphs(run: RunRecord) -> str:
 
 
 def start_up(results: Path) -> str:
-    """Seconds from the start of one and the same run to each stage of its start, cold and warm."""
+    """Seconds from the start of one and the same run to each stage of its start, cold and warm, by versions in their order."""
+    found = [(folder.name, group) for folder in (results / "start-up").glob("*/") for group in groups_in(folder, [])]
     rows = []
-    for folder in sorted((results / "start-up").glob("*/")):
-        for run, first in ((item.result.run, item.result.steps[0]) for group in groups_in(folder, []) for item in group.runs):
-            stages = [units.seconds(run.start_up[stage]) for stage in STAGES]
-            rows.append([folder.name, *stages, units.seconds(first.ended_at_seconds or 0), graphs(run)])
-    header = ("compile cache", *STAGES.values(), "first step ends", "graphs compiled / from cache")
+    for name, group in sorted(found, key=lambda pair: pair[1].run.started_at or ""):
+        for result in (item.result for item in group.runs):
+            stages = [units.seconds(result.run.start_up[stage]) for stage in STAGES]
+            first, last = (result.steps[place].ended_at_seconds or 0 for place in (0, -1))
+            after = units.seconds(lasted(result.run) - last)
+            rows.append([name, *stages, units.seconds(first), graphs(result.run), after])
+    header = (
+        "compile cache",
+        *STAGES.values(),
+        "first step ends",
+        "graphs compiled / from cache",
+        "end of the last step to the run's",
+    )
     return table(header, rows) + before_fewer_imports(results) if rows else NOTHING
+
+
+def lasted(run: RunRecord) -> float:
+    """Seconds from a run's start to its end."""
+    start, end = (datetime.fromisoformat(moment or "") for moment in (run.started_at, run.ended_at))
+    return (end - start).total_seconds()
 
 
 def before_fewer_imports(results: Path) -> str:

@@ -145,3 +145,31 @@ def forward_sums(results: Path) -> str:
     found = [(name, group) for name, folder in folders.items() for group in groups_in(folder, [])]
     rows = [[name, described(group.run), with_interval(rate(group), units.count), steps(group)] for name, group in found]
     return table(("sums", "workload", "tokens/s/GPU", "n"), rows, left=2) if rows else NOTHING
+
+
+UNSWITCHED = {
+    "layer-end-sums": "the sum at a layer's end in the next norm's kernel, instead of its own",
+    "norm-not-awaited": "the host goes on without the gradients' norm, instead of waiting for it",
+}
+"""Folder of results/h200/unswitched -> the change."""
+
+
+def unswitched(results: Path) -> str:
+    """Changes that no switch chooses, with them and without, from two copies of the sources that ran in turn."""
+    rows = []
+    for name, change in UNSWITCHED.items():
+        sides = [groups_in(results / "unswitched" / name / side, []) for side in ("without", "with")]
+        for without, having in zip(*sides, strict=True):
+            off, on = over_the_same_steps(without, having)
+            rows.append(
+                [
+                    change,
+                    described(on.run),
+                    with_interval(rate(off), units.count),
+                    with_interval(rate(on), units.count),
+                    f"{steps(off)} / {steps(on)}",
+                    with_interval(verdict(off, on, even_if_different=True).ratio, times),
+                ]
+            )
+    header = ("change", "workload", "without, tokens/s/GPU", "with, tokens/s/GPU", "n without / with", "with / without")
+    return table(header, rows, left=2) if rows else NOTHING

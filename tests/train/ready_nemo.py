@@ -1,9 +1,8 @@
 """What takes long of all that a rank of NeMo imports, for a process whose forks are ranks."""
 
-import gc
+from tprimat.train import early_start, redirect, transformer_engine
 
-from tprimat.train import redirect, transformer_engine
-
+early_start.begin_imports()
 transformer_engine.is_usable()
 redirected = redirect.install()
 
@@ -11,8 +10,7 @@ from tprimat.train.nemo import run  # noqa: E402
 from tprimat.train.nemo.availability import pretrain_recipe  # noqa: E402
 
 pretrain_recipe("llama31_8b", "llama")
-gc.collect()
-gc.freeze()
+early_start.end_imports()
 
 
 def train(plan):

@@ -32,7 +32,8 @@ class MegatronStrategy(lightning.strategies.DDPStrategy):  # type: ignore[misc]
         NCCL then connects each of Megatron's groups at once, also the many that no layout uses, and takes each down again at
         the end, half a second for each.
         """
-        dist.init_process_group(self._get_process_group_backend(), timeout=self._timeout)
+        if not dist.is_initialized():
+            dist.init_process_group(self._get_process_group_backend(), timeout=self._timeout)
         super().setup_distributed()
 
     def configure_ddp(self) -> None:

@@ -2,7 +2,6 @@
 
 import ctypes
 import gc
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
@@ -28,8 +27,7 @@ def end_imports() -> None:
 def open_gpu(device: int) -> Thread | None:
     """Have the CUDA driver open one of the visible GPUs while this process imports its libraries.
 
-    torch uses the context that it finds. Megatron's overlap of communication and computation relies on one hardware queue
-    (Megatron-LM's own requirement), which is settled when the context is made, so it is asked for here.
+    torch uses the context that it finds.
 
     Args:
         device: its number among those that CUDA_VISIBLE_DEVICES leaves.
@@ -37,7 +35,6 @@ def open_gpu(device: int) -> Thread | None:
     Returns:
         The thread; None where there is no CUDA driver.
     """
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     try:
         driver = ctypes.CDLL(CUDA_DRIVER)
     except OSError:

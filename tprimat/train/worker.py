@@ -37,7 +37,10 @@ def train(plan: RunPlan) -> None:
     """Hand a plan to its engine's trainer."""
     quieten()
     early_start.begin_imports()
-    if plan.engine == "megatron":
+    # Megatron's overlap of communication and computation relies on one hardware queue (Megatron-LM's own requirement), which is
+    # settled when the GPU is opened.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    if plan.engine == "megatron" and plan.platform == "nvidia":
         early_start.open_gpu(int(os.environ.get("LOCAL_RANK", "0")))
     from tprimat.train import metrics_alone, redirect, transformer_engine
     from tprimat.train.megatron import weight_gradients

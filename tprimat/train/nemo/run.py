@@ -27,8 +27,6 @@ def train(plan: RunPlan, redirected: bool) -> None:
     Raises:
         LaunchError: NeMo is not there in full, or cannot do what the plan asks for.
     """
-    # Megatron's overlap of communication and computation relies on one hardware queue (Megatron-LM's own requirement).
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     pretrain_recipe(plan.nemo_recipe, plan.model)  # before our own imports of nemo, to name what is missing
     if redirected:
         from tprimat.train.nemo import redirect as nemo_redirect

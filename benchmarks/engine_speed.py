@@ -103,12 +103,15 @@ def ours(words: list[str]) -> None:
     subprocess.run([sys.executable, str(ROOT / "benchmark.py"), *words], stdout=subprocess.DEVNULL, check=False)
 
 
-def torchtitan(words: list[str]) -> str | None:
-    """One run of torchtitan, or why there is none."""
+def torchtitan(words: list[str], made: RunResult | None) -> str | None:
+    """One run of torchtitan, unless the same was made before, or why there is none."""
     session = prepare(flags.parser().parse_args(words))
-    why = peer_torchtitan.refusal(session.plans[0])
+    plan = session.plans[0]
+    if made is not None and peer_torchtitan.is_run_of(plan, made):
+        return None
+    why = peer_torchtitan.refusal(plan)
     if why is None:
-        peer_torchtitan.train(session, session.plans[0])
+        peer_torchtitan.train(session, plan)
     return why
 
 
@@ -130,10 +133,9 @@ def measure_layout(layout: Layout, options: argparse.Namespace, ranks: int) -> l
         ours([*command(layout, options, ranks, places[0][-1]), *(["--resume"] if options.resume else [])])
         longer = argparse.Namespace(**{**vars(options), "steps": max(options.steps, options.peer_steps)})
         made = newest(places[1][-1]) if options.resume else None
-        done = made is not None and made.run.counts and len(made.steps) == longer.steps
-        if options.torchtitan and rows[1].why_none is None and not done:
+        if options.torchtitan and rows[1].why_none is None:
             try:
-                rows[1].why_none = torchtitan(command(layout, longer, ranks, places[1][-1]))
+                rows[1].why_none = torchtitan(command(layout, longer, ranks, places[1][-1]), made)
             except UserError as error:
                 rows[1].why_none = error.what
     for row, place in zip(rows, places, strict=True):

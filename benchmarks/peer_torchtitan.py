@@ -14,8 +14,9 @@ from tprimat.engines.logs import torchtitan
 from tprimat.launch.cluster import Nodes, torchrun
 from tprimat.launch.followed import FollowedLog
 from tprimat.launch.run import run
-from tprimat.plan.expected import first_record
+from tprimat.plan.expected import first_record, mismatches
 from tprimat.plan.schema import RunPlan
+from tprimat.record.benchmark_file import RunResult
 from tprimat.record.environment import software_versions
 
 NAME = torchtitan.NAME
@@ -36,6 +37,14 @@ def refusal(plan: RunPlan) -> str | None:
         f"{NAME} needs torchao for fp8": plan.precision == "fp8" and find_spec("torchao") is None,
     }
     return next((why for why, holds in reasons.items() if holds), None)
+
+
+def is_run_of(plan: RunPlan, made: RunResult) -> bool:
+    """Whether a result is a whole run of this plan, and not of another batch or of other GPUs."""
+    evidence = made.run.evidence
+    if not made.run.counts or evidence is None or len(made.steps) != plan.steps:
+        return False
+    return not mismatches(plan, evidence)
 
 
 def flags(plan: RunPlan) -> list[str]:

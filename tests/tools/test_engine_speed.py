@@ -81,6 +81,19 @@ def test_a_resumed_series_keeps_what_is_there(in_turn, tmp_path):
     assert json.loads((tmp_path / "again" / "engine_speed.json").read_text()) == rows
 
 
+def test_a_resumed_series_makes_again_what_trained_another_batch_on_other_gpus(in_turn, tmp_path):
+    folder, _, before = in_turn
+    shutil.copytree(folder, tmp_path / "again")
+    again = engine_speed(tmp_path / "again", *IN_TURN, "--gpus", "1", "--only", "dp_mbs4", "--resume")
+    assert again.returncode == 0, again.stderr
+    rows = json.loads((tmp_path / "again" / "engine_speed.json").read_text())
+    assert [row["program"] for row in rows] == ["megatron", "torchtitan"]
+    for row in rows:
+        (run,) = row["runs"]
+        assert (run["machine"]["gpus_per_node"], run["global_batch_sequences"]) == (1, 4)
+        assert run["run_id"] not in {made["run_id"] for one in before for made in one["runs"]}
+
+
 def test_a_resumed_series_makes_again_what_was_broken_off(in_turn, tmp_path):
     folder, _, _ = in_turn
     place = tmp_path / "again" / "dp_mbs4"

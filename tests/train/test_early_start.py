@@ -58,3 +58,17 @@ def test_a_driver_that_fails_is_left_to_torch_to_report(driver):
 def test_without_a_driver_nothing_is_opened(tmp_path):
     (tmp_path / "libcuda.so.1").write_text("no library", encoding="ascii")
     assert open_gpu(tmp_path) == (False, [])
+
+
+WITHOUT_TRITON = """
+import sys
+sys.modules["triton"] = None
+from tprimat.train.early_start import read_compiler
+read_compiler().join()
+"""
+
+
+def test_a_torch_without_triton_is_no_error_that_a_failed_run_could_be_put_down_to():
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TRITON], env=environment, capture_output=True, text=True, check=True)
+    assert done.stderr == ""

@@ -46,7 +46,7 @@ def read_compiler() -> Thread:
     """Have Triton take the checksum of its own files, which is part of the key of everything that its cache holds."""
 
     def take() -> None:
-        with suppress(ImportError, AttributeError, OSError):
+        with suppress(ImportError, AttributeError, OSError, RuntimeError):  # the last is torch's word for no Triton
             import_module("torch._inductor.runtime.triton_compat").triton_key()
 
     return _begin(take)

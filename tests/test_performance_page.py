@@ -67,11 +67,12 @@ def test_torchtitan_profiles_and_first_steps_appear_once_they_are_recorded(tmp_p
         (results / name).symlink_to(RESULTS / name)
     recorded = json.loads((RESULTS / "engine" / "dp_mbs4" / "benchmark_cuda_llama.json").read_text())
     recorded["steps"][0]["ended_at_seconds"] = 41.5
-    for program, factor in (("engine", 1), ("torchtitan", 1.25)):
+    for program, factor, gibibytes in (("engine", 1, 80), ("torchtitan", 1.25, 50)):
         document = json.loads(json.dumps(recorded))
         document["run"] |= {"run_id": program, "engine": "megatron" if program == "engine" else program}
         for step in document["steps"]:
             step["step_seconds"] *= factor
+            step["peak_reserved_bytes"] = gibibytes * 2**30
         folder = results / program / "dp_mbs4"
         folder.mkdir(parents=True)
         (folder / "benchmark_cuda_llama.json").write_text(json.dumps(document))
@@ -91,6 +92,7 @@ def test_torchtitan_profiles_and_first_steps_appear_once_they_are_recorded(tmp_p
     assert done.returncode == 0, done.stderr
     cells = row(page, "layouts", "`dp_mbs4`")
     assert cells[9].startswith("1.250 [")
+    assert cells[10] == "80.0 GiB / 50.0 GiB"
     assert row(page, "first_steps", "`dp_mbs4`")[1] == "41.5 s"
     assert row(page, "profiles", "matmul")[1] == "100.0 % (30.0 ms)"
 

@@ -45,6 +45,7 @@ MEASURED = (
     "torchtitan",
     "its n",
     "ours / theirs",
+    "reserved, ours / theirs",
 )
 
 
@@ -91,9 +92,15 @@ def layout_row(layout: Layout, group: Group, peer: Group | None) -> list[str]:
         with_interval(rate(peer), units.count) if peer else units.ABSENT,
         steps(peer) if peer else units.ABSENT,
         with_interval(ratio, times),
+        f"{reserved(group)} / {reserved(peer)}" if peer else units.ABSENT,
         target(layout),
         units.percent(reached.value / wanted) if reached and wanted else units.ABSENT,
     ]
+
+
+def reserved(group: Group) -> str:
+    """Peak of what torch's allocator holds, which is what torchtitan tells."""
+    return units.gibibytes(max(item.metrics.peak_reserved_bytes or 0 for item in group.runs if item.metrics) or None)
 
 
 def target(layout: Layout) -> str:

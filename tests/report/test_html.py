@@ -82,6 +82,19 @@ def test_every_panel_is_drawn_without_an_error_or_a_sideways_scroll(browser, pag
     assert (tmp_path / "page.png").stat().st_size > 20_000
 
 
+@pytest.mark.parametrize(("seconds", "scale"), [((1.8, 1.1, 1.2, 1.15), "linear"), ((9.0, 1.1, 1.2, 1.15), "log")])
+def test_the_axis_of_step_times_has_two_numbers_at_least(browser, seconds, scale, tmp_path):
+    run = a_run("near")
+    write_run(tmp_path, run, steps_of(run, np.array(seconds), 7))
+    browser.size(1280)
+    browser.open(page_of(tmp_path, tmp_path / "runs"))
+    browser.wait(ALL_DRAWN)
+    plot = "[...document.querySelectorAll('.plot')].at(-1)"
+    assert browser.run(f"{plot}.layout.yaxis.type ?? 'linear'") == scale
+    assert browser.run(f"{plot}.querySelectorAll('.ytick text').length") >= 2
+    assert ("log scale" in browser.run(f"{plot}.layout.yaxis.title.text")) == (scale == "log")
+
+
 def test_the_page_asks_nothing_of_any_server(opened, page):
     assert {url for url in opened.requests if not url.startswith("data:")} == {page.resolve().as_uri()}
 

@@ -28,6 +28,8 @@ MOST_GROUPS = 32
 """More bars than this are not told apart; the table has them all."""
 MOST_CURVES = 12
 """Runs of one group whose curves are drawn: more would cover one another."""
+LOG_SPAN = 5
+"""Largest over smallest from which a log axis surely shows two of its ticks at 1, 2, 5, 10, ...; the page has it too."""
 
 
 def draw_comparison(groups: Sequence[Group], title: str, path: Path) -> None:
@@ -178,9 +180,12 @@ def _curves(axes: "Axes", groups: Sequence[Group], appearance: Sequence[Look], c
 
 
 def _log_seconds(axes: "Axes") -> None:
-    """Warm-up is many times slower than the steady steps; a linear axis would flatten these."""
+    """Warm-up is many times slower than the steady steps; a linear axis would flatten these. Less of it needs none."""
     from matplotlib.ticker import FuncFormatter, LogLocator
 
+    if axes.dataLim.ymax < LOG_SPAN * axes.dataLim.ymin:
+        axes.set_ylabel("seconds")
+        return
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))

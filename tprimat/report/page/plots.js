@@ -3,6 +3,7 @@ const DASHES = { "-": "solid", "--": "dash", ":": "dot", "-.": "dashdot" };
 const PATTERNS = { "": "", "//": "/", "..": ".", "xx": "x" };
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const LOG_TICKS = [-5, -4, -3, -2, -1, 0, 1, 2, 3, 4].flatMap(power => [1, 2, 5].map(digit => Number(`${digit}e${power}`)));
+const LOG_SPAN = 5; // as in plot.py: less of a log axis may hold one of these ticks, or none
 const plain = text => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 const narrow = () => innerWidth < 640;
 let printing = false;
@@ -69,6 +70,12 @@ const wrap = text => {
   }, []).map(plain).join("<br>");
 };
 
+function span(traces) {
+  let [least, most] = [Infinity, 0];
+  for (const trace of traces) for (const y of trace.y) if (y !== null) [least, most] = [Math.min(least, y), Math.max(most, y)];
+  return most / least;
+}
+
 function curves(data, index, look) {
   const panel = data.curves[index];
   const traces = [];
@@ -92,7 +99,9 @@ function curves(data, index, look) {
   }
   const layout = base(look, 330);
   Object.assign(layout.xaxis, { title: { text: "optimizer step", standoff: 6 } });
-  Object.assign(layout.yaxis, { title: { text: panel.unit, standoff: 8 }, exponentformat: "power", ...(panel.log ? { type: "log", tickvals: LOG_TICKS, ticktext: LOG_TICKS.map(String) } : {}) });
+  const log = panel.log && span(traces) >= LOG_SPAN;
+  const unit = panel.log && !log ? panel.unit.split(",")[0] : panel.unit;
+  Object.assign(layout.yaxis, { title: { text: unit, standoff: 8 }, exponentformat: "power", ...(log ? { type: "log", tickvals: LOG_TICKS, ticktext: LOG_TICKS.map(String) } : {}) });
   layout.hovermode = "closest";
   if (!traces.length) layout.annotations = [{ text: "not recorded in these runs", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5 }];
   return [traces, layout];

@@ -6,12 +6,15 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from tprimat.cli.peak_picture import main
 from tprimat.record.schema import Machine, ProbeRecord
 from tprimat.record.store import RunDirectory, append_probe
+from tprimat.report import peak_plot
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "tests" / "runs"
@@ -88,7 +91,19 @@ def test_the_fastest_product_probed_on_the_machine_is_a_line(tmp_path):
     assert draw("--output", "probed.svg", cwd=tmp_path).returncode == 0
     words = words_of(tmp_path / "probed.svg")
     assert any(text.startswith("700: ") and text.endswith(" %") for text in words)
-    assert "TFLOP/s per GPU (black: fastest matmul probed, and the share of it)" in words
+    assert "(black: fastest matmul probed, and the share of it)" in words
+
+
+def test_the_words_under_neighbouring_panels_keep_apart(monkeypatch, tmp_path):
+    drawn = []
+    monkeypatch.setattr(peak_plot, "save", lambda made, path: (made.savefig(path), drawn.append(made)))
+    measured = ROOT / "results" / "h200"
+    folders = [str(measured / name) for name in ("engine", "nemo", "two-gpus/engine")]
+    probes = str(measured / "probes-1gpu")
+    assert main(["--results-dir", *folders, "--probes", probes, "--output", str(tmp_path / "peak.png")]) == 0
+    for row in drawn[0].subfigs:
+        words = [axes.xaxis.label.get_window_extent() for axes in row.axes]
+        assert all(left.x1 < right.x0 for left, right in pairwise(words))
 
 
 @pytest.mark.parametrize(

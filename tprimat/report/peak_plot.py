@@ -215,7 +215,7 @@ def _ceilings(axes: "Axes", drawn: Drawn) -> None:
         axes.text(ceiling, place, f" {ceiling:,.0f}: {units.percent(share)}", ha="left", va="center", size=SMALL)
     if probed:
         axes.set_xlim(0, max(axes.get_xlim()[1], *(ceiling * 1.3 for _, ceiling, _ in probed)))
-    line = " (black: fastest matmul probed, and the share of it)" if probed else " (no matmul probed: --probe gemm)"
+    line = "\n(black: fastest matmul probed, and the share of it)" if probed else "\n(no matmul probed: --probe gemm)"
     counted = any(made.flops_per_gpu for made in drawn.peaks)
     axes.set(title=f"4  Compute of each {drawn.rank}", xlabel=f"TFLOP/s per {drawn.rank}{line if counted else ''}")
     _thousands(axes)
@@ -238,7 +238,7 @@ def _spread(axes: "Axes", drawn: Drawn) -> None:
         axes.text(max(values), place - 0.3, f"n = {len(values)}{ratio}", va="bottom", ha=side, size=SMALL)
     axes.set_xlim(0, top * 1.35)
     axes.set(
-        title="5  What the configuration is worth", xlabel=f"tokens/s and {drawn.rank}, a dot a configuration (box: quartiles)"
+        title="5  What the configuration is worth", xlabel=f"tokens/s and {drawn.rank}\n(a dot a configuration, box: quartiles)"
     )
     _thousands(axes)
     axes.grid(visible=False, axis="y")

@@ -119,6 +119,10 @@ MISTAKES = [
     (["--precision", "fp8"], "fp8 cannot run on a CPU.\n  at    --precision platform_optimizations.cpu.precision\n"),
     (["--data", "words"], "dataset is 'words'.\n  at    --data training.data.dataset\n"),
     (["--warmup", "few"], "benchmarking.warmup_steps is 'few'.\n  at    --warmup benchmarking.warmup_steps\n"),
+    (
+        ["--warmup", "5", "--steps", "5"],
+        "warmup_steps is 5, and a run has 5 steps.\n  at    --warmup benchmarking.warmup_steps\n",
+    ),
     (["--set", "speed=fast"], "speed is not a key of the configuration.\n  at    --set speed\n"),
     (["--set", "models={}"], "models is empty.\n  at    --set models\n"),
     (["--config", "nothing.yaml"], "nothing.yaml cannot be read: No such file or directory.\n  at    nothing.yaml\n"),

@@ -1,6 +1,6 @@
 """./benchmark.py with real training on a CPU: what a run leaves behind, however it ends.
 
-Training starts seven times in this file; everything that needs no rank stands in test_benchmark_door.py.
+Training starts eight times in this file; everything that needs no rank stands in test_benchmark_door.py.
 """
 
 import json
@@ -159,6 +159,12 @@ def test_a_run_tells_what_its_start_went_into(repeated):
         text = summary([(record, run_metrics(record, run.read_steps()), run.log_file)])
         (line,) = [line for line in text.splitlines() if line.startswith("  start  ")]
         assert f"{units.seconds(stages[-1])} before the first step: until ranks run {units.seconds(stages[0])}, imports" in line
+
+
+def test_a_run_of_the_start_up_step_alone_says_why_it_has_no_speed(tmp_path):
+    code, out, err = end_of(start("--model", "llama", "--steps", "1", *SHORT, "--output-dir", tmp_path))
+    assert code == 0, err
+    assert "no speed      No steady step is left: 1 measured, 1 of them warm-up, 0 profiled. Try: run more steps" in out
 
 
 def test_a_rank_killed_in_the_middle_fails_its_run_alone_and_keeps_its_steps(tmp_path):

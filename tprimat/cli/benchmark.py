@@ -128,7 +128,7 @@ def _report(runs: "Sequence[TrainingRun]", options: argparse.Namespace) -> None:
         return
     if not runs:
         return
-    print("\n" + summary([(run.record, run.metrics, run.log) for run in runs]))
+    print("\n" + summary([(run.record, run.metrics or run.unmeasured, run.log) for run in runs]))
     written = dict.fromkeys(str(_short(run.benchmark_file)) for run in runs if run.benchmark_file)
     if written:
         print("\nresults: " + ", ".join(written))

@@ -166,7 +166,7 @@ def outcome(cell: "Cell", done: "Done | None") -> tuple[str, str, str, str]:
         return layout, "not started", units.ABSENT, done.result.cause or units.ABSENT
     record, metrics = done.run.record, done.run.metrics
     rate = with_interval(metrics.tokens_per_second_per_gpu if metrics else None, units.significant)
-    why = record.cause or "; ".join(record.mismatches)
+    why = record.cause or "; ".join(record.mismatches) or done.run.unmeasured
     said = record.outcome.replace("_", " ") + (" earlier" if done.result.skipped else "")
     return layout, said, rate, why or units.ABSENT
 

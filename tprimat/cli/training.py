@@ -38,6 +38,8 @@ class TrainingRun:
     record: RunRecord
     steps: tuple[StepRecord, ...]
     metrics: RunMetrics | None
+    unmeasured: str | None
+    """Why there are no metrics."""
     benchmark_file: Path | None
     """None where the disk refused it, which the user has been told."""
     log: Path
@@ -145,7 +147,7 @@ def followed(launch: Launch, plan: RunPlan) -> Launch:
 
 def finish(session: Session, record: RunRecord, steps: tuple[StepRecord, ...], log: Path) -> TrainingRun:
     """Derive the metrics and write the benchmark file, for a failed run as well: it must not leave an older result standing."""
-    metrics = metrics_of(session, record, steps)
+    metrics, unmeasured = metrics_of(session, record, steps)
     path = session.output / benchmark_file_name(record)
     written: Path | None = path
     try:
@@ -153,23 +155,25 @@ def finish(session: Session, record: RunRecord, steps: tuple[StepRecord, ...], l
     except RecordError as error:  # the run is over all the same, and the summary says how it went
         print(f"error: {error}", file=sys.stderr)
         written = None
-    return TrainingRun(record=record, steps=steps, metrics=metrics, benchmark_file=written, log=log)
+    return TrainingRun(record=record, steps=steps, metrics=metrics, unmeasured=unmeasured, benchmark_file=written, log=log)
 
 
 def earlier_run(session: Session, record: RunRecord) -> TrainingRun:
     """A run that was made before, with its steps; its benchmark file stands."""
     steps = RunDirectory(session.output / "runs" / record.run_id).read_steps()
+    metrics, unmeasured = metrics_of(session, record, steps)
     return TrainingRun(
         record=record,
         steps=steps,
-        metrics=metrics_of(session, record, steps),
+        metrics=metrics,
+        unmeasured=unmeasured,
         benchmark_file=session.output / benchmark_file_name(record),
         log=log_path(session, record.model),
     )
 
 
-def metrics_of(session: Session, record: RunRecord, steps: tuple[StepRecord, ...]) -> RunMetrics | None:
-    """The metrics under the configuration's conventions; None where no steady step was measured."""
+def metrics_of(session: Session, record: RunRecord, steps: tuple[StepRecord, ...]) -> tuple[RunMetrics | None, str | None]:
+    """The metrics under the configuration's conventions, or why there are none."""
     benchmarking = session.loaded.config.benchmarking
     options = MetricOptions(
         flops_convention=benchmarking.flops_convention,
@@ -181,6 +185,6 @@ def metrics_of(session: Session, record: RunRecord, steps: tuple[StepRecord, ...
     for problem in damaged:
         print(f"skipped: {problem}", file=sys.stderr)
     try:
-        return run_metrics(record, steps, options=under_ceiling(options, record, probes))
-    except MetricError:
-        return None
+        return run_metrics(record, steps, options=under_ceiling(options, record, probes)), None
+    except MetricError as error:
+        return None, f"{error.what} Try: {error.fix}" if error.fix else error.what

@@ -107,12 +107,25 @@ def _check_dense(loaded: LoadedConfig, model: str, shape: ModelShape) -> None:
 def _check_choices(loaded: LoadedConfig, request: PlanRequest, shape: ModelShape, layout: Layout, batch: Batch) -> None:
     """What an engine or a platform cannot do of what was chosen."""
     optimizations = loaded.config.platform_optimizations.get(request.platform, PlatformOptimizations())
+    _check_warmup(loaded)
     if optimizations.precision == "fp8":
         _check_fp8(loaded, request, shape, layout, batch)
     if optimizations.engine_options.optimizer_states == "bf16":
         _check_lean(loaded, request, layout)
     if batch.micro_batch_sequences == "auto":
         _check_search(loaded, request, count_ranks(loaded, request.platform, request.gpus_found)[0])
+
+
+def _check_warmup(loaded: LoadedConfig) -> None:
+    """Refuse to train when no step of it would be measured."""
+    warmup, steps = loaded.config.benchmarking.warmup_steps, loaded.config.training.duration.max_steps
+    if warmup != "auto" and warmup >= steps:
+        raise ConfigError(
+            f"warmup_steps is {warmup}, and a run has {steps} step{'s' * (steps > 1)}.",
+            where=loaded.where("benchmarking", "warmup_steps"),
+            why="No step would be left to measure.",
+            fix=f"--warmup auto, or --steps {warmup + 10}",
+        )
 
 
 def _check_lean(loaded: LoadedConfig, request: PlanRequest, layout: Layout) -> None:

@@ -9,8 +9,8 @@ from tprimat.record.derived import Estimate, RunMetrics
 from tprimat.record.files import as_document
 from tprimat.record.schema import RunRecord, StartUp
 
-Row = tuple[RunRecord, RunMetrics | None, Path]
-"""Run, its metrics if any step was steady, and its log."""
+Row = tuple[RunRecord, RunMetrics | str | None, Path]
+"""Run, its metrics or why there are none, and its log."""
 STAGES: dict[StartUp, str] = {
     "rank_started": "until ranks run",
     "imported": "imports",
@@ -26,7 +26,7 @@ def summary(rows: Sequence[Row]) -> str:
     return "\n\n".join("\n".join(_block(*row)) for row in rows)
 
 
-def _block(run: RunRecord, metrics: RunMetrics | None, log: Path) -> list[str]:
+def _block(run: RunRecord, metrics: RunMetrics | str | None, log: Path) -> list[str]:
     gpus = run.machine.gpus
     ranks = ("process" if gpus == 1 else "processes") if run.machine.platform == "cpu" else "GPU" if gpus == 1 else "GPUs"
     lines = [
@@ -36,15 +36,18 @@ def _block(run: RunRecord, metrics: RunMetrics | None, log: Path) -> list[str]:
     if run.outcome != "completed":
         lines += _labelled("outcome", run.outcome.replace("_", " "))
         lines += _labelled("cause", run.cause) + _labelled("try", run.hint) + _labelled("log", str(log))
-    for mismatch in () if metrics else run.mismatches:  # otherwise it is one of the metrics' notes
-        lines += _labelled("not counted", mismatch)
-    return lines + ([] if metrics is None else _measured(run, metrics))
+    if isinstance(metrics, RunMetrics):
+        return lines + _measured(run, metrics)  # mismatches are among its notes
+    if run.outcome == "completed":  # the cause of another outcome says more
+        lines += _labelled("no speed", metrics)
+    return lines + [line for mismatch in run.mismatches for line in _labelled("not counted", mismatch)]
 
 
 def _measured(run: RunRecord, metrics: RunMetrics) -> list[str]:
     per_gpu, flops = metrics.tokens_per_second_per_gpu, metrics.model_flops_per_second_per_gpu
     on_cpu = run.machine.platform == "cpu"
-    lines = _labelled("step time", with_interval(metrics.step_seconds, units.seconds) + f", n = {metrics.window.steps}")
+    several = f", n = {metrics.window.steps}" if metrics.window.steps > 1 else ""
+    lines = _labelled("step time", with_interval(metrics.step_seconds, units.seconds) + several)
     lines += _labelled("throughput", f"{units.count(metrics.tokens_per_second)} tokens/s")
     if not on_cpu:
         lines[-1] += f", {with_interval(per_gpu, units.count)} tokens/s/GPU"

@@ -186,7 +186,7 @@ def _divide_batch(request: LayoutRequest, layout: Layout) -> Batch:
     tokens = request.data.sequence_length
     if isinstance(micro, str):
         if whole % layout.data:
-            raise _indivisible(request, f"data-parallel degree ({layout.data})", layout.data)
+            raise _indivisible(request, f"data-parallel degree ({layout.data})", layout.data, None)
         if request.layout.gradient_accumulation_steps is not None:
             raise LayoutError(
                 "micro_batch_size is auto, and gradient_accumulation_steps is stated.",
@@ -196,20 +196,23 @@ def _divide_batch(request: LayoutRequest, layout: Layout) -> Batch:
             )
         return Batch(micro_batch_sequences="auto", global_batch_sequences=whole, sequence_tokens=tokens, accumulation_steps=None)
     if whole % (micro * layout.data):
-        raise _indivisible(request, f"micro batch size ({micro}) times data parallel size ({layout.data})", micro * layout.data)
+        fitting = None if whole % layout.data else max(size for size in range(1, micro) if whole // layout.data % size == 0)
+        what = f"micro batch size ({micro}) times data parallel size ({layout.data})"
+        raise _indivisible(request, what, micro * layout.data, fitting)
     steps = whole // (micro * layout.data)
     _check_accumulation(request, layout, steps)
     return Batch(micro_batch_sequences=micro, global_batch_sequences=whole, sequence_tokens=tokens, accumulation_steps=steps)
 
 
-def _indivisible(request: LayoutRequest, what: str, unit: int) -> LayoutError:
+def _indivisible(request: LayoutRequest, what: str, unit: int, fitting: int | None) -> LayoutError:
+    """`fitting`: the next smaller micro-batch that divides; None where no micro-batch does."""
     whole = request.data.global_batch_size
     nearest = max(1, round(whole / unit)) * unit
     return LayoutError(
         f"global batch size ({whole}) is not divisible by {what}.",
         where=request.where_data("global_batch_size"),
         why="Every replica runs the same number of whole micro-batches in a step.",
-        fix=f"global_batch_size: {nearest}, or another micro_batch_size",
+        fix=f"global_batch_size: {nearest}" + ("" if fitting is None else f", or micro_batch_size: {fitting}"),
     )
 
 

@@ -1,5 +1,7 @@
 """The accelerator suite, as a process of its own."""
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -70,6 +72,18 @@ def test_a_suite_that_was_killed_goes_on_where_it_was_and_a_refusal_is_a_record(
     text = (tmp_path / "suite.md").read_text(encoding="utf8")
     assert "| embedded-full-bf16 | bf16 | 2 |" in text
     assert "- embedded-full-fp8: failed: fp8 cannot run on a CPU." in text
+
+
+def test_a_suite_that_its_user_stops_keeps_what_it_measured_and_does_not_exit_0(tmp_path):
+    command = [sys.executable, "-m", "tprimat.cli.suite", "--output", str(tmp_path), "--skip", ALL_BUT_SHORT]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as first:
+        until((tmp_path / "probes.jsonl").exists)
+        os.killpg(first.pid, signal.SIGINT)
+        out, err = first.communicate(timeout=60)
+    assert first.returncode == 130, err
+    assert out.strip() == str(tmp_path / "suite.md")
+    assert err.splitlines()[-1] == "stopped: the same command goes on from here"
+    assert "Traceback" not in err
 
 
 def test_a_probe_that_does_not_exist_cannot_be_skipped(tmp_path):

@@ -213,8 +213,8 @@ def tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def run(jobs: Sequence[Job], output: Path, training: Training, ends: float | None) -> None:
-    """All jobs in order, as far as the time suffices.
+def run(jobs: Sequence[Job], output: Path, training: Training, ends: float | None) -> bool:
+    """All jobs in order, as far as the time suffices. False: the user stopped it.
 
     Args:
         jobs: what to do.
@@ -230,6 +230,7 @@ def run(jobs: Sequence[Job], output: Path, training: Training, ends: float | Non
         tell(f"{job.name}:")
         try:
             if not carry_out(job, output, replace(training, seconds=left), tell):
-                return
+                return False
         except LaunchError as error:
             tell(f"{job.name}: {error}")
+    return True

@@ -89,14 +89,14 @@ def measure(options: argparse.Namespace, left_out: set[str], ends: float | None)
     return True
 
 
-def train(options: argparse.Namespace, left_out: set[str], ends: float | None) -> None:
-    """Qwen3 8B on the embedded engine, and through torchtune where it and a checkpoint are here."""
+def train(options: argparse.Namespace, left_out: set[str], ends: float | None) -> bool:
+    """Qwen3 8B on the embedded engine, and through torchtune where it and a checkpoint are here. False: the user stopped it."""
     from tprimat.launch.cluster import this_machine
 
     machine = this_machine()
     ranks = options.ranks or (machine.gpus_per_node if machine and machine.gpus_per_node else RANKS_ON_A_PROCESSOR)
     training = Training(machine=machine, ranks=ranks, steps=options.train_steps, seconds=None)
-    finetune.run(finetune.jobs_of(options.output, training, options.checkpoint, left_out), options.output, training, ends)
+    return finetune.run(finetune.jobs_of(options.output, training, options.checkpoint, left_out), options.output, training, ends)
 
 
 def write_page(options: argparse.Namespace, reason: str | None) -> Path:
@@ -119,21 +119,23 @@ def write_page(options: argparse.Namespace, reason: str | None) -> Path:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0, or 2 for a mistake that the user can mend."""
+    """Exit status: 0, 2 for a mistake that the user can mend, 130 where the user stopped it; what was measured is on the page."""
     options = parser().parse_args(argv)
+    stopped = False
     try:
         left_out = check_skip(options.skip)
         reason = None
         if not options.page_only:
             ends = None if options.time_budget is None else time.monotonic() + options.time_budget
-            if measure(options, left_out, ends):
-                train(options, left_out, ends)
+            stopped = not (measure(options, left_out, ends) and train(options, left_out, ends))
             reason = torchtune.why_not(options.checkpoint)
         print(write_page(options, reason))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    return 0
+    if stopped:
+        tell("stopped: the same command goes on from here")
+    return 130 if stopped else 0
 
 
 if __name__ == "__main__":

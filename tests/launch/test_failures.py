@@ -1,6 +1,7 @@
 import pytest
 from a_launch import Notes, a_launch
 
+from tprimat.errors import LaunchError
 from tprimat.launch.failures import classify, with_clue
 from tprimat.launch.run import run
 from tprimat.launch.schema import Failure
@@ -191,6 +192,13 @@ def test_memory_comes_before_nan_before_configuration_before_timeouts(lines, out
     failure = classify(1, lines, [])
     assert failure.outcome == outcome
     assert outcome == "timed_out" or "collective" not in failure.cause
+
+
+@pytest.mark.parametrize("hint", ["more text, or a shorter --sequence-length", None])
+def test_what_a_worker_says_to_try_is_what_the_run_says_to_try(hint):
+    error = LaunchError("text:notes has 4 tokens, fewer than one sequence of 64.", why="There is not more of it.", fix=hint)
+    log = ["try again later", *f"error: {error}".split("\n"), "torch.distributed.elastic: rank 1 failed", "try   nothing of this"]
+    assert classify(2, log, []).hint == hint
 
 
 def test_the_root_cause_block_outweighs_what_other_ranks_say():

@@ -5,7 +5,7 @@ import re
 import signal
 import statistics
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 
 from tprimat.launch.schema import Failure
 from tprimat.launch.signatures import BENIGN, ECHOES, GPU_MEMORY, LESS_MEMORY, PRIMARY, SECONDARY, STOPPED, Signature
@@ -142,6 +142,8 @@ def explain(signature: Signature, match: re.Match[str], line: str, lines: Sequen
     words = {name: value or "" for name, value in match.groupdict().items()} | {"line": line}
     cause = gpu_memory_cause(lines) or signature.cause if signature.kind == "out_of_memory" else signature.cause
     hint = signature.hint.format_map(words) if signature.hint else None
+    if signature.kind == "worker_refused":
+        hint = worker_hint(line, lines)
     return Failure(
         outcome=signature.outcome,
         cause=shortened(cause.format_map(words)),
@@ -149,6 +151,12 @@ def explain(signature: Signature, match: re.Match[str], line: str, lines: Sequen
         evidence=shortened(line),
         kind=signature.kind,
     )
+
+
+def worker_hint(line: str, lines: Sequence[str]) -> str | None:
+    """What a worker's own error says to try, in the rows that follow its first: at, why, try (errors.UserError)."""
+    rows = takewhile(re.compile("(?:at|why|try) +").match, lines[lines.index(line) + 1 :])
+    return next((row.removeprefix("try").strip() for row in rows if row.startswith("try")), None)
 
 
 def gpu_memory_cause(lines: Sequence[str]) -> str | None:

@@ -44,7 +44,7 @@ GPU_MEMORY = re.compile(
 LESS_MEMORY = "lower --micro-batch-size, or set recompute to full"
 
 PRIMARY = (
-    _signature("worker_refused", "failed", r"^error: (?P<what>.+)$", "{what}", "the log says what to try"),
+    _signature("worker_refused", "failed", r"^error: (?P<what>.+)$", "{what}"),
     _signature(
         "out_of_memory",
         "out_of_memory",

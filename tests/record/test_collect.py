@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 import time
@@ -111,6 +112,18 @@ def test_a_run_with_a_folder_and_a_benchmark_file_counts_once_from_its_folder(tm
     assert both.run == original.run
     (nested,), _ = load_results([RUNS / "cpu"])
     assert nested.path.is_dir()
+
+
+@pytest.mark.parametrize("left", [5, 0])
+def test_a_folder_that_lost_steps_is_named_and_the_benchmark_file_of_its_run_counts(tmp_path, left):
+    shutil.copytree(RUNS / "cpu", tmp_path / "cpu")
+    (original,), _ = load_results([tmp_path / "cpu"])
+    write_benchmark_file(tmp_path / "cpu" / "benchmark_cpu_llama.json", original.run, original.steps, None)
+    file = original.path / "steps.jsonl"
+    file.write_text("".join(f"{line}\n" for line in file.read_text().split("\n")[:left]) + '{"step": 6, "step_sec')
+    (found,), (problem,) = load_results([tmp_path / "cpu"])
+    assert (found.run, found.steps) == (original.run, original.steps)
+    assert problem.what == f"{original.path} holds {left} of the {len(original.steps)} steps of its run."
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ RESULT_FILES = ("benchmark_*.json", "train_*.json")
 def load_results(paths: Iterable[Path]) -> tuple[list[RunResult], list[RecordError]]:
     """All results under some folders, files and archives (record/archive.py), each run once, and what could not be read.
 
-    A run that stands in its own folder and in a benchmark file counts once, from its folder. Files that cannot be read are passed
-    over and reported: a damaged one never hides the others.
+    A run that stands in its own folder and in a benchmark file counts once, from its folder unless that has lost steps. Files
+    that cannot be read are passed over and reported: a damaged one never hides the others.
 
     Returns:
         Results in the order of the paths, by name inside a folder; and one error a bad file, which names it and the broken rule.
@@ -31,8 +31,20 @@ def load_results(paths: Iterable[Path]) -> tuple[list[RunResult], list[RecordErr
     for path in paths:
         source = _archived(path, problems) if is_archive(path) and path.is_file() else _found(path, problems)
         for result in source:
-            found.setdefault(result.run.run_id, result)
+            former = found.setdefault(result.run.run_id, result)
+            if len(former.steps) < len(result.steps):
+                problems.append(_shorter(former, result))
+                found[result.run.run_id] = replace(result, telemetry=former.telemetry)
     return list(found.values()), problems
+
+
+def _shorter(former: RunResult, result: RunResult) -> RecordError:
+    return RecordError(
+        f"{former.path} holds {len(former.steps)} of the {len(result.steps)} steps of its run.",
+        where=str(former.path),
+        why=f"{result.path} has them all, and counts instead.",
+        fix="copy the folder of the run again",
+    )
 
 
 def _found(path: Path, problems: list[RecordError]) -> Iterator[RunResult]:

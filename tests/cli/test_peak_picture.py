@@ -68,6 +68,7 @@ def test_on_a_processor_the_panels_say_why_they_are_empty(tmp_path):
     assert "a CPU has no published matrix peak to compare with" in words
     assert "4  Compute of each process" in words
     assert "not counted on a CPU" in words
+    assert not words & {"0.5", "0.50", "1.25", "1.50"}  # numbers on an axis with nothing on it
 
 
 def test_the_fastest_product_probed_on_the_machine_is_a_line(tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browser import Browser, find_browser
-from runs.make_runs import H100, MI300X, a_run, step_times, steps_of, write_run
+from runs.make_runs import H100, LAPTOP, MI300X, a_run, step_times, steps_of, write_run
 
 from tprimat.cli.report import main
 from tprimat.record.schema import StepRecord
@@ -93,6 +93,20 @@ def test_the_axis_of_step_times_has_two_numbers_at_least(browser, seconds, scale
     assert browser.run(f"{plot}.layout.yaxis.type ?? 'linear'") == scale
     assert browser.run(f"{plot}.querySelectorAll('.ytick text').length") >= 2
     assert ("log scale" in browser.run(f"{plot}.layout.yaxis.title.text")) == (scale == "log")
+
+
+def test_a_panel_without_a_value_has_no_numbers_on_its_axes(browser, tmp_path):
+    run = a_run("no-memory", machine=LAPTOP)
+    write_run(tmp_path, run, steps_of(run, step_times(4.6, 7), 7, gigabytes=None))
+    browser.size(1280)
+    browser.open(page_of(tmp_path, tmp_path / "runs"))
+    browser.wait(ALL_DRAWN)
+    numbers = browser.run(
+        "[...document.querySelectorAll('.plot')].map(plot => plot.querySelectorAll('.xtick text, .ytick text').length)"
+    )
+    empty = browser.run("[...document.querySelectorAll('.plot')].map(plot => plot.innerHTML.includes('not recorded'))")
+    assert empty.count(True) == 2
+    assert [count == 0 for count in numbers] == empty
 
 
 def test_the_page_asks_nothing_of_any_server(opened, page):

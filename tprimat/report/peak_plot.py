@@ -162,9 +162,11 @@ def _empty(axes: "Axes", rows: Sequence[Bar]) -> None:
 
 
 def _thousands(axes: "Axes") -> None:
-    """12000 -> 12,000, at few places."""
+    """12000 -> 12,000, at few places; none where there is nothing to read off."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+    if not len(axes.get_xticks()):
+        return
     axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.10g}"))
 

@@ -3,6 +3,7 @@ const DASHES = { "-": "solid", "--": "dash", ":": "dot", "-.": "dashdot" };
 const PATTERNS = { "": "", "//": "/", "..": ".", "xx": "x" };
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const LOG_TICKS = [-5, -4, -3, -2, -1, 0, 1, 2, 3, 4].flatMap(power => [1, 2, 5].map(digit => Number(`${digit}e${power}`)));
+const BARE = { showticklabels: false, showgrid: false, zeroline: false }; // Plotly numbers the axes of an empty panel from -1
 const LOG_SPAN = 5; // as in plot.py: less of a log axis may hold one of these ticks, or none
 const plain = text => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 const narrow = () => innerWidth < 640;
@@ -49,6 +50,7 @@ function bars(data, index, look) {
   }));
   layout.yaxis = { ...layout.yaxis, range: [rows.length - 0.45, -0.55], showticklabels: false, showgrid: false, fixedrange: true };
   Object.assign(layout.xaxis, { rangemode: "tozero", title: { text: wrap(panel.axis), font: { size: 11 }, standoff: 8 } });
+  if (rows.every(row => row.value === null)) Object.assign(layout.xaxis, BARE);
   layout.bargap = 0;
   return [traces, layout];
 }
@@ -103,6 +105,7 @@ function curves(data, index, look) {
   const unit = panel.log && !log ? panel.unit.split(",")[0] : panel.unit;
   Object.assign(layout.yaxis, { title: { text: unit, standoff: 8 }, exponentformat: "power", ...(log ? { type: "log", tickvals: LOG_TICKS, ticktext: LOG_TICKS.map(String) } : {}) });
   layout.hovermode = "closest";
+  if (!traces.length) for (const axis of [layout.xaxis, layout.yaxis]) Object.assign(axis, BARE);
   if (!traces.length) layout.annotations = [{ text: "not recorded in these runs", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5 }];
   return [traces, layout];
 }

@@ -83,8 +83,21 @@ def test_one_value_has_no_interval_and_two_have_students():
     assert statistics.median_interval(np.array([3.0])).low is None
     assert statistics.ratio_of_sums(np.array([3.0]), np.array([1.0])).high is None
     interval = statistics.median_interval(np.array([1.0, 2.0]))
-    low, high = stats.t.interval(0.95, 1, loc=1.5, scale=stats.sem([1.0, 2.0]))
-    assert (interval.low, interval.high) == pytest.approx((low, high), rel=1e-6)
+    low, high = stats.t.interval(0.95, 1, loc=math.log(1.5), scale=stats.sem(np.log([1.0, 2.0])))
+    assert (interval.low, interval.high) == pytest.approx((math.exp(low), math.exp(high)), rel=1e-6)
+
+
+@pytest.mark.parametrize("values", [(0.25, 0.32), (0.05, 2.0, 0.05), tuple(np.geomspace(0.02, 9, 14))])
+def test_no_interval_of_a_duration_reaches_below_zero(values):
+    interval = statistics.median_interval(np.array(values))
+    assert 0 < interval.low < interval.value < interval.high
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5])
+def test_a_few_steps_are_covered_as_well(n):
+    rng = np.random.default_rng(n)
+    share = sum(covers(statistics.median_interval(skewed(rng, n)), 1.0) for _ in range(CASES)) / CASES
+    assert 0.92 <= share <= 0.97
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 7, 10, 11, 14, 29, 99, 10_000])

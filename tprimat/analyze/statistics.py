@@ -133,19 +133,20 @@ def median_ranks(n: int) -> tuple[int, float]:
 
 
 def median_interval(values: Array) -> Interval:
-    """Median with a 95 % interval, distribution-free from 6 values on, Student's t from 2 to 5, none for one.
+    """Median of positive values with a 95 % interval: distribution-free from 6 on, Student's t from 2 to 5, none for one.
 
-    Autocorrelation widens both arms by the square root of the variance inflation.
+    Autocorrelation widens both arms by the square root of the variance inflation. Arms are factors, that is, lengths on the log
+    scale: however wide, they leave a duration positive.
     """
     n, centre = len(values), float(np.median(values))
     if n < 2:
         return Interval(value=centre, low=None, high=None)
     if n < 6:
-        arm = t_quantile(n - 1) * float(values.std(ddof=1)) / math.sqrt(n)
-        return Interval(value=centre, low=centre - arm, high=centre + arm)
+        factor = math.exp(t_quantile(n - 1) * float(np.log(values).std(ddof=1)) / math.sqrt(n))
+        return Interval(value=centre, low=centre / factor, high=centre * factor)
     low, high = _median_bounds(np.sort(values))
     wider = math.sqrt(variance_inflation(values))
-    return Interval(value=centre, low=centre - wider * (centre - low), high=centre + wider * (high - centre))
+    return Interval(value=centre, low=centre * (low / centre) ** wider, high=centre * (high / centre) ** wider)
 
 
 def _median_bounds(ordered: Array) -> tuple[float, float]:

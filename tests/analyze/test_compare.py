@@ -92,6 +92,10 @@ def test_one_rank_is_no_plural(platform, gpus, words):
 
 def test_a_run_that_failed_or_ran_something_else_is_not_counted():
     oom = measure(recorded("h100", "oom")[0], MetricOptions())
+    (whole, *_) = recorded("h100", "llama-0")
+    open_end = measure(changed(whole, outcome="running"), MetricOptions())
+    steps = f"steps so far: {len(whole.steps)}"
+    assert open_end.not_counted == f"no end was recorded: it still runs, or was killed with its launcher; {steps}"
     assert (oom.metrics, oom.not_counted) == (None, "out_of_memory: CUDA out of memory on rank 3")
     other = measure(changed(recorded("h100", "llama-0")[0], mismatches=("TP 4 asked, 1 ran",)), MetricOptions())
     assert "TP 4 asked, 1 ran" in other.not_counted

@@ -45,7 +45,9 @@ def measure(result: RunResult, options: MetricOptions, prices: Mapping[str, floa
     """The metrics of one run; a run that must not be counted keeps them where they can be computed, and says why it is out."""
     run = result.run
     reason = None
-    if run.outcome != "completed":
+    if run.outcome == "running":
+        reason = f"no end was recorded: it still runs, or was killed with its launcher; steps so far: {len(result.steps)}"
+    elif run.outcome != "completed":
         reason = f"{run.outcome}" + (f": {run.cause}" if run.cause else "")
     elif run.mismatches:
         reason = "what ran is not what was asked: " + "; ".join(run.mismatches)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from planning import make_plan
 
-from tprimat.errors import ConfigError
+from tprimat.errors import ConfigError, RecordError
 from tprimat.facts.models import padded_vocabulary, parameters
 from tprimat.plan.expected import mismatches
 from tprimat.plan.file import read_plan, write_plan
@@ -64,3 +64,9 @@ def test_the_padded_vocabulary_must_divide_too(plan):
     shape = replace(plan.shape, heads=25, kv_heads=25, ffn=100, hidden=100, vocabulary=500)
     assert valid_tensor_degrees(shape) == [1]
     assert valid_tensor_degrees(replace(shape, vocabulary=640)) == [1, 5]
+
+
+def test_a_plan_that_is_only_named_says_who_writes_it(tmp_path):
+    with pytest.raises(RecordError, match=r"There is no .*plan\.json") as found:
+        read_plan(tmp_path / "plan.json")
+    assert "--dry-run only names the place" in found.value.fix

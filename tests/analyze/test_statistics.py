@@ -114,6 +114,8 @@ def test_a_spike_among_equal_values_is_still_an_outlier():
     values = np.array([3.2] * 20 + [9.0])
     assert statistics.outliers(values) == 1
     assert statistics.outliers(np.full(5, 3.2)) == 0
+    assert statistics.outliers(np.array([1.0, 1.01, 9.0])) == 0  # of three nobody can tell
+    assert statistics.outliers(np.array([1.0, 1.01, 1.02, 0.99, 0.98, 9.0])) == 1
 
 
 @pytest.mark.parametrize("n", [10, 25, 80])

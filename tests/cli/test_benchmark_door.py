@@ -56,6 +56,12 @@ def test_a_dry_run_prints_the_plan_and_the_exact_command_and_leaves_nothing(tmp_
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_strategy_of_the_environment_that_is_none_is_put_down_to_the_variable():
+    done = dry(environment={"PARALLEL": "nowhere"})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "There is no strategy 'nowhere'.\n  at    the variable PARALLEL\n  try   one of: maximum_performance, " in done.stderr
+
+
 def test_strategy_and_folder_come_from_the_environment_and_a_flag_wins(tmp_path):
     environment = {"PARALLEL": "balanced", "OUTPUT_DIR": str(tmp_path / "from-environment")}
     (plan,) = plans_of(dry("--model", "llama", environment=environment))

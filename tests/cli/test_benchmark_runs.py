@@ -5,6 +5,7 @@ Training starts eight times in this file; everything that needs no rank stands i
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -97,6 +98,10 @@ def test_a_run_that_completes_exits_0_and_prints_its_summary_as_one_document(rep
     assert code == 0, err
     assert json.loads(out)["runs"]
     assert "Using parallelism strategy: minimal_communication\nParallelism: TP=1, PP=1, DP=1, GradAccum=2\n" in err
+    assert [line.split(":")[0] for line in err.splitlines() if line.startswith("run ")] == [
+        "run 1 of 2, llama",
+        "run 2 of 2, llama",
+    ]
 
 
 def test_repetitions_are_all_kept(repeated):
@@ -204,10 +209,13 @@ def test_ctrl_c_keeps_what_was_measured_starts_nothing_more_and_leaves_no_proces
     process.send_signal(signal.SIGINT)
     process.wait(timeout=60)
     seconds = time.monotonic() - asked
-    code, out, _ = end_of(process)
+    code, out, err = end_of(process)
     (run,) = runs_in(tmp_path)
     record = run.read_run()
     assert (code, record.outcome) == (1, "interrupted")
+    assert re.search(
+        r"^not started: \S+-qwen-minimal_communication; with --resume the same call goes on from here$", err, re.MULTILINE
+    )
     assert run.read_steps()
     assert "interrupted" in out
     assert record.ended_at is not None

@@ -82,7 +82,12 @@ def _parts(values: Array) -> Iterator[tuple[Array, int]]:
 
 
 def outliers(values: Array, limit: float = 3.0) -> int:
-    """How many values lie further than `limit` scaled MAD from the median (Leys et al. 2013, doi:10.1016/j.jesp.2013.03.013)."""
+    """How many values lie further than `limit` scaled MAD from the median (Leys et al. 2013, doi:10.1016/j.jesp.2013.03.013).
+
+    None of fewer than 6, whose MAD says little about their spread.
+    """
+    if len(values) < 6:
+        return 0
     median, far = np.median(values), limit * scaled_mad(values)
     return sum(int((np.abs(part - median) > far).sum()) for part, _ in _parts(values))
 

@@ -115,6 +115,8 @@ def _benchmark(options: argparse.Namespace) -> int:
     done = carry_out(cells, quiet=options.quiet, resume=options.resume, messages=sys.stderr)
     runs = [one.run for one in done if one.run is not None]
     _report(runs, options)
+    if left := [cell.plan.run_id for cell in cells[len(done) :]]:
+        print(f"not started: {', '.join(left)}; with --resume the same call goes on from here", file=sys.stderr)
     complete = len(done) == len(cells) and all(one.counts for one in done)
     return 0 if complete and all(run.benchmark_file for run in runs) else 1
 

@@ -49,6 +49,7 @@ def carry_out(cells: Sequence[Cell], *, quiet: bool, resume: bool, messages: Tex
     for output in dict.fromkeys(cell.session.output for cell in cells):
         make_writable(output)
     by_id = {cell.plan.run_id: cell for cell in cells}
+    place = {cell.plan.run_id: f"run {number} of {len(cells)}, " for number, cell in enumerate(cells, start=1) if len(cells) > 1}
     runs: dict[str, TrainingRun] = {}
     logs: set[Path] = set()
 
@@ -58,7 +59,8 @@ def carry_out(cells: Sequence[Cell], *, quiet: bool, resume: bool, messages: Tex
             log.unlink(missing_ok=True)
         logs.add(log)
         if not quiet:
-            print(f"{plan.model}: engine {plan.engine} ({plan.engine_reason})\n{announcement(plan)}", file=messages)
+            where = place.get(plan.run_id, "")
+            print(f"{where}{plan.model}: engine {plan.engine} ({plan.engine_reason})\n{announcement(plan)}", file=messages)
         runs[plan.run_id], result = start(by_id[plan.run_id].session, plan, quiet=quiet)
         return runs[plan.run_id].record, result
 

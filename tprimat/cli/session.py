@@ -7,7 +7,15 @@ from pathlib import Path
 
 from tprimat.cli.ceilings import check_probes
 from tprimat.cli.options import settings_of
-from tprimat.config.load import EnvironmentChoices, LoadedConfig, Setting, environment_choices, parse_setting, read_config
+from tprimat.config.load import (
+    DEFAULT_STRATEGY,
+    EnvironmentChoices,
+    LoadedConfig,
+    Setting,
+    environment_choices,
+    parse_setting,
+    read_config,
+)
 from tprimat.config.schema import PlatformName, PlatformOptimizations, Size
 from tprimat.config.tree import parse_scalar
 from tprimat.engines import nemo, primus
@@ -108,6 +116,9 @@ def _plans(session: Session, options: argparse.Namespace) -> list[RunPlan]:
     engine = choose(options.engine, session.platform, session.choices.primus_path)
     start = _primus(session) if engine.engine == "primus" else None
     strategy = options.parallel or session.choices.strategy
+    known = session.loaded.config.parallelism
+    if not options.parallel and strategy not in {*known, DEFAULT_STRATEGY}:
+        raise ConfigError(f"There is no strategy {strategy!r}.", where="the variable PARALLEL", fix=f"one of: {', '.join(known)}")
     plans = []
     for model in models:
         request = PlanRequest(

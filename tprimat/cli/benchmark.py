@@ -104,6 +104,7 @@ def _benchmark(options: argparse.Namespace) -> int:
     from tprimat.cli.series import Cell, carry_out  # after parsing, so that --help stays quick
     from tprimat.cli.session import prepare
     from tprimat.engines.worker import require_worker_modules
+    from tprimat.launch.sweep import name
 
     session = prepare(options)
     if options.dry_run:
@@ -115,8 +116,9 @@ def _benchmark(options: argparse.Namespace) -> int:
     done = carry_out(cells, quiet=options.quiet, resume=options.resume, messages=sys.stderr)
     runs = [one.run for one in done if one.run is not None]
     _report(runs, options)
-    if left := [cell.plan.run_id for cell in cells[len(done) :]]:
-        print(f"not started: {', '.join(left)}; with --resume the same call goes on from here", file=sys.stderr)
+    if left := [name(cell.plan) for cell in cells[len(done) :]]:
+        what = f"{len(left)} of {len(cells)} runs ({', '.join(dict.fromkeys(left))})"
+        print(f"not started: {what}; with --resume the same call goes on from here", file=sys.stderr)
     complete = len(done) == len(cells) and all(one.counts for one in done)
     return 0 if complete and all(run.benchmark_file for run in runs) else 1
 

@@ -13,7 +13,7 @@ CUDA_DRIVER = "libcuda.so.1"
 
 
 def begin_imports() -> None:
-    """Stop collecting garbage: an import makes next to none, and looking for it takes a quarter of the imports' time."""
+    """Stop collecting garbage: an import makes next to none, and looking for it again and again lengthens every start."""
     gc.disable()
 
 

@@ -1,7 +1,8 @@
 """Norm and clipping of many gradients in a few kernels, without Transformer Engine and Apex.
 
 Megatron-Core's own fallback asks the device for the norm of each tensor, one by one (`torch.tensor` of a list of device
-scalars), and scales each into a temporary. These two take its place under the same interface.
+scalars), and scales each into a temporary. `l2_norm` and `scale` take its place under the same interface. An optimizer that clips
+while it updates needs neither Megatron's scaling nor the norm on the host: `norm_over_ranks` and `clipping_factor`.
 """
 
 from collections.abc import Sequence

@@ -30,7 +30,7 @@ class MegatronStrategy(lightning.strategies.DDPStrategy):  # type: ignore[misc]
         """Join the process group before Lightning would, which ties it to a device.
 
         NCCL then connects each of Megatron's groups at once, also the many that no layout uses, and takes each down again at
-        the end, half a second for each.
+        the end, one after the other.
         """
         if not dist.is_initialized():
             dist.init_process_group(self._get_process_group_backend(), timeout=self._timeout)

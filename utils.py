@@ -5,7 +5,7 @@ python3 -c "from utils import detect_platform; print(detect_platform())"
 
 from typing import Any
 
-from tprimat.launch.cluster import this_machine
+from tprimat.hardware.nodes import this_machine
 
 
 def detect_platform() -> str:

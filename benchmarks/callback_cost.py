@@ -23,21 +23,20 @@ sys.path.insert(0, str(ROOT))
 
 from shallow import write_shallow_config  # noqa: E402
 
-from tprimat.train import redirect  # noqa: E402
-from tprimat.train.megatron import weight_gradients  # noqa: E402
+from tprimat.megatron import wgrad  # noqa: E402
+from tprimat.train import cpu_redirect  # noqa: E402
 
-weight_gradients.install()
-redirect.install()
+wgrad.install()
+cpu_redirect.install()
 
 import torch  # noqa: E402
 
 from tprimat.config.load import Setting, read_config  # noqa: E402
+from tprimat.megatron.module import MegatronModule, MegatronStrategy  # noqa: E402
+from tprimat.megatron.options import decide  # noqa: E402
 from tprimat.plan.build import PlanRequest, build_plan  # noqa: E402
 from tprimat.train.callback import BenchmarkCallback  # noqa: E402
 from tprimat.train.lightning_api import lightning, quieten  # noqa: E402
-from tprimat.train.megatron.active_options import decide  # noqa: E402
-from tprimat.train.megatron.module import MegatronModule  # noqa: E402
-from tprimat.train.megatron.strategy import MegatronStrategy  # noqa: E402
 
 
 class Ends(lightning.Callback):

@@ -31,15 +31,15 @@ from tprimat.analyze.compare import verdict  # noqa: E402
 from tprimat.analyze.groups import Group, Measured, group_estimate, group_runs, measure  # noqa: E402
 from tprimat.analyze.metrics import MetricOptions  # noqa: E402
 from tprimat.cli import options as flags  # noqa: E402
-from tprimat.cli.session import prepare  # noqa: E402
 from tprimat.errors import UserError  # noqa: E402
-from tprimat.launch.cluster import this_machine  # noqa: E402
-from tprimat.record.benchmark_file import RunResult  # noqa: E402
-from tprimat.record.collect import load_results  # noqa: E402
-from tprimat.record.derived import Estimate  # noqa: E402
-from tprimat.record.files import as_document, write_atomically  # noqa: E402
-from tprimat.report.columns import columns  # noqa: E402
-from tprimat.report.table import with_interval  # noqa: E402
+from tprimat.hardware.nodes import this_machine  # noqa: E402
+from tprimat.records.benchmark_file import RunResult  # noqa: E402
+from tprimat.records.discover import load_results  # noqa: E402
+from tprimat.records.files import as_document, write_atomically  # noqa: E402
+from tprimat.records.metrics import Estimate  # noqa: E402
+from tprimat.report.comparison import with_interval  # noqa: E402
+from tprimat.report.tables import columns  # noqa: E402
+from tprimat.runner.session import prepare  # noqa: E402
 
 HEADER = ("layout", "program", "split", "tokens/s/GPU", "TFLOP/s/GPU", "MFU", "memory", "first step", "n", "target", "faster by")
 PLATFORMS = {"cuda": "nvidia", "rocm": "amd"}

@@ -23,8 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tprimat.facts.models import model_shape  # noqa: E402
-from tprimat.record.environment import software_versions  # noqa: E402
-from tprimat.train.megatron.symmetric import CollectiveExchange, exchange_of, symmetric_memory  # noqa: E402
+from tprimat.megatron.tp_overlap import CollectiveExchange, exchange_of, symmetric_memory  # noqa: E402
+from tprimat.records.environment import software_versions  # noqa: E402
 
 Way = Callable[[Tensor, Tensor], Tensor]
 

@@ -6,18 +6,18 @@ import random
 from importlib.util import find_spec
 from pathlib import Path
 
-from tprimat.cli.live import Progress
-from tprimat.cli.session import Session
-from tprimat.cli.training import TrainingRun, finish, launch_of, now
 from tprimat.engines.base import Command
-from tprimat.engines.logs import torchtitan
-from tprimat.launch.cluster import Nodes, torchrun
-from tprimat.launch.followed import FollowedLog
+from tprimat.engines.follow import FollowedLog
+from tprimat.hardware.nodes import Nodes, torchrun
 from tprimat.launch.run import run
-from tprimat.plan.expected import first_record, mismatches
+from tprimat.logs.formats import torchtitan
+from tprimat.plan.evidence import first_record, mismatches
 from tprimat.plan.schema import RunPlan
-from tprimat.record.benchmark_file import RunResult
-from tprimat.record.environment import software_versions
+from tprimat.records.benchmark_file import RunResult
+from tprimat.records.environment import software_versions
+from tprimat.runner.progress import Progress
+from tprimat.runner.run import TrainingRun, finish, launch_of, now
+from tprimat.runner.session import Session
 
 NAME = torchtitan.NAME
 FLAVORS = {"full": "8B", "tiny": "debugmodel"}

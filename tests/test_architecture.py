@@ -13,17 +13,25 @@ MAY_IMPORT = {
     "units": set(),
     "facts": {"errors", "units"},
     "config": {"errors", "facts"},
-    "plan": {"errors", "facts", "config", "record"},
-    "record": {"errors", "facts"},
-    "engines": {"errors", "facts", "plan", "record"},
-    "launch": {"errors", "plan", "record", "engines"},
-    "train": {"errors", "facts", "plan", "record"},
-    "probe": {"errors", "facts", "record"},
-    "analyze": {"errors", "facts", "record"},
-    "report": {"errors", "units", "record", "analyze"},
+    "records": {"errors", "facts"},
+    "plan": {"errors", "facts", "config", "records"},
+    "hardware": {"errors", "facts", "records"},
+    "logs": {"errors", "units", "facts", "config", "records"},
+    "engines": {"errors", "facts", "plan", "records", "logs"},
+    "launch": {"errors", "plan", "records", "logs", "engines", "hardware"},
+    "train": {"errors", "facts", "plan", "records"},
+    "megatron": {"errors", "facts", "plan", "records", "train"},
+    "nemo": {"errors", "facts", "plan", "records", "train", "megatron"},
+    "probe": {"errors", "facts", "records", "hardware"},
+    "analyze": {"errors", "facts", "records"},
+    "report": {"errors", "units", "records", "analyze"},
 }
+MAY_IMPORT["runner"] = set(MAY_IMPORT)
+MAY_IMPORT["cli"] = set(MAY_IMPORT)
+ANY_ROOM = "all but cli"
+"""How the table in the docs writes the rows of runner and cli."""
 HEAVY = {"torch", "lightning", "pytorch_lightning", "megatron", "nemo", "nemo_run", "fiddle", "transformer_engine"}
-HEAVY_STAGES = {"train", "probe"}
+HEAVY_ROOMS = {"train", "megatron", "nemo", "probe"}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -50,7 +58,7 @@ def breaches(stage: str, source: str) -> list[str]:
         if parts[0] == "tprimat" and len(parts) > 1 and stage in MAY_IMPORT and parts[1] != "__version__":
             if parts[1] not in MAY_IMPORT[stage] | {stage}:
                 found.append(f"{stage} imports {name}")
-        elif parts[0] in HEAVY and stage not in HEAVY_STAGES:
+        elif parts[0] in HEAVY and stage not in HEAVY_ROOMS:
             found.append(f"{stage} imports {name}")
     return found
 
@@ -69,7 +77,7 @@ def test_nobody_imports_cli():
 
 
 def test_every_stage_stands_in_the_table():
-    stages = {stage_of(path) for path in MODULES} - {"__init__", "cli"}
+    stages = {stage_of(path) for path in MODULES} - {"__init__"}
     assert stages == set(MAY_IMPORT)
 
 
@@ -91,5 +99,6 @@ def test_the_table_in_the_docs_is_the_table_enforced():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         for name, allowed in zip(cells[0::3], cells[1::3], strict=False):
             if name in MAY_IMPORT and len(cells) == 5:
-                rows[name] = set(allowed.split())
-    assert rows == {stage: allowed for stage, allowed in MAY_IMPORT.items() if stage not in {"errors", "units"}}
+                rows[name] = set(MAY_IMPORT) - {"cli"} if allowed == ANY_ROOM else set(allowed.split())
+    allowed = {room: others - {room} for room, others in MAY_IMPORT.items() if room not in {"errors", "units"}}
+    assert {room: others - {room} for room, others in rows.items()} == allowed

@@ -22,14 +22,14 @@ from start_figures import first_steps, micro_batch_search, start_up  # noqa: E40
 from switch_figures import exchanges, forward_sums, no_gain, switches, unswitched  # noqa: E402
 
 from tprimat import units  # noqa: E402
-from tprimat.analyze.alone import alone  # noqa: E402
 from tprimat.analyze.compare import verdict  # noqa: E402
 from tprimat.analyze.groups import Group, group_estimate  # noqa: E402
-from tprimat.analyze.profile import ProfileSummary  # noqa: E402
-from tprimat.record.files import from_json  # noqa: E402
-from tprimat.report.markdown import table  # noqa: E402
-from tprimat.report.profile import markdown  # noqa: E402
-from tprimat.report.table import with_interval  # noqa: E402
+from tprimat.analyze.step_breakdown import alone  # noqa: E402
+from tprimat.analyze.trace import ProfileSummary  # noqa: E402
+from tprimat.records.files import from_json  # noqa: E402
+from tprimat.report.comparison import with_interval  # noqa: E402
+from tprimat.report.tables import table  # noqa: E402
+from tprimat.report.trace import markdown  # noqa: E402
 
 BLOCK = re.compile(r"(<!-- figures (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

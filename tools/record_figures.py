@@ -5,10 +5,10 @@ from pathlib import Path
 
 from tprimat.analyze.groups import Group, group_estimate, group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.cli.ceilings import probes_in, under_ceiling
-from tprimat.record.collect import load_results
-from tprimat.record.derived import Estimate
-from tprimat.record.schema import ProbeRecord
+from tprimat.analyze.roofline import under_ceiling
+from tprimat.records.discover import load_results, probes_in
+from tprimat.records.metrics import Estimate
+from tprimat.records.schema import ProbeRecord
 
 NOTHING = "Nothing is recorded yet."
 OURS = ("engine", "fp8", "one-gpu")

@@ -6,9 +6,9 @@ from pathlib import Path
 from record_figures import NOTHING, by_layout, engine_groups, groups_in, rate, steps
 
 from tprimat import units
-from tprimat.record.schema import RunRecord
-from tprimat.report.markdown import table
-from tprimat.report.table import with_interval
+from tprimat.records.schema import RunRecord
+from tprimat.report.comparison import with_interval
+from tprimat.report.tables import table
 
 STAGES = {
     "rank_started": "ranks run",

@@ -14,8 +14,8 @@ sys.path.insert(0, str(ROOT))
 
 from tprimat.analyze.probes import newest_of_each, settings_of  # noqa: E402
 from tprimat.cli import finetune  # noqa: E402
-from tprimat.cli.ceilings import FILE_NAME  # noqa: E402
-from tprimat.record.store import read_probes  # noqa: E402
+from tprimat.records.discover import PROBES_FILE  # noqa: E402
+from tprimat.records.store import read_probes  # noqa: E402
 from tprimat.report.suite import page_of  # noqa: E402
 
 RESULTS = ROOT / "results" / "h200"
@@ -27,7 +27,7 @@ about any other accelerator."""
 
 def text() -> str:
     """The page. Each folder's newest setting counts; where all folders share one, the newest record of each operation."""
-    chosen = [probe for file in sorted(RESULTS.glob(f"*/{FILE_NAME}")) for probe in newest_of_each(read_probes(file))]
+    chosen = [probe for file in sorted(RESULTS.glob(f"*/{PROBES_FILE}")) for probe in newest_of_each(read_probes(file))]
     if len(settings_of(chosen)) == 1:
         chosen = newest_of_each(chosen)
     return page_of(chosen, [finetune.section(RESULTS)], PREFACE)

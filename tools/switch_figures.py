@@ -13,9 +13,9 @@ from tprimat.analyze.compare import verdict
 from tprimat.analyze.groups import Group, group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.config.schema import EngineOptions
-from tprimat.record.schema import RunRecord
-from tprimat.report.markdown import table
-from tprimat.report.table import with_interval
+from tprimat.records.schema import RunRecord
+from tprimat.report.comparison import with_interval
+from tprimat.report.tables import table
 
 
 def options_of(run: RunRecord) -> dict[str, object]:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tprimat.analyze.alone import alone
 from tprimat.analyze.metrics import MetricOptions, run_metrics
+from tprimat.analyze.step_breakdown import alone
 from tprimat.facts.models import model_shape, parameters
-from tprimat.record.benchmark_file import read_benchmark_file
-from tprimat.record.schema import ProbeRecord
+from tprimat.records.benchmark_file import read_benchmark_file
+from tprimat.records.schema import ProbeRecord
 
 RECORD = Path(__file__).parents[2] / "results" / "h200" / "engine" / "dp_mbs4" / "benchmark_cuda_llama.json"
 

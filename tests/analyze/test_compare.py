@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tprimat.analyze.bootstrap import Sample
 from tprimat.analyze.compare import comparable, ratio_of_groups, verdict
 from tprimat.analyze.groups import group_estimate, group_runs, measure, ranks
 from tprimat.analyze.metrics import MetricOptions
+from tprimat.analyze.statistics import Sample
 from tprimat.facts.models import model_shape
-from tprimat.record.benchmark_file import RunResult
-from tprimat.record.collect import load_results
-from tprimat.record.schema import Evidence, StepRecord
+from tprimat.records.benchmark_file import RunResult
+from tprimat.records.discover import load_results
+from tprimat.records.schema import Evidence, StepRecord
 
 RUNS = Path(__file__).parent.parent / "runs"
 

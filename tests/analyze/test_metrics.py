@@ -8,7 +8,7 @@ import pytest
 from tprimat.analyze.metrics import MetricOptions, run_metrics
 from tprimat.errors import MetricError
 from tprimat.facts.models import ModelShape
-from tprimat.record.schema import Machine, RunRecord, StepRecord, TelemetrySample
+from tprimat.records.schema import Machine, RunRecord, StepRecord, TelemetrySample
 
 H100 = Machine(platform="cuda", accelerator="NVIDIA H100 80GB HBM3", gpus_per_node=8, nodes=1)
 LLAMA = ModelShape(

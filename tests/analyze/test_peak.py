@@ -8,7 +8,7 @@ import pytest
 from tprimat.analyze.groups import group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.peak import against_the_best, by_yardstick, names, peaks, project, ranked, remarks
-from tprimat.record.collect import load_results
+from tprimat.records.discover import load_results
 
 RUNS = Path(__file__).parents[1] / "runs"
 

@@ -3,8 +3,8 @@
 import pytest
 
 from tprimat.analyze import probes
-from tprimat.analyze.ceiling import gemm_ceiling
-from tprimat.record.schema import Machine, ProbeRecord, RunRecord
+from tprimat.analyze.roofline import gemm_ceiling
+from tprimat.records.schema import Machine, ProbeRecord, RunRecord
 
 MI350X = Machine(
     platform="rocm", accelerator="AMD Instinct MI350X", gpus_per_node=1, nodes=1, driver="6.14", power_limit_watts=1000.0

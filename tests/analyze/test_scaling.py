@@ -9,13 +9,12 @@ from scipy.optimize import curve_fit
 
 from tprimat.analyze.groups import group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.analyze.scaling import Point, series, series_of
-from tprimat.analyze.scaling_laws import fit
+from tprimat.analyze.scaling import Point, fit, series, series_of
 from tprimat.errors import MetricError
 from tprimat.facts.models import model_shape
-from tprimat.record.benchmark_file import RunResult
-from tprimat.record.derived import Estimate
-from tprimat.record.schema import Machine, RunRecord, StepRecord
+from tprimat.records.benchmark_file import RunResult
+from tprimat.records.metrics import Estimate
+from tprimat.records.schema import Machine, RunRecord, StepRecord
 
 COUNTS = (1, 2, 4, 8, 16, 32)
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tprimat.analyze import bootstrap, statistics
-from tprimat.analyze.bootstrap import Sample
+from tprimat.analyze import statistics
+from tprimat.analyze import statistics as bootstrap
+from tprimat.analyze.statistics import Sample
 
 CASES = 2000
 

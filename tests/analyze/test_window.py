@@ -5,7 +5,7 @@ import pytest
 
 from tprimat.analyze.window import steady_window, steps_inside
 from tprimat.errors import MetricError
-from tprimat.record.schema import StepRecord
+from tprimat.records.schema import StepRecord
 
 
 def steps_of(seconds, first=1):

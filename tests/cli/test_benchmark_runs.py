@@ -18,7 +18,7 @@ import pytest
 
 from tprimat import units
 from tprimat.analyze.metrics import run_metrics
-from tprimat.record.store import RunDirectory
+from tprimat.records.store import RunDirectory
 from tprimat.report.summary import summary
 
 ROOT = Path(__file__).parents[2]

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from runs.make_runs import a_run, steps_of, write_run
 
-from tprimat.record.schema import Machine, ProbeRecord
-from tprimat.record.store import append_probe, read_probes
+from tprimat.records.schema import Machine, ProbeRecord
+from tprimat.records.store import append_probe, read_probes
 
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "tests" / "runs" / "h100" / "runs" / "h100-llama-0"

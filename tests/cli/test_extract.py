@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tprimat.cli.extract import DIALECTS
-from tprimat.engines.logs.dialects import NAMES
-from tprimat.record.benchmark_file import read_benchmark_file
+from tprimat.logs.parse import NAMES
+from tprimat.records.benchmark_file import read_benchmark_file
 
 ROOT = Path(__file__).parent.parent.parent
 LOGS = ROOT / "tests" / "logs"

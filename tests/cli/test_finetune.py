@@ -10,7 +10,7 @@ import pytest
 from tprimat.cli import finetune, options, qwen3, torchtune
 from tprimat.cli.qwen3 import Training
 from tprimat.engines.base import Command
-from tprimat.record.schema import Machine
+from tprimat.records.schema import Machine
 
 GPUS = Machine(platform="cuda", accelerator="NVIDIA H200", gpus_per_node=8, nodes=1)
 ON_GPUS = Training(machine=GPUS, ranks=8, steps=20, seconds=None)
@@ -38,7 +38,7 @@ def test_the_command_of_fp8_is_torchtunes_full_recipe_with_its_switch(tmp_path):
 
 @pytest.mark.parametrize("precision", qwen3.PRECISIONS)
 def test_the_embedded_engine_trains_the_published_workload(tmp_path, precision):
-    from tprimat.cli.session import prepare
+    from tprimat.runner.session import prepare
 
     argv = qwen3.command_of(precision, tmp_path, ON_GPUS).argv
     assert argv[1:3] == ("-m", "tprimat.cli.benchmark")

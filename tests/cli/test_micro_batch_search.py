@@ -9,8 +9,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from tprimat.plan.file import read_plan
-from tprimat.record.store import RunDirectory
+from tprimat.plan.schema import read_plan
+from tprimat.records.store import RunDirectory
 
 ROOT = Path(__file__).parents[2]
 AUTO = ["--model", "llama", "--data", "mock", "--steps", "2", "--global-batch-size", "8", "--micro-batch-size", "auto"]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tprimat.record.schema import TelemetrySample
-from tprimat.record.store import RunDirectory
+from tprimat.records.schema import TelemetrySample
+from tprimat.records.store import RunDirectory
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "tests" / "runs"

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tprimat.cli.peak_picture import main
-from tprimat.record.schema import Machine, ProbeRecord
-from tprimat.record.store import RunDirectory, append_probe
-from tprimat.report import peak_plot
+from tprimat.records.schema import Machine, ProbeRecord
+from tprimat.records.store import RunDirectory, append_probe
+from tprimat.report.plots import peak
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "tests" / "runs"
@@ -97,7 +97,7 @@ def test_the_fastest_product_probed_on_the_machine_is_a_line(tmp_path):
 
 def test_the_words_under_neighbouring_panels_keep_apart(monkeypatch, tmp_path):
     drawn = []
-    monkeypatch.setattr(peak_plot, "save", lambda made, path: (made.savefig(path), drawn.append(made)))
+    monkeypatch.setattr(peak, "save", lambda made, path: (made.savefig(path), drawn.append(made)))
     measured = ROOT / "results" / "h200"
     folders = [str(measured / name) for name in ("engine", "nemo", "two-gpus/engine")]
     probes = str(measured / "probes-1gpu")

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tprimat.record.store import read_probes
+from tprimat.records.store import read_probes
 
 
 def probe(*arguments):

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tprimat.cli import run_all, training
+from tprimat.cli import run_all
 from tprimat.engines.base import Command
+from tprimat.runner import run as training
 
 ROOT = Path(__file__).parents[2]
 TRAINER = (sys.executable, "-S", str(ROOT / "tests" / "fake_trainer.py"))

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tprimat.cli import benchmark, training
+from tprimat.cli import benchmark
 from tprimat.cli.scale_runs import share
 from tprimat.engines.base import Command
 from tprimat.errors import ConfigError
+from tprimat.runner import run as training
 
 ROOT = Path(__file__).parents[2]
 TRAINER = (sys.executable, "-S", str(ROOT / "tests" / "fake_trainer.py"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tprimat.record.store import RunDirectory
+from tprimat.records.store import RunDirectory
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "tests" / "runs"

@@ -7,8 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-from tprimat.record.collect import load_results
-from tprimat.record.store import read_probes
+from tprimat.records.discover import load_results
+from tprimat.records.store import read_probes
 
 ALL_BUT_SHORT = "gemm,attention,collectives,ddp,transformer,finetune"
 ALL_BUT_TRAINING = "gemm,attention,collectives,ddp,transformer,mlp,torchtune"

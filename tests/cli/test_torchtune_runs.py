@@ -8,7 +8,7 @@ import pytest
 
 from tprimat.cli import finetune, suite, torchtune
 from tprimat.cli.qwen3 import Training
-from tprimat.record.schema import Machine
+from tprimat.records.schema import Machine
 
 GPUS = Machine(platform="cuda", accelerator="NVIDIA H200", gpus_per_node=2, nodes=1)
 TRAINING = Training(machine=GPUS, ranks=2, steps=6, seconds=None)

@@ -5,14 +5,12 @@ import random
 import numpy as np
 import pytest
 
-from tprimat.cli.log_reading import LogReading
-from tprimat.engines.logs import collect as collecting
-from tprimat.engines.logs.assemble import assemble
-from tprimat.engines.logs.bulk import line_pattern
-from tprimat.engines.logs.collect import Collection
-from tprimat.engines.logs.dialects import find_dialect
-from tprimat.engines.logs.times import Workload
-from tprimat.record import table
+from tprimat.logs import steps as collecting
+from tprimat.logs.bulk import line_pattern
+from tprimat.logs.extract import assemble
+from tprimat.logs.parse import LogReading, find_dialect
+from tprimat.logs.steps import Collection, Workload
+from tprimat.records import table
 
 STEPS = 6000
 SHORT = " iteration {:8d}/  900000 | elapsed time per iteration (ms): {:.1f} | learning rate: {:.6E} | lm loss: {:.6E} |"

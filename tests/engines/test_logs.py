@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tprimat.engines.logs.assemble import assemble, sequence_from_rates
-from tprimat.engines.logs.collect import Collection
-from tprimat.engines.logs.dialects import DIALECTS, NAMES, detect, find_dialect
-from tprimat.engines.logs.times import Workload
 from tprimat.errors import ConfigError, RecordError
+from tprimat.logs.extract import assemble, sequence_from_rates
+from tprimat.logs.parse import DIALECTS, NAMES, detect, find_dialect
+from tprimat.logs.steps import Collection, Workload
 
 LOGS = Path(__file__).parent.parent / "logs"
 GIB = 2**30

@@ -18,14 +18,14 @@ from fake_primus import make_checkout, value_of  # noqa: E402
 
 from tprimat.config.load import parse_setting, read_config  # noqa: E402
 from tprimat.config.schema import PrimusOptions  # noqa: E402
-from tprimat.engines.primus import ENGINE  # noqa: E402
-from tprimat.engines.primus_install import decide  # noqa: E402
-from tprimat.engines.primus_settings import rank_error_logs, settings, word  # noqa: E402
+from tprimat.engines.primus.engine import ENGINE  # noqa: E402
+from tprimat.engines.primus.install import decide  # noqa: E402
+from tprimat.engines.primus.settings import rank_error_logs, settings, word  # noqa: E402
 from tprimat.errors import ConfigError, LaunchError  # noqa: E402
 from tprimat.plan.build import PlanRequest, build_plan  # noqa: E402
-from tprimat.plan.expected import first_record  # noqa: E402
+from tprimat.plan.evidence import first_record  # noqa: E402
 from tprimat.plan.schema import PrimusStart  # noqa: E402
-from tprimat.record.schema import Machine  # noqa: E402
+from tprimat.records.schema import Machine  # noqa: E402
 
 GOLDEN = Path(__file__).parent / "golden" / "primus"
 MODELS = ("llama", "qwen")

@@ -16,8 +16,8 @@ if __name__ == "__main__":
 from tprimat.engines.base import Command  # noqa: E402
 from tprimat.launch.run import run  # noqa: E402
 from tprimat.launch.schema import Launch, Limits  # noqa: E402
-from tprimat.record.schema import Machine, RunRecord  # noqa: E402
-from tprimat.record.store import RunDirectory  # noqa: E402
+from tprimat.records.schema import Machine, RunRecord  # noqa: E402
+from tprimat.records.store import RunDirectory  # noqa: E402
 
 TRAINER = (sys.executable, "-S", str(ROOT / "tests" / "fake_trainer.py"))
 

@@ -5,7 +5,8 @@ import time
 import pytest
 
 from tprimat.errors import LaunchError
-from tprimat.launch.cluster import Nodes, expand_hosts, find_nodes, this_machine, torchrun
+from tprimat.hardware.nodes import Nodes, expand_hosts, find_nodes, this_machine
+from tprimat.launch.torchrun import torchrun
 
 H200 = "NVIDIA H200, GPU-{}, 143771, 700.00, 570.86.15"
 ROCM_SMI = {

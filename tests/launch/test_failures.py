@@ -2,10 +2,9 @@ import pytest
 from a_launch import Notes, a_launch
 
 from tprimat.errors import LaunchError
-from tprimat.launch.failures import classify, with_clue
 from tprimat.launch.run import run
-from tprimat.launch.schema import Failure
-from tprimat.record.schema import StepRecord
+from tprimat.logs.failures import Failure, classify, with_clue
+from tprimat.records.schema import StepRecord
 
 TORCHRUN_KILLED = """\
 ============================================================

@@ -2,11 +2,11 @@ import pytest
 from a_launch import ROOT, Notes, a_launch
 from test_sweep import plan_of
 
-from tprimat.engines.logs import primus
-from tprimat.launch.followed import FollowedLog
+from tprimat.engines.follow import FollowedLog
 from tprimat.launch.run import run
+from tprimat.logs.formats import primus
 from tprimat.plan.schema import Batch, Layout
-from tprimat.record.store import RunDirectory
+from tprimat.records.store import RunDirectory
 
 LOGS = ROOT / "tests" / "logs"
 

@@ -4,8 +4,8 @@ import pytest
 from a_launch import Notes, a_launch
 
 from tprimat.engines.base import Command
-from tprimat.launch.ports import free_port, on_another_port
 from tprimat.launch.run import run
+from tprimat.launch.torchrun import free_port, on_another_port
 
 
 @pytest.fixture

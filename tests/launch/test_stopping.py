@@ -9,9 +9,10 @@ import pytest
 from a_launch import ROOT, TRAINER, Notes, a_launch, wait_for
 
 from tprimat.engines.base import Command
-from tprimat.launch.cluster import Nodes, torchrun
+from tprimat.hardware.nodes import Nodes
 from tprimat.launch.run import run
-from tprimat.record.store import RunDirectory
+from tprimat.launch.torchrun import torchrun
+from tprimat.records.store import RunDirectory
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -120,7 +121,7 @@ def test_a_rank_that_is_killed_is_told_by_torchruns_block(tmp_path, left_behind)
 
 UNKILLABLE = """
 import sys, time
-from tprimat.launch.stop import Stop
+from tprimat.launch.process_tree import Stop
 stop = Stop("no such mark", lambda: 1, 0.2)
 began = time.monotonic()
 while not stop.advance():

@@ -12,10 +12,9 @@ from tprimat.config.schema import EngineOptions, OptimizerConfig, ProfilingConfi
 from tprimat.errors import LaunchError
 from tprimat.facts.models import model_shape
 from tprimat.launch.run import run
-from tprimat.launch.sweep import Sweep
-from tprimat.plan.file import write_plan
-from tprimat.plan.schema import Batch, Layout, RunPlan
-from tprimat.record.store import RunDirectory
+from tprimat.plan.schema import Batch, Layout, RunPlan, write_plan
+from tprimat.records.store import RunDirectory
+from tprimat.runner.sweep import Sweep
 
 
 def plan_of(folder, run_id, **fields):

@@ -8,10 +8,10 @@ import time
 import pytest
 from a_launch import ROOT, Notes, a_launch, wait_for
 
-from tprimat.launch.gpus import Gpu
-from tprimat.launch.readings import amd_smi_readings, nvidia_reasons, nvidia_row, rocm_smi_readings
+from tprimat.hardware.gpus import Gpu
+from tprimat.hardware.sampler import amd_smi_readings, nvidia_reasons, nvidia_row, rocm_smi_readings
 from tprimat.launch.run import run
-from tprimat.record.store import RunDirectory
+from tprimat.records.store import RunDirectory
 
 GPUS = tuple(Gpu(platform="cuda", name="NVIDIA H200", index=index, uuid=f"GPU-{index}") for index in (5, 3))
 ROW = "GPU-{}, 654.32, 1755, 61, 99, {}"
@@ -136,7 +136,7 @@ import dataclasses, sys
 sys.path[:0] = [{root!r}, {tests!r}]
 sys.modules["pynvml"] = None
 from a_launch import Notes, a_launch
-from tprimat.launch.gpus import Gpu
+from tprimat.hardware.gpus import Gpu
 from tprimat.launch.run import run
 gpu = Gpu(platform="cuda", name=None, index=0, uuid="GPU-5")
 run(a_launch(sys.argv[1], "steps", 1, "sleep", 100, sampled_gpus=(gpu,)), Notes())
@@ -190,7 +190,7 @@ def test_nvidias_python_package_is_asked_where_it_is_installed(tmp_path, monkeyp
 
 
 def test_amd_smi_is_asked_again_and_again_without_what_it_does_not_know(tool, tmp_path, monkeypatch):
-    monkeypatch.setattr("tprimat.launch.telemetry.POLL_SECONDS", 0.05)
+    monkeypatch.setattr("tprimat.hardware.sampler.POLL_SECONDS", 0.05)
     refusal = 'case "$*" in *--throttle*) echo unrecognized arguments >&2; exit 2;; esac'
     tool("amd-smi", f"{refusal}\ncat <<'END'\n{AMD_SMI}\nEND")
     gpu = Gpu(platform="rocm", name="AMD Instinct MI350X", index=0)
@@ -201,7 +201,7 @@ def test_amd_smi_is_asked_again_and_again_without_what_it_does_not_know(tool, tm
 
 
 def test_rocm_smi_is_asked_where_there_is_no_amd_smi(tool, tmp_path, monkeypatch):
-    monkeypatch.setattr("tprimat.launch.telemetry.POLL_SECONDS", 0.05)
+    monkeypatch.setattr("tprimat.hardware.sampler.POLL_SECONDS", 0.05)
     tool("rocm-smi", f"cat <<'END'\n{ROCM_SMI}\nEND")
     gpu = Gpu(platform="rocm", name="AMD Instinct MI300X", index=1)
     _, samples, notices = sampled(tmp_path / "run", *PATIENT, gpus=(gpu,))

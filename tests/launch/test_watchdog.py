@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from a_launch import Notes, a_launch
 
-from tprimat.launch import stacks
+from tprimat.launch import watchdog as stacks
 from tprimat.launch.run import run
 from tprimat.launch.schema import Limits
 from tprimat.launch.watchdog import Watchdog

@@ -44,7 +44,7 @@ def plan_of(model, strategy="balanced", size="full", **settings):
 
 
 def recipe_of(plan, *, on_gpu=True, transformer_engine=True):
-    from tprimat.train.nemo.recipe import Surroundings, build_recipe
+    from tprimat.nemo.recipe import Surroundings, build_recipe
 
     return build_recipe(plan, Surroundings(on_gpu=on_gpu, transformer_engine=transformer_engine))
 
@@ -97,7 +97,7 @@ def test_the_recipe_keeps_its_own_overlap_and_its_own_model(model):
 def test_our_shape_of_a_model_is_the_one_that_nemo_builds(model):
     import fiddle
 
-    from tprimat.train.nemo.recipe import model_fields
+    from tprimat.nemo.recipe import model_fields
 
     plan = plan_of(model)
     own = own_recipe(plan).model.config
@@ -181,8 +181,8 @@ def test_mock_data_is_nemo_s_and_text_is_ours_with_a_tokenizer_of_the_model_s_si
     import fiddle
     from nemo.collections.llm.gpt.data.mock import MockDataModule
 
-    from tprimat.train.nemo.data import SequencesModule
-    from tprimat.train.nemo.seeds import SeededMockData
+    from tprimat.nemo.data import SequencesModule
+    from tprimat.nemo.recipe import SeededMockData
 
     for model, size in (("llama", 128256), ("qwen", 152064)):
         plan = plan_of(model)
@@ -254,7 +254,7 @@ def test_the_tiny_size_shrinks_the_model_and_keeps_its_heads_and_layers():
 
 
 def test_without_transformer_engine_the_model_is_built_from_torch():
-    from tprimat.train.nemo.layers import TorchBlockSpec, forward_step
+    from tprimat.nemo.layers import TorchBlockSpec, forward_step
 
     config = recipe_of(plan_of("llama"), transformer_engine=False).model.config
     off = ("apply_rope_fusion", "persist_layer_norm", "masked_softmax_fusion", "gradient_accumulation_fusion")
@@ -307,7 +307,7 @@ class Absent:
 
 sys.meta_path.insert(0, Absent())
 from tprimat.errors import LaunchError
-from tprimat.train.nemo.availability import pretrain_recipe
+from tprimat.nemo.recipe import pretrain_recipe
 
 try:
     pretrain_recipe("llama31_8b", "llama")

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "train"))
 
 from planning import make_plan, train_together
 
-from tprimat.record.store import RunDirectory
+from tprimat.records.store import RunDirectory
 
 pytestmark = needs_nemo
 

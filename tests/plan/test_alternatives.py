@@ -1,6 +1,5 @@
 from tprimat.config.load import Setting, read_config
-from tprimat.plan.alternatives import strategies_with_less_memory
-from tprimat.plan.build import PlanRequest, build_plan
+from tprimat.plan.build import PlanRequest, build_plan, strategies_with_less_memory
 
 
 def alternatives(model, strategy, *, gpus=8, **settings):

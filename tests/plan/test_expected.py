@@ -7,10 +7,10 @@ from planning import make_plan
 
 from tprimat.errors import ConfigError, RecordError
 from tprimat.facts.models import padded_vocabulary, parameters
-from tprimat.plan.expected import mismatches
-from tprimat.plan.file import read_plan, write_plan
+from tprimat.plan.evidence import mismatches
 from tprimat.plan.layout import valid_tensor_degrees
-from tprimat.record.schema import Evidence
+from tprimat.plan.schema import read_plan, write_plan
+from tprimat.records.schema import Evidence
 
 SHAPED_OTHERWISE = [
     ({"tensor_parallel": 2}, "tensor parallel: 1 was asked for, 2 ran"),

@@ -14,7 +14,7 @@ from tprimat.plan.micro_batch import (
     with_micro_batch,
 )
 from tprimat.plan.schema import Batch, Layout
-from tprimat.record.micro_batch import MicroBatchTrial
+from tprimat.records.schema import MicroBatchTrial
 
 SIZES = (1, 2, 4, 8, 16, 32)
 

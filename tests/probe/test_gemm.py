@@ -5,7 +5,7 @@ import torch
 
 from tprimat.probe import gemm, gemm_search, memory
 from tprimat.probe.case import Case, measure, open_bench, open_notebook, run
-from tprimat.record.store import read_probes
+from tprimat.records.store import read_probes
 
 CPU = torch.device("cpu")
 PRODUCT = gemm.Product(m=32, k=64, n=16)

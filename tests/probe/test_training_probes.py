@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tprimat.facts.models import parameters
-from tprimat.probe import gemm_models, mlp, transformer
-from tprimat.probe.gpt import build
+from tprimat.probe import gemm, mlp, transformer
+from tprimat.probe.transformer import build
 
 CPU = torch.device("cpu")
 
@@ -80,11 +80,11 @@ def test_the_three_layer_network_has_134_million_weights_and_learns():
 
 
 def test_the_products_of_a_model_under_a_split_add_up_to_its_matmul_weights():
-    workload = gemm_models.DEFAULT_WORKLOADS[0]
+    workload = gemm.DEFAULT_WORKLOADS[0]
     for ranks in workload.tensor_parallel:
         rows = {
             case.variant: case.shape["k"] * case.shape["n"]
-            for case in gemm_models.workload_cases(workload, "bf16")
+            for case in gemm.workload_cases(workload, "bf16")
             if case.shape["tensor_parallel"] == ranks
         }
         layer = sum(weights for name, weights in rows.items() if not name.endswith(" output"))

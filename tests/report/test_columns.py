@@ -2,7 +2,7 @@
 
 import pytest
 
-from tprimat.report.columns import columns
+from tprimat.report.tables import columns
 
 
 def test_names_stand_left_and_numbers_right():

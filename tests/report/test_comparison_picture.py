@@ -9,8 +9,8 @@ from runs.make_runs import a_run, steps_of, write_run
 
 from tprimat.analyze.groups import group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.record.collect import load_results
-from tprimat.report import plot
+from tprimat.records.discover import load_results
+from tprimat.report.plots import comparison
 
 RUNS = Path(__file__).parents[1] / "runs"
 LONG = "a_strategy whose label takes up two thirds of the width of the picture if it is written into one line beside the bars"
@@ -22,8 +22,8 @@ def test_nothing_is_cut_or_covered_however_long_the_labels_are(machine, strategi
     (first, *_) = load_results([RUNS / machine])[0]
     runs = [dataclasses.replace(first, run=dataclasses.replace(first.run, strategy=name)) for name in strategies]
     drawn = []
-    monkeypatch.setattr(plot, "save", lambda made, path: (made.savefig(path), drawn.append(made)))
-    plot.draw_comparison(group_runs([measure(run, MetricOptions()) for run in runs]), "title", tmp_path / "compare.png")
+    monkeypatch.setattr(comparison, "save", lambda made, path: (made.savefig(path), drawn.append(made)))
+    comparison.draw_comparison(group_runs([measure(run, MetricOptions()) for run in runs]), "title", tmp_path / "compare.png")
     (picture,) = drawn
     speed, memory = (axes.get_title(loc="left") for axes in picture.subfigs[0].axes)
     assert speed.splitlines()[0].startswith(("Model throughput", "Throughput per rank"))
@@ -45,8 +45,8 @@ def test_the_axis_of_step_times_has_two_numbers_at_least(seconds, monkeypatch, t
     run = a_run("near")
     write_run(tmp_path, run, steps_of(run, np.array(seconds), 7))
     drawn = []
-    monkeypatch.setattr(plot, "save", lambda made, path: (made.savefig(path), drawn.append(made)))
-    plot.draw_comparison(
+    monkeypatch.setattr(comparison, "save", lambda made, path: (made.savefig(path), drawn.append(made)))
+    comparison.draw_comparison(
         group_runs([measure(found, MetricOptions()) for found in load_results([tmp_path])[0]]), "title", tmp_path / "compare.png"
     )
     (axes,) = (axes for part in drawn[0].subfigs for axes in part.axes if axes.get_title(loc="left").startswith("Step time"))

@@ -12,7 +12,7 @@ from browser import Browser, find_browser
 from runs.make_runs import H100, LAPTOP, MI300X, a_run, step_times, steps_of, write_run
 
 from tprimat.cli.report import main
-from tprimat.record.schema import StepRecord
+from tprimat.records.schema import StepRecord
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "tests" / "runs"

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from tprimat.errors import UserError
-from tprimat.report.style import figure, looks, save
+from tprimat.report.plots.style import figure, looks, save
 
 
 def test_32_groups_look_different_and_neighbours_differ_in_colour_and_line():

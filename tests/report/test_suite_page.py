@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from tprimat.record.schema import Machine, ProbeRecord
-from tprimat.report.probe_tables import DESCRIPTIONS
+from tprimat.records.schema import Machine, ProbeRecord
+from tprimat.report.probes import DESCRIPTIONS
 from tprimat.report.suite import SECTIONS, page
 
 H200 = {"platform": "cuda", "accelerator": "NVIDIA H200", "nodes": 1, "driver": "580.1", "power_limit_watts": 700.0}

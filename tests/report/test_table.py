@@ -7,9 +7,9 @@ from pathlib import Path
 from tprimat.analyze.compare import Difference, Verdict
 from tprimat.analyze.groups import group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.record.collect import load_results
-from tprimat.record.derived import Estimate
-from tprimat.report.table import Comparison, rows_of, sentence, text
+from tprimat.records.discover import load_results
+from tprimat.records.metrics import Estimate
+from tprimat.report.comparison import Comparison, rows_of, sentence, text
 
 RUNS = Path(__file__).parent.parent / "runs"
 FASTER = Verdict(

@@ -12,8 +12,8 @@ from runs.make_runs import a_run, step_times, steps_of, write_run
 
 from tprimat.cli.finetune import MODEL
 from tprimat.facts.models import model_shape
-from tprimat.record.schema import Machine
-from tprimat.record.store import append_probe, read_probes
+from tprimat.records.schema import Machine
+from tprimat.records.store import append_probe, read_probes
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "h200"

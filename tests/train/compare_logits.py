@@ -8,18 +8,18 @@ import os
 import sys
 from pathlib import Path
 
-from tprimat.train import redirect
+from tprimat.train import cpu_redirect
 
-redirect.install()
+cpu_redirect.install()
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from reference_llama import ReferenceModel, split_fused_weights  # noqa: E402
 
-from tprimat.plan.file import read_plan  # noqa: E402
-from tprimat.train.megatron.active_options import decide  # noqa: E402
-from tprimat.train.megatron.model import build_chunks, transformer_config  # noqa: E402
-from tprimat.train.megatron.module import initialize_parallel_state  # noqa: E402
+from tprimat.megatron.model import build_chunks, transformer_config  # noqa: E402
+from tprimat.megatron.module import initialize_parallel_state  # noqa: E402
+from tprimat.megatron.options import decide  # noqa: E402
+from tprimat.plan.schema import read_plan  # noqa: E402
 
 if __name__ == "__main__":
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")

@@ -6,13 +6,13 @@ torchrun --nproc-per-node 1 tests/train/fails_in_a_step.py PLAN.json STEP
 import sys
 from pathlib import Path
 
-from tprimat.train import redirect
+from tprimat.train import cpu_redirect
 
-redirected = redirect.install()
+redirected = cpu_redirect.install()
 
-from tprimat.plan.file import read_plan  # noqa: E402
-from tprimat.train.megatron.module import MegatronModule  # noqa: E402
-from tprimat.train.megatron.run import train  # noqa: E402
+from tprimat.megatron.module import MegatronModule  # noqa: E402
+from tprimat.megatron.training import fit  # noqa: E402
+from tprimat.plan.schema import read_plan  # noqa: E402
 
 
 class Failing(MegatronModule):
@@ -23,5 +23,5 @@ class Failing(MegatronModule):
 
 
 if __name__ == "__main__":
-    sys.modules["tprimat.train.megatron.run"].MegatronModule = Failing
-    train(read_plan(Path(sys.argv[1])), redirected)
+    sys.modules["tprimat.megatron.training"].MegatronModule = Failing
+    fit(read_plan(Path(sys.argv[1])), redirected)

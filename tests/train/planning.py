@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tprimat.config.load import Setting, read_config
 from tprimat.plan.build import PlanRequest, build_plan
-from tprimat.plan.file import write_plan
-from tprimat.record.store import RunDirectory
+from tprimat.plan.schema import write_plan
+from tprimat.records.store import RunDirectory
 
 ROOT = Path(__file__).parent.parent.parent
 SHALLOW = 4

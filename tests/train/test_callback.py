@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tprimat.errors import RecordError
-from tprimat.record.collect import load_results
-from tprimat.record.store import RunDirectory
+from tprimat.records.discover import load_results
+from tprimat.records.store import RunDirectory
 from utils import BenchmarkCallback
 
 ROOT = Path(__file__).parent.parent.parent

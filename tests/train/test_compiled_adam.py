@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from tprimat.train.megatron import compiled_adam
-from tprimat.train.megatron.compiled_adam import CompiledAdamW
+from tprimat.megatron import adamw
+from tprimat.megatron.compiled_adamw import CompiledAdamW
 
 SETTINGS = {"lr": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8}
 
@@ -26,9 +26,9 @@ def compiling():
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("TORCHDYNAMO_DISABLE", raising=False)
         patch.setattr(torch._dynamo.config, "disable", False)
-        compiled_adam._compiled.cache_clear()
+        adamw._compiled.cache_clear()
         yield
-    compiled_adam._compiled.cache_clear()
+    adamw._compiled.cache_clear()
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import sys
 
 SCRIPT = """
 import json, torch
-from tprimat.train.megatron.compilation import compiled, compiled_graphs
+from tprimat.megatron.compilation import compiled, compiled_graphs
 before = compiled_graphs()
 compiled(lambda x: x.sin() * 2 + 1)(torch.ones(64))
 print(json.dumps([before, compiled_graphs()]))

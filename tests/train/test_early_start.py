@@ -22,7 +22,7 @@ int cuDeviceGet(int *device, int number) { *device = 100 + number; return note("
 int cuDevicePrimaryCtxRetain(void **context, int device) { *context = 0; return note("retain", device); }
 """
 OPEN = """
-from tprimat.train.early_start import open_gpu
+from tprimat.train.startup import open_gpu
 thread = open_gpu(1)
 print(thread is not None)
 thread and thread.join()
@@ -63,7 +63,7 @@ def test_without_a_driver_nothing_is_opened(tmp_path):
 WITHOUT_TRITON = """
 import sys
 sys.modules["triton"] = None
-from tprimat.train.early_start import read_compiler
+from tprimat.train.startup import read_compiler
 read_compiler().join()
 """
 

@@ -6,15 +6,15 @@ import pytest
 import torch
 from planning import make_plan, train_together
 
-from tprimat.train import redirect
-from tprimat.train.megatron import fp8_kernels, weight_gradients
+from tprimat.megatron import fp8, wgrad
+from tprimat.train import cpu_redirect
 
-weight_gradients.install()
-redirect.install()
+wgrad.install()
+cpu_redirect.install()
 
-from tprimat.train.megatron.evidence import multiplied_dtype  # noqa: E402
-from tprimat.train.megatron.fp8_kernels import Fp8Kernels  # noqa: E402
-from tprimat.train.megatron.linear import PlainKernels  # noqa: E402
+from tprimat.megatron.evidence import multiplied_dtype  # noqa: E402
+from tprimat.megatron.fp8 import Fp8Kernels  # noqa: E402
+from tprimat.megatron.linear import PlainKernels  # noqa: E402
 
 
 def relative_error(got, wanted):
@@ -47,12 +47,12 @@ def test_the_three_products_are_bf16s_to_the_rounding_of_8_bits(operands, with_b
 def test_a_weight_is_converted_once_in_a_step_and_anew_in_the_next(operands):
     rows, weight, _ = operands
     kernels = Fp8Kernels()
-    fp8_kernels.next_step()
+    fp8.next_step()
     first, _ = kernels.forward(rows, weight, None)
     weight.mul_(-1)
     again, _ = kernels.forward(rows, weight, None)
     assert torch.equal(first, again)
-    fp8_kernels.next_step()
+    fp8.next_step()
     changed, _ = kernels.forward(rows, weight, None)
     assert torch.equal(changed, -first)
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tprimat.train import redirect
-from tprimat.train.megatron import gradient_norm, weight_gradients
+from tprimat.megatron import optimizer, wgrad
+from tprimat.train import cpu_redirect
 
-weight_gradients.install()
-redirect.install()
+wgrad.install()
+cpu_redirect.install()
 
 
 def gradients():
@@ -19,13 +19,13 @@ def gradients():
 def test_megatron_asks_for_the_norm_and_clips_through_these():
     from megatron.core.optimizer import clip_grads
 
-    gradient_norm.install()
+    optimizer.install()
     tensors = gradients()
     parameters = [torch.nn.Parameter(torch.zeros_like(tensor)) for tensor in tensors]
     for parameter, tensor in zip(parameters, tensors, strict=True):
         parameter.grad = tensor.clone()
     whole = torch.cat([tensor.flatten() for tensor in tensors])
-    assert clip_grads.l2_norm_impl is gradient_norm.l2_norm
+    assert clip_grads.l2_norm_impl is optimizer.l2_norm
     norm, _ = clip_grads.multi_tensor_applier(clip_grads.l2_norm_impl, None, [[p.grad for p in parameters]], False)
     assert norm.shape == (1,)
     assert norm.item() == pytest.approx(whole.norm().item(), rel=1e-6)
@@ -38,10 +38,10 @@ def test_megatron_asks_for_the_norm_and_clips_through_these():
 def test_the_factor_is_the_one_that_megatron_scales_gradients_with(norm):
     from megatron.core.optimizer import clip_grads
 
-    gradient_norm.install()
+    optimizer.install()
     parameter = torch.nn.Parameter(torch.zeros(3))
     parameter.grad = torch.tensor([1.0, 2.0, 3.0])
-    factor = gradient_norm.clipping_factor(torch.tensor([norm]), 0.5)
+    factor = optimizer.clipping_factor(torch.tensor([norm]), 0.5)
     ours = parameter.grad * factor
     clip_grads.clip_grad_by_total_norm_fp32([parameter], 0.5, norm)
     assert factor.shape == (1,)
@@ -49,7 +49,7 @@ def test_the_factor_is_the_one_that_megatron_scales_gradients_with(norm):
 
 
 def test_without_a_largest_norm_nothing_is_clipped():
-    assert gradient_norm.clipping_factor(torch.tensor([1e9]), 0.0).tolist() == [1.0]
+    assert optimizer.clipping_factor(torch.tensor([1e9]), 0.0).tolist() == [1.0]
 
 
 class Holding:
@@ -68,7 +68,7 @@ class Holding:
 def test_the_norm_counts_the_gradients_of_every_optimizer_and_rank(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     try:
-        norm = gradient_norm.norm_over_ranks([Holding(gradients()), Holding([]), Holding(gradients()[:1])])
+        norm = optimizer.norm_over_ranks([Holding(gradients()), Holding([]), Holding(gradients()[:1])])
     finally:
         dist.destroy_process_group()
     whole = torch.cat([tensor.flatten() for tensor in [*gradients(), gradients()[0]]])

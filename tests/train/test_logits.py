@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from planning import ROOT, make_plan
 
-from tprimat.plan.file import write_plan
+from tprimat.plan.schema import write_plan
 
 
 @pytest.mark.parametrize("model", ["llama", "qwen"])

@@ -10,9 +10,9 @@ import pytest
 from planning import ROOT, make_plan, train_together
 
 from tprimat.analyze.metrics import MetricOptions, run_metrics
-from tprimat.analyze.profile import summarise
-from tprimat.plan.file import write_plan
-from tprimat.record.store import RunDirectory
+from tprimat.analyze.trace import summarise
+from tprimat.plan.schema import write_plan
+from tprimat.records.store import RunDirectory
 from tprimat.train.profiler import slows
 
 SETTINGS = {

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tprimat.facts.models import model_shape
-from tprimat.train.megatron.stages import layers_of_last_stage
+from tprimat.megatron.model import layers_of_last_stage
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from tprimat.record.schema import Machine, RunRecord
-from tprimat.record.store import RunDirectory
+from tprimat.records.schema import Machine, RunRecord
+from tprimat.records.store import RunDirectory
 from tprimat.train.callback import BenchmarkCallback
 from tprimat.train.lightning_api import lightning
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from simulated_streams import Event, Machine
 
-from tprimat.train.megatron import symmetric
-from tprimat.train.megatron.symmetric import SharedMemoryExchange, can_overlap
+from tprimat.megatron import tp_overlap
+from tprimat.megatron.tp_overlap import SharedMemoryExchange, can_overlap
 
 EXCHANGES = 10
 KINDS = ("gather", "scatter", "behind")
@@ -23,8 +23,8 @@ def machine(monkeypatch):
         for name in ("Stream", "current_stream", "current_device", "stream"):
             monkeypatch.setattr(torch.cuda, name, getattr(made, name))
         monkeypatch.setattr(torch.cuda, "Event", Event)
-        monkeypatch.setattr(symmetric, "symmetric_memory", lambda: made)
-        monkeypatch.setattr(symmetric, "compiled", lambda function: function)
+        monkeypatch.setattr(tp_overlap, "symmetric_memory", lambda: made)
+        monkeypatch.setattr(tp_overlap, "compiled", lambda function: function)
         return made
 
     return make
@@ -102,7 +102,7 @@ def test_sums_are_right_in_any_order_that_the_streams_allow(machine, ranks, one_
 
 
 def test_the_simulation_notices_a_half_that_is_written_too_early(machine, monkeypatch):
-    monkeypatch.setattr(symmetric, "HALVES", 1)
+    monkeypatch.setattr(tp_overlap, "HALVES", 1)
     assert not all(all_right(machine, 3, seed) for seed in range(25))
 
 

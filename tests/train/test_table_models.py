@@ -12,8 +12,8 @@ from planning import train_together
 
 from tprimat.facts.models import MODELS, padded_vocabulary, parameters, tiny
 from tprimat.plan.schema import RunPlan
-from tprimat.record.collect import load_results
-from tprimat.record.files import from_json
+from tprimat.records.discover import load_results
+from tprimat.records.files import from_json
 
 ROOT = Path(__file__).parents[2]
 DENSE = (

@@ -14,7 +14,7 @@ from pathlib import Path
 from torch.distributed import destroy_process_group
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from tprimat.plan.file import read_plan
+from tprimat.plan.schema import read_plan
 from tprimat.train.worker import quieten
 
 

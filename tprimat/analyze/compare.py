@@ -7,16 +7,17 @@ from typing import Literal
 
 import numpy as np
 
-from tprimat.analyze.bootstrap import Sample, bootstrap_log_throughput
 from tprimat.analyze.groups import Group, tokens_per_step
 from tprimat.analyze.statistics import (
     NORMAL_QUANTILE,
+    Sample,
+    bootstrap_log_throughput,
     cliffs_delta,
     t_quantile,
 )
 from tprimat.analyze.window import steps_inside
-from tprimat.record.derived import Estimate
-from tprimat.record.schema import RunRecord
+from tprimat.records.metrics import Estimate
+from tprimat.records.schema import RunRecord
 
 RESAMPLES = 2000
 SEED = 20260101

@@ -12,9 +12,9 @@ from tprimat.analyze.metrics import MetricOptions, run_metrics, scaled
 from tprimat.analyze.statistics import between_run_deviation, mean_of_runs, t_quantile
 from tprimat.errors import MetricError
 from tprimat.facts.accelerators import find_accelerator
-from tprimat.record.benchmark_file import RunResult
-from tprimat.record.derived import Estimate, RunMetrics
-from tprimat.record.schema import RunRecord
+from tprimat.records.benchmark_file import RunResult
+from tprimat.records.metrics import Estimate, RunMetrics
+from tprimat.records.schema import RunRecord
 
 Trait = Callable[[RunRecord], object]
 Origin = Callable[[RunResult], str]

@@ -17,9 +17,9 @@ from tprimat.analyze.groups import (
 )
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.window import Warmup
-from tprimat.record.derived import Estimate
-from tprimat.record.foreign import MODELS as USUAL_SHAPES
-from tprimat.record.schema import RunRecord
+from tprimat.records.legacy import MODELS as USUAL_SHAPES
+from tprimat.records.metrics import Estimate
+from tprimat.records.schema import RunRecord
 
 SECONDS_PER_DAY = 86_400
 

@@ -11,7 +11,7 @@ from tprimat.analyze.peak import Entry, entry, recounted
 from tprimat.facts.accelerators import find_accelerator
 from tprimat.facts.published import PublishedResult, Rebased, rebase
 from tprimat.facts.published_results import RESULTS
-from tprimat.record.schema import RunRecord
+from tprimat.records.schema import RunRecord
 
 __all__ = ["Neighbour", "Neighbourhood", "PublishedResult", "differences", "distance", "neighbourhood"]
 

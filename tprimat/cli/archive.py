@@ -45,7 +45,7 @@ def this_machine() -> tuple[set[str], set[str]]:
     import getpass
     import socket
 
-    from tprimat.record.masking import NO_USER, distinctive
+    from tprimat.records.redaction import NO_USER, distinctive
 
     name = socket.gethostname()
     try:
@@ -60,8 +60,8 @@ def run(options: argparse.Namespace) -> int:
     import tempfile
 
     from tprimat.cli.report import page
-    from tprimat.record.archive import REPORT, is_archive, pack, with_texts
-    from tprimat.record.masking import Masker
+    from tprimat.records.archive import REPORT, is_archive, pack, with_texts
+    from tprimat.records.redaction import Masker
 
     if not is_archive(options.output):
         raise ConfigError(f"{options.output} is no archive's name.", where="OUT.tar.gz", fix=f"{options.output}.tar.gz")

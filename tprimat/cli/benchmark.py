@@ -13,8 +13,8 @@ from tprimat.cli.options import parser
 from tprimat.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
-    from tprimat.cli.session import Session
-    from tprimat.cli.training import TrainingRun
+    from tprimat.runner.run import TrainingRun
+    from tprimat.runner.session import Session
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -101,10 +101,9 @@ def _scaling(options: argparse.Namespace) -> int:
 
 
 def _benchmark(options: argparse.Namespace) -> int:
-    from tprimat.cli.series import Cell, carry_out  # after parsing, so that --help stays quick
-    from tprimat.cli.session import prepare
     from tprimat.engines.worker import require_worker_modules
-    from tprimat.launch.sweep import name
+    from tprimat.runner.session import prepare
+    from tprimat.runner.sweep import Cell, carry_out, name  # after parsing, so that --help stays quick
 
     session = prepare(options)
     if options.dry_run:
@@ -146,8 +145,8 @@ def _short(path: Path) -> Path:
 
 
 def _show_plans(session: "Session", options: argparse.Namespace) -> None:
-    from tprimat.cli.training import announcement, command_of
-    from tprimat.record.files import as_document
+    from tprimat.records.files import as_document
+    from tprimat.runner.run import announcement, command_of
 
     if options.json:
         print(json.dumps({"plans": [as_document(plan) for plan in session.plans]}, indent=2))

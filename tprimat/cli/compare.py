@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tprimat.cli.ceilings import add_probes
+from tprimat.cli.common import add_probes
 from tprimat.cli.console import outlasting
 from tprimat.errors import ConfigError, RecordError, UserError
 
 if TYPE_CHECKING:
     from tprimat.analyze.groups import Measured, Origin
-    from tprimat.record.benchmark_file import RunResult
-    from tprimat.report.table import Comparison
+    from tprimat.records.benchmark_file import RunResult
+    from tprimat.report.comparison import Comparison
 
 FORMATS = ("png", "svg", "pdf", "md", "csv", "json")
 
@@ -162,21 +162,23 @@ def origin_in(paths: Sequence[Path]) -> "Origin":
 
 def compare(measured: Sequence["Measured"], options: argparse.Namespace) -> "Comparison":
     """Groups and verdicts: everything against the baseline, or against the first configuration that is comparable."""
-    from tprimat.analyze import pairs
+    from tprimat.analyze import ranking
     from tprimat.analyze.compare import verdict
     from tprimat.analyze.groups import group_runs
-    from tprimat.report.table import Comparison
+    from tprimat.report.comparison import Comparison
 
     folder = Path(options.baseline) if options.baseline else None
     if folder is not None and folder.exists():
         groups = group_runs(measured, origin_in([folder, *results_paths(options)]))
-        baselines = pairs.of_folder(folder, groups)
+        baselines = ranking.of_folder(folder, groups)
         if not baselines:
             raise ConfigError(f"No run in {folder} counts.", where="--baseline", fix="name it in --results-dir as well")
-        paired = pairs.against(baselines, groups)
+        paired = ranking.against(baselines, groups)
     else:
         groups = group_runs(measured)
-        paired = pairs.against(pairs.of_words(options.baseline, groups), groups) if options.baseline else pairs.pair_off(groups)
+        paired = (
+            ranking.against(ranking.of_words(options.baseline, groups), groups) if options.baseline else ranking.pair_off(groups)
+        )
     return Comparison(
         groups=tuple(groups),
         verdicts=tuple(verdict(one, other, even_if_different=options.even_if_different) for one, other in paired),
@@ -196,21 +198,21 @@ def title_of(comparison: "Comparison") -> str:
 
 def write(comparison: "Comparison", destination: Target) -> None:
     """The comparison as a file."""
-    from tprimat.record.files import write_atomically
-    from tprimat.report import table
+    from tprimat.records.files import write_atomically
+    from tprimat.report import comparison as table
 
     writers = {"md": table.markdown, "csv": table.comma_separated, "json": table.as_json}
     if destination.kind in writers:
         write_atomically(destination.path, writers[destination.kind](comparison))
         return
-    from tprimat.report.plot import draw_comparison
+    from tprimat.report.plots.comparison import draw_comparison
 
     draw_comparison(comparison.groups, title_of(comparison), destination.path)
 
 
 def gate(comparison: "Comparison", margin: float) -> list[str]:
     """Why a regression gate must stay closed; empty: it opens."""
-    from tprimat.report.table import sentence
+    from tprimat.report.comparison import sentence
 
     if not comparison.verdicts:
         return ["there is nothing to compare: a gate needs a baseline and another configuration that count"]
@@ -220,7 +222,7 @@ def gate(comparison: "Comparison", margin: float) -> list[str]:
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0; 1 when a file was bad, no run counts, or the gate stays closed."""
     from tprimat.cli.results import tell_problems
-    from tprimat.report.table import text
+    from tprimat.report.comparison import text
 
     destination = target(options)
     margin = None if options.fail_if_slower is None else fraction(options.fail_if_slower)

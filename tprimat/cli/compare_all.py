@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
 def summary(folders: Sequence[Path]) -> str:
     """Every run of every folder with what it ran, read from its record."""
     from tprimat.analyze.groups import layout, machine_name
-    from tprimat.report.columns import columns
+    from tprimat.report.tables import columns
 
     options = compare.parser().parse_args([])
     rows = []

@@ -11,10 +11,10 @@ from tprimat.cli.console import outlasting
 from tprimat.errors import MetricError, UserError
 
 if TYPE_CHECKING:
-    from tprimat.cli.extract_record import Extracted
-    from tprimat.cli.log_lines import LogLines
-    from tprimat.cli.log_reading import LogReading
-    from tprimat.record.derived import RunMetrics
+    from tprimat.logs.extract import Extracted
+    from tprimat.logs.lines import LogLines
+    from tprimat.logs.parse import LogReading
+    from tprimat.records.metrics import RunMetrics
 
 REWRITE_SECONDS = 1.0
 """A followed log is written out at most so often."""
@@ -72,8 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Read, write, tell."""
-    from tprimat.cli.log_lines import LogLines
-    from tprimat.cli.log_reading import LogReading
+    from tprimat.logs.lines import LogLines
+    from tprimat.logs.parse import LogReading
 
     log = LogLines(path=options.log_file, follow=options.follow)
     reading = LogReading(name=log.name, asked=options.dialect)
@@ -98,10 +98,9 @@ def run(options: argparse.Namespace) -> int:
 
 def made(options: argparse.Namespace, log: "LogLines", reading: "LogReading", *, growing: bool) -> "Extracted":
     """The record of what was read so far."""
-    from tprimat.cli.extract_checks import Flags
-    from tprimat.cli.extract_record import extract
     from tprimat.config.load import load_config
-    from tprimat.record.schema import LogSource
+    from tprimat.logs.extract import Flags, extract
+    from tprimat.records.schema import LogSource
 
     flags = Flags(
         model=options.model_name,
@@ -119,7 +118,7 @@ def made(options: argparse.Namespace, log: "LogLines", reading: "LogReading", *,
 def save(options: argparse.Namespace, result: "Extracted") -> tuple[Path, "RunMetrics | None"]:
     """Write the benchmark file."""
     from tprimat.analyze.metrics import run_metrics
-    from tprimat.record.benchmark_file import benchmark_file_name, write_benchmark_file
+    from tprimat.records.benchmark_file import benchmark_file_name, write_benchmark_file
 
     folder = Path() if options.log_file == "-" else Path(options.log_file).parent
     path = options.output or folder / benchmark_file_name(result.run)

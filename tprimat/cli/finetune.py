@@ -15,20 +15,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tprimat.analyze.roofline import under_ceiling
 from tprimat.cli import qwen3, torchtune
-from tprimat.cli.ceilings import probes_in, under_ceiling
 from tprimat.cli.qwen3 import MODEL, Training
 from tprimat.cli.ranks import MOST_SECONDS, supervise
 from tprimat.engines.base import Command
 from tprimat.errors import LaunchError
-from tprimat.launch.failures import classify
 from tprimat.launch.process import Ending
-from tprimat.launch.schema import Failure
-from tprimat.record.schema import Machine, Outcome, RunRecord
-from tprimat.record.store import RunDirectory
+from tprimat.logs.failures import Failure, classify
+from tprimat.records.discover import probes_in
+from tprimat.records.schema import Machine, Outcome, RunRecord
+from tprimat.records.store import RunDirectory
 
 if TYPE_CHECKING:
-    from tprimat.record.benchmark_file import RunResult
+    from tprimat.records.benchmark_file import RunResult
 
 NAMES = (*(f"embedded-full-{precision}" for precision in qwen3.PRECISIONS), *(f"torchtune-{mode}" for mode in torchtune.MODES))
 """Of all jobs."""
@@ -173,7 +173,7 @@ def refused(job: Job, training: Training, failure: Failure, argv: Sequence[str])
 
 def results_in(folder: Path) -> "list[RunResult]":
     """Every run of a job; a damaged one is done again."""
-    from tprimat.record.collect import load_results
+    from tprimat.records.discover import load_results
 
     return load_results([folder])[0] if folder.is_dir() else []
 

@@ -6,7 +6,7 @@ from typing import Any
 from tprimat import units
 from tprimat.facts.accelerators import find_accelerator
 from tprimat.facts.published_sizes import HARDWARE
-from tprimat.report.columns import columns
+from tprimat.report.tables import columns
 
 Row = dict[str, Any]
 

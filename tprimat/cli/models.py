@@ -25,7 +25,7 @@ from tprimat.facts.parameters import BYTES_PER_WEIGHT, parameters, weight_bytes
 from tprimat.facts.published import PublishedResult, rebase
 from tprimat.facts.published_results import RESULTS
 from tprimat.facts.published_sizes import SIZES, WEIGHTS
-from tprimat.report.columns import columns
+from tprimat.report.tables import columns
 
 USUAL_SEQUENCE_TOKENS = 2048
 WITHOUT_BIASES = """linear layers without biases, as the published rates imply.

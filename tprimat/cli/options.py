@@ -1,10 +1,8 @@
 """The flags of ./benchmark.py, and what each one sets in the configuration."""
 
 import argparse
-from collections.abc import Iterator
-from typing import Any
 
-from tprimat.cli.ceilings import add_probes
+from tprimat.cli.common import add_probes
 
 EPILOG = """examples:
   ./benchmark.py                                         both models, minimal_communication
@@ -98,24 +96,3 @@ def _instead(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--probe", metavar="KINDS", help="measure bare operations: gemm,attention,collectives,memory,mlp or all")
     group.add_argument("--report", action="store_true", help="one HTML page on all results in --output-dir: report.html there")
     group.add_argument("--archive", metavar="OUT.tar.gz", help="pack all results in --output-dir for others, secrets masked")
-
-
-def settings_of(options: argparse.Namespace, platform: str) -> Iterator[tuple[tuple[str, ...], Any, str]]:
-    """Each flag that stands for a key of the configuration: path, text or number, flag."""
-    data, hardware = ("training", "data"), ("hardware", "platforms", platform)
-    keys: dict[str, tuple[str, ...]] = {
-        "gpus": (*hardware, "gpus_per_node"),
-        "nodes": (*hardware, "nodes"),
-        "steps": ("training", "duration", "max_steps"),
-        "warmup": ("benchmarking", "warmup_steps"),
-        "micro_batch_size": (*data, "micro_batch_size"),
-        "global_batch_size": (*data, "global_batch_size"),
-        "sequence_length": (*data, "sequence_length"),
-        "precision": ("platform_optimizations", platform, "precision"),
-        "data": (*data, "dataset"),
-        "seed": ("experiment", "seed"),
-    }
-    for name, path in keys.items():
-        value = getattr(options, name)
-        if value is not None:
-            yield path, value, f"--{name.replace('_', '-')}"

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tprimat.cli.ceilings import add_probes
+from tprimat.cli.common import add_probes
 from tprimat.cli.compare import fraction, prices, warmup_steps
 from tprimat.cli.console import outlasting
 from tprimat.errors import ConfigError, RecordError, UserError
@@ -172,9 +172,8 @@ def analyse(measured: Sequence["Measured"], options: argparse.Namespace) -> "Pea
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0; 1 when a file was bad or no run counts."""
-    from tprimat.record.files import write_atomically
-    from tprimat.report.peak import text
-    from tprimat.report.peak_data import as_document
+    from tprimat.records.files import write_atomically
+    from tprimat.report.peak import as_document, text
 
     measured, bad = measured_from(options)
     analysis = analyse(measured, options)

@@ -33,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0, or 1 when a file was bad."""
-    from tprimat.report.peak_plot import draw_peaks
+    from tprimat.report.plots.peak import draw_peaks
 
     measured, bad = peak.measured_from(options)
     analysis = peak.analyse(measured, options)

@@ -20,11 +20,11 @@ from tprimat.cli.console import outlasting
 from tprimat.cli.ranks import run_ranks
 from tprimat.cli.workloads import configured
 from tprimat.errors import ConfigError, UserError
-from tprimat.launch.cluster import this_machine
+from tprimat.hardware.nodes import this_machine
 
 if TYPE_CHECKING:
     from tprimat.probe.case import Bench
-    from tprimat.record.schema import ProbeRecord
+    from tprimat.records.schema import ProbeRecord
 
 SINGLE = ("gemm", "attention", "memory", "mlp", "transformer")
 TOGETHER = ("collectives", "ddp")
@@ -84,11 +84,11 @@ def measure(options: argparse.Namespace) -> Iterator["ProbeRecord"]:
 
 def measure_here(kind: str, options: argparse.Namespace, seconds: float | None) -> Iterator["ProbeRecord"]:
     """In this process, on one device."""
-    from tprimat.probe import case, catalogue, gemm, gemm_models
+    from tprimat.probe import case, catalogue, gemm
 
     dtypes = tuple(options.dtype.split(",")) if options.dtype else gemm.DTYPES
     bench = opened_bench(options.small)
-    workloads = configured(options.config, bench.machine.platform) or gemm_models.DEFAULT_WORKLOADS
+    workloads = configured(options.config, bench.machine.platform) or gemm.DEFAULT_WORKLOADS
     choice = catalogue.Choice(dtypes=catalogue.check_dtypes(dtypes), workloads=workloads)
     notebook = case.open_notebook(options.output / FILE_NAME, resume=options.resume, seconds=seconds, tell=tell)
     yield from catalogue.PROBES[kind](choice, bench, notebook)
@@ -106,7 +106,7 @@ def opened_bench(small: bool | None) -> "Bench":
 def measure_on_ranks(kind: str, options: argparse.Namespace, seconds: float | None) -> Iterator["ProbeRecord"]:
     """In processes of their own, one for each rank, started through torchrun; they append to the same file."""
     from tprimat.probe import case, together
-    from tprimat.record.store import read_probes
+    from tprimat.records.store import read_probes
 
     file = options.output / FILE_NAME
     known = case.open_notebook(file, resume=options.resume, seconds=None, tell=tell).known
@@ -202,7 +202,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def show(records: Iterable["ProbeRecord"], options: argparse.Namespace) -> int:
     """Results on stdout. Exit status 1 where ranks did not end well; an operation that a device refuses is a result."""
-    from tprimat.record.files import to_json
+    from tprimat.records.files import to_json
 
     began = datetime.now(timezone.utc).replace(microsecond=0)  # as records have it
     failed = 0

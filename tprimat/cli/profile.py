@@ -17,7 +17,7 @@ from tprimat.cli.console import outlasting
 from tprimat.errors import UserError
 
 if TYPE_CHECKING:
-    from tprimat.analyze.profile import ProfileSummary
+    from tprimat.analyze.trace import ProfileSummary
 
 
 def parser() -> argparse.ArgumentParser:
@@ -42,9 +42,9 @@ def summary_of(path: Path) -> "ProfileSummary":
         RecordError: it cannot be read, or is neither.
         MetricError: nothing in the trace takes time.
     """
-    from tprimat.analyze.profile import ProfileSummary, summarise
-    from tprimat.record.files import from_json
-    from tprimat.record.trace import is_trace, read_document, trace_of
+    from tprimat.analyze.trace import ProfileSummary, summarise
+    from tprimat.records.files import from_json
+    from tprimat.records.trace import is_trace, read_document, trace_of
 
     document = read_document(path)
     if not is_trace(document) and isinstance(document, dict) and "classes" in document:
@@ -54,8 +54,8 @@ def summary_of(path: Path) -> "ProfileSummary":
 
 def show(path: Path, options: argparse.Namespace) -> "ProfileSummary":
     """Print or write one summary."""
-    from tprimat.record.files import as_document, to_json, write_atomically
-    from tprimat.report.profile import text
+    from tprimat.records.files import as_document, to_json, write_atomically
+    from tprimat.report.trace import text
 
     summary = summary_of(path)
     if options.output:
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"error: {error}", file=sys.stderr)
             worst = 2
     if options.markdown and found:
-        from tprimat.report.profile import markdown
+        from tprimat.report.trace import markdown
 
         print(markdown(found))
     return worst

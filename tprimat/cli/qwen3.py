@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tprimat.cli.ranks import environment
 from tprimat.engines.base import Command
-from tprimat.record.schema import Machine
+from tprimat.records.schema import Machine
 
 MODEL = "qwen3-8b"
 STRATEGY = "minimal_communication"

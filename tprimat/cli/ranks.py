@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from tprimat.engines.base import Command
-from tprimat.launch.interrupts import Interrupts
-from tprimat.launch.output import Output
-from tprimat.launch.process import Child, Ending, Supervision
-from tprimat.launch.schema import Failure, Limits
+from tprimat.launch.process import Child, Ending, Interrupts, Output, Supervision
+from tprimat.launch.schema import Limits
+from tprimat.logs.failures import Failure
 
 MOST_SECONDS = 900.0
 

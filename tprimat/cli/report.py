@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tprimat.cli.ceilings import add_probes
+from tprimat.cli.common import add_probes
 from tprimat.cli.console import outlasting
 from tprimat.errors import RecordError, UserError
 
@@ -44,9 +44,9 @@ def page(options: argparse.Namespace) -> tuple[str, list[RecordError]]:
         RecordError: nothing at all could be read.
     """
     from tprimat.analyze.groups import group_runs
-    from tprimat.analyze.races import races
+    from tprimat.analyze.ranking import races
     from tprimat.cli.compare import measured_runs
-    from tprimat.report.html import Report, html_report
+    from tprimat.report.html.page import Report, html_report
 
     measured, problems = measured_runs(options, options.results)
     for problem in problems:
@@ -64,7 +64,7 @@ def page(options: argparse.Namespace) -> tuple[str, list[RecordError]]:
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0; 1 when a file was bad."""
-    from tprimat.record.files import write_atomically
+    from tprimat.records.files import write_atomically
 
     text, problems = page(options)
     write_atomically(options.output, text)

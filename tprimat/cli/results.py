@@ -6,9 +6,9 @@ from pathlib import Path
 
 from tprimat.analyze.groups import Measured, measure
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.cli.ceilings import check_probes, probes_in, under_ceiling
+from tprimat.analyze.roofline import under_ceiling
 from tprimat.errors import RecordError
-from tprimat.record.collect import load_results
+from tprimat.records.discover import check_probes, load_results, probes_in
 
 USUAL_PLACES = ("output", "output-*", "all_outputs/*")
 

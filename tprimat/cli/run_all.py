@@ -19,7 +19,7 @@ from tprimat.cli.console import outlasting
 from tprimat.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
-    from tprimat.cli.series import Cell, Done
+    from tprimat.runner.sweep import Cell, Done
 
 STRATEGIES = ("maximum_performance", "truly_identical", "memory_optimized", "minimal_communication", "balanced")
 """In the order of output-00 to output-04. Strategies that a user adds run by ./benchmark.py --parallel."""
@@ -70,8 +70,8 @@ def places(options: argparse.Namespace) -> list[Place]:
 
 def place(options: argparse.Namespace, folder: str, model: str, strategy: str) -> Place:
     """One model under one strategy, or why it cannot run."""
-    from tprimat.cli.series import Cell
-    from tprimat.cli.session import prepare
+    from tprimat.runner.session import prepare
+    from tprimat.runner.sweep import Cell
 
     asked = argparse.Namespace(**{**vars(options), "model": model, "parallel": strategy, "output_dir": folder})
     try:
@@ -85,8 +85,8 @@ def place(options: argparse.Namespace, folder: str, model: str, strategy: str) -
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0 when every cell has a run that counts, else 1."""
-    from tprimat.cli.series import carry_out
     from tprimat.engines.worker import require_worker_modules
+    from tprimat.runner.sweep import carry_out
 
     planned = places(options)
     cells = [cell for one in planned for cell in one.cells]
@@ -116,8 +116,8 @@ def compare(folders: Sequence[str], probes: Sequence[Path]) -> bool:
 
 def show(planned: Sequence[Place], done: Sequence["Done"], options: argparse.Namespace) -> None:
     """The table of all cells, or the same as one JSON document."""
-    from tprimat.record.files import as_document
-    from tprimat.report.columns import columns
+    from tprimat.records.files import as_document
+    from tprimat.report.tables import columns
 
     by_id = {one.cell.plan.run_id: one for one in done}
     if not options.json:

@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 from tprimat.cli import scaling
-from tprimat.cli.ceilings import FILE_NAME
-from tprimat.cli.series import Cell, Done, carry_out
-from tprimat.cli.session import Session, prepare
 from tprimat.errors import ConfigError
+from tprimat.records.discover import PROBES_FILE
+from tprimat.runner.session import Session, prepare
+from tprimat.runner.sweep import Cell, Done, carry_out
 
 
 def counts(text: str) -> list[int]:
@@ -42,7 +42,7 @@ def sessions(options: argparse.Namespace) -> list[Session]:
     made = []
     for gpus in numbers:
         batch = whole if options.scaling_mode == "strong" else share(whole, gpus, numbers[-1])
-        probes = [*options.probes, *filter(Path.is_file, [largest.output / FILE_NAME])]
+        probes = [*options.probes, *filter(Path.is_file, [largest.output / PROBES_FILE])]
         asked = {"gpus": gpus, "global_batch_size": batch, "output_dir": str(largest.output / f"gpus-{gpus}"), "probes": probes}
         made.append(prepare(argparse.Namespace(**{**vars(options), **asked})))
     return made

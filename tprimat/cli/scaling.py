@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
 
 def scaled(found: "Sequence[Series]") -> "list[Scaled]":
     """Series with the laws that their points allow."""
-    from tprimat.analyze.scaling_laws import fit
+    from tprimat.analyze.scaling import fit
     from tprimat.report.scaling import Scaled
 
     return [
@@ -72,10 +72,11 @@ def scaling_of(measured: "Sequence[Measured]") -> "list[Scaled]":
 
 def present(found: "Sequence[Scaled]", folder: Path, style: str = "text") -> str:
     """The report as text, Markdown or JSON; draws both pictures into a folder."""
-    from tprimat.report import scaling, scaling_plot
+    from tprimat.report import scaling
+    from tprimat.report.plots import scaling as pictures
 
-    scaling_plot.draw_throughput(found, folder / THROUGHPUT_PICTURE)
-    scaling_plot.draw_multiplier(found, folder / MULTIPLIER_PICTURE)
+    pictures.draw_throughput(found, folder / THROUGHPUT_PICTURE)
+    pictures.draw_multiplier(found, folder / MULTIPLIER_PICTURE)
     if style == "json":
         return json.dumps(scaling.as_document(found), indent=2, allow_nan=False) + "\n"
     return scaling.as_markdown(found) if style == "md" else scaling.text(found)

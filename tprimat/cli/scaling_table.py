@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tprimat.analyze.scaling import Point, Series, series
 from tprimat.errors import MetricError, RecordError
-from tprimat.record.derived import Estimate
-from tprimat.record.files import read_text
+from tprimat.records.files import read_text
+from tprimat.records.metrics import Estimate
 
 COLUMNS = {
     "configuration": "configuration",

@@ -8,10 +8,9 @@ from typing import Any
 
 from tprimat.errors import UserError
 from tprimat.plan.schema import RunPlan
-from tprimat.record.benchmark_schema import BenchmarkDocument
-from tprimat.record.files import adapter, write_atomically
-from tprimat.record.micro_batch import MicroBatchTrial
-from tprimat.record.schema import ProbeRecord, RunRecord, StepRecord, TelemetrySample
+from tprimat.records.benchmark_file import BenchmarkDocument
+from tprimat.records.files import adapter, write_atomically
+from tprimat.records.schema import MicroBatchTrial, ProbeRecord, RunRecord, StepRecord, TelemetrySample
 
 FOLDER = Path(__file__).parent.parent.parent / "schemas"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -91,7 +91,7 @@ def measure(options: argparse.Namespace, left_out: set[str], ends: float | None)
 
 def train(options: argparse.Namespace, left_out: set[str], ends: float | None) -> bool:
     """Qwen3 8B on the embedded engine, and through torchtune where it and a checkpoint are here. False: the user stopped it."""
-    from tprimat.launch.cluster import this_machine
+    from tprimat.hardware.nodes import this_machine
 
     machine = this_machine()
     ranks = options.ranks or (machine.gpus_per_node if machine and machine.gpus_per_node else RANKS_ON_A_PROCESSOR)
@@ -105,8 +105,8 @@ def write_page(options: argparse.Namespace, reason: str | None) -> Path:
     Raises:
         RecordError: there is no record.
     """
-    from tprimat.record.files import write_atomically
-    from tprimat.record.store import read_probes
+    from tprimat.records.files import write_atomically
+    from tprimat.records.store import read_probes
     from tprimat.report.suite import page
 
     file = options.output / FILE_NAME

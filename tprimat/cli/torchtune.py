@@ -15,7 +15,7 @@ import yaml
 from tprimat.cli.qwen3 import MODEL, SEQUENCE_TOKENS, SEQUENCES_OF_A_DEVICE, Training
 from tprimat.cli.ranks import environment
 from tprimat.engines.base import Command
-from tprimat.record.schema import Evidence
+from tprimat.records.schema import Evidence
 from tprimat.train.torchtune import COMPLETE
 
 INSTALL = "pip install torchvision torchao 'torchtune @ git+https://github.com/pytorch/torchtune'"
@@ -147,7 +147,7 @@ def read_log(folder: Path, ranks: int, accelerator: str | None) -> str | None:
 def add_configuration(target: Path, configuration: Path) -> None:
     """What torchtune says that it was configured as goes into the record, beside what its log says."""
     from tprimat.analyze.metrics import run_metrics
-    from tprimat.record.benchmark_file import read_benchmark_file, write_benchmark_file
+    from tprimat.records.benchmark_file import read_benchmark_file, write_benchmark_file
 
     if not configuration.is_file():
         return

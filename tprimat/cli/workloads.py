@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tprimat.config.schema import Config, LayoutConfig, PlatformName
-    from tprimat.probe.gemm_models import Workload
+    from tprimat.probe.gemm import Workload
 
 PLATFORM_NAMES: "dict[str, PlatformName]" = {"cuda": "nvidia", "rocm": "amd", "cpu": "cpu"}
 MICRO_BATCH_WHEN_AUTO = 4
@@ -28,7 +28,7 @@ def configured(path: Path | None, platform: str) -> "tuple[Workload, ...] | None
 def workloads_of(config: "Config", platform: "PlatformName") -> "tuple[Workload, ...]":
     """Every model under every tensor-parallel degree and micro-batch that its strategies give it on a platform."""
     from tprimat.plan.build import shape_of
-    from tprimat.probe.gemm_models import Workload
+    from tprimat.probe.gemm import Workload
 
     data = config.training.data
     found = []

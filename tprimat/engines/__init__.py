@@ -1,1 +1,1 @@
-"""One file a framework: a plan becomes a command, a line of its log becomes fields."""
+"""The frameworks that can be started: a plan becomes a command, a log line becomes fields."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from tprimat.logs.fields import LineFields
 from tprimat.plan.schema import RunPlan
 
 
@@ -23,39 +24,6 @@ class Command:
     """Working directory; None: the parent's."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Path -> text to write before the start, such as a generated experiment file."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LineFields:
-    """What one line of a training log says. None: not on this line. Units are SI, whatever the log prints."""
-
-    step: int | None = None
-    total_steps: int | None = None
-    step_seconds: float | None = None
-    mean_since_reset: bool = False
-    """The time is a mean over all steps since the framework last reset its timer, as Megatron-LM prints."""
-    tokens_per_second_per_gpu: float | None = None
-    sequences_per_second: float | None = None
-    """All ranks together."""
-    model_flops_per_second_per_gpu: float | None = None
-    loss: float | None = None
-    grad_norm: float | None = None
-    learning_rate: float | None = None
-    global_batch_sequences: int | None = None
-    consumed_sequences: int | None = None
-    skipped_steps: int | None = None
-    nan_steps: int | None = None
-    peak_allocated_bytes: int | None = None
-    peak_reserved_bytes: int | None = None
-    device_used_bytes: int | None = None
-    """All memory in use on the device, other processes included: no peak of ours."""
-    power_watts: float | None = None
-    evidence: Mapping[str, object] = field(default_factory=dict)
-    """Field of record.schema.Evidence -> value, where the line tells what the framework runs."""
-    accelerator: str | None = None
-    software: Mapping[str, str] = field(default_factory=dict)
-    finished: bool = False
-    """The line says that training is done."""
 
 
 class Engine(Protocol):

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from tprimat.engines.base import Command, LineFields
+from tprimat.engines.base import Command
 from tprimat.errors import LaunchError
+from tprimat.logs.fields import LineFields
 from tprimat.plan.schema import RunPlan
-from tprimat.record.store import RunDirectory
+from tprimat.records.store import RunDirectory
 
 ROOT = Path(__file__).parent.parent.parent
 DOORS = {"llama": "pretrain_llama.py", "qwen": "pretrain_qwen.py"}

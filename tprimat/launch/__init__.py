@@ -1,1 +1,1 @@
-"""Starts a command, watches it, stops it, and says how it ended."""
+"""Start a command, watch it, stop it, and say how it ended."""

@@ -1,23 +1,144 @@
-"""One child process: started in a session of its own, read to its last byte, and ended with all its descendants."""
+"""Ctrl-C, SIGTERM and SIGHUP to the launcher, turned into something that a loop can ask about."""
 
 import os
+import re
 import selectors
+import signal
 import subprocess
+import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType, TracebackType
 from typing import BinaryIO, cast
 
 from tprimat.engines.base import Command
 from tprimat.errors import LaunchError
-from tprimat.launch import family
-from tprimat.launch.guard import Guard
-from tprimat.launch.interrupts import Interrupts
-from tprimat.launch.output import Output
-from tprimat.launch.schema import Failure, Limits
-from tprimat.launch.stop import Stop
+from tprimat.launch import process_tree
+from tprimat.launch.process_tree import Stop
+from tprimat.launch.reaper import Guard
+from tprimat.launch.schema import Limits
+from tprimat.logs.failures import Failure
+
+WANTED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupts:
+    """Counts the signals that ask for an end while it is entered; puts the former handlers back afterwards.
+
+    SIGHUP stays ignored where it was, which is how nohup works. Outside the main thread Python allows no handlers: there it
+    counts nothing, and whoever started the thread has to stop the run.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.name: str | None = None
+        self._former: dict[int, object] = {}
+
+    def __enter__(self) -> "Interrupts":
+        if threading.current_thread() is threading.main_thread():
+            for number in WANTED:
+                if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                    continue
+                self._former[number] = signal.signal(number, self._arrived)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal gave us
+
+    def _arrived(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        self.name = self.name or signal.Signals(number).name
+
+
+# What a run prints: to the log files byte by byte, and to whoever watches line by line.
+
+TAIL_LINES = 20_000
+"""Kept for the classification of a failure: the tracebacks of a few hundred ranks."""
+LONGEST_LINE = 1 << 20
+"""Bytes. What is longer comes in parts, so that binary output cannot fill the memory."""
+LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
+"""A progress bar ends its line with \\r alone. A \\r at the end of a chunk waits for the \\n that may follow."""
+
+
+class Output:
+    """Takes bytes as they come.
+
+    A log that cannot be written is mentioned once and never stops the run: the measurements do not depend on it.
+    """
+
+    def __init__(self, logs: Sequence[Path], on_line: Callable[[str], None], on_notice: Callable[[str], None]) -> None:
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._on_line = on_line
+        self._on_notice = on_notice
+        self._pending = b""
+        self._files: dict[Path, BinaryIO] = {}
+        self._complained: set[Path] = set()
+        for path in dict.fromkeys(logs):
+            self._open(path)
+
+    def note(self, text: str) -> None:
+        """Lines of ours, for the logs only."""
+        self._write_all("".join(f"{line}\n" for line in text.splitlines()).encode())
+
+    def feed(self, chunk: bytes) -> None:
+        """Some bytes of output."""
+        self._write_all(chunk)
+        *lines, self._pending = LINE_END.split(self._pending + chunk)
+        for line in lines:
+            self._line(line)
+        if len(self._pending) > LONGEST_LINE:
+            self._flush()
+
+    def close(self) -> None:
+        """No more output: the last line counts also without its end."""
+        self._flush()
+        for file in self._files.values():
+            file.close()
+
+    def _open(self, path: Path) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._files[path] = path.open("ab", buffering=0)
+        except OSError as error:
+            self._complain(path, error)
+
+    def _write_all(self, data: bytes) -> None:
+        for path, file in self._files.items():
+            self._write(path, file, data)
+
+    def _write(self, path: Path, file: BinaryIO, chunk: bytes) -> None:
+        try:
+            written = file.write(chunk)
+            while written < len(chunk):  # a disk that is filling up takes a part, and refuses the rest
+                written += file.write(chunk[written:])
+        except OSError as error:
+            self._complain(path, error)
+
+    def _complain(self, path: Path, error: OSError) -> None:
+        if path not in self._complained:
+            self._complained.add(path)
+            self._on_notice(f"the log {path} cannot be written ({error.strerror or error}); the run goes on without it.")
+
+    def _flush(self) -> None:
+        line, self._pending = self._pending.removesuffix(b"\r"), b""
+        self._line(line)
+
+    def _line(self, raw: bytes) -> None:
+        if raw:
+            text = raw.decode("utf8", errors="replace")
+            self.tail.append(text)
+            self._on_line(text)
+
+
+# Ending a run: ask, wait, insist, and leave nobody behind.
+
+
+# One child process: started in a session of its own, read to its last byte, and ended with all its descendants.
 
 TICK_SECONDS = 0.1
 CHUNK_BYTES = 1 << 16
@@ -46,7 +167,7 @@ class Child:
             self._process = subprocess.Popen(
                 command.argv,
                 cwd=command.directory,
-                env={**os.environ, **command.environment, family.MARK: self.mark},
+                env={**os.environ, **command.environment, process_tree.MARK: self.mark},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -64,7 +185,7 @@ class Child:
 
     def members(self) -> set[int]:
         """The pids of all processes that belong to it."""
-        return family.members(self.mark, self.root())
+        return process_tree.members(self.mark, self.root())
 
     @property
     def output_descriptor(self) -> int:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Protocol
 
 from tprimat.engines.base import Command
-from tprimat.launch.gpus import Gpu
-from tprimat.record.schema import Outcome, RunRecord, StepRecord
-from tprimat.record.store import RunDirectory
+from tprimat.hardware.gpus import Gpu
+from tprimat.records.schema import Outcome, RunRecord, StepRecord
+from tprimat.records.store import RunDirectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,21 +52,6 @@ class Launch:
     """Strategies that need less memory than this one, the nearest first."""
     sampled_gpus: tuple[Gpu, ...] = ()
     """Whose power, clock and temperature are read while the run goes on, in the order of the local ranks."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """Why a run did not complete, for a person."""
-
-    outcome: Outcome
-    cause: str
-    """One line, never empty."""
-    hint: str | None = None
-    """One line: what to try."""
-    evidence: str | None = None
-    """The line of the log that says so."""
-    kind: str | None = None
-    """Name of the signature that was found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

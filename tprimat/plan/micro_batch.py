@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tprimat.plan.schema import Batch, Layout, RunPlan
-from tprimat.record.micro_batch import MicroBatchSearch, MicroBatchTrial
+from tprimat.records.schema import MicroBatchSearch, MicroBatchTrial
 
 KEPT_FREE = 0.05
 """Share of the memory that is left free: the allocator's fragments, and what libraries take later."""

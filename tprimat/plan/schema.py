@@ -1,6 +1,7 @@
 """What a run will do: the one document that goes into a worker (plan.json)."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from tprimat.config.schema import (
@@ -16,8 +17,10 @@ from tprimat.config.schema import (
     Scalar,
     Size,
 )
+from tprimat.errors import RecordError
 from tprimat.facts.models import ModelShape
-from tprimat.record.micro_batch import MicroBatchSearch
+from tprimat.records.files import from_json, read_text, to_json, write_atomically
+from tprimat.records.schema import MicroBatchSearch
 
 __all__ = [
     "Batch",
@@ -143,3 +146,27 @@ class RunPlan:
     """The user's command line."""
     output_directory: str
     """Where benchmark_*.json, training_*.log and profiles stand."""
+
+
+# plan.json: the one document that goes into a worker.
+
+
+def write_plan(path: Path, plan: RunPlan) -> None:
+    """Write a plan.
+
+    Raises:
+        RecordError: the folder cannot be written.
+    """
+    write_atomically(path, to_json(plan, indent=2) + "\n")
+
+
+def read_plan(path: Path) -> RunPlan:
+    """Read a plan.
+
+    Raises:
+        RecordError: missing, damaged, or of another version.
+    """
+    if not path.exists():
+        fix = "./benchmark.py writes it when it starts the run; --dry-run only names the place"
+        raise RecordError(f"There is no {path}.", where=str(path), fix=fix)
+    return from_json(RunPlan, read_text(path), where=str(path))

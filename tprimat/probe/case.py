@@ -14,8 +14,8 @@ import torch
 from tprimat.probe.device import cache_bytes, default_device, describe_machine, describe_software
 from tprimat.probe.gauges import Gauges
 from tprimat.probe.timing import Call, Effort, Stopwatch, median
-from tprimat.record.schema import Machine, ProbeRecord
-from tprimat.record.store import append_probe, read_probes
+from tprimat.records.schema import Machine, ProbeRecord
+from tprimat.records.store import append_probe, read_probes
 
 REFUSALS = (RuntimeError, TypeError, ValueError, AttributeError, AssertionError, ImportError)
 """What torch raises for an operation that a device, a build or the free memory cannot do; out of memory and

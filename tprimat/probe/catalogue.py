@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tprimat.errors import ConfigError
-from tprimat.probe import attention, gemm, gemm_models, gemm_search, memory, mlp, transformer
+from tprimat.probe import attention, gemm, gemm_search, memory, mlp, transformer
+from tprimat.probe import gemm as gemm_models
 from tprimat.probe.case import Bench, Case, Notebook, run
-from tprimat.record.schema import ProbeRecord
+from tprimat.records.schema import ProbeRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

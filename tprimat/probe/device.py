@@ -4,13 +4,17 @@ from pathlib import Path
 
 import torch
 
-from tprimat.record.environment import processor_name, software_versions
-from tprimat.record.schema import Machine
+from tprimat.records.environment import processor_name, software_versions
+from tprimat.records.schema import Machine
 
 INFINITY_CACHE_BYTES = 256 * 2**20
 """Memory-side cache of MI300 and MI350 (AMD CDNA 3 white paper, page 4), which torch does not report."""
+
+
 SMALLEST_GPU_FLUSH_BYTES = 128 * 2**20
 """Half of what Triton's do_bench overwrites; never less, so that writing it hides the host's launch."""
+
+
 CACHE_WHEN_UNKNOWN = 32 * 2**20
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from tprimat.probe.case import Bench, Case, Notebook, identity, keep, measure, outcome
 from tprimat.probe.gemm import FP8_CALLS, SEED_SHAPES, Product, case_of
 from tprimat.probe.timing import Effort, median
-from tprimat.record.schema import ProbeRecord
+from tprimat.records.schema import ProbeRecord
 
 KIND = "gemm_search"
 SIDES = (1024, 2048, 3072, 4096, 5120, 6144, 8192, 10240, 12288, 14336, 16384, 18432, 20480)

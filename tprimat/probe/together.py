@@ -29,7 +29,7 @@ from tprimat.probe.case import (
 )
 from tprimat.probe.device import default_device, describe_machine, describe_software
 from tprimat.probe.timing import Effort
-from tprimat.record.schema import Machine, ProbeRecord
+from tprimat.records.schema import Machine, ProbeRecord
 
 T = TypeVar("T")
 

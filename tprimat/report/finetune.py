@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from tprimat import units
 from tprimat.analyze.groups import Measured
-from tprimat.record.derived import RunMetrics
-from tprimat.record.schema import RunRecord
-from tprimat.report.markdown import table
+from tprimat.records.metrics import RunMetrics
+from tprimat.records.schema import RunRecord
+from tprimat.report.tables import table
 
 TITLE = "## Training Qwen3 8B"
 TEXT = """Sequences of 8,192 tokens, 14 for each device and step on a GPU, activations recomputed. `embedded` trains in full with

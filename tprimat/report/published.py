@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from tprimat import units
 from tprimat.analyze.compare import Difference
 from tprimat.analyze.published import Neighbour, Neighbourhood, PublishedResult
-from tprimat.report.columns import columns
 from tprimat.report.peak import tera
 from tprimat.report.summary import with_interval
+from tprimat.report.tables import columns
 
 HEADER = ("result", "when", "as published", "TFLOP/s/GPU", "of dense peak", "ours is")
 CAPTION = (

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tprimat import units
-from tprimat.analyze.scaling import Kind, Row, Series
-from tprimat.analyze.scaling_laws import Fit
-from tprimat.record.derived import Estimate
-from tprimat.report import markdown
-from tprimat.report.columns import columns
+from tprimat.analyze.scaling import Fit, Kind, Row, Series
+from tprimat.records.metrics import Estimate
+from tprimat.report import tables
+from tprimat.report.tables import columns
 
 KINDS: dict[Kind, str] = {
     "weak": "weak scaling: every GPU has the same work, and the batch grows",
@@ -75,7 +74,7 @@ def as_markdown(found: Sequence[Scaled]) -> str:
     """The same for a page."""
     blocks = []
     for scaled in found:
-        table = markdown.table(HEADER, rows_of(scaled.series))
+        table = tables.table(HEADER, rows_of(scaled.series))
         blocks.append("\n".join([f"### {scaled.series.name}", "", table, "", *(f"- {line}" for line in remarks(scaled))]))
     return "\n\n".join(blocks) + "\n"
 

@@ -3,39 +3,39 @@
 from collections.abc import Callable, Sequence
 
 from tprimat.analyze.probes import newest_of_each
-from tprimat.record.schema import ProbeRecord
-from tprimat.report import probe_tables, suite_tables
-from tprimat.report.probe_tables import Probes
+from tprimat.records.schema import ProbeRecord
+from tprimat.report import probes, suite_tables
+from tprimat.report.probes import Probes
 from tprimat.report.suite_findings import in_short
 
 Section = tuple[str, str, Callable[[Probes], str | None]]
 
 SECTIONS: tuple[Section, ...] = (
-    ("Matrix multiplication", "Square products of standard normal matrices through `torch.matmul`.", probe_tables.squares),
+    ("Matrix multiplication", "Square products of standard normal matrices through `torch.matmul`.", probes.squares),
     (
         "A scan for the fastest product",
         "Shapes tried briefly, one after the other, whose winner was then measured anew. Under a power limit the clocks, and so "
         "the winner, hang on what was multiplied before: training rates are held against the fastest product of this page, "
         "whichever table holds it.",
-        probe_tables.searched,
+        probes.searched,
     ),
     (
         "Matrix multiplication at a language model's shapes",
         "(m, k) times (k, n): shapes of Llama 70B under eight-way tensor parallelism and three squares, as in SemiAnalysis's "
         "comparison of 2024-12-22. The average is over the shapes of a table.",
-        probe_tables.gemm,
+        probes.gemm,
     ),
-    ("Calls and libraries", "The same product through two calls or two libraries.", probe_tables.libraries),
+    ("Calls and libraries", "The same product through two calls or two libraries.", probes.libraries),
     (
         "Products of the trained models",
         "Forward products of one tensor-parallel rank; in brackets, the share of the dense peak.",
-        probe_tables.models,
+        probes.models,
     ),
     (
         "Attention",
         "Causal, 32 query heads over 8 key/value heads, head width 128, bf16, 32,768 tokens at every length on a GPU. FLOP "
         "count half the square; backward 2.5 times forward.",
-        probe_tables.attention,
+        probes.attention,
     ),
     ("Memory", "Each array that is read or written counts once, as in STREAM.", suite_tables.memory),
     (

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 from tprimat import units
 from tprimat.analyze import probes as figures
-from tprimat.record.schema import ProbeRecord
-from tprimat.report.probe_tables import PLAIN, Probes, clock, of_kind, rate_of, shape_of, share
+from tprimat.records.schema import ProbeRecord
+from tprimat.report.probes import PLAIN, Probes, clock, of_kind, rate_of, shape_of, share
 
 
 def in_short(probes: Probes) -> str:

@@ -2,9 +2,9 @@
 
 from tprimat import units
 from tprimat.analyze import probes as figures
-from tprimat.record.schema import ProbeRecord
-from tprimat.report.markdown import table
-from tprimat.report.probe_tables import Probes, of_kind, refusals, time_of
+from tprimat.records.schema import ProbeRecord
+from tprimat.report.probes import Probes, of_kind, refusals, time_of
+from tprimat.report.tables import table
 
 
 def system(probes: Probes) -> str:

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from tprimat import units
-from tprimat.record.derived import Estimate, RunMetrics
-from tprimat.record.files import as_document
-from tprimat.record.schema import RunRecord, StartUp
+from tprimat.records.files import as_document
+from tprimat.records.metrics import Estimate, RunMetrics
+from tprimat.records.schema import RunRecord, StartUp
 
 Row = tuple[RunRecord, RunMetrics | str | None, Path]
 """Run, its metrics or why there are none, and its log."""

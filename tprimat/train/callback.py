@@ -19,12 +19,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tprimat.errors import RecordError
-from tprimat.record.schema import RunRecord, StepRecord
-from tprimat.record.store import RunDirectory
-from tprimat.train import start_up
-from tprimat.train.clock import Mark, PeakMemory, mark, read_peak_memory
+from tprimat.records.schema import RunRecord, StepRecord
+from tprimat.records.store import RunDirectory
+from tprimat.train import startup
+from tprimat.train.device import Mark, PeakMemory, mark, read_peak_memory
 from tprimat.train.lightning_api import callback_bases
-from tprimat.train.stranger import Stranger
+from tprimat.train.run_record import Stranger
 
 LOSS_METRICS = ("reduced_train_loss", "train_loss", "loss")
 """Names under which trainers log the loss; NeMo's is the first."""
@@ -83,7 +83,7 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
             if trainer.global_step == 0 and self.directory.steps_file.exists():
                 what = f"{self.directory.path} already holds the steps of a run."
                 raise RecordError(what, where=str(self.directory.steps_file), fix="another folder for each run")
-        start_up.reached("training")
+        startup.reached("training")
         run = self._describe(trainer, pl_module)
         self._last_step = trainer.global_step
         read_peak_memory(_device(pl_module))

@@ -18,10 +18,10 @@ import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule
 
 from tprimat.errors import RecordError
-from tprimat.plan.expected import PLATFORMS
+from tprimat.plan.evidence import PLATFORMS
 from tprimat.plan.schema import RunPlan
-from tprimat.record.files import cannot_write
-from tprimat.record.store import RunDirectory
+from tprimat.records.files import cannot_write
+from tprimat.records.store import RunDirectory
 from tprimat.train.lightning_api import callback_bases
 
 RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tprimat.errors import LaunchError
 from tprimat.plan.schema import RunPlan
-from tprimat.train.accelerator import local_rank
+from tprimat.train.device import local_rank
 
 END_OF_DOCUMENT = 256
 """Byte-level token after each file; bytes are their own tokens 0..255."""

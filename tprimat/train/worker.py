@@ -6,12 +6,15 @@ import os
 import signal
 import sys
 import warnings
+from importlib import import_module
 from pathlib import Path
 
 from tprimat.errors import UserError
-from tprimat.plan.file import read_plan
-from tprimat.plan.schema import RunPlan
-from tprimat.train import early_start, start_up
+from tprimat.plan.schema import RunPlan, read_plan
+from tprimat.train import startup, transformer_engine
+
+TRAINERS = {"megatron": "tprimat.megatron.run", "nemo": "tprimat.nemo.run"}
+"""Modules whose `train(plan)` trains a plan on one rank."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -20,7 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     Returns:
         0 when training is done, 2 for a mistake that the user can mend.
     """
-    start_up.reached("rank_started")
+    startup.reached("rank_started")
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--plan", type=Path, required=True, help="plan.json, as ./benchmark.py wrote it")
     options = parser.parse_args(arguments)
@@ -36,32 +39,14 @@ def main(arguments: list[str] | None = None) -> int:
 def train(plan: RunPlan) -> None:
     """Hand a plan to its engine's trainer."""
     quieten()
-    early_start.begin_imports()
+    startup.begin_imports()
     # Megatron's overlap of communication and computation relies on one hardware queue (Megatron-LM's own requirement), which is
     # settled when the GPU is opened.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    if plan.engine == "megatron" and plan.platform == "nvidia":
-        early_start.open_gpu(int(os.environ.get("LOCAL_RANK", "0")))
-    from tprimat.train import metrics_alone, redirect, transformer_engine
-    from tprimat.train.megatron import weight_gradients
-
-    # All before anything imports megatron.core.
-    transformer_engine.is_usable()
-    if plan.engine == "megatron":
-        metrics_alone.import_torchmetrics()
-        weight_gradients.install()
-    redirected = redirect.install()
+    transformer_engine.is_usable()  # before anything imports megatron.core
+    import_module(TRAINERS[plan.engine]).train(plan)
     import torch.distributed as dist
 
-    if plan.engine == "nemo":
-        from tprimat.train.nemo import run as nemo_run
-
-        nemo_run.train(plan, redirected)
-    else:
-        from tprimat.train.megatron import run as megatron_run
-
-        early_start.end_imports()
-        megatron_run.train(plan, redirected)
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -1,0 +1,193 @@
+"""Result files of every maker, good and bad, through real folders."""
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tprimat.errors import RecordError
+from tprimat.facts.models import model_shape
+from tprimat.records.benchmark_file import write_benchmark_file
+from tprimat.records.discover import load_results, read_result
+
+RUNS = Path(__file__).parent.parent / "runs"
+FOREIGN = RUNS / "foreign"
+
+
+def write(path, document):
+    path.write_text(document if isinstance(document, str) else json.dumps(document), encoding="utf8")
+    return path
+
+
+def minimal(**changes):
+    return {"platform": "nvd", "training_config": {"num_gpus": 8}, "raw_step_times": [2.0, 1.0, 1.0], **changes}
+
+
+def test_the_recorded_runs_are_what_their_script_writes(tmp_path):
+    subprocess.run([sys.executable, RUNS / "make_runs.py", tmp_path], check=True, env={"PYTHONPATH": str(RUNS.parent.parent)})
+    kept, again = (load_results([folder])[0] for folder in (RUNS, tmp_path))
+    assert [(result.steps, result.run.run_id) for result in kept] == [(result.steps, result.run.run_id) for result in again]
+    assert [result.run.machine for result in kept] == [result.run.machine for result in again]
+
+
+def test_all_runs_of_a_tree_are_found():
+    results, problems = load_results([RUNS])
+    assert problems == []
+    assert len(results) == 10 + 4 + 4  # groups, published, foreign
+    assert sum(result.run.counts for result in results) == 9 + 4 + 4
+
+
+def test_a_primus_file_is_read_as_it_says():
+    result = read_result(FOREIGN / "train_amd_prim_llama.json")
+    run = result.run
+    assert (run.model, run.engine, run.machine.platform, run.clock) == ("llama", "primus", "rocm", "framework")
+    assert run.shape == model_shape("llama-3.1-8b")
+    assert (run.strategy, run.tensor_parallel, run.pipeline_parallel, run.data_parallel) == ("TP1_PP2_SP0", 1, 2, 4)
+    assert (run.machine.gpus, run.machine.accelerator, run.machine.memory_bytes) == (8, "AMD Instinct MI300X", 206141650000)
+    assert (len(result.steps), result.steps[0].step, result.steps[0].tokens) == (24, 1, 64 * 2048)
+    assert (result.steps[0].loss, result.steps[0].learning_rate) == (10.0, 1e-5)
+
+
+def test_what_a_file_does_not_say_is_absent():
+    run = read_result(FOREIGN / "train_amd_prim_llama.json").run
+    assert (run.matmul_dtype, run.started_at, run.recompute, run.seed) == (None, None, None, None)
+    assert run.source.sha256 is not None
+
+
+def test_a_nemo_file_names_its_strategy_where_it_can():
+    run = read_result(FOREIGN / "train_nvd_nemo_qwen.json").run
+    assert (run.engine, run.strategy, run.model, run.machine.platform) == ("nemo", "balanced", "qwen", "cuda")
+
+
+def test_a_file_without_parallelism_or_losses_is_still_a_result():
+    result = read_result(FOREIGN / "benchmark_rocm_llama.json")
+    assert (result.run.engine, result.run.tensor_parallel, result.run.strategy) == ("primus", None, None)
+    assert result.steps[0].loss is None
+    assert any("117.99 GB" in note for note in result.run.evidence.notes)
+
+
+def test_words_for_absent_and_lists_of_another_length_become_none():
+    result = read_result(FOREIGN / "benchmark_cuda_qwen.json")
+    assert (result.run.global_batch_sequences, result.run.sequence_tokens, result.run.strategy) == (None, None, None)
+    step = result.steps[0]
+    assert (step.tokens, step.learning_rate, step.peak_allocated_bytes) == (None, None, 54_500_000_000)
+
+
+def test_a_loss_that_is_not_a_number_marks_its_step(tmp_path):
+    path = write(tmp_path / "benchmark_cuda_llama.json", '{"platform": "nvd", "raw_step_times": [1.0], "raw_loss_values": [NaN]}')
+    (step,) = read_result(path).steps
+    assert (step.loss, step.finite) == (None, False)
+
+
+def test_gpus_over_several_nodes_are_divided(tmp_path):
+    document = minimal(gpu_info={"device_count": 8}, training_config={"num_gpus": 32})
+    machine = read_result(write(tmp_path / "benchmark_cuda_llama.json", document)).run.machine
+    assert (machine.gpus_per_node, machine.nodes) == (8, 4)
+
+
+def test_a_named_file_may_have_any_name(tmp_path):
+    path = write(tmp_path / "old numbers.json", minimal())
+    results, problems = load_results([path])
+    assert ([result.run.model for result in results], problems) == (["old numbers"], [])
+
+
+def test_a_copy_of_a_file_counts_once(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / "benchmark_cuda_llama.json", minimal())
+    assert len(load_results([tmp_path])[0]) == 1
+
+
+def test_a_run_with_a_folder_and_a_benchmark_file_counts_once_from_its_folder(tmp_path):
+    (original,), _ = load_results([RUNS / "cpu"])
+    write_benchmark_file(tmp_path / "benchmark_cpu_llama.json", original.run, original.steps, None)
+    (alone,), _ = load_results([tmp_path])
+    assert (alone.run, alone.steps) == (original.run, original.steps)
+    (both,), _ = load_results([tmp_path, RUNS / "cpu", RUNS / "cpu" / "runs" / "cpu-llama-0" / "run.json"])
+    assert both.run == original.run
+    (nested,), _ = load_results([RUNS / "cpu"])
+    assert nested.path.is_dir()
+
+
+@pytest.mark.parametrize("left", [5, 0])
+def test_a_folder_that_lost_steps_is_named_and_the_benchmark_file_of_its_run_counts(tmp_path, left):
+    shutil.copytree(RUNS / "cpu", tmp_path / "cpu")
+    (original,), _ = load_results([tmp_path / "cpu"])
+    write_benchmark_file(tmp_path / "cpu" / "benchmark_cpu_llama.json", original.run, original.steps, None)
+    file = original.path / "steps.jsonl"
+    file.write_text("".join(f"{line}\n" for line in file.read_text().split("\n")[:left]) + '{"step": 6, "step_sec')
+    (found,), (problem,) = load_results([tmp_path / "cpu"])
+    assert (found.run, found.steps) == (original.run, original.steps)
+    assert problem.what == f"{original.path} holds {left} of the {len(original.steps)} steps of its run."
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("", "is not JSON"),
+        ('{\n"platform": ', "is not JSON"),
+        ("[1, 2]", "holds no result"),
+        ("{}", "no step times"),
+        (minimal(raw_step_times=[]), "no step times"),
+        (minimal(raw_step_times=[1.0, -1.0]), "step time 2 is -1.0"),
+        (minimal(raw_step_times=[1.0, "fast"]), "'fast'"),
+        (minimal(raw_step_times=[None]), "None"),
+        (minimal(platform="tpu"), "platform is 'tpu'"),
+        (minimal(training_config={"num_gpus": "eight"}), "num_gpus is 'eight'"),
+        (minimal(training_config={"num_gpus": 0}), "num_gpus is 0"),
+        (minimal(raw_loss_values=["a", "b", "c"]), "'a'"),
+        (minimal(gpu_info={"total_memory_gb": "lots"}), "'lots'"),
+        ({"run": {}, "steps": []}, "does not fit schema version"),
+        ({"run": 3, "steps": "x"}, "does not fit schema version"),
+        ("[" * 100_000, "is not JSON"),
+    ],
+)
+def test_a_bad_file_is_named_with_the_rule_and_hides_no_other(tmp_path, content, reason):
+    bad = write(tmp_path / "benchmark_cuda_bad.json", content)
+    write(tmp_path / "benchmark_cuda_llama.json", minimal())
+    results, problems = load_results([tmp_path])
+    assert [result.run.model for result in results] == ["llama"]
+    (problem,) = problems
+    assert reason in problem.what
+    assert str(bad) in problem.where
+
+
+def test_a_damaged_run_folder_is_named_with_its_line(tmp_path):
+    folder = tmp_path / "r"
+    folder.mkdir()
+    source = RUNS / "cpu" / "runs" / "cpu-llama-0"
+    write(folder / "run.json", (source / "run.json").read_text())
+    write(folder / "steps.jsonl", '{"step":1,"step_seconds":1.0}\n{"step":2}\n{"step":3,"step_seconds":1.0}\n')
+    results, (problem,) = load_results([tmp_path])
+    assert results == []
+    assert "steps.jsonl:2" in problem.where
+    assert "step_seconds" in problem.why
+
+
+def test_a_path_that_is_not_there_is_a_problem_and_the_others_are_read(tmp_path):
+    results, (problem,) = load_results([tmp_path / "nowhere", FOREIGN])
+    assert len(results) == 4
+    assert "There is no" in problem.what
+
+
+def test_binary_rubbish_is_refused(tmp_path):
+    path = tmp_path / "benchmark_x.json"
+    path.write_bytes(bytes(range(256)))
+    with pytest.raises(RecordError):
+        read_result(path)
+
+
+def test_a_thousand_files_are_read_in_a_tenth_of_what_ten_thousand_may_take(tmp_path):
+    steps = [round(2 + 0.01 * math.sin(i), 5) for i in range(50)]
+    for i in range(1000):
+        document = minimal(raw_step_times=steps, raw_loss_values=steps, timestamp=i)
+        write(tmp_path / f"benchmark_cuda_{i}.json", document)
+    before = time.process_time()
+    results, _ = load_results([tmp_path])
+    assert len(results) == 1000
+    assert time.process_time() - before < 3

@@ -1,0 +1,102 @@
+"""What must not leave a machine, and what a log needs to stay readable."""
+
+import json
+
+import pytest
+
+from tprimat.records.redaction import Masker
+
+SECRETS = {
+    "logged in with hf_" + "abcdefghijklmnopqrstuvwxyz012345": "abcdefghij",
+    "wandb: api key " + "0123456789abcdef" * 2 + "01234567": "0123456789abcdef",
+    "AWS_ACCESS_KEY_ID=" + "AKIA" + "IOSFODNN7EXAMPLE": "IOSFODNN7",
+    "export AWS_SECRET_ACCESS_KEY=" + "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY": "K7MDENG",
+    "Authorization: Bearer " + "abc.def-ghi_jkl": "abc.def",
+    "pulling from https://alice:hunter2@registry.example.com/x": "hunter2",
+    "MY_SERVICE_TOKEN='s3cr3t value'": "s3cr3t",
+    "DB_PASSWORD=12345": "12345",
+    "password: 12345": "12345",
+    "SIGNING_KEY=x9y8": "x9y8",
+    '{"api_key": "zzz111"}': "zzz111",
+    "main.py --wandb-key qqq222 --steps 5": "qqq222",
+    "main.py --api-token=qqq333": "qqq333",
+    "git clone with ghp_" + "a1b2c3d4e5f6g7h8i9j0k1l2m3n4o5p6q7r8": "a1b2c3",
+    "https://bucket.example.com/x?X-Amz-Signature=deadbeef01&b=1": "deadbeef01",
+    "id eyJhbGciOiJIUzI1" + "NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.abcdef": "eyJzdWIi",
+}
+
+PRIVATE = {
+    "gpu-node-17:1234:1250 [0] NCCL INFO Bootstrap": "gpu-node-17",
+    "MASTER_ADDR=trainer01 MASTER_PORT=29500": "trainer01",
+    "SLURM_JOB_NODELIST=rack[03-07]": "rack[03",
+    "  host      : worker-3.example.com": "worker-3",
+    "[c10d] connecting to [box7.lab]:29500": "box7",
+    "worker ip-10-0-0-5.ec2.internal is up": "ip-10-0",
+    "NET/Socket : Using eth0:10.20.30.40<0>": "10.20.30.40",
+    "store at 192.168.4.5:29500": "192.168.4.5",
+    "saving to /home/alice/runs": "alice",
+    "saving to /Users/bob/runs": "bob",
+    "cache /ro" + "ot/.cache/x": "/ro" + "ot",
+}
+
+HARMLESS = (
+    "step 10 | tokens: 262144 | loss 2.31 | eos_token: 128009 | num_tokens=4096",
+    "nvidia-cublas-cu12 12.4.5.8, driver 570.86.15.1, torch 2.7.0",
+    "master_addr localhost, 127.0.0.1:29500",
+    "commit 0123456789abcdef0123456789abcdef01234567",
+    "special_tokens: ['<pad>', '<eos>']",
+    "pad_token: <pad>",
+    "https://huggingface.co/meta-llama/Llama-3.1-8B config.json",
+    "key value heads: 8, key: attention, num_query_groups: 8",
+    "host memory 503 GiB",
+)
+
+
+@pytest.mark.parametrize(("line", "secret"), {**SECRETS, **PRIVATE}.items())
+def test_it_is_taken_out(line, secret):
+    masker = Masker()
+    masker.learn(line)
+    assert secret not in masker.text(line)
+
+
+@pytest.mark.parametrize("line", HARMLESS)
+def test_it_stays(line):
+    masker = Masker()
+    masker.learn(line)
+    assert masker.text(line) == line
+
+
+def test_a_host_named_once_is_masked_everywhere():
+    masker = Masker()
+    masker.learn("node-a7:1:1 [0] NCCL INFO\nsaving to /home/alice/x")
+    assert masker.text("rank 3 on node-a7 failed; /scratch/alice/out") == "rank 3 on [host] failed; /scratch/[user]/out"
+    assert masker.text("node-a70 is another") == "node-a70 is another"
+
+
+def test_a_private_key_goes_as_a_whole():
+    lines = ["before\n", "-----BEGIN RSA PRIVATE KEY-----\n", "c2VjcmV0\n", "-----END RSA PRIVATE KEY-----\n", "after\n"]
+    masked = "".join(Masker().lines(lines))
+    assert "c2VjcmV0" not in masked
+    assert masked.startswith("before\n")
+    assert masked.endswith("after\n")
+
+
+def test_a_document_keeps_its_shape_and_numbers():
+    document = {
+        "command": ["./benchmark.py", "--hf-token", "abc123", "--set", "data=/home/alice/text"],
+        "environment": {"WANDB_API_KEY": "abc124", "STEPS": "5"},
+        "loss": 2.5,
+        "steps": [1, 2, None, True],
+        "token": 7,
+    }
+    masked = Masker().document(document)
+    assert "abc12" not in json.dumps(masked)
+    assert "alice" not in json.dumps(masked)
+    assert masked["command"][3:] == ["--set", "data=~/text"]
+    assert (masked["loss"], masked["steps"], masked["token"]) == (2.5, [1, 2, None, True], 7)
+    assert masked["environment"]["STEPS"] == "5"
+
+
+def test_masking_twice_changes_nothing_more():
+    once = Masker().text("HF_TOKEN=abc password: 'x y' --api-key=zz Bearer abcdefgh12 MASTER_ADDR=node7 /home/alice/x")
+    assert Masker().text(once) == once

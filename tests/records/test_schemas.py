@@ -1,0 +1,71 @@
+"""The published JSON Schemas: made from the code, and true of every file that was written."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from tprimat.records.benchmark_file import benchmark_document
+from tprimat.records.store import RunDirectory
+
+ROOT = Path(__file__).parents[2]
+KINDS = ("benchmark", "plan", "probe", "run", "step", "telemetry", "trial")
+RUNS = sorted((ROOT / "tests" / "runs").glob("*/runs/*"))
+
+
+def validator(kind):
+    document = json.loads((ROOT / "schemas" / f"{kind}.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(document)
+    return jsonschema.Draft202012Validator(document)
+
+
+def test_the_schemas_in_the_repository_are_those_that_the_code_makes(tmp_path):
+    command = [sys.executable, "-m", "tprimat.cli.schemas", "--output-dir", tmp_path]
+    subprocess.run(command, cwd=ROOT, check=True)
+    made = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    kept = {path.name: path.read_text() for path in (ROOT / "schemas").iterdir()}
+    assert set(made) == {f"{kind}.schema.json" for kind in KINDS}
+    assert made == kept, "run `python -m tprimat.cli.schemas` and commit what it writes"
+
+
+def test_a_folder_that_cannot_be_written_is_the_user_s_to_mend(tmp_path):
+    (tmp_path / "file").write_text("")
+    command = [sys.executable, "-m", "tprimat.cli.schemas", "--output-dir", tmp_path / "file"]
+    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {tmp_path}/file/benchmark.schema.json cannot be written: ")
+
+
+@pytest.mark.parametrize("folder", RUNS, ids=lambda path: path.name)
+def test_recorded_runs_are_what_the_schemas_say(folder):
+    directory = RunDirectory(folder)
+    validator("run").validate(json.loads(directory.run_file.read_text()))
+    steps = validator("step")
+    for line in directory.steps_file.read_text().splitlines():
+        steps.validate(json.loads(line))
+    validator("benchmark").validate(benchmark_document(directory.read_run(), directory.read_steps(), None))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("platform",), "nvidia"),
+        (("gpu_info", "vendor"), "x"),
+        (("performance_metrics",), {"mfu": 0.5}),
+        (("run", "outcome"), "fine"),
+        (("steps",), [{"step": "1", "step_seconds": 1.0}]),
+        (("raw_step_times",), [None]),
+    ],
+)
+def test_a_file_that_says_something_else_is_refused(path, value):
+    directory = RunDirectory(RUNS[0])
+    document = benchmark_document(directory.read_run(), directory.read_steps(), None)
+    place = document
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    with pytest.raises(jsonschema.ValidationError):
+        validator("benchmark").validate(json.loads(json.dumps(document)))

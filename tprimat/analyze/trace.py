@@ -1,0 +1,482 @@
+"""Which kind of work a kernel, or an operator on a CPU, does: told by its name, as the libraries name theirs.
+
+Names are those that profilers show for NCCL and RCCL, cuBLAS and hipBLASLt, cuDNN, FlashAttention, AOTriton, Composable Kernel,
+Triton (as torch.compile emits it), Transformer Engine and torch's own kernels. A copy from one GPU's memory to another's (PtoP)
+is communication. A name that says nothing stays "other".
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from tprimat.errors import MetricError
+
+WorkClass = Literal["matmul", "attention", "norm_elementwise", "optimizer", "other", "communication", "memory_copy"]
+
+COMPUTE: tuple[WorkClass, ...] = ("matmul", "attention", "norm_elementwise", "optimizer", "other")
+"""What communication can hide behind."""
+
+KERNELS: tuple[tuple[WorkClass, str], ...] = (
+    (
+        "communication",
+        r"nccl|rccl|nvshmem|gloo:|userbuffers|symm_mem|symmetric_memory|^memcpy ptop|all_?reduce|all_?gather"
+        r"|reduce_?scatter|cross_device_reduce",
+    ),
+    ("memory_copy", r"^memcpy|^memset|^copy(host|device)to|rocclr"),
+    # torch.compile names a pointwise or reducing kernel after all operators in it, which may be neighbours of an attention.
+    ("norm_elementwise", r"^triton_(poi|red|per|for)_"),
+    ("attention", r"flash|fmha|sdpa|attn|attention|aotriton|bwd_preprocess"),
+    ("optimizer", r"adam|multi_?tensor|lamb_|l2norm|foreach"),
+    ("matmul", r"gem[mv]|nvjet|cutlass|xmma|cublas|splitk|cijk_|hipblaslt|tensile|wgmma|matmul|^triton_(tem|mm)_"),
+    (
+        "norm_elementwise",
+        r"elementwise|vectorized|unrolled|triton_|norm|softmax|reduce|swiglu|silu|gelu|rope|rotary|dropout|embedding|index|gather"
+        r"|scatter|entropy|nll_loss|catarray|copy|fill|transpose|cast|quantize|bias|cub::|rocprim|radix|distribution|arange|triu"
+        r"|compute_grad_weight",
+    ),
+)
+"""The first pattern that is found in a kernel's name, in small letters, decides."""
+
+OPERATORS: tuple[tuple[WorkClass, str], ...] = (
+    ("communication", r"gloo:|c10d::|nccl:|record_param_comms"),
+    ("attention", r"scaled_dot_product|attention"),
+    ("optimizer", r"adam|_foreach_|^optimizer_step$|^optimizer\.step#"),
+    ("matmul", r"^aten::(mm|bmm|addmm|addbmm|baddbmm|matmul|linear|mv|einsum|_scaled_mm|_int_mm)(_|\.|$)|mkldnn_linear"),
+    ("memory_copy", r"^aten::(copy_|_to_copy|to|clone|contiguous)$"),
+    ("norm_elementwise", r"^aten::"),
+)
+"""The same for what runs on the host; every further operator of ATen is elementwise, a reduction or a view."""
+
+
+@cache
+def kernel_class(name: str) -> WorkClass:
+    """The class of a kernel that ran on an accelerator."""
+    return _first(KERNELS, name)
+
+
+@cache
+def operator_class(name: str) -> WorkClass:
+    """The class of an operator that ran on the host."""
+    return _first(OPERATORS, name)
+
+
+def _first(patterns: tuple[tuple[WorkClass, str], ...], name: str) -> WorkClass:
+    small = name.lower()
+    return next((kind for kind, pattern in patterns if re.search(pattern, small)), "other")
+
+
+# Trace events as spans of time: what ran, when, as which class of work, and where the steps begin and end.
+#
+# Times of events are microseconds (the Trace Event Format of Chrome); here they are seconds from the trace's first event.
+
+Floats = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.int64]
+
+CLASSES: tuple[WorkClass, ...] = get_args(WorkClass)
+DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+"""Kineto's categories of what runs on an accelerator, CUPTI's and ROCm's alike."""
+SUMMARISED = (*DEVICE_WORK, "gpu_user_annotation", "user_annotation", "cpu_op")
+OPTIMIZER_RANGE = re.compile(r"optimizer_step$|Optimizer\.step#")
+"""What Megatron's step and torch's optimizers are marked with."""
+STEP_RANGE = re.compile(r"ProfilerStep#(\d+)$")
+INHERITED: tuple[WorkClass, ...] = ("attention", "optimizer", "communication")
+"""An operator inside one of these belongs to it, unless it communicates."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spans:
+    """Columns of equal length, one entry a span."""
+
+    starts: Floats
+    ends: Floats
+    kinds: Indices
+    """Into CLASSES."""
+    names: Indices
+    """Into `texts`."""
+    calls: Floats
+    """1 where an event begins, 0 for its later parts."""
+    texts: tuple[str, ...]
+
+    def where(self, chosen: npt.NDArray[np.bool_]) -> "Spans":
+        """The chosen ones."""
+        return Spans(
+            starts=self.starts[chosen],
+            ends=self.ends[chosen],
+            kinds=self.kinds[chosen],
+            names=self.names[chosen],
+            calls=self.calls[chosen],
+            texts=self.texts,
+        )
+
+    def inside(self, start: float, end: float) -> "Spans":
+        """Those that reach into a window, cut at its ends."""
+        part = self.where((self.ends > start) & (self.starts < end))
+        return replace(part, starts=np.clip(part.starts, start, end), ends=np.clip(part.ends, start, end))
+
+
+@dataclass(frozen=True, slots=True)
+class StepWindow:
+    """One step of training in a trace."""
+
+    number: int
+    """Of ProfilerStep#."""
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One complete event, or a part of one."""
+
+    start: float
+    end: float
+    name: str
+    kind: WorkClass
+    begins: bool = True
+
+
+class TraceEvent(NamedTuple):
+    """What a summary needs of an event with a duration."""
+
+    category: str
+    name: str
+    start: float
+    end: float
+    thread: tuple[Any, Any]
+    """Process and thread, or device and stream."""
+
+
+def complete_events(events: Iterable[Any]) -> list[TraceEvent]:
+    """The events with a duration of the categories that summaries are made of.
+
+    Raises:
+        MetricError: there is none, or one without the numbers that the format asks for.
+    """
+    whole = [
+        event
+        for event in events
+        if isinstance(event, dict) and event.get("ph") == "X" and event.get("cat") in SUMMARISED and "name" in event
+    ]
+    if not whole:
+        raise MetricError(
+            "The trace holds no kernel and no operator.", fix="profile at least one whole step with torch's profiler"
+        )
+    try:
+        first = min(float(event["ts"]) for event in whole)
+        return [_read(event, first) for event in whole]
+    except (KeyError, TypeError, ValueError) as error:
+        raise MetricError("An event of the trace has no start or duration in microseconds.", why=repr(error)) from error
+
+
+def _read(event: Mapping[str, Any], first: float) -> TraceEvent:
+    start = float(event["ts"]) - first
+    end = start + float(event["dur"])
+    return TraceEvent(event["cat"], str(event["name"]), start / 1e6, end / 1e6, (event.get("pid"), event.get("tid")))
+
+
+def device_spans(events: Sequence[TraceEvent]) -> Spans:
+    """Kernels and copies of the accelerator. Small kernels inside the optimizer's range of their stream are the optimizer's."""
+    work = [event for event in events if event.category in DEVICE_WORK]
+    ranges: dict[tuple[Any, Any], list[tuple[float, float]]] = defaultdict(list)
+    for event in events:
+        if event.category == "gpu_user_annotation" and OPTIMIZER_RANGE.match(event.name):
+            ranges[event.thread].append((event.start, event.end))
+    return _columns([_Row(event.start, event.end, event.name, _kind(event, ranges)) for event in work])
+
+
+def _kind(event: TraceEvent, ranges: Mapping[tuple[Any, Any], Sequence[tuple[float, float]]]) -> WorkClass:
+    kind = kernel_class(event.name)
+    if event.category != "kernel":
+        return kind if kind == "communication" else "memory_copy"
+    if kind not in {"norm_elementwise", "other"}:
+        return kind
+    around = ranges.get(event.thread, ())
+    inside = any(start <= event.start and event.end <= end for start, end in around)
+    return "optimizer" if inside else kind
+
+
+def host_spans(events: Sequence[TraceEvent]) -> Spans:
+    """Operators of the host without the operators inside them: each moment of a thread counts once."""
+    threads: dict[tuple[Any, Any], list[TraceEvent]] = defaultdict(list)
+    for event in events:
+        if event.category == "cpu_op" or _marks(event):
+            threads[event.thread].append(event)
+    return _columns([row for thread in threads.values() for row in _innermost(thread)])
+
+
+def _marks(event: TraceEvent) -> bool:
+    """The optimizer's range, and the collectives of Gloo, which are no cpu_op."""
+    return event.category == "user_annotation" and operator_class(event.name) in {"optimizer", "communication"}
+
+
+@dataclass(slots=True)
+class _Open:
+    """An event that later ones may be nested in."""
+
+    event: TraceEvent
+    kind: WorkClass
+    counted: bool = False
+
+
+def _innermost(thread: list[TraceEvent]) -> list[_Row]:
+    """Cut nested events of one thread into the stretches in which each of them was the innermost."""
+    rows: list[_Row] = []
+    stack: list[_Open] = []
+    at = 0.0
+
+    def advance(to: float) -> None:
+        nonlocal at
+        if stack and to > at:
+            inner = stack[-1]
+            if inner.event.category == "cpu_op" or inner.kind == "communication":
+                rows.append(_Row(at, to, inner.event.name, inner.kind, not inner.counted))
+                inner.counted = True
+        at = max(at, to)
+
+    for event in sorted(thread, key=lambda event: (event.start, -event.end)):
+        while stack and stack[-1].event.end <= event.start:
+            advance(stack[-1].event.end)
+            stack.pop()
+        advance(event.start)
+        stack.append(_Open(event, _nested_kind(event, stack)))
+    while stack:
+        advance(stack[-1].event.end)
+        stack.pop()
+    return rows
+
+
+def _nested_kind(event: TraceEvent, around: Sequence[_Open]) -> WorkClass:
+    own = operator_class(event.name)
+    outer = around[-1].kind if around else own
+    return outer if outer in INHERITED and own != "communication" else own
+
+
+def _columns(rows: Sequence[_Row]) -> Spans:
+    texts = tuple(dict.fromkeys(row.name for row in rows))
+    place = {text: i for i, text in enumerate(texts)}
+    return Spans(
+        starts=np.array([row.start for row in rows], dtype=np.float64),
+        ends=np.array([row.end for row in rows], dtype=np.float64),
+        kinds=np.array([CLASSES.index(row.kind) for row in rows], dtype=np.int64),
+        names=np.array([place[row.name] for row in rows], dtype=np.int64),
+        calls=np.array([row.begins for row in rows], dtype=np.float64),
+        texts=texts,
+    )
+
+
+def step_windows(events: Sequence[TraceEvent], category: str) -> list[StepWindow]:
+    """The ProfilerStep# ranges, each up to the start of the next, so that what lies between two steps belongs to the first.
+
+    Args:
+        events: complete ones.
+        category: gpu_user_annotation for a device's own ranges (one a stream, which are joined), user_annotation for the host's.
+    """
+    found: dict[int, tuple[float, float]] = {}
+    for event in events:
+        match = STEP_RANGE.match(event.name) if event.category == category else None
+        if match:
+            number = int(match[1])
+            start, end = found.get(number, (event.start, event.end))
+            found[number] = (min(start, event.start), max(end, event.end))
+    numbers = sorted(found)
+    following = {number: found[after][0] for number, after in pairwise(numbers)}
+    return [StepWindow(number, found[number][0], following.get(number, found[number][1])) for number in numbers]
+
+
+# What one step of training spends its time on, from a trace of torch's profiler.
+
+ORDER: tuple[WorkClass, ...] = (*COMPUTE, "communication", "memory_copy")
+"""Where classes overlap, a moment belongs to the first of these: communication counts only where no computation hides it."""
+TOP = 15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassTime:
+    """One class of work in a mean step."""
+
+    kind: WorkClass
+    seconds: float
+    """Of the step, where no class before it in ORDER runs: with the idle time these add up to the step."""
+    share: float
+    """seconds / step."""
+    busy_seconds: float
+    """In which it runs at all, hidden or not; kernels that overlap each other count once."""
+    calls: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelTime:
+    """One kernel, or operator, in a mean step."""
+
+    name: str
+    kind: WorkClass
+    seconds: float
+    """Summed over its calls."""
+    share: float
+    calls: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfiledStep:
+    """One profiled step."""
+
+    number: int
+    """As training counts, where the trace tells; else the number in ProfilerStep#."""
+    seconds: float
+    idle_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileSummary:
+    """A trace of one rank in numbers, as means over its steps."""
+
+    origin: dict[str, Any]
+    """Run, model, strategy, platform and rank, where the trace tells."""
+    measured_on: Literal["accelerator", "host"]
+    """Host: there is no kernel in the trace, and operators of the CPU are counted instead."""
+    steps: tuple[ProfiledStep, ...]
+    step_seconds: float
+    classes: tuple[ClassTime, ...]
+    communication_seconds: float
+    """In which any collective runs."""
+    exposed_communication_seconds: float
+    """Of these, where nothing is computed."""
+    idle_seconds: float
+    """In which nothing runs: no kernel, or on a host no operator."""
+    idle_share: float
+    top: tuple[KernelTime, ...]
+    notes: tuple[str, ...]
+
+
+def summarise(trace: Mapping[str, Any], *, top: int = TOP) -> ProfileSummary:
+    """A trace in numbers.
+
+    Args:
+        trace: as torch's profiler writes it; record.trace.read_trace reads one.
+        top: how many kernels to name.
+
+    Raises:
+        MetricError: no event with a duration, or no work inside the steps.
+    """
+    events = complete_events(trace["traceEvents"])
+    on_device = any(event.category in DEVICE_WORK for event in events)
+    spans = device_spans(events) if on_device else host_spans(events)
+    if not len(spans.starts):
+        raise MetricError("The trace holds no kernel and no operator.", fix="profile at least one whole step")
+    windows, notes = _windows(
+        step_windows(events, "user_annotation"), step_windows(events, "gpu_user_annotation"), spans, on_device
+    )
+    parts = [(window, spans.inside(window.start, window.end)) for window in windows]
+    unfinished = trace.get("tprimat_unfinished")
+    parts = [(window, part) for window, part in parts if len(part.starts) and window.number != unfinished]
+    if unfinished is not None:
+        notes = (*notes, "training failed in the last step of the trace, which is left out")
+    if not parts:
+        raise MetricError("No kernel and no operator runs inside a profiled step.", fix="profile at least one whole step")
+    origin = trace.get("tprimat")
+    return _summary(origin if isinstance(origin, dict) else {}, parts, on_device, notes, top)
+
+
+def _windows(
+    host: Sequence[StepWindow], device: Sequence[StepWindow], spans: Spans, on_device: bool
+) -> tuple[Sequence[StepWindow], tuple[str, ...]]:
+    if not on_device:
+        notes = ("no kernel of an accelerator in the trace: classes are of the CPU's operators, idle is time outside them",)
+        return (host, notes) if host else ([_whole(spans)], (*notes, NO_STEPS))
+    if device:
+        return device, ()
+    if host:
+        return host, ("steps are the host's ranges: the trace has none of the device, whose work may lag behind",)
+    return [_whole(spans)], (NO_STEPS,)
+
+
+NO_STEPS = "no ProfilerStep# in the trace: all of it counts as one step"
+
+
+def _whole(spans: Spans) -> StepWindow:
+    return StepWindow(0, float(spans.starts.min()), float(spans.ends.max()))
+
+
+def _summary(
+    origin: dict[str, Any], parts: Sequence[tuple[StepWindow, Spans]], on_device: bool, notes: tuple[str, ...], top: int
+) -> ProfileSummary:
+    count = len(parts)
+    step = sum(window.end - window.start for window, _ in parts) / count
+    own = {kind: sum(_own_seconds(part)[kind] for _, part in parts) / count for kind in ORDER}
+    busy = {kind: sum(covered(_of(part, (kind,))) for _, part in parts) / count for kind in ORDER}
+    calls = {kind: sum(float(_of(part, (kind,)).calls.sum()) for _, part in parts) / count for kind in ORDER}
+    first = origin.get("step_of_profiler_step_0")
+    shift = first if isinstance(first, int) else 0
+    idle = step - sum(own.values())
+    return ProfileSummary(
+        origin=origin,
+        measured_on="accelerator" if on_device else "host",
+        steps=tuple(
+            ProfiledStep(
+                number=window.number + shift,
+                seconds=window.end - window.start,
+                idle_seconds=window.end - window.start - covered(part),
+            )
+            for window, part in parts
+        ),
+        step_seconds=step,
+        classes=tuple(
+            ClassTime(kind=kind, seconds=own[kind], share=own[kind] / step, busy_seconds=busy[kind], calls=calls[kind])
+            for kind in ORDER
+        ),
+        communication_seconds=busy["communication"],
+        exposed_communication_seconds=own["communication"],
+        idle_seconds=idle,
+        idle_share=idle / step,
+        top=_top(parts, step, top),
+        notes=notes,
+    )
+
+
+def _of(part: Spans, kinds: Sequence[WorkClass]) -> Spans:
+    return part.where(np.isin(part.kinds, [CLASSES.index(kind) for kind in kinds]))
+
+
+def _own_seconds(part: Spans) -> dict[WorkClass, float]:
+    """What each class adds to the time that the classes before it cover."""
+    reached = [covered(_of(part, ORDER[:number])) for number in range(len(ORDER) + 1)]
+    return {kind: reached[number + 1] - reached[number] for number, kind in enumerate(ORDER)}
+
+
+def covered(spans: Spans) -> float:
+    """Seconds in which at least one span runs: the length of their union."""
+    if not len(spans.starts):
+        return 0.0
+    order = np.argsort(spans.starts, kind="stable")
+    starts: Floats = spans.starts[order]
+    reach: Floats = np.maximum.accumulate(spans.ends[order])
+    gaps = np.maximum(starts[1:] - reach[:-1], 0.0)
+    return float(reach[-1] - starts[0] - gaps.sum())
+
+
+def _top(parts: Sequence[tuple[StepWindow, Spans]], step: float, most: int) -> tuple[KernelTime, ...]:
+    """The kernels that take most of a step. One name may be of two classes: an elementwise kernel inside the optimizer is its."""
+    texts, kinds = parts[0][1].texts, len(CLASSES)
+    seconds, calls = np.zeros(len(texts) * kinds), np.zeros(len(texts) * kinds)
+    for _, part in parts:
+        key = part.names * kinds + part.kinds
+        seconds += np.bincount(key, weights=part.ends - part.starts, minlength=len(seconds)) / len(parts)
+        calls += np.bincount(key, weights=part.calls, minlength=len(calls)) / len(parts)
+    largest = [int(key) for key in np.argsort(-seconds, kind="stable")[:most] if seconds[key] > 0]
+    return tuple(
+        KernelTime(
+            name=texts[key // kinds],
+            kind=CLASSES[key % kinds],
+            seconds=float(seconds[key]),
+            share=float(seconds[key]) / step,
+            calls=float(calls[key]),
+        )
+        for key in largest
+    )

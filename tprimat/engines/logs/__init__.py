@@ -1,1 +1,0 @@
-"""Dialects of training logs that are read and never started."""

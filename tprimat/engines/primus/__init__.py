@@ -1,0 +1,1 @@
+"""AMD's Primus: how it is found, configured and started."""

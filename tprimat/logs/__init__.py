@@ -1,0 +1,1 @@
+"""Read the training logs of any framework: which format, which steps, which record."""

@@ -1,0 +1,1 @@
+"""One file a log format: the lines that it prints, as fields."""

@@ -1,0 +1,60 @@
+"""Primus (AMD) over Megatron or torchtitan: the Megatron-LM line behind a coloured prefix, in eight wordings over its versions.
+
+Sources: primus/core/utils/logger.py (prefix), primus/backends/megatron/patches/training_log/print_rank_last_patches.py (core
+runtime), primus/modules/trainer/megatron/trainer.py (legacy). What it writes as GB are GiB.
+"""
+
+import re
+from dataclasses import replace
+
+from tprimat.logs.fields import LineFields
+from tprimat.logs.formats import megatron_lm
+from tprimat.logs.values import GIBIBYTE, in_bytes, number, plain
+
+NAME = "primus"
+SIGNS = (("elapsed time per iteration", "rank-"), ("elapsed time per iteration", "hip mem usage"))
+PLATFORM = "rocm"
+"""Primus runs on AMD accelerators only."""
+
+WORLD = re.compile(r"\[rank-\d+/(\d+)\]")
+SETTING = re.compile(r"(\w+)\s+: (\S+) \((?:int|bool|str|NoneType)\)")
+DEVICE_MEMORY = "hip mem usage/free/total/usage_ratio"
+
+
+def read_line(text: str) -> LineFields | None:
+    """What the line says; None when nothing.
+
+    The `rocm mem usage` field is left alone: it is taken after iterations 1 and 2 and then repeated unchanged.
+    """
+    if "elapsed time per iteration" in text:
+        return read_iteration(plain(text))
+    if "(int)" in text or "(bool)" in text or "(str)" in text:
+        return read_setting(plain(text))
+    if "Training completed." in text:
+        return LineFields(finished=True)
+    return megatron_lm.read_line(text)
+
+
+def read_iteration(text: str) -> LineFields | None:
+    """The iteration line, with the world size of the prefix and the memory in use on the device of the last rank."""
+    fields = megatron_lm.read_iteration(text)
+    if fields is None:
+        return None
+    if not (world := WORLD.search(text)) and DEVICE_MEMORY not in text:
+        return fields
+    return replace(
+        fields,
+        evidence={"world_size": int(world[1])} if world else {},
+        device_used_bytes=in_bytes(number(_value(text, DEVICE_MEMORY)), GIBIBYTE),
+    )
+
+
+def _value(text: str, name: str) -> str | None:
+    _, found, rest = text.partition(name + ": ")
+    return rest if found else None
+
+
+def read_setting(text: str) -> LineFields | None:
+    """One row of the resolved module configuration: '  name   : value (type)'."""
+    match = SETTING.search(text)
+    return megatron_lm.argument(match[1], match[2]) if match else None

@@ -1,0 +1,148 @@
+"""Self-attention that cuts the joint projection into queries, keys and values and turns them by position, in one kernel.
+
+Megatron-Core's own order is a cut, a copy of the queries (which grouped-query attention makes necessary) and a chain of
+small kernels for the rotation, each of which reads and writes all queries; and the same backwards.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.attention import SelfAttention
+from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
+
+from tprimat.megatron.compilation import compiled
+
+Rotation = tuple[Tensor, Tensor]
+"""Cosines and sines, each (tokens, 1, 1, head_dim), both halves alike, fp32: a GPU reads them faster than it takes them."""
+
+
+class RotarySelfAttention(SelfAttention):  # type: ignore[misc]
+    """Megatron's SelfAttention, told that there are no positions: it gets them from here."""
+
+    def __init__(self, config: TransformerConfig, *arguments: Any, rotary: Callable[[int], Rotation], **options: Any) -> None:
+        super().__init__(config, *arguments, **options)
+        self.rotary = rotary
+        self.fused = not config.qk_layernorm and config.num_query_groups >= config.tensor_model_parallel_size
+
+    def get_query_key_value_tensors(self, hidden_states: Tensor, *arguments: Any, **options: Any) -> Any:
+        """Project, cut and turn.
+
+        Args:
+            hidden_states: shape (tokens of this rank, sequences, hidden).
+            arguments: Megatron's, for what training has no use for.
+            options: likewise.
+
+        Returns:
+            queries, keys and values, shape (tokens, sequences, heads of this rank, head_dim).
+        """
+        if not self.fused:
+            query, key, value = super().get_query_key_value_tensors(hidden_states, *arguments, **options)
+            cos, sin = self._rotation(query)
+            turned = compiled(turn)
+            return turned(query, cos, sin), turned(key, cos, sin), value
+        joint, _ = self.linear_qkv(hidden_states)
+        groups = joint.unflatten(-1, (self.num_query_groups_per_partition, -1, self.hidden_size_per_attention_head))
+        return CutAndTurn.apply(groups, *self._rotation(joint))  # type: ignore[no-untyped-call]
+
+    def _rotation(self, rows: Tensor) -> Rotation:
+        return self.rotary(rows.shape[0] * self.config.context_parallel_size)
+
+
+def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions (RoFormer, arXiv:2104.09864), dimension i paired with i + head_dim / 2, in fp32.
+
+    Args:
+        x: shape (tokens, sequences, heads, head_dim).
+        cos: as Rotation says.
+        sin: likewise; negated, it turns back.
+    """
+    first, second = x.float().chunk(2, dim=-1)
+    return (x * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)
+
+
+class CutAndTurn(torch.autograd.Function):
+    """Queries, keys and values of a joint projection, the first two turned."""
+
+    @staticmethod
+    def forward(ctx: Any, groups: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """One kernel for each of the three.
+
+        Args:
+            ctx: keeps the rotation.
+            groups: shape (tokens, sequences, key/value heads, queries of one of them + 2, head_dim).
+            cos: as Rotation says.
+            sin: likewise.
+        """
+        ctx.save_for_backward(cos, sin)
+        return compiled(_cut_and_turn)(groups, cos, sin)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, None, None]:
+        """Turn back and join, in one kernel."""
+        return compiled(_turn_back_and_join)(query, key, value, *ctx.saved_tensors), None, None
+
+
+def _cut_and_turn(groups: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    query = groups[..., :-2, :].flatten(2, 3)
+    return turn(query, cos, sin), turn(groups[..., -2, :], cos, sin), groups[..., -1, :].contiguous()
+
+
+def _turn_back_and_join(query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    queries = turn(query, cos, -sin).reshape(*key.shape[:3], -1, key.shape[3])
+    return torch.cat((queries, turn(key, cos, -sin).unsqueeze(3), value.unsqueeze(3)), dim=3)
+
+
+# Context parallelism by gathering keys and values, as Llama 3 was trained (arXiv:2407.21783, section 3.3.2).
+#
+# A sequence is cut into twice as many pieces as there are ranks; rank r keeps piece r and its mirror image, so that under the
+# causal mask all ranks have the same work. Each rank gathers all keys and values and attends from its own two pieces.
+
+
+def own_pieces(tokens: Tensor) -> Tensor:
+    """This rank's part of sequences of shape (sequences, tokens): its piece and the mirror image, one behind the other."""
+    ranks = parallel_state.get_context_parallel_world_size()
+    if ranks == 1:
+        return tokens
+    pieces = tokens.chunk(2 * ranks, dim=1)
+    rank = parallel_state.get_context_parallel_rank()
+    return torch.cat([pieces[rank], pieces[2 * ranks - 1 - rank]], dim=1)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Causal attention of this rank's two pieces to everything before them.
+
+    Args:
+        query: shape (tokens of this rank, sequences, heads, head_dim).
+        key: shape (tokens of this rank, sequences, key/value heads, head_dim).
+        value: as key.
+
+    Returns:
+        shape (sequences, heads, tokens of this rank, head_dim).
+    """
+    ranks, rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
+    keys, values = (_everything(part, ranks) for part in (key, value))
+    halves = query.permute(1, 2, 0, 3).chunk(2, dim=2)
+    length = halves[0].shape[2]
+    grouped = query.shape[2] != key.shape[2]
+    outputs = []
+    for half, piece in zip(halves, (rank, 2 * ranks - 1 - rank), strict=True):
+        seen = (piece + 1) * length
+        mask = causal_lower_right(length, seen)
+        outputs.append(
+            F.scaled_dot_product_attention(half, keys[:, :, :seen], values[:, :, :seen], attn_mask=mask, enable_gqa=grouped)
+        )
+    return torch.cat(outputs, dim=2)
+
+
+def _everything(part: Tensor, ranks: int) -> Tensor:
+    """All ranks' keys or values in the order of the sequence, shape (sequences, heads, tokens, head_dim)."""
+    gathered = gather_from_sequence_parallel_region(part, group=parallel_state.get_context_parallel_group())
+    pieces = gathered.chunk(2 * ranks, dim=0)  # rank 0's two, rank 1's two, ...
+    in_order = [pieces[2 * number] if number < ranks else pieces[2 * (2 * ranks - 1 - number) + 1] for number in range(2 * ranks)]
+    return torch.cat(in_order).permute(1, 2, 0, 3)

@@ -1,0 +1,115 @@
+"""What the embedded engine really runs, read from Megatron's parallel state, the weights, the buffers and the batches."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from torch.nn import Parameter
+
+from tprimat.megatron.compilation import compiled_graphs
+from tprimat.megatron.fp8 import Fp8Kernels
+from tprimat.megatron.layers import SDPACoreAttention
+from tprimat.megatron.linear import ColumnLinear, Kernels, RowLinear
+from tprimat.megatron.module import MegatronModule
+from tprimat.records.schema import Evidence
+
+REDIRECTED = "Megatron-Core's CUDA calls ran on the CPU: this shows that it works, not how fast anything is."
+
+
+def observe(module: MegatronModule, redirected: bool) -> Evidence:
+    """Evidence of a running module. Every rank must call it: the parameter count is summed over all of them."""
+    seen, (compiled, from_cache) = module.observed, compiled_graphs()
+    parameter = next(module.chunks[0].parameters())
+    return replace(
+        parallel_sizes(),
+        sequence_parallel=module.config.sequence_parallel,
+        micro_batch_sequences=seen.micro_batch_sequences if seen else None,
+        global_batch_sequences=seen.global_batch_sequences if seen else None,
+        sequence_tokens=seen.sequence_tokens if seen else None,
+        tokens_per_step=seen.tokens_per_step if seen else None,
+        parameter_dtype=dtype_name(parameter.dtype),
+        matmul_dtype=multiplied_dtype(_kernels(module), parameter.dtype),
+        gradient_dtype=dtype_name(parameter.main_grad.dtype),
+        parameters=count_parameters(module.chunk_parameters(), module.device),
+        recompute=module.config.recompute_granularity or "none",
+        attention=attention_backend(module),
+        transformer_engine=False,
+        optimizer=module.megatron_optimizer.description,
+        data=None if module.sequences is None else module.sequences.description,
+        graphs_compiled=compiled,
+        graphs_from_cache=from_cache,
+        notes=(*((REDIRECTED,) if redirected else ()), *_uneven_stages(module)),
+    )
+
+
+def parallel_sizes() -> Evidence:
+    """The part that Megatron-Core's parallel state tells, whoever has set it up."""
+    return Evidence(
+        source="running_framework",
+        world_size=dist.get_world_size(),
+        tensor_parallel=parallel_state.get_tensor_model_parallel_world_size(),
+        pipeline_parallel=parallel_state.get_pipeline_model_parallel_world_size(),
+        virtual_pipeline=parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1,
+        context_parallel=parallel_state.get_context_parallel_world_size(),
+        expert_parallel=parallel_state.get_expert_model_parallel_world_size(),
+        data_parallel=parallel_state.get_data_parallel_world_size(),
+    )
+
+
+def attention_backend(module: MegatronModule) -> str:
+    """The call, and the kernel family behind it once a layer has run."""
+    parts = (part for chunk in module.chunks for part in chunk.modules() if isinstance(part, SDPACoreAttention))
+    chosen = next((part.backend for part in parts if part.backend), None)
+    return "torch scaled_dot_product_attention" + (f", {chosen}" if chosen else "")
+
+
+def matmul_dtype(dtype: torch.dtype) -> str:
+    """What the matrix units multiply when weights have this dtype."""
+    if dtype is torch.bfloat16:
+        return "bf16"
+    return "tf32" if torch.cuda.is_available() and torch.backends.cuda.matmul.allow_tf32 else "fp32"
+
+
+def _uneven_stages(module: MegatronModule) -> tuple[str, ...]:
+    last = module.config.num_layers_in_last_pipeline_stage
+    if last is None or last * module.config.pipeline_model_parallel_size == module.config.num_layers:
+        return ()
+    return (f"The last pipeline stage has {last} of {module.config.num_layers} layers, and the output layer.",)
+
+
+def _kernels(module: MegatronModule) -> list[Kernels]:
+    parts = (part for chunk in module.chunks for part in chunk.modules())
+    return [part.split.kernels for part in parts if isinstance(part, ColumnLinear | RowLinear)]
+
+
+def multiplied_dtype(kernels: Sequence[Kernels], weights: torch.dtype) -> str | None:
+    """What the layers' products were taken in; None where they would be fp8's and none was taken yet, before the first step.
+
+    fp8 only if every linear layer has taken some; the output layer and attention never do.
+    """
+    products = [kernel.products if isinstance(kernel, Fp8Kernels) else None for kernel in kernels]
+    if products and all(products):
+        return "fp8"
+    return None if products and all(number == 0 for number in products) else matmul_dtype(weights)
+
+
+def count_parameters(parameters: Iterable[Parameter], device: torch.device) -> int:
+    """Each weight of the whole model once: slices are added up, copies are left out."""
+    own = 0
+    if parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0:
+        first_slice = parallel_state.get_tensor_model_parallel_rank() == 0
+        for parameter in parameters:
+            # `shared` marks the last stage's copy of a tied embedding.
+            copy = getattr(parameter, "shared", False) and parallel_state.get_pipeline_model_parallel_world_size() > 1
+            if not copy and (first_slice or getattr(parameter, "tensor_model_parallel", False)):
+                own += parameter.numel()
+    total = torch.tensor([own], dtype=torch.int64, device=device)
+    dist.all_reduce(total)
+    return int(total.item())
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Such as bfloat16."""
+    return str(dtype).removeprefix("torch.")

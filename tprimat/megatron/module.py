@@ -1,0 +1,265 @@
+"""Megatron-Core under a Lightning Trainer: one batch is one global batch, one training_step is one optimizer step."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer.module import Float16Module
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from tprimat.errors import LaunchError
+from tprimat.megatron import fp8
+from tprimat.megatron.attention import own_pieces
+from tprimat.megatron.bf16_adamw import LeanOptimizer
+from tprimat.megatron.gradient_buffer import begin_step, end_backward, overwritten_weights
+from tprimat.megatron.loss import announce_micro_batches
+from tprimat.megatron.model import PARAMETER_DTYPES, build_chunks, transformer_config
+from tprimat.megatron.optimizer import MegatronOptimizer
+from tprimat.megatron.options import ActiveOptions
+from tprimat.plan.schema import RunPlan
+from tprimat.train import startup
+from tprimat.train.data import GlobalBatches, RankPlace, Sequences, open_sequences
+from tprimat.train.lightning_api import lightning
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What the first step's batch turned out to be."""
+
+    micro_batch_sequences: int
+    global_batch_sequences: int
+    sequence_tokens: int
+    tokens_per_step: int
+
+
+class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
+    """The model of a plan, its data and its optimizer."""
+
+    automatic_optimization = False
+
+    def __init__(self, plan: RunPlan, options: ActiveOptions) -> None:
+        super().__init__()
+        self.plan = plan
+        self.options = options
+        self.chunks: list[DistributedDataParallel] = []
+        self.overwritten: list[list[torch.nn.Parameter]] = []
+        """Of each chunk, the weights whose gradients begin each step anew."""
+        self.sequences: Sequences | None = None
+        self.observed: Observed | None = None
+
+    @property
+    def micro_batch(self) -> int:
+        """Sequences in one micro-batch."""
+        size = self.plan.batch.micro_batch_sequences
+        if isinstance(size, str):
+            raise LaunchError("micro_batch_size: auto is not resolved.", fix="--micro-batch-size 1")
+        return size
+
+    def configure_model(self) -> None:
+        """Build this rank's chunks, with gradient buffers over the replicas around them."""
+        if self.chunks:
+            return
+        plan, options = self.plan, self.options
+        self.config = transformer_config(plan, self.device, options)
+        precision = PARAMETER_DTYPES[plan.precision]
+        ddp = DistributedDataParallelConfig(
+            use_distributed_optimizer=options.distributed_optimizer,
+            grad_reduce_in_fp32=options.optimizer_states == "fp32",
+            overlap_grad_reduce=options.overlap_grad_reduce,
+            overlap_param_gather=options.overlap_param_gather,
+            average_in_collective=self.device.type == "cuda",  # gloo only sums; then Megatron scales the buffer beforehand
+        )
+        for number, chunk in enumerate(build_chunks(plan, self.config, options)):
+            model = chunk.to(self.device)
+            if precision is torch.bfloat16:
+                model = Float16Module(self.config, model)
+            # Only the first chunk's buckets overlap from the start: Megatron-LM does the same under virtual pipelining.
+            self.chunks.append(DistributedDataParallel(self.config, ddp, model, disable_bucketing=number > 0))
+            self.overwritten.append(overwritten_weights(self.chunks[-1]))
+        startup.reached("model_built")
+
+    def chunk_parameters(self) -> Iterator[torch.nn.Parameter]:
+        """This rank's weights."""
+        return (parameter for chunk in self.chunks for parameter in chunk.parameters())
+
+    def configure_optimizers(self) -> MegatronOptimizer | LeanOptimizer:
+        """Megatron's optimizer, wired to the schedule functions that want to know of it."""
+        options = self.options
+        self.megatron_optimizer: MegatronOptimizer | LeanOptimizer
+        if options.optimizer_states == "bf16":
+            self.megatron_optimizer = LeanOptimizer(self.chunks, self.plan, fused=options.fused_adam)
+        else:
+            self.megatron_optimizer = MegatronOptimizer(self.chunks, self.plan, options)
+        self.config.finalize_model_grads_func = finalize_model_grads
+        self.config.grad_scale_func = self.megatron_optimizer.scale_loss
+        if options.overlap_grad_reduce:
+            functions = [chunk.no_sync for chunk in self.chunks]
+            self.config.no_sync_func = functions[0] if len(functions) == 1 else functions
+        return self.megatron_optimizer
+
+    def train_dataloader(self) -> DataLoader[list[Tensor]]:
+        """This replica's micro-batches, step by step."""
+        self.sequences = open_sequences(self.plan, self.plan.shape.vocabulary)
+        place = RankPlace(parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size())
+        batches = GlobalBatches(self.sequences, self.plan, self.micro_batch, place)
+        return DataLoader(
+            batches, batch_size=None, pin_memory=self.device.type == "cuda", num_workers=1 if self.options.load_ahead else 0
+        )
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> dict[str, Any]:
+        """One optimizer step.
+
+        Args:
+            batch: micro-batches of this replica, each (micro_batch, sequence_tokens + 1).
+            batch_idx: unused.
+
+        Returns:
+            loss (mean over the global batch, the same on every rank), grad_norm, learning_rate, tokens (over all ranks).
+        """
+        del batch_idx
+        optimizer = self.optimizers()
+        rate = self.megatron_optimizer.learning_rate
+        fp8.next_step()
+        for chunk, overwritten in zip(self.chunks, self.overwritten, strict=True):
+            begin_step(chunk, overwritten)
+            announce_micro_batches(chunk, len(batch))
+        optimizer.zero_grad()
+        losses = get_forward_backward_func()(
+            forward_step_func=self._forward,
+            data_iterator=[iter(batch) for _ in self.chunks] if len(self.chunks) > 1 else iter(batch),
+            model=self.chunks,
+            num_microbatches=len(batch),
+            seq_length=self.plan.batch.sequence_tokens,
+            micro_batch_size=self.micro_batch,
+            forward_only=False,
+        )
+        end_backward([weight for weights in self.overwritten for weight in weights])
+        with self._profiled_optimizer():
+            optimizer.step()
+        loss, tokens = self._over_all_ranks(losses, batch)
+        if self.observed is None:
+            self.observed = _observed(batch, int(tokens.item()))
+            # What lives now lives on: without this, Python looks through all of it again and again while the GPU waits.
+            gc.collect()
+            gc.freeze()
+        return {"loss": loss, "grad_norm": self.megatron_optimizer.grad_norm, "learning_rate": rate, "tokens": tokens}
+
+    def _profiled_optimizer(self) -> AbstractContextManager[Any]:
+        return torch.profiler.record_function("optimizer_step") if self.plan.profiling.enabled else nullcontext()
+
+    def _forward(self, batches: Iterator[Tensor], model: Any) -> tuple[Tensor, Any]:
+        tokens = next(batches).to(self.device, non_blocking=True)
+        every = torch.arange(tokens.shape[1] - 1, device=self.device).expand(tokens.shape[0], -1)
+        inputs, labels, positions = (own_pieces(part).contiguous() for part in (tokens[:, :-1], tokens[:, 1:], every))
+        return model(inputs, positions, None, labels=labels), _mean_loss
+
+    def _over_all_ranks(self, losses: list[dict[str, Tensor]], batch: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """The mean loss of the global batch and the tokens that all ranks trained on, in one small all-reduce.
+
+        Each replica's loss is known to its last stage, and its tokens to each of its ranks: one rank of a replica speaks.
+        """
+        totals = torch.zeros(2, device=self.device, dtype=torch.float64)
+        if parallel_state.get_tensor_model_parallel_rank() == 0:
+            if losses:
+                replicas = parallel_state.get_data_parallel_world_size(with_context_parallel=True)
+                totals[0] = torch.stack([part["loss"] for part in losses]).double().mean() / replicas
+            if parallel_state.is_pipeline_first_stage():
+                shared_by = parallel_state.get_context_parallel_world_size()
+                # fill_, since the assignment of a Python number copies it from the host, and waits for the device to do so.
+                totals[1].fill_(sum(part.shape[0] * (part.shape[1] - 1) for part in batch) / shared_by)
+        dist.all_reduce(totals)
+        return totals[0], totals[1]
+
+
+def _observed(batch: list[Tensor], tokens: int) -> Observed:
+    rows, length = batch[0].shape
+    return Observed(
+        micro_batch_sequences=rows,
+        global_batch_sequences=rows * len(batch) * parallel_state.get_data_parallel_world_size(),
+        sequence_tokens=length - 1,
+        tokens_per_step=tokens,
+    )
+
+
+def _mean_loss(losses: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Of the losses of all tokens, or of their mean where the model has taken it already."""
+    loss = losses.float().mean()
+    # Megatron's schedule multiplies by the context-parallel ranks, whose gradients are then averaged like those of replicas;
+    # and it divides by the number of micro-batches, in place, hence the copy.
+    return loss / parallel_state.get_context_parallel_world_size(), {"loss": loss.detach().clone()}
+
+
+def initialize_parallel_state(plan: RunPlan) -> None:
+    """Tell Megatron-Core how the ranks are split, and seed its random number generators."""
+    layout = plan.layout
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tensor,
+        pipeline_model_parallel_size=layout.pipeline,
+        virtual_pipeline_model_parallel_size=layout.virtual_pipeline,
+        context_parallel_size=layout.context,
+        expert_model_parallel_size=layout.expert,
+        create_gloo_process_groups=False,  # for distributed checkpoints alone
+    )
+    tensor_parallel.model_parallel_cuda_manual_seed(plan.seed)
+
+
+# Lightning's side of the embedded engine: it starts the process group and leaves the parallelism to Megatron-Core.
+
+
+class MegatronStrategy(lightning.strategies.DDPStrategy):  # type: ignore[misc]
+    """DDPStrategy without torch's DDP: no wrapping, no sampler, no broadcast of parameters."""
+
+    strategy_name = "megatron"
+
+    def __init__(self, plan: RunPlan, **options: Any) -> None:
+        super().__init__(**options)
+        self.plan = plan
+
+    def setup_environment(self) -> None:
+        """Join the process group, then split it as the plan says."""
+        super().setup_environment()
+        initialize_parallel_state(self.plan)
+        startup.reached("process_group")
+
+    def setup_distributed(self) -> None:
+        """Join the process group before Lightning would, which ties it to a device.
+
+        NCCL then connects each of Megatron's groups at once, also the many that no layout uses, and takes each down again at
+        the end, one after the other.
+        """
+        if not dist.is_initialized():
+            dist.init_process_group(self._get_process_group_backend(), timeout=self._timeout)
+        super().setup_distributed()
+
+    def configure_ddp(self) -> None:
+        """Nothing: Megatron's DistributedDataParallel is already around each chunk."""
+
+    def _register_ddp_hooks(self) -> None:
+        pass
+
+    def pre_backward(self, closure_loss: Any) -> None:
+        """Nothing: Megatron's schedule runs the backward pass."""
+
+    def post_backward(self, closure_loss: Any) -> None:
+        """Nothing, likewise."""
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, int]:
+        """Replicas, for anything that samples by itself."""
+        return {
+            "num_replicas": parallel_state.get_data_parallel_world_size(),
+            "rank": parallel_state.get_data_parallel_rank(),
+        }
+
+    def teardown(self) -> None:
+        """Forget the split."""
+        super().teardown()
+        parallel_state.destroy_model_parallel()

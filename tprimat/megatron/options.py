@@ -1,0 +1,69 @@
+"""The engine's switches as they really are on this device: every `auto` decided."""
+
+from dataclasses import dataclass
+
+import torch
+
+from tprimat.errors import LaunchError
+from tprimat.megatron import wgrad
+from tprimat.megatron.tp_overlap import can_overlap
+from tprimat.plan.schema import RunPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActiveOptions:
+    """What is on."""
+
+    compiled_regions: bool
+    streamed_cross_entropy: bool
+    accumulate_weight_gradients: bool
+    cudnn_attention: bool
+    fused_adam: bool
+    compiled_adam: bool
+    distributed_optimizer: bool
+    overlap_grad_reduce: bool
+    overlap_param_gather: bool
+    overlap_tensor_parallel: bool
+    load_ahead: bool
+    balanced_stages: bool
+    optimizer_states: str
+
+
+def decide(plan: RunPlan, device: torch.device) -> ActiveOptions:
+    """Decide each `auto`: on a GPU on, where it works; on a CPU off.
+
+    Raises:
+        LaunchError: overlap_tensor_parallel is asked for where it cannot be.
+    """
+    options, precision = plan.engine_options, plan.precision
+    on_gpu = device.type == "cuda"
+
+    def on(asked: bool | str, default: bool) -> bool:
+        return default if isinstance(asked, str) else asked
+
+    compiles = on(options.compiled_regions, on_gpu)
+    can_accumulate = on_gpu and precision in {"bf16", "fp8"} and wgrad.works_on(device)
+    split = plan.layout.tensor > 1
+    exchanges = compiles and can_overlap(plan.layout.tensor, plan.gpus_per_node)
+    if options.overlap_tensor_parallel is True and split and on_gpu and not exchanges:
+        raise LaunchError(
+            "overlap_tensor_parallel is on, and the tensor ranks cannot read each other's memory here.",
+            why="It needs compiled_regions, and for each tensor group NVIDIA GPUs of one machine that read each other's memory.",
+            fix="--set platform_optimizations.nvidia.engine_options.overlap_tensor_parallel=auto",
+        )
+    sharded = options.distributed_optimizer and options.optimizer_states == "fp32"
+    return ActiveOptions(
+        compiled_regions=compiles,
+        streamed_cross_entropy=on(options.streamed_cross_entropy, on_gpu),
+        accumulate_weight_gradients=on(options.accumulate_weight_gradients, can_accumulate),
+        cudnn_attention=on(options.cudnn_attention, on_gpu and torch.version.hip is None),
+        fused_adam=on(options.fused_adam, on_gpu),
+        compiled_adam=on(options.compiled_adam, on_gpu) and options.optimizer_states == "fp32",
+        distributed_optimizer=sharded,
+        overlap_grad_reduce=options.overlap_grad_reduce,
+        overlap_param_gather=options.overlap_param_gather and sharded,
+        overlap_tensor_parallel=on(options.overlap_tensor_parallel, exchanges) and split and precision != "fp8",
+        load_ahead=on(options.load_ahead, on_gpu),
+        balanced_stages=options.balanced_stages,
+        optimizer_states=options.optimizer_states,
+    )

@@ -1,0 +1,249 @@
+"""Products whose exchange between tensor ranks runs beside them, through memory that the GPUs of a machine read from each other.
+
+torch has such operators, too (torch.ops.symm_mem.fused_*), which meet at three barriers in a gathered product, in the streams
+that multiply. Here each rank writes to one half of a workspace while the others may still read the other half, so that a single
+barrier for each piece is enough, and it runs in a stream of its own: the stream that multiplies waits for data alone. A sum
+over ranks whose caller has other work to do is exchanged in one piece, behind that work.
+
+Why one barrier is enough: a rank writes to a half again two exchanges later. By then it has passed the barrier of the exchange
+between, which the others enter only after their reads of the first. The stream that multiplies, which writes what is scattered,
+knows of that barrier only since it has waited for that exchange's sum: hence a sum is finished before the next exchange begins.
+"""
+
+from functools import cache
+from importlib import import_module
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tprimat.megatron.compilation import compiled
+
+HALVES = 2
+ALIGNMENT_BYTES = 512
+
+
+@cache
+def symmetric_memory() -> Any:
+    """Torch's module; None in a torch without it."""
+    try:
+        return import_module("torch.distributed._symmetric_memory")
+    except ImportError:
+        return None
+
+
+def can_overlap(ranks: int, gpus: int) -> bool:
+    """Whether torch shares memory between processes, and the GPUs of a tensor group stand in one machine and read each other's.
+
+    Not with ROCm: its system-wide signals depend on how memory was allocated, and nobody has tried.
+
+    Args:
+        ranks: of a tensor group, which are neighbours.
+        gpus: that the run uses of each machine.
+    """
+    if not torch.cuda.is_available() or torch.version.hip or not hasattr(symmetric_memory(), "rendezvous"):
+        return False
+    if gpus % ranks or gpus > torch.cuda.device_count():
+        return False
+    pairs = [(one, other) for one in range(gpus) for other in range(gpus) if one != other and one // ranks == other // ranks]
+    return all(torch.cuda.can_device_access_peer(one, other) for one, other in pairs)
+
+
+class Sum(Protocol):
+    """A sum over ranks that may still be on its way."""
+
+    def finish(self) -> Tensor:
+        """Wait for it; before the group's next exchange is begun."""
+        ...
+
+
+class Exchange(Protocol):
+    """Gathered and scattered products over the ranks of a group, which all call them in the same order."""
+
+    def gather_and_multiply(self, shard: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """All ranks' rows, and them times a matrix.
+
+        Args:
+            shard: shape (n, in), this rank's rows, contiguous.
+            matrix: shape (in, out).
+
+        Returns:
+            shapes (ranks x n, in) and (ranks x n, out).
+        """
+        ...
+
+    def multiply_and_scatter(self, rows: Tensor, matrix: Tensor) -> Tensor:
+        """Rows @ matrix summed over ranks, of which each keeps its own rows.
+
+        Args:
+            rows: shape (ranks x n, in of this rank), contiguous.
+            matrix: shape (in of this rank, out).
+
+        Returns:
+            shape (n, out).
+        """
+        ...
+
+    def scatter_behind(self, rows: Tensor, matrix: Tensor) -> Sum:
+        """The same, whose parts travel while the caller goes on."""
+        ...
+
+
+@cache
+def exchange_of(group: dist.ProcessGroup) -> Exchange:
+    """The one of a group, whose ranks must all ask for it."""
+    return SharedMemoryExchange(group) if torch.cuda.is_available() else CollectiveExchange(group)
+
+
+class CollectiveExchange:
+    """Collectives before and after whole products: for processes without GPUs."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+
+    def gather_and_multiply(self, shard: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """As the protocol says."""
+        full = shard.new_empty((self.group.size() * shard.shape[0], shard.shape[1]))
+        dist.all_gather_into_tensor(full, shard, group=self.group)
+        return full, full @ matrix
+
+    def multiply_and_scatter(self, rows: Tensor, matrix: Tensor) -> Tensor:
+        """As the protocol says."""
+        return self.scatter_behind(rows, matrix).finish()
+
+    def scatter_behind(self, rows: Tensor, matrix: Tensor) -> "CollectiveSum":
+        """As the protocol says."""
+        product = rows @ matrix
+        out = product.new_empty((product.shape[0] // self.group.size(), product.shape[1]))
+        work = dist.reduce_scatter_tensor(out, product, group=self.group, async_op=True)
+        return CollectiveSum(out, product, work)
+
+
+class CollectiveSum:
+    """What a collective is adding up."""
+
+    def __init__(self, out: Tensor, product: Tensor, work: dist.Work) -> None:
+        self._out, self._product, self._work = out, product, work
+
+    def finish(self) -> Tensor:
+        """As the protocol says."""
+        self._work.wait()
+        return self._out
+
+
+class Workspace:
+    """Two halves of memory that every rank of a group reads, for one kind of exchange. Making one is a collective call."""
+
+    def __init__(self, group_name: str, bytes_of_half: int) -> None:
+        self.bytes_of_half = bytes_of_half
+        device = torch.device("cuda", torch.cuda.current_device())
+        self._memory = symmetric_memory().empty(HALVES * bytes_of_half, dtype=torch.uint8, device=device)
+        self.handle = symmetric_memory().rendezvous(self._memory, group_name)
+        self._turn = 0
+        self._views: dict[tuple[int, torch.Size, torch.dtype], list[Tensor]] = {}
+
+    def next_half(self, shape: torch.Size, dtype: torch.dtype) -> list[Tensor]:
+        """The half whose turn it is, as a tensor of each rank."""
+        self._turn = (self._turn + 1) % HALVES
+        key = (self._turn, shape, dtype)
+        if key not in self._views:
+            offset = self._turn * self.bytes_of_half // dtype.itemsize
+            ranks = range(self.handle.world_size)
+            self._views[key] = [self.handle.get_buffer(rank, shape, dtype, storage_offset=offset) for rank in ranks]
+        return self._views[key]
+
+
+class SharedMemoryExchange:
+    """Copies from the other ranks' memory, in a stream of their own."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        symmetric_memory().enable_symm_mem_for_group(group.group_name)
+        self.group_name = group.group_name
+        self.rank, self.ranks = group.rank(), group.size()
+        self.side = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
+        self._arrived = [torch.cuda.Event() for _ in range(self.ranks - 1)]  # type: ignore[no-untyped-call]
+        self._workspaces: dict[str, Workspace] = {}
+        self._outgrown: list[Workspace] = []
+
+    def gather_and_multiply(self, shard: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """As the protocol says: one rank's rows are multiplied while the next one's travel."""
+        workspace = self._workspace("gather", shard.nbytes)
+        shared = workspace.next_half(shard.shape, shard.dtype)
+        full = shard.new_empty((self.ranks * shard.shape[0], shard.shape[1]))
+        out = shard.new_empty((full.shape[0], matrix.shape[1]))
+        pieces, products = full.chunk(self.ranks), out.chunk(self.ranks)
+        others = [(self.rank + step) % self.ranks for step in range(1, self.ranks)]
+        main = torch.cuda.current_stream()
+        self.side.wait_stream(main)
+        with torch.cuda.stream(self.side):
+            shared[self.rank].copy_(shard)
+            workspace.handle.barrier(channel=0)
+            for other, arrived in zip(others, self._arrived, strict=True):
+                pieces[other].copy_(shared[other])
+                arrived.record(self.side)
+            pieces[self.rank].copy_(shard)
+        torch.mm(shard, matrix, out=products[self.rank])
+        for other, arrived in zip(others, self._arrived, strict=True):
+            main.wait_event(arrived)
+            torch.mm(pieces[other], matrix, out=products[other])
+        main.wait_stream(self.side)
+        return full, out
+
+    def multiply_and_scatter(self, rows: Tensor, matrix: Tensor) -> Tensor:
+        """As the protocol says: a piece travels while the next is multiplied."""
+        workspace, shared, received = self._scattering(rows, matrix)
+        pieces = rows.chunk(self.ranks)
+        main = torch.cuda.current_stream()
+        for step in range(1, self.ranks):
+            target, source = (self.rank + step) % self.ranks, (self.rank - step) % self.ranks
+            torch.mm(pieces[target], matrix, out=shared[self.rank][target])
+            self.side.wait_stream(main)
+            with torch.cuda.stream(self.side):
+                workspace.handle.barrier(channel=0)
+                received[step - 1].copy_(shared[source][self.rank])
+        own = torch.mm(pieces[self.rank], matrix)
+        return SharedMemorySum(own, received, self.side).finish()
+
+    def scatter_behind(self, rows: Tensor, matrix: Tensor) -> "SharedMemorySum":
+        """As the protocol says, in one product."""
+        workspace, shared, received = self._scattering(rows, matrix)
+        torch.mm(rows, matrix, out=shared[self.rank].flatten(0, 1))
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):
+            workspace.handle.barrier(channel=0)
+            for step in range(1, self.ranks):
+                received[step - 1].copy_(shared[(self.rank - step) % self.ranks][self.rank])
+        return SharedMemorySum(shared[self.rank][self.rank], received, self.side)
+
+    def _scattering(self, rows: Tensor, matrix: Tensor) -> tuple[Workspace, list[Tensor], Tensor]:
+        """Workspace, its half as a tensor of each rank, shape (ranks, n, out), and room for what comes from the others."""
+        shape = torch.Size((self.ranks, rows.shape[0] // self.ranks, matrix.shape[1]))
+        workspace = self._workspace("scatter", shape.numel() * rows.element_size())
+        return workspace, workspace.next_half(shape, rows.dtype), rows.new_empty((self.ranks - 1, *shape[1:]))
+
+    def _workspace(self, kind: str, bytes_needed: int) -> Workspace:
+        """One that is large enough. The sizes are the same on all ranks, so all of them make a new one at the same call."""
+        found = self._workspaces.get(kind)
+        if found is None or found.bytes_of_half < bytes_needed:
+            if found is not None:
+                self._outgrown.append(found)  # others may still read it
+            aligned = -(-bytes_needed // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            found = self._workspaces[kind] = Workspace(self.group_name, aligned)
+        return found
+
+
+class SharedMemorySum:
+    """Parts that are on their way from the other ranks."""
+
+    def __init__(self, own: Tensor, received: Tensor, side: torch.cuda.Stream) -> None:
+        self._own, self._received, self._side = own, received, side
+
+    def finish(self) -> Tensor:
+        """As the protocol says; added up in fp32."""
+        torch.cuda.current_stream().wait_stream(self._side)
+        return compiled(_total)(self._own, self._received)  # type: ignore[no-any-return]
+
+
+def _total(own: Tensor, received: Tensor) -> Tensor:
+    return (own.float() + received.float().sum(dim=0)).to(own.dtype)

@@ -1,0 +1,1 @@
+"""NeMo 2's recipes, trained under a plan."""

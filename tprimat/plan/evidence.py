@@ -1,0 +1,92 @@
+"""From a plan to the record that a run starts with, and what of it the evidence contradicts."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tprimat.facts.models import padded_vocabulary, parameters
+from tprimat.plan.schema import RunPlan
+from tprimat.records.schema import Evidence, Machine, Outcome, Platform, Prediction, RunRecord
+
+PLATFORMS: dict[str, Platform] = {"nvidia": "cuda", "amd": "rocm", "cpu": "cpu"}
+
+
+def first_record(plan: RunPlan, machine: Machine, started_at: str, prediction: Prediction | None = None) -> RunRecord:
+    """What is known of a run before it has shown anything."""
+    layout, batch = plan.layout, plan.batch
+    micro = batch.micro_batch_sequences
+    outcome: Outcome = "running"
+    return RunRecord(
+        run_id=plan.run_id,
+        model=plan.model,
+        size=plan.size,
+        shape=plan.shape,
+        strategy=plan.strategy,
+        engine=plan.engine,
+        matmul_dtype=plan.precision,
+        recompute=plan.recompute,
+        tensor_parallel=layout.tensor,
+        pipeline_parallel=layout.pipeline,
+        virtual_pipeline=layout.virtual_pipeline,
+        context_parallel=layout.context,
+        expert_parallel=layout.expert,
+        data_parallel=layout.data,
+        micro_batch_sequences=None if isinstance(micro, str) else micro,
+        micro_batch_search=plan.micro_batch_search,
+        global_batch_sequences=batch.global_batch_sequences,
+        sequence_tokens=batch.sequence_tokens,
+        seed=plan.seed,
+        machine=machine,
+        software={"primus": plan.primus.version} if plan.primus and plan.primus.version else {},
+        started_at=started_at,
+        clock="framework" if plan.engine == "primus" else "step_end",
+        outcome=outcome,
+        prediction=prediction,
+        command=plan.command,
+    )
+
+
+def mismatches(plan: RunPlan, evidence: Evidence) -> tuple[str, ...]:
+    """Where the framework ran something else than was asked: the run must not be counted. What it did not say is no mismatch."""
+    return tuple(
+        f"{name}: {asked} was asked for, {ran} ran"
+        for name, asked, ran in _pairs(plan, evidence)
+        if ran is not None and asked != ran
+    )
+
+
+MUST_BE_READ = {"tensor parallel", "pipeline parallel", "micro batch", "global batch", "sequence length", "matmul dtype"}
+
+
+def unproven(plan: RunPlan, evidence: Evidence) -> tuple[str, ...]:
+    """What a framework that takes its settings from a command line has to say before its run may be counted, and did not say.
+
+    Megatron prints no dtype for fp32, and no virtual pipeline where there is none.
+    """
+    names = MUST_BE_READ - ({"matmul dtype"} if plan.precision == "fp32" else set())
+    names |= {"virtual pipeline"} if plan.layout.virtual_pipeline not in {None, 1} else set()
+    return tuple(
+        f"{name}: {asked} was asked for, the log does not say what ran"
+        for name, asked, ran in _pairs(plan, evidence)
+        if ran is None and name in names
+    )
+
+
+def _pairs(plan: RunPlan, evidence: Evidence) -> Iterator[tuple[str, object, object]]:
+    layout, batch = plan.layout, plan.batch
+    yield "world size", layout.world_size, evidence.world_size
+    yield "tensor parallel", layout.tensor, evidence.tensor_parallel
+    yield "pipeline parallel", layout.pipeline, evidence.pipeline_parallel
+    yield "virtual pipeline", layout.virtual_pipeline or 1, evidence.virtual_pipeline
+    yield "context parallel", layout.context, evidence.context_parallel
+    yield "data parallel", layout.data, evidence.data_parallel
+    yield "sequence parallel", layout.sequence_parallel, evidence.sequence_parallel
+    if not isinstance(batch.micro_batch_sequences, str):
+        yield "micro batch", batch.micro_batch_sequences, evidence.micro_batch_sequences
+    yield "global batch", batch.global_batch_sequences, evidence.global_batch_sequences
+    yield "sequence length", batch.sequence_tokens, evidence.sequence_tokens
+    yield "tokens a step", batch.tokens_per_step, evidence.tokens_per_step
+    yield "matmul dtype", plan.precision, evidence.matmul_dtype
+    yield "recompute", plan.recompute, evidence.recompute
+    if evidence.source == "running_framework":  # a log tells the parameters of one rank
+        trained = replace(plan.shape, vocabulary=padded_vocabulary(plan.shape))
+        yield "parameters", parameters(trained).total, evidence.parameters

@@ -1,0 +1,235 @@
+"""What stands in benchmark_{cuda|rocm|cpu}_{model}.json, as types: the published JSON Schema is made from them.
+
+Units are those that the file's readers know: seconds, TFLOP/s, GB (1e9 bytes), fractions 0..1.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import ValidationError
+
+from tprimat.errors import RecordError
+from tprimat.records.files import adapter, as_document, explain, read_text, write_pieces_atomically
+from tprimat.records.metrics import RunMetrics
+from tprimat.records.schema import SCHEMA_VERSION, Platform, RunRecord, StepRecord, TelemetrySample
+from tprimat.records.step_text import GB, RAW_LISTS, texts
+
+REFUSE_UNKNOWN_KEYS: dict[str, Any] = {"extra": "forbid"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuInfo:
+    """The hardware and the software on it."""
+
+    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
+
+    device_name: str | None
+    device_count: int | None
+    """Ranks; on a CPU, processes."""
+    software_stack: Platform
+    framework: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelismSection:
+    """How the model was split."""
+
+    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
+
+    tensor_model_parallel_size: int | None
+    pipeline_model_parallel_size: int | None
+    virtual_pipeline_model_parallel_size: int | None
+    context_parallel_size: int | None
+    data_parallel_size: int | None
+    gradient_accumulation_steps: int | None
+    strategy_name: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSection:
+    """The workload."""
+
+    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
+
+    micro_batch_size: int | None
+    micro_batch_size_asked: int | Literal["auto"] | None
+    global_batch_size: int | None
+    sequence_length: int | None
+    num_gpus: int | None
+    precision: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PerformanceSection:
+    """The metrics of the steady steps, without their spread (that stands in `metrics`)."""
+
+    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
+
+    tokens_per_second: float | None
+    tokens_per_second_per_gpu: float | None
+    avg_step_time_seconds: float
+    median_step_time_seconds: float
+    steps_per_second: float
+    tflops_per_gpu: float | None
+    mfu: float | None
+    steps_measured: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkDocument:
+    """One run: the familiar keys first, then the records themselves in SI units."""
+
+    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
+
+    schema_version: int
+    platform: Literal["nvd", "amd", "cpu"]
+    gpu_info: GpuInfo
+    parallelism_config: ParallelismSection
+    training_config: TrainingSection
+    performance_metrics: PerformanceSection | None
+    """None where no steady step was measured."""
+    raw_step_times: tuple[float, ...]
+    raw_loss_values: tuple[float | None, ...]
+    raw_memory_values: tuple[float | None, ...]
+    raw_learning_rates: tuple[float | None, ...]
+    run: RunRecord
+    metrics: RunMetrics | None
+    steps: tuple[StepRecord, ...]
+
+
+# benchmark_{cuda|rocm|cpu}_{model}.json: the file that TPrimat's users know, written from the record by one function.
+#
+# The familiar keys come first; `run`, `metrics` and `steps` beside them are the records themselves, in SI units.
+# `raw_memory_values` are GB (1e9 bytes), peak allocated inside the step on the worst rank.
+
+PLATFORM_CODES = {"cuda": "nvd", "rocm": "amd", "cpu": "cpu"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """A run with its steps, wherever they came from."""
+
+    run: RunRecord
+    steps: tuple[StepRecord, ...]
+    path: Path
+    """File or folder that it was read from."""
+    telemetry: tuple[TelemetrySample, ...] = ()
+    stated_tokens_per_second: float | None = None
+    """What a file of another program says beside its step times."""
+
+
+def benchmark_file_name(run: RunRecord) -> str:
+    """benchmark_cuda_llama.json and its like."""
+    return f"benchmark_{run.machine.platform}_{run.model}.json"
+
+
+def benchmark_document(run: RunRecord, steps: Sequence[StepRecord], metrics: RunMetrics | None) -> dict[str, Any]:
+    """The file's content. Without metrics (no steady step was measured) the metrics are null."""
+    document = document_without_steps(run, metrics)
+    document |= {
+        "raw_step_times": [step.step_seconds for step in steps],
+        "raw_loss_values": [step.loss for step in steps],
+        "raw_memory_values": [None if step.peak_allocated_bytes is None else step.peak_allocated_bytes / GB for step in steps],
+        "raw_learning_rates": [step.learning_rate for step in steps],
+        "steps": [as_document(step) for step in steps],
+    }
+    return document
+
+
+def document_without_steps(run: RunRecord, metrics: RunMetrics | None) -> dict[str, Any]:
+    """The file's content, its lists of steps empty."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "platform": PLATFORM_CODES[run.machine.platform],
+        "gpu_info": {
+            "device_name": run.machine.accelerator,
+            "device_count": run.machine.gpus,
+            "software_stack": run.machine.platform,
+            "framework": run.engine,
+        },
+        "parallelism_config": {
+            "tensor_model_parallel_size": run.tensor_parallel,
+            "pipeline_model_parallel_size": run.pipeline_parallel,
+            "virtual_pipeline_model_parallel_size": run.virtual_pipeline,
+            "context_parallel_size": run.context_parallel,
+            "data_parallel_size": run.data_parallel,
+            "gradient_accumulation_steps": run.accumulation_steps,
+            "strategy_name": run.strategy,
+        },
+        "training_config": {
+            "micro_batch_size": run.micro_batch_sequences,
+            "micro_batch_size_asked": "auto" if run.micro_batch_search else run.micro_batch_sequences,
+            "global_batch_size": run.global_batch_sequences,
+            "sequence_length": run.sequence_tokens,
+            "num_gpus": run.machine.gpus,
+            "precision": run.matmul_dtype,
+        },
+        "performance_metrics": _performance(metrics),
+        **{key: [] for key in RAW_LISTS},
+        "run": as_document(run),
+        "metrics": None if metrics is None else as_document(metrics),
+        "steps": [],
+    }
+
+
+def _performance(metrics: RunMetrics | None) -> dict[str, Any] | None:
+    if metrics is None:
+        return None
+    per_gpu, flops, mfu = metrics.tokens_per_second_per_gpu, metrics.model_flops_per_second_per_gpu, metrics.mfu
+    return {
+        "tokens_per_second": metrics.tokens_per_second,
+        "tokens_per_second_per_gpu": None if per_gpu is None else per_gpu.value,
+        "avg_step_time_seconds": metrics.mean_step_seconds,
+        "median_step_time_seconds": metrics.step_seconds.value,
+        "steps_per_second": metrics.steps_per_second,
+        "tflops_per_gpu": None if flops is None else flops.value / 1e12,
+        "mfu": None if mfu is None else mfu.value,
+        "steps_measured": metrics.window.steps,
+    }
+
+
+def write_benchmark_file(path: Path, run: RunRecord, steps: Sequence[StepRecord], metrics: RunMetrics | None) -> None:
+    """Write the document atomically, block by block: a log of millions of steps never stands in memory as a whole.
+
+    Raises:
+        RecordError: the folder cannot be written.
+    """
+    write_pieces_atomically(path, texts(document_without_steps(run, metrics), steps))
+
+
+def read_benchmark_file(path: Path) -> RunResult:
+    """A file that this project wrote. Files of other makers are read by records/legacy.py.
+
+    Raises:
+        RecordError: not JSON, or without the records of this schema version.
+    """
+    try:
+        document = json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise RecordError(f"{path} is not JSON.", where=f"{path}:{error.lineno}", why=error.msg) from error
+    if not is_own_document(document):
+        raise RecordError(f"{path} holds no run of ours.", where=str(path), why="The keys 'run' and 'steps' are missing.")
+    return own_result(document, path)
+
+
+def is_own_document(document: Any) -> bool:
+    """Whether this project wrote the document: it then holds the records themselves."""
+    return isinstance(document, dict) and "run" in document and "steps" in document
+
+
+def own_result(document: dict[str, Any], path: Path) -> RunResult:
+    """The records of a document that this project wrote.
+
+    Raises:
+        RecordError: they do not fit this schema version.
+    """
+    try:
+        run = adapter(RunRecord).validate_python(document["run"])
+        steps = adapter(tuple[StepRecord, ...]).validate_python(document["steps"])
+    except ValidationError as error:
+        what = f"{path} does not fit schema version {SCHEMA_VERSION}."
+        raise RecordError(what, where=str(path), why=explain(error)) from error
+    return RunResult(run=run, steps=steps, path=path)

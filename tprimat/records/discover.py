@@ -1,0 +1,187 @@
+"""Finds results in folders and files, whoever wrote them."""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from fnmatch import fnmatch
+from pathlib import Path
+
+from tprimat.errors import RecordError
+from tprimat.records.archive import is_archive, unpacked
+from tprimat.records.benchmark_file import RunResult, is_own_document, own_result
+from tprimat.records.legacy import read_foreign, stated_tokens_per_second
+from tprimat.records.schema import ProbeRecord
+from tprimat.records.store import RunDirectory, read_probes
+
+RESULT_FILES = ("benchmark_*.json", "train_*.json")
+"""Names under which results lie in a folder. A file that is named itself may have any name."""
+
+
+def load_results(paths: Iterable[Path]) -> tuple[list[RunResult], list[RecordError]]:
+    """All results under some folders, files and archives (records/archive.py), each run once, and what could not be read.
+
+    A run that stands in its own folder and in a benchmark file counts once, from its folder unless that has lost steps. Files
+    that cannot be read are passed over and reported: a damaged one never hides the others.
+
+    Returns:
+        Results in the order of the paths, by name inside a folder; and one error a bad file, which names it and the broken rule.
+    """
+    found: dict[str, RunResult] = {}
+    problems: list[RecordError] = []
+    for path in paths:
+        source = _archived(path, problems) if is_archive(path) and path.is_file() else _found(path, problems)
+        for result in source:
+            former = found.setdefault(result.run.run_id, result)
+            if len(former.steps) < len(result.steps):
+                problems.append(_shorter(former, result))
+                found[result.run.run_id] = replace(result, telemetry=former.telemetry)
+    return list(found.values()), problems
+
+
+def _shorter(former: RunResult, result: RunResult) -> RecordError:
+    return RecordError(
+        f"{former.path} holds {len(former.steps)} of the {len(result.steps)} steps of its run.",
+        where=str(former.path),
+        why=f"{result.path} has them all, and counts instead.",
+        fix="copy the folder of the run again",
+    )
+
+
+def _found(path: Path, problems: list[RecordError]) -> Iterator[RunResult]:
+    try:
+        for place in find_results(path):
+            result = _attempt(place, problems)
+            if result is not None:
+                yield result
+    except RecordError as error:
+        problems.append(error)
+
+
+def _archived(path: Path, problems: list[RecordError]) -> Iterator[RunResult]:
+    """The results in an archive; they and their problems name the archive, as if it were a folder."""
+    inside: list[RecordError] = []
+    try:
+        with unpacked(path) as folder:
+            for result in _found(folder, inside):
+                yield replace(result, path=path / result.path.relative_to(folder))
+            problems += [_elsewhere(error, str(folder), str(path)) for error in inside]
+    except RecordError as error:
+        problems.append(error)
+
+
+def _elsewhere(error: RecordError, place: str, name: str) -> RecordError:
+    parts = (error.what, error.where, error.why, error.fix)
+    what, where, why, fix = (part and part.replace(place, name) for part in parts)
+    return RecordError(what or "", where=where, why=why, fix=fix)
+
+
+def _attempt(place: Path, problems: list[RecordError]) -> RunResult | None:
+    try:
+        return read_result(place)
+    except RecordError as error:
+        problems.append(error)
+        return None
+
+
+def find_results(path: Path) -> Iterator[Path]:
+    """Run folders first, then result files, under a folder; or the one file or run folder that is named.
+
+    Raises:
+        RecordError: there is no such file or folder.
+    """
+    if path.is_file():
+        yield path.parent if path.name == "run.json" else path
+        return
+    if not path.is_dir():
+        fix = "name a folder that holds run.json or benchmark_*.json files"
+        raise RecordError(f"There is no {path}.", where=str(path), fix=fix)
+    files = []
+    for folder, folders, names in os.walk(path):
+        folders.sort()
+        if "run.json" in names:
+            yield Path(folder)
+        files += [Path(folder, name) for name in names if any(fnmatch(name, pattern) for pattern in RESULT_FILES)]
+    yield from sorted(files)
+
+
+def read_result(place: Path) -> RunResult:
+    """One run: of a run folder, of our own benchmark file, or of another maker's.
+
+    Raises:
+        RecordError: damaged, or not a result.
+    """
+    if place.is_dir():
+        folder = RunDirectory(place)
+        return RunResult(run=folder.read_run(), steps=folder.read_steps(), path=place, telemetry=folder.read_telemetry())
+    try:
+        content = place.read_bytes()
+        document = json.loads(content)
+    except OSError as error:
+        raise RecordError(f"{place} cannot be read: {error.strerror}.", where=str(place)) from error
+    except json.JSONDecodeError as error:
+        raise RecordError(f"{place} is not JSON.", where=f"{place}:{error.lineno}", why=error.msg) from error
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise RecordError(f"{place} is not JSON.", where=str(place), why=str(error)) from error
+    if is_own_document(document):
+        return own_result(document, place)
+    if not isinstance(document, dict):
+        raise RecordError(f"{place} holds no result.", where=str(place), why="A result is one JSON object.")
+    run, steps = read_foreign(document, place, content)
+    return RunResult(run=run, steps=steps, path=place, stated_tokens_per_second=stated_tokens_per_second(document))
+
+
+PROBES_FILE = "probes.jsonl"
+
+
+def check_probes(named: Sequence[Path]) -> tuple[Path, ...]:
+    """The places that a user named.
+
+    Raises:
+        RecordError: one of them holds no probes.
+    """
+    for place in named:
+        if not any(file.is_file() for file in _files_of(place)) and not _is_packed(place):
+            raise RecordError(
+                f"There is no {PROBES_FILE} in {place}.", where="--probes", fix="./benchmark.py --probe gemm measures"
+            )
+    return tuple(named)
+
+
+def probes_in(paths: Iterable[Path]) -> tuple[list[ProbeRecord], list[RecordError]]:
+    """All probes anywhere in some folders and archives, beside files of results and above run folders; and what is damaged."""
+    found: list[ProbeRecord] = []
+    problems: list[RecordError] = []
+    places = list(dict.fromkeys(paths))
+    files = dict.fromkeys(file.resolve() for place in places if not _is_packed(place) for file in _files_of(place))
+    for file in files:
+        try:
+            found += read_probes(file)
+        except RecordError as error:
+            problems.append(error)
+    for archive in filter(_is_packed, places):
+        found += _in_archive(archive)
+    return found, problems
+
+
+def _is_packed(place: Path) -> bool:
+    return is_archive(place) and place.is_file()
+
+
+def _files_of(place: Path) -> Iterator[Path]:
+    """Where probes of a place of results would lie; files that need not exist."""
+    if place.is_dir():
+        yield from sorted(place.rglob(PROBES_FILE))
+        if (place / "run.json").is_file():
+            yield place.parent.parent / PROBES_FILE
+        return
+    yield place.parent / PROBES_FILE
+
+
+def _in_archive(archive: Path) -> list[ProbeRecord]:
+    """None of one that is damaged: who reads its results says so."""
+    try:
+        with unpacked(archive) as folder:
+            return [probe for file in sorted(folder.rglob(PROBES_FILE)) for probe in read_probes(file)]
+    except RecordError:
+        return []

@@ -1,0 +1,235 @@
+"""Result files that other programs, or older versions, wrote: read into the same records as our own.
+
+What such files say differs: `raw_step_times` or `step_times`, `parallelism_config` or `parallelism` or neither, "N/A" where a
+value is missing, a `software_stack` of cuda, rocm, nemo or primus. What they do not say stays None: above all the dtype.
+"""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tprimat.errors import RecordError
+from tprimat.facts.accelerators import DTYPES
+from tprimat.facts.models import model_shape
+from tprimat.records.schema import Evidence, LogSource, Machine, Platform, RunRecord, StepRecord
+
+PLATFORMS: Mapping[str, Platform] = {
+    "cuda": "cuda",
+    "nvd": "cuda",
+    "nvidia": "cuda",
+    "rocm": "rocm",
+    "amd": "rocm",
+    "cpu": "cpu",
+}
+ENGINES = {
+    "nemo": "nemo",
+    "primus": "primus",
+    "prim": "primus",
+    "megatron": "megatron",
+    "mega": "megatron",
+    "deepspeed": "deepspeed",
+}
+MODELS = {"llama": "llama-3.1-8b", "qwen": "qwen-2.5-7b"}
+"""What TPrimat's files mean by these names."""
+ABSENT = ("", "n/a", "unknown", "none")
+
+
+def read_foreign(document: Mapping[str, Any], path: Path, content: bytes) -> tuple[RunRecord, tuple[StepRecord, ...]]:
+    """A run and its steps.
+
+    Args:
+        document: the file's JSON object.
+        path: names the file in errors; its name may tell model and engine.
+        content: the file's bytes; their hash becomes the run's id, so that a copy counts once.
+
+    Raises:
+        RecordError: no step times, a platform nobody knows, or values of the wrong kind.
+    """
+    reader = _Reader(document, path)
+    steps = _steps(reader)
+    digest = hashlib.sha256(content).hexdigest()
+    notes = ["read from a file of another program, which does not prove what ran"]
+    model = _model(reader)
+    machine = _machine(reader, notes)
+    _note_memory(reader, notes)
+    run = RunRecord(
+        run_id=f"foreign-{digest[:16]}",
+        model=model,
+        shape=model_shape(MODELS[model]) if model in MODELS else None,
+        strategy=reader.text("strategy_name", "strategy", "parallel_strategy"),
+        engine=_engine(reader),
+        matmul_dtype=_dtype(reader),
+        tensor_parallel=reader.whole("tensor_model_parallel_size", "tensor_parallel_size"),
+        pipeline_parallel=reader.whole("pipeline_model_parallel_size", "pipeline_parallel_size"),
+        virtual_pipeline=reader.whole("virtual_pipeline_model_parallel_size"),
+        context_parallel=reader.whole("context_parallel_size"),
+        data_parallel=reader.whole("data_parallel_size"),
+        micro_batch_sequences=reader.whole("micro_batch_size"),
+        global_batch_sequences=reader.whole("global_batch_size"),
+        sequence_tokens=reader.whole("sequence_length"),
+        machine=machine,
+        software=_software(reader),
+        started_at=None,
+        clock="framework",
+        outcome="completed",
+        evidence=Evidence(source="log", notes=tuple(notes)),
+        source=LogSource(path=str(path), sha256=digest, dialect="benchmark json"),
+    )
+    return run, steps
+
+
+def stated_tokens_per_second(document: Mapping[str, Any]) -> float | None:
+    """The throughput over all GPUs as the file prints it; None where it prints none."""
+    metrics = document.get("performance_metrics")
+    value = metrics.get("tokens_per_second") if isinstance(metrics, Mapping) else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        return None
+    return float(value)
+
+
+class _Reader:
+    """Finds a value by any of its names in the sections where files keep it."""
+
+    def __init__(self, document: Mapping[str, Any], path: Path) -> None:
+        self.document = document
+        self.path = path
+        names = ("parallelism_config", "parallelism", "training_config", "gpu_info", "memory_metrics")
+        self.sections = [document[name] for name in names if isinstance(document.get(name), Mapping)] + [document]
+
+    def find(self, *names: str) -> Any:
+        """The first value that is there and is not a word for absent."""
+        for section in self.sections:
+            for name in names:
+                value = section.get(name)
+                if value is not None and not (isinstance(value, str) and value.lower() in ABSENT):
+                    return value
+        return None
+
+    def text(self, *names: str) -> str | None:
+        """A value as text."""
+        value = self.find(*names)
+        return None if value is None else str(value)
+
+    def whole(self, *names: str) -> int | None:
+        """A positive whole number."""
+        value = self.find(*names)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 1:
+            raise self.error(f"{names[0]} is {value!r}.", "It counts something: a whole number of 1 or more.")
+        return int(value)
+
+    def series(self, *names: str) -> Sequence[Any] | None:
+        """A list of values, one a step; None where it is absent or empty."""
+        for name in names:
+            value = self.document.get(name)
+            if isinstance(value, list) and value:
+                return value
+        return None
+
+    def error(self, what: str, why: str) -> RecordError:
+        """An error that names the file."""
+        return RecordError(f"{self.path}: {what}", where=str(self.path), why=why)
+
+
+def _steps(reader: _Reader) -> tuple[StepRecord, ...]:
+    seconds = reader.series("raw_step_times", "step_times")
+    if seconds is None:
+        raise reader.error("no step times.", "A result holds raw_step_times or step_times: a list of seconds, one a step.")
+    batch, length = reader.whole("global_batch_size"), reader.whole("sequence_length")
+    tokens = batch * length if batch and length else None
+    losses = _aligned(reader, len(seconds), "raw_loss_values", "loss_values")
+    rates = _aligned(reader, len(seconds), "raw_learning_rates", "learning_rates")
+    memory = _aligned(reader, len(seconds), "raw_memory_values", "memory_values")
+    found = []
+    for index, (entry, loss, rate, gigabytes) in enumerate(zip(seconds, losses, rates, memory, strict=True)):
+        value = _number(reader, "raw_step_times", entry)
+        if not 0 < value < math.inf:
+            raise reader.error(f"step time {index + 1} is {value!r}.", "A step takes a positive, finite number of seconds.")
+        found.append(
+            StepRecord(
+                step=index + 1,
+                step_seconds=value,
+                tokens=tokens,
+                loss=loss if loss is not None and math.isfinite(loss) else None,
+                learning_rate=rate,
+                finite=loss is None or math.isfinite(loss),
+                peak_allocated_bytes=None if gigabytes is None else round(gigabytes * 1e9),
+            )
+        )
+    return tuple(found)
+
+
+def _aligned(reader: _Reader, steps: int, *names: str) -> list[float | None]:
+    """A value for each step; a list of another length belongs to other moments and is left out."""
+    values = reader.series(*names)
+    if values is None or len(values) != steps:
+        return [None] * steps
+    return [None if value is None else _number(reader, names[0], value) for value in values]
+
+
+def _number(reader: _Reader, name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise reader.error(f"{name} holds {value!r}.", "Its entries are numbers.")
+    return float(value)
+
+
+def _model(reader: _Reader) -> str:
+    """The model, llama or qwen, where the file or its name says so; else its own words, which match nothing by accident."""
+    said = reader.text("model", "model_name")
+    for candidate in (said or "", reader.path.stem):
+        known = [model for model in MODELS if model in candidate.lower()]
+        if len(known) == 1:
+            return known[0]
+    return said or reader.path.stem
+
+
+def _dtype(reader: _Reader) -> str | None:
+    """Only a plain dtype: what a mixed-precision name leaves open is not guessed."""
+    said = reader.text("matmul_dtype", "precision")
+    return said if said in DTYPES else None
+
+
+def _engine(reader: _Reader) -> str:
+    words = [reader.text("software_stack") or "", str(reader.document.get("source", "")), reader.path.stem]
+    parts = [part for text in words for part in text.lower().split("_")]
+    return next((ENGINES[part] for part in parts if part in ENGINES), "unknown")
+
+
+def _platform(reader: _Reader) -> Platform:
+    for said in (reader.text("software_stack"), reader.text("platform")):
+        if said is not None and said.lower() in PLATFORMS:
+            return PLATFORMS[said.lower()]
+    raise reader.error(f"platform is {reader.document.get('platform')!r}.", f"One of {', '.join(PLATFORMS)}.")
+
+
+def _machine(reader: _Reader, notes: list[str]) -> Machine:
+    world, on_node = reader.whole("num_gpus"), reader.whole("device_count")
+    nodes = None
+    if world is not None and on_node is not None and world % on_node == 0:
+        nodes = world // on_node
+    elif world is not None or on_node is not None:
+        on_node, nodes = world or on_node, 1
+        notes.append(f"{on_node} GPUs taken as one node: the file gives one count only, or two that disagree")
+    memory = reader.find("total_memory_gb")
+    return Machine(
+        platform=_platform(reader),
+        accelerator=reader.text("device_name"),
+        gpus_per_node=on_node,
+        nodes=nodes,
+        memory_bytes=None if memory is None else round(_number(reader, "total_memory_gb", memory) * 1e9),
+    )
+
+
+def _software(reader: _Reader) -> dict[str, str]:
+    stack = reader.text("software_stack")
+    named = {"torch": reader.text("pytorch_version"), stack or "software": reader.text("software_version")}
+    return {name: version for name, version in named.items() if version is not None}
+
+
+def _note_memory(reader: _Reader, notes: list[str]) -> None:
+    peak = reader.find("peak_memory_allocated_gb")
+    if peak is not None and reader.series("raw_memory_values", "memory_values") is None:
+        notes.append(f"peak memory of the whole run {peak} GB; none by step")

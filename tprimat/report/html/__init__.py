@@ -1,0 +1,1 @@
+"""One self-contained HTML page on any number of runs."""

@@ -1,0 +1,283 @@
+"""The nine panels of peak_throughput_analysis: six about the peaks, three about every configuration."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import quantiles
+from textwrap import fill
+from typing import TYPE_CHECKING, Literal
+
+from tprimat import units
+from tprimat.analyze.compare import Verdict
+from tprimat.analyze.peak import Entry, names
+from tprimat.records.metrics import Estimate
+from tprimat.report.peak import PeakAnalysis, step_time, tera
+from tprimat.report.plots.style import Bar, Look, bars, figure, looks, nothing, save
+from tprimat.units import GIBIBYTE, TERA
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import SubFigure
+
+MOST_PEAKS = 12
+MOST_CONFIGURATIONS = 24
+"""More rows than this are not told apart; the table has them all."""
+ON_CPU = "not counted on a CPU"
+SMALL = 8.5
+BOX_FROM = 4
+"""Fewer configurations are shown as points only: quartiles of three values say nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What is shown, and how."""
+
+    analysis: PeakAnalysis
+    peaks: Sequence[Entry]
+    entries: Sequence[Entry]
+    colours: dict[tuple[str, str], Look]
+    """By platform and model."""
+
+    @property
+    def rank(self) -> str:
+        """What the machine counts: GPUs, or processes where everything ran on CPUs."""
+        return "process" if all(made.run.machine.platform == "cpu" for made in self.peaks) else "GPU"
+
+    def looks_of(self, rows: Sequence[Entry]) -> list[Look]:
+        """Of each row; a platform and model beyond the palette's rows shares the last one."""
+        last = next(reversed(self.colours.values()))
+        return [self.colours.get((made.platform, made.model), last) for made in rows]
+
+
+def draw_peaks(analysis: PeakAnalysis, path: Path) -> None:
+    """Draw all panels into one picture.
+
+    Args:
+        analysis: with at least one peak.
+        path: .png, .svg or .pdf.
+
+    Raises:
+        UserError: another suffix, or a folder that cannot be written.
+    """
+    shown = analysis.peaks[:MOST_PEAKS]
+    colours = {(made.platform, made.model): look for made, look in zip(shown, looks(len(shown)), strict=True)}
+    drawn = Drawn(analysis, shown, analysis.entries[:MOST_CONFIGURATIONS], colours)
+    short, tall = 1.4 + 0.42 * len(shown), 1.5 + 0.3 * max(len(drawn.entries), 6)
+    with figure(17, 2 * short + tall + 0.9) as made:
+        parts = made.subfigures(3, 1, squeeze=False, height_ratios=(short + 0.5, short, tall)).flat
+        _speed_row(parts[0], drawn)
+        _limit_row(parts[1], drawn)
+        _configuration_row(parts[2], drawn)
+        parts[0].suptitle(_title(analysis), x=0.005, ha="left", size=13, weight="bold")
+        save(made, path)
+
+
+def _title(analysis: PeakAnalysis) -> str:
+    best = analysis.peaks[0]
+    share = f", {units.percent(best.utilization.value)} of its matrix peak" if best.utilization else ""
+    title = f"Peak throughput: {best.model} on {best.platform}, {units.count(best.tokens_per_second)} tokens/s{share}"
+    hidden = [
+        f"{len(rows) - most} {what} more in the table"
+        for rows, most, what in (
+            (analysis.peaks, MOST_PEAKS, "peaks"),
+            (analysis.entries, MOST_CONFIGURATIONS, "configurations"),
+        )
+        if len(rows) > most
+    ]
+    return "; ".join([title, *hidden])
+
+
+def _speed_row(part: "SubFigure", drawn: Drawn) -> None:
+    total, single, compute = part.subplots(1, 3, sharey=True)
+    _bars(total, drawn, lambda made: _scaled(made.per_gpu, made.gpus), units.count, counted=True)
+    total.set(title="1  Peak throughput of the whole machine", xlabel="tokens per second, all of them")
+    _bars(single, drawn, lambda made: made.per_gpu, units.count)
+    single.set(title=f"2  The same for each {drawn.rank}", xlabel=f"tokens per second and {drawn.rank} (lines: 95 % interval)")
+    _compute(compute, drawn, lambda made: _scaled(made.flops_per_gpu, made.gpus / TERA))
+    compute.set(title="3  Peak compute of the whole machine", xlabel=f"TFLOP/s, all of them ({drawn.analysis.flops_words})")
+    for axes in (total, single, compute):
+        _thousands(axes)
+
+
+def _limit_row(part: "SubFigure", drawn: Drawn) -> None:
+    single, spread, against = part.subplots(1, 3)
+    _compute(single, drawn, lambda made: _scaled(made.flops_per_gpu, 1 / TERA))
+    _ceilings(single, drawn)
+    _spread(spread, drawn)
+    spread.sharey(single)
+    spread.tick_params(labelleft=False)
+    _against(against, drawn.analysis.verdicts)
+
+
+def _configuration_row(part: "SubFigure", drawn: Drawn) -> None:
+    share, step, memory = part.subplots(1, 3, width_ratios=(1, 1, 1.1))
+    appearance = drawn.looks_of(drawn.entries)
+    rows = [
+        Bar(label=label, value=None, text=made.utilization_absent_because or "")
+        if made.utilization is None
+        else Bar(label=label, value=made.utilization.value * 100, text=units.percent(made.utilization.value))
+        for made, label in zip(drawn.entries, _labels(drawn.entries), strict=True)
+    ]
+    if any(row.value for row in rows):
+        bars(share, [_brief(row) for row in rows], appearance)
+    else:
+        _empty(share, rows)
+    share.tick_params(axis="y", labelsize=SMALL)
+    share.set(title="7  Utilization, every configuration", xlabel=f"% of the {drawn.analysis.peak_words}")
+    bars(step, [Bar(label="", value=made.mean_step_seconds, text=step_time(made)) for made in drawn.entries], appearance)
+    step.tick_params(labelleft=False)
+    step.set(title="8  Mean step time", xlabel="seconds (steps of unequal work are not comparable)")
+    _memory(memory, drawn)
+
+
+def _labels(entries: Sequence[Entry]) -> list[str]:
+    """What tells each configuration from all others, on two lines where it is long."""
+    return [
+        fill(f"{made.model}, {made.platform}, {name}", 62, max_lines=2)
+        for made, name in zip(entries, names(entries), strict=True)
+    ]
+
+
+def _brief(row: Bar) -> Bar:
+    return row if row.value is not None else Bar(label=row.label, value=None, text="–")
+
+
+def _empty(axes: "Axes", rows: Sequence[Bar]) -> None:
+    """No value in any row: the reason once, with the labels kept for the neighbouring panel."""
+    axes.set_yticks(range(len(rows)), [row.label for row in rows])
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xticks([])
+    axes.grid(visible=False)
+    axes.text(
+        0.5,
+        0.5,
+        "\n".join(dict.fromkeys(row.text for row in rows)),
+        ha="center",
+        va="center",
+        transform=axes.transAxes,
+        color="#555555",
+        style="italic",
+        size=SMALL,
+    )
+
+
+def _thousands(axes: "Axes") -> None:
+    """12000 -> 12,000, at few places; none where there is nothing to read off."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    if not len(axes.get_xticks()):
+        return
+    axes.xaxis.set_major_locator(MaxNLocator(6))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.10g}"))
+
+
+def _scaled(estimate: Estimate | None, factor: float) -> Estimate | None:
+    if estimate is None:
+        return None
+    low, high = (None if end is None else end * factor for end in (estimate.low, estimate.high))
+    return Estimate(value=estimate.value * factor, low=low, high=high, samples=estimate.samples)
+
+
+def _bars(
+    axes: "Axes",
+    drawn: Drawn,
+    pick: Callable[[Entry], Estimate | None],
+    show: Callable[[float], str],
+    *,
+    counted: bool = False,
+) -> None:
+    """A bar for each peak; with the number of runs and steps behind it in the first panel of a row."""
+    rows = []
+    for made in drawn.peaks:
+        found = pick(made)
+        label = f"{made.model}, {made.platform}"
+        if found is None:
+            reason = ON_CPU if made.run.machine.platform == "cpu" else "shape or sequence not recorded"
+            rows.append(Bar(label=label, value=None, text=reason))
+            continue
+        runs = len(made.group.runs)
+        count = f" (n = {runs} run{'s' * (runs > 1)}, {made.steps} steps)" if counted else ""
+        rows.append(Bar(label=label, value=found.value, low=found.low, high=found.high, text=show(found.value) + count))
+    bars(axes, rows, drawn.looks_of(drawn.peaks))
+
+
+def _compute(axes: "Axes", drawn: Drawn, pick: Callable[[Entry], Estimate | None]) -> None:
+    _bars(axes, drawn, pick, lambda value: tera(value * TERA))
+
+
+def _ceilings(axes: "Axes", drawn: Drawn) -> None:
+    """The fastest product measured on the same machine: training cannot pass it."""
+    probed = [
+        (place, ceiling / TERA, made.share_of_measured_gemm)
+        for place, made in enumerate(drawn.peaks)
+        if made.flops_per_gpu and (ceiling := made.measured_gemm_flops) and made.share_of_measured_gemm
+    ]
+    for place, ceiling, share in probed:
+        axes.plot([ceiling, ceiling], [place - 0.42, place + 0.42], color="black", linewidth=2.5)
+        axes.text(ceiling, place, f" {ceiling:,.0f}: {units.percent(share)}", ha="left", va="center", size=SMALL)
+    if probed:
+        axes.set_xlim(0, max(axes.get_xlim()[1], *(ceiling * 1.3 for _, ceiling, _ in probed)))
+    line = "\n(black: fastest matmul probed, and the share of it)" if probed else "\n(no matmul probed: --probe gemm)"
+    counted = any(made.flops_per_gpu for made in drawn.peaks)
+    axes.set(title=f"4  Compute of each {drawn.rank}", xlabel=f"TFLOP/s per {drawn.rank}{line if counted else ''}")
+    _thousands(axes)
+
+
+def _spread(axes: "Axes", drawn: Drawn) -> None:
+    """What the choice of configuration is worth on one machine."""
+    top = max(made.per_gpu.value for made in drawn.peaks)
+    for place, (peak, look) in enumerate(zip(drawn.peaks, drawn.looks_of(drawn.peaks), strict=True)):
+        values = [
+            made.per_gpu.value for made in drawn.analysis.entries if (made.platform, made.model) == (peak.platform, peak.model)
+        ]
+        if len(values) >= BOX_FROM:
+            low, middle, high = quantiles(values, n=4, method="inclusive")
+            axes.barh(place, high - low, left=low, height=0.5, color="none", edgecolor="#555555")
+            axes.plot([middle, middle], [place - 0.25, place + 0.25], color="#555555", linewidth=2)
+        axes.plot(values, [place] * len(values), "o", color=look.colour, markeredgecolor="white", markersize=8)
+        ratio = f", best {max(values) / min(values):.1f} x the slowest" if len(values) > 1 else ""
+        side: Literal["left", "center"] = "left" if max(values) < top / 3 else "center"
+        axes.text(max(values), place - 0.3, f"n = {len(values)}{ratio}", va="bottom", ha=side, size=SMALL)
+    axes.set_xlim(0, top * 1.35)
+    axes.set(
+        title="5  What the configuration is worth", xlabel=f"tokens/s and {drawn.rank}\n(a dot a configuration, box: quartiles)"
+    )
+    _thousands(axes)
+    axes.grid(visible=False, axis="y")
+
+
+def _against(axes: "Axes", verdicts: Sequence[Verdict]) -> None:
+    """Machines against each other, one model at a time."""
+    axes.set_title("6  Machine against machine")
+    if not verdicts:
+        nothing(axes, "no model ran on two machines")
+        return
+    shown = verdicts[:MOST_PEAKS]
+    rows = []
+    for verdict in shown:
+        label = fill(f"{verdict.candidate} over {verdict.baseline}", 34)
+        if verdict.ratio is None:
+            differing = ", ".join(entry.what for entry in verdict.differences)
+            rows.append(Bar(label=label, value=None, text=fill(f"not compared, different: {differing}", 44)))
+            continue
+        ratio = verdict.ratio
+        text = f"{ratio.value:.2f}" + ("" if verdict.differences == () else " (unlike work)")
+        rows.append(Bar(label=label, value=ratio.value, low=ratio.low, high=ratio.high, text=text))
+    bars(axes, rows, [Look("#999999", "-", "")] * len(rows))
+    axes.tick_params(axis="y", labelsize=SMALL)
+    axes.axvline(1, color="#333333", linewidth=1, linestyle=":")
+    axes.set_xlabel("ratio of throughput per GPU (lines: 95 % interval)")
+
+
+def _memory(axes: "Axes", drawn: Drawn) -> None:
+    axes.set_title("9  What speed costs in memory")
+    points = [made for made in drawn.analysis.entries if made.peak_memory_bytes is not None]
+    if not points:
+        nothing(axes, "peak memory not recorded")
+    for made, look in zip(points, drawn.looks_of(points), strict=True):
+        memory = (made.peak_memory_bytes or 0) / GIBIBYTE
+        axes.plot(memory, made.per_gpu.value, "o", color=look.colour, markeredgecolor="white", markersize=9)
+    if points:
+        axes.set(xlabel="GiB allocated at the peak, worst rank", ylabel=f"tokens per second and {drawn.rank}")
+        axes.set_xlim(0, 1.1 * max(made.peak_memory_bytes or 0 for made in points) / GIBIBYTE)
+        axes.set_ylim(0, 1.1 * max(made.per_gpu.value for made in points))

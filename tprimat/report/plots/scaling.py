@@ -1,0 +1,124 @@
+"""img_throughput and img_multiplier: what more GPUs give, overall and each."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tprimat import units
+from tprimat.report.plots.style import Look, figure, looks, save
+from tprimat.report.scaling import Scaled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MOST_SERIES = 8
+SMALL = 8.5
+
+
+def draw_throughput(found: Sequence[Scaled], path: Path) -> None:
+    """Overall throughput beside proportional growth, and throughput of each GPU.
+
+    Raises:
+        UserError: a suffix that is no picture, or a folder that cannot be written.
+    """
+    with figure(13, 5.4) as made:
+        overall, single = made.subplots(1, 2)
+        for scaled, look in _shown(found):
+            points = scaled.series.points
+            gpus = [point.gpus for point in points]
+            total = [point.tokens_per_second.value for point in points]
+            _line(overall, gpus, total, look)
+            _intervals(overall, scaled, look, per_gpu=False)
+            overall.plot(gpus, [points[0].per_gpu * count for count in gpus], color=look.colour, linestyle=":", linewidth=1)
+            _line(single, gpus, [point.per_gpu for point in points], look, scaled.series.name)
+            _intervals(single, scaled, look, per_gpu=True)
+            if len(found) == 1:
+                _values(overall, gpus, total, [units.count(value) for value in total], -12)
+                _values(single, gpus, [point.per_gpu for point in points], [units.count(point.per_gpu) for point in points])
+        overall.set(title="Throughput of all GPUs (dotted: proportional)", ylabel="tokens per second")
+        single.set(title="Throughput of each GPU", ylabel="tokens per second and GPU")
+        _axes(overall, found, logarithmic=True)
+        _axes(single, found)
+        single.legend(loc="lower left", fontsize=SMALL)
+        save(made, path)
+
+
+def draw_multiplier(found: Sequence[Scaled], path: Path) -> None:
+    """How many times faster, against proportional growth and the fitted laws; and the efficiency that is left.
+
+    Raises:
+        UserError: a suffix that is no picture, or a folder that cannot be written.
+    """
+    with figure(13, 5.4) as made:
+        times, share = made.subplots(1, 2)
+        for scaled, look in _shown(found):
+            rows = scaled.series.rows
+            gpus = [row.point.gpus for row in rows]
+            _line(times, gpus, [row.multiplier for row in rows], look, scaled.series.name)
+            _laws(times, scaled, look)
+            _line(share, gpus, [row.efficiency * 100 for row in rows], look)
+            if len(found) == 1:
+                _values(times, gpus, [row.multiplier for row in rows], [f"{row.multiplier:.2f} x" for row in rows], -12)
+                _values(share, gpus, [row.efficiency * 100 for row in rows], [units.percent(row.efficiency) for row in rows])
+        first = min(scaled.series.points[0].gpus for scaled in found)
+        last = max(scaled.series.points[-1].gpus for scaled in found)
+        times.plot([first, last], [1, last / first], color="#999999", linestyle=":", label="proportional")
+        times.set(title="Scaling multiplier", ylabel="times the throughput of the smallest")
+        share.axhline(100, color="#999999", linestyle=":")
+        share.set(title="Scaling efficiency", ylabel="% of the throughput per GPU of the smallest")
+        _axes(times, found, logarithmic=True)
+        _axes(share, found)
+        times.legend(loc="upper left", fontsize=SMALL)
+        save(made, path)
+
+
+def _shown(found: Sequence[Scaled]) -> list[tuple[Scaled, Look]]:
+    return list(zip(found[:MOST_SERIES], looks(min(len(found), MOST_SERIES)), strict=True))
+
+
+def _line(axes: "Axes", gpus: Sequence[int], values: Sequence[float], look: Look, label: str | None = None) -> None:
+    axes.plot(gpus, values, marker="o", color=look.colour, linestyle=look.line, label=label)
+
+
+def _intervals(axes: "Axes", scaled: Scaled, look: Look, *, per_gpu: bool) -> None:
+    for point in scaled.series.points:
+        rate = point.tokens_per_second
+        if rate.low is not None and rate.high is not None:
+            scale = point.gpus if per_gpu else 1
+            axes.plot([point.gpus] * 2, [rate.low / scale, rate.high / scale], color=look.colour, linewidth=3, alpha=0.5)
+
+
+def _laws(axes: "Axes", scaled: Scaled, look: Look) -> None:
+    points = scaled.series.points
+    grid = np.geomspace(points[0].gpus, points[-1].gpus, 100)
+    for law, style in zip(scaled.fits, ("--", "-."), strict=False):
+        heights = [law.at(float(gpus)) / points[0].tokens_per_second.value for gpus in grid]
+        label = "Amdahl's law, fitted" if law.law == "Amdahl" else "USL, fitted"
+        axes.plot(grid, heights, color=look.colour, linestyle=style, linewidth=1.2, alpha=0.8, label=label)
+
+
+def _values(axes: "Axes", gpus: Sequence[int], values: Sequence[float], words: Sequence[str], up: int = 6) -> None:
+    """Beside each point: above a falling line, below a rising one, so that the line does not cross them."""
+    for place, value, word in zip(gpus, values, words, strict=True):
+        axes.annotate(word, (place, value), xytext=(7, up), textcoords="offset points", ha="left", size=SMALL)
+
+
+def _axes(axes: "Axes", found: Sequence[Scaled], *, logarithmic: bool = False) -> None:
+    """Proportional growth is a straight line where both axes are logarithmic."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    counts = sorted({point.gpus for scaled in found for point in scaled.series.points})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(counts, [str(count) for count in counts])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlim(counts[0] / 1.25, counts[-1] * 1.6)
+    axes.set_xlabel("GPUs (log scale)")
+    if logarithmic:
+        axes.set_yscale("log", base=2)
+        axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
+        axes.set_ylabel(f"{axes.get_ylabel()} (log scale)")
+    else:
+        axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))

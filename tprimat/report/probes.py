@@ -1,0 +1,200 @@
+"""What the probes of one machine measured, a table for each kind: records in, Markdown out; None where nothing was measured."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from tprimat import units
+from tprimat.analyze import probes as figures
+from tprimat.records.metrics import Estimate
+from tprimat.records.schema import ProbeRecord
+from tprimat.report.tables import table
+
+DESCRIPTIONS = {
+    (4096, 4096, 4096): "square 4K",
+    (8192, 8192, 8192): "square 8K",
+    (16384, 16384, 16384): "square 16K",
+    (16384, 8192, 1280): "fused QKV projection",
+    (16384, 1024, 8192): "attention output",
+    (16384, 8192, 7168): "feed-forward 1",
+    (16384, 3584, 8192): "feed-forward 2",
+}
+"""(m, k, n) of the shapes that SemiAnalysis took from Llama 70B."""
+PLAIN = ("torch.matmul", "scaled_mm tensor-wise")
+DTYPES = ("bf16", "fp8", "fp16", "tf32", "fp32")
+LIBRARY_PAIRS = (
+    ("torch.matmul", "F.linear"),
+    ("torch.matmul cuBLASLt", "torch.matmul cuBLAS"),
+    ("F.linear cuBLASLt", "F.linear cuBLAS"),
+    ("torch.matmul hipBLASLt", "torch.matmul rocBLAS"),
+    ("F.linear hipBLASLt", "F.linear rocBLAS"),
+)
+
+OUT_OF_MEMORY = re.compile(r"(out of memory)\..*", re.DOTALL)
+
+Probes = Sequence[ProbeRecord]
+
+
+def of_kind(probes: Iterable[ProbeRecord], *kinds: str) -> list[ProbeRecord]:
+    """In the order in which they were measured."""
+    return [probe for probe in probes if probe.kind in kinds]
+
+
+def time_of(probe: ProbeRecord) -> str:
+    """Median time with half the width of its interval."""
+    time = figures.median_seconds(probe)
+    return units.ABSENT if time is None else f"{units.seconds(time.value)}{spread(time)}"
+
+
+def spread(estimate: Estimate) -> str:
+    """Half the interval's width, relative to the value."""
+    if estimate.low is None or estimate.high is None:
+        return ""
+    return f" ± {units.percent((estimate.high - estimate.low) / 2 / estimate.value)}"
+
+
+def rate_of(probe: ProbeRecord) -> str:
+    """FLOP/s, or a dash for a refusal."""
+    rate = figures.flop_rate(probe)
+    return units.teraflops(rate.value if rate else None)
+
+
+def shape_of(probe: ProbeRecord) -> str:
+    """(m, k, n)."""
+    return f"({probe.shape['m']}, {probe.shape['k']}, {probe.shape['n']})"
+
+
+def description(probe: ProbeRecord) -> str:
+    """Where the shape comes from."""
+    return DESCRIPTIONS.get((probe.shape["m"], probe.shape["k"], probe.shape["n"]), units.ABSENT)
+
+
+def reason_of(error: str) -> str:
+    """Without what an allocator adds to a lack of memory: which sizes stood free differs from call to call."""
+    return OUT_OF_MEMORY.sub(r"\1.", error)
+
+
+def refusals(probes: Iterable[ProbeRecord]) -> str:
+    """One line for each different reason."""
+    reasons: dict[str, list[str]] = {}
+    for probe in probes:
+        if probe.error:
+            length = f" at {probe.shape['sequence']:,}" if "sequence" in probe.shape else ""
+            length += f" on {probe.shape['ranks']} ranks" if "ranks" in probe.shape else ""
+            reasons.setdefault(reason_of(probe.error), []).append(f"{probe.variant or probe.kind} {probe.dtype}{length}")
+    lines = [f"- {', '.join(dict.fromkeys(who))}: {why}" for why, who in reasons.items()]
+    return "\n\nNot measured:\n\n" + "\n".join(lines) if lines else ""
+
+
+def squares(probes: Probes) -> str | None:
+    """The three square products in half precision."""
+    rows = [
+        [f"{probe.shape['m']}x{probe.shape['n']}", probe.dtype, time_of(probe), rate_of(probe), share(probe)]
+        for probe in of_kind(probes, "gemm")
+        if probe.variant == PLAIN[0] and probe.dtype in {"fp16", "bf16"} and len(set(probe.shape.values())) == 1 and probe.seconds
+    ]
+    return table(["matrix", "dtype", "median time", "rate", "of dense peak"], rows, left=2) if rows else None
+
+
+def share(probe: ProbeRecord) -> str:
+    """Of the dense peak."""
+    return units.percent(figures.share_of_peak(probe))
+
+
+def gemm(probes: Probes) -> str | None:
+    """One table for each dtype, fastest first, with mean and peak."""
+    parts = []
+    products = of_kind(probes, "gemm")
+    for dtype in DTYPES:
+        chosen = [probe for probe in products if probe.dtype == dtype and probe.variant in PLAIN and probe.seconds]
+        if chosen:
+            parts.append(gemm_of_dtype(dtype, chosen))
+    failed = refusals(products)
+    return "\n\n".join(parts) + failed if parts else failed.strip() or None
+
+
+def gemm_of_dtype(dtype: str, probes: Probes) -> str:
+    """The shapes in one dtype."""
+    ordered = sorted(probes, key=lambda probe: -(rate.value if (rate := figures.flop_rate(probe)) else 0.0))
+    rows = [
+        [shape_of(probe), description(probe), time_of(probe), str(len(probe.seconds)), rate_of(probe), share(probe), clock(probe)]
+        for probe in ordered
+    ]
+    best = figures.fastest(probes)
+    summary = (
+        f"**{dtype} average: {units.teraflops(figures.mean_rate(probes))} · peak: {rate_of(best) if best else units.ABSENT}**"
+    )
+    header = ["(m, k, n)", "description", "median time", "n", "rate", "of dense peak", "clock, power"]
+    return f"### {dtype}, {probes[0].variant}\n\n{table(header, rows, left=2)}\n\n{summary}"
+
+
+def clock(probe: ProbeRecord) -> str:
+    """What the device said while it worked."""
+    read = ((probe.clock_hertz, "Hz"), (probe.power_watts, "W"))
+    return ", ".join(units.si(value, unit) for value, unit in read if value is not None) or units.ABSENT
+
+
+def searched(probes: Probes) -> str | None:
+    """The fastest product that the search found, measured anew."""
+    winners = [probe for probe in of_kind(probes, "gemm") if (probe.variant or "").endswith(" searched") and probe.seconds]
+    tried = of_kind(probes, "gemm_search")
+    rows = [
+        [
+            probe.dtype,
+            shape_of(probe),
+            time_of(probe),
+            rate_of(probe),
+            share(probe),
+            units.count(sum(other.dtype == probe.dtype for other in tried)),
+        ]
+        for probe in winners
+    ]
+    return table(["dtype", "(m, k, n)", "median time", "rate", "of dense peak", "shapes tried"], rows) if rows else None
+
+
+def libraries(probes: Probes) -> str | None:
+    """Pairs of calls and libraries at the same shapes, in bf16."""
+    parts = []
+    for first, second in LIBRARY_PAIRS:
+        found = {
+            (probe.variant, shape_of(probe)): figures.flop_rate(probe)
+            for probe in of_kind(probes, "gemm")
+            if probe.dtype == "bf16" and probe.variant in {first, second}
+        }
+        rows = []
+        for shape in dict.fromkeys(shape for _, shape in found):
+            ours, theirs = found.get((first, shape)), found.get((second, shape))
+            if ours and theirs:
+                difference = units.signed_percent(ours.value / theirs.value - 1)
+                rows.append([shape, units.teraflops(ours.value), units.teraflops(theirs.value), difference])
+        if rows:
+            parts.append(table(["(m, k, n), bf16", first, second, "difference"], rows))
+    return "\n\n".join(parts) or None
+
+
+def models(probes: Probes) -> str | None:
+    """The configured models' own products under each tensor-parallel split."""
+    chosen = of_kind(probes, "model_gemm")
+    degrees = sorted({probe.shape["tensor_parallel"] for probe in chosen})
+    rows = []
+    for name, dtype, m in dict.fromkeys((probe.variant, probe.dtype, probe.shape["m"]) for probe in chosen):
+        same = [probe for probe in chosen if (probe.variant, probe.dtype, probe.shape["m"]) == (name, dtype, m)]
+        found = {probe.shape["tensor_parallel"]: probe for probe in same}
+        cells = [f"{rate_of(found[degree])} ({share(found[degree])})" if degree in found else units.ABSENT for degree in degrees]
+        rows.append([name or units.ABSENT, dtype, str(m), *cells])
+    return table(["product", "dtype", "tokens", *(f"TP {degree}" for degree in degrees)], rows, left=2) if rows else None
+
+
+def attention(probes: Probes) -> str | None:
+    """Rates of forward and backward by length and backend."""
+    parts = []
+    for kind in ("attention_forward", "attention_backward"):
+        chosen = [probe for probe in of_kind(probes, kind) if probe.seconds]
+        variants = list(dict.fromkeys(probe.variant or "" for probe in chosen))
+        lengths = sorted({probe.shape["sequence"] for probe in chosen})
+        found = {(probe.shape["sequence"], probe.variant): rate_of(probe) for probe in chosen}
+        rows = [[str(length), *(found.get((length, variant), units.ABSENT) for variant in variants)] for length in lengths]
+        if rows:
+            title = kind.removeprefix("attention_").capitalize()
+            parts.append(f"### {title}\n\n{table(['sequence', *variants], rows)}")
+    failed = refusals(of_kind(probes, "attention_forward", "attention_backward"))
+    return "\n\n".join(parts) + failed if parts else failed.strip() or None

@@ -1,0 +1,98 @@
+"""A profile's summary as text."""
+
+from collections.abc import Mapping
+
+from tprimat import units
+from tprimat.analyze.trace import ProfileSummary
+from tprimat.report.tables import columns, table
+
+WORDS = {
+    "matmul": "matmul",
+    "attention": "attention",
+    "norm_elementwise": "norm and elementwise",
+    "optimizer": "optimizer",
+    "other": "other computation",
+    "communication": "communication, exposed",
+    "memory_copy": "memory copies, exposed",
+}
+WIDEST_NAME = 90
+
+
+def text(summary: ProfileSummary) -> str:
+    """Two tables, of classes and of kernels, with what a reader must know."""
+    return "\n\n".join([_heading(summary), _classes(summary), _communication(summary), _top(summary)])
+
+
+def markdown(summaries: Mapping[str, ProfileSummary]) -> str:
+    """What each class of work takes of a mean step, a column each; the rows down to idle add up to the step.
+
+    Args:
+        summaries: heading of the column -> profile.
+    """
+    every = list(summaries.values())
+    rows = [[words, *(_part(kind, summary) for summary in every)] for kind, words in WORDS.items()]
+    rows.append(["idle", *(_of_step(summary.idle_seconds, summary) for summary in every)])
+    rows.append(["step", *(f"{units.seconds(summary.step_seconds)} (n = {len(summary.steps)})" for summary in every)])
+    hidden = [summary.communication_seconds - summary.exposed_communication_seconds for summary in every]
+    rows.append(["communication behind computation", *(_of_step(*pair) for pair in zip(hidden, every, strict=True))])
+    return table(["of a step", *summaries], rows)
+
+
+def _part(kind: str, summary: ProfileSummary) -> str:
+    return _of_step(next((part.seconds for part in summary.classes if part.kind == kind), 0.0), summary)
+
+
+def _of_step(seconds: float, summary: ProfileSummary) -> str:
+    return f"{units.percent(seconds / summary.step_seconds)} ({units.seconds(seconds)})"
+
+
+def _heading(summary: ProfileSummary) -> str:
+    said = [str(summary.origin[key]) for key in ("platform", "model", "strategy") if key in summary.origin]
+    numbers = [step.number for step in summary.steps]
+    seconds = [step.seconds for step in summary.steps]
+    span = f"step {numbers[0]}" if len(numbers) == 1 else f"mean of steps {numbers[0]} to {numbers[-1]}"
+    spread = units.seconds(seconds[0]) if len(seconds) == 1 else f"{units.seconds(min(seconds))} to {units.seconds(max(seconds))}"
+    rank = f"rank {summary.origin['rank']}" if "rank" in summary.origin else "one rank"
+    heading = f"{', '.join([*said, rank])}: {span} (n = {len(numbers)}, {spread})"
+    return "\n".join([heading, *(f"note: {note}" for note in summary.notes)])
+
+
+def _classes(summary: ProfileSummary) -> str:
+    rows = [
+        [
+            WORDS[part.kind],
+            units.seconds(part.seconds),
+            units.percent(part.share),
+            units.seconds(part.busy_seconds),
+            _calls(part.calls),
+        ]
+        for part in summary.classes
+    ]
+    rows.append(["idle", units.seconds(summary.idle_seconds), units.percent(summary.idle_share), units.ABSENT, units.ABSENT])
+    rows.append(["step", units.seconds(summary.step_seconds), units.percent(1.0), units.ABSENT, units.ABSENT])
+    return columns(["class", "of the step", "share", "running", "calls"], rows)
+
+
+def _communication(summary: ProfileSummary) -> str:
+    whole, exposed = summary.communication_seconds, summary.exposed_communication_seconds
+    if not whole:
+        return "no communication"
+    hidden = f"{units.seconds(exposed)} of it ({units.percent(exposed / whole)}) exposed, the rest behind computation"
+    return f"communication runs for {units.seconds(whole)}, waiting for other ranks included; {hidden}"
+
+
+def _top(summary: ProfileSummary) -> str:
+    rows = [
+        [_short(row.name), WORDS[row.kind].split(",")[0], units.seconds(row.seconds), units.percent(row.share), _calls(row.calls)]
+        for row in summary.top
+    ]
+    what = "kernel" if summary.measured_on == "accelerator" else "operator"
+    return columns([what, "class", "a step", "share", "calls"], rows, left=2)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= WIDEST_NAME else name[: WIDEST_NAME - 1] + "…"
+
+
+def _calls(value: float) -> str:
+    return units.count(value) if value == round(value) else units.significant(value)

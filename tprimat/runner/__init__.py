@@ -1,0 +1,1 @@
+"""Run plans in order: sessions, single runs, sweeps, the micro-batch search and their progress."""

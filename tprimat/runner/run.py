@@ -1,0 +1,192 @@
+"""Carries out one plan: command, launch, records, benchmark file."""
+
+import dataclasses
+import sys
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from tprimat.analyze.metrics import MetricOptions, run_metrics
+from tprimat.analyze.roofline import under_ceiling
+from tprimat.engines import embedded, nemo
+from tprimat.engines.base import Command, Engine
+from tprimat.engines.follow import FollowedLog
+from tprimat.engines.primus import engine as primus
+from tprimat.engines.primus.settings import rank_error_logs
+from tprimat.errors import MetricError, RecordError
+from tprimat.hardware.nodes import find_nodes, gpus_of_ranks
+from tprimat.launch.run import run, try_out
+from tprimat.launch.schema import Launch, LaunchResult, Limits
+from tprimat.launch.torchrun import torchrun
+from tprimat.plan.build import strategies_with_less_memory
+from tprimat.plan.evidence import first_record
+from tprimat.plan.schema import RunPlan, write_plan
+from tprimat.records.benchmark_file import benchmark_file_name, write_benchmark_file
+from tprimat.records.discover import probes_in
+from tprimat.records.metrics import RunMetrics
+from tprimat.records.schema import RunRecord, StepRecord
+from tprimat.records.store import RunDirectory
+from tprimat.runner.micro_batch import find_micro_batch
+from tprimat.runner.progress import Progress
+from tprimat.runner.session import Session
+
+ENGINES: dict[str, Engine] = {"megatron": embedded.ENGINE, "nemo": nemo.ENGINE, "primus": primus.ENGINE}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRun:
+    """What one plan came to."""
+
+    record: RunRecord
+    steps: tuple[StepRecord, ...]
+    metrics: RunMetrics | None
+    unmeasured: str | None
+    """Why there are no metrics."""
+    benchmark_file: Path | None
+    """None where the disk refused it, which the user has been told."""
+    log: Path
+
+
+def command_of(plan: RunPlan) -> Command:
+    """The exact process that carries a plan out on this node."""
+    command = ENGINES[plan.engine].command(plan)
+    if command.ranks_per_node is None:
+        return command
+    prefix = torchrun(find_nodes(plan.nodes), command.ranks_per_node)
+    return dataclasses.replace(command, argv=(*prefix, *command.argv), ranks_per_node=None)
+
+
+def announcement(plan: RunPlan) -> str:
+    """The two lines that name the strategy and its layout, for console and log."""
+    layout, batch = plan.layout, plan.batch
+    extra = "".join(
+        f", {name}={size}" for name, size in (("VPP", layout.virtual_pipeline), ("CP", layout.context)) if size not in {None, 1}
+    )
+    accumulation = "auto" if batch.accumulation_steps is None else batch.accumulation_steps
+    return (
+        f"Using parallelism strategy: {plan.strategy}\n"
+        f"Parallelism: TP={layout.tensor}, PP={layout.pipeline}, DP={layout.data}{extra}, GradAccum={accumulation}"
+    )
+
+
+def log_path(session: Session, model: str) -> Path:
+    """training_{model}.log in the output folder, or where LLAMA_LOG or QWEN_LOG says."""
+    chosen = session.choices.model_logs.get(model)
+    return Path(chosen).expanduser().resolve() if chosen else session.output / f"training_{model}.log"
+
+
+def start(session: Session, plan: RunPlan, *, quiet: bool) -> tuple[TrainingRun, LaunchResult]:
+    """Run a plan to its end, whatever the end is, and leave its records behind.
+
+    Raises:
+        UserError: it cannot be started, or its folder cannot be written.
+    """
+    log = log_path(session, plan.model)
+    record = first_record(plan, session.machine_of(plan), now())
+    if plan.batch.micro_batch_sequences == "auto":
+        found = search_first(session, plan, record)
+        if isinstance(found, LaunchResult):
+            return not_started(session, record, found, log), found
+        plan = found
+        record = first_record(plan, record.machine, now())
+    launch = dataclasses.replace(launch_of(session, plan, record), logs=(log,), heading=announcement(plan))
+    write_plan(launch.directory.plan_file, plan)
+    if plan.engine == "primus":
+        launch = followed(launch, plan)
+    record, result = run(launch, Progress(plan, record, quiet=quiet))
+    return finish(session, record, result.steps, log), result
+
+
+def now() -> str:
+    """ISO 8601, UTC."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
+def launch_of(session: Session, plan: RunPlan, record: RunRecord) -> Launch:
+    """How a plan is started and watched here."""
+    benchmarking = session.loaded.config.benchmarking
+    return Launch(
+        command=command_of(plan),
+        directory=RunDirectory(Path(plan.run_directory)),
+        record=record,
+        limits=Limits(
+            startup_timeout_seconds=benchmarking.startup_timeout_seconds,
+            hang_factor=benchmarking.hang_factor,
+            hang_minimum_seconds=benchmarking.hang_minimum_seconds,
+            run_timeout_seconds=benchmarking.run_timeout_seconds,
+            run_timeout_flag=benchmarking.run_timeout_flag,
+        ),
+        planned_steps=plan.steps,
+        nodes=plan.nodes,
+        alternatives=strategies_with_less_memory(session.loaded, plan),
+        sampled_gpus=() if plan.platform == "cpu" else gpus_of_ranks(plan.gpus_per_node),
+    )
+
+
+def search_first(session: Session, plan: RunPlan, record: RunRecord) -> RunPlan | LaunchResult:
+    """The plan with the micro-batch that was found for it, or why there is none. The run's folder stands from here on."""
+    directory = RunDirectory(Path(plan.run_directory))
+    write_plan(directory.plan_file, plan)
+    directory.write_run(record)
+    watcher = Progress(plan, record, quiet=True)
+    return find_micro_batch(plan, lambda attempt: try_out(launch_of(session, attempt, record), watcher), watcher.on_notice)
+
+
+def not_started(session: Session, record: RunRecord, result: LaunchResult, log: Path) -> TrainingRun:
+    """The record of a run for which no micro-batch was found: a failure is a result too."""
+    ended = dataclasses.replace(
+        record, outcome=result.outcome, exit_code=result.exit_code, cause=result.cause, hint=result.hint, ended_at=now()
+    )
+    RunDirectory(session.output / "runs" / record.run_id).write_run(ended)
+    return finish(session, ended, (), log)
+
+
+def followed(launch: Launch, plan: RunPlan) -> Launch:
+    """The launch of a framework that only prints: steps and evidence come from its log, and tracebacks from its ranks' own."""
+    log = FollowedLog(plan, ENGINES[plan.engine].read_line)
+    return dataclasses.replace(launch, step_of_line=log.step_of_line, complete=log.complete, error_logs=(rank_error_logs(plan),))
+
+
+def finish(session: Session, record: RunRecord, steps: tuple[StepRecord, ...], log: Path) -> TrainingRun:
+    """Derive the metrics and write the benchmark file, for a failed run as well: it must not leave an older result standing."""
+    metrics, unmeasured = metrics_of(session, record, steps)
+    path = session.output / benchmark_file_name(record)
+    written: Path | None = path
+    try:
+        write_benchmark_file(path, record, steps, metrics)
+    except RecordError as error:  # the run is over all the same, and the summary says how it went
+        print(f"error: {error}", file=sys.stderr)
+        written = None
+    return TrainingRun(record=record, steps=steps, metrics=metrics, unmeasured=unmeasured, benchmark_file=written, log=log)
+
+
+def earlier_run(session: Session, record: RunRecord) -> TrainingRun:
+    """A run that was made before, with its steps; its benchmark file stands."""
+    steps = RunDirectory(session.output / "runs" / record.run_id).read_steps()
+    metrics, unmeasured = metrics_of(session, record, steps)
+    return TrainingRun(
+        record=record,
+        steps=steps,
+        metrics=metrics,
+        unmeasured=unmeasured,
+        benchmark_file=session.output / benchmark_file_name(record),
+        log=log_path(session, record.model),
+    )
+
+
+def metrics_of(session: Session, record: RunRecord, steps: tuple[StepRecord, ...]) -> tuple[RunMetrics | None, str | None]:
+    """The metrics under the configuration's conventions, or why there are none."""
+    benchmarking = session.loaded.config.benchmarking
+    options = MetricOptions(
+        flops_convention=benchmarking.flops_convention,
+        warmup=benchmarking.warmup_steps,
+        cost_per_gpu_hour=benchmarking.cloud_costs.get(record.machine.accelerator or ""),
+        telemetry=RunDirectory(session.output / "runs" / record.run_id).read_telemetry(),
+    )
+    probes, damaged = probes_in([session.output, *session.probes])
+    for problem in damaged:
+        print(f"skipped: {problem}", file=sys.stderr)
+    try:
+        return run_metrics(record, steps, options=under_ceiling(options, record, probes)), None
+    except MetricError as error:
+        return None, f"{error.what} Try: {error.fix}" if error.fix else error.what

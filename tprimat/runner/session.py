@@ -1,0 +1,193 @@
+"""From the command line to plans: where we are, what was asked, which runs that makes."""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tprimat.config.load import (
+    DEFAULT_STRATEGY,
+    EnvironmentChoices,
+    LoadedConfig,
+    Setting,
+    environment_choices,
+    parse_setting,
+    read_config,
+)
+from tprimat.config.schema import PlatformName, PlatformOptimizations, Size
+from tprimat.config.tree import parse_scalar
+from tprimat.engines import nemo
+from tprimat.engines.choose import choose
+from tprimat.engines.primus import engine as primus
+from tprimat.engines.primus.install import decide
+from tprimat.errors import ConfigError, LaunchError, UserError
+from tprimat.hardware.nodes import refuse_hidden_gpus, this_machine
+from tprimat.plan.build import STANDARD_LIBRARY, PlanRequest, build_plan, count_ranks, new_run_id
+from tprimat.plan.evidence import PLATFORMS
+from tprimat.plan.schema import PrimusStart, RunPlan
+from tprimat.records.discover import check_probes
+from tprimat.records.environment import processor_name
+from tprimat.records.schema import Machine
+
+PLATFORM_NAMES: dict[str, PlatformName] = {"cuda": "nvidia", "rocm": "amd", "cpu": "cpu"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """One call of ./benchmark.py, decided."""
+
+    loaded: LoadedConfig
+    platform: PlatformName
+    size: Size
+    machine: Machine | None
+    """The GPUs of this machine; None where there are none."""
+    choices: EnvironmentChoices
+    output: Path
+    plans: tuple[RunPlan, ...]
+    probes: tuple[Path, ...] = ()
+    """Where probes of this machine lie, besides those in `output`."""
+
+    def machine_of(self, plan: RunPlan) -> Machine:
+        """The machine as a record names it, before a worker has looked closer."""
+        if self.machine is not None and PLATFORMS[plan.platform] == self.machine.platform:
+            return replace(self.machine, nodes=plan.nodes, gpus_per_node=plan.gpus_per_node)
+        name = processor_name() if plan.platform == "cpu" else None
+        return Machine(platform=PLATFORMS[plan.platform], accelerator=name, gpus_per_node=plan.gpus_per_node, nodes=plan.nodes)
+
+
+def prepare(options: argparse.Namespace) -> Session:
+    """Read the configuration and the machine, and plan every run.
+
+    Raises:
+        UserError: what was asked cannot be; nothing has been written yet.
+    """
+    choices = environment_choices()
+    machine = this_machine()
+    platform: PlatformName = options.platform or PLATFORM_NAMES[machine.platform if machine else "cpu"]
+    size: Size = options.size or ("tiny" if platform == "cpu" else "full")
+    settings = [parse_setting(text) for text in options.settings]
+    settings += [Setting(path, parse_scalar(str(value)), flag) for path, value, flag in settings_of(options, platform)]
+    loaded = read_config(Path(options.config) if options.config else None, size=size, settings=settings)
+    output = Path(options.output_dir or choices.output_directory).expanduser().resolve()
+    session = Session(loaded=loaded, platform=platform, size=size, machine=machine, choices=choices, output=output, plans=())
+    session = replace(session, plans=tuple(_plans(session, options)), probes=check_probes(options.probes))
+    if not options.dry_run:
+        _check_gpus(session)
+        _check_data(session)
+        for plan in session.plans:
+            if plan.engine == "primus":
+                primus.ENGINE.command(plan)  # refuses what Primus cannot do; a pure function
+            if plan.engine == "nemo" and (unfit := nemo.unfit(plan)):
+                raise unfit
+    return session
+
+
+def _check_gpus(session: Session) -> None:
+    """Find out before training that there are GPUs. Under slurm they may be elsewhere: Primus starts from a login node."""
+    start, platform = session.plans[0].primus, session.platform
+    if platform == "cpu" or (start is not None and start.launcher == "slurm"):
+        return
+    if session.machine is None or PLATFORMS[platform] != session.machine.platform:
+        fix = "--dry-run to see the plan, or --platform cpu"
+        raise LaunchError(f"This machine shows no {platform} GPU.", where="--platform", fix=fix)
+
+
+def _check_data(session: Session) -> None:
+    """Find out before training that the data is there."""
+    plan, data = session.plans[0], session.loaded.config.training.data
+    if plan.dataset.startswith("text:") and plan.dataset != STANDARD_LIBRARY:
+        _must_exist(session, plan.dataset.removeprefix("text:"), ("dataset", data.dataset))
+    if plan.tokenizer is not None:
+        _must_exist(session, plan.tokenizer, ("tokenizer", data.tokenizer))
+
+
+def _must_exist(session: Session, path: str, asked: tuple[str, str | None]) -> None:
+    if not Path(path).exists():
+        key, value = asked
+        raise ConfigError(f"{key} is {value!r}.", where=session.loaded.where("training", "data", key), why=f"There is no {path}.")
+
+
+def _plans(session: Session, options: argparse.Namespace) -> list[RunPlan]:
+    if options.runs < 1:
+        raise ConfigError(f"--runs is {options.runs}.", where="--runs", why="There must be at least one run.", fix="--runs 1")
+    models = list(session.loaded.config.models) if options.model == "all" else [options.model]
+    if not models:
+        raise ConfigError("models is empty.", where=session.loaded.where("models"), fix="describe at least one model")
+    engine = choose(options.engine, session.platform, session.choices.primus_path)
+    start = _primus(session) if engine.engine == "primus" else None
+    strategy = options.parallel or session.choices.strategy
+    known = session.loaded.config.parallelism
+    if not options.parallel and strategy not in {*known, DEFAULT_STRATEGY}:
+        raise ConfigError(f"There is no strategy {strategy!r}.", where="the variable PARALLEL", fix=f"one of: {', '.join(known)}")
+    plans = []
+    for model in models:
+        request = PlanRequest(
+            model=model,
+            strategy=strategy,
+            platform=session.platform,
+            size=session.size,
+            engine=engine.engine,
+            engine_reason=engine.reason,
+            gpus_found=_gpus_found(session),
+            run_id="",
+            run_directory="",
+            output_directory=str(session.output),
+            primus=start,
+            command=("./benchmark.py", *sys.argv[1:]),
+        )
+        if options.engine == "auto" and engine.engine == "nemo":
+            request = _fitting(session.loaded, request)
+        for number in range(1, options.runs + 1):
+            run_id = new_run_id(model, strategy) + (f"-{number}" if options.runs > 1 else "")
+            folder = str(session.output / "runs" / run_id)
+            plans.append(build_plan(session.loaded, replace(request, run_id=run_id, run_directory=folder)))
+    return plans
+
+
+def _fitting(loaded: LoadedConfig, request: PlanRequest) -> PlanRequest:
+    """The request with the embedded engine, and the reason, where NeMo cannot carry out what it asks for."""
+    try:
+        unfit: UserError | None = nemo.unfit(build_plan(loaded, request))
+    except ConfigError as error:  # of NeMo's, or of the plan: then the embedded engine's plan says it again
+        unfit = error
+    if unfit is None:
+        return request
+    why = f" {unfit.why}" if unfit.why and isinstance(unfit, ConfigError) else ""
+    return replace(request, engine="megatron", engine_reason=f"NeMo is installed, but does not fit: {unfit.what}{why}")
+
+
+def _gpus_found(session: Session) -> int | None:
+    return session.machine.gpus_per_node if session.machine else None
+
+
+def _primus(session: Session) -> PrimusStart:
+    """Which Primus is here, and how it will be started."""
+    options = session.loaded.config.platform_optimizations.get(session.platform, PlatformOptimizations()).primus
+    nodes, gpus = count_ranks(session.loaded, session.platform, _gpus_found(session))
+    start = decide(options, session.choices.primus_path, nodes)
+    if start.launcher != "slurm":
+        refuse_hidden_gpus(gpus)
+    return start
+
+
+def settings_of(options: argparse.Namespace, platform: str) -> Iterator[tuple[tuple[str, ...], Any, str]]:
+    """Each flag that stands for a key of the configuration: path, text or number, flag."""
+    data, hardware = ("training", "data"), ("hardware", "platforms", platform)
+    keys: dict[str, tuple[str, ...]] = {
+        "gpus": (*hardware, "gpus_per_node"),
+        "nodes": (*hardware, "nodes"),
+        "steps": ("training", "duration", "max_steps"),
+        "warmup": ("benchmarking", "warmup_steps"),
+        "micro_batch_size": (*data, "micro_batch_size"),
+        "global_batch_size": (*data, "global_batch_size"),
+        "sequence_length": (*data, "sequence_length"),
+        "precision": ("platform_optimizations", platform, "precision"),
+        "data": (*data, "dataset"),
+        "seed": ("experiment", "seed"),
+    }
+    for name, path in keys.items():
+        value = getattr(options, name)
+        if value is not None:
+            yield path, value, f"--{name.replace('_', '-')}"

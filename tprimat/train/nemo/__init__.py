@@ -1,1 +1,0 @@
-"""NeMo 2's recipes under a plan."""

@@ -1,5 +1,5 @@
 # make benchmark   environment, pinned dependencies, then ./benchmark.py; ARGS="--model llama --runs 3" passes flags on
-# make test        the tests; ARGS="tests/plan -x" passes flags on
+# make test        the tests; ARGS="tests/plan -x" passes flags on; make test-quick leaves out trainings and launchers
 # make nemo        .venv-nemo, where --engine nemo works; make test-nemo runs the tests that need it
 PYTHON ?= python3
 ARGS ?=
@@ -7,13 +7,16 @@ VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet install
 NEMO_PIP := $(VENV)-nemo/bin/python -m pip --disable-pip-version-check --quiet install --constraint constraints-nemo.txt
 
-.PHONY: benchmark test lint install install-dev nemo test-nemo
+.PHONY: benchmark test test-quick lint install install-dev nemo test-nemo
 
 benchmark: install
 	$(VENV)/bin/python benchmark.py $(ARGS)
 
 test: install-dev
-	$(VENV)/bin/python -m pytest $(ARGS)
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+test-quick: install-dev
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -m "not slow" $(ARGS)
 
 lint: install-dev
 	$(VENV)/bin/ruff check --quiet .

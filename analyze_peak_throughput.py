@@ -9,8 +9,7 @@
 
 import sys
 
-from tprimat.cli.console import outlasting
-from tprimat.cli.peak import main
+from tprimat.cli.main import script
 
 if __name__ == "__main__":
-    sys.exit(outlasting(main))
+    sys.exit(script("peak", "analyze_peak_throughput.py"))

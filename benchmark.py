@@ -8,8 +8,7 @@
 
 import sys
 
-from tprimat.cli.benchmark import main
-from tprimat.cli.console import outlasting
+from tprimat.cli.main import script
 
 if __name__ == "__main__":
-    sys.exit(outlasting(main))
+    sys.exit(script("run", "benchmark.py"))

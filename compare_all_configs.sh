@@ -2,4 +2,4 @@
 # ./compare_all_configs.sh [OUTPUT_DIR]   output-00 to output-04 here -> OUTPUT_DIR/compare-00.png to compare-04.png (./all_outputs)
 set -euo pipefail
 here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
-PYTHONPATH="${here}${PYTHONPATH:+:${PYTHONPATH}}" exec python3 -m tprimat.cli.compare_all "$@"
+PYTHONPATH="${here}${PYTHONPATH:+:${PYTHONPATH}}" exec python3 -m tprimat compare-all "$@"

@@ -8,8 +8,7 @@ tail -f train.log | ./extract_primus_metrics.py --log-file - --follow --model-na
 
 import sys
 
-from tprimat.cli.console import outlasting
-from tprimat.cli.extract import main
+from tprimat.cli.main import script
 
 if __name__ == "__main__":
-    sys.exit(outlasting(main))
+    sys.exit(script("extract", "extract_primus_metrics.py"))

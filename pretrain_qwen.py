@@ -6,7 +6,7 @@ PARALLEL=balanced OUTPUT_DIR=./output python3 pretrain_qwen.py --steps 3
 
 import sys
 
-from tprimat.cli.pretrain import main
+from tprimat.cli.run import pretrain
 
 if __name__ == "__main__":
-    sys.exit(main("qwen"))
+    sys.exit(pretrain("qwen"))

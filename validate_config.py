@@ -7,8 +7,7 @@
 
 import sys
 
-from tprimat.cli.console import outlasting
-from tprimat.cli.validate import main
+from tprimat.cli.main import script
 
 if __name__ == "__main__":
-    sys.exit(outlasting(main))
+    sys.exit(script("validate", "validate_config.py"))

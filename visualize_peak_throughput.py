@@ -7,8 +7,7 @@
 
 import sys
 
-from tprimat.cli.console import outlasting
-from tprimat.cli.peak_picture import main
+from tprimat.cli.main import script
 
 if __name__ == "__main__":
-    sys.exit(outlasting(main))
+    sys.exit(script("peak-picture", "visualize_peak_throughput.py"))

@@ -1,18 +1,29 @@
-"""What holds for all tests: the order of the files, and Ctrl-C."""
+"""What holds for all tests: which ones are slow, and Ctrl-C."""
 
 import signal
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parent
-TIMED = (
-    "cli/test_extract.py",
+SLOW = (
+    "benchmarks",
+    "cli/test_console.py",
+    "cli/test_micro_batch_search.py",
+    "cli/test_primus_runs.py",
+    "cli/test_probe.py",
+    "cli/test_run_trainings.py",
+    "cli/test_scaling_runs.py",
+    "cli/test_suite.py",
+    "cli/test_sweep_command.py",
     "launch",
-    "probe/test_timing.py",
-    "tools/test_engine_speed.py",
-    "train/test_profiler.py",
-    "train/test_step_clock.py",
+    "nemo_recipes",
+    "probe",
+    "report/test_html.py",
+    "tools",
+    "train",
 )
-"""Files and folders whose tests look at a clock: they come last, when what .ci/run does beside the tests is over."""
+"""Files and folders whose tests start trainings, launchers or browsers. `make test-quick` leaves them out."""
 
 
 def pytest_configure():
@@ -22,4 +33,8 @@ def pytest_configure():
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: any(item.path.is_relative_to(TESTS / name) for name in TIMED))
+    """Mark the slow tests, and start them first: two workers then end at about the same time."""
+    for item in items:
+        if any(item.path.is_relative_to(TESTS / name) for name in SLOW):
+            item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)

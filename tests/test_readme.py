@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tprimat.cli.options import parser
+from tprimat.cli import run
+from tprimat.cli.main import parser_of
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf8")
@@ -25,7 +26,7 @@ def test_the_measured_tables_are_those_of_the_records():
 
 @pytest.mark.parametrize("command", [command for command in SCRIPTS if command.startswith("./benchmark.py")])
 def test_benchmark_accepts_the_commands_of_the_readme(command):
-    parser().parse_args(shlex.split(command)[1:])
+    parser_of(run, "benchmark.py").parse_args(shlex.split(command)[1:])
 
 
 @pytest.mark.parametrize("command", SCRIPTS)

@@ -1,17 +1,15 @@
-"""A run beside probes of its machine: every door shows its share of the measured ceiling, or says why it cannot."""
+"""A run beside probes of its machine: every command shows its share of the measured ceiling, or says why it cannot."""
 
 import html
 import json
-import os
 import shutil
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import run_command
 from runs.make_runs import a_run, steps_of, write_run
 
 from tprimat.records.schema import Machine, ProbeRecord
@@ -65,17 +63,13 @@ def results(tmp_path):
     return folder
 
 
-def door(script, *arguments, cwd, **variables):
-    environment = os.environ | {"PYTHONPATH": str(ROOT)} | variables
-    words = [sys.executable, *(["-m", script] if "." in script and not script.endswith(".py") else [str(ROOT / script)])]
-    return subprocess.run(
-        [*words, *map(str, arguments)], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+def command(program, *arguments, cwd, **variables):
+    return run_command(program, *arguments, cwd=cwd, environment=variables)
 
 
 def compare(folder, *arguments):
     out = folder.parent / "comparison.json"
-    done = door("compare.py", "--results-dir", folder, "--output", out, *arguments, cwd=folder.parent)
+    done = command("compare.py", "--results-dir", folder, "--output", out, *arguments, cwd=folder.parent)
     return done, json.loads(out.read_text())["groups"][0]["runs"][0]["metrics"] if done.returncode == 0 else None
 
 
@@ -89,8 +83,8 @@ def texts_of(folder):
     """Door -> what it says about the results in a folder."""
     there = folder.parent
     said = {"compare.py": compare(folder)[0].stdout}
-    said["analyze_peak_throughput.py"] = door("analyze_peak_throughput.py", "--results-dir", folder, cwd=there).stdout
-    door("benchmark.py", "--report", "--output-dir", folder, cwd=there)
+    said["analyze_peak_throughput.py"] = command("analyze_peak_throughput.py", "--results-dir", folder, cwd=there).stdout
+    command("benchmark.py", "--report", "--output-dir", folder, cwd=there)
     said["report"] = html.unescape((folder / "report.html").read_text(encoding="utf8"))
     return said
 
@@ -98,19 +92,19 @@ def texts_of(folder):
 def pictures_of(folder):
     """Door -> the words in its picture of the results in a folder."""
     there = folder.parent
-    door("compare.py", "--results-dir", folder, "--output", there / "compare.svg", cwd=there)
-    door("visualize_peak_throughput.py", "--results-dir", folder, "--output", there / "peak.svg", cwd=there)
+    command("compare.py", "--results-dir", folder, "--output", there / "compare.svg", cwd=there)
+    command("visualize_peak_throughput.py", "--results-dir", folder, "--output", there / "peak.svg", cwd=there)
     return {name: words_of(there / name) for name in ("compare.svg", "peak.svg")}
 
 
-def test_every_door_shows_the_share_of_the_measured_product(results):
+def test_every_command_shows_the_share_of_the_measured_product(results):
     done, metrics = compare(results)
     assert metrics["share_of_measured_gemm"] == pytest.approx(metrics["model_flops_per_second_per_gpu"]["value"] / RATE)
     assert metrics["measured_gemm_flops"] == pytest.approx(RATE)
     assert "of measured matmul" in done.stdout
     for name, said in (texts_of(results) | pictures_of(results)).items():
         assert SHARE in said, name
-    peak = json.loads(door("analyze_peak_throughput.py", "--results-dir", results, "--json", cwd=results.parent).stdout)
+    peak = json.loads(command("analyze_peak_throughput.py", "--results-dir", results, "--json", cwd=results.parent).stdout)
     assert peak["peaks"][0]["share_of_measured_gemm"] == pytest.approx(metrics["share_of_measured_gemm"])
 
 
@@ -140,14 +134,14 @@ def test_probes_are_found_where_a_user_leaves_them(results, tmp_path, place):
         (results / "probes.jsonl").rename(tmp_path / "elsewhere" / "probes.jsonl")
     asked = {"a folder above": tmp_path, "its run folder": results / "runs" / RUN.name}.get(place, results)
     out = tmp_path / "found.md"
-    done = door("compare.py", "--results-dir", asked, *(["--probes", *named] if named else []), "--output", out, cwd=tmp_path)
+    done = command("compare.py", "--results-dir", asked, *(["--probes", *named] if named else []), "--output", out, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert SHARE in out.read_text(encoding="utf8")
 
 
 def test_a_place_without_probes_is_the_users_mistake(results, tmp_path):
     for script in ("compare.py", "analyze_peak_throughput.py"):
-        done = door(script, "--results-dir", results, "--probes", tmp_path / "nowhere", cwd=tmp_path)
+        done = command(script, "--results-dir", results, "--probes", tmp_path / "nowhere", cwd=tmp_path)
         assert done.returncode == 2
         assert "There is no probes.jsonl in" in done.stderr
 
@@ -172,12 +166,12 @@ def eight_gpus(tmp_path):
     output = tmp_path / "out"
     common = ("--model", "llama", "--engine", "megatron", "--output-dir", output)
     path = f"{tool.parent}:/usr/bin:/bin"
-    (plan,) = json.loads(door("benchmark.py", *common, "--dry-run", "--json", cwd=tmp_path, PATH=path).stdout)["plans"]
+    (plan,) = json.loads(command("benchmark.py", *common, "--dry-run", "--json", cwd=tmp_path, PATH=path).stdout)["plans"]
     machine = replace(MACHINE, gpus_per_node=8, memory_bytes=85520809984)
     run = a_run(plan["run_id"], machine=machine, software={"torch": "2.11.0"})
     write_run(output, run, steps_of(run, np.full(30, 4.6), 7))
     (output / "runs" / plan["run_id"] / "plan.json").write_text(json.dumps(plan))
-    return lambda *words: door("benchmark.py", *common, "--resume", *words, cwd=tmp_path, PATH=path)
+    return lambda *words: command("benchmark.py", *common, "--resume", *words, cwd=tmp_path, PATH=path)
 
 
 def test_the_summary_of_a_benchmark_shows_the_share(eight_gpus, tmp_path):
@@ -202,6 +196,6 @@ def test_the_summary_of_a_benchmark_says_why_there_is_no_share(eight_gpus, tmp_p
 
 
 def test_probes_go_to_the_output_folder_of_the_environment(tmp_path):
-    done = door("benchmark.py", "--probe", "mlp", "--json", cwd=tmp_path, OUTPUT_DIR=str(tmp_path / "mine"))
+    done = command("benchmark.py", "--probe", "mlp", "--json", cwd=tmp_path, OUTPUT_DIR=str(tmp_path / "mine"))
     assert done.returncode == 0, done.stderr
     assert [probe.kind for probe in read_probes(tmp_path / "mine" / "probes.jsonl")] == ["mlp_step"]

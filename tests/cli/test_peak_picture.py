@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tprimat.cli.peak_picture import main
+from tprimat.cli.main import start
 from tprimat.records.schema import Machine, ProbeRecord
 from tprimat.records.store import RunDirectory, append_probe
 from tprimat.report.plots import peak
@@ -101,7 +101,14 @@ def test_the_words_under_neighbouring_panels_keep_apart(monkeypatch, tmp_path):
     measured = ROOT / "results" / "h200"
     folders = [str(measured / name) for name in ("engine", "nemo", "two-gpus/engine")]
     probes = str(measured / "probes-1gpu")
-    assert main(["--results-dir", *folders, "--probes", probes, "--output", str(tmp_path / "peak.png")]) == 0
+    assert (
+        start(
+            "peak-picture",
+            "visualize_peak_throughput.py",
+            ["--results-dir", *folders, "--probes", probes, "--output", str(tmp_path / "peak.png")],
+        )
+        == 0
+    )
     for row in drawn[0].subfigs:
         words = [axes.xaxis.label.get_window_extent() for axes in row.axes]
         assert all(left.x1 < right.x0 for left, right in pairwise(words))

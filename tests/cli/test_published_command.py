@@ -1,13 +1,10 @@
 """compare.py --published: neighbours, differences, and commands that work."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from commands import run_command
 
-from tprimat.cli.benchmark import main as benchmark
 from tprimat.cli.published import command, reproduce, why_not
 from tprimat.facts.published_results import RESULTS
 
@@ -17,8 +14,7 @@ BY_NAME = {result.name: result for result in RESULTS}
 
 
 def compare(*arguments, cwd):
-    words = [sys.executable, ROOT / "compare.py", *map(str, arguments)]
-    return subprocess.run(words, cwd=cwd, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    return run_command("compare.py", *arguments, cwd=cwd)
 
 
 def test_the_nearest_stand_beside_ours_by_one_yardstick_with_what_differs_and_how_to_run_them(tmp_path):
@@ -42,7 +38,7 @@ def test_a_processor_has_no_published_neighbours(tmp_path):
 
 @pytest.mark.parametrize("platform", ["nvidia", "amd"])
 @pytest.mark.parametrize("name", sorted(name for name, result in BY_NAME.items() if not why_not(result)))
-def test_every_command_makes_a_plan_of_the_published_configuration(name, platform, capsys, monkeypatch):
+def test_every_command_makes_a_plan_of_the_published_configuration(name, platform, monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("NODE_RANK", "0")
     result = BY_NAME[name]
@@ -53,8 +49,9 @@ def test_every_command_makes_a_plan_of_the_published_configuration(name, platfor
         # Neither engine is installed here, and the embedded one's fp8 is another: the rest of the plan is checked in bf16.
         words[words.index("fp8")] = "bf16"
         del words[place : place + 2]
-    assert benchmark([*words[1:], "--platform", platform, "--engine", "megatron", "--dry-run"]) == 0, capsys.readouterr().err
-    out = capsys.readouterr().out
+    done = run_command("benchmark.py", *words[1:], "--platform", platform, "--engine", "megatron", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    out = done.stdout
     assert f"({result.shape})" in out
     if result.sequence_tokens and result.global_batch_sequences:
         assert f"{result.global_batch_sequences} x {result.sequence_tokens} tokens" in out

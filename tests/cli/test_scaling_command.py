@@ -1,13 +1,12 @@
-"""python -m tprimat.cli.scaling as a user starts it."""
+"""tprimat scaling as a user starts it."""
 
 import csv
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from commands import run_command
 
 from tprimat.records.store import RunDirectory
 
@@ -17,8 +16,7 @@ TABLE = ROOT / "tests" / "tables" / "throughput_scaling.csv"
 
 
 def scaling(*arguments):
-    command = [sys.executable, "-m", "tprimat.cli.scaling", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return run_command("scaling", *arguments)
 
 
 def test_the_published_table_comes_out_column_by_column(tmp_path):

@@ -14,7 +14,8 @@ from tprimat.facts.models import model_shape
 from tprimat.launch.run import run
 from tprimat.plan.schema import Batch, Layout, RunPlan, write_plan
 from tprimat.records.store import RunDirectory
-from tprimat.runner.sweep import Sweep
+from tprimat.runner.run import TrainingRun
+from tprimat.runner.sweep import Cell, Scheduler
 
 
 def plan_of(folder, run_id, **fields):
@@ -41,123 +42,136 @@ def plan_of(folder, run_id, **fields):
         "engine_options": EngineOptions(),
         "profiling": ProfilingConfig(),
         "environment": {},
-        "run_directory": str(folder / run_id),
+        "run_directory": str(folder / "runs" / run_id),
         "output_directory": str(folder),
     }
     return RunPlan(**{**given, **fields})
 
 
+def cell_of(folder, run_id, **fields):
+    return Cell(session=None, plan=plan_of(folder, run_id, **fields))
+
+
+def run_of(record, steps=(), *, stopped=False):
+    return TrainingRun(
+        record=record, steps=steps, metrics=None, unmeasured=None, benchmark_file=None, log=Path("log"), stopped=stopped
+    )
+
+
 @pytest.fixture
 def sweep(tmp_path):
-    """A sweep of the fake trainer, which ends with the code that stands behind the strategy's name."""
-    said = []
+    """A scheduler over the fake trainer, which ends with the exit code that the strategy's name holds."""
+    messages = []
 
-    def start(plan):
+    def start(cell):
+        plan = cell.plan
         directory = RunDirectory(Path(plan.run_directory))
         write_plan(directory.plan_file, plan)
-        started_at = f"2026-01-01T00:00:{len(said):02d}.000+00:00"
+        started_at = f"2026-01-01T00:00:{len(messages):02d}.000+00:00"
         record = first_record(run_id=plan.run_id, strategy=plan.strategy, started_at=started_at)
-        said.append(f"started {plan.run_id}")
-        return run(a_launch(directory.path, "steps", 2, "exit", plan.strategy.partition("-")[2] or 0, record=record), Notes())
+        messages.append(f"started {plan.run_id}")
+        launch = a_launch(directory.path, "steps", 2, "exit", plan.strategy.partition("-")[2] or 0, record=record)
+        ended, result = run(launch, Notes())
+        return run_of(ended, result.steps, stopped=result.stop_requested)
 
-    made = Sweep(start=start, runs_folders=(tmp_path,), cooldown_seconds=0.0, say=said.append)
-    return made, said
+    return Scheduler(start=start, load=lambda cell, record: run_of(record), notify=messages.append), messages
 
 
 def outcomes(results):
-    return [(r.plan.run_id, "skipped" if r.skipped else r.record and r.record.outcome) for r in results]
+    return [(r.cell.plan.run_id, "reused" if r.reused else r.run and r.run.record.outcome) for r in results]
 
 
 def test_a_failed_run_stops_no_other(sweep, tmp_path):
-    made, _ = sweep
-    plans = [plan_of(tmp_path, "a", strategy="bad-3"), plan_of(tmp_path, "b")]
-    assert outcomes(made.run(plans)) == [("a", "failed"), ("b", "completed")]
+    scheduler, _ = sweep
+    plans = [cell_of(tmp_path, "a", strategy="bad-3"), cell_of(tmp_path, "b")]
+    assert outcomes(scheduler.run(plans)) == [("a", "failed"), ("b", "completed")]
 
 
 def test_a_run_that_cannot_start_stops_no_other(sweep, tmp_path):
-    made, said = sweep
+    scheduler, messages = sweep
 
-    def start(plan):
-        if plan.run_id == "a":
+    def start(cell):
+        if cell.plan.run_id == "a":
             raise LaunchError("no such engine.")
-        return made.start(plan)
+        return scheduler.start(cell)
 
-    results = dataclasses.replace(made, start=start).run([plan_of(tmp_path, "a"), plan_of(tmp_path, "b", seed=2)])
+    results = dataclasses.replace(scheduler, start=start).run([cell_of(tmp_path, "a"), cell_of(tmp_path, "b", seed=2)])
     assert outcomes(results) == [("a", None), ("b", "completed")]
     assert results[0].cause == "no such engine."
-    assert "llama minimal: not started. no such engine." in said
+    assert "llama minimal: not started. no such engine." in messages
 
 
 def test_a_sweep_resumes_where_it_ended(sweep, tmp_path):
-    made, said = sweep
-    made.run([plan_of(tmp_path, "a"), plan_of(tmp_path, "b", strategy="bad-3")])
-    again = [plan_of(tmp_path, "c"), plan_of(tmp_path, "d", strategy="bad-3"), plan_of(tmp_path, "e", steps=3)]
-    results = made.run(again)
-    assert outcomes(results) == [("c", "skipped"), ("d", "failed"), ("e", "completed")]
-    assert results[0].record.run_id == "a"
-    assert any(line.startswith("llama minimal: skipped, run a of") for line in said)
+    scheduler, messages = sweep
+    scheduler.run([cell_of(tmp_path, "a"), cell_of(tmp_path, "b", strategy="bad-3")])
+    again = [cell_of(tmp_path, "c"), cell_of(tmp_path, "d", strategy="bad-3"), cell_of(tmp_path, "e", steps=3)]
+    results = scheduler.run(again)
+    assert outcomes(results) == [("c", "reused"), ("d", "failed"), ("e", "completed")]
+    assert results[0].run.record.run_id == "a"
+    assert any(line.startswith("llama minimal: skipped, run a of") for line in messages)
 
 
 def test_without_resuming_everything_runs_again(sweep, tmp_path):
-    made, _ = sweep
-    made.run([plan_of(tmp_path, "a")])
-    assert outcomes(dataclasses.replace(made, resume=False).run([plan_of(tmp_path, "b")])) == [("b", "completed")]
+    scheduler, _ = sweep
+    scheduler.run([cell_of(tmp_path, "a")])
+    assert outcomes(dataclasses.replace(scheduler, resume=False).run([cell_of(tmp_path, "b")])) == [("b", "completed")]
 
 
 def test_each_repetition_needs_a_run_of_its_own(sweep, tmp_path):
-    made, _ = sweep
-    made.run([plan_of(tmp_path, "a")])
-    assert outcomes(made.run([plan_of(tmp_path, "b"), plan_of(tmp_path, "c")])) == [("b", "skipped"), ("c", "completed")]
+    scheduler, _ = sweep
+    scheduler.run([cell_of(tmp_path, "a")])
+    assert outcomes(scheduler.run([cell_of(tmp_path, "b"), cell_of(tmp_path, "c")])) == [("b", "reused"), ("c", "completed")]
 
 
 def test_the_newest_run_of_a_plan_decides(sweep, tmp_path):
-    made, _ = sweep
-    made.run([plan_of(tmp_path, "a")])
-    newer = RunDirectory(tmp_path / "z")
+    scheduler, _ = sweep
+    scheduler.run([cell_of(tmp_path, "a")])
+    newer = RunDirectory(tmp_path / "runs" / "z")
     write_plan(newer.plan_file, plan_of(tmp_path, "z"))
     newer.write_run(first_record(run_id="z", outcome="failed", started_at="2027-01-01T00:00:00.000+00:00"))
-    assert outcomes(made.run([plan_of(tmp_path, "b")])) == [("b", "completed")]
+    assert outcomes(scheduler.run([cell_of(tmp_path, "b")])) == [("b", "completed")]
 
 
 def test_a_damaged_record_is_done_again(sweep, tmp_path):
-    made, _ = sweep
-    made.run([plan_of(tmp_path, "a")])
-    (tmp_path / "a" / "run.json").write_text("{")
-    assert outcomes(made.run([plan_of(tmp_path, "b")])) == [("b", "completed")]
+    scheduler, _ = sweep
+    scheduler.run([cell_of(tmp_path, "a")])
+    (tmp_path / "runs" / "a" / "run.json").write_text("{")
+    assert outcomes(scheduler.run([cell_of(tmp_path, "b")])) == [("b", "completed")]
 
 
 def test_the_cool_down_lies_between_runs_only(sweep, tmp_path):
-    made, said = sweep
-    made.run([plan_of(tmp_path, "a")])
-    cooled = dataclasses.replace(made, cooldown_seconds=0.2)
+    scheduler, messages = sweep
+    scheduler.run([cell_of(tmp_path, "a")])
+    cooled = dataclasses.replace(scheduler, cooldown_seconds=0.2)
     began = time.monotonic()
-    cooled.run([plan_of(tmp_path, "b"), plan_of(tmp_path, "c", seed=2), plan_of(tmp_path, "d", seed=3)])
+    cooled.run([cell_of(tmp_path, "b"), cell_of(tmp_path, "c", seed=2), cell_of(tmp_path, "d", seed=3)])
     assert time.monotonic() - began > 0.2
-    assert said.count("cooling down for 0.2 s.") == 1
+    assert messages.count("cooling down for 0.2 s.") == 1
 
 
 def test_an_interrupt_ends_the_series_and_keeps_what_was_done(sweep, tmp_path):
-    made, said = sweep
-    plans = [plan_of(tmp_path, "a"), plan_of(tmp_path, "b", seed=2)]
-    say = made.say
+    scheduler, messages = sweep
+    plans = [cell_of(tmp_path, "a"), cell_of(tmp_path, "b", seed=2)]
+    notify = scheduler.notify
 
     def interrupt_the_cool_down(text):
-        say(text)
+        notify(text)
         if text.startswith("cooling"):
             threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
 
-    results = dataclasses.replace(made, cooldown_seconds=30.0, say=interrupt_the_cool_down).run(plans)
+    results = dataclasses.replace(scheduler, cooldown_seconds=30.0, notify=interrupt_the_cool_down).run(plans)
     assert outcomes(results) == [("a", "completed")]
-    assert said[-1] == "cooling down for 30 s."
+    assert messages[-1] == "cooling down for 30 s."
 
 
 def test_an_interrupted_run_ends_the_series(sweep, tmp_path):
-    made, _ = sweep
+    scheduler, _ = sweep
 
-    def start(plan):
+    def start(cell):
         notes = Notes()
         notes.on_step = lambda step: os.kill(os.getpid(), signal.SIGTERM)
-        return run(a_launch(plan.run_directory, "steps", 1, "sleep", 100), notes)
+        record, result = run(a_launch(cell.plan.run_directory, "steps", 1, "sleep", 100), notes)
+        return run_of(record, stopped=result.stop_requested)
 
-    results = dataclasses.replace(made, start=start).run([plan_of(tmp_path, "a"), plan_of(tmp_path, "b")])
+    results = dataclasses.replace(scheduler, start=start).run([cell_of(tmp_path, "a"), cell_of(tmp_path, "b")])
     assert outcomes(results) == [("a", "interrupted")]

@@ -11,7 +11,7 @@ import pytest
 from browser import Browser, find_browser
 from runs.make_runs import H100, LAPTOP, MI300X, a_run, step_times, steps_of, write_run
 
-from tprimat.cli.report import main
+from tprimat.cli.main import start
 from tprimat.records.schema import StepRecord
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +25,7 @@ TRACES = "[...document.querySelectorAll('.plot')].map(plot => plot.data.length)"
 def page_of(folder, *arguments):
     """The report on some results, written by its command."""
     target = folder / "report.html"
-    main([*map(str, arguments), "--output", str(target)])
+    start("report", "tprimat report", [*map(str, arguments), "--output", str(target)])
     return target
 
 
@@ -243,7 +243,7 @@ def test_a_run_that_did_not_run_what_was_asked_is_not_ranked_but_told(tmp_path):
 
 def test_a_damaged_file_is_named_on_the_page_and_in_the_exit_status(tmp_path):
     (tmp_path / "benchmark_cuda_llama.json").write_text("{")
-    status = main([str(tmp_path), str(RUNS / "cpu"), "--output", str(tmp_path / "report.html")])
+    status = start("report", "tprimat report", [str(tmp_path), str(RUNS / "cpu"), "--output", str(tmp_path / "report.html")])
     assert status == 1
     assert "benchmark_cuda_llama.json is not JSON" in (tmp_path / "report.html").read_text("utf8")
 
@@ -255,8 +255,8 @@ def test_the_same_results_give_the_same_page(page, tmp_path):
 
 def test_nothing_to_report_on_is_the_users_mistake(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "tprimat.cli.report", tmp_path / "none"], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "tprimat", "report", tmp_path / "none"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
-    assert "No result to report on" in done.stderr
+    assert "No result could be read." in done.stderr

@@ -1,18 +1,137 @@
-"""tprimat.cli.common."""
+"""Flags that several commands share, and what their texts mean."""
 
 import argparse
+import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from tprimat.records.discover import PROBES_FILE
+from tprimat.errors import ConfigError, RecordError
+
+if TYPE_CHECKING:
+    from tprimat.analyze.metrics import MetricOptions
+    from tprimat.runner.analysis import Results
 
 
-def add_probes(made: argparse.ArgumentParser | argparse._ArgumentGroup, beside: str) -> None:
-    """The flag that names probes which do not lie with the results."""
-    made.add_argument(
+def add_results_dir(parser: argparse.ArgumentParser, default: str) -> None:
+    """Add the flag that names folders of results."""
+    parser.add_argument(
+        "--results-dir",
+        nargs="+",
+        action="append",
+        type=Path,
+        metavar="PATH",
+        help=f"folders, files or archives with results; several, or repeated ({default})",
+    )
+
+
+def results_dirs(options: argparse.Namespace) -> list[Path]:
+    """Return the folders of --results-dir in order; none where the flag is absent."""
+    return [path for several in options.results_dir or () for path in several]
+
+
+def add_counting(parser: argparse.ArgumentParser, probes_beside: str) -> None:
+    """Add the flags that say how metrics are counted."""
+    parser.add_argument("--flops", choices=("causal", "full", "6n"), default="causal", help="how FLOP are counted (causal)")
+    parser.add_argument(
+        "--warmup", default="auto", metavar="N", help="steps to leave out, or auto: found in the step times (auto)"
+    )
+    parser.add_argument("--cost-per-gpu-hour", type=float, metavar="PRICE", help="adds a column of cost, in your currency")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="take prices from its cloud_costs (./config.yaml)")
+    add_probes(parser, probes_beside)
+
+
+def add_probes(parser: argparse.ArgumentParser | argparse._ArgumentGroup, beside: str) -> None:
+    """Add the flag that names probes which do not lie with the results."""
+    parser.add_argument(
         "--probes",
         action="append",
         default=[],
         type=Path,
         metavar="PATH",
-        help=f"of this machine: a {PROBES_FILE} or its folder, besides those {beside}; may be repeated",
+        help=f"of this machine: a probes.jsonl or its folder, besides those {beside}; may be repeated",
     )
+
+
+def metric_options(options: argparse.Namespace, **more: Any) -> "MetricOptions":
+    """Return how the flags of `add_counting` want metrics counted.
+
+    Raises:
+        ConfigError: --warmup is neither a number nor auto.
+    """
+    from tprimat.analyze.metrics import MetricOptions
+
+    skipped = warmup_steps(options.warmup)
+    return MetricOptions(
+        flops_convention=options.flops,
+        warmup="auto" if skipped is None else skipped,
+        cost_per_gpu_hour=options.cost_per_gpu_hour,
+        **more,
+    )
+
+
+def read(options: argparse.Namespace, paths: Sequence[Path], metrics: "MetricOptions | None" = None) -> "Results":
+    """Read the results under some paths as the flags of `add_counting` say, and name on stderr what was skipped.
+
+    Raises:
+        RecordError: nothing could be read.
+        ConfigError: a flag or the configuration is wrong.
+    """
+    from tprimat.runner.analysis import configured_prices, read_results
+
+    results = read_results(paths, metrics or metric_options(options), configured_prices(options.config), options.probes)
+    report_skipped(results)
+    if not results.measured:
+        places = ", ".join(map(str, paths))
+        raise RecordError("No result could be read.", where=places, fix="./benchmark.py writes results to ./output")
+    return results
+
+
+def report_skipped(results: "Results") -> None:
+    """Name on stderr what could not be read."""
+    for problem in results.problems:
+        print(f"skipped: {problem}", file=sys.stderr)
+    if results.problems:
+        total = len(results.problems) + len(results.measured)
+        print(f"{len(results.problems)} of {total} results could not be read", file=sys.stderr)
+
+
+def print_json(document: object) -> None:
+    """Print one JSON document, without NaN or infinity."""
+    print(json.dumps(document, indent=2, allow_nan=False))
+
+
+def fraction(text: str, flag: str, example: str = "3% or 0.03") -> float:
+    """Parse '3%' or '0.03' as 0.03.
+
+    Raises:
+        ConfigError: it is neither, or outside 0 to 1.
+    """
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise ConfigError(f"{flag} is {text!r}.", where=flag, why="It takes a fraction or a percentage under 100 %.", fix=example)
+    return value
+
+
+def warmup_steps(text: str) -> int | None:
+    """Parse a number of steps; None for auto.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if text == "auto":
+        return None
+    if not text.isdigit():
+        raise ConfigError(f"{text!r} is not a number of steps.", where="--warmup", fix="a whole number, or auto")
+    return int(text)
+
+
+def positive(text: str) -> int:
+    """Parse a count from 1, for argparse."""
+    if not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 1")
+    return int(text)

@@ -19,7 +19,8 @@ from tprimat.facts.models import ModelShape
 T = TypeVar("T")
 
 TINY = ("training", "tiny")
-DEFAULT_FILE = Path(__file__).parent.parent.parent / "config.yaml"
+DEFAULT_FILE = (Path(__file__).parent.parent / "data" / "config.yaml").resolve()
+"""In a checkout a link to the config.yaml at the top; in a wheel a copy of it."""
 DEFAULT_STRATEGY = "minimal_communication"
 DEFAULT_OUTPUT = "./output"
 

@@ -1,4 +1,4 @@
-"""Carries out one plan: command, launch, records, benchmark file."""
+"""Run one plan: build its command, launch it, write its records and its benchmark file."""
 
 import dataclasses
 import sys
@@ -35,7 +35,7 @@ ENGINES: dict[str, Engine] = {"megatron": embedded.ENGINE, "nemo": nemo.ENGINE, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun:
-    """What one plan came to."""
+    """A run that has ended: its record, steps and metrics."""
 
     record: RunRecord
     steps: tuple[StepRecord, ...]
@@ -43,12 +43,14 @@ class TrainingRun:
     unmeasured: str | None
     """Why there are no metrics."""
     benchmark_file: Path | None
-    """None where the disk refused it, which the user has been told."""
+    """None where it could not be written; the user has seen why."""
     log: Path
+    stopped: bool = False
+    """A signal asked for an end, so that no further run should start."""
 
 
 def command_of(plan: RunPlan) -> Command:
-    """The exact process that carries a plan out on this node."""
+    """Return the exact command that runs a plan on this node."""
     command = ENGINES[plan.engine].command(plan)
     if command.ranks_per_node is None:
         return command
@@ -57,7 +59,7 @@ def command_of(plan: RunPlan) -> Command:
 
 
 def announcement(plan: RunPlan) -> str:
-    """The two lines that name the strategy and its layout, for console and log."""
+    """Return the two lines that name the strategy and its layout, for console and log."""
     layout, batch = plan.layout, plan.batch
     extra = "".join(
         f", {name}={size}" for name, size in (("VPP", layout.virtual_pipeline), ("CP", layout.context)) if size not in {None, 1}
@@ -70,12 +72,12 @@ def announcement(plan: RunPlan) -> str:
 
 
 def log_path(session: Session, model: str) -> Path:
-    """training_{model}.log in the output folder, or where LLAMA_LOG or QWEN_LOG says."""
+    """Return the log of a model: training_{model}.log in the output folder, or what LLAMA_LOG or QWEN_LOG names."""
     chosen = session.choices.model_logs.get(model)
     return Path(chosen).expanduser().resolve() if chosen else session.output / f"training_{model}.log"
 
 
-def start(session: Session, plan: RunPlan, *, quiet: bool) -> tuple[TrainingRun, LaunchResult]:
+def run_plan(session: Session, plan: RunPlan, *, quiet: bool) -> TrainingRun:
     """Run a plan to its end, whatever the end is, and leave its records behind.
 
     Raises:
@@ -86,7 +88,7 @@ def start(session: Session, plan: RunPlan, *, quiet: bool) -> tuple[TrainingRun,
     if plan.batch.micro_batch_sequences == "auto":
         found = search_first(session, plan, record)
         if isinstance(found, LaunchResult):
-            return not_started(session, record, found, log), found
+            return not_started(session, record, found, log)
         plan = found
         record = first_record(plan, record.machine, now())
     launch = dataclasses.replace(launch_of(session, plan, record), logs=(log,), heading=announcement(plan))
@@ -94,16 +96,16 @@ def start(session: Session, plan: RunPlan, *, quiet: bool) -> tuple[TrainingRun,
     if plan.engine == "primus":
         launch = followed(launch, plan)
     record, result = run(launch, Progress(plan, record, quiet=quiet))
-    return finish(session, record, result.steps, log), result
+    return dataclasses.replace(finish(session, record, result.steps, log), stopped=result.stop_requested)
 
 
 def now() -> str:
-    """ISO 8601, UTC."""
+    """Return the time, ISO 8601 in UTC."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
 def launch_of(session: Session, plan: RunPlan, record: RunRecord) -> Launch:
-    """How a plan is started and watched here."""
+    """Return how to start and watch a plan on this machine."""
     benchmarking = session.loaded.config.benchmarking
     return Launch(
         command=command_of(plan),
@@ -124,7 +126,7 @@ def launch_of(session: Session, plan: RunPlan, record: RunRecord) -> Launch:
 
 
 def search_first(session: Session, plan: RunPlan, record: RunRecord) -> RunPlan | LaunchResult:
-    """The plan with the micro-batch that was found for it, or why there is none. The run's folder stands from here on."""
+    """Return the plan with the micro-batch that was found for it, or how the search ended. Creates the run's folder."""
     directory = RunDirectory(Path(plan.run_directory))
     write_plan(directory.plan_file, plan)
     directory.write_run(record)
@@ -133,22 +135,22 @@ def search_first(session: Session, plan: RunPlan, record: RunRecord) -> RunPlan 
 
 
 def not_started(session: Session, record: RunRecord, result: LaunchResult, log: Path) -> TrainingRun:
-    """The record of a run for which no micro-batch was found: a failure is a result too."""
+    """Record a run for which no micro-batch was found: a failure is a result too."""
     ended = dataclasses.replace(
         record, outcome=result.outcome, exit_code=result.exit_code, cause=result.cause, hint=result.hint, ended_at=now()
     )
     RunDirectory(session.output / "runs" / record.run_id).write_run(ended)
-    return finish(session, ended, (), log)
+    return dataclasses.replace(finish(session, ended, (), log), stopped=result.stop_requested)
 
 
 def followed(launch: Launch, plan: RunPlan) -> Launch:
-    """The launch of a framework that only prints: steps and evidence come from its log, and tracebacks from its ranks' own."""
+    """Return the launch of a framework that only prints: steps and evidence come from its log, tracebacks from its ranks'."""
     log = FollowedLog(plan, ENGINES[plan.engine].read_line)
     return dataclasses.replace(launch, step_of_line=log.step_of_line, complete=log.complete, error_logs=(rank_error_logs(plan),))
 
 
 def finish(session: Session, record: RunRecord, steps: tuple[StepRecord, ...], log: Path) -> TrainingRun:
-    """Derive the metrics and write the benchmark file, for a failed run as well: it must not leave an older result standing."""
+    """Derive the metrics and write the benchmark file, of a failed run too, so that no older result stays in its place."""
     metrics, unmeasured = metrics_of(session, record, steps)
     path = session.output / benchmark_file_name(record)
     written: Path | None = path
@@ -160,8 +162,8 @@ def finish(session: Session, record: RunRecord, steps: tuple[StepRecord, ...], l
     return TrainingRun(record=record, steps=steps, metrics=metrics, unmeasured=unmeasured, benchmark_file=written, log=log)
 
 
-def earlier_run(session: Session, record: RunRecord) -> TrainingRun:
-    """A run that was made before, with its steps; its benchmark file stands."""
+def load_run(session: Session, record: RunRecord) -> TrainingRun:
+    """Read a run that was made before, with its steps. Its benchmark file stays as it is."""
     steps = RunDirectory(session.output / "runs" / record.run_id).read_steps()
     metrics, unmeasured = metrics_of(session, record, steps)
     return TrainingRun(
@@ -175,7 +177,7 @@ def earlier_run(session: Session, record: RunRecord) -> TrainingRun:
 
 
 def metrics_of(session: Session, record: RunRecord, steps: tuple[StepRecord, ...]) -> tuple[RunMetrics | None, str | None]:
-    """The metrics under the configuration's conventions, or why there are none."""
+    """Return the metrics by the configuration's conventions, or why there are none."""
     benchmarking = session.loaded.config.benchmarking
     options = MetricOptions(
         flops_convention=benchmarking.flops_convention,

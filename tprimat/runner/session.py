@@ -1,11 +1,8 @@
-"""From the command line to plans: where we are, what was asked, which runs that makes."""
+"""From a request to plans: read the configuration and the machine, and decide which runs to make."""
 
-import argparse
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from tprimat.config.load import (
     DEFAULT_STRATEGY,
@@ -32,11 +29,45 @@ from tprimat.records.environment import processor_name
 from tprimat.records.schema import Machine
 
 PLATFORM_NAMES: dict[str, PlatformName] = {"cuda": "nvidia", "rocm": "amd", "cpu": "cpu"}
+ALL_MODELS = "all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """What a user asks for, before the configuration and the machine are known. None: as configured, or as the machine is."""
+
+    model: str = ALL_MODELS
+    strategy: str | None = None
+    runs: int = 1
+    engine: str = "auto"
+    platform: PlatformName | None = None
+    size: Size | None = None
+    gpus: int | None = None
+    """Ranks on each node."""
+    nodes: int | None = None
+    steps: int | str | None = None
+    warmup: int | str | None = None
+    micro_batch_size: int | str | None = None
+    global_batch_size: int | str | None = None
+    sequence_length: int | str | None = None
+    precision: str | None = None
+    data: str | None = None
+    seed: int | str | None = None
+    settings: tuple[str, ...] = ()
+    """KEY=VALUE for any key of the configuration."""
+    config: Path | None = None
+    output: Path | None = None
+    probes: tuple[Path, ...] = ()
+    """Further places with probes of this machine."""
+    dry_run: bool = False
+    """Plan only: GPUs and data need not be here."""
+    command: tuple[str, ...] = ()
+    """The user's command line, for the record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """One call of ./benchmark.py, decided."""
+    """A request with everything decided: the configuration, the machine, and a plan for each run."""
 
     loaded: LoadedConfig
     platform: PlatformName
@@ -50,30 +81,29 @@ class Session:
     """Where probes of this machine lie, besides those in `output`."""
 
     def machine_of(self, plan: RunPlan) -> Machine:
-        """The machine as a record names it, before a worker has looked closer."""
+        """Return the machine as a record names it before a worker has looked closer."""
         if self.machine is not None and PLATFORMS[plan.platform] == self.machine.platform:
             return replace(self.machine, nodes=plan.nodes, gpus_per_node=plan.gpus_per_node)
         name = processor_name() if plan.platform == "cpu" else None
         return Machine(platform=PLATFORMS[plan.platform], accelerator=name, gpus_per_node=plan.gpus_per_node, nodes=plan.nodes)
 
 
-def prepare(options: argparse.Namespace) -> Session:
+def prepare(request: RunRequest) -> Session:
     """Read the configuration and the machine, and plan every run.
 
     Raises:
-        UserError: what was asked cannot be; nothing has been written yet.
+        UserError: the request cannot be met; nothing has been written yet.
     """
     choices = environment_choices()
     machine = this_machine()
-    platform: PlatformName = options.platform or PLATFORM_NAMES[machine.platform if machine else "cpu"]
-    size: Size = options.size or ("tiny" if platform == "cpu" else "full")
-    settings = [parse_setting(text) for text in options.settings]
-    settings += [Setting(path, parse_scalar(str(value)), flag) for path, value, flag in settings_of(options, platform)]
-    loaded = read_config(Path(options.config) if options.config else None, size=size, settings=settings)
-    output = Path(options.output_dir or choices.output_directory).expanduser().resolve()
+    platform: PlatformName = request.platform or PLATFORM_NAMES[machine.platform if machine else "cpu"]
+    size: Size = request.size or ("tiny" if platform == "cpu" else "full")
+    settings = [parse_setting(text) for text in request.settings] + list(flag_settings(request, platform))
+    loaded = read_config(request.config, size=size, settings=settings)
+    output = (request.output or Path(choices.output_directory)).expanduser().resolve()
     session = Session(loaded=loaded, platform=platform, size=size, machine=machine, choices=choices, output=output, plans=())
-    session = replace(session, plans=tuple(_plans(session, options)), probes=check_probes(options.probes))
-    if not options.dry_run:
+    session = replace(session, plans=tuple(_plans(session, request)), probes=check_probes(request.probes))
+    if not request.dry_run:
         _check_gpus(session)
         _check_data(session)
         for plan in session.plans:
@@ -109,21 +139,21 @@ def _must_exist(session: Session, path: str, asked: tuple[str, str | None]) -> N
         raise ConfigError(f"{key} is {value!r}.", where=session.loaded.where("training", "data", key), why=f"There is no {path}.")
 
 
-def _plans(session: Session, options: argparse.Namespace) -> list[RunPlan]:
-    if options.runs < 1:
-        raise ConfigError(f"--runs is {options.runs}.", where="--runs", why="There must be at least one run.", fix="--runs 1")
-    models = list(session.loaded.config.models) if options.model == "all" else [options.model]
+def _plans(session: Session, request: RunRequest) -> list[RunPlan]:
+    if request.runs < 1:
+        raise ConfigError(f"--runs is {request.runs}.", where="--runs", why="There must be at least one run.", fix="--runs 1")
+    models = list(session.loaded.config.models) if request.model == ALL_MODELS else [request.model]
     if not models:
         raise ConfigError("models is empty.", where=session.loaded.where("models"), fix="describe at least one model")
-    engine = choose(options.engine, session.platform, session.choices.primus_path)
+    engine = choose(request.engine, session.platform, session.choices.primus_path)
     start = _primus(session) if engine.engine == "primus" else None
-    strategy = options.parallel or session.choices.strategy
+    strategy = request.strategy or session.choices.strategy
     known = session.loaded.config.parallelism
-    if not options.parallel and strategy not in {*known, DEFAULT_STRATEGY}:
+    if not request.strategy and strategy not in {*known, DEFAULT_STRATEGY}:
         raise ConfigError(f"There is no strategy {strategy!r}.", where="the variable PARALLEL", fix=f"one of: {', '.join(known)}")
     plans = []
     for model in models:
-        request = PlanRequest(
+        planned = PlanRequest(
             model=model,
             strategy=strategy,
             platform=session.platform,
@@ -135,14 +165,14 @@ def _plans(session: Session, options: argparse.Namespace) -> list[RunPlan]:
             run_directory="",
             output_directory=str(session.output),
             primus=start,
-            command=("./benchmark.py", *sys.argv[1:]),
+            command=request.command,
         )
-        if options.engine == "auto" and engine.engine == "nemo":
-            request = _fitting(session.loaded, request)
-        for number in range(1, options.runs + 1):
-            run_id = new_run_id(model, strategy) + (f"-{number}" if options.runs > 1 else "")
+        if request.engine == "auto" and engine.engine == "nemo":
+            planned = _fitting(session.loaded, planned)
+        for number in range(1, request.runs + 1):
+            run_id = new_run_id(model, strategy) + (f"-{number}" if request.runs > 1 else "")
             folder = str(session.output / "runs" / run_id)
-            plans.append(build_plan(session.loaded, replace(request, run_id=run_id, run_directory=folder)))
+            plans.append(build_plan(session.loaded, replace(planned, run_id=run_id, run_directory=folder)))
     return plans
 
 
@@ -172,8 +202,8 @@ def _primus(session: Session) -> PrimusStart:
     return start
 
 
-def settings_of(options: argparse.Namespace, platform: str) -> Iterator[tuple[tuple[str, ...], Any, str]]:
-    """Each flag that stands for a key of the configuration: path, text or number, flag."""
+def flag_settings(request: RunRequest, platform: PlatformName) -> Iterator[Setting]:
+    """Yield a setting for each flag of the request that stands for a key of the configuration."""
     data, hardware = ("training", "data"), ("hardware", "platforms", platform)
     keys: dict[str, tuple[str, ...]] = {
         "gpus": (*hardware, "gpus_per_node"),
@@ -188,6 +218,6 @@ def settings_of(options: argparse.Namespace, platform: str) -> Iterator[tuple[tu
         "seed": ("experiment", "seed"),
     }
     for name, path in keys.items():
-        value = getattr(options, name)
+        value = getattr(request, name)
         if value is not None:
-            yield path, value, f"--{name.replace('_', '-')}"
+            yield Setting(path, parse_scalar(str(value)), f"--{name.replace('_', '-')}")

@@ -1,4 +1,7 @@
-"""Many runs, one after the other: what was done before is not done again, and a run that fails stops no other."""
+"""Make runs in order: reuse earlier ones, cool down in between, and go on when one fails.
+
+The records are the only state: a sweep that was stopped goes on from what is on disk.
+"""
 
 import dataclasses
 import time
@@ -9,143 +12,43 @@ from typing import Any, TextIO
 
 from tprimat.errors import LaunchError, RecordError, UserError
 from tprimat.launch.process import Interrupts
-from tprimat.launch.schema import LaunchResult
 from tprimat.plan.micro_batch import as_asked
 from tprimat.plan.schema import RunPlan, read_plan
 from tprimat.records.schema import RunRecord
 from tprimat.records.store import RunDirectory
-from tprimat.runner.run import TrainingRun, announcement, earlier_run, log_path, start
+from tprimat.runner.run import TrainingRun, announcement, load_run, log_path, run_plan
 from tprimat.runner.session import Session
 
-OF_ONE_RUN = {"run_id", "run_directory", "output_directory", "engine_reason", "command"}
-"""Fields of a plan that differ between two runs of the same thing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CellResult:
-    """What became of one cell of a sweep."""
-
-    plan: RunPlan
-    record: RunRecord | None
-    """None: nothing was started."""
-    skipped: bool = False
-    """An earlier run of the same plan counts; `record` is that run's."""
-    cause: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sweep:
-    """How a series of runs is carried out."""
-
-    start: Callable[[RunPlan], tuple[RunRecord, LaunchResult]]
-    runs_folders: tuple[Path, ...]
-    """Each holds one folder a run; searched for earlier runs."""
-    cooldown_seconds: float
-    say: Callable[[str], None]
-    resume: bool = True
-
-    def run(self, plans: Sequence[RunPlan]) -> tuple[CellResult, ...]:
-        """Carry out all plans, in order. A stop that the user asks for ends the series; the rest has no result.
-
-        The newest earlier run of a plan decides: if it counts, it is taken, otherwise the plan runs. Where a plan stands more
-        than once (repetitions), the second newest decides for its second place, and so on.
-        """
-        earlier = earlier_runs(self.runs_folders) if self.resume else []
-        results: list[CellResult] = []
-        ran = False
-        for plan in plans:
-            former = take_newest(earlier, plan)
-            if former is not None and former.counts:
-                self.say(f"{name(plan)}: skipped, run {former.run_id} of {former.started_at} counts.")
-                results.append(CellResult(plan=plan, record=former, skipped=True))
-                continue
-            if ran and not self._cool_down():
-                break
-            ran = True
-            result, go_on = self._run(plan)
-            results.append(result)
-            if not go_on:
-                break
-        return tuple(results)
-
-    def _run(self, plan: RunPlan) -> tuple[CellResult, bool]:
-        try:
-            record, result = self.start(plan)
-        except UserError as error:  # this cell cannot start; the next one may
-            self.say(f"{name(plan)}: not started. {error}")
-            return CellResult(plan=plan, record=None, cause=error.what), True
-        return CellResult(plan=plan, record=record, cause=record.cause), not result.stop_requested
-
-    def _cool_down(self) -> bool:
-        """Wait; False when a signal asked for an end."""
-        if self.cooldown_seconds <= 0:
-            return True
-        self.say(f"cooling down for {self.cooldown_seconds:g} s.")
-        end = time.monotonic() + self.cooldown_seconds
-        with Interrupts() as interrupts:
-            while (left := end - time.monotonic()) > 0 and not interrupts.count:
-                time.sleep(min(left, 0.1))
-        return not interrupts.count
-
-
-def name(plan: RunPlan) -> str:
-    """A cell for people."""
-    return f"{plan.model} {plan.strategy}"
-
-
-def essence(plan: RunPlan) -> dict[str, Any]:
-    """What two runs must share to be repetitions of each other."""
-    fields = dataclasses.asdict(as_asked(plan))
-    return {key: value for key, value in fields.items() if key not in OF_ONE_RUN}
-
-
-def earlier_runs(folders: Iterable[Path]) -> list[tuple[RunPlan, RunRecord]]:
-    """The runs under some folders that have both files whole, the newest first."""
-    files = (path for folder in folders for path in folder.glob("*/run.json"))
-    found = [pair for path in files for pair in read_pair(RunDirectory(path.parent))]
-    return sorted(found, key=lambda pair: pair[1].started_at or "", reverse=True)
-
-
-def read_pair(directory: RunDirectory) -> Iterator[tuple[RunPlan, RunRecord]]:
-    """Plan and record, or nothing where one is missing or damaged: such a run is done again."""
-    try:
-        yield read_plan(directory.plan_file), directory.read_run()
-    except RecordError:
-        return
-
-
-def take_newest(earlier: list[tuple[RunPlan, RunRecord]], plan: RunPlan) -> RunRecord | None:
-    """The newest earlier run of a plan, which is then gone from the list."""
-    wanted = essence(plan)
-    for index, (former, record) in enumerate(earlier):
-        if essence(former) == wanted:
-            del earlier[index]
-            return record
-    return None
-
-
-# Carries out plans one after the other, of one folder of results or of several, and finds earlier runs again.
-
 COOLDOWN_SECONDS_ON_A_GPU = 20.0
-"""Between runs: drivers release memory, clocks and temperature settle."""
+"""Between runs, for drivers to release memory and for clocks and temperature to settle."""
+RUN_FIELDS = {"run_id", "run_directory", "output_directory", "engine_reason", "command"}
+"""Fields of a plan that differ between two runs of the same configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One run to be made."""
+    """One run to make."""
 
     session: Session
     plan: RunPlan
 
+    @property
+    def name(self) -> str:
+        """Model and strategy."""
+        return f"{self.plan.model} {self.plan.strategy}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
+class CellResult:
     """What became of a cell."""
 
     cell: Cell
-    result: CellResult
-    run: TrainingRun | None
-    """None: nothing was started. An earlier run that counts stands for the cell."""
+    run: TrainingRun | None = None
+    """None: nothing could be started."""
+    reused: bool = False
+    """`run` is an earlier run of the same plan."""
+    cause: str | None = None
+    """Why nothing could be started, or why the run failed."""
 
     @property
     def counts(self) -> bool:
@@ -153,56 +56,113 @@ class Done:
         return self.run is not None and self.run.record.counts
 
 
-def carry_out(cells: Sequence[Cell], *, quiet: bool, resume: bool, messages: TextIO) -> list[Done]:
-    """All cells in order. A failure stops none of the others; what the user stops ends the series, and the rest has no result.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduler:
+    """How cells become runs."""
+
+    start: Callable[[Cell], TrainingRun]
+    """Make the run of a cell."""
+    load: Callable[[Cell, RunRecord], TrainingRun]
+    """Read an earlier run of a cell."""
+    notify: Callable[[str], None]
+    cooldown_seconds: float = 0.0
+    resume: bool = True
+
+    def run(self, cells: Sequence[Cell]) -> list[CellResult]:
+        """Run all cells in order. A failure stops no other cell; a stop by the user leaves the rest without a result.
+
+        With `resume`, the newest earlier run of a plan decides: if it counts, it is reused; otherwise the plan runs. Where a plan
+        occurs more than once (repetitions), the second newest run decides for the second cell, and so on.
+        """
+        earlier = earlier_runs(cells) if self.resume else []
+        results: list[CellResult] = []
+        started = False
+        for cell in cells:
+            record = take_newest(earlier, cell.plan)
+            if record is not None and record.counts:
+                self.notify(f"{cell.name}: skipped, run {record.run_id} of {record.started_at} counts.")
+                results.append(CellResult(cell=cell, run=self.load(cell, record), reused=True))
+                continue
+            if started and not self._cool_down():
+                break
+            started = True
+            results.append(self._start(cell))
+            run = results[-1].run
+            if run is not None and run.stopped:
+                break
+        return results
+
+    def _start(self, cell: Cell) -> CellResult:
+        try:
+            run = self.start(cell)
+        except UserError as error:  # this cell cannot start; the next one may
+            self.notify(f"{cell.name}: not started. {error}")
+            return CellResult(cell=cell, cause=error.what)
+        return CellResult(cell=cell, run=run, cause=run.record.cause)
+
+    def _cool_down(self) -> bool:
+        """Wait between two runs. Return False when a signal asked for an end."""
+        if self.cooldown_seconds <= 0:
+            return True
+        self.notify(f"cooling down for {self.cooldown_seconds:g} s.")
+        end = time.monotonic() + self.cooldown_seconds
+        with Interrupts() as interrupts:
+            while (left := end - time.monotonic()) > 0 and not interrupts.count:
+                time.sleep(min(left, 0.1))
+        return not interrupts.count
+
+
+def run_cells(cells: Sequence[Cell], *, quiet: bool, resume: bool, messages: TextIO) -> list[CellResult]:
+    """Run cells for real, with progress on `messages`.
 
     Raises:
-        LaunchError: a folder of results cannot be written; nothing has been started then.
+        LaunchError: an output folder cannot be written; nothing has been started then.
     """
     for output in dict.fromkeys(cell.session.output for cell in cells):
         make_writable(output)
-    by_id = {cell.plan.run_id: cell for cell in cells}
-    place = {cell.plan.run_id: f"run {number} of {len(cells)}, " for number, cell in enumerate(cells, start=1) if len(cells) > 1}
-    runs: dict[str, TrainingRun] = {}
-    logs: set[Path] = set()
+    number = {cell.plan.run_id: position for position, cell in enumerate(cells, start=1)}
+    fresh_logs: set[Path] = set()
 
-    def start_one(plan: RunPlan) -> tuple[RunRecord, LaunchResult]:
-        log = log_path(by_id[plan.run_id].session, plan.model)
-        if log not in logs:  # of an earlier call; every run keeps a log of its own as well
+    def start(cell: Cell) -> TrainingRun:
+        plan, log = cell.plan, log_path(cell.session, cell.plan.model)
+        if log not in fresh_logs:  # an earlier call wrote it; every run keeps a log of its own as well
             log.unlink(missing_ok=True)
-        logs.add(log)
+        fresh_logs.add(log)
         if not quiet:
-            where = place.get(plan.run_id, "")
-            print(f"{where}{plan.model}: engine {plan.engine} ({plan.engine_reason})\n{announcement(plan)}", file=messages)
-        runs[plan.run_id], result = start(by_id[plan.run_id].session, plan, quiet=quiet)
-        return runs[plan.run_id].record, result
+            place = f"run {number[plan.run_id]} of {len(cells)}, " if len(cells) > 1 else ""
+            print(f"{place}{plan.model}: engine {plan.engine} ({plan.engine_reason})\n{announcement(plan)}", file=messages)
+        return run_plan(cell.session, plan, quiet=quiet)
 
-    sweep = Sweep(
-        start=start_one,
-        runs_folders=tuple(dict.fromkeys(cell.session.output / "runs" for cell in cells)),
+    scheduler = Scheduler(
+        start=start,
+        load=lambda cell, record: load_run(cell.session, record),
+        notify=lambda text: print(text, file=messages),
         cooldown_seconds=max((cooldown(cell.session) for cell in cells), default=0.0),
-        say=lambda text: print(text, file=messages),
         resume=resume,
     )
-    return [_done(by_id[result.plan.run_id], result, runs) for result in sweep.run([cell.plan for cell in cells])]
+    return scheduler.run(cells)
 
 
-def _done(cell: Cell, result: CellResult, runs: dict[str, TrainingRun]) -> Done:
-    if result.skipped and result.record is not None:
-        return Done(cell=cell, result=result, run=earlier_run(cell.session, result.record))
-    return Done(cell=cell, result=result, run=runs.get(result.plan.run_id))
+def session_cells(sessions: Iterable[Session]) -> list[Cell]:
+    """Return a cell for every plan of some sessions."""
+    return [Cell(session=session, plan=plan) for session in sessions for plan in session.plans]
+
+
+def complete(results: Sequence[CellResult], cells: Sequence[Cell]) -> bool:
+    """Return whether every cell has a run that counts and whose benchmark file could be written."""
+    return len(results) == len(cells) and all(result.counts and result.run and result.run.benchmark_file for result in results)
 
 
 def cooldown(session: Session) -> float:
-    """Seconds between two runs."""
-    asked = session.loaded.config.benchmarking.cooldown_seconds
-    if isinstance(asked, str):
+    """Return the seconds to wait between two runs."""
+    configured = session.loaded.config.benchmarking.cooldown_seconds
+    if isinstance(configured, str):
         return 0.0 if session.platform == "cpu" else COOLDOWN_SECONDS_ON_A_GPU
-    return asked
+    return configured
 
 
 def make_writable(output: Path) -> None:
-    """Find out before training that results can be kept.
+    """Create the output folder, and check before training that results can be written.
 
     Raises:
         LaunchError: they cannot.
@@ -215,3 +175,35 @@ def make_writable(output: Path) -> None:
     except OSError as error:
         what = f"The output folder {output} cannot be written: {error.strerror}."
         raise LaunchError(what, where="--output-dir", fix="--output-dir with a folder of yours, or free some space") from error
+
+
+def configuration(plan: RunPlan) -> dict[str, Any]:
+    """Return what two plans must share for their runs to be repetitions of each other."""
+    fields = dataclasses.asdict(as_asked(plan))
+    return {key: value for key, value in fields.items() if key not in RUN_FIELDS}
+
+
+def earlier_runs(cells: Iterable[Cell]) -> list[tuple[RunPlan, RunRecord]]:
+    """Return the runs in the cells' output folders whose plan and record are both readable, newest first."""
+    folders = dict.fromkeys(Path(cell.plan.output_directory) / "runs" for cell in cells)
+    files = (path for folder in folders for path in folder.glob("*/run.json"))
+    found = [pair for path in files for pair in read_pair(RunDirectory(path.parent))]
+    return sorted(found, key=lambda pair: pair[1].started_at or "", reverse=True)
+
+
+def read_pair(directory: RunDirectory) -> Iterator[tuple[RunPlan, RunRecord]]:
+    """Yield plan and record, or nothing where one is missing or damaged: such a run is made again."""
+    try:
+        yield read_plan(directory.plan_file), directory.read_run()
+    except RecordError:
+        return
+
+
+def take_newest(earlier: list[tuple[RunPlan, RunRecord]], plan: RunPlan) -> RunRecord | None:
+    """Remove the newest earlier run of a plan from the list and return its record."""
+    wanted = configuration(plan)
+    for index, (former, record) in enumerate(earlier):
+        if configuration(former) == wanted:
+            del earlier[index]
+            return record
+    return None

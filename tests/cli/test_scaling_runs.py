@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tprimat.cli import benchmark
-from tprimat.cli.scale_runs import share
+from tprimat.cli.main import start
 from tprimat.engines.base import Command
 from tprimat.errors import ConfigError
 from tprimat.runner import run as training
+from tprimat.runner.scaling import batch_share
 
 ROOT = Path(__file__).parents[2]
 TRAINER = (sys.executable, "-S", str(ROOT / "tests" / "fake_trainer.py"))
@@ -34,7 +34,7 @@ def plans(tmp_path, monkeypatch):
 
 def run(*arguments):
     asked = ["--config", str(ROOT / "config.yaml"), "--platform", "cpu", "--quiet", "--model", "llama", *arguments]
-    return benchmark.main(asked)
+    return start("run", "benchmark.py", asked)
 
 
 @pytest.mark.parametrize(("mode", "batches"), [("weak", [4, 8, 16]), ("strong", [16, 16, 16])])
@@ -71,6 +71,6 @@ def test_what_cannot_be_scaled_starts_nothing(plans, capsys, arguments, said):
 
 
 def test_a_share_that_is_no_whole_number_of_sequences_is_refused():
-    assert share(128, 2, 8) == 32
+    assert batch_share(128, 2, 8) == 32
     with pytest.raises(ConfigError, match="leaves no whole number for 1"):
-        share(12, 1, 8)
+        batch_share(12, 1, 8)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tprimat.cli import run_all
+from tprimat.cli import sweep
+from tprimat.cli.main import start
 from tprimat.engines.base import Command
 from tprimat.runner import run as training
 
@@ -39,11 +40,13 @@ def ends(tmp_path, monkeypatch):
 @pytest.fixture
 def no_pictures(monkeypatch):
     """Five pictures take longer than the rest of a test that does not look at them."""
-    monkeypatch.setattr(run_all, "compare", lambda folders, probes: True)
+    monkeypatch.setattr(sweep, "draw", lambda folders, probes: True)
 
 
 def run(*arguments):
-    return run_all.main(["--config", str(ROOT / "config.yaml"), "--platform", "cpu", "--quiet", *arguments])
+    return start(
+        "sweep", "run_all_configs.sh", ["--config", str(ROOT / "config.yaml"), "--platform", "cpu", "--quiet", *arguments]
+    )
 
 
 def table(text):

@@ -1,13 +1,11 @@
 """analyze_peak_throughput.py as a user starts it: real processes, real files."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from commands import run_command
 
 from tprimat.records.schema import TelemetrySample
 from tprimat.records.store import RunDirectory
@@ -17,10 +15,7 @@ RUNS = ROOT / "tests" / "runs"
 
 
 def analyse(*arguments, cwd):
-    command = [sys.executable, ROOT / "analyze_peak_throughput.py", *map(str, arguments)]
-    return subprocess.run(
-        command, cwd=cwd, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)}
-    )
+    return run_command("analyze_peak_throughput.py", *arguments, cwd=cwd)
 
 
 def test_the_published_figures_are_printed_and_what_they_become(tmp_path):
@@ -130,9 +125,9 @@ def test_energy_and_configured_prices_become_columns(tmp_path):
     ("arguments", "words"),
     [
         (["--nodes", "1,two"], "not a list of node counts"),
-        (["--scaling-efficiency", "1.5"], "not a share"),
+        (["--scaling-efficiency", "1.5"], "--scaling-efficiency is '1.5'."),
         (["--seed-conventions", "--peak", "sparse"], "already says"),
-        (["--results-dir", "nowhere"], "No result to analyse"),
+        (["--results-dir", "nowhere"], "No result could be read."),
         ([], "no folder of results"),
     ],
 )

@@ -9,17 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import run_command, run_script
 
 ROOT = Path(__file__).parents[2]
-DOORS = ("benchmark.py", "pretrain_llama.py", "pretrain_qwen.py", "validate_config.py", "config_loader.py", "utils.py")
+SCRIPTS = ("benchmark.py", "pretrain_llama.py", "pretrain_qwen.py", "validate_config.py", "config_loader.py", "utils.py")
 
 
-def call(*arguments, door="benchmark.py", cwd=None, environment=None):
-    clean = {key: value for key, value in os.environ.items() if key not in {"PARALLEL", "OUTPUT_DIR"}}
-    command = [sys.executable, str(ROOT / door), *map(str, arguments)]
-    return subprocess.run(
-        command, cwd=cwd, env=clean | (environment or {}), capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-    )
+def call(*arguments, script="benchmark.py", cwd=None, environment=None):
+    return run_command(script, *arguments, cwd=cwd, environment=environment)
 
 
 def plans_of(done):
@@ -35,7 +32,7 @@ def test_help_starts_in_under_three_tenths_of_a_second():
     seconds = []
     for _ in range(3):  # of processor time: a busy machine makes a clock unfair
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = call("--help")
+        done = run_script("benchmark.py", "--help")
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         assert done.returncode == 0
@@ -143,7 +140,7 @@ def test_a_mistake_exits_2_on_stderr_without_a_traceback(flags, says):
 
 
 @pytest.mark.parametrize("flags", [["--modle", "llama"], ["--size", "huge"], ["--gpus", "many"]])
-def test_a_flag_that_is_not_one_exits_2(flags):
+def test_an_unknown_flag_exits_2(flags):
     done = call(*flags)
     assert done.returncode == 2
     assert "usage: benchmark.py" in done.stderr
@@ -180,15 +177,15 @@ def test_an_output_folder_that_cannot_be_written_exits_2_before_anything_starts(
 
 
 @pytest.mark.parametrize(("flags", "named"), [(["--dry-run"], "--dry-run"), (["--set", "models.llama.name=x"], "--set")])
-def test_a_flag_of_trainings_beside_a_probe_is_refused_and_nothing_is_measured(flags, named, tmp_path):
+def test_a_training_flag_with_a_probe_is_refused_and_nothing_is_measured(flags, named, tmp_path):
     done = call("--probe", "memory", *flags, "--output-dir", tmp_path / "out")
     assert done.returncode == 2
-    assert f"error: {named} does nothing beside --probe" in done.stderr
+    assert f"error: {named} has no effect on --probe." in done.stderr
     assert not (tmp_path / "out").exists()
 
 
 def test_validation_prints_every_cell_and_exits_0():
-    done = call(door="validate_config.py")
+    done = call(script="validate_config.py")
     assert done.returncode == 0, done.stderr
     rows = done.stdout.splitlines()
     assert len(rows) == 31
@@ -198,7 +195,7 @@ def test_validation_prints_every_cell_and_exits_0():
 
 
 def test_validation_exits_1_when_a_cell_is_not_valid_and_says_why():
-    done = call("--gpus", "4", door="validate_config.py")
+    done = call("--gpus", "4", script="validate_config.py")
     assert done.returncode == 1
     assert "not valid: world size (4) is not divisible by 8." in done.stdout
     assert "error: world size (4) is not divisible by 8.\n  at    config.yaml:" in done.stderr
@@ -209,25 +206,25 @@ def test_validation_exits_1_when_a_cell_is_not_valid_and_says_why():
 def test_validation_exits_2_when_the_file_is_wrong(tmp_path):
     path = tmp_path / "my.yaml"
     path.write_text((ROOT / "config.yaml").read_text().replace("schedule: cosine", "shedule: cosine"))
-    done = call("--config", path, door="validate_config.py")
+    done = call("--config", path, script="validate_config.py")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: shedule is not a key of training.optimizer.\n  at    my.yaml:")
     assert "\n  try   schedule\n" in done.stderr
 
 
-def commands_of(door):
-    docstring = ast.get_docstring(ast.parse((ROOT / door).read_text())) or ""
+def commands_of(script):
+    docstring = ast.get_docstring(ast.parse((ROOT / script).read_text())) or ""
     return [line for line in docstring.splitlines() if line.startswith(("./", "python3 ", "PARALLEL="))]
 
 
-def test_each_door_shows_how_to_call_it():
-    assert all(commands_of(door) for door in DOORS)
+def test_each_script_shows_how_to_call_it():
+    assert all(commands_of(script) for script in SCRIPTS)
 
 
-@pytest.mark.parametrize("command", [command for door in DOORS for command in commands_of(door)])
-def test_a_command_in_a_doors_docstring_works(command, tmp_path):
-    """Those that would train are asked for their plan instead; test_benchmark_runs.py trains through the same doors."""
-    trains = any(door in command for door in ("benchmark.py", "pretrain_"))
+@pytest.mark.parametrize("command", [command for script in SCRIPTS for command in commands_of(script)])
+def test_a_command_in_a_scripts_docstring_works(command, tmp_path):
+    """Those that would train are asked for their plan instead; test_benchmark_runs.py trains through the same scripts."""
+    trains = any(script in command for script in ("benchmark.py", "pretrain_"))
     line = command + " --dry-run" * (trains and "--dry-run" not in command)
     (tmp_path / "python3").symlink_to(sys.executable)
     search = f"{Path(sys.executable).parent}{os.pathsep}{tmp_path}{os.pathsep}{os.environ['PATH']}"

@@ -1,9 +1,9 @@
-"""python -m tprimat.cli.profile as a user starts it."""
+"""tprimat trace as a user starts it."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+
+from commands import run_command
 
 ROOT = Path(__file__).parents[2]
 STEP = {"ph": "X", "cat": "gpu_user_annotation", "name": "ProfilerStep#1", "ts": 0, "dur": 50000, "pid": 0, "tid": 7}
@@ -13,8 +13,7 @@ ORIGIN = {"model": "llama", "platform": "cuda", "strategy": "balanced", "rank": 
 
 
 def command(*arguments):
-    line = [sys.executable, "-m", "tprimat.cli.profile", *map(str, arguments)]
-    return subprocess.run(line, cwd=ROOT, check=False, capture_output=True, text=True)
+    return run_command("trace", *arguments)
 
 
 def write_trace(path):

@@ -46,7 +46,7 @@ def test_a_folder_without_a_result_is_named_and_the_others_are_drawn(sweep):
     (sweep / "output-02").mkdir()
     done = compare_all(sweep)
     assert done.returncode == 1
-    assert "No result to compare" in done.stderr
+    assert "No result could be read." in done.stderr
     assert "output-02" in done.stderr
     assert (sweep / "all_outputs" / "compare-01.png").exists()
 

@@ -1,0 +1,66 @@
+"""Run a command in this process, as its script would: the tests of what a command says need no interpreter of their own.
+
+What only a process can show (signals, pipes, start-up time, imports) starts one; each command has at least one test that does.
+"""
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+from tprimat.cli.main import start
+
+ROOT = Path(__file__).parent.parent
+SCRIPTS = {
+    "benchmark.py": "run",
+    "compare.py": "compare",
+    "analyze_peak_throughput.py": "peak",
+    "visualize_peak_throughput.py": "peak-picture",
+    "extract_primus_metrics.py": "extract",
+    "validate_config.py": "validate",
+    "run_all_configs.sh": "sweep",
+    "compare_all_configs.sh": "compare-all",
+}
+DECIDING = ("PARALLEL", "OUTPUT_DIR")
+"""Environment variables of the user that would change what a test runs."""
+
+
+def run_command(program, *arguments, cwd=None, environment=None):
+    """The exit status and what was printed, as subprocess.run would return it.
+
+    Args:
+        program: a script at the top, or a command of `tprimat`.
+        arguments: its flags.
+        cwd: where to run it; the root of the checkout by default.
+        environment: variables to add.
+    """
+    name, words = SCRIPTS.get(program, program), [str(word) for word in arguments]
+    prog = program if program in SCRIPTS else f"tprimat {program}"
+    out, err, before = io.StringIO(), io.StringIO(), Path.cwd()
+    clean = {key: value for key, value in os.environ.items() if key not in DECIDING} | (environment or {})
+    with (
+        mock.patch.dict(os.environ, clean, clear=True),
+        mock.patch.object(sys, "argv", [prog, *words]),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        os.chdir(cwd or ROOT)
+        try:
+            status = start(name, prog, words)
+        except SystemExit as end:
+            status = end.code or 0
+        finally:
+            os.chdir(before)
+    return subprocess.CompletedProcess([prog, *words], status, out.getvalue(), err.getvalue())
+
+
+def run_script(script, *arguments, cwd=None, environment=None):
+    """The same in a process of its own."""
+    clean = {key: value for key, value in os.environ.items() if key not in DECIDING}
+    command = [sys.executable, str(ROOT / script), *map(str, arguments)]
+    return subprocess.run(
+        command, cwd=cwd, env=clean | (environment or {}), capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )

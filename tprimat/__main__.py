@@ -1,0 +1,8 @@
+"""python3 -m tprimat COMMAND: the same as the command `tprimat`."""
+
+import sys
+
+from tprimat.cli.main import script
+
+if __name__ == "__main__":
+    sys.exit(script())

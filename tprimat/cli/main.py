@@ -1,0 +1,166 @@
+"""The command `tprimat`, and the one place where every command starts and ends.
+
+A command is a module of this package with `add_arguments(parser)` and `run(options) -> int`; its docstring is its description.
+"""
+
+import argparse
+import errno
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from types import ModuleType
+from typing import Any, TextIO
+
+from tprimat import __version__
+from tprimat.errors import UserError
+
+COMMANDS = {
+    "run": "train models under a strategy and measure every step (./benchmark.py)",
+    "sweep": "run the five strategies, one folder each (./run_all_configs.sh)",
+    "compare": "say which run is faster, by how much, how sure (./compare.py)",
+    "compare-all": "compare within each folder of a sweep (./compare_all_configs.sh)",
+    "peak": "find the fastest configuration of each machine and model (./analyze_peak_throughput.py)",
+    "peak-picture": "draw it in nine panels (./visualize_peak_throughput.py)",
+    "scaling": "show what more GPUs give, with the laws behind it",
+    "report": "write one HTML page on any number of runs",
+    "trace": "say what one training step spends its time on",
+    "extract": "read the log of another framework (./extract_primus_metrics.py)",
+    "probe": "measure what the bare operations reach on this machine",
+    "suite": "measure a machine from bare operations to small training loops",
+    "models": "list models, accelerators and published results",
+    "validate": "check every cell of a configuration (./validate_config.py)",
+    "archive": "pack results for others, with secrets masked",
+}
+"""Each in the module of its name, with _ for -."""
+READER_GONE = {errno.EPIPE, errno.EIO}
+"""Errors of a pipe and of a terminal without a reader."""
+MODULE_HINT = "source .venv/bin/activate after `make install`, or pip install -r requirements.txt"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `tprimat COMMAND ...`.
+
+    Returns:
+        the exit status: 0 success, 1 a failed run or a bad file, 2 the user's mistake, 130 interrupted.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    listing = "\n".join(f"  {name:<14}{summary}" for name, summary in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="tprimat",
+        description="Which parallelism strategy trains an LLM fastest here, how far is that from the limit, and how sure is it?",
+        epilog=f"commands:\n{listing}\n\ntprimat COMMAND --help explains one of them.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"tprimat {__version__}")
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
+    name = parser.parse_args(words[:1]).command
+    return start(name, f"tprimat {name}", words[1:])
+
+
+def start(name: str, prog: str, arguments: Sequence[str] | None = None) -> int:
+    """Run one command to its end.
+
+    Args:
+        name: of the command.
+        prog: the program's name in usage and help.
+        arguments: its flags; the process's own by default.
+
+    Returns:
+        the exit status.
+    """
+    command = import_module(f"tprimat.cli.{name.replace('-', '_')}")
+    options = parser_of(command, prog).parse_args(arguments)
+    try:
+        status: int = command.run(options)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] == "tprimat":
+            raise
+        print(f"error: The Python module {error.name} is not installed for {sys.executable}.", file=sys.stderr)
+        print(f"  try   {MODULE_HINT}", file=sys.stderr)
+        return 2
+    return status
+
+
+def parser_of(command: ModuleType, prog: str) -> argparse.ArgumentParser:
+    """Return a command's parser."""
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description=command.__doc__,
+        epilog=getattr(command, "EPILOG", None),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    command.add_arguments(parser)
+    return parser
+
+
+class SurvivingStream:
+    """A text stream that discards what can no longer be written, so that a reader who leaves never ends a run."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.lost: OSError | None = None
+        """Why output is missing that a reader still expects, such as a full disk."""
+
+    def write(self, text: str) -> int:
+        """Write, or discard."""
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            self._discard_from_now_on(error)
+            return len(text)
+
+    def flush(self) -> None:
+        """Flush, or discard."""
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._discard_from_now_on(error)
+
+    def _discard_from_now_on(self, error: OSError) -> None:
+        self.lost = self.lost or (None if error.errno in READER_GONE else error)
+        # Replace the descriptor itself, since Python flushes the stream once more when the process ends.
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, self._stream.fileno())
+        os.close(nothing)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def run_as_script(program: Callable[[], int]) -> int:
+    """Run a program whose reader may leave early: `| head`, a closed terminal, a full disk behind `>`.
+
+    Returns:
+        the program's status, whether or not anybody read to the end; 1 instead of 0 where a file holds less than was printed.
+    """
+    # Where Python was started with a closed descriptor, the stream is None.
+    streams = [SurvivingStream(stream) if stream else None for stream in (sys.stdout, sys.stderr)]
+    sys.stdout, sys.stderr = streams
+    status = 1
+    try:
+        status = program()
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        status = 130
+    finally:
+        for stream in filter(None, streams):
+            stream.flush()
+        for lost in (stream.lost for stream in streams if stream and stream.lost):
+            print(f"error: not all of the output could be written: {lost.strerror}", file=sys.stderr)
+            status = status or 1
+    return status
+
+
+def script(name: str | None = None, prog: str | None = None) -> int:
+    """Run `tprimat`, or one command under a script's name, as a whole process."""
+    return run_as_script(main if name is None else lambda: start(name, prog or f"tprimat {name}"))
+
+
+if __name__ == "__main__":
+    sys.exit(script())

@@ -1,0 +1,247 @@
+"""Train Megatron models under a parallelism strategy and measure every step."""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tprimat.cli.common import add_probes, print_json
+from tprimat.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tprimat.runner.run import TrainingRun
+    from tprimat.runner.session import RunRequest, Session
+
+EPILOG = """examples:
+  ./benchmark.py                                         both models, minimal_communication
+  ./benchmark.py --model llama --parallel balanced --runs 3
+  ./benchmark.py --dry-run --platform nvidia             the plan and the exact command, nothing started
+  ./benchmark.py --set training.optimizer.learning_rate=1e-4
+  ./benchmark.py --model llama --scaling 1,2,4,8         weak scaling: results in output/gpus-1 to gpus-8
+  ./benchmark.py --probe gemm,memory                     what the bare operations reach here
+  ./benchmark.py --report                                what the results in ./output say, as a page that opens offline
+
+exit status: 0 all runs completed, 1 some run failed (the others' results stay), 2 a mistake in what was asked
+"""
+PROBE_FLAGS = {"probe", "output_dir", "config", "gpus", "resume", "json", "quiet"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add every flag of ./benchmark.py."""
+    add_request(parser)
+    group = parser.add_argument_group("instead of training")
+    group.add_argument("--probe", metavar="KINDS", help="measure bare operations: gemm,attention,collectives,memory,mlp or all")
+    group.add_argument("--report", action="store_true", help="one HTML page on all results in --output-dir: report.html there")
+    group.add_argument("--archive", metavar="OUT.tar.gz", help="pack all results in --output-dir for others, secrets masked")
+
+
+def add_request(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that make a RunRequest."""
+    _what_to_run(parser.add_argument_group("what to run"))
+    _workload(parser.add_argument_group("workload"))
+    _how(parser.add_argument_group("how"))
+
+
+def _what_to_run(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--model", default="all", metavar="MODEL", help="llama, qwen, another model of config.yaml, or all (default)"
+    )
+    group.add_argument(
+        "--parallel", metavar="STRATEGY", help="a strategy of config.yaml (default: $PARALLEL, minimal_communication)"
+    )
+    group.add_argument("--runs", type=int, default=1, metavar="N", help="repetitions of each model (default: 1)")
+    group.add_argument("--engine", choices=("auto", "megatron", "nemo", "primus"), default="auto", help="default: auto")
+    group.add_argument("--platform", choices=("nvidia", "amd", "cpu"), help="default: what this machine is")
+    group.add_argument("--gpus", type=int, metavar="N", help="ranks on each node (default: all GPUs here; on a CPU, 8 processes)")
+    group.add_argument("--nodes", type=int, metavar="N", help="machines; start the same command on each, or with srun")
+    group.add_argument("--size", choices=("full", "tiny"), help="tiny keeps heads and layers (default: tiny on a CPU, else full)")
+    group.add_argument(
+        "--scaling", metavar="1,2,4,8", help="run on each of these numbers of GPUs, and say what more of them give"
+    )
+    group.add_argument(
+        "--scaling-mode",
+        choices=("weak", "strong"),
+        default="weak",
+        help="weak: every GPU keeps its work, and the batch is that of the largest number (default); strong: one batch, divided",
+    )
+
+
+def _workload(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--steps", metavar="N", help="optimizer steps")
+    group.add_argument("--warmup", metavar="N", help="steps left out of the metrics, or auto")
+    group.add_argument("--micro-batch-size", metavar="N", help="sequences, or auto: the largest that fits")
+    group.add_argument("--global-batch-size", metavar="N", help="sequences")
+    group.add_argument("--sequence-length", metavar="N", help="tokens")
+    group.add_argument("--precision", choices=("bf16", "fp8", "fp32"))
+    group.add_argument("--data", metavar="DATA", help="mock, or text:PATH (a file or folder)")
+    group.add_argument("--seed", metavar="N")
+
+
+def _how(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--output-dir", metavar="PATH", help="results and logs (default: $OUTPUT_DIR, ./output)")
+    group.add_argument("--config", type=Path, metavar="FILE", help="instead of config.yaml")
+    add_probes(group, "in the output folder")
+    group.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help="any key of the configuration"
+    )
+    group.add_argument("--resume", action="store_true", help="skip runs whose equal is already in the output folder")
+    group.add_argument("--dry-run", action="store_true", help="print the plan and the exact command, start nothing")
+    group.add_argument("--quiet", action="store_true", help="no progress, only the summary")
+    group.add_argument("--json", action="store_true", help="the summary on stdout as one JSON document")
+
+
+def request_of(options: argparse.Namespace, program: str = "./benchmark.py") -> "RunRequest":
+    """Return what the flags of `add_request` ask for."""
+    from tprimat.runner.session import RunRequest
+
+    same = ("model", "runs", "engine", "platform", "size", "gpus", "nodes", "steps", "warmup", "micro_batch_size")
+    more = ("global_batch_size", "sequence_length", "precision", "data", "seed", "config", "dry_run")
+    return RunRequest(
+        **{name: getattr(options, name) for name in (*same, *more)},
+        strategy=options.parallel,
+        settings=tuple(options.settings),
+        output=Path(options.output_dir) if options.output_dir else None,
+        probes=tuple(options.probes),
+        command=(program, *sys.argv[1:]),
+    )
+
+
+def pretrain(model: str) -> int:
+    """Run pretrain_{model}.py: one rank of a plan under torchrun (`--plan PATH`), else the benchmark of one model."""
+    words = sys.argv[1:]
+    if "--plan" in words:
+        from tprimat.train.worker import main as train
+
+        return train(words)
+    from tprimat.cli.main import run_as_script, start
+
+    return run_as_script(lambda: start("run", f"pretrain_{model}.py", ["--model", model, *words]))
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit status: 0 all runs completed, 1 some run failed."""
+    if options.probe:
+        return _probe(options)
+    if options.report or options.archive:
+        return _share(options)
+    return _train(options)
+
+
+def _train(options: argparse.Namespace) -> int:
+    from tprimat.engines.worker import require_worker_modules
+    from tprimat.runner.scaling import gpu_counts, scaling_sessions
+    from tprimat.runner.session import prepare
+    from tprimat.runner.sweep import complete, run_cells, session_cells
+
+    request = request_of(options)
+    sessions = (
+        scaling_sessions(request, gpu_counts(options.scaling), options.scaling_mode) if options.scaling else [prepare(request)]
+    )
+    if options.dry_run:
+        for session in sessions:
+            _show_plans(session, as_json=options.json)
+        return 0
+    cells = session_cells(sessions)
+    if cells[0].plan.engine in {"megatron", "nemo"}:
+        require_worker_modules()
+    results = run_cells(cells, quiet=options.quiet, resume=options.resume, messages=sys.stderr)
+    runs = [result.run for result in results if result.run is not None]
+    if not (options.scaling and options.json):
+        _show_runs(runs, as_json=options.json)
+    if left := [cell.name for cell in cells[len(results) :]]:
+        what = f"{len(left)} of {len(cells)} runs ({', '.join(dict.fromkeys(left))})"
+        print(f"not started: {what}; the same call with --resume goes on from here", file=sys.stderr)
+    analysed = _analyse_scaling(sessions, as_json=options.json) if options.scaling else True
+    return 0 if complete(results, cells) and analysed else 1
+
+
+def _show_runs(runs: "Sequence[TrainingRun]", *, as_json: bool) -> None:
+    from tprimat.report.summary import document, summary
+
+    if as_json:
+        print_json(document([(run.record, run.metrics, run.benchmark_file, run.log) for run in runs]))
+        return
+    if not runs:
+        return
+    print("\n" + summary([(run.record, run.metrics or run.unmeasured, run.log) for run in runs]))
+    written = dict.fromkeys(str(_relative(run.benchmark_file)) for run in runs if run.benchmark_file)
+    if written:
+        print("\nresults: " + ", ".join(written))
+
+
+def _relative(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _analyse_scaling(sessions: "Sequence[Session]", *, as_json: bool) -> bool:
+    """Print and draw what the runs show. Return False where they show nothing."""
+    from tprimat.cli.main import start
+
+    folders = [str(session.output) for session in sessions if session.output.is_dir()]
+    if not as_json:
+        print()
+    words = [*folders, "--output", str(sessions[0].output.parent), "--format", "json" if as_json else "text"]
+    return start("scaling", "tprimat scaling", words) == 0
+
+
+def _show_plans(session: "Session", *, as_json: bool) -> None:
+    from tprimat.records.files import as_document
+    from tprimat.runner.run import announcement, command_of
+
+    if as_json:
+        print_json({"plans": [as_document(plan) for plan in session.plans]})
+        return
+    for plan in session.plans:
+        command = command_of(plan)
+        variables = [f"{name}={shlex.quote(value)}" for name, value in command.environment.items()]
+        batch = plan.batch
+        print(f"{plan.model} ({plan.shape.name}) on {plan.platform}, engine {plan.engine}: {plan.engine_reason}")
+        print(announcement(plan))
+        print(
+            f"Workload: {plan.steps} steps of {batch.global_batch_sequences} x {batch.sequence_tokens} tokens, micro-batch "
+            f"{batch.micro_batch_sequences}, {plan.precision}, recompute {plan.recompute}, data {plan.dataset}"
+        )
+        print("Command: " + " ".join([*variables, shlex.join(command.argv)]) + "\n")
+
+
+def _output_dir(options: argparse.Namespace) -> str:
+    from tprimat.config.load import environment_choices
+
+    return options.output_dir or environment_choices().output_directory
+
+
+def _probe(options: argparse.Namespace) -> int:
+    """Measure bare operations, which trains nothing.
+
+    Raises:
+        ConfigError: a flag of a training was given as well.
+    """
+    from tprimat.cli.main import start
+
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    others = [name for name, value in vars(options).items() if name not in PROBE_FLAGS and value != parser.get_default(name)]
+    if others:
+        flag = "--set" if others[0] == "settings" else f"--{others[0].replace('_', '-')}"
+        raise ConfigError(f"{flag} has no effect on --probe.", where=flag, fix="leave it out; tprimat probe --help")
+    words = [options.probe, "--output", _output_dir(options)]
+    for flag, value in (("--config", options.config), ("--ranks", options.gpus)):
+        words += [flag, str(value)] if value is not None else []
+    words += [flag for flag, wanted in (("--resume", options.resume), ("--json", options.json)) if wanted]
+    return start("probe", "tprimat probe", words)
+
+
+def _share(options: argparse.Namespace) -> int:
+    """Write the page, the archive, or both, of the results that exist."""
+    from tprimat.cli.main import start
+
+    output = _output_dir(options)
+    prices = ["--config", str(options.config)] if options.config else []
+    probes = [word for place in options.probes for word in ("--probes", str(place))]
+    page = [output, "--output", str(Path(output, "report.html")), *prices, *probes]
+    status = start("report", "tprimat report", page) if options.report else 0
+    if options.archive:
+        status = max(status, start("archive", "tprimat archive", [output, options.archive, *prices]))
+    return status

@@ -1,0 +1,76 @@
+"""Say what one training step spends its time on, from a trace of torch's profiler.
+
+tprimat trace output/profile_cuda_llama_*.json
+tprimat trace trace.json.gz --json
+tprimat trace trace.json.gz --output dp4.json     the summary alone, a few kB, which is read like a trace
+tprimat trace dp4.json tp4.json --markdown        one table, a column each
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tprimat.errors import ConfigError, UserError
+
+if TYPE_CHECKING:
+    from tprimat.analyze.trace import ProfileSummary
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE", help="of torch's profiler: .json or .json.gz")
+    parser.add_argument("--json", action="store_true", help="all numbers as JSON lines, one trace each")
+    parser.add_argument("--markdown", action="store_true", help="one table in Markdown, a column each")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the summary of the one trace as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit status: 0, or 2 where a trace could not be read; the others are shown."""
+    if options.output and len(options.traces) > 1:
+        raise ConfigError("--output takes the summary of one trace.", where="--output", fix="one call for each")
+    worst, summaries = 0, {}
+    for path in options.traces:
+        try:
+            summaries[path.name.partition(".")[0]] = show(path, options)
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            worst = 2
+    if options.markdown and summaries:
+        from tprimat.report.trace import markdown
+
+        print(markdown(summaries))
+    return worst
+
+
+def show(path: Path, options: argparse.Namespace) -> "ProfileSummary":
+    """Print or write one summary."""
+    from tprimat.records.files import as_document, to_json, write_atomically
+    from tprimat.report.trace import text
+
+    summary = read_summary(path)
+    if options.output:
+        write_atomically(options.output, to_json(summary, indent=2) + "\n")
+    if options.json:
+        print(json.dumps({"trace": str(path), **as_document(summary)}), flush=True)
+    elif not options.markdown:
+        print(f"{path}\n{text(summary)}\n", flush=True)
+    return summary
+
+
+def read_summary(path: Path) -> "ProfileSummary":
+    """Summarise a trace, or read a summary that `--output` has written.
+
+    Raises:
+        RecordError: the file cannot be read, or is neither.
+        MetricError: nothing in the trace takes time.
+    """
+    from tprimat.analyze.trace import ProfileSummary, summarise
+    from tprimat.records.files import from_json
+    from tprimat.records.trace import is_trace, read_document, trace_of
+
+    document = read_document(path)
+    if not is_trace(document) and isinstance(document, dict) and "classes" in document:
+        return from_json(ProfileSummary, json.dumps(document), where=str(path))
+    return summarise(trace_of(document, path))

@@ -1,0 +1,198 @@
+"""Read results and analyse them: what compare, peak, report and scaling have in common."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tprimat.analyze import peak, ranking
+from tprimat.analyze.compare import verdict
+from tprimat.analyze.groups import Measured, Origin, group_runs, measure
+from tprimat.analyze.metrics import MetricOptions
+from tprimat.analyze.roofline import under_ceiling
+from tprimat.config.load import load_config
+from tprimat.errors import ConfigError, RecordError
+from tprimat.records.benchmark_file import RunResult
+from tprimat.records.discover import check_probes, load_results, probes_in
+from tprimat.report.comparison import Comparison, sentence
+from tprimat.report.html.page import Report, html_report
+from tprimat.report.peak import PeakAnalysis
+
+RESULT_FOLDERS = ("output", "output-*", "all_outputs/*")
+MOST_EXPLAINED = 20
+"""Peaks that are recounted by every convention and remarked on; the tables hold the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """Runs with their metrics, and what could not be read."""
+
+    measured: list[Measured]
+    problems: list[RecordError] = field(default_factory=list)
+
+
+def result_folders() -> list[Path]:
+    """Return the folders in which ./benchmark.py and ./run_all_configs.sh leave results, as far as they exist here.
+
+    Raises:
+        RecordError: none exists.
+    """
+    found = [path for pattern in RESULT_FOLDERS for path in sorted(Path().glob(pattern)) if path.is_dir()]
+    if not found:
+        raise RecordError(
+            "There is no folder of results here.",
+            where=", ".join(RESULT_FOLDERS),
+            fix="./benchmark.py writes to ./output; or --results-dir with folders of results",
+        )
+    return found
+
+
+def read_results(
+    paths: Sequence[Path], options: MetricOptions, prices: Mapping[str, float], probes: Sequence[Path] = ()
+) -> Results:
+    """Read all runs under some paths and derive their metrics.
+
+    Args:
+        paths: folders, files and archives of results; probes among them are used.
+        options: how metrics are counted.
+        prices: of a GPU hour, by accelerator.
+        probes: further places with probes.
+
+    Raises:
+        RecordError: one of the places for probes holds none.
+    """
+    results, unreadable = load_results(paths)
+    records, damaged = probes_in([*paths, *check_probes(probes)])
+    measured = [measure(result, under_ceiling(options, result.run, records), prices) for result in results]
+    return Results(measured=measured, problems=[*unreadable, *damaged])
+
+
+def configured_prices(config: Path | None) -> dict[str, float]:
+    """Return the prices of a GPU hour by accelerator from a configuration, ./config.yaml unless another is named.
+
+    Raises:
+        ConfigError: the file that was named is missing or wrong. An unnamed broken file costs the prices only.
+    """
+    path = config or Path("config.yaml")
+    if config is None and not path.is_file():
+        return {}
+    try:
+        return load_config(path).benchmarking.cloud_costs
+    except ConfigError as error:
+        if config is not None:
+            raise
+        print(f"no prices: {error}", file=sys.stderr)
+        return {}
+
+
+def first_path_of(paths: Sequence[Path]) -> Origin:
+    """Return a function that names a run by the first of some paths that holds it, as the user wrote it."""
+
+    def origin(result: RunResult) -> str:
+        return next((str(path) for path in paths if path in (result.path, *result.path.parents)), str(result.path))
+
+    return origin
+
+
+def compare_runs(
+    measured: Sequence[Measured], paths: Sequence[Path], baseline: str | None, *, even_if_different: bool
+) -> Comparison:
+    """Compare every configuration with the baseline, or with the first configuration that is comparable.
+
+    Args:
+        measured: all runs.
+        paths: where they were read.
+        baseline: a folder of results, or words of a label.
+        even_if_different: compare unlike workloads as well.
+
+    Raises:
+        ConfigError: no run of the baseline counts, or its words fit no configuration.
+    """
+    folder = Path(baseline) if baseline else None
+    if folder is not None and folder.exists():
+        groups = group_runs(measured, first_path_of([folder, *paths]))
+        baselines = ranking.of_folder(folder, groups)
+        if not baselines:
+            raise ConfigError(f"No run in {folder} counts.", where="--baseline", fix="name it in --results-dir as well")
+        pairs = ranking.against(baselines, groups)
+    else:
+        groups = group_runs(measured)
+        pairs = ranking.against(ranking.of_words(baseline, groups), groups) if baseline else ranking.pair_off(groups)
+    return Comparison(
+        groups=tuple(groups),
+        verdicts=tuple(verdict(one, other, even_if_different=even_if_different) for one, other in pairs),
+        not_counted=tuple(item for item in measured if item.not_counted is not None),
+    )
+
+
+def gate_failures(comparison: Comparison, margin: float) -> list[str]:
+    """Return why a regression gate must stay closed; empty where it opens.
+
+    Args:
+        comparison: verdicts against the baseline.
+        margin: the slowdown that is still accepted, as a fraction.
+    """
+    if not comparison.verdicts:
+        return ["there is nothing to compare: a gate needs a baseline and another configuration that count"]
+    return [sentence(found) for found in comparison.verdicts if found.outcome == "refused" or found.slower_than(margin)]
+
+
+def analyse_peaks(
+    measured: Sequence[Measured],
+    options: MetricOptions,
+    *,
+    nodes: Sequence[int] = (1,),
+    efficiency: float = 1.0,
+    even_if_different: bool = False,
+) -> PeakAnalysis:
+    """Find the peaks, project them to more nodes, and recount them by other conventions.
+
+    Args:
+        measured: all runs.
+        options: how their metrics were counted.
+        nodes: node counts to project to.
+        efficiency: scaling efficiency assumed beyond the measured nodes, as a fraction.
+        even_if_different: compare machines although their work differs.
+    """
+    groups = group_runs(measured)
+    entries = peak.ranked(groups)
+    best = peak.peaks(entries)
+    ranked = {id(entry.group) for entry in entries}
+    return PeakAnalysis(
+        counted_as=conventions(options),
+        flops_words="6n of rounded sizes" if options.seed_conventions else f"{options.flops_convention} FLOP count",
+        peak_words="peak (NVIDIA: sparse, AMD: dense)" if options.seed_conventions else f"{options.peak} matrix peak",
+        entries=entries,
+        peaks=best,
+        verdicts=peak.against_the_best(best[:MOST_EXPLAINED], even_if_different=even_if_different),
+        projections=peak.project(best[0], list(nodes), efficiency) if best else (),
+        efficiency=efficiency,
+        by_yardstick=[(entry, peak.by_yardstick(entry, options.warmup)) for entry in best[:MOST_EXPLAINED]],
+        notes=peak.remarks(best[:MOST_EXPLAINED]),
+        without_rate=[group.label for group in groups if id(group) not in ranked],
+        not_counted=[item for item in measured if item.not_counted is not None],
+    )
+
+
+def conventions(options: MetricOptions) -> str:
+    """Say in words how metrics are counted."""
+    if options.seed_conventions:
+        return (
+            "Counted as the first TPrimat did: FLOP 6n of rounded sizes; utilization of the sparse peak on NVIDIA, of the dense "
+            "one on AMD.\nThese figures do not compare between the two; the other conventions below do."
+        )
+    return (
+        f"FLOP counted {options.flops_convention}, utilization of the {options.peak} peak of the dtype that ran. "
+        "[low .. high]: 95 % interval, between runs\nwhere there are several, else between the steps of one run."
+    )
+
+
+def report_page(results: Results) -> str:
+    """Return the HTML page on some runs."""
+    return html_report(
+        Report(
+            races=tuple(ranking.races(group_runs(results.measured))),
+            not_counted=tuple(item for item in results.measured if item.not_counted is not None),
+            problems=tuple(results.problems),
+        )
+    )

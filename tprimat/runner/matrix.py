@@ -1,0 +1,104 @@
+"""The matrix of run_all_configs.sh: every model under each of the five strategies, one output folder a strategy."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tprimat import units
+from tprimat.errors import UserError
+from tprimat.records.files import as_document
+from tprimat.report.summary import with_interval
+from tprimat.report.tables import columns
+from tprimat.runner.session import RunRequest, prepare
+from tprimat.runner.sweep import Cell, CellResult, session_cells
+
+STRATEGIES = ("maximum_performance", "truly_identical", "memory_optimized", "minimal_communication", "balanced")
+"""In the order of output-00 to output-04. Other strategies run by ./benchmark.py --parallel."""
+FOLDERS = "output-[0-9][0-9]"
+HEADER = ("folder", "model", "strategy", "layout", "outcome", "tokens/s/GPU", "why")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixEntry:
+    """One model under one strategy."""
+
+    folder: str
+    model: str
+    strategy: str
+    cells: tuple[Cell, ...] = ()
+    """One for each repetition; none where it cannot run here."""
+    refusal: UserError | None = None
+
+    def counts_in(self, results: Sequence[CellResult]) -> bool:
+        """Return whether any of the results is a run of this entry that counts."""
+        return any(result.counts and result.cell in self.cells for result in results)
+
+
+def plan_matrix(request: RunRequest, models: Sequence[str]) -> list[MatrixEntry]:
+    """Plan every entry as far as it can be planned, folder by folder."""
+    return [
+        plan_entry(dataclasses.replace(request, model=model, strategy=strategy, output=Path(f"output-{number:02d}")))
+        for number, strategy in enumerate(STRATEGIES)
+        for model in models
+    ]
+
+
+def plan_entry(request: RunRequest) -> MatrixEntry:
+    """Plan one model under one strategy, or note why it cannot run."""
+    folder, model, strategy = str(request.output), request.model, str(request.strategy)
+    try:
+        session = prepare(request)
+    except UserError as error:
+        return MatrixEntry(folder=folder, model=model, strategy=strategy, refusal=error)
+    return MatrixEntry(folder=folder, model=model, strategy=strategy, cells=tuple(session_cells([session])))
+
+
+def matrix_table(entries: Sequence[MatrixEntry], results: Sequence[CellResult]) -> str:
+    """Return the table of all cells, one line a repetition."""
+    by_id = {result.cell.plan.run_id: result for result in results}
+    return columns(HEADER, [row for entry in entries for row in _rows(entry, by_id)], left=len(HEADER))
+
+
+def matrix_document(entries: Sequence[MatrixEntry], results: Sequence[CellResult]) -> dict[str, Any]:
+    """Return the same as data."""
+    runs = {result.cell.plan.run_id: result.run for result in results if result.run is not None}
+    return {
+        "cells": [
+            {
+                "folder": entry.folder,
+                "model": entry.model,
+                "strategy": entry.strategy,
+                "refused": None if entry.refusal is None else entry.refusal.what,
+                "runs": [
+                    {"run": as_document(run.record), "metrics": run.metrics and as_document(run.metrics)}
+                    for cell in entry.cells
+                    if (run := runs.get(cell.plan.run_id)) is not None
+                ],
+            }
+            for entry in entries
+        ]
+    }
+
+
+def _rows(entry: MatrixEntry, by_id: Mapping[str, CellResult]) -> list[tuple[str, ...]]:
+    head = (entry.folder, entry.model, entry.strategy)
+    if entry.refusal is not None:
+        return [(*head, units.ABSENT, "cannot run here", units.ABSENT, entry.refusal.what)]
+    return [(*head, *_outcome(cell, by_id.get(cell.plan.run_id))) for cell in entry.cells]
+
+
+def _outcome(cell: Cell, result: CellResult | None) -> tuple[str, str, str, str]:
+    """Return layout, outcome, throughput with its interval, and the cause of a failure."""
+    degrees = cell.plan.layout
+    layout = f"TP{degrees.tensor} PP{degrees.pipeline} DP{degrees.data}"
+    if result is None:
+        return layout, "not started", units.ABSENT, "the sweep was stopped"
+    if result.run is None:
+        return layout, "not started", units.ABSENT, result.cause or units.ABSENT
+    record, metrics = result.run.record, result.run.metrics
+    rate = with_interval(metrics.tokens_per_second_per_gpu if metrics else None, units.significant)
+    why = record.cause or "; ".join(record.mismatches) or result.run.unmeasured
+    outcome = record.outcome.replace("_", " ") + (" earlier" if result.reused else "")
+    return layout, outcome, rate, why or units.ABSENT

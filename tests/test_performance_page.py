@@ -39,9 +39,9 @@ def test_a_figure_that_no_record_holds_is_found(tmp_path):
     assert page.read_text() == PAGE.read_text()
 
 
-def test_every_block_of_figures_has_its_maker():
-    made = tool("--page", PAGE, "--check")
-    assert made.returncode == 0
+def test_the_page_has_every_block_of_figures():
+    done = tool("--page", PAGE, "--check")
+    assert done.returncode == 0, done.stderr
     assert re.findall(r"<!-- figures (\w+) -->", PAGE.read_text()) == [
         "layouts",
         "layouts_on_two",

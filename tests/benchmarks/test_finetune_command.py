@@ -14,7 +14,7 @@ def finetune(*arguments):
 
 
 def processes_of(folder):
-    """Those that have the folder in their command line."""
+    """Process ids whose command line names the folder."""
     found = set()
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -29,7 +29,7 @@ def processes_of(folder):
 def until(condition, seconds=200):
     ends = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < ends, "it did not happen in time"
+        assert time.monotonic() < ends, "timed out"
         time.sleep(0.05)
 
 

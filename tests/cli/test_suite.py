@@ -1,4 +1,4 @@
-"""The accelerator suite, as a process of its own."""
+"""The accelerator suite, as its own process."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ def suite(*arguments):
 def until(condition, seconds=200):
     ends = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < ends, "it did not happen in time"
+        assert time.monotonic() < ends, "timed out"
         time.sleep(0.05)
 
 

@@ -1,4 +1,4 @@
-"""PEAK_THROUGHPUT_GUIDE.md holds what its commands print today."""
+"""PEAK_THROUGHPUT_GUIDE.md holds the current output of its commands."""
 
 import re
 import shutil
@@ -21,7 +21,7 @@ def test_every_table_of_the_guide_is_what_its_command_prints():
     assert len(re.findall(r"^<!-- from: ", GUIDE.read_text(), flags=re.MULTILINE)) >= 8
 
 
-def test_a_table_that_was_edited_is_found_and_mended(tmp_path):
+def test_an_edited_table_is_found_and_restored(tmp_path):
     page = tmp_path / "page.md"
     block = re.search(r"<!-- from: [^>]*throughput_scaling.csv -->.*?<!-- end -->", GUIDE.read_text(), flags=re.DOTALL)[0]
     page.write_text(block.replace("34,086", "35,000"))
@@ -38,7 +38,7 @@ def test_a_command_that_fails_is_named(tmp_path):
     assert "nowhere ended with status 2" in done.stderr
 
 
-def test_the_doors_that_the_guide_names_are_here():
+def test_the_scripts_that_the_guide_names_exist():
     names = set(re.findall(r"\./(\w+\.(?:py|sh))", GUIDE.read_text()))
     assert {"analyze_peak_throughput.py", "visualize_peak_throughput.py"} <= names
     assert [name for name in names if not (ROOT / name).exists()] == []

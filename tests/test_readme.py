@@ -1,4 +1,4 @@
-"""What README.md says is true: its tables come from the records, its commands are accepted, its files exist."""
+"""README.md is true: its tables match the records, its commands are accepted, its files exist."""
 
 import re
 import shlex
@@ -19,7 +19,7 @@ COMMANDS = [
 SCRIPTS = [command for command in COMMANDS if command.startswith(("./", "python3 tools/", "python3 -m tprimat"))]
 
 
-def test_the_measured_tables_are_those_of_the_records():
+def test_the_tables_match_the_records():
     done = subprocess.run([sys.executable, "tools/readme_tables.py", "--check"], cwd=ROOT, check=False)
     assert done.returncode == 0, "python3 tools/readme_tables.py"
 
@@ -30,7 +30,7 @@ def test_benchmark_accepts_the_commands_of_the_readme(command):
 
 
 @pytest.mark.parametrize("command", SCRIPTS)
-def test_every_script_of_the_readme_exists_and_explains_itself(command):
+def test_every_script_of_the_readme_exists_and_has_help(command):
     words = shlex.split(command)
     start = [sys.executable, *words[1:3]] if words[0] == "python3" else [str(ROOT / words[0])]
     if words[0].endswith(".sh"):

@@ -1,6 +1,10 @@
-"""Whether Primus reads what we write: run by check_primus.sh.
+#!/usr/bin/env python3
+"""Feed every experiment file and override that we generate to the parser of a Primus checkout. Needs no GPU and no torch.
 
-Exit status: 0 every key is known and arrives with its value and type, 1 something is not, 2 no Primus there.
+tools/check_primus.py /path/to/Primus
+tools/check_primus.py /path/to/Primus --lr=1e-05    check further overrides as well
+
+Exit status: 0 if Primus knows every key and reads its value and type unchanged, 1 if not, 2 if there is no Primus.
 """
 
 import argparse
@@ -40,7 +44,7 @@ INTERLEAVED = {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parall
 
 
 def main() -> int:
-    """Print what is wrong, and how much was right."""
+    """Print complaints, and the number of experiments checked."""
     parser = argparse.ArgumentParser(description="Check our Primus settings against a Primus checkout.", allow_abbrev=False)
     parser.add_argument("checkout", type=Path)
     arguments, further = parser.parse_known_args()
@@ -50,7 +54,7 @@ def main() -> int:
         return 2
     checked = 0
     wrong: dict[str, list[str]] = defaultdict(list)
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):  # Primus chats
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):  # Primus prints
         for name, plan in plans(Path(folder)):
             for reader in readers:
                 checked += 1
@@ -63,7 +67,7 @@ def main() -> int:
 
 
 def plans(folder: Path) -> Iterator[tuple[str, RunPlan]]:
-    """Every model under every strategy in every variant, and one interleaved pipeline for each model."""
+    """Plan every model under every strategy in every variant, and one interleaved pipeline for each model."""
     plain = read_config(environment={}).config
     for model in plain.models:
         for strategy in plain.parallelism:
@@ -74,7 +78,7 @@ def plans(folder: Path) -> Iterator[tuple[str, RunPlan]]:
 
 
 def plan_of(folder: Path, model: str, strategy: str, changes: Mapping[tuple[str, ...], Any]) -> RunPlan:
-    """A plan for eight GPUs."""
+    """Build a plan for eight GPUs."""
     loaded = read_config(settings=[Setting(path, value, "the check") for path, value in changes.items()], environment={})
     options = loaded.config.platform_optimizations["amd"].primus
     request = PlanRequest(
@@ -94,26 +98,26 @@ def plan_of(folder: Path, model: str, strategy: str, changes: Mapping[tuple[str,
 
 
 class Reader:
-    """One of Primus's ways to merge presets, experiment and command line."""
+    """One of Primus's parsers, which merge presets, experiment and command line."""
 
     def __init__(self, name: str, root: Path) -> None:
         self.name = name
         sys.path.insert(0, str(root))
 
     def merged(self, file: Path, words: Sequence[str]) -> dict[str, Any]:
-        """The parameters of the module that a run would get."""
+        """Return the parameters that a run would get."""
         raise NotImplementedError
 
     def keys_of(self, words: Sequence[str]) -> dict[str, Any]:
-        """The command line as Primus reads it."""
+        """Return the command line as Primus reads it."""
         raise NotImplementedError
 
 
 class Core(Reader):
-    """primus/core: the runtime that is the default since v26.2."""
+    """primus/core, the default runtime since v26.2."""
 
     def merged(self, file: Path, words: Sequence[str]) -> dict[str, Any]:
-        """Presets, experiment and command line."""
+        """Merge presets, experiment and command line."""
         from primus.core.config.merge_utils import deep_merge
         from primus.core.config.primus_config import get_module_config, load_primus_config
         from primus.core.utils.yaml_utils import nested_namespace_to_dict
@@ -122,32 +126,32 @@ class Core(Reader):
         return dict(deep_merge(nested_namespace_to_dict(module.params), self.keys_of(words)))
 
     def keys_of(self, words: Sequence[str]) -> dict[str, Any]:
-        """Key -> value of its command line."""
+        """Return key -> value of its command line."""
         from primus.core.utils.arg_utils import parse_cli_overrides
 
         return dict(parse_cli_overrides(list(words)))
 
 
 class Legacy(Reader):
-    """primus/core/launcher: the only way before v0.6.0."""
+    """primus/core/launcher, the only parser before v0.6.0."""
 
     def merged(self, file: Path, words: Sequence[str]) -> dict[str, Any]:
-        """Presets, experiment and command line."""
+        """Merge presets, experiment and command line."""
         from primus.core.launcher.parser import load_primus_config
 
-        made = load_primus_config(SimpleNamespace(config=str(file), exp=str(file)), list(words))
-        config = made[0] if isinstance(made, tuple) else made
+        loaded = load_primus_config(SimpleNamespace(config=str(file), exp=str(file)), list(words))
+        config = loaded[0] if isinstance(loaded, tuple) else loaded
         return dict(vars(config.get_module_config(MODULE)))
 
     def keys_of(self, words: Sequence[str]) -> dict[str, Any]:
-        """Key -> value of its command line."""
+        """Return key -> value of its command line."""
         from primus.core.launcher import parser
 
         return dict(parser._parse_kv_overrides(list(words)))
 
 
 def find_readers(root: Path) -> Iterator[Reader]:
-    """Those that the checkout has."""
+    """Find the parsers of a checkout."""
     if (root / "primus/core/config/primus_config.py").is_file() and (root / "primus/core/utils/arg_utils.py").is_file():
         yield Core("the core runtime", root)
     parser = root / "primus/core/launcher/parser.py"
@@ -156,7 +160,7 @@ def find_readers(root: Path) -> Iterator[Reader]:
 
 
 def complaints(reader: Reader, plan: RunPlan, further: Sequence[str]) -> Iterator[str]:
-    """What a run of this plan would not get as it was meant."""
+    """Name each setting that would not reach a run of this plan unchanged."""
     folder = Path(plan.run_directory)
     folder.mkdir(exist_ok=True)
     ours, bare = folder / "primus.yaml", folder / "bare.yaml"
@@ -176,19 +180,19 @@ def complaints(reader: Reader, plan: RunPlan, further: Sequence[str]) -> Iterato
     except Exception as error:  # noqa: BLE001 - Primus raises bare ones
         yield f"Primus refuses the experiment: {error}"
         return
-    meant = {**experiment(plan)["modules"][MODULE]["overrides"], **settings(plan)}  # type: ignore[index]
-    for key, value in meant.items():
+    intended = {**experiment(plan)["modules"][MODULE]["overrides"], **settings(plan)}  # type: ignore[index]
+    for key, value in intended.items():
         if key in presets and not same(arrived.get(key), value):
             yield f"{key} is {value!r} and arrives as {arrived.get(key)!r}"
 
 
 def same(left: Any, right: Any) -> bool:
-    """Equal in value and in type: 1 is not 1.0, and true is not 1."""
+    """Compare value and type: 1 is not 1.0, and true is not 1."""
     return type(left) is type(right) and left == right
 
 
 def is_number_as_text(value: Any) -> bool:
-    """1e-05 without a dot is a text to Primus's parser and to YAML's."""
+    """Find numbers that Primus's parser, like YAML's, reads as text, such as 1e-05 without a dot."""
     try:
         return isinstance(value, str) and bool(value.strip()) and float(value) is not None
     except ValueError:

@@ -1,24 +1,23 @@
 #!/usr/bin/env python3
-"""Write the figures of docs/performance.md from the records in results/h200; with --check, only say whether they are up to date.
+"""Write the figures of docs/performance.md from the records in results/h200; with --check, only report if they differ.
 
 python3 tools/performance_page.py
 python3 tools/performance_page.py --check
 
-A block of figures stands between <!-- figures NAME --> and <!-- end -->; the prose around it is written by hand.
+Figures stand between <!-- figures NAME --> and <!-- end -->; the prose around them is written by hand.
 """
 
-import argparse
 import json
-import re
 import sys
+from datetime import datetime
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tools")]
 
+from page import page_parser, replace_blocks, update_page  # noqa: E402
 from record_figures import NOTHING, OURS, by_layout, engine_groups, groups_in, probes_of, rate, steps, times  # noqa: E402
 from speed_layouts import LAYOUTS, Layout  # noqa: E402
-from start_figures import first_steps, micro_batch_search, start_up  # noqa: E402
 from switch_figures import exchanges, forward_sums, no_gain, switches, unswitched  # noqa: E402
 
 from tprimat import units  # noqa: E402
@@ -27,12 +26,10 @@ from tprimat.analyze.groups import Group, group_estimate  # noqa: E402
 from tprimat.analyze.step_breakdown import alone  # noqa: E402
 from tprimat.analyze.trace import ProfileSummary  # noqa: E402
 from tprimat.records.files import from_json  # noqa: E402
+from tprimat.records.schema import RunRecord  # noqa: E402
 from tprimat.report.comparison import with_interval  # noqa: E402
 from tprimat.report.tables import table  # noqa: E402
 from tprimat.report.trace import markdown  # noqa: E402
-
-BLOCK = re.compile(r"(<!-- figures (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-
 
 MEASURED = (
     "layout",
@@ -42,53 +39,50 @@ MEASURED = (
     "MFU",
     "of measured matmul",
     "memory",
-    "torchtitan",
-    "its n",
-    "ours / theirs",
-    "reserved, ours / theirs",
+    "torchtitan, tokens/s/GPU",
+    "torchtitan, n",
+    "engine / torchtitan",
+    "reserved, engine / torchtitan",
 )
 
 
 def layouts(results: Path) -> str:
-    """Each layout that was measured, beside torchtitan and its target."""
+    """List each measured layout with torchtitan's figures and its target."""
     probes = probes_of(results)
     rows = layout_rows(engine_groups(results, probes), groups_in(results / "torchtitan", probes))
-    return table((*MEASURED, "target", "reached"), rows) if rows else NOTHING
+    return table((*MEASURED, "target", "of target"), rows) if rows else NOTHING
 
 
 def layouts_on_two(results: Path) -> str:
-    """The same on two GPUs, for which there are no targets."""
+    """List the layouts on two GPUs, for which there are no targets."""
     probes, folder = probes_of(results), results / "two-gpus"
     rows = layout_rows(engine_groups(folder, probes), groups_in(folder / "torchtitan", probes))
     return table(MEASURED, [row[: len(MEASURED)] for row in rows]) if rows else NOTHING
 
 
-def layout_rows(groups: list[Group], peers: list[Group]) -> list[list[str]]:
-    """A line for each layout of ours."""
-    ours, theirs = by_layout(groups), by_layout(peers)
-    return [layout_row(layout, ours[layout.name], theirs.get(layout.name)) for layout in LAYOUTS if layout.name in ours]
+def layout_rows(groups: list[Group], peer_groups: list[Group]) -> list[list[str]]:
+    """Return a row for each layout that the embedded engine ran."""
+    engine, peers = by_layout(groups), by_layout(peer_groups)
+    return [layout_row(layout, engine[layout.name], peers.get(layout.name)) for layout in LAYOUTS if layout.name in engine]
 
 
 def layout_row(layout: Layout, group: Group, peer: Group | None) -> list[str]:
-    """One line."""
+    """Return one row."""
     metrics = [item.metrics for item in group.runs if item.metrics]
-    flops, mfu, own = (
-        group_estimate(group, lambda made: made.model_flops_per_second_per_gpu),
-        group_estimate(group, lambda made: made.mfu),
-        rate(group),
-    )
-    shares = [made.share_of_measured_gemm for made in metrics if made.share_of_measured_gemm]
+    flops = group_estimate(group, lambda run: run.model_flops_per_second_per_gpu)
+    mfu = group_estimate(group, lambda run: run.mfu)
+    shares = [run.share_of_measured_gemm for run in metrics if run.share_of_measured_gemm]
     ratio = verdict(peer, group, even_if_different=True).ratio if peer else None
     wanted = layout.target_mfu or layout.target_tokens_per_second_per_gpu
-    reached = mfu if layout.target_mfu else own
+    reached = mfu if layout.target_mfu else rate(group)
     return [
         f"`{layout.name}`",
-        with_interval(own, units.count),
+        with_interval(rate(group), units.count),
         steps(group),
         f"{flops.value / 1e12:.0f}" if flops else units.ABSENT,
         units.percent(mfu.value) if mfu else units.ABSENT,
         units.percent(sum(shares) / len(shares)) if shares else units.ABSENT,
-        units.gibibytes(max(made.peak_memory_bytes or 0 for made in metrics) or None),
+        units.gibibytes(max(run.peak_memory_bytes or 0 for run in metrics) or None),
         with_interval(rate(peer), units.count) if peer else units.ABSENT,
         steps(peer) if peer else units.ABSENT,
         with_interval(ratio, times),
@@ -99,19 +93,19 @@ def layout_row(layout: Layout, group: Group, peer: Group | None) -> list[str]:
 
 
 def reserved(group: Group) -> str:
-    """Peak of what torch's allocator holds, which is what torchtitan tells."""
+    """Return the peak that torch's allocator reserved, which is what torchtitan reports."""
     return units.gibibytes(max(item.metrics.peak_reserved_bytes or 0 for item in group.runs if item.metrics) or None)
 
 
 def target(layout: Layout) -> str:
-    """In the unit in which it was set."""
+    """Write the target in its own unit."""
     if layout.target_mfu:
         return f"{units.percent(layout.target_mfu, 0)} MFU"
     return units.count(layout.target_tokens_per_second_per_gpu)
 
 
 def profiles(results: Path) -> str:
-    """What one step is spent on."""
+    """Break one step down into kernel classes."""
     found = {
         path.stem: from_json(ProfileSummary, path.read_text(), where=str(path))
         for path in sorted((results / "profiles").glob("*.json"))
@@ -120,7 +114,7 @@ def profiles(results: Path) -> str:
 
 
 def limits(results: Path) -> str:
-    """A step beside what its parts would take alone."""
+    """List each layout's step and the time that each of its parts would take by itself."""
     probes = probes_of(results)
     rows = []
     found = by_layout(engine_groups(results, probes))
@@ -149,7 +143,7 @@ def limits(results: Path) -> str:
 
 
 def power(results: Path) -> str:
-    """What the GPUs drew while each layout ran, beside their limit; from what the run itself derived, which saw the readings."""
+    """List each layout's mean power and its limit, as the run itself derived them from its readings."""
     rows = []
     for layout in LAYOUTS:
         for file in sorted(file for folder in OURS for file in (results / folder / layout.name).glob("benchmark_*.json")):
@@ -160,11 +154,11 @@ def power(results: Path) -> str:
             watts = metrics["joules_per_token"] * metrics["tokens_per_second_per_gpu"]["value"]
             notes = "; ".join(text for text in metrics["warnings"] if "clocks" in text) or units.ABSENT
             rows.append([f"`{layout.name}`", f"{watts:.0f} W", f"{limit:.0f} W" if limit else units.ABSENT, notes])
-    return table(("layout", "drawn by a GPU, mean", "its limit", "readings of the whole run"), rows) if rows else NOTHING
+    return table(("layout", "mean power per GPU", "power limit", "readings of the whole run"), rows) if rows else NOTHING
 
 
 def callback(results: Path) -> str:
-    """What recording costs a step: the same training with and without it, in turn."""
+    """List the cost of recording per step: the same training with and without it, in turn."""
     rows = []
     shortest = min(
         (item.metrics.step_seconds.value for group in engine_groups(results) for item in group.runs if item.metrics),
@@ -178,8 +172,98 @@ def callback(results: Path) -> str:
         )
         share = "–" if shortest is None else f"{cost / shortest * 100:.4f} %"
         rows.append((found["device"], str(found["layers"]), without, with_it, f"{cost * 1e3:.3f} ms", share))
-    header = ("GPU", "layers", "step without, by round", "step with, by round", "cost", "of the shortest step in the first table")
-    return table(header, rows) if rows else NOTHING
+    header = ("GPU", "layers", "step without, by round", "step with, by round", "cost per step")
+    return table((*header, "of the shortest step in the first table"), rows) if rows else NOTHING
+
+
+STAGES = {
+    "rank_started": "ranks started",
+    "imported": "libraries imported",
+    "process_group": "process group ready",
+    "model_built": "model built",
+    "training": "first step begins",
+}
+
+
+def first_steps(results: Path) -> str:
+    """List the time from a run's start to the end of its first step, and that step's own time."""
+    rows = [
+        [f"`{name}`", units.seconds(seconds), units.seconds(first.step_seconds), graphs(group.run)]
+        for name, group in by_layout(engine_groups(results)).items()
+        if (first := group.runs[0].result.steps[0]) and (seconds := first.ended_at_seconds) is not None
+    ]
+    return table(("layout", "end of the first step", "first step", "graphs compiled / from cache"), rows) if rows else NOTHING
+
+
+def graphs(run: RunRecord) -> str:
+    """Describe how warm the compile cache was."""
+    seen = run.evidence
+    if seen is None or seen.graphs_compiled is None:
+        return units.ABSENT
+    return f"{seen.graphs_compiled} / {seen.graphs_from_cache}"
+
+
+def start_up(results: Path) -> str:
+    """List the time from the start of each run to each stage of its start-up, in order of the runs."""
+    found = [(folder.name, group) for folder in (results / "start-up").glob("*/") for group in groups_in(folder, [])]
+    rows = []
+    for name, group in sorted(found, key=lambda pair: pair[1].run.started_at or ""):
+        for result in (item.result for item in group.runs):
+            stages = [units.seconds(result.run.start_up[stage]) for stage in STAGES]
+            first, last = (result.steps[place].ended_at_seconds or 0 for place in (0, -1))
+            after = units.seconds(duration_seconds(result.run) - last)
+            rows.append([name, *stages, units.seconds(first), graphs(result.run), after])
+    header = (
+        "compile cache",
+        *STAGES.values(),
+        "first step ends",
+        "graphs compiled / from cache",
+        "last step to end of run",
+    )
+    return table(header, rows) + earlier_import_times(results) if rows else NOTHING
+
+
+def duration_seconds(run: RunRecord) -> float:
+    """Return the seconds from a run's start to its end."""
+    start, end = (datetime.fromisoformat(moment or "") for moment in (run.started_at, run.ended_at))
+    return (end - start).total_seconds()
+
+
+def earlier_import_times(results: Path) -> str:
+    """State how long imports took in runs that imported all of torchmetrics; empty without such runs."""
+    starts = [item.result.run.start_up for group in groups_in(results / "switches" / "one", []) for item in group.runs]
+    seconds = sorted(start["imported"] - start["rank_started"] for start in starts if "imported" in start)
+    if not seconds:
+        return ""
+    span = f"{units.seconds(seconds[0])} to {units.seconds(seconds[-1])}"
+    return f"\n\nIn the {len(seconds)} runs of `switches/one`, from before imports were reduced, importing libraries took {span}."
+
+
+def micro_batch_search(results: Path) -> str:
+    """List the micro-batch sizes that were tried, and the memory and speed of the run with the largest that fits."""
+    rows = []
+    for group in groups_in(results / "auto", []):
+        run, metrics = group.run, group.runs[0].metrics
+        search = run.micro_batch_search
+        if search is None or metrics is None:
+            continue
+        tried = {trial.micro_batch_sequences: trial.peak_bytes for trial in search.trials}
+        next_size, predicted = min(search.predicted_bytes.items(), default=(None, None))
+        rows.append(
+            [
+                f"{run.model}, {run.machine.gpus} x {run.machine.accelerator}, s{run.sequence_tokens}, "
+                f"GBS{run.global_batch_sequences}, {run.engine_options.get('optimizer_states')} states",
+                "; ".join(f"{size}: {units.gibibytes(peak)}" for size, peak in tried.items()),
+                f"{next_size}: {units.gibibytes(predicted)}" if next_size else units.ABSENT,
+                units.gibibytes(min(trial.limit_bytes for trial in search.trials if trial.limit_bytes)),
+                str(run.micro_batch_sequences),
+                units.gibibytes(metrics.peak_memory_bytes),
+                with_interval(rate(group), units.count),
+                steps(group),
+            ]
+        )
+    header = ("run", "tried: peak", "next size: predicted", "limit", "chosen", "peak of the run", "tokens/s/GPU", "n")
+    return table(header, rows, left=3) if rows else NOTHING
 
 
 BLOCKS = {
@@ -200,26 +284,15 @@ BLOCKS = {
 }
 
 
-def rewritten(page: str, results: Path) -> str:
-    """The page with every block made anew."""
-    return BLOCK.sub(lambda match: f"{match[1]}\n{BLOCKS[match[2]](results)}\n\n{match[3]}", page)
-
-
 def main() -> int:
-    """Returns: 1 if --check finds a block that differs from its records."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing")
+    """Exit status: 0, or 1 where --check finds a difference."""
+    parser = page_parser(__doc__)
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "performance.md")
     parser.add_argument("--results", type=Path, default=ROOT / "results" / "h200")
     options = parser.parse_args()
-    before = options.page.read_text(encoding="utf8")
-    after = rewritten(before, options.results)
-    if options.check:
-        if before != after:
-            print(f"{options.page.name} does not hold what the records say: python3 tools/performance_page.py", file=sys.stderr)
-        return 0 if before == after else 1
-    options.page.write_text(after, encoding="utf8")
-    return 0
+    page = options.page.read_text(encoding="utf8")
+    text = replace_blocks(page, "figures", lambda name: f"\n{BLOCKS[name](options.results)}\n\n")
+    return update_page(options.page, text, check=options.check, command="python3 tools/performance_page.py")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the pages made from recorded results share: which runs count, and how a figure is written."""
+"""What the pages made from recorded results share: selecting runs and formatting figures."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,43 +12,43 @@ from tprimat.records.schema import ProbeRecord
 
 NOTHING = "Nothing is recorded yet."
 OURS = ("engine", "fp8", "one-gpu")
-"""Folders of the embedded engine's layouts: 8 bits and states without fp32 masters stand apart, where no table ranks them."""
+"""Folders of the embedded engine's layouts. fp8 runs and bf16 states have their own, since they are not ranked with the rest."""
 
 
 def probes_of(results: Path) -> list[ProbeRecord]:
-    """All probes that stand beside the results."""
+    """Read all probes among the results."""
     return probes_in(sorted(results.glob("probes*")))[0]
 
 
 def groups_in(folder: Path, probes: Sequence[ProbeRecord]) -> list[Group]:
-    """The runs under a folder that count, repetitions together."""
-    found, problems = load_results([folder] if folder.is_dir() else [])
+    """Read the runs of a folder and group repetitions."""
+    results, problems = load_results([folder] if folder.is_dir() else [])
     for problem in problems:
         raise SystemExit(str(problem))
-    return group_runs([measure(result, under_ceiling(MetricOptions(), result.run, probes)) for result in found])
+    return group_runs([measure(result, under_ceiling(MetricOptions(), result.run, probes)) for result in results])
 
 
 def engine_groups(results: Path, probes: Sequence[ProbeRecord] = ()) -> list[Group]:
-    """The embedded engine's runs of the layouts."""
+    """Read the embedded engine's runs of the layouts."""
     return [group for folder in OURS for group in groups_in(results / folder, probes)]
 
 
 def by_layout(groups: Sequence[Group]) -> Mapping[str, Group]:
-    """The newest group of each layout, which is a run's strategy."""
+    """Return the newest group of each layout, which is named by the runs' strategy."""
     ordered = sorted(groups, key=lambda group: group.run.started_at or "")
     return {group.run.strategy or "": group for group in ordered}
 
 
 def rate(group: Group) -> Estimate | None:
-    """tokens/s/GPU."""
-    return group_estimate(group, lambda made: made.tokens_per_second_per_gpu)
+    """Return tokens/s/GPU."""
+    return group_estimate(group, lambda run: run.tokens_per_second_per_gpu)
 
 
 def steps(group: Group) -> str:
-    """Steady steps of each run."""
+    """Write the number of steady steps of each run."""
     return "+".join(str(item.metrics.window.steps) for item in group.runs if item.metrics)
 
 
 def times(value: float) -> str:
-    """A ratio."""
+    """Write a ratio."""
     return f"{value:.3f}"

@@ -1,4 +1,4 @@
-"""The accelerator page, from records alone."""
+"""The accelerator page is made from records alone."""
 
 import re
 
@@ -88,15 +88,15 @@ def test_tables_are_whole(text):
         "| (8192, 8192, 8192) | 701.0 TFLOP/s | 800.0 TFLOP/s | -12.4 % |",
         "| copy | 4 GiB | 2.00 ms ± 0.0 % | 4.29 TB/s | 89.5 % |",
         "| all_reduce | NCCL | 4 | 1 GiB | 4.00 ms ± 0.0 % | 268 GB/s | 403 GB/s |",
-        "| **samples a second** | **124,272** |",
+        "| **samples/s** | **124,272** |",
         "| 7B | 8 | 1024 | 18,381 | 578.2 TFLOP/s |",
         "| 4 | 32 | 62,813 | 1,976.0 TFLOP/s | 494.0 TFLOP/s | 100.0 GiB | 85.7 % |",
         "- math bf16 at 8,192: OutOfMemoryError: 64 GiB",
-        "- Data-parallel training of 7B keeps 85.7 % of its speed on 4 devices.",
+        "- Data-parallel training of 7B scales to 4 devices at 85.7 % efficiency.",
         "578.2 TFLOP/s, 58.4 % of the dense peak and 72.3 % of the fastest product above.",
-        "- An all-reduce of 1 GiB over 4 devices moves 403 GB/s on the bus (NCCL).",
+        "- An all-reduce of 1 GiB over 4 devices reaches a bus bandwidth of 403 GB/s (NCCL).",
         "| power limit | 700 W |",
-        "| devices used at most | 4 |",
+        "| devices used (maximum) | 4 |",
     ],
 )
 def test_a_figure_stands_on_the_page(text, cells):
@@ -104,6 +104,6 @@ def test_a_figure_stands_on_the_page(text, cells):
 
 
 def test_what_was_not_measured_is_named():
-    alone = page(RECORDS[:1])
-    assert re.search(r"Not measured yet: .*Attention.*Data-parallel scaling\.", alone)
-    assert "## Attention" not in alone
+    first_only = page(RECORDS[:1])
+    assert re.search(r"Not measured yet: .*Attention.*Data-parallel scaling\.", first_only)
+    assert "## Attention" not in first_only

@@ -1,6 +1,5 @@
-"""tools/check_primus.sh on a parser of our own that reads as Primus's core runtime does."""
+"""tools/check_primus.py with a fake parser that reads like Primus's core runtime."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -39,7 +38,7 @@ MODULES = {
 
 @pytest.fixture
 def check(tmp_path):
-    """Runs the check against a parser that knows our keys, and Megatron's ineffective one, except those left out."""
+    """Run the check against a parser that knows our keys, and Megatron's ineffective one, except those left out."""
 
     def run(*words, without=()):
         plan = plan_of("llama", "balanced")
@@ -50,14 +49,13 @@ def check(tmp_path):
             path = tmp_path / "primus" / "core" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        argv = [str(ROOT / "tools" / "check_primus.sh"), str(tmp_path), *words]
-        environment = {**os.environ, "PYTHON": sys.executable}
-        return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        argv = [sys.executable, str(ROOT / "tools" / "check_primus.py"), str(tmp_path), *words]
+        return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
 
     return run
 
 
-def test_every_experiment_and_override_of_ours_is_read_as_it_was_meant(check):
+def test_every_experiment_and_override_of_ours_arrives_unchanged(check):
     done = check()
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "32 experiments read by the core runtime: 0 complaints\n"
@@ -79,7 +77,7 @@ def test_a_key_that_a_version_does_not_know_is_found(check):
 
 
 def test_a_folder_without_primus_is_no_success(tmp_path):
-    argv = [str(ROOT / "tools" / "check_primus.sh"), str(tmp_path)]
-    done = subprocess.run(argv, env={**os.environ, "PYTHON": sys.executable}, capture_output=True, text=True, check=False)
+    argv = [sys.executable, str(ROOT / "tools" / "check_primus.py"), str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "holds no Primus parser" in done.stderr

@@ -1,4 +1,4 @@
-"""docs/h200.md is what its tool makes of the records, and takes in what is measured later."""
+"""docs/h200.md matches its records, and its tool includes later measurements."""
 
 import importlib.util
 import shutil
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from runs.make_runs import a_run, step_times, steps_of, write_run
 
-from tprimat.cli.finetune import MODEL
+from benchmarks.finetune_qwen3.embedded import MODEL
 from tprimat.facts.models import model_shape
 from tprimat.records.schema import Machine
 from tprimat.records.store import append_probe, read_probes
@@ -21,21 +21,21 @@ RESULTS = ROOT / "results" / "h200"
 
 @pytest.fixture
 def tool(tmp_path, monkeypatch):
-    """The tool on a copy of the probes and a page of its own."""
-    spec = importlib.util.spec_from_file_location("suite_page", ROOT / "tools" / "suite_page.py")
+    """The tool, on a copy of the probes and its own page."""
+    spec = importlib.util.spec_from_file_location("h200_page", ROOT / "tools" / "h200_page.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     for folder in RESULTS.glob("probes-*"):
         shutil.copytree(folder, tmp_path / "results" / folder.name)
     monkeypatch.setattr(module, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(module, "PAGE", tmp_path / "page.md")
-    monkeypatch.setattr(sys, "argv", ["suite_page.py", "--check"])
+    monkeypatch.setattr(sys, "argv", ["h200_page.py", "--check"])
     return module
 
 
 def test_the_page_in_docs_is_that_of_the_records():
-    done = subprocess.run([sys.executable, "tools/suite_page.py", "--check"], cwd=ROOT, check=False)
-    assert done.returncode == 0, "python3 tools/suite_page.py"
+    done = subprocess.run([sys.executable, "tools/h200_page.py", "--check"], cwd=ROOT, check=False)
+    assert done.returncode == 0, "python3 tools/h200_page.py"
 
 
 def test_a_page_older_than_its_records_is_noticed(tool):
@@ -58,5 +58,5 @@ def test_ddp_on_four_and_trainings_of_qwen3_appear_once_they_are_recorded(tool):
     run = a_run("q", model=MODEL, shape=model_shape("qwen3-8b"), machine=machine, data_parallel=4, sequence_tokens=8192)
     write_run(tool.RESULTS / MODEL / "embedded-full-bf16", run, steps_of(run, step_times(12.0, 3), 3))
     text = tool.text()
-    assert "Data-parallel training of 7B keeps 90.0 % of its speed on 4 devices." in text
+    assert "Data-parallel training of 7B scales to 4 devices at 90.0 % efficiency." in text
     assert "| embedded-full-bf16 | bf16 | 4 |" in text

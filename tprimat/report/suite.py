@@ -1,109 +1,197 @@
-"""One page about an accelerator, from records alone: what it reaches on bare operations and on small training loops."""
+"""One Markdown page about an accelerator, from its probes: what bare operations and small training loops reach."""
 
 from collections.abc import Callable, Sequence
 
-from tprimat.analyze.probes import newest_of_each
+from tprimat import units
+from tprimat.analyze import probes as figures
 from tprimat.records.schema import ProbeRecord
-from tprimat.report import probes, suite_tables
-from tprimat.report.probes import Probes
-from tprimat.report.suite_findings import in_short
+from tprimat.report import probes as tables
+from tprimat.report.probes import PLAIN, Probes, clock, of_kind, rate_of, shape_of, share
 
 Section = tuple[str, str, Callable[[Probes], str | None]]
+"""Title, text, and the function that makes the table."""
 
 SECTIONS: tuple[Section, ...] = (
-    ("Matrix multiplication", "Square products of standard normal matrices through `torch.matmul`.", probes.squares),
+    ("Matrix multiplication", "Square products of standard normal matrices through `torch.matmul`.", tables.squares),
     (
         "A scan for the fastest product",
-        "Shapes tried briefly, one after the other, whose winner was then measured anew. Under a power limit the clocks, and so "
-        "the winner, hang on what was multiplied before: training rates are held against the fastest product of this page, "
-        "whichever table holds it.",
-        probes.searched,
+        "Many shapes are timed briefly, one after the other; the fastest is then measured again. Under a power limit, clock "
+        "speed, and so the ranking, depends on the preceding workload. Training rates are therefore compared with the fastest "
+        "product on this page, whichever table holds it.",
+        tables.searched,
     ),
     (
         "Matrix multiplication at a language model's shapes",
         "(m, k) times (k, n): shapes of Llama 70B under eight-way tensor parallelism and three squares, as in SemiAnalysis's "
-        "comparison of 2024-12-22. The average is over the shapes of a table.",
-        probes.gemm,
+        "comparison of 2024-12-22. Averages are over the shapes of one table.",
+        tables.gemm,
     ),
-    ("Calls and libraries", "The same product through two calls or two libraries.", probes.libraries),
+    ("Calls and libraries", "The same product through two calls or two libraries.", tables.libraries),
     (
         "Products of the trained models",
-        "Forward products of one tensor-parallel rank; in brackets, the share of the dense peak.",
-        probes.models,
+        "Forward products of one tensor-parallel rank. Brackets hold the share of the dense peak.",
+        tables.models,
     ),
     (
         "Attention",
-        "Causal, 32 query heads over 8 key/value heads, head width 128, bf16, 32,768 tokens at every length on a GPU. FLOP "
-        "count half the square; backward 2.5 times forward.",
-        probes.attention,
+        "Causal, bf16, 32 query heads, 8 key/value heads, head dimension 128; on a GPU 32,768 tokens at every sequence length. "
+        "FLOP count half the square; the backward pass counts 2.5 times the forward pass.",
+        tables.attention,
     ),
-    ("Memory", "Each array that is read or written counts once, as in STREAM.", suite_tables.memory),
+    ("Memory", "Each array that is read or written counts once, as in STREAM.", tables.memory),
     (
         "Collective operations",
-        "Time of the slowest rank; message sizes and bandwidths as nccl-tests defines them.",
-        suite_tables.collectives,
+        "Time of the slowest rank. Message sizes and bandwidths follow the definitions of nccl-tests.",
+        tables.collectives,
     ),
     (
         "Three-layer network",
-        "4096 to 8192 to 8192 to 4096 with ReLU on a GPU; forward, backward and AdamW, all in bf16. FLOP count six a weight and "
-        "sample.",
-        suite_tables.mlp,
+        "On a GPU 4096 to 8192 to 8192 to 4096, with ReLU; forward, backward and AdamW, all in bf16. Each weight and sample "
+        "counts six FLOP.",
+        tables.mlp,
     ),
     (
         "Transformer training: models",
-        "GPT-2's structure and vocabulary of 50,257 on a GPU, tied embeddings, a learned position for each token of the "
-        "sequence. The count holds every weight: tables, norms and, as in GPT-2, biases of the linear layers. The published "
-        "MI350X counts, `gpt-30m` to `gpt-13b` of `python -m tprimat.cli.models`, leave those biases out: under 0.1 % fewer.",
-        suite_tables.transformer_models,
+        "GPT-2's structure with tied embeddings and a learned position for each token of the sequence; on a GPU, GPT-2's "
+        "vocabulary of 50,257. Parameters include every weight: embeddings, norms and, as in GPT-2, the biases of linear "
+        "layers. The published MI350X counts, `gpt-30m` to `gpt-13b` of `python -m tprimat.cli.models`, leave out those biases, "
+        "which are less than 0.1 %.",
+        tables.transformer_models,
     ),
     (
         "Transformer training: results",
-        "Plain PyTorch on one device, nothing compiled, no recomputation; weights, gradients and AdamW's states in bf16. "
-        "6N counts six FLOP for each parameter and token; causal counts the weights that are multiplied and half the attention "
-        "square, and both shares are of that: of the data sheet's dense peak, and of the fastest product measured here.",
-        suite_tables.transformer_results,
+        "Plain PyTorch on one device, without compilation or recomputation; weights, gradients and AdamW's states in bf16. "
+        "6N counts six FLOP for each parameter and token. Causal counts the weights that multiply a token and half the attention "
+        "square. Both shares are of the causal rate: of the data sheet's dense peak, and of the fastest product measured here.",
+        tables.transformer_results,
     ),
     (
         "Data-parallel scaling",
-        "The same training under DistributedDataParallel, the batch of a device kept.",
-        suite_tables.ddp,
+        "The same training under DistributedDataParallel, with a constant batch per device.",
+        tables.ddp,
     ),
 )
 
-METHOD = """Every figure comes from the samples in probes.jsonl: device events around each repetition after a warm-up (30 calls,
-or 0.3 s of them), up to 200 repetitions or until the 95 % interval of the median is under 1 % or a second has passed, the
-last-level cache overwritten before each repetition, except around training steps and memory, whose data exceeds it. Times are
-medians; ± is half the width of the 95 % interval. The peaks are the data sheet's dense ones."""
+METHOD = """All figures come from the samples in probes.jsonl. Each repetition is timed with device events, after a warm-up of
+30 calls or 0.3 s. Repetitions end when the 95 % interval of the median is under 1 %, after one second, or after 200. The
+last-level cache is overwritten before each repetition, except for training steps and memory operations, whose data exceeds it.
+Times are medians; ± is half the width of the 95 % interval. Peaks are the dense ones of the data sheet."""
+
+SMALL_SIZES = "On a CPU the sizes are small unless `--full` is given: they show that everything runs, not how fast it is."
 
 
-SMALL = "On a processor the sizes are small unless `--full` asks otherwise: they show that everything runs and measure little."
+def page(probes: Sequence[ProbeRecord]) -> str:
+    """Write the page about the accelerator, driver, power limit and torch version of the newest probe, from one probe or more."""
+    return page_of(figures.newest_of_each(probes))
 
 
-def page(probes: Sequence[ProbeRecord], appendix: Sequence[str] = (), preface: str = "") -> str:
-    """Markdown; about the accelerator, driver, power limit and torch version of the newest probe.
+def page_of(chosen: Sequence[ProbeRecord], preface: str = "", appendix: str = "") -> str:
+    """Write the page from selected probes, one for each operation at each size.
 
     Args:
-        probes: of any kind; without any there are only the further sections.
-        appendix: further sections, ready made.
-        preface: stands before everything else.
+        chosen: one probe or more.
+        preface: paragraphs below the title.
+        appendix: sections below all others.
     """
-    return page_of(newest_of_each(probes), appendix, preface)
+    parts = [f"# What {chosen[-1].machine.accelerator or chosen[-1].machine.platform} reaches"]
+    parts += [preface] if preface else []
+    parts += [f"## System\n\n{tables.system(chosen)}", METHOD]
+    parts += [SMALL_SIZES] if chosen[-1].machine.platform == "cpu" else [f"## Summary\n\n{summary(chosen)}"]
+    parts += sections(chosen)
+    missing = [title for title, _, make in SECTIONS if make(chosen) is None]
+    parts += ["Not measured yet: " + ", ".join(missing) + "."] if missing else []
+    parts += [appendix] if appendix else []
+    return "\n\n".join(parts) + "\n"
 
 
-def page_of(chosen: Sequence[ProbeRecord], appendix: Sequence[str] = (), preface: str = "") -> str:
-    """The same of probes that were chosen before: each operation at each size once."""
-    name = (chosen[-1].machine.accelerator or chosen[-1].machine.platform) if chosen else "this machine"
-    parts = [f"# What {name} reaches", *filter(None, [preface])]
-    if chosen:
-        parts += [f"## System\n\n{suite_tables.system(chosen)}", METHOD]
-        parts += [SMALL] if chosen[-1].machine.platform == "cpu" else [f"## In short\n\n{in_short(chosen)}"]
-        parts += sections(chosen)
-        missing = [title for title, _, make in SECTIONS if make(chosen) is None]
-        parts += ["Not measured yet: " + ", ".join(missing) + "."] if missing else []
-    return "\n\n".join([*parts, *appendix]) + "\n"
+def sections(probes: Probes) -> list[str]:
+    """Write the sections for which there are probes."""
+    bodies = [(title, text, make(probes)) for title, text, make in SECTIONS]
+    return [f"## {title}\n\n{text}\n\n{body}" for title, text, body in bodies if body]
 
 
-def sections(probes: Sequence[ProbeRecord]) -> list[str]:
-    """Those about which something was measured."""
-    made = [(title, text, make(probes)) for title, text, make in SECTIONS]
-    return [f"## {title}\n\n{text}\n\n{body}" for title, text, body in made if body]
+def summary(probes: Probes) -> str:
+    """List one sentence for each kind of operation; empty where nothing was measured."""
+    return "\n".join(f"- {line}" for sentences in SENTENCES for line in sentences(probes))
+
+
+def product_sentences(probes: Probes) -> list[str]:
+    """Name the fastest product in the two dtypes that training multiplies in."""
+    lines = []
+    for dtype in ("bf16", "fp8"):
+        best = figures.fastest_product(probes, dtype)
+        mean = figures.mean_rate([p for p in of_kind(probes, "gemm") if p.dtype == dtype and p.variant in PLAIN])
+        if best is None:
+            continue
+        text = f"Matrix products in {dtype} reach up to {rate_of(best)}, {share(best)} of the dense peak, at {shape_of(best)}"
+        known = best.clock_hertz is not None or best.power_watts is not None
+        text += f" ({clock(best)})" if known else ""
+        lines.append(text + (f"; {units.teraflops(mean)} on average over the table's shapes." if mean else "."))
+    return lines
+
+
+def attention_sentences(probes: Probes) -> list[str]:
+    """Name the fastest backend, forward and backward."""
+    lines = []
+    for kind in ("attention_forward", "attention_backward"):
+        best = figures.fastest(of_kind(probes, kind))
+        if best:
+            direction, backend = kind.removeprefix("attention_"), best.variant or units.ABSENT
+            tokens = f"{best.shape['sequence']:,}"
+            lines.append(f"Attention {direction} reaches up to {rate_of(best)}, with {backend} at {tokens} tokens.")
+    return lines
+
+
+def memory_sentences(probes: Probes) -> list[str]:
+    """Name the fastest of the three access patterns."""
+    shares = [(figures.share_of_bandwidth(probe), probe) for probe in of_kind(probes, "copy", "triad", "fill") if probe.seconds]
+    best = max(((part, probe) for part, probe in shares if part is not None), key=lambda pair: pair[0], default=None)
+    rate = figures.bandwidth(best[1]) if best else None
+    if best is None or rate is None:
+        return []
+    part, probe = best
+    return [f"Memory moves up to {units.si(rate.value, 'B/s')} ({probe.kind}), {units.percent(part)} of the data sheet."]
+
+
+def collective_sentences(probes: Probes) -> list[str]:
+    """Give the bus bandwidth of the largest all-reduce for each number of ranks."""
+    measured = [probe for probe in of_kind(probes, "all_reduce") if probe.seconds]
+    lines = []
+    for ranks in sorted({probe.shape["ranks"] for probe in measured}):
+        largest = max((p for p in measured if p.shape["ranks"] == ranks), key=lambda p: p.shape["message_bytes"])
+        size, rate = units.message_size(largest.shape["message_bytes"]), units.si(figures.bus_bandwidth(largest), "B/s")
+        lines.append(f"An all-reduce of {size} over {ranks} devices reaches a bus bandwidth of {rate} ({largest.variant}).")
+    return lines
+
+
+def training_sentences(probes: Probes) -> list[str]:
+    """Name the transformer with the highest utilization, and relate it to the fastest product."""
+    best = figures.fastest([probe for probe in of_kind(probes, "transformer_step") if probe.seconds])
+    if best is None:
+        return []
+    text = f"A training step of the {best.variant} transformer reaches {rate_of(best)}, {share(best)} of the dense peak"
+    measured = figures.share_of_fastest_product(best, probes)
+    return [text + ("." if measured is None else f" and {units.percent(measured)} of the fastest product above.")]
+
+
+def scaling_sentences(probes: Probes) -> list[str]:
+    """Give the efficiency of data parallelism on the most devices."""
+    lines = []
+    steps = [probe for probe in of_kind(probes, "ddp_step") if probe.seconds]
+    for name in dict.fromkeys(probe.variant for probe in steps):
+        same = [probe for probe in steps if probe.variant == name]
+        most = max(same, key=lambda probe: probe.shape["ranks"])
+        efficiency, ranks = figures.scaling_efficiency(most, same), most.shape["ranks"]
+        if efficiency is not None and ranks > 1:
+            lines.append(f"Data-parallel training of {name} scales to {ranks} devices at {units.percent(efficiency)} efficiency.")
+    return lines
+
+
+SENTENCES: tuple[Callable[[Probes], list[str]], ...] = (
+    product_sentences,
+    attention_sentences,
+    memory_sentences,
+    collective_sentences,
+    training_sentences,
+    scaling_sentences,
+)

@@ -1,4 +1,4 @@
-"""What torchtune reads, made by the processes that the suite starts: weights, tokenizer, texts."""
+"""The inputs of torchtune, written by the benchmark's own processes: weights, tokenizer, texts."""
 
 import json
 import math
@@ -8,33 +8,24 @@ from itertools import pairwise
 
 import pytest
 import torch
+from safetensors import safe_open
 
+from benchmarks.finetune_qwen3.texts import WORDS
 from tprimat.facts.models import model_shape, parameters, tiny
-from tprimat.train.torchtune.instructions import WORDS
 
 SHAPE = tiny(model_shape("qwen3-8b"))
 
 
 def run(module, *arguments):
-    command = [sys.executable, "-m", f"tprimat.train.torchtune.{module}", *map(str, arguments)]
+    command = [sys.executable, "-m", f"benchmarks.finetune_qwen3.{module}", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 def tensors_of(path):
-    """Name -> tensor, by the format's own description: length, JSON header, bytes."""
-    content = path.read_bytes()
-    start = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:start])
-    assert header.pop("__metadata__") == {"format": "pt"}
-    assert max(entry["data_offsets"][1] for entry in header.values()) == len(content) - start
-    found = {}
-    for name, entry in header.items():
-        assert entry["dtype"] == "BF16"
-        begin, end = entry["data_offsets"]
-        found[name] = torch.frombuffer(bytearray(content[start + begin : start + end]), dtype=torch.bfloat16).view(
-            *entry["shape"]
-        )
-    return found
+    """Name -> tensor."""
+    with safe_open(path, framework="pt") as shard:
+        assert shard.metadata() == {"format": "pt"}
+        return {name: shard.get_tensor(name) for name in shard.keys()}  # noqa: SIM118
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +46,7 @@ def test_a_random_checkpoint_has_every_weight_of_the_model_in_the_shards_that_it
         assert {index[name] for name in found} == {path.name}
         weights |= found
     assert set(weights) == set(index)
+    assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
     assert sum(tensor.numel() for tensor in weights.values()) == parameters(SHAPE).total
     assert (weights["model.layers.3.self_attn.k_norm.weight"] == 1).all()
     head, table = weights["lm_head.weight"], weights["model.embed_tokens.weight"]
@@ -62,10 +54,10 @@ def test_a_random_checkpoint_has_every_weight_of_the_model_in_the_shards_that_it
     assert not torch.equal(head, table)
 
 
-def test_its_configuration_says_what_the_model_is_and_the_last_file_that_it_means_nothing(checkpoint):
-    said = json.loads((checkpoint / "config.json").read_text())
-    assert (said["hidden_size"], said["num_hidden_layers"]) == (SHAPE.hidden, SHAPE.layers)
-    assert (said["num_attention_heads"], said["num_key_value_heads"], said["tie_word_embeddings"]) == (32, 8, False)
+def test_its_configuration_describes_the_model_and_its_last_file_marks_the_weights_as_random(checkpoint):
+    config = json.loads((checkpoint / "config.json").read_text())
+    assert (config["hidden_size"], config["num_hidden_layers"]) == (SHAPE.hidden, SHAPE.layers)
+    assert (config["num_attention_heads"], config["num_key_value_heads"], config["tie_word_embeddings"]) == (32, 8, False)
     note = checkpoint / "random-weights.json"
     assert json.loads(note.read_text())["model"] == "qwen3-8b-tiny"
     assert note.stat().st_mtime_ns == max(path.stat().st_mtime_ns for path in checkpoint.iterdir())
@@ -82,7 +74,7 @@ def pieces(word, ranks):
         parts[place : place + 2] = [parts[place] + parts[place + 1]]
 
 
-def test_every_invented_word_is_one_token_and_every_byte_has_one(checkpoint):
+def test_every_word_and_every_byte_is_one_token(checkpoint):
     vocabulary = json.loads((checkpoint / "vocab.json").read_text(encoding="utf8"))
     first, *lines = (checkpoint / "merges.txt").read_text(encoding="utf8").splitlines()
     assert first.startswith("#version:")
@@ -96,9 +88,9 @@ def test_every_invented_word_is_one_token_and_every_byte_has_one(checkpoint):
             assert text in vocabulary
 
 
-def test_texts_fill_what_was_asked_and_hang_on_the_seed_alone(tmp_path):
+def test_texts_hold_the_tokens_requested_and_depend_on_the_seed_alone(tmp_path):
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        done = run("instructions", tmp_path / name, "--tokens", 20_000, "--seed", seed)
+        done = run("texts", tmp_path / name, "--tokens", 20_000, "--seed", seed)
         assert done.returncode == 0, done.stderr
     a, b, c = ((tmp_path / name).read_text() for name in "abc")
     assert a == b != c
@@ -109,9 +101,9 @@ def test_texts_fill_what_was_asked_and_hang_on_the_seed_alone(tmp_path):
     assert set(a.replace('"', " ").split()) & set(WORDS)
 
 
-def test_a_folder_that_cannot_be_written_is_told_in_one_line(tmp_path):
+def test_a_folder_that_cannot_be_written_is_named_in_one_line(tmp_path):
     (tmp_path / "file").write_text("")
-    for module, rest in (("weights", ("--tiny",)), ("instructions", ("--tokens", "9"))):
+    for module, rest in (("weights", ("--tiny",)), ("texts", ("--tokens", "9"))):
         done = run(module, tmp_path / "file" / "inside", *rest)
         assert done.returncode == 2
         assert done.stderr.startswith("error: ")

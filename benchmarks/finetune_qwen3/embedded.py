@@ -1,38 +1,38 @@
-"""Full training of Qwen3 8B on the embedded engine, for the accelerator suite: ./benchmark.py, once for each dtype."""
+"""Full training of Qwen3 8B on the embedded engine: one call of ./benchmark.py for each dtype."""
 
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tprimat.cli.ranks import environment
 from tprimat.engines.base import Command
+from tprimat.launch.command import python_environment
 from tprimat.records.schema import Machine
 
+ROOT = Path(__file__).resolve().parents[2]
 MODEL = "qwen3-8b"
 STRATEGY = "minimal_communication"
 PLATFORM_NAMES = {"cuda": "nvidia", "rocm": "amd", "cpu": "cpu"}
 PRECISIONS = ("bf16", "fp8")
-SEQUENCES_OF_A_DEVICE, SEQUENCE_TOKENS = 14, 8192
-"""The published runs' batch; in micro-batches of 2."""
-
+SEQUENCES_PER_DEVICE, SEQUENCE_TOKENS = 14, 8192
+"""The batch of the published runs; the embedded engine cuts it into micro-batches of 2."""
 LIMIT_FLAG = "--time-budget"
-"""Of the suite: what whoever wants a longer run has to raise."""
+"""The flag of this benchmark that allows longer runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What the user's flags make of it."""
+    """What all runs of one call share."""
 
     machine: Machine | None
-    """None: no GPU is here, and a tiny Qwen3 trains on processes."""
+    """None: this machine has no GPU, and a tiny Qwen3 trains on processes."""
     ranks: int
     steps: int
-    seconds: float | None
-    """A run is stopped after this."""
+    limit_seconds: float | None
+    """Time limit of a run."""
 
 
-def command_of(precision: str, folder: Path, training: Training) -> Command:
-    """The exact process of one run; its records go into the folder, and one that counts is not made again."""
+def embedded_command(precision: str, folder: Path, training: Training) -> Command:
+    """Return the command of one run, which writes its records into the folder and does not repeat a run that counts."""
     machine = training.machine
     platform = PLATFORM_NAMES[machine.platform if machine else "cpu"]
     layout = f"parallelism.{STRATEGY}.{MODEL}.{platform}"
@@ -43,10 +43,10 @@ def command_of(precision: str, folder: Path, training: Training) -> Command:
         f"{layout}.pipeline_model_parallel_size=1",
         f"platform_optimizations.{platform}.recompute=full",
     ]
-    if training.seconds is not None:
-        limit = f"benchmarking.run_timeout_seconds={max(1, round(training.seconds))}"
+    if training.limit_seconds is not None:
+        limit = f"benchmarking.run_timeout_seconds={max(1, round(training.limit_seconds))}"
         settings += [limit, f"benchmarking.run_timeout_flag={LIMIT_FLAG}"]
-    sequences, tokens, micro = (SEQUENCES_OF_A_DEVICE, SEQUENCE_TOKENS, 2) if machine else (2, 64, 1)
+    sequences, tokens, micro_batch = (SEQUENCES_PER_DEVICE, SEQUENCE_TOKENS, 2) if machine else (2, 64, 1)
     flags = {
         "--model": MODEL,
         "--engine": "megatron",
@@ -55,13 +55,13 @@ def command_of(precision: str, folder: Path, training: Training) -> Command:
         "--gpus": training.ranks,
         "--steps": training.steps,
         "--global-batch-size": sequences * training.ranks,
-        "--micro-batch-size": micro,
+        "--micro-batch-size": micro_batch,
         "--sequence-length": tokens,
         "--data": "mock",
         "--output-dir": folder,
     }
     words = [str(word) for pair in flags.items() for word in pair] + [word for text in settings for word in ("--set", text)]
     return Command(
-        argv=(sys.executable, "-m", "tprimat.cli.benchmark", "--resume", *words),
-        environment={"PYTHONPATH": environment(1)["PYTHONPATH"]},
+        argv=(sys.executable, str(ROOT / "benchmark.py"), "--resume", *words),
+        environment={"PYTHONPATH": python_environment()["PYTHONPATH"]},
     )

@@ -1,0 +1,179 @@
+"""Fine-tuning of Qwen3 8B with torchtune's own recipes: command lines, inputs, and logs as records.
+
+Nothing is downloaded: the texts are made up (texts.py), and so are the weights if the user has none (weights.py).
+"""
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import yaml
+
+from benchmarks.finetune_qwen3.embedded import MODEL, ROOT, SEQUENCE_TOKENS, SEQUENCES_PER_DEVICE, Training
+from tprimat.analyze.metrics import run_metrics
+from tprimat.engines.base import Command
+from tprimat.launch.command import python_environment
+from tprimat.records.benchmark_file import read_benchmark_file, write_benchmark_file
+from tprimat.records.schema import Evidence
+
+INSTALL = "pip install torchvision torchao 'torchtune @ git+https://github.com/pytorch/torchtune'"
+"""The latest release, 0.6.1, supports neither Qwen3 nor fp8, and imports parts of torchao that current versions have moved."""
+DOWNLOAD = "tune download Qwen/Qwen3-8B --output-dir CHECKPOINT"
+TRAINED_WEIGHTS = f"`{DOWNLOAD}` and `--checkpoint CHECKPOINT`"
+CONFIGURATION = "torchtune_config.yaml"
+"""Written by a recipe into its folder: its configuration with every override."""
+RESULT = f"benchmark_{MODEL}.json"
+CACHE, TRAINED = "cache", ("epoch_*", "step_*")
+"""Deleted after a run: its texts as tables, and weights trained on made-up words."""
+COMPLETE = "random-weights.json"
+"""Written last into a checkpoint of random weights: marks it as random, and as complete."""
+COMMON = (
+    f"batch_size={SEQUENCES_PER_DEVICE}",
+    "gradient_accumulation_steps=1",
+    f"tokenizer.max_seq_len={SEQUENCE_TOKENS}",
+    "dataset.packed=True",
+    "compile=True",
+    "enable_activation_checkpointing=True",
+    "log_peak_memory_stats=True",
+)
+"""Batch, sequence and settings of the published runs, as overrides of torchtune's configurations (recipes/configs/qwen3)."""
+FULL = ("full_finetune_distributed", "qwen3/8B_full", ("save_every_n_steps=1000000",))
+"""Without the override this recipe writes two checkpoints at the end of an epoch. The LoRA recipe does not, and rejects it."""
+MODES: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "lora-bf16": ("lora_finetune_distributed", "qwen3/8B_lora", ("save_adapter_weights_only=True",)),
+    "full-bf16": FULL,
+    "full-fp8": (*FULL[:2], (*FULL[2], "enable_fp8_training=True", "fp8_recipe_name=tensorwise")),
+}
+TEXTS = "invented instructions, packed"
+"""How the records describe the data."""
+RANDOM = "random"
+"""Replaces a checkpoint's folder, since speed does not depend on the weights. A folder of this name is ./random."""
+SEED = 1234
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """The files that all runs read."""
+
+    checkpoint: Path
+    texts: Path
+    random: bool
+    """The benchmark writes the checkpoint, with random weights."""
+
+
+def inputs_in(output: Path, checkpoint: str) -> Inputs:
+    """Return the paths of the inputs, which may not exist yet."""
+    folder = output / "torchtune"
+    random = checkpoint == RANDOM
+    return Inputs(
+        checkpoint=folder / "random-checkpoint" if random else Path(checkpoint),
+        texts=folder / "instructions.jsonl",
+        random=random,
+    )
+
+
+def input_commands(inputs: Inputs, training: Training) -> list[Command]:
+    """Return the commands that write missing inputs. Texts are always written, since they depend on steps and ranks."""
+    tokens = training.steps * training.ranks * SEQUENCES_PER_DEVICE * SEQUENCE_TOKENS
+    python, modules = (sys.executable, "-m"), {"PYTHONPATH": python_environment()["PYTHONPATH"]}
+    texts = ("benchmarks.finetune_qwen3.texts", str(inputs.texts), "--tokens", str(tokens), "--seed", str(SEED))
+    commands = [Command(argv=(*python, *texts), environment=modules)]
+    if inputs.random and not (inputs.checkpoint / COMPLETE).is_file():
+        weights = ("benchmarks.finetune_qwen3.weights", str(inputs.checkpoint), "--model", MODEL)
+        commands.append(Command(argv=(*python, *weights), environment=modules))
+    return commands
+
+
+def torchtune_command(mode: str, folder: Path, inputs: Inputs, training: Training) -> Command:
+    """Return the command of one run."""
+    recipe, configuration, extra = MODES[mode]
+    places = (
+        f"max_steps_per_epoch={training.steps}",
+        f"output_dir={folder}",
+        f"checkpointer.checkpoint_dir={inputs.checkpoint}",
+        f"tokenizer.path={inputs.checkpoint / 'vocab.json'}",
+        f"tokenizer.merges_file={inputs.checkpoint / 'merges.txt'}",
+        "dataset.source=json",
+        f"dataset.data_files={inputs.texts}",
+        f"dataset.cache_dir={folder / CACHE}",
+    )
+    launcher = (sys.executable, "-m", "torchtune._cli.tune", "run", "--nnodes", "1", "--nproc_per_node", str(training.ranks))
+    words = (recipe, "--config", configuration, *COMMON, *extra, *places)
+    return Command(argv=(*launcher, *words), environment=python_environment(training.ranks) | {"HF_HUB_OFFLINE": "1"})
+
+
+def torchtune_refusal(checkpoint: str | None) -> str | None:
+    """Say why torchtune cannot run here, with the command that helps; None where it can.
+
+    Args:
+        checkpoint: a folder, or RANDOM.
+    """
+    found = importlib.util.find_spec("torchtune")
+    if found is None or found.origin is None:
+        return f"torchtune is not installed. `{INSTALL}`, then this command with `--checkpoint random`, or {TRAINED_WEIGHTS}."
+    if not (Path(found.origin).parent / "models" / "qwen3").is_dir():
+        return f"this torchtune does not support Qwen3. `{INSTALL}`."
+    if checkpoint is None:
+        return f"no checkpoint was given: `--checkpoint random`, or {TRAINED_WEIGHTS}."
+    if checkpoint != RANDOM and not (Path(checkpoint) / "vocab.json").is_file():
+        return f"{checkpoint} holds no checkpoint of Qwen3 8B. Get one with `{DOWNLOAD}`, or use `--checkpoint random`."
+    return None
+
+
+def read_log(folder: Path, ranks: int, accelerator: str | None) -> str | None:
+    """Write a benchmark file from the newest log of torchtune's DiskLogger, with ./extract_primus_metrics.py.
+
+    Returns:
+        Why there is no file; None where there is one.
+    """
+    for leftover in (folder / CACHE, *(path for name in TRAINED for path in folder.glob(name))):
+        shutil.rmtree(leftover, ignore_errors=True)
+    logs = sorted((folder / "logs").glob("log_*.txt"), key=lambda log: log.stat().st_mtime)
+    if not logs:
+        return f"torchtune left no log in {folder / 'logs'}"
+    target = folder / RESULT
+    flags = {
+        "--log-file": logs[-1],
+        "--model-name": MODEL,
+        "--dialect": "torchtune",
+        "--output": target,
+        "--num-gpus": ranks,
+        "--sequence-length": SEQUENCE_TOKENS,
+        "--global-batch-size": SEQUENCES_PER_DEVICE * ranks,
+    } | ({"--gpu": accelerator} if accelerator else {})
+    words = [str(word) for pair in flags.items() for word in pair]
+    command = [sys.executable, str(ROOT / "extract_primus_metrics.py"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    print(done.stdout + done.stderr, end="", file=sys.stderr)
+    if done.returncode:
+        return f"{logs[-1]} cannot be read"
+    add_configuration(target, folder / CONFIGURATION)
+    return None
+
+
+def add_configuration(target: Path, configuration: Path) -> None:
+    """Add the configuration that torchtune wrote to the record of its log."""
+    if not configuration.is_file():
+        return
+    result = read_benchmark_file(target)
+    logged = result.run.evidence or Evidence(source="log")
+    fields = yaml.safe_load(configuration.read_text(encoding="utf8"))
+    micro_batch = fields["batch_size"]
+    options = {key: fields[key] for key in ("compile", "enable_fp8_training", "fp8_recipe_name") if key in fields}
+    notes = [f"{key}: {value}" for key, value in options.items()]
+    if (Path(fields["checkpointer"]["checkpoint_dir"]) / COMPLETE).is_file():
+        notes.append("weights: random")
+    evidence = replace(
+        logged,
+        parameter_dtype=fields["dtype"],
+        micro_batch_sequences=micro_batch,
+        sequence_tokens=fields["tokenizer"]["max_seq_len"],
+        data=TEXTS,
+        notes=(*logged.notes, *notes),
+    )
+    options["model"] = fields["model"]["_component_"].rpartition(".")[2]
+    run = replace(result.run, evidence=evidence, micro_batch_sequences=micro_batch, engine_options=options)
+    write_benchmark_file(target, run, result.steps, run_metrics(run, result.steps))

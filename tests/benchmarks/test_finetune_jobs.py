@@ -1,0 +1,131 @@
+"""The trainings of Qwen3 8B: their commands, records of torchtune's logs, and failures as records."""
+
+import dataclasses
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.finetune_qwen3 import embedded, jobs, torchtune_recipes
+from benchmarks.finetune_qwen3.embedded import Training
+from benchmarks.finetune_qwen3.section import section
+from tprimat.cli import options
+from tprimat.engines.base import Command
+from tprimat.records.schema import Machine
+
+GPUS = Machine(platform="cuda", accelerator="NVIDIA H200", gpus_per_node=8, nodes=1)
+ON_GPUS = Training(machine=GPUS, ranks=8, steps=20, limit_seconds=None)
+ON_A_CPU = Training(machine=None, ranks=2, steps=4, limit_seconds=None)
+LOG = Path(__file__).parents[1] / "logs" / "torchtune_qwen3_lora.log"
+
+
+def test_the_command_of_fp8_is_torchtunes_full_recipe_with_its_switch(tmp_path):
+    inputs = torchtune_recipes.inputs_in(tmp_path, "checkpoint")
+    argv = torchtune_recipes.torchtune_command("full-fp8", tmp_path, inputs, ON_GPUS).argv
+    assert argv[1:9] == (
+        "-m",
+        "torchtune._cli.tune",
+        "run",
+        "--nnodes",
+        "1",
+        "--nproc_per_node",
+        "8",
+        "full_finetune_distributed",
+    )
+    assert {"enable_fp8_training=True", "batch_size=14", "tokenizer.max_seq_len=8192", "dataset.packed=True"} <= set(argv)
+    assert {"max_steps_per_epoch=20", "checkpointer.checkpoint_dir=checkpoint"} <= set(argv)
+    assert "enable_fp8_training=True" not in torchtune_recipes.torchtune_command("full-bf16", tmp_path, inputs, ON_GPUS).argv
+
+
+@pytest.mark.parametrize("precision", embedded.PRECISIONS)
+def test_the_embedded_engine_trains_the_published_workload(tmp_path, precision):
+    from tprimat.runner.session import prepare
+
+    argv = embedded.embedded_command(precision, tmp_path, ON_GPUS).argv
+    assert Path(argv[1]) == embedded.ROOT / "benchmark.py"
+    requested = options.parser().parse_args([*argv[2:], "--platform", "nvidia", "--dry-run"])
+    (plan,) = prepare(requested).plans
+    assert (plan.shape.name, plan.engine, plan.precision, plan.recompute) == ("qwen3-8b", "megatron", precision, "full")
+    assert (plan.batch.global_batch_sequences, plan.batch.sequence_tokens, plan.layout.data) == (14 * 8, 8192, 8)
+
+
+def test_a_missing_torchtune_is_named_with_the_command_that_installs_it():
+    assert torchtune_recipes.INSTALL in torchtune_recipes.torchtune_refusal(None)
+
+
+def test_a_torchtune_without_qwen3_is_not_started(tmp_path, monkeypatch):
+    (tmp_path / "torchtune" / "models").mkdir(parents=True)
+    (tmp_path / "torchtune" / "__init__.py").write_text("raise ImportError('never imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    assert "does not support Qwen3" in torchtune_recipes.torchtune_refusal(str(tmp_path))
+    (tmp_path / "torchtune" / "models" / "qwen3").mkdir()
+    assert "holds no checkpoint" in torchtune_recipes.torchtune_refusal(str(tmp_path))
+    assert "--checkpoint random" in torchtune_recipes.torchtune_refusal(None)
+    assert torchtune_recipes.torchtune_refusal("random") is None
+    (tmp_path / "vocab.json").write_text("{}")
+    assert torchtune_recipes.torchtune_refusal(str(tmp_path)) is None
+
+
+def a_job(program, name="torchtune-lora-bf16", read=lambda: None):
+    return jobs.Job(
+        name=name, engine="torchtune", dtype="bf16", command=lambda _: Command(argv=(sys.executable, "-c", program)), read=read
+    )
+
+
+def test_a_log_of_torchtune_becomes_a_record_and_the_record_a_row(tmp_path):
+    folder = jobs.job_folder(tmp_path, "torchtune-lora-bf16")
+    program = f"import pathlib, shutil; p = pathlib.Path({str(folder)!r}, 'logs'); p.mkdir(parents=True, exist_ok=True); "
+    program += f"shutil.copy({str(LOG)!r}, p / 'log_1.txt')"
+    job = a_job(program, read=lambda: torchtune_recipes.read_log(folder, 2, "AMD Instinct MI350X"))
+    lines = []
+    jobs.run_job(job, tmp_path, ON_A_CPU, lines.append)
+    assert lines[-1] == "torchtune-lora-bf16: completed"
+    text = section(tmp_path, "torchtune is not installed.")
+    row = next(line for line in text.splitlines() if line.startswith("| torchtune-lora-bf16"))
+    assert "| 2 |" in row
+    assert "torchtune was not run" not in text
+    jobs.run_job(job, tmp_path, ON_A_CPU, lines.append)
+    assert lines[-1] == "torchtune-lora-bf16: done before"
+
+
+def test_a_failure_is_a_record_with_its_cause_and_the_next_start_tries_again(tmp_path):
+    job = a_job("raise ValueError('no such configuration: qwen3/8B_lora')")
+    for _ in range(2):
+        jobs.run_job(job, tmp_path, ON_A_CPU, lambda line: None)
+    (result,) = jobs.results_in(jobs.job_folder(tmp_path, job.name))
+    assert (result.run.outcome, result.run.engine, result.run.matmul_dtype) == ("failed", "torchtune", "bf16")
+    assert "no such configuration: qwen3/8B_lora" in result.run.cause
+    assert "- torchtune-lora-bf16: failed: " in section(tmp_path)
+
+
+def hint_of(job, output, seconds):
+    """The hint in the record of a training that timed out."""
+    training = dataclasses.replace(ON_A_CPU, limit_seconds=seconds)
+    jobs.run_job(job, output, training, lambda line: None)
+    (result,) = jobs.results_in(jobs.job_folder(output, job.name))
+    assert result.run.outcome == "timed_out"
+    return result.run.hint
+
+
+def test_a_training_that_timed_out_names_the_flag_that_gives_it_more_time(tmp_path, monkeypatch):
+    job = next(job for job in jobs.jobs(tmp_path, ON_A_CPU, None, set()) if job.name == "embedded-full-bf16")
+    assert "raise --time-budget" in hint_of(job, tmp_path, 1.0)
+    monkeypatch.setattr(jobs, "STOP_SECONDS", 0)
+    assert "raise --time-budget" in hint_of(a_job("import time; time.sleep(60)"), tmp_path, 0.5)
+    page = section(tmp_path)
+    assert "larger `--time-budget`" in page
+    assert "run_timeout_seconds" not in page
+
+
+def test_a_process_that_ends_well_and_leaves_no_log_is_a_failure(tmp_path):
+    folder = jobs.job_folder(tmp_path, "torchtune-lora-bf16")
+    job = a_job("pass", read=lambda: torchtune_recipes.read_log(folder, 2, "AMD Instinct MI350X"))
+    jobs.run_job(job, tmp_path, ON_A_CPU, lambda line: None)
+    assert "torchtune left no log" in section(tmp_path)
+
+
+def test_without_records_the_page_says_why(tmp_path):
+    assert "torchtune was not run: it is not installed." in section(tmp_path, "it is not installed.")
+    assert "Not measured yet." in section(tmp_path)

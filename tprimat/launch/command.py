@@ -1,0 +1,48 @@
+"""Run one command, or one module on several ranks of this machine, to its end."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from tprimat.engines.base import Command
+from tprimat.launch.process import Child, Ending, Interrupts, Output, Supervision
+from tprimat.launch.schema import Limits
+from tprimat.logs.failures import Failure
+
+DEFAULT_LIMIT_SECONDS = 900.0
+
+
+def run_command(command: Command, on_line: Callable[[str], None], limit_seconds: float = DEFAULT_LIMIT_SECONDS) -> Ending:
+    """Run a command until its last process has ended or the time limit has passed, and pass on its output line by line."""
+    limits = Limits(startup_timeout_seconds=limit_seconds, hang_factor=1.0, hang_minimum_seconds=limit_seconds)
+    ends = time.monotonic() + limit_seconds
+
+    def tick(now: float) -> Failure | None:
+        return Failure(outcome="timed_out", cause=f"No end within {limit_seconds:.0f} s.") if now > ends else None
+
+    with Interrupts() as interrupts:
+        child = Child(command, limits.grace_seconds)
+        return Supervision(child, Output((), on_line, on_line), limits, interrupts).run(tick, lambda _: None)
+
+
+def run_ranks(module: str, arguments: Sequence[str], ranks: int, on_line: Callable[[str], None]) -> str | None:
+    """Run a module under torchrun with one process a rank, and leave no process behind.
+
+    Returns:
+        Why the ranks failed; None where all ended well.
+
+    Raises:
+        LaunchError: torchrun cannot be started.
+    """
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
+    ending = run_command(Command(argv=(*launcher, "-m", module, *arguments), environment=python_environment(ranks)), on_line)
+    if ending.stopped:
+        return ending.stopped.cause
+    return f"torchrun ended with status {ending.exit_code}." if ending.exit_code else None
+
+
+def python_environment(ranks: int = 1) -> dict[str, str]:
+    """Return the variables with which a child finds this Python's modules and each rank gets a fair share of the cores."""
+    cores = max(1, (os.cpu_count() or 1) // ranks)  # torchrun alone would give each rank one
+    return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": str(cores)}

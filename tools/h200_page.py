@@ -22,7 +22,7 @@ from tprimat.report.suite import page_of  # noqa: E402
 RESULTS = ROOT / "results" / "h200"
 PAGE = ROOT / "docs" / "h200.md"
 PREFACE = """Made by `python3 tools/h200_page.py` from the records in `results/h200`: the probes of each folder and the training
-runs of Qwen3 8B in `qwen3-8b`. On any other accelerator `python -m tprimat.cli.suite` runs the same probes and writes the same
+runs of Qwen3 8B in `qwen3-8b`. On any other accelerator `tprimat suite` runs the same probes and writes the same
 page; `python3 -m benchmarks.finetune_qwen3` writes its last section."""
 
 

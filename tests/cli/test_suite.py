@@ -12,7 +12,7 @@ ALL_BUT_SHORT = "gemm,attention,collectives,ddp,transformer"
 
 
 def suite(*arguments):
-    command = [sys.executable, "-m", "tprimat.cli.suite", *map(str, arguments)]
+    command = [sys.executable, "-m", "tprimat", "suite", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
@@ -39,7 +39,7 @@ def test_one_command_measures_writes_the_page_and_continues_where_it_stopped(tmp
 
 
 def test_a_suite_stopped_by_its_user_keeps_its_measurements_and_does_not_exit_0(tmp_path):
-    command = [sys.executable, "-m", "tprimat.cli.suite", "--output", str(tmp_path), "--skip", ALL_BUT_SHORT]
+    command = [sys.executable, "-m", "tprimat", "suite", "--output", str(tmp_path), "--skip", ALL_BUT_SHORT]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as first:
         until((tmp_path / "probes.jsonl").exists)
         os.killpg(first.pid, signal.SIGINT)

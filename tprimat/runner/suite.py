@@ -81,7 +81,7 @@ def run_probe(probe: str, options: SuiteOptions, seconds: float | None) -> bool:
     arguments += [f"--{options.size}"] if options.size else []
     arguments += ["--ranks", str(options.ranks)] if options.ranks and probe in ON_SEVERAL_RANKS else []
     arguments += ["--time-budget", str(seconds)] if seconds is not None else []
-    command = Command(argv=(sys.executable, "-m", "tprimat.cli.probe", *arguments), environment=python_environment())
+    command = Command(argv=(sys.executable, "-m", "tprimat", "probe", *arguments), environment=python_environment())
     ending = run_command(command, lambda line: None if line.startswith("{") else log(line))
     if ending.exit_code:
         log(f"{probe} ended with status {ending.exit_code}; its measurements so far are kept")

@@ -9,7 +9,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from tprimat.facts.models import model_shape, parameters, tiny
+from tprimat.facts.flops import parameters
+from tprimat.facts.models import model_shape, tiny
 from tprimat.train.torchtune.instructions import WORDS
 
 SHAPE = tiny(model_shape("qwen3-8b"))

@@ -236,9 +236,11 @@ def run(options: argparse.Namespace) -> int:
     comparison = compare(measured, options)
     print(text(comparison), end="")
     if options.published:
-        from tprimat.cli.published import section
+        from tprimat.analyze.published import nearest_published
+        from tprimat.report import published
+        from tprimat.runner.reproduce import reproduce
 
-        print("\n" + section(comparison.groups), end="")
+        print("\n" + published.text(nearest_published(comparison.groups), reproduce), end="")
     if comparison.groups:
         write(comparison, destination)
         print(f"written: {destination.path}", file=sys.stderr)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from tprimat.cli.ranks import environment
 from tprimat.engines.base import Command
+from tprimat.facts.platforms import PLATFORM_OF
 from tprimat.records.schema import Machine
 
 MODEL = "qwen3-8b"
 STRATEGY = "minimal_communication"
-PLATFORM_NAMES = {"cuda": "nvidia", "rocm": "amd", "cpu": "cpu"}
 PRECISIONS = ("bf16", "fp8")
 SEQUENCES_OF_A_DEVICE, SEQUENCE_TOKENS = 14, 8192
 """The published runs' batch; in micro-batches of 2."""
@@ -34,7 +34,7 @@ class Training:
 def command_of(precision: str, folder: Path, training: Training) -> Command:
     """The exact process of one run; its records go into the folder, and one that counts is not made again."""
     machine = training.machine
-    platform = PLATFORM_NAMES[machine.platform if machine else "cpu"]
+    platform = PLATFORM_OF[machine.platform if machine else "cpu"]
     layout = f"parallelism.{STRATEGY}.{MODEL}.{platform}"
     settings = [
         f"models.{MODEL}.name=Qwen3 8B",

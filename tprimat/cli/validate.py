@@ -5,8 +5,9 @@ import sys
 from pathlib import Path
 
 from tprimat.config.load import LoadedConfig, Setting, read_config
-from tprimat.config.schema import PlatformName, Size
+from tprimat.config.schema import Size
 from tprimat.errors import UserError
+from tprimat.facts.platforms import PlatformName
 from tprimat.plan.build import PlanRequest, build_plan
 from tprimat.plan.schema import RunPlan
 

@@ -1,5 +1,6 @@
-"""FLOP of training one token, forward and backward, recomputation excluded, in the three conventions that people use.
+"""Weight matrices, parameters and FLOP of a model: what its shape implies.
 
+FLOP are those of training one token, forward and backward, recomputation excluded, in the three conventions in use.
 A matmul of (m, k) with (k, n) takes 2 m n k; its backward pass takes twice that. Attention at sequence length s
 multiplies each query with s keys and s weights with values: 2 s (query width + value width) a layer and token.
 Sources of the arithmetic: Kaplan et al., arXiv 2001.08361, section 2.1 (6n); Chowdhery et al., PaLM, arXiv 2204.02311,
@@ -12,16 +13,177 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from tprimat.errors import ConfigError, LayoutError
-from tprimat.facts.matmuls import WeightMatrix, attention_matrices, feed_forward_matrices, moe_matrices, output_matrix
-from tprimat.facts.parameters import parameters
-from tprimat.facts.shape import ModelShape
+from tprimat.facts.models import ModelShape
 
 FlopConvention = Literal["causal", "full", "6n"]
 
 CONVENTIONS: tuple[FlopConvention, ...] = get_args(FlopConvention)
-
+BYTES_PER_WEIGHT = {"fp16": 2, "bf16": 2, "fp8": 1}
 FORWARD_AND_BACKWARD = 3
 SEED_FLOP_PER_TOKEN = {"llama-3.1-8b": 6 * 8.0e9, "qwen-2.5-7b": 6 * 7.6e9}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightMatrix:
+    """A linear layer: out = in @ weight, weight of shape (inputs, outputs)."""
+
+    name: str
+    inputs: int
+    outputs: int
+    copies: int = 1
+    """Of this matrix in one layer: experts."""
+    active_copies: int = 1
+    """Of these, how many one token passes."""
+    split: str = "none"
+    """What tensor parallelism divides: "outputs" (column parallel), "inputs" (row parallel) or "none" (each rank has all)."""
+    experts: bool = False
+    """One of the routed experts: a token meets some of them only."""
+
+    @property
+    def parameters(self) -> int:
+        """Weights of all copies, biases left out."""
+        return self.inputs * self.outputs * self.copies
+
+    @property
+    def active_parameters(self) -> int:
+        """Weights that one token is multiplied with."""
+        return self.inputs * self.outputs * self.active_copies
+
+
+def attention_matrices(shape: ModelShape) -> list[WeightMatrix]:
+    """Projections of one layer's attention; queries, keys and values are one matmul as Megatron-LM runs them."""
+    if shape.kv_lora_rank is not None:
+        return latent_attention_matrices(shape)
+    qkv = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    return [
+        WeightMatrix(name="qkv", inputs=shape.hidden, outputs=qkv, split="outputs"),
+        WeightMatrix(name="attention_output", inputs=shape.heads * shape.head_dim, outputs=shape.hidden, split="inputs"),
+    ]
+
+
+def latent_attention_matrices(shape: ModelShape) -> list[WeightMatrix]:
+    """Multi-head latent attention: DeepSeek-V2 (arXiv 2405.04434), section 2.1; keys' rotary part is shared by all heads."""
+    q_rank, kv_rank = shape.q_lora_rank or 0, shape.kv_lora_rank or 0
+    nope, rope, heads = shape.nope_head_dim or 0, shape.rope_head_dim or 0, shape.heads
+    return [
+        WeightMatrix(name="q_down", inputs=shape.hidden, outputs=q_rank),
+        WeightMatrix(name="q_up", inputs=q_rank, outputs=heads * (nope + rope), split="outputs"),
+        WeightMatrix(name="kv_down", inputs=shape.hidden, outputs=kv_rank + rope),
+        WeightMatrix(name="kv_up", inputs=kv_rank, outputs=heads * (nope + shape.value_dim), split="outputs"),
+        WeightMatrix(name="attention_output", inputs=heads * shape.value_dim, outputs=shape.hidden, split="inputs"),
+    ]
+
+
+def feed_forward_matrices(shape: ModelShape) -> list[WeightMatrix]:
+    """One dense feed-forward block; gate and up projection are one matmul as Megatron-LM runs them."""
+    return _block(shape, "mlp", shape.ffn, copies=1, active_copies=1)
+
+
+def moe_matrices(shape: ModelShape) -> list[WeightMatrix]:
+    """Router, routed experts and shared experts of one layer; nothing for a dense model."""
+    if shape.experts is None or shape.experts_per_token is None or shape.expert_ffn is None:
+        return []
+    matrices = [WeightMatrix(name="router", inputs=shape.hidden, outputs=shape.experts)]
+    matrices += _block(shape, "expert", shape.expert_ffn, copies=shape.experts, active_copies=shape.experts_per_token)
+    if shape.shared_experts:
+        matrices += _block(shape, "shared_expert", shape.shared_experts * shape.expert_ffn, copies=1, active_copies=1)
+    return matrices
+
+
+def _block(shape: ModelShape, name: str, width: int, *, copies: int, active_copies: int) -> list[WeightMatrix]:
+    up = (2 if shape.gated else 1) * width
+    routed = copies > 1
+    return [
+        WeightMatrix(
+            name=f"{name}_up",
+            inputs=shape.hidden,
+            outputs=up,
+            copies=copies,
+            active_copies=active_copies,
+            split="outputs",
+            experts=routed,
+        ),
+        WeightMatrix(
+            name=f"{name}_down",
+            inputs=width,
+            outputs=shape.hidden,
+            copies=copies,
+            active_copies=active_copies,
+            split="inputs",
+            experts=routed,
+        ),
+    ]
+
+
+def output_matrix(shape: ModelShape) -> WeightMatrix:
+    """From the last hidden state to logits; a matmul also when its weight is the input embedding's."""
+    return WeightMatrix(name="output", inputs=shape.hidden, outputs=shape.vocabulary, split="outputs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterCount:
+    """Weights of one model, each counted once."""
+
+    total: int
+    active: int
+    """Total without the routed experts that a token does not pass; embedding tables count whole, as on model cards."""
+    embedding: int
+    """Input table."""
+    position: int
+    """Table of learned positions; 0 with rotary ones."""
+    output: int
+    """Output layer's own weights; 0 where it shares the input table's."""
+    matmul: int
+    """Multiplied with each token: all active matrices and the output layer, shared or not; no input table, norm or bias."""
+    experts: int
+    """Routed experts, all of them; 0 for a dense model."""
+
+
+def parameters(shape: ModelShape) -> ParameterCount:
+    """Counts the weights of a shape.
+
+    Multi-token-prediction layers, which DeepSeek-V3 trains with and drops, are not part of a shape and not counted.
+    """
+    attention, dense, moe = attention_matrices(shape), feed_forward_matrices(shape), moe_matrices(shape)
+    layer_sets = ((attention, shape.layers), (dense, shape.dense_layers), (moe, shape.moe_layers))
+    matrices = sum(count * sum(matrix.parameters for matrix in group) for group, count in layer_sets)
+    active = sum(count * sum(matrix.active_parameters for matrix in group) for group, count in layer_sets)
+    biases = sum(count * _biases(shape, group) for group, count in layer_sets)
+    head = output_matrix(shape).parameters
+    embedding = shape.vocabulary * shape.hidden
+    position = shape.context_tokens * shape.hidden if shape.position == "learned" else 0
+    output = 0 if shape.tied_embeddings else head
+    rest = biases + _norms(shape) + embedding + position + output
+    return ParameterCount(
+        total=matrices + rest,
+        active=active + rest,
+        embedding=embedding,
+        position=position,
+        output=output,
+        matmul=active + head,
+        experts=shape.moe_layers * sum(matrix.parameters for matrix in moe if matrix.experts),
+    )
+
+
+def _biases(shape: ModelShape, matrices: list[WeightMatrix]) -> int:
+    """Biases of one layer's matrices: all when linear_bias, else those of queries, keys and values when qkv_bias."""
+    if shape.linear_bias:
+        return sum(matrix.outputs * matrix.copies for matrix in matrices)
+    return sum(matrix.outputs for matrix in matrices if matrix.name == "qkv") if shape.qkv_bias else 0
+
+
+def _norms(shape: ModelShape) -> int:
+    """Scales (and, for layernorm, shifts) of two norms a layer, the last one, and those on queries and keys or latents."""
+    width = 2 if shape.norm == "layernorm" else 1
+    inner = 2 * shape.head_dim if shape.qk_norm else 0
+    if shape.kv_lora_rank is not None:
+        inner += shape.kv_lora_rank + (shape.q_lora_rank or 0)
+    return width * ((2 * shape.layers + 1) * shape.hidden + shape.layers * inner)
+
+
+def weight_bytes(shape: ModelShape, dtype: str) -> int:
+    """Memory of the weights alone, all in one of BYTES_PER_WEIGHT's dtypes."""
+    return parameters(shape).total * BYTES_PER_WEIGHT[dtype]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

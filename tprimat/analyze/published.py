@@ -1,4 +1,4 @@
-"""The published results nearest to a configuration of ours, by one yardstick, and how they differ from it."""
+"""The published results nearest to a configuration of ours, on a common basis, and how they differ from it."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What the models and accelerators are, and what published training speeds mean by one yardstick.
+"""List models and accelerators, and published training speeds on a common basis.
 
 python -m tprimat.cli.models
 python -m tprimat.cli.models llama-3.1-8b qwen-2.5-7b --sequence 8192

@@ -40,7 +40,7 @@ class Accelerator:
     dense_flops: Mapping[Dtype, float]
     """dtype -> FLOP/s without structured sparsity; absent where the chip lacks the dtype."""
     sparse_flops: Mapping[Dtype, float] = field(default_factory=dict)
-    """dtype -> FLOP/s with 2:4 sparsity as printed, to read figures that were divided by it; never a yardstick of ours."""
+    """dtype -> FLOP/s with 2:4 sparsity as printed, to read figures that were divided by it; our own figures use dense peaks."""
     memory_bytes: int
     """Capacity as built, GiB behind the data sheet's GB; the driver keeps up to 1 % of it, ECC on GDDR6 a sixteenth."""
     bandwidth_bytes_per_second: float

@@ -2,7 +2,7 @@
 
 FLOP are those of training one token, forward and backward, recomputation excluded, in the three conventions in use.
 A matmul of (m, k) with (k, n) takes 2 m n k; its backward pass takes twice that. Attention at sequence length s
-multiplies each query with s keys and s weights with values: 2 s (query width + value width) a layer and token.
+multiplies each query with s keys and s weights with values: 2 s (query width + value width) per layer and token.
 Sources of the arithmetic: Kaplan et al., arXiv 2001.08361, section 2.1 (6n); Chowdhery et al., PaLM, arXiv 2204.02311,
 appendix B (weights plus the whole attention square); Megatron-LM, num_floating_point_operations in
 megatron/training/training.py (half the square, since a causal mask never needs the other half).
@@ -31,29 +31,27 @@ class WeightMatrix:
     inputs: int
     outputs: int
     copies: int = 1
-    """Of this matrix in one layer: experts."""
+    """Copies in one layer; more than 1 for routed experts only."""
     active_copies: int = 1
-    """Of these, how many one token passes."""
+    """Copies that one token passes."""
     split: str = "none"
     """What tensor parallelism divides: "outputs" (column parallel), "inputs" (row parallel) or "none" (each rank has all)."""
-    experts: bool = False
-    """One of the routed experts: a token meets some of them only."""
 
     @property
     def parameters(self) -> int:
-        """Weights of all copies, biases left out."""
+        """The weights of all copies, without biases."""
         return self.inputs * self.outputs * self.copies
 
     @property
     def active_parameters(self) -> int:
-        """Weights that one token is multiplied with."""
+        """The weights that one token is multiplied with."""
         return self.inputs * self.outputs * self.active_copies
 
 
 def attention_matrices(shape: ModelShape) -> list[WeightMatrix]:
-    """Projections of one layer's attention; queries, keys and values are one matmul as Megatron-LM runs them."""
+    """Return the projections of one layer's attention; queries, keys and values are one matmul, as in Megatron-LM."""
     if shape.kv_lora_rank is not None:
-        return latent_attention_matrices(shape)
+        return _latent_attention_matrices(shape)
     qkv = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     return [
         WeightMatrix(name="qkv", inputs=shape.hidden, outputs=qkv, split="outputs"),
@@ -61,8 +59,8 @@ def attention_matrices(shape: ModelShape) -> list[WeightMatrix]:
     ]
 
 
-def latent_attention_matrices(shape: ModelShape) -> list[WeightMatrix]:
-    """Multi-head latent attention: DeepSeek-V2 (arXiv 2405.04434), section 2.1; keys' rotary part is shared by all heads."""
+def _latent_attention_matrices(shape: ModelShape) -> list[WeightMatrix]:
+    """DeepSeek-V2 (arXiv 2405.04434), section 2.1: all heads share the rotary part of the keys."""
     q_rank, kv_rank = shape.q_lora_rank or 0, shape.kv_lora_rank or 0
     nope, rope, heads = shape.nope_head_dim or 0, shape.rope_head_dim or 0, shape.heads
     return [
@@ -75,48 +73,33 @@ def latent_attention_matrices(shape: ModelShape) -> list[WeightMatrix]:
 
 
 def feed_forward_matrices(shape: ModelShape) -> list[WeightMatrix]:
-    """One dense feed-forward block; gate and up projection are one matmul as Megatron-LM runs them."""
-    return _block(shape, "mlp", shape.ffn, copies=1, active_copies=1)
+    """Return one dense feed-forward block; gate and up projection are one matmul, as in Megatron-LM."""
+    return _block(shape, "mlp", shape.ffn)
 
 
 def moe_matrices(shape: ModelShape) -> list[WeightMatrix]:
-    """Router, routed experts and shared experts of one layer; nothing for a dense model."""
+    """Return the router, routed experts and shared experts of one layer; nothing for a dense model."""
     if shape.experts is None or shape.experts_per_token is None or shape.expert_ffn is None:
         return []
     matrices = [WeightMatrix(name="router", inputs=shape.hidden, outputs=shape.experts)]
-    matrices += _block(shape, "expert", shape.expert_ffn, copies=shape.experts, active_copies=shape.experts_per_token)
+    matrices += _block(shape, "expert", shape.expert_ffn, copies=shape.experts, active=shape.experts_per_token)
     if shape.shared_experts:
-        matrices += _block(shape, "shared_expert", shape.shared_experts * shape.expert_ffn, copies=1, active_copies=1)
+        matrices += _block(shape, "shared_expert", shape.shared_experts * shape.expert_ffn)
     return matrices
 
 
-def _block(shape: ModelShape, name: str, width: int, *, copies: int, active_copies: int) -> list[WeightMatrix]:
+def _block(shape: ModelShape, name: str, width: int, *, copies: int = 1, active: int = 1) -> list[WeightMatrix]:
     up = (2 if shape.gated else 1) * width
-    routed = copies > 1
     return [
+        WeightMatrix(name=f"{name}_up", inputs=shape.hidden, outputs=up, split="outputs", copies=copies, active_copies=active),
         WeightMatrix(
-            name=f"{name}_up",
-            inputs=shape.hidden,
-            outputs=up,
-            copies=copies,
-            active_copies=active_copies,
-            split="outputs",
-            experts=routed,
-        ),
-        WeightMatrix(
-            name=f"{name}_down",
-            inputs=width,
-            outputs=shape.hidden,
-            copies=copies,
-            active_copies=active_copies,
-            split="inputs",
-            experts=routed,
+            name=f"{name}_down", inputs=width, outputs=shape.hidden, split="inputs", copies=copies, active_copies=active
         ),
     ]
 
 
 def output_matrix(shape: ModelShape) -> WeightMatrix:
-    """From the last hidden state to logits; a matmul also when its weight is the input embedding's."""
+    """Return the layer from the last hidden state to logits; it is a matmul even if it shares the input embedding's weight."""
     return WeightMatrix(name="output", inputs=shape.hidden, outputs=shape.vocabulary, split="outputs")
 
 
@@ -126,23 +109,23 @@ class ParameterCount:
 
     total: int
     active: int
-    """Total without the routed experts that a token does not pass; embedding tables count whole, as on model cards."""
+    """Total without the routed experts that a token does not pass; embedding tables count in full, as on model cards."""
     embedding: int
-    """Input table."""
+    """The input table."""
     position: int
-    """Table of learned positions; 0 with rotary ones."""
+    """The table of learned positions; 0 with rotary ones."""
     output: int
-    """Output layer's own weights; 0 where it shares the input table's."""
+    """The output layer's own weights; 0 where it shares the input table."""
     matmul: int
     """Multiplied with each token: all active matrices and the output layer, shared or not; no input table, norm or bias."""
     experts: int
-    """Routed experts, all of them; 0 for a dense model."""
+    """All routed experts; 0 for a dense model."""
 
 
 def parameters(shape: ModelShape) -> ParameterCount:
-    """Counts the weights of a shape.
+    """Count the weights of a shape.
 
-    Multi-token-prediction layers, which DeepSeek-V3 trains with and drops, are not part of a shape and not counted.
+    Multi-token-prediction layers, which DeepSeek-V3 uses in training only, are not part of a shape and not counted.
     """
     attention, dense, moe = attention_matrices(shape), feed_forward_matrices(shape), moe_matrices(shape)
     layer_sets = ((attention, shape.layers), (dense, shape.dense_layers), (moe, shape.moe_layers))
@@ -161,29 +144,24 @@ def parameters(shape: ModelShape) -> ParameterCount:
         position=position,
         output=output,
         matmul=active + head,
-        experts=shape.moe_layers * sum(matrix.parameters for matrix in moe if matrix.experts),
+        experts=shape.moe_layers * sum(matrix.parameters for matrix in moe if matrix.copies > 1),
     )
 
 
 def _biases(shape: ModelShape, matrices: list[WeightMatrix]) -> int:
-    """Biases of one layer's matrices: all when linear_bias, else those of queries, keys and values when qkv_bias."""
+    """Count the biases of one layer's matrices: all with linear_bias, those of queries, keys and values with qkv_bias."""
     if shape.linear_bias:
         return sum(matrix.outputs * matrix.copies for matrix in matrices)
     return sum(matrix.outputs for matrix in matrices if matrix.name == "qkv") if shape.qkv_bias else 0
 
 
 def _norms(shape: ModelShape) -> int:
-    """Scales (and, for layernorm, shifts) of two norms a layer, the last one, and those on queries and keys or latents."""
+    """Count scales (and shifts of layernorm) of two norms per layer, the last one, and those on queries and keys or latents."""
     width = 2 if shape.norm == "layernorm" else 1
     inner = 2 * shape.head_dim if shape.qk_norm else 0
     if shape.kv_lora_rank is not None:
         inner += shape.kv_lora_rank + (shape.q_lora_rank or 0)
     return width * ((2 * shape.layers + 1) * shape.hidden + shape.layers * inner)
-
-
-def weight_bytes(shape: ModelShape, dtype: str) -> int:
-    """Memory of the weights alone, all in one of BYTES_PER_WEIGHT's dtypes."""
-    return parameters(shape).total * BYTES_PER_WEIGHT[dtype]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,22 +174,17 @@ class GemmShape:
     n: int
     k: int
     repeats: int = 1
-    """How often one layer runs it: once for each expert of the layer."""
-
-    @property
-    def flop(self) -> int:
-        """Of one run."""
-        return 2 * self.m * self.n * self.k
+    """Runs per layer: one for each expert of the layer."""
 
 
 def flop_per_token(shape: ModelShape, sequence_tokens: int, convention: FlopConvention = "causal") -> float:
-    """FLOP of one token of a sequence, forward and backward, over all layers, without recomputation.
+    """Return the FLOP of one token of a sequence, forward and backward, over all layers, without recomputation.
 
     Args:
         shape: dense or with experts (a token's own experts count), grouped-query or latent attention.
         sequence_tokens: length of the sequences trained on; `6n` does not depend on it.
         convention: `causal`: 6 x weights multiplied with a token + half the attention square; `full`: the whole square;
-            `6n`: 6 x all active weights, input table included, attention left out.
+            `6n`: 6 x all active weights, input table included, without attention.
 
     Raises:
         ConfigError: an unknown convention, or a sequence shorter than one token.
@@ -223,18 +196,18 @@ def flop_per_token(shape: ModelShape, sequence_tokens: int, convention: FlopConv
     count = parameters(shape)
     if convention == "6n":
         return 6.0 * count.active
-    square = attention_square_flop_per_token(shape, sequence_tokens)
+    square = _attention_square_flop_per_token(shape, sequence_tokens)
     return 6.0 * count.matmul + (square / 2 if convention == "causal" else square)
 
 
-def attention_square_flop_per_token(shape: ModelShape, sequence_tokens: int) -> float:
-    """FLOP of scores and weighted values of one token against all tokens of its sequence, forward and backward, all layers."""
+def _attention_square_flop_per_token(shape: ModelShape, sequence_tokens: int) -> float:
+    """Return the FLOP of one token's scores and weighted values over its whole sequence, forward and backward, all layers."""
     width = shape.heads * (shape.head_dim + shape.value_dim)
     return float(FORWARD_AND_BACKWARD * 2 * sequence_tokens * width * shape.layers)
 
 
 def seed_flop_per_token(shape_name: str) -> float | None:
-    """What the first TPrimat counted: 6 x the size rounded to 0.1 billion, attention left out. None for other models.
+    """Return what the first TPrimat counted: 6 x the size rounded to 0.1 billion, without attention. None for other models.
 
     Only for reading its published figures; flop_per_token(..., "6n") is the same convention without the rounding.
     """
@@ -242,10 +215,10 @@ def seed_flop_per_token(shape_name: str) -> float | None:
 
 
 def gemm_shapes(shape: ModelShape, micro_batch: int, sequence: int, tensor_parallel: int = 1) -> list[GemmShape]:
-    """Forward matmuls of one layer, then of the output layer, as one tensor-parallel rank runs them.
+    """Return the forward matmuls of one layer, then of the output layer, as one tensor-parallel rank runs them.
 
-    With experts it is a layer of experts, and each expert gets its even share of tokens (rounded up). Backward runs each
-    matmul twice more, with (m, n, k) permuted.
+    With experts, the layer is one of experts, and each expert gets an even share of the tokens (rounded up). Backward runs
+    each matmul twice more, with (m, n, k) permuted.
 
     Raises:
         LayoutError: a matrix or the heads cannot be divided by tensor_parallel.

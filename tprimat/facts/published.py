@@ -1,7 +1,7 @@
-"""Training speeds and model sizes that others published, kept as printed, and what they mean by one yardstick.
+"""Training speeds and model sizes that others published, kept as printed, and restated on a common basis.
 
-Sources count FLOP in three ways and divide by dense or sparse peaks. Here each figure stays as its source prints it, with
-its convention; `rebase` turns it into the `causal` convention against the dense peak.
+Sources count FLOP in three ways and divide by dense or sparse peaks. Each figure stays as its source prints it, with its
+convention; `rebase` restates it in the `causal` convention against the dense peak. The rows are in tprimat/data/published.yaml.
 """
 
 from collections.abc import Mapping
@@ -65,14 +65,14 @@ class PublishedResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebased:
-    """A published result by one yardstick; None where it does not say enough."""
+    """A published result on the common basis; None where the source does not say enough."""
 
     flops_per_second_per_gpu: float | None
     """`causal` convention."""
     mfu: float | None
     """Of the dense peak, `causal` convention."""
     own_mfu: float | None
-    """Of the dense peak, in the convention of the source: what differs from the printed MFU is an error or another peak."""
+    """Of the dense peak, in the convention of the source: a difference from the printed MFU is an error or another peak."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class PublishedSize:
     source: str
     total: float
     active: float | None = None
-    """Of one token."""
+    """Parameters that one token uses."""
     active_has_input_table: bool = True
     """False where the printed figure fits only without the input embedding, of which a token reads one row."""
 
@@ -189,11 +189,11 @@ def _flops(result: PublishedResult, convention: FlopConvention) -> float | None:
     if result.shape is None or result.sequence_tokens is None:
         return None
     shape = models()[result.shape]
-    rate = tokens_per_second_per_gpu(result, shape, result.sequence_tokens)
+    rate = _tokens_per_second_per_gpu(result, shape, result.sequence_tokens)
     return None if rate is None else rate * flop_per_token(shape, result.sequence_tokens, convention)
 
 
-def tokens_per_second_per_gpu(result: PublishedResult, shape: ModelShape, sequence_tokens: int) -> float | None:
+def _tokens_per_second_per_gpu(result: PublishedResult, shape: ModelShape, sequence_tokens: int) -> float | None:
     """Return the printed rate, or the one that the printed FLOP/s and convention imply."""
     if result.tokens_per_second_per_gpu is not None:
         return result.tokens_per_second_per_gpu

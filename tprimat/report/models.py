@@ -11,7 +11,7 @@ from tprimat import units
 from tprimat.errors import ConfigError
 from tprimat.facts import published
 from tprimat.facts.accelerators import DTYPES, accelerators, find_accelerator
-from tprimat.facts.flops import BYTES_PER_WEIGHT, CONVENTIONS, flop_per_token, parameters, weight_bytes
+from tprimat.facts.flops import BYTES_PER_WEIGHT, CONVENTIONS, flop_per_token, parameters
 from tprimat.facts.models import ModelShape, model_shape, models
 from tprimat.facts.published import PublishedResult, rebase
 from tprimat.report.tables import columns
@@ -101,8 +101,8 @@ def memory_rows(selected: Selection) -> list[Row]:
     rows: list[Row] = []
     for shape in selected.shapes:
         row: Row = {"model": shape.name}
-        for dtype in BYTES_PER_WEIGHT:
-            ours, theirs = weight_bytes(shape, dtype), printed.get(shape.name, {}).get(dtype)
+        for dtype, bytes_per_weight in BYTES_PER_WEIGHT.items():
+            ours, theirs = parameters(shape).total * bytes_per_weight, printed.get(shape.name, {}).get(dtype)
             row |= {dtype: ours, f"{dtype}_printed": theirs, f"{dtype}_difference": ours / theirs - 1 if theirs else None}
         rows.append(row)
     return rows

@@ -1,4 +1,4 @@
-"""Our results next to published ones, by one yardstick."""
+"""Our results next to published ones, on a common basis."""
 
 from collections.abc import Callable, Sequence
 

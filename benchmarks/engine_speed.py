@@ -32,6 +32,7 @@ from tprimat.analyze.groups import Group, Measured, group_estimate, group_runs, 
 from tprimat.analyze.metrics import MetricOptions  # noqa: E402
 from tprimat.cli import options as flags  # noqa: E402
 from tprimat.errors import UserError  # noqa: E402
+from tprimat.facts.platforms import PLATFORM_OF  # noqa: E402
 from tprimat.hardware.nodes import this_machine  # noqa: E402
 from tprimat.records.benchmark_file import RunResult  # noqa: E402
 from tprimat.records.discover import load_results  # noqa: E402
@@ -42,7 +43,6 @@ from tprimat.report.tables import columns  # noqa: E402
 from tprimat.runner.session import prepare  # noqa: E402
 
 HEADER = ("layout", "program", "split", "tokens/s/GPU", "TFLOP/s/GPU", "MFU", "memory", "first step", "n", "target", "faster by")
-PLATFORMS = {"cuda": "nvidia", "rocm": "amd"}
 
 
 @dataclass(kw_only=True)
@@ -226,7 +226,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--set", action="append", default=[], dest="settings", metavar="KEY=VALUE")
     options = parser.parse_args()
     machine = this_machine()
-    options.platform = options.platform or (PLATFORMS[machine.platform] if machine else "nvidia")
+    options.platform = options.platform or (PLATFORM_OF[machine.platform] if machine else "nvidia")
     here = machine.gpus_per_node if machine and machine.gpus_per_node else 0
     options.gpus = options.gpus or here
     names = [layout.name for layout in LAYOUTS]

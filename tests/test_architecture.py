@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "nemo": {"errors", "facts", "plan", "records", "train", "megatron"},
     "probe": {"errors", "facts", "records", "hardware"},
     "analyze": {"errors", "facts", "records"},
-    "report": {"errors", "units", "records", "analyze"},
+    "report": {"errors", "units", "facts", "records", "analyze"},
 }
 MAY_IMPORT["runner"] = set(MAY_IMPORT)
 MAY_IMPORT["cli"] = set(MAY_IMPORT)

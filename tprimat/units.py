@@ -1,4 +1,4 @@
-"""Numbers to text. The only module that formats; everything before it is SI and unrounded.
+"""Format numbers as text. No other module formats: everything upstream is SI and unrounded.
 
 Absent values print as an en dash, never as 0 or N/A.
 """
@@ -14,22 +14,22 @@ SI_PREFIXES = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), (""
 
 
 def count(value: float | None) -> str:
-    """1234567 -> '1,234,567'."""
+    """Format a count: 1234567 -> '1,234,567'."""
     return ABSENT if value is None else f"{value:,.0f}"
 
 
 def si(value: float | None, unit: str = "") -> str:
-    """Three significant digits with an SI prefix: 8030261248 -> '8.03 G'; 0.0042, 's' -> '4.20 ms'."""
+    """Format three significant digits with an SI prefix: 8030261248 -> '8.03 G'; 0.0042, 's' -> '4.20 ms'."""
     if value is None:
         return ABSENT
     if value == 0:
         return f"0 {unit}".rstrip()
-    prefix, scale = next((step for step in SI_PREFIXES if abs(value) >= step[1] * 0.9995), SI_PREFIXES[-1])
+    prefix, scale = next((pair for pair in SI_PREFIXES if abs(value) >= pair[1] * 0.9995), SI_PREFIXES[-1])
     return f"{significant(value / scale)} {prefix}{unit}".rstrip()
 
 
 def billions(value: float | None) -> str:
-    """7597433417 -> '7.60 billion'; under a tenth of a billion in millions."""
+    """Format a size: 7597433417 -> '7.60 billion'; below a tenth of a billion in millions."""
     if value is None:
         return ABSENT
     scale, word = (1e9, "billion") if value >= 1e8 else (1e6, "million")
@@ -37,7 +37,7 @@ def billions(value: float | None) -> str:
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """Fixed-point text with at least `digits` significant digits; whole parts are never rounded away."""
+    """Format with at least `digits` significant digits and no exponent; the whole part is never rounded."""
     if value == 0:
         return "0"
     decimals = digits - 1 - math.floor(math.log10(abs(value)))
@@ -45,7 +45,7 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def teraflops(flop_per_second: float | None) -> str:
-    """FLOP/s -> '501.2 TFLOP/s'; small rates keep their prefix."""
+    """Format FLOP/s: '501.2 TFLOP/s'; rates below 1 TFLOP/s get a smaller prefix."""
     if flop_per_second is None:
         return ABSENT
     if flop_per_second < 1e12:
@@ -54,7 +54,7 @@ def teraflops(flop_per_second: float | None) -> str:
 
 
 def gibibytes(size: float | None) -> str:
-    """Bytes -> '54.0 GiB'; under a tenth of a GiB in MiB."""
+    """Format bytes: '54.0 GiB'; below a tenth of a GiB in MiB."""
     if size is None:
         return ABSENT
     if size < GIBIBYTE / 10:
@@ -63,7 +63,7 @@ def gibibytes(size: float | None) -> str:
 
 
 def message_size(size: int) -> str:
-    """Bytes in whole binary units, as messages are sized: 65536 -> '64 KiB', 2**30 -> '1 GiB'; else the plain number."""
+    """Format bytes as a whole number of the largest binary unit: 65536 -> '64 KiB', 2**30 -> '1 GiB', 1500 -> '1,500 B'."""
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if size >= scale and size % scale == 0:
             return f"{size // scale} {unit}"
@@ -71,12 +71,12 @@ def message_size(size: int) -> str:
 
 
 def percent(fraction: float | None, digits: int = 1) -> str:
-    """0.383 -> '38.3 %'."""
+    """Format a fraction: 0.383 -> '38.3 %'."""
     return ABSENT if fraction is None else f"{fraction * 100:.{digits}f} %"
 
 
 def signed_percent(fraction: float | None, digits: int = 1) -> str:
-    """A difference: 0.012 -> '+1.2 %'; what rounds to nothing is '0.0 %'."""
+    """Format a difference of fractions: 0.012 -> '+1.2 %'; what rounds to zero has no sign."""
     if fraction is None:
         return ABSENT
     rounded = round(fraction * 100, digits)
@@ -84,7 +84,7 @@ def signed_percent(fraction: float | None, digits: int = 1) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A step or a wait: '842 µs', '59.1 ms', '3.10 s', '4 min 10 s', '2 h 05 min'."""
+    """Format a duration: '842 µs', '59.1 ms', '3.10 s', '4 min 10 s', '2 h 05 min'."""
     if value is None:
         return ABSENT
     if abs(value) < 60:

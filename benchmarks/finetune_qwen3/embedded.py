@@ -6,12 +6,12 @@ from pathlib import Path
 
 from tprimat.engines.base import Command
 from tprimat.launch.command import python_environment
+from tprimat.facts.platforms import PLATFORM_OF
 from tprimat.records.schema import Machine
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "qwen3-8b"
 STRATEGY = "minimal_communication"
-PLATFORM_NAMES = {"cuda": "nvidia", "rocm": "amd", "cpu": "cpu"}
 PRECISIONS = ("bf16", "fp8")
 SEQUENCES_PER_DEVICE, SEQUENCE_TOKENS = 14, 8192
 """The batch of the published runs; the embedded engine cuts it into micro-batches of 2."""
@@ -34,7 +34,7 @@ class Training:
 def embedded_command(precision: str, folder: Path, training: Training) -> Command:
     """Return the command of one run, which writes its records into the folder and does not repeat a run that counts."""
     machine = training.machine
-    platform = PLATFORM_NAMES[machine.platform if machine else "cpu"]
+    platform = PLATFORM_OF[machine.platform if machine else "cpu"]
     layout = f"parallelism.{STRATEGY}.{MODEL}.{platform}"
     settings = [
         f"models.{MODEL}.name=Qwen3 8B",

@@ -7,7 +7,8 @@ import pytest
 
 from tprimat.analyze.metrics import MetricOptions, run_metrics
 from tprimat.analyze.step_breakdown import alone
-from tprimat.facts.models import model_shape, parameters
+from tprimat.facts.flops import parameters
+from tprimat.facts.models import model_shape
 from tprimat.records.benchmark_file import read_benchmark_file
 from tprimat.records.schema import ProbeRecord
 

@@ -11,7 +11,8 @@ import torch
 from safetensors import safe_open
 
 from benchmarks.finetune_qwen3.texts import WORDS
-from tprimat.facts.models import model_shape, parameters, tiny
+from tprimat.facts.flops import parameters
+from tprimat.facts.models import model_shape, tiny
 
 SHAPE = tiny(model_shape("qwen3-8b"))
 

@@ -44,7 +44,7 @@ def output(tmp_path):
 
 
 def test_another_machine_compares_the_archive_as_it_is(output, tmp_path):
-    packed = start("-m", "tprimat.cli.archive", output, tmp_path / "out.tar.gz")
+    packed = start("-m", "tprimat", "archive", output, tmp_path / "out.tar.gz")
     assert packed.returncode == 0, packed.stderr
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -60,7 +60,7 @@ def test_another_machine_compares_the_archive_as_it_is(output, tmp_path):
 
 
 def test_nothing_private_is_inside(output, tmp_path):
-    start("-m", "tprimat.cli.archive", output, tmp_path / "out.tar.gz")
+    start("-m", "tprimat", "archive", output, tmp_path / "out.tar.gz")
     with tarfile.open(tmp_path / "out.tar.gz") as archive:
         contents = {member.name: archive.extractfile(member).read().decode() for member in archive}
     assert {"report.html", "README.txt", "output/training_llama.log", "output/runs/told/run.json"} <= set(contents)
@@ -78,7 +78,7 @@ def test_nothing_private_is_inside(output, tmp_path):
 def test_the_same_results_make_the_same_archive(output, tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        start("-m", "tprimat.cli.archive", output, tmp_path / name / "out.tar.gz")
+        start("-m", "tprimat", "archive", output, tmp_path / name / "out.tar.gz")
     assert (tmp_path / "a" / "out.tar.gz").read_bytes() == (tmp_path / "b" / "out.tar.gz").read_bytes()
 
 
@@ -86,7 +86,7 @@ def test_the_same_results_make_the_same_archive(output, tmp_path):
     ("arguments", "told"), [(["none", "x.tar.gz"], "none does not exist"), ([RUNS, "x.zip"], "x.zip is no archive")]
 )
 def test_mistakes_are_explained(tmp_path, arguments, told):
-    done = start("-m", "tprimat.cli.archive", *arguments, cwd=tmp_path)
+    done = start("-m", "tprimat", "archive", *arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert told in done.stderr
     assert "Traceback" not in done.stderr

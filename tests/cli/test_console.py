@@ -24,14 +24,14 @@ def test_a_run_goes_on_when_its_output_is_read_no_more(tmp_path):
 
 
 def test_a_table_that_nobody_reads_to_its_end_ends_without_a_traceback(tmp_path):
-    status, said = piped(f"{sys.executable} -m tprimat.cli.models --json", "true", tmp_path)
+    status, said = piped(f"{sys.executable} -m tprimat models --json", "true", tmp_path)
     assert (status, said) == (0, "")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_a_table_that_did_not_get_to_the_disk_is_no_success():
     with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "tprimat.cli.models"]
+        command = [sys.executable, "-m", "tprimat", "models"]
         done = subprocess.run(command, cwd=ROOT, check=False, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == 1
     assert done.stderr == "error: not all of the output could be written: No space left on device\n"

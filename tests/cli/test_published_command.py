@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 from commands import run_command
 
-from tprimat.cli.published import command, reproduce, why_not
-from tprimat.facts.published_results import RESULTS
+from tprimat.facts.platforms import BACKEND_OF
+from tprimat.facts.published import results
+from tprimat.runner.reproduce import command, refusal, reproduce
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "tests" / "runs"
-BY_NAME = {result.name: result for result in RESULTS}
+BY_NAME = {result.name: result for result in results()}
 
 
 def compare(*arguments, cwd):
@@ -26,7 +27,7 @@ def test_the_nearest_stand_beside_ours_by_one_yardstick_with_what_differs_and_ho
     assert nearest.startswith("tprimat-h100-llama")
     assert "355.0 TFLOP/s 6n, MFU 17.9 %" in nearest
     assert nearest.split()[-5:] == ["345.0", "34.9", "%", "1.00", "x"]
-    assert "dgx-cloud-llama-3.1-8b-bf16 differs: sequence 2,048 here, 8,192 there; PP 1 here, not told there" in done.stdout
+    assert "dgx-cloud-llama-3.1-8b-bf16 differs: sequence 2,048 here, 8,192 there; PP 1 here, not stated there" in done.stdout
     assert done.stdout.count("source  NVIDIA DGX Cloud") == 1
     assert "--sequence-length 8192 --micro-batch-size 1 --global-batch-size 128 --precision bf16" in done.stdout
 
@@ -37,12 +38,12 @@ def test_a_processor_has_no_published_neighbours(tmp_path):
 
 
 @pytest.mark.parametrize("platform", ["nvidia", "amd"])
-@pytest.mark.parametrize("name", sorted(name for name, result in BY_NAME.items() if not why_not(result)))
+@pytest.mark.parametrize("name", sorted(name for name, result in BY_NAME.items() if not refusal(result)))
 def test_every_command_makes_a_plan_of_the_published_configuration(name, platform, monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("NODE_RANK", "0")
     result = BY_NAME[name]
-    words = command(result, platform)
+    words = command(result, BACKEND_OF[platform])
     if result.dtype == "fp8":
         place = words.index("--engine")
         assert words[place + 1] == {"nvidia": "nemo", "amd": "primus"}[platform]
@@ -59,8 +60,8 @@ def test_every_command_makes_a_plan_of_the_published_configuration(name, platfor
 
 
 def test_what_cannot_be_run_here_says_why_instead_of_a_command_that_fails():
-    reasons = {name: why_not(result) for name, result in BY_NAME.items() if why_not(result)}
+    reasons = {name: refusal(result) for name, result in BY_NAME.items() if refusal(result)}
     assert "the shape of its model" in reasons["llm-foundry-mpt-7b"]
     assert reasons["llama-3.1-405b-16k-gpus"] == "its 126 layers do not make 16 equal pipeline stages"
     assert len(reasons) < len(BY_NAME) / 2
-    assert reproduce(BY_NAME["llm-foundry-mpt-7b"], "nvidia").startswith("– (")
+    assert reproduce(BY_NAME["llm-foundry-mpt-7b"], "cuda").startswith("– (")

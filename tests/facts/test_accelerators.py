@@ -2,7 +2,7 @@
 
 import pytest
 
-from tprimat.facts.accelerators import ACCELERATORS, DTYPES, find_accelerator, peak_dense_flops
+from tprimat.facts.accelerators import DTYPES, accelerators, find_accelerator, peak_dense_flops
 
 DATA_SHEET_TERAFLOPS = [
     ("NVIDIA H100 80GB HBM3", "bf16", 989.4),
@@ -72,7 +72,7 @@ def test_the_three_h100_are_told_apart():
     assert [find_accelerator(name).name for name in names] == ["H100 SXM", "H100 PCIe", "H100 NVL"]
 
 
-@pytest.mark.parametrize("accelerator", ACCELERATORS, ids=lambda accelerator: accelerator.name)
+@pytest.mark.parametrize("accelerator", accelerators(), ids=lambda accelerator: accelerator.name)
 def test_each_device_name_finds_its_own_entry(accelerator):
     for name in (accelerator.name, *accelerator.device_names):
         assert find_accelerator(name) is accelerator
@@ -80,19 +80,19 @@ def test_each_device_name_finds_its_own_entry(accelerator):
 
 
 def test_names_are_unique():
-    names = [accelerator.name for accelerator in ACCELERATORS]
-    devices = [name for accelerator in ACCELERATORS for name in accelerator.device_names]
+    names = [accelerator.name for accelerator in accelerators()]
+    devices = [name for accelerator in accelerators() for name in accelerator.device_names]
     assert len(set(names)) == len(names)
     assert len(set(devices)) == len(devices)
 
 
-@pytest.mark.parametrize("accelerator", ACCELERATORS, ids=lambda accelerator: accelerator.name)
+@pytest.mark.parametrize("accelerator", accelerators(), ids=lambda accelerator: accelerator.name)
 def test_structured_sparsity_doubles_the_dense_peak(accelerator):
     for dtype, sparse in accelerator.sparse_flops.items():
         assert sparse == pytest.approx(2 * accelerator.dense_flops[dtype], rel=2e-3), dtype
 
 
-@pytest.mark.parametrize("accelerator", ACCELERATORS, ids=lambda accelerator: accelerator.name)
+@pytest.mark.parametrize("accelerator", accelerators(), ids=lambda accelerator: accelerator.name)
 def test_figures_have_the_magnitude_of_an_accelerator(accelerator):
     assert 16e9 <= accelerator.memory_bytes <= 400e9
     assert 0.8e12 <= accelerator.bandwidth_bytes_per_second <= 10e12

@@ -3,7 +3,8 @@
 import pytest
 
 from tprimat.errors import ConfigError
-from tprimat.facts.models import MODELS, ModelShape, model_shape, parameters, tiny
+from tprimat.facts.flops import parameters
+from tprimat.facts.models import ModelShape, model_shape, models, tiny
 
 PUBLISHED_PARAMETERS = {
     "llama-3.1-8b": 8_030_261_248,
@@ -94,7 +95,7 @@ def test_a_misspelt_model_is_refused_with_the_nearest_names():
 
 
 def test_case_does_not_matter():
-    assert model_shape("Llama-3.1-8B") is MODELS["llama-3.1-8b"]
+    assert model_shape("Llama-3.1-8B") is models()["llama-3.1-8b"]
 
 
 def test_llama_31_carries_its_long_context_scaling():
@@ -105,7 +106,7 @@ def test_llama_31_carries_its_long_context_scaling():
     assert (shape.rope_base, shape.context_tokens) == (500000, 131072)
 
 
-@pytest.mark.parametrize("shape", MODELS.values(), ids=lambda shape: shape.name)
+@pytest.mark.parametrize("shape", models().values(), ids=lambda shape: shape.name)
 def test_a_tiny_model_can_be_split_exactly_as_the_real_one(shape):
     small = tiny(shape)
     for ranks in range(1, 17):
@@ -124,7 +125,7 @@ def test_a_tiny_model_can_be_split_exactly_as_the_real_one(shape):
     assert parameters(small).total < parameters(shape).total / 10
 
 
-@pytest.mark.parametrize("shape", MODELS.values(), ids=lambda shape: shape.name)
+@pytest.mark.parametrize("shape", models().values(), ids=lambda shape: shape.name)
 def test_each_shape_cites_its_source(shape):
     assert shape.source
 

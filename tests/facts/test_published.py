@@ -3,12 +3,11 @@
 import pytest
 
 from tprimat.facts.accelerators import find_accelerator
-from tprimat.facts.models import MODELS, model_shape, parameters
-from tprimat.facts.published import rebase
-from tprimat.facts.published_results import RESULTS
-from tprimat.facts.published_sizes import SIZES
+from tprimat.facts.flops import parameters
+from tprimat.facts.models import model_shape, models
+from tprimat.facts.published import rebase, results, sizes
 
-BY_NAME = {result.name: result for result in RESULTS}
+BY_NAME = {result.name: result for result in results()}
 
 
 @pytest.mark.parametrize(
@@ -60,10 +59,10 @@ def test_what_a_source_does_not_say_stays_absent():
     assert rebase(BY_NAME["mi350x-gpt-7b"]).mfu is None
 
 
-@pytest.mark.parametrize("result", RESULTS, ids=lambda result: result.name)
+@pytest.mark.parametrize("result", results(), ids=lambda result: result.name)
 def test_each_result_refers_to_things_that_exist(result):
     assert result.source
-    assert result.shape is None or result.shape in MODELS
+    assert result.shape is None or result.shape in models()
     assert result.accelerator is None or find_accelerator(result.accelerator)
     assert result.tokens_per_second_per_gpu or result.flops_per_second_per_gpu or result.mfu
     assert result.mfu is None or 0 < result.mfu < 1
@@ -72,17 +71,17 @@ def test_each_result_refers_to_things_that_exist(result):
 
 
 def test_result_names_are_unique():
-    assert len(BY_NAME) == len(RESULTS)
+    assert len(BY_NAME) == len(results())
 
 
 def test_sizes_that_authors_print_hold_and_those_of_the_core_page_do_not():
-    for size in SIZES:
+    for size in sizes():
         close = parameters(model_shape(size.shape)).total == pytest.approx(size.total, rel=0.005)
         assert close == ("Megatron-Core" not in size.source), size
 
 
 def test_active_weights_that_authors_print_hold_to_their_last_digit():
-    for size in SIZES:
+    for size in sizes():
         if size.active is not None and "Megatron-Core" not in size.source:
             count = parameters(model_shape(size.shape))
             active = count.active if size.active_has_input_table else count.active - count.embedding

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tprimat.facts.models import parameters
+from tprimat.facts.flops import parameters
 from tprimat.probe import gemm, mlp, transformer
 from tprimat.probe.transformer import build
 

@@ -10,7 +10,9 @@ import pytest
 import yaml
 from planning import train_together
 
-from tprimat.facts.models import MODELS, padded_vocabulary, parameters, tiny
+from tprimat.facts import models as table
+from tprimat.facts.flops import parameters
+from tprimat.facts.models import model_shape, padded_vocabulary, tiny
 from tprimat.plan.schema import RunPlan
 from tprimat.records.discover import load_results
 from tprimat.records.files import from_json
@@ -39,7 +41,7 @@ def configuration(folder, models):
     """config.yaml with other models, as a user writes it."""
     document = yaml.safe_load((ROOT / "config.yaml").read_text(encoding="utf8"))
     layout = {"cpu": {"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1}}
-    document["models"] = {name: {"name": MODELS[name].name, "architecture": name} for name in models}
+    document["models"] = {name: {"name": model_shape(name).name, "architecture": name} for name in models}
     document["parallelism"] = {"minimal_communication": dict.fromkeys(models, layout)}
     file = folder / "config.yaml"
     file.write_text(yaml.safe_dump(document), encoding="utf8")
@@ -70,7 +72,7 @@ def shallow(tmp_path_factory):
 @pytest.mark.parametrize("model", DENSE)
 def test_a_model_of_the_table_trains_with_every_weight_that_its_facts_count(shallow, model):
     plan, run, steps = shallow[model]
-    assert plan.shape == replace(tiny(MODELS[model]), layers=SHALLOW)
+    assert plan.shape == replace(tiny(model_shape(model)), layers=SHALLOW)
     assert (run.outcome, run.mismatches, run.matmul_dtype) == ("completed", (), "fp32")
     assert run.evidence.parameters == weights_of(plan.shape)
     assert len(steps) == 2
@@ -78,15 +80,15 @@ def test_a_model_of_the_table_trains_with_every_weight_that_its_facts_count(shal
 
 
 def test_every_switch_of_a_dense_shape_is_on_in_one_of_them_and_off_in_another():
-    shapes = [MODELS[name] for name in DENSE]
+    shapes = [model_shape(name) for name in DENSE]
     for switch in ("qkv_bias", "qk_norm", "linear_bias", "tied_embeddings", "gated"):
         assert {getattr(shape, switch) for shape in shapes} == {True, False}, switch
     assert {(shape.norm, shape.position) for shape in shapes} == {("layernorm", "learned"), ("rmsnorm", "rope")}
 
 
 def test_the_table_has_no_dense_model_that_is_not_trained():
-    dense = {name for name, shape in MODELS.items() if shape.experts is None and shape.kv_lora_rank is None}
-    suite = {name for name in dense if "MI350X" in (MODELS[name].source or "")}
+    dense = {name for name, shape in table.models().items() if shape.experts is None and shape.kv_lora_rank is None}
+    suite = {name for name in dense if "MI350X" in (model_shape(name).source or "")}
     assert dense - suite == {*DENSE, "llama-3.1-8b", "qwen-2.5-7b"} - {"gpt-30m"}
 
 
@@ -96,7 +98,7 @@ def test_one_call_of_the_benchmark_trains_two_of_them_at_full_depth(tmp_path):
     results, problems = load_results([tmp_path / "out" / "runs"])
     assert problems == []
     assert {result.run.model: result.run.evidence.parameters for result in results} == {
-        name: weights_of(tiny(MODELS[name])) for name in AS_DEEP_AS_THEY_ARE
+        name: weights_of(tiny(model_shape(name))) for name in AS_DEEP_AS_THEY_ARE
     }
     assert all(result.run.counts and len(result.steps) == 2 for result in results)
 

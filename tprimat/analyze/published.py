@@ -1,4 +1,4 @@
-"""The published results nearest to a configuration of ours, by one yardstick, and in what they differ from it."""
+"""The published results nearest to a configuration of ours, on a common basis, and how they differ from it."""
 
 import math
 from collections.abc import Sequence
@@ -9,29 +9,28 @@ from tprimat.analyze.groups import Group, accelerator_name
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.peak import Entry, entry, recounted
 from tprimat.facts.accelerators import find_accelerator
-from tprimat.facts.published import PublishedResult, Rebased, rebase
-from tprimat.facts.published_results import RESULTS
+from tprimat.facts.published import PublishedResult, Rebased, rebase, results
 from tprimat.records.schema import RunRecord
 
-__all__ = ["Neighbour", "Neighbourhood", "PublishedResult", "differences", "distance", "neighbourhood"]
-
-WEIGHTS = {"model": 4.0, "accelerator": 3.0, "dtype": 3.0, "GPUs": 1.0, "sequence": 1.0, "engine": 0.5}
-"""How far apart each difference makes two configurations; what is not here (batch and layout) counts OTHER each."""
-OTHER = 0.25
-UNKNOWN = 0.5
-"""Of its weight, where a source does not say."""
+MOST_NEIGHBOURS = 3
+DISTANCES = {"model": 4.0, "accelerator": 3.0, "dtype": 3.0, "GPUs": 1.0, "sequence": 1.0, "engine": 0.5}
+"""How far apart each difference puts two configurations, per octave where it is a size."""
+OTHER_DISTANCE = 0.25
+"""For the differences not listed above: batch and layout."""
+UNKNOWN_SHARE = 0.5
+"""Share of its distance that a difference counts where a source does not state the value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbour:
-    """A published result beside one of ours."""
+    """A published result next to one of ours."""
 
     result: PublishedResult
     rebased: Rebased
     differences: tuple[Difference, ...]
     """Ours first."""
     ratio: float
-    """Model FLOP/s of one of our GPUs over one of theirs, both causal. Orientation, not a verdict: see what differs."""
+    """Model FLOP/s of one of our GPUs over one of theirs, both causal. For orientation, not a verdict: see the differences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,24 +42,28 @@ class Neighbourhood:
     neighbours: tuple[Neighbour, ...]
 
 
-def neighbourhood(group: Group, most: int = 3, results: Sequence[PublishedResult] = RESULTS) -> Neighbourhood | None:
-    """The published results most like a configuration; None where ours has no FLOP/s to set beside them, as on a CPU."""
+def nearest_published(groups: Sequence[Group]) -> list[Neighbourhood]:
+    """Return the published results most like each configuration, without those that have no FLOP/s, as on a CPU."""
+    return [found for group in groups if (found := _neighbourhood(group)) is not None]
+
+
+def _neighbourhood(group: Group) -> Neighbourhood | None:
     ours = entry(recounted(group, MetricOptions()))
     if ours is None or ours.flops_per_gpu is None:
         return None
     found = []
-    for result in results:
+    for result in results():
         rebased = rebase(result)
         if rebased.flops_per_second_per_gpu is not None:
             ratio = ours.flops_per_gpu.value / rebased.flops_per_second_per_gpu
-            apart = differences(ours.run, result)
-            found.append(Neighbour(result=result, rebased=rebased, differences=apart, ratio=ratio))
-    found.sort(key=lambda neighbour: distance(neighbour.differences))
-    return Neighbourhood(ours=ours, neighbours=tuple(found[:most]))
+            differences = _differences(ours.run, result)
+            found.append(Neighbour(result=result, rebased=rebased, differences=differences, ratio=ratio))
+    found.sort(key=lambda neighbour: _distance(neighbour.differences))
+    return Neighbourhood(ours=ours, neighbours=tuple(found[:MOST_NEIGHBOURS]))
 
 
-def differences(run: RunRecord, result: PublishedResult) -> tuple[Difference, ...]:
-    """Everything in which a published configuration is not, or is not known to be, the one that ran here."""
+def _differences(run: RunRecord, result: PublishedResult) -> tuple[Difference, ...]:
+    """Return every trait in which a published configuration is not, or is not known to be, the one that ran here."""
     theirs = find_accelerator(result.accelerator)
     pairs = (
         ("model", run.shape.name if run.shape else run.model, result.shape or result.model),
@@ -78,14 +81,14 @@ def differences(run: RunRecord, result: PublishedResult) -> tuple[Difference, ..
     return tuple(Difference(what=what, first=ours, second=other) for what, ours, other in pairs if ours != other)
 
 
-def distance(found: Sequence[Difference]) -> float:
-    """How unlike two configurations are: sizes by their ratio in octaves, names by their weight."""
-    return sum(WEIGHTS.get(one.what, OTHER) * _apart(one) for one in found)
+def _distance(differences: Sequence[Difference]) -> float:
+    """Return how unlike two configurations are: sizes by their ratio in octaves, names by their weight."""
+    return sum(DISTANCES.get(one.what, OTHER_DISTANCE) * _octaves(one) for one in differences)
 
 
-def _apart(one: Difference) -> float:
-    if one.first is None or one.second is None:
-        return UNKNOWN
-    if isinstance(one.first, int) and isinstance(one.second, int):
-        return abs(math.log2(one.first / one.second))
+def _octaves(difference: Difference) -> float:
+    if difference.first is None or difference.second is None:
+        return UNKNOWN_SHARE
+    if isinstance(difference.first, int) and isinstance(difference.second, int):
+        return abs(math.log2(difference.first / difference.second))
     return 1.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tprimat.analyze.probes import bandwidth, bus_bandwidth
 from tprimat.analyze.roofline import gemm_ceiling
-from tprimat.facts.models import parameters
+from tprimat.facts.flops import parameters
 from tprimat.records.metrics import RunMetrics
 from tprimat.records.schema import ProbeRecord, RunRecord
 

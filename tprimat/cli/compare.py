@@ -47,9 +47,11 @@ def run(options: argparse.Namespace) -> int:
     comparison = compare_runs(results.measured, paths, options.baseline, even_if_different=options.even_if_different)
     print(text(comparison), end="")
     if options.published:
-        from tprimat.cli.published import section
+        from tprimat.analyze.published import nearest_published
+        from tprimat.report import published
+        from tprimat.runner.reproduce import reproduce
 
-        print("\n" + section(comparison.groups), end="")
+        print("\n" + published.text(nearest_published(comparison.groups), reproduce), end="")
     if comparison.groups:
         write(comparison, path)
         print(f"written: {path}", file=sys.stderr)

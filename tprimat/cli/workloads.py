@@ -4,25 +4,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tprimat.config.schema import Config, LayoutConfig, PlatformName
+    from tprimat.config.schema import Config, LayoutConfig
+    from tprimat.facts.platforms import Backend, PlatformName
     from tprimat.probe.gemm import Workload
 
-PLATFORM_NAMES: "dict[str, PlatformName]" = {"cuda": "nvidia", "rocm": "amd", "cpu": "cpu"}
 MICRO_BATCH_WHEN_AUTO = 4
 
 
-def configured(path: Path | None, platform: str) -> "tuple[Workload, ...] | None":
-    """Of a configuration file that is named, or of TPrimat's own; None where that one cannot be read here.
+def configured(path: Path | None, backend: "Backend") -> "tuple[Workload, ...] | None":
+    """Of a configuration file that is named, or of TPrimat's own; None where that one does not exist here.
 
     Raises:
         ConfigError: the file is not a valid configuration.
     """
-    try:
-        from tprimat.config.load import DEFAULT_FILE, load_config
-    except ImportError:  # a bare machine may have torch and lack PyYAML
-        return None
+    from tprimat.config.load import DEFAULT_FILE, load_config
+    from tprimat.facts.platforms import PLATFORM_OF
+
     file = path or DEFAULT_FILE
-    return workloads_of(load_config(file), PLATFORM_NAMES[platform]) if path or file.is_file() else None
+    return workloads_of(load_config(file), PLATFORM_OF[backend]) if path or file.is_file() else None
 
 
 def workloads_of(config: "Config", platform: "PlatformName") -> "tuple[Workload, ...]":

@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, Strict
 
 from tprimat.facts.models import ModelShape
+from tprimat.facts.platforms import PlatformName
 
-PlatformName = Literal["nvidia", "amd", "cpu"]
 EngineName = Literal["megatron", "nemo", "primus"]
 EngineChoice = Literal["auto", "megatron", "nemo", "primus"]
 Precision = Literal["bf16", "fp8", "fp32"]

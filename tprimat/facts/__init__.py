@@ -1,1 +1,1 @@
-"""What is true of the world, each entry with its source: accelerators, model shapes, counts of FLOP."""
+"""Facts, each with its source: accelerators, model shapes, FLOP counts, published results."""

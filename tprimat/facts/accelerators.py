@@ -1,56 +1,108 @@
-"""Which accelerator a device name means, and how fast it can multiply. An unknown name gives None, never another GPU."""
+"""The table of accelerators: which one a device name means, and how fast it multiplies.
+
+An unknown name gives None, never another GPU. The rows are in tprimat/data/accelerators.yaml.
+"""
 
 from collections.abc import Mapping
-from types import MappingProxyType
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Literal, get_args
 
-from tprimat.facts.accelerator import DTYPES, Accelerator, Dtype
-from tprimat.facts.amd import AMD
-from tprimat.facts.nvidia import NVIDIA
+from tprimat.facts.platforms import BACKEND_OF, Backend
+from tprimat.facts.rows import Units, in_si, read_rows
+from tprimat.units import GIBIBYTE
 
-__all__ = ["ACCELERATORS", "DTYPES", "Accelerator", "Dtype", "find_accelerator", "peak_dense_flops", "peak_sparse_flops"]
+Dtype = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
 
-ACCELERATORS: tuple[Accelerator, ...] = NVIDIA + AMD
-
+DTYPES: tuple[Dtype, ...] = get_args(Dtype)
+ROW_UNITS: Units = {
+    "dense_tflops": ("dense_flops", 1e12),
+    "sparse_tflops": ("sparse_flops", 1e12),
+    "memory_gib": ("memory_bytes", GIBIBYTE),
+    "bandwidth_gb_per_second": ("bandwidth_bytes_per_second", 1e9),
+    "link_gb_per_second": ("link_bytes_per_second", 1e9),
+}
 BRAND_WORDS = {"nvidia", "amd", "tesla", "geforce", "instinct"}
 
 
-def spelling(device_name: str) -> str:
-    """Brands, case and punctuation differ between tools and driver versions; what is left tells one GPU from another."""
-    words = device_name.lower().replace("-", " ").replace("_", " ").split()
-    return " ".join(word for word in words if word not in BRAND_WORDS)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accelerator:
+    """The data sheet of one accelerator, as one device that torch sees.
+
+    Peaks are those of matrix multiplication that accumulates in fp32, at the boost clock.
+    """
+
+    name: str
+    """Unique, with the form factor where that changes the figures; chosen here."""
+    vendor: Literal["NVIDIA", "AMD"]
+    device_names: tuple[str, ...]
+    """What torch.cuda.get_device_name, nvidia-smi, rocm-smi, amd-smi and rocminfo call it."""
+    dense_flops: Mapping[Dtype, float]
+    """dtype -> FLOP/s without structured sparsity; absent where the chip lacks the dtype."""
+    sparse_flops: Mapping[Dtype, float] = field(default_factory=dict)
+    """dtype -> FLOP/s with 2:4 sparsity as printed, to read figures that were divided by it; our own figures use dense peaks."""
+    memory_bytes: int
+    """Capacity as built, GiB behind the data sheet's GB; the driver keeps up to 1 % of it, ECC on GDDR6 a sixteenth."""
+    bandwidth_bytes_per_second: float
+    """Of the device memory."""
+    tdp_watts: float
+    """The highest board power that the data sheet allows."""
+    link_bytes_per_second: float | None
+    """To all other GPUs of the node together, both directions added as vendors do; PCIe where only pairs can be bridged."""
+    source: str
+    """Data sheet."""
+    date: str | None
+    """Year, month and day of the source, as far as it gives them."""
+
+    @property
+    def backend(self) -> Backend:
+        """The software stack that drives it, as records name it."""
+        return BACKEND_OF["nvidia" if self.vendor == "NVIDIA" else "amd"]
 
 
-def _index() -> Mapping[str, Accelerator]:
-    found: dict[str, Accelerator] = {}
-    for accelerator in ACCELERATORS:
-        for name in (accelerator.name, *accelerator.device_names):
-            found[spelling(name)] = accelerator
-    return MappingProxyType(found)
+@cache
+def accelerators() -> tuple[Accelerator, ...]:
+    """Return all accelerators of the table.
 
-
-_BY_SPELLING = _index()
+    Raises:
+        ConfigError: a row of accelerators.yaml is not valid.
+    """
+    return read_rows("accelerators.yaml", "accelerators", Accelerator, partial(in_si, units=ROW_UNITS))
 
 
 def find_accelerator(device_name: str | None) -> Accelerator | None:
-    """The accelerator that a tool calls `device_name`, or None when the table does not hold it.
+    """Return the accelerator that a tool calls `device_name`, or None when the table does not hold it.
 
-    Names must agree whole: a slice of a GPU ("... MIG 1g.10gb"), a sibling ("MI308X") or an architecture ("gfx942",
+    Names must match as a whole: a slice of a GPU ("... MIG 1g.10gb"), a sibling ("MI308X") or an architecture ("gfx942",
     which MI300X, MI300A and MI325X share) is not the GPU whose name it resembles.
     """
-    return None if device_name is None else _BY_SPELLING.get(spelling(device_name))
+    return None if device_name is None else _by_spelling().get(_spelling(device_name))
 
 
 def peak_dense_flops(device_name: str | None, dtype: str | None) -> float | None:
-    """Dense peak in FLOP/s of a device for a matmul dtype (a key of DTYPES); None when either is unknown or unsupported."""
+    """Return the dense peak in FLOP/s of a device for a matmul dtype (one of DTYPES); None when either is unknown."""
     accelerator = find_accelerator(device_name)
     return None if accelerator is None else _of_dtype(accelerator.dense_flops, dtype)
 
 
 def peak_sparse_flops(device_name: str | None, dtype: str | None) -> float | None:
-    """The printed peak with 2:4 sparsity, to read figures that were divided by it; None where there is none."""
+    """Return the printed peak in FLOP/s with 2:4 sparsity, to read figures that were divided by it; None where there is none."""
     accelerator = find_accelerator(device_name)
     return None if accelerator is None else _of_dtype(accelerator.sparse_flops, dtype)
 
 
 def _of_dtype(peaks: Mapping[Dtype, float], dtype: str | None) -> float | None:
     return next((flops for name, flops in peaks.items() if name == dtype), None)
+
+
+@cache
+def _by_spelling() -> Mapping[str, Accelerator]:
+    return {
+        _spelling(name): accelerator for accelerator in accelerators() for name in (accelerator.name, *accelerator.device_names)
+    }
+
+
+def _spelling(device_name: str) -> str:
+    """Drop what differs between tools and driver versions (brands, case, punctuation); what is left tells GPUs apart."""
+    words = device_name.lower().replace("-", " ").replace("_", " ").split()
+    return " ".join(word for word in words if word not in BRAND_WORDS)

@@ -1,7 +1,8 @@
-"""FLOP of training one token, forward and backward, recomputation excluded, in the three conventions that people use.
+"""Weight matrices, parameters and FLOP of a model: what its shape implies.
 
+FLOP are those of training one token, forward and backward, recomputation excluded, in the three conventions in use.
 A matmul of (m, k) with (k, n) takes 2 m n k; its backward pass takes twice that. Attention at sequence length s
-multiplies each query with s keys and s weights with values: 2 s (query width + value width) a layer and token.
+multiplies each query with s keys and s weights with values: 2 s (query width + value width) per layer and token.
 Sources of the arithmetic: Kaplan et al., arXiv 2001.08361, section 2.1 (6n); Chowdhery et al., PaLM, arXiv 2204.02311,
 appendix B (weights plus the whole attention square); Megatron-LM, num_floating_point_operations in
 megatron/training/training.py (half the square, since a causal mask never needs the other half).
@@ -12,16 +13,155 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from tprimat.errors import ConfigError, LayoutError
-from tprimat.facts.matmuls import WeightMatrix, attention_matrices, feed_forward_matrices, moe_matrices, output_matrix
-from tprimat.facts.parameters import parameters
-from tprimat.facts.shape import ModelShape
+from tprimat.facts.models import ModelShape
 
 FlopConvention = Literal["causal", "full", "6n"]
 
 CONVENTIONS: tuple[FlopConvention, ...] = get_args(FlopConvention)
-
+BYTES_PER_WEIGHT = {"fp16": 2, "bf16": 2, "fp8": 1}
 FORWARD_AND_BACKWARD = 3
 SEED_FLOP_PER_TOKEN = {"llama-3.1-8b": 6 * 8.0e9, "qwen-2.5-7b": 6 * 7.6e9}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightMatrix:
+    """A linear layer: out = in @ weight, weight of shape (inputs, outputs)."""
+
+    name: str
+    inputs: int
+    outputs: int
+    copies: int = 1
+    """Copies in one layer; more than 1 for routed experts only."""
+    active_copies: int = 1
+    """Copies that one token passes."""
+    split: str = "none"
+    """What tensor parallelism divides: "outputs" (column parallel), "inputs" (row parallel) or "none" (each rank has all)."""
+
+    @property
+    def parameters(self) -> int:
+        """The weights of all copies, without biases."""
+        return self.inputs * self.outputs * self.copies
+
+    @property
+    def active_parameters(self) -> int:
+        """The weights that one token is multiplied with."""
+        return self.inputs * self.outputs * self.active_copies
+
+
+def attention_matrices(shape: ModelShape) -> list[WeightMatrix]:
+    """Return the projections of one layer's attention; queries, keys and values are one matmul, as in Megatron-LM."""
+    if shape.kv_lora_rank is not None:
+        return _latent_attention_matrices(shape)
+    qkv = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    return [
+        WeightMatrix(name="qkv", inputs=shape.hidden, outputs=qkv, split="outputs"),
+        WeightMatrix(name="attention_output", inputs=shape.heads * shape.head_dim, outputs=shape.hidden, split="inputs"),
+    ]
+
+
+def _latent_attention_matrices(shape: ModelShape) -> list[WeightMatrix]:
+    """DeepSeek-V2 (arXiv 2405.04434), section 2.1: all heads share the rotary part of the keys."""
+    q_rank, kv_rank = shape.q_lora_rank or 0, shape.kv_lora_rank or 0
+    nope, rope, heads = shape.nope_head_dim or 0, shape.rope_head_dim or 0, shape.heads
+    return [
+        WeightMatrix(name="q_down", inputs=shape.hidden, outputs=q_rank),
+        WeightMatrix(name="q_up", inputs=q_rank, outputs=heads * (nope + rope), split="outputs"),
+        WeightMatrix(name="kv_down", inputs=shape.hidden, outputs=kv_rank + rope),
+        WeightMatrix(name="kv_up", inputs=kv_rank, outputs=heads * (nope + shape.value_dim), split="outputs"),
+        WeightMatrix(name="attention_output", inputs=heads * shape.value_dim, outputs=shape.hidden, split="inputs"),
+    ]
+
+
+def feed_forward_matrices(shape: ModelShape) -> list[WeightMatrix]:
+    """Return one dense feed-forward block; gate and up projection are one matmul, as in Megatron-LM."""
+    return _block(shape, "mlp", shape.ffn)
+
+
+def moe_matrices(shape: ModelShape) -> list[WeightMatrix]:
+    """Return the router, routed experts and shared experts of one layer; nothing for a dense model."""
+    if shape.experts is None or shape.experts_per_token is None or shape.expert_ffn is None:
+        return []
+    matrices = [WeightMatrix(name="router", inputs=shape.hidden, outputs=shape.experts)]
+    matrices += _block(shape, "expert", shape.expert_ffn, copies=shape.experts, active=shape.experts_per_token)
+    if shape.shared_experts:
+        matrices += _block(shape, "shared_expert", shape.shared_experts * shape.expert_ffn)
+    return matrices
+
+
+def _block(shape: ModelShape, name: str, width: int, *, copies: int = 1, active: int = 1) -> list[WeightMatrix]:
+    up = (2 if shape.gated else 1) * width
+    return [
+        WeightMatrix(name=f"{name}_up", inputs=shape.hidden, outputs=up, split="outputs", copies=copies, active_copies=active),
+        WeightMatrix(
+            name=f"{name}_down", inputs=width, outputs=shape.hidden, split="inputs", copies=copies, active_copies=active
+        ),
+    ]
+
+
+def output_matrix(shape: ModelShape) -> WeightMatrix:
+    """Return the layer from the last hidden state to logits; it is a matmul even if it shares the input embedding's weight."""
+    return WeightMatrix(name="output", inputs=shape.hidden, outputs=shape.vocabulary, split="outputs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterCount:
+    """Weights of one model, each counted once."""
+
+    total: int
+    active: int
+    """Total without the routed experts that a token does not pass; embedding tables count in full, as on model cards."""
+    embedding: int
+    """The input table."""
+    position: int
+    """The table of learned positions; 0 with rotary ones."""
+    output: int
+    """The output layer's own weights; 0 where it shares the input table."""
+    matmul: int
+    """Multiplied with each token: all active matrices and the output layer, shared or not; no input table, norm or bias."""
+    experts: int
+    """All routed experts; 0 for a dense model."""
+
+
+def parameters(shape: ModelShape) -> ParameterCount:
+    """Count the weights of a shape.
+
+    Multi-token-prediction layers, which DeepSeek-V3 uses in training only, are not part of a shape and not counted.
+    """
+    attention, dense, moe = attention_matrices(shape), feed_forward_matrices(shape), moe_matrices(shape)
+    layer_sets = ((attention, shape.layers), (dense, shape.dense_layers), (moe, shape.moe_layers))
+    matrices = sum(count * sum(matrix.parameters for matrix in group) for group, count in layer_sets)
+    active = sum(count * sum(matrix.active_parameters for matrix in group) for group, count in layer_sets)
+    biases = sum(count * _biases(shape, group) for group, count in layer_sets)
+    head = output_matrix(shape).parameters
+    embedding = shape.vocabulary * shape.hidden
+    position = shape.context_tokens * shape.hidden if shape.position == "learned" else 0
+    output = 0 if shape.tied_embeddings else head
+    rest = biases + _norms(shape) + embedding + position + output
+    return ParameterCount(
+        total=matrices + rest,
+        active=active + rest,
+        embedding=embedding,
+        position=position,
+        output=output,
+        matmul=active + head,
+        experts=shape.moe_layers * sum(matrix.parameters for matrix in moe if matrix.copies > 1),
+    )
+
+
+def _biases(shape: ModelShape, matrices: list[WeightMatrix]) -> int:
+    """Count the biases of one layer's matrices: all with linear_bias, those of queries, keys and values with qkv_bias."""
+    if shape.linear_bias:
+        return sum(matrix.outputs * matrix.copies for matrix in matrices)
+    return sum(matrix.outputs for matrix in matrices if matrix.name == "qkv") if shape.qkv_bias else 0
+
+
+def _norms(shape: ModelShape) -> int:
+    """Count scales (and shifts of layernorm) of two norms per layer, the last one, and those on queries and keys or latents."""
+    width = 2 if shape.norm == "layernorm" else 1
+    inner = 2 * shape.head_dim if shape.qk_norm else 0
+    if shape.kv_lora_rank is not None:
+        inner += shape.kv_lora_rank + (shape.q_lora_rank or 0)
+    return width * ((2 * shape.layers + 1) * shape.hidden + shape.layers * inner)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,22 +174,17 @@ class GemmShape:
     n: int
     k: int
     repeats: int = 1
-    """How often one layer runs it: once for each expert of the layer."""
-
-    @property
-    def flop(self) -> int:
-        """Of one run."""
-        return 2 * self.m * self.n * self.k
+    """Runs per layer: one for each expert of the layer."""
 
 
 def flop_per_token(shape: ModelShape, sequence_tokens: int, convention: FlopConvention = "causal") -> float:
-    """FLOP of one token of a sequence, forward and backward, over all layers, without recomputation.
+    """Return the FLOP of one token of a sequence, forward and backward, over all layers, without recomputation.
 
     Args:
         shape: dense or with experts (a token's own experts count), grouped-query or latent attention.
         sequence_tokens: length of the sequences trained on; `6n` does not depend on it.
         convention: `causal`: 6 x weights multiplied with a token + half the attention square; `full`: the whole square;
-            `6n`: 6 x all active weights, input table included, attention left out.
+            `6n`: 6 x all active weights, input table included, without attention.
 
     Raises:
         ConfigError: an unknown convention, or a sequence shorter than one token.
@@ -61,18 +196,18 @@ def flop_per_token(shape: ModelShape, sequence_tokens: int, convention: FlopConv
     count = parameters(shape)
     if convention == "6n":
         return 6.0 * count.active
-    square = attention_square_flop_per_token(shape, sequence_tokens)
+    square = _attention_square_flop_per_token(shape, sequence_tokens)
     return 6.0 * count.matmul + (square / 2 if convention == "causal" else square)
 
 
-def attention_square_flop_per_token(shape: ModelShape, sequence_tokens: int) -> float:
-    """FLOP of scores and weighted values of one token against all tokens of its sequence, forward and backward, all layers."""
+def _attention_square_flop_per_token(shape: ModelShape, sequence_tokens: int) -> float:
+    """Return the FLOP of one token's scores and weighted values over its whole sequence, forward and backward, all layers."""
     width = shape.heads * (shape.head_dim + shape.value_dim)
     return float(FORWARD_AND_BACKWARD * 2 * sequence_tokens * width * shape.layers)
 
 
 def seed_flop_per_token(shape_name: str) -> float | None:
-    """What the first TPrimat counted: 6 x the size rounded to 0.1 billion, attention left out. None for other models.
+    """Return what the first TPrimat counted: 6 x the size rounded to 0.1 billion, without attention. None for other models.
 
     Only for reading its published figures; flop_per_token(..., "6n") is the same convention without the rounding.
     """
@@ -80,10 +215,10 @@ def seed_flop_per_token(shape_name: str) -> float | None:
 
 
 def gemm_shapes(shape: ModelShape, micro_batch: int, sequence: int, tensor_parallel: int = 1) -> list[GemmShape]:
-    """Forward matmuls of one layer, then of the output layer, as one tensor-parallel rank runs them.
+    """Return the forward matmuls of one layer, then of the output layer, as one tensor-parallel rank runs them.
 
-    With experts it is a layer of experts, and each expert gets its even share of tokens (rounded up). Backward runs each
-    matmul twice more, with (m, n, k) permuted.
+    With experts, the layer is one of experts, and each expert gets an even share of the tokens (rounded up). Backward runs
+    each matmul twice more, with (m, n, k) permuted.
 
     Raises:
         LayoutError: a matrix or the heads cannot be divided by tensor_parallel.

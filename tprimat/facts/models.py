@@ -1,47 +1,170 @@
-"""The models that can be asked for by name, and how to make a small one of the same structure."""
+"""Model shapes: the dimensions of a transformer, the table of known models, and small models of the same structure.
+
+The rows are in tprimat/data/models.yaml.
+"""
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache
 from types import MappingProxyType
+from typing import Any, ClassVar
 
 from tprimat.errors import ConfigError
-from tprimat.facts.dense_models import LLAMA, QWEN
-from tprimat.facts.gpt_models import GPT3, SUITE
-from tprimat.facts.moe_models import DEEPSEEK, MIXTRAL, QWEN3_MOE
-from tprimat.facts.parameters import ParameterCount, parameters
-from tprimat.facts.shape import ModelShape, RopeScaling, padded_vocabulary
+from tprimat.facts.rows import read_rows
 
-__all__ = ["MODELS", "ModelShape", "ParameterCount", "RopeScaling", "model_shape", "padded_vocabulary", "parameters", "tiny"]
-
-MODELS: Mapping[str, ModelShape] = MappingProxyType(
-    {shape.name: shape for shape in (*LLAMA, *QWEN, *QWEN3_MOE, *MIXTRAL, *DEEPSEEK, *GPT3, *SUITE)}
-)
-
+VOCABULARY_MULTIPLE = 128
+"""Megatron-LM's make_vocab_size_divisible_by: the embedding is padded to it, in the same way whatever the layout."""
 TINY_HEAD_DIM = 4
 TINY_VOCABULARY = 512
 TINY_CONTEXT_TOKENS = 2048
 TINY_FFN_MULTIPLE = 64
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeScaling:
+    """Llama 3.1's rescaling of rotary frequencies for long contexts."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    factor: float
+    low_frequency_factor: float
+    high_frequency_factor: float
+    original_context_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """The dimensions of a decoder-only transformer.
+
+    Dense unless `experts` is given; grouped-query attention unless `kv_lora_rank` (multi-head latent attention) is given.
+
+    Raises:
+        ConfigError: a dimension is not positive, the key/value heads do not divide the heads, or some but not all dimensions of
+            the experts, or of latent attention, are given.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    """Of queries and keys: with latent attention nope_head_dim + rope_head_dim."""
+    ffn: int
+    """Inner width of one (dense) feed-forward block."""
+    vocabulary: int
+    """Rows of the embedding, padding of the published checkpoint included."""
+    context_tokens: int
+    """Longest sequence that the published configuration allows."""
+    gated: bool = True
+    """SwiGLU (three matrices) instead of a plain two-matrix feed-forward."""
+    norm: str = "rmsnorm"
+    norm_epsilon: float = 1e-5
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    linear_bias: bool = False
+    """Biases on every linear layer except the output layer, as in GPT-3."""
+    tied_embeddings: bool = False
+    position: str = "rope"
+    """rope or learned."""
+    rope_base: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    experts: int | None = None
+    """Routed experts in one layer; None for a dense model."""
+    experts_per_token: int | None = None
+    expert_ffn: int | None = None
+    """Inner width of one expert, routed or shared."""
+    shared_experts: int = 0
+    """Experts that every token passes, in addition to the routed ones."""
+    dense_first_layers: int = 0
+    """Leading layers whose feed-forward is dense although the model has experts."""
+    q_lora_rank: int | None = None
+    kv_lora_rank: int | None = None
+    nope_head_dim: int | None = None
+    """Part of a query and key head without rotary position."""
+    rope_head_dim: int | None = None
+    value_head_dim: int | None = None
+    source: str | None = None
+    """Model card, configuration file or paper of the figures."""
+
+    def __post_init__(self) -> None:
+        self._check_dimensions()
+        experts = {"experts": self.experts, "experts_per_token": self.experts_per_token, "expert_ffn": self.expert_ffn}
+        latent = {
+            "q_lora_rank": self.q_lora_rank,
+            "kv_lora_rank": self.kv_lora_rank,
+            "nope_head_dim": self.nope_head_dim,
+            "rope_head_dim": self.rope_head_dim,
+            "value_head_dim": self.value_head_dim,
+        }
+        for what, group in (("experts", experts), ("latent attention", latent)):
+            missing = [key for key, value in group.items() if value is None]
+            if missing and len(missing) < len(group):
+                raise ConfigError(
+                    f"Model {self.name} describes its {what} in part only.",
+                    why=f"{', '.join(group)} belong together.",
+                    fix=f"add {', '.join(missing)}, or remove the others",
+                )
+
+    def _check_dimensions(self) -> None:
+        for key in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocabulary", "context_tokens"):
+            if getattr(self, key) < 1:
+                raise ConfigError(f"Model {self.name} has {key}: {getattr(self, key)}.", why="It must be 1 or more.")
+        if self.heads % self.kv_heads:
+            raise ConfigError(
+                f"Model {self.name} has {self.heads} heads and {self.kv_heads} key/value heads.",
+                why="Each key/value head serves the same number of heads.",
+                fix=f"kv_heads: {', '.join(str(number) for number in range(1, self.heads + 1) if self.heads % number == 0)}",
+            )
+
+    @property
+    def moe_layers(self) -> int:
+        """Layers whose feed-forward is a mixture of experts."""
+        return 0 if self.experts is None else self.layers - self.dense_first_layers
+
+    @property
+    def dense_layers(self) -> int:
+        """Layers with one dense feed-forward block."""
+        return self.layers - self.moe_layers
+
+    @property
+    def value_dim(self) -> int:
+        """Width of one value head."""
+        return self.head_dim if self.value_head_dim is None else self.value_head_dim
+
+
+@cache
+def models() -> Mapping[str, ModelShape]:
+    """Return all shapes of the table by name.
+
+    Raises:
+        ConfigError: a row of models.yaml is not valid.
+    """
+    return MappingProxyType({shape.name.lower(): shape for shape in read_rows("models.yaml", "models", ModelShape)})
+
+
 def model_shape(name: str) -> ModelShape:
-    """The shape of a known model; case does not matter.
+    """Return the shape of a known model; case does not matter.
 
     Raises:
         ConfigError: no such model; names the nearest ones.
     """
-    shape = MODELS.get(name.lower())
+    known = models()
+    shape = known.get(name.lower())
     if shape is None:
-        near = difflib.get_close_matches(name.lower(), MODELS, n=3, cutoff=0.5)
-        raise ConfigError(f"There is no model {name!r}.", why="Its shape is not in the table.", fix=", ".join(near or MODELS))
+        near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+        raise ConfigError(f"There is no model {name!r}.", why="Its shape is not in the table.", fix=", ".join(near or known))
     return shape
 
 
 def tiny(shape: ModelShape) -> ModelShape:
-    """A model of the same structure that a processor trains in seconds.
+    """Return a model of the same structure that a CPU trains in seconds.
 
-    Layers, heads, key/value heads and experts stay, so that a split over ranks is as possible, or as impossible, as for
-    the real model; widths shrink.
+    Layers, heads, key/value heads and experts stay, so that it can be split over ranks exactly where the real model can;
+    widths shrink.
     """
     hidden = shape.heads * TINY_HEAD_DIM
     small = replace(
@@ -67,3 +190,8 @@ def _with_tiny_latent_attention(shape: ModelShape) -> ModelShape:
         rope_head_dim=TINY_HEAD_DIM // 2,
         value_head_dim=TINY_HEAD_DIM,
     )
+
+
+def padded_vocabulary(shape: ModelShape) -> int:
+    """Return the number of rows of the embedding as trained."""
+    return -(-shape.vocabulary // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE

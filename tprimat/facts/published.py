@@ -1,16 +1,29 @@
-"""Training speeds and model sizes that others published, kept as printed, and what they mean by one yardstick.
+"""Training speeds and model sizes that others published, kept as printed, and restated on a common basis.
 
-Sources count FLOP in three ways and divide by dense or sparse peaks. Here each figure stays as its source prints it, with
-its convention; `rebase` turns it into the `causal` convention against the dense peak.
+Sources count FLOP in three ways and divide by dense or sparse peaks. Each figure stays as its source prints it, with its
+convention; `rebase` restates it in the `causal` convention against the dense peak. The rows are in tprimat/data/published.yaml.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 
-from tprimat.facts.accelerator import Dtype
-from tprimat.facts.accelerators import peak_dense_flops
+from tprimat.errors import ConfigError
+from tprimat.facts.accelerators import Dtype, find_accelerator, peak_dense_flops
 from tprimat.facts.flops import FlopConvention, flop_per_token
-from tprimat.facts.models import MODELS, ModelShape
+from tprimat.facts.models import ModelShape, models
+from tprimat.facts.rows import Row, Units, in_si, read_rows
+
+FILE = "published.yaml"
+PLACE = f"tprimat/data/{FILE}"
+ROW_UNITS: Units = {
+    "tflops_per_gpu": ("flops_per_second_per_gpu", 1e12),
+    "tflops_all_gpus": ("flops_per_second_all_gpus", 1e12),
+    "peak_tflops": ("peak_flops", 1e12),
+    "gb_by_dtype": ("bytes_by_dtype", 1e9),
+    "bandwidth_gb_per_second": ("bandwidth_bytes_per_second", 1e9),
+    "link_gb_per_second": ("link_bytes_per_second", 1e9),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,19 +31,19 @@ class PublishedResult:
     """One training run as its source reports it. None: the source does not say."""
 
     name: str
-    """Ours, unique."""
+    """Unique; chosen here."""
     source: str
     """URL, arXiv number or title of the page."""
     date: str | None
-    """Year and month."""
+    """Year, month and day of the source, as far as it gives them."""
     engine: str | None
     accelerator: str | None
-    """Device name for facts.accelerators; None when the GPU is not one of the table."""
+    """Device name for find_accelerator; None when the table does not hold the GPU."""
     gpus: int | None
     model: str
     """As the source calls it."""
     shape: str | None
-    """Key in MODELS; None when the table has no such model."""
+    """Name in models(); None when the table has no such model."""
     dtype: str | None
     """Of the matmuls."""
     sequence_tokens: int | None = None
@@ -52,14 +65,14 @@ class PublishedResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebased:
-    """A published result by one yardstick; None where it does not say enough."""
+    """A published result on the common basis; None where the source does not say enough."""
 
     flops_per_second_per_gpu: float | None
     """`causal` convention."""
     mfu: float | None
     """Of the dense peak, `causal` convention."""
     own_mfu: float | None
-    """Of the dense peak, in the convention of the source: what differs from the printed MFU is an error or another peak."""
+    """Of the dense peak, in the convention of the source: a difference from the printed MFU is an error or another peak."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +83,7 @@ class PublishedSize:
     source: str
     total: float
     active: float | None = None
-    """Of one token."""
+    """Parameters that one token uses."""
     active_has_input_table: bool = True
     """False where the printed figure fits only without the input embedding, of which a token reads one row."""
 
@@ -89,7 +102,7 @@ class PublishedHardware:
     """What a source says an accelerator can do."""
 
     accelerator: str
-    """Device name for facts.accelerators."""
+    """Device name for find_accelerator."""
     source: str
     peak_flops: Mapping[Dtype, float]
     """By dtype."""
@@ -97,8 +110,67 @@ class PublishedHardware:
     link_bytes_per_second: float
 
 
+@cache
+def results() -> tuple[PublishedResult, ...]:
+    """Return all published training runs.
+
+    Raises:
+        ConfigError: here and below, a row is not valid, or names a model or accelerator that is not in its table.
+    """
+    rows = read_rows(FILE, "results", PublishedResult, _result_fields)
+    for row in rows:
+        _check_known(row.name, shape=row.shape, accelerator=row.accelerator)
+    return rows
+
+
+@cache
+def sizes() -> tuple[PublishedSize, ...]:
+    """Return all published parameter counts."""
+    rows = read_rows(FILE, "sizes", PublishedSize)
+    for row in rows:
+        _check_known("sizes", shape=row.shape)
+    return rows
+
+
+@cache
+def weights() -> tuple[PublishedWeights, ...]:
+    """Return all published sizes of weights in memory."""
+    rows = read_rows(FILE, "weights", PublishedWeights, partial(in_si, units=ROW_UNITS))
+    for row in rows:
+        _check_known("weights", shape=row.shape)
+    return rows
+
+
+@cache
+def hardware() -> tuple[PublishedHardware, ...]:
+    """Return all published figures of accelerators."""
+    rows = read_rows(FILE, "hardware", PublishedHardware, partial(in_si, units=ROW_UNITS))
+    for row in rows:
+        _check_known("hardware", accelerator=row.accelerator)
+    return rows
+
+
+def _check_known(place: str, *, shape: str | None = None, accelerator: str | None = None) -> None:
+    if shape is not None and shape not in models():
+        raise ConfigError(f"There is no model {shape!r} in models.yaml.", where=f"{PLACE}, {place}")
+    if accelerator is not None and find_accelerator(accelerator) is None:
+        raise ConfigError(f"There is no accelerator {accelerator!r} in accelerators.yaml.", where=f"{PLACE}, {place}")
+
+
+def _result_fields(row: Row) -> Row:
+    """Turn the rates that a source prints for all GPUs together into rates of one GPU."""
+    fields = in_si(row, ROW_UNITS)
+    for rate in ("tokens_per_second", "flops_per_second"):
+        printed, gpus = fields.pop(f"{rate}_all_gpus", None), fields.get("gpus")
+        if printed is not None:
+            if not isinstance(gpus, int) or gpus < 1:
+                raise ConfigError(f"Result {fields.get('name')} gives a rate of all GPUs but not their number.", where=PLACE)
+            fields[f"{rate}_per_gpu"] = printed / gpus if isinstance(printed, int | float) else printed
+    return fields
+
+
 def rebase(result: PublishedResult) -> Rebased:
-    """From tokens/s where the source prints them, else from its FLOP/s and convention."""
+    """Restate a result from its tokens/s where the source prints them, else from its FLOP/s and convention."""
     peak = peak_dense_flops(result.accelerator, result.dtype)
     causal = _flops(result, "causal")
     own = result.flops_per_second_per_gpu
@@ -116,13 +188,13 @@ def _flops(result: PublishedResult, convention: FlopConvention) -> float | None:
         return result.flops_per_second_per_gpu
     if result.shape is None or result.sequence_tokens is None:
         return None
-    shape = MODELS[result.shape]
-    rate = tokens_per_second_per_gpu(result, shape, result.sequence_tokens)
+    shape = models()[result.shape]
+    rate = _tokens_per_second_per_gpu(result, shape, result.sequence_tokens)
     return None if rate is None else rate * flop_per_token(shape, result.sequence_tokens, convention)
 
 
-def tokens_per_second_per_gpu(result: PublishedResult, shape: ModelShape, sequence_tokens: int) -> float | None:
-    """As printed, or worked back from FLOP/s in the convention of the source."""
+def _tokens_per_second_per_gpu(result: PublishedResult, shape: ModelShape, sequence_tokens: int) -> float | None:
+    """Return the printed rate, or the one that the printed FLOP/s and convention imply."""
     if result.tokens_per_second_per_gpu is not None:
         return result.tokens_per_second_per_gpu
     if result.flops_per_second_per_gpu is None or result.convention is None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tprimat.records.schema import Platform
+from tprimat.facts.platforms import Backend
 
 PATIENCE_SECONDS = 10.0
 """For a tool that has to wake the driver first; usually it answers at once."""
@@ -19,7 +19,7 @@ UNIT_BYTES = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 class Gpu:
     """One GPU as a vendor's tool names it."""
 
-    platform: Platform
+    platform: Backend
     name: str | None
     index: int | None = None
     """As the tool counts, whatever the run can see of them."""

@@ -9,10 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tprimat import units
-from tprimat.config.schema import Config, LayoutConfig, PlatformName
+from tprimat.config.schema import Config, LayoutConfig
 from tprimat.errors import ConfigError
 from tprimat.facts.accelerators import find_accelerator
-from tprimat.facts.models import ModelShape, model_shape, padded_vocabulary, parameters
+from tprimat.facts.flops import parameters
+from tprimat.facts.models import ModelShape, model_shape, padded_vocabulary
+from tprimat.facts.platforms import PLATFORM_OF, Backend
 from tprimat.logs.failures import Failure, classify, diverging
 from tprimat.logs.parse import Dialect, LogReading
 from tprimat.logs.steps import (
@@ -26,7 +28,7 @@ from tprimat.logs.steps import (
     seconds_of,
     survey,
 )
-from tprimat.records.schema import Evidence, LogSource, Machine, Platform, RunRecord, StepRecord
+from tprimat.records.schema import Evidence, LogSource, Machine, RunRecord, StepRecord
 from tprimat.records.steps import ABSENT, STEP_ROW, StepTable, record_of
 from tprimat.records.table import Rows
 
@@ -174,7 +176,6 @@ def sequence_from_rates(said: Collection, gpus: int | None) -> int | None:
 
 # Flags beside the log: they fill what it does not say, and may not contradict it.
 
-PLATFORM_NAMES: dict[Platform, PlatformName] = {"cuda": "nvidia", "rocm": "amd", "cpu": "cpu"}
 PARAMETER_TOLERANCE = 0.01
 """Padding of the vocabulary differs between frameworks."""
 ONE_NODE_GPUS = 8
@@ -258,7 +259,7 @@ def machine_of(reading: LogReading, flags: Flags, dialect: Dialect) -> Machine:
         raise ConfigError(
             f"--gpu {name} contradicts the log, which {dialect.name} wrote.",
             where=f"{reading.name}:{first_step_line(reading)}",
-            why=f"{dialect.name} runs on {PLATFORM_NAMES[vendor_platform].upper()} accelerators only.",
+            why=f"{dialect.name} runs on {PLATFORM_OF[vendor_platform].upper()} accelerators only.",
         )
     nodes = flags.nodes or (1 if gpus is not None and gpus <= ONE_NODE_GPUS else None)
     if gpus is not None and nodes is None:
@@ -275,13 +276,13 @@ def machine_of(reading: LogReading, flags: Flags, dialect: Dialect) -> Machine:
     )
 
 
-def platform_of(accelerator: str | None) -> Platform | None:
+def platform_of(accelerator: str | None) -> Backend | None:
     """By the table of accelerators, else by the vendor's name in it."""
     if accelerator is None:
         return None
     known = find_accelerator(accelerator)
     if known is not None:
-        return "cuda" if known.vendor == "NVIDIA" else "rocm"
+        return known.backend
     words = accelerator.lower()
     if "nvidia" in words:
         return "cuda"
@@ -296,7 +297,7 @@ def check_strategy(reading: LogReading, evidence: Evidence, flags: Flags, machin
         raise ConfigError(
             f"There is no strategy {flags.strategy!r}.", where="--parallel", fix=f"one of {', '.join(config.parallelism)}"
         )
-    layout = config.parallelism[flags.strategy].get(flags.model, {}).get(PLATFORM_NAMES[machine.platform])
+    layout = config.parallelism[flags.strategy].get(flags.model, {}).get(PLATFORM_OF[machine.platform])
     for wanted, name in split_claims(layout):
         logged = getattr(evidence, name)
         line = reading.said.evidence_line.get(name)

@@ -8,6 +8,7 @@ from itertools import islice
 from types import ModuleType
 
 from tprimat.errors import ConfigError, RecordError
+from tprimat.facts.platforms import Backend
 from tprimat.logs.bulk import line_pattern, rows_of_lines
 from tprimat.logs.fields import LineFields
 from tprimat.logs.formats import (
@@ -24,7 +25,6 @@ from tprimat.logs.formats import (
 )
 from tprimat.logs.steps import Collection
 from tprimat.logs.values import plain
-from tprimat.records.schema import Platform
 from tprimat.records.table import Rows
 
 
@@ -36,7 +36,7 @@ class Dialect:
     read_line: Callable[[str], LineFields | None]
     signs: tuple[tuple[str, ...], ...]
     """A line that holds all words of one row is in this dialect."""
-    platform: Platform | None
+    platform: Backend | None
     """Where the framework runs on one platform only."""
     marks_its_end: bool
     """Whether a log that ends without a closing line was cut short."""

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from tprimat.facts.accelerator import TERA
+from tprimat.units import TERA
 
 GIBIBYTE = 2**30
 MEBIBYTE = 2**20

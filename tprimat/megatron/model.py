@@ -15,7 +15,7 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from torch import Tensor
 
 from tprimat.errors import LaunchError
-from tprimat.facts.matmuls import attention_matrices, feed_forward_matrices
+from tprimat.facts.flops import attention_matrices, feed_forward_matrices
 from tprimat.facts.models import ModelShape, RopeScaling, padded_vocabulary
 from tprimat.megatron.attention import Rotation
 from tprimat.megatron.embedding import accumulate_in_place

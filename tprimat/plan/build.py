@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from tprimat.config.load import LoadedConfig
-from tprimat.config.schema import EngineName, LayoutConfig, ModelConfig, PlatformName, PlatformOptimizations, Size
+from tprimat.config.schema import EngineName, LayoutConfig, ModelConfig, PlatformOptimizations, Size
 from tprimat.errors import ConfigError, UserError
-from tprimat.facts.matmuls import attention_matrices, feed_forward_matrices
+from tprimat.facts.flops import attention_matrices, feed_forward_matrices
 from tprimat.facts.models import ModelShape, model_shape, tiny
+from tprimat.facts.platforms import PlatformName
 from tprimat.plan.layout import LayoutRequest, resolve
 from tprimat.plan.schema import Batch, Layout, PrimusStart, RunPlan
 

@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tprimat.facts.models import padded_vocabulary, parameters
+from tprimat.facts.flops import parameters
+from tprimat.facts.models import padded_vocabulary
 from tprimat.plan.schema import RunPlan
-from tprimat.records.schema import Evidence, Machine, Outcome, Platform, Prediction, RunRecord
-
-PLATFORMS: dict[str, Platform] = {"nvidia": "cuda", "amd": "rocm", "cpu": "cpu"}
+from tprimat.records.schema import Evidence, Machine, Outcome, Prediction, RunRecord
 
 
 def first_record(plan: RunPlan, machine: Machine, started_at: str, prediction: Prediction | None = None) -> RunRecord:

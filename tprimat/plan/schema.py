@@ -8,7 +8,6 @@ from tprimat.config.schema import (
     EngineName,
     EngineOptions,
     OptimizerConfig,
-    PlatformName,
     Precision,
     PrimusLauncher,
     PrimusOptions,
@@ -19,6 +18,7 @@ from tprimat.config.schema import (
 )
 from tprimat.errors import RecordError
 from tprimat.facts.models import ModelShape
+from tprimat.facts.platforms import PlatformName
 from tprimat.records.files import from_json, read_text, to_json, write_atomically
 from tprimat.records.schema import MicroBatchSearch
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tprimat.facts.flops import flop_per_token
-from tprimat.facts.models import ModelShape, parameters
+from tprimat.facts.flops import flop_per_token, parameters
+from tprimat.facts.models import ModelShape
 from tprimat.probe.case import Case
 from tprimat.probe.timing import Call, Effort
 

@@ -12,9 +12,10 @@ from typing import Any, ClassVar, Literal
 from pydantic import ValidationError
 
 from tprimat.errors import RecordError
+from tprimat.facts.platforms import SHORT_NAMES, Backend
 from tprimat.records.files import adapter, as_document, explain, read_text, write_pieces_atomically
 from tprimat.records.metrics import RunMetrics
-from tprimat.records.schema import SCHEMA_VERSION, Platform, RunRecord, StepRecord, TelemetrySample
+from tprimat.records.schema import SCHEMA_VERSION, RunRecord, StepRecord, TelemetrySample
 from tprimat.records.step_text import GB, RAW_LISTS, texts
 
 REFUSE_UNKNOWN_KEYS: dict[str, Any] = {"extra": "forbid"}
@@ -29,7 +30,7 @@ class GpuInfo:
     device_name: str | None
     device_count: int | None
     """Ranks; on a CPU, processes."""
-    software_stack: Platform
+    software_stack: Backend
     framework: str
 
 
@@ -105,8 +106,6 @@ class BenchmarkDocument:
 # The familiar keys come first; `run`, `metrics` and `steps` beside them are the records themselves, in SI units.
 # `raw_memory_values` are GB (1e9 bytes), peak allocated inside the step on the worst rank.
 
-PLATFORM_CODES = {"cuda": "nvd", "rocm": "amd", "cpu": "cpu"}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
@@ -143,7 +142,7 @@ def document_without_steps(run: RunRecord, metrics: RunMetrics | None) -> dict[s
     """The file's content, its lists of steps empty."""
     return {
         "schema_version": SCHEMA_VERSION,
-        "platform": PLATFORM_CODES[run.machine.platform],
+        "platform": SHORT_NAMES[run.machine.platform],
         "gpu_info": {
             "device_name": run.machine.accelerator,
             "device_count": run.machine.gpus,

@@ -13,16 +13,9 @@ from typing import Any
 from tprimat.errors import RecordError
 from tprimat.facts.accelerators import DTYPES
 from tprimat.facts.models import model_shape
-from tprimat.records.schema import Evidence, LogSource, Machine, Platform, RunRecord, StepRecord
+from tprimat.facts.platforms import BACKEND_OF_ANY_NAME, Backend
+from tprimat.records.schema import Evidence, LogSource, Machine, RunRecord, StepRecord
 
-PLATFORMS: Mapping[str, Platform] = {
-    "cuda": "cuda",
-    "nvd": "cuda",
-    "nvidia": "cuda",
-    "rocm": "rocm",
-    "amd": "rocm",
-    "cpu": "cpu",
-}
 ENGINES = {
     "nemo": "nemo",
     "primus": "primus",
@@ -198,11 +191,11 @@ def _engine(reader: _Reader) -> str:
     return next((ENGINES[part] for part in parts if part in ENGINES), "unknown")
 
 
-def _platform(reader: _Reader) -> Platform:
+def _platform(reader: _Reader) -> Backend:
     for said in (reader.text("software_stack"), reader.text("platform")):
-        if said is not None and said.lower() in PLATFORMS:
-            return PLATFORMS[said.lower()]
-    raise reader.error(f"platform is {reader.document.get('platform')!r}.", f"One of {', '.join(PLATFORMS)}.")
+        if said is not None and said.lower() in BACKEND_OF_ANY_NAME:
+            return BACKEND_OF_ANY_NAME[said.lower()]
+    raise reader.error(f"platform is {reader.document.get('platform')!r}.", f"One of {', '.join(BACKEND_OF_ANY_NAME)}.")
 
 
 def _machine(reader: _Reader, notes: list[str]) -> Machine:

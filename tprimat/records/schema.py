@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from tprimat.facts.models import ModelShape
+from tprimat.facts.platforms import Backend
 
 REFUSE_UNKNOWN_KEYS: dict[str, Any] = {"extra": "forbid"}
 
@@ -48,7 +49,6 @@ SCHEMA_VERSION = 1
 
 Outcome = Literal["running", "completed", "out_of_memory", "timed_out", "hung", "interrupted", "diverged", "failed"]
 Clock = Literal["step_end", "framework"]
-Platform = Literal["cuda", "rocm", "cpu"]
 StartUp = Literal["rank_started", "imported", "process_group", "model_built", "training"]
 """Stages of a rank's start: Python runs, libraries are imported, ranks know each other, weights are there, steps begin."""
 
@@ -83,7 +83,7 @@ class Machine:
 
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
-    platform: Platform
+    platform: Backend
     accelerator: str | None
     """Device name as torch or the vendor's SMI tool reports it; the processor's name on a CPU; None when a log does not tell."""
     gpus_per_node: int | None

@@ -192,7 +192,7 @@ def _projection(analysis: PeakAnalysis) -> list[str]:
     ]
     nodes = best.run.machine.nodes or 1
     measured = f"{nodes} node{'s' * (nodes > 1)}"
-    source = f"Assumed, not measured, beyond {measured}; python -m tprimat.cli.scaling judges measured runs."
+    source = f"Assumed, not measured, beyond {measured}; python3 -m tprimat scaling judges measured runs."
     return [_section(f"More nodes: {best.model} on {best.platform}", f"{columns(header, rows, left=0)}\n{source}")]
 
 

@@ -1,26 +1,35 @@
-"""Our results beside published ones, by one yardstick."""
+"""Our results next to published ones, on a common basis."""
 
 from collections.abc import Callable, Sequence
 
 from tprimat import units
 from tprimat.analyze.compare import Difference
-from tprimat.analyze.published import Neighbour, Neighbourhood, PublishedResult
+from tprimat.analyze.published import Neighbour, Neighbourhood
+from tprimat.facts.platforms import Backend
+from tprimat.facts.published import PublishedResult
 from tprimat.report.peak import tera
 from tprimat.report.summary import with_interval
 from tprimat.report.tables import columns
 
 HEADER = ("result", "when", "as published", "TFLOP/s/GPU", "of dense peak", "ours is")
-CAPTION = (
-    "FLOP counted causal for all of them, against the dense peak. The ratio is for orientation: what differs stands below it."
-)
+CAPTION = "FLOP counted causal throughout, against the dense peak. The ratio is for orientation; the differences are below."
+NO_NEIGHBOURS = "No published neighbours: no configuration here has a FLOP/s to compare with them.\n"
 
-Reproduce = Callable[[PublishedResult], str]
+Reproduce = Callable[[PublishedResult, Backend], str]
 
 
 def text(found: Sequence[Neighbourhood], reproduce: Reproduce) -> str:
-    """For a terminal: a table and the differences for each configuration of ours, then how to run what others ran."""
+    """Return, for a terminal, a table and the differences for each configuration of ours, then each source.
+
+    Args:
+        found: configurations with their nearest published results.
+        reproduce: gives the command that runs a published configuration on a machine of a backend.
+    """
+    if not found:
+        return NO_NEIGHBOURS
+    backend = found[0].ours.run.machine.platform
     results = {neighbour.result.name: neighbour.result for one in found for neighbour in one.neighbours}
-    sources = "\n".join(line for result in results.values() for line in _source(result, reproduce(result)))
+    sources = "\n".join(line for result in results.values() for line in _source(result, reproduce(result, backend)))
     return "\n\n".join(["Published neighbours. " + CAPTION, *map(_block, found), sources]) + "\n"
 
 
@@ -41,7 +50,7 @@ def _block(found: Neighbourhood) -> str:
     ]
     lines = [columns(HEADER, [own, *map(_row, found.neighbours)], left=3)]
     for neighbour in found.neighbours:
-        differing = "; ".join(map(_difference, neighbour.differences)) or "nothing that the source tells"
+        differing = "; ".join(map(_difference, neighbour.differences)) or "nothing that the source states"
         lines.append(f"{neighbour.result.name} differs: {differing}")
     return "\n".join(lines)
 
@@ -77,5 +86,5 @@ def _difference(one: Difference) -> str:
 
 def _plain(value: object) -> str:
     if value is None:
-        return "not told"
+        return "not stated"
     return units.count(value) if isinstance(value, int) else str(value)

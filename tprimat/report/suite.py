@@ -54,7 +54,7 @@ SECTIONS: tuple[Section, ...] = (
         "Transformer training: models",
         "GPT-2's structure with tied embeddings and a learned position for each token of the sequence; on a GPU, GPT-2's "
         "vocabulary of 50,257. Parameters include every weight: embeddings, norms and, as in GPT-2, the biases of linear "
-        "layers. The published MI350X counts, `gpt-30m` to `gpt-13b` of `python -m tprimat.cli.models`, leave out those biases, "
+        "layers. The published MI350X counts, `gpt-30m` to `gpt-13b` of `python3 -m tprimat models`, leave out those biases, "
         "which are less than 0.1 %.",
         tables.transformer_models,
     ),

@@ -13,22 +13,21 @@ from tprimat.config.load import (
     parse_setting,
     read_config,
 )
-from tprimat.config.schema import PlatformName, PlatformOptimizations, Size
+from tprimat.config.schema import PlatformOptimizations, Size
 from tprimat.config.tree import parse_scalar
 from tprimat.engines import nemo
 from tprimat.engines.choose import choose
 from tprimat.engines.primus import engine as primus
 from tprimat.engines.primus.install import decide
 from tprimat.errors import ConfigError, LaunchError, UserError
+from tprimat.facts.platforms import BACKEND_OF, PLATFORM_OF, PlatformName
 from tprimat.hardware.nodes import refuse_hidden_gpus, this_machine
 from tprimat.plan.build import STANDARD_LIBRARY, PlanRequest, build_plan, count_ranks, new_run_id
-from tprimat.plan.evidence import PLATFORMS
 from tprimat.plan.schema import PrimusStart, RunPlan
 from tprimat.records.discover import check_probes
 from tprimat.records.environment import processor_name
 from tprimat.records.schema import Machine
 
-PLATFORM_NAMES: dict[str, PlatformName] = {"cuda": "nvidia", "rocm": "amd", "cpu": "cpu"}
 ALL_MODELS = "all"
 
 
@@ -82,10 +81,10 @@ class Session:
 
     def machine_of(self, plan: RunPlan) -> Machine:
         """Return the machine as a record names it before a worker has looked closer."""
-        if self.machine is not None and PLATFORMS[plan.platform] == self.machine.platform:
+        if self.machine is not None and BACKEND_OF[plan.platform] == self.machine.platform:
             return replace(self.machine, nodes=plan.nodes, gpus_per_node=plan.gpus_per_node)
         name = processor_name() if plan.platform == "cpu" else None
-        return Machine(platform=PLATFORMS[plan.platform], accelerator=name, gpus_per_node=plan.gpus_per_node, nodes=plan.nodes)
+        return Machine(platform=BACKEND_OF[plan.platform], accelerator=name, gpus_per_node=plan.gpus_per_node, nodes=plan.nodes)
 
 
 def prepare(request: RunRequest) -> Session:
@@ -96,7 +95,7 @@ def prepare(request: RunRequest) -> Session:
     """
     choices = environment_choices()
     machine = this_machine()
-    platform: PlatformName = request.platform or PLATFORM_NAMES[machine.platform if machine else "cpu"]
+    platform: PlatformName = request.platform or PLATFORM_OF[machine.platform if machine else "cpu"]
     size: Size = request.size or ("tiny" if platform == "cpu" else "full")
     settings = [parse_setting(text) for text in request.settings] + list(flag_settings(request, platform))
     loaded = read_config(request.config, size=size, settings=settings)
@@ -119,7 +118,7 @@ def _check_gpus(session: Session) -> None:
     start, platform = session.plans[0].primus, session.platform
     if platform == "cpu" or (start is not None and start.launcher == "slurm"):
         return
-    if session.machine is None or PLATFORMS[platform] != session.machine.platform:
+    if session.machine is None or BACKEND_OF[platform] != session.machine.platform:
         fix = "--dry-run to see the plan, or --platform cpu"
         raise LaunchError(f"This machine shows no {platform} GPU.", where="--platform", fix=fix)
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tprimat.config.load import LoadedConfig, Setting, read_config
-from tprimat.config.schema import PlatformName, Size
+from tprimat.config.schema import Size
+from tprimat.facts.platforms import PlatformName
 from tprimat.errors import UserError
 from tprimat.plan.build import PlanRequest, build_plan
 

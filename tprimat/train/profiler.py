@@ -18,7 +18,7 @@ import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule
 
 from tprimat.errors import RecordError
-from tprimat.plan.evidence import PLATFORMS
+from tprimat.facts.platforms import BACKEND_OF
 from tprimat.plan.schema import RunPlan
 from tprimat.records.files import cannot_write
 from tprimat.records.store import RunDirectory
@@ -122,7 +122,7 @@ class ProfilerCallback(*callback_bases()):  # type: ignore[misc]
         _tell(f"profiling: {trace}")
         if self.plan.profiling.export_chrome_trace:
             cycle = f"_{number}" if self.plan.profiling.schedule.repeat > 1 else ""
-            named = output / f"profile_{PLATFORMS[self.plan.platform]}_{self.plan.model}_{self.plan.run_id}{cycle}.json"
+            named = output / f"profile_{BACKEND_OF[self.plan.platform]}_{self.plan.model}_{self.plan.run_id}{cycle}.json"
             second_name(trace, named)
             _tell(f"profiling: {named} (the same file)")
 

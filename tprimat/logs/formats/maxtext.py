@@ -2,9 +2,9 @@
 
 import re
 
-from tprimat.facts.accelerator import TERA
 from tprimat.logs.fields import LineFields
 from tprimat.logs.values import number, plain, scaled, whole
+from tprimat.units import TERA
 
 NAME = "maxtext"
 SIGNS = (("completed step:", "seconds:"),)

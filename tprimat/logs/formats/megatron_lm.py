@@ -5,9 +5,9 @@ Other frameworks print the same lines with additions; primus.py and megatron_bri
 
 import re
 
-from tprimat.facts.accelerator import TERA
 from tprimat.logs.fields import LineFields
 from tprimat.logs.values import MEBIBYTE, in_bytes, megatron_argument, number, plain, scaled, whole
+from tprimat.units import TERA
 
 NAME = "megatron-lm"
 SIGNS = (("iteration", "elapsed time per iteration"),)

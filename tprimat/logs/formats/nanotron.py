@@ -2,10 +2,10 @@
 
 import re
 
-from tprimat.facts.accelerator import TERA
 from tprimat.logs.fields import LineFields
 from tprimat.logs.formats.megatron_lm import pairs
 from tprimat.logs.values import human, in_bytes, plain, scaled
+from tprimat.units import TERA
 
 NAME = "nanotron"
 SIGNS = (("iteration: ", "time_per_iteration_ms:"),)

@@ -2,10 +2,10 @@
 
 import re
 
-from tprimat.facts.accelerator import TERA
 from tprimat.logs.fields import LineFields
 from tprimat.logs.formats.megatron_lm import pairs
 from tprimat.logs.values import in_bytes, number, plain, scaled, whole
+from tprimat.units import TERA
 
 NAME = "nemo"
 SIGNS = (("train_step_timing in s:", "iteration "),)

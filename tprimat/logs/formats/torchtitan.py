@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tprimat.facts.accelerator import TERA
 from tprimat.logs.fields import LineFields
 from tprimat.logs.values import GIBIBYTE, in_bytes, number, plain, scaled, whole
+from tprimat.units import TERA
 
 NAME = "torchtitan"
 SIGNS = (("step:", "loss:", "tps:"), ("step:", "loss:", "wps:"))

@@ -1,0 +1,171 @@
+"""The data files: one row adds a model, an accelerator or a published result, and a bad row is refused with its place."""
+
+import json
+import shutil
+
+import pytest
+
+from tprimat.cli import models as command
+from tprimat.errors import ConfigError
+from tprimat.facts import accelerators, models, published, rows
+from tprimat.facts.accelerators import find_accelerator, peak_dense_flops
+from tprimat.facts.flops import parameters
+from tprimat.facts.models import model_shape
+from tprimat.facts.published import rebase, results
+from tprimat.runner.reproduce import reproduce
+
+CACHES = [
+    accelerators.accelerators,
+    accelerators._by_spelling,
+    models.models,
+    published.results,
+    published.sizes,
+    published.weights,
+    published.hardware,
+]
+
+MODEL = """
+  - name: new-1b
+    layers: 16
+    hidden: 2048
+    heads: 16
+    kv_heads: 4
+    head_dim: 128
+    ffn: 8192
+    vocabulary: 32000
+    context_tokens: 4096
+    source: a model card
+    date: 2026-03
+"""
+ACCELERATOR = """
+  - name: X9000
+    vendor: AMD
+    device_names: [AMD Instinct X9000 OAM]
+    dense_tflops: {bf16: 5000.5}
+    memory_gib: 512
+    bandwidth_gb_per_second: 16000
+    tdp_watts: 2000
+    link_gb_per_second: null
+    source: a data sheet
+    date: 2026
+"""
+RESULT = """
+  - name: new-result
+    source: a blog post
+    date: 2026-03-14
+    engine: primus
+    accelerator: AMD Instinct MI300X
+    gpus: 8
+    model: Llama
+    shape: llama-3.1-8b
+    dtype: bf16
+    sequence_tokens: 4096
+    tokens_per_second_all_gpus: 80000
+
+"""
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    """A copy of the data files, from which the tables are read anew."""
+    copy = tmp_path / "data"
+    shutil.copytree(rows.DATA, copy)
+    monkeypatch.setattr(rows, "DATA", copy)
+    for cached in CACHES:
+        cached.cache_clear()
+    yield copy
+    for cached in CACHES:
+        cached.cache_clear()
+
+
+def append(file, text):
+    file.write_text(file.read_text(encoding="utf8") + text, encoding="utf8")
+
+
+def add_result(data, row):
+    file = data / "published.yaml"
+    file.write_text(file.read_text(encoding="utf8").replace("\n# sizes:", row + "# sizes:", 1), encoding="utf8")
+
+
+def test_a_model_is_one_row(data, capsys):
+    append(data / "models.yaml", MODEL)
+    layer = 2048 * (16 + 2 * 4) * 128 + 2048 * 2048 + 3 * 2048 * 8192 + 2 * 2048
+    assert parameters(model_shape("New-1B")).total == 16 * layer + 2048 + 2 * 32000 * 2048
+    assert command.main(["new-1b", "--table", "counts", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["counts"]
+    assert (row["model"], row["sequence_tokens"], row["source"]) == ("new-1b", 2048, "a model card")
+
+
+def test_an_accelerator_is_one_row(data, capsys):
+    append(data / "accelerators.yaml", ACCELERATOR)
+    found = find_accelerator("amd instinct x9000-oam")
+    assert (found.name, found.backend, found.memory_bytes, found.date) == ("X9000", "rocm", 512 * 2**30, "2026")
+    assert peak_dense_flops("X9000", "bf16") == pytest.approx(5000.5e12)
+    assert command.main(["--table", "accelerators"]) == 0
+    assert "X9000" in capsys.readouterr().out
+
+
+def test_a_published_result_is_one_row(data, capsys):
+    add_result(data, RESULT)
+    (result,) = [result for result in results() if result.name == "new-result"]
+    assert (result.tokens_per_second_per_gpu, result.date) == (10000, "2026-03-14")
+    assert rebase(result).mfu == pytest.approx(10000 * 48.25e9 / 1307.4e12, rel=0.001)
+    assert reproduce(result, "rocm").startswith("./benchmark.py --model llama --parallel published --gpus 8")
+    assert command.main(["--table", "results"]) == 0
+    assert "new-result" in capsys.readouterr().out
+
+
+MISTAKES = [
+    ("models.yaml", "    layers: 32\n", "", "lacks layers"),
+    ("models.yaml", "    layers: 32\n", "    layer: 32\n", "no key 'layer'"),
+    ("models.yaml", "    layers: 32\n", "    layers: 32.5\n", "32.5 is not a whole number"),
+    ("models.yaml", "    layers: 32\n", "    layers: true\n", "True is not a whole number"),
+    ("models.yaml", "    layers: 32\n", "    layers: 0\n", "layers: 0"),
+    ("models.yaml", "factor: 8.0,", "factor: big,", "'big' is not a number"),
+    ("models.yaml", "    date: 2024-07\n", "", "lacks its source or its date"),
+    ("models.yaml", "    date: 2024-07\n", "    date: July 2024\n", "date is 'July 2024'"),
+    ("models.yaml", "name: llama-3-8b\n", "name: llama-3.1-8b\n", "two rows named llama-3.1-8b"),
+    ("accelerators.yaml", "vendor: NVIDIA", "vendor: Nvidia", "'Nvidia' is not a known value"),
+    ("accelerators.yaml", "bandwidth_gb_per_second: 900", "bandwidth_gb_per_second: 9e2", "'9e2' is not a number"),
+    ("accelerators.yaml", "{fp32: 15.7,", "{fp23: 15.7,", "'fp23' is not a known value"),
+    ("published.yaml", "tokens_per_second_all_gpus: 59175", "tokens_per_second_all_gpus: 59e3", "'59e3' is not a number"),
+    ("published.yaml", "    gpus: 8\n", "    gpus: [8]\n", "[8] is not a whole number"),
+    ("published.yaml", "    shape: llama-3.1-8b\n", "    shape: llama-4\n", "no model 'llama-4'"),
+    ("published.yaml", "NVIDIA H100 80GB HBM3", "NVIDIA H1000", "no accelerator 'NVIDIA H1000'"),
+]
+NAMED_ROWS = {
+    "models.yaml": ("llama-3.1-8b", "llama-3-8b"),
+    "accelerators.yaml": ("V100 SXM2 16GB",),
+    "published.yaml": ("dgx-cloud-llama-3.1-8b-bf16", "tprimat-h100-llama"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake[3])
+def test_a_bad_row_is_refused_with_its_file_and_its_name(data, capsys, mistake):
+    file, text, wrong, message = mistake
+    path = data / file
+    before = path.read_text(encoding="utf8")
+    assert text in before
+    path.write_text(before.replace(text, wrong, 1), encoding="utf8")
+    assert command.main(["--json"]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert f"tprimat/data/{file}" in error
+    assert any(name in error for name in NAMED_ROWS[file])
+
+
+def test_a_file_that_is_not_yaml_is_refused_with_the_line(data):
+    append(data / "models.yaml", "  - {name: [\n")
+    with pytest.raises(ConfigError, match="models.yaml is not valid YAML") as caught:
+        model_shape("llama-3.1-8b")
+    assert "line" in caught.value.why
+
+
+def test_a_rate_of_all_gpus_needs_their_number(data):
+    file = data / "published.yaml"
+    file.write_text(
+        file.read_text(encoding="utf8").replace("\n# sizes:", RESULT.replace("gpus: 8", "gpus: null") + "# sizes:", 1)
+    )
+    with pytest.raises(ConfigError, match="all GPUs") as caught:
+        results()
+    assert "new-result" in caught.value.what

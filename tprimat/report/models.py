@@ -1,0 +1,302 @@
+"""Tables of the models and accelerators, and of what others published about them: `python3 -m tprimat models`.
+
+Each table has a function for its rows, as numbers in SI units, and one for their text.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tprimat import units
+from tprimat.errors import ConfigError
+from tprimat.facts import published
+from tprimat.facts.accelerators import DTYPES, accelerators, find_accelerator
+from tprimat.facts.flops import BYTES_PER_WEIGHT, CONVENTIONS, flop_per_token, parameters
+from tprimat.facts.models import ModelShape, model_shape, models
+from tprimat.facts.published import PublishedResult, rebase
+from tprimat.report.tables import columns
+
+USUAL_SEQUENCE_TOKENS = 2048
+SUITE_SOURCE = "AMD MI350X Training Benchmark Results"
+WITHOUT_BIASES = """linear layers without biases, as the published rates imply.
+python3 -m tprimat suite trains these sizes with GPT-2's biases, which are under 0.1 % more parameters."""
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """The models that the tables describe."""
+
+    shapes: tuple[ModelShape, ...]
+    all_models: bool
+    sequence_tokens: int | None
+
+    def has(self, name: str | None) -> bool:
+        """Return whether the tables include a model of this name."""
+        return self.all_models or any(shape.name == name for shape in self.shapes)
+
+    def sequence(self, shape: ModelShape) -> int:
+        """Return the sequence to count FLOP at: as requested, else 2,048 tokens or the model's whole context if shorter."""
+        return self.sequence_tokens or min(USUAL_SEQUENCE_TOKENS, shape.context_tokens)
+
+
+def select_models(names: Sequence[str], sequence_tokens: int | None) -> Selection:
+    """Select the models to describe: those named (all when none is), without those whose context is too short.
+
+    Raises:
+        ConfigError: no such model, or a sequence that no selected model can read.
+    """
+    shapes = tuple(model_shape(name) for name in names) or tuple(models().values())
+    if sequence_tokens is not None:
+        longest = max(shape.context_tokens for shape in shapes)
+        if not 1 <= sequence_tokens <= longest:
+            raise ConfigError(
+                f"A sequence of {sequence_tokens} tokens is out of range.", where="--sequence", fix=f"1 to {longest:,} tokens"
+            )
+        shapes = tuple(shape for shape in shapes if sequence_tokens <= shape.context_tokens)
+    return Selection(shapes=shapes, all_models=not names, sequence_tokens=sequence_tokens)
+
+
+def count_rows(selected: Selection) -> list[Row]:
+    """Return parameters, and the FLOP of one token by each convention."""
+    return [
+        {
+            "model": shape.name,
+            **asdict(parameters(shape)),
+            "sequence_tokens": selected.sequence(shape),
+            **{convention: flop_per_token(shape, selected.sequence(shape), convention) for convention in CONVENTIONS},
+            "source": shape.source,
+        }
+        for shape in selected.shapes
+    ]
+
+
+def size_rows(selected: Selection) -> list[Row]:
+    """Return printed parameter counts next to ours."""
+    rows: list[Row] = []
+    for size in published.sizes():
+        if selected.has(size.shape):
+            count = parameters(model_shape(size.shape))
+            active = count.active - (0 if size.active_has_input_table else count.embedding)
+            rows.append(
+                {
+                    "model": size.shape,
+                    "source": size.source,
+                    "total": count.total,
+                    "total_printed": size.total,
+                    "total_difference": count.total / size.total - 1,
+                    "active": active,
+                    "active_has_input_table": size.active_has_input_table,
+                    "active_printed": size.active,
+                    "active_difference": active / size.active - 1 if size.active else None,
+                }
+            )
+    return rows
+
+
+def memory_rows(selected: Selection) -> list[Row]:
+    """Return the bytes of the weights by dtype, and what a source prints for them."""
+    printed = {weights.shape: weights.bytes_by_dtype for weights in published.weights()}
+    rows: list[Row] = []
+    for shape in selected.shapes:
+        row: Row = {"model": shape.name}
+        for dtype, bytes_per_weight in BYTES_PER_WEIGHT.items():
+            ours, theirs = parameters(shape).total * bytes_per_weight, printed.get(shape.name, {}).get(dtype)
+            row |= {dtype: ours, f"{dtype}_printed": theirs, f"{dtype}_difference": ours / theirs - 1 if theirs else None}
+        rows.append(row)
+    return rows
+
+
+def result_rows(selected: Selection) -> list[Row]:
+    """Return published training speeds, as printed and rebased."""
+    return [_result_row(result) for result in published.results() if selected.has(result.shape)]
+
+
+def _result_row(result: PublishedResult) -> Row:
+    rebased = rebase(result)
+    both = result.mfu is not None and rebased.own_mfu is not None
+    return {
+        **asdict(result),
+        "causal_flops_per_second_per_gpu": rebased.flops_per_second_per_gpu,
+        "causal_mfu_of_dense_peak": rebased.mfu,
+        "own_mfu_of_dense_peak": rebased.own_mfu,
+        "mfu_difference": (rebased.own_mfu or 0) - (result.mfu or 0) if both else None,
+    }
+
+
+def accelerator_rows(selected: Selection) -> list[Row]:
+    """Return the data sheets; none when only some models are selected."""
+    return [asdict(accelerator) for accelerator in accelerators()] if selected.all_models else []
+
+
+def count_table(rows: Sequence[Row]) -> str:
+    """Return the rows as text for a terminal."""
+    header = ["model", "parameters", "active", "tokens", *(f"{convention} GFLOP/token" for convention in CONVENTIONS)]
+    table = columns(header, [_count_cells(row) for row in rows])
+    unbiased = [row["model"] for row in rows if (row["source"] or "").startswith(SUITE_SOURCE)]
+    return "\n".join((table, "", f"{', '.join(unbiased)}: {WITHOUT_BIASES}")) if unbiased else table
+
+
+def _count_cells(row: Row) -> list[str]:
+    gigaflop = [units.significant(row[convention] / 1e9, 4) for convention in CONVENTIONS]
+    return [row["model"], units.count(row["total"]), units.count(row["active"]), units.count(row["sequence_tokens"]), *gigaflop]
+
+
+def size_table(rows: Sequence[Row]) -> str:
+    """Return the rows as text for a terminal."""
+    header = ["model", "printed by", "total", "printed", "difference", "active", "printed", "difference"]
+    notes = ["A printed figure is rounded or cut: 37 G may stand for anything from 36.5 to below 38 G."]
+    if without := ", ".join(dict.fromkeys(row["model"] for row in rows if not row["active_has_input_table"])):
+        notes.append(f"Active without the input table, with which the printed figure would not fit: {without}.")
+    return "\n".join((columns(header, [_size_cells(row) for row in rows], left=2), "", *notes))
+
+
+def _size_cells(row: Row) -> list[str]:
+    cells = [row["model"], row["source"]]
+    for key in ("total", "active"):
+        shown = [units.si(row[key]), units.si(row[f"{key}_printed"]), units.signed_percent(row[f"{key}_difference"])]
+        cells += shown if row[f"{key}_printed"] else [units.ABSENT] * 3
+    return cells
+
+
+def memory_table(rows: Sequence[Row]) -> str:
+    """Return the rows as text for a terminal."""
+    header = ["model"]
+    for dtype in BYTES_PER_WEIGHT:
+        header += [dtype, "printed", "difference"]
+    return columns(header, [_memory_cells(row) for row in rows])
+
+
+def _memory_cells(row: Row) -> list[str]:
+    cells = [row["model"]]
+    for dtype in BYTES_PER_WEIGHT:
+        printed = row[f"{dtype}_printed"]
+        cells += [units.si(row[dtype], "B"), units.si(printed, "B") if printed else units.ABSENT]
+        cells.append(units.signed_percent(row[f"{dtype}_difference"]))
+    return cells
+
+
+def result_table(rows: Sequence[Row]) -> str:
+    """Return the rows as text for a terminal."""
+    header = ["result", "GPUs", "dtype", "tokens", "tokens/s/GPU", "TFLOP/s", "as", "MFU printed", "recomputed", "difference"]
+    header += ["causal TFLOP/s", "causal MFU"]
+    notes = [f"{row['name']}: {row['notes']}" for row in rows if row["notes"]]
+    return "\n".join([columns(header, [_result_cells(row) for row in rows], left=3), "", *notes])
+
+
+def _result_cells(row: Row) -> list[str]:
+    known = find_accelerator(row["accelerator"])
+    return [
+        row["name"],
+        f"{row['gpus']} x {known.name if known else '(not in the table)'}",
+        row["dtype"] or units.ABSENT,
+        units.count(row["sequence_tokens"]),
+        units.count(row["tokens_per_second_per_gpu"]),
+        _tera(row["flops_per_second_per_gpu"]),
+        row["convention"] or units.ABSENT,
+        units.percent(row["mfu"]),
+        units.percent(row["own_mfu_of_dense_peak"]),
+        units.signed_percent(row["mfu_difference"]),
+        _tera(row["causal_flops_per_second_per_gpu"]),
+        units.percent(row["causal_mfu_of_dense_peak"]),
+    ]
+
+
+def accelerator_table(rows: Sequence[Row]) -> str:
+    """Return the rows as text for a terminal."""
+    cells = [
+        [
+            row["name"],
+            *(_tera(row["dense_flops"].get(dtype)) for dtype in DTYPES),
+            units.gibibytes(row["memory_bytes"]),
+            units.si(row["bandwidth_bytes_per_second"], "B/s"),
+            units.si(row["link_bytes_per_second"], "B/s"),
+            units.count(row["tdp_watts"]),
+        ]
+        for row in rows
+    ]
+    return columns(["accelerator", *(f"{dtype} TFLOP/s" for dtype in DTYPES), "memory", "bandwidth", "links", "watts"], cells)
+
+
+def _tera(flops: float | None) -> str:
+    return units.ABSENT if flops is None else units.significant(flops / 1e12, 4)
+
+
+def hardware_rows(selected: Selection) -> list[Row]:
+    """Return one row for each printed figure of an accelerator; none when only some models are selected."""
+    rows: list[Row] = []
+    for printed in published.hardware() if selected.all_models else ():
+        sheet = find_accelerator(printed.accelerator)
+        if sheet is None:
+            continue
+        figures = {
+            f"{dtype} peak": (sheet.dense_flops.get(dtype), flops, "FLOP/s") for dtype, flops in printed.peak_flops.items()
+        }
+        figures["memory bandwidth"] = (sheet.bandwidth_bytes_per_second, printed.bandwidth_bytes_per_second, "B/s")
+        figures["links"] = (sheet.link_bytes_per_second, printed.link_bytes_per_second, "B/s")
+        rows += [
+            {
+                "accelerator": sheet.name,
+                "figure": name,
+                "ours": ours,
+                "printed": theirs,
+                "unit": unit,
+                "difference": ours / theirs - 1 if ours else None,
+                "source": printed.source,
+            }
+            for name, (ours, theirs, unit) in figures.items()
+        ]
+    return rows
+
+
+def hardware_table(rows: Sequence[Row]) -> str:
+    """Return the rows as text for a terminal."""
+    cells = [
+        [
+            row["accelerator"],
+            row["figure"],
+            units.si(row["ours"], row["unit"]),
+            units.si(row["printed"], row["unit"]),
+            units.signed_percent(row["difference"]),
+            row["source"],
+        ]
+        for row in rows
+    ]
+    return columns(["accelerator", "figure", "data sheet", "printed", "difference", "printed by"], cells, left=2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """One table: its rows as numbers, and their text."""
+
+    title: str
+    rows: Callable[[Selection], list[Row]]
+    text: Callable[[Sequence[Row]], str]
+
+
+TABLES = {
+    "counts": Table(title="Parameters, and FLOP of one token (forward and backward)", rows=count_rows, text=count_table),
+    "sizes": Table(title="Parameter counts that others print", rows=size_rows, text=size_table),
+    "memory": Table(title="Memory of the weights alone", rows=memory_rows, text=memory_table),
+    "results": Table(
+        title="Published training speeds; recomputed: the printed rate over the dense peak; difference in points",
+        rows=result_rows,
+        text=result_table,
+    ),
+    "hardware": Table(
+        title="Accelerators as others print them; a data sheet's dense peak is half of one with 2:4 sparsity",
+        rows=hardware_rows,
+        text=hardware_table,
+    ),
+    "accelerators": Table(title="Dense peaks of one GPU as torch sees it", rows=accelerator_rows, text=accelerator_table),
+}
+
+
+def text_of(rows: Mapping[str, Sequence[Row]]) -> str:
+    """Return tables as text for a terminal; tables without rows are left out.
+
+    Args:
+        rows: key of TABLES -> rows.
+    """
+    return "\n\n".join(f"{TABLES[name].title}\n\n{TABLES[name].text(found)}" for name, found in rows.items() if found)

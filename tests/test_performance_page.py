@@ -81,7 +81,8 @@ def test_torchtitan_profiles_and_first_steps_appear_once_they_are_recorded(tmp_p
     command = [
         sys.executable,
         "-m",
-        "tprimat.cli.profile",
+        "tprimat",
+        "trace",
         tmp_path / "trace.json",
         "--output",
         results / "profiles" / "dp4.json",

@@ -22,9 +22,7 @@ MULTIPLIER_PICTURE = "img_multiplier.png"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.add_argument("results", nargs="*", type=Path, help="folders or files with results, of several numbers of GPUs")
-    parser.add_argument(
-        "--table", type=Path, metavar="FILE.csv", help="a printed table instead: gpus, tokens, elapsed time"
-    )
+    parser.add_argument("--table", type=Path, metavar="FILE.csv", help="a printed table instead: gpus, tokens, elapsed time")
     parser.add_argument(
         "--output", type=Path, default=Path(), metavar="DIR", help=f"where {THROUGHPUT_PICTURE} and the other go (.)"
     )

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from tprimat.config.load import LoadedConfig, Setting, read_config
 from tprimat.config.schema import Size
-from tprimat.facts.platforms import PlatformName
 from tprimat.errors import UserError
+from tprimat.facts.platforms import PlatformName
 from tprimat.plan.build import PlanRequest, build_plan
 
 PLATFORM_ORDER: tuple[PlatformName, ...] = ("nvidia", "amd", "cpu")

@@ -3,11 +3,10 @@
 import dataclasses
 import json
 import re
-import subprocess
-import sys
 import time
 
 import pytest
+from commands import run_command
 
 from tprimat.facts.flops import parameters
 from tprimat.facts.models import models as known_models
@@ -15,9 +14,7 @@ from tprimat.probe import transformer
 
 
 def run(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "tprimat", "models", *arguments], capture_output=True, text=True, timeout=60, check=False
-    )
+    return run_command("models", *arguments)
 
 
 def test_the_tables_of_two_models_print_with_published_figures_beside():

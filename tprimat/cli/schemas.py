@@ -23,7 +23,7 @@ DOCUMENTS: dict[str, type] = {
     "telemetry": TelemetrySample,
     "trial": MicroBatchTrial,
 }
-"""File name before .schema.json -> what one document, or one line of a .jsonl file, is read into."""
+"""File name before .schema.json -> type of a document, or of a line of a .jsonl file."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def schema(name: str) -> dict[str, Any]:
-    """The JSON Schema of one kind of document, as this version writes it."""
+    """Return the JSON Schema of one kind of document."""
     return {"$schema": DIALECT, **adapter(DOCUMENTS[name]).json_schema(mode="serialization")}
 
 

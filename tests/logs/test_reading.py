@@ -183,23 +183,36 @@ def test_every_line_with_fields_holds_a_mark(dialect, text):
         assert any(mark in text for mark in find_dialect(dialect).marks)
 
 
-@st.composite
-def logs(draw, dialect):
-    """Lines of a log that repeats lines and restarts, with text that is no step in between."""
+EXAMPLE = {
+    "more": 0,
+    "ms": "3000.5",
+    "loss": "2.5",
+    "norm": "0.5",
+    "rate": "0.1",
+    "batch": 64,
+    "tokens": 4096,
+    "samples": "25.5",
+    "memory": "3.0",
+}
+OTHER_LINES = st.sampled_from(["", "an Error", "saving checkpoint", "Training completed.", "after training is done", *WORDS])
+MOVES = st.lists(st.tuples(st.integers(-3, 3), st.integers(1, 2), st.lists(OTHER_LINES, max_size=2)), min_size=1, max_size=12)
+
+
+def log_of(dialect, moves):
+    """Lines of a log that repeats lines and goes back, with other lines in between."""
     step, lines = 1, []
-    for _ in range(draw(st.integers(1, 12))):
-        step = max(1, step + draw(st.integers(-3, 3)))
-        lines += printed(dialect, {**draw(VALUES), "step": step}) * draw(st.integers(1, 2))
-        lines += draw(st.lists(st.sampled_from(["", "an Error", "saving checkpoint", "Training completed."]) | TEXT, max_size=3))
+    for move, repeats, others in moves:
+        step = max(1, step + move)
+        lines += printed(dialect, {**EXAMPLE, "step": step, "loss": f"{len(lines)}.5"}) * repeats + others
     return lines
 
 
 @pytest.mark.parametrize("dialect", NAMES)
 @quick
-@given(data=st.data())
-def test_the_cuts_between_batches_do_not_matter(dialect, data):
-    lines = data.draw(logs(dialect))
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(lines)), max_size=5)))
+@given(moves=MOVES, places=st.lists(st.floats(0, 1), max_size=5))
+def test_the_cuts_between_batches_do_not_matter(dialect, moves, places):
+    lines = log_of(dialect, moves)
+    cuts = sorted(int(place * len(lines)) for place in places)
     batches = [lines[start:end] for start, end in zip([0, *cuts], [*cuts, len(lines)], strict=True)]
     whole, cut = reading_of("auto", [lines]), reading_of("auto", batches)
     for field in dataclasses.fields(LogReading):

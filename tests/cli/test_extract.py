@@ -41,7 +41,7 @@ def result_of(path):
 
 
 def test_the_help_names_every_dialect():
-    text = extract("--help").stdout.replace("\n", " ")
+    text = "".join(extract("--help").stdout.split())
     assert all(name in text for name in ("auto", *NAMES))
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tprimat.engines.base import Command
-from tprimat.launch.command import python_environment
 from tprimat.facts.platforms import PLATFORM_OF
+from tprimat.launch.command import python_environment
 from tprimat.records.schema import Machine
 
 ROOT = Path(__file__).resolve().parents[2]

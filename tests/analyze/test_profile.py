@@ -243,7 +243,7 @@ def test_a_trace_without_work_has_no_summary(events, what):
     [
         (None, "cannot be read"),
         (b'{"traceEvents": [{"ph"', "is not JSON"),
-        (b"{}", "is no trace"),
+        (b"{}", "is not a trace"),
         (b"[1, 2", "is not JSON"),
         (gzip.compress(b'{"traceEvents": []}', mtime=0)[:-9], "damaged gzip"),
     ],

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tprimat.analyze.window import steady_window, steps_inside
+from tprimat.analyze.window import steady_steps, steady_window
 from tprimat.errors import MetricError
 from tprimat.records.schema import StepRecord
 
@@ -66,7 +66,7 @@ def test_a_number_leaves_out_steps_up_to_that_number():
     steps = steps_of(steady(20))
     window = steady_window(steps, 5)
     assert (window.first_step, window.steps) == (6, 15)
-    assert [step.step for step in steps_inside(steps, window)] == list(range(6, 21))
+    assert [step.step for step in steady_steps(steps, window)] == list(range(6, 21))
     assert steady_window(steps, 0).steps == 20
 
 
@@ -115,7 +115,7 @@ def test_profiled_steps_between_steady_ones_do_not_count():
     assert (window.first_step, window.last_step, window.steps, window.left_out) == (1, 12, 9, (6, 7, 10))
     assert window.outliers == 0
     assert "steps 6 to 7, 10 left out" in window.rule
-    assert {step.step_seconds for step in steps_inside(steps, window)} == {2.0}
+    assert {step.step_seconds for step in steady_steps(steps, window)} == {2.0}
 
 
 def test_a_run_of_which_every_step_was_profiled_has_no_speed():

@@ -3,7 +3,7 @@ from a_launch import Notes, a_launch
 
 from tprimat.errors import LaunchError
 from tprimat.launch.run import run
-from tprimat.logs.failures import Failure, classify, with_clue
+from tprimat.logs.failures import Failure, add_log_hint, classify
 from tprimat.records.schema import StepRecord
 
 TORCHRUN_KILLED = """\
@@ -315,5 +315,5 @@ def test_a_killed_process_is_told_as_such(tmp_path):
 def test_our_own_signal_explains_no_run_that_we_stopped():
     stopped = Failure(outcome="timed_out", cause="The run took longer than run_timeout_seconds (12 s).")
     ours = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 41337 got signal: 15"
-    assert with_clue(stopped, [ours]) == stopped
-    assert "OpType=ALLREDUCE" in with_clue(stopped, [ours, COLLECTIVE]).cause
+    assert add_log_hint(stopped, [ours]) == stopped
+    assert "OpType=ALLREDUCE" in add_log_hint(stopped, [ours, COLLECTIVE]).cause

@@ -11,7 +11,7 @@ import pytest
 from tprimat.errors import RecordError
 from tprimat.records.archive import pack, unpacked
 from tprimat.records.discover import load_results
-from tprimat.records.redaction import Masker
+from tprimat.records.redaction import Redactor
 
 RUNS = Path(__file__).parents[1] / "runs"
 
@@ -31,7 +31,7 @@ def an_archive(path, *members):
 
 def test_what_is_packed_is_read_again(tmp_path):
     target = tmp_path / "both.tar.gz"
-    pack([RUNS / "h100", RUNS / "foreign"], target, Masker())
+    pack([RUNS / "h100", RUNS / "foreign"], target, Redactor())
     before, _ = load_results([RUNS / "h100", RUNS / "foreign"])
     after, problems = load_results([target])
     assert problems == []
@@ -44,15 +44,15 @@ def test_the_same_files_give_the_same_bytes_whatever_their_times(tmp_path):
     shutil.copytree(RUNS / "h100", copy)
     for file in copy.rglob("*"):
         file.touch()
-    pack([RUNS / "h100"], tmp_path / "one.tar.gz", Masker())
-    pack([copy], tmp_path / "two.tar.gz", Masker())
+    pack([RUNS / "h100"], tmp_path / "one.tar.gz", Redactor())
+    pack([copy], tmp_path / "two.tar.gz", Redactor())
     assert (tmp_path / "one.tar.gz").read_bytes() == (tmp_path / "two.tar.gz").read_bytes()
 
 
 def test_folders_of_one_name_stay_apart(tmp_path):
     for place, run in (("a", "h100-llama-0"), ("b", "h100-llama-1")):
         shutil.copytree(RUNS / "h100" / "runs" / run, tmp_path / place / "output" / "run")
-    names = pack([tmp_path / "a" / "output", tmp_path / "b" / "output"], tmp_path / "x.tar.gz", Masker())
+    names = pack([tmp_path / "a" / "output", tmp_path / "b" / "output"], tmp_path / "x.tar.gz", Redactor())
     assert {name.split("/")[0] for name in names} == {"output", "output-2"}
     assert len(load_results([tmp_path / "x.tar.gz"])[0]) == 2
 
@@ -64,7 +64,7 @@ def test_links_and_strangers_are_not_packed(tmp_path):
     (folder / "linked.log").symlink_to(tmp_path / "private.log")
     (folder / "weights.bin").write_bytes(b"0" * 100)
     (folder / "training.log").write_text("step 1\n")
-    assert pack([folder], tmp_path / "x.tar.gz", Masker()) == ["output/training.log"]
+    assert pack([folder], tmp_path / "x.tar.gz", Redactor()) == ["output/training.log"]
 
 
 @pytest.mark.parametrize("name", ["../evil/run.json", "/tmp/evil/run.json", "a/../../run.json", "a\\..\\run.json"])
@@ -72,7 +72,7 @@ def test_a_name_that_leads_outside_is_refused(tmp_path, name):
     archive = an_archive(tmp_path / "x.tar.gz", (name, b"{}"))
     results, problems = load_results([archive])
     assert results == []
-    assert "a place outside of itself" in str(problems[0])
+    assert "a path outside the archive" in str(problems[0])
 
 
 def test_links_in_an_archive_are_passed_over(tmp_path):
@@ -94,12 +94,12 @@ def test_an_archive_that_swells_is_refused_before_it_is_written(tmp_path):
 @pytest.mark.parametrize("cut", [0, 10, 700, -200])
 def test_a_damaged_archive_is_named_and_hides_no_other(tmp_path, cut):
     whole = tmp_path / "whole.tar.gz"
-    pack([RUNS / "h100"], whole, Masker())
+    pack([RUNS / "h100"], whole, Redactor())
     damaged = tmp_path / "damaged.tar.gz"
     damaged.write_bytes(whole.read_bytes()[:cut])
     results, problems = load_results([damaged, RUNS / "cpu"])
     assert [one.run.run_id for one in results] == ["cpu-llama-0"]
-    assert "damaged.tar.gz is not a whole archive" in str(problems[0])
+    assert "damaged.tar.gz is not a complete archive" in str(problems[0])
 
 
 def test_text_that_is_only_called_an_archive_is_refused(tmp_path):

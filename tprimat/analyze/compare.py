@@ -15,7 +15,7 @@ from tprimat.analyze.statistics import (
     cliffs_delta,
     t_quantile,
 )
-from tprimat.analyze.window import steps_inside
+from tprimat.analyze.window import steady_steps
 from tprimat.records.metrics import Estimate
 from tprimat.records.schema import RunRecord
 
@@ -159,7 +159,7 @@ def _samples(group: Group) -> list[Sample]:
         gpus = item.result.run.machine.gpus
         if item.metrics is None or item.metrics.tokens_per_second is None or gpus is None:
             return []
-        steps = steps_inside(item.result.steps, item.metrics.window)
+        steps = steady_steps(item.result.steps, item.metrics.window)
         found.append(
             Sample(
                 tokens=np.array([(step.tokens or 0) / gpus for step in steps]),

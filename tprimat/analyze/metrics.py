@@ -1,19 +1,19 @@
 """Energy of a window of steps, from power readings."""
 
+import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from tprimat.analyze.statistics import Array, Interval, median_interval, ratio_of_sums, scaled_mad
-from tprimat.analyze.window import Kept, Warmup, kept_steps, steady_window
+from tprimat.analyze.window import Warmup, steady_steps, steady_window
 from tprimat.facts.accelerators import peak_dense_flops, peak_sparse_flops
 from tprimat.facts.flops import flop_per_token, seed_flop_per_token
 from tprimat.records.metrics import Estimate, RunMetrics, Window
 from tprimat.records.schema import RunRecord, StepRecord, TelemetrySample
-from tprimat.records.steps import column
 
 
 def joules(samples: Sequence[TelemetrySample], steps: Sequence[StepRecord], gpus: int) -> tuple[float | None, str | None]:
@@ -111,15 +111,16 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
         MetricError: no steady step, or a damaged step time.
     """
     window = steady_window(steps, options.warmup, run.profiled_steps)
-    kept = kept_steps(steps, window)
-    gpus, count, seconds = run.machine.gpus, window.steps, kept.seconds
-    measured = ratio_of_sums(kept.tokens, seconds) if kept.tokens is not None else None
+    steady = steady_steps(steps, window)
+    gpus, count, seconds = run.machine.gpus, window.steps, np.array([step.step_seconds for step in steady])
+    tokens = _tokens(steady)
+    measured = ratio_of_sums(tokens, seconds) if tokens is not None else None
     rate = _stated(options) or measured
     flop, no_flop = _seed_flop(run) if options.seed_conventions else _flop_per_token(run, options.flops_convention)
     peak, no_peak = _peak(run, options)
     per_gpu = scaled(rate, 1 / gpus, count) if rate and gpus else None
     flops = scaled(rate, flop / gpus, count) if rate and gpus and flop else None
-    energy, no_energy = _energy(options, (kept.first, kept.last), window, gpus)
+    energy, no_energy = _energy(options, steady, window, gpus)
     mfu = _times(flops, 1 / peak) if flops and peak else None
     return RunMetrics(
         window=window,
@@ -137,18 +138,28 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
         mfu_absent_because=None if flops and peak else no_peak or no_flop or _no_rate(rate, gpus),
         share_of_measured_gemm=flops.value / options.gemm_ceiling_flops if flops and options.gemm_ceiling_flops else None,
         measured_gemm_flops=options.gemm_ceiling_flops,
-        peak_memory_bytes=kept.peak_allocated_bytes,
-        peak_reserved_bytes=kept.peak_reserved_bytes,
+        peak_memory_bytes=_largest(step.peak_allocated_bytes for step in steady),
+        peak_reserved_bytes=_largest(step.peak_reserved_bytes for step in steady),
         final_loss=next((step.loss for step in reversed(steps) if step.loss is not None), None),
-        joules_per_token=energy / float(kept.tokens.sum()) if energy is not None and kept.tokens is not None else None,
+        joules_per_token=energy / float(tokens.sum()) if energy is not None and tokens is not None else None,
         cost_per_million_tokens=_cost(options.cost_per_gpu_hour, per_gpu),
         warnings=(
             *impossible(mfu),
-            *_warnings(run, steps, kept, window),
+            *_warnings(run, steps, steady, window),
             *_contradiction(options.stated_tokens_per_second, measured),
             *(*_throttling(options.telemetry), *((no_energy,) if no_energy else ()), *options.gemm_ceiling_notes),
         ),
     )
+
+
+def _tokens(steps: Sequence[StepRecord]) -> Array | None:
+    """Tokens of each step, shape (n,); None where a step does not tell."""
+    tokens = [step.tokens for step in steps]
+    return None if None in tokens else np.array(tokens, float)
+
+
+def _largest(values: Iterable[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 def scaled(interval: Interval, factor: float, samples: int) -> Estimate:
@@ -230,39 +241,36 @@ def _cost(price: float | None, per_gpu: Estimate | None) -> float | None:
     return None if price is None or per_gpu is None else price / (per_gpu.value * 3600) * 1e6
 
 
-def _warnings(run: RunRecord, all_steps: Sequence[StepRecord], kept: Kept, window: Window) -> tuple[str, ...]:
+def _warnings(run: RunRecord, steps: Sequence[StepRecord], steady: Sequence[StepRecord], window: Window) -> tuple[str, ...]:
     found = [f"not counted: {mismatch}" for mismatch in run.mismatches]
     if run.outcome != "completed":
         found.append(f"the run did not complete: {run.outcome}")
     if window.steps < 10:
         found.append(f"only {window.steps} steady step(s); 10 or more make an interval trustworthy")
-    found += _slow_start(all_steps, kept.seconds, window, run.profiled_steps)
+    found += _slow_start(steps, steady, window, run.profiled_steps)
     if window.drift_per_step is not None and abs(window.drift_per_step * window.steps) >= NOTABLE_DRIFT:
         found.append(
             f"step time drifts by {window.drift_per_step * window.steps:+.1%} over the steady steps (Mann-Kendall, p < 0.05)"
         )
     if window.outliers:
         found.append(f"{window.outliers} of {window.steps} steady steps are outliers (3 scaled MAD); throughput includes them")
-    if kept.not_finite:
-        found.append(f"{kept.not_finite} of {window.steps} steady steps have a loss or gradient norm that is not finite")
+    if not_finite := sum(not step.finite for step in steady):
+        found.append(f"{not_finite} of {window.steps} steady steps have a loss or gradient norm that is not finite")
     if run.clock == "framework":
         found.append("step times are the framework's own, not measured at the end of each step")
     return tuple(found)
 
 
-def _slow_start(all_steps: Sequence[StepRecord], kept: Array, window: Window, profiled: Sequence[int]) -> list[str]:
-    """A long slow stretch may be a slower state of the machine rather than warm-up: the reader is told what it is worth."""
-    if window.first_step < LONG_START * len(all_steps):
+def _slow_start(steps: Sequence[StepRecord], steady: Sequence[StepRecord], window: Window, profiled: Sequence[int]) -> list[str]:
+    """Warn of a long slow stretch, which may be a slower state of the machine rather than warm-up."""
+    if window.first_step < LONG_START * len(steps):
         return []
-    numbers = column(all_steps, "step")
-    slow = (numbers > 1) & (numbers < window.first_step) & ~np.isin(numbers, np.array(profiled, np.int64))
-    count = int(slow.sum())
-    if count < LONG_START * len(all_steps) or count < 10:
+    slow = [step.step_seconds for step in steps if 1 < step.step < window.first_step and step.step not in profiled]
+    if len(slow) < LONG_START * len(steps) or len(slow) < 10:
         return []
-    seconds = float(column(all_steps, "step_seconds")[slow].sum())
-    whole = (seconds + float(kept.sum())) / (count + len(kept))
-    longer = whole / float(kept.mean()) - 1
-    return [f"{count} slow steps after step 1 are left out; with them a mean step takes {longer:.1%} longer"]
+    counted = [step.step_seconds for step in steady]
+    longer = statistics.fmean(slow + counted) / statistics.fmean(counted) - 1
+    return [f"{len(slow)} slow steps after step 1 are left out; with them a mean step takes {longer:.1%} longer"]
 
 
 def impossible(mfu: Estimate | None) -> tuple[str, ...]:

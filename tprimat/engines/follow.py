@@ -3,9 +3,9 @@
 import dataclasses
 from collections.abc import Callable
 
-from tprimat.logs.extract import assemble, record
+from tprimat.logs.extract import parsed_log, step_record
 from tprimat.logs.fields import LineFields
-from tprimat.logs.steps import Collection, Workload, derived_seconds
+from tprimat.logs.steps import LogContents, Workload, seconds_of
 from tprimat.plan.evidence import mismatches, unproven
 from tprimat.plan.schema import RunPlan
 from tprimat.records.schema import RunRecord, StepRecord
@@ -21,7 +21,7 @@ class FollowedLog:
     def __init__(self, plan: RunPlan, read_line: Callable[[str], LineFields | None]) -> None:
         self._plan = plan
         self._read_line = read_line
-        self._said = Collection()
+        self._contents = LogContents()
         self._lines = 0
         self._told: set[int] = set()
         batch = plan.batch
@@ -34,25 +34,25 @@ class FollowedLog:
     def step_of_line(self, text: str) -> StepRecord | None:
         """The step that a line tells for the first time."""
         self._lines += 1
-        said = self._read_line(text)
-        if said is None:
+        fields = self._read_line(text)
+        if fields is None:
             return None
-        self._said.add(said, self._lines)
-        step = self._said.steps.get(said.step) if said.step is not None else None
+        self._contents.add(fields, self._lines)
+        step = self._contents.steps.get(fields.step) if fields.step is not None else None
         if step is None or step.step in self._told:
             return None
-        seconds = derived_seconds(step, self._workload)
+        seconds = seconds_of(step, self._workload)
         if seconds is None:
             return None
         self._told.add(step.step)
-        return record(step, seconds, self._workload)
+        return step_record(step, seconds, self._workload)
 
     def complete(self, run: RunRecord) -> tuple[RunRecord, tuple[StepRecord, ...]]:
         """The last record, with what the log proves and where it contradicts the plan; the steps as the whole log tells them."""
-        made = assemble(self._said, self._workload)
-        evidence = dataclasses.replace(made.evidence, notes=(*made.evidence.notes, *made.notes))
+        parsed = parsed_log(self._contents, self._workload)
+        evidence = dataclasses.replace(parsed.evidence, notes=(*parsed.evidence.notes, *parsed.notes))
         doubts = mismatches(self._plan, evidence)
-        if made.steps:  # a run that failed before its first step has more to say than what it did not prove
+        if parsed.steps:  # a run that failed before its first step has more to say than what it did not prove
             doubts += unproven(self._plan, evidence)
         told = dataclasses.replace(run, clock="framework", evidence=evidence, mismatches=doubts)
-        return told, tuple(made.steps)
+        return told, parsed.steps

@@ -13,7 +13,7 @@ from tprimat.launch.process import Child, Ending, Interrupts, Output, Supervisio
 from tprimat.launch.schema import Launch, LaunchResult, Watcher
 from tprimat.launch.torchrun import free_port, on_another_port
 from tprimat.launch.watchdog import Watchdog, dump_stacks
-from tprimat.logs.failures import Failure, classify, out_of_memory_kills, with_clue
+from tprimat.logs.failures import Failure, add_log_hint, classify, out_of_memory_kills
 from tprimat.records.files import from_json, to_json, write_atomically
 from tprimat.records.schema import RunRecord, StepRecord
 from tprimat.records.store import RunDirectory
@@ -253,7 +253,7 @@ class Attempt:
         if ending.stopped is None:
             killed = (out_of_memory_kills() or 0) > (self._kills_before or 0)
             return classify(ending.exit_code, lines, self._seen, alternatives=self._launch.alternatives, killed_for_memory=killed)
-        return with_clue(ending.stopped, lines) if ending.stopped.outcome in {"hung", "timed_out"} else ending.stopped
+        return add_log_hint(ending.stopped, lines) if ending.stopped.outcome in {"hung", "timed_out"} else ending.stopped
 
 
 def error_log_lines(patterns: Iterable[str]) -> list[str]:

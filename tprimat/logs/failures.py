@@ -1,8 +1,8 @@
-"""Texts by which frameworks say why they end, as data. What a text means is decided in failures.py.
+"""Why a run failed, in one line for people: from its exit code, its log, its steps and the kernel's counters.
 
-Sources: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp and c10/cuda/CUDACachingAllocator.cpp (whose CUDA becomes HIP on ROCm),
-torch/distributed/elastic, Megatron-LM's megatron/training/arguments.py and rerun_state_machine.py, huggingface_hub/errors.py,
-Primus's launcher, the Linux kernel's mm/oom_kill.c, slurmstepd.
+Sources of the signatures: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp and c10/cuda/CUDACachingAllocator.cpp (whose CUDA
+becomes HIP on ROCm), torch/distributed/elastic, Megatron-LM's megatron/training/arguments.py and rerun_state_machine.py,
+huggingface_hub/errors.py, Primus's launcher, the Linux kernel's mm/oom_kill.c, slurmstepd.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from tprimat.records.schema import Outcome, StepRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why a run did not complete, for a person."""
+    """Why a run did not complete."""
 
     outcome: Outcome
     cause: str
@@ -27,14 +27,14 @@ class Failure:
     hint: str | None = None
     """One line: what to try."""
     evidence: str | None = None
-    """The line of the log that says so."""
+    """The line of the log that shows it."""
     kind: str | None = None
-    """Name of the signature that was found."""
+    """Name of the signature that matched."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """One class of failures. The cause may name the groups of the pattern."""
+    """One class of failures. The cause may use the named groups of the pattern."""
 
     kind: str
     outcome: Outcome
@@ -54,7 +54,7 @@ BENIGN = re.compile(
     r"|nan iterations:\s*0\b"
     r"|^Cannot import zarr, support for zarr-based checkpoints"
 )
-"""Lines that look like trouble and are none."""
+"""Harmless lines that look like failures."""
 
 GPU_MEMORY = re.compile(
     r"(?:HIP|CUDA) out of memory\. Tried to allocate (?P<size>[\d.]+ [KMGT]?i?B)"
@@ -98,7 +98,7 @@ PRIMARY = (
         r"Unexpected result (?:nan|[-+]?inf)|[Ff]ound (?:NaN|Inf|nan|inf) in"
         r"|\b(?:loss|grad norm):\s*[-+]?(?i:nan|inf(?:inity)?)\b"
         r"|nan iterations:\s*[1-9]",
-        "The loss or a gradient is not a finite number any more.",
+        "The loss or a gradient is not a finite number.",
         "lower the learning rate, lengthen the warm-up, or use bf16 instead of fp8",
     ),
     _signature(
@@ -141,8 +141,8 @@ PRIMARY = (
         "port_in_use",
         "failed",
         r"EADDRINUSE|[Aa]ddress already in use",
-        "The port for the ranks to meet on is in use.",
-        "end the run that holds it, or set MASTER_PORT to another port",
+        "The rendezvous port is in use.",
+        "stop the run that holds the port, or set MASTER_PORT to another one",
     ),
     _signature(
         "disk_full",
@@ -176,7 +176,7 @@ PRIMARY = (
     ),
     _signature("scheduler", "interrupted", r"CANCELLED AT \S+", "The scheduler cancelled the job.", None),
 )
-"""In the order of their priority: a full memory makes other ranks time out, never the other way round."""
+"""By priority: a rank out of memory makes other ranks time out, never the other way round."""
 
 STOPPED = "stopped_by_signal"
 SECONDARY = (
@@ -184,7 +184,7 @@ SECONDARY = (
         STOPPED,
         "interrupted",
         r"SignalException: Process \d+ got signal: (?P<number>\d+)",
-        "Somebody else than this launcher stopped it with signal {number}.",
+        "Something other than this launcher stopped it with signal {number}.",
     ),
     _signature(
         "rendezvous_timeout",
@@ -198,18 +198,18 @@ SECONDARY = (
         "timed_out",
         r"caught collective operation timeout: (?:.*OpType=(?P<operation>\w+))?|Heartbeat monitor timed out|watchdog got stuck"
         r"|collective operations have failed or timed out|Timed out waiting \d+ms for (?:recv|send) operation",
-        "A collective operation timed out: one rank did not come to it.",
-        "look for the rank that stopped first; NCCL_DEBUG=INFO shows the connections",
+        "A collective operation timed out: one rank did not reach it.",
+        "find the rank that stopped first; NCCL_DEBUG=INFO shows the connections",
     ),
     _signature(
         "collective_error",
         "failed",
         r"NCCL error in|ncclUnhandledCudaError|ncclSystemError|ncclRemoteError|ncclInternalError|DistBackendError",
         "NCCL (RCCL) failed: {line}",
-        "NCCL_DEBUG=WARN in platform_optimizations.*.environment names the reason",
+        "set NCCL_DEBUG=WARN in platform_optimizations.*.environment to see the reason",
     ),
 )
-"""What the other ranks say when one of them has died."""
+"""What the other ranks print after one of them has died."""
 
 ECHOES = (
     _signature(
@@ -220,22 +220,23 @@ ECHOES = (
         None,
     ),
 )
-"""What is said only because somebody else has died: any other word is a better cause."""
+"""Consequences of another rank's death: any other message is a better cause."""
 
-
-# Whether the kernel killed for memory: SIGKILL leaves no word in the log, but the kernel counts.
 
 CGROUPS = Path("/sys/fs/cgroup")
 
 
 def out_of_memory_kills() -> int | None:
-    """Kills so far, in our cgroup (memory.events of cgroups v2) and on the machine (/proc/vmstat); None where neither is told."""
-    counts = [count for path in counters() if (count := read_count(path)) is not None]
+    """Return the kernel's out-of-memory kills so far: SIGKILL leaves no message in the log.
+
+    Counted in our cgroup (memory.events of cgroups v2) and on the machine (/proc/vmstat); None where neither can be read.
+    """
+    counts = [count for path in oom_kill_files() if (count := read_count(path)) is not None]
     return sum(counts) if counts else None
 
 
-def counters() -> list[Path]:
-    """The files that may have a count."""
+def oom_kill_files() -> list[Path]:
+    """Return the files that may hold a count."""
     files = [Path("/proc/vmstat"), CGROUPS / "memory.events"]
     try:
         group = Path("/proc/self/cgroup").read_text(encoding="utf8")
@@ -246,15 +247,13 @@ def counters() -> list[Path]:
 
 
 def read_count(path: Path) -> int | None:
-    """The count in one file."""
+    """Read the count in one file."""
     try:
         found = re.search(r"^oom_kill (\d+)$", path.read_text(encoding="utf8"), re.MULTILINE)
     except (OSError, UnicodeDecodeError):
         return None
     return int(found[1]) if found else None
 
-
-# Why a run failed: one line for people, from the exit code, the log and the steps.
 
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 ROOT_CAUSE = "Root Cause (first observed failure)"
@@ -263,7 +262,7 @@ WRAPPERS = re.compile(r"ChildFailedError|Training execution failed: |^\[Primus\]
 UNITS = {"bytes": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 LONGEST_CAUSE = 300
 LOSS_GROWTH = 1.5
-"""A model starts with about the logarithm of the vocabulary as its loss, knowing nothing. Only a diverging run climbs so far."""
+"""An untrained model's loss is about the logarithm of the vocabulary; only a diverging run climbs this far above that."""
 
 
 def classify(
@@ -274,26 +273,26 @@ def classify(
     alternatives: Sequence[str] = (),
     killed_for_memory: bool = False,
 ) -> Failure | None:
-    """What a run that nobody stopped died of.
+    """Return why a run failed that this launcher did not stop.
 
-    torchrun's block on the root cause comes first, then the log of the rank it names, then all of the log. Within each, the
-    classes in the order of signatures.PRIMARY, and the earliest line of a class.
+    torchrun's block on the root cause comes first, then the log of the rank it names, then the whole log. Within each, signatures
+    are searched in the order of PRIMARY, and the earliest matching line counts.
 
     Args:
-        exit_code: of the process; minus the number of a signal. Shells say 128 plus the number.
+        exit_code: of the process; minus the number of a signal, or 128 plus it from a shell.
         lines: of the log, and of the logs of the ranks.
-        steps: what was measured.
-        alternatives: strategies that need less memory, the nearest first.
-        killed_for_memory: whether the kernel counted an out-of-memory kill while the run went on.
+        steps: the measured steps.
+        alternatives: strategies that need less memory, the closest first.
+        killed_for_memory: whether the kernel counted an out-of-memory kill during the run.
 
     Returns:
-        None: it completed.
+        None where the run completed.
     """
     if exit_code == 0:
         return unfinished(steps) or diverging(steps)
     texts = meaningful(lines)
     block = root_cause_block(texts)
-    first_rank = of_rank(texts, block)
+    first_rank = lines_of_rank(texts, block)
     number = signal_of(exit_code, block)
     found = (
         search(PRIMARY, block)
@@ -315,23 +314,23 @@ def classify(
     return dataclasses.replace(found, hint=memory_hint(found, alternatives))
 
 
-def with_clue(stopped: Failure, lines: Iterable[str]) -> Failure:
-    """A run that we stopped for its silence or its time, with what its log says that may explain it; our own signal does not."""
+def add_log_hint(stopped: Failure, lines: Iterable[str]) -> Failure:
+    """Add to the failure of a hung or late run what its log shows; the signal that stopped it explains nothing."""
     texts = meaningful(lines)
-    clue = search(PRIMARY, texts) or search([signature for signature in SECONDARY if signature.kind != STOPPED], texts)
-    if clue is None or clue.evidence is None:
+    logged = search(PRIMARY, texts) or search([signature for signature in SECONDARY if signature.kind != STOPPED], texts)
+    if logged is None or logged.evidence is None:
         return stopped
-    cause = shortened(f"{stopped.cause} The log says: {clue.evidence}")
-    return dataclasses.replace(stopped, cause=cause, evidence=clue.evidence, hint=clue.hint or stopped.hint)
+    cause = shortened(f"{stopped.cause} The log says: {logged.evidence}")
+    return dataclasses.replace(stopped, cause=cause, evidence=logged.evidence, hint=logged.hint or stopped.hint)
 
 
 def meaningful(lines: Iterable[str]) -> list[str]:
-    """Without colours, empty lines, and lines that look like trouble and are none."""
+    """Return the lines without colours, empty lines and harmless lines."""
     return [text for line in lines if not BENIGN.search(text := ANSI.sub("", line).strip()) and text]
 
 
 def unfinished(steps: Sequence[StepRecord]) -> Failure | None:
-    """An end without an error and without a step is no success."""
+    """Return the failure of a run that ended without an error and without a step."""
     if steps:
         return None
     return Failure(
@@ -340,7 +339,7 @@ def unfinished(steps: Sequence[StepRecord]) -> Failure | None:
 
 
 def diverging(steps: Sequence[StepRecord]) -> Failure | None:
-    """A loss that is not finite at the end, or that ended far above its start."""
+    """Return the failure of a run whose loss is not finite at the end, or far above its first value."""
     hint = "lower the learning rate, lengthen the warm-up, or use bf16 instead of fp8"
     if steps and not steps[-1].finite:
         first = next(step.step for step in steps if not step.finite)
@@ -355,7 +354,7 @@ def diverging(steps: Sequence[StepRecord]) -> Failure | None:
 
 
 def root_cause_block(lines: Sequence[str]) -> list[str]:
-    """What torchrun says of the rank that failed first."""
+    """Return what torchrun prints about the rank that failed first."""
     starts = [index for index, line in enumerate(lines) if ROOT_CAUSE in line]
     if not starts:
         return []
@@ -364,8 +363,8 @@ def root_cause_block(lines: Sequence[str]) -> list[str]:
     return list(rest[: next(ends, 40)])
 
 
-def of_rank(lines: Sequence[str], block: Sequence[str]) -> list[str]:
-    """The lines that carry the mark of the rank which the block names: torch's [rank3]:, Primus's rank-3/8."""
+def lines_of_rank(lines: Sequence[str], block: Sequence[str]) -> list[str]:
+    """Return the lines of the rank that the block names, marked [rank3] by torch or rank-3/8 by Primus."""
     ranks = [match[1] for line in block if (match := re.match(r"rank\s*: (\d+)", line))]
     if not ranks:
         return []
@@ -374,7 +373,7 @@ def of_rank(lines: Sequence[str], block: Sequence[str]) -> list[str]:
 
 
 def search(signatures: Sequence[Signature], lines: Sequence[str]) -> Failure | None:
-    """The class of highest priority, and its earliest line."""
+    """Return the failure of the first signature that matches, from its earliest line."""
     for signature in signatures:
         for line in lines:
             if match := signature.pattern.search(line):
@@ -383,7 +382,7 @@ def search(signatures: Sequence[Signature], lines: Sequence[str]) -> Failure | N
 
 
 def explain(signature: Signature, match: re.Match[str], line: str, lines: Sequence[str]) -> Failure:
-    """The class in words, with what the line tells."""
+    """Return the failure in words, with what the line states."""
     words = {name: value or "" for name, value in match.groupdict().items()} | {"line": line}
     cause = gpu_memory_cause(lines) or signature.cause if signature.kind == "out_of_memory" else signature.cause
     hint = signature.hint.format_map(words) if signature.hint else None
@@ -399,38 +398,38 @@ def explain(signature: Signature, match: re.Match[str], line: str, lines: Sequen
 
 
 def worker_hint(line: str, lines: Sequence[str]) -> str | None:
-    """What a worker's own error says to try, in the rows that follow its first: at, why, try (errors.UserError)."""
+    """Return the fix that a worker's own error names in the rows after its first: at, why, try (errors.UserError)."""
     rows = takewhile(re.compile("(?:at|why|try) +").match, lines[lines.index(line) + 1 :])
     return next((row.removeprefix("try").strip() for row in rows if row.startswith("try")), None)
 
 
 def gpu_memory_cause(lines: Sequence[str]) -> str | None:
-    """The biggest allocation that failed, with the memory that there was."""
+    """Describe the largest failed allocation and the free memory; None where no line has one."""
     matches = [match for line in lines if (match := GPU_MEMORY.search(line))]
     if not matches:
         return None
-    biggest = max(matches, key=lambda match: as_bytes(match["size"]))
-    text = f"The GPU ran out of memory: it tried to allocate {biggest['size']}"
-    if biggest["gpu"] is not None:
-        text += f" on GPU {biggest['gpu']}, where {biggest['free']} of {biggest['capacity']} were free"
+    largest = max(matches, key=lambda match: as_bytes(match["size"]))
+    text = f"The GPU ran out of memory: it tried to allocate {largest['size']}"
+    if largest["gpu"] is not None:
+        text += f" on GPU {largest['gpu']}, where {largest['free']} of {largest['capacity']} were free"
     return text + "."
 
 
 def as_bytes(text: str) -> float:
-    """'3.31 GiB' as a number."""
+    """Return '3.31 GiB' in bytes."""
     number, unit = text.split()
     return float(number) * UNITS.get(unit, 1)
 
 
 def memory_hint(found: Failure, alternatives: Sequence[str]) -> str | None:
-    """What needs less memory."""
+    """Return what to try with less memory."""
     if not alternatives or not (found.hint or "").startswith(LESS_MEMORY):
         return found.hint
     return f"try --parallel {alternatives[0]}, which needs less memory; or {LESS_MEMORY}"
 
 
 def signal_of(exit_code: int | None, block: Sequence[str]) -> int | None:
-    """The signal that ended the first rank, or the process itself."""
+    """Return the signal that ended the first rank, or the process itself."""
     for line in block:
         if match := re.search(r"exitcode\s*: -(\d+)", line):
             return int(match[1])
@@ -442,7 +441,7 @@ def signal_of(exit_code: int | None, block: Sequence[str]) -> int | None:
 
 
 def killed(number: int | None, for_memory: bool, evidence: str) -> Failure | None:
-    """SIGKILL from outside: nobody says why, but the kernel counts."""
+    """Return the failure after SIGKILL, whose reason only the kernel's counters show."""
     if number != signal.SIGKILL:
         return None
     if for_memory:
@@ -455,30 +454,30 @@ def killed(number: int | None, for_memory: bool, evidence: str) -> Failure | Non
     return Failure(
         outcome="failed",
         cause="A process was killed with SIGKILL, by the kernel for memory or by the scheduler.",
-        hint="dmesg (Out of memory: Killed process) or the scheduler's log tells which; watch the main memory",
+        hint="dmesg (Out of memory: Killed process) or the scheduler's log shows which; watch the main memory",
         evidence=evidence,
     )
 
 
 def crashed(number: int | None) -> Failure | None:
-    """A signal that a process raises by its own fault. Not SIGABRT: NCCL's watchdog ends a process so, and says why."""
+    """Return the failure after a signal of a process's own fault. Not SIGABRT: NCCL's watchdog raises it, and prints why."""
     return signalled(number) if number in {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE} else None
 
 
 def signalled(number: int | None) -> Failure | None:
-    """Any other signal."""
+    """Return the failure after any other signal."""
     if number is None or number not in set(signal.Signals):
         return None
     name = signal.Signals(number).name
     if number in {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}:
-        return Failure(outcome="interrupted", cause=f"Somebody else than this launcher stopped it with {name}.")
+        return Failure(outcome="interrupted", cause=f"Something other than this launcher stopped it with {name}.")
     return Failure(
         outcome="failed", cause=f"A process crashed with {name}.", hint="the log around the crash may name the library"
     )
 
 
 def last_exception(lines: Sequence[str]) -> Failure | None:
-    """The last exception of a cause that nobody foresaw; what others say about it, or because of it, is passed over."""
+    """Return the failure by the last exception, except those that wrap another one or follow from it."""
     own = (
         line for line in reversed(lines) if not WRAPPERS.search(line) and not any(echo.pattern.search(line) for echo in ECHOES)
     )
@@ -490,7 +489,7 @@ def last_exception(lines: Sequence[str]) -> Failure | None:
 
 
 def last_line(exit_code: int | None, lines: Sequence[str]) -> Failure:
-    """What is left when nothing tells."""
+    """Return the failure of a run without any known cause."""
     cause = f"The process ended with exit code {exit_code}"
     if not lines:
         return Failure(outcome="failed", cause=f"{cause} and printed nothing.")
@@ -499,6 +498,6 @@ def last_line(exit_code: int | None, lines: Sequence[str]) -> Failure:
 
 
 def shortened(text: str) -> str:
-    """One line of bearable length."""
+    """Return the text as one line of at most LONGEST_CAUSE characters."""
     line = " ".join(text.split())
     return line if len(line) <= LONGEST_CAUSE else line[: LONGEST_CAUSE - 1] + "…"

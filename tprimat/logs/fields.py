@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineFields:
-    """What one line of a training log says. None: not on this line. Units are SI, whatever the log prints."""
+    """What one line of a training log states. None: not on this line. Units are SI, whatever the log prints."""
 
     step: int | None = None
     total_steps: int | None = None
@@ -16,22 +16,18 @@ class LineFields:
     tokens_per_second_per_gpu: float | None = None
     sequences_per_second: float | None = None
     """All ranks together."""
-    model_flops_per_second_per_gpu: float | None = None
     loss: float | None = None
     grad_norm: float | None = None
     learning_rate: float | None = None
     global_batch_sequences: int | None = None
-    consumed_sequences: int | None = None
     skipped_steps: int | None = None
     nan_steps: int | None = None
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     device_used_bytes: int | None = None
-    """All memory in use on the device, other processes included: no peak of ours."""
-    power_watts: float | None = None
+    """All memory in use on the device, including that of other processes. Not a peak of this run."""
     evidence: Mapping[str, object] = field(default_factory=dict)
-    """Field of record.schema.Evidence -> value, where the line tells what the framework runs."""
+    """Field of records.schema.Evidence -> value, where the line shows what the framework runs."""
     accelerator: str | None = None
-    software: Mapping[str, str] = field(default_factory=dict)
     finished: bool = False
-    """The line says that training is done."""
+    """The line states that training is done."""

@@ -1,5 +1,6 @@
-"""The lines of a log, from a file, a gzip file or a pipe, while it is still being written or not. Memory stays small."""
+"""The lines of a log: from a file, a gzip file or a pipe, also while it is being written. Memory stays small."""
 
+import codecs
 import hashlib
 import sys
 import time
@@ -13,7 +14,7 @@ from tprimat.errors import RecordError
 
 CHUNK_BYTES = 1 << 20
 LONGEST_LINE = 1 << 20
-"""Characters; what is longer is no log line."""
+"""Characters; longer lines are not log lines."""
 POLL_SECONDS = 0.2
 GZIP_MAGIC = b"\x1f\x8b"
 GZIP_WINDOW = 31
@@ -21,14 +22,14 @@ GZIP_WINDOW = 31
 
 
 class Hashing:
-    """Passes bytes on and takes their SHA-256 as they go by."""
+    """A reader that takes the SHA-256 of the bytes it passes on."""
 
     def __init__(self, file: BufferedReader) -> None:
         self._file = file
         self.sha256 = hashlib.sha256()
 
     def read(self, size: int = -1, /) -> bytes:
-        """What is there, waiting for the first byte only where it is a pipe."""
+        """Return the bytes available now; a pipe waits for its first byte."""
         data = self._file.read1(size)
         self.sha256.update(data)
         return data
@@ -36,7 +37,7 @@ class Hashing:
 
 @dataclass(slots=True)
 class LogLines:
-    """A log as an iterator over batches of lines. `truncated` and `sha256` are known when it ends."""
+    """A log as batches of lines. `truncated` and `sha256` are known at its end."""
 
     path: str
     """'-' for standard input."""
@@ -53,10 +54,10 @@ class LogLines:
         return "standard input" if self.path == "-" else self.path
 
     def batches(self) -> Iterator[list[str]]:
-        """Whole lines, as many as are there; an empty list when a followed file has no more for the moment.
+        """Yield the whole lines available now; an empty list while a followed file does not grow.
 
         Raises:
-            RecordError: no such file, not readable, not text.
+            RecordError: the file is missing, unreadable or not text.
         """
         if self.path == "-":
             with open(sys.stdin.fileno(), "rb", closefd=False) as pipe:
@@ -72,13 +73,14 @@ class LogLines:
 
     def _text(self, source: Hashing) -> Iterator[list[str]]:
         rest, first = "", True
+        decoder = codecs.getincrementaldecoder("utf8")("replace")
         for data in self._chunks(source):
             if first and data:
                 self._refuse_binary(data)
                 first = False
             if b"\0" in data:
                 self._cut("it holds zero bytes, as files do after a crash")
-            text = rest + data.replace(b"\0", b"").decode("utf8", "replace")
+            text = rest + decoder.decode(data.replace(b"\0", b""))
             lines = text.replace("\r", "\n").split("\n")
             rest = lines.pop()
             if len(rest) > LONGEST_LINE:

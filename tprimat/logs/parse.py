@@ -1,15 +1,12 @@
-"""Which dialects there are, and which one a log speaks."""
+"""A training log read line by line: its dialect recognised, the fields of its lines collected, lines about errors kept."""
 
-import re
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import islice
 from types import ModuleType
 
 from tprimat.errors import ConfigError, RecordError
 from tprimat.facts.platforms import Backend
-from tprimat.logs.bulk import line_pattern, rows_of_lines
 from tprimat.logs.fields import LineFields
 from tprimat.logs.formats import (
     composer,
@@ -23,9 +20,14 @@ from tprimat.logs.formats import (
     torchtitan,
     torchtune,
 )
-from tprimat.logs.steps import Collection
+from tprimat.logs.steps import LogContents
 from tprimat.logs.values import plain
-from tprimat.records.table import Rows
+
+LAST_LINES = 400
+"""Kept of every log, to look for the cause of a failure."""
+MOST_ERRORS = 2000
+LONGEST_ERROR = 2000
+"""Characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,16 +38,15 @@ class Dialect:
     read_line: Callable[[str], LineFields | None]
     signs: tuple[tuple[str, ...], ...]
     """A line that holds all words of one row is in this dialect."""
+    marks: tuple[str, ...]
+    """Every line with fields holds one of them."""
     platform: Backend | None
     """Where the framework runs on one platform only."""
     marks_its_end: bool
-    """Whether a log that ends without a closing line was cut short."""
-
-    line_pattern: Callable[[str], re.Pattern[str] | None] | None = None
-    """A line of a step -> what lines of its shape match; None for dialects that are read line by line (bulk.py)."""
+    """Whether a log without a closing line was cut short."""
 
     def speaks(self, text: str) -> bool:
-        """Whether the line gives the dialect away."""
+        """Whether only this dialect, or one further down in DIALECTS, writes such a line."""
         return any(all(word in text for word in sign) for sign in self.signs)
 
 
@@ -57,9 +58,9 @@ def _dialect(module: ModuleType) -> Dialect:
         name=module.NAME,
         read_line=module.read_line,
         signs=module.SIGNS,
+        marks=module.MARKS,
         platform=getattr(module, "PLATFORM", None),
         marks_its_end=module.NAME in MARK_THEIR_END,
-        line_pattern=line_pattern if module is megatron_lm else None,
     )
 
 
@@ -78,16 +79,16 @@ DIALECTS: tuple[Dialect, ...] = tuple(
         composer,
     )
 )
-"""The particular ones before the general ones: Primus and Megatron-Bridge print Megatron-LM's line with additions."""
+"""Specific ones before general ones: Primus and Megatron-Bridge print Megatron-LM's line with additions."""
 
 NAMES = tuple(dialect.name for dialect in DIALECTS)
 
 
 def find_dialect(name: str) -> Dialect:
-    """By name.
+    """Return the dialect of a name.
 
     Raises:
-        ConfigError: no such dialect.
+        ConfigError: there is none.
     """
     for dialect in DIALECTS:
         if dialect.name == name:
@@ -96,135 +97,96 @@ def find_dialect(name: str) -> Dialect:
 
 
 def dialect_of(text: str) -> Dialect | None:
-    """The dialect that one line gives away; None for lines that any framework may print."""
+    """Return the dialect of one line; None for lines that any framework may print."""
     text = plain(text)
     return next((dialect for dialect in DIALECTS if dialect.speaks(text)), None)
 
 
-def detect(lines: Iterable[str], *, where: str) -> Dialect:
-    """The dialect of a log: the first line that gives one away decides.
-
-    Raises:
-        RecordError: no line does; says what was looked for.
-    """
-    for line in lines:
-        if found := dialect_of(line):
-            return found
-    raise unrecognised(where)
-
-
 def unrecognised(where: str) -> RecordError:
-    """The error for a log without a single training step that we know."""
+    """Return the error for a log without a training step of any dialect."""
     looked_for = "\n".join(f"{dialect.name}: " + " or ".join(" … ".join(sign) for sign in dialect.signs) for dialect in DIALECTS)
     return RecordError(
-        f"{where} holds no training step of a framework that is known here.",
+        f"{where} holds no training step of a known framework.",
         where=where,
         why=f"No line holds any of these:\n{looked_for}",
         fix="the log of the rank that prints steps (the last rank, on the last node, for Megatron and Primus)",
     )
 
 
-# A log read as it comes: its dialect found, its lines gathered, and the lines kept that tell of a failure.
-
-TAIL = 400
-MOST_ERRORS = 2000
-SLOW_LINES = 100
-"""Read one by one before many are tried at once."""
-
-
 @dataclass(slots=True)
 class LogReading:
-    """State of reading one log."""
+    """The state of reading one log."""
 
     name: str
     """For messages: a path, or standard input."""
-    asked: str = "auto"
+    requested_dialect: str = "auto"
     """A dialect's name, or auto."""
     dialect: Dialect | None = None
-    said: Collection = field(default_factory=Collection)
+    contents: LogContents = field(default_factory=LogContents)
     lines: int = 0
-    tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL))
+    last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     errors: list[str] = field(default_factory=list)
-    """The first lines with 'error' in them, outside of the tail too."""
-    _pattern: re.Pattern[str] | None = None
-    _candidates: dict[str, Collection] = field(default_factory=dict)
+    """The first lines that mention an error."""
+    _candidates: dict[str, LogContents] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.asked != "auto":
-            self.dialect = find_dialect(self.asked)
+        if self.requested_dialect != "auto":
+            self.dialect = find_dialect(self.requested_dialect)
 
     def add(self, batch: list[str]) -> None:
-        """Take in whole lines. Until the dialect shows, every dialect listens."""
-        start = 0
-        if self.dialect is None:
-            start = self._listen(batch)
+        """Take in whole lines. Until the dialect is known, every dialect reads them."""
+        start = 0 if self.dialect is not None else self._recognise(batch)
         if self.dialect is not None:
             self._read(batch, start, self.dialect)
         self.lines += len(batch)
-        self.tail.extend(batch[-TAIL:])
+        self.last_lines.extend(batch[-LAST_LINES:])
 
-    def _listen(self, batch: list[str]) -> int:
-        """Index of the first line that is left for the dialect, once it is known."""
+    def _recognise(self, batch: list[str]) -> int:
+        """Return the index of the line that shows the dialect, from which on only this dialect reads."""
         for index, line in enumerate(batch):
-            if found := dialect_of(line):
-                self.dialect = found
-                self.said = self._candidates.get(found.name, self.said)
+            if dialect := dialect_of(line):
+                self.dialect = dialect
+                self.contents = self._candidates.get(dialect.name, self.contents)
                 return index
-            for dialect in DIALECTS:
-                if fields := dialect.read_line(line):
-                    self._candidates.setdefault(dialect.name, Collection()).add(fields, self.lines + index + 1)
-            self._keep_error(line)
+            for candidate in DIALECTS:
+                if fields := candidate.read_line(line):
+                    self._candidates.setdefault(candidate.name, LogContents()).add(fields, self.lines + index + 1)
+            if "rror" in line or "Traceback" in line:
+                self._keep_error(line)
         return len(batch)
 
     def _read(self, batch: list[str], start: int, dialect: Dialect) -> None:
-        place = start
-        while place < len(batch):
-            rows = self._many(batch, place, dialect)
-            if rows is not None:
-                self.said.add_rows(rows)
-                place += len(rows)
-            stop = min(len(batch), place + SLOW_LINES)
-            self._one_by_one(batch, place, stop, dialect)
-            place = stop
-
-    def _many(self, batch: list[str], place: int, dialect: Dialect) -> Rows | None:
-        """Steps that can be read at once; never the last line of a batch, which more may be said about."""
-        if dialect.line_pattern is None or len(self.said) < SLOW_LINES or not dialect.speaks(batch[place]):
-            return None
-        if self._pattern is None or not self._pattern.fullmatch(batch[place]):
-            self._pattern = dialect.line_pattern(batch[place])
-        if self._pattern is None:
-            return None
-        said = {"total_steps": self.said.total_steps, **self.said.evidence}
-        return rows_of_lines(self._pattern, islice(batch, place, len(batch) - 1), said, self.said.newest)
-
-    def _one_by_one(self, batch: list[str], start: int, stop: int, dialect: Dialect) -> None:
-        read_line, add = dialect.read_line, self.said.add
-        number = self.lines + start
-        for line in batch if (start, stop) == (0, len(batch)) else islice(batch, start, stop):
-            number += 1
-            if (fields := read_line(line)) is not None:
-                add(fields, number)
+        """Read the lines with a mark. A search of the whole text finds the few marks that occur in it at all."""
+        text = "\n".join(batch)
+        marks = [mark for mark in (*dialect.marks, "rror") if mark in text]
+        marked = {index for mark in marks for index, line in enumerate(batch) if mark in line}
+        for index in sorted(index for index in marked if index >= start):
+            line = batch[index]
+            if (fields := dialect.read_line(line)) is not None:
+                self.contents.add(fields, self.lines + index + 1)
             elif "rror" in line:
                 self._keep_error(line)
 
     def _keep_error(self, line: str) -> None:
-        if len(self.errors) < MOST_ERRORS and ("rror" in line or "Traceback" in line):
-            self.errors.append(line[:2000])
+        if len(self.errors) < MOST_ERRORS:
+            self.errors.append(line[:LONGEST_ERROR])
 
     def failure_lines(self) -> list[str]:
-        """What a classifier should look at, in the order of the log as far as kept; steps speak for themselves."""
-        tail = [line for line in self.tail if self.dialect is None or self.dialect.read_line(line) is None]
-        inside = set(tail)
-        return [line for line in self.errors if line[:2000] not in inside] + tail
+        """Return the lines that may name the cause of a failure, in the order of the log; lines of steps are no part of them."""
+        last = [line for line in self.last_lines if self.dialect is None or self.dialect.read_line(line) is None]
+        seen = set(last)
+        return [line for line in self.errors if line not in seen] + last
 
     def check(self, cause: str | None) -> Dialect:
-        """The dialect, when there is at least one step.
+        """Return the dialect of a log with at least one step.
+
+        Args:
+            cause: why the run failed, where the log says so.
 
         Raises:
-            RecordError: no step; says why where the log tells, and what was looked for.
+            RecordError: there is no step; gives the cause, and what was looked for.
         """
-        if self.dialect is not None and len(self.said):
+        if self.dialect is not None and self.contents.steps:
             return self.dialect
         if self.lines == 0:
             raise RecordError(

@@ -1,27 +1,27 @@
-"""What all dialects share: terminal colours off, numbers as logs print them, arguments to evidence."""
+"""Numbers as logs print them, terminal colours, and Megatron's arguments as evidence: what all formats share."""
 
 import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from tprimat.units import TERA
-
+GIGABYTE = 10**9
 GIBIBYTE = 2**30
 MEBIBYTE = 2**20
 
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 LEADING_NUMBER = re.compile(r"\s*([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf))", re.IGNORECASE)
-HUMAN_SUFFIXES = {"K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": TERA}
+HUMAN_SUFFIXES = {"K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
+MOST_DIGITS = 18
 
 
 def plain(text: str) -> str:
-    """The line without terminal colours."""
+    """Return the line without terminal colours."""
     return ANSI.sub("", text) if "\x1b" in text else text
 
 
 def number(text: str | None) -> float | None:
-    """'9836.3/21761.7', ' 4,376', '1.0E-05', 'nan', '119.02GiB' -> the leading number; None for 'N/A' and torn text."""
+    """Return the leading number of '9836.3/21761.7', ' 4,376', '1.0E-05', 'nan' or '119.02GiB'; None for 'N/A' and torn text."""
     if text is None:
         return None
     try:
@@ -32,13 +32,18 @@ def number(text: str | None) -> float | None:
 
 
 def whole(text: str | None) -> int | None:
-    """The leading number when it is a whole one."""
+    """Return the leading number where it is whole."""
     value = number(text)
     return int(value) if value is not None and math.isfinite(value) and value == int(value) else None
 
 
+def count(digits: str) -> int:
+    """Return digits as a number. Longer ones than any count are torn text; their first 18 are enough to see that."""
+    return int(digits[:MOST_DIGITS])
+
+
 def human(text: str | None) -> float | None:
-    """'7.79K' -> 7790.0, as nanotron's human_format writes; plain numbers as they are."""
+    """Return 7790.0 for '7.79K', as nanotron's human_format writes; plain numbers as they are."""
     value = number(text)
     if value is None or text is None:
         return None
@@ -46,17 +51,17 @@ def human(text: str | None) -> float | None:
 
 
 def scaled(value: float | None, factor: float) -> float | None:
-    """A unit change that keeps what is absent absent."""
+    """Convert a unit; what is absent stays absent."""
     return None if value is None else value * factor
 
 
 def in_bytes(value: float | None, unit: int) -> int | None:
-    """Memory in bytes."""
-    return None if value is None or not math.isfinite(value) else round(value * unit)
+    """Convert memory to bytes; None where it is absent or no finite number."""
+    return None if value is None or not math.isfinite(value * unit) else round(value * unit)
 
 
 def truth(text: str) -> bool | None:
-    """'True' and 'false' as Python and YAML print them."""
+    """Return the value of 'True' or 'false', as Python and YAML print them."""
     return {"true": True, "false": False}.get(text.strip().lower())
 
 
@@ -72,15 +77,15 @@ WHOLE_ARGUMENTS = {
     "global_batch_size": "global_batch_sequences",
     "seq_length": "sequence_tokens",
 }
-"""Megatron's argument -> field of record.schema.Evidence."""
+"""Megatron's argument -> field of records.schema.Evidence."""
 
 
 def megatron_argument(name: str, value: str) -> Mapping[str, Any]:
-    """One Megatron argument as evidence; empty when it says nothing that a record keeps."""
+    """Return one Megatron argument as evidence; empty for arguments that records do not keep."""
     value = value.strip()
     if name in WHOLE_ARGUMENTS:
-        count = whole(value)
-        return {} if count is None else {WHOLE_ARGUMENTS[name]: count}
+        argument = whole(value)
+        return {} if argument is None else {WHOLE_ARGUMENTS[name]: argument}
     if name in {"bf16", "fp16"}:
         return {"matmul_dtype": name} if truth(value) else {}
     if name == "fp8":

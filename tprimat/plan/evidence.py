@@ -6,10 +6,10 @@ from dataclasses import replace
 from tprimat.facts.flops import parameters
 from tprimat.facts.models import padded_vocabulary
 from tprimat.plan.schema import RunPlan
-from tprimat.records.schema import Evidence, Machine, Outcome, Prediction, RunRecord
+from tprimat.records.schema import Evidence, Machine, Outcome, RunRecord
 
 
-def first_record(plan: RunPlan, machine: Machine, started_at: str, prediction: Prediction | None = None) -> RunRecord:
+def first_record(plan: RunPlan, machine: Machine, started_at: str) -> RunRecord:
     """What is known of a run before it has shown anything."""
     layout, batch = plan.layout, plan.batch
     micro = batch.micro_batch_sequences
@@ -39,7 +39,6 @@ def first_record(plan: RunPlan, machine: Machine, started_at: str, prediction: P
         started_at=started_at,
         clock="framework" if plan.engine == "primus" else "step_end",
         outcome=outcome,
-        prediction=prediction,
         command=plan.command,
     )
 

@@ -1,4 +1,4 @@
-"""Results in one file: a .tar.gz that is the same for the same results, names nothing private, and is read as it is."""
+"""Results in one .tar.gz: reproducible, redacted, and readable without unpacking."""
 
 import gzip
 import io
@@ -15,33 +15,33 @@ from typing import IO, Any, cast
 
 from tprimat.errors import RecordError
 from tprimat.records.files import cannot_write
-from tprimat.records.redaction import Masker
+from tprimat.records.redaction import Redactor
 
 SUFFIXES = (".tar.gz", ".tgz")
 RESULTS = ("run.json", "steps.jsonl", "telemetry.jsonl", "probes.jsonl", "benchmark_*.json", "train_*.json")
-"""What readers of results read; of an archive only this is unpacked."""
+"""Files that results are read from; nothing else is unpacked."""
 PACKED = (*RESULTS, "plan.json", "*.log", "*.yaml")
 NUMBERS_ONLY = ("steps.jsonl", "telemetry.jsonl")
 REPORT = "report.html"
 LARGEST = 4 * 2**30
-"""Bytes that an archive may hold unpacked; more is refused before it is written."""
+"""Most bytes of an unpacked archive."""
 
 
 def is_archive(path: Path) -> bool:
-    """By its name."""
+    """Whether a path has an archive's suffix."""
     return path.name.endswith(SUFFIXES)
 
 
 class _Bounded(io.RawIOBase):
-    """Passes on a stream, and refuses when it turns out longer than is allowed: a small file can unpack to any size."""
+    """A stream of limited length: a small file can unpack to any size."""
 
     def __init__(self, stream: gzip.GzipFile, where: Path, most: int) -> None:
         self.stream, self.where, self.left = stream, where, most
 
     def read(self, size: int = -1) -> bytes:
-        """At most `size` bytes."""
-        asked = self.left + 1 if size < 0 else size
-        content = self.stream.read(min(asked, self.left + 1))
+        """Return at most `size` bytes."""
+        requested = self.left + 1 if size < 0 else size
+        content = self.stream.read(min(requested, self.left + 1))
         self.left -= len(content)
         if self.left < 0:
             raise RecordError(f"{self.where} unpacks to more than {LARGEST:,} bytes.", where=str(self.where))
@@ -50,10 +50,10 @@ class _Bounded(io.RawIOBase):
 
 @contextmanager
 def unpacked(path: Path, most: int = LARGEST) -> Iterator[Path]:
-    """A folder with the results in an archive, gone when the block ends. Files only, and none outside of the folder.
+    """Unpack the results of an archive into a temporary folder: regular files only, and none outside the folder.
 
     Raises:
-        RecordError: not an archive, damaged, too large, or it names a place outside of itself.
+        RecordError: not an archive, damaged, too large, or with a path that leads outside.
     """
     with tempfile.TemporaryDirectory(prefix="tprimat-") as folder:
         try:
@@ -65,14 +65,16 @@ def unpacked(path: Path, most: int = LARGEST) -> Iterator[Path]:
                     _extract(members, member, Path(folder), path)
         except (OSError, EOFError, zlib.error, tarfile.TarError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            raise RecordError(f"{path} is not a whole archive of results.", where=str(path), why=reason) from error
+            raise RecordError(f"{path} is not a complete archive of results.", where=str(path), why=reason) from error
         yield Path(folder)
 
 
 def _extract(members: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, archive: Path) -> None:
     name = PurePosixPath(member.name)
     if name.is_absolute() or ".." in name.parts or "\\" in member.name:
-        raise RecordError(f"{archive} names {member.name}, a place outside of itself.", where=str(archive), fix="do not trust it")
+        raise RecordError(
+            f"{archive} names {member.name}, a path outside the archive.", where=str(archive), fix="do not trust it"
+        )
     if not member.isreg() or not _fits(name.name, RESULTS):
         return
     source = members.extractfile(member)
@@ -89,15 +91,15 @@ def _fits(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch(name, pattern) for pattern in patterns)
 
 
-def pack(places: Sequence[Path], target: Path, masker: Masker) -> list[str]:
-    """Write an archive of all results, plans and logs under some places, masked.
+def pack(places: Sequence[Path], target: Path, redactor: Redactor) -> list[str]:
+    """Write a redacted archive of all results, plans and logs in some places.
 
-    The same files give the same bytes: entries are sorted and bear no time, owner or mode of theirs.
+    The same files give the same bytes: entries are sorted, without the files' times, owners and modes.
 
     Args:
         places: folders and files.
         target: replaced in one step.
-        masker: learns here which hosts and users the files name.
+        redactor: learns the hosts and users that the files name.
 
     Returns:
         The names in the archive.
@@ -108,16 +110,16 @@ def pack(places: Sequence[Path], target: Path, masker: Masker) -> list[str]:
     files = dict(sorted(_files(places, target)))
     for source in files.values():
         if source.name not in NUMBERS_ONLY:
-            _each_line(source, masker)
+            _each_line(source, redactor)
     with _written(target) as archive:
         for name, source in files.items():
-            with masked(source, masker) as content:
+            with redacted(source, redactor) as content:
                 _add(archive, name, content)
     return list(files)
 
 
 def with_texts(packed: Path, target: Path, texts: dict[str, str]) -> None:
-    """Copy an archive, with some texts, name -> content, before its files."""
+    """Copy an archive and put some texts, name -> content, before its files."""
     with _written(target) as archive, tarfile.open(packed) as members:
         for name, text in sorted(texts.items()):
             _add(archive, name, io.BytesIO(text.encode()))
@@ -127,7 +129,7 @@ def with_texts(packed: Path, target: Path, texts: dict[str, str]) -> None:
 
 @contextmanager
 def _written(target: Path) -> Iterator[tarfile.TarFile]:
-    """An archive to fill; it takes its place when it is whole."""
+    """Open an archive for writing; it replaces the target when it is complete."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -144,11 +146,11 @@ def _written(target: Path) -> Iterator[tarfile.TarFile]:
         temporary.unlink(missing_ok=True)
 
 
-def _each_line(source: Path, masker: Masker) -> None:
+def _each_line(source: Path, redactor: Redactor) -> None:
     try:
         with source.open(encoding="utf8", errors="replace") as lines:
             for line in lines:
-                masker.learn(line)
+                redactor.learn(line)
     except OSError as error:
         raise RecordError(f"{source} cannot be read: {error.strerror}.", where=str(source)) from error
 
@@ -162,7 +164,7 @@ def _add(archive: tarfile.TarFile, name: str, content: IO[bytes]) -> None:
 
 
 def _files(places: Sequence[Path], target: Path) -> Iterator[tuple[str, Path]]:
-    """Name in the archive, file. Folders of the same name are numbered; links are not followed."""
+    """Yield names in the archive with their files. Folders of the same name are numbered; links are not followed."""
     taken: set[str] = set()
     for place in places:
         if is_archive(place) or not place.exists():
@@ -183,31 +185,31 @@ def _files(places: Sequence[Path], target: Path) -> Iterator[tuple[str, Path]]:
 
 
 @contextmanager
-def masked(source: Path, masker: Masker) -> Iterator[IO[bytes]]:
-    """The content of a file without secrets and names; a file without any keeps every byte."""
-    with tempfile.TemporaryFile() as made:
+def redacted(source: Path, redactor: Redactor) -> Iterator[IO[bytes]]:
+    """Open the redacted content of a file; a file without secrets and names keeps every byte."""
+    with tempfile.TemporaryFile() as content:
         if source.name in NUMBERS_ONLY:
-            made.write(source.read_bytes())
+            content.write(source.read_bytes())
         elif source.suffix in {".json", ".jsonl"}:
-            made.write(_masked_documents(source, masker).encode())
+            content.write(_redacted_documents(source, redactor).encode())
         else:
             with source.open(encoding="utf8", errors="replace", newline="") as lines:
-                made.writelines(line.encode() for line in masker.lines(lines))
-        yield made
+                content.writelines(line.encode() for line in redactor.lines(lines))
+        yield content
 
 
-def _masked_documents(source: Path, masker: Masker) -> str:
+def _redacted_documents(source: Path, redactor: Redactor) -> str:
     text = source.read_text(encoding="utf8", errors="replace")
     if source.suffix == ".json":
-        return _masked_document(text, masker, indent=2)
-    return "".join(_masked_document(line, masker, indent=None) for line in text.splitlines(keepends=True))
+        return _redacted_document(text, redactor, indent=2)
+    return "".join(_redacted_document(line, redactor, indent=None) for line in text.splitlines(keepends=True))
 
 
-def _masked_document(text: str, masker: Masker, indent: int | None) -> str:
-    """A damaged document is masked as the text that it is."""
+def _redacted_document(text: str, redactor: Redactor, indent: int | None) -> str:
+    """Redact a document; a damaged one as text."""
     try:
         document: Any = json.loads(text)
     except (ValueError, RecursionError):
-        return masker.text(text)
-    clean = masker.document(document)
+        return redactor.text(text)
+    clean = redactor.document(document)
     return text if clean == document else json.dumps(clean, indent=indent) + "\n"

@@ -1,11 +1,14 @@
-"""What stands in benchmark_{cuda|rocm|cpu}_{model}.json, as types: the published JSON Schema is made from them.
+"""benchmark_{cuda|rocm|cpu}_{model}.json, the result file that users know: its types, writer and reader.
 
-Units are those that the file's readers know: seconds, TFLOP/s, GB (1e9 bytes), fractions 0..1.
+The published JSON Schema is generated from the types. The familiar keys come first, in the units that their readers know:
+seconds, TFLOP/s, GB (1e9 bytes), fractions 0..1. `run`, `metrics` and `steps` are the records themselves, in SI units.
+`raw_memory_values` are the peaks allocated inside each step on the worst rank.
 """
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -16,7 +19,6 @@ from tprimat.facts.platforms import SHORT_NAMES, Backend
 from tprimat.records.files import adapter, as_document, explain, read_text, write_pieces_atomically
 from tprimat.records.metrics import RunMetrics
 from tprimat.records.schema import SCHEMA_VERSION, RunRecord, StepRecord, TelemetrySample
-from tprimat.records.step_text import GB, RAW_LISTS, texts
 
 REFUSE_UNKNOWN_KEYS: dict[str, Any] = {"extra": "forbid"}
 
@@ -65,7 +67,7 @@ class TrainingSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PerformanceSection:
-    """The metrics of the steady steps, without their spread (that stands in `metrics`)."""
+    """The metrics of the steady steps, without their spread (see `metrics`)."""
 
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
@@ -101,15 +103,12 @@ class BenchmarkDocument:
     steps: tuple[StepRecord, ...]
 
 
-# benchmark_{cuda|rocm|cpu}_{model}.json: the file that TPrimat's users know, written from the record by one function.
-#
-# The familiar keys come first; `run`, `metrics` and `steps` beside them are the records themselves, in SI units.
-# `raw_memory_values` are GB (1e9 bytes), peak allocated inside the step on the worst rank.
+GB = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """A run with its steps, wherever they came from."""
+    """A run with its steps, from any source."""
 
     run: RunRecord
     steps: tuple[StepRecord, ...]
@@ -117,29 +116,18 @@ class RunResult:
     """File or folder that it was read from."""
     telemetry: tuple[TelemetrySample, ...] = ()
     stated_tokens_per_second: float | None = None
-    """What a file of another program says beside its step times."""
+    """What a file of another program states in addition to its step times."""
 
 
 def benchmark_file_name(run: RunRecord) -> str:
-    """benchmark_cuda_llama.json and its like."""
+    """Return a name such as benchmark_cuda_llama.json."""
     return f"benchmark_{run.machine.platform}_{run.model}.json"
 
 
 def benchmark_document(run: RunRecord, steps: Sequence[StepRecord], metrics: RunMetrics | None) -> dict[str, Any]:
-    """The file's content. Without metrics (no steady step was measured) the metrics are null."""
-    document = document_without_steps(run, metrics)
-    document |= {
-        "raw_step_times": [step.step_seconds for step in steps],
-        "raw_loss_values": [step.loss for step in steps],
-        "raw_memory_values": [None if step.peak_allocated_bytes is None else step.peak_allocated_bytes / GB for step in steps],
-        "raw_learning_rates": [step.learning_rate for step in steps],
-        "steps": [as_document(step) for step in steps],
-    }
-    return document
-
-
-def document_without_steps(run: RunRecord, metrics: RunMetrics | None) -> dict[str, Any]:
-    """The file's content, its lists of steps empty."""
+    """Return the file's content. Without metrics (no steady step was measured) they are null."""
+    steps_document = json.loads(adapter(tuple[StepRecord, ...]).dump_json(tuple(steps)))  # not as_document, which keeps NaN
+    peaks = [step["peak_allocated_bytes"] for step in steps_document]
     return {
         "schema_version": SCHEMA_VERSION,
         "platform": SHORT_NAMES[run.machine.platform],
@@ -167,10 +155,13 @@ def document_without_steps(run: RunRecord, metrics: RunMetrics | None) -> dict[s
             "precision": run.matmul_dtype,
         },
         "performance_metrics": _performance(metrics),
-        **{key: [] for key in RAW_LISTS},
+        "raw_step_times": [step["step_seconds"] for step in steps_document],
+        "raw_loss_values": [step["loss"] for step in steps_document],
+        "raw_memory_values": [None if peak is None else peak / GB for peak in peaks],
+        "raw_learning_rates": [step["learning_rate"] for step in steps_document],
         "run": as_document(run),
         "metrics": None if metrics is None else as_document(metrics),
-        "steps": [],
+        "steps": steps_document,
     }
 
 
@@ -191,16 +182,17 @@ def _performance(metrics: RunMetrics | None) -> dict[str, Any] | None:
 
 
 def write_benchmark_file(path: Path, run: RunRecord, steps: Sequence[StepRecord], metrics: RunMetrics | None) -> None:
-    """Write the document atomically, block by block: a log of millions of steps never stands in memory as a whole.
+    """Write the document atomically.
 
     Raises:
         RecordError: the folder cannot be written.
     """
-    write_pieces_atomically(path, texts(document_without_steps(run, metrics), steps))
+    encoder = json.JSONEncoder(indent=2, allow_nan=False)
+    write_pieces_atomically(path, chain(encoder.iterencode(benchmark_document(run, steps, metrics)), "\n"))
 
 
 def read_benchmark_file(path: Path) -> RunResult:
-    """A file that this project wrote. Files of other makers are read by records/legacy.py.
+    """Read a file that this program wrote. Files of other programs are read by records/legacy.py.
 
     Raises:
         RecordError: not JSON, or without the records of this schema version.
@@ -215,12 +207,12 @@ def read_benchmark_file(path: Path) -> RunResult:
 
 
 def is_own_document(document: Any) -> bool:
-    """Whether this project wrote the document: it then holds the records themselves."""
+    """Whether this program wrote the document, which then holds the records themselves."""
     return isinstance(document, dict) and "run" in document and "steps" in document
 
 
 def own_result(document: dict[str, Any], path: Path) -> RunResult:
-    """The records of a document that this project wrote.
+    """Return the records of a document that this program wrote.
 
     Raises:
         RecordError: they do not fit this schema version.

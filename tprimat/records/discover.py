@@ -1,4 +1,4 @@
-"""Finds results in folders and files, whoever wrote them."""
+"""Find results and probes in folders, files and archives, whichever program wrote them."""
 
 import json
 import os
@@ -10,33 +10,33 @@ from pathlib import Path
 from tprimat.errors import RecordError
 from tprimat.records.archive import is_archive, unpacked
 from tprimat.records.benchmark_file import RunResult, is_own_document, own_result
-from tprimat.records.legacy import read_foreign, stated_tokens_per_second
+from tprimat.records.legacy import read_legacy, stated_tokens_per_second
 from tprimat.records.schema import ProbeRecord
 from tprimat.records.store import RunDirectory, read_probes
 
 RESULT_FILES = ("benchmark_*.json", "train_*.json")
-"""Names under which results lie in a folder. A file that is named itself may have any name."""
+"""Names of result files in a folder. A file given by path may have any name."""
 
 
 def load_results(paths: Iterable[Path]) -> tuple[list[RunResult], list[RecordError]]:
-    """All results under some folders, files and archives (records/archive.py), each run once, and what could not be read.
+    """Read all results in some folders, files and archives, each run once.
 
-    A run that stands in its own folder and in a benchmark file counts once, from its folder unless that has lost steps. Files
-    that cannot be read are passed over and reported: a damaged one never hides the others.
+    A run that is in its own folder and in a benchmark file is read from its folder, unless that has lost steps. Unreadable files
+    are skipped and reported: a damaged one never hides the others.
 
     Returns:
-        Results in the order of the paths, by name inside a folder; and one error a bad file, which names it and the broken rule.
+        Results in the order of the paths, by name inside a folder; and an error for each damaged file, with the broken rule.
     """
-    found: dict[str, RunResult] = {}
+    results: dict[str, RunResult] = {}
     problems: list[RecordError] = []
     for path in paths:
-        source = _archived(path, problems) if is_archive(path) and path.is_file() else _found(path, problems)
+        source = _in_archive(path, problems) if _is_packed(path) else _in_place(path, problems)
         for result in source:
-            former = found.setdefault(result.run.run_id, result)
+            former = results.setdefault(result.run.run_id, result)
             if len(former.steps) < len(result.steps):
                 problems.append(_shorter(former, result))
-                found[result.run.run_id] = replace(result, telemetry=former.telemetry)
-    return list(found.values()), problems
+                results[result.run.run_id] = replace(result, telemetry=former.telemetry)
+    return list(results.values()), problems
 
 
 def _shorter(former: RunResult, result: RunResult) -> RecordError:
@@ -48,44 +48,37 @@ def _shorter(former: RunResult, result: RunResult) -> RecordError:
     )
 
 
-def _found(path: Path, problems: list[RecordError]) -> Iterator[RunResult]:
+def _in_place(path: Path, problems: list[RecordError]) -> Iterator[RunResult]:
     try:
         for place in find_results(path):
-            result = _attempt(place, problems)
-            if result is not None:
-                yield result
+            try:
+                yield read_result(place)
+            except RecordError as error:
+                problems.append(error)
     except RecordError as error:
         problems.append(error)
 
 
-def _archived(path: Path, problems: list[RecordError]) -> Iterator[RunResult]:
-    """The results in an archive; they and their problems name the archive, as if it were a folder."""
+def _in_archive(path: Path, problems: list[RecordError]) -> Iterator[RunResult]:
+    """Yield the results in an archive; their paths and problems name the archive as if it were a folder."""
     inside: list[RecordError] = []
     try:
         with unpacked(path) as folder:
-            for result in _found(folder, inside):
+            for result in _in_place(folder, inside):
                 yield replace(result, path=path / result.path.relative_to(folder))
-            problems += [_elsewhere(error, str(folder), str(path)) for error in inside]
+            problems += [_renamed(error, str(folder), str(path)) for error in inside]
     except RecordError as error:
         problems.append(error)
 
 
-def _elsewhere(error: RecordError, place: str, name: str) -> RecordError:
+def _renamed(error: RecordError, place: str, name: str) -> RecordError:
     parts = (error.what, error.where, error.why, error.fix)
     what, where, why, fix = (part and part.replace(place, name) for part in parts)
     return RecordError(what or "", where=where, why=why, fix=fix)
 
 
-def _attempt(place: Path, problems: list[RecordError]) -> RunResult | None:
-    try:
-        return read_result(place)
-    except RecordError as error:
-        problems.append(error)
-        return None
-
-
 def find_results(path: Path) -> Iterator[Path]:
-    """Run folders first, then result files, under a folder; or the one file or run folder that is named.
+    """Yield the run folders and then the result files below a folder; or the one file that is given.
 
     Raises:
         RecordError: there is no such file or folder.
@@ -106,7 +99,7 @@ def find_results(path: Path) -> Iterator[Path]:
 
 
 def read_result(place: Path) -> RunResult:
-    """One run: of a run folder, of our own benchmark file, or of another maker's.
+    """Read one run: from a run folder, our own benchmark file, or that of another program.
 
     Raises:
         RecordError: damaged, or not a result.
@@ -127,7 +120,7 @@ def read_result(place: Path) -> RunResult:
         return own_result(document, place)
     if not isinstance(document, dict):
         raise RecordError(f"{place} holds no result.", where=str(place), why="A result is one JSON object.")
-    run, steps = read_foreign(document, place, content)
+    run, steps = read_legacy(document, place, content)
     return RunResult(run=run, steps=steps, path=place, stated_tokens_per_second=stated_tokens_per_second(document))
 
 
@@ -135,7 +128,7 @@ PROBES_FILE = "probes.jsonl"
 
 
 def check_probes(named: Sequence[Path]) -> tuple[Path, ...]:
-    """The places that a user named.
+    """Return the given places after checking them.
 
     Raises:
         RecordError: one of them holds no probes.
@@ -149,19 +142,19 @@ def check_probes(named: Sequence[Path]) -> tuple[Path, ...]:
 
 
 def probes_in(paths: Iterable[Path]) -> tuple[list[ProbeRecord], list[RecordError]]:
-    """All probes anywhere in some folders and archives, beside files of results and above run folders; and what is damaged."""
-    found: list[ProbeRecord] = []
+    """Read all probes in some folders and archives, next to result files and above run folders; and what is damaged."""
+    probes: list[ProbeRecord] = []
     problems: list[RecordError] = []
     places = list(dict.fromkeys(paths))
     files = dict.fromkeys(file.resolve() for place in places if not _is_packed(place) for file in _files_of(place))
     for file in files:
         try:
-            found += read_probes(file)
+            probes += read_probes(file)
         except RecordError as error:
             problems.append(error)
     for archive in filter(_is_packed, places):
-        found += _in_archive(archive)
-    return found, problems
+        probes += _archived_probes(archive)
+    return probes, problems
 
 
 def _is_packed(place: Path) -> bool:
@@ -169,7 +162,7 @@ def _is_packed(place: Path) -> bool:
 
 
 def _files_of(place: Path) -> Iterator[Path]:
-    """Where probes of a place of results would lie; files that need not exist."""
+    """Yield the possible files of probes for a place of results; they need not exist."""
     if place.is_dir():
         yield from sorted(place.rglob(PROBES_FILE))
         if (place / "run.json").is_file():
@@ -178,8 +171,8 @@ def _files_of(place: Path) -> Iterator[Path]:
     yield place.parent / PROBES_FILE
 
 
-def _in_archive(archive: Path) -> list[ProbeRecord]:
-    """None of one that is damaged: who reads its results says so."""
+def _archived_probes(archive: Path) -> list[ProbeRecord]:
+    """Read the probes in an archive; none where it is damaged, which the reader of its results reports."""
     try:
         with unpacked(archive) as folder:
             return [probe for file in sorted(folder.rglob(PROBES_FILE)) for probe in read_probes(file)]

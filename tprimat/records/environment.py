@@ -1,4 +1,4 @@
-"""Where a run took place: versions of installed packages, read without importing them, and the processor."""
+"""The software and processor of this machine. Versions are read without importing the packages."""
 
 import hashlib
 import platform
@@ -24,19 +24,19 @@ PACKAGES = (
 
 
 def software_versions() -> dict[str, str]:
-    """Package -> version, of those that are installed, with Python, the operating system's kernel and this program itself."""
-    found = {"python": platform.python_version(), "kernel": platform.release(), "tprimat": own_version()}
+    """Return package -> version of the installed packages, with Python, the kernel and this program."""
+    versions = {"python": platform.python_version(), "kernel": platform.release(), "tprimat": own_version()}
     for package in PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 @cache
 def own_version() -> str:
-    """The release, and 12 digits of the SHA-256 of this package's sources: what a run or a probe ran."""
+    """Return the release and 12 digits of the SHA-256 of this package's sources."""
     package = Path(__file__).parent.parent
     digest = hashlib.sha256()
     for file in sorted(package.rglob("*.py")):
@@ -45,7 +45,7 @@ def own_version() -> str:
 
 
 def processor_name() -> str:
-    """The processor's model as Linux tells it, or its architecture."""
+    """Return the processor's model as Linux names it, or its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf8").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Dataclasses to JSON files and back, so that a reader never sees half a file and an error names its place."""
+"""Dataclasses as JSON files: replaced atomically, appended line by line, with errors that name file and line."""
 
 import contextlib
 import errno
@@ -18,19 +18,19 @@ _adapters: dict[Any, TypeAdapter[Any]] = {}
 
 
 def adapter(kind: type[T]) -> TypeAdapter[T]:
-    """The reader and writer of one dataclass (pydantic's); building it costs milliseconds, so it is kept."""
+    """Return pydantic's reader and writer of a type, cached because building one takes milliseconds."""
     if kind not in _adapters:
         _adapters[kind] = TypeAdapter(kind)
     return _adapters[kind]
 
 
 def to_json(value: object, *, indent: int | None = None) -> str:
-    """One dataclass as JSON; what is not a finite number becomes null."""
+    """Return a dataclass as JSON; numbers that are not finite become null."""
     return adapter(type(value)).dump_json(value, indent=indent).decode()
 
 
 def from_json(kind: type[T], text: str | bytes, *, where: str) -> T:
-    """One dataclass from JSON.
+    """Read a dataclass from JSON.
 
     Raises:
         RecordError: not JSON, unknown or missing keys, wrong types; names the first few.
@@ -42,7 +42,7 @@ def from_json(kind: type[T], text: str | bytes, *, where: str) -> T:
 
 
 def explain(error: ValidationError, most: int = 3) -> str:
-    """What pydantic found, a line each."""
+    """Return the findings of pydantic, one per line."""
     findings = error.errors(include_url=False)
     lines = [f"{'.'.join(str(part) for part in finding['loc']) or 'document'}: {finding['msg']}" for finding in findings[:most]]
     if len(findings) > most:
@@ -51,7 +51,7 @@ def explain(error: ValidationError, most: int = 3) -> str:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file in one step: a reader, or a crash, sees the old text or the new one, never a part.
+    """Replace a file atomically: readers and crashes leave the old text or the new one, never a part.
 
     Raises:
         RecordError: the folder cannot be written, or the disk is full.
@@ -60,7 +60,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def write_pieces_atomically(path: Path, pieces: Iterable[str]) -> None:
-    """The same for a text that comes in pieces.
+    """Replace a file with a text that comes in pieces.
 
     Raises:
         RecordError: the folder cannot be written, or the disk is full.
@@ -74,15 +74,16 @@ def write_pieces_atomically(path: Path, pieces: Iterable[str]) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
+        raise cannot_write(path, error) from error
+    finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise cannot_write(path, error) from error
 
 
 def append_line(path: Path, text: str) -> None:
-    """Add one line and hand it to the operating system: it survives a kill -9 of this process.
+    """Append one line, which then survives a kill -9 of this process.
 
-    What an earlier writer left of a line when it was killed is taken away first, or the two would make one broken line.
+    A partial line that an earlier writer left when it was killed is removed first.
 
     Raises:
         RecordError: the file cannot be written, or the disk is full.
@@ -99,7 +100,7 @@ def append_line(path: Path, text: str) -> None:
 
 
 def cannot_write(path: Path, error: OSError) -> RecordError:
-    """The error for a file that the operating system refuses."""
+    """Return the error for a file that the operating system refuses to write."""
     return RecordError(
         f"{path} cannot be written: {error.strerror or error}.",
         where=str(path),
@@ -108,7 +109,7 @@ def cannot_write(path: Path, error: OSError) -> RecordError:
 
 
 def read_text(path: Path) -> str:
-    """A whole file.
+    """Read a whole file.
 
     Raises:
         RecordError: it is missing, unreadable, or not text.
@@ -121,7 +122,7 @@ def read_text(path: Path) -> str:
 
 
 def read_lines(kind: type[T], path: Path) -> Iterator[T]:
-    """The records of a .jsonl file. A last line that a crash cut short is passed over; a broken line elsewhere is an error."""
+    """Yield the records of a .jsonl file. A last line cut short by a crash is skipped; a broken line elsewhere is an error."""
     if not path.exists():
         return
     lines = read_text(path).split("\n")
@@ -131,5 +132,5 @@ def read_lines(kind: type[T], path: Path) -> Iterator[T]:
 
 
 def as_document(value: Any) -> Any:
-    """A dataclass as plain dictionaries, lists, numbers and text."""
+    """Return a dataclass as dictionaries, lists, numbers and text."""
     return adapter(type(value)).dump_python(value, mode="json")

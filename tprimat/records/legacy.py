@@ -1,7 +1,7 @@
-"""Result files that other programs, or older versions, wrote: read into the same records as our own.
+"""Result files of other programs and older versions, read into the same records as our own.
 
-What such files say differs: `raw_step_times` or `step_times`, `parallelism_config` or `parallelism` or neither, "N/A" where a
-value is missing, a `software_stack` of cuda, rocm, nemo or primus. What they do not say stays None: above all the dtype.
+Their contents differ: `raw_step_times` or `step_times`, `parallelism_config` or `parallelism` or neither, "N/A" where a
+value is missing, a `software_stack` of cuda, rocm, nemo or primus. What they omit stays None, above all the dtype.
 """
 
 import hashlib
@@ -25,20 +25,20 @@ ENGINES = {
     "deepspeed": "deepspeed",
 }
 MODELS = {"llama": "llama-3.1-8b", "qwen": "qwen-2.5-7b"}
-"""What TPrimat's files mean by these names."""
+"""What these names mean in TPrimat's files."""
 ABSENT = ("", "n/a", "unknown", "none")
 
 
-def read_foreign(document: Mapping[str, Any], path: Path, content: bytes) -> tuple[RunRecord, tuple[StepRecord, ...]]:
-    """A run and its steps.
+def read_legacy(document: Mapping[str, Any], path: Path, content: bytes) -> tuple[RunRecord, tuple[StepRecord, ...]]:
+    """Read a run and its steps.
 
     Args:
         document: the file's JSON object.
-        path: names the file in errors; its name may tell model and engine.
+        path: named in errors; the file's name may hold model and engine.
         content: the file's bytes; their hash becomes the run's id, so that a copy counts once.
 
     Raises:
-        RecordError: no step times, a platform nobody knows, or values of the wrong kind.
+        RecordError: no step times, an unknown platform, or values of the wrong kind.
     """
     reader = _Reader(document, path)
     steps = _steps(reader)
@@ -74,7 +74,7 @@ def read_foreign(document: Mapping[str, Any], path: Path, content: bytes) -> tup
 
 
 def stated_tokens_per_second(document: Mapping[str, Any]) -> float | None:
-    """The throughput over all GPUs as the file prints it; None where it prints none."""
+    """Return the throughput over all GPUs that the file states."""
     metrics = document.get("performance_metrics")
     value = metrics.get("tokens_per_second") if isinstance(metrics, Mapping) else None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
@@ -83,7 +83,7 @@ def stated_tokens_per_second(document: Mapping[str, Any]) -> float | None:
 
 
 class _Reader:
-    """Finds a value by any of its names in the sections where files keep it."""
+    """Finds a value by any of its names in any section of a file."""
 
     def __init__(self, document: Mapping[str, Any], path: Path) -> None:
         self.document = document
@@ -92,7 +92,7 @@ class _Reader:
         self.sections = [document[name] for name in names if isinstance(document.get(name), Mapping)] + [document]
 
     def find(self, *names: str) -> Any:
-        """The first value that is there and is not a word for absent."""
+        """Return the first value that is not a word for absent."""
         for section in self.sections:
             for name in names:
                 value = section.get(name)
@@ -101,12 +101,12 @@ class _Reader:
         return None
 
     def text(self, *names: str) -> str | None:
-        """A value as text."""
+        """Return a value as text."""
         value = self.find(*names)
         return None if value is None else str(value)
 
     def whole(self, *names: str) -> int | None:
-        """A positive whole number."""
+        """Return a positive whole number."""
         value = self.find(*names)
         if value is None:
             return None
@@ -115,7 +115,7 @@ class _Reader:
         return int(value)
 
     def series(self, *names: str) -> Sequence[Any] | None:
-        """A list of values, one a step; None where it is absent or empty."""
+        """Return a list with a value for each step; None where it is absent or empty."""
         for name in names:
             value = self.document.get(name)
             if isinstance(value, list) and value:
@@ -123,7 +123,7 @@ class _Reader:
         return None
 
     def error(self, what: str, why: str) -> RecordError:
-        """An error that names the file."""
+        """Return an error that names the file."""
         return RecordError(f"{self.path}: {what}", where=str(self.path), why=why)
 
 
@@ -136,12 +136,12 @@ def _steps(reader: _Reader) -> tuple[StepRecord, ...]:
     losses = _aligned(reader, len(seconds), "raw_loss_values", "loss_values")
     rates = _aligned(reader, len(seconds), "raw_learning_rates", "learning_rates")
     memory = _aligned(reader, len(seconds), "raw_memory_values", "memory_values")
-    found = []
+    records = []
     for index, (entry, loss, rate, gigabytes) in enumerate(zip(seconds, losses, rates, memory, strict=True)):
         value = _number(reader, "raw_step_times", entry)
         if not 0 < value < math.inf:
             raise reader.error(f"step time {index + 1} is {value!r}.", "A step takes a positive, finite number of seconds.")
-        found.append(
+        records.append(
             StepRecord(
                 step=index + 1,
                 step_seconds=value,
@@ -152,11 +152,11 @@ def _steps(reader: _Reader) -> tuple[StepRecord, ...]:
                 peak_allocated_bytes=None if gigabytes is None else round(gigabytes * 1e9),
             )
         )
-    return tuple(found)
+    return tuple(records)
 
 
 def _aligned(reader: _Reader, steps: int, *names: str) -> list[float | None]:
-    """A value for each step; a list of another length belongs to other moments and is left out."""
+    """Return a value for each step; a list of another length describes something else and is left out."""
     values = reader.series(*names)
     if values is None or len(values) != steps:
         return [None] * steps
@@ -170,19 +170,19 @@ def _number(reader: _Reader, name: str, value: Any) -> float:
 
 
 def _model(reader: _Reader) -> str:
-    """The model, llama or qwen, where the file or its name says so; else its own words, which match nothing by accident."""
-    said = reader.text("model", "model_name")
-    for candidate in (said or "", reader.path.stem):
+    """Return llama or qwen where the file or its name says so, else the model as the file states it."""
+    stated = reader.text("model", "model_name")
+    for candidate in (stated or "", reader.path.stem):
         known = [model for model in MODELS if model in candidate.lower()]
         if len(known) == 1:
             return known[0]
-    return said or reader.path.stem
+    return stated or reader.path.stem
 
 
 def _dtype(reader: _Reader) -> str | None:
-    """Only a plain dtype: what a mixed-precision name leaves open is not guessed."""
-    said = reader.text("matmul_dtype", "precision")
-    return said if said in DTYPES else None
+    """Return a plain dtype; names of mixed precision are ambiguous and give None."""
+    stated = reader.text("matmul_dtype", "precision")
+    return stated if stated in DTYPES else None
 
 
 def _engine(reader: _Reader) -> str:
@@ -192,9 +192,9 @@ def _engine(reader: _Reader) -> str:
 
 
 def _platform(reader: _Reader) -> Backend:
-    for said in (reader.text("software_stack"), reader.text("platform")):
-        if said is not None and said.lower() in BACKEND_OF_ANY_NAME:
-            return BACKEND_OF_ANY_NAME[said.lower()]
+    for name in (reader.text("software_stack"), reader.text("platform")):
+        if name is not None and name.lower() in BACKEND_OF_ANY_NAME:
+            return BACKEND_OF_ANY_NAME[name.lower()]
     raise reader.error(f"platform is {reader.document.get('platform')!r}.", f"One of {', '.join(BACKEND_OF_ANY_NAME)}.")
 
 

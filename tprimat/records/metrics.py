@@ -1,4 +1,4 @@
-"""What is derived from records: by analyze/metrics.py, nowhere else. Plain data, SI units, None where a value is absent."""
+"""Metrics of a run, which only analyze/metrics.py computes. Plain data, SI units, None where a value is absent."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -14,14 +14,14 @@ class Estimate:
 
     value: float
     low: float | None
-    """Lower end of the 95 % interval; None when there is a single sample."""
+    """Lower end of the 95 % interval; None for a single sample."""
     high: float | None
     samples: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """The steady steps of a run, both ends included, and what was left out."""
+    """The steady steps of a run, including both ends, and what was left out."""
 
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
@@ -29,18 +29,18 @@ class Window:
     last_step: int
     steps: int
     outliers: int
-    """Steps inside the window further than 3 scaled MAD from the median. They stay in throughput."""
+    """Steps inside the window more than 3 scaled MAD from the median. Throughput includes them."""
     rule: str
-    """In words, why the window starts where it does."""
+    """Why the window starts where it does, in words."""
     drift_per_step: float | None = None
     """Relative change of step time per step where a trend test is significant at 5 %, else None."""
     left_out: tuple[int, ...] = ()
-    """Steps between the first and the last that do not count, because they were profiled."""
+    """Steps inside the window that do not count because they were profiled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunMetrics:
-    """Derived from a run and its steps by analyze/metrics.py, nowhere else."""
+    """The metrics of a run and its steps."""
 
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
@@ -48,7 +48,7 @@ class RunMetrics:
     step_seconds: Estimate
     """Median step time with its 95 % interval."""
     mean_step_seconds: float
-    """sum(step_seconds) / steps: what throughput is made of."""
+    """sum(step_seconds) / steps, the basis of throughput."""
     steps_per_second: float
     step_seconds_mad: float
     """Scaled median absolute deviation of the step times."""
@@ -62,7 +62,7 @@ class RunMetrics:
     mfu_absent_because: str | None
     share_of_measured_gemm: float | None = None
     measured_gemm_flops: float | None = None
-    """FLOP/s of one accelerator: the fastest product that was probed there in the run's dtype."""
+    """FLOP/s of one accelerator: the fastest matmul probed there in the run's dtype."""
     peak_memory_bytes: int | None
     """Peak allocated on the worst rank inside the window."""
     peak_reserved_bytes: int | None = None

@@ -1,11 +1,13 @@
-"""Takes out of text what must not leave a machine: secrets, and the names of hosts, users and home directories.
+"""Remove from text what must not leave a machine: secrets, and the names of hosts, users and home directories.
 
-Patterns of secrets follow their makers' documented prefixes (Hugging Face hf_, AWS AKIA, GitHub gh*_, NVIDIA nvapi-, JSON web
-tokens of RFC 7519) and the habit of naming them *_TOKEN, *_KEY and *_SECRET. What looks like nothing of this is not found: who
-publishes an archive looks through it first.
+Patterns of secrets follow the documented prefixes of their issuers (Hugging Face hf_, AWS AKIA, GitHub gh*_, NVIDIA nvapi-, JSON
+web tokens of RFC 7519) and the convention of names such as *_TOKEN, *_KEY and *_SECRET. Anything else is not recognised, so look
+through an archive before publishing it.
 """
 
+import getpass
 import re
+import socket
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +22,7 @@ Rule = tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
 VALUE = r"""(?!["']?\[secret)(?:"[^"\n]*"|'[^'\n]*'|[^\s"',;&)\]}]+)"""
 NAMES = r"password|passwd|secret|api[_-]?key|access[_-]?key|secret[_-]?key|private[_-]?key|credentials?|token"
 NO_SECRET = re.compile(r"""["']?(?:\d{1,7}|-?\d+\.\d+|None|null|true|false|<.*|\[.*|\{.*)["']?""", re.I)
-"""Ids of tokens and switches, which training logs are full of."""
+"""Token ids and switches, which are frequent in training logs."""
 
 TOKENS: tuple[Rule, ...] = (
     (re.compile(r"\bhf_[A-Za-z0-9]{16,}"), SECRET),
@@ -47,18 +49,18 @@ HOST_PLACES = (
     re.compile(r"(?i)(--(?:master|rdzv)[_-](?:addr|endpoint)[ =])([\w.-]+)"),
     re.compile(r"(\[)([\w.-]+)(?=\]:\d{2,5}\b)"),
 )
-"""What stands in the second group names a host."""
+"""The second group of each pattern is the name of a host."""
 PRIVATE_DOMAIN = re.compile(r"\b(?:[\w-]+\.)+(?:internal|local|localdomain|lan|corp|cluster|intra)\b(?!\.?\w)")
 IP_ADDRESS = re.compile(r"(?<![\w.])(?!127\.|0\.0\.0\.0)\d{1,3}(?:\.\d{1,3}){3}(?=[:<]\d)")
-"""With a port: four numbers alone may as well be a version."""
+"""Only with a port: four numbers alone can also be a version."""
 NO_HOST = {"localhost", "127.0.0.1", "0.0.0.0", "none", "null", "true", "false"}
 HOME = re.compile(r"/(?:home|Users)/([\w.-]+)|/root(?=[/\s\"':,;)\]]|$)")
 NO_USER = {"root", "user", "runner", "shared", "data"}
 
 
 @dataclass
-class Masker:
-    """Masks text. It is told beforehand, by `learn`, which hosts and users the material names, and then masks them everywhere."""
+class Redactor:
+    """Redacts text. Feed all of it to `learn` first: hosts and users that it names anywhere are then redacted everywhere."""
 
     hosts: set[str] = field(default_factory=set)
     users: set[str] = field(default_factory=set)
@@ -66,14 +68,14 @@ class Masker:
     _people: re.Pattern[str] | None = None
 
     def learn(self, text: str) -> None:
-        """Note hosts and users that a text names in a telling place."""
+        """Note the hosts and users that a text names in a recognisable place."""
         for place in HOST_PLACES:
             self.hosts.update(match[2] for match in place.finditer(text) if distinctive(match[2]))
         self.users.update(match[1] for match in HOME.finditer(text) if match[1] and match[1] not in NO_USER)
         self._names = self._people = None
 
     def text(self, text: str) -> str:
-        """Text without secrets and names."""
+        """Return the text without secrets and names."""
         for pattern, instead in TOKENS:
             text = pattern.sub(instead, text)
         text = NAMED.sub(_unless_plain, FLAG.sub(_unless_plain, text))
@@ -83,7 +85,7 @@ class Masker:
         return self._user().sub(USER, HOME.sub("~", text))
 
     def lines(self, lines: Iterable[str]) -> Iterator[str]:
-        """The lines of a log; private keys go as a whole."""
+        """Yield the redacted lines of a log; private keys are removed as a whole."""
         inside = False
         for line in lines:
             inside = inside or bool(KEY_BEGINS.search(line))
@@ -91,7 +93,7 @@ class Masker:
             inside = inside and not KEY_ENDS.search(line)
 
     def document(self, value: Any, name: str = "") -> Any:
-        """A JSON document of the same shape: strings are masked, numbers and names of fields are kept."""
+        """Return a JSON document of the same shape, with strings redacted; numbers and names of fields stay."""
         if isinstance(value, dict):
             return {key: self.document(inner, str(key)) for key, inner in value.items()}
         if isinstance(value, list):
@@ -112,13 +114,23 @@ class Masker:
         return self._people
 
 
+def redactor_of_this_machine() -> Redactor:
+    """Return a redactor that already knows this host and this user."""
+    name = socket.gethostname()
+    try:
+        users = {getpass.getuser()} - NO_USER
+    except (OSError, KeyError):  # an account without a name
+        users = set()
+    return Redactor(hosts={host for host in (name, name.split(".")[0], socket.getfqdn()) if distinctive(host)}, users=users)
+
+
 def distinctive(host: str) -> bool:
-    """Whether a word is so surely a host's name that it can be masked wherever it stands."""
+    """Whether a word is so clearly a host's name that it can be redacted anywhere."""
     return len(host) > 2 and host.lower() not in NO_HOST and bool(re.search(r"[A-Za-z].*[\d.-]|\d.*[A-Za-z]", host))
 
 
 def _any_of(words: Iterable[str], around: str) -> re.Pattern[str]:
-    """Longest first, so that a name is not cut by one that it begins with; of no words a pattern that never matches."""
+    """Return a pattern of any word, longest first so that no prefix of a name cuts it; without words it never matches."""
     longest_first = sorted(words, key=lambda word: (-len(word), word))
     choice = "(?:" + "|".join(map(re.escape, longest_first)) + ")"
     return re.compile(around.format(choice) if longest_first else r"(?!)")

@@ -1,4 +1,4 @@
-"""How the largest micro-batch that fits was found, where `micro_batch_size: auto` was asked for."""
+"""The records that runs and probes leave behind. Plain data, SI units, None where a value is absent."""
 
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -6,65 +6,62 @@ from typing import Any, ClassVar, Literal
 from tprimat.facts.models import ModelShape
 from tprimat.facts.platforms import Backend
 
+SCHEMA_VERSION = 1
 REFUSE_UNKNOWN_KEYS: dict[str, Any] = {"extra": "forbid"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchTrial:
-    """One size, tried in a training step with the real model and optimizer."""
+    """One micro-batch size, tried in a training step with the real model and optimizer."""
 
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     micro_batch_sequences: int
     peak_bytes: int | None
-    """Allocated at most in the step, on the worst rank; None: a rank ran out of memory."""
+    """Peak allocated in the step, on the worst rank; None: a rank ran out of memory."""
     limit_bytes: int | None
-    """What training may allocate on the rank that has least; None: it ran out before the limit was read."""
+    """What training may allocate on the rank with the least memory; None: it ran out before the limit was read."""
 
     @property
     def fits(self) -> bool:
-        """Whether a run may take this size."""
+        """Whether a run may use this size."""
         return self.peak_bytes is not None and self.limit_bytes is not None and self.peak_bytes <= self.limit_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchSearch:
-    """What was tried, and what came of it. The size that was found stands in the plan's batch and in the record."""
+    """The search for the largest micro-batch that fits. The size found is in the plan's batch and in the record."""
 
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     candidates: tuple[int, ...]
-    """Sizes that divide the batch, the smallest first."""
+    """Sizes that divide the batch, smallest first."""
     kept_free: float
-    """Share 0..1 of the memory that the limits leave out, for what the allocator cannot use and later steps may add."""
+    """Share 0..1 of the memory below the limit, for fragmentation and for growth in later steps."""
     trials: tuple[MicroBatchTrial, ...]
-    """In the order in which they were made."""
+    """In the order in which they ran."""
     predicted_bytes: dict[int, int]
-    """Size -> what it would allocate, for larger ones that were not tried: on the line through the two largest that were."""
+    """Larger size, not tried -> its bytes by linear extrapolation from the two largest trials."""
 
-
-# What happened: the records that runs leave behind. Plain data, SI units, None where a value is absent.
-
-SCHEMA_VERSION = 1
 
 Outcome = Literal["running", "completed", "out_of_memory", "timed_out", "hung", "interrupted", "diverged", "failed"]
 Clock = Literal["step_end", "framework"]
 StartUp = Literal["rank_started", "imported", "process_group", "model_built", "training"]
-"""Stages of a rank's start: Python runs, libraries are imported, ranks know each other, weights are there, steps begin."""
+"""Stages of a rank's start: Python runs, libraries are imported, ranks are connected, the model is built, steps begin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One optimizer step, as all ranks together saw it."""
+    """One optimizer step over all ranks."""
 
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     step: int
     """Counts from 1."""
     step_seconds: float
-    """From the end of the step before to the end of this one, on the slowest rank: device work and data loading included."""
+    """From the end of the previous step to the end of this one, on the slowest rank, including device work and data loading."""
     tokens: int | None = None
-    """Tokens that all ranks together trained on in this step."""
+    """Tokens that all ranks trained on in this step."""
     loss: float | None = None
     grad_norm: float | None = None
     learning_rate: float | None = None
@@ -74,20 +71,20 @@ class StepRecord:
     """Maximum inside the step, on the worst rank."""
     peak_reserved_bytes: int | None = None
     ended_at_seconds: float | None = None
-    """Since the run's started_at, on the clock that telemetry uses: lets power readings be laid over steps."""
+    """Since the run's started_at, on the clock of the telemetry, so that power readings can be matched with steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """The hardware that a run used, as the machine itself names it."""
+    """The hardware of a run, as the machine itself names it."""
 
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     platform: Backend
     accelerator: str | None
-    """Device name as torch or the vendor's SMI tool reports it; the processor's name on a CPU; None when a log does not tell."""
+    """Device name as torch or the vendor's SMI tool reports it; the processor's name on a CPU; None where a log omits it."""
     gpus_per_node: int | None
-    """Ranks on one node; on a CPU these are processes."""
+    """Ranks on one node; on a CPU, processes."""
     nodes: int | None
     memory_bytes: int | None = None
     """Of one accelerator."""
@@ -96,13 +93,13 @@ class Machine:
 
     @property
     def gpus(self) -> int | None:
-        """World size, None when unknown."""
+        """World size; None where unknown."""
         return None if self.gpus_per_node is None or self.nodes is None else self.gpus_per_node * self.nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What the running framework, or its log, said that it ran. None: it did not say."""
+    """What ran, as the running framework or its log states it. None: not stated."""
 
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
@@ -120,56 +117,27 @@ class Evidence:
     sequence_tokens: int | None = None
     tokens_per_step: int | None = None
     parameter_dtype: str | None = None
-    """Of the weights that the forward pass multiplies with, such as 'bfloat16'."""
+    """Of the weights in the matmuls of the forward pass, such as 'bfloat16'."""
     matmul_dtype: str | None = None
-    """What the matrix units really ran: bf16, fp8, fp16, tf32, fp32."""
+    """What the matrix units ran: bf16, fp8, fp16, tf32, fp32."""
     gradient_dtype: str | None = None
     parameters: int | None = None
-    """Counted over all ranks, each weight once."""
+    """Over all ranks, each weight counted once."""
     recompute: Literal["none", "selective", "full"] | None = None
     attention: str | None = None
     transformer_engine: bool | None = None
     optimizer: str | None = None
     data: str | None = None
     graphs_compiled: int | None = None
-    """By torch.compile on rank 0; 0 beside graphs_from_cache: the compile cache was warm."""
+    """By torch.compile on rank 0; 0 with graphs_from_cache: the compile cache was warm."""
     graphs_from_cache: int | None = None
     notes: tuple[str, ...] = ()
     """Anything a reader must know, such as 'CPU-redirected, not a measure of speed'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPrediction:
-    """Bytes on the worst rank."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
-
-    weights: int
-    gradients: int
-    optimizer: int
-    activations: int
-    workspace: int
-
-    @property
-    def total(self) -> int:
-        """Bytes in all."""
-        return self.weights + self.gradients + self.optimizer + self.activations + self.workspace
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
-    """What was expected before the launch, kept beside what was measured."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
-
-    memory_bytes: MemoryPrediction | None = None
-    step_seconds: float | None = None
-    assumptions: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LogSource:
-    """The log file that a record was parsed from."""
+    """The log file that a record was read from."""
 
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
@@ -181,7 +149,7 @@ class LogSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """One training run: what was asked, what ran, how it ended. Its steps stand beside it in steps.jsonl."""
+    """One training run: what was requested, what ran, how it ended. Its steps are in steps.jsonl next to it."""
 
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
@@ -194,7 +162,7 @@ class RunRecord:
     strategy: str | None
     engine: str
     matmul_dtype: str | None
-    """What really ran where evidence tells; otherwise what was asked for."""
+    """What ran, where evidence shows it; otherwise what was requested."""
     recompute: Literal["none", "selective", "full"] | None = None
     tensor_parallel: int | None
     pipeline_parallel: int | None
@@ -204,7 +172,7 @@ class RunRecord:
     data_parallel: int | None
     micro_batch_sequences: int | None
     micro_batch_search: MicroBatchSearch | None = None
-    """Where the user asked for auto: what was tried to find micro_batch_sequences."""
+    """Where the user requested auto: the search that found micro_batch_sequences."""
     global_batch_sequences: int | None
     sequence_tokens: int | None
     seed: int | None = None
@@ -225,23 +193,24 @@ class RunRecord:
     """One line: what to try next."""
     evidence: Evidence | None = None
     mismatches: tuple[str, ...] = ()
-    """Where evidence contradicts what was asked. Not empty: no analysis counts the run."""
-    prediction: Prediction | None = None
+    """Where evidence contradicts the request. Not empty: no analysis counts the run."""
+    prediction: None = None
+    """Always null: a key that every record has."""
     engine_options: dict[str, Any] = field(default_factory=dict)
     source: LogSource | None = None
     command: tuple[str, ...] = ()
-    """The user's command line that made the run."""
+    """The user's command line that started the run."""
     profiled_steps: tuple[int, ...] = ()
-    """Steps that the profiler slowed down, by warming up, recording or writing its trace: they are no measure of speed."""
+    """Steps that the profiler slowed down by warming up, recording or writing its trace: not a measure of speed."""
 
     @property
     def counts(self) -> bool:
-        """Whether an analysis may count the run."""
+        """Whether analyses may count the run."""
         return self.outcome == "completed" and not self.mismatches
 
     @property
     def accumulation_steps(self) -> int | None:
-        """Micro-batches that one data-parallel rank runs in a step."""
+        """Micro-batches of one data-parallel rank in a step."""
         parts = (self.global_batch_sequences, self.micro_batch_sequences, self.data_parallel)
         if None in parts:
             return None
@@ -251,7 +220,7 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetrySample:
-    """One reading of one accelerator while a run was under way."""
+    """One reading of one accelerator during a run."""
 
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
@@ -268,7 +237,7 @@ class TelemetrySample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeRecord:
-    """One operation, timed. All samples are kept."""
+    """One timed operation. All samples are kept."""
 
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
@@ -291,6 +260,6 @@ class ProbeRecord:
     clock_hertz: float | None = None
     power_watts: float | None = None
     peak_allocated_bytes: int | None = None
-    """While it was prepared and repeated, on the worst rank."""
+    """During preparation and repetitions, on the worst rank."""
     error: str | None = None
-    """Why there are no samples, such as a backend that is not available."""
+    """Why there are no samples, such as an unavailable backend."""

@@ -1,10 +1,10 @@
 """The only reader and writer of a run's files.
 
-OUTPUT/runs/RUN_ID/   plan.json   what was asked
+OUTPUT/runs/RUN_ID/   plan.json   what was requested
                       run.json    what ran and how it ended, replaced atomically
                       steps.jsonl one line a step, appended as the step ends
                       telemetry.jsonl, training.log
-                      micro_batch/N/  the same of a search for the micro-batch, without run.json, with trials.jsonl
+                      micro_batch/N/  the same for a search for the micro-batch, with trials.jsonl instead of run.json
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class RunDirectory:
 
     @property
     def plan_file(self) -> Path:
-        """What the worker reads."""
+        """The RunPlan, which the worker reads."""
         return self.path / "plan.json"
 
     @property
@@ -55,40 +55,40 @@ class RunDirectory:
         write_atomically(self.run_file, to_json(run, indent=2) + "\n")
 
     def read_run(self) -> RunRecord:
-        """The record as it stands; a run under way says so in its outcome."""
+        """Read the current record; the outcome of a run under way is running."""
         return from_json(RunRecord, read_text(self.run_file), where=str(self.run_file))
 
     def append_step(self, step: StepRecord) -> None:
-        """Add one step; it is on disk, as far as the operating system is alive, when this returns."""
+        """Append one step; it survives the end of this process."""
         append_line(self.steps_file, to_json(step))
 
     def read_steps(self) -> tuple[StepRecord, ...]:
-        """All steps that were written whole."""
+        """Read all complete steps."""
         return tuple(read_lines(StepRecord, self.steps_file))
 
     def append_trial(self, trial: MicroBatchTrial) -> None:
-        """Add one size that was tried."""
+        """Append one trial."""
         append_line(self.trials_file, to_json(trial))
 
     def read_trials(self) -> tuple[MicroBatchTrial, ...]:
-        """All sizes that were tried."""
+        """Read all trials."""
         return tuple(read_lines(MicroBatchTrial, self.trials_file))
 
     def append_telemetry(self, sample: TelemetrySample) -> None:
-        """Add one reading."""
+        """Append one reading."""
         append_line(self.telemetry_file, to_json(sample))
 
     def read_telemetry(self) -> tuple[TelemetrySample, ...]:
-        """All readings."""
+        """Read all readings."""
         return tuple(read_lines(TelemetrySample, self.telemetry_file))
 
 
 def append_probe(path: Path, probe: ProbeRecord) -> None:
-    """Add one measured operation to a probes.jsonl."""
+    """Append one measured operation to a probes.jsonl."""
     path.parent.mkdir(parents=True, exist_ok=True)
     append_line(path, to_json(probe))
 
 
 def read_probes(path: Path) -> tuple[ProbeRecord, ...]:
-    """All measured operations of a probes.jsonl."""
+    """Read all measured operations of a probes.jsonl."""
     return tuple(read_lines(ProbeRecord, path))

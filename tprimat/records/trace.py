@@ -1,4 +1,4 @@
-"""Reads a trace of torch's profiler: the JSON that Chrome's trace viewer shows, plain or gzipped."""
+"""Read a trace of torch's profiler: JSON for Chrome's trace viewer, plain or gzipped."""
 
 import contextlib
 import gc
@@ -16,7 +16,7 @@ GZIP_START = b"\x1f\x8b"
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
-    """Python's cycle collector walks all objects again and again while millions are made, which here are all kept."""
+    """Pause Python's cycle collector, which would walk millions of new objects again and again to no effect."""
     running = gc.isenabled()
     gc.disable()
     try:
@@ -27,7 +27,7 @@ def collector_paused() -> Iterator[None]:
 
 
 def read_trace(path: Path) -> dict[str, Any]:
-    """A trace, with its list of traceEvents.
+    """Read a trace, with its list of traceEvents.
 
     Raises:
         RecordError: missing, cut short, or not a trace.
@@ -36,7 +36,7 @@ def read_trace(path: Path) -> dict[str, Any]:
 
 
 def read_document(path: Path) -> Any:
-    """The JSON of a file, plain or gzipped, whatever it holds.
+    """Read the JSON of a file, plain or gzipped.
 
     Raises:
         RecordError: missing, or cut short.
@@ -45,7 +45,7 @@ def read_document(path: Path) -> Any:
         content = path.read_bytes()
         if content.startswith(GZIP_START):
             content = gzip.decompress(content)
-        # Names of kernels come from the libraries as they are, with control characters and bytes that are not UTF-8.
+        # Names of kernels come unescaped from the libraries, with control characters and bytes that are not UTF-8.
         with collector_paused():
             return json.loads(content.decode("utf8", errors="replace"), strict=False)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -63,16 +63,16 @@ def is_trace(document: Any) -> bool:
 
 
 def trace_of(document: Any, path: Path) -> dict[str, Any]:
-    """A document as a trace.
+    """Return a document as a trace.
 
     Raises:
-        RecordError: it is none.
+        RecordError: it is not a trace.
     """
     if isinstance(document, list):  # the format's other form: the events alone
         document = {"traceEvents": document}
     if not is_trace(document):
         raise RecordError(
-            f"{path} is no trace.",
+            f"{path} is not a trace.",
             where=str(path),
             why="It has no list of traceEvents.",
             fix="profile_*.json of the output folder",

@@ -1,12 +1,12 @@
 """Composer and llm-foundry: '[batch=12/30]:', then one metric a line. Memory is in GB of 1e9 bytes.
 
-The rates are means over the window of the speed monitor, so step times derived from them are smoothed.
+Rates are means over the window of the speed monitor, so step times derived from them are smoothed.
 """
 
 import re
 
 from tprimat.logs.fields import LineFields
-from tprimat.logs.values import in_bytes, number, plain, whole
+from tprimat.logs.values import GIGABYTE, count, in_bytes, number, plain, whole
 
 NAME = "composer"
 SIGNS = (("Train throughput/",), ("[batch=", "]:"))
@@ -17,13 +17,13 @@ SETTING = re.compile(r"^\s*(max_seq_len|global_train_batch_size|n_gpus|precision
 SETTING_MARKS = ("max_seq_len:", "global_train_batch_size:", "n_gpus:", "precision:")
 SETTINGS = {"max_seq_len": "sequence_tokens", "global_train_batch_size": "global_batch_sequences", "n_gpus": "world_size"}
 DTYPES = {"amp_bf16": "bf16", "amp_fp16": "fp16", "amp_fp8": "fp8", "fp32": "fp32"}
-GIGABYTE = 1_000_000_000
+MARKS = ("[batch=", "Train ", *SETTING_MARKS)
 
 
 def read_line(text: str) -> LineFields | None:
-    """What the line says; None when nothing. Fields belong to the batch that was named last."""
+    """Return the fields of a line; None where it has none. They belong to the batch named last."""
     if "[batch=" in text and (match := BATCH.search(plain(text))):
-        return LineFields(step=int(match[1]), total_steps=whole(match[2]))
+        return LineFields(step=count(match[1]), total_steps=whole(match[2]))
     if "Train " in text and (match := METRIC.search(plain(text))):
         return read_metric(match[1], match[2])
     if any(mark in text for mark in SETTING_MARKS) and (match := SETTING.match(plain(text))):
@@ -32,7 +32,7 @@ def read_line(text: str) -> LineFields | None:
 
 
 def read_metric(name: str, text: str) -> LineFields | None:
-    """One metric of the current batch."""
+    """Return one metric of the current batch."""
     value = number(text)
     if name == "throughput/device/tokens_per_sec":
         return LineFields(tokens_per_second_per_gpu=value)
@@ -50,8 +50,8 @@ def read_metric(name: str, text: str) -> LineFields | None:
 
 
 def read_setting(name: str, value: str) -> LineFields | None:
-    """One row of the configuration, which is printed as YAML."""
+    """Return one row of the configuration, which is printed as YAML."""
     if name == "precision":
         return LineFields(evidence={"matmul_dtype": DTYPES[value]}) if value in DTYPES else None
-    count = whole(value)
-    return None if count is None else LineFields(evidence={SETTINGS[name]: count})
+    setting = whole(value)
+    return None if setting is None else LineFields(evidence={SETTINGS[name]: setting})

@@ -1,13 +1,13 @@
 """DeepSpeed's throughput timer: '…/global_step=10, RunningAvgSamplesPerSec=…, CurrSamplesPerSec=…, MaxMemAllocated=…GB'.
 
-Only the current rate is read: the running one is an average since the second step. What it writes as GB are GiB
+Only the current rate is read: the running one is an average since the second step. GB in the log are GiB
 (deepspeed/utils/timer.py).
 """
 
 import re
 
 from tprimat.logs.fields import LineFields
-from tprimat.logs.values import GIBIBYTE, in_bytes, number, plain, whole
+from tprimat.logs.values import GIBIBYTE, count, in_bytes, number, plain, whole
 
 NAME = "deepspeed"
 SIGNS = (("global_step=", "CurrSamplesPerSec="),)
@@ -22,36 +22,37 @@ ARGUMENTS = {
     "world_size": "world_size",
 }
 DTYPES = {"bfloat16_enabled": "bf16", "fp16_enabled": "fp16"}
+MARKS = ("CurrSamplesPerSec", "skipped=", " ..")
 
 
 def read_line(text: str) -> LineFields | None:
-    """What the line says; None when nothing."""
+    """Return the fields of a line; None where it has none."""
     if "CurrSamplesPerSec" in text:
         return read_step(plain(text))
     if "skipped=" in text and (match := RATE.search(plain(text))):
-        return LineFields(step=int(match[1]), learning_rate=number(match[3]))
+        return LineFields(step=count(match[1]), learning_rate=number(match[3]))
     if " .." in text and (match := ARGUMENT.search(plain(text))):
         return read_argument(match[1], match[2])
     return None
 
 
 def read_step(text: str) -> LineFields | None:
-    """One report of the timer."""
+    """Return one report of the timer."""
     match = STEP.search(text)
     if match is None:
         return None
     fields = dict(FIELD.findall(text))
     return LineFields(
-        step=int(match[1]),
+        step=count(match[1]),
         sequences_per_second=number(fields.get("CurrSamplesPerSec")),
         peak_allocated_bytes=in_bytes(number(fields.get("MaxMemAllocated")), GIBIBYTE),
     )
 
 
 def read_argument(name: str, value: str) -> LineFields | None:
-    """One row of the configuration."""
-    if name in ARGUMENTS and (count := whole(value)) is not None:
-        return LineFields(evidence={ARGUMENTS[name]: count})
+    """Return one row of the configuration."""
+    if name in ARGUMENTS and (argument := whole(value)) is not None:
+        return LineFields(evidence={ARGUMENTS[name]: argument})
     if name in DTYPES and value == "True":
         return LineFields(evidence={"matmul_dtype": DTYPES[name]})
     return None

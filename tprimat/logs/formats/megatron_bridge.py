@@ -1,10 +1,10 @@
-"""Megatron-Bridge (NVIDIA): the Megatron-LM line, a `Step Time` line before it, settings as YAML, memory in GB of 1e9 bytes."""
+"""Megatron-Bridge (NVIDIA): Megatron-LM's line after a `Step Time` line, settings as YAML, memory in GB of 1e9 bytes."""
 
 import re
 
 from tprimat.logs.fields import LineFields
 from tprimat.logs.formats import megatron_lm
-from tprimat.logs.values import in_bytes, number, plain
+from tprimat.logs.values import GIGABYTE, count, in_bytes, number, plain
 
 NAME = "megatron-bridge"
 SIGNS = (("MODEL_TFLOP/s/GPU",), ("mem-max-allocated-gigabytes:",))
@@ -12,11 +12,11 @@ SIGNS = (("MODEL_TFLOP/s/GPU",), ("mem-max-allocated-gigabytes:",))
 MEMORY = re.compile(r"\(after (\d+) iterations\) memory \(GB\)")
 SETTING = re.compile(r"(?:^|\s)(\w+): (\S+)\s*$")
 SETTINGS = ("parallel_size: ", "batch_size: ", "seq_length: ", "bf16: ", "fp8: ")
-GIGABYTE = 1_000_000_000
+MARKS = (*megatron_lm.MARKS, "mem-max-allocated-gigabytes", *SETTINGS)
 
 
 def read_line(text: str) -> LineFields | None:
-    """What the line says; None when nothing. The Step Time line repeats the iteration line with fewer digits."""
+    """Return the fields of a line; None where it has none. The Step Time line repeats the iteration line with fewer digits."""
     if "mem-max-allocated-gigabytes" in text:
         return read_memory(plain(text))
     if any(setting in text for setting in SETTINGS) and "elapsed time" not in text:
@@ -26,13 +26,13 @@ def read_line(text: str) -> LineFields | None:
 
 
 def read_memory(text: str) -> LineFields | None:
-    """'[Rank 0] (after 2 iterations) memory (GB) | … | mem-max-allocated-gigabytes: 153.4 | …'."""
+    """Read '[Rank 0] (after 2 iterations) memory (GB) | … | mem-max-allocated-gigabytes: 153.4 | …'."""
     match = MEMORY.search(text)
     if match is None:
         return None
     fields = megatron_lm.pairs(text[match.end() :])
     return LineFields(
-        step=int(match[1]),
+        step=count(match[1]),
         peak_allocated_bytes=in_bytes(number(fields.get("mem-max-allocated-gigabytes")), GIGABYTE),
         peak_reserved_bytes=in_bytes(number(fields.get("mem-max-reserved-gigabytes")), GIGABYTE),
     )

@@ -1,11 +1,10 @@
-"""NeMo 2: the progress line of its Lightning trainer. Steps count from 0 there; values have four significant digits."""
+"""NeMo 2: the progress line of its Lightning trainer. Steps count from 0; values have four significant digits."""
 
 import re
 
 from tprimat.logs.fields import LineFields
 from tprimat.logs.formats.megatron_lm import pairs
-from tprimat.logs.values import in_bytes, number, plain, scaled, whole
-from tprimat.units import TERA
+from tprimat.logs.values import count, in_bytes, number, plain, whole
 
 NAME = "nemo"
 SIGNS = (("train_step_timing in s:", "iteration "),)
@@ -13,14 +12,15 @@ SIGNS = (("train_step_timing in s:", "iteration "),)
 PROGRESS = re.compile(r"Training epoch \d+, iteration (\d+)/(\d+)")
 MEMBERS = re.compile(r"GLOBAL_RANK: \d+, MEMBER: \d+/(\d+)")
 GROUPS = re.compile(r"All (tensor|pipeline|context) (?:model )?parallel group ranks: \[\[([\d, ]+)\]")
+MARKS = ("Training epoch", "GLOBAL_RANK", "parallel group ranks: [[", "`Trainer.fit` stopped")
 
 
 def read_line(text: str) -> LineFields | None:
-    """What the line says; None when nothing."""
+    """Return the fields of a line; None where it has none."""
     if "Training epoch" in text:
         return read_progress(plain(text))
     if "GLOBAL_RANK" in text and (match := MEMBERS.search(text)):
-        return LineFields(evidence={"world_size": int(match[1])})
+        return LineFields(evidence={"world_size": count(match[1])})
     if "parallel group ranks: [[" in text and (match := GROUPS.search(text)):
         return LineFields(evidence={f"{match[1]}_parallel": match[2].count(",") + 1})
     if "`Trainer.fit` stopped" in text:
@@ -29,22 +29,20 @@ def read_line(text: str) -> LineFields | None:
 
 
 def read_progress(text: str) -> LineFields | None:
-    """'Training epoch 0, iteration 35/49 | lr: … | global_step: 35 | … | train_step_timing in s: 9.44 | …'."""
+    """Read 'Training epoch 0, iteration 35/49 | lr: … | global_step: 35 | … | train_step_timing in s: 9.44 | …'."""
     match = PROGRESS.search(text)
     if match is None:
         return None
     fields = pairs(text[match.end() :])
     step = whole(fields.get("global_step"))
     return LineFields(
-        step=(int(match[1]) if step is None else step) + 1,
-        total_steps=int(match[2]) + 1,
+        step=(count(match[1]) if step is None else step) + 1,
+        total_steps=count(match[2]) + 1,
         step_seconds=number(fields.get("train_step_timing in s")),
         tokens_per_second_per_gpu=number(fields.get("tokens_per_sec_per_gpu")),
-        model_flops_per_second_per_gpu=scaled(number(fields.get("TFLOPS_per_GPU")), TERA),
         loss=number(fields.get("reduced_train_loss")),
         grad_norm=number(fields.get("grad_norm")),
         learning_rate=number(fields.get("lr")),
         global_batch_sequences=whole(fields.get("global_batch_size")),
-        consumed_sequences=whole(fields.get("consumed_samples")),
         peak_allocated_bytes=in_bytes(number(fields.get("peak_memory_usage")), 1),
     )

@@ -1,15 +1,14 @@
 """Primus (AMD) over Megatron or torchtitan: the Megatron-LM line behind a coloured prefix, in eight wordings over its versions.
 
 Sources: primus/core/utils/logger.py (prefix), primus/backends/megatron/patches/training_log/print_rank_last_patches.py (core
-runtime), primus/modules/trainer/megatron/trainer.py (legacy). What it writes as GB are GiB.
+runtime), primus/modules/trainer/megatron/trainer.py (legacy). GB in the log are GiB.
 """
 
 import re
-from dataclasses import replace
 
 from tprimat.logs.fields import LineFields
 from tprimat.logs.formats import megatron_lm
-from tprimat.logs.values import GIBIBYTE, in_bytes, number, plain
+from tprimat.logs.values import GIBIBYTE, count, in_bytes, number, plain
 
 NAME = "primus"
 SIGNS = (("elapsed time per iteration", "rank-"), ("elapsed time per iteration", "hip mem usage"))
@@ -19,12 +18,13 @@ PLATFORM = "rocm"
 WORLD = re.compile(r"\[rank-\d+/(\d+)\]")
 SETTING = re.compile(r"(\w+)\s+: (\S+) \((?:int|bool|str|NoneType)\)")
 DEVICE_MEMORY = "hip mem usage/free/total/usage_ratio"
+MARKS = (*megatron_lm.MARKS, "(int)", "(bool)", "(str)", "Training completed.")
 
 
 def read_line(text: str) -> LineFields | None:
-    """What the line says; None when nothing.
+    """Return the fields of a line; None where it has none.
 
-    The `rocm mem usage` field is left alone: it is taken after iterations 1 and 2 and then repeated unchanged.
+    The `rocm mem usage` field is ignored: Primus takes it after iterations 1 and 2 and then repeats it.
     """
     if "elapsed time per iteration" in text:
         return read_iteration(plain(text))
@@ -36,15 +36,11 @@ def read_line(text: str) -> LineFields | None:
 
 
 def read_iteration(text: str) -> LineFields | None:
-    """The iteration line, with the world size of the prefix and the memory in use on the device of the last rank."""
-    fields = megatron_lm.read_iteration(text)
-    if fields is None:
-        return None
-    if not (world := WORLD.search(text)) and DEVICE_MEMORY not in text:
-        return fields
-    return replace(
-        fields,
-        evidence={"world_size": int(world[1])} if world else {},
+    """Read the iteration line, with the world size from its prefix and the memory in use on the last rank's device."""
+    world = WORLD.search(text)
+    return megatron_lm.read_iteration(
+        text,
+        evidence={"world_size": count(world[1])} if world else {},
         device_used_bytes=in_bytes(number(_value(text, DEVICE_MEMORY)), GIBIBYTE),
     )
 
@@ -55,6 +51,6 @@ def _value(text: str, name: str) -> str | None:
 
 
 def read_setting(text: str) -> LineFields | None:
-    """One row of the resolved module configuration: '  name   : value (type)'."""
+    """Read one row of the resolved module configuration: '  name   : value (type)'."""
     match = SETTING.search(text)
     return megatron_lm.argument(match[1], match[2]) if match else None

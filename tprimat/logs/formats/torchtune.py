@@ -1,22 +1,23 @@
 """torchtune's metric log: 'Step 10 | loss:1.7 lr:2e-05 tokens_per_second_per_gpu:… peak_memory_alloc:…' (GiB).
 
-Its rate counts unmasked tokens only, so a step time can be derived where every sequence is full (packed data).
+Its rate counts unmasked tokens only, so a step time can be derived only where every sequence is full (packed data).
 """
 
 import re
 
 from tprimat.logs.fields import LineFields
-from tprimat.logs.values import GIBIBYTE, in_bytes, number, plain
+from tprimat.logs.values import GIBIBYTE, count, in_bytes, number, plain
 
 NAME = "torchtune"
 SIGNS = (("Step ", "| loss:", "tokens_per_second_per_gpu:"),)
 
 STEP = re.compile(r"Step (\d+) \|")
 FIELD = re.compile(r"(\w+):(\S+)")
+MARKS = ("Step ",)
 
 
 def read_line(text: str) -> LineFields | None:
-    """What the line says; None when nothing."""
+    """Return the fields of a line; None where it has none."""
     if "Step " not in text or "loss:" not in text:
         return None
     text = plain(text)
@@ -25,7 +26,7 @@ def read_line(text: str) -> LineFields | None:
         return None
     fields = dict(FIELD.findall(text[match.end() :]))
     return LineFields(
-        step=int(match[1]),
+        step=count(match[1]),
         tokens_per_second_per_gpu=number(fields.get("tokens_per_second_per_gpu")),
         loss=number(fields.get("loss")),
         grad_norm=number(fields.get("grad_norm")),

@@ -83,7 +83,8 @@ def test_the_same_results_make_the_same_archive(output, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"), [(["none", "x.tar.gz"], "none does not exist"), ([RUNS, "x.zip"], "x.zip is no archive")]
+    ("arguments", "told"),
+    [(["none", "x.tar.gz"], "none does not exist"), ([RUNS, "x.zip"], "x.zip is not the name of an archive")],
 )
 def test_mistakes_are_explained(tmp_path, arguments, told):
     done = start("-m", "tprimat", "archive", *arguments, cwd=tmp_path)

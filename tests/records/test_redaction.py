@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tprimat.records.redaction import Masker
+from tprimat.records.redaction import Redactor
 
 SECRETS = {
     "logged in with hf_" + "abcdefghijklmnopqrstuvwxyz012345": "abcdefghij",
@@ -54,31 +54,31 @@ HARMLESS = (
 
 @pytest.mark.parametrize(("line", "secret"), {**SECRETS, **PRIVATE}.items())
 def test_it_is_taken_out(line, secret):
-    masker = Masker()
-    masker.learn(line)
-    assert secret not in masker.text(line)
+    redactor = Redactor()
+    redactor.learn(line)
+    assert secret not in redactor.text(line)
 
 
 @pytest.mark.parametrize("line", HARMLESS)
 def test_it_stays(line):
-    masker = Masker()
-    masker.learn(line)
-    assert masker.text(line) == line
+    redactor = Redactor()
+    redactor.learn(line)
+    assert redactor.text(line) == line
 
 
-def test_a_host_named_once_is_masked_everywhere():
-    masker = Masker()
-    masker.learn("node-a7:1:1 [0] NCCL INFO\nsaving to /home/alice/x")
-    assert masker.text("rank 3 on node-a7 failed; /scratch/alice/out") == "rank 3 on [host] failed; /scratch/[user]/out"
-    assert masker.text("node-a70 is another") == "node-a70 is another"
+def test_a_host_named_once_is_redacted_everywhere():
+    redactor = Redactor()
+    redactor.learn("node-a7:1:1 [0] NCCL INFO\nsaving to /home/alice/x")
+    assert redactor.text("rank 3 on node-a7 failed; /scratch/alice/out") == "rank 3 on [host] failed; /scratch/[user]/out"
+    assert redactor.text("node-a70 is another") == "node-a70 is another"
 
 
 def test_a_private_key_goes_as_a_whole():
     lines = ["before\n", "-----BEGIN RSA PRIVATE KEY-----\n", "c2VjcmV0\n", "-----END RSA PRIVATE KEY-----\n", "after\n"]
-    masked = "".join(Masker().lines(lines))
-    assert "c2VjcmV0" not in masked
-    assert masked.startswith("before\n")
-    assert masked.endswith("after\n")
+    redacted = "".join(Redactor().lines(lines))
+    assert "c2VjcmV0" not in redacted
+    assert redacted.startswith("before\n")
+    assert redacted.endswith("after\n")
 
 
 def test_a_document_keeps_its_shape_and_numbers():
@@ -89,14 +89,14 @@ def test_a_document_keeps_its_shape_and_numbers():
         "steps": [1, 2, None, True],
         "token": 7,
     }
-    masked = Masker().document(document)
-    assert "abc12" not in json.dumps(masked)
-    assert "alice" not in json.dumps(masked)
-    assert masked["command"][3:] == ["--set", "data=~/text"]
-    assert (masked["loss"], masked["steps"], masked["token"]) == (2.5, [1, 2, None, True], 7)
-    assert masked["environment"]["STEPS"] == "5"
+    redacted = Redactor().document(document)
+    assert "abc12" not in json.dumps(redacted)
+    assert "alice" not in json.dumps(redacted)
+    assert redacted["command"][3:] == ["--set", "data=~/text"]
+    assert (redacted["loss"], redacted["steps"], redacted["token"]) == (2.5, [1, 2, None, True], 7)
+    assert redacted["environment"]["STEPS"] == "5"
 
 
-def test_masking_twice_changes_nothing_more():
-    once = Masker().text("HF_TOKEN=abc password: 'x y' --api-key=zz Bearer abcdefgh12 MASTER_ADDR=node7 /home/alice/x")
-    assert Masker().text(once) == once
+def test_redacting_twice_changes_nothing_more():
+    once = Redactor().text("HF_TOKEN=abc password: 'x y' --api-key=zz Bearer abcdefgh12 MASTER_ADDR=node7 /home/alice/x")
+    assert Redactor().text(once) == once

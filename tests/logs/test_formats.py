@@ -1,15 +1,15 @@
-"""Golden assertions: what each dialect's lines mean, from files that say where their wording comes from."""
+"""What the lines of each format mean, asserted on logs that name the origin of their wording."""
 
 from pathlib import Path
 
 import pytest
 
 from tprimat.errors import ConfigError, RecordError
-from tprimat.logs.extract import assemble, sequence_from_rates
-from tprimat.logs.parse import DIALECTS, NAMES, detect, find_dialect
-from tprimat.logs.steps import Collection, Workload
+from tprimat.logs.extract import parsed_log, sequence_from_rates
+from tprimat.logs.parse import DIALECTS, NAMES, LogReading, dialect_of, find_dialect
+from tprimat.logs.steps import LogContents, Workload
 
-LOGS = Path(__file__).parent.parent / "logs"
+LOGS = Path(__file__).parent
 GIB = 2**30
 CORE = ("core_v26_2", "core_v26_4_0", "core_v26_5_0", "core_v26_5_1", "core_head")
 LEGACY = ("legacy_ratio", "legacy_gb", "legacy_gib")
@@ -20,15 +20,13 @@ def lines_of(name):
 
 
 def collect(lines, dialect):
-    said = Collection()
-    for number, line in enumerate(lines, 1):
-        if fields := find_dialect(dialect).read_line(line):
-            said.add(fields, number)
-    return said
+    reading = LogReading(name="a log", requested_dialect=dialect)
+    reading.add(list(lines))
+    return reading.contents
 
 
 def read(name, dialect, **workload):
-    return assemble(collect(lines_of(name), dialect), Workload(**workload))
+    return parsed_log(collect(lines_of(name), dialect), Workload(**workload))
 
 
 def column(result, name):
@@ -43,7 +41,7 @@ def test_every_log_says_where_it_comes_from(path):
 @pytest.mark.parametrize("path", sorted(LOGS.glob("*.log")), ids=lambda path: path.stem)
 def test_the_dialect_is_recognised(path):
     wanted = max((name for name in NAMES if path.stem.replace("_", "-").startswith(name)), key=len)
-    assert detect(lines_of(path.stem), where=path.name).name == wanted
+    assert next(filter(None, map(dialect_of, lines_of(path.stem)))).name == wanted
 
 
 def test_every_dialect_has_a_log():
@@ -52,8 +50,10 @@ def test_every_dialect_has_a_log():
 
 
 def test_a_log_of_nothing_known_names_what_was_looked_for():
+    reading = LogReading(name="x.log")
+    reading.add(["hello", "Traceback (most recent call last):"])
     with pytest.raises(RecordError) as caught:
-        detect(["hello", "Traceback (most recent call last):"], where="x.log")
+        reading.check(None)
     assert all(dialect.name in str(caught.value) for dialect in DIALECTS)
 
 
@@ -86,8 +86,8 @@ def test_primus_legacy_lines_print_the_time_of_each_step_first(version):
 
 @pytest.mark.parametrize(("version", "used"), [("core_v26_2", 117.98), ("legacy_gb", 117.99), ("legacy_gib", 117.99)])
 def test_primus_gb_are_gib(version, used):
-    said = collect(lines_of(f"primus_{version}"), "primus")
-    assert said.device_used_bytes == round(used * GIB)
+    contents = collect(lines_of(f"primus_{version}"), "primus")
+    assert contents.device_used_bytes == round(used * GIB)
 
 
 @pytest.mark.parametrize("version", CORE + LEGACY)
@@ -103,15 +103,15 @@ def test_doubled_lines_count_once_in_any_order():
     lines = lines_of("primus_core_head")[1:]
     copy = [line.replace("utils.py:429", "utils.py:425") for line in lines]
     one, two, three, four = zip(lines, copy, strict=True)
-    said = collect([*one, two[0], three[0], two[1], three[1], *four], "primus")
-    assert list(said.steps) == [1, 2, 3, 4]
-    assert said.restarts == 0
+    contents = collect([*one, two[0], three[0], two[1], three[1], *four], "primus")
+    assert list(contents.steps) == [1, 2, 3, 4]
+    assert contents.restarts == 0
 
 
 def test_a_run_that_starts_again_replaces_what_it_repeats():
     lines = lines_of("megatron_lm")
     again = [line.replace("755.3", "777.0") for line in lines]
-    result = assemble(collect(lines[:-3] + again, "megatron-lm"), Workload())
+    result = parsed_log(collect(lines[:-3] + again, "megatron-lm"), Workload())
     assert column(result, "step") == [1, 2, 3, 4, 5, 6]
     assert result.steps[3].step_seconds == 0.777
     assert any("2 attempts" in note for note in result.notes)
@@ -127,17 +127,17 @@ def test_primus_module_configuration_and_success():
         "bf16    : True (bool)",
         "train_iters  : 50 (int)",
     ]
-    said = collect([f"{prefix}  {row}\x1b[0m" for row in rows] + ["Training completed."], "primus")
-    assert said.evidence == {"tensor_parallel": 4, "matmul_dtype": "fp8"}
-    assert said.total_steps == 50
-    assert said.finished
+    contents = collect([f"{prefix}  {row}\x1b[0m" for row in rows] + ["Training completed."], "primus")
+    assert contents.evidence == {"tensor_parallel": 4, "matmul_dtype": "fp8"}
+    assert contents.total_steps == 50
+    assert contents.finished
 
 
 def test_primus_argument_dump_behind_its_prefix():
-    said = collect(
+    contents = collect(
         ["[x][rank-7/8][INFO] [---arguments.py:1576] :   tensor_model_parallel_size ...................... 2"], "primus"
     )
-    assert said.evidence == {"tensor_parallel": 2}
+    assert contents.evidence == {"tensor_parallel": 2}
 
 
 def test_megatron_lm():
@@ -160,12 +160,7 @@ def test_megatron_lm():
 def test_megatron_lm_without_splits_counts_parameters():
     lines = ["using world size: 2, data-parallel size: 2, tensor-model-parallel size: 1, pipeline-model-parallel size: 1"]
     lines.append(" > number of parameters on (tensor, pipeline) model parallel rank (0, 0): 8030261248")
-    assert assemble(collect(lines, "megatron-lm"), Workload()).evidence.parameters == 8030261248
-
-
-def test_power_is_read():
-    line = next(line for line in lines_of("megatron_lm") if "power per GPU" in line)
-    assert find_dialect("megatron-lm").read_line(line).power_watts == 678.0
+    assert parsed_log(collect(lines, "megatron-lm"), Workload()).evidence.parameters == 8030261248
 
 
 def test_older_megatron_lm_resets_after_the_first_line_and_is_not_corrected():
@@ -176,11 +171,11 @@ def test_older_megatron_lm_resets_after_the_first_line_and_is_not_corrected():
 
 def test_a_second_line_that_cannot_be_a_mean_stands():
     lines = [line.replace("15624.7", "752.4") for line in lines_of("megatron_lm")]
-    assert assemble(collect(lines, "megatron-lm"), Workload()).steps[1].step_seconds == 0.7524
+    assert parsed_log(collect(lines, "megatron-lm"), Workload()).steps[1].step_seconds == 0.7524
 
 
 def test_a_second_line_without_a_third_is_left_out():
-    result = assemble(collect(lines_of("primus_core_head")[:3], "primus"), Workload())
+    result = parsed_log(collect(lines_of("primus_core_head")[:3], "primus"), Workload())
     assert column(result, "step") == [1]
     assert any("left out" in note for note in result.notes)
 
@@ -188,13 +183,13 @@ def test_a_second_line_without_a_third_is_left_out():
 def test_a_first_iteration_line_before_an_interval_is_taken_out_of_the_mean():
     text = " iteration {:8d}/ 40 | elapsed time per iteration (ms): {:.1f} | lm loss: 9.0 |"
     lines = [text.format(1, 10000.0), text.format(10, 1900.0), text.format(20, 1000.0), text.format(30, 1000.0)]
-    result = assemble(collect(lines, "megatron-lm"), Workload())
+    result = parsed_log(collect(lines, "megatron-lm"), Workload())
     assert column(result, "step_seconds") == [10.0, 1.0, 1.0, 1.0]
 
 
 def test_fp8_without_transformer_engine_is_no_fp8():
     rows = ["  bf16 ..................... True", "  fp8 ....................... hybrid", "  transformer_impl ........ local"]
-    result = assemble(collect(rows, "megatron-lm"), Workload())
+    result = parsed_log(collect(rows, "megatron-lm"), Workload())
     assert result.evidence.matmul_dtype is None
     assert any("ignores" in note for note in result.notes)
 
@@ -208,43 +203,43 @@ def test_megatron_bridge():
 
 
 def test_nemo_counts_steps_from_one_here():
-    said = collect(lines_of("nemo"), "nemo")
-    result = assemble(said, Workload(sequence_tokens=8192))
+    contents = collect(lines_of("nemo"), "nemo")
+    result = parsed_log(contents, Workload(sequence_tokens=8192))
     assert column(result, "step") == [1, 2, 3, 4]
     assert column(result, "step_seconds") == [61.07, 9.441, 9.437, 9.44]
     assert result.steps[0].learning_rate == 1.5e-07
     assert result.steps[0].peak_allocated_bytes == 70833405952
-    assert (said.total_steps, said.finished) == (4, True)
+    assert (contents.total_steps, contents.finished) == (4, True)
     proof = result.evidence
     assert (proof.world_size, proof.tensor_parallel, proof.pipeline_parallel, proof.context_parallel) == (8, 2, 2, 1)
 
 
 def test_torchtitan_derives_times_from_the_rate_per_gpu():
-    said = collect(lines_of("torchtitan"), "torchtitan")
-    result = assemble(said, Workload(gpus=8, sequence_tokens=8192))
+    contents = collect(lines_of("torchtitan"), "torchtitan")
+    result = parsed_log(contents, Workload(gpus=8, sequence_tokens=8192))
     assert column(result, "step") == [1, 10, 20, 30]
     assert column(result, "step_seconds") == pytest.approx([8 * 8192 / (rate * 8) for rate in (312, 4376, 4400, 4390)])
     assert column(result, "loss") == [12.2347, 11.8351, 10.5, 9.5]
     assert result.steps[1].peak_reserved_bytes == round(48.87 * GIB)
-    assert (said.accelerator, said.total_steps, said.finished) == ("NVIDIA H200", 30, True)
+    assert (contents.accelerator, contents.total_steps, contents.finished) == ("NVIDIA H200", 30, True)
     proof = result.evidence
     assert (proof.world_size, proof.tensor_parallel, proof.data_parallel, proof.matmul_dtype) == (8, 2, 4, "fp8")
     assert (proof.sequence_tokens, proof.micro_batch_sequences, proof.global_batch_sequences) == (8192, 2, 8)
 
 
 def test_torchtitan_0_2_names_its_degrees_and_its_precision():
-    said = collect(lines_of("torchtitan_0_2"), "torchtitan")
-    result = assemble(said, Workload())
+    contents = collect(lines_of("torchtitan_0_2"), "torchtitan")
+    result = parsed_log(contents, Workload())
     proof = result.evidence
     assert (proof.world_size, proof.tensor_parallel, proof.pipeline_parallel, proof.data_parallel) == (4, 2, 1, 2)
     assert (proof.matmul_dtype, proof.context_parallel, proof.micro_batch_sequences) == ("bf16", 1, 2)
     assert column(result, "step_seconds") == pytest.approx([8 * 2048 / (rate * 4) for rate in (312, 8192, 4096)])
-    assert said.finished
+    assert contents.finished
 
 
 def test_torchtitan_that_disables_mixed_precision_multiplies_in_fp32():
-    said = collect(['"mixed_precision_param": "bfloat16",', "INFO - Mixed precision training is disabled"], "torchtitan")
-    assert said.evidence["matmul_dtype"] == "fp32"
+    contents = collect(['"mixed_precision_param": "bfloat16",', "INFO - Mixed precision training is disabled"], "torchtitan")
+    assert contents.evidence["matmul_dtype"] == "fp32"
 
 
 def test_torchtitan_without_a_known_batch_has_no_times():
@@ -290,13 +285,13 @@ def test_deepspeed_reads_the_current_rate_not_the_running_average():
 
 
 def test_composer_gathers_the_lines_of_a_batch():
-    said = collect(lines_of("composer"), "composer")
-    result = assemble(said, Workload(gpus=8, global_batch_sequences=192, sequence_tokens=2048))
+    contents = collect(lines_of("composer"), "composer")
+    result = parsed_log(contents, Workload(gpus=8, global_batch_sequences=192, sequence_tokens=2048))
     assert column(result, "step") == [11, 12]
     assert result.steps[0].step_seconds == pytest.approx(192 * 2048 / (10643.1234 * 8))
     assert column(result, "loss") == [10.1, 9.8]
     assert result.steps[0].peak_allocated_bytes == 38_260_000_000
-    assert said.evidence["matmul_dtype"] == "bf16"
+    assert contents.evidence["matmul_dtype"] == "bf16"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -319,7 +314,7 @@ def test_composer_gathers_the_lines_of_a_batch():
     ],
 )
 def test_torn_lines_break_nothing(name, line):
-    said = Collection()
+    contents = LogContents()
     if fields := find_dialect(name).read_line(line):
-        said.add(fields, 1)
-    assert assemble(said, Workload(gpus=8)).steps == ()
+        contents.add(fields, 1)
+    assert parsed_log(contents, Workload(gpus=8)).steps == ()

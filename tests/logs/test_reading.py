@@ -1,0 +1,234 @@
+"""Properties of log reading: values come back as printed, no text raises, and the cuts between batches do not matter."""
+
+import dataclasses
+import gzip
+import math
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tprimat.logs import lines as lines_module
+from tprimat.logs.extract import parsed_log, sequence_from_rates
+from tprimat.logs.lines import LogLines
+from tprimat.logs.parse import DIALECTS, NAMES, LogReading, dialect_of, find_dialect
+from tprimat.logs.steps import Workload
+from tprimat.records.files import to_json
+
+quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def decimals(low, high, places):
+    return st.decimals(low, high, places=places).map(str)
+
+
+VALUES = st.fixed_dictionaries(
+    {
+        "step": st.integers(1, 10**7),
+        "more": st.integers(0, 10**6),
+        "ms": decimals(1, 10**6, 1),
+        "loss": decimals(0, 20, 5),
+        "norm": decimals(0, 100, 3),
+        "rate": decimals(0, 1, 6),
+        "batch": st.integers(1, 999),
+        "tokens": st.integers(1, 10**6),
+        "samples": decimals("0.1", 10**4, 2),
+        "memory": decimals(0, 200, 2),
+    }
+)
+MEGATRON = (
+    " iteration {step:8d}/ {total:8d} | consumed samples: 256 | elapsed time per iteration (ms): {ms} | "
+    "throughput per GPU (TFLOP/s/GPU): 355.4 | learning rate: {rate} | global batch size: {batch:5d} | lm loss: {loss} | "
+    "loss scale: 1.0 | grad norm: {norm} | number of skipped iterations:   0 | number of nan iterations:   0 |"
+)
+LINES = {
+    "primus": (
+        "[\x1b[32m20260822 07:39:10\x1b[0m][\x1b[36mrank-7/8\x1b[0m][INFO ] [--trainer.py:429] :"
+        + MEGATRON.replace("{ms} |", "{ms}/1.0 | hip mem usage/free/total/usage_ratio: {memory}GB/1.0GB/191.98GB/1% |")
+        + "\x1b[0m"
+    ),
+    "megatron-bridge": MEGATRON.replace("throughput per GPU (TFLOP/s/GPU)", "MODEL_TFLOP/s/GPU"),
+    "megatron-lm": " [2026-08-22 07:39:11]" + MEGATRON,
+    "nemo": (
+        "Training epoch 0, iteration {before}/{last} | lr: {rate} | global_batch_size: {batch} | global_step: {before} | "
+        "grad_norm: {norm} | peak_memory_usage: {tokens} | reduced_train_loss: {loss} | train_step_timing in s: {ms}"
+    ),
+    "torchtitan": (
+        "[titan] 2025-01-01 00:00:00,000 - root - INFO - \x1b[31mstep: {step:2}  \x1b[32mloss: {loss}  "
+        "\x1b[38mgrad_norm: {norm}  \x1b[34mmemory: {memory}GiB(61.90%)  \x1b[36mtps: {tokens:,}  "
+        "tflops: 1,000.00  mfu: 25.00%\x1b[39m"
+    ),
+    "torchtune": (
+        "Step {step} | loss:{loss} lr:{rate} tokens_per_second_per_gpu:{tokens} peak_memory_active:1.0 "
+        "peak_memory_alloc:{memory} grad_norm:{norm} "
+    ),
+    "nanotron": (
+        "2025-01-01 [INFO|DP=0|PP=0|TP=0]: iteration: {step} / {total} | consumed_tokens: 1.05M | time_per_iteration_ms: {ms}K | "
+        "tokens_per_sec: 1.1M | tokens_per_sec_per_gpu: {tokens} | global_batch_size: {batch} | lm_loss: {loss} | lr: {rate} | "
+        "model_tflops_per_gpu: 100 | grad_norm: {norm} | cuda_max_memory_reserved: {memory}G"
+    ),
+    "maxtext": (
+        "completed step: {before}, seconds: {ms}, TFLOP/s/device: 100.1, Tokens/s/device: {tokens}.0, total_weights: 65536, "
+        "loss: {loss}"
+    ),
+    "deepspeed": (
+        "[2025-01-01 00:00:00,000] [INFO] [timer.py:264:stop] epoch=0/micro_step={step}/global_step={step}, "
+        "RunningAvgSamplesPerSec=1.0, CurrSamplesPerSec={samples}, MemAllocated=1.0GB, MaxMemAllocated={memory}GB"
+    ),
+    "composer": (
+        "[batch={step}/{total}]:\n\t Train loss/train/total: {loss}\n\t Train l2_norm/grad/global: {norm}\n\t "
+        "Train lr-Adam/group0: {rate}\n\t Train throughput/device/tokens_per_sec: {tokens}\n\t "
+        "Train memory/peak_allocated_mem: {memory}"
+    ),
+}
+SECONDS = {"step_seconds": ("ms", 1e-3)}
+COMMON = {"loss": ("loss", 1), "grad_norm": ("norm", 1), "learning_rate": ("rate", 1)}
+BATCH = {"global_batch_sequences": ("batch", 1)}
+TOKENS = {"tokens_per_second_per_gpu": ("tokens", 1)}
+READ = {
+    "primus": SECONDS | COMMON | BATCH,
+    "megatron-bridge": SECONDS | COMMON | BATCH,
+    "megatron-lm": SECONDS | COMMON | BATCH,
+    "nemo": {"step_seconds": ("ms", 1), "peak_allocated_bytes": ("tokens", 1)} | COMMON | BATCH,
+    "torchtitan": {"loss": ("loss", 1), "grad_norm": ("norm", 1), "peak_reserved_bytes": ("memory", 2**30)} | TOKENS,
+    "torchtune": {"peak_allocated_bytes": ("memory", 2**30)} | COMMON | TOKENS,
+    "nanotron": {"step_seconds": ("ms", 1), "peak_reserved_bytes": ("memory", 1e9)} | COMMON | BATCH | TOKENS,
+    "maxtext": {"step_seconds": ("ms", 1), "loss": ("loss", 1)} | TOKENS,
+    "deepspeed": {"sequences_per_second": ("samples", 1), "peak_allocated_bytes": ("memory", 2**30)},
+    "composer": {"peak_allocated_bytes": ("memory", 1e9)} | COMMON | TOKENS,
+}
+"""Field of a logged step -> the value that was printed, and the printed unit in SI units."""
+
+
+def printed(dialect, values):
+    total = values["step"] + values["more"]
+    return LINES[dialect].format(**values, total=total, before=values["step"] - 1, last=total - 1).split("\n")
+
+
+def reading_of(dialect, batches):
+    reading = LogReading(name="a log", requested_dialect=dialect)
+    for batch in batches:
+        reading.add(batch)
+    return reading
+
+
+@pytest.mark.parametrize("dialect", NAMES)
+@quick
+@given(values=VALUES)
+def test_a_step_reads_back_as_printed(dialect, values):
+    lines = printed(dialect, values)
+    assert dialect_of(lines[0]).name == dialect
+    step = reading_of("auto", [lines]).contents.steps[values["step"]]
+    read = {name: getattr(step, name) for name in READ[dialect]}
+    expected = {name: float(values[key]) * unit for name, (key, unit) in READ[dialect].items()}
+    assert read == {name: round(value) if name.startswith("peak") else pytest.approx(value) for name, value in expected.items()}
+    others = {"tokens_per_second_per_gpu", "sequences_per_second", "peak_allocated_bytes", "peak_reserved_bytes"} - set(read)
+    assert [getattr(step, name) for name in others] == [None] * len(others)
+    assert step.finite
+
+
+WORDS = sorted(
+    {word for dialect in DIALECTS for sign in dialect.signs for word in sign}
+    | {part for line in LINES.values() for part in line.replace("|", ",|,").split(",")}
+    | {"(after 2 iterations) memory (MB) |", " max allocated: ", "(after 2 iterations) memory (GB) |", "global_step=", "skipped="}
+    | {
+        "using world size: ",
+        "data-parallel size: ",
+        "  world_size ......... ",
+        "seq_length: ",
+        "tp : 1 (int)",
+        "Config param steps: ",
+    }
+    | {
+        "device mesh with ['dp'], [4 2]",
+        "device mesh with ['dp', 'tp'], [",
+        "mesh with parallelism: dp_shard=",
+        "GLOBAL_RANK: 0, MEMBER: 1/",
+    }
+    | {
+        "All tensor parallel group ranks: [[0",
+        "number of parameters on (tensor, pipeline) model parallel rank (0, 0): ",
+        "dp=",
+        "n_gpus: ",
+    }
+    | {"nan", "-inf", "1e308", "9" * 5000, "-1", "0", "1", "2/", " | ", "]", "\x1b[0m", "CUDA capacity: H100 with 79.1GiB memory"}
+)
+TEXT = st.lists(st.sampled_from(WORDS) | st.text(max_size=8) | st.integers().map(str), max_size=12).map("".join)
+
+
+WORKLOADS = st.builds(
+    Workload,
+    gpus=st.none() | st.integers(1, 10**6),
+    global_batch_sequences=st.none() | st.integers(1, 10**6),
+    sequence_tokens=st.none() | st.integers(1, 10**7),
+)
+
+
+@pytest.mark.parametrize("dialect", ["auto", *NAMES])
+@quick
+@given(lines=st.lists(TEXT, max_size=6), workload=WORKLOADS)
+def test_no_text_raises(dialect, lines, workload):
+    contents = reading_of(dialect, [lines]).contents
+    sequence_from_rates(contents, workload.gpus)
+    for step in parsed_log(contents, workload).steps:
+        to_json(step)
+        assert 0 < step.step_seconds < math.inf
+
+
+@pytest.mark.parametrize("dialect", NAMES)
+@quick
+@given(text=TEXT)
+def test_every_line_with_fields_holds_a_mark(dialect, text):
+    if find_dialect(dialect).read_line(text) is not None:
+        assert any(mark in text for mark in find_dialect(dialect).marks)
+
+
+EXAMPLE = {
+    "more": 0,
+    "ms": "3000.5",
+    "loss": "2.5",
+    "norm": "0.5",
+    "rate": "0.1",
+    "batch": 64,
+    "tokens": 4096,
+    "samples": "25.5",
+    "memory": "3.0",
+}
+OTHER_LINES = st.sampled_from(["", "an Error", "saving checkpoint", "Training completed.", "after training is done", *WORDS])
+MOVES = st.lists(st.tuples(st.integers(-3, 3), st.integers(1, 2), st.lists(OTHER_LINES, max_size=2)), min_size=1, max_size=12)
+
+
+def log_of(dialect, moves):
+    """Lines of a log that repeats lines and goes back, with other lines in between."""
+    step, lines = 1, []
+    for move, repeats, others in moves:
+        step = max(1, step + move)
+        lines += printed(dialect, {**EXAMPLE, "step": step, "loss": f"{len(lines)}.5"}) * repeats + others
+    return lines
+
+
+@pytest.mark.parametrize("dialect", NAMES)
+@quick
+@given(moves=MOVES, places=st.lists(st.floats(0, 1), max_size=5))
+def test_the_cuts_between_batches_do_not_matter(dialect, moves, places):
+    lines = log_of(dialect, moves)
+    cuts = sorted(int(place * len(lines)) for place in places)
+    batches = [lines[start:end] for start, end in zip([0, *cuts], [*cuts, len(lines)], strict=True)]
+    whole, cut = reading_of("auto", [lines]), reading_of("auto", batches)
+    for field in dataclasses.fields(LogReading):
+        assert repr(getattr(cut, field.name)) == repr(getattr(whole, field.name)), field.name
+
+
+@quick
+@given(content=st.lists(TEXT | st.text(max_size=4), max_size=20).map("\n".join), size=st.integers(1, 40), packed=st.booleans())
+def test_the_size_of_chunks_does_not_matter(content, size, packed, tmp_path, monkeypatch):
+    path = tmp_path / "train.log"
+    data = (content.replace("\0", " ") + "\n").encode("utf8", "replace")
+    path.write_bytes(gzip.compress(data) if packed else data)
+    whole = LogLines(path=str(path))
+    expected = [line for batch in whole.batches() for line in batch]
+    with monkeypatch.context() as patch:
+        patch.setattr(lines_module, "CHUNK_BYTES", size)
+        cut = LogLines(path=str(path))
+        assert [line for batch in cut.batches() for line in batch] == expected
+    assert (cut.sha256, cut.truncated) == (whole.sha256, whole.truncated)

@@ -1,0 +1,66 @@
+"""The benchmark file is the indented JSON of its document, replaced as a whole."""
+
+import dataclasses
+import json
+import math
+from collections import Counter
+
+import pytest
+from test_store import a_run
+
+from tprimat.records.benchmark_file import benchmark_document, read_benchmark_file, write_benchmark_file
+from tprimat.records.schema import StepRecord
+
+
+def step_number(number):
+    return StepRecord(
+        step=number,
+        step_seconds=0.1 * number,
+        tokens=4096,
+        loss=None if number == 2 else 11.0 / number,
+        learning_rate=3e-5 / number,
+        finite=number != 2,
+        peak_allocated_bytes=None if number < 3 else 97_000_000_000 + number,
+    )
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 3000])
+def test_the_file_is_what_json_would_write(tmp_path, count):
+    steps = tuple(step_number(number) for number in range(1, count + 1))
+    path = tmp_path / "b.json"
+    write_benchmark_file(path, a_run(), steps, None)
+    text = path.read_text()
+    document = benchmark_document(a_run(), steps, None)
+    assert text == json.dumps(document, indent=2, allow_nan=False) + "\n"
+    assert read_benchmark_file(path).steps == steps
+    if steps:
+        assert '"raw_step_times": [\n    0.1' in text
+        assert document["raw_learning_rates"] == [step.learning_rate for step in steps]
+        assert (
+            document["raw_memory_values"]
+            == [None, None, 97.000000003, 97.000000004, 97.000000005, *document["raw_memory_values"][5:]][:count]
+        )
+        assert document["steps"] == [dataclasses.asdict(step) for step in steps]
+        assert Counter(text.split())['"step_seconds":'] == count
+
+
+def test_numbers_that_are_not_finite_become_null(tmp_path):
+    step = dataclasses.replace(step_number(1), loss=math.nan, grad_norm=math.inf)
+    write_benchmark_file(tmp_path / "b.json", a_run(), [step], None)
+    document = json.loads((tmp_path / "b.json").read_text())
+    assert document["raw_loss_values"] == [None]
+    assert (document["steps"][0]["loss"], document["steps"][0]["grad_norm"]) == (None, None)
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "b.json"
+    path.write_text("old")
+
+    def full_disk(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full_disk)
+    with pytest.raises(Exception, match="No space left"):
+        write_benchmark_file(path, a_run(), [step_number(1)], None)
+    assert [file.name for file in tmp_path.iterdir()] == ["b.json"]
+    assert path.read_text() == "old"

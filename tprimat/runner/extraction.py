@@ -1,0 +1,112 @@
+"""Turn a training log into a benchmark file, also while the log still grows."""
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tprimat import units
+from tprimat.analyze.metrics import impossible, run_metrics
+from tprimat.config.load import load_config
+from tprimat.errors import MetricError
+from tprimat.logs.extract import ExtractedRun, Flags, extract
+from tprimat.logs.lines import LogLines
+from tprimat.logs.parse import LogReading
+from tprimat.records.benchmark_file import benchmark_file_name, write_benchmark_file
+from tprimat.records.metrics import RunMetrics
+from tprimat.records.schema import LogSource
+
+REWRITE_SECONDS = 1.0
+"""Least time between two rewrites of the file while a log grows."""
+REWRITE_SHARE = 3
+"""And at least this many times as long as the last rewrite took, so that writing takes at most a quarter of the time."""
+
+
+def extract_log(log: LogLines, flags: Flags, *, dialect: str = "auto", output: Path | None = None) -> int:
+    """Read a log to its end, write its benchmark file, print the result.
+
+    Args:
+        log: the lines. A log that is followed is written out again and again as it grows; Ctrl-C ends it.
+        flags: what the user states about the run.
+        dialect: a dialect's name, or auto.
+        output: the file to write; by default next to the log.
+
+    Returns:
+        The exit status: 0, or 1 where the log shows that the run failed.
+
+    Raises:
+        ConfigError: a flag contradicts the log, or neither states something that is needed.
+        RecordError: the log cannot be read or holds no step, or the file cannot be written.
+    """
+    reading = LogReading(name=log.name, requested_dialect=dialect)
+    try:
+        _read(log, reading, flags, output)
+    except KeyboardInterrupt:
+        print("stopped; what was read so far is kept", file=sys.stderr)
+    if log.why_truncated:
+        print(f"note: {log.name} is damaged: {log.why_truncated}", file=sys.stderr)
+    extracted = extracted_run(log, reading, flags, growing=False)
+    path, metrics = save(extracted, log, output)
+    _print_remarks(extracted, metrics)
+    print("\n".join(summary(extracted, metrics, path)))
+    return 0 if extracted.run.outcome in {"completed", "interrupted"} else 1
+
+
+def _read(log: LogLines, reading: LogReading, flags: Flags, output: Path | None) -> None:
+    due, saved_steps = time.monotonic() + REWRITE_SECONDS, 0
+    for batch in log.batches():
+        reading.add(batch)
+        log.stop = reading.contents.finished
+        steps = len(reading.contents.steps)
+        if log.follow and steps > saved_steps and time.monotonic() >= due:
+            started, saved_steps = time.monotonic(), steps
+            save(extracted_run(log, reading, flags, growing=True), log, output)
+            due = time.monotonic() + max(REWRITE_SECONDS, REWRITE_SHARE * (time.monotonic() - started))
+
+
+def extracted_run(log: LogLines, reading: LogReading, flags: Flags, *, growing: bool) -> ExtractedRun:
+    """Return the record of what was read so far."""
+    source = LogSource(path=log.name, sha256=log.sha256, truncated=log.truncated)
+    return extract(reading, flags, source, load_config(), growing=growing)
+
+
+def save(extracted: ExtractedRun, log: LogLines, output: Path | None) -> tuple[Path, RunMetrics | None]:
+    """Write the benchmark file; return its path and the metrics, None where no steady step was measured."""
+    folder = Path() if log.path == "-" else Path(log.path).parent
+    path = output or folder / benchmark_file_name(extracted.run)
+    try:
+        metrics = run_metrics(extracted.run, extracted.steps)
+    except MetricError as error:
+        print(f"no metrics: {error}", file=sys.stderr)
+        metrics = None
+    write_benchmark_file(path, extracted.run, extracted.steps, metrics)
+    return path, metrics
+
+
+def _print_remarks(extracted: ExtractedRun, metrics: RunMetrics | None) -> None:
+    run = extracted.run
+    for note in extracted.notes:
+        print(f"note: {note}", file=sys.stderr)
+    if run.cause:
+        print(f"{run.outcome.replace('_', ' ')}: {run.cause}", file=sys.stderr)
+    for warning in impossible(metrics.mfu) if metrics else ():
+        print(f"warning: {warning}", file=sys.stderr)
+    if metrics is not None and metrics.mfu_absent_because:
+        print(f"note: no MFU, since {metrics.mfu_absent_because}", file=sys.stderr)
+
+
+def summary(extracted: ExtractedRun, metrics: RunMetrics | None, path: Path) -> Sequence[str]:
+    """Return the lines that describe the result."""
+    run, machine = extracted.run, extracted.run.machine
+    rate = metrics.tokens_per_second_per_gpu if metrics else None
+    time_text = f"{units.seconds(metrics.step_seconds.value)} median of {metrics.window.steps}" if metrics else units.ABSENT
+    rows = (
+        ("log", f"{run.engine}, {len(extracted.steps)} steps, {run.outcome.replace('_', ' ')}"),
+        ("machine", f"{units.count(machine.gpus)} x {machine.accelerator or units.ABSENT} ({machine.platform})"),
+        ("workload", f"{units.count(run.global_batch_sequences)} sequences of {units.count(run.sequence_tokens)} tokens a step"),
+        ("step time", time_text),
+        ("throughput", f"{units.count(rate.value)} tokens/s/GPU" if rate else units.ABSENT),
+        ("MFU", units.percent(metrics.mfu.value) if metrics and metrics.mfu else units.ABSENT),
+        ("written", str(path)),
+    )
+    return [f"{label:<11} {value}" for label, value in rows]

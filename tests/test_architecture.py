@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "launch": {"errors", "plan", "records", "logs", "engines", "hardware"},
     "train": {"errors", "facts", "plan", "records"},
     "megatron": {"errors", "facts", "plan", "records", "train"},
-    "nemo": {"errors", "facts", "plan", "records", "train", "megatron"},
+    "nemo": {"errors", "facts", "plan", "records", "train", "megatron", "engines"},
     "probe": {"errors", "facts", "records", "hardware"},
     "analyze": {"errors", "facts", "records"},
     "report": {"errors", "units", "records", "analyze"},

@@ -84,6 +84,7 @@ def _share(options: argparse.Namespace) -> int:
 
 def _scaling(options: argparse.Namespace) -> int:
     from tprimat.cli import scale_runs  # after parsing, so that --help stays quick
+    from tprimat.engines.base import engine_named
     from tprimat.engines.worker import require_worker_modules
 
     sessions = scale_runs.sessions(options)
@@ -91,7 +92,7 @@ def _scaling(options: argparse.Namespace) -> int:
         for session in sessions:
             _show_plans(session, options)
         return 0
-    if sessions[0].plans[0].engine in {"megatron", "nemo"}:
+    if engine_named(sessions[0].plans[0].engine).runs_worker:
         require_worker_modules()
     done, complete = scale_runs.run(sessions, options)
     if not options.json:
@@ -101,6 +102,7 @@ def _scaling(options: argparse.Namespace) -> int:
 
 
 def _benchmark(options: argparse.Namespace) -> int:
+    from tprimat.engines.base import engine_named
     from tprimat.engines.worker import require_worker_modules
     from tprimat.runner.session import prepare
     from tprimat.runner.sweep import Cell, carry_out, name  # after parsing, so that --help stays quick
@@ -109,7 +111,7 @@ def _benchmark(options: argparse.Namespace) -> int:
     if options.dry_run:
         _show_plans(session, options)
         return 0
-    if session.plans[0].engine in {"megatron", "nemo"}:
+    if engine_named(session.plans[0].engine).runs_worker:
         require_worker_modules()
     cells = [Cell(session=session, plan=plan) for plan in session.plans]
     done = carry_out(cells, quiet=options.quiet, resume=options.resume, messages=sys.stderr)

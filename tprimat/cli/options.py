@@ -3,6 +3,7 @@
 import argparse
 
 from tprimat.cli.common import add_probes
+from tprimat.engines import AUTO, ENGINE_NAMES
 
 EPILOG = """examples:
   ./benchmark.py                                         both models, minimal_communication
@@ -49,7 +50,7 @@ def _what_to_run(group: argparse._ArgumentGroup) -> None:
         "--parallel", metavar="STRATEGY", help="a strategy of config.yaml (default: $PARALLEL, minimal_communication)"
     )
     group.add_argument("--runs", type=int, default=1, metavar="N", help="repetitions of each model (default: 1)")
-    group.add_argument("--engine", choices=("auto", "megatron", "nemo", "primus"), default="auto", help="default: auto")
+    group.add_argument("--engine", choices=(AUTO, *ENGINE_NAMES), default=AUTO, help="default: auto")
     group.add_argument("--platform", choices=("nvidia", "amd", "cpu"), help="default: what this machine is")
     group.add_argument("--gpus", type=int, metavar="N", help="ranks on each node (default: all GPUs here; on a CPU, 8 processes)")
     group.add_argument("--nodes", type=int, metavar="N", help="machines; start the same command on each, or with srun")

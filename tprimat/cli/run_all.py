@@ -85,6 +85,7 @@ def place(options: argparse.Namespace, folder: str, model: str, strategy: str) -
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0 when every cell has a run that counts, else 1."""
+    from tprimat.engines.base import engine_named
     from tprimat.engines.worker import require_worker_modules
     from tprimat.runner.sweep import carry_out
 
@@ -92,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
     cells = [cell for one in planned for cell in one.cells]
     if not cells:
         raise next(one.refusal for one in planned if one.refusal is not None)
-    if cells[0].plan.engine in {"megatron", "nemo"}:
+    if engine_named(cells[0].plan.engine).runs_worker:
         require_worker_modules()
     done = carry_out(cells, quiet=options.quiet, resume=not options.fresh, messages=sys.stderr)
     compared = compare([one.folder for one in planned if any(has_result(one, cell) for cell in done)], options.probes)

@@ -6,9 +6,11 @@ from pathlib import Path
 
 from tprimat.config.load import LoadedConfig, Setting, read_config
 from tprimat.config.schema import PlatformName, Size
+from tprimat.engines import FALLBACK
 from tprimat.errors import UserError
-from tprimat.plan.build import PlanRequest, build_plan
+from tprimat.plan.build import PlanRequest
 from tprimat.plan.schema import RunPlan
+from tprimat.runner.session import plan_run
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -58,7 +60,7 @@ def _cell(loaded: LoadedConfig, model: str, platform: PlatformName, strategy: st
         strategy=strategy,
         platform=platform,
         size="tiny" if platform == "cpu" else "full",
-        engine="megatron",
+        engine=FALLBACK,
         engine_reason="",
         gpus_found=None,
         run_id="",
@@ -66,7 +68,7 @@ def _cell(loaded: LoadedConfig, model: str, platform: PlatformName, strategy: st
         output_directory="",
     )
     try:
-        plan = build_plan(loaded, request)
+        plan = plan_run(loaded, request)
     except UserError as error:
         return f"not valid: {error.what}", error
     return f"valid: {_described(plan)}", None

@@ -11,8 +11,6 @@ from pydantic import Field, Strict
 from tprimat.facts.models import ModelShape
 
 PlatformName = Literal["nvidia", "amd", "cpu"]
-EngineName = Literal["megatron", "nemo", "primus"]
-EngineChoice = Literal["auto", "megatron", "nemo", "primus"]
 Precision = Literal["bf16", "fp8", "fp32"]
 Recompute = Literal["none", "selective", "full"]
 PrimusLauncher = Literal["direct", "container", "slurm", "script"]

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from tprimat.config.schema import (
-    EngineName,
     EngineOptions,
     OptimizerConfig,
     PlatformName,
@@ -24,9 +23,9 @@ from tprimat.records.schema import MicroBatchSearch
 
 __all__ = [
     "Batch",
-    "EngineName",
     "EngineOptions",
     "Layout",
+    "PlatformName",
     "PrimusLauncher",
     "PrimusOptions",
     "PrimusStart",
@@ -117,9 +116,13 @@ class RunPlan:
     primus: PrimusStart | None = None
     """For the engine primus."""
     strategy: str
-    engine: EngineName
+    engine: str
+    """A name of engines/base.py."""
     engine_reason: str
     """Why this engine, in words."""
+    trainer: str | None = None
+    """The module whose `train(plan)` runs on each rank of our worker; None where the framework starts its own processes, and
+    in plans from before this field."""
     platform: PlatformName
     nodes: int
     gpus_per_node: int

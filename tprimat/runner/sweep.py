@@ -17,8 +17,8 @@ from tprimat.records.store import RunDirectory
 from tprimat.runner.run import TrainingRun, announcement, earlier_run, log_path, start
 from tprimat.runner.session import Session
 
-OF_ONE_RUN = {"run_id", "run_directory", "output_directory", "engine_reason", "command"}
-"""Fields of a plan that differ between two runs of the same thing."""
+OF_ONE_RUN = {"run_id", "run_directory", "output_directory", "engine_reason", "trainer", "command"}
+"""Fields of a plan that differ between two runs of the same thing. Older plans have no trainer; it follows from the engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,7 +90,7 @@ def test_it_runs_the_plans_that_its_recorded_results_come_from(monkeypatch):
 def test_a_torchtitan_that_is_not_installed_is_named_with_the_way_to_get_it():
     with pytest.raises(LaunchError, match="torchtitan is not installed") as caught:
         choose("torchtitan", Here(platform="nvidia"))
-    assert "tprimat[torchtitan]" in caught.value.fix
+    assert ".[torchtitan]" in caught.value.fix
 
 
 TP4 = "parallelism.balanced.llama.nvidia={{tensor_model_parallel_size: 4{}}}"

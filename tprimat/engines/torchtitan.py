@@ -22,7 +22,7 @@ from tprimat.logs.formats import torchtitan as log_format
 from tprimat.plan.schema import RunPlan
 from tprimat.records.environment import software_versions
 
-INSTALL = "pip install 'tprimat[torchtitan]'; or --engine megatron"
+INSTALL = "pip install '.[torchtitan]'; or --engine megatron"
 OTHER_ENGINE = "--engine megatron"
 PLATFORMS = ("nvidia", "amd")
 """torchtitan takes its device from torch's list of accelerators, without which it falls back on CUDA (tools/utils.py)."""

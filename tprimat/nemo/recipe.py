@@ -40,7 +40,7 @@ KIND = {
     "multi_latent_attention": False,
     "layernorm_zero_centered_gamma": False,
 }
-"""Fields that a shape must have to be set by `model_fields` alone; plan/nemo.py refuses other shapes."""
+"""Fields that a shape must have to be set by `model_fields` alone; engines/nemo.py refuses other shapes."""
 ACTIVATION = "silu"
 
 

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Measure an engine (the embedded one, or --engine nemo) under one layout after the other, and torchtitan in turn with it.
+"""Measure an engine (the embedded one, or --engine nemo) under one layout after another, alternating with torchtitan.
 
 python3 benchmarks/engine_speed.py --output output/engine-speed
 python3 benchmarks/engine_speed.py --only dp_mbs4,tp2_mbs4 --steps 14 --rounds 2
-python3 benchmarks/engine_speed.py --gpus 2 --equal-work    give each of two GPUs what each of four would have to do
-python3 benchmarks/engine_speed.py --resume    go on where an interrupted series ended
+python3 benchmarks/engine_speed.py --gpus 2 --equal-work    give each of two GPUs the work of one of four
+python3 benchmarks/engine_speed.py --resume    continue an interrupted series
 python3 benchmarks/engine_speed.py --engine nemo --only dp_mbs2,tp4_mbs4,tp2_pp2_mbs4,qwen_dp_mbs2,qwen_tp2_pp2_mbs4 --steps 12
-python3 benchmarks/engine_speed.py --platform cpu --gpus 2 --only dp_mbs4 --steps 3    only whether it works
+python3 benchmarks/engine_speed.py --platform cpu --gpus 2 --only dp_mbs4 --steps 3    only check that it works
 
-Where torchtitan is installed, each layout that it can run alike is run by it right after ours, and so in each round, so that
-a drift of the machine meets both. Layouts that the GPUs here cannot hold are left out, and said to be. Each run leaves its
-records under --output; the table is printed and written to engine_speed.json from those records.
+Where torchtitan is installed, it runs each layout that it can express right after the engine, in every round, so that a drift
+of the machine affects both. Layouts that do not fit the GPUs here are left out and listed. Each run leaves its records
+under --output; the table is printed and written to engine_speed.json from those records.
 """
 
 import argparse
@@ -23,31 +23,34 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import peer_torchtitan  # noqa: E402
 from speed_layouts import LAYOUTS, MEANT_FOR, Layout  # noqa: E402
 
 from tprimat import units  # noqa: E402
 from tprimat.analyze.compare import verdict  # noqa: E402
 from tprimat.analyze.groups import Group, Measured, group_estimate, group_runs, measure  # noqa: E402
 from tprimat.analyze.metrics import MetricOptions  # noqa: E402
-from tprimat.cli import options as flags  # noqa: E402
+from tprimat.engines import embedded, torchtitan  # noqa: E402
 from tprimat.errors import UserError  # noqa: E402
 from tprimat.facts.platforms import PLATFORM_OF  # noqa: E402
 from tprimat.hardware.nodes import this_machine  # noqa: E402
+from tprimat.plan.evidence import mismatches  # noqa: E402
+from tprimat.plan.schema import RunPlan  # noqa: E402
 from tprimat.records.benchmark_file import RunResult  # noqa: E402
 from tprimat.records.discover import load_results  # noqa: E402
 from tprimat.records.files import as_document, write_atomically  # noqa: E402
 from tprimat.records.metrics import Estimate  # noqa: E402
 from tprimat.report.comparison import with_interval  # noqa: E402
 from tprimat.report.tables import columns  # noqa: E402
-from tprimat.runner.session import prepare  # noqa: E402
+from tprimat.runner.run import run_plan  # noqa: E402
+from tprimat.runner.session import RunRequest, prepare  # noqa: E402
 
 HEADER = ("layout", "program", "split", "tokens/s/GPU", "TFLOP/s/GPU", "MFU", "memory", "first step", "n", "target", "faster by")
+EMBEDDED, PEER = embedded.ENGINE.name, torchtitan.ENGINE.name
 
 
 @dataclass(kw_only=True)
 class Row:
-    """What one program reached under one layout."""
+    """The runs of one program under one layout."""
 
     layout: Layout
     program: str
@@ -64,13 +67,13 @@ class Row:
 
 
 def on_cpu(layout: Layout, ranks: int) -> Layout:
-    """The same split with next to no work, in the one precision that a CPU has."""
+    """Return the same split with little work, in fp32."""
     replicas = ranks // (layout.tensor * layout.pipeline)
     return replace(layout, micro_batch=1, global_batch=4 * replicas, sequence=64, precision="fp32")
 
 
-def command(layout: Layout, options: argparse.Namespace, ranks: int, output: Path) -> list[str]:
-    """The flags of ./benchmark.py, with the layout as a strategy of its own."""
+def request_of(layout: Layout, options: argparse.Namespace, ranks: int, output: Path) -> RunRequest:
+    """Return the request of one run, with the layout as a strategy of its own."""
     strategy = f"parallelism.{layout.name}.{layout.model}.{options.platform}"
     settings = [
         f"{strategy}.tensor_model_parallel_size={layout.tensor}",
@@ -80,73 +83,93 @@ def command(layout: Layout, options: argparse.Namespace, ranks: int, output: Pat
         settings.append(f"{strategy}.virtual_pipeline_model_parallel_size={layout.virtual}")
     if layout.optimizer_states != "fp32":
         settings.append(f"platform_optimizations.{options.platform}.engine_options.optimizer_states={layout.optimizer_states}")
-    settings += options.settings
-    given = {
-        "--platform": options.platform,
-        "--model": layout.model,
-        "--parallel": layout.name,
-        "--engine": options.engine,
-        "--gpus": ranks,
-        "--steps": options.steps,
-        "--micro-batch-size": layout.micro_batch,
-        "--global-batch-size": layout.global_batch,
-        "--sequence-length": layout.sequence,
-        "--precision": layout.precision,
-        "--output-dir": output,
-    }
-    words = ["--json", *(str(word) for pair in given.items() for word in pair)]
-    return words + [word for setting in settings for word in ("--set", setting)]
+    return RunRequest(
+        platform=options.platform,
+        model=layout.model,
+        strategy=layout.name,
+        engine=options.engine,
+        gpus=ranks,
+        steps=options.steps,
+        micro_batch_size=layout.micro_batch,
+        global_batch_size=layout.global_batch,
+        sequence_length=layout.sequence,
+        precision=layout.precision,
+        output=output,
+        settings=(*settings, *options.settings),
+        command=("benchmarks/engine_speed.py", *sys.argv[1:]),
+    )
 
 
-def ours(words: list[str]) -> None:
-    """One run of ours; what it came to stands in its records."""
-    subprocess.run([sys.executable, str(ROOT / "benchmark.py"), *words], stdout=subprocess.DEVNULL, check=False)
+def run_engine(request: RunRequest, *, resume: bool) -> None:
+    """Run the engine once through ./benchmark.py; the result is in its records."""
+    names = (
+        "platform",
+        "model",
+        "engine",
+        "gpus",
+        "steps",
+        "micro_batch_size",
+        "global_batch_size",
+        "sequence_length",
+        "precision",
+    )
+    words = [word for name in names for word in (f"--{name.replace('_', '-')}", str(getattr(request, name)))]
+    words += ["--parallel", str(request.strategy), "--output-dir", str(request.output)]
+    words += [word for setting in request.settings for word in ("--set", setting)]
+    words += ["--resume"] if resume else []
+    subprocess.run([sys.executable, str(ROOT / "benchmark.py"), "--json", *words], stdout=subprocess.DEVNULL, check=False)
 
 
-def torchtitan(words: list[str], made: RunResult | None) -> str | None:
-    """One run of torchtitan, unless the same was made before, or why there is none."""
-    session = prepare(flags.parser().parse_args(words))
-    plan = session.plans[0]
-    if made is not None and peer_torchtitan.is_run_of(plan, made):
-        return None
-    why = peer_torchtitan.refusal(plan)
-    if why is None:
-        peer_torchtitan.train(session, plan)
-    return why
+def run_torchtitan(request: RunRequest, earlier: RunResult | None) -> str | None:
+    """Run torchtitan once, unless an earlier run is the same; returns why it cannot run."""
+    try:
+        session = prepare(request)
+        if earlier is None or not is_run_of(session.plans[0], earlier):
+            run_plan(session, session.plans[0], quiet=False)
+    except UserError as error:
+        return error.what
+    return None
+
+
+def is_run_of(plan: RunPlan, earlier: RunResult) -> bool:
+    """Return whether a result is a complete run of this plan, and not of another batch or other GPUs."""
+    evidence = earlier.run.evidence
+    if not earlier.run.counts or evidence is None or len(earlier.steps) != plan.steps:
+        return False
+    return not mismatches(plan, evidence)
 
 
 def newest(folder: Path) -> RunResult | None:
-    """The last run that a folder holds: those before it were broken off, or made under another plan."""
+    """Return a folder's last run: earlier ones were interrupted, or had another plan."""
     found, _ = load_results([folder]) if folder.exists() else ([], [])
     return max(found, key=lambda result: result.run.started_at or "", default=None)
 
 
 def measure_layout(layout: Layout, options: argparse.Namespace, ranks: int) -> list[Row]:
-    """Both programs in turn, as often as there are rounds."""
-    rows = [Row(layout=layout, program=options.engine), Row(layout=layout, program=peer_torchtitan.NAME)]
+    """Alternate between both programs for all rounds."""
+    rows = [Row(layout=layout, program=options.engine), Row(layout=layout, program=PEER)]
     places = ([], [])
     for number in range(options.rounds):
         name = layout.name + (f"-{number + 1}" if number else "")
-        for place, folder in zip(places, (options.output / name, options.output / peer_torchtitan.NAME / name), strict=True):
+        for place, folder in zip(places, (options.output / name, options.output / PEER / name), strict=True):
             place.append(folder)
-        # ./benchmark.py knows itself which run of the same plan it has made before
-        ours([*command(layout, options, ranks, places[0][-1]), *(["--resume"] if options.resume else [])])
-        longer = argparse.Namespace(**{**vars(options), "steps": max(options.steps, options.peer_steps)})
-        made = newest(places[1][-1]) if options.resume else None
+        # ./benchmark.py recognises earlier runs of the same plan itself
+        run_engine(request_of(layout, options, ranks, places[0][-1]), resume=options.resume)
+        changes = {"engine": PEER, "steps": max(options.steps, options.peer_steps)}
+        peer = argparse.Namespace(**{**vars(options), **changes})
+        earlier = newest(places[1][-1]) if options.resume else None
         if options.torchtitan and rows[1].why_none is None:
-            try:
-                rows[1].why_none = torchtitan(command(layout, longer, ranks, places[1][-1]), made)
-            except UserError as error:
-                rows[1].why_none = error.what
+            request = replace(request_of(layout, peer, ranks, places[1][-1]), data="mock")
+            rows[1].why_none = run_torchtitan(request, earlier)
     for row, place in zip(rows, places, strict=True):
         row.runs = [measure(result, MetricOptions()) for folder in place if (result := newest(folder)) is not None]
-    if rows[0].group and rows[1].group:  # the clocks differ: torchtitan's is its own, between two of its log lines
+    if rows[0].group and rows[1].group:  # the clocks differ: torchtitan times itself, between two of its log lines
         rows[0].faster = verdict(rows[1].group, rows[0].group, even_if_different=True).ratio
     return rows if options.torchtitan else rows[:1]
 
 
 def cells(row: Row) -> list[str]:
-    """One line of the table."""
+    """Return one line of the table."""
     group = row.group
     if group is None:
         failed = [item.not_counted for item in row.runs if item.not_counted]
@@ -172,20 +195,20 @@ def cells(row: Row) -> list[str]:
 
 
 def teraflops(value: float) -> str:
-    """Without the unit, which the column names."""
+    """Format TFLOP/s without the unit, which the column names."""
     return f"{value / 1e12:.0f}" if value >= 1e13 else units.significant(value / 1e12)
 
 
 def target_cell(row: Row, group: Group) -> str:
-    """Share of the target that was reached, for the embedded engine's runs on what the target is meant for."""
+    """Format the share of the target reached, for the embedded engine on the GPUs that the target is for."""
     share = share_of_target(row, group)
     return units.ABSENT if share is None else units.percent(share)
 
 
 def share_of_target(row: Row, group: Group) -> float | None:
-    """Reached over wanted; None where there is no target, or for other programs and machines."""
+    """Return the share of the target reached; None without a target, and for other programs and machines."""
     machine, layout = group.run.machine, row.layout
-    if row.program != "megatron" or machine.accelerator != "NVIDIA H200" or machine.gpus != (layout.gpus or MEANT_FOR):
+    if row.program != EMBEDDED or machine.accelerator != "NVIDIA H200" or machine.gpus != (layout.gpus or MEANT_FOR):
         return None
     if layout.target_mfu:
         mfu = group_estimate(group, lambda made: made.mfu)
@@ -196,7 +219,7 @@ def share_of_target(row: Row, group: Group) -> float | None:
 
 
 def document(row: Row) -> dict:
-    """The same as data."""
+    """Return a line of the table as data."""
     group = row.group
     return {
         "layout": as_document(row.layout),
@@ -210,19 +233,21 @@ def document(row: Row) -> dict:
 
 
 def parsed() -> argparse.Namespace:
-    """The command line, with the platform that is here."""
+    """Parse the command line, with this machine's platform as the default."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("output/engine-speed"))
     parser.add_argument("--only", help="comma-separated names: " + ", ".join(layout.name for layout in LAYOUTS))
     parser.add_argument("--steps", type=int, default=14)
-    parser.add_argument("--rounds", type=flags.at_least_one, default=1, help="how often each layout is run by each program (1)")
-    parser.add_argument("--engine", default="megatron")
-    parser.add_argument("--resume", action="store_true", help="keep the runs that are there already, and make the rest")
-    parser.add_argument("--peer-steps", type=int, default=20, help="of torchtitan, whose start is slower for longer (20)")
-    parser.add_argument("--no-torchtitan", action="store_false", dest="torchtitan", help="ours alone")
+    parser.add_argument(
+        "--rounds", type=int, choices=range(1, 100), metavar="N", default=1, help="runs of each layout by each program (1)"
+    )
+    parser.add_argument("--engine", default=EMBEDDED)
+    parser.add_argument("--resume", action="store_true", help="keep existing runs and add the missing ones")
+    parser.add_argument("--peer-steps", type=int, default=20, help="of torchtitan, which takes longer to reach its speed (20)")
+    parser.add_argument("--no-torchtitan", action="store_false", dest="torchtitan", help="without torchtitan")
     parser.add_argument("--platform", choices=("nvidia", "amd", "cpu"), help="default: what this machine is")
-    parser.add_argument("--gpus", type=int, help="take fewer than there are; on a CPU, processes")
-    parser.add_argument("--equal-work", action="store_true", help="divide global batches, which are for 4 GPUs, on fewer")
+    parser.add_argument("--gpus", type=int, help="use fewer than there are; on a CPU, processes")
+    parser.add_argument("--equal-work", action="store_true", help="scale the global batches, meant for 4 GPUs, to those here")
     parser.add_argument("--set", action="append", default=[], dest="settings", metavar="KEY=VALUE")
     options = parser.parse_args()
     machine = this_machine()
@@ -239,15 +264,15 @@ def parsed() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run the table. Returns: 1 where a run of ours did not count."""
+    """Run the table. Returns 1 if a run of the engine did not count."""
     options = parsed()
     rows: list[Row] = []
-    for asked in options.layouts:
-        ranks = asked.ranks(options.gpus)
+    for requested in options.layouts:
+        ranks = requested.ranks(options.gpus)
         if ranks is None:
-            rows.append(Row(layout=asked, program=options.engine, why_none=f"left out: not for {options.gpus} GPUs"))
+            rows.append(Row(layout=requested, program=options.engine, why_none=f"left out: not for {options.gpus} GPUs"))
             continue
-        layout = on_cpu(asked, ranks) if options.platform == "cpu" else asked
+        layout = on_cpu(requested, ranks) if options.platform == "cpu" else requested
         rows += measure_layout(layout, options, ranks)
         print("\n".join("  ".join(filter(None, cells(row))) for row in rows[-2:]), file=sys.stderr, flush=True)
         text = json.dumps([document(row) for row in rows], indent=2, allow_nan=False)

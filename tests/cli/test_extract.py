@@ -297,7 +297,7 @@ def test_a_log_of_many_short_steps_is_read_whole(tmp_path):
 def peak_kib(path, output):
     """Peak memory of reading a log, by VmHWM: getrusage's maximum is inherited through exec from the process of the tests."""
     code = (
-        "import re, sys; from tprimat.cli.main import start; start("extract", "extract_primus_metrics.py", sys.argv[1:]); "
+        "import re, sys; from tprimat.cli.main import start; start('extract', 'extract', sys.argv[1:]); "
         "print('peak', re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read())[1])"
     )
     flags = ("--log-file", str(path), "--model-name", "llama", "--gpu", "MI300X", "--output", str(output))

@@ -2,7 +2,8 @@
 
 from tprimat.config.load import read_config
 from tprimat.errors import UserError
-from tprimat.plan.build import PlanRequest, build_plan
+from tprimat.plan.build import PlanRequest
+from tprimat.runner.session import plan_run
 
 SHAPE = "name: m, layers: 4, hidden: 64, heads: 4, kv_heads: 2, head_dim: 16, ffn: 128, vocabulary: 512, context_tokens: 256"
 TEXT = f"""\
@@ -44,7 +45,7 @@ def planned(path, *, settings=(), size="full", platform="cpu", strategy="split",
         run_directory="d",
         output_directory="o",
     )
-    return build_plan(loaded, request)
+    return plan_run(loaded, request)
 
 
 def complaint(*arguments, **choices):

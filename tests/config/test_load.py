@@ -66,6 +66,48 @@ def test_a_setting_may_make_keys_that_the_file_does_not_have(tmp_path):
     assert loaded.where("benchmarking", "cloud_costs", "NVIDIA H200") == "--set benchmarking.cloud_costs.NVIDIA H200"
 
 
+MERGED = """\
+parallelism:
+  split:
+    mine:
+      nvidia: &tp2 {tensor_model_parallel_size: 2}
+      amd: &pp2
+        pipeline_model_parallel_size: 2
+        micro_batch_size: 1
+      cpu: LAYOUT
+"""
+
+
+@pytest.mark.parametrize(
+    ("layout", "sizes", "lines"),
+    [
+        ("{<<: *tp2, micro_batch_size: 2}", (2, 1, 2), (15, 19, 19)),
+        ("{micro_batch_size: 2, <<: *pp2}", (1, 2, 2), (19, 17, 19)),
+        ("{<<: [*tp2, *pp2]}", (2, 2, 1), (15, 17, 18)),
+        ("{<<: [{tensor_model_parallel_size: 4}, *tp2]}", (4, 1, None), (19, 19, 19)),
+        ("{<<: {<<: *pp2, micro_batch_size: 4}, tensor_model_parallel_size: 2}", (2, 2, 4), (19, 17, 19)),
+        ("{<<: []}", (1, 1, None), (19, 19, 19)),
+    ],
+)
+def test_a_merge_key_takes_over_keys_with_their_lines(layout, sizes, lines, tmp_path):
+    text = TEXT[: TEXT.index("parallelism:")] + MERGED.replace("LAYOUT", layout)
+    loaded = read_config(written(tmp_path, text))
+    found = loaded.config.parallelism["split"]["mine"]["cpu"]
+    keys = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "micro_batch_size")
+    assert tuple(getattr(found, key) for key in keys) == sizes
+    for key, line in zip(keys, lines, strict=True):
+        assert loaded.where("parallelism", "split", "mine", "cpu", key).startswith(f"my.yaml:{line} ")
+    assert loaded.config.parallelism["split"]["mine"]["amd"].micro_batch_size == 1
+
+
+def test_setting_a_merged_key_leaves_its_anchor_alone(tmp_path):
+    text = DEFAULT_FILE.read_text().replace("cpu: *tp4\n", "cpu: {<<: *tp4, micro_batch_size: 2}\n", 1)
+    setting = parse_setting("parallelism.maximum_performance.llama.cpu.tensor_model_parallel_size=2")
+    layouts = read_config(written(tmp_path, text), settings=[setting]).config.parallelism["maximum_performance"]["llama"]
+    assert (layouts["cpu"].tensor_model_parallel_size, layouts["cpu"].micro_batch_size) == (2, 2)
+    assert (layouts["nvidia"].tensor_model_parallel_size, layouts["nvidia"].micro_batch_size) == (4, None)
+
+
 def test_a_number_without_a_dot_before_its_exponent_is_a_number(tmp_path):
     loaded = read_config(written(tmp_path), settings=[parse_setting("training.optimizer.learning_rate=1e-4")])
     assert loaded.config.training.optimizer.learning_rate == 1e-4

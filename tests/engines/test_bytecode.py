@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from tprimat.engines.worker import bytecode_kept
+from tprimat.engines.worker import bytecode_cache
 
 
 def imported(folder, environment):
@@ -18,15 +18,15 @@ def imported(folder, environment):
 
 def test_bytecode_goes_to_the_users_cache_where_the_image_stores_none(tmp_path):
     image = {"PYTHONDONTWRITEBYTECODE": "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    (found,) = imported(tmp_path, {**image, **bytecode_kept(image)})
+    (found,) = imported(tmp_path, {**image, **bytecode_cache(image)})
     assert found.startswith("cache/tprimat/bytecode/")
 
 
 def test_an_image_that_stores_bytecode_is_left_alone(tmp_path):
-    assert bytecode_kept({}) == {}
-    (found,) = imported(tmp_path, bytecode_kept({}))
+    assert bytecode_cache({}) == {}
+    (found,) = imported(tmp_path, bytecode_cache({}))
     assert found.startswith("source/__pycache__/")
 
 
 def test_a_prefix_that_the_user_chose_stays():
-    assert bytecode_kept({"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": "/somewhere"}) == {}
+    assert bytecode_cache({"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": "/somewhere"}) == {}

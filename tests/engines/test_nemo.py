@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tprimat.config.load import Setting, read_config
-from tprimat.engines import choose, nemo
+from tprimat.engines import nemo
+from tprimat.engines.base import Here, choose
 from tprimat.errors import LaunchError
 from tprimat.plan.build import PlanRequest, build_plan
 
@@ -18,23 +19,23 @@ ROOT = Path(__file__).parent.parent.parent
 def test_the_message_names_what_nemo_lacks_here_and_how_to_install_it(monkeypatch):
     monkeypatch.setattr(nemo, "REQUIRED_MODULES", ("json", "no_such_module_a", "no_such_parent.part"))
     with pytest.raises(LaunchError) as caught:
-        choose.choose("nemo", "nvidia")
+        choose("nemo", Here(platform="nvidia"))
     assert caught.value.what.startswith("The engine nemo needs no_such_module_a, no_such_parent.part, not installed for")
     assert "make nemo" in caught.value.fix
 
 
 def test_auto_takes_nemo_on_nvidia_when_it_is_whole_and_says_what_it_lacks_otherwise(monkeypatch):
     monkeypatch.setattr(nemo, "REQUIRED_MODULES", ("json",))
-    assert choose.choose("auto", "nvidia").engine == "nemo"
-    assert choose.choose("auto", "cpu").engine == "megatron"
+    assert choose("auto", Here(platform="nvidia")).engine is nemo.ENGINE
+    assert choose("auto", Here(platform="cpu")).engine.name == "megatron"
     monkeypatch.setattr(nemo, "REQUIRED_MODULES", ("json", "no_such_module"))
-    choice = choose.choose("auto", "nvidia")
-    assert choice.engine == "megatron"
+    choice = choose("auto", Here(platform="nvidia"))
+    assert choice.engine.name == "megatron"
     assert choice.reason == "NeMo needs no_such_module, not installed here"
 
 
 def test_looking_for_nemo_imports_none_of_it():
-    code = "import sys; from tprimat.engines import nemo; nemo.missing_parts(); print([m for m in HEAVY if m in sys.modules])"
+    code = "import sys; from tprimat.engines import nemo; nemo.missing_modules(); print([m for m in HEAVY if m in sys.modules])"
     code = code.replace("HEAVY", "('torch', 'nemo', 'lightning')")
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -45,6 +46,10 @@ def test_the_extra_and_the_requirements_file_ask_for_the_same():
     wanted = [line for line in listed.splitlines() if line and not line.startswith("#")]
     extra = re.search(r"^nemo = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(encoding="utf8"), re.MULTILINE)
     assert re.findall(r'"([^"]+)"', extra[1]) == wanted
+
+
+def place(*keys):
+    return ".".join(keys)
 
 
 def plan_of(**settings):
@@ -77,10 +82,9 @@ REFUSED = {
 @pytest.mark.parametrize("architecture", REFUSED)
 def test_a_shape_that_no_recipe_can_express_is_refused_before_the_start(architecture):
     plan = plan_of(models__llama__architecture=architecture, models__llama__nemo_recipe="qwen25_7b")
-    with pytest.raises(LaunchError) as caught:
-        nemo.ENGINE.command(plan)
-    assert caught.value.what == REFUSED[architecture]
-    assert caught.value.fix.endswith("--engine megatron")
+    error = nemo.ENGINE.refusal(plan, place)
+    assert error.what == REFUSED[architecture]
+    assert error.fix.endswith("--engine megatron")
 
 
 @pytest.mark.parametrize(
@@ -95,15 +99,14 @@ def test_a_shape_that_no_recipe_can_express_is_refused_before_the_start(architec
     ],
 )
 def test_other_plans_that_nemo_cannot_carry_out_are_refused(settings, what):
-    with pytest.raises(LaunchError) as caught:
-        nemo.ENGINE.command(plan_of(**settings))
-    assert caught.value.what == what
+    assert nemo.ENGINE.refusal(plan_of(**settings), place).what == what
 
 
 def test_the_two_models_of_the_configuration_are_accepted():
-    assert nemo.ENGINE.command(plan_of()).ranks_per_node == 8
-    plan = plan_of(models__llama__architecture="qwen-2.5-7b", models__llama__nemo_recipe="qwen25_7b")
-    assert nemo.ENGINE.command(plan).ranks_per_node == 8
+    for settings in ({}, {"models__llama__architecture": "qwen-2.5-7b", "models__llama__nemo_recipe": "qwen25_7b"}):
+        plan = plan_of(**settings)
+        assert nemo.ENGINE.refusal(plan, place) is None
+        assert nemo.ENGINE.command(plan).ranks_per_node == 8
 
 
 @pytest.mark.parametrize(
@@ -118,8 +121,8 @@ def test_transformer_engine_counts_when_it_can_be_imported(tmp_path, monkeypatch
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(nemo, "TRANSFORMER_ENGINE", "pretend_engine")
-    nemo.imports.cache_clear()
+    nemo.can_import.cache_clear()
     fp8 = plan_of(platform_optimizations__nvidia__precision="fp8")
-    assert (nemo.unfit(fp8) is None) is works
-    assert nemo.unfit(plan_of()) is None
-    nemo.imports.cache_clear()
+    assert (nemo.ENGINE.refusal(fp8, place) is None) is works
+    assert nemo.ENGINE.refusal(plan_of(), place) is None
+    nemo.can_import.cache_clear()

@@ -19,13 +19,11 @@ from fake_primus import make_checkout, value_of  # noqa: E402
 from tprimat.config.load import parse_setting, read_config  # noqa: E402
 from tprimat.config.schema import PrimusOptions  # noqa: E402
 from tprimat.engines.primus.engine import ENGINE  # noqa: E402
-from tprimat.engines.primus.install import decide  # noqa: E402
+from tprimat.engines.primus.install import find_installation  # noqa: E402
 from tprimat.engines.primus.settings import rank_error_logs, settings, word  # noqa: E402
 from tprimat.errors import ConfigError, LaunchError  # noqa: E402
 from tprimat.plan.build import PlanRequest, build_plan  # noqa: E402
-from tprimat.plan.evidence import first_record  # noqa: E402
 from tprimat.plan.schema import PrimusStart  # noqa: E402
-from tprimat.records.schema import Machine  # noqa: E402
 
 GOLDEN = Path(__file__).parent / "golden" / "primus"
 MODELS = ("llama", "qwen")
@@ -149,8 +147,9 @@ def test_an_interleaved_pipeline_uses_the_key_that_megatron_does_not_overwrite()
 )
 def test_what_primus_cannot_do_is_refused_before_anything_starts(changes, fields, message):
     plan = plan_of("llama", "balanced", *changes, **fields)
-    with pytest.raises(LaunchError, match=message):
+    with pytest.raises(LaunchError, match=message) as error:
         ENGINE.command(plan)
+    assert str(ENGINE.refusal(plan, lambda *keys: ".".join(keys))) == str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -170,12 +169,12 @@ def test_the_logs_of_the_ranks_lie_in_the_run_s_own_folder():
 
 def test_a_checkout_with_modes_is_started_by_its_cli_and_an_older_one_by_its_script(tmp_path):
     new, old = make_checkout(tmp_path / "new"), make_checkout(tmp_path / "old", modes=False)
-    assert decide(PrimusOptions(), str(new), 1) == PrimusStart(
+    assert find_installation(PrimusOptions(), str(new), 1) == PrimusStart(
         program=str(new / "primus-cli"), launcher="direct", directory=str(new)
     )
-    assert decide(PrimusOptions(), str(old), 1).launcher == "script"
+    assert find_installation(PrimusOptions(), str(old), 1).launcher == "script"
     with pytest.raises(LaunchError, match=r"has no runner/primus-cli-direct.sh"):
-        decide(PrimusOptions(launcher="container"), str(old), 1)
+        find_installation(PrimusOptions(launcher="container"), str(old), 1)
 
 
 def test_a_primus_cli_on_the_path_leads_to_its_checkout_or_stands_alone(tmp_path, monkeypatch):
@@ -183,34 +182,33 @@ def test_a_primus_cli_on_the_path_leads_to_its_checkout_or_stands_alone(tmp_path
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "primus-cli").symlink_to(root / "primus-cli")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    assert decide(PrimusOptions(), None, 1).directory == str(root)
+    assert find_installation(PrimusOptions(), None, 1).directory == str(root)
     (tmp_path / "bin" / "primus-cli").unlink()
     alone = tmp_path / "bin" / "primus-cli"
     alone.write_text("#!/bin/sh\n")
     alone.chmod(0o755)
-    found = decide(PrimusOptions(launcher="container", image="an/image"), None, 1)
+    found = find_installation(PrimusOptions(launcher="container", image="an/image"), None, 1)
     assert (found.program, found.directory, found.image) == (str(alone), None, "an/image")
 
 
 def test_a_checkout_is_known_by_its_tag_and_commit(tmp_path):
     root = make_checkout(tmp_path / "Primus")
-    assert decide(PrimusOptions(), str(root), 1).version is None
+    assert find_installation(PrimusOptions(), str(root), 1).version is None
     name = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
     for words in (["init", "-q"], ["add", "."], [*name, "commit", "-qm", "all"], ["tag", "v26.5.1"]):
         subprocess.run(["git", "-C", str(root), *words], check=True)
-    found = decide(PrimusOptions(), str(root), 1)
-    machine = Machine(platform="rocm", accelerator=None, gpus_per_node=8, nodes=1)
-    record = first_record(plan_of(start=found), machine, "2026-11-21T00:00:00.000+00:00")
-    assert record.software == {"primus": "v26.5.1"}
+    found = find_installation(PrimusOptions(), str(root), 1)
+    assert ENGINE.software(plan_of(start=found)) == {"primus": "v26.5.1"}
+    assert ENGINE.software(plan_of()) == {}
 
 
 def test_more_nodes_need_slurm(tmp_path, monkeypatch):
     root = make_checkout(tmp_path / "Primus")
     with pytest.raises(LaunchError, match="slurm only"):
-        decide(PrimusOptions(), str(root), 2)
+        find_installation(PrimusOptions(), str(root), 2)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LaunchError, match="needs srun"):
-        decide(PrimusOptions(launcher="slurm"), str(root), 2)
+        find_installation(PrimusOptions(launcher="slurm"), str(root), 2)
 
 
 def test_a_primus_that_needs_a_container_under_slurm_asks_for_its_image(tmp_path, monkeypatch):
@@ -221,10 +219,10 @@ def test_a_primus_that_needs_a_container_under_slurm_asks_for_its_image(tmp_path
     entry = root / "runner" / "primus-cli-slurm-entry.sh"
     entry.write_text('script_path="$RUNNER_DIR/primus-cli-container.sh"\n')
     with pytest.raises(LaunchError, match="no image is named"):
-        decide(PrimusOptions(launcher="slurm"), str(root), 2)
-    assert decide(PrimusOptions(launcher="slurm", image="an/image"), str(root), 2).image == "an/image"
+        find_installation(PrimusOptions(launcher="slurm"), str(root), 2)
+    assert find_installation(PrimusOptions(launcher="slurm", image="an/image"), str(root), 2).image == "an/image"
     entry.write_text('script_path="$RUNNER_DIR/primus-cli-${ENTRY_MODE}.sh"\n')
-    assert decide(PrimusOptions(launcher="slurm"), str(root), 2).image is None
+    assert find_installation(PrimusOptions(launcher="slurm"), str(root), 2).image is None
 
 
 if __name__ == "__main__":

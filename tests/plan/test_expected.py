@@ -1,5 +1,6 @@
 """What a record starts from, and where evidence contradicts a plan."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,8 @@ from tprimat.plan.evidence import mismatches
 from tprimat.plan.layout import valid_tensor_degrees
 from tprimat.plan.schema import read_plan, write_plan
 from tprimat.records.schema import Evidence
+from tprimat.runner.sweep import essence
+from tprimat.train import worker
 
 SHAPED_OTHERWISE = [
     ({"tensor_parallel": 2}, "tensor parallel: 1 was asked for, 2 ran"),
@@ -59,6 +62,19 @@ def test_a_micro_batch_that_nobody_would_find_is_refused_before_the_start(tmp_pa
         make_plan(tmp_path, "llama", settings, engine=engine)
     assert caught.value.why.startswith(reason)
     assert "--micro-batch-size with that number" in caught.value.fix
+
+
+def test_a_plan_from_before_trainers_is_read_and_resumed_but_not_trained(plan, tmp_path):
+    write_plan(tmp_path / "plan.json", plan)
+    document = json.loads((tmp_path / "plan.json").read_text())
+    assert document.pop("trainer") == "tprimat.megatron.run"
+    (tmp_path / "plan.json").write_text(json.dumps(document))
+    older = read_plan(tmp_path / "plan.json")
+    assert older == replace(plan, trainer=None)
+    assert essence(older) == essence(plan)
+    with pytest.raises(RecordError, match="names no trainer") as caught:
+        worker.train(older)
+    assert caught.value.fix
 
 
 def test_the_padded_vocabulary_must_divide_too(plan):

@@ -1,27 +1,31 @@
-"""benchmarks/engine_speed.py on a CPU: real runs of ours, in turn with a package that prints what torchtitan prints."""
+"""benchmarks/engine_speed.py on a CPU: real runs of the embedded engine, alternating with a fake torchtitan."""
 
 import json
 import os
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from planning import make_plan
 
 ROOT = Path(__file__).parents[2]
 IN_TURN = ("--gpus", "2", "--only", "dp_mbs4,tp4_mbs4", "--steps", "3", "--peer-steps", "4")
 FAKE = ROOT / "tests" / "fake_packages"
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-import peer_torchtitan  # noqa: E402
 from speed_layouts import LAYOUTS, Layout  # noqa: E402
 
 
 def engine_speed(folder, *words, **variables):
-    command = [sys.executable, str(ROOT / "benchmarks" / "engine_speed.py"), "--platform", "cpu", "--output", str(folder)]
+    command = [
+        sys.executable,
+        str(ROOT / "tests" / "tools" / "engine_speed_on_cpu.py"),
+        "--platform",
+        "cpu",
+        "--output",
+        str(folder),
+    ]
     environment = {**os.environ, "PYTHONPATH": str(FAKE), **variables}
     return subprocess.run([*command, *words], env=environment, capture_output=True, text=True, check=False, timeout=500)
 
@@ -129,44 +133,6 @@ def test_a_torchtitan_that_fails_leaves_ours_as_it_is(tmp_path):
     assert [row["runs"][0]["outcome"] for row in rows] == ["completed", "out_of_memory"]
     assert done.returncode == 0, done.stderr
     assert "out_of_memory: The GPU ran out of memory" in done.stdout
-
-
-def plan_of(folder, tensor=1, **fields):
-    settings = {"hardware.platforms.cpu.gpus_per_node": 4}
-    plan = make_plan(folder, "llama", settings, strategy="balanced" if tensor == 2 else "minimal_communication")
-    return replace(plan, **fields)
-
-
-def test_what_torchtitan_cannot_run_alike_is_said(tmp_path, monkeypatch):
-    plan = plan_of(tmp_path)
-    assert peer_torchtitan.refusal(plan) == "torchtitan is not installed"
-    monkeypatch.syspath_prepend(str(FAKE))
-    assert peer_torchtitan.refusal(plan) is None
-    assert peer_torchtitan.refusal(replace(plan, model="qwen")) == f"torchtitan has no {plan.shape.name}"
-    assert "single replica" in peer_torchtitan.refusal(replace(plan, layout=replace(plan.layout, tensor=4, data=1)))
-    assert "pipeline" in peer_torchtitan.refusal(replace(plan, layout=replace(plan.layout, pipeline=2, data=2)))
-    assert "torchao" in peer_torchtitan.refusal(replace(plan, precision="fp8"))
-
-
-def test_torchtitan_is_asked_for_the_workload_of_the_plan(tmp_path):
-    plan = plan_of(tmp_path, tensor=2, precision="bf16", size="full", steps=7)
-    words = peer_torchtitan.flags(plan)
-    given = dict(zip(words[:-2:2], words[1:-2:2], strict=True))
-    batch = plan.batch
-    assert given["--training.global_batch_size"] == str(batch.global_batch_sequences)
-    assert given["--training.local_batch_size"] == str(batch.micro_batch_sequences)
-    assert (given["--parallelism.tensor_parallel_degree"], given["--model.flavor"], given["--training.steps"]) == ("2", "8B", "7")
-    assert given["--training.mixed_precision_param"] == "bfloat16"
-    assert words[-2:] == ["--compile.enable", "--job.print_config"]
-
-
-def test_the_inputs_are_what_the_tokenizers_library_writes(tmp_path):
-    peer_torchtitan.write_inputs(tmp_path)
-    texts = (tmp_path / "tests" / "assets" / "c4_test" / "data.json").read_text().splitlines()
-    assert len(texts) == peer_torchtitan.TEXTS
-    words = json.loads(texts[0])["text"].split()
-    vocabulary = json.loads((tmp_path / "tokenizer" / "tokenizer.json").read_text())["model"]["vocab"]
-    assert {vocabulary[word] for word in words} <= set(range(peer_torchtitan.WORDS))
 
 
 @pytest.mark.parametrize("here", [1, 2, 4, 8])

@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from tprimat.config.load import Setting, read_config
-from tprimat.plan.build import PlanRequest, build_plan
+from tprimat.plan.build import PlanRequest
 from tprimat.plan.schema import write_plan
 from tprimat.records.store import RunDirectory
+from tprimat.runner.session import plan_run
 
 ROOT = Path(__file__).parent.parent.parent
 SHALLOW = 4
@@ -40,7 +41,7 @@ def make_plan(
         run_directory=str(folder),
         output_directory=str(folder),
     )
-    plan = build_plan(loaded, request)
+    plan = plan_run(loaded, request)
     return replace(plan, shape=replace(plan.shape, layers=layers)) if layers else plan
 
 

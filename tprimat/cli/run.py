@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tprimat.cli.common import add_probes, print_json
+from tprimat.engines import AUTO, ENGINE_NAMES
 from tprimat.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def _what_to_run(group: argparse._ArgumentGroup) -> None:
         "--parallel", metavar="STRATEGY", help="a strategy of config.yaml (default: $PARALLEL, minimal_communication)"
     )
     group.add_argument("--runs", type=int, default=1, metavar="N", help="repetitions of each model (default: 1)")
-    group.add_argument("--engine", choices=("auto", "megatron", "nemo", "primus"), default="auto", help="default: auto")
+    group.add_argument("--engine", choices=(AUTO, *ENGINE_NAMES), default=AUTO, help="default: auto")
     group.add_argument("--platform", choices=("nvidia", "amd", "cpu"), help="default: what this machine is")
     group.add_argument("--gpus", type=int, metavar="N", help="ranks on each node (default: all GPUs here; on a CPU, 8 processes)")
     group.add_argument("--nodes", type=int, metavar="N", help="machines; start the same command on each, or with srun")
@@ -130,6 +131,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _train(options: argparse.Namespace) -> int:
+    from tprimat.engines.base import engine_named
     from tprimat.engines.worker import require_worker_modules
     from tprimat.runner.scaling import gpu_counts, scaling_sessions
     from tprimat.runner.session import prepare
@@ -144,7 +146,7 @@ def _train(options: argparse.Namespace) -> int:
             _show_plans(session, as_json=options.json)
         return 0
     cells = session_cells(sessions)
-    if cells[0].plan.engine in {"megatron", "nemo"}:
+    if engine_named(cells[0].plan.engine).runs_worker:
         require_worker_modules()
     results = run_cells(cells, quiet=options.quiet, resume=options.resume, messages=sys.stderr)
     runs = [result.run for result in results if result.run is not None]

@@ -40,6 +40,7 @@ def run(options: argparse.Namespace) -> int:
         ConfigError: a flag that this command sets itself.
         UserError: no cell can run here.
     """
+    from tprimat.engines.base import engine_named
     from tprimat.engines.worker import require_worker_modules
     from tprimat.runner.matrix import plan_matrix
     from tprimat.runner.sweep import run_cells
@@ -52,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     cells = [cell for entry in entries for cell in entry.cells]
     if not cells:
         raise next(entry.refusal for entry in entries if entry.refusal is not None)
-    if cells[0].plan.engine in {"megatron", "nemo"}:
+    if engine_named(cells[0].plan.engine).runs_worker:
         require_worker_modules()
     results = run_cells(cells, quiet=options.quiet, resume=not options.fresh, messages=sys.stderr)
     counting = list(dict.fromkeys(entry.folder for entry in entries if entry.counts_in(results)))

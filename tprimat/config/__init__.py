@@ -1,1 +1,1 @@
-"""What the user asks for: config.yaml, flags and environment, typed and traceable to their line."""
+"""Read config.yaml, flags and environment into types that remember the line of every key."""

@@ -1,4 +1,4 @@
-"""config.yaml, overrides and environment -> Config, each mistake with its line and the way out."""
+"""Read config.yaml, settings and environment into a Config. Every mistake is reported with its line and a fix."""
 
 import dataclasses
 import difflib
@@ -27,20 +27,20 @@ DEFAULT_OUTPUT = "./output"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedConfig:
-    """A configuration and where each of its keys came from."""
+    """A configuration and the place of each key."""
 
     config: Config
     tree: Tree
     path: Path
 
     def where(self, *path: str) -> str:
-        """The place of a key, such as "config.yaml:84 parallelism.balanced"."""
+        """Return the place of a key, such as "config.yaml:84 parallelism.balanced"."""
         return self.tree.where(path)
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One key that a flag sets over the file."""
+    """A key that a flag overrides."""
 
     path: KeyPath
     value: Any
@@ -49,7 +49,7 @@ class Setting:
 
 
 def parse_setting(text: str) -> Setting:
-    """--set's "dotted.key=value".
+    """Parse the "dotted.key=value" of --set.
 
     Raises:
         ConfigError: no "=", or no key.
@@ -62,7 +62,7 @@ def parse_setting(text: str) -> Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentChoices:
-    """What may come from the environment instead of a flag."""
+    """Choices from the environment, for use where no flag is given."""
 
     strategy: str
     output_directory: str
@@ -87,7 +87,7 @@ def load_config(path: str | Path = DEFAULT_FILE) -> Config:
     """Read and check a configuration file.
 
     Raises:
-        ConfigError: names the file, the line, the key, the rule and the way out.
+        ConfigError: names the file, the line, the key, the rule and the fix.
     """
     return read_config(Path(path)).config
 
@@ -99,20 +99,20 @@ def read_config(
     settings: Iterable[Setting] = (),
     environment: Mapping[str, str] | None = None,
 ) -> LoadedConfig:
-    """Read a configuration, lay the tiny workload over it where asked, then the user's settings.
+    """Read a configuration, apply the tiny workload if the size is tiny, then the user's settings.
 
     Args:
-        path: None means the config.yaml beside benchmark.py.
-        size: "tiny" lays training.tiny over training.
-        settings: what flags ask for, the last one winning.
+        path: None means the config.yaml next to benchmark.py.
+        size: "tiny" overrides training with training.tiny.
+        settings: from flags; later ones override earlier ones.
         environment: for ${NAME:-default}; None means the process's own.
 
     Raises:
-        ConfigError: names the file, the line, the key, the rule and the way out.
+        ConfigError: names the file, the line, the key, the rule and the fix.
     """
     file = DEFAULT_FILE if path is None else path
     tree = read_tree(file, environment)
-    ordered = sorted(settings, key=lambda setting: setting.path[:2] != TINY)  # what goes into the overlay goes before it
+    ordered = sorted(settings, key=lambda setting: setting.path[:2] != TINY)  # the overlay's own settings apply before it is used
     for setting in ordered:
         if setting.path[:2] == TINY:
             put(tree, setting.path, setting.value, setting.origin)
@@ -124,7 +124,7 @@ def read_config(
 
 
 def _apply_tiny(tree: Tree, size: Size) -> None:
-    """Check the tiny workload whether it is used or not, lay it over the real one if it is, and leave it out of the tree."""
+    """Check the tiny workload, apply it if the size is tiny, and remove it from the tree."""
     training = tree.values.get("training")
     if not isinstance(training, dict) or "tiny" not in training:
         return
@@ -135,10 +135,10 @@ def _apply_tiny(tree: Tree, size: Size) -> None:
 
 
 def _checked(kind: type[T], tree: Tree, below: KeyPath = ()) -> T:
-    """The values at a key path as the dataclass that stands there.
+    """Validate the values at a key path as a dataclass.
 
     Raises:
-        ConfigError: names the file, the line, the key, the rule and the way out.
+        ConfigError: names the file, the line, the key, the rule and the fix.
     """
     values: Any = tree.values
     for key in below:
@@ -152,7 +152,7 @@ def _checked(kind: type[T], tree: Tree, below: KeyPath = ()) -> T:
 
 
 def _place_of_shape(tree: Tree) -> str | None:
-    """The first architecture that is spelled out and refuses its own figures."""
+    """Return the place of the first spelled-out architecture whose figures contradict each other."""
     for model, values in tree.values["models"].items():
         shape = values.get("architecture") if isinstance(values, dict) else None
         if isinstance(shape, dict):
@@ -166,7 +166,7 @@ def _place_of_shape(tree: Tree) -> str | None:
 
 
 def _explained(error: ValidationError, tree: Tree, below: KeyPath = ()) -> ConfigError:
-    """The first mistake in the order of the file, as an error that a user can act on; the others are counted."""
+    """Turn the first mistake in the order of the file into an error that a user can act on, and count the others."""
     found: dict[KeyPath, list[ErrorDetails]] = {}
     for detail in _without_other_branches(error.errors(include_url=False)):
         found.setdefault(_key_path((*below, *detail["loc"]), tree.values), []).append(detail)
@@ -177,7 +177,7 @@ def _explained(error: ValidationError, tree: Tree, below: KeyPath = ()) -> Confi
 
 
 def _without_other_branches(details: list[ErrorDetails]) -> list[ErrorDetails]:
-    """Keys with values where a name or keys are allowed (an architecture) were not meant as a name: that complaint is dropped."""
+    """Drop the complaint that an architecture with keys is not a name: its author did not mean one."""
 
     def meant_otherwise(detail: ErrorDetails) -> bool:
         place = detail["loc"][:-1]
@@ -189,7 +189,7 @@ def _without_other_branches(details: list[ErrorDetails]) -> list[ErrorDetails]:
 
 
 def _key_path(location: Sequence[int | str], values: Any) -> KeyPath:
-    """The keys of a pydantic location. Names of union branches, which it mixes in, are not keys."""
+    """Return the keys of a pydantic location, without the names of union branches that it contains."""
     path: list[str] = []
     for part in location:
         if isinstance(values, dict) and part in values:
@@ -243,7 +243,7 @@ def _shown(value: object) -> str:
 
 
 def _known_keys(path: KeyPath) -> list[str]:
-    """Fields of the dataclass at a key path."""
+    """Return the field names of the dataclass at a key path."""
     kind: Any = Config
     for key in (TINY[0], *path[2:]) if path[:2] == TINY else path:
         kind = _field_type(kind, key)

@@ -1,4 +1,4 @@
-"""What a user may ask for: config.yaml as frozen dataclasses, with the documented defaults.
+"""config.yaml as frozen dataclasses, with the documented defaults.
 
 Units: tokens, sequences, seconds, fractions 0..1. Unknown keys are refused by the loader.
 """
@@ -11,8 +11,6 @@ from pydantic import Field, Strict
 from tprimat.facts.models import ModelShape
 from tprimat.facts.platforms import PlatformName
 
-EngineName = Literal["megatron", "nemo", "primus"]
-EngineChoice = Literal["auto", "megatron", "nemo", "primus"]
 Precision = Literal["bf16", "fp8", "fp32"]
 Recompute = Literal["none", "selective", "full"]
 PrimusLauncher = Literal["direct", "container", "slurm", "script"]
@@ -33,32 +31,32 @@ Flag = Annotated[bool, Strict()]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentConfig:
-    """Names the series of runs."""
+    """Name and seed of a series of runs."""
 
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     name: str = "tprimat"
     description: str = ""
     seed: WholeNumber = 1234
-    """Of weights and of the order of the data: the same losses in every layout."""
+    """For the weights and the order of the data: every layout gives the same losses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlatformHardware:
-    """How many ranks a platform offers."""
+    """The ranks of a platform."""
 
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     nodes: Count = 1
     gpus_per_node: Count | Literal["auto"] = "auto"
-    """auto: as many as this machine has. On a CPU, processes."""
+    """auto: all GPUs of this machine. On a CPU, the number of processes."""
     gpus_per_node_when_absent: Count = 8
-    """What validate_config.py and --dry-run plan for on a machine where there is nothing to count."""
+    """For validate_config.py and --dry-run on a machine without GPUs to count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareConfig:
-    """The platforms that strategies distinguish."""
+    """The platforms that strategies can name."""
 
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
@@ -72,7 +70,7 @@ class ModelConfig:
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     name: str
-    """As people write it: Llama 3.1 8B."""
+    """For people: Llama 3.1 8B."""
     architecture: str | ModelShape
     """A name from the table in tprimat/facts/models.py, or a shape spelled out."""
     nemo_recipe: str | None = None
@@ -83,7 +81,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
-    """What a step trains on."""
+    """The data of a step."""
 
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
@@ -92,7 +90,7 @@ class DataConfig:
     tokenizer: str | None = None
     """A tokenizer.json for text:PATH; bytes where absent."""
     micro_batch_size: Count | Literal["auto"] = 1
-    """auto: the largest that fits, found by trying before the run; the embedded engine on one node."""
+    """auto: the largest that fits, found by trials before the run, with the embedded engine on one node."""
     global_batch_size: Count = 128
     sequence_length: Count = 2048
 
@@ -116,7 +114,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DurationConfig:
-    """How long a run trains."""
+    """Length of a run."""
 
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
@@ -136,7 +134,7 @@ class TrainingConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutConfig:
-    """How one model is split on one platform under one strategy. What is left out is derived; what is stated is checked."""
+    """How one model is split on one platform under one strategy. Omitted values are derived, stated ones are checked."""
 
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
@@ -150,12 +148,12 @@ class LayoutConfig:
     data_parallel_size: Count | None = None
     gradient_accumulation_steps: Count | None = None
     micro_batch_size: Count | None = None
-    """Instead of training.data.micro_batch_size."""
+    """Overrides training.data.micro_batch_size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """Switches of the embedded engine: speed and memory. All but optimizer_states leave the losses as they are."""
+    """Switches of the embedded engine for speed and memory. Only optimizer_states changes the losses."""
 
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
@@ -176,7 +174,7 @@ class EngineOptions:
     """Make the next step's batch in a process of its own while the GPU is busy; auto: on a GPU."""
     distributed_optimizer: Flag = True
     balanced_stages: Flag = True
-    """Fewer layers for the last pipeline stage, whose output layer is as much work as some; off: the same number for each."""
+    """Give the last pipeline stage fewer layers, because its output layer costs as much as several; off: equal numbers."""
     fused_adam: Flag | Literal["auto"] = "auto"
     """torch.optim.AdamW(fused=True); auto: on a GPU."""
     compiled_adam: Flag | Literal["auto"] = "auto"
@@ -190,7 +188,7 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrimusOptions:
-    """How the engine primus is started, and what it is told beside the plan."""
+    """How to start the engine primus, and settings besides the plan."""
 
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
@@ -201,7 +199,7 @@ class PrimusOptions:
     slurm_arguments: tuple[str, ...] = ()
     """For srun, such as [--partition, gpu, --exclusive]."""
     overrides: dict[str, Scalar] = field(default_factory=dict)
-    """Further keys of Primus's pre_trainer module, such as use_turbo_attention; never those that the plan decides."""
+    """More keys of Primus's pre_trainer module, such as use_turbo_attention; not those that the plan decides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +212,7 @@ class PlatformOptimizations:
     recompute: Recompute = "none"
     engine_options: EngineOptions = field(default_factory=EngineOptions)
     environment: dict[str, str] = field(default_factory=dict)
-    """Variables for the framework's processes, such as NCCL_*; never data of ours."""
+    """Variables for the framework's processes, such as NCCL_*."""
     primus: PrimusOptions = field(default_factory=PrimusOptions)
 
 
@@ -247,13 +245,13 @@ class ProfilingConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkingConfig:
-    """How runs are measured and kept apart."""
+    """How runs are measured and separated."""
 
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     flops_convention: FlopsConvention = "causal"
     warmup_steps: WholeNumber | Literal["auto"] = "auto"
-    """Steps left out at the start; auto: found in the data by change-point."""
+    """Steps excluded at the start; auto: found in the data by change-point detection."""
     cooldown_seconds: NotNegative | Literal["auto"] = "auto"
     """Between runs and models; auto: 20 on a GPU, 0 on a CPU."""
     startup_timeout_seconds: Positive = 900.0
@@ -263,7 +261,7 @@ class BenchmarkingConfig:
     hang_minimum_seconds: NotNegative = 120.0
     run_timeout_seconds: Positive | None = None
     run_timeout_flag: str | None = None
-    """What messages name as the limit instead of the key above, where a program derived it: the suite's --time-budget."""
+    """Named in messages instead of the key above when a program derived the limit: the suite's --time-budget."""
     micro_batch_memory_bytes: Count | None = None
     """Memory of each rank that micro_batch_size: auto may fill; None: all of it."""
     cloud_costs: dict[str, Positive] = field(default_factory=dict)

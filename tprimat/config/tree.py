@@ -1,4 +1,4 @@
-"""YAML with its line numbers: a plain tree of values, and for each key the place that it came from."""
+"""Read YAML into a plain tree of values, with the file and line of each key."""
 
 import os
 import re
@@ -13,18 +13,21 @@ from tprimat.errors import ConfigError
 
 VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^}]*))?\}")
 KeyPath = tuple[str, ...]
+Entry = tuple[yaml.ScalarNode, yaml.Node]
+MERGE = "tag:yaml.org,2002:merge"
+"""The tag of an unquoted << key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A configuration as read: nested dictionaries, and where each key stands."""
+    """A configuration as nested dictionaries, with the place of each key."""
 
     values: dict[str, Any]
     origins: dict[KeyPath, str] = field(default_factory=dict)
     """Key path -> "config.yaml:84" or "--set"."""
 
     def where(self, path: Sequence[str]) -> str:
-        """Place and dotted key, of the nearest ancestor that stands in the file where the key itself does not."""
+        """Return place and dotted key. A key that is not in the file has the place of its nearest ancestor there."""
         for length in range(len(path), -1, -1):
             origin = self.origins.get(tuple(path[:length]))
             if origin:
@@ -57,31 +60,62 @@ def read_tree(path: Path, environment: Mapping[str, str] | None = None) -> Tree:
 
 
 class _Reader:
-    """Walks YAML nodes and notes the line of each key."""
+    """Walks YAML nodes and records the line of each key. A merged key (<<) has the line where it is written, at the anchor."""
 
     def __init__(self, name: str, environment: Mapping[str, str]) -> None:
         self.name = name
         self.environment = environment
         self.origins: dict[KeyPath, str] = {(): name}
         self.open: set[int] = set()
-        """Nodes that are being read, to notice one that holds itself."""
+        """Nodes that are being read, to detect one that contains itself."""
 
     def mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
         values: dict[str, Any] = {}
+        for key, (key_node, value_node) in self.entries(node, path).items():
+            here = (*path, key)
+            self.origins[here] = self.line_of(key_node)
+            values[key] = self.value(value_node, here)
+        return values
+
+    def entries(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Entry]:
+        """Return key -> nodes. Keys of the mapping itself override merged ones, and of two merged mappings the first wins."""
+        own: dict[str, Entry] = {}
+        merged: dict[str, Entry] = {}
+        lines: dict[str, str] = {}
         for key_node, value_node in node.value:
-            origin = f"{self.name}:{key_node.start_mark.line + 1}"
+            origin = self.line_of(key_node)
             if not isinstance(key_node, yaml.ScalarNode):
                 raise ConfigError(
                     "A key is not a word.", where=f"{origin} {'.'.join(path)}".rstrip(), why="Keys are text before a colon."
                 )
             key = key_node.value
-            here = (*path, key)
-            if key in values:
-                first = self.origins[here]
-                raise ConfigError(f"{key} is given twice.", where=f"{origin} {'.'.join(here)}", why=f"First at {first}.")
-            self.origins[here] = origin
-            values[key] = self.value(value_node, here)
-        return values
+            if key in lines:
+                where = f"{origin} {'.'.join((*path, key))}"
+                raise ConfigError(f"{key} is given twice.", where=where, why=f"First at {lines[key]}.")
+            lines[key] = origin
+            if key_node.tag == MERGE:
+                merged = self.merged(value_node, path, origin)
+            else:
+                own[key] = (key_node, value_node)
+        return {**{key: entry for key, entry in merged.items() if key not in own}, **own}
+
+    def merged(self, node: yaml.Node, path: KeyPath, origin: str) -> dict[str, Entry]:
+        """Return the entries behind a merge key: one mapping, or a list of them."""
+        where = f"{origin} {'.'.join((*path, '<<'))}"
+        found: dict[str, Entry] = {}
+        for source in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+            if not isinstance(source, yaml.MappingNode):
+                why = "It must be an alias of keys with values, such as *name, or a list of them."
+                raise ConfigError("<< has nothing to merge.", where=where, why=why)
+            if id(source) in self.open:
+                raise ConfigError("<< contains itself.", where=where, why="Its alias names a key that it stands under.")
+            self.open.add(id(source))
+            found = {**self.entries(source, path), **found}
+            self.open.remove(id(source))
+        return found
+
+    def line_of(self, node: yaml.Node) -> str:
+        return f"{self.name}:{node.start_mark.line + 1}"
 
     def value(self, node: yaml.Node, path: KeyPath) -> Any:
         if isinstance(node, yaml.ScalarNode):
@@ -104,7 +138,7 @@ class _Reader:
             return parse_scalar(self.expand(node.value, path))
         try:
             return yaml.SafeLoader("").construct_object(node)
-        except (yaml.YAMLError, ValueError) as error:  # a tag of some program, or a date that no calendar has
+        except (yaml.YAMLError, ValueError) as error:  # an unknown tag, or an impossible date
             why = error.problem if isinstance(error, yaml.MarkedYAMLError) else str(error)
             where = f"{self.name}:{node.start_mark.line + 1} {'.'.join(path)}"
             raise ConfigError(f"{'.'.join(path)} is {node.value!r}.", where=where, why=why) from error
@@ -126,7 +160,7 @@ class _Reader:
 
 
 def parse_scalar(text: str) -> Any:
-    """Text from a flag or a variable as YAML would read it: '4' -> 4, 'true' -> True, '1e-4' -> 0.0001."""
+    """Parse text from a flag or a variable as YAML does: '4' -> 4, 'true' -> True, '1e-4' -> 0.0001."""
     try:
         value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError):
@@ -140,7 +174,7 @@ def parse_scalar(text: str) -> Any:
 
 
 def put(tree: Tree, path: Sequence[str], value: Any, origin: str) -> None:
-    """Set one key; mappings on the way are made where they are missing."""
+    """Set one key and create the mappings above it that are missing."""
     here = tree.values
     for depth, key in enumerate(path[:-1], 1):
         child = here.setdefault(key, {})
@@ -153,7 +187,7 @@ def put(tree: Tree, path: Sequence[str], value: Any, origin: str) -> None:
 
 
 def lay_over(tree: Tree, source: KeyPath, target: KeyPath) -> None:
-    """Put every leaf under `source` over the same key under `target`, with the place that it came from."""
+    """Set each leaf under `source` at the same key under `target`, with its own place."""
     overlay: Any = tree.values
     for key in source:
         overlay = overlay.get(key, {}) if isinstance(overlay, dict) else {}

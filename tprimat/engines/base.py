@@ -1,11 +1,18 @@
-"""What an engine is: two pure functions, from a plan to a command and from a line of its log to fields."""
+"""What every engine answers about itself, and how --engine chooses one."""
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from importlib import import_module
+from typing import ClassVar, Literal
 
+from tprimat.engines import AUTO, ENGINE_NAMES, FALLBACK, MODULES
+from tprimat.errors import ConfigError, UserError
 from tprimat.logs.fields import LineFields
-from tprimat.plan.schema import RunPlan
+from tprimat.plan.schema import PlatformName, PrimusOptions, PrimusStart, RunPlan
+
+Where = Callable[..., str]
+"""The keys of a setting -> its place, such as "config.yaml:84 training.data.micro_batch_size"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,10 +21,7 @@ class Command:
 
     argv: tuple[str, ...]
     ranks_per_node: int | None = None
-    """argv is a Python script with its arguments, to be started by torchrun this many times on each node.
-
-    None: argv is a whole command line.
-    """
+    """argv follows torchrun's own words, which start it this many times on each node. None: argv is a whole command line."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Added to the parent's environment."""
     directory: str | None = None
@@ -26,15 +30,150 @@ class Command:
     """Path -> text to write before the start, such as a generated experiment file."""
 
 
-class Engine(Protocol):
-    """One framework that can be started."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Here:
+    """What an engine needs to know of the machine and the user's choices before there is a plan."""
 
-    name: str
+    platform: PlatformName
+    nodes: int = 1
+    primus_path: str | None = None
+    """The user's Primus checkout."""
+    primus: PrimusOptions = field(default_factory=PrimusOptions)
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Availability:
+    """Whether an engine is installed here."""
+
+    reason: str
+    """For --engine auto: why this engine, or why not."""
+    error: UserError | None = None
+    """What is missing and how to get it; None: nothing."""
+
+
+class Engine(ABC):
+    """A framework that can be started. Nothing outside this package compares engine names."""
+
+    name: ClassVar[str]
+    clock: ClassVar[Literal["step_end", "framework"]] = "framework"
+    """Who times a step: our callback, or the framework itself, in its log."""
+    trainer: ClassVar[str | None] = None
+    """The module whose `train(plan)` runs on each rank of our worker; None: the framework brings its own processes."""
+    automatic_on: ClassVar[PlatformName | None] = None
+    """The platform on which --engine auto prefers this engine."""
+    automatic_if_it_fits: ClassVar[bool] = False
+    """Whether --engine auto passes over this engine for a plan that it refuses, instead of reporting the refusal."""
+
+    @property
+    def runs_worker(self) -> bool:
+        """Whether our worker does the training and writes the records."""
+        return self.trainer is not None
+
+    @abstractmethod
+    def available(self, here: Here) -> Availability:
+        """Say what is missing here. Heavy packages are looked for, never imported."""
+
+    @abstractmethod
+    def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
+        """Say why this engine, as installed here, cannot run the plan; None: it can."""
+
+    @abstractmethod
     def command(self, plan: RunPlan) -> Command:
-        """The exact process that carries out the plan. Pure: touches no file and no device."""
-        ...
+        """Return the exact process that runs the plan. Pure: touches no file and no device.
 
+        Raises:
+            UserError: the plan cannot be expressed; `refusal` reports it earlier.
+        """
+
+    @abstractmethod
     def read_line(self, text: str) -> LineFields | None:
-        """What a line of the log says; None for lines that say nothing."""
-        ...
+        """Parse one line of the log; None for a line without information."""
+
+    def prepare(self, here: Here) -> PrimusStart | None:
+        """Look up what the plan must record about the installation.
+
+        Raises:
+            LaunchError: the installation cannot be started as requested.
+        """
+        del here
+        return None
+
+    def software(self, plan: RunPlan) -> dict[str, str]:
+        """Return package versions for the run's first record. A worker replaces them with what it finds."""
+        del plan
+        return {}
+
+    def error_logs(self, plan: RunPlan) -> tuple[str, ...]:
+        """Return glob patterns of files with tracebacks that do not reach the console."""
+        del plan
+        return ()
+
+
+def engine_named(name: str) -> Engine:
+    """Return the engine with a name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name not in MODULES:
+        raise ConfigError(f"There is no engine {name!r}.", where="--engine", fix=f"one of: {', '.join((AUTO, *ENGINE_NAMES))}")
+    engine = import_module(MODULES[name]).ENGINE
+    assert isinstance(engine, Engine)
+    return engine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """An engine, and in words why it was chosen."""
+
+    engine: Engine
+    reason: str
+
+
+def choose(requested: str, here: Here) -> Choice:
+    """Return the requested engine, or for auto the one that prefers this platform if it is installed, else the embedded one.
+
+    Raises:
+        UserError: the requested engine is not installed.
+    """
+    if requested != AUTO:
+        engine = engine_named(requested)
+        availability = engine.available(here)
+        if availability.error is not None:
+            raise availability.error
+        return Choice(engine=engine, reason="asked for")
+    reason = "the only engine that runs on a CPU"
+    for engine in map(engine_named, ENGINE_NAMES):
+        if engine.automatic_on == here.platform:
+            availability = engine.available(here)
+            if availability.error is None:
+                return Choice(engine=engine, reason=availability.reason)
+            reason = availability.reason
+    return Choice(engine=engine_named(FALLBACK), reason=reason)
+
+
+def fallback_from(choice: Choice, refusal: UserError) -> Choice:
+    """Return the embedded engine in place of one that refused a plan, with that engine's reason."""
+    why = f" {refusal.why}" if refusal.why and isinstance(refusal, ConfigError) else ""
+    reason = f"{choice.reason}, but does not fit: {refusal.what}{why}"
+    return Choice(engine=engine_named(FALLBACK), reason=reason)
+
+
+def refuse_bf16_states(engine: str, plan: RunPlan, where: Where) -> ConfigError | None:
+    """Refuse bf16 optimizer states, which only the embedded engine has."""
+    if plan.engine_options.optimizer_states == "fp32":
+        return None
+    return ConfigError(
+        "optimizer_states is bf16.",
+        where=where("platform_optimizations", plan.platform, "engine_options", "optimizer_states"),
+        why=f"The engine {engine} has none.",
+        fix="optimizer_states: fp32, or --engine megatron",
+    )
+
+
+def refuse_search(plan: RunPlan, where: Where, why: str, fix: str) -> ConfigError | None:
+    """Refuse micro_batch_size: auto for an engine or a machine that cannot search."""
+    if plan.batch.micro_batch_sequences != "auto":
+        return None
+    place = where("training", "data", "micro_batch_size")
+    return ConfigError("micro_batch_size is auto.", where=place, why=why, fix=fix)

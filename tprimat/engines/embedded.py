@@ -1,5 +1,91 @@
 """The embedded engine: Megatron-Core under a Lightning Trainer, on a CPU, CUDA or ROCm."""
 
-from tprimat.engines.worker import WorkerEngine
+from collections.abc import Iterator
+from typing import ClassVar
 
-ENGINE = WorkerEngine("megatron")
+from tprimat.engines.base import Availability, Here, Where, refuse_search
+from tprimat.engines.worker import WorkerEngine
+from tprimat.errors import ConfigError, UserError
+from tprimat.facts.flops import attention_matrices, feed_forward_matrices
+from tprimat.plan.schema import RunPlan
+
+FP8_MULTIPLE = 16
+"""cuBLASLt and hipBLASLt require it of every dimension of an fp8 product."""
+
+
+class EmbeddedEngine(WorkerEngine):
+    """Runs everywhere; its packages are checked when a run starts, so that plans can be made without them."""
+
+    name: ClassVar[str] = "megatron"
+    trainer: ClassVar[str | None] = "tprimat.megatron.run"
+
+    def available(self, here: Here) -> Availability:
+        """Always: a plan needs no package."""
+        del here
+        return Availability(reason="always there")
+
+    def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
+        """Refuse before the start what the worker would refuse."""
+        return (
+            _refuse_sparse(plan, where)
+            or _refuse_fp8(plan, where)
+            or _refuse_bf16_states(plan, where)
+            or _refuse_search_on_nodes(plan, where)
+        )
+
+
+def _refuse_sparse(plan: RunPlan, where: Where) -> ConfigError | None:
+    if not (plan.shape.experts or plan.shape.kv_lora_rank):
+        return None
+    return ConfigError(
+        f"The embedded engine trains dense models only; {plan.shape.name} has experts or latent attention.",
+        where=where("models", plan.model, "architecture"),
+        fix="--engine nemo or --engine primus where it is installed, or a dense model",
+    )
+
+
+def _refuse_fp8(plan: RunPlan, where: Where) -> ConfigError | None:
+    if plan.precision != "fp8":
+        return None
+    for what, size in _fp8_dimensions(plan):
+        if size % FP8_MULTIPLE:
+            return ConfigError(
+                f"{what} of {size} cannot be multiplied in fp8.",
+                where=where("platform_optimizations", plan.platform, "precision"),
+                why=f"The matrix units take fp8 in multiples of {FP8_MULTIPLE} only.",
+                fix="--precision bf16, or another layout or micro-batch",
+            )
+    return None
+
+
+def _fp8_dimensions(plan: RunPlan) -> Iterator[tuple[str, int]]:
+    """Name and size of every dimension of the products on one rank."""
+    for matrix in [*attention_matrices(plan.shape), *feed_forward_matrices(plan.shape)]:
+        for side, size in (("inputs", matrix.inputs), ("outputs", matrix.outputs)):
+            yield f"{matrix.name}: a dimension", size // (plan.layout.tensor if matrix.split == side else 1)
+    if isinstance(plan.batch.micro_batch_sequences, int):
+        yield "A micro-batch", plan.batch.micro_batch_sequences * plan.batch.sequence_tokens // plan.layout.context
+
+
+def _refuse_bf16_states(plan: RunPlan, where: Where) -> ConfigError | None:
+    """Refuse bf16 optimizer states on several ranks, which share fp32 states, and under fp32 weights."""
+    if plan.engine_options.optimizer_states == "fp32":
+        return None
+    place = where("platform_optimizations", plan.platform, "engine_options", "optimizer_states")
+    what, fix = "optimizer_states is bf16.", "optimizer_states: fp32"
+    if (ranks := plan.layout.world_size) > 1:
+        why = f"It is for one rank alone; this layout has {ranks}, which share fp32 states."
+        return ConfigError(what, where=place, why=why, fix=f"{fix}, or --gpus 1 with a layout for it")
+    if plan.precision == "fp32":
+        return ConfigError(what, where=place, why="The weights are fp32, and their states with them.", fix=fix)
+    return None
+
+
+def _refuse_search_on_nodes(plan: RunPlan, where: Where) -> ConfigError | None:
+    if plan.nodes == 1:
+        return None
+    fix = "--nodes 1 to find it, then --micro-batch-size with that number"
+    return refuse_search(plan, where, why="Each node would look for itself, and they might not agree.", fix=fix)
+
+
+ENGINE = EmbeddedEngine()

@@ -1,4 +1,4 @@
-"""Steps and evidence of a framework that writes neither, from its log while it runs."""
+"""Read steps and evidence of a running framework from its log, for frameworks that write no records."""
 
 import dataclasses
 from collections.abc import Callable
@@ -12,10 +12,10 @@ from tprimat.records.schema import RunRecord, StepRecord
 
 
 class FollowedLog:
-    """Give `step_of_line` and `complete` to a Launch.
+    """Provide `step_of_line` and `complete` to a Launch.
 
-    A step is told, and kept, with its line. What only the whole log tells (the mean that Megatron prints for its second step,
-    peaks that come later) is mended in the end, in steps.jsonl as well.
+    Each step is reported once, with its line. What only the whole log shows (the mean that Megatron prints for its second step,
+    peaks that come later) is corrected at the end, in steps.jsonl too.
     """
 
     def __init__(self, plan: RunPlan, read_line: Callable[[str], LineFields | None]) -> None:
@@ -23,7 +23,7 @@ class FollowedLog:
         self._read_line = read_line
         self._contents = LogContents()
         self._lines = 0
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
         batch = plan.batch
         self._workload = Workload(
             gpus=plan.nodes * plan.gpus_per_node,
@@ -32,27 +32,27 @@ class FollowedLog:
         )
 
     def step_of_line(self, text: str) -> StepRecord | None:
-        """The step that a line tells for the first time."""
+        """Return the step that a line reports for the first time."""
         self._lines += 1
         fields = self._read_line(text)
         if fields is None:
             return None
         self._contents.add(fields, self._lines)
         step = self._contents.steps.get(fields.step) if fields.step is not None else None
-        if step is None or step.step in self._told:
+        if step is None or step.step in self._reported:
             return None
         seconds = seconds_of(step, self._workload)
         if seconds is None:
             return None
-        self._told.add(step.step)
+        self._reported.add(step.step)
         return step_record(step, seconds, self._workload)
 
     def complete(self, run: RunRecord) -> tuple[RunRecord, tuple[StepRecord, ...]]:
-        """The last record, with what the log proves and where it contradicts the plan; the steps as the whole log tells them."""
+        """Return the last record, with the log's evidence and where it contradicts the plan, and the steps of the whole log."""
         parsed = parsed_log(self._contents, self._workload)
         evidence = dataclasses.replace(parsed.evidence, notes=(*parsed.evidence.notes, *parsed.notes))
-        doubts = mismatches(self._plan, evidence)
-        if parsed.steps:  # a run that failed before its first step has more to say than what it did not prove
-            doubts += unproven(self._plan, evidence)
-        told = dataclasses.replace(run, clock="framework", evidence=evidence, mismatches=doubts)
-        return told, parsed.steps
+        findings = mismatches(self._plan, evidence)
+        if parsed.steps:  # what a run that failed before its first step did not prove is no news
+            findings += unproven(self._plan, evidence)
+        completed = dataclasses.replace(run, clock="framework", evidence=evidence, mismatches=findings)
+        return completed, parsed.steps

@@ -1,59 +1,140 @@
-"""NeMo 2's pre-training recipes, on CUDA; redirected to the CPU for a check that they run."""
+"""NeMo 2's pre-training recipes on CUDA, or redirected to the CPU to check that they run.
+
+A recipe is a kind of model whose dimensions can be set; its kind of layer cannot.
+"""
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
+from typing import ClassVar
 
-from tprimat.engines.base import Command
-from tprimat.engines.worker import WorkerEngine, is_there
-from tprimat.errors import LaunchError
-from tprimat.plan.nemo import refusal, without_transformer_engine
-from tprimat.plan.schema import RunPlan
+from tprimat.engines.base import Availability, Here, Where, refuse_bf16_states, refuse_search
+from tprimat.engines.worker import WorkerEngine, is_installed
+from tprimat.errors import LaunchError, UserError
+from tprimat.facts.models import ModelShape
+from tprimat.plan.schema import PlatformName, RunPlan
 
 REQUIRED_MODULES = ("torch", "lightning", "megatron.core", "nemo", "nemo_run", "fiddle", "modelopt")
-"""What the recipes import at their top."""
+"""Imported at the top of the recipes."""
+INSTALL = (
+    "make nemo, then .venv-nemo/bin/python benchmark.py --engine nemo "
+    "(or: pip install -c constraints-nemo.txt -r requirements-nemo.txt); or --engine megatron"
+)
 TRANSFORMER_ENGINE = "transformer_engine"
+INSTALL_TRANSFORMER_ENGINE = "pip install transformer-engine[pytorch], or NVIDIA's container nvcr.io/nvidia/nemo"
 IMPORT_SECONDS = 300.0
-"""On a cold disk of a cluster."""
+"""Time limit, for a cluster's cold disk."""
+LAYERS = "TPrimat sets a recipe's dimensions. Its layers stay as they are: RMSNorm, SwiGLU, rotary positions, dense, no biases."
+RESCALING_RECIPES = ("llama31_", "llama32_")
+"""Their models have Llama 3.1's rescaling of rotary frequencies (nemo/collections/llm/gpt/model/llama.py, Llama31Config)."""
+OTHER_ENGINE = "--engine megatron"
 
 
 class NemoEngine(WorkerEngine):
     """NeMo's recipes in our worker."""
 
-    def command(self, plan: RunPlan) -> Command:
-        """The worker, on every rank.
+    name: ClassVar[str] = "nemo"
+    trainer: ClassVar[str | None] = "tprimat.nemo.run"
+    automatic_on: ClassVar[PlatformName | None] = "nvidia"
+    automatic_if_it_fits: ClassVar[bool] = True
 
-        Raises:
-            LaunchError: no recipe can express the plan.
-        """
-        if unfit := refusal(plan):
-            raise unfit
-        return super().command(plan)
+    def available(self, here: Here) -> Availability:
+        """Look for the modules that the recipes import."""
+        del here
+        missing = missing_modules()
+        if not missing:
+            return Availability(reason="NeMo is installed")
+        what = f"The engine nemo needs {', '.join(missing)}, not installed for {sys.executable}."
+        error = LaunchError(what, why="NeMo's recipes import it.", fix=INSTALL)
+        return Availability(reason=f"NeMo needs {', '.join(missing)}, not installed here", error=error)
+
+    def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
+        """Refuse what no recipe can express and, where the plan needs Transformer Engine, try to import it."""
+        fix = "--engine megatron to find it, then --micro-batch-size with that number"
+        if refused := (
+            refuse_bf16_states(self.name, plan, where)
+            or refuse_search(plan, where, why="NeMo's recipes have no search for it.", fix=fix)
+            or inexpressible(plan)
+        ):
+            return refused
+        refused_without = without_transformer_engine(plan)
+        return refused_without if refused_without and not can_import(f"{TRANSFORMER_ENGINE}.pytorch") else None
 
 
-ENGINE = NemoEngine("nemo")
-
-
-def missing_parts() -> list[str]:
-    """Modules that NeMo's recipes need and this Python does not have; nothing is imported to find out."""
-    return [name for name in REQUIRED_MODULES if not is_there(name)]
-
-
-def unfit(plan: RunPlan) -> LaunchError | None:
-    """Why NeMo, as installed here, cannot carry out a plan; None: it can. Transformer Engine is tried where the plan needs it."""
-    if found := refusal(plan):
-        return found
-    found = without_transformer_engine(plan)
-    return found if found and not imports(f"{TRANSFORMER_ENGINE}.pytorch") else None
+def missing_modules() -> list[str]:
+    """Return the modules that the recipes need and this Python lacks, without importing any."""
+    return [name for name in REQUIRED_MODULES if not is_installed(name)]
 
 
 @cache
-def imports(name: str) -> bool:
-    """Whether a module can be imported, which a package that is only there may fail: tried in a process of its own."""
-    if not is_there(name.partition(".")[0]):
+def can_import(name: str) -> bool:
+    """Return whether a module can be imported, which may fail even if it is installed. Tried in a process of its own."""
+    if not is_installed(name.partition(".")[0]):
         return False
     try:
         done = subprocess.run([sys.executable, "-c", f"import {name}"], capture_output=True, timeout=IMPORT_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return False
     return done.returncode == 0
+
+
+def inexpressible(plan: RunPlan) -> LaunchError | None:
+    """Say why no NeMo recipe can express the plan, whatever is installed; None: one can."""
+    shape, recipe = plan.shape, plan.nemo_recipe
+    where = f"models.{plan.model}"
+    if recipe is None:
+        return LaunchError(f"The model {plan.model} names no NeMo recipe.", where=f"{where}.nemo_recipe", fix=OTHER_ENGINE)
+    if features := list(_missing_features(shape)):
+        what = f"NeMo's recipe {recipe} cannot express {', '.join(features)} of {shape.name}."
+        return LaunchError(what, where=f"{where}.architecture", why=LAYERS, fix=OTHER_ENGINE)
+    rescales = recipe.startswith(RESCALING_RECIPES)
+    if rescales and shape.rope_scaling is None:
+        what = f"NeMo's recipe {recipe} rescales rotary frequencies, and {shape.name} has no rope_scaling."
+        return LaunchError(what, where=f"{where}.nemo_recipe", fix=f"another recipe, or {OTHER_ENGINE}")
+    if not rescales and shape.rope_scaling is not None:
+        what = f"NeMo's recipe {recipe} cannot rescale rotary frequencies, and {shape.name} asks for it by rope_scaling."
+        return LaunchError(what, where=f"{where}.nemo_recipe", fix=f"another recipe, or {OTHER_ENGINE}")
+    if plan.seed == 0:
+        why = "It refuses 0 and below (nemo.lightning.megatron_init)."
+        return LaunchError("NeMo takes positive seeds only.", where="experiment.seed", why=why, fix="experiment.seed: 1")
+    return None
+
+
+def _missing_features(shape: ModelShape) -> Iterator[str]:
+    """Features of a shape that recipes lack, in the words of config.yaml."""
+    if shape.norm != "rmsnorm":
+        yield f"norm: {shape.norm}"
+    if shape.position != "rope":
+        yield f"position: {shape.position}"
+    if not shape.gated:
+        yield "gated: false"
+    if shape.qk_norm:
+        yield "qk_norm: true"
+    if shape.linear_bias:
+        yield "linear_bias: true"
+    if shape.experts is not None:
+        yield f"experts: {shape.experts}"
+    if shape.kv_lora_rank is not None:
+        yield f"kv_lora_rank: {shape.kv_lora_rank} (latent attention)"
+
+
+def without_transformer_engine(plan: RunPlan) -> LaunchError | None:
+    """Say why NeMo cannot run the plan without a working Transformer Engine; None: it can."""
+    if plan.precision == "fp8":
+        return LaunchError(
+            "NeMo cannot train in fp8 here: Transformer Engine is not installed, or does not import.",
+            why="Without it Megatron-Core ignores fp8 silently and multiplies in bf16.",
+            fix=f"--precision bf16, or {INSTALL_TRANSFORMER_ENGINE}",
+        )
+    if plan.layout.context > 1:
+        return LaunchError(
+            f"NeMo cannot split a sequence over {plan.layout.context} ranks here: "
+            "Transformer Engine is not installed, or does not import.",
+            why="Attention over ranks (context parallelism) is Transformer Engine's.",
+            fix=f"context_parallel_size: 1, or {INSTALL_TRANSFORMER_ENGINE}",
+        )
+    return None
+
+
+ENGINE = NemoEngine()

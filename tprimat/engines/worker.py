@@ -1,39 +1,41 @@
-"""Engines whose training runs in our own worker, started by torchrun: they write their records themselves."""
+"""Engines whose training runs in our own worker under torchrun and writes its own records."""
 
 import os
 import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import ClassVar, Literal
 
-from tprimat.engines.base import Command
+from tprimat.engines.base import Command, Engine
 from tprimat.errors import LaunchError
 from tprimat.logs.fields import LineFields
 from tprimat.plan.schema import RunPlan
 from tprimat.records.store import RunDirectory
 
 ROOT = Path(__file__).parent.parent.parent
-DOORS = {"llama": "pretrain_llama.py", "qwen": "pretrain_qwen.py"}
+SCRIPTS = {"llama": "pretrain_llama.py", "qwen": "pretrain_qwen.py"}
+"""Model -> its training script. Other models share a module."""
 
 
 def worker_command(plan: RunPlan) -> Command:
-    """The training script of a plan's model, once on each rank; other models than the two with a script share one module."""
+    """Return the training script of the plan's model, to run once on each rank."""
     arguments = ("--plan", str(RunDirectory(Path(plan.run_directory)).plan_file))
-    door = DOORS.get(plan.model)
-    script = (str(ROOT / door),) if door else ("-m", "tprimat.train.worker")
+    name = SCRIPTS.get(plan.model)
+    script = (str(ROOT / name),) if name else ("-m", "tprimat.train.worker")
     return Command(
         argv=(*script, *arguments),
         ranks_per_node=plan.gpus_per_node,
-        environment={**bytecode_kept(), **plan.environment},
-        directory=None if door else str(ROOT),
+        environment={**bytecode_cache(), **plan.environment},
+        directory=None if name else str(ROOT),
     )
 
 
-def bytecode_kept(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What to add to an environment that keeps Python from storing bytecode, as container images like to.
+def bytecode_cache(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return variables that let Python store bytecode in the user's cache where the environment forbids storing it.
 
-    Each rank would compile torch, Megatron-Core and Lightning anew in every run: seconds before the first step. The bytecode
-    goes to the user's cache, so that nothing is written beside the packages.
+    Many container images do. Each rank would then compile torch, Megatron-Core and Lightning again in every run, which
+    takes seconds before the first step. The user's cache keeps the package folders untouched.
     """
     if not environment.get("PYTHONDONTWRITEBYTECODE") or environment.get("PYTHONPYCACHEPREFIX"):
         return {}
@@ -43,39 +45,38 @@ def bytecode_kept(environment: Mapping[str, str] = os.environ) -> dict[str, str]
 
 WORKER_MODULES = ("torch", "megatron.core", "numpy")
 LIGHTNING = ("pytorch_lightning", "lightning")
-HOW_TO_INSTALL = "source .venv/bin/activate after `make install`, or pip install -r requirements.txt"
+INSTALL = "source .venv/bin/activate after `make install`, or pip install -r requirements.txt"
 
 
 def require_worker_modules() -> None:
-    """Check, without importing them, that the worker will find what it needs in this Python.
+    """Check that this Python has what the worker needs, without importing it.
 
     Raises:
-        LaunchError: names the first module that is missing.
+        LaunchError: a module is missing; names the first one.
     """
-    missing = [name for name in WORKER_MODULES if not is_there(name)]
-    if not any(is_there(name) for name in LIGHTNING):
+    missing = [name for name in WORKER_MODULES if not is_installed(name)]
+    if not any(is_installed(name) for name in LIGHTNING):
         missing.append(LIGHTNING[0])
     if missing:
         what = f"The Python module {missing[0]} is not installed for {sys.executable}."
-        raise LaunchError(what, why="Training needs it.", fix=HOW_TO_INSTALL)
+        raise LaunchError(what, why="Training needs it.", fix=INSTALL)
 
 
-def is_there(name: str) -> bool:
-    """Whether a module can be found; only its parent packages are imported for that."""
+def is_installed(name: str) -> bool:
+    """Return whether a module can be found. Only its parent packages are imported."""
     try:
         return find_spec(name) is not None
     except ModuleNotFoundError:  # of a parent package
         return False
 
 
-class WorkerEngine:
+class WorkerEngine(Engine):
     """A framework that our worker drives."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    clock: ClassVar[Literal["step_end", "framework"]] = "step_end"
 
     def command(self, plan: RunPlan) -> Command:
-        """The worker, on every rank."""
+        """Return the worker, to run on every rank."""
         return worker_command(plan)
 
     def read_line(self, text: str) -> LineFields | None:

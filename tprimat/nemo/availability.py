@@ -3,8 +3,8 @@
 from importlib import import_module
 from typing import Any
 
+from tprimat.engines.nemo import INSTALL
 from tprimat.errors import LaunchError
-from tprimat.plan import install
 
 RECIPES = "nemo.collections.llm.recipes"
 
@@ -35,7 +35,7 @@ def pretrain_recipe(name: str | None, model: str) -> Any:
         raise _missing(name, error) from error
     if not hasattr(llm, name):
         what = f"nemo.collections.llm has no recipe {name}."
-        raise LaunchError(what, where=f"models.{model}.nemo_recipe", fix=install.NEMO)
+        raise LaunchError(what, where=f"models.{model}.nemo_recipe", fix=INSTALL)
     return getattr(llm, name).pretrain_recipe
 
 
@@ -44,4 +44,4 @@ def _missing(recipe: str, error: ImportError) -> LaunchError:
         what = f"NeMo has no recipe {recipe}."
         return LaunchError(what, why="Recipes are the modules of nemo.collections.llm.recipes.", fix="models.MODEL.nemo_recipe")
     what = f"NeMo's recipe {recipe} cannot be imported: {error}."
-    return LaunchError(what, why=f"The module {error.name or 'above'} is missing or broken.", fix=install.NEMO)
+    return LaunchError(what, why=f"The module {error.name or 'above'} is missing or broken.", fix=INSTALL)

@@ -20,12 +20,12 @@ from nemo.lightning.pytorch.optim import lr_scheduler
 from nemo.lightning.pytorch.optim.base import LRSchedulerModule
 from nemo.lightning.pytorch.plugins import MegatronMixedPrecision
 
+from tprimat.engines.nemo import LAYERS, OTHER_ENGINE, inexpressible, without_transformer_engine
 from tprimat.errors import LaunchError
 from tprimat.facts.models import ModelShape
 from tprimat.nemo.availability import pretrain_recipe
 from tprimat.nemo.data import SequencesModule
 from tprimat.nemo.layers import torch_settings
-from tprimat.plan.nemo import LAYERS, OTHER_ENGINE, refusal, without_transformer_engine
 from tprimat.plan.schema import RunPlan
 
 # A model's shape in the names of NeMo's model configuration, and what of a recipe's model a shape must agree with.
@@ -40,7 +40,7 @@ KIND = {
     "multi_latent_attention": False,
     "layernorm_zero_centered_gamma": False,
 }
-"""Fields that a shape must have to be set by `model_fields` alone; plan/nemo.py refuses other shapes."""
+"""Fields that a shape must have to be set by `model_fields` alone; engines/nemo.py refuses other shapes."""
 ACTIVATION = "silu"
 
 
@@ -208,7 +208,7 @@ def build_recipe(plan: RunPlan, here: Surroundings, callbacks: Sequence[Any] = (
 
 
 def _refuse(plan: RunPlan, here: Surroundings) -> None:
-    if unfit := refusal(plan):
+    if unfit := inexpressible(plan):
         raise unfit
     if not here.transformer_engine and (unfit := without_transformer_engine(plan)):
         raise unfit

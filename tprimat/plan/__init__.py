@@ -1,1 +1,1 @@
-"""What a run will do, and what is expected of it."""
+"""Plan a run, and check its evidence against the plan."""

@@ -1,16 +1,15 @@
-"""Config and command line -> RunPlan."""
+"""Build a RunPlan from the configuration and the command line."""
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TypeVar
 
 from tprimat.config.load import LoadedConfig
-from tprimat.config.schema import EngineName, LayoutConfig, ModelConfig, PlatformOptimizations, Size
+from tprimat.config.schema import LayoutConfig, ModelConfig, PlatformOptimizations, Size
 from tprimat.errors import ConfigError, UserError
-from tprimat.facts.flops import attention_matrices, feed_forward_matrices
 from tprimat.facts.models import ModelShape, model_shape, tiny
 from tprimat.facts.platforms import PlatformName
 from tprimat.plan.layout import LayoutRequest, resolve
@@ -19,24 +18,24 @@ from tprimat.plan.schema import Batch, Layout, PrimusStart, RunPlan
 K = TypeVar("K", bound=str)
 V = TypeVar("V")
 
-FP8_MULTIPLE = 16
-"""cuBLASLt's and hipBLASLt's, for every dimension of an fp8 product."""
 STANDARD_LIBRARY = "text:stdlib"
-"""Real text that every machine with Python has: the sources of its standard library."""
+"""Real text on every machine with Python: the sources of the standard library."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """What the command line decides before there is a plan."""
+    """What the command line decides."""
 
     model: str
     strategy: str
     platform: PlatformName
     size: Size
-    engine: EngineName
+    engine: str
     engine_reason: str
+    trainer: str | None = None
+    """The module that trains on each rank of our worker; None where the engine brings its own processes."""
     gpus_found: int | None
-    """Accelerators on this node; None where none can be counted."""
+    """Accelerators on this node; None if there are none to count."""
     run_id: str
     run_directory: str
     output_directory: str
@@ -47,21 +46,21 @@ class PlanRequest:
 
 
 def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
-    """Everything that a worker needs to know, derived and checked.
+    """Derive and check everything that a worker needs to know, except what only the engine can refuse (engines/base.py).
 
     Raises:
-        ConfigError: a name that the configuration does not have.
+        ConfigError: a name that is not in the configuration, or settings that contradict each other.
         LayoutError: the model, the batch and the ranks do not divide.
     """
     config = loaded.config
     model = _named(loaded, config.models, request.model, ("model", ("models",)))
     shape = shape_at(loaded, request.model, request.size)
-    if request.engine == "megatron":
-        _check_dense(loaded, request.model, shape)
     nodes, gpus = count_ranks(loaded, request.platform, request.gpus_found)
     layout, batch = layout_of(loaded, request, shape, nodes * gpus)
     optimizations = config.platform_optimizations.get(request.platform, PlatformOptimizations())
-    _check_choices(loaded, request, shape, layout, batch)
+    _check_warmup(loaded)
+    if optimizations.precision == "fp8":
+        _check_fp8(loaded, request.platform)
     return RunPlan(
         run_id=request.run_id,
         model=request.model,
@@ -73,6 +72,7 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
         strategy=request.strategy,
         engine=request.engine,
         engine_reason=request.engine_reason,
+        trainer=request.trainer,
         platform=request.platform,
         nodes=nodes,
         gpus_per_node=gpus,
@@ -95,30 +95,8 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
     )
 
 
-def _check_dense(loaded: LoadedConfig, model: str, shape: ModelShape) -> None:
-    """Refuse before the start what the embedded engine's worker would refuse."""
-    if shape.experts or shape.kv_lora_rank:
-        raise ConfigError(
-            f"The embedded engine trains dense models only; {shape.name} has experts or latent attention.",
-            where=loaded.where("models", model, "architecture"),
-            fix="--engine nemo or --engine primus where it is installed, or a dense model",
-        )
-
-
-def _check_choices(loaded: LoadedConfig, request: PlanRequest, shape: ModelShape, layout: Layout, batch: Batch) -> None:
-    """What an engine or a platform cannot do of what was chosen."""
-    optimizations = loaded.config.platform_optimizations.get(request.platform, PlatformOptimizations())
-    _check_warmup(loaded)
-    if optimizations.precision == "fp8":
-        _check_fp8(loaded, request, shape, layout, batch)
-    if optimizations.engine_options.optimizer_states == "bf16":
-        _check_lean(loaded, request, layout)
-    if batch.micro_batch_sequences == "auto":
-        _check_search(loaded, request, count_ranks(loaded, request.platform, request.gpus_found)[0])
-
-
 def _check_warmup(loaded: LoadedConfig) -> None:
-    """Refuse to train when no step of it would be measured."""
+    """Refuse a run without a step to measure."""
     warmup, steps = loaded.config.benchmarking.warmup_steps, loaded.config.training.duration.max_steps
     if warmup != "auto" and warmup >= steps:
         raise ConfigError(
@@ -129,74 +107,31 @@ def _check_warmup(loaded: LoadedConfig) -> None:
         )
 
 
-def _check_lean(loaded: LoadedConfig, request: PlanRequest, layout: Layout) -> None:
-    """bf16 optimizer states: where there is an optimizer that has them, and weights that need them."""
-    where = loaded.where("platform_optimizations", request.platform, "engine_options", "optimizer_states")
-    what, fix = "optimizer_states is bf16.", "optimizer_states: fp32"
-    precision = loaded.config.platform_optimizations[request.platform].precision
-    if layout.world_size > 1:
-        why = f"It is for one rank alone; this layout has {layout.world_size}, which share fp32 states."
-        raise ConfigError(what, where=where, why=why, fix=f"{fix}, or --gpus 1 with a layout for it")
-    if request.engine != "megatron":
-        raise ConfigError(what, where=where, why=f"The engine {request.engine} has none.", fix=f"{fix}, or --engine megatron")
-    if precision == "fp32":
-        raise ConfigError(what, where=where, why="The weights are fp32, and their states with them.", fix=fix)
-
-
-def _check_fp8(loaded: LoadedConfig, request: PlanRequest, shape: ModelShape, layout: Layout, batch: Batch) -> None:
-    """Refuse where 8-bit floating point would be asked for and something else would run."""
-    where = loaded.where("platform_optimizations", request.platform, "precision")
-    if request.platform == "cpu":
+def _check_fp8(loaded: LoadedConfig, platform: PlatformName) -> None:
+    """Refuse a CPU, on which something else than 8-bit floating point would run."""
+    if platform == "cpu":
+        where = loaded.where("platform_optimizations", platform, "precision")
         why = "No processor multiplies 8-bit floating point; Megatron-Core would silently run another type."
         raise ConfigError("fp8 cannot run on a CPU.", where=where, why=why, fix="--precision bf16 or --precision fp32")
-    if request.engine == "megatron":
-        fix = "--precision bf16, or another layout or micro-batch"
-        for what, size in _fp8_dimensions(shape, layout, batch):
-            if size % FP8_MULTIPLE:
-                why = f"The matrix units take fp8 in multiples of {FP8_MULTIPLE} only."
-                raise ConfigError(f"{what} of {size} cannot be multiplied in fp8.", where=where, why=why, fix=fix)
-
-
-def _fp8_dimensions(shape: ModelShape, layout: Layout, batch: Batch) -> Iterator[tuple[str, int]]:
-    """Sizes that the products of a rank sum over, or line up."""
-    for matrix in [*attention_matrices(shape), *feed_forward_matrices(shape)]:
-        for side, size in (("inputs", matrix.inputs), ("outputs", matrix.outputs)):
-            yield f"{matrix.name}: a dimension", size // (layout.tensor if matrix.split == side else 1)
-    if isinstance(batch.micro_batch_sequences, int):
-        yield "A micro-batch", batch.micro_batch_sequences * batch.sequence_tokens // layout.context
-
-
-def _check_search(loaded: LoadedConfig, request: PlanRequest, nodes: int) -> None:
-    """Refuse micro_batch_size: auto where nobody would find it. Primus's own settings refuse it too."""
-    if request.engine == "nemo":
-        why = "NeMo's recipes have no search for it."
-        fix = "--engine megatron to find it, then --micro-batch-size with that number"
-    elif nodes > 1 and request.engine == "megatron":
-        why = "Each node would look for itself, and they might not agree."
-        fix = "--nodes 1 to find it, then --micro-batch-size with that number"
-    else:
-        return
-    where = loaded.where("training", "data", "micro_batch_size")
-    raise ConfigError("micro_batch_size is auto.", where=where, why=why, fix=fix)
 
 
 def new_run_id(model: str, strategy: str, now: datetime | None = None) -> str:
-    """Sorts by time and tells what it is: 20261121-040501-123456-llama-balanced."""
+    """Return an identifier that sorts by time and names its run, such as 20261121-040501-123456-llama-balanced."""
     moment = datetime.now(timezone.utc) if now is None else now
     return f"{moment:%Y%m%d-%H%M%S-%f}-{model}-{strategy}"
 
 
 def shape_of(model: ModelConfig, size: Size) -> ModelShape:
-    """The shape that a size of a model has."""
+    """Return the shape of a model in a size."""
     shape = model.architecture if isinstance(model.architecture, ModelShape) else model_shape(model.architecture)
     return tiny(shape) if size == "tiny" else shape
 
 
 def shape_at(loaded: LoadedConfig, model: str, size: Size) -> ModelShape:
-    """The same for a model of the configuration.
+    """Return the shape of a configured model in a size.
 
     Raises:
-        ConfigError: no shape has that name.
+        ConfigError: its architecture is the name of no known shape.
     """
     try:
         return shape_of(loaded.config.models[model], size)
@@ -206,23 +141,23 @@ def shape_at(loaded: LoadedConfig, model: str, size: Size) -> ModelShape:
 
 
 def count_ranks(loaded: LoadedConfig, platform: PlatformName, found: int | None) -> tuple[int, int]:
-    """Nodes and ranks a node.
+    """Return the number of nodes and of ranks on each.
 
     Raises:
-        ConfigError: more GPUs are asked for than there are, or the platform is not in the configuration.
+        ConfigError: more GPUs are requested than this machine has, or the platform is not in the configuration.
     """
     hardware = _named(loaded, loaded.config.hardware.platforms, platform, ("platform", ("hardware", "platforms")))
-    asked = hardware.gpus_per_node
-    if asked == "auto":
+    requested = hardware.gpus_per_node
+    if requested == "auto":
         return hardware.nodes, found or hardware.gpus_per_node_when_absent
-    if platform != "cpu" and found is not None and asked > found:
+    if platform != "cpu" and found is not None and requested > found:
         where = loaded.where("hardware", "platforms", platform, "gpus_per_node")
-        raise ConfigError(f"{asked} GPUs are asked for, and this machine has {found}.", where=where, fix=f"--gpus {found}")
-    return hardware.nodes, asked
+        raise ConfigError(f"{requested} GPUs are asked for, and this machine has {found}.", where=where, fix=f"--gpus {found}")
+    return hardware.nodes, requested
 
 
 def layout_of(loaded: LoadedConfig, request: PlanRequest, shape: ModelShape, world_size: int) -> tuple[Layout, Batch]:
-    """The strategy's layout for this model on this platform, over `world_size` ranks."""
+    """Resolve the strategy's layout for this model on this platform, over `world_size` ranks."""
     model, platform, strategy = request.model, request.platform, request.strategy
     by_model = _named(loaded, loaded.config.parallelism, strategy, ("strategy", ("parallelism",)))
     by_platform = _named(loaded, by_model, model, ("model", ("parallelism", strategy)))
@@ -240,23 +175,25 @@ def layout_of(loaded: LoadedConfig, request: PlanRequest, shape: ModelShape, wor
 
 
 def _absolute(path: str) -> str:
-    """A worker may start in another folder than the user's."""
+    """Return an absolute path: a worker may start in another folder than the user."""
     return str(Path(path).expanduser().resolve())
 
 
-def _dataset(asked: str, platform: PlatformName, loaded: LoadedConfig) -> str:
-    if asked == "auto":
+def _dataset(requested: str, platform: PlatformName, loaded: LoadedConfig) -> str:
+    if requested == "auto":
         return STANDARD_LIBRARY if platform == "cpu" else "mock"
-    if asked in {"mock", STANDARD_LIBRARY}:
-        return asked
-    if asked.startswith("text:") and len(asked) > len("text:"):
-        return "text:" + _absolute(asked.removeprefix("text:"))
+    if requested in {"mock", STANDARD_LIBRARY}:
+        return requested
+    if requested.startswith("text:") and len(requested) > len("text:"):
+        return "text:" + _absolute(requested.removeprefix("text:"))
     where = loaded.where("training", "data", "dataset")
-    raise ConfigError(f"dataset is {asked!r}.", where=where, why="It must be mock, text:PATH or auto.", fix="--data text:PATH")
+    raise ConfigError(
+        f"dataset is {requested!r}.", where=where, why="It must be mock, text:PATH or auto.", fix="--data text:PATH"
+    )
 
 
 def _named(loaded: LoadedConfig, table: Mapping[K, V], name: K, kind: tuple[str, tuple[str, ...]]) -> V:
-    """An entry of a table, given what such an entry is called and the key path of the table."""
+    """Look up an entry of a table; `kind` is the word for such an entry and the table's key path."""
     if name in table:
         return table[name]
     noun, path = kind
@@ -274,16 +211,13 @@ def _suggestion(name: str, known: Iterable[str]) -> str:
     return close[0] if close else f"one of: {', '.join(names)}"
 
 
-# What to try where a strategy needs more memory than there is.
-
-
 def strategies_with_less_memory(loaded: LoadedConfig, plan: RunPlan) -> tuple[str, ...]:
-    """The other strategies that are valid for this plan's model and ranks and hold a smaller part of the model on each rank.
+    """Return the strategies to try when this plan runs out of memory: valid ones with a smaller part of the model per rank.
 
-    Only the model's split is looked at: the batch of a step is the same, and a micro-batch may not be larger.
+    Only the model's split counts: the global batch is the same, and the micro-batch must not be larger.
 
     Returns:
-        names, those that split the model least further first, in the configuration's order where they are alike.
+        Names, the smallest change first; equals in the configuration's order.
     """
     found = []
     for name in loaded.config.parallelism:
@@ -312,7 +246,7 @@ def _request(plan: RunPlan, strategy: str) -> PlanRequest:
 
 
 def _model_ranks(layout: Layout) -> int:
-    """Ranks that one copy of the model is spread over."""
+    """Return the number of ranks that share one copy of the model."""
     return layout.tensor * layout.pipeline
 
 

@@ -1,4 +1,4 @@
-"""From a plan to the record that a run starts with, and what of it the evidence contradicts."""
+"""The record that a run starts with, and where the evidence contradicts the plan."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,7 +10,7 @@ from tprimat.records.schema import Evidence, Machine, Outcome, RunRecord
 
 
 def first_record(plan: RunPlan, machine: Machine, started_at: str) -> RunRecord:
-    """What is known of a run before it has shown anything."""
+    """Return the record of a run that has not reported anything yet. The launcher adds what the engine knows."""
     layout, batch = plan.layout, plan.batch
     micro = batch.micro_batch_sequences
     outcome: Outcome = "running"
@@ -35,20 +35,20 @@ def first_record(plan: RunPlan, machine: Machine, started_at: str) -> RunRecord:
         sequence_tokens=batch.sequence_tokens,
         seed=plan.seed,
         machine=machine,
-        software={"primus": plan.primus.version} if plan.primus and plan.primus.version else {},
+        software={},
         started_at=started_at,
-        clock="framework" if plan.engine == "primus" else "step_end",
+        clock="step_end",
         outcome=outcome,
         command=plan.command,
     )
 
 
 def mismatches(plan: RunPlan, evidence: Evidence) -> tuple[str, ...]:
-    """Where the framework ran something else than was asked: the run must not be counted. What it did not say is no mismatch."""
+    """List where the framework ran something else than planned, so that the run does not count. An absent fact is no mismatch."""
     return tuple(
-        f"{name}: {asked} was asked for, {ran} ran"
-        for name, asked, ran in _pairs(plan, evidence)
-        if ran is not None and asked != ran
+        f"{name}: {planned} was asked for, {ran} ran"
+        for name, planned, ran in _pairs(plan, evidence)
+        if ran is not None and planned != ran
     )
 
 
@@ -56,15 +56,15 @@ MUST_BE_READ = {"tensor parallel", "pipeline parallel", "micro batch", "global b
 
 
 def unproven(plan: RunPlan, evidence: Evidence) -> tuple[str, ...]:
-    """What a framework that takes its settings from a command line has to say before its run may be counted, and did not say.
+    """List what the log of a framework that takes its settings from a command line must report for its run to count, and did not.
 
     Megatron prints no dtype for fp32, and no virtual pipeline where there is none.
     """
     names = MUST_BE_READ - ({"matmul dtype"} if plan.precision == "fp32" else set())
     names |= {"virtual pipeline"} if plan.layout.virtual_pipeline not in {None, 1} else set()
     return tuple(
-        f"{name}: {asked} was asked for, the log does not say what ran"
-        for name, asked, ran in _pairs(plan, evidence)
+        f"{name}: {planned} was asked for, the log does not say what ran"
+        for name, planned, ran in _pairs(plan, evidence)
         if ran is None and name in names
     )
 
@@ -85,6 +85,6 @@ def _pairs(plan: RunPlan, evidence: Evidence) -> Iterator[tuple[str, object, obj
     yield "tokens a step", batch.tokens_per_step, evidence.tokens_per_step
     yield "matmul dtype", plan.precision, evidence.matmul_dtype
     yield "recompute", plan.recompute, evidence.recompute
-    if evidence.source == "running_framework":  # a log tells the parameters of one rank
+    if evidence.source == "running_framework":  # a log reports the parameters of one rank
         trained = replace(plan.shape, vocabulary=padded_vocabulary(plan.shape))
         yield "parameters", parameters(trained).total, evidence.parameters

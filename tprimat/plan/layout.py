@@ -1,7 +1,7 @@
-"""How a model, a batch and the ranks divide: every rule that Megatron-Core sets, checked before anything starts.
+"""Divide a model and a batch over ranks, and check every rule of Megatron-Core before anything starts.
 
-The key/value rule is the strict one, whole key/value heads on every rank: Megatron-Core 0.15 asks for it, 0.16 would
-also copy heads where the degree is a multiple of their number.
+The rule for key/value heads is the strict one, whole heads on every rank. Megatron-Core 0.15 requires it; 0.16 would also
+copy heads if the degree is a multiple of their number.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ EXPERT = "expert_model_parallel_size"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutRequest:
-    """What is to be divided, and where its parts were asked for."""
+    """What to divide, and where the configuration says so."""
 
     shape: ModelShape
     layout: LayoutConfig
@@ -39,10 +39,10 @@ class LayoutRequest:
 
 
 def resolve(request: LayoutRequest) -> tuple[Layout, Batch]:
-    """Derive the data-parallel degree and the accumulation steps, and check what the configuration states of them.
+    """Derive the data-parallel degree and the accumulation steps, and check those that the configuration states.
 
     Raises:
-        LayoutError: the first rule that is broken.
+        LayoutError: a rule is broken; names the first one.
     """
     _check_heads(request)
     _check_layers(request)
@@ -52,7 +52,7 @@ def resolve(request: LayoutRequest) -> tuple[Layout, Batch]:
 
 
 def valid_tensor_degrees(shape: ModelShape) -> list[int]:
-    """Degrees that give every rank whole attention heads, whole key/value heads, and equal shares of width and vocabulary."""
+    """Return the degrees that give every rank whole attention and key/value heads and equal shares of width and vocabulary."""
     counts = (shape.heads, shape.kv_heads, shape.ffn, padded_vocabulary(shape))
     return [degree for degree in range(1, shape.heads + 1) if not any(count % degree for count in counts)]
 
@@ -114,31 +114,31 @@ def _check_layers(request: LayoutRequest) -> None:
 
 
 def _divide_ranks(request: LayoutRequest) -> Layout:
-    asked, world = request.layout, request.world_size
-    parts = asked.tensor_model_parallel_size * asked.pipeline_model_parallel_size * asked.context_parallel_size
+    requested, world = request.layout, request.world_size
+    parts = requested.tensor_model_parallel_size * requested.pipeline_model_parallel_size * requested.context_parallel_size
     product = f"{TENSOR} x {PIPELINE} x {CONTEXT} = {parts}"
     if world % parts:
         what = f"world size ({world}) is not divisible by {parts}."
         fix = f"--gpus {parts * max(1, world // parts)}, or a strategy with a smaller product"
         raise LayoutError(what, where=request.where_layout(TENSOR), why=f"{product} ranks hold one replica.", fix=fix)
     data = world // parts
-    if asked.data_parallel_size not in {None, data}:
+    if requested.data_parallel_size not in {None, data}:
         raise LayoutError(
-            f"data_parallel_size is {asked.data_parallel_size}, and {world} ranks leave {data}.",
+            f"data_parallel_size is {requested.data_parallel_size}, and {world} ranks leave {data}.",
             where=request.where_layout("data_parallel_size"),
             why=f"{product}, and TP x PP x CP x DP must equal the {world} ranks.",
             fix="leave data_parallel_size out: it follows from the ranks",
         )
     _check_experts(request, data)
-    parallel = asked.sequence_parallel
+    parallel = requested.sequence_parallel
     return Layout(
-        tensor=asked.tensor_model_parallel_size,
-        pipeline=asked.pipeline_model_parallel_size,
-        virtual_pipeline=asked.virtual_pipeline_model_parallel_size,
-        context=asked.context_parallel_size,
-        expert=asked.expert_model_parallel_size,
+        tensor=requested.tensor_model_parallel_size,
+        pipeline=requested.pipeline_model_parallel_size,
+        virtual_pipeline=requested.virtual_pipeline_model_parallel_size,
+        context=requested.context_parallel_size,
+        expert=requested.expert_model_parallel_size,
         data=data,
-        sequence_parallel=asked.tensor_model_parallel_size > 1 if parallel == "auto" else parallel,
+        sequence_parallel=requested.tensor_model_parallel_size > 1 if parallel == "auto" else parallel,
     )
 
 
@@ -191,7 +191,7 @@ def _divide_batch(request: LayoutRequest, layout: Layout) -> Batch:
             raise LayoutError(
                 "micro_batch_size is auto, and gradient_accumulation_steps is stated.",
                 where=request.where_layout("gradient_accumulation_steps"),
-                why="The one follows from the other.",
+                why="The accumulation steps follow from the micro-batch that is found.",
                 fix="leave gradient_accumulation_steps out, or give micro_batch_size a number",
             )
         return Batch(micro_batch_sequences="auto", global_batch_sequences=whole, sequence_tokens=tokens, accumulation_steps=None)
@@ -205,7 +205,7 @@ def _divide_batch(request: LayoutRequest, layout: Layout) -> Batch:
 
 
 def _indivisible(request: LayoutRequest, what: str, unit: int, fitting: int | None) -> LayoutError:
-    """`fitting`: the next smaller micro-batch that divides; None where no micro-batch does."""
+    """Build the error. `fitting` is the next smaller micro-batch that divides; None if there is none."""
     whole = request.data.global_batch_size
     nearest = max(1, round(whole / unit)) * unit
     return LayoutError(

@@ -1,8 +1,8 @@
-"""Which micro-batch to try next when the largest that fits is wanted: pure functions on what was tried so far.
+"""Decide which micro-batch size to try next in the search for the largest that fits. Pure functions of earlier trials.
 
-What a step allocates is a line in the size of the micro-batch: weights, gradients and optimizer states stay, activations
-grow in proportion. So the two smallest sizes tell how far one may go, and one more step with the largest size that the
-line allows shows whether it is true. A size that the line rules out is never tried.
+The memory of a step is linear in the size of the micro-batch: weights, gradients and optimizer states are constant,
+activations grow in proportion. So two small sizes predict the limit, and one more step with the largest size that the line
+allows checks the prediction. A size that the line rules out is never tried.
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from tprimat.plan.schema import Batch, Layout, RunPlan
 from tprimat.records.schema import MicroBatchSearch, MicroBatchTrial
 
 KEPT_FREE = 0.05
-"""Share of the memory that is left free: the allocator's fragments, and what libraries take later."""
+"""Share of the memory left for the allocator's fragments and later allocations of libraries."""
 
 
 def candidates(layout: Layout, batch: Batch) -> tuple[int, ...]:
-    """The sizes that give every replica whole micro-batches, the smallest first.
+    """Return the sizes that give every replica whole micro-batches, in ascending order.
 
-    The interleaved schedule runs micro-batches in rounds of one a stage, so under it their number is a multiple of the stages.
+    The interleaved schedule runs micro-batches in rounds of one per stage, so it needs a multiple of the number of stages.
     """
     share = batch.global_batch_sequences // layout.data
     unit = layout.pipeline if layout.virtual_pipeline else 1
@@ -26,12 +26,12 @@ def candidates(layout: Layout, batch: Batch) -> tuple[int, ...]:
 
 
 def trial_micro_batches(layout: Layout, accumulation_steps: int) -> int:
-    """Micro-batches of a trial's step: enough that a pipeline holds as many at once as in a whole step, and not many more."""
+    """Return the micro-batches of a trial's step: just enough that a pipeline holds as many at once as in a whole step."""
     return min(accumulation_steps, 2 * layout.pipeline * (layout.virtual_pipeline or 1))
 
 
 def next_candidate(sizes: Sequence[int], trials: Sequence[MicroBatchTrial]) -> int | None:
-    """The size to try next, or None when the largest that fits is known.
+    """Return the size to try next, or None once the largest that fits is known.
 
     Args:
         sizes: ascending.
@@ -46,18 +46,18 @@ def next_candidate(sizes: Sequence[int], trials: Sequence[MicroBatchTrial]) -> i
         return open_sizes[0]
     limit = min(trial.limit_bytes for trial in trials if trial.limit_bytes is not None)
     allowed = [size for size in open_sizes if predicted_bytes(trials, size) <= limit]
-    if too_large is not None and allowed:  # the line was wrong once: halve what is left rather than trust it again
+    if too_large is not None and allowed:  # the line was wrong once, so bisect instead
         return allowed[len(allowed) // 2]
     return allowed[-1] if allowed else None
 
 
 def largest_that_fits(trials: Sequence[MicroBatchTrial]) -> int | None:
-    """The answer so far."""
+    """Return the largest size that has fit so far."""
     return max((trial.micro_batch_sequences for trial in trials if trial.fits), default=None)
 
 
 def predicted_bytes(trials: Sequence[MicroBatchTrial], size: int) -> int:
-    """What a size would allocate, on the line through the two largest sizes that were measured.
+    """Predict the memory of a size from the line through the two largest measured sizes.
 
     Args:
         trials: two of them with a peak.
@@ -69,7 +69,7 @@ def predicted_bytes(trials: Sequence[MicroBatchTrial], size: int) -> int:
 
 
 def searched(sizes: Sequence[int], trials: Sequence[MicroBatchTrial]) -> MicroBatchSearch:
-    """The record of a search."""
+    """Return the record of a search."""
     measured = {trial.micro_batch_sequences for trial in trials if trial.peak_bytes is not None}
     larger = [size for size in sizes if size > (largest_that_fits(trials) or 0)]
     untried = [size for size in larger if size not in {trial.micro_batch_sequences for trial in trials}]
@@ -82,14 +82,14 @@ def searched(sizes: Sequence[int], trials: Sequence[MicroBatchTrial]) -> MicroBa
 
 
 def with_micro_batch(plan: RunPlan, search: MicroBatchSearch, size: int) -> RunPlan:
-    """The plan of the run itself."""
+    """Return the plan with the size that was found."""
     batch = plan.batch
     steps = batch.global_batch_sequences // (size * plan.layout.data)
     return replace(plan, micro_batch_search=search, batch=replace(batch, micro_batch_sequences=size, accumulation_steps=steps))
 
 
 def as_asked(plan: RunPlan) -> RunPlan:
-    """The plan before its micro-batch was found."""
+    """Return the plan as it was before the search for its micro-batch."""
     if plan.micro_batch_search is None:
         return plan
     batch = replace(plan.batch, micro_batch_sequences="auto", accumulation_steps=None)

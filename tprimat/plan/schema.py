@@ -1,11 +1,10 @@
-"""What a run will do: the one document that goes into a worker (plan.json)."""
+"""The plan of a run: the document that goes into a worker (plan.json)."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from tprimat.config.schema import (
-    EngineName,
     EngineOptions,
     OptimizerConfig,
     Precision,
@@ -24,9 +23,9 @@ from tprimat.records.schema import MicroBatchSearch
 
 __all__ = [
     "Batch",
-    "EngineName",
     "EngineOptions",
     "Layout",
+    "PlatformName",
     "PrimusLauncher",
     "PrimusOptions",
     "PrimusStart",
@@ -40,7 +39,7 @@ REFUSE_UNKNOWN_KEYS: dict[str, Any] = {"extra": "forbid"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How one model is split over ranks. All degrees are known, the data-parallel one derived."""
+    """How one model is split over ranks. The data-parallel degree is derived from the others."""
 
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
@@ -55,18 +54,18 @@ class Layout:
     expert: int = 1
     """Ranks that share the experts."""
     data: int = 1
-    """Replicas: what is left over."""
+    """Replicas, over the remaining ranks."""
     sequence_parallel: bool = False
 
     @property
     def world_size(self) -> int:
-        """Ranks in all."""
+        """Return the number of all ranks."""
         return self.tensor * self.pipeline * self.context * self.data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What one optimizer step trains on."""
+    """The data of one optimizer step."""
 
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
@@ -74,17 +73,17 @@ class Batch:
     global_batch_sequences: int
     sequence_tokens: int
     accumulation_steps: int | None
-    """Micro-batches of one replica in a step; None while the micro-batch is still to be found."""
+    """Micro-batches of one replica in a step; None until the micro-batch is found."""
 
     @property
     def tokens_per_step(self) -> int:
-        """Over all ranks."""
+        """Return the tokens of a step over all ranks."""
         return self.global_batch_sequences * self.sequence_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrimusStart:
-    """Which Primus carries out a plan, and how it is started."""
+    """The Primus that runs a plan, and how to start it."""
 
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
@@ -92,9 +91,9 @@ class PrimusStart:
     """primus-cli, or run_pretrain.sh for the launcher script."""
     launcher: PrimusLauncher
     directory: str | None = None
-    """Root of the checkout, from which Primus must be started; None for an installed package."""
+    """Root of the checkout, in which Primus must start; None for an installed package."""
     version: str | None = None
-    """As git describes the checkout; None where it cannot."""
+    """From `git describe` on the checkout; None if that fails."""
     image: str | None = None
     slurm_arguments: tuple[str, ...] = ()
     overrides: dict[str, Scalar] = field(default_factory=dict)
@@ -117,18 +116,22 @@ class RunPlan:
     primus: PrimusStart | None = None
     """For the engine primus."""
     strategy: str
-    engine: EngineName
+    engine: str
+    """A name of engines/base.py."""
     engine_reason: str
     """Why this engine, in words."""
+    trainer: str | None = None
+    """The module whose `train(plan)` runs on each rank of our worker; None where the framework starts its own processes, and
+    in plans from before this field."""
     platform: PlatformName
     nodes: int
     gpus_per_node: int
     layout: Layout
     batch: Batch
     micro_batch_search: MicroBatchSearch | None = None
-    """How the micro-batch was found; None where the user gave it, or where it is still "auto": the worker then looks for it."""
+    """How the micro-batch was found; None if the user gave it, or if it is still "auto", so that the worker searches for it."""
     micro_batch_memory_bytes: int | None = None
-    """Of each rank, for a search to fill; None: all that it has."""
+    """Memory of each rank that a search may fill; None: all of it."""
     steps: int
     precision: Precision
     recompute: Recompute
@@ -141,14 +144,11 @@ class RunPlan:
     profiling: ProfilingConfig
     environment: dict[str, str]
     run_directory: str
-    """Where run.json, steps.jsonl and plan.json of this run stand."""
+    """Holds this run's run.json, steps.jsonl and plan.json."""
     command: tuple[str, ...] = ()
     """The user's command line."""
     output_directory: str
-    """Where benchmark_*.json, training_*.log and profiles stand."""
-
-
-# plan.json: the one document that goes into a worker.
+    """Holds benchmark_*.json, training_*.log and profiles."""
 
 
 def write_plan(path: Path, plan: RunPlan) -> None:

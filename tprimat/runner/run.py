@@ -8,11 +8,8 @@ from pathlib import Path
 
 from tprimat.analyze.metrics import MetricOptions, run_metrics
 from tprimat.analyze.roofline import under_ceiling
-from tprimat.engines import embedded, nemo
-from tprimat.engines.base import Command, Engine
+from tprimat.engines.base import Command, engine_named
 from tprimat.engines.follow import FollowedLog
-from tprimat.engines.primus import engine as primus
-from tprimat.engines.primus.settings import rank_error_logs
 from tprimat.errors import MetricError, RecordError
 from tprimat.hardware.nodes import find_nodes, gpus_of_ranks
 from tprimat.launch.run import run, try_out
@@ -24,13 +21,11 @@ from tprimat.plan.schema import RunPlan, write_plan
 from tprimat.records.benchmark_file import benchmark_file_name, write_benchmark_file
 from tprimat.records.discover import probes_in
 from tprimat.records.metrics import RunMetrics
-from tprimat.records.schema import RunRecord, StepRecord
+from tprimat.records.schema import Machine, RunRecord, StepRecord
 from tprimat.records.store import RunDirectory
 from tprimat.runner.micro_batch import find_micro_batch
 from tprimat.runner.progress import Progress
 from tprimat.runner.session import Session
-
-ENGINES: dict[str, Engine] = {"megatron": embedded.ENGINE, "nemo": nemo.ENGINE, "primus": primus.ENGINE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +46,7 @@ class TrainingRun:
 
 def command_of(plan: RunPlan) -> Command:
     """Return the exact command that runs a plan on this node."""
-    command = ENGINES[plan.engine].command(plan)
+    command = engine_named(plan.engine).command(plan)
     if command.ranks_per_node is None:
         return command
     prefix = torchrun(find_nodes(plan.nodes), command.ranks_per_node)
@@ -84,19 +79,25 @@ def run_plan(session: Session, plan: RunPlan, *, quiet: bool) -> TrainingRun:
         UserError: it cannot be started, or its folder cannot be written.
     """
     log = log_path(session, plan.model)
-    record = first_record(plan, session.machine_of(plan), now())
+    record = _starting(plan, session.machine_of(plan))
     if plan.batch.micro_batch_sequences == "auto":
         found = search_first(session, plan, record)
         if isinstance(found, LaunchResult):
             return not_started(session, record, found, log)
         plan = found
-        record = first_record(plan, record.machine, now())
+        record = _starting(plan, record.machine)
     launch = dataclasses.replace(launch_of(session, plan, record), logs=(log,), heading=announcement(plan))
     write_plan(launch.directory.plan_file, plan)
-    if plan.engine == "primus":
+    if not engine_named(plan.engine).runs_worker:
         launch = followed(launch, plan)
     record, result = run(launch, Progress(plan, record, quiet=quiet))
     return dataclasses.replace(finish(session, record, result.steps, log), stopped=result.stop_requested)
+
+
+def _starting(plan: RunPlan, machine: Machine) -> RunRecord:
+    """Return the first record of a run, with what its engine knows."""
+    engine = engine_named(plan.engine)
+    return dataclasses.replace(first_record(plan, machine, now()), clock=engine.clock, software=engine.software(plan))
 
 
 def now() -> str:
@@ -145,8 +146,9 @@ def not_started(session: Session, record: RunRecord, result: LaunchResult, log: 
 
 def followed(launch: Launch, plan: RunPlan) -> Launch:
     """Return the launch of a framework that only prints: steps and evidence come from its log, tracebacks from its ranks'."""
-    log = FollowedLog(plan, ENGINES[plan.engine].read_line)
-    return dataclasses.replace(launch, step_of_line=log.step_of_line, complete=log.complete, error_logs=(rank_error_logs(plan),))
+    engine = engine_named(plan.engine)
+    log = FollowedLog(plan, engine.read_line)
+    return dataclasses.replace(launch, step_of_line=log.step_of_line, complete=log.complete, error_logs=engine.error_logs(plan))
 
 
 def finish(session: Session, record: RunRecord, steps: tuple[StepRecord, ...], log: Path) -> TrainingRun:

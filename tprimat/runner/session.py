@@ -15,15 +15,13 @@ from tprimat.config.load import (
 )
 from tprimat.config.schema import PlatformOptimizations, Size
 from tprimat.config.tree import parse_scalar
-from tprimat.engines import nemo
-from tprimat.engines.choose import choose
-from tprimat.engines.primus import engine as primus
-from tprimat.engines.primus.install import decide
+from tprimat.engines import AUTO
+from tprimat.engines.base import Choice, Here, choose, engine_named, fallback_from
 from tprimat.errors import ConfigError, LaunchError, UserError
 from tprimat.facts.platforms import BACKEND_OF, PLATFORM_OF, PlatformName
 from tprimat.hardware.nodes import refuse_hidden_gpus, this_machine
 from tprimat.plan.build import STANDARD_LIBRARY, PlanRequest, build_plan, count_ranks, new_run_id
-from tprimat.plan.schema import PrimusStart, RunPlan
+from tprimat.plan.schema import RunPlan
 from tprimat.records.discover import check_probes
 from tprimat.records.environment import processor_name
 from tprimat.records.schema import Machine
@@ -38,7 +36,7 @@ class RunRequest:
     model: str = ALL_MODELS
     strategy: str | None = None
     runs: int = 1
-    engine: str = "auto"
+    engine: str = AUTO
     platform: PlatformName | None = None
     size: Size | None = None
     gpus: int | None = None
@@ -105,11 +103,6 @@ def prepare(request: RunRequest) -> Session:
     if not request.dry_run:
         _check_gpus(session)
         _check_data(session)
-        for plan in session.plans:
-            if plan.engine == "primus":
-                primus.ENGINE.command(plan)  # refuses what Primus cannot do; a pure function
-            if plan.engine == "nemo" and (unfit := nemo.unfit(plan)):
-                raise unfit
     return session
 
 
@@ -144,8 +137,11 @@ def _plans(session: Session, request: RunRequest) -> list[RunPlan]:
     models = list(session.loaded.config.models) if request.model == ALL_MODELS else [request.model]
     if not models:
         raise ConfigError("models is empty.", where=session.loaded.where("models"), fix="describe at least one model")
-    engine = choose(request.engine, session.platform, session.choices.primus_path)
-    start = _primus(session) if engine.engine == "primus" else None
+    here = _here(session)
+    choice = choose(request.engine, here)
+    start = choice.engine.prepare(here)
+    if start is not None and start.launcher != "slurm":
+        refuse_hidden_gpus(count_ranks(session.loaded, session.platform, _gpus_found(session))[1])
     strategy = request.strategy or session.choices.strategy
     known = session.loaded.config.parallelism
     if not request.strategy and strategy not in {*known, DEFAULT_STRATEGY}:
@@ -157,8 +153,8 @@ def _plans(session: Session, request: RunRequest) -> list[RunPlan]:
             strategy=strategy,
             platform=session.platform,
             size=session.size,
-            engine=engine.engine,
-            engine_reason=engine.reason,
+            engine=choice.engine.name,
+            engine_reason=choice.reason,
             gpus_found=_gpus_found(session),
             run_id="",
             run_directory="",
@@ -166,39 +162,51 @@ def _plans(session: Session, request: RunRequest) -> list[RunPlan]:
             primus=start,
             command=request.command,
         )
-        if request.engine == "auto" and engine.engine == "nemo":
-            planned = _fitting(session.loaded, planned)
+        if request.engine == AUTO and choice.engine.automatic_if_it_fits:
+            planned = _fitting(session.loaded, planned, choice)
         for number in range(1, request.runs + 1):
             run_id = new_run_id(model, strategy) + (f"-{number}" if request.runs > 1 else "")
             folder = str(session.output / "runs" / run_id)
-            plans.append(build_plan(session.loaded, replace(planned, run_id=run_id, run_directory=folder)))
+            plans.append(plan_run(session.loaded, replace(planned, run_id=run_id, run_directory=folder)))
     return plans
 
 
-def _fitting(loaded: LoadedConfig, request: PlanRequest) -> PlanRequest:
-    """The request with the embedded engine, and the reason, where NeMo cannot carry out what it asks for."""
+def plan_run(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
+    """Build a plan that its engine can run.
+
+    Raises:
+        UserError: the configuration cannot be planned, or the engine refuses the plan.
+    """
+    engine = engine_named(request.engine)
+    plan = build_plan(loaded, replace(request, trainer=engine.trainer))
+    if (refusal := engine.refusal(plan, loaded.where)) is not None:
+        raise refusal
+    return plan
+
+
+def _fitting(loaded: LoadedConfig, request: PlanRequest, choice: Choice) -> PlanRequest:
+    """Return the request, with the embedded engine and the reason if the chosen engine cannot run the plan."""
     try:
-        unfit: UserError | None = nemo.unfit(build_plan(loaded, request))
-    except ConfigError as error:  # of NeMo's, or of the plan: then the embedded engine's plan says it again
-        unfit = error
-    if unfit is None:
-        return request
-    why = f" {unfit.why}" if unfit.why and isinstance(unfit, ConfigError) else ""
-    return replace(request, engine="megatron", engine_reason=f"NeMo is installed, but does not fit: {unfit.what}{why}")
+        plan_run(loaded, request)
+    except UserError as refusal:  # a mistake in the plan itself is reported again with the embedded engine
+        other = fallback_from(choice, refusal)
+        return replace(request, engine=other.engine.name, engine_reason=other.reason)
+    return request
 
 
 def _gpus_found(session: Session) -> int | None:
     return session.machine.gpus_per_node if session.machine else None
 
 
-def _primus(session: Session) -> PrimusStart:
-    """Which Primus is here, and how it will be started."""
-    options = session.loaded.config.platform_optimizations.get(session.platform, PlatformOptimizations()).primus
-    nodes, gpus = count_ranks(session.loaded, session.platform, _gpus_found(session))
-    start = decide(options, session.choices.primus_path, nodes)
-    if start.launcher != "slurm":
-        refuse_hidden_gpus(gpus)
-    return start
+def _here(session: Session) -> Here:
+    """Return what an engine needs to know before there is a plan."""
+    loaded, platform = session.loaded, session.platform
+    return Here(
+        platform=platform,
+        nodes=count_ranks(loaded, platform, _gpus_found(session))[0],
+        primus_path=session.choices.primus_path,
+        primus=loaded.config.platform_optimizations.get(platform, PlatformOptimizations()).primus,
+    )
 
 
 def flag_settings(request: RunRequest, platform: PlatformName) -> Iterator[Setting]:

@@ -21,8 +21,8 @@ from tprimat.runner.session import Session
 
 COOLDOWN_SECONDS_ON_A_GPU = 20.0
 """Between runs, for drivers to release memory and for clocks and temperature to settle."""
-RUN_FIELDS = {"run_id", "run_directory", "output_directory", "engine_reason", "command"}
-"""Fields of a plan that differ between two runs of the same configuration."""
+RUN_FIELDS = {"run_id", "run_directory", "output_directory", "engine_reason", "trainer", "command"}
+"""Fields of a plan that differ between two runs of the same configuration, and the trainer, which older plans lack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,11 @@ from pathlib import Path
 
 from tprimat.config.load import LoadedConfig, Setting, read_config
 from tprimat.config.schema import Size
+from tprimat.engines import FALLBACK
 from tprimat.errors import UserError
 from tprimat.facts.platforms import PlatformName
-from tprimat.plan.build import PlanRequest, build_plan
+from tprimat.plan.build import PlanRequest
+from tprimat.runner.session import plan_run
 
 PLATFORM_ORDER: tuple[PlatformName, ...] = ("nvidia", "amd", "cpu")
 
@@ -50,7 +52,7 @@ def _check(loaded: LoadedConfig, model: str, platform: PlatformName, strategy: s
         strategy=strategy,
         platform=platform,
         size="tiny" if platform == "cpu" else "full",
-        engine="megatron",
+        engine=FALLBACK,
         engine_reason="",
         gpus_found=None,
         run_id="",
@@ -58,7 +60,7 @@ def _check(loaded: LoadedConfig, model: str, platform: PlatformName, strategy: s
         output_directory="",
     )
     try:
-        plan = build_plan(loaded, request)
+        plan = plan_run(loaded, request)
     except UserError as error:
         text = f"not valid: {error.what}"
         return CheckedCell(model=model, platform=platform, strategy=strategy, description=text, error=error)

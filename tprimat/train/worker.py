@@ -9,25 +9,22 @@ import warnings
 from importlib import import_module
 from pathlib import Path
 
-from tprimat.errors import UserError
+from tprimat.errors import RecordError, UserError
 from tprimat.plan.schema import RunPlan, read_plan
 from tprimat.train import startup, transformer_engine
 
-TRAINERS = {"megatron": "tprimat.megatron.run", "nemo": "tprimat.nemo.run"}
-"""Modules whose `train(plan)` trains a plan on one rank."""
-
 
 def main(arguments: list[str] | None = None) -> int:
-    """Train the plan that `--plan PATH` names.
+    """Train the plan at `--plan PATH`.
 
     Returns:
-        0 when training is done, 2 for a mistake that the user can mend.
+        0 when training is done, 2 for a mistake that the user can fix.
     """
     startup.reached("rank_started")
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--plan", type=Path, required=True, help="plan.json, as ./benchmark.py wrote it")
+    parser.add_argument("--plan", type=Path, required=True, help="plan.json, written by ./benchmark.py")
     options = parser.parse_args(arguments)
-    faulthandler.register(signal.SIGUSR1)  # for a launcher that has no py-spy to see where a hung rank stands
+    faulthandler.register(signal.SIGUSR1)  # shows a launcher without py-spy where a hung rank is
     try:
         train(read_plan(options.plan))
     except UserError as error:
@@ -37,14 +34,21 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def train(plan: RunPlan) -> None:
-    """Hand a plan to its engine's trainer."""
+    """Import the plan's trainer and let it train on this rank.
+
+    Raises:
+        UserError: the plan names no trainer, or the trainer cannot do what it asks for.
+    """
+    if plan.trainer is None:
+        what = f"The plan of run {plan.run_id} names no trainer for the worker to import."
+        why = f"The engine {plan.engine} brings its own processes, or an older version of TPrimat wrote the plan."
+        raise RecordError(what, where="plan.json: trainer", why=why, fix="./benchmark.py plans and starts the run again")
     quieten()
     startup.begin_imports()
-    # Megatron's overlap of communication and computation relies on one hardware queue (Megatron-LM's own requirement), which is
-    # settled when the GPU is opened.
+    # Megatron-LM requires a single hardware queue to overlap communication with computation; the GPU reads this when opened.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     transformer_engine.is_usable()  # before anything imports megatron.core
-    import_module(TRAINERS[plan.engine]).train(plan)
+    import_module(plan.trainer).train(plan)
     import torch.distributed as dist
 
     if dist.is_initialized():
@@ -58,11 +62,11 @@ IRRELEVANT = (
     ".*attribute of a Tensor that is not a leaf",
     ".*using the device under current context",
 )
-"""Warnings of libraries that no user of a benchmark can act on."""
+"""Library warnings that the user of a benchmark cannot act on."""
 
 
 def quieten() -> None:
-    """Keep the training log readable: warnings of ours, and errors, stay."""
+    """Keep the training log readable: our own warnings and all errors stay."""
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     for message in IRRELEVANT:

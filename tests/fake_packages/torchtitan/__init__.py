@@ -1,1 +1,1 @@
-"""Stands in for torchtitan where benchmarks/engine_speed.py is tested: it says what torchtitan says, and trains nothing."""
+"""A fake torchtitan: it prints what torchtitan prints, and trains nothing."""

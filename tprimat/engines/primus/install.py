@@ -1,4 +1,4 @@
-"""Which Primus there is and how it can be started: the one part of the engine that looks at files."""
+"""Find an installed Primus and decide how to start it."""
 
 import re
 import shutil
@@ -6,41 +6,47 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from tprimat.engines.choose import find_primus
 from tprimat.errors import LaunchError
 from tprimat.plan.schema import PrimusLauncher, PrimusOptions, PrimusStart
 
 DIRECT = "runner/primus-cli-direct.sh"
-"""There since v0.5.0, when primus-cli got its modes; v0.4.0 has a primus-cli without them."""
-GIT_PATIENCE_SECONDS = 10.0
-"""--dirty compares every file, which takes a while on a network file system."""
+"""Exists since v0.5.0, when primus-cli got its modes; v0.4.0 has a primus-cli without them."""
+GIT_TIMEOUT_SECONDS = 10.0
+"""--dirty compares every file, which is slow on a network file system."""
 SLURM_ENTRY = "runner/primus-cli-slurm-entry.sh"
 WITHOUT_CONTAINER = re.compile(r"primus-cli-\$\{\w*MODE\}\.sh")
-"""What the entry of a version holds that can do without a container: not from v0.7.0 to v26.4.0."""
+"""Found in the entry script of versions that can run without a container; v0.7.0 to v26.4.0 cannot."""
 CLI = ("primus-cli", "runner/primus-cli")
 """At the root since v26.2."""
 SCRIPT = "examples/run_pretrain.sh"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Installed:
-    """What is there."""
+class Installation:
+    """A Primus checkout or package."""
 
     place: str
-    """For messages."""
+    """As found, for messages."""
     root: Path | None
-    """Of a checkout; None for an installed package."""
+    """The checkout's root; None for an installed package."""
     cli: Path | None
     """primus-cli with its modes."""
     script: Path | None
     """run_pretrain.sh, which every version has."""
 
 
-def look(primus_path: str | None) -> Installed:
-    """The checkout that the user names, or the primus-cli on PATH and the checkout around it.
+def find_primus(primus_path: str | None) -> str | None:
+    """Return the user's Primus checkout, or the primus-cli on PATH."""
+    if primus_path and Path(primus_path).is_dir():
+        return primus_path
+    return shutil.which("primus-cli")
+
+
+def look(primus_path: str | None) -> Installation:
+    """Inspect the user's checkout, or the primus-cli on PATH and the checkout around it.
 
     Raises:
-        LaunchError: neither.
+        LaunchError: there is neither.
     """
     place = find_primus(primus_path)
     if place is None:
@@ -48,22 +54,22 @@ def look(primus_path: str | None) -> Installed:
     found = Path(place).resolve()
     root = found if found.is_dir() else _checkout_around(found)
     if root is None:
-        return Installed(place=place, root=None, cli=Path(place).absolute(), script=None)
+        return Installation(place=place, root=None, cli=Path(place).absolute(), script=None)
     modes = (root / DIRECT).is_file()
     cli = next((root / name for name in CLI if (root / name).is_file()), None) if modes else None
     script = root / SCRIPT
-    return Installed(place=place, root=root, cli=cli, script=script if script.is_file() else None)
+    return Installation(place=place, root=root, cli=cli, script=script if script.is_file() else None)
 
 
 def _checkout_around(program: Path) -> Path | None:
     return next((folder for folder in program.parents[:2] if (folder / "runner").is_dir() and (folder / "primus").is_dir()), None)
 
 
-def decide(options: PrimusOptions, primus_path: str | None, nodes: int) -> PrimusStart:
-    """How to start Primus on this machine.
+def find_installation(options: PrimusOptions, primus_path: str | None, nodes: int) -> PrimusStart:
+    """Decide how to start Primus on this machine.
 
     Raises:
-        LaunchError: it is not there, not in a version that has the launcher, or cannot be measured on so many nodes.
+        LaunchError: Primus is missing, its version lacks the launcher, or the launcher cannot be measured on several nodes.
     """
     found = look(primus_path)
     launcher = _launcher(options, found)
@@ -76,7 +82,7 @@ def decide(options: PrimusOptions, primus_path: str | None, nodes: int) -> Primu
     if nodes > 1 and launcher != "slurm":
         raise LaunchError(
             f"Primus on {nodes} nodes is measured with the launcher slurm only.",
-            why="The first node prints what runs, the last one how fast: a node alone proves nothing. srun brings both together.",
+            why="The first node prints what runs, the last one how fast: one node's log proves nothing. srun joins the logs.",
             fix="--set platform_optimizations.amd.primus.launcher=slurm",
         )
     if launcher == "slurm":
@@ -92,29 +98,29 @@ def decide(options: PrimusOptions, primus_path: str | None, nodes: int) -> Primu
     )
 
 
-def _launcher(options: PrimusOptions, found: Installed) -> PrimusLauncher:
+def _launcher(options: PrimusOptions, found: Installation) -> PrimusLauncher:
     if options.launcher != "auto":
         return options.launcher
     return "direct" if found.cli else "script"
 
 
 def version_of(root: Path) -> str | None:
-    """Tag and commit of a checkout, such as v26.5.1-3-gfd1eeabb; None where git or its history is missing."""
-    if not (root / ".git").exists():  # git would look in the folders above
+    """Return tag and commit of a checkout, such as v26.5.1-3-gfd1eeabb; None if git or its history is missing."""
+    if not (root / ".git").exists():  # git would search the parent folders
         return None
     argv = ["git", "-C", str(root), "describe", "--tags", "--always", "--dirty"]
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=GIT_PATIENCE_SECONDS, check=True)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=GIT_TIMEOUT_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None
 
 
-def _check_slurm(options: PrimusOptions, found: Installed) -> None:
+def _check_slurm(options: PrimusOptions, found: Installation) -> None:
     if shutil.which("srun") is None:
         raise LaunchError("The launcher slurm needs srun, which is not on PATH.", fix="start inside a SLURM cluster")
     entry = found.root / SLURM_ENTRY if found.root else None
     if options.image is None and entry and entry.is_file() and not WITHOUT_CONTAINER.search(entry.read_text(encoding="utf8")):
         what = f"The Primus at {found.place} starts a container under slurm, and no image is named."
-        why = "Versions v0.7.0 to v26.4.0 cannot do without."
+        why = "Versions v0.7.0 to v26.4.0 cannot run without a container."
         raise LaunchError(what, why=why, fix="--set platform_optimizations.amd.primus.image=rocm/primus:VERSION")

@@ -1,9 +1,8 @@
-"""A plan in Primus's words: the keys of its pre_trainer module, the experiment file, and the overrides of its command line.
+"""Translate a plan into Primus's settings: the keys of its pre_trainer module, the experiment file and command-line overrides.
 
 Key names are those of primus/configs/modules/megatron/*.yaml and primus/configs/models/megatron/*.yaml (AMD-AGI/Primus,
-v0.2.0 to v26.5.1). Some keys that Megatron knows are read and then computed anew; `num_virtual_stages_per_pipeline_rank` stands
-for such a one.
-tools/check_primus.sh holds all of this against a checkout's own parser.
+v0.2.0 to v26.5.1). Megatron accepts some keys and then recomputes them; for those the key that has an effect is used, such as
+`num_virtual_stages_per_pipeline_rank`. tools/check_primus.sh checks everything here against a checkout's own parser.
 """
 
 import re
@@ -26,10 +25,10 @@ RECOMPUTE: Mapping[str, tuple[str | None, str | None, int | None]] = {
     "selective": ("selective", None, None),
     "full": ("full", "uniform", 1),
 }
-"""Our word -> granularity, method, layers. Megatron refuses full recomputation without a method."""
+"""Our setting -> granularity, method, layers. Megatron refuses full recomputation without a method."""
 
 SAFE = re.compile(r"[\w./:@%+,=-]+")
-"""run_pretrain.sh, and primus-cli at v0.5.0, pass their arguments through eval without quotes."""
+"""run_pretrain.sh, and primus-cli at v0.5.0, pass their arguments through eval unquoted."""
 
 MEASURING: Mapping[str, Value] = {
     "stderr_sink_level": "DEBUG",  # from v26.2 on the iteration lines are debug messages
@@ -60,12 +59,12 @@ NO_CHECKPOINTS: Mapping[str, Value] = {
 
 
 def settings(plan: RunPlan) -> dict[str, Value]:
-    """What the plan decides: each is in the experiment file and, once more and with precedence, on the command line.
+    """Return the settings that the plan decides, for the experiment file and for the command line, which takes precedence.
 
     Raises:
-        LaunchError: Primus cannot carry the plan out.
+        LaunchError: Primus cannot run the plan.
     """
-    refuse_what_primus_cannot(plan)
+    refuse_unsupported(plan)
     return {**_model(plan), **_layout(plan), **_batch(plan), **_optimizer(plan), **_arithmetic(plan)}
 
 
@@ -112,21 +111,21 @@ def _batch(plan: RunPlan) -> dict[str, Value]:
 
 
 def _optimizer(plan: RunPlan) -> dict[str, Value]:
-    """The schedule of the embedded engine: Megatron wants the warm-up to be shorter than the decay, however short the run is."""
-    asked = plan.optimizer
-    warmup = min(asked.warmup_steps, plan.steps - 1)
+    """Return the embedded engine's schedule. Megatron requires the warm-up to be shorter than the decay, even in a short run."""
+    requested = plan.optimizer
+    warmup = min(requested.warmup_steps, plan.steps - 1)
     return {
-        "lr": float(asked.learning_rate),
-        "min_lr": float(asked.min_learning_rate),
-        "lr_warmup_init": 0.0 if asked.warmup_steps == 0 else asked.learning_rate / (asked.warmup_steps + 1),
+        "lr": float(requested.learning_rate),
+        "min_lr": float(requested.min_learning_rate),
+        "lr_warmup_init": 0.0 if requested.warmup_steps == 0 else requested.learning_rate / (requested.warmup_steps + 1),
         "lr_warmup_iters": warmup,
         "lr_decay_iters": plan.steps,
-        "lr_decay_style": asked.schedule,
-        "weight_decay": float(asked.weight_decay),
-        "adam_beta1": float(asked.beta1),
-        "adam_beta2": float(asked.beta2),
-        "adam_eps": float(asked.epsilon),
-        "clip_grad": float(asked.gradient_clipping),
+        "lr_decay_style": requested.schedule,
+        "weight_decay": float(requested.weight_decay),
+        "adam_beta1": float(requested.beta1),
+        "adam_beta2": float(requested.beta2),
+        "adam_eps": float(requested.epsilon),
+        "clip_grad": float(requested.gradient_clipping),
     }
 
 
@@ -142,17 +141,17 @@ def _arithmetic(plan: RunPlan) -> dict[str, Value]:
     }
 
 
-def refuse_what_primus_cannot(plan: RunPlan) -> None:
-    """Say what has no counterpart in Primus, before anything is written.
+def refuse_unsupported(plan: RunPlan) -> None:
+    """Refuse what has no counterpart in Primus, before anything is written.
 
     Raises:
-        LaunchError: names the setting and the way out.
+        LaunchError: names the setting and the fix.
     """
     if plan.primus_config is None:
         where = f"models.{plan.model}.primus_config"
         raise LaunchError(f"The model {plan.model} has no Primus model file.", where=where, fix=f"{where}: llama3.1_8B")
     if plan.size != "full":
-        why = "Its vocabulary comes from the published tokenizer, and a small model of ours has another one."
+        why = "Its vocabulary comes from the published tokenizer; TPrimat's small model has another one."
         raise LaunchError("Primus trains the full model only.", where="--size", why=why, fix="--size full, or --engine megatron")
     if plan.dataset != "mock":
         raise LaunchError(f"The engine primus trains on mock data, not on {plan.dataset}.", where="--data", fix="--data mock")
@@ -161,7 +160,7 @@ def refuse_what_primus_cannot(plan: RunPlan) -> None:
 
 
 def experiment(plan: RunPlan) -> dict[str, object]:
-    """The whole of an experiment file. What was not decided stays as Primus's presets for the model have it.
+    """Return the whole experiment file. What the plan does not decide keeps the value of Primus's preset for the model.
 
     Raises:
         ConfigError: an additional key contradicts the plan or has no effect.
@@ -192,42 +191,42 @@ INSTEAD: Mapping[str, str] = {
     "padded_vocab_size": "make_vocab_size_divisible_by",
     "consumed_train_samples": "nothing; a benchmark starts at its first step",
 }
-"""Keys that Megatron's validate_args overwrites, whatever they are set to -> what has an effect."""
+"""Keys that Megatron's validate_args always overwrites -> what to set instead."""
 
 
 def refuse_key(key: str, decided: Mapping[str, Value]) -> None:
-    """A key that the user adds must be free, and must have an effect.
+    """Refuse a user's key that the plan decides already or that has no effect.
 
     Raises:
-        ConfigError: it is not, or has none.
+        ConfigError: either of these.
     """
     where = f"platform_optimizations.amd.primus.overrides.{key}"
     if key in decided:
-        why = "Two places for one setting would contradict each other."
+        why = "One setting in two places could contradict itself."
         raise ConfigError(f"{key} is decided by the plan.", where=where, why=why, fix="the flag or the key of config.yaml")
     if key in INSTEAD:
         raise ConfigError(f"{key} has no effect in Primus.", where=where, why="Megatron computes it anew.", fix=INSTEAD[key])
 
 
 def experiment_text(plan: RunPlan) -> str:
-    """The experiment file. PyYAML writes every float with a dot, as its own reader wants: 1e-05 would be a string."""
+    """Return the experiment file as text. PyYAML writes every float with a dot; it would read 1e-05 back as a string."""
     heading = f"# The experiment of run {plan.run_id}, generated from plan.json beside it.\n"
     return heading + yaml.safe_dump(experiment(plan), sort_keys=False, width=200)
 
 
 def overrides(plan: RunPlan) -> tuple[str, ...]:
-    """The plan's settings as words of the command line, in pairs: the core runtime of v0.7.0 keeps the dashes of '--key=value'.
+    """Return the plan's settings as pairs of arguments: the core runtime of v0.7.0 keeps the dashes of '--key=value'.
 
-    What is None stands in the experiment only: v0.6.0 to v26.2 take the word None for a text.
+    None appears in the experiment only: v0.6.0 to v26.2 read the word None as text.
     """
     given = ((key, value) for key, value in settings(plan).items() if value is not None)
     return tuple(text for key, value in given for text in (f"--{key}", word(value)))
 
 
 def word(value: Value) -> str:
-    """A value as all of Primus's parsers read it back.
+    """Format a value so that all of Primus's parsers read it back.
 
-    v0.2.0 to v0.5.0 evaluate Python, so that truth is True; later ones take a word for a float only if there is a dot in it.
+    v0.2.0 to v0.5.0 evaluate Python, so booleans are True and False; later versions require a dot in a float.
     """
     if isinstance(value, float):
         text = repr(value)
@@ -237,11 +236,11 @@ def word(value: Value) -> str:
 
 
 def workspace(plan: RunPlan) -> PurePath:
-    """Where Primus puts what it writes itself."""
+    """Return the folder for Primus's own output."""
     return PurePath(plan.run_directory) / "primus"
 
 
 def rank_error_logs(plan: RunPlan) -> str:
-    """Glob pattern of the tracebacks of all ranks; primus-cli filters those of most ranks from the console."""
+    """Return the glob pattern of all ranks' tracebacks; primus-cli hides those of most ranks from the console."""
     folder = workspace(plan) / WORK_GROUP / USER_NAME / plan.run_id
     return str(folder / "logs" / MODULE / "rank-*" / "error.log")

@@ -1,0 +1,93 @@
+"""An engine answers for itself: only engines/ knows which engines there are, and what they differ in."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tprimat.engines import AUTO, ENGINE_NAMES, MODULES
+from tprimat.engines.base import Here, choose, engine_named
+from tprimat.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+EXEMPT = ("tprimat/engines/", "tprimat/facts/", "tprimat/logs/", "tprimat/records/legacy.py")
+"""Besides the engines: published results, the names of log formats, and the words of other programs' files."""
+SOURCES = sorted(path for folder in ("tprimat", "benchmarks", "tools") for path in (ROOT / folder).rglob("*.py"))
+
+
+def strings_of(node, constants):
+    """The strings that an operand stands for: its own, those of a literal container, and those of a constant of the module."""
+    if isinstance(node, ast.Name):
+        return strings_of(constants[node.id], {}) if node.id in constants else set()
+    parts = [node, *getattr(node, "elts", []), *(getattr(node, "keys", []))]
+    return {part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)}
+
+
+def comparisons(source):
+    """Lines that compare something with the name of an engine, or look one up by a table of such names."""
+    tree = ast.parse(source)
+    constants = {
+        target.id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name)
+    }
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            strings = set().union(*(strings_of(operand, constants) for operand in (node.left, *node.comparators)))
+        elif isinstance(node, ast.MatchValue):
+            strings = strings_of(node.value, constants)
+        elif isinstance(node, ast.Dict):
+            strings = {key for key in strings_of(node, {}) if MODULES.keys() >= {key}}
+        else:
+            continue
+        found += [node.lineno] if strings & set(ENGINE_NAMES) else []
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nobody_outside_the_engines_compares_the_name_of_one(path):
+    name = str(path.relative_to(ROOT))
+    if not name.startswith(EXEMPT):
+        assert comparisons(path.read_text(encoding="utf8")) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'plan.engine == "nemo"',
+        '"megatron" != engine',
+        'engine in {"megatron", "nemo"}',
+        'SLOW = ("primus",)\nprint(engine in SLOW)',
+        'match engine:\n    case "torchtitan":\n        pass',
+        'TRAINERS = {"nemo": "tprimat.nemo.run"}',
+    ],
+)
+def test_the_check_finds_each_form_of_a_comparison(source):
+    assert comparisons(source)
+
+
+@pytest.mark.parametrize("source", ['engine == "auto"', 'PlanRequest(engine="megatron")', '{"--engine": "nemo"}'])
+def test_the_check_lets_other_uses_pass(source):
+    assert not comparisons(source)
+
+
+@pytest.mark.parametrize("name", ENGINE_NAMES)
+def test_every_engine_is_registered_under_its_own_name(name):
+    engine = engine_named(name)
+    assert engine.name == name
+    assert engine.runs_worker is (engine.clock == "step_end")
+    assert engine.trainer is None or (ROOT / (engine.trainer.replace(".", "/") + ".py")).is_file()
+
+
+def test_an_unknown_engine_is_refused_with_the_names_that_there_are():
+    with pytest.raises(ConfigError) as caught:
+        choose("deepspeed", Here(platform="cpu"))
+    assert caught.value.fix == f"one of: {AUTO}, {', '.join(ENGINE_NAMES)}"
+
+
+def test_each_platform_has_at_most_one_preferred_engine():
+    preferred = [engine_named(name).automatic_on for name in ENGINE_NAMES if engine_named(name).automatic_on]
+    assert sorted(preferred) == ["amd", "nvidia"]

@@ -1,0 +1,239 @@
+"""The engine torchtitan: its command line and inputs, what it refuses, and runs of ./benchmark.py with a fake torchtitan."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tprimat.config.load import parse_setting, read_config
+from tprimat.engines.base import Here, choose
+from tprimat.engines.torchtitan import ENGINE, TEXTS, WORDS, arguments, input_files
+from tprimat.errors import LaunchError
+from tprimat.plan.build import PlanRequest, build_plan
+
+ROOT = Path(__file__).parents[2]
+FAKE = ROOT / "tests" / "fake_packages"
+H200 = "NVIDIA H200, GPU-{}, 143771, 700.00, 570.86.15"
+
+
+def plan_of(*changes, model="llama", strategy="balanced", size="full", platform="nvidia", gpus=4):
+    request = PlanRequest(
+        model=model,
+        strategy=strategy,
+        platform=platform,
+        size=size,
+        engine="torchtitan",
+        engine_reason="asked for",
+        gpus_found=gpus,
+        run_id="run",
+        run_directory="/results/runs/run",
+        output_directory="/results",
+    )
+    return build_plan(read_config(size=size, settings=[parse_setting(change) for change in changes], environment={}), request)
+
+
+def place(*keys):
+    return ".".join(keys)
+
+
+def given(plan):
+    """The arguments with a value, and the switches."""
+    words = [word for word in arguments(plan) if word not in {"--compile.enable", "--job.print_config"}]
+    return dict(zip(words[::2], words[1::2], strict=True))
+
+
+def test_torchtitan_gets_the_workload_of_the_plan():
+    changes = ("training.duration.max_steps=7", "training.data.micro_batch_size=2", "training.optimizer.schedule=constant")
+    plan = plan_of(*changes, "platform_optimizations.nvidia.recompute=full")
+    words = given(plan)
+    assert (words["--training.global_batch_size"], words["--training.local_batch_size"]) == ("128", "2")
+    assert (words["--training.seq_len"], words["--training.steps"], words["--model.flavor"]) == ("2048", "7", "8B")
+    assert (words["--parallelism.tensor_parallel_degree"], words["--training.mixed_precision_param"]) == ("2", "bfloat16")
+    assert (words["--activation_checkpoint.mode"], words["--debug.seed"]) == ("full", "1234")
+    assert (words["--lr_scheduler.decay_type"], words["--lr_scheduler.min_lr_factor"]) == ("linear", "1.0")
+    assert words["--lr_scheduler.warmup_steps"] == "6"
+    assert arguments(plan)[-2:] == ("--compile.enable", "--job.print_config")
+
+
+def test_the_schedule_decays_to_the_smallest_learning_rate_of_the_plan():
+    words = given(plan_of("training.optimizer={learning_rate: 4.0e-4, min_learning_rate: 1.0e-4, gradient_clipping: 0.5}"))
+    assert (words["--optimizer.lr"], words["--lr_scheduler.min_lr_factor"]) == ("0.0004", "0.25")
+    assert (words["--lr_scheduler.decay_type"], words["--training.max_norm"]) == ("cosine", "0.5")
+
+
+def test_it_is_started_by_torchrun_in_the_folder_of_its_inputs():
+    command = ENGINE.command(plan_of("platform_optimizations.nvidia.environment={NCCL_DEBUG: WARN}"))
+    assert command.argv[:3] == ("--local-ranks-filter=0", "-m", "torchtitan.train")
+    assert (command.ranks_per_node, command.directory) == (4, "/results/torchtitan")
+    assert (command.environment["HF_HUB_OFFLINE"], command.environment["NCCL_DEBUG"]) == ("1", "WARN")
+    assert {Path(name).parts[:3] for name in command.files} == {("/", "results", "torchtitan")}
+
+
+def test_the_inputs_are_texts_of_words_that_the_tokenizer_knows():
+    texts = input_files()["tests/assets/c4_test/data.json"].splitlines()
+    vocabulary = json.loads(input_files()["tokenizer/tokenizer.json"])["model"]["vocab"]
+    assert len(texts) == TEXTS
+    assert {vocabulary[word] for word in json.loads(texts[0])["text"].split()} <= set(range(WORDS))
+
+
+def test_it_runs_the_plans_that_its_recorded_results_come_from(monkeypatch):
+    monkeypatch.syspath_prepend(str(FAKE))
+    assert choose("torchtitan", Here(platform="nvidia")).engine is ENGINE
+    for strategy in ("minimal_communication", "balanced"):
+        assert ENGINE.refusal(plan_of(strategy=strategy), place) is None
+
+
+def test_a_torchtitan_that_is_not_installed_is_named_with_the_way_to_get_it():
+    with pytest.raises(LaunchError, match="torchtitan is not installed") as caught:
+        choose("torchtitan", Here(platform="nvidia"))
+    assert ".[torchtitan]" in caught.value.fix
+
+
+TP4 = "parallelism.balanced.llama.nvidia={{tensor_model_parallel_size: 4{}}}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "fields", "what"),
+    [
+        ([], {"platform": "cpu"}, "torchtitan does not run on a CPU."),
+        ([], {"size": "tiny"}, "torchtitan trains the full model only."),
+        ([], {"model": "qwen"}, "torchtitan has no qwen-2.5-7b."),
+        (["hardware.platforms.nvidia.nodes=2"], {}, "torchtitan is measured on one node only."),
+        (
+            ["parallelism.balanced.llama.nvidia={pipeline_model_parallel_size: 2}"],
+            {},
+            "torchtitan's pipeline divides a step differently.",
+        ),
+        (
+            [TP4.format(", sequence_parallel: false")],
+            {"gpus": 8},
+            "torchtitan has no tensor parallelism without sequence parallelism.",
+        ),
+        ([TP4.format("")], {}, "torchtitan computes in fp32 with a single replica."),
+        (["platform_optimizations.nvidia.precision=fp8"], {}, "torchtitan needs torchao for fp8."),
+        (
+            ["platform_optimizations.nvidia.recompute=selective"],
+            {},
+            "torchtitan has no recompute: selective as Megatron-Core has it.",
+        ),
+        (["training.data.dataset=text:/a"], {}, "The engine torchtitan trains on mock data, not on text:/a."),
+        (["training.data.micro_batch_size=auto"], {}, "micro_batch_size is auto."),
+        (["profiling.enabled=true"], {}, "The engine torchtitan does not profile."),
+        (["training.optimizer.gradient_clipping=0"], {}, "torchtitan always clips gradients."),
+        (["platform_optimizations.nvidia.engine_options.optimizer_states=bf16"], {}, "optimizer_states is bf16."),
+    ],
+)
+def test_what_torchtitan_cannot_do_is_refused_with_the_way_out(changes, fields, what):
+    error = ENGINE.refusal(plan_of(*changes, **fields), place)
+    assert error.what == what
+    assert error.where
+    assert error.fix
+
+
+def test_fp32_needs_no_sharded_weights():
+    assert ENGINE.refusal(plan_of(TP4.format(""), "platform_optimizations.nvidia.precision=fp32"), place) is None
+
+
+def test_the_extra_names_the_version_whose_arguments_these_are():
+    extra = re.search(
+        r'^torchtitan = \["torchtitan==([\d.]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf8"), re.MULTILINE
+    )
+    assert extra[1] == "0.2.2"
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """Runs ./benchmark.py where nvidia-smi shows two H200 and Python finds the fake torchtitan."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    rows = "\n".join(H200.format(index) for index in range(2))
+    (tools / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<'END'\n{rows}\nEND\n")
+    (tools / "nvidia-smi").chmod(0o755)
+
+    def benchmark(*words, **variables):
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "CUDA_", "NVIDIA_"))}
+        environment = {**clean, "PATH": f"{tools}:/usr/bin:/bin", "PYTHONPATH": str(FAKE), "OUTPUT_DIR": str(tmp_path / "out")}
+        argv = [
+            sys.executable,
+            str(ROOT / "benchmark.py"),
+            "--engine",
+            "torchtitan",
+            "--model",
+            "llama",
+            "--steps",
+            "4",
+            "--quiet",
+        ]
+        argv += ["--global-batch-size", "8", *words]
+        return subprocess.run(argv, env={**environment, **variables}, capture_output=True, text=True, timeout=120, check=False)
+
+    return benchmark
+
+
+def run_of(folder):
+    (path,) = (folder / "out" / "runs").glob("*/run.json")
+    return json.loads(path.read_text()), path.parent
+
+
+def test_a_run_is_proven_by_the_log_and_done_again_only_where_it_must(machine, tmp_path):
+    done = machine()
+    assert done.returncode == 0, done.stderr
+    record, folder = run_of(tmp_path)
+    assert (record["engine"], record["outcome"], record["mismatches"], record["clock"]) == (
+        "torchtitan",
+        "completed",
+        [],
+        "framework",
+    )
+    proof = record["evidence"]
+    assert (proof["tensor_parallel"], proof["data_parallel"], proof["micro_batch_sequences"]) == (1, 2, 1)
+    assert (proof["global_batch_sequences"], proof["sequence_tokens"], proof["matmul_dtype"]) == (8, 2048, "bf16")
+    assert (proof["source"], record["machine"]["accelerator"]) == ("log", "NVIDIA H200")
+    assert record["software"]["tprimat"]
+    steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+    assert [(step["step"], step["loss"]) for step in steps] == [(1, 11), (2, 10), (3, 9), (4, 8)]
+    assert (tmp_path / "out" / "benchmark_cuda_llama.json").is_file()
+    again = machine("--resume")
+    assert again.returncode == 0, again.stderr
+    assert run_of(tmp_path)[0] == record
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "mismatch"),
+    [
+        ("FAKE_TITAN_BATCH", "16", "global batch: 8 was asked for, 16 ran"),
+        ("FAKE_TITAN_TENSOR", "2", "tensor parallel: 1 was asked for, 2 ran"),
+        ("FAKE_TITAN_DTYPE", "float32", "matmul dtype: bf16 was asked for, fp32 ran"),
+    ],
+)
+def test_a_log_that_contradicts_the_plan_is_not_counted(machine, tmp_path, variable, value, mismatch):
+    assert machine(**{variable: value}).returncode == 1
+    record, _ = run_of(tmp_path)
+    assert record["outcome"] == "completed"
+    assert mismatch in record["mismatches"]
+
+
+def test_a_run_out_of_memory_keeps_its_step_and_says_why(machine, tmp_path):
+    done = machine(FAKE_TITAN_FAILS="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
+    assert done.returncode == 1
+    record, folder = run_of(tmp_path)
+    assert record["outcome"] == "out_of_memory"
+    assert len((folder / "steps.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_plan_that_it_refuses_starts_nothing(machine, tmp_path):
+    done = machine("--data", "text:stdlib")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: The engine torchtitan trains on mock data, not on text:stdlib.\n  at    --data")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_shows_the_whole_command(machine):
+    done = machine("--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "torchrun" in done.stdout or "torch.distributed.run" in done.stdout
+    assert "--local-ranks-filter=0 -m torchtitan.train" in done.stdout

@@ -1,0 +1,204 @@
+"""torchtitan, PyTorch's own training framework: its command line, its input files and its log.
+
+Argument names are those of torchtitan 0.2.2 (torchtitan/config/job_config.py). Its parallelism is FSDP2 and DTensor, not
+Megatron-Core: the replicas of a plan share weights, gradients and optimizer states, and tensor parallelism always splits the
+sequence too.
+"""
+
+import json
+import random
+from collections.abc import Iterator
+from functools import cache
+from itertools import chain
+from pathlib import PurePath
+from typing import ClassVar
+
+from tprimat.engines.base import Availability, Command, Engine, Here, Where, refuse_bf16_states, refuse_search
+from tprimat.engines.worker import is_installed
+from tprimat.errors import LaunchError, UserError
+from tprimat.facts.models import model_shape
+from tprimat.logs.fields import LineFields
+from tprimat.logs.formats import torchtitan as log_format
+from tprimat.plan.schema import RunPlan
+from tprimat.records.environment import software_versions
+
+INSTALL = "pip install '.[torchtitan]'; or --engine megatron"
+OTHER_ENGINE = "--engine megatron"
+PLATFORMS = ("nvidia", "amd")
+"""torchtitan takes its device from torch's list of accelerators, without which it falls back on CUDA (tools/utils.py)."""
+FLAVORS = {"llama-3.1-8b": "8B", "llama-3.1-405b": "405B"}
+"""Shape -> flavor of torchtitan's model llama3. Qwen 2.5 has biases, which none of its dense models has."""
+DTYPES = {"bf16": "bfloat16", "fp32": "float32", "fp8": "bfloat16"}
+"""Our precision -> the type of the weights in a product. fp8 replaces the linear layers on top of it."""
+RECOMPUTE = {"none": "none", "full": "full"}
+"""Megatron's selective recomputation covers the core of attention, torchtitan's every second layer."""
+SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "linear"}
+"""constant: a linear decay that ends at the learning rate itself."""
+
+WORDS, TEXTS, WORDS_PER_TEXT = 30_000, 800, 700
+
+
+class TorchtitanEngine(Engine):
+    """Starts torchtitan.train under torchrun and reads its log."""
+
+    name: ClassVar[str] = "torchtitan"
+
+    def available(self, here: Here) -> Availability:
+        """Look for the package."""
+        del here
+        if is_installed(self.name):
+            return Availability(reason="torchtitan is installed")
+        error = LaunchError("torchtitan is not installed.", why="The engine torchtitan starts it.", fix=INSTALL)
+        return Availability(reason="torchtitan is not installed", error=error)
+
+    def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
+        """Refuse what torchtitan cannot do, or would do differently from the plan."""
+        fix = "--engine megatron to find it, then --micro-batch-size with that number"
+        return (
+            refuse_bf16_states(self.name, plan, where)
+            or refuse_search(plan, where, why="torchtitan has no search for it.", fix=fix)
+            or next(_unsupported(plan, where), None)
+        )
+
+    def software(self, plan: RunPlan) -> dict[str, str]:
+        """Return the versions in this Python, in which torchtitan runs too."""
+        del plan
+        return software_versions()
+
+    def command(self, plan: RunPlan) -> Command:
+        """Return torchtitan.train on every rank, with the console of local rank 0 only, and its inputs.
+
+        The inputs are the same for all runs of an output folder, so they are written to one place there.
+        """
+        inputs = PurePath(plan.output_directory) / "torchtitan"
+        return Command(
+            argv=("--local-ranks-filter=0", "-m", "torchtitan.train", *arguments(plan)),
+            ranks_per_node=plan.gpus_per_node,
+            environment={"HF_HUB_OFFLINE": "1", "HF_HOME": str(inputs / "huggingface"), **plan.environment},
+            directory=str(inputs),
+            files={str(inputs / name): text for name, text in input_files().items()},
+        )
+
+    def read_line(self, text: str) -> LineFields | None:
+        """Parse one line of the log."""
+        return log_format.read_line(text)
+
+
+def _unsupported(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
+    return chain(_unsupported_model(plan, where), _unsupported_layout(plan, where), _unsupported_work(plan, where))
+
+
+def _unsupported_model(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
+    """Yield an error for each way in which the model or the machine is not torchtitan's."""
+    place = where("models", plan.model, "architecture")
+    if plan.platform not in PLATFORMS:
+        yield LaunchError("torchtitan does not run on a CPU.", where="--platform", fix=OTHER_ENGINE)
+    if plan.size != "full":
+        yield LaunchError("torchtitan trains the full model only.", where="--size", fix=f"--size full, or {OTHER_ENGINE}")
+    if plan.shape.name not in FLAVORS:
+        why = f"TPrimat starts it for {' and '.join(FLAVORS)}."
+        yield LaunchError(f"torchtitan has no {plan.shape.name}.", where=place, why=why, fix=OTHER_ENGINE)
+    elif plan.shape != model_shape(plan.shape.name):
+        yield LaunchError(f"The shape {plan.shape.name} differs from torchtitan's.", where=place, fix=OTHER_ENGINE)
+
+
+def _unsupported_layout(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
+    """Yield an error for each way in which torchtitan splits a model differently."""
+    layout, place = plan.layout, where("parallelism", plan.strategy, plan.model, plan.platform)
+    if plan.nodes > 1:
+        yield LaunchError("torchtitan is measured on one node only.", where="--nodes", fix=f"--nodes 1, or {OTHER_ENGINE}")
+    if layout.pipeline > 1:
+        why = "Its micro-batches are parts of a local batch, so memory and schedule are not those of the plan."
+        yield LaunchError("torchtitan's pipeline divides a step differently.", where=place, why=why, fix=OTHER_ENGINE)
+    if layout.tensor > 1 and not layout.sequence_parallel:
+        what = "torchtitan has no tensor parallelism without sequence parallelism."
+        yield LaunchError(what, where=place, fix=f"sequence_parallel: auto, or {OTHER_ENGINE}")
+    if layout.tensor > 1 and layout.data * layout.context == 1 and plan.precision != "fp32":
+        what, why = "torchtitan computes in fp32 with a single replica.", "It lowers precision only where it shards weights."
+        yield LaunchError(what, where=place, why=why, fix=f"--gpus {2 * layout.world_size}, or {OTHER_ENGINE}")
+
+
+def _unsupported_work(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
+    """Yield an error for each setting that has no counterpart in torchtitan."""
+    settings = ("platform_optimizations", plan.platform)
+    if plan.precision == "fp8" and not is_installed("torchao"):
+        yield LaunchError("torchtitan needs torchao for fp8.", where=where(*settings, "precision"), fix="pip install torchao")
+    if plan.recompute not in RECOMPUTE:
+        what, why = "torchtitan has no recompute: selective as Megatron-Core has it.", "Its own leaves out every second layer."
+        yield LaunchError(what, where=where(*settings, "recompute"), why=why, fix="recompute: none or full")
+    if plan.dataset != "mock":
+        yield LaunchError(f"The engine torchtitan trains on mock data, not on {plan.dataset}.", where="--data", fix="--data mock")
+    if plan.profiling.enabled:
+        yield LaunchError("The engine torchtitan does not profile.", where="profiling.enabled", fix=OTHER_ENGINE)
+    if plan.optimizer.gradient_clipping == 0:
+        key = where("training", "optimizer", "gradient_clipping")
+        yield LaunchError("torchtitan always clips gradients.", where=key, fix=f"gradient_clipping: 1.0, or {OTHER_ENGINE}")
+
+
+def arguments(plan: RunPlan) -> tuple[str, ...]:
+    """Return the plan as torchtitan's command line: compiled, with a log line for every step."""
+    batch, layout, optimizer = plan.batch, plan.layout, plan.optimizer
+    floor = 1.0 if optimizer.schedule == "constant" else optimizer.min_learning_rate / optimizer.learning_rate
+    values = {
+        "--job.dump_folder": PurePath(plan.run_directory) / "torchtitan",
+        "--model.name": "llama3",
+        "--model.flavor": FLAVORS[plan.shape.name],
+        "--model.hf_assets_path": "tokenizer",
+        "--training.dataset": "c4_test",
+        "--training.steps": plan.steps,
+        "--training.seq_len": batch.sequence_tokens,
+        "--training.local_batch_size": batch.micro_batch_sequences,
+        "--training.global_batch_size": batch.global_batch_sequences,
+        "--training.mixed_precision_param": DTYPES[plan.precision],
+        "--training.max_norm": optimizer.gradient_clipping,
+        "--parallelism.tensor_parallel_degree": layout.tensor,
+        "--parallelism.context_parallel_degree": layout.context,
+        "--activation_checkpoint.mode": RECOMPUTE[plan.recompute],
+        "--optimizer.lr": optimizer.learning_rate,
+        "--optimizer.beta1": optimizer.beta1,
+        "--optimizer.beta2": optimizer.beta2,
+        "--optimizer.eps": optimizer.epsilon,
+        "--optimizer.weight_decay": optimizer.weight_decay,
+        "--lr_scheduler.warmup_steps": min(optimizer.warmup_steps, plan.steps - 1),
+        "--lr_scheduler.decay_type": SCHEDULES[optimizer.schedule],
+        "--lr_scheduler.min_lr_factor": floor,
+        "--metrics.log_freq": 1,
+        "--debug.seed": plan.seed,
+    }
+    words = [str(word) for pair in values.items() for word in pair]
+    if plan.precision == "fp8":
+        words += ["--model.converters", "quantize.linear.float8"]
+    return (*words, "--compile.enable", "--job.print_config")
+
+
+@cache
+def input_files() -> dict[str, str]:
+    """Return path -> text of random words where torchtitan looks for its test data, and of a tokenizer with one token a word."""
+    noise = random.Random(0)
+    words = [f"w{number}" for number in range(WORDS)]
+    texts = [json.dumps({"text": " ".join(noise.choices(words, k=WORDS_PER_TEXT))}) for _ in range(TEXTS)]
+    special = ["<unk>", "<|begin_of_text|>", "<|end_of_text|>"]
+    tokenizer: dict[str, object] = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Whitespace"},
+        "post_processor": None,
+        "decoder": None,
+        "model": {
+            "type": "WordLevel",
+            "vocab": {word: number for number, word in enumerate([*words, *special])},
+            "unk_token": "<unk>",
+        },
+    }
+    settings = {"bos_token": special[1], "eos_token": special[2], "add_bos_token": True, "add_eos_token": True}
+    return {
+        "tests/assets/c4_test/data.json": "\n".join(texts) + "\n",
+        "tokenizer/tokenizer.json": json.dumps(tokenizer),
+        "tokenizer/tokenizer_config.json": json.dumps(settings),
+    }
+
+
+ENGINE = TorchtitanEngine()

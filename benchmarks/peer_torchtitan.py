@@ -8,8 +8,9 @@ from pathlib import Path
 
 from tprimat.engines.base import Command
 from tprimat.engines.follow import FollowedLog
-from tprimat.hardware.nodes import Nodes, torchrun
+from tprimat.hardware.nodes import Nodes
 from tprimat.launch.run import run
+from tprimat.launch.torchrun import torchrun
 from tprimat.logs.formats import torchtitan
 from tprimat.plan.evidence import first_record, mismatches
 from tprimat.plan.schema import RunPlan

@@ -111,7 +111,7 @@ def test_what_a_rank_died_of_is_found_in_the_log_of_that_rank(machine, tmp_path)
     assert "out of memory" in done.stdout.lower()
 
 
-@pytest.mark.parametrize(("act", "outcome", "word"), [("nan", "diverged", "not a finite number"), ("killed", "failed", "kill")])
+@pytest.mark.parametrize(("act", "outcome", "word"), [("nan", "diverged", "no longer finite"), ("killed", "failed", "kill")])
 def test_a_primus_run_that_fails_says_why(machine, tmp_path, act, outcome, word):
     assert machine(act=act).returncode == 1
     record, folder = run_of(tmp_path)

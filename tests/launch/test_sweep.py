@@ -1,7 +1,6 @@
 import dataclasses
 import os
 import signal
-import threading
 import time
 from pathlib import Path
 
@@ -136,7 +135,7 @@ def test_the_cool_down_lies_between_runs_only(sweep, tmp_path):
     assert said.count("cooling down for 0.2 s.") == 1
 
 
-def test_an_interrupt_ends_the_series_and_keeps_what_was_done(sweep, tmp_path):
+def test_an_interrupt_ends_the_series_and_keeps_what_was_done(sweep, tmp_path, monkeypatch):
     made, said = sweep
     plans = [plan_of(tmp_path, "a"), plan_of(tmp_path, "b", seed=2)]
     say = made.say
@@ -144,7 +143,7 @@ def test_an_interrupt_ends_the_series_and_keeps_what_was_done(sweep, tmp_path):
     def interrupt_the_cool_down(text):
         say(text)
         if text.startswith("cooling"):
-            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+            monkeypatch.setattr(time, "sleep", lambda seconds: os.kill(os.getpid(), signal.SIGINT))
 
     results = dataclasses.replace(made, cooldown_seconds=30.0, say=interrupt_the_cool_down).run(plans)
     assert outcomes(results) == [("a", "completed")]

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from tprimat.analyze.roofline import under_ceiling
 from tprimat.cli import qwen3, torchtune
 from tprimat.cli.qwen3 import MODEL, Training
-from tprimat.cli.ranks import MOST_SECONDS, supervise
 from tprimat.engines.base import Command
 from tprimat.errors import LaunchError
 from tprimat.launch.process import Ending
@@ -26,6 +25,7 @@ from tprimat.logs.failures import Failure, classify
 from tprimat.records.discover import probes_in
 from tprimat.records.schema import Machine, Outcome, RunRecord
 from tprimat.records.store import RunDirectory
+from tprimat.runner.ranks import MOST_SECONDS, supervise
 
 if TYPE_CHECKING:
     from tprimat.records.benchmark_file import RunResult

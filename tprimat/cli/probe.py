@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tprimat.cli.console import outlasting
-from tprimat.cli.ranks import run_ranks
 from tprimat.cli.workloads import configured
 from tprimat.errors import ConfigError, UserError
 from tprimat.hardware.nodes import this_machine
+from tprimat.runner.ranks import run_ranks
 
 if TYPE_CHECKING:
     from tprimat.probe.case import Bench

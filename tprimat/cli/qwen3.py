@@ -4,9 +4,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tprimat.cli.ranks import environment
 from tprimat.engines.base import Command
 from tprimat.records.schema import Machine
+from tprimat.runner.ranks import environment
 
 MODEL = "qwen3-8b"
 STRATEGY = "minimal_communication"

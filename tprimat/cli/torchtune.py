@@ -13,9 +13,9 @@ from pathlib import Path
 import yaml
 
 from tprimat.cli.qwen3 import MODEL, SEQUENCE_TOKENS, SEQUENCES_OF_A_DEVICE, Training
-from tprimat.cli.ranks import environment
 from tprimat.engines.base import Command
 from tprimat.records.schema import Evidence
+from tprimat.runner.ranks import environment
 from tprimat.train.torchtune import COMPLETE
 
 INSTALL = "pip install torchvision torchao 'torchtune @ git+https://github.com/pytorch/torchtune'"

@@ -1,7 +1,7 @@
-"""Texts by which frameworks say why they end, as data. What a text means is decided in failures.py.
+"""Name the cause of a failed run in one line, from its exit code, its log and its steps.
 
-Sources: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp and c10/cuda/CUDACachingAllocator.cpp (whose CUDA becomes HIP on ROCm),
-torch/distributed/elastic, Megatron-LM's megatron/training/arguments.py and rerun_state_machine.py, huggingface_hub/errors.py,
+Sources of the patterns: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, c10/cuda/CUDACachingAllocator.cpp (whose CUDA becomes
+HIP on ROCm), torch/distributed/elastic, Megatron-LM's megatron/training/arguments.py and rerun_state_machine.py, huggingface_hub/errors.py,
 Primus's launcher, the Linux kernel's mm/oom_kill.c, slurmstepd.
 """
 
@@ -19,22 +19,22 @@ from tprimat.records.schema import Outcome, StepRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why a run did not complete, for a person."""
+    """Why a run did not complete."""
 
     outcome: Outcome
     cause: str
     """One line, never empty."""
     hint: str | None = None
-    """One line: what to try."""
+    """What to try, in one line."""
     evidence: str | None = None
-    """The line of the log that says so."""
+    """The line of the log that shows it."""
     kind: str | None = None
-    """Name of the signature that was found."""
+    """`kind` of the matching signature."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """One class of failures. The cause may name the groups of the pattern."""
+    """One class of failures. `cause` and `hint` may contain {groups} of the pattern and {line}."""
 
     kind: str
     outcome: Outcome
@@ -54,7 +54,7 @@ BENIGN = re.compile(
     r"|nan iterations:\s*0\b"
     r"|^Cannot import zarr, support for zarr-based checkpoints"
 )
-"""Lines that look like trouble and are none."""
+"""Harmless lines that look like errors."""
 
 GPU_MEMORY = re.compile(
     r"(?:HIP|CUDA) out of memory\. Tried to allocate (?P<size>[\d.]+ [KMGT]?i?B)"
@@ -98,7 +98,7 @@ PRIMARY = (
         r"Unexpected result (?:nan|[-+]?inf)|[Ff]ound (?:NaN|Inf|nan|inf) in"
         r"|\b(?:loss|grad norm):\s*[-+]?(?i:nan|inf(?:inity)?)\b"
         r"|nan iterations:\s*[1-9]",
-        "The loss or a gradient is not a finite number any more.",
+        "The loss or a gradient is no longer finite.",
         "lower the learning rate, lengthen the warm-up, or use bf16 instead of fp8",
     ),
     _signature(
@@ -111,7 +111,7 @@ PRIMARY = (
         r"|assert not args\.bf16.*"
         r"|Override key '.*' does not exist.*|TypeError: '<=' not supported between instances of 'float' and 'str'.*"
         r"|unrecognized arguments: .*)",
-        "The framework refuses the configuration: {text}",
+        "The framework rejects the configuration: {text}",
         "./validate_config.py lists what is valid",
     ),
     _signature(
@@ -119,7 +119,7 @@ PRIMARY = (
         "failed",
         r"GatedRepoError|[Cc]annot access gated repo|access a gated repo|Environment variable HF_TOKEN must be set"
         r"|Can't load tokenizer for|couldn't connect to 'https://huggingface\.co'|LocalEntryNotFoundError|RepositoryNotFoundError",
-        "The tokenizer cannot be fetched: its repository is gated, or cannot be reached.",
+        "The tokenizer cannot be downloaded: its repository is gated or unreachable.",
         "accept the model's licence on huggingface.co and export HF_TOKEN, or name a local tokenizer",
     ),
     _signature(
@@ -141,8 +141,8 @@ PRIMARY = (
         "port_in_use",
         "failed",
         r"EADDRINUSE|[Aa]ddress already in use",
-        "The port for the ranks to meet on is in use.",
-        "end the run that holds it, or set MASTER_PORT to another port",
+        "The rendezvous port of the ranks is in use.",
+        "end the run that uses it, or set MASTER_PORT to another port",
     ),
     _signature(
         "disk_full",
@@ -165,7 +165,7 @@ PRIMARY = (
         r"Memory access fault by GPU|HSA_STATUS_ERROR\w*|(?:HIP|CUDA) error: (?!out of memory)"
         r"|uncorrectable ECC|\bXid\b",
         "A GPU failed or was used wrongly: {line}",
-        "run once more; if it fails again on the same GPU, take that GPU out and look into dmesg",
+        "run it again; if the same GPU fails again, exclude that GPU and check dmesg",
     ),
     _signature(
         "scheduler_limit",
@@ -176,7 +176,7 @@ PRIMARY = (
     ),
     _signature("scheduler", "interrupted", r"CANCELLED AT \S+", "The scheduler cancelled the job.", None),
 )
-"""In the order of their priority: a full memory makes other ranks time out, never the other way round."""
+"""By priority: out of memory on one rank makes the others time out, never the other way round."""
 
 STOPPED = "stopped_by_signal"
 SECONDARY = (
@@ -184,58 +184,59 @@ SECONDARY = (
         STOPPED,
         "interrupted",
         r"SignalException: Process \d+ got signal: (?P<number>\d+)",
-        "Somebody else than this launcher stopped it with signal {number}.",
+        "Something other than this launcher stopped it with signal {number}.",
     ),
     _signature(
         "rendezvous_timeout",
         "timed_out",
         r"client socket has timed out after|RendezvousTimeoutError|RendezvousConnectionError",
         "The ranks did not find each other.",
-        "start the same command on every node; MASTER_ADDR must be the first one, and its port reachable",
+        "start the same command on every node; MASTER_ADDR must be the first node, and its port reachable",
     ),
     _signature(
         "collective_timeout",
         "timed_out",
         r"caught collective operation timeout: (?:.*OpType=(?P<operation>\w+))?|Heartbeat monitor timed out|watchdog got stuck"
         r"|collective operations have failed or timed out|Timed out waiting \d+ms for (?:recv|send) operation",
-        "A collective operation timed out: one rank did not come to it.",
-        "look for the rank that stopped first; NCCL_DEBUG=INFO shows the connections",
+        "A collective operation timed out: one rank never reached it.",
+        "find the rank that stopped first; NCCL_DEBUG=INFO shows the connections",
     ),
     _signature(
         "collective_error",
         "failed",
         r"NCCL error in|ncclUnhandledCudaError|ncclSystemError|ncclRemoteError|ncclInternalError|DistBackendError",
         "NCCL (RCCL) failed: {line}",
-        "NCCL_DEBUG=WARN in platform_optimizations.*.environment names the reason",
+        "set NCCL_DEBUG=WARN in platform_optimizations.*.environment to log the reason",
     ),
 )
-"""What the other ranks say when one of them has died."""
+"""Errors of the remaining ranks after one of them has died."""
 
 ECHOES = (
     _signature(
         "lost_peer",
         "failed",
         r"Connection closed by peer|Connection reset by peer|Broken pipe",
-        "A rank lost its connection to another one, which ended first.",
+        "A rank lost its connection to another rank, which ended first.",
         None,
     ),
 )
-"""What is said only because somebody else has died: any other word is a better cause."""
-
-
-# Whether the kernel killed for memory: SIGKILL leaves no word in the log, but the kernel counts.
+"""Pure consequences of another rank's death: any other error is a better cause."""
 
 CGROUPS = Path("/sys/fs/cgroup")
 
 
-def out_of_memory_kills() -> int | None:
-    """Kills so far, in our cgroup (memory.events of cgroups v2) and on the machine (/proc/vmstat); None where neither is told."""
-    counts = [count for path in counters() if (count := read_count(path)) is not None]
+def count_oom_kills() -> int | None:
+    """Count the kernel's out-of-memory kills so far, since SIGKILL leaves no trace in the log.
+
+    Returns:
+        the sum for our cgroup (memory.events of cgroups v2) and the machine (/proc/vmstat); None if neither is available.
+    """
+    counts = [count for path in oom_counters() if (count := read_oom_count(path)) is not None]
     return sum(counts) if counts else None
 
 
-def counters() -> list[Path]:
-    """The files that may have a count."""
+def oom_counters() -> list[Path]:
+    """Return the files that may contain a count."""
     files = [Path("/proc/vmstat"), CGROUPS / "memory.events"]
     try:
         group = Path("/proc/self/cgroup").read_text(encoding="utf8")
@@ -245,8 +246,8 @@ def counters() -> list[Path]:
     return [*files, CGROUPS / own[1] / "memory.events"] if own else files
 
 
-def read_count(path: Path) -> int | None:
-    """The count in one file."""
+def read_oom_count(path: Path) -> int | None:
+    """Read the count from one file; None if there is none."""
     try:
         found = re.search(r"^oom_kill (\d+)$", path.read_text(encoding="utf8"), re.MULTILINE)
     except (OSError, UnicodeDecodeError):
@@ -254,16 +255,14 @@ def read_count(path: Path) -> int | None:
     return int(found[1]) if found else None
 
 
-# Why a run failed: one line for people, from the exit code, the log and the steps.
-
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 ROOT_CAUSE = "Root Cause (first observed failure)"
 EXCEPTION = re.compile(r"(?:^|\] *:? *|\s)(?P<text>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Failure)(?:: .*)?)$")
 WRAPPERS = re.compile(r"ChildFailedError|Training execution failed: |^\[Primus\] Error: ")
 UNITS = {"bytes": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-LONGEST_CAUSE = 300
+MAX_CAUSE_CHARACTERS = 300
 LOSS_GROWTH = 1.5
-"""A model starts with about the logarithm of the vocabulary as its loss, knowing nothing. Only a diverging run climbs so far."""
+"""An untrained model starts with a loss of about log(vocabulary); only a diverging run climbs this far above it."""
 
 
 def classify(
@@ -272,22 +271,22 @@ def classify(
     steps: Sequence[StepRecord],
     *,
     alternatives: Sequence[str] = (),
-    killed_for_memory: bool = False,
+    oom_killed: bool = False,
 ) -> Failure | None:
-    """What a run that nobody stopped died of.
+    """Find the cause of death of a run that the launcher did not stop.
 
-    torchrun's block on the root cause comes first, then the log of the rank it names, then all of the log. Within each, the
-    classes in the order of signatures.PRIMARY, and the earliest line of a class.
+    Searches torchrun's root-cause block first, then the log of the rank that it names, then the whole log. Within each, classes
+    are tried in the order of PRIMARY, and the earliest line of a class is taken.
 
     Args:
-        exit_code: of the process; minus the number of a signal. Shells say 128 plus the number.
-        lines: of the log, and of the logs of the ranks.
-        steps: what was measured.
+        exit_code: of the process; a negative number is a signal. Shells report 128 plus the signal number.
+        lines: of the log and of the ranks' own logs.
+        steps: the steps that were measured.
         alternatives: strategies that need less memory, the nearest first.
-        killed_for_memory: whether the kernel counted an out-of-memory kill while the run went on.
+        oom_killed: whether the kernel counted an out-of-memory kill during the run.
 
     Returns:
-        None: it completed.
+        None if the run completed.
     """
     if exit_code == 0:
         return unfinished(steps) or diverging(steps)
@@ -299,7 +298,7 @@ def classify(
         search(PRIMARY, block)
         or search(PRIMARY, first_rank)
         or search(PRIMARY, texts)
-        or killed(number, killed_for_memory, f"exit code {exit_code}")
+        or killed(number, oom_killed, f"exit code {exit_code}")
         or crashed(number)
         or search(SECONDARY, first_rank)
         or last_exception(first_rank)
@@ -315,32 +314,32 @@ def classify(
     return dataclasses.replace(found, hint=memory_hint(found, alternatives))
 
 
-def with_clue(stopped: Failure, lines: Iterable[str]) -> Failure:
-    """A run that we stopped for its silence or its time, with what its log says that may explain it; our own signal does not."""
+def add_log_hint(stopped: Failure, lines: Iterable[str]) -> Failure:
+    """Add an error found in the log to the failure of a run that we stopped; our own signal does not count as one."""
     texts = meaningful(lines)
-    clue = search(PRIMARY, texts) or search([signature for signature in SECONDARY if signature.kind != STOPPED], texts)
-    if clue is None or clue.evidence is None:
+    found = search(PRIMARY, texts) or search([signature for signature in SECONDARY if signature.kind != STOPPED], texts)
+    if found is None or found.evidence is None:
         return stopped
-    cause = shortened(f"{stopped.cause} The log says: {clue.evidence}")
-    return dataclasses.replace(stopped, cause=cause, evidence=clue.evidence, hint=clue.hint or stopped.hint)
+    cause = shortened(f"{stopped.cause} The log says: {found.evidence}")
+    return dataclasses.replace(stopped, cause=cause, evidence=found.evidence, hint=found.hint or stopped.hint)
 
 
 def meaningful(lines: Iterable[str]) -> list[str]:
-    """Without colours, empty lines, and lines that look like trouble and are none."""
+    """Remove colours, empty lines and harmless lines that look like errors."""
     return [text for line in lines if not BENIGN.search(text := ANSI.sub("", line).strip()) and text]
 
 
 def unfinished(steps: Sequence[StepRecord]) -> Failure | None:
-    """An end without an error and without a step is no success."""
+    """Return a failure if the run ended without a single step."""
     if steps:
         return None
     return Failure(
-        outcome="failed", cause="The process ended without an error and without a single step.", hint="the log may say why"
+        outcome="failed", cause="The process ended without an error and without a single step.", hint="the log may show why"
     )
 
 
 def diverging(steps: Sequence[StepRecord]) -> Failure | None:
-    """A loss that is not finite at the end, or that ended far above its start."""
+    """Return a failure if the loss is not finite at the end, or ended far above its start."""
     hint = "lower the learning rate, lengthen the warm-up, or use bf16 instead of fp8"
     if steps and not steps[-1].finite:
         first = next(step.step for step in steps if not step.finite)
@@ -355,7 +354,7 @@ def diverging(steps: Sequence[StepRecord]) -> Failure | None:
 
 
 def root_cause_block(lines: Sequence[str]) -> list[str]:
-    """What torchrun says of the rank that failed first."""
+    """Return torchrun's lines about the rank that failed first."""
     starts = [index for index, line in enumerate(lines) if ROOT_CAUSE in line]
     if not starts:
         return []
@@ -365,7 +364,7 @@ def root_cause_block(lines: Sequence[str]) -> list[str]:
 
 
 def of_rank(lines: Sequence[str], block: Sequence[str]) -> list[str]:
-    """The lines that carry the mark of the rank which the block names: torch's [rank3]:, Primus's rank-3/8."""
+    """Return the lines of the rank that the block names, marked [rank3]: by torch or rank-3/8 by Primus."""
     ranks = [match[1] for line in block if (match := re.match(r"rank\s*: (\d+)", line))]
     if not ranks:
         return []
@@ -374,16 +373,16 @@ def of_rank(lines: Sequence[str], block: Sequence[str]) -> list[str]:
 
 
 def search(signatures: Sequence[Signature], lines: Sequence[str]) -> Failure | None:
-    """The class of highest priority, and its earliest line."""
+    """Return the failure of the first matching signature, at its earliest line."""
     for signature in signatures:
         for line in lines:
             if match := signature.pattern.search(line):
-                return explain(signature, match, line, lines)
+                return failure_of(signature, match, line, lines)
     return None
 
 
-def explain(signature: Signature, match: re.Match[str], line: str, lines: Sequence[str]) -> Failure:
-    """The class in words, with what the line tells."""
+def failure_of(signature: Signature, match: re.Match[str], line: str, lines: Sequence[str]) -> Failure:
+    """Fill the signature's texts with the details of the line."""
     words = {name: value or "" for name, value in match.groupdict().items()} | {"line": line}
     cause = gpu_memory_cause(lines) or signature.cause if signature.kind == "out_of_memory" else signature.cause
     hint = signature.hint.format_map(words) if signature.hint else None
@@ -399,38 +398,38 @@ def explain(signature: Signature, match: re.Match[str], line: str, lines: Sequen
 
 
 def worker_hint(line: str, lines: Sequence[str]) -> str | None:
-    """What a worker's own error says to try, in the rows that follow its first: at, why, try (errors.UserError)."""
+    """Return the `try` row of a worker's own error, whose first line is followed by rows at, why, try (errors.UserError)."""
     rows = takewhile(re.compile("(?:at|why|try) +").match, lines[lines.index(line) + 1 :])
     return next((row.removeprefix("try").strip() for row in rows if row.startswith("try")), None)
 
 
 def gpu_memory_cause(lines: Sequence[str]) -> str | None:
-    """The biggest allocation that failed, with the memory that there was."""
+    """Describe the largest failed allocation and the memory that was free."""
     matches = [match for line in lines if (match := GPU_MEMORY.search(line))]
     if not matches:
         return None
-    biggest = max(matches, key=lambda match: as_bytes(match["size"]))
-    text = f"The GPU ran out of memory: it tried to allocate {biggest['size']}"
-    if biggest["gpu"] is not None:
-        text += f" on GPU {biggest['gpu']}, where {biggest['free']} of {biggest['capacity']} were free"
+    largest = max(matches, key=lambda match: as_bytes(match["size"]))
+    text = f"The GPU ran out of memory: it tried to allocate {largest['size']}"
+    if largest["gpu"] is not None:
+        text += f" on GPU {largest['gpu']}, where {largest['free']} of {largest['capacity']} were free"
     return text + "."
 
 
 def as_bytes(text: str) -> float:
-    """'3.31 GiB' as a number."""
+    """Convert '3.31 GiB' to bytes."""
     number, unit = text.split()
     return float(number) * UNITS.get(unit, 1)
 
 
 def memory_hint(found: Failure, alternatives: Sequence[str]) -> str | None:
-    """What needs less memory."""
+    """Suggest the nearest strategy that needs less memory."""
     if not alternatives or not (found.hint or "").startswith(LESS_MEMORY):
         return found.hint
     return f"try --parallel {alternatives[0]}, which needs less memory; or {LESS_MEMORY}"
 
 
 def signal_of(exit_code: int | None, block: Sequence[str]) -> int | None:
-    """The signal that ended the first rank, or the process itself."""
+    """Return the signal that ended the first rank, or the process itself."""
     for line in block:
         if match := re.search(r"exitcode\s*: -(\d+)", line):
             return int(match[1])
@@ -441,11 +440,11 @@ def signal_of(exit_code: int | None, block: Sequence[str]) -> int | None:
     return exit_code - 128 if 128 < exit_code <= 128 + 64 else None
 
 
-def killed(number: int | None, for_memory: bool, evidence: str) -> Failure | None:
-    """SIGKILL from outside: nobody says why, but the kernel counts."""
+def killed(number: int | None, oom_killed: bool, evidence: str) -> Failure | None:
+    """Explain a SIGKILL from outside, which leaves no message; the kernel counts those for memory."""
     if number != signal.SIGKILL:
         return None
-    if for_memory:
+    if oom_killed:
         return Failure(
             outcome="out_of_memory",
             cause="The kernel killed a process because the machine ran out of main memory.",
@@ -455,30 +454,30 @@ def killed(number: int | None, for_memory: bool, evidence: str) -> Failure | Non
     return Failure(
         outcome="failed",
         cause="A process was killed with SIGKILL, by the kernel for memory or by the scheduler.",
-        hint="dmesg (Out of memory: Killed process) or the scheduler's log tells which; watch the main memory",
+        hint="check dmesg (Out of memory: Killed process) or the scheduler's log; watch the main memory",
         evidence=evidence,
     )
 
 
 def crashed(number: int | None) -> Failure | None:
-    """A signal that a process raises by its own fault. Not SIGABRT: NCCL's watchdog ends a process so, and says why."""
+    """Explain a signal caused by the process itself. Not SIGABRT: NCCL's watchdog aborts a process and logs why."""
     return signalled(number) if number in {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE} else None
 
 
 def signalled(number: int | None) -> Failure | None:
-    """Any other signal."""
+    """Explain any other signal."""
     if number is None or number not in set(signal.Signals):
         return None
     name = signal.Signals(number).name
     if number in {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}:
-        return Failure(outcome="interrupted", cause=f"Somebody else than this launcher stopped it with {name}.")
+        return Failure(outcome="interrupted", cause=f"Something other than this launcher stopped it with {name}.")
     return Failure(
         outcome="failed", cause=f"A process crashed with {name}.", hint="the log around the crash may name the library"
     )
 
 
 def last_exception(lines: Sequence[str]) -> Failure | None:
-    """The last exception of a cause that nobody foresaw; what others say about it, or because of it, is passed over."""
+    """Return the last exception that matches no signature, ignoring wrappers and echoes of another rank's death."""
     own = (
         line for line in reversed(lines) if not WRAPPERS.search(line) and not any(echo.pattern.search(line) for echo in ECHOES)
     )
@@ -490,15 +489,15 @@ def last_exception(lines: Sequence[str]) -> Failure | None:
 
 
 def last_line(exit_code: int | None, lines: Sequence[str]) -> Failure:
-    """What is left when nothing tells."""
+    """Fall back to the exit code and the last line."""
     cause = f"The process ended with exit code {exit_code}"
     if not lines:
         return Failure(outcome="failed", cause=f"{cause} and printed nothing.")
     last = shortened(lines[-1])
-    return Failure(outcome="failed", cause=f"{cause}; its last line: {last}", hint="the log may say more", evidence=last)
+    return Failure(outcome="failed", cause=f"{cause}; its last line: {last}", hint="the log may show more", evidence=last)
 
 
 def shortened(text: str) -> str:
-    """One line of bearable length."""
+    """Join the text to one line of at most MAX_CAUSE_CHARACTERS."""
     line = " ".join(text.split())
-    return line if len(line) <= LONGEST_CAUSE else line[: LONGEST_CAUSE - 1] + "…"
+    return line if len(line) <= MAX_CAUSE_CHARACTERS else line[: MAX_CAUSE_CHARACTERS - 1] + "…"

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 from tprimat.errors import LaunchError, RecordError, UserError
 from tprimat.launch.process import Interrupts
-from tprimat.launch.schema import LaunchResult
+from tprimat.launch.run import LaunchResult
 from tprimat.plan.micro_batch import as_asked
 from tprimat.plan.schema import RunPlan, read_plan
 from tprimat.records.schema import RunRecord

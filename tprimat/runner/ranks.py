@@ -1,4 +1,4 @@
-"""Start this very command once more, on several ranks of this machine."""
+"""Run a command or a module on several ranks of this machine, with a time limit and no process left behind."""
 
 import os
 import sys
@@ -6,18 +6,17 @@ import time
 from collections.abc import Callable, Sequence
 
 from tprimat.engines.base import Command
-from tprimat.launch.process import Child, Ending, Interrupts, Output, Supervision
-from tprimat.launch.schema import Limits
+from tprimat.launch.process import GRACE_SECONDS, Child, Ending, Interrupts, Output, Supervisor
 from tprimat.logs.failures import Failure
 
 MOST_SECONDS = 900.0
 
 
 def run_ranks(module: str, arguments: Sequence[str], ranks: int, tell: Callable[[str], None]) -> str | None:
-    """Torchrun with one process for each rank; its output is told line by line, and no process is left behind.
+    """Start torchrun with one process per rank and pass its output on line by line.
 
     Returns:
-        why it did not end well, None where it did.
+        why it failed, or None if it succeeded.
 
     Raises:
         LaunchError: torchrun cannot be started.
@@ -31,19 +30,18 @@ def run_ranks(module: str, arguments: Sequence[str], ranks: int, tell: Callable[
 
 
 def environment(ranks: int) -> dict[str, str]:
-    """Our own modules wherever the user stands, and a fair share of the cores, which torchrun would cut to one."""
+    """Return variables that make our modules importable in any folder and share the cores, which torchrun would cut to one."""
     cores = max(1, (os.cpu_count() or 1) // ranks)
     return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": str(cores)}
 
 
 def supervise(command: Command, tell: Callable[[str], None], seconds: float = MOST_SECONDS) -> Ending:
-    """Until its last process has ended; at most so many seconds."""
-    limits = Limits(startup_timeout_seconds=seconds, hang_factor=1.0, hang_minimum_seconds=seconds)
-    ends = time.monotonic() + seconds
+    """Run a command until its last process has ended; stop it after this many seconds."""
+    deadline = time.monotonic() + seconds
 
     def tick(now: float) -> Failure | None:
-        return Failure(outcome="timed_out", cause=f"No end within {seconds:.0f} s.") if now > ends else None
+        return Failure(outcome="timed_out", cause=f"It did not end within {seconds:.0f} s.") if now > deadline else None
 
     with Interrupts() as interrupts:
-        child = Child(command, limits.grace_seconds)
-        return Supervision(child, Output((), tell, tell), limits, interrupts).run(tick, lambda _: None)
+        child = Child(command, GRACE_SECONDS)
+        return Supervisor(child, Output((), tell, tell), GRACE_SECONDS, interrupts).run(tick, lambda _: None)

@@ -7,7 +7,6 @@ TESTS = Path(__file__).parent
 TIMED = (
     "cli/test_extract.py",
     "launch",
-    "probe/test_timing.py",
     "tools/test_engine_speed.py",
     "train/test_profiler.py",
     "train/test_step_clock.py",

@@ -23,7 +23,6 @@ def machine(tmp_path):
     tools = tmp_path / "bin"
     tools.mkdir()
     program(tools / "rocm-smi", f"cat <<'END'\n{json.dumps(ROCM_SMI)}\nEND\n")
-    program(tools / "nvidia-smi", "exit 9\n")
     program(tools / "srun", "exit 0\n")
     root = make_checkout(tmp_path / "Primus")
 
@@ -32,6 +31,7 @@ def machine(tmp_path):
         environment = {
             **clean,
             "PATH": f"{tools}:/usr/bin:/bin",
+            "PYTHONPATH": str(ROOT / "tests" / "fake_packages"),  # whose pynvml finds no driver
             "PRIMUS_PATH": str(primus),
             "FAKE_PRIMUS": act,
             "OUTPUT_DIR": str(tmp_path / "out"),

@@ -17,10 +17,10 @@ from pathlib import Path
 from tprimat.cli import finetune, torchtune
 from tprimat.cli.console import outlasting
 from tprimat.cli.options import at_least_one
-from tprimat.cli.probe import FILE_NAME, RANKS_ON_A_PROCESSOR, tell
 from tprimat.cli.qwen3 import Training
 from tprimat.engines.base import Command
 from tprimat.errors import ConfigError, RecordError, UserError
+from tprimat.runner.probes import FILE_NAME, RANKS_ON_A_PROCESSOR, tell
 from tprimat.runner.ranks import MOST_SECONDS, environment, supervise
 
 ORDER = ("gemm", "memory", "attention", "mlp", "transformer", "collectives", "ddp")

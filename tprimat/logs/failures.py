@@ -1,8 +1,8 @@
 """Name the cause of a failed run in one line, from its exit code, its log and its steps.
 
 Sources of the patterns: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, c10/cuda/CUDACachingAllocator.cpp (whose CUDA becomes
-HIP on ROCm), torch/distributed/elastic, Megatron-LM's megatron/training/arguments.py and rerun_state_machine.py, huggingface_hub/errors.py,
-Primus's launcher, the Linux kernel's mm/oom_kill.c, slurmstepd.
+HIP on ROCm), torch/distributed/elastic, Megatron-LM's megatron/training/arguments.py and rerun_state_machine.py,
+huggingface_hub/errors.py, Primus's launcher, the Linux kernel's mm/oom_kill.c, slurmstepd.
 """
 
 import dataclasses

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Measure what BenchmarkCallback costs: the same training with it and without it, in turn, in one process.
+"""Measure the cost of BenchmarkCallback: train with it and without it, in turn, in one process.
 
 python3 benchmarks/callback_cost.py --output output/callback-cost.json
 
-Both sides are timed alike: host timestamps at the end of each step, which the gradient norm's arrival on the host holds
-to the device's pace. A shallow model and few tokens make short steps, so that a cost of microseconds stands out.
+Both variants are timed the same way, by host timestamps at the end of each step; waiting for the gradient norm on the host keeps
+them in step with the device. A shallow model and few tokens make short steps, so that a cost of microseconds is visible.
 """
 
 import argparse
@@ -39,24 +39,24 @@ from tprimat.train.callback import BenchmarkCallback  # noqa: E402
 from tprimat.train.lightning_api import lightning, quieten  # noqa: E402
 
 
-class Ends(lightning.Callback):
-    """Host time at the end of each step."""
+class StepEnds(lightning.Callback):
+    """Record the host time at the end of each step."""
 
     def __init__(self):
         self.times = []
 
     def on_train_batch_end(self, *_):
-        """After every other callback has had its turn."""
+        """Run after all other callbacks."""
         self.times.append(time.perf_counter())
 
     def seconds(self, warmup):
-        """Of each step after the warm-up."""
+        """Return the time of each step after the warm-up."""
         ends = self.times[warmup:]
         return [after - before for before, after in itertools.pairwise(ends)]
 
 
 def plan_for(folder, options):
-    """A plan for one rank."""
+    """Build a plan for one rank."""
     on_gpu = torch.cuda.is_available()
     platform = "nvidia" if on_gpu else "cpu"
     write_shallow_config(folder / "config.yaml", options.layers)
@@ -84,10 +84,10 @@ def plan_for(folder, options):
     return build_plan(loaded, request)
 
 
-def round_of(plan, folder, recorded):
-    """Step times of one training."""
+def train_once(plan, folder, recorded):
+    """Train once and return the step times."""
     on_gpu = torch.cuda.is_available()
-    ends = Ends()
+    ends = StepEnds()
     callbacks = [BenchmarkCallback(folder), ends] if recorded else [ends]
     trainer = lightning.Trainer(
         accelerator="gpu" if on_gpu else "cpu",
@@ -110,7 +110,7 @@ def round_of(plan, folder, recorded):
 
 
 def main():
-    """Measure in turn, print and write."""
+    """Measure, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("output/callback-cost.json"))
     parser.add_argument("--layers", type=int, default=2)
@@ -126,7 +126,7 @@ def main():
         rounds = {True: [], False: []}
         for number in range(2 * options.rounds):
             recorded = number % 2 == 1
-            rounds[recorded].append(round_of(plan, Path(temporary) / f"round-{number}", recorded))
+            rounds[recorded].append(train_once(plan, Path(temporary) / f"round-{number}", recorded))
     medians = {name: [statistics.median(steps) for steps in rounds[on]] for name, on in (("without", False), ("with", True))}
     cost = statistics.median(medians["with"]) - statistics.median(medians["without"])
     document = {

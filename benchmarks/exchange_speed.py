@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Measure and check the products that tensor ranks exchange: with NCCL before or after, by torch's fused operators, and by ours.
+"""Compare ways to overlap tensor-parallel communication with matrix products: plain NCCL, torch's fused operators, and ours.
 
 torchrun --nproc_per_node 4 benchmarks/exchange_speed.py --output output/exchange.json
 
-The shapes are those of a layer of Llama 3.1 8B. All three ways run in turn, round after round, and every result is compared
-with NCCL's. Needs GPUs that read each other's memory.
+The shapes are those of a layer of Llama 3.1 8B. The implementations run in turn, round after round, and every result is compared
+with NCCL's. Needs GPUs with peer-to-peer access.
 """
 
 import argparse
@@ -26,11 +26,11 @@ from tprimat.facts.models import model_shape  # noqa: E402
 from tprimat.megatron.tp_overlap import CollectiveExchange, exchange_of, symmetric_memory  # noqa: E402
 from tprimat.records.environment import software_versions  # noqa: E402
 
-Way = Callable[[Tensor, Tensor], Tensor]
+Implementation = Callable[[Tensor, Tensor], Tensor]
 
 
 def products(hidden: int, ffn: int, joint: int, ranks: int) -> dict[str, tuple[str, int, int]]:
-    """Kind, inner and outer size of each exchanged product of a layer on one rank, forward and backward."""
+    """Return kind, inner and outer size of each exchanged product of a layer on one rank, forward and backward."""
     return {
         "qkv": ("gather", hidden, joint // ranks),
         "attention output": ("scatter", hidden // ranks, hidden),
@@ -43,8 +43,8 @@ def products(hidden: int, ffn: int, joint: int, ranks: int) -> dict[str, tuple[s
     }
 
 
-def ways(kind: str, group: dist.ProcessGroup) -> dict[str, Way]:
-    """The three ways to take a product."""
+def implementations(kind: str, group: dist.ProcessGroup) -> dict[str, Implementation]:
+    """Return the implementations of a product by name."""
     plain, ours, name = CollectiveExchange(group), exchange_of(group), group.group_name
     if kind == "gather":
         fused = torch.ops.symm_mem.fused_all_gather_matmul
@@ -62,45 +62,45 @@ def ways(kind: str, group: dist.ProcessGroup) -> dict[str, Way]:
     }
 
 
-def milliseconds(way: Way, rows: Tensor, matrix: Tensor, calls: int) -> float:
-    """Of one call, of several without a pause."""
+def milliseconds(function: Implementation, rows: Tensor, matrix: Tensor, calls: int) -> float:
+    """Return the mean time of several calls without a pause."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     dist.barrier()
     start.record()
     for _ in range(calls):
-        way(rows, matrix)
+        function(rows, matrix)
     end.record()
     end.synchronize()
     return start.elapsed_time(end) / calls
 
 
 def measure(kind: str, rows: Tensor, matrix: Tensor, options: argparse.Namespace) -> list[dict]:
-    """Each way's times by round, and its largest difference from NCCL's result relative to the largest number there."""
+    """Return each implementation's times by round, and its largest difference from NCCL's result relative to its maximum."""
     group = dist.group.WORLD
-    every = ways(kind, group)
-    times: dict[str, list[float]] = {name: [] for name in every}
-    worst = dict.fromkeys(every, 0.0)
-    for way in every.values():  # memory is shared and kernels are compiled at a first call
-        way(rows, matrix)
+    functions = implementations(kind, group)
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    worst = dict.fromkeys(functions, 0.0)
+    for function in functions.values():  # the first call shares memory and compiles kernels
+        function(rows, matrix)
     for _ in range(options.rounds):
         rows.normal_()
-        expected = every["nccl"](rows, matrix).float()
-        for name, way in every.items():
-            times[name].append(milliseconds(way, rows, matrix, options.calls))
-            difference = (way(rows, matrix).float() - expected).abs().max() / expected.abs().max()
+        expected = functions["nccl"](rows, matrix).float()
+        for name, function in functions.items():
+            times[name].append(milliseconds(function, rows, matrix, options.calls))
+            difference = (function(rows, matrix).float() - expected).abs().max() / expected.abs().max()
             dist.all_reduce(difference, op=dist.ReduceOp.MAX)
             worst[name] = max(worst[name], float(difference))
     return [
         {"way": name, "milliseconds": times[name], "largest_difference": worst[name], "median": statistics.median(times[name])}
-        for name in every
+        for name in functions
     ]
 
 
 def main() -> int:
-    """Run, print, write. Returns: 1 where a result differs by more than rounding."""
+    """Measure, print and write the results; return 1 if a result differs by more than rounding."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("output/exchange.json"))
-    parser.add_argument("--tokens", type=int, default=8192, help="of a micro-batch")
+    parser.add_argument("--tokens", type=int, default=8192, help="tokens of a micro-batch")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--calls", type=int, default=10)
     options = parser.parse_args()
@@ -115,10 +115,10 @@ def main() -> int:
     for name, (kind, inner, outer) in products(shape.hidden, shape.ffn, joint, ranks).items():
         length = options.tokens // ranks if kind == "gather" else options.tokens
         left, matrix = (torch.randn(size, device="cuda", dtype=torch.bfloat16) for size in ((length, inner), (inner, outer)))
-        for made in measure(kind, left, matrix, options):
-            rows.append({"product": name, "kind": kind, "rows": options.tokens, "inner": inner, "outer": outer, **made})
+        for result in measure(kind, left, matrix, options):
+            rows.append({"product": name, "kind": kind, "rows": options.tokens, "inner": inner, "outer": outer, **result})
             if dist.get_rank() == 0:
-                print(f"{name:28} {made['way']:14} {made['median']:.3f} ms  {made['largest_difference']:.1e}", flush=True)
+                print(f"{name:28} {result['way']:14} {result['median']:.3f} ms  {result['largest_difference']:.1e}", flush=True)
     if dist.get_rank() == 0:
         machine = {"accelerator": torch.cuda.get_device_name(), "ranks": ranks, "calls": options.calls}
         options.output.parent.mkdir(parents=True, exist_ok=True)

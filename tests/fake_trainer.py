@@ -10,12 +10,14 @@ steps N              append N steps to $FAKE_STEPS as a worker does, going on wh
 losses A,B,...       append a step for each loss; nan is written as null and not finite
 pace SECONDS         the time that a step takes from now on, slept and reported
 ignore NAME          ignore a signal, such as SIGTERM
+note NAME FILE       survive a signal, and create a file when it arrives
 faulthandler NAME    print all stacks on a signal
 spawn detached|child start a descendant that sleeps: in a session of its own, forked twice, or as a plain child
 allocate MIB         touch that much memory
 bind PORT            listen on a port; fails as torch's store does if it is taken
 run-record FILE      copy a run.json into $FAKE_RUN
 sleep SECONDS        sleep
+await FILE N         wait until a file has N lines
 raise KIND TEXT      end with a traceback
 kill NAME            end by a signal
 exit CODE            end
@@ -37,24 +39,27 @@ SLEEP = [sys.executable, "-S", "-c", "import signal, time; signal.signal(signal.
 state = {"step": 0, "pace": 0.0}
 
 
-def write_step(loss):
+def step_line(loss):
     state["step"] += 1
-    time.sleep(state["pace"])
     finite = not math.isnan(loss)
     step = {"step": state["step"], "step_seconds": state["pace"] or 0.001, "tokens": 1000, "finite": finite}
     step["loss"] = loss if finite else None
+    return json.dumps(step) + "\n"
+
+
+def write_steps(losses):
+    """All at once unless they take time, so that nobody sees a pause between them on a busy machine."""
     with Path(os.environ["FAKE_STEPS"]).open("a") as file:
-        file.write(json.dumps(step) + "\n")
+        for loss in losses:
+            time.sleep(state["pace"])
+            file.write(step_line(loss))
+            if state["pace"]:
+                file.flush()
 
 
-def write_steps(count):
-    for _ in range(int(count)):
-        write_step(5.0)
-
-
-def write_losses(losses):
-    for loss in losses.split(","):
-        write_step(float(loss))
+def await_lines(path, count):
+    while not Path(path).exists() or Path(path).read_text().count("\n") < int(count):
+        time.sleep(0.01)
 
 
 def replay(path):
@@ -99,10 +104,12 @@ WORDS = {
     "print": (1, emit),
     "line": (1, lambda text: emit(text, b"\n")),
     "replay": (1, replay),
-    "steps": (1, write_steps),
-    "losses": (1, write_losses),
+    "steps": (1, lambda count: write_steps([5.0] * int(count))),
+    "losses": (1, lambda losses: write_steps(map(float, losses.split(",")))),
     "pace": (1, lambda seconds: state.update(pace=float(seconds))),
     "ignore": (1, lambda name: signal.signal(getattr(signal, name), signal.SIG_IGN)),
+    "note": (2, lambda name, path: signal.signal(getattr(signal, name), lambda *_: Path(path).touch())),
+    "await": (2, await_lines),
     "faulthandler": (1, lambda name: faulthandler.register(getattr(signal, name), all_threads=True)),
     "spawn": (1, spawn),
     "allocate": (1, lambda mebibytes: state.update(memory=bytearray(b"x") * (int(mebibytes) << 20))),

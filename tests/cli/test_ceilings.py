@@ -157,21 +157,16 @@ def test_damaged_probes_are_named_and_the_comparison_stands(results):
 
 @pytest.fixture
 def eight_gpus(tmp_path):
-    """./benchmark.py where nvidia-smi shows eight H100, and the run that it would make has been made."""
-    tool = tmp_path / "bin" / "nvidia-smi"
-    tool.parent.mkdir()
-    line = "NVIDIA H100 80GB HBM3, GPU-0, 81559, 700.00, 580.1"
-    tool.write_text("#!/bin/sh\n" + f"echo '{line}'\n" * 8)
-    tool.chmod(0o755)
+    """./benchmark.py where NVML shows eight H100, and the run that it would make has been made."""
+    gpu = {"name": "NVIDIA H100 80GB HBM3", "memory_bytes": 81559 << 20}
+    machine = {"FAKE_GPUS": json.dumps([gpu] * 8), "FAKE_DRIVER": "580.1", "PYTHONPATH": str(ROOT / "tests" / "fake_packages")}
     output = tmp_path / "out"
     common = ("--model", "llama", "--engine", "megatron", "--output-dir", output)
-    path = f"{tool.parent}:/usr/bin:/bin"
-    (plan,) = json.loads(command("benchmark.py", *common, "--dry-run", "--json", cwd=tmp_path, PATH=path).stdout)["plans"]
-    machine = replace(MACHINE, gpus_per_node=8, memory_bytes=85520809984)
-    run = a_run(plan["run_id"], machine=machine, software={"torch": "2.11.0"})
+    (plan,) = json.loads(command("benchmark.py", *common, "--dry-run", "--json", cwd=tmp_path, **machine).stdout)["plans"]
+    run = a_run(plan["run_id"], machine=replace(MACHINE, gpus_per_node=8, memory_bytes=85520809984), software={"torch": "2.11.0"})
     write_run(output, run, steps_of(run, np.full(30, 4.6), 7))
     (output / "runs" / plan["run_id"] / "plan.json").write_text(json.dumps(plan))
-    return lambda *words: command("benchmark.py", *common, "--resume", *words, cwd=tmp_path, PATH=path)
+    return lambda *words: command("benchmark.py", *common, "--resume", *words, cwd=tmp_path, **machine)
 
 
 def test_the_summary_of_a_benchmark_shows_the_share(eight_gpus, tmp_path):

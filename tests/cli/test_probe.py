@@ -10,7 +10,7 @@ from tprimat.records.store import read_probes
 
 
 def probe(*arguments):
-    command = [sys.executable, "-m", "tprimat.cli.probe", *map(str, arguments)]
+    command = [sys.executable, "-m", "tprimat", "probe", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 

@@ -1,6 +1,6 @@
 """Starts a command through the real launcher, in this process or, as a script, in one that can be killed.
 
-python tests/launch/a_launch.py FOLDER COMMAND... prints the result as JSON.
+python tests/launch/a_launch.py FOLDER GRACE_SECONDS COMMAND... prints the result as JSON.
 """
 
 import dataclasses
@@ -14,8 +14,8 @@ if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
 from tprimat.engines.base import Command  # noqa: E402
-from tprimat.launch.run import run  # noqa: E402
-from tprimat.launch.schema import Launch, Limits  # noqa: E402
+from tprimat.launch.run import Launch, run  # noqa: E402
+from tprimat.launch.watchdog import Limits  # noqa: E402
 from tprimat.records.schema import Machine, RunRecord  # noqa: E402
 from tprimat.records.store import RunDirectory  # noqa: E402
 
@@ -23,7 +23,7 @@ TRAINER = (sys.executable, "-S", str(ROOT / "tests" / "fake_trainer.py"))
 
 
 class Notes:
-    """A watcher that writes down what it is told."""
+    """A watcher that records what it receives."""
 
     def __init__(self):
         self.lines, self.steps, self.notices, self.ends = [], [], [], []
@@ -57,12 +57,13 @@ def a_launch(folder, *words, limits=None, **fields):
     directory = RunDirectory(Path(folder))
     directory.path.mkdir(parents=True, exist_ok=True)
     environment = {"FAKE_STEPS": str(directory.steps_file), "FAKE_RUN": str(directory.run_file)}
-    far = {"startup_timeout_seconds": 60.0, "hang_factor": 10.0, "hang_minimum_seconds": 60.0, "grace_seconds": 2.0}
+    far = {"startup_timeout_seconds": 60.0, "hang_factor": 10.0, "hang_minimum_seconds": 60.0}
     given = {
         "command": Command(argv=(*TRAINER, *map(str, words)), environment=environment),
         "directory": directory,
         "record": first_record(),
         "limits": Limits(**{**far, **(limits or {})}),
+        "grace_seconds": 2.0,
     }
     return Launch(**{**given, **fields})
 
@@ -81,8 +82,8 @@ def lives_with(word, entry):
         return False
 
 
-def wait_for(condition, seconds=15.0):
-    """Until the condition holds, and no longer than needed."""
+def wait_for(condition, seconds=120.0):
+    """Wait until the condition holds; the limit only ends a test that would wait forever."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
@@ -90,8 +91,8 @@ def wait_for(condition, seconds=15.0):
 
 
 def main():
-    plain = a_launch(sys.argv[1])
-    command = dataclasses.replace(plain.command, argv=tuple(sys.argv[2:]))
+    plain = a_launch(sys.argv[1], grace_seconds=float(sys.argv[2]))
+    command = dataclasses.replace(plain.command, argv=tuple(sys.argv[3:]))
     record, result = run(dataclasses.replace(plain, command=command), Notes())
     print(json.dumps({"record": record.outcome, "result": dataclasses.asdict(result)}), flush=True)
 

@@ -1,3 +1,4 @@
+import json
 import os
 import signal
 import subprocess
@@ -6,15 +7,17 @@ import uuid
 from pathlib import Path
 
 import pytest
-from a_launch import TRAINER, processes_with, wait_for
+from a_launch import ROOT, TRAINER, processes_with, wait_for
+
+FAKE_PACKAGES = str(ROOT / "tests" / "fake_packages")
 
 
 @pytest.fixture
 def cookie(monkeypatch):
-    """A word in the environment of everything that a test starts, so that whatever it leaves behind can be found."""
+    """Mark everything that a test starts with a word in its environment, to find what it leaves behind."""
     word = uuid.uuid4().hex
     monkeypatch.setenv("A_TEST_OF_LAUNCH", word)
-    hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup's deafness to it would be inherited, and rightly kept
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # an ignored SIGHUP would be inherited from nohup, and stay ignored
     yield word
     signal.signal(signal.SIGHUP, hangup)
     for pid in processes_with(word) - {os.getpid()}:
@@ -23,17 +26,31 @@ def cookie(monkeypatch):
 
 @pytest.fixture
 def left_behind(cookie):
-    """Asks which processes of the test still live."""
+    """Return the processes of the test that are still alive."""
     return lambda: processes_with(cookie) - {os.getpid()}
 
 
 @pytest.fixture
-def launcher_of(cookie, tmp_path):
-    """Starts a launcher of a command in a process of its own."""
+def nvml(monkeypatch):
+    """Replace pynvml, in this process and in those that it starts, and return a function that sets the GPUs it reports."""
+    for name in ("FAKE_GPUS", "FAKE_DRIVER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.syspath_prepend(FAKE_PACKAGES)
+    monkeypatch.setenv("PYTHONPATH", FAKE_PACKAGES)
+    real = sys.modules.pop("pynvml", None)
+    yield lambda *gpus: monkeypatch.setenv("FAKE_GPUS", json.dumps(gpus))
+    sys.modules.pop("pynvml", None)
+    if real is not None:
+        sys.modules["pynvml"] = real
 
-    def start(argv):
+
+@pytest.fixture
+def launcher_of(cookie, tmp_path):
+    """Start a launcher of a command in a process of its own."""
+
+    def start(argv, grace=2.0):
         script = Path(__file__).parent / "a_launch.py"
-        command = [sys.executable, str(script), str(tmp_path), *map(str, argv)]
+        command = [sys.executable, str(script), str(tmp_path), str(grace), *map(str, argv)]
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     return start
@@ -41,10 +58,10 @@ def launcher_of(cookie, tmp_path):
 
 @pytest.fixture
 def launcher(launcher_of, tmp_path):
-    """Starts a launcher of the fake trainer and waits until the trainer has made a step."""
+    """Start a launcher of the fake trainer and wait until the trainer has made a step."""
 
-    def start(*words):
-        process = launcher_of([*TRAINER, *words])
+    def start(*words, grace=2.0):
+        process = launcher_of([*TRAINER, *words], grace)
         wait_for((tmp_path / "steps.jsonl").exists)
         return process
 

@@ -1,14 +1,12 @@
 import json
 import sys
-import time
 
 import pytest
 
 from tprimat.errors import LaunchError
-from tprimat.hardware.nodes import Nodes, expand_hosts, find_nodes, this_machine
+from tprimat.hardware.nodes import Nodes, expand_hosts, find_nodes, gpus_of_ranks, this_machine
 from tprimat.launch.torchrun import torchrun
 
-H200 = "NVIDIA H200, GPU-{}, 143771, 700.00, 570.86.15"
 ROCM_SMI = {
     "card0": {
         "Card Series": "AMD Instinct MI300X OAM",
@@ -36,14 +34,14 @@ AMD_SMI = {
 
 
 @pytest.fixture
-def tool(tmp_path, monkeypatch):
-    """Puts a program that prints a text first, and alone, into PATH."""
+def tool(tmp_path, monkeypatch, nvml):
+    """Make a program that prints a text the only one on PATH; NVML finds no driver."""
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    def make(name, text, before=""):
+    def make(name, text, after=""):
         (tmp_path / "answer.txt").write_text(text)
         program = tmp_path / name
-        program.write_text(f'#!/bin/sh\n{before}\nwhile IFS= read -r l; do echo "$l"; done < {tmp_path}/answer.txt\n')
+        program.write_text(f'#!/bin/sh\nwhile IFS= read -r l; do echo "$l"; done < {tmp_path}/answer.txt\n{after}\n')
         program.chmod(0o755)
 
     return make
@@ -53,8 +51,8 @@ def test_a_machine_without_gpus_is_none(tool):
     assert this_machine({}) is None
 
 
-def test_nvidia_smi_tells_names_memory_power_and_driver(tool):
-    tool("nvidia-smi", "\n".join(H200.format(i) for i in range(4)) + "\n")
+def test_nvml_tells_names_memory_power_and_driver(nvml):
+    nvml(*[{}] * 4)
     machine = this_machine({})
     assert (machine.platform, machine.accelerator, machine.gpus_per_node, machine.nodes) == ("cuda", "NVIDIA H200", 4, 1)
     assert (machine.memory_bytes, machine.power_limit_watts, machine.driver) == (143771 << 20, 700.0, "570.86.15")
@@ -64,25 +62,31 @@ def test_nvidia_smi_tells_names_memory_power_and_driver(tool):
     ("value", "count"),
     [("0,2", 2), ("", None), ("-1", None), ("1,-1,2", 1), ("GPU-3", 1), ("GPU-3,GPU-9", 1), ("9", None), ("MIG-a,MIG-b", 2)],
 )
-def test_cuda_visible_devices_decides_what_counts(tool, value, count):
-    tool("nvidia-smi", "\n".join(H200.format(i) for i in range(4)) + "\n")
+def test_cuda_visible_devices_decides_what_counts(nvml, value, count):
+    nvml(*[{}] * 4)
     machine = this_machine({"CUDA_VISIBLE_DEVICES": value})
     assert (machine.gpus_per_node if machine else None) == count
 
 
-def test_a_slice_of_a_gpu_is_not_called_by_the_name_of_the_whole(tool):
-    tool("nvidia-smi", H200.format(0) + "\n")
+def test_a_gpu_that_this_process_may_not_open_is_not_counted(nvml):
+    nvml({"hidden": True}, {"name": "NVIDIA L40S"}, {})
+    assert this_machine({}).gpus_per_node == 2
+    assert [gpu.name for gpu in gpus_of_ranks(1, {"CUDA_VISIBLE_DEVICES": "0"})] == ["NVIDIA L40S"], "CUDA counts what is left"
+
+
+def test_a_slice_of_a_gpu_is_not_called_by_the_name_of_the_whole(nvml):
+    nvml({})
     assert this_machine({"CUDA_VISIBLE_DEVICES": "MIG-a"}).accelerator is None
 
 
-def test_what_a_gpu_does_not_tell_is_absent(tool):
-    tool("nvidia-smi", "NVIDIA GB10, GPU-1, [N/A], [Not Supported], 580.1\n")
+def test_what_a_gpu_does_not_tell_is_absent(nvml):
+    nvml({"name": "NVIDIA GB10", "memory_bytes": None, "power_limit_milliwatts": None})
     machine = this_machine({})
-    assert (machine.memory_bytes, machine.power_limit_watts) == (None, None)
+    assert (machine.accelerator, machine.memory_bytes, machine.power_limit_watts) == ("NVIDIA GB10", None, None)
 
 
-def test_different_gpus_have_no_common_name(tool):
-    tool("nvidia-smi", H200.format(0) + "\nNVIDIA L40S, GPU-1, 46068, 350.00, 570.86.15\n")
+def test_different_gpus_have_no_common_name(nvml):
+    nvml({}, {"name": "NVIDIA L40S", "memory_bytes": 46068 << 20, "power_limit_milliwatts": 350_000})
     machine = this_machine({})
     assert (machine.accelerator, machine.memory_bytes) == ("NVIDIA H200 + NVIDIA L40S", 46068 << 20)
     assert machine.power_limit_watts is None
@@ -121,21 +125,29 @@ def test_amd_smi_is_asked_where_there_is_no_rocm_smi(tool, document):
 
 @pytest.mark.parametrize("text", ["", "no such device\n", "[1, 2\n", "a, b\n"])
 def test_a_tool_that_fails_or_babbles_finds_nothing(tool, text):
-    for name in ("nvidia-smi", "rocm-smi", "amd-smi"):
+    for name in ("rocm-smi", "amd-smi"):
         tool(name, text)
     assert this_machine({}) is None
 
 
-def test_a_driver_that_is_not_loaded_finds_nothing(tool):
-    tool("nvidia-smi", "", before="echo NVIDIA-SMI has failed; exit 9")
+def test_a_tool_that_fails_after_its_answer_finds_nothing(tool):
+    tool("rocm-smi", json.dumps(ROCM_SMI) + "\n", after="exit 9")
     assert this_machine({}) is None
 
 
-def test_asking_is_quick(tool):
-    tool("nvidia-smi", H200.format(0) + "\n")
-    began = time.monotonic()
-    this_machine({})
-    assert time.monotonic() - began < 1.0
+NO_DRIVER = """
+class NVMLError(Exception):
+    pass
+def nvmlInit():
+    raise NVMLError("Driver Not Loaded")
+"""
+
+
+@pytest.mark.parametrize("text", ["raise ImportError", NO_DRIVER])
+def test_without_nvml_or_a_driver_there_is_no_gpu(tool, tmp_path, monkeypatch, text):
+    (tmp_path / "pynvml.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert this_machine({}) is None
 
 
 def test_one_node_needs_no_environment():
@@ -174,10 +186,10 @@ def test_the_user_may_tell_the_nodes():
         ({"MASTER_ADDR": "a"}, "needs NODE_RANK"),
         ({"MASTER_ADDR": "a", "NODE_RANK": "2"}, "NODE_RANK is 2"),
         ({"MASTER_ADDR": "a", "NODE_RANK": "first"}, "NODE_RANK is 'first', not a whole number"),
-        ({**SLURM, "SLURM_STEP_NUM_NODES": "1"}, "started this on 1 nodes, the run wants 2"),
-        ({**SLURM, "SLURM_LOCALID": "3"}, "more than one of these on this node"),
-        ({**SLURM, "SLURM_JOB_NODELIST": ""}, "names no node"),
-        ({**SLURM, "SLURM_JOB_NODELIST": "n[a-b]"}, "is not understood"),
+        ({**SLURM, "SLURM_STEP_NUM_NODES": "1"}, "started this on 1 nodes, but the run needs 2"),
+        ({**SLURM, "SLURM_LOCALID": "3"}, "more than one task on this node"),
+        ({**SLURM, "SLURM_JOB_NODELIST": ""}, "SLURM_JOB_NODELIST is empty"),
+        ({**SLURM, "SLURM_JOB_NODELIST": "n[a-b]"}, "Cannot parse the host list"),
     ],
 )
 def test_nodes_that_are_not_told_right_are_a_users_error(environment, message):

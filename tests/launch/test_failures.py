@@ -83,15 +83,15 @@ HEADS = "ValueError: num_attention_heads (28) must be a multiple of tensor_model
                 "Unexpected result nan (message='found NaN in local forward loss')"
             ),
             "diverged",
-            "not a finite number",
+            "no longer finite",
         ),
         (
             "found NaN in local grad norm for bucket #0 in backward pass before data-parallel communication collective",
             "diverged",
             "finite",
         ),
-        (" iteration 9/ 50 | lm loss: NaN | grad norm: 1.0 |", "diverged", "not a finite number"),
-        (" iteration 9/ 50 | number of nan iterations:   1 |", "diverged", "not a finite number"),
+        (" iteration 9/ 50 | lm loss: NaN | grad norm: 1.0 |", "diverged", "no longer finite"),
+        (" iteration 9/ 50 | number of nan iterations:   1 |", "diverged", "no longer finite"),
         (HEADS, "failed", "num_attention_heads (28) must be a multiple of tensor_model_parallel_size (8)."),
         (
             "AssertionError: world size (8) is not divisible by total_model_size (total_model_size=3)",
@@ -118,9 +118,9 @@ HEADS = "ValueError: num_attention_heads (28) must be a multiple of tensor_model
             "failed",
             "recompute_method must be",
         ),
-        ("    assert not args.bf16", "failed", "refuses the configuration"),
-        ("huggingface_hub.errors.GatedRepoError: 401 Client Error.", "failed", "tokenizer cannot be fetched"),
-        ("[ERROR] Environment variable HF_TOKEN must be set.", "failed", "tokenizer cannot be fetched"),
+        ("    assert not args.bf16", "failed", "rejects the configuration"),
+        ("huggingface_hub.errors.GatedRepoError: 401 Client Error.", "failed", "tokenizer cannot be downloaded"),
+        ("[ERROR] Environment variable HF_TOKEN must be set.", "failed", "tokenizer cannot be downloaded"),
         (
             "torch.distributed.DistNetworkError: The server socket has failed. port: 29622, code: -98, name: EADDRINUSE",
             "failed",
@@ -244,7 +244,7 @@ def test_a_full_gpu_points_to_the_next_strategy_that_needs_less():
 
 @pytest.mark.parametrize("code", [-9, 137])
 def test_sigkill_is_a_matter_of_memory_only_where_the_kernel_says_so(code):
-    assert classify(code, [], [], killed_for_memory=True).outcome == "out_of_memory"
+    assert classify(code, [], [], oom_killed=True).outcome == "out_of_memory"
     assert classify(code, [], []).outcome == "failed"
 
 

@@ -5,7 +5,7 @@ from a_launch import Notes, a_launch
 
 from tprimat.engines.base import Command
 from tprimat.launch.run import run
-from tprimat.launch.torchrun import free_port, on_another_port
+from tprimat.launch.torchrun import free_port, with_port
 
 
 @pytest.fixture
@@ -62,11 +62,11 @@ def test_a_free_port_can_be_listened_on():
     ],
 )
 def test_the_port_is_replaced_wherever_a_command_names_it(before, after):
-    assert on_another_port(Command(argv=before), 7).argv == after
+    assert with_port(Command(argv=before), 7).argv == after
 
 
 def test_a_port_that_is_passed_into_a_container_is_replaced_too():
     command = Command(argv=("primus-cli", "container", "--env", "MASTER_PORT=1", "--", "train"), environment={"MASTER_PORT": "1"})
-    changed = on_another_port(command, 2)
+    changed = with_port(command, 2)
     assert changed.argv[3] == "MASTER_PORT=2"
     assert changed.environment == {"MASTER_PORT": "2"}

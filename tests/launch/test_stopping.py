@@ -3,13 +3,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from a_launch import ROOT, TRAINER, Notes, a_launch, wait_for
 
 from tprimat.engines.base import Command
 from tprimat.hardware.nodes import Nodes
+from tprimat.launch import process_tree
 from tprimat.launch.run import run
 from tprimat.launch.torchrun import torchrun
 from tprimat.records.store import RunDirectory
@@ -20,7 +20,7 @@ def test_a_signal_to_the_launcher_stops_the_run_and_keeps_what_was_measured(laun
     process = launcher("steps", 2, "sleep", 100)
     wait_for(lambda: len(RunDirectory(tmp_path).read_steps()) == 2)
     process.send_signal(number)
-    answer = json.loads(process.communicate(timeout=10)[0])
+    answer = json.loads(process.communicate()[0])
     assert answer["record"] == "interrupted"
     assert number.name in answer["result"]["cause"]
     assert len(answer["result"]["steps"]) == 2
@@ -30,46 +30,43 @@ def test_a_signal_to_the_launcher_stops_the_run_and_keeps_what_was_measured(laun
 
 def test_descendants_in_sessions_of_their_own_are_stopped_too(launcher, left_behind):
     process = launcher("spawn", "detached", "spawn", "child", "steps", 1, "sleep", 100)
-    wait_for(lambda: len(left_behind()) >= 5)  # launcher, guard, trainer and its two descendants
+    wait_for(lambda: len(left_behind()) >= 5)  # launcher, reaper, trainer and its two descendants
     process.terminate()
-    process.communicate(timeout=10)
+    process.communicate()
     assert not left_behind()
 
 
 def test_a_trainer_that_ignores_sigterm_is_killed_after_the_grace(launcher, left_behind):
-    process = launcher("ignore", "SIGTERM", "steps", 1, "sleep", 100)
-    began = time.monotonic()
+    process = launcher("ignore", "SIGTERM", "steps", 1, "sleep", 1000, grace=0.5)
     process.terminate()
-    answer = json.loads(process.communicate(timeout=10)[0])
-    assert 2.0 <= time.monotonic() - began < 4.0
+    answer = json.loads(process.communicate()[0])
+    assert answer["result"]["duration_seconds"] >= 0.5
     assert (answer["record"], answer["result"]["exit_code"]) == ("interrupted", -signal.SIGKILL)
     assert not left_behind()
 
 
-def test_a_second_interrupt_kills_at_once(launcher, left_behind):
-    process = launcher("ignore", "SIGTERM", "steps", 1, "sleep", 100)
-    began = time.monotonic()
+def test_a_second_interrupt_kills_at_once(launcher, left_behind, tmp_path):
+    stopped = tmp_path / "stopped"
+    process = launcher("note", "SIGTERM", stopped, "steps", 1, "sleep", 1000, grace=1000)
     process.send_signal(signal.SIGINT)
-    time.sleep(0.3)
+    wait_for(stopped.exists)
     process.send_signal(signal.SIGINT)
-    assert json.loads(process.communicate(timeout=10)[0])["record"] == "interrupted"
-    assert time.monotonic() - began < 1.5
+    answer = json.loads(process.communicate()[0])
+    assert (answer["record"], answer["result"]["exit_code"]) == ("interrupted", -signal.SIGKILL)
     assert not left_behind()
 
 
 @pytest.mark.parametrize("stubborn", [(), ("ignore", "SIGTERM", "spawn", "detached")], ids=["docile", "stubborn"])
 def test_killing_the_launcher_ends_the_run(launcher, left_behind, stubborn):
-    process = launcher(*stubborn, "steps", 1, "sleep", 100)
+    process = launcher(*stubborn, "steps", 1, "sleep", 1000, grace=0.5)
     process.kill()
-    process.communicate(timeout=10)
-    wait_for(lambda: not left_behind(), seconds=5)
+    process.communicate()
+    wait_for(lambda: not left_behind())
 
 
-def test_whoever_outlives_a_completed_run_is_ended(tmp_path, left_behind):
-    began = time.monotonic()
-    record, _ = run(a_launch(tmp_path, "spawn", "detached", "spawn", "child", "steps", 1), Notes())
+def test_whoever_outlives_a_completed_run_is_ended_without_waiting_for_the_grace(tmp_path, left_behind):
+    record, _ = run(a_launch(tmp_path, "spawn", "detached", "spawn", "child", "steps", 1, grace_seconds=1000.0), Notes())
     assert record.outcome == "completed"
-    assert time.monotonic() - began < 3.0
     assert not left_behind()
 
 
@@ -101,11 +98,9 @@ def test_a_hangup_that_nohup_ignores_stays_ignored(tmp_path):
 def test_ranks_that_torchrun_put_into_sessions_of_their_own_are_stopped(launcher_of, left_behind, tmp_path):
     argv = [*torchrun(Nodes(), 2), TRAINER[-1], "ignore", "SIGTERM", "steps", "1", "sleep", "100"]
     process = launcher_of(argv)
-    wait_for(lambda: len(RunDirectory(tmp_path).read_steps()) == 2, seconds=30)
+    wait_for(lambda: len(RunDirectory(tmp_path).read_steps()) == 2)
     process.terminate()
-    began = time.monotonic()
-    assert json.loads(process.communicate(timeout=12)[0])["record"] == "interrupted"
-    assert time.monotonic() - began < 10
+    assert json.loads(process.communicate()[0])["record"] == "interrupted"
     assert not left_behind()
 
 
@@ -120,13 +115,13 @@ def test_a_rank_that_is_killed_is_told_by_torchruns_block(tmp_path, left_behind)
 
 
 UNKILLABLE = """
-import sys, time
-from tprimat.launch.process_tree import Stop
-stop = Stop("no such mark", lambda: 1, 0.2)
-began = time.monotonic()
-while not stop.advance():
+import time
+from tprimat.launch import process_tree
+process_tree.SIGKILL_TIMEOUT_SECONDS = 0.3
+shutdown = process_tree.Shutdown("no such marker", lambda: 1, 0.1)
+while not shutdown.advance():
     time.sleep(0.05)
-print(sorted(stop.given_up), time.monotonic() - began < 5)
+print(sorted(shutdown.survivors))
 """
 
 
@@ -134,5 +129,27 @@ print(sorted(stop.given_up), time.monotonic() - began < 5)
 def test_a_process_that_sigkill_does_not_end_is_given_up_and_named():
     # The first process of a PID namespace is immune to signals from within.
     inside = ["unshare", "-Urpf", "--mount-proc", "sh", "-c", '"$0" -c "$1"; true', sys.executable, UNKILLABLE]
-    done = subprocess.run(inside, cwd=ROOT, capture_output=True, text=True, check=False, timeout=30)
-    assert done.stdout.split("\n")[0] == "[1] True"
+    done = subprocess.run(inside, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout == "[1]\n"
+
+
+def test_the_signals_of_a_shutdown_come_in_order(monkeypatch):
+    now, sent, left = [0.0], [], {7, 8}
+    monkeypatch.setattr(process_tree.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(process_tree, "members", lambda marker, root: set(left))
+    monkeypatch.setattr(process_tree, "send_group", lambda leader, number: sent.append((now[0], leader, number)))
+    monkeypatch.setattr(process_tree, "send", lambda pids, number: sent.append((now[0], sorted(pids), number)))
+    shutdown = process_tree.Shutdown("a marker", lambda: 7, grace_seconds=6.0)
+    for second in (1.0, 2.9, 3.0, 4.0, 6.0, 7.0):
+        now[0] = second
+        assert not shutdown.advance()
+    assert sent == [
+        (0.0, 7, signal.SIGTERM),
+        (3.0, [7, 8], signal.SIGTERM),
+        (6.0, [7, 8], signal.SIGKILL),
+        (7.0, [7, 8], signal.SIGKILL),
+    ]
+    left.clear()
+    now[0] = 8.0
+    assert shutdown.advance()
+    assert shutdown.survivors == set()

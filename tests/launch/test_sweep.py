@@ -1,7 +1,6 @@
 import dataclasses
 import os
 import signal
-import threading
 import time
 from pathlib import Path
 
@@ -149,7 +148,7 @@ def test_the_cool_down_lies_between_runs_only(sweep, tmp_path):
     assert messages.count("cooling down for 0.2 s.") == 1
 
 
-def test_an_interrupt_ends_the_series_and_keeps_what_was_done(sweep, tmp_path):
+def test_an_interrupt_ends_the_series_and_keeps_what_was_done(sweep, tmp_path, monkeypatch):
     scheduler, messages = sweep
     plans = [cell_of(tmp_path, "a"), cell_of(tmp_path, "b", seed=2)]
     notify = scheduler.notify
@@ -157,7 +156,7 @@ def test_an_interrupt_ends_the_series_and_keeps_what_was_done(sweep, tmp_path):
     def interrupt_the_cool_down(text):
         notify(text)
         if text.startswith("cooling"):
-            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+            monkeypatch.setattr(time, "sleep", lambda seconds: os.kill(os.getpid(), signal.SIGINT))
 
     results = dataclasses.replace(scheduler, cooldown_seconds=30.0, notify=interrupt_the_cool_down).run(plans)
     assert outcomes(results) == [("a", "completed")]

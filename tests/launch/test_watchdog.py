@@ -8,34 +8,37 @@ from pathlib import Path
 import pytest
 from a_launch import Notes, a_launch
 
-from tprimat.launch import watchdog as stacks
+from tprimat.launch import process
 from tprimat.launch.run import run
-from tprimat.launch.schema import Limits
-from tprimat.launch.watchdog import Watchdog
+from tprimat.launch.watchdog import Limits, Watchdog, find_py_spy
 
 
 def test_a_run_that_does_not_start_is_stopped(tmp_path, left_behind):
     record, _ = run(a_launch(tmp_path, "sleep", 100, limits={"startup_timeout_seconds": 0.4}), Notes())
     assert record.outcome == "timed_out"
-    assert "No step ended within startup_timeout_seconds (0.4 s)" in record.cause
+    assert "No step finished within startup_timeout_seconds (0.4 s)" in record.cause
     assert not left_behind()
 
 
-def test_a_run_that_takes_too_long_is_stopped_and_keeps_its_steps(tmp_path, left_behind):
-    launch = a_launch(tmp_path, "pace", 0.05, "steps", 1000, limits={"run_timeout_seconds": 0.8}, planned_steps=1000)
-    record, result = run(launch, Notes())
+def test_a_run_that_takes_too_long_is_stopped_and_keeps_its_steps(tmp_path, left_behind, monkeypatch):
+    late = []
+    monkeypatch.setattr(process, "monotonic", lambda: time.monotonic() + 1000.0 * len(late))
+    notes = Notes()
+    notes.on_step = lambda step: late.append(1) if step.step == 3 else None
+    launch = a_launch(tmp_path, "pace", 0.01, "steps", 1000, limits={"run_timeout_seconds": 900.0}, planned_steps=1000)
+    record, result = run(launch, notes)
     assert record.outcome == "timed_out"
-    told = re.search(r"the last was step (\d+) of 1000", record.cause)
-    assert 1 <= int(told[1]) <= result.steps[-1].step < 1000  # a step may end while the run is being stopped
+    last = re.search(r"the last was step (\d+) of 1000", record.cause)
+    assert 3 <= int(last[1]) <= result.steps[-1].step < 1000  # a step may end while the run is being stopped
     assert not left_behind()
 
 
 def test_a_limit_that_a_program_derived_is_told_by_the_flag_that_raises_it():
     own, derived = watchdog(run_timeout_seconds=20.0), watchdog(run_timeout_seconds=20.0, run_timeout_flag="--time-budget")
     assert verdicts(own, 0.0, 21.0).hint == "raise benchmarking.run_timeout_seconds, or ask for fewer steps"
-    told = verdicts(derived, 0.0, 21.0)
-    assert told.hint == "raise --time-budget, or ask for fewer steps"
-    assert "longer than --time-budget allowed (20 s)" in told.cause
+    verdict = verdicts(derived, 0.0, 21.0)
+    assert verdict.hint == "raise --time-budget, or ask for fewer steps"
+    assert "longer than --time-budget allows (20 s)" in verdict.cause
 
 
 HANGS = {"hang_factor": 3.0, "hang_minimum_seconds": 0.5}
@@ -73,15 +76,15 @@ def test_py_spy_is_found_beside_a_python_whose_environment_is_not_activated(tmp_
     tool.write_text("#!/bin/sh\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", "/nowhere")
-    assert stacks.py_spy() is None or Path(stacks.py_spy()).parent == Path(sys.executable).parent
+    assert find_py_spy() is None or Path(find_py_spy()).parent == Path(sys.executable).parent
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert stacks.py_spy() == str(tool)
+    assert find_py_spy() == str(tool)
 
 
 def test_a_process_that_does_not_end_after_its_last_step_is_hung(tmp_path):
     record, result = run(a_launch(tmp_path, "steps", 3, "sleep", 100, limits=HANGS, planned_steps=3), Notes())
     assert record.outcome == "hung"
-    assert "all 3 steps ended, the processes did not" in record.cause
+    assert "all 3 steps finished, but the processes did not end" in record.cause
     assert len(result.steps) == 3
 
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tprimat.probe import gemm, gemm_search, memory
-from tprimat.probe.case import Case, measure, open_bench, open_notebook, run
+from tprimat.probe import gemm, memory
+from tprimat.probe.case import Case, measure, open_bench, open_log, run
 from tprimat.records.store import read_probes
 
 CPU = torch.device("cpu")
@@ -25,9 +25,9 @@ def test_a_product_has_the_shape_that_its_name_says(dtype, call):
 
 @pytest.mark.parametrize("call", gemm.FP8_CALLS)
 def test_an_fp8_product_is_close_to_the_product_of_its_rounded_operands(call):
-    made = gemm.fp8_call(PRODUCT, call, CPU)
-    a, b = (operand.float() for operand in made.args[:2])
-    assert torch.allclose(made().float(), a @ b, rtol=0.02, atol=0.05)
+    product = gemm.fp8_call(PRODUCT, call, CPU)
+    a, b = (operand.float() for operand in product.args[:2])
+    assert torch.allclose(product().float(), a @ b, rtol=0.02, atol=0.05)
 
 
 def test_operands_are_random_normal_numbers_and_never_zeros():
@@ -72,9 +72,9 @@ def test_a_refused_case_is_followed_by_its_alternative(bench, tmp_path):
         raise RuntimeError("No available kernel. Aborting execution.\nmore")
 
     good = gemm.case_of(PRODUCT, "fp32", "torch.matmul")
-    case = Case(kind="gemm", variant="absent", shape={}, dtype="fp32", prepare=refuse, otherwise=good)
-    notebook = open_notebook(tmp_path / "probes.jsonl", resume=False, seconds=None, tell=lambda _: None)
-    refused, measured = run([case], bench, notebook)
+    case = Case(kind="gemm", variant="absent", shape={}, dtype="fp32", prepare=refuse, fallback=good)
+    log = open_log(tmp_path / "probes.jsonl", resume=False, seconds=None, tell=lambda _: None)
+    refused, measured = run([case], bench, log)
     assert refused.error == "RuntimeError: No available kernel. Aborting execution."
     assert measured.seconds
     assert measured.error is None
@@ -82,36 +82,36 @@ def test_a_refused_case_is_followed_by_its_alternative(bench, tmp_path):
 
 
 def test_a_second_run_measures_only_what_is_new(bench, tmp_path):
-    told = []
+    messages = []
     file = tmp_path / "probes.jsonl"
     first = gemm.case_of(PRODUCT, "fp32", "torch.matmul")
     second = gemm.case_of(PRODUCT, "fp32", "F.linear")
-    (kept,) = run([first], bench, open_notebook(file, resume=True, seconds=None, tell=told.append))
-    again, added = run([first, second], bench, open_notebook(file, resume=True, seconds=None, tell=told.append))
+    (kept,) = run([first], bench, open_log(file, resume=True, seconds=None, tell=messages.append))
+    again, added = run([first, second], bench, open_log(file, resume=True, seconds=None, tell=messages.append))
     assert again == kept
     assert read_probes(file) == (kept, added)
-    assert len(told) == 2
+    assert len(messages) == 2
 
 
 def test_a_spent_time_budget_leaves_cases_and_says_how_many(bench, tmp_path):
-    told = []
+    messages = []
     cases = gemm.seed_cases(("bf16",), small=True)
-    notebook = open_notebook(tmp_path / "probes.jsonl", resume=True, seconds=-1.0, tell=told.append)
-    assert list(run(cases, bench, notebook)) == []
-    assert "14 cases are left" in told[0]
+    log = open_log(tmp_path / "probes.jsonl", resume=True, seconds=-1.0, tell=messages.append)
+    assert list(run(cases, bench, log)) == []
+    assert "14 cases are left" in messages[0]
 
 
 def test_the_search_measures_its_winner_anew(bench, tmp_path):
-    notebook = open_notebook(tmp_path / "probes.jsonl", resume=False, seconds=None, tell=lambda _: None)
-    *candidates, winner = gemm_search.search("bf16", bench, notebook)
+    log = open_log(tmp_path / "probes.jsonl", resume=False, seconds=None, tell=lambda _: None)
+    *candidates, winner = gemm.search("bf16", bench, log)
     assert {record.kind for record in candidates} == {"gemm_search"}
     assert winner.kind == "gemm"
     assert winner.variant == "torch.matmul searched"
-    fastest = max(candidates, key=gemm_search.rate)
+    fastest = max(candidates, key=gemm.rate)
     assert fastest.shape == winner.shape
     assert fastest.seconds != winner.seconds
-    later = open_notebook(tmp_path / "probes.jsonl", resume=True, seconds=None, tell=lambda _: None)
-    assert list(gemm_search.search("bf16", bench, later)) == [winner]
+    later = open_log(tmp_path / "probes.jsonl", resume=True, seconds=None, tell=lambda _: None)
+    assert list(gemm.search("bf16", bench, later)) == [winner]
 
 
 def test_triad_adds_three_times_one_array_to_another():

@@ -41,19 +41,32 @@ def test_sampling_ends_when_the_median_is_known_to_one_percent():
     assert not settled(steady, Effort(relative_interval=None))
 
 
-def spin(seconds):
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        pass
+class Clock:
+    """A clock that only moves when a test says so."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def spend(self, seconds):
+        self.now += seconds
 
 
-def test_a_sample_is_the_time_of_the_call_alone():
-    watch = Stopwatch(CPU, cache_bytes=2**27)
-    started = time.perf_counter()
-    samples = watch.measure(lambda: spin(2e-3), Effort(warmup=2, repetitions=10))
-    whole = time.perf_counter() - started
-    assert all(sample >= 2e-3 for sample in samples)
-    assert sum(samples) < 0.8 * whole, "overwriting 256 MiB before each call is not part of it"
+def test_a_sample_is_the_time_of_the_call_alone(monkeypatch):
+    clock = Clock()
+    watch = Stopwatch(CPU, cache_bytes=2**10, clock=clock)
+    monkeypatch.setattr(torch.Tensor, "zero_", lambda buffer: clock.spend(0.5))
+    samples = watch.measure(lambda: clock.spend(2e-3), Effort(warmup=2, repetitions=10, seconds=None))
+    assert samples == pytest.approx([2e-3] * 10)
+    assert clock.now == pytest.approx(12 * 2e-3 + 10 * 0.5), "the cache is overwritten before each repetition"
+
+
+def test_a_call_on_a_processor_takes_its_time():
+    began = time.perf_counter()
+    (sample,) = Stopwatch(CPU, cache_bytes=1024).measure(lambda: time.sleep(2e-3), Effort(warmup=1, repetitions=1))
+    assert 2e-3 <= sample <= time.perf_counter() - began
 
 
 def test_without_stopping_rules_every_rank_makes_the_same_number_of_calls():
@@ -65,7 +78,11 @@ def test_without_stopping_rules_every_rank_makes_the_same_number_of_calls():
 
 def test_a_slow_call_is_cut_short_but_keeps_enough_samples_for_an_interval():
     effort = Effort(warmup=30, warmup_seconds=0.01, repetitions=200, seconds=0.01, relative_interval=None)
-    assert 6 <= len(Stopwatch(CPU, cache_bytes=1024).measure(lambda: spin(5e-3), effort)) <= 10
+    clock = Clock()
+    samples = Stopwatch(CPU, cache_bytes=1024, clock=clock).measure(lambda: clock.spend(5e-3), effort)
+    assert len(samples) == 10, "one batch of 50 ms"
+    slow = Stopwatch(CPU, cache_bytes=1024, clock=clock).measure(lambda: clock.spend(60.0), effort)
+    assert len(slow) == 6
 
 
 def test_gauges_start_when_the_device_is_warm():

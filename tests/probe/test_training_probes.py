@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tprimat.facts.flops import parameters
-from tprimat.probe import gemm, mlp, transformer
+from tprimat.probe import gemm, transformer
 from tprimat.probe.transformer import build
 
 CPU = torch.device("cpu")
@@ -70,8 +70,8 @@ def test_seven_billion_at_the_published_rate_is_578_tflops_by_six_times_all_para
 
 
 def test_the_three_layer_network_has_134_million_weights_and_learns():
-    assert mlp.cases(small=False)[0].shape["weights"] == 134_217_728
-    call = mlp.prepare((16, 32, 32, 16), CPU)
+    assert transformer.mlp_cases(small=False)[0].shape["weights"] == 134_217_728
+    call = transformer.prepare_mlp((16, 32, 32, 16), CPU)
     model, _, inputs, targets = call.args
     before = torch.nn.functional.mse_loss(model(inputs), targets).item()
     for _ in range(40):

@@ -1,1 +1,1 @@
-"""The GPUs and nodes of this machine, and samples of what they do."""
+"""GPUs, nodes, and sampling of power and clocks."""

@@ -1,4 +1,4 @@
-"""A program that is listened to while a run goes on, and that ends with the launcher, however the launcher ends."""
+"""Read the output of a vendor's tool line by line, and make sure that the tool ends with the launcher."""
 
 import contextlib
 import errno
@@ -9,46 +9,46 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 
-SECONDS_TO_DIE = 2.0
+KILL_TIMEOUT_SECONDS = 2.0
 TAKE_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(1, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[2:])"
-"""Run before the program, in its process: a preexec_fn would be Python code in a fork of a process with threads."""
+"""Runs in the tool's process before the tool: a preexec_fn would be Python code in a fork of a process with threads."""
 
 
-class Tool:
-    """Starts one program at a time; `stop`, from another thread, ends it and refuses to start more."""
+class LineSubprocess:
+    """Run one program at a time; `stop`, called from another thread, ends it and refuses to start more."""
 
     def __init__(self) -> None:
         self.stopping = threading.Event()
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def lines(self, argv: Sequence[str], *, errors_too: bool = False) -> Iterator[str]:
-        """What the program prints, as it prints it, until it ends. Nothing after `stop`.
+    def lines(self, argv: Sequence[str]) -> Iterator[str]:
+        """Yield the program's output as it is printed, until the program ends; nothing after `stop`.
 
-        It writes to a terminal: into a pipe a program may hold its lines back until it has written thousands. The terminal
-        is its controlling one, so that the kernel hangs it up when the launcher is gone, even by SIGKILL.
+        The output is the program's controlling terminal, so that the kernel hangs the program up when the launcher is gone, even
+        by SIGKILL.
 
         Raises:
-            OSError: it is not installed, or cannot be started.
+            OSError: the program is not installed, or cannot be started.
         """
-        reading = self._start(argv, errors_too)
+        reading = self._start(argv)
         if reading is None:
             return
         try:
             with os.fdopen(reading, encoding="utf8", errors="replace") as stream, contextlib.suppress(OSError):
-                for line in stream:  # ends in EIO, a terminal's way to say that nobody writes any more
+                for line in stream:  # a terminal that nobody writes to any more ends in EIO
                     yield line.rstrip("\n")
         finally:
             self._end()
 
     def stop(self) -> None:
-        """End what runs."""
+        """Kill the running program."""
         self.stopping.set()
         with self._lock:
             if self._process is not None:
                 self._process.kill()
 
-    def _start(self, argv: Sequence[str], errors_too: bool) -> int | None:
+    def _start(self, argv: Sequence[str]) -> int | None:
         program = shutil.which(argv[0])
         if program is None:
             raise FileNotFoundError(errno.ENOENT, "not installed", argv[0])
@@ -62,7 +62,7 @@ class Tool:
                     [sys.executable, "-I", "-S", "-c", TAKE_TERMINAL, program, *argv],
                     stdin=subprocess.DEVNULL,
                     stdout=writing,
-                    stderr=subprocess.STDOUT if errors_too else subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
                     start_new_session=True,
                 )
         except OSError:
@@ -78,4 +78,4 @@ class Tool:
         if process is not None:
             process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):  # inside the kernel, where no signal reaches it
-                process.wait(SECONDS_TO_DIE)
+                process.wait(KILL_TIMEOUT_SECONDS)

@@ -1,1 +1,1 @@
-"""Start a command, watch it, stop it, and say how it ended."""
+"""Start a command, follow it, stop it, and say how it ended."""

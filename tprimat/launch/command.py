@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from tprimat.engines.base import Command
-from tprimat.launch.process import Child, Ending, Interrupts, Output, Supervision
-from tprimat.launch.schema import Limits
+from tprimat.launch.process import GRACE_SECONDS, Child, Ending, Interrupts, Output, Supervisor
 from tprimat.logs.failures import Failure
 
 DEFAULT_LIMIT_SECONDS = 900.0
@@ -15,15 +14,14 @@ DEFAULT_LIMIT_SECONDS = 900.0
 
 def run_command(command: Command, on_line: Callable[[str], None], limit_seconds: float = DEFAULT_LIMIT_SECONDS) -> Ending:
     """Run a command until its last process has ended or the time limit has passed, and pass on its output line by line."""
-    limits = Limits(startup_timeout_seconds=limit_seconds, hang_factor=1.0, hang_minimum_seconds=limit_seconds)
     ends = time.monotonic() + limit_seconds
 
     def tick(now: float) -> Failure | None:
         return Failure(outcome="timed_out", cause=f"No end within {limit_seconds:.0f} s.") if now > ends else None
 
     with Interrupts() as interrupts:
-        child = Child(command, limits.grace_seconds)
-        return Supervision(child, Output((), on_line, on_line), limits, interrupts).run(tick, lambda _: None)
+        child = Child(command, GRACE_SECONDS)
+        return Supervisor(child, Output((), on_line, on_line), GRACE_SECONDS, interrupts).run(tick, lambda _: None)
 
 
 def run_ranks(module: str, arguments: Sequence[str], ranks: int, on_line: Callable[[str], None]) -> str | None:

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP to the launcher, turned into something that a loop can ask about."""
+"""Start one command, read its output to the last byte, and end it with all its descendants."""
 
 import os
 import re
@@ -6,96 +6,96 @@ import selectors
 import signal
 import subprocess
 import threading
-import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic, sleep
 from types import FrameType, TracebackType
 from typing import BinaryIO, cast
 
 from tprimat.engines.base import Command
 from tprimat.errors import LaunchError
 from tprimat.launch import process_tree
-from tprimat.launch.process_tree import Stop
-from tprimat.launch.reaper import Guard
-from tprimat.launch.schema import Limits
+from tprimat.launch.process_tree import Shutdown
+from tprimat.launch.reaper import Reaper
 from tprimat.logs.failures import Failure
 
-WANTED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+GRACE_SECONDS = 6.0
+"""Between SIGTERM and SIGKILL. Ctrl-C is documented to end a run within 10 s."""
+TICK_SECONDS = 0.1
+CHUNK_BYTES = 1 << 16
+MAX_TAIL_LINES = 20_000
+"""Kept to classify a failure: enough for the tracebacks of a few hundred ranks."""
+MAX_LINE_BYTES = 1 << 20
+"""Longer lines are split, so that binary output cannot fill the memory."""
+LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
+"""A progress bar ends its line with \\r alone. A \\r at the end of a chunk may be followed by a \\n in the next one."""
 
 
 class Interrupts:
-    """Counts the signals that ask for an end while it is entered; puts the former handlers back afterwards.
+    """Count SIGINT, SIGTERM and SIGHUP inside a `with` block instead of dying; restore the handlers afterwards.
 
-    SIGHUP stays ignored where it was, which is how nohup works. Outside the main thread Python allows no handlers: there it
-    counts nothing, and whoever started the thread has to stop the run.
+    An ignored SIGHUP stays ignored, so that nohup works. Python allows signal handlers in the main thread only; in any other
+    thread nothing is counted, and the caller has to stop the run.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self.name: str | None = None
-        self._former: dict[int, object] = {}
+        """Name of the first signal."""
+        self._previous: dict[int, object] = {}
 
     def __enter__(self) -> "Interrupts":
         if threading.current_thread() is threading.main_thread():
-            for number in WANTED:
+            for number in STOP_SIGNALS:
                 if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                     continue
-                self._former[number] = signal.signal(number, self._arrived)
+                self._previous[number] = signal.signal(number, self._count_signal)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        for number, handler in self._former.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal gave us
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]  # the value that signal.signal returned
 
-    def _arrived(self, number: int, frame: FrameType | None) -> None:
+    def _count_signal(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
         self.name = self.name or signal.Signals(number).name
 
 
-# What a run prints: to the log files byte by byte, and to whoever watches line by line.
-
-TAIL_LINES = 20_000
-"""Kept for the classification of a failure: the tracebacks of a few hundred ranks."""
-LONGEST_LINE = 1 << 20
-"""Bytes. What is longer comes in parts, so that binary output cannot fill the memory."""
-LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
-"""A progress bar ends its line with \\r alone. A \\r at the end of a chunk waits for the \\n that may follow."""
-
-
 class Output:
-    """Takes bytes as they come.
+    """Copy a process's output to log files byte by byte, and pass it on line by line.
 
-    A log that cannot be written is mentioned once and never stops the run: the measurements do not depend on it.
+    A log that cannot be written is reported once and never stops the run, since the measurements do not depend on it.
     """
 
     def __init__(self, logs: Sequence[Path], on_line: Callable[[str], None], on_notice: Callable[[str], None]) -> None:
-        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self.tail: deque[str] = deque(maxlen=MAX_TAIL_LINES)
         self._on_line = on_line
         self._on_notice = on_notice
         self._pending = b""
         self._files: dict[Path, BinaryIO] = {}
-        self._complained: set[Path] = set()
+        self._reported: set[Path] = set()
         for path in dict.fromkeys(logs):
             self._open(path)
 
-    def note(self, text: str) -> None:
-        """Lines of ours, for the logs only."""
+    def write_to_logs(self, text: str) -> None:
+        """Write the launcher's own lines to the log files only."""
         self._write_all("".join(f"{line}\n" for line in text.splitlines()).encode())
 
     def feed(self, chunk: bytes) -> None:
-        """Some bytes of output."""
+        """Take some bytes of output."""
         self._write_all(chunk)
         *lines, self._pending = LINE_END.split(self._pending + chunk)
         for line in lines:
-            self._line(line)
-        if len(self._pending) > LONGEST_LINE:
+            self._emit(line)
+        if len(self._pending) > MAX_LINE_BYTES:
             self._flush()
 
     def close(self) -> None:
-        """No more output: the last line counts also without its end."""
+        """Emit the last line, even without a line end, and close the logs."""
         self._flush()
         for file in self._files.values():
             file.close()
@@ -105,69 +105,57 @@ class Output:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._files[path] = path.open("ab", buffering=0)
         except OSError as error:
-            self._complain(path, error)
+            self._report(path, error)
 
     def _write_all(self, data: bytes) -> None:
         for path, file in self._files.items():
-            self._write(path, file, data)
+            try:
+                written = file.write(data)
+                while written < len(data):  # a disk that is almost full takes a part and then refuses the rest
+                    written += file.write(data[written:])
+            except OSError as error:
+                self._report(path, error)
 
-    def _write(self, path: Path, file: BinaryIO, chunk: bytes) -> None:
-        try:
-            written = file.write(chunk)
-            while written < len(chunk):  # a disk that is filling up takes a part, and refuses the rest
-                written += file.write(chunk[written:])
-        except OSError as error:
-            self._complain(path, error)
-
-    def _complain(self, path: Path, error: OSError) -> None:
-        if path not in self._complained:
-            self._complained.add(path)
-            self._on_notice(f"the log {path} cannot be written ({error.strerror or error}); the run goes on without it.")
+    def _report(self, path: Path, error: OSError) -> None:
+        if path not in self._reported:
+            self._reported.add(path)
+            self._on_notice(f"The log {path} cannot be written ({error.strerror or error}); the run continues without it.")
 
     def _flush(self) -> None:
         line, self._pending = self._pending.removesuffix(b"\r"), b""
-        self._line(line)
+        self._emit(line)
 
-    def _line(self, raw: bytes) -> None:
-        if raw:
-            text = raw.decode("utf8", errors="replace")
+    def _emit(self, line: bytes) -> None:
+        if line:
+            text = line.decode("utf8", errors="replace")
             self.tail.append(text)
             self._on_line(text)
 
 
-# Ending a run: ask, wait, insist, and leave nobody behind.
-
-
-# One child process: started in a session of its own, read to its last byte, and ended with all its descendants.
-
-TICK_SECONDS = 0.1
-CHUNK_BYTES = 1 << 16
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a child ended."""
+    """How a child process ended."""
 
     exit_code: int | None
-    """Minus the signal's number where a signal ended it; None where nothing could end it."""
+    """Negative signal number if a signal ended it; None if nothing could end it."""
     duration_seconds: float
     stopped: Failure | None
-    """Why we ended it; None: it ended by itself."""
-    given_up: frozenset[int] = frozenset()
-    """Pids that not even SIGKILL ended."""
+    """Why we stopped it; None if it ended by itself."""
+    survivors: frozenset[int] = frozenset()
+    """Pids that even SIGKILL did not end."""
 
 
 class Child:
-    """A started command. Its stdout and stderr are one stream; its stdin is empty, so that no framework waits for an answer."""
+    """A started command. Stdout and stderr are one stream; stdin is empty, so that no framework waits for an answer."""
 
     def __init__(self, command: Command, grace_seconds: float) -> None:
-        self.mark = uuid.uuid4().hex
+        self.marker = uuid.uuid4().hex
         write_files(command)
         try:
             self._process = subprocess.Popen(
                 command.argv,
                 cwd=command.directory,
-                env={**os.environ, **command.environment, process_tree.MARK: self.mark},
+                env={**os.environ, **command.environment, process_tree.MARKER: self.marker},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -175,39 +163,39 @@ class Child:
                 bufsize=0,
             )
         except OSError as error:
-            raise cannot_start(command, error) from error
-        self._output = cast("BinaryIO", self._process.stdout)  # a pipe was asked for
-        self._guard = Guard(self.mark, self._process.pid, grace_seconds)
+            raise start_error(command, error) from error
+        self._output = cast("BinaryIO", self._process.stdout)  # not None with stdout=PIPE
+        self._reaper = Reaper(self.marker, self._process.pid, grace_seconds)
 
     def root(self) -> int | None:
-        """The pid of the first process, None once it has ended."""
+        """Return the pid of the first process, or None once it has ended."""
         return self._process.pid if self._process.poll() is None else None
 
     def members(self) -> set[int]:
-        """The pids of all processes that belong to it."""
-        return process_tree.members(self.mark, self.root())
+        """Return the pids of all its processes."""
+        return process_tree.members(self.marker, self.root())
 
     @property
     def output_descriptor(self) -> int:
-        """To read from."""
+        """File descriptor of the output stream."""
         return self._output.fileno()
 
     def close(self) -> int | None:
-        """After the last process is gone.
+        """Release everything after the last process has ended.
 
         Returns:
-            the exit code of the first process; None where it could not be ended.
+            the exit code of the first process, or None if it could not be ended.
         """
-        self._guard.dismiss()
+        self._reaper.dismiss()
         self._output.close()
         return self._process.poll()
 
 
 def write_files(command: Command) -> None:
-    """The files that a command needs beside it.
+    """Write the files that a command needs.
 
     Raises:
-        LaunchError: one cannot be written.
+        LaunchError: one of them cannot be written.
     """
     try:
         for name, text in command.files.items():
@@ -217,89 +205,88 @@ def write_files(command: Command) -> None:
         raise LaunchError(f"{error.filename} cannot be written: {error.strerror or error}.", where=str(error.filename)) from error
 
 
-def cannot_start(command: Command, error: OSError) -> LaunchError:
-    """The error for a program that the operating system does not start."""
+def start_error(command: Command, error: OSError) -> LaunchError:
+    """Return the error for a program that the operating system cannot start."""
     if command.directory is not None and not Path(command.directory).is_dir():
-        return LaunchError(f"The folder {command.directory} to start in does not exist.", where=command.directory)
+        return LaunchError(f"The working directory {command.directory} does not exist.", where=command.directory)
     return LaunchError(
         f"{command.argv[0]} cannot be started: {error.strerror or error}.",
         where=command.argv[0],
-        fix="install it, or name its folder in PATH",
+        fix="install it, or add its folder to PATH",
     )
 
 
-class Supervision:
-    """One child from its start to the end of its last process."""
+class Supervisor:
+    """Follow one child from its start to the end of its last process."""
 
-    def __init__(self, child: Child, output: Output, limits: Limits, interrupts: Interrupts) -> None:
+    def __init__(self, child: Child, output: Output, grace_seconds: float, interrupts: Interrupts) -> None:
         self._child = child
         self._output = output
-        self._limits = limits
+        self._grace_seconds = grace_seconds
         self._interrupts = interrupts
-        self._stop: Stop | None = None
+        self._shutdown: Shutdown | None = None
         self._stopped: Failure | None = None
-        self.began = time.monotonic()
+        self.began = monotonic()
 
     def run(self, tick: Callable[[float], Failure | None], before_stop: Callable[[Failure], None]) -> Ending:
-        """Until nobody is left.
+        """Return when no process is left.
 
         Args:
-            tick: called about ten times a second with the time; a Failure asks for a stop.
-            before_stop: called once with that Failure while all processes still stand.
+            tick: called about ten times a second with the current time; a Failure requests a stop.
+            before_stop: called once with that Failure while all processes are still alive.
         """
         try:
             self._watch(tick, before_stop)
         finally:
-            self._leave_nobody()
+            self._kill_remaining()
             code = self._child.close()
-        tick(time.monotonic())
-        given_up = frozenset(self._stop.given_up if self._stop else ())
-        return Ending(exit_code=code, duration_seconds=time.monotonic() - self.began, stopped=self._stopped, given_up=given_up)
+        tick(monotonic())
+        survivors = frozenset(self._shutdown.survivors if self._shutdown else ())
+        return Ending(exit_code=code, duration_seconds=monotonic() - self.began, stopped=self._stopped, survivors=survivors)
 
     def _watch(self, tick: Callable[[float], Failure | None], before_stop: Callable[[Failure], None]) -> None:
         with selectors.DefaultSelector() as selector:
             descriptor = self._child.output_descriptor
             selector.register(descriptor, selectors.EVENT_READ)
-            ticked = 0.0
-            while self._stop is None or not self._stop.advance():
+            last_tick = 0.0
+            while self._shutdown is None or not self._shutdown.advance():
                 self._read(selector, descriptor)
-                now = time.monotonic()
-                if now - ticked < TICK_SECONDS:
+                now = monotonic()
+                if now - last_tick < TICK_SECONDS:
                     continue
-                ticked = now
+                last_tick = now
                 verdict = tick(now)
-                if verdict is not None and self._stop is None:
+                if verdict is not None and self._shutdown is None:
                     before_stop(verdict)
-                    self._begin_stop(verdict)
-                self._obey()
+                    self._stop(verdict)
+                self._check_signals_and_root()
             self._drain(selector, descriptor)
 
-    def _leave_nobody(self) -> None:
-        """Normally there is nobody; after an error of ours the run must not stay behind either."""
-        if (self._stop is None or not self._stop.given_up) and self._child.members():
-            stop = Stop(self._child.mark, self._child.root, grace_seconds=0.0)
-            while not stop.advance():
-                time.sleep(TICK_SECONDS / 2)
+    def _kill_remaining(self) -> None:
+        """Kill what is left after an error in the launcher; normally there is nothing."""
+        if (self._shutdown is None or not self._shutdown.survivors) and self._child.members():
+            shutdown = Shutdown(self._child.marker, self._child.root, grace_seconds=0.0)
+            while not shutdown.advance():
+                sleep(TICK_SECONDS / 2)
 
-    def _obey(self) -> None:
-        """Signals to the launcher, and the end of the first process: whoever it left behind is ended too."""
+    def _check_signals_and_root(self) -> None:
+        """Stop on a signal to the launcher; stop leftover processes when the first one has ended."""
         if self._interrupts.count and self._stopped is None:
-            cause = f"Stopped by {self._interrupts.name}."
-            self._begin_stop(Failure(outcome="interrupted", cause=cause))
-        if self._interrupts.count > 1 and self._stop is not None:
-            self._stop.kill()
-        if self._stop is None and self._child.root() is None:
-            self._stop = Stop(self._child.mark, self._child.root, self._limits.grace_seconds)
+            self._stop(Failure(outcome="interrupted", cause=f"Stopped by {self._interrupts.name}."))
+        if self._interrupts.count > 1 and self._shutdown is not None:
+            self._shutdown.kill()
+        if self._shutdown is None and self._child.root() is None:
+            self._shutdown = Shutdown(self._child.marker, self._child.root, self._grace_seconds)
 
-    def _begin_stop(self, why: Failure) -> None:
-        if self._stop is None:
+    def _stop(self, why: Failure) -> None:
+        if self._shutdown is None:
             self._stopped = why
-            self._stop = Stop(self._child.mark, self._child.root, self._limits.grace_seconds)
+            self._shutdown = Shutdown(self._child.marker, self._child.root, self._grace_seconds)
 
     def _read(self, selector: selectors.BaseSelector, descriptor: int) -> bool:
-        """One chunk of output, waiting a moment for it; False when there is none."""
-        if not selector.get_map():  # closed by the child, which may go on without it
-            time.sleep(TICK_SECONDS / 2)
+        """Read one chunk of output, waiting briefly for it; return whether there was one."""
+        if not selector.get_map():  # the child closed its output and may go on without it
+            sleep(TICK_SECONDS / 2)
             return False
         if not selector.select(TICK_SECONDS / 2):
             return False
@@ -311,7 +298,7 @@ class Supervision:
         return bool(chunk)
 
     def _drain(self, selector: selectors.BaseSelector, descriptor: int) -> None:
-        """What the processes wrote before they ended. Whoever still holds the pipe is none of ours: it is not waited for."""
+        """Read what the processes wrote before they ended, without waiting for a foreign process that holds the pipe open."""
         while selector.get_map() and self._read(selector, descriptor):
             pass
         self._output.close()

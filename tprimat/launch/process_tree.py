@@ -1,9 +1,8 @@
-"""Which processes belong to a run: all that descend from it, whatever session they moved to or whoever adopted them.
+"""Find and stop all processes of a run, whatever session they moved to and whoever adopted them.
 
 torchrun starts every rank in a session of its own (torch.distributed.elastic.multiprocessing.subprocess_handler), so a signal to
-the process group of torchrun reaches no rank. A mark in the environment, which children inherit, finds them all, also after
-their parents are gone; Jenkins' process tree killer works the same way. The parent relation finds those that
-cleared their environment.
+torchrun's process group reaches no rank. A marker in the environment, which children inherit, identifies them even after their
+parents are gone; Jenkins' process tree killer works the same way. The parent relation finds those that cleared their environment.
 """
 
 import contextlib
@@ -14,14 +13,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-MARK = "TPRIMAT_LAUNCH"
-"""Environment variable that carries the run's mark. It says who belongs together and nothing else."""
+MARKER = "TPRIMAT_LAUNCH"
+"""Environment variable with the same value in all processes of a run."""
 PROC = Path("/proc")
+SIGKILL_TIMEOUT_SECONDS = 3.0
+"""How long to repeat SIGKILL before giving up on a process."""
+CHECK_INTERVAL_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One line of the process table."""
+    """One row of the process table."""
 
     pid: int
     parent: int
@@ -30,52 +32,49 @@ class Process:
 
 
 def process_table() -> dict[int, Process]:
-    """All processes, by pid; empty where there is no /proc (macOS)."""
+    """Return all processes by pid; empty where there is no /proc (macOS)."""
     table = {}
     for entry in PROC.iterdir() if PROC.is_dir() else ():
         if not entry.name.isdigit():
             continue
         try:
             text = (entry / "stat").read_text(encoding="utf8", errors="replace")
-        except OSError:  # it ended while we looked
+        except OSError:  # it ended in the meantime
             continue
-        # The name stands in parentheses and may hold any character; proc(5).
+        # The name is in parentheses and may contain any character; proc(5).
         state, parent, _group, session = text[text.rfind(")") + 2 :].split()[:4]
         pid = int(entry.name)
         table[pid] = Process(pid, int(parent), int(session), state in "ZX")
     return table
 
 
-def carries(pid: int, mark: str) -> bool:
-    """Whether the environment that the process was started with has the mark."""
+def has_marker(pid: int, marker: str) -> bool:
+    """Return whether the process was started with the marker in its environment."""
     try:
         environment = (PROC / str(pid) / "environ").read_bytes()
     except OSError:  # gone, or another user's
         return False
-    return f"{MARK}={mark}".encode() in environment.split(b"\0")
+    return f"{MARKER}={marker}".encode() in environment.split(b"\0")
 
 
-def members(mark: str, root: int | None) -> set[int]:
-    """The living processes of a run.
+def members(marker: str, root: int | None) -> set[int]:
+    """Return the pids of a run's living processes, without zombies and without the caller.
 
     Args:
-        mark: value of MARK that the run was started with.
-        root: pid of the first process while nobody has reaped it, else None.
-
-    Returns:
-        pids, without zombies and without the caller.
+        marker: value of MARKER that the run was started with.
+        root: pid of the first process until it has been reaped, then None.
     """
     table = process_table()
     if not table:
         return {root} if root is not None and alive(root) else set()
-    found = {p.pid for p in table.values() if (root is not None and root in (p.pid, p.session)) or carries(p.pid, mark)}
-    while grown := {p.pid for p in table.values() if p.parent in found} - found:
-        found |= grown
+    found = {p.pid for p in table.values() if (root is not None and root in (p.pid, p.session)) or has_marker(p.pid, marker)}
+    while children := {p.pid for p in table.values() if p.parent in found} - found:
+        found |= children
     return {pid for pid in found if not table[pid].zombie} - {os.getpid()}
 
 
 def alive(pid: int) -> bool:
-    """Whether a process with this pid exists."""
+    """Return whether a process with this pid exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -86,7 +85,7 @@ def alive(pid: int) -> bool:
 
 
 def send(pids: set[int], number: int) -> None:
-    """Signal processes; those that are gone, or not ours, are passed over."""
+    """Signal processes; skip those that are gone or belong to another user."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
@@ -98,56 +97,53 @@ def send_group(leader: int, number: int) -> None:
         os.killpg(leader, number)
 
 
-PATIENCE_SECONDS = 3.0
-"""With the process that SIGKILL does not end."""
+class Shutdown:
+    """A shutdown in progress: call `advance` until it returns True.
 
+    The caller must go on reading the run's output meanwhile, because a process that blocks on a full pipe cannot end.
 
-class Stop:
-    """A stop under way. The caller goes on reading the run's output meanwhile: a process that blocks on a full pipe cannot end.
-
-    SIGTERM goes to the first process's group, which is what torchrun and shell scripts expect: they pass it on to their ranks and
-    wait for them. Whoever is left at half of the grace, or after the first process has ended, gets it directly; whoever is left
-    at the end of the grace gets SIGKILL, again and again until nobody is left. A process that even SIGKILL does not end (it waits
-    in a driver, or belongs to another user) is given up after PATIENCE_SECONDS, and named.
+    SIGTERM goes to the process group of the root, which is what torchrun and shell scripts expect: they forward it to their ranks
+    and wait. All remaining processes get SIGTERM after half of the grace period, or as soon as the root has ended. After the
+    grace period they get SIGKILL, repeatedly. A process that survives SIGKILL for SIGKILL_TIMEOUT_SECONDS (it waits in a driver,
+    or belongs to another user) is listed in `survivors`.
     """
 
-    def __init__(self, mark: str, root: Callable[[], int | None], grace_seconds: float) -> None:
-        self._mark = mark
+    def __init__(self, marker: str, root: Callable[[], int | None], grace_seconds: float) -> None:
+        self._marker = marker
         self._root = root
-        self._grace = grace_seconds
+        self._grace_seconds = grace_seconds
         self._began = time.monotonic()
-        self._asked_all = False
+        self._sent_to_all = False
         self._killed_at: float | None = None
-        self.given_up: set[int] = set()
-        """Whoever is still there at the end."""
-        self._look_again = 0.0
+        self._next_check = 0.0
+        self.survivors: set[int] = set()
         leader = root()
         if leader is not None:
             send_group(leader, signal.SIGTERM)
 
     def kill(self) -> None:
-        """End the patience: SIGKILL from now on."""
-        self._grace = 0.0
-        self._look_again = 0.0
+        """End the grace period now."""
+        self._grace_seconds = 0.0
+        self._next_check = 0.0
 
     def advance(self) -> bool:
-        """Do what is due; True when no process is left, or nothing more can be done."""
+        """Send the signals that are due; return True when no process is left, or when the survivors cannot be killed."""
         now = time.monotonic()
-        if now < self._look_again:
+        if now < self._next_check:
             return False
-        self._look_again = now + 0.1
+        self._next_check = now + CHECK_INTERVAL_SECONDS
         root = self._root()
-        left = members(self._mark, root)
-        if not left:
+        remaining = members(self._marker, root)
+        if not remaining:
             return True
         age = now - self._began
-        if age >= self._grace:
-            send(left, signal.SIGKILL)
+        if age >= self._grace_seconds:
+            send(remaining, signal.SIGKILL)
             self._killed_at = self._killed_at or now
-            if now - self._killed_at > PATIENCE_SECONDS:
-                self.given_up = left
+            if now - self._killed_at > SIGKILL_TIMEOUT_SECONDS:
+                self.survivors = remaining
                 return True
-        elif not self._asked_all and (root is None or age >= self._grace / 2):
-            self._asked_all = True
-            send(left, signal.SIGTERM)
+        elif not self._sent_to_all and (root is None or age >= self._grace_seconds / 2):
+            self._sent_to_all = True
+            send(remaining, signal.SIGTERM)
         return False

@@ -1,115 +1,106 @@
-"""Where the steps of a run come from: the worker's steps.jsonl, or the lines of its log."""
+"""Run one launch from its first record to its last: start the command, follow its steps, stop it, say how it ended."""
 
 import dataclasses
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Protocol
 
+from tprimat.engines.base import Command
 from tprimat.errors import LaunchError, RecordError, UserError
+from tprimat.hardware.gpus import Gpu
 from tprimat.hardware.sampler import Telemetry
-from tprimat.launch.process import Child, Ending, Interrupts, Output, Supervision
-from tprimat.launch.schema import Launch, LaunchResult, Watcher
-from tprimat.launch.torchrun import free_port, on_another_port
-from tprimat.launch.watchdog import Watchdog, dump_stacks
-from tprimat.logs.failures import Failure, add_log_hint, classify, out_of_memory_kills
+from tprimat.launch.process import GRACE_SECONDS, Child, Ending, Interrupts, Output, Supervisor
+from tprimat.launch.torchrun import free_port, with_port
+from tprimat.launch.watchdog import Limits, Watchdog, dump_stacks
+from tprimat.logs.failures import Failure, add_log_hint, classify, count_oom_kills
 from tprimat.records.files import from_json, to_json, write_atomically
-from tprimat.records.schema import RunRecord, StepRecord
+from tprimat.records.schema import Outcome, RunRecord, StepRecord
 from tprimat.records.store import RunDirectory
 
+MAX_ERROR_LOG_BYTES = 1 << 20
 
-class StepSource(Protocol):
-    """Gives each step once, in the order of its end."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Everything needed to start one run."""
+
+    command: Command
+    directory: RunDirectory
+    record: RunRecord
+    """The first record, with outcome 'running'. Written before the start; it stays if the worker dies before writing its own."""
+    limits: Limits
+    grace_seconds: float = GRACE_SECONDS
+    logs: tuple[Path, ...] = ()
+    """Files that get a copy of the output besides directory.log_file; each is appended to."""
+    heading: str = ""
+    """Lines to write to the logs before the output of the run."""
+    step_of_line: Callable[[str], StepRecord | None] | None = None
+    """Reads steps from the log. None: the worker appends to steps.jsonl itself."""
+    complete: Callable[[RunRecord], tuple[RunRecord, tuple[StepRecord, ...]]] | None = None
+    """With step_of_line: adds the log's evidence and mismatches to the last record, and returns the corrected steps."""
+    planned_steps: int | None = None
+    nodes: int = 1
+    """On one node a port in use is replaced by a free one; several nodes have agreed on theirs."""
+    error_logs: tuple[str, ...] = ()
+    """Glob patterns of the ranks' own logs, such as Primus's 'logs/pre_trainer/rank-*/error.log'."""
+    alternatives: tuple[str, ...] = ()
+    """Strategies that need less memory than this one, the nearest first."""
+    sampled_gpus: tuple[Gpu, ...] = ()
+    """GPUs whose power, clock and temperature are sampled, in the order of the local ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchResult:
+    """How a launch ended."""
+
+    outcome: Outcome
+    exit_code: int | None
+    """Of the process; negative signal number if a signal ended it."""
+    cause: str | None
+    hint: str | None
+    duration_seconds: float
+    evidence: str | None = None
+    """The log line that shows the cause."""
+    steps: tuple[StepRecord, ...] = ()
+    """All steps, even if the disk was full."""
+    stop_requested: bool = False
+    """The user asked the launcher to stop: start nothing after this run."""
+    port_in_use: bool = False
+    """A second start on another port may succeed."""
+
+
+class Watcher(Protocol):
+    """Receives the progress of a run."""
 
     def on_line(self, text: str) -> None:
-        """A line of the log went by."""
+        """Take one line of output, without its line end."""
         ...
 
-    def poll(self) -> list[StepRecord]:
-        """The steps since the last call."""
+    def on_step(self, step: StepRecord) -> None:
+        """Take one finished step."""
         ...
 
+    def on_notice(self, text: str) -> None:
+        """Take one sentence about the launch itself."""
+        ...
 
-class WrittenSteps:
-    """Follows a steps.jsonl that a worker appends to. A line that is not whole yet is left for the next call."""
-
-    def __init__(self, path: Path, on_notice: Callable[[str], None]) -> None:
-        self._path = path
-        self._on_notice = on_notice
-        self._offset = path.stat().st_size if path.exists() else 0
-
-    def on_line(self, text: str) -> None:
-        """Nothing: the log is for people here."""
-
-    def poll(self) -> list[StepRecord]:
-        """The steps since the last call."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read()
-        except OSError:  # not there yet
-            return []
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return [step for line in whole.splitlines() if (step := self._read(line)) is not None]
-
-    def _read(self, line: bytes) -> StepRecord | None:
-        try:
-            return from_json(StepRecord, line, where=str(self._path))
-        except RecordError as error:
-            self._on_notice(f"a line of {self._path} is passed over: {error.why or error.what}")
-            return None
-
-
-class LoggedSteps:
-    """Makes steps.jsonl from the log."""
-
-    def __init__(
-        self, directory: RunDirectory, step_of_line: Callable[[str], StepRecord | None], on_notice: Callable[[str], None]
-    ) -> None:
-        self._directory = directory
-        self._step_of_line = step_of_line
-        self._on_notice = on_notice
-        self._new: list[StepRecord] = []
-        self._unwritten: list[StepRecord] = []
-        self._complained = False
-
-    def on_line(self, text: str) -> None:
-        """A line of the log, which may say something about a step."""
-        step = self._step_of_line(text)
-        if step is not None:
-            self._new.append(step)
-            self._unwritten.append(step)
-
-    def poll(self) -> list[StepRecord]:
-        """The steps since the last call, which also stand in steps.jsonl unless the disk is full; then it is tried again."""
-        try:
-            while self._unwritten:
-                self._directory.append_step(self._unwritten[0])
-                del self._unwritten[0]
-        except RecordError as error:
-            if not self._complained:
-                self._complained = True
-                self._on_notice(error.what)
-        fresh, self._new = self._new, []
-        return fresh
-
-
-# One run from its first record to its last.
-
-MOST_ERROR_LOG_BYTES = 1 << 20
+    def on_end(self, result: LaunchResult) -> None:
+        """Take the result; all processes of the run have ended."""
+        ...
 
 
 def run(launch: Launch, watcher: Watcher) -> tuple[RunRecord, LaunchResult]:
-    """Start a run, follow it, stop it when it must be stopped, and write down how it ended.
+    """Start a run, follow it to its end, and record how it ended.
 
     Args:
         launch: what to start.
-        watcher: told of every line and step while the run goes on.
+        watcher: receives every line and step while the run is in progress.
 
     Returns:
-        the record as it stands in run.json, and the result with the steps.
+        the record as written to run.json, and the result with the steps.
 
     Raises:
         LaunchError: the command cannot be started here.
@@ -117,61 +108,51 @@ def run(launch: Launch, watcher: Watcher) -> tuple[RunRecord, LaunchResult]:
     """
     launch.directory.write_run(launch.record)
     result = None
-    with Interrupts() as interrupts:  # until the last record stands: an impatient second Ctrl-C must not lose it
+    with Interrupts() as interrupts:  # until the last record is written: an impatient second Ctrl-C must not lose it
         try:
             with Telemetry(launch.directory, launch.record.started_at, launch.sampled_gpus, watcher.on_notice):
-                result = attempts(launch, watcher, interrupts)
+                result = attempt_twice(launch, watcher, interrupts)
         finally:
-            seen = result or broken_off(sys.exc_info()[1])
-            record, result = finished(launch, seen)
-            keep(launch.directory, record, result.steps if result.steps != seen.steps else None, watcher)
+            observed = result or launcher_failure(sys.exc_info()[1])
+            record, result = final_record(launch, observed)
+            write_end(launch.directory, record, result.steps if result.steps != observed.steps else None, watcher)
     watcher.on_end(result)
     return record, result
 
 
 def try_out(launch: Launch, watcher: Watcher) -> LaunchResult:
-    """Start something that leaves no record of its own, such as a search for what fits, and follow it to its end.
+    """Follow a launch to its end without writing a record, for example to search for a micro-batch that fits.
 
     Raises:
         LaunchError: the command cannot be started here.
     """
     with Interrupts() as interrupts:
-        return attempts(launch, watcher, interrupts)
+        return attempt_twice(launch, watcher, interrupts)
 
 
-def keep(directory: RunDirectory, record: RunRecord, mended: tuple[StepRecord, ...] | None, watcher: Watcher) -> None:
-    """Write the end of a run, and its steps where they were mended; a full disk is said and does not hide the result."""
-    try:
-        directory.write_run(record)
-        if mended is not None:
-            write_atomically(directory.steps_file, "".join(to_json(step) + "\n" for step in mended))
-    except RecordError as error:
-        watcher.on_notice(error.what)
-
-
-def attempts(launch: Launch, watcher: Watcher, interrupts: Interrupts) -> LaunchResult:
-    """One start, and a second one where only the port was in the way."""
-    result = Attempt(launch, watcher, interrupts).go()
+def attempt_twice(launch: Launch, watcher: Watcher, interrupts: Interrupts) -> LaunchResult:
+    """Start the command, and once more on another port if its port was in use."""
+    result = Attempt(launch, watcher, interrupts).run()
     if result.port_in_use and not result.steps and launch.nodes == 1:
         port = free_port()
         watcher.on_notice(f"{result.cause} Starting once more on port {port}.")
-        again = dataclasses.replace(launch, command=on_another_port(launch.command, port), heading="")
-        result = Attempt(again, watcher, interrupts).go()
+        again = dataclasses.replace(launch, command=with_port(launch.command, port), heading="")
+        result = Attempt(again, watcher, interrupts).run()
     return result
 
 
-def broken_off(error: BaseException | None) -> LaunchResult:
-    """The end of a run that the launcher itself did not survive, or could not start."""
-    cause = error.what if isinstance(error, UserError) else f"The launcher broke off: {error!r}."
+def launcher_failure(error: BaseException | None) -> LaunchResult:
+    """Return the result of a run that could not be started, or whose launcher failed."""
+    cause = error.what if isinstance(error, UserError) else f"The launcher failed: {error!r}."
     fix = error.fix if isinstance(error, UserError) else None
     return LaunchResult(outcome="failed", exit_code=None, cause=cause, hint=fix, duration_seconds=0.0)
 
 
-def finished(launch: Launch, result: LaunchResult) -> tuple[RunRecord, LaunchResult]:
-    """The worker's own record, or the first one if it wrote none, with the end of the run in it."""
+def final_record(launch: Launch, result: LaunchResult) -> tuple[RunRecord, LaunchResult]:
+    """Add the result to the worker's own record, or to the first record if the worker wrote none."""
     try:
         record = launch.directory.read_run()
-    except RecordError:  # the worker died while writing, or the disk is full: what we know ourselves is still true
+    except RecordError:  # the worker died while writing it, or the disk is full: the launcher's own facts are still valid
         record = launch.record
     if launch.complete is not None:
         record, steps = launch.complete(record)
@@ -187,6 +168,93 @@ def finished(launch: Launch, result: LaunchResult) -> tuple[RunRecord, LaunchRes
     return ended, result
 
 
+def write_end(directory: RunDirectory, record: RunRecord, corrected: tuple[StepRecord, ...] | None, watcher: Watcher) -> None:
+    """Write the last record, and the steps if they were corrected; report a full disk without hiding the result."""
+    try:
+        directory.write_run(record)
+        if corrected is not None:
+            write_atomically(directory.steps_file, "".join(to_json(step) + "\n" for step in corrected))
+    except RecordError as error:
+        watcher.on_notice(error.what)
+
+
+class StepSource(Protocol):
+    """Returns each step once, in the order in which the steps ended."""
+
+    def on_line(self, text: str) -> None:
+        """Take a line of the log."""
+        ...
+
+    def poll(self) -> list[StepRecord]:
+        """Return the steps since the last call."""
+        ...
+
+
+class WrittenSteps:
+    """Follow the steps.jsonl that a worker appends to. An incomplete last line is left for the next call."""
+
+    def __init__(self, path: Path, on_notice: Callable[[str], None]) -> None:
+        self._path = path
+        self._on_notice = on_notice
+        self._offset = path.stat().st_size if path.exists() else 0
+
+    def on_line(self, text: str) -> None:
+        """Ignore the log."""
+
+    def poll(self) -> list[StepRecord]:
+        """Return the steps since the last call."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except OSError:  # not created yet
+            return []
+        complete = data[: data.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        return [step for line in complete.splitlines() if (step := self._parse(line)) is not None]
+
+    def _parse(self, line: bytes) -> StepRecord | None:
+        try:
+            return from_json(StepRecord, line, where=str(self._path))
+        except RecordError as error:
+            self._on_notice(f"Skipped a line of {self._path}: {error.why or error.what}")
+            return None
+
+
+class LoggedSteps:
+    """Read steps from the log and write steps.jsonl."""
+
+    def __init__(
+        self, directory: RunDirectory, step_of_line: Callable[[str], StepRecord | None], on_notice: Callable[[str], None]
+    ) -> None:
+        self._directory = directory
+        self._step_of_line = step_of_line
+        self._on_notice = on_notice
+        self._new: list[StepRecord] = []
+        self._unwritten: list[StepRecord] = []
+        self._reported = False
+
+    def on_line(self, text: str) -> None:
+        """Take a line of the log, which may contain a step."""
+        step = self._step_of_line(text)
+        if step is not None:
+            self._new.append(step)
+            self._unwritten.append(step)
+
+    def poll(self) -> list[StepRecord]:
+        """Return the steps since the last call and write them; if the disk is full, retry at the next call."""
+        try:
+            while self._unwritten:
+                self._directory.append_step(self._unwritten[0])
+                del self._unwritten[0]
+        except RecordError as error:
+            if not self._reported:
+                self._reported = True
+                self._on_notice(error.what)
+        fresh, self._new = self._new, []
+        return fresh
+
+
 class Attempt:
     """One start of the command."""
 
@@ -194,40 +262,38 @@ class Attempt:
         self._launch = launch
         self._interrupts = interrupts
         self._watcher = watcher
-        self._kills_before = out_of_memory_kills()
-        self._seen: list[StepRecord] = []
+        self._oom_kills_before = count_oom_kills()
+        self._steps: list[StepRecord] = []
         self._source: StepSource
         if launch.step_of_line is None:
             self._source = WrittenSteps(launch.directory.steps_file, watcher.on_notice)
         else:
             self._source = LoggedSteps(launch.directory, launch.step_of_line, watcher.on_notice)
         self._output = Output((launch.directory.log_file, *launch.logs), self._on_line, watcher.on_notice)
-        self._output.note(launch.heading)
+        self._output.write_to_logs(launch.heading)
 
-    def go(self) -> LaunchResult:
-        """Until its last process is gone."""
+    def run(self) -> LaunchResult:
+        """Start the command and return when its last process has ended."""
         try:
-            child = Child(self._launch.command, self._launch.limits.grace_seconds)
+            child = Child(self._launch.command, self._launch.grace_seconds)
         except LaunchError:
             self._output.close()
             raise
-        supervision = Supervision(child, self._output, self._launch.limits, self._interrupts)
-        watchdog = Watchdog(self._launch.limits, supervision.began, self._launch.planned_steps)
+        supervisor = Supervisor(child, self._output, self._launch.grace_seconds, self._interrupts)
+        watchdog = Watchdog(self._launch.limits, supervisor.began, self._launch.planned_steps)
 
         def tick(now: float) -> Failure | None:
             for step in self._source.poll():
-                self._seen.append(step)
+                self._steps.append(step)
                 watchdog.saw_step(step.step, step.step_seconds, now)
                 self._watcher.on_step(step)
             return watchdog.verdict(now)
 
         def before_stop(why: Failure) -> None:
-            if why.outcome in {"hung", "timed_out"}:
-                self._watcher.on_notice(f"{why.cause} Stopping it.")
-                dump_stacks(child.members(), self._launch.directory.path / "stacks.txt", self._watcher.on_notice)
+            self._watcher.on_notice(f"{why.cause} Stopping it.")
+            dump_stacks(child.members(), self._launch.directory.path / "stacks.txt", self._watcher.on_notice)
 
-        ending = supervision.run(tick, before_stop)
-        return self._result(ending)
+        return self._result(supervisor.run(tick, before_stop))
 
     def _on_line(self, text: str) -> None:
         self._source.on_line(text)
@@ -235,15 +301,15 @@ class Attempt:
 
     def _result(self, ending: Ending) -> LaunchResult:
         failure = self._failure(ending, [*self._output.tail, *error_log_lines(self._launch.error_logs)])
-        if ending.given_up:
-            self._watcher.on_notice(f"processes {sorted(ending.given_up)} cannot be ended, not even by SIGKILL; look at them.")
+        if ending.survivors:
+            self._watcher.on_notice(f"Even SIGKILL cannot end the processes {sorted(ending.survivors)}; please check them.")
         return LaunchResult(
             outcome=failure.outcome if failure else "completed",
             exit_code=ending.exit_code,
             cause=failure.cause if failure else None,
             hint=failure.hint if failure else None,
             duration_seconds=ending.duration_seconds,
-            steps=tuple(self._seen),
+            steps=tuple(self._steps),
             evidence=failure.evidence if failure else None,
             stop_requested=self._interrupts.count > 0,
             port_in_use=failure is not None and failure.kind == "port_in_use",
@@ -251,20 +317,20 @@ class Attempt:
 
     def _failure(self, ending: Ending, lines: list[str]) -> Failure | None:
         if ending.stopped is None:
-            killed = (out_of_memory_kills() or 0) > (self._kills_before or 0)
-            return classify(ending.exit_code, lines, self._seen, alternatives=self._launch.alternatives, killed_for_memory=killed)
+            killed = (count_oom_kills() or 0) > (self._oom_kills_before or 0)
+            return classify(ending.exit_code, lines, self._steps, alternatives=self._launch.alternatives, oom_killed=killed)
         return add_log_hint(ending.stopped, lines) if ending.stopped.outcome in {"hung", "timed_out"} else ending.stopped
 
 
 def error_log_lines(patterns: Iterable[str]) -> list[str]:
-    """The ends of further logs, rank by rank."""
+    """Read the last MAX_ERROR_LOG_BYTES of the ranks' own logs, rank by rank."""
     lines = []
     for pattern in patterns:
         base = Path(pattern)
         for path in sorted(Path(base.anchor or ".").glob(str(base.relative_to(base.anchor)))):
             try:
-                data = path.read_bytes()[-MOST_ERROR_LOG_BYTES:]
-            except OSError:  # a folder, or not ours
+                data = path.read_bytes()[-MAX_ERROR_LOG_BYTES:]
+            except OSError:  # a folder, or not readable
                 continue
             lines += data.decode("utf8", errors="replace").splitlines()
     return lines

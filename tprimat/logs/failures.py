@@ -1,7 +1,7 @@
-"""Why a run failed, in one line for people: from its exit code, its log, its steps and the kernel's counters.
+"""Name the cause of a failed run in one line, from its exit code, its log and its steps.
 
-Sources of the signatures: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp and c10/cuda/CUDACachingAllocator.cpp (whose CUDA
-becomes HIP on ROCm), torch/distributed/elastic, Megatron-LM's megatron/training/arguments.py and rerun_state_machine.py,
+Sources of the patterns: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, c10/cuda/CUDACachingAllocator.cpp (whose CUDA becomes
+HIP on ROCm), torch/distributed/elastic, Megatron-LM's megatron/training/arguments.py and rerun_state_machine.py,
 huggingface_hub/errors.py, Primus's launcher, the Linux kernel's mm/oom_kill.c, slurmstepd.
 """
 
@@ -25,16 +25,16 @@ class Failure:
     cause: str
     """One line, never empty."""
     hint: str | None = None
-    """One line: what to try."""
+    """What to try, in one line."""
     evidence: str | None = None
     """The line of the log that shows it."""
     kind: str | None = None
-    """Name of the signature that matched."""
+    """`kind` of the matching signature."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """One class of failures. The cause may use the named groups of the pattern."""
+    """One class of failures. `cause` and `hint` may contain {groups} of the pattern and {line}."""
 
     kind: str
     outcome: Outcome
@@ -54,7 +54,7 @@ BENIGN = re.compile(
     r"|nan iterations:\s*0\b"
     r"|^Cannot import zarr, support for zarr-based checkpoints"
 )
-"""Harmless lines that look like failures."""
+"""Harmless lines that look like errors."""
 
 GPU_MEMORY = re.compile(
     r"(?:HIP|CUDA) out of memory\. Tried to allocate (?P<size>[\d.]+ [KMGT]?i?B)"
@@ -98,7 +98,7 @@ PRIMARY = (
         r"Unexpected result (?:nan|[-+]?inf)|[Ff]ound (?:NaN|Inf|nan|inf) in"
         r"|\b(?:loss|grad norm):\s*[-+]?(?i:nan|inf(?:inity)?)\b"
         r"|nan iterations:\s*[1-9]",
-        "The loss or a gradient is not a finite number.",
+        "The loss or a gradient is no longer finite.",
         "lower the learning rate, lengthen the warm-up, or use bf16 instead of fp8",
     ),
     _signature(
@@ -111,7 +111,7 @@ PRIMARY = (
         r"|assert not args\.bf16.*"
         r"|Override key '.*' does not exist.*|TypeError: '<=' not supported between instances of 'float' and 'str'.*"
         r"|unrecognized arguments: .*)",
-        "The framework refuses the configuration: {text}",
+        "The framework rejects the configuration: {text}",
         "./validate_config.py lists what is valid",
     ),
     _signature(
@@ -119,7 +119,7 @@ PRIMARY = (
         "failed",
         r"GatedRepoError|[Cc]annot access gated repo|access a gated repo|Environment variable HF_TOKEN must be set"
         r"|Can't load tokenizer for|couldn't connect to 'https://huggingface\.co'|LocalEntryNotFoundError|RepositoryNotFoundError",
-        "The tokenizer cannot be fetched: its repository is gated, or cannot be reached.",
+        "The tokenizer cannot be downloaded: its repository is gated or unreachable.",
         "accept the model's licence on huggingface.co and export HF_TOKEN, or name a local tokenizer",
     ),
     _signature(
@@ -141,8 +141,8 @@ PRIMARY = (
         "port_in_use",
         "failed",
         r"EADDRINUSE|[Aa]ddress already in use",
-        "The rendezvous port is in use.",
-        "stop the run that holds the port, or set MASTER_PORT to another one",
+        "The rendezvous port of the ranks is in use.",
+        "end the run that uses it, or set MASTER_PORT to another port",
     ),
     _signature(
         "disk_full",
@@ -165,7 +165,7 @@ PRIMARY = (
         r"Memory access fault by GPU|HSA_STATUS_ERROR\w*|(?:HIP|CUDA) error: (?!out of memory)"
         r"|uncorrectable ECC|\bXid\b",
         "A GPU failed or was used wrongly: {line}",
-        "run once more; if it fails again on the same GPU, take that GPU out and look into dmesg",
+        "run it again; if the same GPU fails again, exclude that GPU and check dmesg",
     ),
     _signature(
         "scheduler_limit",
@@ -176,7 +176,7 @@ PRIMARY = (
     ),
     _signature("scheduler", "interrupted", r"CANCELLED AT \S+", "The scheduler cancelled the job.", None),
 )
-"""By priority: a rank out of memory makes other ranks time out, never the other way round."""
+"""By priority: out of memory on one rank makes the others time out, never the other way round."""
 
 STOPPED = "stopped_by_signal"
 SECONDARY = (
@@ -191,14 +191,14 @@ SECONDARY = (
         "timed_out",
         r"client socket has timed out after|RendezvousTimeoutError|RendezvousConnectionError",
         "The ranks did not find each other.",
-        "start the same command on every node; MASTER_ADDR must be the first one, and its port reachable",
+        "start the same command on every node; MASTER_ADDR must be the first node, and its port reachable",
     ),
     _signature(
         "collective_timeout",
         "timed_out",
         r"caught collective operation timeout: (?:.*OpType=(?P<operation>\w+))?|Heartbeat monitor timed out|watchdog got stuck"
         r"|collective operations have failed or timed out|Timed out waiting \d+ms for (?:recv|send) operation",
-        "A collective operation timed out: one rank did not reach it.",
+        "A collective operation timed out: one rank never reached it.",
         "find the rank that stopped first; NCCL_DEBUG=INFO shows the connections",
     ),
     _signature(
@@ -206,37 +206,37 @@ SECONDARY = (
         "failed",
         r"NCCL error in|ncclUnhandledCudaError|ncclSystemError|ncclRemoteError|ncclInternalError|DistBackendError",
         "NCCL (RCCL) failed: {line}",
-        "set NCCL_DEBUG=WARN in platform_optimizations.*.environment to see the reason",
+        "set NCCL_DEBUG=WARN in platform_optimizations.*.environment to log the reason",
     ),
 )
-"""What the other ranks print after one of them has died."""
+"""Errors of the remaining ranks after one of them has died."""
 
 ECHOES = (
     _signature(
         "lost_peer",
         "failed",
         r"Connection closed by peer|Connection reset by peer|Broken pipe",
-        "A rank lost its connection to another one, which ended first.",
+        "A rank lost its connection to another rank, which ended first.",
         None,
     ),
 )
-"""Consequences of another rank's death: any other message is a better cause."""
-
+"""Pure consequences of another rank's death: any other error is a better cause."""
 
 CGROUPS = Path("/sys/fs/cgroup")
 
 
-def out_of_memory_kills() -> int | None:
-    """Return the kernel's out-of-memory kills so far: SIGKILL leaves no message in the log.
+def count_oom_kills() -> int | None:
+    """Count the kernel's out-of-memory kills so far, since SIGKILL leaves no trace in the log.
 
-    Counted in our cgroup (memory.events of cgroups v2) and on the machine (/proc/vmstat); None where neither can be read.
+    Returns:
+        the sum for our cgroup (memory.events of cgroups v2) and the machine (/proc/vmstat); None if neither is available.
     """
-    counts = [count for path in oom_kill_files() if (count := read_count(path)) is not None]
+    counts = [count for path in oom_counters() if (count := read_oom_count(path)) is not None]
     return sum(counts) if counts else None
 
 
-def oom_kill_files() -> list[Path]:
-    """Return the files that may hold a count."""
+def oom_counters() -> list[Path]:
+    """Return the files that may contain a count."""
     files = [Path("/proc/vmstat"), CGROUPS / "memory.events"]
     try:
         group = Path("/proc/self/cgroup").read_text(encoding="utf8")
@@ -246,8 +246,8 @@ def oom_kill_files() -> list[Path]:
     return [*files, CGROUPS / own[1] / "memory.events"] if own else files
 
 
-def read_count(path: Path) -> int | None:
-    """Read the count in one file."""
+def read_oom_count(path: Path) -> int | None:
+    """Read the count from one file; None if there is none."""
     try:
         found = re.search(r"^oom_kill (\d+)$", path.read_text(encoding="utf8"), re.MULTILINE)
     except (OSError, UnicodeDecodeError):
@@ -260,9 +260,9 @@ ROOT_CAUSE = "Root Cause (first observed failure)"
 EXCEPTION = re.compile(r"(?:^|\] *:? *|\s)(?P<text>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Failure)(?:: .*)?)$")
 WRAPPERS = re.compile(r"ChildFailedError|Training execution failed: |^\[Primus\] Error: ")
 UNITS = {"bytes": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-LONGEST_CAUSE = 300
+MAX_CAUSE_CHARACTERS = 300
 LOSS_GROWTH = 1.5
-"""An untrained model's loss is about the logarithm of the vocabulary; only a diverging run climbs this far above that."""
+"""An untrained model starts with a loss of about log(vocabulary); only a diverging run climbs this far above it."""
 
 
 def classify(
@@ -271,34 +271,34 @@ def classify(
     steps: Sequence[StepRecord],
     *,
     alternatives: Sequence[str] = (),
-    killed_for_memory: bool = False,
+    oom_killed: bool = False,
 ) -> Failure | None:
-    """Return why a run failed that this launcher did not stop.
+    """Find the cause of death of a run that the launcher did not stop.
 
-    torchrun's block on the root cause comes first, then the log of the rank it names, then the whole log. Within each, signatures
-    are searched in the order of PRIMARY, and the earliest matching line counts.
+    Searches torchrun's root-cause block first, then the log of the rank that it names, then the whole log. Within each, classes
+    are tried in the order of PRIMARY, and the earliest line of a class is taken.
 
     Args:
-        exit_code: of the process; minus the number of a signal, or 128 plus it from a shell.
-        lines: of the log, and of the logs of the ranks.
-        steps: the measured steps.
-        alternatives: strategies that need less memory, the closest first.
-        killed_for_memory: whether the kernel counted an out-of-memory kill during the run.
+        exit_code: of the process; a negative number is a signal. Shells report 128 plus the signal number.
+        lines: of the log and of the ranks' own logs.
+        steps: the steps that were measured.
+        alternatives: strategies that need less memory, the nearest first.
+        oom_killed: whether the kernel counted an out-of-memory kill during the run.
 
     Returns:
-        None where the run completed.
+        None if the run completed.
     """
     if exit_code == 0:
         return unfinished(steps) or diverging(steps)
     texts = meaningful(lines)
     block = root_cause_block(texts)
-    first_rank = lines_of_rank(texts, block)
+    first_rank = of_rank(texts, block)
     number = signal_of(exit_code, block)
     found = (
         search(PRIMARY, block)
         or search(PRIMARY, first_rank)
         or search(PRIMARY, texts)
-        or killed(number, killed_for_memory, f"exit code {exit_code}")
+        or killed(number, oom_killed, f"exit code {exit_code}")
         or crashed(number)
         or search(SECONDARY, first_rank)
         or last_exception(first_rank)
@@ -315,31 +315,31 @@ def classify(
 
 
 def add_log_hint(stopped: Failure, lines: Iterable[str]) -> Failure:
-    """Add to the failure of a hung or late run what its log shows; the signal that stopped it explains nothing."""
+    """Add an error found in the log to the failure of a run that we stopped; our own signal does not count as one."""
     texts = meaningful(lines)
-    logged = search(PRIMARY, texts) or search([signature for signature in SECONDARY if signature.kind != STOPPED], texts)
-    if logged is None or logged.evidence is None:
+    found = search(PRIMARY, texts) or search([signature for signature in SECONDARY if signature.kind != STOPPED], texts)
+    if found is None or found.evidence is None:
         return stopped
-    cause = shortened(f"{stopped.cause} The log says: {logged.evidence}")
-    return dataclasses.replace(stopped, cause=cause, evidence=logged.evidence, hint=logged.hint or stopped.hint)
+    cause = shortened(f"{stopped.cause} The log says: {found.evidence}")
+    return dataclasses.replace(stopped, cause=cause, evidence=found.evidence, hint=found.hint or stopped.hint)
 
 
 def meaningful(lines: Iterable[str]) -> list[str]:
-    """Return the lines without colours, empty lines and harmless lines."""
+    """Remove colours, empty lines and harmless lines that look like errors."""
     return [text for line in lines if not BENIGN.search(text := ANSI.sub("", line).strip()) and text]
 
 
 def unfinished(steps: Sequence[StepRecord]) -> Failure | None:
-    """Return the failure of a run that ended without an error and without a step."""
+    """Return a failure if the run ended without a single step."""
     if steps:
         return None
     return Failure(
-        outcome="failed", cause="The process ended without an error and without a single step.", hint="the log may say why"
+        outcome="failed", cause="The process ended without an error and without a single step.", hint="the log may show why"
     )
 
 
 def diverging(steps: Sequence[StepRecord]) -> Failure | None:
-    """Return the failure of a run whose loss is not finite at the end, or far above its first value."""
+    """Return a failure if the loss is not finite at the end, or ended far above its start."""
     hint = "lower the learning rate, lengthen the warm-up, or use bf16 instead of fp8"
     if steps and not steps[-1].finite:
         first = next(step.step for step in steps if not step.finite)
@@ -354,7 +354,7 @@ def diverging(steps: Sequence[StepRecord]) -> Failure | None:
 
 
 def root_cause_block(lines: Sequence[str]) -> list[str]:
-    """Return what torchrun prints about the rank that failed first."""
+    """Return torchrun's lines about the rank that failed first."""
     starts = [index for index, line in enumerate(lines) if ROOT_CAUSE in line]
     if not starts:
         return []
@@ -363,8 +363,8 @@ def root_cause_block(lines: Sequence[str]) -> list[str]:
     return list(rest[: next(ends, 40)])
 
 
-def lines_of_rank(lines: Sequence[str], block: Sequence[str]) -> list[str]:
-    """Return the lines of the rank that the block names, marked [rank3] by torch or rank-3/8 by Primus."""
+def of_rank(lines: Sequence[str], block: Sequence[str]) -> list[str]:
+    """Return the lines of the rank that the block names, marked [rank3]: by torch or rank-3/8 by Primus."""
     ranks = [match[1] for line in block if (match := re.match(r"rank\s*: (\d+)", line))]
     if not ranks:
         return []
@@ -373,16 +373,16 @@ def lines_of_rank(lines: Sequence[str], block: Sequence[str]) -> list[str]:
 
 
 def search(signatures: Sequence[Signature], lines: Sequence[str]) -> Failure | None:
-    """Return the failure of the first signature that matches, from its earliest line."""
+    """Return the failure of the first matching signature, at its earliest line."""
     for signature in signatures:
         for line in lines:
             if match := signature.pattern.search(line):
-                return explain(signature, match, line, lines)
+                return failure_of(signature, match, line, lines)
     return None
 
 
-def explain(signature: Signature, match: re.Match[str], line: str, lines: Sequence[str]) -> Failure:
-    """Return the failure in words, with what the line states."""
+def failure_of(signature: Signature, match: re.Match[str], line: str, lines: Sequence[str]) -> Failure:
+    """Fill the signature's texts with the details of the line."""
     words = {name: value or "" for name, value in match.groupdict().items()} | {"line": line}
     cause = gpu_memory_cause(lines) or signature.cause if signature.kind == "out_of_memory" else signature.cause
     hint = signature.hint.format_map(words) if signature.hint else None
@@ -398,13 +398,13 @@ def explain(signature: Signature, match: re.Match[str], line: str, lines: Sequen
 
 
 def worker_hint(line: str, lines: Sequence[str]) -> str | None:
-    """Return the fix that a worker's own error names in the rows after its first: at, why, try (errors.UserError)."""
+    """Return the `try` row of a worker's own error, whose first line is followed by rows at, why, try (errors.UserError)."""
     rows = takewhile(re.compile("(?:at|why|try) +").match, lines[lines.index(line) + 1 :])
     return next((row.removeprefix("try").strip() for row in rows if row.startswith("try")), None)
 
 
 def gpu_memory_cause(lines: Sequence[str]) -> str | None:
-    """Describe the largest failed allocation and the free memory; None where no line has one."""
+    """Describe the largest failed allocation and the memory that was free."""
     matches = [match for line in lines if (match := GPU_MEMORY.search(line))]
     if not matches:
         return None
@@ -416,13 +416,13 @@ def gpu_memory_cause(lines: Sequence[str]) -> str | None:
 
 
 def as_bytes(text: str) -> float:
-    """Return '3.31 GiB' in bytes."""
+    """Convert '3.31 GiB' to bytes."""
     number, unit = text.split()
     return float(number) * UNITS.get(unit, 1)
 
 
 def memory_hint(found: Failure, alternatives: Sequence[str]) -> str | None:
-    """Return what to try with less memory."""
+    """Suggest the nearest strategy that needs less memory."""
     if not alternatives or not (found.hint or "").startswith(LESS_MEMORY):
         return found.hint
     return f"try --parallel {alternatives[0]}, which needs less memory; or {LESS_MEMORY}"
@@ -440,11 +440,11 @@ def signal_of(exit_code: int | None, block: Sequence[str]) -> int | None:
     return exit_code - 128 if 128 < exit_code <= 128 + 64 else None
 
 
-def killed(number: int | None, for_memory: bool, evidence: str) -> Failure | None:
-    """Return the failure after SIGKILL, whose reason only the kernel's counters show."""
+def killed(number: int | None, oom_killed: bool, evidence: str) -> Failure | None:
+    """Explain a SIGKILL from outside, which leaves no message; the kernel counts those for memory."""
     if number != signal.SIGKILL:
         return None
-    if for_memory:
+    if oom_killed:
         return Failure(
             outcome="out_of_memory",
             cause="The kernel killed a process because the machine ran out of main memory.",
@@ -454,18 +454,18 @@ def killed(number: int | None, for_memory: bool, evidence: str) -> Failure | Non
     return Failure(
         outcome="failed",
         cause="A process was killed with SIGKILL, by the kernel for memory or by the scheduler.",
-        hint="dmesg (Out of memory: Killed process) or the scheduler's log shows which; watch the main memory",
+        hint="check dmesg (Out of memory: Killed process) or the scheduler's log; watch the main memory",
         evidence=evidence,
     )
 
 
 def crashed(number: int | None) -> Failure | None:
-    """Return the failure after a signal of a process's own fault. Not SIGABRT: NCCL's watchdog raises it, and prints why."""
+    """Explain a signal caused by the process itself. Not SIGABRT: NCCL's watchdog aborts a process and logs why."""
     return signalled(number) if number in {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE} else None
 
 
 def signalled(number: int | None) -> Failure | None:
-    """Return the failure after any other signal."""
+    """Explain any other signal."""
     if number is None or number not in set(signal.Signals):
         return None
     name = signal.Signals(number).name
@@ -477,7 +477,7 @@ def signalled(number: int | None) -> Failure | None:
 
 
 def last_exception(lines: Sequence[str]) -> Failure | None:
-    """Return the failure by the last exception, except those that wrap another one or follow from it."""
+    """Return the last exception that matches no signature, ignoring wrappers and echoes of another rank's death."""
     own = (
         line for line in reversed(lines) if not WRAPPERS.search(line) and not any(echo.pattern.search(line) for echo in ECHOES)
     )
@@ -489,15 +489,15 @@ def last_exception(lines: Sequence[str]) -> Failure | None:
 
 
 def last_line(exit_code: int | None, lines: Sequence[str]) -> Failure:
-    """Return the failure of a run without any known cause."""
+    """Fall back to the exit code and the last line."""
     cause = f"The process ended with exit code {exit_code}"
     if not lines:
         return Failure(outcome="failed", cause=f"{cause} and printed nothing.")
     last = shortened(lines[-1])
-    return Failure(outcome="failed", cause=f"{cause}; its last line: {last}", hint="the log may say more", evidence=last)
+    return Failure(outcome="failed", cause=f"{cause}; its last line: {last}", hint="the log may show more", evidence=last)
 
 
 def shortened(text: str) -> str:
-    """Return the text as one line of at most LONGEST_CAUSE characters."""
+    """Join the text to one line of at most MAX_CAUSE_CHARACTERS."""
     line = " ".join(text.split())
-    return line if len(line) <= LONGEST_CAUSE else line[: LONGEST_CAUSE - 1] + "…"
+    return line if len(line) <= MAX_CAUSE_CHARACTERS else line[: MAX_CAUSE_CHARACTERS - 1] + "…"

@@ -1,1 +1,1 @@
-"""One benchmark an operation: what this machine reaches on the bare operations."""
+"""Benchmarks of single operations: what this machine reaches outside a training run."""

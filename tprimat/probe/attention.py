@@ -1,8 +1,8 @@
-"""Scaled dot-product attention, forward and backward, under each backend that torch can be held to.
+"""Scaled dot-product attention, forward and backward, under each backend that torch can be restricted to.
 
 Causal, 32 query heads, 8 key/value heads, head width 128: Llama 3.1 8B's. Every length has the same number of tokens. FLOP are
-counted causal: scores and weighted values take 2 x 2 s^2 d a head, of which the mask leaves half; backward takes five such
-products instead of two, hence 2.5 times as much (FlashAttention-2, arXiv 2307.08691, section 4.1). On ROCm, Flash and
+counted causal: scores and weighted values take 2 x 2 s^2 d per head, of which the mask leaves half; backward takes five such
+products instead of two, hence 2.5 times as many (FlashAttention-2, arXiv 2307.08691, section 4.1). On ROCm, Flash and
 efficient are AOTriton's kernels.
 """
 
@@ -27,18 +27,18 @@ BACKENDS = {
     "efficient": "EFFICIENT_ATTENTION",
     "math": "MATH",
 }
-"""Our name -> member of torch.nn.attention.SDPBackend."""
+"""Our name and the member of torch.nn.attention.SDPBackend."""
 EXPANDED = " with expanded keys and values"
-"""Each key/value head is repeated for its four query heads beforehand, for kernels without grouped queries."""
+"""For kernels without grouped queries, each key/value head is repeated for its four query heads beforehand."""
 BACKWARD_FACTOR = 2.5
 
 
 @contextmanager
-def only(backend: str) -> Iterator[None]:
-    """Hold torch to one backend.
+def restricted_to(backend: str) -> Iterator[None]:
+    """Restrict torch to one backend.
 
     Raises:
-        AttributeError, ImportError: this torch does not know it.
+        AttributeError, ImportError: this torch does not have it.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -47,13 +47,13 @@ def only(backend: str) -> Iterator[None]:
 
 
 def forward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Shapes (batch, heads, tokens, width); grouped where key and value have fewer heads."""
+    """Return causal attention of tensors (batch, heads, tokens, width); grouped if key and value have fewer heads."""
     grouped = key.shape[1] != query.shape[1]
     return functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
 
 
 def prepare(batch: int, length: int, expanded: bool, backward: bool, device: torch.device) -> Call:
-    """Random operands, and one pass over them as a call."""
+    """Allocate random operands and return one pass over them as a call."""
     make = partial(torch.randn, device=device, dtype=torch.bfloat16, requires_grad=backward)
     kv_heads = HEADS if expanded else KV_HEADS
     query = make(batch, HEADS, length, HEAD_DIM)
@@ -65,13 +65,13 @@ def prepare(batch: int, length: int, expanded: bool, backward: bool, device: tor
 
 
 def flop(batch: int, length: int, *, backward: bool) -> int:
-    """Of one pass: half the square."""
+    """Return the FLOP of one pass."""
     once = 2 * 2 * batch * HEADS * length * length * HEAD_DIM // 2
     return int(once * BACKWARD_FACTOR) if backward else once
 
 
 def case_of(backend: str, length: int, *, tokens: int, backward: bool, expanded: bool) -> Case:
-    """One pass under one backend; refused with grouped queries, it is tried without."""
+    """Return one pass under one backend; if grouped queries are refused, it is measured without them."""
     batch = max(1, tokens // length)
     return Case(
         kind="attention_backward" if backward else "attention_forward",
@@ -80,13 +80,13 @@ def case_of(backend: str, length: int, *, tokens: int, backward: bool, expanded:
         dtype="bf16",
         flop=flop(batch, length, backward=backward),
         prepare=partial(prepare, batch, length, expanded, backward),
-        within=partial(only, backend),
-        otherwise=None if expanded else case_of(backend, length, tokens=tokens, backward=backward, expanded=True),
+        context=partial(restricted_to, backend),
+        fallback=None if expanded else case_of(backend, length, tokens=tokens, backward=backward, expanded=True),
     )
 
 
 def cases(*, small: bool) -> list[Case]:
-    """Every backend at every length, forward and backward. Efficient has no grouped queries (torch's text on enable_gqa)."""
+    """Return every backend at every length, forward and backward. Efficient has no grouped queries (torch docs, enable_gqa)."""
     return [
         case_of(backend, length, tokens=SMALL_TOKENS if small else TOKENS, backward=backward, expanded=backend == "efficient")
         for length in (SMALL_LENGTHS if small else LENGTHS)

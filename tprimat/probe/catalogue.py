@@ -1,60 +1,56 @@
-"""Which probes there are, and what each measures with the options that a user gave."""
+"""The probes that one process measures on one device."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tprimat.errors import ConfigError
-from tprimat.probe import attention, gemm, gemm_search, memory, mlp, transformer
-from tprimat.probe import gemm as gemm_models
-from tprimat.probe.case import Bench, Case, Notebook, run
+from tprimat.probe import attention, gemm, memory, transformer
+from tprimat.probe.case import Bench, Case, ProbeLog, run
 from tprimat.records.schema import ProbeRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What to measure."""
+    """Dtypes and models of the matrix products."""
 
     dtypes: tuple[str, ...] = gemm.DTYPES
-    workloads: tuple[gemm_models.Workload, ...] = gemm_models.DEFAULT_WORKLOADS
+    workloads: tuple[gemm.Workload, ...] = gemm.DEFAULT_WORKLOADS
 
 
-def gemm_records(choice: Choice, bench: Bench, notebook: Notebook) -> Iterator[ProbeRecord]:
-    """The search first, since the ceiling is what other results are held against, then the tables."""
-    for dtype in gemm_search.SEARCHED_DTYPES:
+Probe = Callable[[Choice, Bench, ProbeLog], Iterator[ProbeRecord]]
+
+
+def gemm_records(choice: Choice, bench: Bench, log: ProbeLog) -> Iterator[ProbeRecord]:
+    """Search the fastest product first, since other results are compared with it; then measure the tables."""
+    for dtype in gemm.SEARCHED_DTYPES:
         if dtype in choice.dtypes:
-            yield from gemm_search.search(dtype, bench, notebook)
+            yield from gemm.search(dtype, bench, log)
     cases = gemm.seed_cases(choice.dtypes, small=bench.small)
-    cases += gemm_models.cases(choice.workloads, choice.dtypes, small=bench.small)
+    cases += gemm.model_cases(choice.workloads, choice.dtypes, small=bench.small)
     cases += gemm.library_cases(bench.machine.platform, choice.dtypes, small=bench.small)
-    yield from run(cases, bench, notebook)
+    yield from run(cases, bench, log)
 
 
-Cases = Callable[..., list[Case]]
+def probe_of(cases: Callable[..., list[Case]]) -> Probe:
+    """Return the probe of a module with one list of cases and no choice of dtype."""
 
-
-def records_of(cases: Cases) -> "Probe":
-    """The probe of a module that has one list of cases and no choice of dtype."""
-
-    def measure_all(choice: Choice, bench: Bench, notebook: Notebook) -> Iterator[ProbeRecord]:
-        yield from run(cases(small=bench.small), bench, notebook)
+    def measure_all(choice: Choice, bench: Bench, log: ProbeLog) -> Iterator[ProbeRecord]:
+        yield from run(cases(small=bench.small), bench, log)
 
     return measure_all
 
 
-Probe = Callable[[Choice, Bench, Notebook], Iterator[ProbeRecord]]
-
 PROBES: dict[str, Probe] = {
     "gemm": gemm_records,
-    "attention": records_of(attention.cases),
-    "memory": records_of(memory.cases),
-    "mlp": records_of(mlp.cases),
-    "transformer": records_of(transformer.cases),
+    "attention": probe_of(attention.cases),
+    "memory": probe_of(memory.cases),
+    "mlp": probe_of(transformer.mlp_cases),
+    "transformer": probe_of(transformer.cases),
 }
-"""Those that one process measures on one device."""
 
 
 def check_dtypes(names: tuple[str, ...]) -> tuple[str, ...]:
-    """The names as given.
+    """Return the names if all are valid.
 
     Raises:
         ConfigError: one of them is not a dtype of a matrix product.

@@ -1,46 +1,45 @@
-"""The device under test: what it is called, what it runs, and how large its cache is."""
+"""Describe the device under test: its name, software, cache size, and its clock and power while it works."""
 
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from tprimat.hardware.sampler import NvmlReader
 from tprimat.records.environment import processor_name, software_versions
 from tprimat.records.schema import Machine
 
 INFINITY_CACHE_BYTES = 256 * 2**20
 """Memory-side cache of MI300 and MI350 (AMD CDNA 3 white paper, page 4), which torch does not report."""
-
-
-SMALLEST_GPU_FLUSH_BYTES = 128 * 2**20
-"""Half of what Triton's do_bench overwrites; never less, so that writing it hides the host's launch."""
-
-
-CACHE_WHEN_UNKNOWN = 32 * 2**20
+MIN_GPU_CACHE_BYTES = 128 * 2**20
+"""Half of what Triton's do_bench overwrites; never less, so that overwriting it hides the host's launch overhead."""
+DEFAULT_CPU_CACHE_BYTES = 32 * 2**20
 
 
 def default_device() -> torch.device:
-    """The first GPU where there is one, else the processor."""
+    """Return the first GPU if there is one, else the processor."""
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def cache_bytes(device: torch.device) -> int:
-    """Size of the last-level cache."""
+    """Return the size of the last-level cache."""
     if device.type == "cuda":
-        known = int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0))
-        beside = INFINITY_CACHE_BYTES if torch.version.hip else 0
-        return max(known, beside, SMALLEST_GPU_FLUSH_BYTES)
-    sizes = [text_of(path) for path in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))]
+        l2 = int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0))
+        return max(l2, INFINITY_CACHE_BYTES if torch.version.hip else 0, MIN_GPU_CACHE_BYTES)
+    sizes = [read_text(path) for path in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))]
     kibibytes = [int(size[:-1]) for size in sizes if size and size.endswith("K") and size[:-1].isdigit()]
-    return max(kibibytes) * 1024 if kibibytes else CACHE_WHEN_UNKNOWN
+    return max(kibibytes) * 1024 if kibibytes else DEFAULT_CPU_CACHE_BYTES
 
 
-def describe_machine(device: torch.device, ranks: int = 1, seen: Machine | None = None) -> Machine:
-    """The hardware as torch names it.
+def describe_machine(device: torch.device, ranks: int = 1, detected: Machine | None = None) -> Machine:
+    """Describe the hardware as torch names it.
 
     Args:
         device: what is measured.
         ranks: processes that take part in the measurement.
-        seen: what the vendor's tool says of this machine; torch knows neither the driver nor the power limit.
+        detected: this machine as its vendor's tool describes it; torch knows neither the driver nor the power limit.
     """
     if device.type != "cuda":
         return Machine(platform="cpu", accelerator=processor_name(), gpus_per_node=ranks, nodes=1)
@@ -50,13 +49,13 @@ def describe_machine(device: torch.device, ranks: int = 1, seen: Machine | None 
         gpus_per_node=ranks,
         nodes=1,
         memory_bytes=int(torch.cuda.get_device_properties(device).total_memory),
-        power_limit_watts=seen.power_limit_watts if seen else None,
-        driver=seen.driver if seen else None,
+        power_limit_watts=detected.power_limit_watts if detected else None,
+        driver=detected.driver if detected else None,
     )
 
 
 def describe_software() -> dict[str, str]:
-    """Versions that decide which kernels run, by the names that runs use, so that both can be compared."""
+    """Return the versions that decide which kernels run, under the names that runs use, so that both can be compared."""
     installed = software_versions()
     found = {name: version for name, version in installed.items() if name in {"torch", "triton"}}
     for name, version in (("cuda", torch.version.cuda), ("rocm", torch.version.hip)):
@@ -71,34 +70,98 @@ def describe_software() -> dict[str, str]:
     return found
 
 
-def text_of(path: Path) -> str | None:
-    """A small system file, or None."""
+def read_text(path: Path) -> str | None:
+    """Read a small system file; None if it is missing or empty."""
     try:
         return path.read_text(encoding="utf8").strip() or None
     except OSError:
         return None
 
 
-def number(text: str | None) -> float | None:
-    """A figure that a tool printed, or None for its '[N/A]'."""
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        return None
-
-
-def smi_command(device: torch.device, *names: str) -> list[str]:
-    """The nvidia-smi that prints these fields of this very device, found by its UUID whatever CUDA_VISIBLE_DEVICES says."""
-    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
-    which = [f"--id=GPU-{uuid}"] if uuid else []
-    return ["nvidia-smi", *which, f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits"]
-
-
 def visible_gpus() -> int:
-    """GPUs of this machine that torch may use."""
+    """Return the number of GPUs that torch may use."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def is_rank() -> bool:
-    """Whether torchrun started this process."""
+    """Return whether torchrun started this process."""
     return torch.distributed.is_available() and torch.distributed.is_torchelastic_launched()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Clock and power of a device, to recognise a throttled measurement."""
+
+    clock_hertz: float | None
+    power_watts: float | None
+
+
+class Gauges:
+    """Average the clock and power that `look` reads between `start` and `take`; nothing where nothing can be read."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._read = reader_of(device)
+        self._loads: list[Load] = []
+
+    def start(self) -> None:
+        """Discard earlier readings."""
+        self._loads.clear()
+
+    def look(self) -> None:
+        """Read clock and power now."""
+        load = self._read()
+        if load is not None:
+            self._loads.append(load)
+
+    def take(self) -> Load:
+        """Return the mean since `start` and start anew."""
+        load = Load(
+            clock_hertz=mean([load.clock_hertz for load in self._loads]),
+            power_watts=mean([load.power_watts for load in self._loads]),
+        )
+        self._loads.clear()
+        return load
+
+
+def mean(values: Sequence[float | None]) -> float | None:
+    """Return the mean of the values that are present."""
+    present = [value for value in values if value is not None]
+    return sum(present) / len(present) if present else None
+
+
+def reader_of(device: torch.device) -> Callable[[], Load | None]:
+    """Return a function that reads clock and power of a device: through NVML, or on ROCm through torch, which asks amdsmi."""
+    if device.type != "cuda":
+        return lambda: None
+    return rocm_reader(device) if torch.version.hip else nvml_reader(str(torch.cuda.get_device_properties(device).uuid))
+
+
+def nvml_reader(uuid: str) -> Callable[[], Load | None]:
+    """Return the reader of an NVIDIA GPU, whatever CUDA_VISIBLE_DEVICES says; it reads nothing where NVML does not know it."""
+    try:
+        nvml = NvmlReader([f"GPU-{uuid}"])
+    except LookupError:
+        return lambda: None
+
+    def read() -> Load:
+        (reading,) = nvml.read()
+        return Load(clock_hertz=reading.clock_hertz, power_watts=reading.power_watts)
+
+    return read
+
+
+def rocm_reader(device: torch.device) -> Callable[[], Load | None]:
+    """Return the reader of an AMD GPU; amdsmi answers in MHz and W (torch/cuda/__init__.py, clock_rate and power_draw)."""
+    refusals: list[type[Exception]] = [ImportError, RuntimeError, AttributeError, OSError, TypeError, KeyError]
+    try:
+        refusals.append(importlib.import_module("amdsmi").AmdSmiException)  # derives from Exception alone
+    except (ImportError, AttributeError, OSError, KeyError):  # the package may be missing, or broken without its driver
+        return lambda: None
+
+    def read() -> Load | None:
+        try:
+            return Load(clock_hertz=torch.cuda.clock_rate(device) * 1e6, power_watts=float(torch.cuda.power_draw(device)))
+        except tuple(refusals):
+            return None
+
+    return read

@@ -1,10 +1,17 @@
-"""Matrix multiplication: the rate that bounds a training step.
+"""Matrix multiplication, the rate that bounds a training step: fixed shapes, the models' own products, and a search.
 
-A product of (m, k) and (k, n) counts 2 m n k floating-point operations. Operands are standard normal, because products of
-zeros draw less power and run at a higher clock than training ever sees. fp8 products (e4m3, scales of one) accumulate fast and
-give bf16; casting to fp8 is not timed.
+A product of (m, k) and (k, n) counts 2 m n k floating-point operations. Operands are standard normal, because products of zeros
+draw less power and run at a higher clock than training ever sees. fp8 products (e4m3, scales of one) use fast accumulation and
+return bf16; casting to fp8 is not timed.
+
+The search looks for the fastest product on this device: the ceiling for a training step. It is a coordinate scan. Starting from
+the fastest fixed shape, each side in turn is tried at every length of a list while the other two stay; the fastest product is
+kept, until a whole round brings no improvement or the time is spent. Every candidate is timed briefly and recorded (kind
+gemm_search). The winner is then timed again at full effort and recorded as a gemm: the fastest of many brief timings is partly
+luck, a fresh measurement is not.
 """
 
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -15,8 +22,9 @@ from torch.nn import functional
 
 from tprimat.facts.flops import gemm_shapes
 from tprimat.facts.models import ModelShape, model_shape, tiny
-from tprimat.probe.case import Case
-from tprimat.probe.timing import Call
+from tprimat.probe.case import Bench, Case, ProbeLog, measure, summary
+from tprimat.probe.timing import Call, Effort, median
+from tprimat.records.schema import ProbeRecord
 
 SEED_SHAPES: dict[str, tuple[int, int, int]] = {
     "square 4K": (4096, 4096, 4096),
@@ -30,7 +38,7 @@ SEED_SHAPES: dict[str, tuple[int, int, int]] = {
 """(m, k, n): Llama 70B under eight-way tensor parallelism, and three squares (SemiAnalysis, 2024-12-22, part 1)."""
 
 LIBRARIES = {"cuda": ("cublas", "cublaslt"), "rocm": ("cublas", "cublaslt"), "cpu": ()}
-"""What torch.backends.cuda.preferred_blas_library takes. On ROCm these two mean rocBLAS and hipBLASLt."""
+"""Arguments of torch.backends.cuda.preferred_blas_library. On ROCm these two mean rocBLAS and hipBLASLt."""
 LIBRARY_NAMES = {
     ("cuda", "cublas"): "cuBLAS",
     ("cuda", "cublaslt"): "cuBLASLt",
@@ -40,7 +48,7 @@ LIBRARY_NAMES = {
 CALLS = ("torch.matmul", "F.linear")
 FP8_CALLS = ("scaled_mm tensor-wise", "scaled_mm row-wise")
 DTYPES = ("bf16", "fp8", "fp16", "tf32", "fp32")
-"""In the order in which they are measured: what training uses comes first."""
+"""In the order of measurement: what training uses comes first."""
 TORCH_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -54,28 +62,28 @@ class Product:
 
     @property
     def flop(self) -> int:
-        """A multiplication and an addition for each of m n k."""
+        """One multiplication and one addition for each of m n k."""
         return 2 * self.m * self.n * self.k
 
     @property
     def shape(self) -> dict[str, int]:
-        """As records keep it."""
+        """As in records."""
         return {"m": self.m, "k": self.k, "n": self.n}
 
     def shrunk(self) -> "Product":
-        """For a processor: a 64th of each side, in whole sixteens, which fp8 kernels ask for."""
+        """Return the size for a processor: a 64th of each side, in multiples of 16, which fp8 kernels require."""
         m, k, n = (max(16, side // 64 // 16 * 16) for side in (self.m, self.k, self.n))
         return Product(m=m, k=k, n=n)
 
 
 def fp8_dtype() -> torch.dtype:
-    """The e4m3 of this GPU: gfx94x (MI300) has its own, with a shifted exponent and no infinities."""
+    """Return the e4m3 dtype of this GPU: gfx94x (MI300) has its own, with a shifted exponent and no infinities."""
     name = torch.cuda.get_device_properties(0).gcnArchName if torch.cuda.is_available() and torch.version.hip else ""
     return torch.float8_e4m3fnuz if name.startswith("gfx94") else torch.float8_e4m3fn
 
 
 def plain_call(product: Product, dtype: str, call: str, device: torch.device) -> Call:
-    """torch.matmul(a, b), b of shape (k, n); or F.linear(a, w), w of shape (n, k) as weights are stored."""
+    """Return torch.matmul(a, b), b of shape (k, n), or F.linear(a, w), w of shape (n, k) as weights are stored."""
     if dtype == "tf32" and device.type == "cpu":
         raise ValueError("a processor has no tf32")
     a = torch.randn(product.m, product.k, device=device, dtype=TORCH_DTYPES[dtype])
@@ -85,7 +93,7 @@ def plain_call(product: Product, dtype: str, call: str, device: torch.device) ->
 
 
 def fp8_call(product: Product, call: str, device: torch.device) -> Call:
-    """torch._scaled_mm with one scale for a whole operand, or one for each row of a and column of b."""
+    """Return torch._scaled_mm with one scale per operand, or one per row of a and column of b."""
     dtype = fp8_dtype()
     a = torch.randn(product.m, product.k, device=device, dtype=torch.bfloat16).to(dtype)
     b = torch.randn(product.n, product.k, device=device, dtype=torch.bfloat16).to(dtype).t()
@@ -96,13 +104,13 @@ def fp8_call(product: Product, call: str, device: torch.device) -> Call:
 
 
 def prepare(product: Product, dtype: str, call: str, device: torch.device) -> Call:
-    """Operands on the device, and the product as a call."""
+    """Allocate the operands on the device and return the product as a call."""
     return fp8_call(product, call, device) if dtype == "fp8" else plain_call(product, dtype, call, device)
 
 
 @contextmanager
 def fp32_precision(dtype: str) -> Iterator[None]:
-    """tf32 lets fp32 products round their operands to 10 bits of mantissa; fp32 forbids it. Restored after."""
+    """Allow fp32 products to round their operands to 10 bits of mantissa for tf32, and forbid it for all others."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
     try:
@@ -113,25 +121,25 @@ def fp32_precision(dtype: str) -> Iterator[None]:
 
 @contextmanager
 def blas_library(name: str | None) -> Iterator[None]:
-    """The library that torch prefers, in this process; on ROCm the start value comes from TORCH_BLAS_PREFER_HIPBLASLT.
+    """Set the library that torch prefers in this process; on ROCm the default comes from TORCH_BLAS_PREFER_HIPBLASLT.
 
     Raises:
-        AttributeError: this torch cannot choose.
+        AttributeError: this torch has no such choice.
     """
     if name is None:
         yield
         return
-    choose = torch.backends.cuda.preferred_blas_library
-    before = choose()
-    choose(name)
+    preferred = torch.backends.cuda.preferred_blas_library
+    before = preferred()
+    preferred(name)
     try:
         yield
     finally:
-        choose(before)
+        preferred(before)
 
 
 def settings(dtype: str, library: str | None = None) -> AbstractContextManager[object]:
-    """All of them together."""
+    """Combine precision and library."""
     stack = ExitStack()
     stack.enter_context(fp32_precision(dtype))
     stack.enter_context(blas_library(library))
@@ -139,7 +147,7 @@ def settings(dtype: str, library: str | None = None) -> AbstractContextManager[o
 
 
 def case_of(product: Product, dtype: str, call: str) -> Case:
-    """One product as a case."""
+    """Return one product as a case."""
     return Case(
         kind="gemm",
         variant=call,
@@ -147,18 +155,18 @@ def case_of(product: Product, dtype: str, call: str) -> Case:
         dtype=dtype,
         flop=product.flop,
         prepare=partial(prepare, product, dtype, call),
-        within=partial(settings, dtype),
+        context=partial(settings, dtype),
     )
 
 
 def seed_products(*, small: bool) -> list[Product]:
-    """The seven shapes, smallest first."""
+    """Return the seven shapes, smallest first."""
     products = [Product(m=m, k=k, n=n) for m, k, n in SEED_SHAPES.values()]
     return sorted((product.shrunk() if small else product for product in products), key=lambda product: product.flop)
 
 
 def seed_cases(dtypes: tuple[str, ...], *, small: bool) -> list[Case]:
-    """Every shape under every call of its dtype."""
+    """Return every shape with every call of its dtype."""
     return [
         case_of(product, dtype, call)
         for dtype in dtypes
@@ -168,12 +176,12 @@ def seed_cases(dtypes: tuple[str, ...], *, small: bool) -> list[Case]:
 
 
 def library_cases(platform: str, dtypes: tuple[str, ...], *, small: bool) -> list[Case]:
-    """Each BLAS library that torch can choose here, at the seven shapes, in bf16."""
+    """Return the seven shapes in bf16 with each BLAS library that torch can select here."""
     return [
         replace(
             case_of(product, dtype, call),
             variant=f"{call} {LIBRARY_NAMES[platform, library]}",
-            within=partial(settings, dtype, library),
+            context=partial(settings, dtype, library),
         )
         for dtype in ("bf16",)
         if dtype in dtypes
@@ -183,18 +191,16 @@ def library_cases(platform: str, dtypes: tuple[str, ...], *, small: bool) -> lis
     ]
 
 
-# The matrix products of the models that TPrimat trains, as one tensor-parallel rank runs them in a forward pass.
-
 MODEL_KIND = "model_gemm"
 MODEL_DTYPES = ("bf16", "fp8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A model under the splits that its strategies use."""
+    """A model's matrix products as one tensor-parallel rank runs them in a forward pass."""
 
     model: str
-    """Key under which it is shown."""
+    """Key in the configuration."""
     shape: ModelShape
     tensor_parallel: tuple[int, ...] = (1, 2, 4)
     micro_batch: int = 4
@@ -208,18 +214,18 @@ DEFAULT_WORKLOADS = (
 
 
 def shrunk(workload: Workload) -> Workload:
-    """For a processor."""
+    """Return the sizes for a processor."""
     return replace(workload, shape=tiny(workload.shape), micro_batch=1, sequence=64)
 
 
 def workload_cases(workload: Workload, dtype: str) -> list[Case]:
-    """Every matrix at every split."""
+    """Return every matrix at every tensor-parallel degree."""
     call = FP8_CALLS[0] if dtype == "fp8" else "F.linear"
-    found = []
+    cases = []
     for ranks in workload.tensor_parallel:
         for matrix in gemm_shapes(workload.shape, workload.micro_batch, workload.sequence, ranks):
             product = Product(m=matrix.m, k=matrix.k, n=matrix.n)
-            found.append(
+            cases.append(
                 Case(
                     kind=MODEL_KIND,
                     variant=f"{workload.model} {matrix.name}",
@@ -227,14 +233,14 @@ def workload_cases(workload: Workload, dtype: str) -> list[Case]:
                     dtype=dtype,
                     flop=product.flop,
                     prepare=partial(prepare, product, dtype, call),
-                    within=partial(settings, dtype),
+                    context=partial(settings, dtype),
                 )
             )
-    return found
+    return cases
 
 
-def cases(workloads: tuple[Workload, ...], dtypes: tuple[str, ...], *, small: bool) -> list[Case]:
-    """All models, in the dtypes that training uses."""
+def model_cases(workloads: tuple[Workload, ...], dtypes: tuple[str, ...], *, small: bool) -> list[Case]:
+    """Return the products of all models, in the dtypes that training uses."""
     return [
         case
         for dtype in MODEL_DTYPES
@@ -242,3 +248,86 @@ def cases(workloads: tuple[Workload, ...], dtypes: tuple[str, ...], *, small: bo
         for workload in workloads
         for case in workload_cases(shrunk(workload) if small else workload, dtype)
     ]
+
+
+SEARCH_KIND = "gemm_search"
+SIDES = (1024, 2048, 3072, 4096, 5120, 6144, 8192, 10240, 12288, 14336, 16384, 18432, 20480)
+SMALL_SIDES = (64, 128, 256)
+SEARCH_EFFORT = Effort(warmup=3, repetitions=10, seconds=0.2)
+SEARCH_SECONDS = 12.0
+SMALL_SEARCH_SECONDS = 1.0
+SEARCHED_DTYPES = ("bf16", "fp8")
+SEARCH_SUFFIX = "searched"
+
+
+def search_call(dtype: str) -> str:
+    """Return the call whose fastest shape is searched."""
+    return FP8_CALLS[0] if dtype == "fp8" else "torch.matmul"
+
+
+def candidate(product: Product, dtype: str) -> Case:
+    """Return one product as a case that is timed briefly."""
+    return replace(case_of(product, dtype, search_call(dtype)), kind=SEARCH_KIND, effort=SEARCH_EFFORT)
+
+
+def rate(record: ProbeRecord) -> float:
+    """Return FLOP/s; 0 for a product that was refused."""
+    return (record.flop or 0) / median(record.seconds) if record.seconds else 0.0
+
+
+def neighbours(product: Product, sides: tuple[int, ...]) -> Iterator[Product]:
+    """Yield the products that differ from this one in one side."""
+    for side in sides:
+        yield Product(m=side, k=product.k, n=product.n)
+    for side in sides:
+        yield Product(m=product.m, k=side, n=product.n)
+    for side in sides:
+        yield Product(m=product.m, k=product.k, n=side)
+
+
+def search(dtype: str, bench: Bench, log: ProbeLog) -> Iterator[ProbeRecord]:
+    """Scan, then measure the winner again; return a known winner of this machine and software without a search."""
+    found = known_winner(dtype, bench, log)
+    if found or log.out_of_time:
+        yield from (found,) if found else ()
+        return
+    sides = SMALL_SIDES if bench.small else SIDES
+    deadline = time.monotonic() + (SMALL_SEARCH_SECONDS if bench.small else SEARCH_SECONDS)
+    tried: dict[Product, float] = {}
+    candidates = start_products(small=bench.small)
+    best = before = None
+    while best is None or (before != best and time.monotonic() < deadline):
+        before = best
+        for product in candidates:
+            if product not in tried and (not tried or time.monotonic() < deadline):
+                record = measure(candidate(product, dtype), bench)
+                log.write(record)
+                tried[product] = rate(record)
+                yield record
+        best = max(tried, key=lambda product: tried[product])
+        candidates = list(neighbours(best, sides))
+    yield from measure_winner(best, dtype, bench, log)
+
+
+def start_products(*, small: bool) -> list[Product]:
+    """Return the first candidates: the fixed shapes, so that the search never finds less than their table shows."""
+    shapes = [(SMALL_SIDES[-1],) * 3] if small else SEED_SHAPES.values()
+    return [Product(m=m, k=k, n=n) for m, k, n in shapes]
+
+
+def measure_winner(best: Product, dtype: str, bench: Bench, log: ProbeLog) -> Iterator[ProbeRecord]:
+    """Measure the best product again, at full effort."""
+    case = replace(case_of(best, dtype, search_call(dtype)), variant=f"{search_call(dtype)} {SEARCH_SUFFIX}")
+    record = measure(case, bench)
+    log.write(record)
+    log.tell(f"{case.title}: {record.error or summary(record)}")
+    yield record
+
+
+def known_winner(dtype: str, bench: Bench, log: ProbeLog) -> ProbeRecord | None:
+    """Return the result of an earlier search."""
+    variant = f"{search_call(dtype)} {SEARCH_SUFFIX}"
+    for record in log.known.values():
+        if (record.variant, record.dtype, record.machine, record.software) == (variant, dtype, bench.machine, bench.software):
+            return record
+    return None

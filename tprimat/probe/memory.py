@@ -1,6 +1,6 @@
-"""Bandwidth of the device's memory: copy, triad and fill, over arrays far larger than any cache (McCalpin's STREAM, 1995).
+"""Memory bandwidth of the device: copy, triad and fill, over arrays far larger than any cache (McCalpin's STREAM, 1995).
 
-Bytes are counted as STREAM counts them: each array that an operation reads or writes, once.
+Bytes are counted as in STREAM: each array that an operation reads or writes counts once.
 """
 
 from functools import partial
@@ -11,14 +11,14 @@ from tprimat.probe.case import Case
 from tprimat.probe.timing import Call, Effort
 
 DTYPE = "fp32"
-BYTES_OF_ELEMENT = 4
+ELEMENT_BYTES = 4
 ARRAY_BYTES = (2**28, 2**30, 2**32)
 SMALL_ARRAY_BYTES = (2**26,)
 ARRAYS_MOVED = {"copy": 2, "triad": 3, "fill": 1}
 
 
 def prepare(operation: str, elements: int, device: torch.device) -> Call:
-    """copy: a = b; triad: a = b + 3 c; fill: a = 1."""
+    """Allocate the arrays and return the operation. copy: a = b; triad: a = b + 3 c; fill: a = 1."""
     a = torch.empty(elements, device=device)
     if operation == "fill":
         return partial(a.fill_, 1.0)
@@ -30,14 +30,14 @@ def prepare(operation: str, elements: int, device: torch.device) -> Call:
 
 
 def cases(*, small: bool) -> list[Case]:
-    """Every operation at every size."""
+    """Return every operation at every size."""
     return [
         Case(
             kind=operation,
             shape={"array_bytes": size},
             dtype=DTYPE,
             bytes=arrays * size,
-            prepare=partial(prepare, operation, size // BYTES_OF_ELEMENT),
+            prepare=partial(prepare, operation, size // ELEMENT_BYTES),
             effort=Effort(flush=False),
         )
         for operation, arrays in ARRAYS_MOVED.items()

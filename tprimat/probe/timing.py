@@ -1,8 +1,8 @@
-"""One timer for every probe: device events on a GPU, a monotonic clock on a CPU, every sample kept.
+"""Time a call repeatedly: with device events on a GPU, with a monotonic clock on a CPU; every sample is kept.
 
 The procedure is that of Triton's do_bench (triton/testing.py): warm up, overwrite a buffer larger than the last-level cache
 before each repetition so that operands come from memory, and take the time between two events around the operation. Writing that
-buffer also keeps the device busy while the host enqueues the next call, so that short kernels are not timed at the host's pace.
+buffer also keeps the device busy while the host enqueues the next call, so that its overhead does not add to short kernels.
 """
 
 import math
@@ -21,23 +21,24 @@ class Effort:
 
     warmup: int = 30
     warmup_seconds: float | None = 0.3
-    """Warm-up ends here at the latest, after one call at least; None: never before `warmup` calls."""
+    """Warm-up ends after this time, but not before one call; None: only after `warmup` calls."""
     repetitions: int = 200
     at_least: int = 6
-    """The fewest samples whose extremes enclose the median with 95 %."""
+    """The smallest number of samples whose extremes enclose the median with 95 % probability."""
     relative_interval: float | None = 0.01
-    """Sampling ends when the 95 % interval of the median is narrower than this share of it; None: never before `repetitions`."""
+    """Sampling ends when the median's 95 % interval is narrower than this fraction of it; None: only after `repetitions`."""
     seconds: float | None = 1.0
-    """Sampling ends here at the latest, after `at_least` samples; None: never before `repetitions`."""
+    """Sampling ends after this time, but not before `at_least` samples; None: only after `repetitions`."""
     flush: bool = True
+    """Overwrite the cache before each repetition."""
 
 
-ONE_BATCH_SECONDS = 0.05
-"""Repetitions are enqueued together for about this long before the stopping rules are looked at."""
+BATCH_SECONDS = 0.05
+"""Repetitions are enqueued in batches of about this length; the stopping rules are checked between batches."""
 
 
 def median(samples: Sequence[float]) -> float:
-    """The middle of the samples, which need not be sorted."""
+    """Return the median of the samples, which need not be sorted."""
     ordered = sorted(samples)
     half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
@@ -55,68 +56,75 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float] | None:
     return None if rank == 0 else (ordered[rank - 1], ordered[n - rank])
 
 
-FEWEST_TO_SETTLE = 20
-"""A handful of repetitions agrees before the device's clock has answered to the load."""
+MIN_SAMPLES_TO_SETTLE = 20
+"""A handful of repetitions may agree before the device has adapted its clock to the load."""
 
 
 def settled(samples: Sequence[float], effort: Effort) -> bool:
-    """Whether the median is known closely enough."""
-    if effort.relative_interval is None or len(samples) < FEWEST_TO_SETTLE:
+    """Return whether the median is known precisely enough."""
+    if effort.relative_interval is None or len(samples) < MIN_SAMPLES_TO_SETTLE:
         return False
     interval = median_interval(samples)
     return interval is not None and interval[1] - interval[0] < effort.relative_interval * median(samples)
 
 
 def event() -> torch.cuda.Event:
-    """A mark on the device's stream that keeps its time."""
+    """Create an event that records its time on the device's stream."""
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 class Stopwatch:
-    """Times calls on one device.
+    """Time calls on one device.
 
     Args:
-        device: "cuda" (which ROCm answers to as well) or "cpu".
-        cache_bytes: size of the last-level cache, which twice that many bytes displace.
+        device: "cuda", which also means ROCm, or "cpu".
+        cache_bytes: size of the last-level cache; a buffer of twice the size displaces it.
         before_measuring: called once the device is warm.
-        while_busy: called while the device works off a batch, to read its clock and power.
+        while_busy: called while a GPU works on a batch, to read its clock and power.
+        clock: seconds, for the warm-up, the stopping rules and calls on a CPU.
     """
 
     def __init__(
-        self, device: torch.device, cache_bytes: int, before_measuring: Call | None = None, while_busy: Call | None = None
+        self,
+        device: torch.device,
+        cache_bytes: int,
+        before_measuring: Call | None = None,
+        while_busy: Call | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.device = device
+        self.clock = clock
         self.before_measuring = before_measuring
         self.while_busy = while_busy
         self._cache_bytes = cache_bytes
         self._displaced: torch.Tensor | None = None
 
     def measure(self, call: Call, effort: Effort) -> tuple[float, ...]:
-        """Seconds of each repetition of `call`."""
+        """Return the seconds of each repetition of `call`."""
         expected = self._warm_up(call, effort)
         if self.before_measuring:
             self.before_measuring()
-        whole = effort.relative_interval is None and effort.seconds is None
-        batch = effort.repetitions if whole else max(1, min(25, int(ONE_BATCH_SECONDS / max(expected, 1e-9))))
+        fixed = effort.relative_interval is None and effort.seconds is None
+        batch = effort.repetitions if fixed else max(1, min(25, int(BATCH_SECONDS / max(expected, 1e-9))))
         samples: list[float] = []
-        started = time.perf_counter()
+        started = self.clock()
         while len(samples) < effort.repetitions:
             samples += self._sample(call, min(batch, effort.repetitions - len(samples)), flush=effort.flush)
-            late = effort.seconds is not None and time.perf_counter() - started > effort.seconds
+            late = effort.seconds is not None and self.clock() - started > effort.seconds
             if settled(samples, effort) or (late and len(samples) >= effort.at_least):
                 break
         return tuple(samples)
 
     def release(self) -> None:
-        """Give the buffer back that displaces the cache."""
+        """Free the buffer that displaces the cache."""
         self._displaced = None
 
     def _warm_up(self, call: Call, effort: Effort) -> float:
-        """Call until warm; seconds that one call takes then."""
-        started = time.perf_counter()
+        """Call until warm; return the seconds of the last call."""
+        started = self.clock()
         expected = self._sample(call, 1, flush=False)[0]
         for done in range(1, max(2, effort.warmup)):
-            late = effort.warmup_seconds is not None and time.perf_counter() - started > effort.warmup_seconds
+            late = effort.warmup_seconds is not None and self.clock() - started > effort.warmup_seconds
             if done > 1 and late:
                 break
             expected = self._sample(call, 1, flush=False)[0]
@@ -129,9 +137,9 @@ class Stopwatch:
         for _ in range(count):
             if flush:
                 self._displace_cache()
-            started = time.perf_counter()
+            started = self.clock()
             call()
-            samples.append(time.perf_counter() - started)
+            samples.append(self.clock() - started)
         return samples
 
     def _sample_with_events(self, call: Call, count: int, flush: bool) -> list[float]:

@@ -1,9 +1,14 @@
-"""A plain GPT in PyTorch: learned positions, pre-norm, GELU, biases, tied embeddings, fused causal attention; nothing compiled.
+"""Training steps on one device and under DDP: GPT-style transformers of 30 million to 13 billion weights, and an MLP.
 
-The same structure as GPT-2 (Radford et al. 2019), which the accelerator suite trains in eight sizes.
+The transformer is a plain GPT in PyTorch, nothing compiled: learned positions, pre-norm, GELU, biases, tied embeddings, fused
+causal attention; the structure of GPT-2 (Radford et al. 2019). Weights, gradients and both states of AdamW (fused on a GPU) are
+bf16: 8 bytes per weight, so that the largest size fits one accelerator. This measures speed; training that must converge keeps
+fp32 master weights. There is no recomputation. `flop` uses the `causal` convention (facts/flops.py); the other common count, six
+times all parameters, follows from the shape.
 """
 
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -16,7 +21,7 @@ from tprimat.probe.timing import Call, Effort
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each behind a layer norm and beside a residual connection."""
+    """Attention and feed-forward, each with a layer norm before it and a residual connection around it."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
@@ -29,7 +34,7 @@ class Block(nn.Module):
         self.down = nn.Linear(shape.ffn, shape.hidden)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Shape (batch, tokens, hidden) in and out."""
+        """Map (batch, tokens, hidden) to the same shape."""
         x = x + self.out(self._attend(self.norm_1(x)))
         activated: torch.Tensor = functional.gelu(self.up(self.norm_2(x)), approximate="tanh")
         result: torch.Tensor = x + self.down(activated)
@@ -43,7 +48,7 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """Tokens to next-token loss."""
+    """Next-token loss of a GPT."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
@@ -56,7 +61,7 @@ class Gpt(nn.Module):
                 nn.init.normal_(module.weight, std=0.02)
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Both of shape (batch, tokens); a scalar in fp32."""
+        """Return the loss, a scalar in fp32, of tokens and targets, both (batch, tokens)."""
         x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)
@@ -65,7 +70,7 @@ class Gpt(nn.Module):
 
 
 def build(shape: ModelShape, device: torch.device) -> Gpt:
-    """The model with bf16 weights, made on the device itself: 13 billion fp32 weights would not fit the host's memory first."""
+    """Build the model with bf16 weights directly on the device: 13 billion fp32 weights may not fit into the host's memory."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
@@ -75,14 +80,8 @@ def build(shape: ModelShape, device: torch.device) -> Gpt:
         torch.set_default_dtype(before)
 
 
-# Training of GPT-style transformers from 30 million to 13 billion weights on one device, and the same under DDP.
-#
-# Weights, gradients and both states of AdamW (fused on a GPU) are bf16: 8 bytes a weight, so that the largest size fits one
-# accelerator. This is a measure of speed; training that must converge keeps fp32 master weights. No recomputation, nothing
-# compiled. `flop` counts `causal` (facts/flops.py); six times all parameters, the other count in use, follows from the shape.
-
 VOCABULARY = 50257
-"""GPT-2's; with it, tied embeddings and a position for each token of the sequence, the published sizes come out."""
+"""GPT-2's. With it, tied embeddings and one position per token, parameter counts match the published ones."""
 SIZES: dict[str, tuple[int, int, int, int, int, int]] = {
     "Small": (6, 6, 384, 1536, 32, 512),
     "Medium": (12, 12, 768, 3072, 16, 512),
@@ -93,7 +92,7 @@ SIZES: dict[str, tuple[int, int, int, int, int, int]] = {
     "7B": (32, 32, 4096, 11008, 8, 1024),
     "13B": (40, 40, 5120, 13824, 4, 1024),
 }
-"""Layers, heads, width, feed-forward width, sequences in a batch, tokens in a sequence."""
+"""Layers, heads, width, feed-forward width, sequences per batch, tokens per sequence."""
 SMALL_SIZES = {"Small": (2, 2, 64, 128, 2, 32), "Medium": (2, 4, 64, 256, 2, 32)}
 DDP_SIZES = {"7B": SIZES["7B"], "13B": (*SIZES["13B"][:4], 8, 1024)}
 SMALL_DDP_SIZES = {"Small": SMALL_SIZES["Small"]}
@@ -101,7 +100,7 @@ EFFORT = Effort(warmup=5, warmup_seconds=5.0, repetitions=20, relative_interval=
 
 
 def model_shape(name: str, size: tuple[int, int, int, int, int, int], *, small: bool = False) -> ModelShape:
-    """One of the sizes."""
+    """Return the shape of one size."""
     layers, heads, width, ffn, _, tokens = size
     return ModelShape(
         name=name,
@@ -122,7 +121,7 @@ def model_shape(name: str, size: tuple[int, int, int, int, int, int], *, small: 
 
 
 def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: torch.Tensor) -> None:
-    """Forward, backward, update. Tokens: shape (batch, sequence + 1); each predicts the next."""
+    """Run forward, backward and update. Tokens: (batch, sequence + 1); each predicts the next."""
     optimizer.zero_grad(set_to_none=True)
     loss = model(tokens[:, :-1], tokens[:, 1:])
     loss.backward()
@@ -130,7 +129,7 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: torch
 
 
 def prepare(shape: ModelShape, batch: int, data_parallel: bool, device: torch.device) -> Call:
-    """Model, optimizer and one batch of random tokens on the device; one step as a call."""
+    """Build the model, its optimizer and one batch of random tokens; return one step as a call."""
     model: nn.Module = build(shape, device)
     if data_parallel:
         devices = [device.index] if device.type == "cuda" else None
@@ -141,7 +140,7 @@ def prepare(shape: ModelShape, batch: int, data_parallel: bool, device: torch.de
 
 
 def case_of(name: str, size: tuple[int, int, int, int, int, int], *, ranks: int | None, small: bool) -> Case:
-    """One size; ranks: over how many devices DDP spreads it, None without DDP. FLOP and tokens are those of all ranks."""
+    """Return one size as a case on `ranks` devices under DDP, or without DDP if None. FLOP are those of all ranks."""
     shape = model_shape(name, size, small=small)
     batch, tokens = size[4], size[4] * size[5] * (ranks or 1)
     return Case(
@@ -166,12 +165,65 @@ def case_of(name: str, size: tuple[int, int, int, int, int, int], *, ranks: int 
 
 
 def cases(*, small: bool) -> list[Case]:
-    """The eight sizes on one device, smallest first."""
+    """Return the eight sizes on one device, smallest first."""
     sizes = SMALL_SIZES if small else SIZES
     return [case_of(name, size, ranks=None, small=small) for name, size in sizes.items()]
 
 
 def ddp_cases(ranks: int, *, small: bool) -> list[Case]:
-    """The two sizes that the suite scales, on so many ranks."""
+    """Return the two sizes that the suite scales, on this many ranks."""
     sizes = SMALL_DDP_SIZES if small else DDP_SIZES
     return [case_of(name, size, ranks=ranks, small=small) for name, size in sizes.items()]
+
+
+MLP_BATCH = 256
+MLP_STEPS = 100
+MLP_WIDTHS = (4096, 8192, 8192, 4096)
+SMALL_MLP_WIDTHS = (64, 128, 128, 64)
+MLP_LEARNING_RATE = 1e-3
+"""Large enough that rounding to bf16 does not lose the update."""
+MLP_EFFORT = Effort(repetitions=MLP_STEPS, relative_interval=None, seconds=20.0, flush=False)
+
+
+def build_mlp(widths: tuple[int, ...], device: torch.device) -> nn.Sequential:
+    """Build linear layers with ReLU between them."""
+    pairs = pairwise(widths)
+    layers = [layer for pair in pairs for layer in (nn.Linear(*pair, device=device, dtype=torch.bfloat16), nn.ReLU())]
+    return nn.Sequential(*layers[:-1])
+
+
+def mlp_train_step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+    """Run forward, backward and update; the loss is the mean square error."""
+    optimizer.zero_grad(set_to_none=True)
+    loss = nn.functional.mse_loss(model(inputs), targets)
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+
+
+def prepare_mlp(widths: tuple[int, ...], device: torch.device) -> Call:
+    """Build the network, its optimizer and one batch with random targets; return one step as a call."""
+    model = build_mlp(widths, device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=MLP_LEARNING_RATE, fused=device.type == "cuda")
+    inputs = torch.randn(MLP_BATCH, widths[0], device=device, dtype=torch.bfloat16)
+    targets = torch.randn(MLP_BATCH, widths[-1], device=device, dtype=torch.bfloat16)
+    return partial(mlp_train_step, model, optimizer, inputs, targets)
+
+
+def mlp_cases(*, small: bool) -> list[Case]:
+    """Return the MLP, 4096 -> 8192 -> 8192 -> 4096, as one case.
+
+    A step counts 6 FLOP per weight and sample; biases and the missing gradient of the input are ignored.
+    """
+    widths = SMALL_MLP_WIDTHS if small else MLP_WIDTHS
+    weights = sum(inputs * outputs for inputs, outputs in pairwise(widths))
+    return [
+        Case(
+            kind="mlp_step",
+            variant="AdamW",
+            shape={"batch": MLP_BATCH, "inputs": widths[0], "hidden": widths[1], "outputs": widths[-1], "weights": weights},
+            dtype="bf16",
+            flop=6 * weights * MLP_BATCH,
+            prepare=partial(prepare_mlp, widths),
+            effort=MLP_EFFORT,
+        )
+    ]

@@ -1,4 +1,4 @@
-"""What the probes of one machine measured, a table for each kind: records in, Markdown out; None where nothing was measured."""
+"""Tables of the probes of one machine, one per kind, in Markdown; None if nothing of that kind was measured."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ DESCRIPTIONS = {
     (16384, 8192, 7168): "feed-forward 1",
     (16384, 3584, 8192): "feed-forward 2",
 }
-"""(m, k, n) of the shapes that SemiAnalysis took from Llama 70B."""
+"""By (m, k, n): the shapes that SemiAnalysis took from Llama 70B."""
 PLAIN = ("torch.matmul", "scaled_mm tensor-wise")
 DTYPES = ("bf16", "fp8", "fp16", "tf32", "fp32")
 LIBRARY_PAIRS = (
@@ -35,58 +35,58 @@ Probes = Sequence[ProbeRecord]
 
 
 def of_kind(probes: Iterable[ProbeRecord], *kinds: str) -> list[ProbeRecord]:
-    """In the order in which they were measured."""
+    """Select records in the order in which they were measured."""
     return [probe for probe in probes if probe.kind in kinds]
 
 
 def time_of(probe: ProbeRecord) -> str:
-    """Median time with half the width of its interval."""
+    """Format the median time with half the width of its interval."""
     time = figures.median_seconds(probe)
     return units.ABSENT if time is None else f"{units.seconds(time.value)}{spread(time)}"
 
 
 def spread(estimate: Estimate) -> str:
-    """Half the interval's width, relative to the value."""
+    """Format half the interval's width, relative to the value."""
     if estimate.low is None or estimate.high is None:
         return ""
     return f" ± {units.percent((estimate.high - estimate.low) / 2 / estimate.value)}"
 
 
 def rate_of(probe: ProbeRecord) -> str:
-    """FLOP/s, or a dash for a refusal."""
+    """Format FLOP/s, or a dash for a refusal."""
     rate = figures.flop_rate(probe)
     return units.teraflops(rate.value if rate else None)
 
 
 def shape_of(probe: ProbeRecord) -> str:
-    """(m, k, n)."""
+    """Format (m, k, n)."""
     return f"({probe.shape['m']}, {probe.shape['k']}, {probe.shape['n']})"
 
 
 def description(probe: ProbeRecord) -> str:
-    """Where the shape comes from."""
+    """Return where the shape comes from."""
     return DESCRIPTIONS.get((probe.shape["m"], probe.shape["k"], probe.shape["n"]), units.ABSENT)
 
 
 def reason_of(error: str) -> str:
-    """Without what an allocator adds to a lack of memory: which sizes stood free differs from call to call."""
+    """Shorten an out-of-memory error: the sizes that the allocator adds differ from call to call."""
     return OUT_OF_MEMORY.sub(r"\1.", error)
 
 
 def refusals(probes: Iterable[ProbeRecord]) -> str:
-    """One line for each different reason."""
+    """List the refusals, one line per reason."""
     reasons: dict[str, list[str]] = {}
     for probe in probes:
         if probe.error:
             length = f" at {probe.shape['sequence']:,}" if "sequence" in probe.shape else ""
             length += f" on {probe.shape['ranks']} ranks" if "ranks" in probe.shape else ""
             reasons.setdefault(reason_of(probe.error), []).append(f"{probe.variant or probe.kind} {probe.dtype}{length}")
-    lines = [f"- {', '.join(dict.fromkeys(who))}: {why}" for why, who in reasons.items()]
+    lines = [f"- {', '.join(dict.fromkeys(names))}: {reason}" for reason, names in reasons.items()]
     return "\n\nNot measured:\n\n" + "\n".join(lines) if lines else ""
 
 
 def squares(probes: Probes) -> str | None:
-    """The three square products in half precision."""
+    """Tabulate the three square products in half precision."""
     rows = [
         [f"{probe.shape['m']}x{probe.shape['n']}", probe.dtype, time_of(probe), rate_of(probe), share(probe)]
         for probe in of_kind(probes, "gemm")
@@ -96,12 +96,12 @@ def squares(probes: Probes) -> str | None:
 
 
 def share(probe: ProbeRecord) -> str:
-    """Of the dense peak."""
+    """Format the fraction of the dense peak."""
     return units.percent(figures.share_of_peak(probe))
 
 
 def gemm(probes: Probes) -> str | None:
-    """One table for each dtype, fastest first, with mean and peak."""
+    """Tabulate the matrix products, one table per dtype, fastest first, with mean and peak."""
     parts = []
     products = of_kind(probes, "gemm")
     for dtype in DTYPES:
@@ -113,7 +113,7 @@ def gemm(probes: Probes) -> str | None:
 
 
 def gemm_of_dtype(dtype: str, probes: Probes) -> str:
-    """The shapes in one dtype."""
+    """Tabulate the shapes in one dtype."""
     ordered = sorted(probes, key=lambda probe: -(rate.value if (rate := figures.flop_rate(probe)) else 0.0))
     rows = [
         [shape_of(probe), description(probe), time_of(probe), str(len(probe.seconds)), rate_of(probe), share(probe), clock(probe)]
@@ -128,13 +128,13 @@ def gemm_of_dtype(dtype: str, probes: Probes) -> str:
 
 
 def clock(probe: ProbeRecord) -> str:
-    """What the device said while it worked."""
+    """Format clock and power during the measurement."""
     read = ((probe.clock_hertz, "Hz"), (probe.power_watts, "W"))
     return ", ".join(units.si(value, unit) for value, unit in read if value is not None) or units.ABSENT
 
 
 def searched(probes: Probes) -> str | None:
-    """The fastest product that the search found, measured anew."""
+    """Tabulate the fastest product that the search found, measured again."""
     winners = [probe for probe in of_kind(probes, "gemm") if (probe.variant or "").endswith(" searched") and probe.seconds]
     tried = of_kind(probes, "gemm_search")
     rows = [
@@ -152,7 +152,7 @@ def searched(probes: Probes) -> str | None:
 
 
 def libraries(probes: Probes) -> str | None:
-    """Pairs of calls and libraries at the same shapes, in bf16."""
+    """Compare pairs of calls and libraries at the same shapes, in bf16."""
     parts = []
     for first, second in LIBRARY_PAIRS:
         found = {
@@ -162,17 +162,17 @@ def libraries(probes: Probes) -> str | None:
         }
         rows = []
         for shape in dict.fromkeys(shape for _, shape in found):
-            ours, theirs = found.get((first, shape)), found.get((second, shape))
-            if ours and theirs:
-                difference = units.signed_percent(ours.value / theirs.value - 1)
-                rows.append([shape, units.teraflops(ours.value), units.teraflops(theirs.value), difference])
+            rate, other = found.get((first, shape)), found.get((second, shape))
+            if rate and other:
+                difference = units.signed_percent(rate.value / other.value - 1)
+                rows.append([shape, units.teraflops(rate.value), units.teraflops(other.value), difference])
         if rows:
             parts.append(table(["(m, k, n), bf16", first, second, "difference"], rows))
     return "\n\n".join(parts) or None
 
 
 def models(probes: Probes) -> str | None:
-    """The configured models' own products under each tensor-parallel split."""
+    """Tabulate the configured models' own products at each tensor-parallel degree."""
     chosen = of_kind(probes, "model_gemm")
     degrees = sorted({probe.shape["tensor_parallel"] for probe in chosen})
     rows = []
@@ -185,7 +185,7 @@ def models(probes: Probes) -> str | None:
 
 
 def attention(probes: Probes) -> str | None:
-    """Rates of forward and backward by length and backend."""
+    """Tabulate the rates of forward and backward by length and backend."""
     parts = []
     for kind in ("attention_forward", "attention_backward"):
         chosen = [probe for probe in of_kind(probes, kind) if probe.seconds]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tprimat import units
-from tprimat.launch.schema import LaunchResult
+from tprimat.launch.run import LaunchResult
 from tprimat.plan.micro_batch import candidates, largest_that_fits, next_candidate, searched, with_micro_batch
 from tprimat.plan.schema import RunPlan, write_plan
 from tprimat.records.schema import MicroBatchSearch, MicroBatchTrial

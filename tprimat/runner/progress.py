@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tprimat import units
 from tprimat.analyze.metrics import StepRates, step_rates
-from tprimat.launch.schema import LaunchResult
+from tprimat.launch.run import LaunchResult
 from tprimat.plan.schema import RunPlan
 from tprimat.records.schema import RunRecord, StepRecord
 

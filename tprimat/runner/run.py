@@ -12,9 +12,9 @@ from tprimat.engines.base import Command, engine_named
 from tprimat.engines.follow import FollowedLog
 from tprimat.errors import MetricError, RecordError
 from tprimat.hardware.nodes import find_nodes, gpus_of_ranks
-from tprimat.launch.run import run, try_out
-from tprimat.launch.schema import Launch, LaunchResult, Limits
+from tprimat.launch.run import Launch, LaunchResult, run, try_out
 from tprimat.launch.torchrun import torchrun
+from tprimat.launch.watchdog import Limits
 from tprimat.plan.build import strategies_with_less_memory
 from tprimat.plan.evidence import first_record
 from tprimat.plan.schema import RunPlan, write_plan

@@ -1,0 +1,226 @@
+"""Run the probes that a user asked for: in this process, or on several ranks of this machine."""
+
+import importlib.util
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tprimat.errors import ConfigError
+from tprimat.facts.platforms import PLATFORM_OF
+from tprimat.hardware.nodes import this_machine
+from tprimat.launch.command import run_ranks
+from tprimat.records.discover import PROBES_FILE
+
+if TYPE_CHECKING:
+    from tprimat.config.schema import Config, LayoutConfig
+    from tprimat.facts.platforms import Backend, PlatformName
+    from tprimat.probe.case import Bench
+    from tprimat.probe.gemm import Workload
+    from tprimat.records.schema import ProbeRecord
+
+SINGLE_KINDS = ("gemm", "attention", "memory", "mlp", "transformer")
+RANK_KINDS = ("collectives", "ddp")
+"""Measured on several ranks."""
+KINDS = (*SINGLE_KINDS, *RANK_KINDS)
+RANKS_ON_A_PROCESSOR = 2
+DEFAULT_MICRO_BATCH = 4
+"""For models whose micro-batch is 'auto'."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeRequest:
+    """What to measure, and where the records go."""
+
+    kinds: tuple[str, ...]
+    output: Path
+    small: bool | None
+    """Sizes for a processor; None: if the device is one."""
+    seconds: float | None
+    """Time budget: no measurement starts after it."""
+    dtypes: tuple[str, ...] | None
+    """Of matrix products; None: all."""
+    config: Path | None
+    """Configuration whose models' products are measured; None: TPrimat's own."""
+    ranks: int | None
+    """None: every GPU, or RANKS_ON_A_PROCESSOR."""
+    resume: bool
+
+    @property
+    def file(self) -> Path:
+        """Where the records are kept."""
+        return self.output / PROBES_FILE
+
+
+def parse_kinds(text: str) -> tuple[str, ...]:
+    """Split a comma-separated list of probes.
+
+    Raises:
+        ConfigError: one of them does not exist.
+    """
+    if text == "all":
+        return KINDS
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    for name in names:
+        if name not in KINDS:
+            raise ConfigError(f"There is no probe {name!r}.", where="--probe", fix=f"one or more of {', '.join(KINDS)}, or all")
+    if not names:
+        raise ConfigError("No probe is named.", where="--probe", fix=f"one or more of {', '.join(KINDS)}, or all")
+    return names
+
+
+def tell(text: str) -> None:
+    """Print progress to stderr, apart from the results."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def require_torch() -> None:
+    """Check that torch is installed.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError("Probes need PyTorch.", fix="pip install torch, in the build for your accelerator")
+
+
+def measure(request: ProbeRequest) -> Iterator["ProbeRecord"]:
+    """Measure every requested probe, record by record."""
+    deadline = None if request.seconds is None else time.monotonic() + request.seconds
+    for kind in request.kinds:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        yield from measure_on_ranks(kind, request, left) if kind in RANK_KINDS else measure_here(kind, request, left)
+
+
+def measure_here(kind: str, request: ProbeRequest, seconds: float | None) -> Iterator["ProbeRecord"]:
+    """Measure one probe in this process, on one device."""
+    from tprimat.probe import case, catalogue, gemm
+
+    bench = shared_bench(request.small)
+    workloads = configured_workloads(request.config, bench.machine.platform)
+    choice = catalogue.Choice(dtypes=catalogue.check_dtypes(request.dtypes or gemm.DTYPES), workloads=workloads)
+    log = case.open_log(request.file, resume=request.resume, seconds=seconds, tell=tell)
+    yield from catalogue.PROBES[kind](choice, bench, log)
+    case.release(bench)
+
+
+@lru_cache(maxsize=1)
+def shared_bench(small: bool | None) -> "Bench":
+    """Open one bench for all probes."""
+    from tprimat.probe import case
+
+    return case.open_bench(small=small, detected=this_machine())
+
+
+def measure_on_ranks(kind: str, request: ProbeRequest, seconds: float | None) -> Iterator["ProbeRecord"]:
+    """Measure one probe in processes started by torchrun, one per rank; they append to the same file."""
+    from tprimat.probe import case, collectives
+    from tprimat.records.store import read_probes
+
+    known = case.open_log(request.file, resume=request.resume, seconds=None, tell=tell).known
+    for ranks in rank_counts(kind, request.ranks):
+        if known and collectives.all_measured(kind, ranks, known, small=request.small, detected=this_machine()):
+            tell(f"{kind} on {ranks} ranks: everything is measured already.")
+            continue
+        if seconds is not None and seconds <= 0:
+            tell(f"The time budget is spent: {kind} on {ranks} ranks is left.")
+            return
+        before, began = len(read_probes(request.file)), time.monotonic()
+        failure = run_ranks("tprimat", ["probe", *rank_arguments(kind, request, seconds)], ranks, tell)
+        if failure:
+            record_failure(kind, ranks, failure, request)
+        yield from read_probes(request.file)[before:]
+        seconds = None if seconds is None else seconds - (time.monotonic() - began)
+
+
+def record_failure(kind: str, ranks: int, failure: str, request: ProbeRequest) -> None:
+    """Write a record for ranks that failed; what they had measured before is kept."""
+    from tprimat.probe.case import Case, empty_record
+    from tprimat.records.store import append_probe
+
+    case = Case(kind=kind, shape={"ranks": ranks}, dtype="bf16", prepare=lambda _: lambda: None)
+    record = replace(empty_record(case, shared_bench(request.small)), error=failure)
+    append_probe(request.file, record)
+    tell(f"{kind} on {ranks} ranks: {failure}")
+
+
+def rank_arguments(kind: str, request: ProbeRequest, seconds: float | None) -> list[str]:
+    """Return the command line of a rank."""
+    arguments = [kind, "--output", str(request.output)]
+    arguments += ["--time-budget", str(seconds)] if seconds is not None else []
+    arguments += ["--resume"] if request.resume else []
+    return arguments + ([] if request.small is None else ["--small" if request.small else "--full"])
+
+
+def rank_counts(kind: str, requested: int | None) -> list[int]:
+    """Return the numbers of ranks to measure: all of them for collectives; 1, 2, 4 and so on, and all for DDP.
+
+    Raises:
+        ConfigError: there are more ranks than GPUs, or only one rank for a collective.
+    """
+    from tprimat.probe.device import visible_gpus
+
+    gpus = visible_gpus()
+    ranks = requested or gpus or RANKS_ON_A_PROCESSOR
+    if gpus and ranks > gpus:
+        raise ConfigError(f"{ranks} ranks need {ranks} GPUs, but {gpus} are visible.", where="--ranks", fix=f"--ranks {gpus}")
+    if kind == "ddp":
+        return sorted({count for count in (1, 2, 4, 8) if count <= ranks} | {ranks})
+    if ranks < 2:
+        raise ConfigError("A collective operation needs 2 ranks.", why=f"{gpus} GPU is visible.", fix="leave collectives out")
+    return [ranks]
+
+
+def measure_as_rank(request: ProbeRequest) -> None:
+    """Measure as one of the ranks that torchrun started."""
+    from tprimat.probe import case, collectives
+
+    with collectives.process_group(request.small, this_machine()) as bench:
+        log = case.open_log(request.file, resume=request.resume, seconds=request.seconds, tell=tell)
+        for kind in request.kinds:
+            collectives.run_on_all_ranks(kind, bench, log)
+
+
+def configured_workloads(path: Path | None, backend: "Backend") -> "tuple[Workload, ...]":
+    """Return the matrix products of the models of a configuration, of TPrimat's own by default.
+
+    Raises:
+        ConfigError: the file is not a valid configuration.
+    """
+    from tprimat.config.load import read_config
+
+    return workloads_of(read_config(path).config, PLATFORM_OF[backend])
+
+
+def workloads_of(config: "Config", platform: "PlatformName") -> "tuple[Workload, ...]":
+    """Return every model at every tensor-parallel degree and micro-batch that its strategies use on a platform."""
+    from tprimat.plan.build import shape_of
+    from tprimat.probe.gemm import Workload
+
+    data = config.training.data
+    workloads = []
+    for key, model in config.models.items():
+        degrees: dict[int, set[int]] = {}
+        for layout in layouts_of(config, key, platform):
+            micro_batch = layout.micro_batch_size or data.micro_batch_size
+            sequences = DEFAULT_MICRO_BATCH if micro_batch == "auto" else micro_batch
+            degrees.setdefault(sequences, set()).add(layout.tensor_model_parallel_size)
+        workloads += [
+            Workload(
+                model=key,
+                shape=shape_of(model, "full"),
+                tensor_parallel=tuple(sorted(ranks)),
+                micro_batch=sequences,
+                sequence=data.sequence_length,
+            )
+            for sequences, ranks in sorted(degrees.items())
+        ]
+    return tuple(workloads)
+
+
+def layouts_of(config: "Config", model: str, platform: "PlatformName") -> "list[LayoutConfig]":
+    """Return the layouts of one model in all strategies that have one."""
+    return [models[model][platform] for models in config.parallelism.values() if model in models and platform in models[model]]

@@ -16,25 +16,16 @@ from needs_nemo import ROOT, needs_nemo
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "train"))
 
+import reference_run
 from planning import make_plan, train_together
 
 from tprimat.records.store import RunDirectory
 
 pytestmark = needs_nemo
 
-STEPS = 3
-EMBEDDED_LOSSES = [6.2325098514556885, 6.2470383644104, 6.2599276304244995]
-EMBEDDED_NORMS = [7.311108057291358, 5.155243746510683, 2.6002268985631294]
-"""Of the embedded engine with megatron-core 0.16.1, by the same run_benchmark call as in the test below."""
+STEPS = reference_run.STEPS
 LAYOUTS = {"1 rank": (1, 1), "tp2": (2, 1), "pp2": (1, 2)}
-SETTINGS = (
-    "training.data.micro_batch_size=1",
-    "training.optimizer.warmup_steps=1",
-    "training.optimizer.learning_rate=3e-3",
-    "training.optimizer.min_learning_rate=3e-4",
-    "experiment.seed=1234",
-    "benchmarking.hang_minimum_seconds=60",
-)
+SETTINGS = (*(f"{key}={value}" for key, value in reference_run.SETTINGS.items()), "benchmarking.hang_minimum_seconds=60")
 
 
 def run_benchmark(folder, model, tensor, pipeline, *flags, engine="nemo", path=None):
@@ -114,14 +105,14 @@ def test_a_shrunk_recipe_trains_under_each_kind_of_split(trained, model, name):
 
 
 def test_the_embedded_engine_gives_with_these_versions_the_losses_that_it_gives_with_its_own(tmp_path):
-    """Megatron-Core 0.15.3 and Lightning 2.4 here, 0.16.1 and 2.6 where these losses were recorded."""
+    """Megatron-Core 0.15.3 and Lightning 2.4 here; 0.16.1 and 2.6 in tests/train/test_precision.py, with the same losses."""
     from importlib.metadata import version
 
     assert version("megatron-core") == "0.15.3"
-    run, steps = run_benchmark(tmp_path, "qwen", 2, 1, "--data", "mock", engine="megatron")
+    run, steps = run_benchmark(tmp_path, reference_run.MODEL, reference_run.TENSOR_RANKS, 1, "--data", "mock", engine="megatron")
     assert run.mismatches == ()
-    assert [step.loss for step in steps] == pytest.approx(EMBEDDED_LOSSES, abs=1e-5)
-    assert [step.grad_norm for step in steps] == pytest.approx(EMBEDDED_NORMS, rel=1e-4)
+    assert [step.loss for step in steps] == pytest.approx(reference_run.LOSSES, abs=1e-5)
+    assert [step.grad_norm for step in steps] == pytest.approx(reference_run.GRAD_NORMS, rel=1e-4)
 
 
 def test_the_seed_decides_on_weights_and_data_and_a_broken_transformer_engine_is_none(trained, tmp_path):

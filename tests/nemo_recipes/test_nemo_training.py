@@ -64,6 +64,16 @@ def plan_of(folder, model, tensor=1, pipeline=1, **settings):
 
 CASES = [(model, name) for model in ("llama", "qwen") for name in LAYOUTS]
 SEEDS = (5, 6)
+PROFILED = {
+    "hardware__platforms__cpu__gpus_per_node": 2,
+    "training__duration__max_steps": 6,
+    "training__data__dataset": "text:stdlib",
+    "profiling__enabled": True,
+    "profiling__schedule__wait": 0,
+    "profiling__schedule__warmup": 1,
+    "profiling__schedule__active": 1,
+}
+"""Two replicas, one profiled step."""
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +89,8 @@ def trained(tmp_path_factory):
         text = {"training__data__dataset": "text:stdlib", "experiment__seed": seed}
         plans["mock", seed] = plan_of(folder / f"mock-{seed}", "llama", experiment__seed=seed)
         plans["text", seed] = plan_of(folder / f"text-{seed}", "qwen", 1, 2, **text)
-    return dict(zip(plans, train_together(list(plans.values())), strict=True))
+    plans["text", "profiled"] = plan_of(folder / "profiled", "llama", **PROFILED)
+    return {"folder": folder, **dict(zip(plans, train_together(list(plans.values())), strict=True))}
 
 
 @pytest.mark.parametrize(("model", "name"), CASES)
@@ -135,23 +146,17 @@ def test_weights_alone_follow_the_seed_on_each_pipeline_stage(trained):
     assert losses[0] != losses[1]
 
 
-def test_our_text_is_learned_over_two_replicas_and_profiled_on_the_way(tmp_path):
-    schedule = (
-        "profiling.enabled=true",
-        "profiling.schedule.wait=0",
-        "profiling.schedule.warmup=1",
-        "profiling.schedule.active=1",
-    )
-    flags = [word for setting in schedule for word in ("--set", setting)]
-    run, steps = run_benchmark(tmp_path, "llama", 1, 1, "--gpus", "2", "--data", "text:stdlib", "--steps", "6", *flags)
+def test_our_text_is_learned_over_two_replicas_and_profiled_on_the_way(trained):
+    run, steps = trained["text", "profiled"]
+    folder = trained["folder"] / "profiled"
     assert (run.mismatches, run.evidence.data_parallel) == ((), 2)
     assert run.evidence.data == "text:stdlib (bytes)"
     assert steps[-1].loss < steps[0].loss - 0.3
     assert run.profiled_steps == (1, 2, 3)
     assert len(steps) == 6
-    (named,) = tmp_path.glob("profile_cpu_llama_*.json")
+    (named,) = folder.glob("profile_cpu_llama_*.json")
     trace = json.loads(named.read_text())
-    assert named.samefile(tmp_path / "profiler" / run.run_id / "rank_0.1.pt.trace.json")
+    assert named.samefile(folder / "profiler" / run.run_id / "rank_0.1.pt.trace.json")
     assert (trace["tprimat"]["run_id"], trace["tprimat"]["step_of_profiler_step_0"]) == (run.run_id, 1)
     names = {event.get("name", "") for event in trace["traceEvents"]}
     assert {name for name in names if name.startswith("ProfilerStep#")} == {"ProfilerStep#1"}

@@ -307,7 +307,7 @@ class Absent:
 
 sys.meta_path.insert(0, Absent())
 from tprimat.errors import LaunchError
-from tprimat.nemo.run import pretrain_recipe
+from tprimat.nemo.availability import pretrain_recipe
 
 try:
     pretrain_recipe("llama31_8b", "llama")

@@ -26,8 +26,8 @@ from tprimat.errors import LaunchError
 from tprimat.facts.models import ModelShape
 from tprimat.megatron.layers import block_spec
 from tprimat.nemo import compat
+from tprimat.nemo.availability import pretrain_recipe
 from tprimat.nemo.data import SequencesModule
-from tprimat.nemo.run import pretrain_recipe
 from tprimat.plan.nemo import LAYERS, OTHER_ENGINE, refusal, without_transformer_engine
 from tprimat.plan.schema import RunPlan
 

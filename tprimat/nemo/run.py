@@ -2,13 +2,11 @@
 
 import os
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tprimat.errors import LaunchError
 from tprimat.megatron import bootstrap
-from tprimat.plan import install
+from tprimat.nemo.availability import pretrain_recipe
 from tprimat.plan.evidence import mismatches
 from tprimat.plan.schema import RunPlan
 from tprimat.records.environment import software_versions
@@ -18,46 +16,6 @@ from tprimat.train import startup
 from tprimat.train.callback import BenchmarkCallback
 from tprimat.train.profiler import profiling_callbacks
 from tprimat.train.run_record import launched_record, note_completed
-
-RECIPES = "nemo.collections.llm.recipes"
-
-
-def pretrain_recipe(name: str | None, model: str) -> Any:
-    """Return the function `pretrain_recipe` of a NeMo recipe.
-
-    `from nemo.collections import llm` succeeds even when its recipes fail to import, and only logs it. Where the recipe is
-    absent, its own module is imported once more to learn what is missing.
-
-    Args:
-        name: such as llama31_8b.
-        model: key in config.yaml, for the message.
-
-    Raises:
-        LaunchError: no recipe is named, or it cannot be imported; names the missing module.
-    """
-    if name is None:
-        raise LaunchError(
-            f"The model {model} names no NeMo recipe.", where=f"models.{model}.nemo_recipe", fix="--engine megatron"
-        )
-    try:
-        from nemo.collections import llm
-
-        if not hasattr(llm, name):
-            import_module(f"{RECIPES}.{name}")
-    except ImportError as error:
-        raise _missing(name, error) from error
-    if not hasattr(llm, name):
-        what = f"nemo.collections.llm has no recipe {name}."
-        raise LaunchError(what, where=f"models.{model}.nemo_recipe", fix=install.NEMO)
-    return getattr(llm, name).pretrain_recipe
-
-
-def _missing(recipe: str, error: ImportError) -> LaunchError:
-    if error.name == f"{RECIPES}.{recipe}":
-        what = f"NeMo has no recipe {recipe}."
-        return LaunchError(what, why="Recipes are the modules of nemo.collections.llm.recipes.", fix="models.MODEL.nemo_recipe")
-    what = f"NeMo's recipe {recipe} cannot be imported: {error}."
-    return LaunchError(what, why=f"The module {error.name or 'above'} is missing or broken.", fix=install.NEMO)
 
 
 def train(plan: RunPlan) -> None:

@@ -23,17 +23,16 @@ sys.path.insert(0, str(ROOT))
 
 from shallow import write_shallow_config  # noqa: E402
 
-from tprimat.megatron import wgrad  # noqa: E402
-from tprimat.train import cpu_redirect  # noqa: E402
+from tprimat.megatron import bootstrap  # noqa: E402
 
-wgrad.install()
-cpu_redirect.install()
+bootstrap.offer_wgrad_extension()
+bootstrap.redirect_to_cpu()
 
 import torch  # noqa: E402
 
 from tprimat.config.load import Setting, read_config  # noqa: E402
 from tprimat.megatron.module import MegatronModule, MegatronStrategy  # noqa: E402
-from tprimat.megatron.options import decide  # noqa: E402
+from tprimat.megatron.options import resolve  # noqa: E402
 from tprimat.plan.build import PlanRequest, build_plan  # noqa: E402
 from tprimat.train.callback import BenchmarkCallback  # noqa: E402
 from tprimat.train.lightning_api import lightning, quieten  # noqa: E402
@@ -101,7 +100,7 @@ def train_once(plan, folder, recorded):
         enable_model_summary=False,
         limit_val_batches=0,
     )
-    module = MegatronModule(plan, decide(plan, torch.device("cuda" if on_gpu else "cpu")))
+    module = MegatronModule(plan, resolve(plan, torch.device("cuda" if on_gpu else "cpu")))
     trainer.fit(module)
     del trainer, module
     gc.collect()  # the model and its optimizer refer to each other

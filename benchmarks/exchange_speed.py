@@ -23,7 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tprimat.facts.models import model_shape  # noqa: E402
-from tprimat.megatron.tp_overlap import CollectiveExchange, exchange_of, symmetric_memory  # noqa: E402
+from tprimat.megatron import compat  # noqa: E402
+from tprimat.megatron.tp_overlap import CollectiveExchange, exchange_of  # noqa: E402
 from tprimat.records.environment import software_versions  # noqa: E402
 
 Implementation = Callable[[Tensor, Tensor], Tensor]
@@ -106,9 +107,9 @@ def main() -> int:
     options = parser.parse_args()
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl", device_id=torch.device("cuda", torch.cuda.current_device()))
-    if symmetric_memory() is None:
+    if compat.symmetric_memory() is None:
         parser.error("this torch has no symmetric memory")
-    symmetric_memory().enable_symm_mem_for_group(dist.group.WORLD.group_name)
+    compat.enable_symmetric_memory(dist.group.WORLD.group_name)
     ranks, shape = dist.get_world_size(), model_shape("llama-3.1-8b")
     joint = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     rows = []

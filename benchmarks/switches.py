@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Measure what each switch of the embedded engine brings: a run with it off after a run with all on, again and again.
+"""Measure the gain of each switch of the embedded engine: runs with one switch off, between runs with all switches on.
 
 python3 benchmarks/switches.py --output output/switches
 python3 benchmarks/switches.py --only compiled_regions,fp8 --layers 12 --steps 14
 python3 benchmarks/switches.py --split replicas --output output/switches
 
-The model is Llama 3.1 8B with fewer layers, on one GPU or split over two. Each run leaves its records in a folder named after
-what was off; the runs with everything on come between them, so that a drift of the machine shows.
+The model is Llama 3.1 8B with fewer layers, on one GPU or split over two. Each run writes its records to a folder named after the
+switch that was off. Runs with everything on come between them, so that a drift of the machine shows.
 """
 
 import argparse
@@ -25,8 +25,8 @@ STRATEGY = "parallelism.{name}.llama.nvidia.{degree}_model_parallel_size={number
 
 
 @dataclass(frozen=True, kw_only=True)
-class Split:
-    """Over how many GPUs, and the switches that matter there."""
+class Series:
+    """A layout, and the switches that matter there."""
 
     gpus: int
     tensor: int = 1
@@ -34,8 +34,8 @@ class Split:
     switches: tuple[str, ...]
 
 
-SPLITS = {
-    "one": Split(
+SERIES = {
+    "one": Series(
         gpus=1,
         switches=(
             "compiled_regions",
@@ -44,53 +44,52 @@ SPLITS = {
             "cudnn_attention",
             "compiled_adam",
             "fused_adam",
-            "load_ahead",
             "fp8",
         ),
     ),
-    "replicas": Split(gpus=2, switches=("overlap_grad_reduce", "overlap_param_gather", "distributed_optimizer")),
-    "tensor": Split(gpus=2, tensor=2, switches=("overlap_tensor_parallel",)),
-    "stages": Split(gpus=2, pipeline=2, switches=("balanced_stages",)),
+    "replicas": Series(gpus=2, switches=("overlap_grad_reduce", "overlap_param_gather", "distributed_optimizer")),
+    "tensor": Series(gpus=2, tensor=2, switches=("overlap_tensor_parallel",)),
+    "stages": Series(gpus=2, pipeline=2, switches=("balanced_stages",)),
 }
 
 
-UNDER = {"fused_adam": ("compiled_adam",)}
-"""A switch that does nothing before others are off: it is to be compared with the run that has them off."""
+ONLY_WITHOUT = {"fused_adam": ("compiled_adam",)}
+"""Switch -> switches that make it do nothing: it is compared with the run that has them off."""
 
 
 def flags_of(name: str) -> list[str]:
-    """What one run of the series is told beside what all are told."""
+    """Return the flags of one run, in addition to those of all runs."""
     if name == "fp8":
         return ["--precision", "fp8"]
-    off = () if name.startswith("on") else (name, *UNDER.get(name, ()))
+    off = () if name.startswith("on") else (name, *ONLY_WITHOUT.get(name, ()))
     return [word for switch in off for word in ("--set", f"{OPTIONS}.{switch}=false")]
 
 
 def main() -> int:
-    """Run the series."""
+    """Run a series."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("output/switches"))
-    parser.add_argument("--split", default="one", choices=SPLITS, help="over which GPUs (one)")
+    parser.add_argument("--split", default="one", choices=SERIES, help="over which GPUs (one)")
     parser.add_argument("--only", help="comma-separated, in this order")
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--steps", type=int, default=14)
     parser.add_argument("--micro-batch-size", type=int, default=4)
     parser.add_argument("--global-batch-size", type=int, default=16)
     options = parser.parse_args()
-    split = SPLITS[options.split]
+    series = SERIES[options.split]
     config = options.output / "config.yaml"
     write_shallow_config(config, options.layers)
     names = ["on-1"]
-    degrees = {"tensor": split.tensor, "pipeline": split.pipeline}
+    degrees = {"tensor": series.tensor, "pipeline": series.pipeline}
     layout = [STRATEGY.format(name=options.split, degree=degree, number=number) for degree, number in degrees.items()]
-    for number, name in enumerate(options.only.split(",") if options.only else split.switches, start=1):
+    for number, name in enumerate(options.only.split(",") if options.only else series.switches, start=1):
         names += [name, *([f"on-{number // 3 + 1}"] if number % 3 == 0 else [])]
     failed = 0
     for name in names:
         flags = {
             "--config": config,
             "--model": "llama",
-            "--gpus": split.gpus,
+            "--gpus": series.gpus,
             "--parallel": options.split,
             "--steps": options.steps,
             "--micro-batch-size": options.micro_batch_size,

@@ -1,4 +1,4 @@
-"""What each switch of the embedded engine brings, and what the exchange between tensor ranks costs each way, as tables."""
+"""Tables of the gain of each switch of the embedded engine, and of the cost of each way to exchange between tensor ranks."""
 
 import json
 from collections.abc import Iterator
@@ -19,26 +19,26 @@ from tprimat.report.tables import table
 
 
 def options_of(run: RunRecord) -> dict[str, object]:
-    """Every switch of a run; the type of its matrix products is one."""
+    """Return every switch of a run; the dtype of its matrix products counts as one."""
     return {**run.engine_options, "fp8": run.matmul_dtype == "fp8"}
 
 
 def workload(run: RunRecord) -> tuple[object, ...]:
-    """What two runs must share for a switch to be the difference between them; versions, too."""
+    """Return what two runs must share for a switch to be their only difference, versions included."""
     layers = run.shape.layers if run.shape else None
     versions = tuple(sorted((name, version) for name, version in run.software.items() if name in {"torch", "megatron-core"}))
     split = (run.tensor_parallel, run.pipeline_parallel, run.data_parallel)
     return (run.model, layers, split, run.micro_batch_sequences, run.global_batch_sequences, run.sequence_tokens, versions)
 
 
-SEEN_IN = {"cudnn_attention": "attention"}
-"""Switch -> the part of the evidence that must differ: it chooses among what torch may choose anyway."""
+EVIDENCE_FIELD = {"cudnn_attention": "attention"}
+"""Switch -> the field of the evidence that must differ, where torch might make the same choice without the switch."""
 
 
 def switch_pairs(results: Path) -> Iterator[tuple[str, Group, Group]]:
-    """Name of a switch, the runs with it off and those with it on, where all else is equal: within a folder, run in turn.
+    """Yield the name of a switch, the runs with it off and those with it on, where all else is equal; from runs of one folder.
 
-    Both are measured over the same steps, from where the later of their steady windows begins.
+    Both are measured over the same steps, from the start of the later of their steady windows.
     """
     for series in sorted(results.glob("switches/*/")):
         for off, on in product(groups_in(series, []), repeat=2):
@@ -51,35 +51,35 @@ def switch_pairs(results: Path) -> Iterator[tuple[str, Group, Group]]:
 
 
 def took_effect(name: str, off: Group, on: Group) -> bool:
-    """Whether the evidence shows the switch, where it shows it at all."""
-    part = SEEN_IN.get(name)
+    """Whether the evidence shows the effect of a switch that has an EVIDENCE_FIELD; True for all others."""
+    part = EVIDENCE_FIELD.get(name)
     seen = [getattr(group.run.evidence, part, None) for group in (off, on)] if part else []
     return part is None or (None not in seen and seen[0] != seen[1])
 
 
 def over_the_same_steps(off: Group, on: Group) -> tuple[Group, Group]:
-    """Both groups, without the steps that the window of any of their runs leaves out at its start."""
+    """Return both groups without the first steps that the window of any of their runs leaves out."""
     first = max(item.metrics.window.first_step for group in (off, on) for item in group.runs if item.metrics)
     options = MetricOptions(warmup=first - 1)
     return tuple(group_runs([measure(item.result, options) for item in group.runs])[0] for group in (off, on))
 
 
 def described(run: RunRecord) -> str:
-    """The workload of a switch in a few words."""
+    """Return the workload of a run in a few words."""
     layers = run.shape.layers if run.shape else units.ABSENT
     split = f"TP{run.tensor_parallel} PP{run.pipeline_parallel} DP{run.data_parallel}"
     return f"{layers} layers, {split}, MBS{run.micro_batch_sequences}"
 
 
 def loss_differences(off: Group, on: Group) -> str:
-    """How far the losses with a switch are from those without, relative: in the first step, and the largest of any step."""
+    """Return the relative difference of losses with and without a switch: in the first step, and the largest of any step."""
     pairs = zip(off.runs[0].result.steps, on.runs[0].result.steps, strict=False)
     found = [abs(one.loss - other.loss) / abs(one.loss) for one, other in pairs if one.loss and other.loss]
     return f"{found[0]:.0e} / {max(found):.0e}" if found else units.ABSENT
 
 
 def switches(results: Path) -> str:
-    """Each switch, measured on and off."""
+    """Return the table of switches, measured on and off."""
     rows = []
     for name, off, on in sorted(switch_pairs(results), key=lambda pair: (pair[0], str(workload(pair[1].run)))):
         run, gain = on.run, verdict(off, on, even_if_different=True).ratio
@@ -102,14 +102,14 @@ def switches(results: Path) -> str:
 
 
 def unmeasured(results: Path) -> str:
-    """The switches without runs to compare, in a sentence; empty where there are none."""
-    measured = {name for name, _, _ in switch_pairs(results)} | {"fp8_scaling"}  # which is NeMo's
+    """Return a sentence that names the switches without runs to compare; empty where there are none."""
+    measured = {name for name, _, _ in switch_pairs(results)} | {"fp8_scaling"}  # for NeMo
     names = [f"`{field.name}`" for field in fields(EngineOptions) if field.name not in measured]
     return f"\n\nWithout a recorded pair of runs: {', '.join(names)}." if names else ""
 
 
 def no_gain(results: Path) -> str:
-    """Switches whose interval does not lie above 1."""
+    """Return a list of the switches whose interval does not lie above 1."""
     found = []
     for name, off, on in sorted(switch_pairs(results), key=lambda pair: pair[0]):
         gain = verdict(off, on, even_if_different=True).ratio
@@ -119,27 +119,27 @@ def no_gain(results: Path) -> str:
 
 
 def exchanges(results: Path) -> str:
-    """Products that tensor ranks exchange, each way, for each number of ranks."""
+    """Return the table of products that tensor ranks exchange, each way, for each number of ranks."""
     rows = []
     for file in sorted((results / "exchange").glob("*.json")):
         found = json.loads(file.read_text(encoding="utf8"))
         rows += [
             (
                 f"{found['ranks']} x {found['accelerator']}",
-                made["product"],
-                made["way"],
-                f"{made['median']:.3f} ms",
-                f"{min(made['milliseconds'][1:]):.3f} .. {max(made['milliseconds'][1:]):.3f} ms",
-                f"{made['largest_difference']:.0e}",
+                product_record["product"],
+                product_record["way"],
+                f"{product_record['median']:.3f} ms",
+                f"{min(product_record['milliseconds'][1:]):.3f} .. {max(product_record['milliseconds'][1:]):.3f} ms",
+                f"{product_record['largest_difference']:.0e}",
             )
-            for made in found["products"]
+            for product_record in found["products"]
         ]
     header = ("ranks", "product", "way", "median", "rounds after the first", "largest difference from NCCL's")
     return table(header, rows, left=3) if rows else NOTHING
 
 
 def forward_sums(results: Path) -> str:
-    """Training with the forward pass's sums over tensor ranks in pieces, as they are, and through NCCL after the product."""
+    """Return the table of trainings whose forward sums over tensor ranks run in pieces, as now, and through NCCL."""
     folders = {"in pieces": results / "switches" / "tensor" / "on-1"}
     folders |= {"through NCCL": results / "exchange" / "forward-sums-through-nccl"}
     found = [(name, group) for name, folder in folders.items() for group in groups_in(folder, [])]
@@ -155,7 +155,7 @@ UNSWITCHED = {
 
 
 def unswitched(results: Path) -> str:
-    """Changes that no switch chooses, with them and without, from two copies of the sources that ran in turn."""
+    """Return the table of changes without a switch, from two copies of the sources, with and without, that ran in turn."""
     rows = []
     for name, change in UNSWITCHED.items():
         sides = [groups_in(results / "unswitched" / name / side, []) for side in ("without", "with")]

@@ -44,9 +44,9 @@ def plan_of(model, strategy="balanced", size="full", **settings):
 
 
 def recipe_of(plan, *, on_gpu=True, transformer_engine=True):
-    from tprimat.nemo.recipe import Surroundings, build_recipe
+    from tprimat.nemo.recipe import Environment, build_recipe
 
-    return build_recipe(plan, Surroundings(on_gpu=on_gpu, transformer_engine=transformer_engine))
+    return build_recipe(plan, Environment(on_gpu=on_gpu, transformer_engine=transformer_engine))
 
 
 def own_recipe(plan):
@@ -254,7 +254,7 @@ def test_the_tiny_size_shrinks_the_model_and_keeps_its_heads_and_layers():
 
 
 def test_without_transformer_engine_the_model_is_built_from_torch():
-    from tprimat.nemo.layers import TorchBlockSpec, forward_step
+    from tprimat.nemo.recipe import TorchBlockSpec, forward_step
 
     config = recipe_of(plan_of("llama"), transformer_engine=False).model.config
     off = ("apply_rope_fusion", "persist_layer_norm", "masked_softmax_fusion", "gradient_accumulation_fusion")
@@ -307,7 +307,7 @@ class Absent:
 
 sys.meta_path.insert(0, Absent())
 from tprimat.errors import LaunchError
-from tprimat.nemo.recipe import pretrain_recipe
+from tprimat.nemo.availability import pretrain_recipe
 
 try:
     pretrain_recipe("llama31_8b", "llama")

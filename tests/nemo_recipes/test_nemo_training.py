@@ -16,25 +16,16 @@ from needs_nemo import ROOT, needs_nemo
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "train"))
 
+import reference_run
 from planning import make_plan, train_together
 
 from tprimat.records.store import RunDirectory
 
 pytestmark = needs_nemo
 
-STEPS = 3
-EMBEDDED_LOSSES = [6.2325098514556885, 6.2470383644104, 6.2599276304244995]
-EMBEDDED_NORMS = [7.311108057291358, 5.155243746510683, 2.6002268985631294]
-"""Of the embedded engine with megatron-core 0.16.1, by the same run_benchmark call as in the test below."""
+STEPS = reference_run.STEPS
 LAYOUTS = {"1 rank": (1, 1), "tp2": (2, 1), "pp2": (1, 2)}
-SETTINGS = (
-    "training.data.micro_batch_size=1",
-    "training.optimizer.warmup_steps=1",
-    "training.optimizer.learning_rate=3e-3",
-    "training.optimizer.min_learning_rate=3e-4",
-    "experiment.seed=1234",
-    "benchmarking.hang_minimum_seconds=60",
-)
+SETTINGS = (*(f"{key}={value}" for key, value in reference_run.SETTINGS.items()), "benchmarking.hang_minimum_seconds=60")
 
 
 def run_benchmark(folder, model, tensor, pipeline, *flags, engine="nemo", path=None):
@@ -73,6 +64,16 @@ def plan_of(folder, model, tensor=1, pipeline=1, **settings):
 
 CASES = [(model, name) for model in ("llama", "qwen") for name in LAYOUTS]
 SEEDS = (5, 6)
+PROFILED = {
+    "hardware__platforms__cpu__gpus_per_node": 2,
+    "training__duration__max_steps": 6,
+    "training__data__dataset": "text:stdlib",
+    "profiling__enabled": True,
+    "profiling__schedule__wait": 0,
+    "profiling__schedule__warmup": 1,
+    "profiling__schedule__active": 1,
+}
+"""Two replicas, one profiled step."""
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +89,8 @@ def trained(tmp_path_factory):
         text = {"training__data__dataset": "text:stdlib", "experiment__seed": seed}
         plans["mock", seed] = plan_of(folder / f"mock-{seed}", "llama", experiment__seed=seed)
         plans["text", seed] = plan_of(folder / f"text-{seed}", "qwen", 1, 2, **text)
-    return dict(zip(plans, train_together(list(plans.values())), strict=True))
+    plans["text", "profiled"] = plan_of(folder / "profiled", "llama", **PROFILED)
+    return {"folder": folder, **dict(zip(plans, train_together(list(plans.values())), strict=True))}
 
 
 @pytest.mark.parametrize(("model", "name"), CASES)
@@ -114,14 +116,14 @@ def test_a_shrunk_recipe_trains_under_each_kind_of_split(trained, model, name):
 
 
 def test_the_embedded_engine_gives_with_these_versions_the_losses_that_it_gives_with_its_own(tmp_path):
-    """Megatron-Core 0.15.3 and Lightning 2.4 here, 0.16.1 and 2.6 where these losses were recorded."""
+    """Megatron-Core 0.15.3 and Lightning 2.4 here; 0.16.1 and 2.6 in tests/train/test_precision.py, with the same losses."""
     from importlib.metadata import version
 
     assert version("megatron-core") == "0.15.3"
-    run, steps = run_benchmark(tmp_path, "qwen", 2, 1, "--data", "mock", engine="megatron")
+    run, steps = run_benchmark(tmp_path, reference_run.MODEL, reference_run.TENSOR_RANKS, 1, "--data", "mock", engine="megatron")
     assert run.mismatches == ()
-    assert [step.loss for step in steps] == pytest.approx(EMBEDDED_LOSSES, abs=1e-5)
-    assert [step.grad_norm for step in steps] == pytest.approx(EMBEDDED_NORMS, rel=1e-4)
+    assert [step.loss for step in steps] == pytest.approx(reference_run.LOSSES, abs=1e-5)
+    assert [step.grad_norm for step in steps] == pytest.approx(reference_run.GRAD_NORMS, rel=1e-4)
 
 
 def test_the_seed_decides_on_weights_and_data_and_a_broken_transformer_engine_is_none(trained, tmp_path):
@@ -144,23 +146,17 @@ def test_weights_alone_follow_the_seed_on_each_pipeline_stage(trained):
     assert losses[0] != losses[1]
 
 
-def test_our_text_is_learned_over_two_replicas_and_profiled_on_the_way(tmp_path):
-    schedule = (
-        "profiling.enabled=true",
-        "profiling.schedule.wait=0",
-        "profiling.schedule.warmup=1",
-        "profiling.schedule.active=1",
-    )
-    flags = [word for setting in schedule for word in ("--set", setting)]
-    run, steps = run_benchmark(tmp_path, "llama", 1, 1, "--gpus", "2", "--data", "text:stdlib", "--steps", "6", *flags)
+def test_our_text_is_learned_over_two_replicas_and_profiled_on_the_way(trained):
+    run, steps = trained["text", "profiled"]
+    folder = trained["folder"] / "profiled"
     assert (run.mismatches, run.evidence.data_parallel) == ((), 2)
     assert run.evidence.data == "text:stdlib (bytes)"
     assert steps[-1].loss < steps[0].loss - 0.3
     assert run.profiled_steps == (1, 2, 3)
     assert len(steps) == 6
-    (named,) = tmp_path.glob("profile_cpu_llama_*.json")
+    (named,) = folder.glob("profile_cpu_llama_*.json")
     trace = json.loads(named.read_text())
-    assert named.samefile(tmp_path / "profiler" / run.run_id / "rank_0.1.pt.trace.json")
+    assert named.samefile(folder / "profiler" / run.run_id / "rank_0.1.pt.trace.json")
     assert (trace["tprimat"]["run_id"], trace["tprimat"]["step_of_profiler_step_0"]) == (run.run_id, 1)
     names = {event.get("name", "") for event in trace["traceEvents"]}
     assert {name for name in names if name.startswith("ProfilerStep#")} == {"ProfilerStep#1"}

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "train"))
 
 from planning import make_plan  # noqa: E402
 
-from tprimat.train.text import open_text  # noqa: E402
+from tprimat.train.data import open_text  # noqa: E402
 
 WORDS = ["<unk>", "red", "green", "blue", "<|end_of_text|>"]
 

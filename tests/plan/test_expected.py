@@ -55,6 +55,18 @@ def test_a_plan_of_another_version_is_refused(plan, tmp_path):
     assert "plan_version" in str(caught.value)
 
 
+def test_a_plan_of_an_older_version_may_name_a_switch_that_is_gone(tmp_path, plan):
+    path = tmp_path / "old" / "plan.json"
+    write_plan(path, plan)
+    text = path.read_text()
+    assert '"load_ahead"' not in text
+    path.write_text(text.replace('"engine_options": {', '"engine_options": {"load_ahead": "auto",'))
+    assert read_plan(path) == plan
+    path.write_text(text.replace('"engine_options": {', '"engine_options": {"load_behind": "auto",'))
+    with pytest.raises(RecordError, match="not a valid RunPlan"):
+        read_plan(path)
+
+
 @pytest.mark.parametrize(("engine", "nodes", "reason"), [("nemo", 1, "NeMo's recipes"), ("megatron", 2, "Each node")])
 def test_a_micro_batch_that_nobody_would_find_is_refused_before_the_start(tmp_path, engine, nodes, reason):
     settings = {"training.data.micro_batch_size": "auto", "hardware.platforms.cpu.nodes": nodes}

@@ -1,6 +1,6 @@
-"""Started in tests as a single process: the engine's GPTModel and reference_llama.py with the same weights; prints both results.
+"""Started in tests as a single process: the engine's GPTModel and reference_llama.py with the same weights; prints a line each.
 
-python tests/train/compare_logits.py PLAN.json
+python tests/train/compare_logits.py PLAN.json ...
 """
 
 import json
@@ -8,9 +8,9 @@ import os
 import sys
 from pathlib import Path
 
-from tprimat.train import cpu_redirect
+from tprimat.megatron import bootstrap
 
-cpu_redirect.install()
+bootstrap.redirect_to_cpu()
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
@@ -18,15 +18,13 @@ from reference_llama import ReferenceModel, split_fused_weights  # noqa: E402
 
 from tprimat.megatron.model import build_chunks, transformer_config  # noqa: E402
 from tprimat.megatron.module import initialize_parallel_state  # noqa: E402
-from tprimat.megatron.options import decide  # noqa: E402
+from tprimat.megatron.options import resolve  # noqa: E402
 from tprimat.plan.schema import read_plan  # noqa: E402
 
-if __name__ == "__main__":
-    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
-    plan = read_plan(Path(sys.argv[1]))
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    initialize_parallel_state(plan)
-    options = decide(plan, torch.device("cpu"))
+
+def compare(plan):
+    """Print the largest logit and the largest difference between both implementations."""
+    options = resolve(plan, torch.device("cpu"))
     (model,) = build_chunks(plan, transformer_config(plan, torch.device("cpu"), options), options)
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():  # norms and biases away from one and zero, so that a missing one shows
@@ -38,3 +36,12 @@ if __name__ == "__main__":
         ours = model(tokens, positions, None)
         theirs = ReferenceModel(plan.shape, split_fused_weights(dict(model.named_parameters()), plan.shape))(tokens)
     print(json.dumps({"difference": (ours - theirs).abs().max().item(), "largest": theirs.abs().max().item()}))
+
+
+if __name__ == "__main__":
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+    plans = [read_plan(Path(path)) for path in sys.argv[1:]]
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    initialize_parallel_state(plans[0])
+    for plan in plans:
+        compare(plan)

@@ -6,9 +6,9 @@ torchrun --nproc-per-node 1 tests/train/fails_in_a_step.py PLAN.json STEP
 import sys
 from pathlib import Path
 
-from tprimat.train import cpu_redirect
+from tprimat.megatron import bootstrap
 
-redirected = cpu_redirect.install()
+redirected = bootstrap.redirect_to_cpu()
 
 from tprimat.megatron.module import MegatronModule  # noqa: E402
 from tprimat.megatron.training import fit  # noqa: E402

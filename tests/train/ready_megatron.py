@@ -1,15 +1,15 @@
 """All that a rank of the embedded engine imports, for a process whose forks are ranks."""
 
-from tprimat.megatron import wgrad
-from tprimat.train import cpu_redirect, startup
+from tprimat.megatron import bootstrap
+from tprimat.train import startup
 
-startup.begin_imports()
-wgrad.install()
-redirected = cpu_redirect.install()
+startup.pause_garbage_collection()
+bootstrap.offer_wgrad_extension()
+redirected = bootstrap.redirect_to_cpu()
 
 from tprimat.megatron import training  # noqa: E402
 
-startup.end_imports()  # no rank need look through what was imported, or copy its pages
+startup.resume_garbage_collection()  # so that no rank searches what was imported, and copies its pages
 
 
 def train(plan):

@@ -1,16 +1,16 @@
 """What takes long of all that a rank of NeMo imports, for a process whose forks are ranks."""
 
-from tprimat.train import cpu_redirect, startup, transformer_engine
+from tprimat.megatron import bootstrap
+from tprimat.train import startup
 
-startup.begin_imports()
-transformer_engine.is_usable()
-cpu_redirect.install()
+startup.pause_garbage_collection()
+startup.transformer_engine_is_usable()
+bootstrap.redirect_to_cpu()
 
 from tprimat.nemo import run  # noqa: E402
-from tprimat.nemo.availability import pretrain_recipe  # noqa: E402
 
-pretrain_recipe("llama31_8b", "llama")
-startup.end_imports()
+run.pretrain_recipe("llama31_8b", "llama")
+startup.resume_garbage_collection()
 
 
 def train(plan):

@@ -9,8 +9,7 @@ import pytest
 from planning import ROOT, make_plan
 
 from tprimat.errors import LaunchError
-from tprimat.train.data import GlobalBatches, MockSequences, RankPlace
-from tprimat.train.text import open_text, text_files
+from tprimat.train.data import GlobalBatches, MockSequences, RankPlace, open_text, text_files
 
 
 @pytest.fixture
@@ -60,7 +59,7 @@ def test_text_becomes_bytes_in_windows_of_the_stream(tmp_path, cache):
 
 
 def test_text_beyond_the_limit_is_left_out_and_the_record_says_so(tmp_path, cache, monkeypatch):
-    monkeypatch.setattr("tprimat.train.text.MOST_BYTES", 2**20)
+    monkeypatch.setattr("tprimat.train.data.MAX_TEXT_BYTES", 2**20)
     for name in ("a.txt", "b.txt"):
         (tmp_path / "texts" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "texts" / name).write_bytes(b"x" * 700_000)

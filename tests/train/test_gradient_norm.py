@@ -4,11 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tprimat.megatron import optimizer, wgrad
-from tprimat.train import cpu_redirect
-
-wgrad.install()
-cpu_redirect.install()
+from tprimat.megatron import compat, optimizer
 
 
 def gradients():
@@ -19,7 +15,7 @@ def gradients():
 def test_megatron_asks_for_the_norm_and_clips_through_these():
     from megatron.core.optimizer import clip_grads
 
-    optimizer.install()
+    compat.replace_norm_and_scaling(optimizer.l2_norm, optimizer.scale)
     tensors = gradients()
     parameters = [torch.nn.Parameter(torch.zeros_like(tensor)) for tensor in tensors]
     for parameter, tensor in zip(parameters, tensors, strict=True):
@@ -38,7 +34,7 @@ def test_megatron_asks_for_the_norm_and_clips_through_these():
 def test_the_factor_is_the_one_that_megatron_scales_gradients_with(norm):
     from megatron.core.optimizer import clip_grads
 
-    optimizer.install()
+    compat.replace_norm_and_scaling(optimizer.l2_norm, optimizer.scale)
     parameter = torch.nn.Parameter(torch.zeros(3))
     parameter.grad = torch.tensor([1.0, 2.0, 3.0])
     factor = optimizer.clipping_factor(torch.tensor([norm]), 0.5)

@@ -40,7 +40,6 @@ VARIANTS = {
             "accumulate_weight_gradients": True,
             "streamed_cross_entropy": True,
         },
-        "1 rank, next batch loaded ahead": {"load_ahead": True},
     },
     2: {
         "tp2": {"tp": 2},
@@ -114,7 +113,6 @@ FOR_LLAMA_ALONE = {
     "dp2, plain optimizer, compiled Adam",
     "1 rank, gradients straight into the buffer",
     "1 rank, tied, gradients straight into the buffer",
-    "1 rank, next batch loaded ahead",
     "1 rank, wide vocabulary",
     "pp2, wide vocabulary",
     "pp2 even, wide vocabulary",

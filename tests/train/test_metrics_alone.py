@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-ALONE = "from tprimat.train.startup import LARGE, import_torchmetrics; import_torchmetrics(); "
+ALONE = "from tprimat.train.startup import OPTIONAL_PACKAGES, import_torchmetrics; import_torchmetrics(); "
 
 
 def printed(program):
@@ -17,7 +17,10 @@ def printed(program):
 
 
 def test_a_rank_of_the_embedded_engine_imports_none_of_the_large_packages():
-    assert printed(ALONE + "import tprimat.megatron.training; print(*[name for name in LARGE if name in sys.modules])") == []
+    assert (
+        printed(ALONE + "import tprimat.megatron.training; print(*[name for name in OPTIONAL_PACKAGES if name in sys.modules])")
+        == []
+    )
 
 
 @pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib, which torchmetrics would import, is not installed")

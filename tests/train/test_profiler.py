@@ -13,7 +13,7 @@ from tprimat.analyze.metrics import MetricOptions, run_metrics
 from tprimat.analyze.trace import summarise
 from tprimat.plan.schema import write_plan
 from tprimat.records.store import RunDirectory
-from tprimat.train.profiler import slows
+from tprimat.train.profiler import is_slowed
 
 SETTINGS = {
     "hardware.platforms.cpu.gpus_per_node": 2,
@@ -154,4 +154,4 @@ def test_a_failure_keeps_the_steps_that_were_recorded_before_it(tmp_path):
 
 def test_the_step_in_which_a_trace_is_written_counts_as_slowed(tmp_path):
     plan = profiled_plan(tmp_path, {"wait": 2, "warmup": 1, "active": 2, "repeat": 2})
-    assert [index for index in range(20) if slows(plan, index)] == [2, 3, 4, 5, 7, 8, 9, 10]
+    assert [index for index in range(20) if is_slowed(plan, index)] == [2, 3, 4, 5, 7, 8, 9, 10]

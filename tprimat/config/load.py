@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from tprimat.config.schema import Config, Size, TrainingConfig
+from tprimat.config.schema import REMOVED_ENGINE_OPTIONS, Config, Size, TrainingConfig
 from tprimat.config.tree import KeyPath, Tree, lay_over, parse_scalar, put, read_tree
 from tprimat.errors import ConfigError
 from tprimat.facts.models import ModelShape
@@ -207,6 +207,8 @@ def _sentences(path: KeyPath, details: Sequence[ErrorDetails]) -> tuple[str, str
     key, detail = ".".join(path), details[0]
     if detail["loc"][-1:] == ("[key]",):
         return f"{path[-1]} is not a key of {'.'.join(path[:-1])}.", None, f"one of: {_wanted(detail)}"
+    if path[-2:-1] == ("engine_options",) and path[-1] in REMOVED_ENGINE_OPTIONS:
+        return f"The switch {path[-1]} is gone.", REMOVED_ENGINE_OPTIONS[path[-1]], "remove the key"
     if detail["type"] == "unexpected_keyword_argument":
         known = _known_keys(path[:-1])
         close = difflib.get_close_matches(path[-1], known, n=1)

@@ -151,6 +151,12 @@ class LayoutConfig:
     """Overrides training.data.micro_batch_size."""
 
 
+REMOVED_ENGINE_OPTIONS = {
+    "load_ahead": "It had no measurable effect (docs/performance.md), and the engine now does without it.",
+}
+"""Switches that older plans and configurations may name -> why they are gone."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
     """Switches of the embedded engine for speed and memory. Only optimizer_states changes the losses."""
@@ -158,11 +164,11 @@ class EngineOptions:
     __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     compiled_regions: Flag | Literal["auto"] = "auto"
-    """torch.compile on norms, rotary positions and the loss, each one region for all layers; auto: on a GPU."""
+    """torch.compile on norms, rotary positions and the loss, one region each for all layers; auto: on a GPU."""
     streamed_cross_entropy: Flag | Literal["auto"] = "auto"
-    """Loss and output layer chunk by chunk, without whole logits; auto: on a GPU."""
+    """Compute loss and output layer chunk by chunk, without whole logits; auto: on a GPU."""
     accumulate_weight_gradients: Flag | Literal["auto"] = "auto"
-    """Weight gradients straight into the fp32 buffer; auto: on a GPU whose torch can."""
+    """Add weight gradients straight into the fp32 buffer; auto: on a GPU whose torch can."""
     cudnn_attention: Flag | Literal["auto"] = "auto"
     """Prefer cuDNN's attention to Flash's; auto: on an NVIDIA GPU."""
     overlap_grad_reduce: Flag = True
@@ -170,15 +176,13 @@ class EngineOptions:
     overlap_tensor_parallel: Flag | Literal["auto"] = "auto"
     """Under sequence parallelism, multiply one piece while another travels; auto: on NVIDIA GPUs of one machine
     that read each other's memory."""
-    load_ahead: Flag | Literal["auto"] = "auto"
-    """Make the next step's batch in a process of its own while the GPU is busy; auto: on a GPU."""
     distributed_optimizer: Flag = True
     balanced_stages: Flag = True
     """Give the last pipeline stage fewer layers, because its output layer costs as much as several; off: equal numbers."""
     fused_adam: Flag | Literal["auto"] = "auto"
     """torch.optim.AdamW(fused=True); auto: on a GPU."""
     compiled_adam: Flag | Literal["auto"] = "auto"
-    """Clipping and Adam's update in one pass over the memory by torch.compile, instead of fused_adam; auto: on a GPU."""
+    """Clip and update in one pass over the memory by torch.compile, instead of fused_adam; auto: on a GPU."""
     optimizer_states: Literal["fp32", "bf16"] = "fp32"
     """bf16: gradients and Adam's moments in bf16 and no fp32 masters, 8 bytes a weight instead of 18; on one rank alone, and
     for measuring only: small updates are lost."""

@@ -1,7 +1,7 @@
-"""Self-attention that cuts the joint projection into queries, keys and values and turns them by position, in one kernel.
+"""Self-attention that splits the joint projection into queries, keys and values and rotates them by position, in one kernel each.
 
-Megatron-Core's own order is a cut, a copy of the queries (which grouped-query attention makes necessary) and a chain of
-small kernels for the rotation, each of which reads and writes all queries; and the same backwards.
+Megatron-Core splits, copies the queries (necessary under grouped-query attention) and rotates in a chain of small kernels, each
+of which reads and writes all queries; and the same in the backward pass. Below it: context parallelism.
 """
 
 from collections.abc import Callable
@@ -19,11 +19,11 @@ from torch.nn.attention.bias import causal_lower_right
 from tprimat.megatron.compilation import compiled
 
 Rotation = tuple[Tensor, Tensor]
-"""Cosines and sines, each (tokens, 1, 1, head_dim), both halves alike, fp32: a GPU reads them faster than it takes them."""
+"""Cosines and sines, each (tokens, 1, 1, head_dim), both halves alike, fp32: a GPU reads them faster than it computes them."""
 
 
 class RotarySelfAttention(SelfAttention):  # type: ignore[misc]
-    """Megatron's SelfAttention, told that there are no positions: it gets them from here."""
+    """Megatron's SelfAttention in a model that is configured without positions, because this class applies them."""
 
     def __init__(self, config: TransformerConfig, *arguments: Any, rotary: Callable[[int], Rotation], **options: Any) -> None:
         super().__init__(config, *arguments, **options)
@@ -31,11 +31,11 @@ class RotarySelfAttention(SelfAttention):  # type: ignore[misc]
         self.fused = not config.qk_layernorm and config.num_query_groups >= config.tensor_model_parallel_size
 
     def get_query_key_value_tensors(self, hidden_states: Tensor, *arguments: Any, **options: Any) -> Any:
-        """Project, cut and turn.
+        """Project, split and rotate.
 
         Args:
             hidden_states: shape (tokens of this rank, sequences, hidden).
-            arguments: Megatron's, for what training has no use for.
+            arguments: Megatron's further arguments, which training does not use.
             options: likewise.
 
         Returns:
@@ -44,68 +44,68 @@ class RotarySelfAttention(SelfAttention):  # type: ignore[misc]
         if not self.fused:
             query, key, value = super().get_query_key_value_tensors(hidden_states, *arguments, **options)
             cos, sin = self._rotation(query)
-            turned = compiled(turn)
-            return turned(query, cos, sin), turned(key, cos, sin), value
+            rotated = compiled(rotate)
+            return rotated(query, cos, sin), rotated(key, cos, sin), value
         joint, _ = self.linear_qkv(hidden_states)
         groups = joint.unflatten(-1, (self.num_query_groups_per_partition, -1, self.hidden_size_per_attention_head))
-        return CutAndTurn.apply(groups, *self._rotation(joint))  # type: ignore[no-untyped-call]
+        return SplitAndRotate.apply(groups, *self._rotation(joint))  # type: ignore[no-untyped-call]
 
     def _rotation(self, rows: Tensor) -> Rotation:
         return self.rotary(rows.shape[0] * self.config.context_parallel_size)
 
 
-def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions (RoFormer, arXiv:2104.09864), dimension i paired with i + head_dim / 2, in fp32.
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Apply rotary positions (RoFormer, arXiv:2104.09864), dimension i paired with i + head_dim / 2, in fp32.
 
     Args:
         x: shape (tokens, sequences, heads, head_dim).
-        cos: as Rotation says.
-        sin: likewise; negated, it turns back.
+        cos: see Rotation.
+        sin: see Rotation; negated, it rotates back.
     """
     first, second = x.float().chunk(2, dim=-1)
     return (x * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)
 
 
-class CutAndTurn(torch.autograd.Function):
-    """Queries, keys and values of a joint projection, the first two turned."""
+class SplitAndRotate(torch.autograd.Function):
+    """Split a joint projection into queries, keys and values, the first two rotated."""
 
     @staticmethod
     def forward(ctx: Any, groups: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """One kernel for each of the three.
+        """Run one kernel for each of the three.
 
         Args:
-            ctx: keeps the rotation.
+            ctx: stores the rotation.
             groups: shape (tokens, sequences, key/value heads, queries of one of them + 2, head_dim).
-            cos: as Rotation says.
-            sin: likewise.
+            cos: see Rotation.
+            sin: see Rotation.
         """
         ctx.save_for_backward(cos, sin)
-        return compiled(_cut_and_turn)(groups, cos, sin)  # type: ignore[no-any-return]
+        return compiled(_split_and_rotate)(groups, cos, sin)  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, None, None]:
-        """Turn back and join, in one kernel."""
-        return compiled(_turn_back_and_join)(query, key, value, *ctx.saved_tensors), None, None
+        """Rotate back and join, in one kernel."""
+        return compiled(_rotate_back_and_join)(query, key, value, *ctx.saved_tensors), None, None
 
 
-def _cut_and_turn(groups: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _split_and_rotate(groups: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     query = groups[..., :-2, :].flatten(2, 3)
-    return turn(query, cos, sin), turn(groups[..., -2, :], cos, sin), groups[..., -1, :].contiguous()
+    return rotate(query, cos, sin), rotate(groups[..., -2, :], cos, sin), groups[..., -1, :].contiguous()
 
 
-def _turn_back_and_join(query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    queries = turn(query, cos, -sin).reshape(*key.shape[:3], -1, key.shape[3])
-    return torch.cat((queries, turn(key, cos, -sin).unsqueeze(3), value.unsqueeze(3)), dim=3)
+def _rotate_back_and_join(query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    queries = rotate(query, cos, -sin).reshape(*key.shape[:3], -1, key.shape[3])
+    return torch.cat((queries, rotate(key, cos, -sin).unsqueeze(3), value.unsqueeze(3)), dim=3)
 
 
 # Context parallelism by gathering keys and values, as Llama 3 was trained (arXiv:2407.21783, section 3.3.2).
 #
-# A sequence is cut into twice as many pieces as there are ranks; rank r keeps piece r and its mirror image, so that under the
-# causal mask all ranks have the same work. Each rank gathers all keys and values and attends from its own two pieces.
+# A sequence is cut into twice as many pieces as there are ranks. Rank r keeps piece r and its mirror image, so that all ranks
+# have the same work under the causal mask. Each rank gathers all keys and values and attends from its own two pieces.
 
 
 def own_pieces(tokens: Tensor) -> Tensor:
-    """This rank's part of sequences of shape (sequences, tokens): its piece and the mirror image, one behind the other."""
+    """Return this rank's part of sequences of shape (sequences, tokens): its piece, then the mirror image."""
     ranks = parallel_state.get_context_parallel_world_size()
     if ranks == 1:
         return tokens
@@ -114,8 +114,8 @@ def own_pieces(tokens: Tensor) -> Tensor:
     return torch.cat([pieces[rank], pieces[2 * ranks - 1 - rank]], dim=1)
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Causal attention of this rank's two pieces to everything before them.
+def attention_over_gathered_kv(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attend causally from this rank's two pieces to everything before them.
 
     Args:
         query: shape (tokens of this rank, sequences, heads, head_dim).
@@ -126,7 +126,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         shape (sequences, heads, tokens of this rank, head_dim).
     """
     ranks, rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
-    keys, values = (_everything(part, ranks) for part in (key, value))
+    keys, values = (_gather_sequence(part, ranks) for part in (key, value))
     halves = query.permute(1, 2, 0, 3).chunk(2, dim=2)
     length = halves[0].shape[2]
     grouped = query.shape[2] != key.shape[2]
@@ -140,8 +140,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return torch.cat(outputs, dim=2)
 
 
-def _everything(part: Tensor, ranks: int) -> Tensor:
-    """All ranks' keys or values in the order of the sequence, shape (sequences, heads, tokens, head_dim)."""
+def _gather_sequence(part: Tensor, ranks: int) -> Tensor:
+    """Gather all ranks' keys or values in the order of the sequence, shape (sequences, heads, tokens, head_dim)."""
     gathered = gather_from_sequence_parallel_region(part, group=parallel_state.get_context_parallel_group())
     pieces = gathered.chunk(2 * ranks, dim=0)  # rank 0's two, rank 1's two, ...
     in_order = [pieces[2 * number] if number < ranks else pieces[2 * (2 * ranks - 1 - number) + 1] for number in range(2 * ranks)]

@@ -1,7 +1,7 @@
-"""AdamW whose update, the clipping of gradients included, is one compiled pass over the memory.
+"""AdamW whose clipping and update are one compiled pass over the memory.
 
-torch's fused kernel takes many tensors in small chunks, which keeps it below the memory's speed, and the clipping before it
-reads and writes every gradient once more.
+torch's fused kernel takes many tensors in small chunks, which keeps it below the memory's bandwidth, and clipping before it reads
+and writes every gradient once more.
 """
 
 from collections.abc import Callable
@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 ROW = 32
-"""Elements that the kernel may take to be there: with a whole number of rows its loads are as wide as the hardware's."""
+"""Elements in a row: a whole number of rows lets the kernel load as widely as the hardware can."""
 
 
 class CompiledAdamW(torch.optim.AdamW):
-    """AdamW (decoupled weight decay, arXiv:1711.05101) over fp32 tensors; other variants than Megatron's use are not there."""
+    """AdamW (decoupled weight decay, arXiv:1711.05101) over fp32 tensors, with the options that Megatron uses."""
 
     gradient_factor: Tensor | None = None
-    """What the gradients are multiplied with on their way, shape (1,), fp32, on their device."""
+    """Multiplies the gradients during the update, shape (1,), fp32, on their device; None for 1."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
@@ -37,7 +37,7 @@ class CompiledAdamW(torch.optim.AdamW):
                 update(parameter, parameter.grad, mean, square, scalars[step])
 
     def _advance(self, parameter: Tensor) -> tuple[float, Tensor, Tensor]:
-        """Number of the step and both moments, kept as torch keeps them, so that each can go on with the other's."""
+        """Return the number of the step and both moments, stored like torch's, so that either can continue from the other's."""
         state = self.state[parameter]
         for name in ("exp_avg", "exp_avg_sq"):
             if name not in state:
@@ -47,7 +47,7 @@ class CompiledAdamW(torch.optim.AdamW):
 
 
 def scalars_of(group: dict[str, Any], step: float, gradient_factor: Tensor | None, device: torch.device) -> Tensor:
-    """The numbers of one step, shape (8,), fp32, on the device: as arguments they would be compiled in.
+    """Return the numbers of one step, shape (8,), fp32, on the device; as Python arguments they would be compiled in.
 
     Args:
         group: of torch's AdamW.
@@ -71,7 +71,7 @@ def scalars_of(group: dict[str, Any], step: float, gradient_factor: Tensor | Non
 
 
 def update(parameter: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, scalars: Tensor) -> None:
-    """One parameter's, in place; all of one shape and contiguous, fp32."""
+    """Update one parameter in place; all tensors are of one shape, contiguous, fp32."""
     tensors = (parameter.detach(), gradient, mean, square)
     if parameter.numel() % ROW:
         _update(*tensors, scalars)
@@ -81,7 +81,7 @@ def update(parameter: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, sc
 
 @cache
 def _compiled() -> Callable[..., None]:
-    """For any number of rows: the second length that it meets makes it so."""
+    """Compile the update; torch makes it work for any number of rows when it meets the second one."""
     return torch.compile(_update)
 
 
@@ -93,9 +93,3 @@ def _update(parameter: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, s
     parameter.copy_(parameter * kept - rate * new_mean / (new_square.sqrt() * square_scale + epsilon))
     mean.copy_(new_mean)
     square.copy_(new_square)
-
-
-# AdamW whose gradients and moments have the weights' own dtype: 8 bytes a weight in bf16, where fp32 masters take 18.
-#
-# For one rank alone, so that a GPU can hold the whole training of a model which fp32 states would not fit. A bf16 weight has
-# eight bits of fraction, and smaller updates than that are lost: it measures speed, it is no way to train.

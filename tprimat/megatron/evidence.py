@@ -1,4 +1,4 @@
-"""What the embedded engine really runs, read from Megatron's parallel state, the weights, the buffers and the batches."""
+"""Evidence of what the embedded engine runs, read from Megatron's parallel state, the weights, the buffers and the batches."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ REDIRECTED = "Megatron-Core's CUDA calls ran on the CPU: this shows that it work
 
 
 def observe(module: MegatronModule, redirected: bool) -> Evidence:
-    """Evidence of a running module. Every rank must call it: the parameter count is summed over all of them."""
+    """Return evidence of a running module. Every rank must call it: the parameter count is summed over all of them."""
     seen, (compiled, from_cache) = module.observed, compiled_graphs()
     parameter = next(module.chunks[0].parameters())
     return replace(
@@ -30,7 +30,7 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
         sequence_tokens=seen.sequence_tokens if seen else None,
         tokens_per_step=seen.tokens_per_step if seen else None,
         parameter_dtype=dtype_name(parameter.dtype),
-        matmul_dtype=multiplied_dtype(_kernels(module), parameter.dtype),
+        matmul_dtype=layers_matmul_dtype(_kernels(module), parameter.dtype),
         gradient_dtype=dtype_name(parameter.main_grad.dtype),
         parameters=count_parameters(module.chunk_parameters(), module.device),
         recompute=module.config.recompute_granularity or "none",
@@ -45,7 +45,7 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
 
 
 def parallel_sizes() -> Evidence:
-    """The part that Megatron-Core's parallel state tells, whoever has set it up."""
+    """Return the part that Megatron-Core's parallel state holds, whichever trainer set it up."""
     return Evidence(
         source="running_framework",
         world_size=dist.get_world_size(),
@@ -59,14 +59,14 @@ def parallel_sizes() -> Evidence:
 
 
 def attention_backend(module: MegatronModule) -> str:
-    """The call, and the kernel family behind it once a layer has run."""
+    """Return the attention call, and the kernels behind it once a layer has run."""
     parts = (part for chunk in module.chunks for part in chunk.modules() if isinstance(part, SDPACoreAttention))
     chosen = next((part.backend for part in parts if part.backend), None)
     return "torch scaled_dot_product_attention" + (f", {chosen}" if chosen else "")
 
 
 def matmul_dtype(dtype: torch.dtype) -> str:
-    """What the matrix units multiply when weights have this dtype."""
+    """Return what the matrix units multiply when weights have this dtype."""
     if dtype is torch.bfloat16:
         return "bf16"
     return "tf32" if torch.cuda.is_available() and torch.backends.cuda.matmul.allow_tf32 else "fp32"
@@ -81,13 +81,13 @@ def _uneven_stages(module: MegatronModule) -> tuple[str, ...]:
 
 def _kernels(module: MegatronModule) -> list[Kernels]:
     parts = (part for chunk in module.chunks for part in chunk.modules())
-    return [part.split.kernels for part in parts if isinstance(part, ColumnLinear | RowLinear)]
+    return [part.tp_context.kernels for part in parts if isinstance(part, ColumnLinear | RowLinear)]
 
 
-def multiplied_dtype(kernels: Sequence[Kernels], weights: torch.dtype) -> str | None:
-    """What the layers' products were taken in; None where they would be fp8's and none was taken yet, before the first step.
+def layers_matmul_dtype(kernels: Sequence[Kernels], weights: torch.dtype) -> str | None:
+    """Return the dtype of the layers' products; None for fp8 kernels that have not run yet, before the first step.
 
-    fp8 only if every linear layer has taken some; the output layer and attention never do.
+    fp8 only if every linear layer has multiplied in it; the output layer and attention never do.
     """
     products = [kernel.products if isinstance(kernel, Fp8Kernels) else None for kernel in kernels]
     if products and all(products):
@@ -96,7 +96,7 @@ def multiplied_dtype(kernels: Sequence[Kernels], weights: torch.dtype) -> str | 
 
 
 def count_parameters(parameters: Iterable[Parameter], device: torch.device) -> int:
-    """Each weight of the whole model once: slices are added up, copies are left out."""
+    """Count each weight of the whole model once: slices are added up, copies are left out."""
     own = 0
     if parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0:
         first_slice = parallel_state.get_tensor_model_parallel_rank() == 0
@@ -111,5 +111,5 @@ def count_parameters(parameters: Iterable[Parameter], device: torch.device) -> i
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Such as bfloat16."""
+    """Return a name such as bfloat16."""
     return str(dtype).removeprefix("torch.")

@@ -1,8 +1,22 @@
-"""Products in 8-bit floating point by torch's scaled_mm, without Transformer Engine: rows and weights e4m3, gradients e5m2.
+"""The layers' products in 8-bit floating point by torch's scaled matrix product, without Transformer Engine.
 
-Each tensor gets one scale, taken from its own largest magnitude ("current scaling", as in FP8-LM, arXiv:2310.18313, and
-torchao's tensor-wise recipe). The matrix units want both operands with the summed dimension contiguous, so what the
-backward pass multiplies along the tokens is transposed while it is converted. A weight is converted once in a step.
+The problem: matrix units multiply 8-bit numbers at twice the rate of 16-bit ones, but 8 bits hold little. e4m3 has 3 bits of
+fraction and reaches up to 448; e5m2 has 2 bits and reaches up to 57,344. A gradient of 1e-6 is zero in either.
+
+What is done: each tensor is multiplied by one factor that moves its largest magnitude to the largest number of the type, and
+rounded; the product is divided by both factors in fp32 ("current" tensor-wise scaling: FP8-LM, arXiv:2310.18313, and torchao).
+Rows and weights are e4m3, where precision counts; gradients are e5m2, where range counts. The matrix units want both operands
+with the summed dimension contiguous:
+
+    forward   Y  = X @ W.T    sums over in     X and W as they are
+    dgrad     dX = dY @ W     sums over out    W transposed
+    wgrad     dW = dY.T @ X   sums over n      dY and X transposed
+
+so a conversion writes the matrix and its transpose in one pass. A weight is converted once a step, in which it does not change.
+
+Why it is right: scaling by one factor changes no ratio within a tensor, so what remains is rounding. Both products of the
+backward pass move partial sums to fp32 (`fast=False`). The output layer and attention stay in bf16; master weights, moments and
+the gradient buffer stay in fp32.
 """
 
 from typing import Any
@@ -10,28 +24,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tprimat.megatron import compat
 from tprimat.megatron.compilation import compiled
 
-ROWS, GRADIENTS = torch.float8_e4m3fn, torch.float8_e5m2
+FORWARD_DTYPE, GRADIENT_DTYPE = torch.float8_e4m3fn, torch.float8_e5m2
 
 _step = 0
 
 
 def next_step() -> None:
-    """Weights have changed."""
+    """Convert weights anew from now on, because the optimizer has changed them."""
     global _step  # noqa: PLW0603 - one training loop a process, and a weight's owner cannot see the optimizer
     _step += 1
 
 
 def convert(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """A matrix in 8 bits.
+    """Convert a matrix to 8 bits.
 
     Args:
         x: shape (rows, columns).
         dtype: one of torch's float8 types.
 
     Returns:
-        the matrix, its transpose (each contiguous), and the factor back, shape ().
+        the matrix and its transpose (each contiguous), and the factor that undoes the scaling, shape ().
     """
     largest = compiled(_largest)(x)
     return compiled(_scaled)(x, largest, dtype)  # type: ignore[no-any-return]
@@ -49,7 +64,7 @@ def _scaled(x: Tensor, largest: Tensor, dtype: torch.dtype) -> tuple[Tensor, Ten
 
 
 def _add(total: Tensor, product: Tensor) -> None:
-    """Compiled, since torch's own kernel for two dtypes stays well below the memory's speed."""
+    """Add bf16 to fp32; compiled, since torch's own kernel for two dtypes stays well below the memory's bandwidth."""
     total.add_(product)
 
 
@@ -58,11 +73,11 @@ def _write(total: Tensor, product: Tensor) -> None:
 
 
 Scaled = tuple[Tensor, Tensor]
-"""A matrix of 8-bit numbers, and the factor back, shape ()."""
+"""A matrix of 8-bit numbers, and the factor that undoes its scaling, shape ()."""
 
 
 def multiply(a: Scaled, b: Scaled, *, fast: bool, bias: Tensor | None = None) -> Tensor:
-    """A @ b.T in bf16.
+    """Return a @ b.T in bf16.
 
     Args:
         a: shape (m, k).
@@ -72,17 +87,20 @@ def multiply(a: Scaled, b: Scaled, *, fast: bool, bias: Tensor | None = None) ->
         bias: shape (n,), bf16.
     """
     (left, scale_a), (right, scale_b) = a, b
-    return torch._scaled_mm(
+    return compat.scaled_matmul(  # type: ignore[no-any-return]
         left, right.t(), scale_a=scale_a, scale_b=scale_b, bias=bias, out_dtype=torch.bfloat16, use_fast_accum=fast
     )
 
 
-def works_on(device: torch.device) -> bool:
-    """Whether this torch and this device multiply 8 bits: tried on a small product, compared with bf16's."""
+def multiplies_fp8(device: torch.device) -> bool:
+    """Whether this torch and this device multiply 8-bit numbers: tried on a small product and compared with one in fp32."""
     generator = torch.Generator(device).manual_seed(0)
     a, b = (torch.randn(64, 32, device=device, generator=generator).bfloat16() for _ in range(2))
     try:
-        (small_a, _, scale_a), (small_b, _, scale_b) = _scaled(a, _largest(a), GRADIENTS), _scaled(b, _largest(b), ROWS)
+        (small_a, _, scale_a), (small_b, _, scale_b) = (
+            _scaled(a, _largest(a), GRADIENT_DTYPE),
+            _scaled(b, _largest(b), FORWARD_DTYPE),
+        )
         product = multiply((small_a, scale_a), (small_b, scale_b), fast=False)
     except (RuntimeError, TypeError, ValueError):  # an older torch, or matrix units without these two types
         return False
@@ -94,33 +112,33 @@ class Fp8Kernels:
 
     def __init__(self) -> None:
         self.products = 0
-        """Taken so far: the evidence that this ran."""
+        """Forward products so far: the evidence that this ran."""
         self._converted: tuple[Tensor, Tensor, Tensor] | None = None
         self._step = -1
 
     def _weight(self, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if self._converted is None or self._step != _step:
-            self._converted, self._step = convert(weight.detach(), ROWS), _step
+            self._converted, self._step = convert(weight.detach(), FORWARD_DTYPE), _step
         return self._converted
 
     def forward(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Rows @ weight.T + bias; kept are the rows transposed, and their scale."""
+        """Return rows @ weight.T + bias, and for the backward pass the transposed rows and their scale."""
         self.products += 1
-        small, transposed, scale = convert(rows, ROWS)
+        small, transposed, scale = convert(rows, FORWARD_DTYPE)
         small_weight, _, weight_scale = self._weight(weight)
         return multiply((small, scale), (small_weight, weight_scale), fast=True, bias=bias), (transposed, scale)
 
     def prepare(self, gradient: Tensor) -> tuple[Tensor, ...]:
-        """The gradient, its transpose and its scale."""
-        return convert(gradient, GRADIENTS)
+        """Return the gradient, its transpose and its scale."""
+        return convert(gradient, GRADIENT_DTYPE)
 
-    def input_gradient(self, prepared: tuple[Tensor, ...], weight: Tensor) -> Tensor:
-        """Gradient @ weight."""
+    def dgrad(self, prepared: tuple[Tensor, ...], weight: Tensor) -> Tensor:
+        """Return gradient @ weight."""
         small, _, scale = prepared
         _, transposed_weight, weight_scale = self._weight(weight)
         return multiply((small, scale), (transposed_weight, weight_scale), fast=False)
 
-    def add_weight_gradient(self, total: Tensor, prepared: tuple[Tensor, ...], kept: Any, *, overwrite: bool) -> None:
+    def wgrad(self, total: Tensor, prepared: tuple[Tensor, ...], kept: Any, *, overwrite: bool) -> None:
         """Total += gradient.T @ rows, or =; the product is rounded to bf16, far finer than what went into it."""
         _, transposed, scale = prepared
         transposed_rows, rows_scale = kept

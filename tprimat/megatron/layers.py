@@ -1,4 +1,8 @@
-"""Norms for Megatron's specs, on torch alone: its own local RMSNorm refuses sequence parallelism."""
+"""The layers that Megatron-Core's local spec lacks without Transformer Engine: norms, residual sums, SwiGLU and core attention.
+
+What is element-wise is compiled in small regions that all layers share, so that compile time does not grow with depth. Matrix
+products and collectives stay outside of them, in Megatron's order.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,17 +17,17 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
-from torch.nn.attention import SDPBackend
 
 from tprimat.facts.models import ModelShape
 from tprimat.megatron import attention as context_parallel
+from tprimat.megatron import compat
 from tprimat.megatron.attention import RotarySelfAttention, Rotation
 from tprimat.megatron.compilation import compiled
 from tprimat.megatron.linear import ColumnLinear, RowLinear
 
 
 class RMSNorm(torch.nn.RMSNorm):
-    """torch's RMSNorm, marked so that Megatron sums its gradient over the tensor ranks under sequence parallelism."""
+    """torch's RMSNorm (Megatron's own refuses sequence parallelism), marked so that tensor ranks sum its gradient."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
@@ -31,12 +35,12 @@ class RMSNorm(torch.nn.RMSNorm):
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """torch's, as a function to compile."""
+    """Torch's RMSNorm as a function, to compile."""
     return F.rms_norm(x, weight.shape, weight, epsilon)
 
 
 class CompiledRMSNorm(RMSNorm):
-    """The same, with forward and backward each in one kernel."""
+    """RMSNorm with forward and backward each in one kernel."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension."""
@@ -44,7 +48,7 @@ class CompiledRMSNorm(RMSNorm):
 
 
 class LayerNorm(torch.nn.LayerNorm):
-    """torch's LayerNorm, marked likewise."""
+    """torch's LayerNorm, marked in the same way."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
@@ -52,17 +56,17 @@ class LayerNorm(torch.nn.LayerNorm):
             parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
 
-# A transformer layer whose residual sums and norms are one kernel each, forwards and backwards.
+# A transformer layer in which each residual sum and the norm after it are one kernel, forward and backward.
 
-Sum = tuple[Tensor, Tensor]
-"""Two tensors of one shape that stand for their sum, which nobody has taken yet."""
+DeferredSum = tuple[Tensor, Tensor]
+"""Two tensors of one shape in place of their sum, which the next layer computes."""
 
 
 class SumRMSNorm(CompiledRMSNorm):
-    """RMSNorm of what may be a sum, which the residual stream then goes on with."""
+    """Residual sum and RMSNorm in one kernel."""
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Sum:  # type: ignore[override]
-        """The sum of both arguments (or the one), and it normalised in its last dimension; each of the arguments' shape."""
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> DeferredSum:  # type: ignore[override]
+        """Return the sum of both arguments (or the only one), and the same normalised in its last dimension."""
         if residual is None:
             return x, super().forward(x)
         return compiled(_sum_and_norm)(x, residual, self.weight, self.eps)  # type: ignore[no-any-return]
@@ -71,10 +75,12 @@ class SumRMSNorm(CompiledRMSNorm):
 class FusedLayer(TransformerLayer):  # type: ignore[misc]
     """Megatron's TransformerLayer for training without dropout and biases; both of its norms are a SumRMSNorm."""
 
-    leaves_sum = False
-    """The next layer takes the sum at this one's end, together with its first norm."""
+    defers_residual_add = False
+    """Whether the next layer computes the sum at the end of this one, together with its first norm."""
 
-    def forward(self, hidden_states: Tensor | Sum, attention_mask: Tensor | None = None, **_: Any) -> tuple[Tensor | Sum, None]:
+    def forward(
+        self, hidden_states: Tensor | DeferredSum, attention_mask: Tensor | None = None, **_: Any
+    ) -> tuple[Tensor | DeferredSum, None]:
         """Attention and feed-forward block, each around the residual stream; shape (tokens, sequences, hidden) in and out."""
         summands = hidden_states if isinstance(hidden_states, tuple) else (hidden_states,)
         # Called as modules, so that hooks which wait for gathered weights fire.
@@ -82,16 +88,16 @@ class FusedLayer(TransformerLayer):  # type: ignore[misc]
         attention, _none = self.self_attention(normed, attention_mask=attention_mask)
         stream, normed = self.pre_mlp_layernorm(attention, stream)
         feed_forward, _none = self.mlp(normed)
-        return (feed_forward, stream) if self.leaves_sum else feed_forward + stream, None
+        return (feed_forward, stream) if self.defers_residual_add else feed_forward + stream, None
 
 
-def leave_sums(model: GPTModel) -> None:
-    """Let each layer of a chunk but the last leave its sum to the next. Recomputation keeps tensors between layers: not there."""
+def defer_residual_add(model: GPTModel) -> None:
+    """Let each layer of a chunk but the last leave its final sum to the next. Full recomputation stores one tensor: not there."""
     if model.config.recompute_granularity == "full":
         return
     for layer in model.decoder.layers[:-1]:
         if isinstance(layer, FusedLayer):
-            layer.leaves_sum = True
+            layer.defers_residual_add = True
 
 
 def _sum_and_norm(branch: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
@@ -99,10 +105,10 @@ def _sum_and_norm(branch: Tensor, residual: Tensor, weight: Tensor, epsilon: flo
     return stream, rms_norm(stream, weight, epsilon)
 
 
-# SwiGLU's feed-forward block with an activation whose backward pass is one kernel at the memory's speed.
+# SwiGLU's feed-forward block with an activation whose backward pass is one kernel at the memory's bandwidth.
 #
-# What torch.compile makes of a gradient that ends in a concatenation stays well below it; the same function with the
-# two halves as separate outputs, which here are views of one buffer, needs no concatenation.
+# A compiled gradient that ends in a concatenation stays well below it. The same function with the two halves as separate outputs,
+# which here are views of one buffer, needs no concatenation.
 
 
 class SwiGLUMLP(MLP):  # type: ignore[misc]
@@ -126,10 +132,10 @@ class SwiGLU(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        """Both halves into one buffer."""
+        """Write both halves of the gradient into one buffer."""
         (joint,) = ctx.saved_tensors
         out = torch.empty_like(joint)
-        # As matrices: of these torch.compile can tell that the two views do not overlap, and writes both in one kernel.
+        # As matrices: torch.compile can then tell that the two views do not overlap, and writes both in one kernel.
         compiled(_swiglu_backward)(gradient.flatten(0, -2), joint.flatten(0, -2), *out.view(-1, out.shape[-1]).chunk(2, dim=-1))
         return out
 
@@ -146,20 +152,17 @@ def _swiglu_backward(gradient: Tensor, joint: Tensor, gate_gradient: Tensor, up_
     up_gradient.copy_(gradient * gate * sigmoid)
 
 
-# The modules that Megatron-Core's local layer spec lacks without Transformer Engine: norms and a core attention.
-#
-# What is element-wise is compiled in three small regions that all layers share, so the compile time does not grow with
-# depth; matrix products and collectives stay outside of them, as Megatron orders them.
+# Core attention, and the spec that puts all of it together.
 
 
 class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
-    """Causal attention by torch's scaled_dot_product_attention: cuDNN, Flash or AOTriton on a GPU, fused on a CPU."""
+    """Causal attention by torch's scaled_dot_product_attention: cuDNN, Flash or AOTriton on a GPU, a fused kernel on a CPU."""
 
     def __init__(self, config: TransformerConfig, layer_number: int, *_: Any, **__: Any) -> None:
         super().__init__(config=config)
         self.layer_number = layer_number
         self.backend: str | None = None
-        """Name of the kernel family that torch chose, once it has."""
+        """Name of the kernels that torch selected; None before the first call."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
         """Attend.
@@ -173,19 +176,13 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
             shape (tokens, sequences, heads x head_dim).
         """
         if self.config.context_parallel_size > 1:
-            out = context_parallel.attend(query, key, value)
+            out = context_parallel.attention_over_gathered_kv(query, key, value)
         else:
             q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
             grouped = query.shape[2] != key.shape[2]
-            self.backend = self.backend or chosen_backend(q, k, v, grouped=grouped)
+            self.backend = self.backend or compat.attention_backend_name(q, k, v, grouped=grouped)
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
         return out.permute(2, 0, 1, 3).reshape(query.shape[0], query.shape[1], -1)
-
-
-def chosen_backend(query: Tensor, key: Tensor, value: Tensor, *, grouped: bool) -> str:
-    """What torch's own selection answers for these tensors: cudnn_attention, flash_attention, efficient_attention or math."""
-    choice = torch._fused_sdp_choice(query, key, value, is_causal=True, enable_gqa=grouped)
-    return SDPBackend(choice).name.lower()
 
 
 def block_spec(
@@ -195,14 +192,14 @@ def block_spec(
     rotary: Callable[[int], Rotation] | None,
     linear: tuple[type[ColumnLinear], type[RowLinear]] | None = None,
 ) -> TransformerBlockSubmodules:
-    """The layers of one pipeline stage (or chunk of one), on torch alone.
+    """Return the spec of the layers of one pipeline stage, or chunk of one, on torch alone.
 
     Args:
         config: of the whole model.
         shape: of the whole model.
         virtual_stage: chunk of this rank under virtual pipelining.
-        rotary: tokens -> cosines and sines, if the compiled regions are wanted; None leaves the positions to Megatron.
-        linear: modules of the matrix products; None leaves them to Megatron.
+        rotary: tokens -> cosines and sines, for compiled regions; None leaves positions to Megatron.
+        linear: modules for the matrix products; None leaves them to Megatron.
     """
     norm: type[torch.nn.Module] = LayerNorm
     if shape.norm == "rmsnorm":

@@ -1,11 +1,17 @@
-"""Output layer and cross-entropy in one, chunk by chunk: the logits of a micro-batch never exist as a whole.
+"""Output layer and cross-entropy in one, chunk by chunk, so that the logits of a micro-batch never exist as a whole.
 
-At 8,192 tokens and 128,256 words the logits, their fp32 copy and their gradient would take 10 GB. Here a chunk's logits
-are made, turned into losses and at once into their gradient, and forgotten; because the loss is a mean, the incoming
-gradient is one number, so the gradients of hidden states and weight can be taken in the forward pass and scaled later
-(the idea of Liger Kernel's fused linear cross-entropy, arXiv:2410.10989, here over a vocabulary split by tensor ranks).
-Where that number is known beforehand, one over the micro-batches of a step, the weight's gradient goes straight into
-Megatron's fp32 buffer, and the backward pass checks that the number was right.
+The problem: the output layer turns 8,192 tokens into 8,192 x 128,256 logits. In bf16 they take 2.1 GB, their fp32 copy for the
+softmax 4.2 GB, and with their gradient it is 10 GB for a single layer.
+
+What is done: take 2,048 tokens at a time; compute their logits, their losses and at once the gradient of the losses by the logits
+(softmax minus one-hot); multiply that gradient into the gradients of the hidden states and of the weight; forget the logits. This
+is the idea of Liger Kernel's fused linear cross-entropy (arXiv:2410.10989), here over a vocabulary that tensor ranks share: each
+rank has the logits of some words, and the maximum and the sum of exponentials are reduced over the ranks.
+
+Why it is right: gradients are computed before the backward pass tells how much the loss counts. But the loss is one number, so
+its incoming gradient is one number, too, and gradients are linear in it: they can be scaled later. The weight's gradient goes
+straight into Megatron's fp32 buffer where that number is known beforehand (one over the micro-batches of a step); the backward
+pass then checks, on the device, that it was the right one.
 """
 
 from typing import Any, NamedTuple
@@ -17,42 +23,48 @@ from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 from torch.nn import Parameter
 
+from tprimat.megatron import compat
 from tprimat.megatron.compilation import compiled
-from tprimat.megatron.wgrad import accumulate_product, first_of_the_step
+from tprimat.megatron.wgrad import accumulate_wgrad, takes_first_gradient
 
 CHUNK_TOKENS = 2048
-"""Enough rows for a full-speed matrix product, few enough that their logits are small beside a layer's activations."""
+"""Enough rows for a matrix product at full speed, and few enough that their logits are small."""
 
 
-class StreamedLossModel(GPTModel):  # type: ignore[misc]
-    """GPTModel whose loss is the mean over the micro-batch's tokens, computed without whole logits. Without labels: logits."""
+class ChunkedLossModel(GPTModel):  # type: ignore[misc]
+    """GPTModel whose loss is a mean over tokens, computed without whole logits. Without labels it returns logits."""
 
     def __init__(self, *arguments: Any, compile_regions: bool, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.compile_regions = compile_regions
         self.micro_batches: int | None = None
-        """Of the step that runs, over which the schedule averages losses; None: not known."""
-        self._streaming = False
+        """Number in the current step, over which the schedule averages losses; None: unknown."""
+        self._skip_logits = False
         if self.post_process:
             self._logits = self.output_layer.forward
             self.output_layer.forward = self._hidden_or_logits
 
     def forward(self, *arguments: Any, labels: Tensor | None = None, **options: Any) -> Tensor:
         """As GPTModel's; the last stage returns a scalar where labels are given."""
-        self._streaming = labels is not None
+        self._skip_logits = labels is not None
         return super().forward(*arguments, labels=labels, **options)  # type: ignore[no-any-return]
 
     @property
     def accumulates(self) -> bool:
-        """Whether the weight's gradient may go into its buffer at once: a tied weight gets a second one from the embedding."""
+        """Whether the weight's gradient may go straight into its buffer: a tied weight gets a second one from the embedding."""
         return bool(self.config.gradient_accumulation_fusion and not self.share_embeddings_and_output_weights)
+
+    @property
+    def overwritten_weight(self) -> Parameter | None:
+        """The output layer's weight, if its first gradient of a step overwrites."""
+        return self.output_layer.weight if self.post_process and self.accumulates else None
 
     def _hidden_or_logits(self, hidden: Tensor, **options: Any) -> tuple[Tensor, None]:
         # Still called as a module, so that hooks which wait for gathered weights fire.
-        return (hidden, None) if self._streaming else self._logits(hidden, **options)
+        return (hidden, None) if self._skip_logits else self._logits(hidden, **options)
 
     def compute_language_model_loss(self, labels: Tensor, logits: Tensor) -> Tensor:
-        """Mean cross-entropy.
+        """Return the mean cross-entropy.
 
         Args:
             labels: shape (sequences, tokens).
@@ -67,41 +79,41 @@ class StreamedLossModel(GPTModel):  # type: ignore[misc]
         direct = self.accumulates and hasattr(weight, "main_grad")
         flat = hidden.reshape(-1, hidden.shape[-1])
         targets = labels.transpose(0, 1).reshape(-1)
-        way = Way(self.compile_regions, self.micro_batches if direct else None)
-        return LinearCrossEntropy.apply(flat, weight, targets, way)  # type: ignore[no-any-return, no-untyped-call]
+        options = LossOptions(self.compile_regions, self.micro_batches if direct else None)
+        return LinearCrossEntropy.apply(flat, weight, targets, options)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def announce_micro_batches(chunk: torch.nn.Module, number: int) -> None:
-    """Tell a streamed loss in a chunk of the model over how many micro-batches the coming step averages."""
+def set_micro_batches(chunk: torch.nn.Module, number: int) -> None:
+    """Tell the loss in a chunk of the model over how many micro-batches the coming step averages."""
     for part in chunk.modules():
-        if isinstance(part, StreamedLossModel):
+        if isinstance(part, ChunkedLossModel):
             part.micro_batches = number
 
 
-class Way(NamedTuple):
-    """How losses and gradients are taken."""
+class LossOptions(NamedTuple):
+    """How losses and gradients are computed."""
 
     compile_regions: bool
     """Whether the element-wise parts are compiled."""
     micro_batches: int | None
-    """Over which the loss will be averaged, if the weight's gradient may go into its buffer at once."""
+    """Number that the loss will be averaged over, if the weight's gradient may go straight into its buffer."""
 
 
 class LinearCrossEntropy(torch.autograd.Function):
     """mean(cross_entropy(hidden @ weight.T, targets)) over a vocabulary that tensor ranks share."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Parameter, targets: Tensor, way: Way) -> Tensor:
-        """Losses and both gradients, chunk by chunk.
+    def forward(ctx: Any, hidden: Tensor, weight: Parameter, targets: Tensor, options: LossOptions) -> Tensor:
+        """Compute losses and both gradients, chunk by chunk.
 
         Args:
             ctx: keeps the gradients.
             hidden: shape (n, hidden), all tokens on every tensor rank.
             weight: shape (vocabulary of this rank, hidden).
             targets: shape (n,), token ids of the whole vocabulary.
-            way: how.
+            options: how to compute.
         """
-        tokens, micro_batches = hidden.shape[0], way.micro_batches
+        tokens, micro_batches = hidden.shape[0], options.micro_batches
         first_word = weight.shape[0] * parallel_state.get_tensor_model_parallel_rank()
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         hidden_grad = torch.empty_like(hidden)
@@ -109,26 +121,26 @@ class LinearCrossEntropy(torch.autograd.Function):
             weight_grad, factor = weight.main_grad, 1 / (tokens * micro_batches)  # type: ignore[attr-defined]
         else:
             weight_grad, factor = torch.empty(weight.shape, dtype=torch.float32, device=weight.device), 1.0
-        overwrite = first_of_the_step(weight) if micro_batches else True
+        overwrite = takes_first_gradient(weight) if micro_batches else True
         for start in range(0, tokens, CHUNK_TOKENS):
             rows = slice(start, start + CHUNK_TOKENS)
             logits = hidden[rows] @ weight.t()
-            losses, logits_grad = _losses_and_gradient(logits, targets[rows] - first_word, way.compile_regions)
+            losses, logits_grad = _losses_and_gradient(logits, targets[rows] - first_word, options.compile_regions)
             total += losses
             torch.mm(logits_grad, weight, out=hidden_grad[rows])
-            accumulate_product(weight_grad, logits_grad, hidden[rows], factor, overwrite=overwrite and start == 0)
+            accumulate_wgrad(weight_grad, logits_grad, hidden[rows], factor, overwrite=overwrite and start == 0)
         ctx.tokens, ctx.micro_batches = tokens, micro_batches
         ctx.save_for_backward(hidden_grad, weight, *(() if micro_batches else (weight_grad,)))
         return total / tokens
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        """Scale what the forward pass has taken."""
+        """Scale the gradients that the forward pass computed."""
         hidden_grad, weight, *weight_grad = ctx.saved_tensors
         scale = upstream / ctx.tokens
         if ctx.micro_batches:
             # Checked on the device, so that nothing waits for it.
-            torch._assert_async(torch.isclose(upstream * ctx.micro_batches, torch.ones_like(upstream)))
+            compat.assert_on_device(torch.isclose(upstream * ctx.micro_batches, torch.ones_like(upstream)))
             weight.grad_added_to_main_grad = True
             weights = torch.empty_like(weight)
         else:
@@ -138,11 +150,11 @@ class LinearCrossEntropy(torch.autograd.Function):
 
 
 def _losses_and_gradient(logits: Tensor, places: Tensor, compile_regions: bool) -> tuple[Tensor, Tensor]:
-    """Sum of the chunk's losses, and the gradient of it by the logits of this rank.
+    """Return the sum of the chunk's losses, and its gradient by the logits of this rank.
 
     Args:
         logits: shape (rows, words of this rank).
-        places: shape (rows,), targets as columns of this rank; outside of them, another rank's.
+        places: shape (rows,), targets as columns of this rank; a place outside of them belongs to another rank.
         compile_regions: whether the element-wise parts are compiled.
     """
     run = compiled if compile_regions else (lambda function: function)

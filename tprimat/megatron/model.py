@@ -1,4 +1,4 @@
-"""How many layers each pipeline stage gets, so that none waits long for another."""
+"""RunPlan -> Megatron-Core's GPTModel: the exact architecture, split as the plan says, with the same weights in every layout."""
 
 import zlib
 from collections.abc import Callable
@@ -18,20 +18,22 @@ from tprimat.errors import LaunchError
 from tprimat.facts.flops import attention_matrices, feed_forward_matrices
 from tprimat.facts.models import ModelShape, RopeScaling, padded_vocabulary
 from tprimat.megatron.attention import Rotation
-from tprimat.megatron.embedding import accumulate_in_place
 from tprimat.megatron.fp8 import Fp8Kernels
-from tprimat.megatron.layers import block_spec, leave_sums
-from tprimat.megatron.linear import PlainKernels, linear_types
-from tprimat.megatron.loss import StreamedLossModel
-from tprimat.megatron.options import ActiveOptions
+from tprimat.megatron.layers import block_spec, defer_residual_add
+from tprimat.megatron.linear import NativeKernels, linear_types
+from tprimat.megatron.loss import ChunkedLossModel
+from tprimat.megatron.options import ResolvedOptions
+from tprimat.megatron.wgrad import use_accumulating_embedding
 from tprimat.plan.schema import RunPlan
 
 
 def layers_of_last_stage(shape: ModelShape, stages: int) -> int:
-    """Layers of the last stage with which the slowest stage has least to multiply; the other stages share the rest evenly.
+    """Return how many layers the last pipeline stage gets, so that the slowest stage has the least to multiply.
+
+    The output layer is as much work as some layers; the other stages share the rest evenly.
 
     Args:
-        shape: of the model; its matrices are counted, attention's products of tokens with tokens are not.
+        shape: of the model; its matrices count, attention's products of tokens with tokens do not.
         stages: pipeline stages, 2 or more.
     """
     layer = sum(matrix.active_parameters for matrix in [*attention_matrices(shape), *feed_forward_matrices(shape)])
@@ -46,19 +48,17 @@ def layers_of_last_stage(shape: ModelShape, stages: int) -> int:
     return min(reversed(choices), key=slowest, default=even)
 
 
-# RunPlan -> Megatron-Core's GPTModel: the exact architecture, split as the plan says, with the same weights in every layout.
-
 INITIAL_STANDARD_DEVIATION = 0.02
-"""Of Megatron-LM, GPT-2 and Llama alike; the two projections back into the residual stream get it divided by sqrt(2 layers)."""
+"""Used by Megatron-LM, GPT-2 and Llama; divided by sqrt(2 layers) for the two projections back into the residual stream."""
 MEGATRON_ROPE_SCALING = (1.0, 4.0, 8192)
 """Low and high frequency factor and original context, fixed in megatron.core's rotary_pos_embedding.py: Llama 3.1's."""
 
 PARAMETER_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp32": torch.float32}
-"""By precision; fp8 is only what the layers' matrix products convert to."""
+"""By precision; under fp8 only the layers' matrix products are in 8 bits."""
 
 
 def _refuse(shape: ModelShape) -> None:
-    """Shapes that would train as something else than they say."""
+    """Refuse shapes that would train as something else."""
     if shape.experts or shape.kv_lora_rank:
         raise LaunchError(f"The embedded engine trains dense models only; {shape.name} has experts or latent attention.")
     if shape.rope_scaling and _scaling_range(shape.rope_scaling) != MEGATRON_ROPE_SCALING:
@@ -67,8 +67,8 @@ def _refuse(shape: ModelShape) -> None:
         )
 
 
-def transformer_config(plan: RunPlan, device: torch.device, options: ActiveOptions) -> TransformerConfig:
-    """Megatron's description of the model and of how it is run."""
+def transformer_config(plan: RunPlan, device: torch.device, options: ResolvedOptions) -> TransformerConfig:
+    """Return Megatron's description of the model and of how it runs."""
     shape, layout = plan.shape, plan.layout
     _refuse(shape)
     dtype = PARAMETER_DTYPES[plan.precision]
@@ -94,8 +94,8 @@ def transformer_config(plan: RunPlan, device: torch.device, options: ActiveOptio
         virtual_pipeline_model_parallel_size=layout.virtual_pipeline,
         context_parallel_size=layout.context,
         sequence_parallel=layout.sequence_parallel,
-        # With two stages both directions run between the same two ranks; batched, their messages would be mixed up
-        # (Megatron-LM's validate_args asks for overlap there for that reason).
+        # With two stages both directions connect the same two ranks, and batched messages would be mixed up
+        # (Megatron-LM's validate_args requires overlap there for that reason).
         overlap_p2p_comm=layout.virtual_pipeline is not None,
         batch_p2p_comm=layout.virtual_pipeline is None,
         pipeline_dtype=dtype,
@@ -112,7 +112,7 @@ def transformer_config(plan: RunPlan, device: torch.device, options: ActiveOptio
         gradient_accumulation_fusion=options.accumulate_weight_gradients,
         cross_entropy_loss_fusion=on_gpu,
         cross_entropy_fusion_impl="native",
-        # gloo reads a tensor that is being sent from a thread of its own, after Megatron has freed it; NCCL is ordered by stream.
+        # gloo reads a tensor in a thread of its own, after Megatron has freed it; NCCL is ordered by stream.
         deallocate_pipeline_outputs=on_gpu,
         **_stages(plan, options),
         **_recompute(plan),
@@ -124,11 +124,11 @@ def _scaling_range(scaling: RopeScaling) -> tuple[float, float, int]:
 
 
 def _leave_as_is(weight: Tensor) -> Tensor:
-    """For Megatron's own initialisation, which also marks how a weight is split: that is wanted, its numbers are not."""
+    """Keep a weight: Megatron's initialisation runs only because it also marks how a weight is split."""
     return weight
 
 
-def _stages(plan: RunPlan, options: ActiveOptions) -> dict[str, Any]:
+def _stages(plan: RunPlan, options: ResolvedOptions) -> dict[str, Any]:
     layout = plan.layout
     if not options.balanced_stages or layout.pipeline == 1 or layout.virtual_pipeline:
         return {}
@@ -143,19 +143,19 @@ def _recompute(plan: RunPlan) -> dict[str, Any]:
     return {}
 
 
-def build_chunks(plan: RunPlan, config: TransformerConfig, options: ActiveOptions) -> list[GPTModel]:
-    """This rank's part of the model: one chunk, or several under virtual pipelining, with their first weights."""
+def build_chunks(plan: RunPlan, config: TransformerConfig, options: ResolvedOptions) -> list[GPTModel]:
+    """Build this rank's part of the model, one chunk or several under virtual pipelining, with initial weights."""
     stages = plan.layout.virtual_pipeline
     return [_build_chunk(plan, config, options, stage) for stage in (range(stages) if stages else [None])]
 
 
-def _build_chunk(plan: RunPlan, config: TransformerConfig, options: ActiveOptions, virtual_stage: int | None) -> GPTModel:
+def _build_chunk(plan: RunPlan, config: TransformerConfig, options: ResolvedOptions, virtual_stage: int | None) -> GPTModel:
     shape = plan.shape
     rotary = _rotary(shape, config) if options.compiled_regions and shape.position == "rope" else None
     kind: Any = GPTModel
     if options.streamed_cross_entropy:
-        kind = partial(StreamedLossModel, compile_regions=options.compiled_regions)
-    linear = linear_types(Fp8Kernels if plan.precision == "fp8" else PlainKernels, overlapped=options.overlap_tensor_parallel)
+        kind = partial(ChunkedLossModel, compile_regions=options.compiled_regions)
+    linear = linear_types(Fp8Kernels if plan.precision == "fp8" else NativeKernels, overlapped=options.overlap_tensor_parallel)
     model = kind(
         config=config,
         transformer_layer_spec=block_spec(config, shape, virtual_stage, rotary, linear),
@@ -165,7 +165,7 @@ def _build_chunk(plan: RunPlan, config: TransformerConfig, options: ActiveOption
         post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=virtual_stage),
         parallel_output=True,
         share_embeddings_and_output_weights=shape.tied_embeddings,
-        # Where the attention turns queries and keys itself, Megatron must not turn them again.
+        # Where our attention rotates queries and keys, Megatron must not rotate them again.
         position_embedding_type="none" if rotary else "rope" if shape.position == "rope" else "learned_absolute",
         rotary_base=int(shape.rope_base),
         rope_scaling=shape.rope_scaling is not None,
@@ -173,14 +173,14 @@ def _build_chunk(plan: RunPlan, config: TransformerConfig, options: ActiveOption
         vp_stage=virtual_stage,
     )
     if options.accumulate_weight_gradients and not shape.tied_embeddings:
-        accumulate_in_place(model)
-    leave_sums(model)
+        use_accumulating_embedding(model)
+    defer_residual_add(model)
     _initialize(model, config, plan.seed, get_transformer_layer_offset(config, vp_stage=virtual_stage))
     return model
 
 
 def _rotary(shape: ModelShape, config: TransformerConfig) -> Callable[[int], Rotation]:
-    """Megatron's own table of angles, made once for each sequence length."""
+    """Return Megatron's table of angles, computed once for each sequence length."""
     table = RotaryEmbedding(
         kv_channels=shape.head_dim,
         rotary_percent=1.0,
@@ -207,7 +207,7 @@ def _initialize(model: GPTModel, config: TransformerConfig, seed: int, first_lay
     for name, parameter in model.named_parameters():
         if parameter.dim() < 2:
             continue
-        # The last stage's copy of a tied embedding must start as the first stage's: Megatron keeps them equal from there.
+        # The last stage's copy of a tied embedding must start like the first stage's; Megatron then keeps them equal.
         origin = "embedding.word_embeddings.weight" if tied and name == "output_layer.weight" else _global(name, first_layer)
         generator = torch.Generator(parameter.device).manual_seed(zlib.crc32(f"{seed}:{origin}".encode()))
         deviation = INITIAL_STANDARD_DEVIATION
@@ -226,7 +226,7 @@ def _global(name: str, first_layer: int) -> str:
 
 
 def _stride(name: str, config: TransformerConfig) -> int:
-    """Blocks that a matrix interleaves over ranks: gate and up of SwiGLU. Megatron-Core 0.15 does not mark it on the weight."""
+    """Return how many blocks a matrix interleaves over ranks: 2 for SwiGLU's gate and up. Megatron-Core 0.15 does not mark it."""
     return 2 if config.gated_linear_unit and name.endswith("linear_fc1.weight") else 1
 
 

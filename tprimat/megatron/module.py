@@ -16,14 +16,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from tprimat.errors import LaunchError
-from tprimat.megatron import fp8
+from tprimat.megatron import compat, fp8
 from tprimat.megatron.attention import own_pieces
-from tprimat.megatron.bf16_adamw import LeanOptimizer
-from tprimat.megatron.gradient_buffer import begin_step, end_backward, overwritten_weights
-from tprimat.megatron.loss import announce_micro_batches
+from tprimat.megatron.loss import set_micro_batches
 from tprimat.megatron.model import PARAMETER_DTYPES, build_chunks, transformer_config
-from tprimat.megatron.optimizer import MegatronOptimizer
-from tprimat.megatron.options import ActiveOptions
+from tprimat.megatron.optimizer import Bf16AdamW, MegatronOptimizer
+from tprimat.megatron.options import ResolvedOptions
+from tprimat.megatron.wgrad import begin_step, check_all_received, overwritten_weights
 from tprimat.plan.schema import RunPlan
 from tprimat.train import startup
 from tprimat.train.data import GlobalBatches, RankPlace, Sequences, open_sequences
@@ -31,8 +30,8 @@ from tprimat.train.lightning_api import lightning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
-    """What the first step's batch turned out to be."""
+class ObservedBatch:
+    """The batch of the first step, as observed."""
 
     micro_batch_sequences: int
     global_batch_sequences: int
@@ -45,15 +44,15 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
 
     automatic_optimization = False
 
-    def __init__(self, plan: RunPlan, options: ActiveOptions) -> None:
+    def __init__(self, plan: RunPlan, options: ResolvedOptions) -> None:
         super().__init__()
         self.plan = plan
         self.options = options
         self.chunks: list[DistributedDataParallel] = []
         self.overwritten: list[list[torch.nn.Parameter]] = []
-        """Of each chunk, the weights whose gradients begin each step anew."""
+        """Of each chunk, the weights whose first gradient of a step overwrites."""
         self.sequences: Sequences | None = None
-        self.observed: Observed | None = None
+        self.observed: ObservedBatch | None = None
 
     @property
     def micro_batch(self) -> int:
@@ -87,15 +86,15 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         startup.reached("model_built")
 
     def chunk_parameters(self) -> Iterator[torch.nn.Parameter]:
-        """This rank's weights."""
+        """Return this rank's weights."""
         return (parameter for chunk in self.chunks for parameter in chunk.parameters())
 
-    def configure_optimizers(self) -> MegatronOptimizer | LeanOptimizer:
-        """Megatron's optimizer, wired to the schedule functions that want to know of it."""
+    def configure_optimizers(self) -> MegatronOptimizer | Bf16AdamW:
+        """Build the optimizer, and give its functions to Megatron's schedule."""
         options = self.options
-        self.megatron_optimizer: MegatronOptimizer | LeanOptimizer
+        self.megatron_optimizer: MegatronOptimizer | Bf16AdamW
         if options.optimizer_states == "bf16":
-            self.megatron_optimizer = LeanOptimizer(self.chunks, self.plan, fused=options.fused_adam)
+            self.megatron_optimizer = Bf16AdamW(self.chunks, self.plan, fused=options.fused_adam)
         else:
             self.megatron_optimizer = MegatronOptimizer(self.chunks, self.plan, options)
         self.config.finalize_model_grads_func = finalize_model_grads
@@ -106,16 +105,14 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         return self.megatron_optimizer
 
     def train_dataloader(self) -> DataLoader[list[Tensor]]:
-        """This replica's micro-batches, step by step."""
+        """Return this replica's micro-batches, step by step."""
         self.sequences = open_sequences(self.plan, self.plan.shape.vocabulary)
         place = RankPlace(parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size())
         batches = GlobalBatches(self.sequences, self.plan, self.micro_batch, place)
-        return DataLoader(
-            batches, batch_size=None, pin_memory=self.device.type == "cuda", num_workers=1 if self.options.load_ahead else 0
-        )
+        return DataLoader(batches, batch_size=None, pin_memory=self.device.type == "cuda")
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> dict[str, Any]:
-        """One optimizer step.
+        """Run one optimizer step.
 
         Args:
             batch: micro-batches of this replica, each (micro_batch, sequence_tokens + 1).
@@ -130,7 +127,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         fp8.next_step()
         for chunk, overwritten in zip(self.chunks, self.overwritten, strict=True):
             begin_step(chunk, overwritten)
-            announce_micro_batches(chunk, len(batch))
+            set_micro_batches(chunk, len(batch))
         optimizer.zero_grad()
         losses = get_forward_backward_func()(
             forward_step_func=self._forward,
@@ -141,13 +138,13 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
             micro_batch_size=self.micro_batch,
             forward_only=False,
         )
-        end_backward([weight for weights in self.overwritten for weight in weights])
+        check_all_received([weight for weights in self.overwritten for weight in weights])
         with self._profiled_optimizer():
             optimizer.step()
         loss, tokens = self._over_all_ranks(losses, batch)
         if self.observed is None:
             self.observed = _observed(batch, int(tokens.item()))
-            # What lives now lives on: without this, Python looks through all of it again and again while the GPU waits.
+            # What lives now stays: without this, Python searches all of it for garbage again and again while the GPU waits.
             gc.collect()
             gc.freeze()
         return {"loss": loss, "grad_norm": self.megatron_optimizer.grad_norm, "learning_rate": rate, "tokens": tokens}
@@ -162,9 +159,9 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         return model(inputs, positions, None, labels=labels), _mean_loss
 
     def _over_all_ranks(self, losses: list[dict[str, Tensor]], batch: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """The mean loss of the global batch and the tokens that all ranks trained on, in one small all-reduce.
+        """Return the mean loss of the global batch and the tokens that all ranks trained on, by one small all-reduce.
 
-        Each replica's loss is known to its last stage, and its tokens to each of its ranks: one rank of a replica speaks.
+        A replica's last stage knows its loss, and each of its ranks its tokens: one rank of a replica reports each.
         """
         totals = torch.zeros(2, device=self.device, dtype=torch.float64)
         if parallel_state.get_tensor_model_parallel_rank() == 0:
@@ -173,15 +170,15 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
                 totals[0] = torch.stack([part["loss"] for part in losses]).double().mean() / replicas
             if parallel_state.is_pipeline_first_stage():
                 shared_by = parallel_state.get_context_parallel_world_size()
-                # fill_, since the assignment of a Python number copies it from the host, and waits for the device to do so.
+                # fill_, since assigning a Python number copies it from the host and waits for the device.
                 totals[1].fill_(sum(part.shape[0] * (part.shape[1] - 1) for part in batch) / shared_by)
         dist.all_reduce(totals)
         return totals[0], totals[1]
 
 
-def _observed(batch: list[Tensor], tokens: int) -> Observed:
+def _observed(batch: list[Tensor], tokens: int) -> ObservedBatch:
     rows, length = batch[0].shape
-    return Observed(
+    return ObservedBatch(
         micro_batch_sequences=rows,
         global_batch_sequences=rows * len(batch) * parallel_state.get_data_parallel_world_size(),
         sequence_tokens=length - 1,
@@ -190,15 +187,15 @@ def _observed(batch: list[Tensor], tokens: int) -> Observed:
 
 
 def _mean_loss(losses: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Of the losses of all tokens, or of their mean where the model has taken it already."""
+    """Return the mean loss; the argument may be the losses of all tokens or already their mean."""
     loss = losses.float().mean()
-    # Megatron's schedule multiplies by the context-parallel ranks, whose gradients are then averaged like those of replicas;
-    # and it divides by the number of micro-batches, in place, hence the copy.
+    # Megatron's schedule multiplies by the context-parallel ranks, whose gradients are then averaged like those of replicas.
+    # It also divides by the number of micro-batches, in place, hence the copy.
     return loss / parallel_state.get_context_parallel_world_size(), {"loss": loss.detach().clone()}
 
 
 def initialize_parallel_state(plan: RunPlan) -> None:
-    """Tell Megatron-Core how the ranks are split, and seed its random number generators."""
+    """Split the ranks as the plan says, and seed Megatron's random number generators."""
     layout = plan.layout
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tensor,
@@ -211,11 +208,8 @@ def initialize_parallel_state(plan: RunPlan) -> None:
     tensor_parallel.model_parallel_cuda_manual_seed(plan.seed)
 
 
-# Lightning's side of the embedded engine: it starts the process group and leaves the parallelism to Megatron-Core.
-
-
-class MegatronStrategy(lightning.strategies.DDPStrategy):  # type: ignore[misc]
-    """DDPStrategy without torch's DDP: no wrapping, no sampler, no broadcast of parameters."""
+class MegatronStrategy(compat.UnwrappedDDPStrategy):
+    """Lightning's strategy for the engine: it joins the process group and leaves the parallelism to Megatron-Core."""
 
     strategy_name = "megatron"
 
@@ -229,37 +223,21 @@ class MegatronStrategy(lightning.strategies.DDPStrategy):  # type: ignore[misc]
         initialize_parallel_state(self.plan)
         startup.reached("process_group")
 
-    def setup_distributed(self) -> None:
-        """Join the process group before Lightning would, which ties it to a device.
-
-        NCCL then connects each of Megatron's groups at once, also the many that no layout uses, and takes each down again at
-        the end, one after the other.
-        """
-        if not dist.is_initialized():
-            dist.init_process_group(self._get_process_group_backend(), timeout=self._timeout)
-        super().setup_distributed()
-
-    def configure_ddp(self) -> None:
-        """Nothing: Megatron's DistributedDataParallel is already around each chunk."""
-
-    def _register_ddp_hooks(self) -> None:
-        pass
-
     def pre_backward(self, closure_loss: Any) -> None:
-        """Nothing: Megatron's schedule runs the backward pass."""
+        """Do nothing: Megatron's schedule runs the backward pass."""
 
     def post_backward(self, closure_loss: Any) -> None:
-        """Nothing, likewise."""
+        """Do nothing: Megatron's schedule runs the backward pass."""
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, int]:
-        """Replicas, for anything that samples by itself."""
+        """Number of replicas and the rank among them, for Lightning's samplers."""
         return {
             "num_replicas": parallel_state.get_data_parallel_world_size(),
             "rank": parallel_state.get_data_parallel_rank(),
         }
 
     def teardown(self) -> None:
-        """Forget the split."""
+        """Destroy the groups of the split."""
         super().teardown()
         parallel_state.destroy_model_parallel()

@@ -1,8 +1,9 @@
-"""Norm and clipping of many gradients in a few kernels, without Transformer Engine and Apex.
+"""Both optimizers behind torch's interface, and the norm and clipping of many gradients in a few kernels.
 
-Megatron-Core's own fallback asks the device for the norm of each tensor, one by one (`torch.tensor` of a list of device
-scalars), and scales each into a temporary. `l2_norm` and `scale` take its place under the same interface. An optimizer that clips
-while it updates needs neither Megatron's scaling nor the norm on the host: `norm_over_ranks` and `clipping_factor`.
+MegatronOptimizer has fp32 master weights, and Bf16AdamW has none. Without Transformer Engine and Apex, Megatron-Core asks the
+device for the norm of each tensor, one by one (`torch.tensor` of a list of device scalars), and scales each into a temporary.
+`l2_norm` and `scale` replace both under the same interface. An optimizer that clips while it updates needs neither Megatron's
+scaling nor the norm on the host: `norm_over_ranks` and `clipping_factor`.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,9 +17,10 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
+from tprimat.megatron import compat
 from tprimat.megatron.compiled_adamw import CompiledAdamW
 from tprimat.megatron.model import PARAMETER_DTYPES
-from tprimat.megatron.options import ActiveOptions
+from tprimat.megatron.options import ResolvedOptions
 from tprimat.plan.schema import RunPlan
 
 NOTHING = torch.empty(0)
@@ -27,53 +29,43 @@ NOTHING = torch.empty(0)
 def l2_norm(
     chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], per_tensor: bool, *_: Any
 ) -> tuple[Tensor, None]:
-    """Of all tensors together, shape (1,), fp32, on their device; nothing waits for it.
+    """Return the norm of all tensors together, shape (1,), fp32, on their device, without waiting for it.
 
     Args:
-        chunk_size: unused, the interface's.
-        noop_flag: unused, the interface's.
+        chunk_size: unused, part of the interface.
+        noop_flag: unused, part of the interface.
         tensor_lists: one list of gradients.
-        per_tensor: unused: Megatron never asks for it.
+        per_tensor: unused; Megatron never asks for it.
 
     Returns:
-        the norm, and None for the norms of each.
+        the norm, and None in place of the norm of each tensor.
     """
     del chunk_size, noop_flag, per_tensor
-    norms = torch._foreach_norm(tensor_lists[0], 2, dtype=torch.float32)
+    norms = compat.foreach_norm(tensor_lists[0], 2, dtype=torch.float32)
     return torch.linalg.vector_norm(torch.stack(norms)).reshape(1), None
 
 
 def scale(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], factor: float) -> None:
-    """Multiply in place: both lists are the same gradients."""
+    """Multiply in place; both lists hold the same gradients."""
     del chunk_size, noop_flag
     sources, targets = tensor_lists
     if any(
         source is not target and source.data_ptr() != target.data_ptr() for source, target in zip(sources, targets, strict=True)
     ):
-        torch._foreach_copy_(targets, sources)
-    torch._foreach_mul_(targets, factor)
-
-
-def install() -> None:
-    """Replace Megatron's fallbacks; where Transformer Engine or Apex brings kernels of its own, those stay."""
-    from megatron.core import utils
-    from megatron.core.optimizer import clip_grads
-
-    if clip_grads.l2_norm_impl in (utils.local_multi_tensor_l2_norm, l2_norm):  # or ours from an earlier training
-        clip_grads.l2_norm_impl = l2_norm
-        clip_grads.multi_tensor_scale_impl = scale
+        compat.foreach_copy_(targets, sources)
+    compat.foreach_multiply_(targets, factor)
 
 
 def norm_over_ranks(optimizers: Sequence[Any]) -> Tensor:
-    """Of all gradients of the model together, shape (1,), fp32, on their device; as Megatron takes it, but nothing waits for it.
+    """Return the norm of all gradients of the model, shape (1,), fp32, on their device: Megatron's, without waiting for it.
 
     Args:
-        optimizers: Megatron's, which know their gradients and the ranks that hold others.
+        optimizers: Megatron's; each knows its gradients and the ranks that hold the others.
     """
     squares = []
     for optimizer in optimizers:
         gradients = optimizer.get_main_grads_for_grad_norm()
-        # A stage may have no gradient that counts, and its ranks still take part in the sum.
+        # A stage may have no gradient that counts; its ranks still take part in the sum.
         norm = l2_norm(0, NOTHING, [gradients], False)[0] if gradients else torch.zeros(1, device=torch.cuda.current_device())
         square = norm.square()
         dist.all_reduce(square, group=optimizer.get_grad_stats_parallel_group())
@@ -82,7 +74,7 @@ def norm_over_ranks(optimizers: Sequence[Any]) -> Tensor:
 
 
 def clipping_factor(norm: Tensor, largest: float) -> Tensor:
-    """What gradients of this norm are multiplied with, shape as norm: 1 up to the largest norm, and for one that is no number.
+    """Return the factor that clips gradients of this norm, shape as norm: 1 up to the largest norm, and where the norm is NaN.
 
     Args:
         norm: fp32.
@@ -96,12 +88,12 @@ def clipping_factor(norm: Tensor, largest: float) -> Tensor:
 
 
 class MegatronOptimizer(torch.optim.Optimizer):
-    """AdamW with fp32 master weights (sharded over replicas where asked), gradient clipping and the schedule."""
+    """AdamW with fp32 master weights (sharded over replicas where requested), gradient clipping and the schedule."""
 
-    def __init__(self, chunks: list[MegatronModule], plan: RunPlan, options: ActiveOptions) -> None:
+    def __init__(self, chunks: list[MegatronModule], plan: RunPlan, options: ResolvedOptions) -> None:
         settings = plan.optimizer
         dtype = PARAMETER_DTYPES[plan.precision]
-        install()
+        compat.replace_norm_and_scaling(l2_norm, scale)
         self.megatron = get_megatron_optimizer(
             MegatronOptimizerConfig(
                 optimizer="adam",
@@ -122,16 +114,16 @@ class MegatronOptimizer(torch.optim.Optimizer):
         )
         self.parts = getattr(self.megatron, "chained_optimizers", [self.megatron])
         self.grad_norm: Tensor | float | None = None
-        """Before clipping; on the device where nothing has asked for it yet."""
+        """Before clipping; still on the device where the host has not needed it."""
         super().__init__([torch.zeros(1, requires_grad=True)], {"lr": settings.learning_rate})
         self.param_groups = self.megatron.param_groups
         self.compiled = self._compile() if options.compiled_adam else []
         for group in self.param_groups if options.fused_adam and not self.compiled else ():
             group["fused"], group["foreach"] = True, False
-        self.scheduler = schedule_of(self.megatron, plan)
+        self.scheduler = learning_rate_schedule(self.megatron, plan)
 
     def _compile(self) -> list[CompiledAdamW]:
-        """Let the optimizers that Megatron has made step and clip in one pass; Transformer Engine's and Apex's stay."""
+        """Let Megatron's optimizers clip and update in one pass; those of Transformer Engine and Apex stay as they are."""
         inner = [part.optimizer for part in self.parts]
         if any(type(optimizer) is not torch.optim.AdamW for optimizer in inner):
             return []
@@ -140,18 +132,18 @@ class MegatronOptimizer(torch.optim.Optimizer):
         return inner
 
     def scale_loss(self, loss: Tensor) -> Tensor:
-        """What Megatron's schedule multiplies a loss with before the backward pass: nothing but fp16 needs more than 1."""
+        """Scale a loss before the backward pass, as Megatron's schedule asks; only fp16 needs a factor other than 1."""
         return self.megatron.scale_loss(loss)  # type: ignore[no-any-return]
 
     @property
     def description(self) -> str:
-        """The classes that really step, such as DistributedOptimizer over AdamW."""
+        """The classes that step, such as DistributedOptimizer over AdamW."""
         inner = self.parts[0]
         return f"{type(inner).__name__} over {type(inner.optimizer).__name__}"
 
     @property
     def learning_rate(self) -> float:
-        """Of the step that comes next."""
+        """Learning rate of the next step."""
         return float(self.param_groups[0]["lr"])
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -159,17 +151,17 @@ class MegatronOptimizer(torch.optim.Optimizer):
         self.megatron.zero_grad(set_to_none)
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Clip, update, and move the schedule on."""
+        """Clip, update, and advance the schedule."""
         if closure is not None:
             closure()
-        self.grad_norm = self._step_unwatched() if self.compiled else self.megatron.step()[1]
+        self.grad_norm = self._step_without_waiting() if self.compiled else self.megatron.step()[1]
         self.scheduler.step(increment=1)
 
     @torch.no_grad()
-    def _step_unwatched(self) -> Tensor:
-        """Megatron's step where the host never waits for the norm: it has launched the next step before this one is done.
+    def _step_without_waiting(self) -> Tensor:
+        """Run Megatron's step without waiting for the norm, so that the host can launch the next step before this one is done.
 
-        Gradients are not scaled for fp16 here, so that there is no overflow to ask the device for.
+        Gradients are not scaled for fp16 here, so there is no overflow to check on the host.
         """
         self.megatron.prepare_grads()
         norm = norm_over_ranks(self.parts)
@@ -180,10 +172,10 @@ class MegatronOptimizer(torch.optim.Optimizer):
         return norm
 
 
-def schedule_of(optimizer: Any, plan: RunPlan) -> OptimizerParamScheduler:
-    """Megatron's schedule of learning rate and weight decay, over anything with param_groups."""
+def learning_rate_schedule(optimizer: Any, plan: RunPlan) -> OptimizerParamScheduler:
+    """Return Megatron's schedule of learning rate and weight decay, for anything with param_groups."""
     settings = plan.optimizer
-    # Megatron wants the warm-up to be shorter than the decay, however short the run is.
+    # Megatron requires a warm-up shorter than the decay, however short the run is.
     decay = max(plan.steps, 1)
     return OptimizerParamScheduler(
         optimizer,
@@ -200,3 +192,65 @@ def schedule_of(optimizer: Any, plan: RunPlan) -> OptimizerParamScheduler:
         use_checkpoint_opt_param_scheduler=False,
         override_opt_param_scheduler=True,
     )
+
+
+class Bf16AdamW(torch.optim.Optimizer):
+    """AdamW without master weights: gradients and moments in the weights' dtype, 8 bytes a weight in bf16 instead of 18.
+
+    For a single rank, so that one GPU holds the training of a model that does not fit with fp32 states. A bf16 weight has eight
+    bits of precision, and smaller updates are lost: this measures speed and is no way to train. torch.optim.AdamW does the
+    update, fed from Megatron's gradient buffer.
+    """
+
+    def __init__(self, chunks: list[MegatronModule], plan: RunPlan, *, fused: bool) -> None:
+        settings = plan.optimizer
+        weights = [parameter for chunk in chunks for parameter in chunk.parameters()]
+        matrices, vectors = ([weight for weight in weights if (weight.dim() > 1) is matrix] for matrix in (True, False))
+        self.adam = torch.optim.AdamW(
+            [{"params": matrices, "wd_mult": 1.0}, {"params": vectors, "wd_mult": 0.0}],
+            lr=settings.learning_rate,
+            betas=(settings.beta1, settings.beta2),
+            eps=settings.epsilon,
+            weight_decay=settings.weight_decay,
+            fused=fused,
+        )
+        self.grad_norm: float | None = None
+        self.clipping = settings.gradient_clipping
+        super().__init__([torch.zeros(1, requires_grad=True)], {"lr": settings.learning_rate})
+        self.param_groups = self.adam.param_groups
+        self.scheduler = learning_rate_schedule(self.adam, plan)
+
+    @property
+    def description(self) -> str:
+        """The class that steps, with the dtype of its moments after the first step."""
+        states = next((state["exp_avg"] for state in self.adam.state.values()), None)
+        dtype = "" if states is None else f", states {str(states.dtype).removeprefix('torch.')}"
+        return f"{type(self.adam).__name__} without master weights{dtype}"
+
+    @property
+    def learning_rate(self) -> float:
+        """Learning rate of the next step."""
+        return float(self.param_groups[0]["lr"])
+
+    def scale_loss(self, loss: Tensor) -> Tensor:
+        """Return it unchanged."""
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop gradients; Megatron owns the buffer behind them."""
+        self.adam.zero_grad(set_to_none)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Clip by the norm of all gradients, update, and advance the schedule."""
+        if closure is not None:
+            closure()
+        weights = [weight for group in self.adam.param_groups for weight in group["params"]]
+        for weight in weights:
+            weight.grad = weight.main_grad
+        gradients = [weight.grad for weight in weights]
+        norm, _ = l2_norm(0, torch.empty(0), [gradients], False)
+        self.grad_norm = float(norm)
+        if 0 < self.clipping < self.grad_norm:
+            compat.foreach_multiply_(gradients, self.clipping / (self.grad_norm + 1e-6))
+        self.adam.step()
+        self.scheduler.step(increment=1)

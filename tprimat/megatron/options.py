@@ -1,4 +1,4 @@
-"""The engine's switches as they really are on this device: every `auto` decided."""
+"""Resolve the engine's switches for this device: every `auto` becomes on or off."""
 
 from dataclasses import dataclass
 
@@ -11,8 +11,8 @@ from tprimat.plan.schema import RunPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActiveOptions:
-    """What is on."""
+class ResolvedOptions:
+    """The switches of EngineOptions without `auto`."""
 
     compiled_regions: bool
     streamed_cross_entropy: bool
@@ -24,35 +24,34 @@ class ActiveOptions:
     overlap_grad_reduce: bool
     overlap_param_gather: bool
     overlap_tensor_parallel: bool
-    load_ahead: bool
     balanced_stages: bool
     optimizer_states: str
 
 
-def decide(plan: RunPlan, device: torch.device) -> ActiveOptions:
-    """Decide each `auto`: on a GPU on, where it works; on a CPU off.
+def resolve(plan: RunPlan, device: torch.device) -> ResolvedOptions:
+    """Resolve each `auto`: on where a GPU supports it, off on a CPU.
 
     Raises:
-        LaunchError: overlap_tensor_parallel is asked for where it cannot be.
+        LaunchError: overlap_tensor_parallel is on and impossible here.
     """
     options, precision = plan.engine_options, plan.precision
     on_gpu = device.type == "cuda"
 
-    def on(asked: bool | str, default: bool) -> bool:
-        return default if isinstance(asked, str) else asked
+    def on(requested: bool | str, default: bool) -> bool:
+        return default if isinstance(requested, str) else requested
 
     compiles = on(options.compiled_regions, on_gpu)
-    can_accumulate = on_gpu and precision in {"bf16", "fp8"} and wgrad.works_on(device)
-    split = plan.layout.tensor > 1
+    can_accumulate = on_gpu and precision in {"bf16", "fp8"} and wgrad.accumulates_on(device)
+    tensor_parallel = plan.layout.tensor > 1
     exchanges = compiles and can_overlap(plan.layout.tensor, plan.gpus_per_node)
-    if options.overlap_tensor_parallel is True and split and on_gpu and not exchanges:
+    if options.overlap_tensor_parallel is True and tensor_parallel and on_gpu and not exchanges:
         raise LaunchError(
             "overlap_tensor_parallel is on, and the tensor ranks cannot read each other's memory here.",
             why="It needs compiled_regions, and for each tensor group NVIDIA GPUs of one machine that read each other's memory.",
             fix="--set platform_optimizations.nvidia.engine_options.overlap_tensor_parallel=auto",
         )
     sharded = options.distributed_optimizer and options.optimizer_states == "fp32"
-    return ActiveOptions(
+    return ResolvedOptions(
         compiled_regions=compiles,
         streamed_cross_entropy=on(options.streamed_cross_entropy, on_gpu),
         accumulate_weight_gradients=on(options.accumulate_weight_gradients, can_accumulate),
@@ -62,8 +61,7 @@ def decide(plan: RunPlan, device: torch.device) -> ActiveOptions:
         distributed_optimizer=sharded,
         overlap_grad_reduce=options.overlap_grad_reduce,
         overlap_param_gather=options.overlap_param_gather and sharded,
-        overlap_tensor_parallel=on(options.overlap_tensor_parallel, exchanges) and split and precision != "fp8",
-        load_ahead=on(options.load_ahead, on_gpu),
+        overlap_tensor_parallel=on(options.overlap_tensor_parallel, exchanges) and tensor_parallel and precision != "fp8",
         balanced_stages=options.balanced_stages,
         optimizer_states=options.optimizer_states,
     )

@@ -1,4 +1,4 @@
-"""Train a plan on the embedded engine: first what must happen before torch and Megatron-Core are imported, in this order."""
+"""Start training on the embedded engine: what must happen before torch and Megatron-Core are imported, in this order."""
 
 import os
 
@@ -7,20 +7,19 @@ from tprimat.train import startup
 
 
 def train(plan: RunPlan) -> None:
-    """Run a plan on this rank; torchrun has started as many ranks as the plan names. The process group stays open.
+    """Train a plan on this rank of torchrun. The process group stays open.
 
     Raises:
         UserError: this machine cannot do what the plan asks for.
     """
     if plan.platform == "nvidia":
-        startup.open_gpu(int(os.environ.get("LOCAL_RANK", "0")))
+        startup.prefetch_gpu(int(os.environ.get("LOCAL_RANK", "0")))
     startup.import_torchmetrics()
-    from tprimat.megatron import wgrad
-    from tprimat.train import cpu_redirect
+    from tprimat.megatron import bootstrap
 
-    wgrad.install()
-    redirected = cpu_redirect.install()
+    bootstrap.offer_wgrad_extension()
+    redirected = bootstrap.redirect_to_cpu()
     from tprimat.megatron.training import fit
 
-    startup.end_imports()
+    startup.resume_garbage_collection()
     fit(plan, redirected)

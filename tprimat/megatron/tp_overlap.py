@@ -1,48 +1,48 @@
-"""Products whose exchange between tensor ranks runs beside them, through memory that the GPUs of a machine read from each other.
+"""Overlap of a product with the exchange between tensor ranks, through memory that the GPUs of a machine read from each other.
 
-torch has such operators, too (torch.ops.symm_mem.fused_*), which meet at three barriers in a gathered product, in the streams
-that multiply. Here each rank writes to one half of a workspace while the others may still read the other half, so that a single
-barrier for each piece is enough, and it runs in a stream of its own: the stream that multiplies waits for data alone. A sum
-over ranks whose caller has other work to do is exchanged in one piece, behind that work.
+The problem: under sequence parallelism every pair of linear layers gathers rows before a product and scatters a sum after one,
+and the GPU's matrix units are idle while a collective runs. But the product of the rows that are here already needs no others,
+and a part of a sum can travel as soon as it is computed.
+
+What is done, with `ranks` pieces:
+- gather_and_multiply: multiply this rank's rows while the next rank's rows are copied, and so on around the ring.
+- multiply_and_scatter: compute the piece that another rank needs, and let it copy that piece while the next is multiplied.
+- scatter_behind: compute one whole product, whose parts then travel while the caller does something else (wgrad).
+Copies between GPUs use the copy engines, and so take nothing from the matrix units. torch has such operators, too
+(torch.ops.symm_mem.fused_*), with three barriers for a gathered product, in the streams that multiply. Here each rank writes to
+one half of a workspace while the others may still read the other half, so that one barrier a piece is enough, and it runs in a
+stream of its own: the stream that multiplies waits for data alone.
 
 Why one barrier is enough: a rank writes to a half again two exchanges later. By then it has passed the barrier of the exchange
-between, which the others enter only after their reads of the first. The stream that multiplies, which writes what is scattered,
-knows of that barrier only since it has waited for that exchange's sum: hence a sum is finished before the next exchange begins.
+between, which the others enter only after they have read the first. The stream that multiplies, which writes what is scattered,
+has waited for that barrier only because it has waited for that exchange's sum. Hence a sum must be finished before the next
+exchange begins. tests/train/test_tp_overlap.py runs this code on simulated streams, in random orders that the waits allow.
 """
 
 from functools import cache
-from importlib import import_module
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tprimat.megatron import compat
 from tprimat.megatron.compilation import compiled
 
 HALVES = 2
 ALIGNMENT_BYTES = 512
 
 
-@cache
-def symmetric_memory() -> Any:
-    """Torch's module; None in a torch without it."""
-    try:
-        return import_module("torch.distributed._symmetric_memory")
-    except ImportError:
-        return None
-
-
 def can_overlap(ranks: int, gpus: int) -> bool:
-    """Whether torch shares memory between processes, and the GPUs of a tensor group stand in one machine and read each other's.
+    """Whether torch shares memory between processes, and the GPUs of each tensor group are in one machine and read each other's.
 
-    Not with ROCm: its system-wide signals depend on how memory was allocated, and nobody has tried.
+    Not with ROCm: its system-wide signals depend on how memory was allocated, and this is untested there.
 
     Args:
         ranks: of a tensor group, which are neighbours.
-        gpus: that the run uses of each machine.
+        gpus: used by the run in each machine.
     """
-    if not torch.cuda.is_available() or torch.version.hip or not hasattr(symmetric_memory(), "rendezvous"):
+    if not torch.cuda.is_available() or torch.version.hip or not compat.has_symmetric_memory():
         return False
     if gpus % ranks or gpus > torch.cuda.device_count():
         return False
@@ -50,19 +50,19 @@ def can_overlap(ranks: int, gpus: int) -> bool:
     return all(torch.cuda.can_device_access_peer(one, other) for one, other in pairs)
 
 
-class Sum(Protocol):
-    """A sum over ranks that may still be on its way."""
+class PendingSum(Protocol):
+    """A sum over ranks whose parts may still be travelling."""
 
     def finish(self) -> Tensor:
-        """Wait for it; before the group's next exchange is begun."""
+        """Wait for the sum and return it. Call this before the group's next exchange."""
         ...
 
 
-class Exchange(Protocol):
-    """Gathered and scattered products over the ranks of a group, which all call them in the same order."""
+class TensorParallelExchange(Protocol):
+    """Gathered and scattered products over the ranks of a group, which must all call them in the same order."""
 
     def gather_and_multiply(self, shard: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """All ranks' rows, and them times a matrix.
+        """Return all ranks' rows, and their product with a matrix.
 
         Args:
             shard: shape (n, in), this rank's rows, contiguous.
@@ -74,7 +74,7 @@ class Exchange(Protocol):
         ...
 
     def multiply_and_scatter(self, rows: Tensor, matrix: Tensor) -> Tensor:
-        """Rows @ matrix summed over ranks, of which each keeps its own rows.
+        """Return this rank's rows of the sum over ranks of rows @ matrix.
 
         Args:
             rows: shape (ranks x n, in of this rank), contiguous.
@@ -85,35 +85,35 @@ class Exchange(Protocol):
         """
         ...
 
-    def scatter_behind(self, rows: Tensor, matrix: Tensor) -> Sum:
-        """The same, whose parts travel while the caller goes on."""
+    def scatter_behind(self, rows: Tensor, matrix: Tensor) -> PendingSum:
+        """Begin the same; its parts travel while the caller goes on."""
         ...
 
 
 @cache
-def exchange_of(group: dist.ProcessGroup) -> Exchange:
-    """The one of a group, whose ranks must all ask for it."""
+def exchange_of(group: dist.ProcessGroup) -> TensorParallelExchange:
+    """Return the exchange of a group. All ranks of the group must call this."""
     return SharedMemoryExchange(group) if torch.cuda.is_available() else CollectiveExchange(group)
 
 
 class CollectiveExchange:
-    """Collectives before and after whole products: for processes without GPUs."""
+    """Collectives before and after whole products, for processes without GPUs."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
 
     def gather_and_multiply(self, shard: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """As the protocol says."""
+        """See TensorParallelExchange."""
         full = shard.new_empty((self.group.size() * shard.shape[0], shard.shape[1]))
         dist.all_gather_into_tensor(full, shard, group=self.group)
         return full, full @ matrix
 
     def multiply_and_scatter(self, rows: Tensor, matrix: Tensor) -> Tensor:
-        """As the protocol says."""
+        """See TensorParallelExchange."""
         return self.scatter_behind(rows, matrix).finish()
 
     def scatter_behind(self, rows: Tensor, matrix: Tensor) -> "CollectiveSum":
-        """As the protocol says."""
+        """See TensorParallelExchange."""
         product = rows @ matrix
         out = product.new_empty((product.shape[0] // self.group.size(), product.shape[1]))
         work = dist.reduce_scatter_tensor(out, product, group=self.group, async_op=True)
@@ -121,30 +121,30 @@ class CollectiveExchange:
 
 
 class CollectiveSum:
-    """What a collective is adding up."""
+    """A sum that a collective is computing."""
 
     def __init__(self, out: Tensor, product: Tensor, work: dist.Work) -> None:
         self._out, self._product, self._work = out, product, work
 
     def finish(self) -> Tensor:
-        """As the protocol says."""
+        """See PendingSum."""
         self._work.wait()
         return self._out
 
 
 class Workspace:
-    """Two halves of memory that every rank of a group reads, for one kind of exchange. Making one is a collective call."""
+    """Two halves of memory that every rank of a group reads, for one kind of exchange. The constructor is a collective call."""
 
     def __init__(self, group_name: str, bytes_of_half: int) -> None:
         self.bytes_of_half = bytes_of_half
         device = torch.device("cuda", torch.cuda.current_device())
-        self._memory = symmetric_memory().empty(HALVES * bytes_of_half, dtype=torch.uint8, device=device)
-        self.handle = symmetric_memory().rendezvous(self._memory, group_name)
+        self._memory = compat.symmetric_memory().empty(HALVES * bytes_of_half, dtype=torch.uint8, device=device)
+        self.handle = compat.symmetric_memory().rendezvous(self._memory, group_name)
         self._turn = 0
         self._views: dict[tuple[int, torch.Size, torch.dtype], list[Tensor]] = {}
 
     def next_half(self, shape: torch.Size, dtype: torch.dtype) -> list[Tensor]:
-        """The half whose turn it is, as a tensor of each rank."""
+        """Return the next half, as a tensor of each rank."""
         self._turn = (self._turn + 1) % HALVES
         key = (self._turn, shape, dtype)
         if key not in self._views:
@@ -158,7 +158,7 @@ class SharedMemoryExchange:
     """Copies from the other ranks' memory, in a stream of their own."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        symmetric_memory().enable_symm_mem_for_group(group.group_name)
+        compat.enable_symmetric_memory(group.group_name)
         self.group_name = group.group_name
         self.rank, self.ranks = group.rank(), group.size()
         self.side = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
@@ -167,7 +167,7 @@ class SharedMemoryExchange:
         self._outgrown: list[Workspace] = []
 
     def gather_and_multiply(self, shard: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """As the protocol says: one rank's rows are multiplied while the next one's travel."""
+        """See TensorParallelExchange; one rank's rows are multiplied while the next one's travel."""
         workspace = self._workspace("gather", shard.nbytes)
         shared = workspace.next_half(shard.shape, shard.dtype)
         full = shard.new_empty((self.ranks * shard.shape[0], shard.shape[1]))
@@ -191,7 +191,7 @@ class SharedMemoryExchange:
         return full, out
 
     def multiply_and_scatter(self, rows: Tensor, matrix: Tensor) -> Tensor:
-        """As the protocol says: a piece travels while the next is multiplied."""
+        """See TensorParallelExchange; a piece travels while the next is multiplied."""
         workspace, shared, received = self._scattering(rows, matrix)
         pieces = rows.chunk(self.ranks)
         main = torch.cuda.current_stream()
@@ -206,7 +206,7 @@ class SharedMemoryExchange:
         return SharedMemorySum(own, received, self.side).finish()
 
     def scatter_behind(self, rows: Tensor, matrix: Tensor) -> "SharedMemorySum":
-        """As the protocol says, in one product."""
+        """See TensorParallelExchange; one product."""
         workspace, shared, received = self._scattering(rows, matrix)
         torch.mm(rows, matrix, out=shared[self.rank].flatten(0, 1))
         self.side.wait_stream(torch.cuda.current_stream())
@@ -217,13 +217,13 @@ class SharedMemoryExchange:
         return SharedMemorySum(shared[self.rank][self.rank], received, self.side)
 
     def _scattering(self, rows: Tensor, matrix: Tensor) -> tuple[Workspace, list[Tensor], Tensor]:
-        """Workspace, its half as a tensor of each rank, shape (ranks, n, out), and room for what comes from the others."""
+        """Return the workspace, its next half as a tensor (ranks, n, out) of each rank, and space for the others' parts."""
         shape = torch.Size((self.ranks, rows.shape[0] // self.ranks, matrix.shape[1]))
         workspace = self._workspace("scatter", shape.numel() * rows.element_size())
         return workspace, workspace.next_half(shape, rows.dtype), rows.new_empty((self.ranks - 1, *shape[1:]))
 
     def _workspace(self, kind: str, bytes_needed: int) -> Workspace:
-        """One that is large enough. The sizes are the same on all ranks, so all of them make a new one at the same call."""
+        """Return one that is large enough. Sizes agree on all ranks, so that all of them create a new one in the same call."""
         found = self._workspaces.get(kind)
         if found is None or found.bytes_of_half < bytes_needed:
             if found is not None:
@@ -234,13 +234,13 @@ class SharedMemoryExchange:
 
 
 class SharedMemorySum:
-    """Parts that are on their way from the other ranks."""
+    """A sum whose parts travel from the other ranks' memory."""
 
     def __init__(self, own: Tensor, received: Tensor, side: torch.cuda.Stream) -> None:
         self._own, self._received, self._side = own, received, side
 
     def finish(self) -> Tensor:
-        """As the protocol says; added up in fp32."""
+        """See PendingSum; added up in fp32."""
         torch.cuda.current_stream().wait_stream(self._side)
         return compiled(_total)(self._own, self._received)  # type: ignore[no-any-return]
 

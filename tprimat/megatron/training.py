@@ -1,27 +1,31 @@
-"""Trains a plan on the embedded engine."""
+"""Train a plan on the embedded engine, or find the largest micro-batch that fits."""
 
+import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.data import DataLoader
 
 from tprimat.errors import LaunchError
 from tprimat.megatron import fp8
+from tprimat.megatron.compilation import prefetch_compiler_key
 from tprimat.megatron.evidence import observe
-from tprimat.megatron.micro_batch_trials import MicroBatchTrials
 from tprimat.megatron.module import MegatronModule, MegatronStrategy
-from tprimat.megatron.options import ActiveOptions, decide
+from tprimat.megatron.options import ResolvedOptions, resolve
 from tprimat.plan.evidence import mismatches
+from tprimat.plan.micro_batch import KEPT_FREE, candidates, next_candidate, trial_micro_batches
 from tprimat.plan.schema import RunPlan
 from tprimat.records.environment import software_versions
-from tprimat.records.schema import RunRecord
+from tprimat.records.schema import MicroBatchTrial, RunRecord, StepRecord
 from tprimat.records.store import RunDirectory
-from tprimat.train import startup
 from tprimat.train.callback import BenchmarkCallback
-from tprimat.train.device import local_rank
+from tprimat.train.device import available_bytes, local_rank, peak_bytes, reset_peak
 from tprimat.train.lightning_api import lightning, quieten
 from tprimat.train.profiler import profiling_callbacks
 from tprimat.train.run_record import launched_record, note_completed
@@ -31,19 +35,19 @@ def fit(plan: RunPlan, redirected: bool) -> None:
     """Train a plan with Lightning on this rank. The process group stays open for another plan.
 
     Args:
-        plan: what to do.
-        redirected: whether this process sends Megatron's CUDA calls to the CPU.
+        plan: the run.
+        redirected: whether Megatron's CUDA calls run on the CPU.
     """
     quieten()
     on_gpu = torch.cuda.is_available()
     directory = Path(plan.run_directory)
     if on_gpu:
         torch.cuda.set_device(local_rank())
-        startup.read_compiler()
-    if plan.precision == "fp8" and not fp8.works_on(torch.device("cuda" if on_gpu else "cpu")):
-        why = f"This device or torch {torch.__version__} multiplies no e5m2 with e4m3."
+        prefetch_compiler_key()
+    if plan.precision == "fp8" and not fp8.multiplies_fp8(torch.device("cuda" if on_gpu else "cpu")):
+        why = f"This device or torch {torch.__version__} cannot multiply e5m2 with e4m3."
         raise LaunchError("fp8 does not work here.", why=why, fix="--precision bf16")
-    options = decide(plan, torch.device("cuda" if on_gpu else "cpu"))
+    options = resolve(plan, torch.device("cuda" if on_gpu else "cpu"))
     searches = plan.batch.micro_batch_sequences == "auto"
     measured = [BenchmarkCallback(directory, describe=_describer(plan, options, redirected)), *profiling_callbacks(plan)]
     trainer = lightning.Trainer(
@@ -67,14 +71,14 @@ def fit(plan: RunPlan, redirected: bool) -> None:
 
 
 def attention_preference(cudnn: bool) -> AbstractContextManager[Any]:
-    """Which attention kernels torch may choose: cuDNN's first, or all but cuDNN's, which newer versions prefer by themselves."""
+    """Return a context in which torch prefers cuDNN's attention, or does without it: newer versions prefer it by themselves."""
     others = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     if not torch.cuda.is_available():
         return nullcontext()
     return sdpa_kernel([SDPBackend.CUDNN_ATTENTION, *others] if cudnn else others, set_priority=True)
 
 
-def _describer(plan: RunPlan, options: ActiveOptions, redirected: bool) -> Any:
+def _describer(plan: RunPlan, options: ResolvedOptions, redirected: bool) -> Any:
     def describe(trainer: Any, module: MegatronModule) -> RunRecord:
         del trainer
         evidence = observe(module, redirected)
@@ -88,3 +92,73 @@ def _describer(plan: RunPlan, options: ActiveOptions, redirected: bool) -> Any:
         )
 
     return describe
+
+
+# The search for a micro-batch that fits, for a plan that says "auto".
+
+
+class MicroBatchTrials(MegatronModule):
+    """The model and optimizer of a plan, trained for one step with each micro-batch size that is worth trying.
+
+    A first step with the smallest size creates the optimizer's states and does not count. After each further step all ranks know
+    the worst rank's peak, and so agree on the next size. A rank that runs out of memory ends the process, and the launcher knows
+    the size.
+    """
+
+    def __init__(self, plan: RunPlan, options: ResolvedOptions) -> None:
+        super().__init__(plan, options)
+        self.directory = RunDirectory(Path(plan.run_directory))
+        self.sizes = candidates(plan.layout, plan.batch)
+        self.trials = list(self.directory.read_trials())
+        self.size = self.sizes[0]
+        self.steps_done = 0
+
+    @property
+    def micro_batch(self) -> int:
+        """Sequences in one micro-batch of the next step."""
+        return self.size
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """Return a counter of steps; each step makes its own tokens."""
+        return DataLoader(range(self.plan.steps), batch_size=None)  # type: ignore[arg-type]
+
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        """Run one optimizer step with the next size, and record what it allocated."""
+        del batch
+        begun = time.perf_counter()
+        reset_peak(self.device)
+        outputs = super().training_step(self._tokens(), batch_idx)
+        peak, limit = self._memory_over_all_ranks()
+        self.steps_done += 1
+        if self.steps_done > 1:
+            trial = MicroBatchTrial(micro_batch_sequences=self.size, peak_bytes=peak, limit_bytes=limit)
+            self.trials.append(trial)
+            if self.trainer.global_rank == 0:
+                self.directory.append_trial(trial)
+        if self.trainer.global_rank == 0:
+            seconds = time.perf_counter() - begun
+            self.directory.append_step(StepRecord(step=self.steps_done, step_seconds=seconds, peak_allocated_bytes=peak))
+        size = next_candidate(self.sizes, self.trials)
+        self.size = self.size if size is None else size
+        self.trainer.should_stop = size is None
+        return outputs
+
+    def _tokens(self) -> list[Tensor]:
+        """Return micro-batches of noise, each (micro-batch, sequence_tokens + 1)."""
+        plan = self.plan
+        steps = plan.batch.global_batch_sequences // (self.size * plan.layout.data)
+        shape = (self.size, plan.batch.sequence_tokens + 1)
+        return [
+            torch.randint(plan.shape.vocabulary, shape, device=self.device)
+            for _ in range(trial_micro_batches(plan.layout, steps))
+        ]
+
+    def _memory_over_all_ranks(self) -> tuple[int, int]:
+        """Return the largest peak of any rank and the smallest limit, in bytes."""
+        limit = int(available_bytes(self.device, self.plan.gpus_per_node) * (1 - KEPT_FREE))
+        if self.plan.micro_batch_memory_bytes is not None:
+            limit = min(limit, self.plan.micro_batch_memory_bytes)
+        worst = torch.tensor([peak_bytes(self.device), -limit], device=self.device)
+        dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+        peak, lowest = worst.tolist()
+        return peak, -lowest

@@ -1,4 +1,4 @@
-"""NeMo's recipes, or the reason why they are not there."""
+"""Find a recipe of NeMo, or name what is missing. Imports nothing heavy before it looks."""
 
 from importlib import import_module
 from typing import Any
@@ -10,17 +10,17 @@ RECIPES = "nemo.collections.llm.recipes"
 
 
 def pretrain_recipe(name: str | None, model: str) -> Any:
-    """The function `pretrain_recipe` of a NeMo recipe.
+    """Return the function `pretrain_recipe` of a NeMo recipe.
 
-    `from nemo.collections import llm` succeeds when its recipes failed to import, and only logs it. So the recipe is
-    looked for, and where it is absent its own module is imported once more to learn what was missing.
+    `from nemo.collections import llm` succeeds even when its recipes fail to import, and only logs it. Where the recipe is
+    absent, its own module is imported once more to learn what is missing.
 
     Args:
         name: such as llama31_8b.
         model: key in config.yaml, for the message.
 
     Raises:
-        LaunchError: no recipe is named, or it cannot be imported; names the module that was missing.
+        LaunchError: no recipe is named, or it cannot be imported; names the missing module.
     """
     if name is None:
         raise LaunchError(

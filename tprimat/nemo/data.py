@@ -1,4 +1,4 @@
-"""Our text as a NeMo data module: the same windows in the same order as the embedded engine trains on."""
+"""Text as a NeMo data module: the same sequences in the same order as on the embedded engine."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ class SequencesModule(lightning.pytorch.LightningDataModule):  # type: ignore[mi
 
     Args:
         plan: names the dataset, the seed and the model's vocabulary.
-        tokenizer: for NeMo, which asks its data module for one; the text is tokenized already.
+        tokenizer: NeMo requires one of its data module; the text is already tokenized.
         seq_length: tokens in a sequence.
         micro_batch_size: sequences.
         global_batch_size: sequences.
@@ -40,7 +40,7 @@ class SequencesModule(lightning.pytorch.LightningDataModule):  # type: ignore[mi
         )
 
     def train_dataloader(self) -> DataLoader[dict[str, Tensor]]:
-        """One item is one sequence; NeMo's strategy adds the sampler."""
+        """Return a loader of single sequences; NeMo's strategy adds the sampler."""
         sequences = open_sequences(self.plan, self.plan.shape.vocabulary)
         self.description = sequences.description
         return DataLoader(_Items(sequences, self.plan), pin_memory=self.pin_memory)

@@ -1,4 +1,4 @@
-"""What NeMo really runs, read from Megatron's parallel state, the built model, its plugin's outcome and the batches."""
+"""Evidence of what NeMo runs, read from Megatron's parallel state, the built model and the batches."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,7 +9,7 @@ from megatron.core.num_microbatches_calculator import get_num_microbatches
 from torch import Tensor
 
 from tprimat.megatron.evidence import REDIRECTED, count_parameters, dtype_name, matmul_dtype, parallel_sizes
-from tprimat.nemo.recipe import Surroundings
+from tprimat.nemo.recipe import Environment
 from tprimat.plan.schema import RunPlan
 from tprimat.records.schema import Evidence
 
@@ -19,7 +19,7 @@ WITHOUT_TRANSFORMER_ENGINE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeenBatch:
+class FirstBatch:
     """The first micro-batch that entered the model on this rank."""
 
     micro_batch_sequences: int
@@ -27,7 +27,7 @@ class SeenBatch:
 
     @property
     def global_batch_sequences(self) -> int:
-        """With as many micro-batches as the running schedule counts, over the replicas that there are."""
+        """With the running schedule's number of micro-batches, over all replicas."""
         replicas: int = parallel_state.get_data_parallel_world_size()
         return self.micro_batch_sequences * int(get_num_microbatches()) * replicas
 
@@ -37,29 +37,29 @@ class SeenBatch:
         return self.global_batch_sequences * self.sequence_tokens
 
 
-class BatchWatch:
-    """Looks at the first micro-batch that a model is given. Only the first pipeline stage, and so rank 0, is given tokens."""
+class FirstBatchHook:
+    """Observes the first micro-batch that a model gets. Only the first pipeline stage, and so rank 0, gets tokens."""
 
     def __init__(self) -> None:
-        self.seen: SeenBatch | None = None
+        self.seen: FirstBatch | None = None
         self._hook: Any = None
 
     def attach(self, strategy: Any) -> None:
-        """Hook into the model of a running strategy; the hook leaves with the first micro-batch."""
+        """Hook into the model of a running strategy; the first micro-batch removes the hook."""
         model = _gpt_models(strategy)[0]
-        self._hook = model.register_forward_pre_hook(self._look, with_kwargs=True)
+        self._hook = model.register_forward_pre_hook(self._observe, with_kwargs=True)
 
-    def _look(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _observe(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tokens = args[0] if args else kwargs.get("input_ids")
         if isinstance(tokens, Tensor):
             rows, length = tokens.shape
             ranks = parallel_state.get_context_parallel_world_size()
-            self.seen = SeenBatch(micro_batch_sequences=rows, sequence_tokens=length * ranks)
+            self.seen = FirstBatch(micro_batch_sequences=rows, sequence_tokens=length * ranks)
         self._hook.remove()
 
 
-def observe(trainer: Any, watch: BatchWatch, plan: RunPlan, here: Surroundings) -> Evidence:
-    """Evidence of a running trainer. Every rank must call it: the parameter count is summed over all of them."""
+def observe(trainer: Any, watch: FirstBatchHook, plan: RunPlan, here: Environment) -> Evidence:
+    """Return evidence of a running trainer. Every rank must call it: the parameter count is summed over all of them."""
     strategy = trainer.strategy
     models = _gpt_models(strategy)
     config = models[0].config
@@ -87,12 +87,12 @@ def observe(trainer: Any, watch: BatchWatch, plan: RunPlan, here: Surroundings) 
 
 
 def _gpt_models(strategy: Any) -> list[Any]:
-    """Megatron's own model in each chunk, inside of the wrappers for precision and gradients."""
+    """Return Megatron's own model of each chunk, from inside the wrappers for precision and gradients."""
     return [module for chunk in strategy.megatron_parallel for module in chunk.modules() if isinstance(module, GPTModel)]
 
 
 def _runs_transformer_engine(models: list[Any]) -> bool:
-    """Whether layers of it are in the model: an installed package that fails to import leaves NeMo on Megatron's local ones."""
+    """Whether the model has layers of it: NeMo uses Megatron's local ones where the package is installed and fails to import."""
     kinds = {type(module) for model in models for module in model.modules()}
     return any(base.__module__.startswith("transformer_engine") for kind in kinds for base in kind.__mro__)
 
@@ -103,6 +103,6 @@ def _optimizer(optimizer: Any) -> str:
     return f"{type(inner).__name__} over {type(inner.optimizer).__name__}"
 
 
-def _notes(here: Surroundings) -> tuple[str, ...]:
+def _notes(here: Environment) -> tuple[str, ...]:
     notes = () if here.transformer_engine else (WITHOUT_TRANSFORMER_ENGINE,)
     return notes if here.on_gpu else (*notes, REDIRECTED)

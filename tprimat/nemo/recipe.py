@@ -1,6 +1,6 @@
-"""RunPlan -> NeMo 2 pre-training recipe: one function for every model that has one.
+"""RunPlan -> NeMo 2 pre-training recipe, by one function for every model that has a recipe.
 
-Fields are set on what the recipe brings, so that its own overlap of communication, precision plugin and callbacks stay.
+Fields are set on the recipe's own configuration, so that its overlap of communication, precision plugin and callbacks stay.
 """
 
 from collections.abc import Sequence
@@ -11,26 +11,29 @@ from typing import Any
 import lightning.pytorch
 import nemo_run
 import torch
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from nemo.collections.common.tokenizers.null_tokenizer import NullTokenizer
-from nemo.collections.llm.gpt.data.mock import MockDataModule, _MockGPTDataset
+from nemo.collections.llm.gpt.data.mock import MockDataModule
 from nemo.collections.llm.recipes.precision import mixed_precision
 from nemo.core.optim.lr_scheduler import PolynomialDecayAnnealing
-from nemo.lightning import megatron_init
 from nemo.lightning.pytorch.optim import lr_scheduler
 from nemo.lightning.pytorch.optim.base import LRSchedulerModule
 from nemo.lightning.pytorch.plugins import MegatronMixedPrecision
+from torch import Tensor
 
 from tprimat.engines.nemo import LAYERS, OTHER_ENGINE, inexpressible, without_transformer_engine
 from tprimat.errors import LaunchError
 from tprimat.facts.models import ModelShape
+from tprimat.megatron.layers import block_spec
+from tprimat.nemo import compat
 from tprimat.nemo.availability import pretrain_recipe
 from tprimat.nemo.data import SequencesModule
-from tprimat.nemo.layers import torch_settings
 from tprimat.plan.schema import RunPlan
 
-# A model's shape in the names of NeMo's model configuration, and what of a recipe's model a shape must agree with.
+# A model's shape in the names of NeMo's model configuration, and the fields in which a recipe's model must agree with it.
 
-KIND = {
+REQUIRED_FIELDS = {
     "normalization": "RMSNorm",
     "gated_linear_unit": True,
     "position_embedding_type": "rope",
@@ -44,13 +47,13 @@ KIND = {
 ACTIVATION = "silu"
 
 
-def check_kind(config: Any, plan: RunPlan) -> None:
-    """Whether a recipe's model is of the kind that shapes are made into.
+def check_model_kind(config: Any, plan: RunPlan) -> None:
+    """Check that a recipe's model is of the kind that `model_fields` can describe.
 
     Raises:
-        LaunchError: it has other layers than the plan's shape says; names the first field that differs.
+        LaunchError: its layers differ from those of the plan's shape; names the first field that differs.
     """
-    found = [(name, getattr(config, name, wanted), wanted) for name, wanted in KIND.items()]
+    found = [(name, getattr(config, name, wanted), wanted) for name, wanted in REQUIRED_FIELDS.items()]
     found.append(("activation_func", getattr(config.activation_func, "__name__", None), ACTIVATION))
     for name, value, wanted in found:
         if value != wanted:
@@ -59,12 +62,12 @@ def check_kind(config: Any, plan: RunPlan) -> None:
                 what, where=f"models.{plan.model}.nemo_recipe", why=LAYERS, fix=f"another recipe, or {OTHER_ENGINE}"
             )
     if hasattr(config, "scale_factor") != (plan.shape.rope_scaling is not None):
-        what = f"NeMo's recipe {plan.nemo_recipe} treats rotary frequencies otherwise than {plan.shape.name}."
+        what = f"NeMo's recipe {plan.nemo_recipe} treats rotary frequencies differently from {plan.shape.name}."
         raise LaunchError(what, where=f"models.{plan.model}.nemo_recipe", fix=f"another recipe, or {OTHER_ENGINE}")
 
 
 def model_fields(shape: ModelShape) -> dict[str, Any]:
-    """A shape in the names of NeMo's model configuration. For a recipe's own model this changes nothing (a test says so)."""
+    """Return a shape in the names of NeMo's model configuration. For a recipe's own model these change nothing (tested)."""
     fields = {
         "num_layers": shape.layers,
         "hidden_size": shape.hidden,
@@ -89,11 +92,8 @@ def model_fields(shape: ModelShape) -> dict[str, Any]:
     return fields
 
 
-# The linear schedule for NeMo, whose own PolynomialDecayAnnealingScheduler takes no warm-up.
-
-
 class LinearScheduler(LRSchedulerModule):  # type: ignore[misc]
-    """Warm-up, then a straight line down to `min_lr` at `max_steps`."""
+    """Warm-up, then a straight line down to `min_lr` at `max_steps`; NeMo's own linear scheduler has no warm-up."""
 
     def __init__(self, warmup_steps: int, max_steps: int, min_lr: float) -> None:
         super().__init__()
@@ -102,26 +102,23 @@ class LinearScheduler(LRSchedulerModule):  # type: ignore[misc]
         self.min_lr = min_lr
 
     def scheduler(self, model: Any, optimizer: Any) -> dict[str, Any]:
-        """What Lightning wants of configure_optimizers."""
+        """Return what Lightning's configure_optimizers returns."""
         del model
-        made = PolynomialDecayAnnealing(
+        schedule = PolynomialDecayAnnealing(
             optimizer, max_steps=self.max_steps, warmup_steps=self.warmup_steps, min_lr=self.min_lr, power=1.0
         )
         return {
             "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": made, "interval": "step", "frequency": 1},
+            "lr_scheduler": {"scheduler": schedule, "interval": "step", "frequency": 1},
             "monitor": "val_loss",
         }
 
 
-# The plan's seed where NeMo has constants: 1234 for the weights (megatron_init), 0 or 1 for mock data.
-
-
 class Seeds(lightning.pytorch.Callback):  # type: ignore[misc]
-    """Seeds Python, numpy, torch and Megatron's generators from the plan, on each pipeline stage its own.
+    """Seeds Python, numpy, torch and Megatron's generators from the plan, differently on each pipeline stage.
 
-    NeMo seeds them with 1234 when it has set up the ranks, with no way to say another number. Lightning calls `setup` after
-    that and before the model is built.
+    NeMo seeds them with the constant 1234 when it has set up the ranks. Lightning calls `setup` after that, before the model is
+    built.
     """
 
     def __init__(self, seed: int) -> None:
@@ -129,18 +126,18 @@ class Seeds(lightning.pytorch.Callback):  # type: ignore[misc]
         self.seed = seed
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Before the weights are drawn."""
+        """Seed before the weights are drawn."""
         del trainer, pl_module, stage
-        megatron_init._set_random_seed(self.seed)
+        compat.set_random_seed(self.seed)
 
 
 class SeededMockData(MockDataModule):  # type: ignore[misc]
-    """NeMo's mock data, each seed with sequences of its own.
+    """NeMo's mock data with different sequences for each seed.
 
-    NeMo's module hands its datasets `create_attention_mask` in the place of the seed: every run has the same data.
+    NeMo's module passes `create_attention_mask` in the place of the seed, so that every run has the same data.
 
     Args:
-        seed: of the plan.
+        seed: the plan's.
         settings: of MockDataModule.
     """
 
@@ -149,49 +146,47 @@ class SeededMockData(MockDataModule):  # type: ignore[misc]
         self.seed = seed
 
     def setup(self, stage: str = "") -> None:
-        """The training data; a benchmark neither validates nor tests."""
+        """Create the training data; a benchmark neither validates nor tests."""
         del stage
-        # Item i is drawn from seed + i: seeds a data set apart share none.
+        # Item i is drawn from seed + i: seeds that are one data set apart share no item.
         first = self.seed * self.num_train_samples
-        self._train_ds = _MockGPTDataset(self.tokenizer, "train", self.num_train_samples, self.seq_length, seed=first)
-        self._validation_ds = self._test_ds = self._train_ds
+        dataset = compat.MockDataset(self.tokenizer, "train", self.num_train_samples, self.seq_length, seed=first)
+        compat.set_mock_datasets(self, dataset)
 
 
-# RunPlan -> NeMo 2 pre-training recipe: one function for every model that has one.
-#
-# Fields are set on what the recipe brings, so that its own overlap of communication, precision plugin and callbacks stay.
+# The recipe itself.
 
 LOADER_WORKERS = 2
 """For mock data: NeMo's default of 8 a rank is more processes than small machines have cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What a recipe has to adapt to on this machine."""
+class Environment:
+    """The properties of this machine that a recipe must adapt to."""
 
     on_gpu: bool
     transformer_engine: bool
 
 
-def build_recipe(plan: RunPlan, here: Surroundings, callbacks: Sequence[Any] = ()) -> Any:
-    """The recipe that carries out a plan.
+def build_recipe(plan: RunPlan, here: Environment, callbacks: Sequence[Any] = ()) -> Any:
+    """Build the recipe of a plan.
 
     Args:
-        plan: what to do.
-        here: what this machine has.
-        callbacks: Lightning callbacks, put behind the recipe's own.
+        plan: the run.
+        here: this machine.
+        callbacks: Lightning callbacks, added after the recipe's own.
 
     Returns:
         nemo_run.Partial of nemo.collections.llm.pretrain; fiddle.build makes the function that trains.
 
     Raises:
-        LaunchError: NeMo has no such recipe, or this machine cannot run it so.
+        LaunchError: NeMo has no such recipe, or cannot run this plan on this machine.
     """
     _refuse(plan, here)
     recipe = pretrain_recipe(plan.nemo_recipe, plan.model)(
         name="nemo", dir=plan.run_directory, num_nodes=plan.nodes, num_gpus_per_node=plan.gpus_per_node
     )
-    check_kind(recipe.model.config, plan)
+    check_model_kind(recipe.model.config, plan)
     recipe.trainer.plugins = _precision(plan)
     _set_parallelism(recipe.trainer.strategy, plan)
     _set_model(recipe.model.config, plan)
@@ -207,7 +202,7 @@ def build_recipe(plan: RunPlan, here: Surroundings, callbacks: Sequence[Any] = (
     return recipe
 
 
-def _refuse(plan: RunPlan, here: Surroundings) -> None:
+def _refuse(plan: RunPlan, here: Environment) -> None:
     if unfit := inexpressible(plan):
         raise unfit
     if not here.transformer_engine and (unfit := without_transformer_engine(plan)):
@@ -226,11 +221,11 @@ def _set_parallelism(strategy: Any, plan: RunPlan) -> None:
 
 
 DTYPES = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp32": torch.float32}
-"""Of weights and of what pipeline stages send each other."""
+"""Precision -> dtype of weights and of messages between pipeline stages."""
 
 
 def _precision(plan: RunPlan) -> Any:
-    """The precision plugin: it, not the model's configuration, has the last word on bf16 and fp8."""
+    """Return the precision plugin, which overrides the model's configuration of bf16 and fp8."""
     if plan.precision == "fp8":
         if plan.engine_options.fp8_scaling == "current":
             return mixed_precision.bf16_with_fp8_current_scaling_mixed()
@@ -254,7 +249,7 @@ def _set_model(config: Any, plan: RunPlan) -> None:
         config.recompute_granularity = None if plan.recompute == "none" else "selective"
 
 
-def _set_data(recipe: Any, plan: RunPlan, here: Surroundings) -> None:
+def _set_data(recipe: Any, plan: RunPlan, here: Environment) -> None:
     if plan.dataset != "mock":
         recipe.data = nemo_run.Config(SequencesModule, plan=plan, pin_memory=here.on_gpu)
     else:
@@ -283,13 +278,13 @@ def _set_optimizer(optim: Any, plan: RunPlan) -> None:
     config.bf16 = plan.precision != "fp32"
     warmup = min(settings.warmup_steps, max(plan.steps - 1, 0))
     if settings.schedule == "cosine":
-        made = nemo_run.Config(lr_scheduler.CosineAnnealingScheduler, constant_steps=0, min_lr=settings.min_learning_rate)
+        scheduler = nemo_run.Config(lr_scheduler.CosineAnnealingScheduler, constant_steps=0, min_lr=settings.min_learning_rate)
     elif settings.schedule == "linear":
-        made = nemo_run.Config(LinearScheduler, min_lr=settings.min_learning_rate)
+        scheduler = nemo_run.Config(LinearScheduler, min_lr=settings.min_learning_rate)
     else:
-        made = nemo_run.Config(lr_scheduler.WarmupPolicyScheduler)
-    made.warmup_steps, made.max_steps = warmup, plan.steps
-    optim.lr_scheduler = made
+        scheduler = nemo_run.Config(lr_scheduler.WarmupPolicyScheduler)
+    scheduler.warmup_steps, scheduler.max_steps = warmup, plan.steps
+    optim.lr_scheduler = scheduler
 
 
 def _set_trainer(recipe: Any, plan: RunPlan, callbacks: Sequence[Any]) -> None:
@@ -304,8 +299,8 @@ def _set_trainer(recipe: Any, plan: RunPlan, callbacks: Sequence[Any]) -> None:
     trainer.enable_checkpointing = False
     trainer.enable_model_summary = False
     trainer.logger = False
-    # NeMo's progress bar reads the loss in each step, and gathers Megatron's timers on rank 0 alone: an empty gather that
-    # gloo counts all the same, after which the next collective of all ranks waits for ever.
+    # NeMo's progress bar reads the loss in each step, and gathers Megatron's timers on rank 0 alone. gloo counts this empty
+    # gather, and the next collective of all ranks then waits forever.
     trainer.enable_progress_bar = False
     recipe.resume = None
     recipe.log.ckpt = None
@@ -313,3 +308,36 @@ def _set_trainer(recipe: Any, plan: RunPlan, callbacks: Sequence[Any]) -> None:
     recipe.log.wandb = None
     recipe.log.explicit_log_dir = str(Path(plan.run_directory) / "nemo")
     recipe.log.log_dir = None
+
+
+# Without Transformer Engine: Megatron-Core's local layers, and a forward step.
+
+
+@dataclass(frozen=True, slots=True)
+class TorchBlockSpec:
+    """The embedded engine's layers (torch's norm and attention) for a NeMo model."""
+
+    shape: ModelShape
+
+    def __call__(self, config: TransformerConfig, vp_stage: int | None = None) -> TransformerBlockSubmodules:
+        """Return the layers of one pipeline stage; NeMo passes arguments by these names."""
+        return block_spec(config, self.shape, vp_stage, rotary=None)
+
+
+def forward_step(model: Any, batch: dict[str, Tensor]) -> Tensor:
+    """Run the model causally without a mask, for which NeMo's own step requires Transformer Engine."""
+    return model(  # type: ignore[no-any-return]
+        input_ids=batch["tokens"], position_ids=batch["position_ids"], labels=batch["labels"], attention_mask=None
+    )
+
+
+def torch_settings(shape: ModelShape) -> dict[str, Any]:
+    """Return the fields of NeMo's model configuration that would need kernels of Transformer Engine or Apex."""
+    return {
+        "apply_rope_fusion": False,
+        "persist_layer_norm": False,
+        "masked_softmax_fusion": False,
+        "gradient_accumulation_fusion": False,
+        "transformer_layer_spec": TorchBlockSpec(shape),
+        "forward_step_fn": forward_step,
+    }

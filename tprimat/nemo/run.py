@@ -1,45 +1,46 @@
-"""Trains a plan with NeMo 2's own recipe and trainer."""
+"""Train a plan with NeMo 2's own recipe and trainer. Importing this module imports nothing of NeMo."""
 
 import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tprimat.megatron import bootstrap
 from tprimat.nemo.availability import pretrain_recipe
 from tprimat.plan.evidence import mismatches
 from tprimat.plan.schema import RunPlan
 from tprimat.records.environment import software_versions
 from tprimat.records.schema import RunRecord
 from tprimat.records.store import RunDirectory
-from tprimat.train import cpu_redirect, startup, transformer_engine
+from tprimat.train import startup
 from tprimat.train.callback import BenchmarkCallback
 from tprimat.train.profiler import profiling_callbacks
 from tprimat.train.run_record import launched_record, note_completed
 
 
 def train(plan: RunPlan) -> None:
-    """Carry out a plan on this rank; torchrun has started as many as the plan names.
+    """Train a plan on this rank of torchrun.
 
     Args:
-        plan: what to do.
+        plan: the run.
 
     Raises:
-        LaunchError: NeMo is not there in full, or cannot do what the plan asks for.
+        LaunchError: NeMo is incomplete, or cannot do what the plan asks for.
     """
-    redirected = cpu_redirect.install()
-    pretrain_recipe(plan.nemo_recipe, plan.model)  # before our own imports of nemo, to name what is missing
+    redirected = bootstrap.redirect_to_cpu()
+    pretrain_recipe(plan.nemo_recipe, plan.model)  # before our own imports of NeMo, to name what is missing
     if redirected:
-        from tprimat.nemo import cpu_redirect as nemo_redirect
+        from tprimat.nemo import compat
 
-        nemo_redirect.install()
+        compat.redirect_to_cpu()
     import fiddle
     import torch
 
     from tprimat.megatron.training import attention_preference
-    from tprimat.nemo.recipe import Seeds, Surroundings, build_recipe
+    from tprimat.nemo.recipe import Environment, Seeds, build_recipe
 
-    startup.end_imports()
-    here = Surroundings(on_gpu=not redirected, transformer_engine=transformer_engine.is_usable())
+    startup.resume_garbage_collection()
+    here = Environment(on_gpu=not redirected, transformer_engine=startup.transformer_engine_is_usable())
     callback = NemoCallback(plan, here)
     # Without Transformer Engine the attention is torch's, and the same kernels are preferred as in the embedded engine.
     cudnn = here.on_gpu and torch.version.hip is None and plan.engine_options.cudnn_attention is not False
@@ -50,23 +51,23 @@ def train(plan: RunPlan) -> None:
 
 
 class NemoCallback(BenchmarkCallback):
-    """BenchmarkCallback that knows from the running NeMo what a step trains on, and what runs."""
+    """BenchmarkCallback that reads from the running NeMo how many tokens a step has, and what runs."""
 
     def __init__(self, plan: RunPlan, here: Any) -> None:
-        from tprimat.nemo.evidence import BatchWatch
+        from tprimat.nemo.evidence import FirstBatchHook
 
         super().__init__(plan.run_directory, describe=self._what_runs)
         self.plan = plan
         self.here = here
-        self.watch = BatchWatch()
+        self.watch = FirstBatchHook()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Look at the first batch, too."""
+        """Observe the first batch, too."""
         self.watch.attach(trainer.strategy)
         super().on_train_start(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Close a step; the tokens of one are known from its first micro-batch."""
+        """Close a step; its tokens are known from its first micro-batch."""
         if self.watch.seen is not None:
             self.tokens_per_step = self.watch.seen.tokens_per_step
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)

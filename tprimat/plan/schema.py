@@ -1,10 +1,12 @@
 """The plan of a run: the document that goes into a worker (plan.json)."""
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from tprimat.config.schema import (
+    REMOVED_ENGINE_OPTIONS,
     EngineOptions,
     OptimizerConfig,
     Precision,
@@ -169,4 +171,15 @@ def read_plan(path: Path) -> RunPlan:
     if not path.exists():
         fix = "./benchmark.py writes it when it starts the run; --dry-run only names the place"
         raise RecordError(f"There is no {path}.", where=str(path), fix=fix)
-    return from_json(RunPlan, read_text(path), where=str(path))
+    return from_json(RunPlan, _without_removed_options(read_text(path)), where=str(path))
+
+
+def _without_removed_options(text: str) -> str:
+    """Leave out the engine options that older plans name and that are gone; anything damaged stays for `from_json` to report."""
+    try:
+        document = json.loads(text)
+        options = document["engine_options"]
+        document["engine_options"] = {name: value for name, value in options.items() if name not in REMOVED_ENGINE_OPTIONS}
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return text
+    return json.dumps(document)

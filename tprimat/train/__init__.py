@@ -1,1 +1,1 @@
-"""What runs inside torchrun. The only stage, with probe, that imports torch."""
+"""What every trainer inside torchrun shares: worker, start-up, data, callbacks."""

@@ -1,9 +1,8 @@
 """BenchmarkCallback: writes a StepRecord for every optimizer step of any Lightning Trainer.
 
-A step ends when its last rank ends: a tiny all-reduce (the memory peaks, which are wanted from the worst rank anyway)
-closes it, and the device event behind that all-reduce is the step's end. The host reads the event one step later, when
-the device has long passed it, so the measurement adds no synchronisation inside a step; each step is on disk before the
-next one ends.
+A step ends when its last rank ends: a tiny all-reduce closes it (of the memory peaks, needed from the worst rank anyway), and the
+device event after that all-reduce is the step's end. The host reads the event one step later, when the device has long passed it,
+so that measuring adds no synchronisation inside a step. Each step is on disk before the next one ends.
 """
 
 import contextlib
@@ -22,18 +21,18 @@ from tprimat.errors import RecordError
 from tprimat.records.schema import RunRecord, StepRecord
 from tprimat.records.store import RunDirectory
 from tprimat.train import startup
-from tprimat.train.device import Mark, PeakMemory, mark, read_peak_memory
+from tprimat.train.device import PeakMemory, Timestamp, read_peak_memory, record_timestamp
 from tprimat.train.lightning_api import callback_bases
-from tprimat.train.run_record import Stranger
+from tprimat.train.run_record import AnyTrainer
 
 LOSS_METRICS = ("reduced_train_loss", "train_loss", "loss")
 """Names under which trainers log the loss; NeMo's is the first."""
 
 ON_DEVICE = float("nan")
-"""In place of a number that the host has not read yet; recognised by identity."""
+"""Placeholder for a number that the host has not read yet; recognised by identity."""
 
 Describe = Callable[[Any, Any], RunRecord]
-"""(trainer, module) -> what runs, called on every rank when training starts."""
+"""(trainer, module) -> the record of the run; called on every rank when training starts and ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +40,11 @@ class _PendingStep:
     """A step that the device may still be working on."""
 
     step: int
-    end: Mark
+    end: Timestamp
     values: Tensor
-    """On the host, filled by the time that `end` has passed: the device's share of `found`, then peak allocated and reserved."""
-    found: tuple[float | None, ...]
-    """Loss, gradient norm and tokens as the host knows them: None is absent, ON_DEVICE stands in `values`."""
+    """On the host, filled once `end` has passed: the numbers that were on the device, then peak allocated and reserved."""
+    known: tuple[float | None, ...]
+    """Loss, gradient norm and tokens as the host knows them; None is absent, ON_DEVICE is in `values`."""
     learning_rate: float | None
 
 
@@ -54,9 +53,9 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
 
     Args:
         run_directory: folder for steps.jsonl and, if `describe` is given, run.json.
-        tokens_per_step: tokens that all ranks train on in a step, where the module's outputs do not tell ("tokens").
-        describe: makes the RunRecord when training starts and again when it ends; all ranks call it, rank 0 writes it.
-            None: a record of what any Trainer tells.
+        tokens_per_step: tokens that all ranks train on in a step, where the module's outputs have no "tokens".
+        describe: returns the RunRecord when training starts and again when it ends; all ranks call it, rank 0 writes it.
+            None: a record of what any Trainer knows.
 
     Raises:
         RecordError: the folder already holds the steps of another run.
@@ -68,16 +67,16 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         super().__init__()
         self.directory = RunDirectory(Path(run_directory))
         self.tokens_per_step = tokens_per_step
-        self.describe = describe or Stranger(self.directory.path.name).describe
+        self.describe = describe or AnyTrainer(self.directory.path.name).describe
         self._completes = describe is None
         self._pending: list[_PendingStep] = []
-        self._last_end: Mark | None = None
+        self._last_end: Timestamp | None = None
         self._last_step = 0
         self._ended_at_seconds: float | None = None
         self._learning_rate: float | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Note what runs, and start the clock."""
+        """Record what runs, and start the clock."""
         if trainer.global_rank == 0:
             self.directory.path.mkdir(parents=True, exist_ok=True)
             if trainer.global_step == 0 and self.directory.steps_file.exists():
@@ -89,41 +88,41 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         read_peak_memory(_device(pl_module))
         if dist.is_initialized():
             dist.barrier()
-        self._last_end = mark(_device(pl_module))
+        self._last_end = record_timestamp(_device(pl_module))
         self._ended_at_seconds = _seconds_since(run.started_at)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Note the learning rate of the step that begins: by the time that it ends, a scheduler has moved on."""
+        """Note the learning rate of the step that begins: when it ends, a scheduler may have changed it."""
         del pl_module, batch, batch_idx
         if trainer.optimizers:
             rate = trainer.optimizers[0].param_groups[0].get("lr")
             self._learning_rate = None if rate is None else float(rate)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Close a step, if the optimizer has made one, and write the one before."""
+        """Close a step, if the optimizer stepped, and write the previous one."""
         del batch, batch_idx
         if trainer.global_step == self._last_step:
             return
         self._last_step = trainer.global_step
         device = _device(pl_module)
-        found = (_loss(trainer, outputs), _number(trainer, outputs, "grad_norm"), _output(outputs, "tokens"))
-        on_device = [value.detach().double().reshape(1) for value in found if _is_on_device(value)]
+        metrics = (_loss(trainer, outputs), _number(trainer, outputs, "grad_norm"), _output(outputs, "tokens"))
+        on_device = [value.detach().double().reshape(1) for value in metrics if _is_on_device(value)]
         counters = torch.cat([*on_device, _worst_memory(read_peak_memory(device), device)])
         values = torch.empty_like(counters, device="cpu", pin_memory=device.type == "cuda")
         values.copy_(counters, non_blocking=True)
         self._pending.append(
             _PendingStep(
                 step=trainer.global_step,
-                end=mark(device),
+                end=record_timestamp(device),
                 values=values,
-                found=tuple(_as_host_knows(value) for value in found),
+                known=tuple(_known_to_host(value) for value in metrics),
                 learning_rate=_output(outputs, "learning_rate", self._learning_rate),
             )
         )
         self._write(trainer, keep=1 if device.type == "cuda" else 0)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Write what is left, and what the batches turned out to be."""
+        """Write the remaining steps, and the record with what was observed of the batches."""
         self._write(trainer, keep=0)
         run = self._describe(trainer, pl_module)
         if self._completes and trainer.global_rank == 0:
@@ -139,7 +138,7 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Keep what was measured before a failure."""
         del pl_module, exception
-        # A device that has failed answers nothing more; the error that ended the run must stay the last word.
+        # A failed device answers nothing more, and the error that ended the run must be the one that is reported.
         with contextlib.suppress(RuntimeError, RecordError):
             self._write(trainer, keep=0)
 
@@ -151,10 +150,10 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
                 self.directory.append_step(self._record(pending, self._last_end))
             self._last_end = pending.end
 
-    def _record(self, pending: _PendingStep, start: Mark) -> StepRecord:
+    def _record(self, pending: _PendingStep, start: Timestamp) -> StepRecord:
         *read, allocated, reserved = pending.values.tolist()
         from_device = iter(read)
-        loss, norm, tokens = (next(from_device) if value is ON_DEVICE else value for value in pending.found)
+        loss, norm, tokens = (next(from_device) if value is ON_DEVICE else value for value in pending.known)
         seconds = pending.end.seconds_since(start)
         if self._ended_at_seconds is not None:
             self._ended_at_seconds += seconds
@@ -176,8 +175,8 @@ def _is_on_device(value: Any) -> bool:
     return isinstance(value, Tensor) and value.device.type == "cuda"
 
 
-def _as_host_knows(value: Any) -> float | None:
-    """A number that is here already. What is on the device stays there: fetching it would wait for the whole step."""
+def _known_to_host(value: Any) -> float | None:
+    """Return a number that is on the host, and leave one on the device there: fetching it would wait for the whole step."""
     if _is_on_device(value):
         return ON_DEVICE
     return None if value is None else float(value)
@@ -188,7 +187,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def _worst_memory(memory: PeakMemory | None, device: torch.device) -> Tensor:
-    """Peak bytes of the worst rank; the all-reduce also makes the slowest rank's end the end of the step."""
+    """Return the peak bytes of the worst rank. The all-reduce also ends the step when the slowest rank ends."""
     own = [memory.allocated, memory.reserved] if memory else [math.nan, math.nan]
     peaks = torch.tensor(own, dtype=torch.float64).to(device, non_blocking=True)
     if dist.is_initialized() and dist.get_world_size() > 1:
@@ -197,7 +196,7 @@ def _worst_memory(memory: PeakMemory | None, device: torch.device) -> Tensor:
 
 
 def _seconds_since(moment: str | None) -> float | None:
-    """By the wall clock, which is what launcher and workers share."""
+    """Return seconds by the wall clock, which launcher and workers share."""
     if moment is None:
         return None
     return (datetime.now(timezone.utc) - datetime.fromisoformat(moment)).total_seconds()

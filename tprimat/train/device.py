@@ -1,4 +1,4 @@
-"""The machine as torch sees it from inside a rank."""
+"""The machine as a rank sees it: its accelerator, timestamps on its clock, and memory."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from tprimat.records.schema import Machine
 
 
 def describe_machine(nodes: int, gpus_per_node: int) -> Machine:
-    """The accelerator of this rank, or the processor where there is none."""
+    """Return the accelerator of this rank, or the processor where there is none."""
     if not torch.cuda.is_available():
         return Machine(platform="cpu", accelerator=processor_name(), gpus_per_node=gpus_per_node, nodes=nodes)
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -29,15 +29,15 @@ def describe_machine(nodes: int, gpus_per_node: int) -> Machine:
 
 
 def local_rank() -> int:
-    """Of torchrun; 0 for a process that nobody started in a group."""
+    """Return torchrun's local rank; 0 for a process outside torchrun."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
-# When each step ended, on the device's own clock: events on a GPU, so that measuring stops nothing; host time on a CPU.
+# Timestamps on the device's own clock: events on a GPU, so that measuring stops nothing; host time on a CPU.
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class Timestamp:
     """One moment on a device's stream."""
 
     event: Any
@@ -49,32 +49,32 @@ class Mark:
         if self.event is not None:
             self.event.synchronize()
 
-    def seconds_since(self, earlier: "Mark") -> float:
+    def seconds_since(self, earlier: "Timestamp") -> float:
         """Device time between two moments that have both passed."""
         if self.event is None:
             return self.host_seconds - earlier.host_seconds
         return float(earlier.event.elapsed_time(self.event)) / 1e3
 
 
-def mark(device: torch.device) -> Mark:
+def record_timestamp(device: torch.device) -> Timestamp:
     """Note this moment in the device's work queue, without waiting for it."""
     if device.type != "cuda":
-        return Mark(None, time.perf_counter())
+        return Timestamp(None, time.perf_counter())
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
-    return Mark(event, time.perf_counter())
+    return Timestamp(event, time.perf_counter())
 
 
 @dataclass(frozen=True, slots=True)
 class PeakMemory:
-    """Bytes on this rank since the last reading."""
+    """Peak bytes on this rank since the last reading."""
 
     allocated: int
     reserved: int
 
 
 def read_peak_memory(device: torch.device) -> PeakMemory | None:
-    """Read torch's allocator counters and start them anew: host-side numbers, the device is not asked. None on a CPU."""
+    """Read and reset the counters of torch's allocator, which the host keeps, without waiting for the device. None on a CPU."""
     if device.type != "cuda":
         return None
     peak = PeakMemory(torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device))
@@ -82,18 +82,18 @@ def read_peak_memory(device: torch.device) -> PeakMemory | None:
     return peak
 
 
-# How much memory this rank's training takes, and how much it may take: a GPU's own counters, on a CPU those of Linux.
+# How much memory this rank's training takes, and how much it may take: torch's counters on a GPU, those of Linux on a CPU.
 
 PROCESS = Path("/proc/self")
 CGROUPS = Path("/sys/fs/cgroup")
 KIBIBYTE = 1024
 
 
-def start_peak(device: torch.device) -> None:
+def reset_peak(device: torch.device) -> None:
     """Forget earlier peaks, and give back what is cached for other shapes.
 
     Raises:
-        LaunchError: this system does not tell what a process takes.
+        LaunchError: this system does not report the memory of a process.
     """
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -107,15 +107,15 @@ def start_peak(device: torch.device) -> None:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Most that was allocated since `start_peak`; on a CPU, resident in this process."""
+    """Return the most bytes allocated since `start_peak`; on a CPU, resident in this process."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _status("VmHWM")
 
 
 def available_bytes(device: torch.device, ranks_here: int) -> int:
-    """What this rank's training takes now and could take besides.
+    """Return the bytes that this rank's training takes now plus those it could still take.
 
-    On a GPU that is all but what other processes and libraries beside torch's allocator hold; on a CPU an equal share of what the
-    machine, and this process's cgroup, have left.
+    On a GPU this is everything that other processes, and libraries outside torch's allocator, do not hold. On a CPU it is an
+    equal share of what the machine and this process's cgroup have left.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
@@ -124,7 +124,7 @@ def available_bytes(device: torch.device, ranks_here: int) -> int:
 
 
 def host_bytes_left() -> int:
-    """Main memory that programs can still have: the least that the machine and the limits on this process leave."""
+    """Return the main memory still available: the least of what the machine and the limits on this process leave."""
     found = re.search(r"^MemAvailable:\s+(\d+) kB$", Path("/proc/meminfo").read_text(encoding="utf8"), re.MULTILINE)
     left = [int(found[1]) * KIBIBYTE] if found else []
     for folder in own_cgroups():
@@ -137,7 +137,7 @@ def host_bytes_left() -> int:
 
 
 def own_cgroups() -> list[Path]:
-    """This process's control group (version 2) and those above it, each of which may have a limit; without such, the root."""
+    """Return this process's control group (version 2) and its parents, each of which may have a limit; the root without one."""
     found = re.search(r"^0::(/.*)$", (PROCESS / "cgroup").read_text(encoding="utf8"), re.MULTILINE)
     own = CGROUPS / found[1].lstrip("/") if found else CGROUPS
     return [folder for folder in (own, *own.parents) if folder == CGROUPS or CGROUPS in folder.parents]
@@ -146,12 +146,12 @@ def own_cgroups() -> list[Path]:
 def _status(name: str) -> int:
     found = re.search(rf"^{name}:\s+(\d+) kB$", (PROCESS / "status").read_text(encoding="utf8"), re.MULTILINE)
     if found is None:
-        raise LaunchError(f"{PROCESS / 'status'} does not tell {name}.", fix="--micro-batch-size 1")
+        raise LaunchError(f"{PROCESS / 'status'} has no {name}.", fix="--micro-batch-size 1")
     return int(found[1]) * KIBIBYTE
 
 
 def _number(path: Path) -> int | None:
-    """None where there is no such file, or no limit ("max")."""
+    """Return the number in a file; None where there is no such file, or no limit ("max")."""
     try:
         text = path.read_text(encoding="utf8").strip()
     except OSError:

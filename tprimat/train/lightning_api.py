@@ -10,7 +10,7 @@ lightning: Any = import_module(NAME)
 
 
 def callback_bases() -> tuple[type[Any], ...]:
-    """The Callback class of each Lightning that is installed: a Trainer accepts only callbacks of its own package."""
+    """Return the Callback class of each installed Lightning: a Trainer accepts only callbacks of its own package."""
     bases: list[type[Any]] = [lightning.Callback]
     if NAME == "pytorch_lightning" and find_spec("lightning") is not None:
         from lightning.pytorch import Callback
@@ -20,6 +20,6 @@ def callback_bases() -> tuple[type[Any], ...]:
 
 
 def quieten() -> None:
-    """Keep its advice on loggers and workers out of the training log; importing it sets the levels, so call this after."""
+    """Keep Lightning's advice out of the training log. Importing Lightning sets the levels, so call this afterwards."""
     for name in ("lightning.pytorch", "pytorch_lightning", "lightning.fabric", "lightning_fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -1,4 +1,4 @@
-"""Kineto's trace of a few optimizer steps on rank 0, as the `profiling` section asks, for TensorBoard and for Chrome's viewer.
+"""Record a Kineto trace of a few optimizer steps on rank 0, for TensorBoard and for Chrome's viewer.
 
 OUTPUT/profiler/RUN_ID/rank_0.CYCLE.pt.trace.json   the names that TensorBoard's PyTorch Profiler plugin looks for
 OUTPUT/profile_PLATFORM_MODEL_RUN_ID.json           the same file under a second name (a hard link)
@@ -28,15 +28,15 @@ RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 
 
 def profiling_callbacks(plan: RunPlan) -> list[Any]:
-    """The callback that a plan's profiling section asks for, or none.
+    """Return the callback that a plan's profiling section asks for, or none.
 
-    It belongs behind BenchmarkCallback in the Trainer's list: a step is then closed before its trace is written.
+    It belongs after BenchmarkCallback in the Trainer's list, so that a step is closed before its trace is written.
     """
     return [ProfilerCallback(plan)] if plan.profiling.enabled else []
 
 
 class ProfilerCallback(*callback_bases()):  # type: ignore[misc]
-    """Steps torch.profiler once per optimizer step, and notes in run.json which steps it has slowed down."""
+    """Steps torch.profiler once per optimizer step, and records in run.json which steps it slowed down."""
 
     def __init__(self, plan: RunPlan) -> None:
         super().__init__()
@@ -57,10 +57,10 @@ class ProfilerCallback(*callback_bases()):  # type: ignore[misc]
         self._first_step = trainer.global_step + 1
         self._profile = make_profile(self.plan, self._save)
         self._profile.start()
-        self._began(self._profile)
+        self._step_began(self._profile)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Go on in the schedule, if the optimizer has made a step; the last one is closed by the end of training."""
+        """Advance the schedule, if the optimizer stepped; the end of training closes the last step."""
         del pl_module, outputs, batch, batch_idx
         if self._profile is None or trainer.global_step == self._last_step:
             return
@@ -68,26 +68,26 @@ class ProfilerCallback(*callback_bases()):  # type: ignore[misc]
         if 0 < trainer.max_steps <= trainer.global_step:
             return
         self._profile.step()
-        self._began(self._profile)
+        self._step_began(self._profile)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Write what is still recorded."""
+        """Write the trace that is still recorded."""
         del trainer, pl_module
         self._finish()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Keep what was recorded before a failure, as far as the device still answers."""
+        """Keep what was recorded before a failure, if the device still answers."""
         del trainer, pl_module, exception
         with contextlib.suppress(RuntimeError, RecordError):
             if self._profile is not None and self._profile.current_action in RECORDING:
                 self._profile.add_metadata_json("tprimat_unfinished", str(self._profile.step_num))
             self._finish()
 
-    def _began(self, running: profile) -> None:
-        """Note the step that begins, and what the trace is of."""
+    def _step_began(self, running: profile) -> None:
+        """Note the step that begins, and label the trace."""
         if running.current_action in RECORDING:
             running.add_metadata_json("tprimat", json.dumps(self._origin()))
-        if slows(self.plan, running.step_num) and self._directory.run_file.exists():
+        if is_slowed(self.plan, running.step_num) and self._directory.run_file.exists():
             run = self._directory.read_run()
             step = self._first_step + running.step_num
             self._directory.write_run(replace(run, profiled_steps=(*run.profiled_steps, step)))
@@ -110,7 +110,7 @@ class ProfilerCallback(*callback_bases()):  # type: ignore[misc]
         running.stop()
         if not self.traces:
             first = self._first_step + self.plan.profiling.schedule.wait + self.plan.profiling.schedule.warmup
-            _tell(f"profiling: no trace, because training ended before step {first}, the first that the schedule records")
+            _print(f"profiling: no trace, because training ended before step {first}, the first that the schedule records")
 
     def _save(self, running: profile) -> None:
         """Called by torch at the end of each cycle."""
@@ -119,29 +119,29 @@ class ProfilerCallback(*callback_bases()):  # type: ignore[misc]
         trace = output / "profiler" / self.plan.run_id / f"rank_0.{number}.pt.trace.json"
         write_trace(running, trace)
         self.traces.append(trace)
-        _tell(f"profiling: {trace}")
+        _print(f"profiling: {trace}")
         if self.plan.profiling.export_chrome_trace:
             cycle = f"_{number}" if self.plan.profiling.schedule.repeat > 1 else ""
             named = output / f"profile_{BACKEND_OF[self.plan.platform]}_{self.plan.model}_{self.plan.run_id}{cycle}.json"
-            second_name(trace, named)
-            _tell(f"profiling: {named} (the same file)")
+            hard_link(trace, named)
+            _print(f"profiling: {named} (the same file)")
 
 
-def schedule_of(plan: RunPlan) -> Callable[[int], ProfilerAction]:
-    """What the profiler does in each step, counted from 0 where training starts."""
-    asked = plan.profiling.schedule
-    return schedule(wait=asked.wait, warmup=asked.warmup, active=asked.active, repeat=asked.repeat)
+def profiler_schedule(plan: RunPlan) -> Callable[[int], ProfilerAction]:
+    """Return step index -> the profiler's action; the first step of training has index 0."""
+    requested = plan.profiling.schedule
+    return schedule(wait=requested.wait, warmup=requested.warmup, active=requested.active, repeat=requested.repeat)
 
 
 def make_profile(plan: RunPlan, on_trace_ready: Any) -> profile:
-    """A profiler as a plan asks for it, not yet started."""
+    """Return the profiler that a plan asks for, not yet started."""
     wanted = plan.profiling
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
     return profile(
         activities=activities,
-        schedule=schedule_of(plan),
+        schedule=profiler_schedule(plan),
         on_trace_ready=on_trace_ready,
         record_shapes=wanted.record_shapes,
         profile_memory=wanted.profile_memory,
@@ -150,20 +150,20 @@ def make_profile(plan: RunPlan, on_trace_ready: Any) -> profile:
     )
 
 
-def slows(plan: RunPlan, index: int) -> bool:
-    """Whether the profiler slows a step down: it warms up or records in it, or writes the trace of the cycle just over.
+def is_slowed(plan: RunPlan, index: int) -> bool:
+    """Whether the profiler slows a step down, by warming up, recording, or writing the trace of the cycle before it.
 
     Args:
         plan: holds the schedule.
-        index: of the step, from 0 where training starts.
+        index: of the step; the first step of training has index 0.
     """
-    action = schedule_of(plan)
+    action = profiler_schedule(plan)
     after_a_cycle = index > 0 and action(index - 1) == ProfilerAction.RECORD_AND_SAVE
     return after_a_cycle or action(index) != ProfilerAction.NONE
 
 
 def write_trace(running: profile, path: Path) -> None:
-    """The trace of the cycle just over, whole or not at all.
+    """Write the trace of the finished cycle, completely or not at all.
 
     Raises:
         RecordError: the folder cannot be written, or the disk is full.
@@ -178,8 +178,8 @@ def write_trace(running: profile, path: Path) -> None:
         raise cannot_write(path, error) from error
 
 
-def second_name(path: Path, other: Path) -> None:
-    """One file under two names; a copy where the file system has no hard links.
+def hard_link(path: Path, other: Path) -> None:
+    """Give a file a second name; a copy where the file system has no hard links.
 
     Raises:
         RecordError: the folder cannot be written, or the disk is full.
@@ -194,5 +194,5 @@ def second_name(path: Path, other: Path) -> None:
         raise cannot_write(other, error) from error
 
 
-def _tell(text: str) -> None:
+def _print(text: str) -> None:
     sys.stderr.write(text + "\n")

@@ -1,4 +1,4 @@
-"""The record that a worker goes on with: the launcher's, or a first one where torchrun was started by hand."""
+"""The record of a run as a worker writes it: the launcher's, a new one under torchrun by hand, or that of any other Trainer."""
 
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -17,7 +17,7 @@ from tprimat.train.lightning_api import NAME
 
 
 def launched_record(plan: RunPlan) -> RunRecord:
-    """What is known so far, with the accelerator under the name that torch gives it."""
+    """Return the launcher's record, or a new one, with torch's name of the accelerator."""
     machine = describe_machine(plan.nodes, plan.gpus_per_node)
     try:
         record = RunDirectory(Path(plan.run_directory)).read_run()
@@ -33,23 +33,20 @@ def launched_record(plan: RunPlan) -> RunRecord:
 
 
 def note_completed(directory: RunDirectory) -> None:
-    """For a worker that torchrun started without our launcher; the launcher has the last word otherwise."""
+    """Mark the run as completed; if our launcher runs, it later writes the final outcome."""
     ended_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     directory.write_run(replace(directory.read_run(), outcome="completed", ended_at=ended_at))
 
 
-# The record of a run that is not ours: what any Lightning Trainer tells of itself.
-
-
-class Stranger:
-    """Describes the runs of one callback; the start is noted once."""
+class AnyTrainer:
+    """Describes a run of any Lightning Trainer, from what the Trainer knows; the start is noted once."""
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
         self.started_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
     def describe(self, trainer: Any, pl_module: Any) -> RunRecord:
-        """Machine, software and the module's name. How the model is split, its batch and its dtype stay absent: nobody tells."""
+        """Return machine, software and the module's name. Layout, batch and dtype are unknown and stay absent."""
         nodes = int(trainer.num_nodes)
         return RunRecord(
             run_id=self.run_id,

@@ -1,11 +1,12 @@
-"""When this rank reached the stages of its start: what a user waits for before the first step."""
+"""The start of a rank: when it reached each stage, and what shortens it. Imports no heavy package."""
 
 import contextlib
 import ctypes
 import gc
+import sys
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import datetime, timezone
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from threading import Thread
@@ -17,62 +18,53 @@ _reached: dict[StartUp, datetime] = {}
 
 
 def reached(stage: StartUp) -> None:
-    """Note that a stage is reached; only its first time counts."""
+    """Record that a stage is reached; only the first call for a stage counts."""
     _reached.setdefault(stage, datetime.now(timezone.utc))
 
 
 def seconds_since(started_at: str) -> dict[StartUp, float]:
-    """Each stage reached so far -> seconds from a moment (ISO 8601) to it, by the wall clock, which launcher and ranks share."""
+    """Return stage -> seconds from a moment (ISO 8601) to it, by the wall clock, which launcher and ranks share."""
     start = datetime.fromisoformat(started_at)
     return {stage: round((moment - start).total_seconds(), 3) for stage, moment in _reached.items()}
 
 
-# A shorter start of a rank: what waits for the driver or for files, and not for Python, begins early, on threads of its own.
+# Prefetching: work that waits for the driver or for files, not for Python, begins early, on threads.
 
 CUDA_DRIVER = "libcuda.so.1"
 
 
-def begin_imports() -> None:
-    """Stop collecting garbage: an import makes next to none, and looking for it again and again lengthens every start."""
+def pause_garbage_collection() -> None:
+    """Stop collecting garbage while libraries are imported: they create almost none, and searching for it takes time."""
     gc.disable()
 
 
-def end_imports() -> None:
-    """Collect again, without ever looking through what was imported."""
+def resume_garbage_collection() -> None:
+    """Collect garbage again, without ever searching what was imported."""
     reached("imported")
     gc.freeze()
     gc.enable()
 
 
-def open_gpu(device: int) -> Thread | None:
-    """Have the CUDA driver open one of the visible GPUs while this process imports its libraries.
+def prefetch_gpu(device: int) -> Thread | None:
+    """Have the CUDA driver open a GPU on a thread while this process imports its libraries.
 
-    torch uses the context that it finds.
+    torch then uses the context that it finds.
 
     Args:
-        device: its number among those that CUDA_VISIBLE_DEVICES leaves.
+        device: number of the GPU among those in CUDA_VISIBLE_DEVICES.
 
     Returns:
-        The thread; None where there is no CUDA driver.
+        the thread; None where there is no CUDA driver.
     """
     try:
         driver = ctypes.CDLL(CUDA_DRIVER)
     except OSError:
         return None
-    return _begin(lambda: _retain_context(driver, device))
+    return in_background(lambda: _retain_context(driver, device))
 
 
-def read_compiler() -> Thread:
-    """Have Triton take the checksum of its own files, which is part of the key of everything that its cache holds."""
-
-    def take() -> None:
-        with suppress(ImportError, AttributeError, OSError, RuntimeError):  # the last is torch's word for no Triton
-            import_module("torch._inductor.runtime.triton_compat").triton_key()
-
-    return _begin(take)
-
-
-def _begin(work: Callable[[], None]) -> Thread:
+def in_background(work: Callable[[], None]) -> Thread:
+    """Begin work on a thread that does not keep the process alive."""
     thread = Thread(target=work, daemon=True)
     thread.start()
     return thread
@@ -84,41 +76,66 @@ def _retain_context(driver: ctypes.CDLL, device: int) -> None:
         driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle)
 
 
-# Imports torchmetrics, which Lightning brings along, without the large packages that some of its metrics use.
-#
-# It imports transformers, torchvision, scipy and matplotlib wherever they are installed, as they are in most container images:
-# two or three seconds of every rank's start, for metrics that the embedded engine does not have.
+# torchmetrics, which Lightning imports, in turn imports transformers, torchvision, scipy and matplotlib wherever they are
+# installed, as they are in most container images: two or three seconds of every rank's start, for metrics that are not used.
 
-LARGE = ("transformers", "torchvision", "torchaudio", "scipy", "matplotlib", "sklearn", "pandas")
-"""Optional for torchmetrics."""
+OPTIONAL_PACKAGES = ("transformers", "torchvision", "torchaudio", "scipy", "matplotlib", "sklearn", "pandas")
+"""Large packages that torchmetrics can do without."""
 
 
 def import_torchmetrics() -> None:
-    """Import it so, once, and before Lightning does; where that cannot be, Lightning imports it as it is."""
-    with contextlib.suppress(ImportError, AttributeError), _not_installed(LARGE):
+    """Import torchmetrics without OPTIONAL_PACKAGES, before Lightning does; if this fails, Lightning imports it as usual."""
+    with contextlib.suppress(ImportError, AttributeError), _not_installed(OPTIONAL_PACKAGES):
         import_module("torchmetrics")
 
 
 @contextlib.contextmanager
 def _not_installed(names: tuple[str, ...]) -> Any:
-    """While it lasts, whoever asks Lightning's utilities for one of these packages hears that it is not there."""
+    """Within this context, Lightning's utilities answer that none of these packages is installed."""
     if find_spec("torchmetrics") is None or find_spec("lightning_utilities") is None:
         yield
         return
     imports: Any = import_module("lightning_utilities.core.imports")
     genuine = imports.RequirementCache
 
-    class Answer(genuine):  # type: ignore[misc, valid-type]
-        """A RequirementCache that knows its answer for some packages."""
+    class HidingCache(genuine):  # type: ignore[misc, valid-type]
+        """A RequirementCache in which some packages are not installed."""
 
         def __init__(self, requirement: str | None = None, *arguments: Any, **named: Any) -> None:
             super().__init__(requirement, *arguments, **named)
             if requirement and imports.Requirement(requirement).name in names:
-                self.available, self.message = False, f"{requirement} is left alone"
+                self.available, self.message = False, f"{requirement} is not imported"
 
-    there = imports.package_available
-    imports.RequirementCache, imports.package_available = Answer, lambda name: name not in names and there(name)
+    package_available = imports.package_available
+    imports.RequirementCache, imports.package_available = HidingCache, lambda name: name not in names and package_available(name)
     try:
         yield
     finally:
-        imports.RequirementCache, imports.package_available = genuine, there
+        imports.RequirementCache, imports.package_available = genuine, package_available
+
+
+# Transformer Engine: a package that is installed and does not load is hidden from Megatron-Core.
+
+TRANSFORMER_ENGINE = "transformer_engine"
+
+
+@cache
+def transformer_engine_is_usable() -> bool:
+    """Whether Transformer Engine can be imported; NeMo then builds its layers from it.
+
+    Call it before anything imports megatron.core, which takes an ImportError for absence. A package whose libraries do not load
+    raises an OSError, with which Megatron-Core itself fails to import.
+    """
+    if sys.modules.get(TRANSFORMER_ENGINE) is None and (
+        TRANSFORMER_ENGINE in sys.modules or find_spec(TRANSFORMER_ENGINE) is None
+    ):
+        return False
+    try:
+        import_module(f"{TRANSFORMER_ENGINE}.pytorch")
+    except (ImportError, OSError, RuntimeError) as error:
+        sys.stderr.write(f"Transformer Engine is installed and cannot be imported; continuing without it: {error}\n")
+        for name in [name for name in sys.modules if name.partition(".")[0] == TRANSFORMER_ENGINE]:
+            del sys.modules[name]
+        sys.modules[TRANSFORMER_ENGINE] = None  # type: ignore[assignment]  # Python's way to make further imports fail
+        return False
+    return True

@@ -11,20 +11,20 @@ from pathlib import Path
 
 from tprimat.errors import RecordError, UserError
 from tprimat.plan.schema import RunPlan, read_plan
-from tprimat.train import startup, transformer_engine
+from tprimat.train import startup
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Train the plan at `--plan PATH`.
 
     Returns:
-        0 when training is done, 2 for a mistake that the user can fix.
+        0 when training is done, 2 for a mistake that the user can correct.
     """
     startup.reached("rank_started")
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--plan", type=Path, required=True, help="plan.json, written by ./benchmark.py")
     options = parser.parse_args(arguments)
-    faulthandler.register(signal.SIGUSR1)  # shows a launcher without py-spy where a hung rank is
+    faulthandler.register(signal.SIGUSR1)  # prints the stack of a hung rank, for a launcher without py-spy
     try:
         train(read_plan(options.plan))
     except UserError as error:
@@ -44,10 +44,11 @@ def train(plan: RunPlan) -> None:
         why = f"The engine {plan.engine} brings its own processes, or an older version of TPrimat wrote the plan."
         raise RecordError(what, where="plan.json: trainer", why=why, fix="./benchmark.py plans and starts the run again")
     quieten()
-    startup.begin_imports()
-    # Megatron-LM requires a single hardware queue to overlap communication with computation; the GPU reads this when opened.
+    startup.pause_garbage_collection()
+    # Megatron's overlap of communication and computation relies on one hardware queue (Megatron-LM's own requirement), which
+    # is set when the GPU is opened.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    transformer_engine.is_usable()  # before anything imports megatron.core
+    startup.transformer_engine_is_usable()  # before anything imports megatron.core
     import_module(plan.trainer).train(plan)
     import torch.distributed as dist
 

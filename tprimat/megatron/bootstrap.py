@@ -1,23 +1,48 @@
-"""Lets Megatron-Core run where there is no GPU: what it sends to CUDA unconditionally goes to the CPU instead.
+"""What must happen before the first import of Megatron-Core: offer it a wgrad kernel; without a GPU, replace its CUDA calls.
 
-Megatron-Core 0.15 and 0.16 name the CUDA device in about twenty lines (recurrent ones: the RNG tracker, the gather and
-scatter mappings, pipeline receive buffers, gradient buffers). A TorchFunctionMode redirects the factories; the few calls
-that are not torch functions are replaced. Does nothing where CUDA or HIP is present, and nothing the second time.
+Megatron-Core looks for the kernel, and decorates functions for the compiler, while it is imported.
 """
 
 import os
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+WGRAD_EXTENSION = "fused_weight_gradient_mlp_cuda"
+"""Apex's extension module, which adds a weight's gradient straight into the fp32 buffer."""
+
+
+def offer_wgrad_extension() -> None:
+    """Offer the extension's two functions under its name, unless it is there already."""
+    if WGRAD_EXTENSION in sys.modules:
+        return
+    module = types.ModuleType(WGRAD_EXTENSION)
+    module.wgrad_gemm_accum_fp32 = _accumulate  # type: ignore[attr-defined]
+    module.wgrad_gemm_accum_fp16 = _accumulate  # type: ignore[attr-defined]
+    sys.modules[WGRAD_EXTENSION] = module
+
+
+def _accumulate(rows: Tensor, gradient: Tensor, total: Tensor) -> None:
+    from tprimat.megatron.wgrad import accumulate_wgrad
+
+    accumulate_wgrad(total, gradient, rows)
+
+
+# Without a GPU: Megatron-Core 0.15 and 0.16 name the CUDA device in about twenty lines (the random number generators, the gather
+# and scatter mappings, pipeline receive buffers, gradient buffers). A TorchFunctionMode redirects the tensors that are created
+# there; the few calls that are no torch functions are replaced.
 
 CPU = torch.device("cpu")
 _installed: list[TorchFunctionMode] = []
 
 
-def install() -> bool:
-    """Redirect, once; call before the first import of megatron.core.
+def redirect_to_cpu() -> bool:
+    """Redirect CUDA calls to the CPU where neither CUDA nor HIP is present. A second call changes nothing.
 
     Returns:
         whether this process is redirected.
@@ -33,7 +58,7 @@ def install() -> bool:
 
 
 class _CudaToCpu(TorchFunctionMode):
-    """Tensors asked for on a CUDA device are made on the CPU."""
+    """Creates tensors on the CPU that are requested on a CUDA device."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -61,13 +86,13 @@ def _names_cuda(device: object) -> bool:
 
 
 def _replace_calls() -> None:
-    # Compiling the fused element-wise helpers for a CPU costs minutes and gains nothing. megatron.core decorates them
-    # while it is imported, and torch.compile looks at this variable then.
+    # Compiling the fused element-wise helpers for a CPU takes minutes and gains nothing. Megatron-Core decorates them while it is
+    # imported, and torch.compile looks at this variable then.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     import megatron.core.jit as megatron_jit
 
     megatron_jit.jit_fuser = lambda function: function
-    # One function each: torch._dynamo keeps a table of torch.cuda's functions and refuses an object that stands in it twice.
+    # One function each: torch's compiler keeps a table of torch.cuda's functions and refuses an object that occurs in it twice.
     replacements: dict[str, Callable[..., Any]] = {
         "current_device": lambda: CPU,
         "synchronize": lambda *_: None,
@@ -78,6 +103,6 @@ def _replace_calls() -> None:
     for name, replacement in replacements.items():
         setattr(torch.cuda, name, replacement)
     torch.cuda.random.get_rng_state = replacements["get_rng_state"]
-    import megatron.core.tensor_parallel.random as megatron_random
+    from tprimat.megatron import compat
 
-    megatron_random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
+    compat.replace_set_cuda_rng_state(lambda state, *_, **__: torch.set_rng_state(state))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from simulated_streams import Event, Machine
 
-from tprimat.megatron import tp_overlap
+from tprimat.megatron import compat, tp_overlap
 from tprimat.megatron.tp_overlap import SharedMemoryExchange, can_overlap
 
 EXCHANGES = 10
@@ -23,7 +23,7 @@ def machine(monkeypatch):
         for name in ("Stream", "current_stream", "current_device", "stream"):
             monkeypatch.setattr(torch.cuda, name, getattr(made, name))
         monkeypatch.setattr(torch.cuda, "Event", Event)
-        monkeypatch.setattr(tp_overlap, "symmetric_memory", lambda: made)
+        monkeypatch.setattr(compat, "symmetric_memory", lambda: made)
         monkeypatch.setattr(tp_overlap, "compiled", lambda function: function)
         return made
 

@@ -1,4 +1,4 @@
-"""The dense models of the table train on the embedded engine through config.yaml alone, in their tiny sizes, on a CPU."""
+"""The dense models of the table, and all five strategies of config.yaml, train on the embedded engine in tiny sizes, on a CPU."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from planning import train_together
+from planning import make_plan, train_together
 
 from tprimat.facts import models as table
 from tprimat.facts.flops import parameters
@@ -31,7 +31,7 @@ DENSE = (
     "qwen3-8b",
     "gpt-30m",
 )
-"""Beside Llama 3.1 8B and Qwen 2.5 7B, which test_strategies.py trains, and one size of the suite for the others."""
+"""In addition to Llama 3.1 8B and Qwen 2.5 7B, which the strategies train, and one size of the suite for the others."""
 AS_DEEP_AS_THEY_ARE = ("gpt-3-175b", "qwen3-8b")
 SHALLOW = 3
 WORKLOAD = ("--steps", "2", "--global-batch-size", "2", "--sequence-length", "16", "--data", "mock", "--gpus", "1")
@@ -58,20 +58,62 @@ def weights_of(shape):
     return parameters(replace(shape, vocabulary=padded_vocabulary(shape))).total
 
 
+STRATEGIES = ("maximum_performance", "truly_identical", "memory_optimized", "minimal_communication", "balanced")
+CASES = [(model, strategy) for model in ("llama", "qwen") for strategy in STRATEGIES]
+SETTINGS = {
+    "training.duration.max_steps": 2,
+    "training.data.global_batch_size": 8,
+    "training.data.sequence_length": 32,
+}
+EXPECTED = {  # TP, PP, DP of the contract for a node of 8
+    ("llama", "maximum_performance"): (4, 1, 2),
+    ("llama", "truly_identical"): (4, 1, 2),
+    ("llama", "memory_optimized"): (4, 2, 1),
+    ("llama", "minimal_communication"): (1, 1, 8),
+    ("llama", "balanced"): (2, 1, 4),
+    ("qwen", "maximum_performance"): (4, 2, 1),
+    ("qwen", "truly_identical"): (4, 2, 1),
+    ("qwen", "memory_optimized"): (4, 2, 1),
+    ("qwen", "minimal_communication"): (1, 1, 8),
+    ("qwen", "balanced"): (2, 2, 2),
+}
+
+
+def strategy_plan(folder, model, strategy):
+    """Micro-batches as large as a step allows: their number is what costs time on a CPU."""
+    _, pipeline, data = EXPECTED[model, strategy]
+    micro_batch = SETTINGS["training.data.global_batch_size"] // (data * pipeline)
+    settings = {**SETTINGS, f"parallelism.{strategy}.{model}.cpu.micro_batch_size": micro_batch}
+    return make_plan(folder, model, settings, strategy=strategy, layers=None)
+
+
+def what_is_trained(plan):
+    """All of a plan but its names: strategies that ask for the same in a node of 8 are trained once."""
+    return repr(replace(plan, strategy="", run_id="", run_directory="", output_directory=""))
+
+
 @pytest.fixture(scope="module")
-def shallow(tmp_path_factory):
-    """Every model with its own width, heads and switches and few of its layers, in one start of torchrun."""
-    folder = tmp_path_factory.mktemp("table")
+def trained(tmp_path_factory):
+    """Both groups of plans, in one start of train_plans.py.
+
+    Every dense model with its own width, heads and switches and few of its layers; every strategy, unshortened, with 8 ranks.
+    """
+    folder = tmp_path_factory.mktemp("models")
     done = benchmark(folder, "--config", configuration(folder, DENSE), "--dry-run", "--json")
     assert done.returncode == 0, done.stderr
     plans = [from_json(RunPlan, json.dumps(plan), where="--dry-run") for plan in json.loads(done.stdout)["plans"]]
     plans = [replace(plan, shape=replace(plan.shape, layers=SHALLOW)) for plan in plans]
-    return {plan.model: (plan, *result) for plan, result in zip(plans, train_together(plans), strict=True)}
+    cases = {(model, name): strategy_plan(folder / f"{model}-{name}", model, name) for model, name in CASES}
+    distinct = {what_is_trained(plan): plan for plan in cases.values()}
+    results = train_together([*plans, *distinct.values()])
+    of_strategies = dict(zip(distinct, results[len(plans) :], strict=True))
+    shallow = {plan.model: (plan, *result) for plan, result in zip(plans, results, strict=False)}
+    return shallow, {case: of_strategies[what_is_trained(plan)] for case, plan in cases.items()}
 
 
 @pytest.mark.parametrize("model", DENSE)
-def test_a_model_of_the_table_trains_with_every_weight_that_its_facts_count(shallow, model):
-    plan, run, steps = shallow[model]
+def test_a_model_of_the_table_trains_with_every_weight_that_its_facts_count(trained, model):
+    plan, run, steps = trained[0][model]
     assert plan.shape == replace(tiny(model_shape(model)), layers=SHALLOW)
     assert (run.outcome, run.mismatches, run.matmul_dtype) == ("completed", (), "fp32")
     assert run.evidence.parameters == weights_of(plan.shape)
@@ -110,3 +152,25 @@ def test_a_model_with_experts_is_refused_before_anything_starts(tmp_path, model)
     assert "trains dense models only" in done.stderr
     assert "config.yaml:" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_strategies_that_ask_for_the_same_are_few(tmp_path):
+    plans = [strategy_plan(tmp_path / f"{model}-{name}", model, name) for model, name in CASES]
+    assert len({what_is_trained(plan) for plan in plans}) == 7
+
+
+@pytest.mark.parametrize(("model", "strategy"), CASES)
+def test_a_strategy_trains_under_the_layout_of_the_contract(trained, model, strategy):
+    run, steps = trained[1][model, strategy]
+    evidence = run.evidence
+    assert (evidence.tensor_parallel, evidence.pipeline_parallel, evidence.data_parallel) == EXPECTED[model, strategy]
+    assert run.mismatches == ()
+    assert len(steps) == 2
+    assert all(step.finite and step.loss is not None for step in steps)
+
+
+@pytest.mark.parametrize("model", ["llama", "qwen"])
+def test_all_strategies_train_the_same_model(trained, model):
+    losses = [[step.loss for step in trained[1][model, strategy][1]] for strategy in STRATEGIES]
+    for other in losses[1:]:
+        assert other == pytest.approx(losses[0], abs=1e-4)

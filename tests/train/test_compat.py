@@ -1,0 +1,117 @@
+"""Private names of torch, Megatron-Core, Lightning and NeMo are used in two files alone, which notice when one changes."""
+
+import ast
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from megatron.core.distributed import DistributedDataParallel
+
+from tprimat.errors import LaunchError
+from tprimat.megatron import compat
+
+PACKAGE = Path(compat.__file__).parents[1]
+ROOMS = ("megatron", "nemo", "train")
+COMPAT = {PACKAGE / "megatron" / "compat.py", PACKAGE / "nemo" / "compat.py"}
+FILES = [file for room in ROOMS for file in sorted((PACKAGE / room).rglob("*.py")) if file not in COMPAT]
+
+
+def is_private(name):
+    return name.startswith("_") and not name.startswith("__") and name.strip("_") != ""
+
+
+def own_names(tree):
+    """Names that a file defines: functions, classes, methods, fields, and what it assigns to attributes of self."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
+            names.add(node.attr)
+    return names
+
+
+def private_uses(source):
+    """Private names in a source that are not its own: attributes, imports, and modules imported by a string."""
+    tree = ast.parse(source)
+    own = own_names(tree)
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and is_private(node.attr):
+            of_self = isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"}
+            stored_elsewhere = isinstance(node.ctx, ast.Store) and not of_self
+            if node.attr not in own or stored_elsewhere:
+                found.append(node.attr)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            modules = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+            found += [part for module in modules for part in module.split(".") if is_private(part)]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and " " not in node.value:
+            first, *parts = node.value.split(".")
+            if first in {"torch", "megatron", "lightning", "pytorch_lightning", "nemo"}:
+                found += [part for part in parts if is_private(part)]
+    return found
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_no_other_file_touches_a_private_name(file):
+    assert private_uses(file.read_text(encoding="utf8")) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch._foreach_mul_(tensors, 2)",
+        "from torch._dynamo import config",
+        "import torch._inductor.config",
+        "import_module('torch._dynamo.utils')",
+        "from megatron.core.tensor_parallel.random import _set_cuda_rng_state",
+        "megatron_init._set_random_seed = replacement",
+        "class Strategy(DDPStrategy):\n    def setup(self):\n        self._get_process_group_backend()",
+    ],
+)
+def test_the_check_finds_each_kind_of_use(line):
+    assert private_uses(line)
+
+
+def test_the_check_finds_the_uses_in_compat():
+    used = {name for file in COMPAT for name in private_uses(file.read_text(encoding="utf8"))}
+    assert {"_dynamo", "_symmetric_memory", "_set_cuda_rng_state", "_set_random_seed", "_train_ds", "_timeout"} <= used
+
+
+def test_a_name_that_is_gone_is_reported_with_package_version_and_the_known_versions():
+    with pytest.raises(LaunchError) as raised:
+        compat.require("torch", torch, "_foreach_teleport")
+    assert raised.value.what == f"torch {torch.__version__} lacks a name: torch._foreach_teleport."
+    assert "2.11.0 and 2.13.0" in raised.value.why
+    assert raised.value.fix == "pip install torch==2.13.0"
+
+
+def test_a_function_whose_parameters_changed_is_reported():
+    owner = SimpleNamespace(__name__="owner", step=lambda self, closure: None)
+    assert compat.require("megatron-core", owner, "step", ("self",)) is owner.step
+    with pytest.raises(LaunchError, match=r"has a function with other parameters: owner\.step"):
+        compat.require("megatron-core", owner, "step", ("self", "optimizer"))
+
+
+def test_a_method_whose_copy_has_become_another_is_noticed():
+    assert compat.same_code(DistributedDataParallel.zero_grad_buffer, compat.ZERO_GRAD_BUFFER)
+    assert not compat.same_code(DistributedDataParallel.zero_grad_buffer, compat.ZERO_GRAD_BUFFER.replace("False", "True"))
+    assert not compat.same_code(torch.mm, compat.ZERO_GRAD_BUFFER)
+
+
+def test_newer_versions_of_torch_need_no_call_to_enable_symmetric_memory(monkeypatch):
+    calls = []
+
+    def enable(name):
+        calls.append(name)
+
+    monkeypatch.setattr(compat, "symmetric_memory", lambda: SimpleNamespace(enable_symm_mem_for_group=enable))
+    compat.enable_symmetric_memory("tensor")
+    enable.__deprecated__ = "no need to call this"
+    compat.enable_symmetric_memory("tensor")
+    monkeypatch.setattr(compat, "symmetric_memory", SimpleNamespace)
+    compat.enable_symmetric_memory("tensor")
+    assert calls == ["tensor"]

@@ -1,0 +1,96 @@
+"""Training in fp8, with bf16 optimizer states, and in fp32 with losses that both known versions of Megatron-Core give."""
+
+from dataclasses import replace
+from importlib.metadata import version
+
+import pytest
+import reference_run
+from planning import make_plan, train_together
+
+from tprimat.errors import ConfigError
+
+BF16_STATES = {
+    "hardware.platforms.cpu.gpus_per_node": 1,
+    "training.duration.max_steps": 8,
+    "training.data.global_batch_size": 4,
+    "training.data.sequence_length": 64,
+    "training.optimizer.learning_rate": 5e-3,
+    "platform_optimizations.cpu.precision": "bf16",
+    "platform_optimizations.cpu.engine_options.optimizer_states": "bf16",
+    "platform_optimizations.cpu.engine_options.accumulate_weight_gradients": True,
+    "platform_optimizations.cpu.engine_options.streamed_cross_entropy": True,
+}
+
+
+FP8 = {
+    "training.duration.max_steps": 6,
+    "hardware.platforms.cpu.gpus_per_node": 1,
+    "training.data.global_batch_size": 4,
+    "training.data.sequence_length": 64,
+    "training.optimizer.learning_rate": 1e-3,
+    "platform_optimizations.cpu.precision": "bf16",
+    "platform_optimizations.cpu.engine_options.accumulate_weight_gradients": True,
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("precision")
+    masters = {**BF16_STATES, "platform_optimizations.cpu.engine_options.optimizer_states": "fp32"}
+    reference = {**reference_run.SETTINGS, **reference_run.WORKLOAD}
+    plans = {
+        "bf16 states": make_plan(folder / "bf16", "qwen", BF16_STATES),
+        "masters": make_plan(folder / "masters", "qwen", masters),
+        "bf16": make_plan(folder / "plain", "llama", FP8),
+        "fp8": replace(make_plan(folder / "fp8", "llama", FP8), precision="fp8"),
+        "reference": make_plan(folder / "reference", reference_run.MODEL, reference, layers=None),
+    }
+    return dict(zip(plans, train_together(list(plans.values())), strict=True))
+
+
+def test_the_record_says_what_the_states_were(trained):
+    (bf16, _), (masters, _) = trained["bf16 states"], trained["masters"]
+    assert bf16.evidence.optimizer == "AdamW without master weights, states bfloat16"
+    assert (bf16.evidence.gradient_dtype, masters.evidence.gradient_dtype) == ("bfloat16", "float32")
+    assert bf16.engine_options["optimizer_states"] == "bf16"
+    assert not bf16.engine_options["distributed_optimizer"]
+    assert bf16.mismatches == ()
+
+
+def test_the_first_step_is_that_of_fp32_states_and_the_loss_falls(trained):
+    (_, bf16), (_, masters) = trained["bf16 states"], trained["masters"]
+    assert bf16[0].loss == masters[0].loss
+    assert bf16[0].grad_norm == pytest.approx(masters[0].grad_norm, rel=0.01)
+    assert bf16[-1].loss < bf16[0].loss - 0.2
+    assert bf16[-1].loss != masters[-1].loss
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"hardware.platforms.cpu.gpus_per_node": 2}, "It is for one rank alone; this layout has 2, which share fp32 states."),
+        ({"platform_optimizations.cpu.precision": "fp32"}, "The weights are fp32, and their states with them."),
+    ],
+)
+def test_it_is_refused_where_it_would_not_be_what_it_says(tmp_path, changes, why):
+    with pytest.raises(ConfigError) as refused:
+        make_plan(tmp_path, "qwen", {**BF16_STATES, **changes})
+    assert refused.value.why == why
+    assert "optimizer_states" in str(refused.value.where)
+
+
+def test_training_in_fp8_follows_bf16_but_is_not_it_and_says_what_ran(trained):
+    (_, plain), (run, small) = trained["bf16"], trained["fp8"]
+    assert (run.matmul_dtype, run.evidence.parameter_dtype, run.mismatches) == ("fp8", "bfloat16", ())
+    assert small[-1].loss < small[0].loss - 0.3
+    assert [step.loss for step in small] == pytest.approx([step.loss for step in plain], rel=0.02)
+    assert [step.loss for step in small] != pytest.approx([step.loss for step in plain], rel=1e-6)
+
+
+def test_the_losses_are_those_that_the_other_known_version_of_megatron_must_give(trained):
+    """tests/nemo_recipes/test_nemo_training.py compares Megatron-Core 0.15.3's with the same numbers."""
+    assert version("megatron-core") == "0.16.1"
+    run, steps = trained["reference"]
+    assert run.mismatches == ()
+    assert [step.loss for step in steps] == pytest.approx(reference_run.LOSSES, abs=1e-5)
+    assert [step.grad_norm for step in steps] == pytest.approx(reference_run.GRAD_NORMS, rel=1e-4)

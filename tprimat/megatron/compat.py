@@ -1,0 +1,254 @@
+"""Every private name of Megatron-Core, torch and Lightning that the embedded engine uses, under a plain name and checked.
+
+Such names may change with any release. What is cheap to check is checked when this module is imported: that the name exists and,
+where the engine replaces or copies a function, that its parameters or its source are the known ones. What is optional or slow to
+import (the compiler, symmetric memory) is checked at first use. No other file of the trainers touches a private name of these
+packages (tests/train/test_compat.py); NeMo's are in tprimat/nemo/compat.py.
+
+Import it after `tprimat.megatron.bootstrap` has done its work, because it imports Megatron-Core.
+"""
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import utils
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.models.gpt import GPTModel
+from megatron.core.optimizer import clip_grads
+from megatron.core.optimizer.optimizer import MegatronOptimizer
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
+from megatron.core.tensor_parallel import random as megatron_random
+from megatron.core.transformer.attention import SelfAttention
+from megatron.core.transformer.mlp import MLP
+from megatron.core.transformer.transformer_layer import TransformerLayer
+from torch import Tensor
+from torch.nn.attention import SDPBackend
+
+from tprimat.errors import LaunchError
+from tprimat.train.lightning_api import NAME, lightning
+
+KNOWN_VERSIONS = {
+    "megatron-core": ("0.15.3", "0.16.1"),
+    "torch": ("2.11.0", "2.13.0"),
+    "lightning": ("2.4.0", "2.6.6"),
+    "nemo-toolkit": ("2.7.3",),
+}
+"""Package -> versions whose names these are."""
+
+
+def changed(package: str, name: str, how: str) -> LaunchError:
+    """Return the error for a name that is not as known."""
+    try:
+        installed = version(package)
+    except PackageNotFoundError:
+        installed = "of unknown version"
+    known = " and ".join(KNOWN_VERSIONS[package])
+    return LaunchError(
+        f"{package} {installed} {how}: {name}.",
+        why=f"This engine relies on {name}, which is known from {package} {known}.",
+        fix=f"pip install {package}=={KNOWN_VERSIONS[package][-1]}",
+    )
+
+
+def require(package: str, owner: Any, name: str, parameters: tuple[str, ...] | None = None) -> Any:
+    """Return an attribute of a module or class.
+
+    Args:
+        package: as pip names it.
+        owner: module or class.
+        name: of the attribute.
+        parameters: the first parameters of a function, by name; None does not look at them.
+
+    Raises:
+        LaunchError: the owner has no such attribute, or its parameters are others.
+    """
+    place = f"{getattr(owner, '__qualname__', owner.__name__)}.{name}"
+    found = getattr(owner, name, None)
+    if found is None:
+        raise changed(package, place, "lacks a name")
+    if parameters is not None and tuple(inspect.signature(found).parameters)[: len(parameters)] != parameters:
+        raise changed(package, place, "has a function with other parameters")
+    return found
+
+
+# Functions of torch.
+
+foreach_norm = require("torch", torch, "_foreach_norm")
+"""Norms of many tensors in a few kernels."""
+foreach_multiply_ = require("torch", torch, "_foreach_mul_")
+foreach_copy_ = require("torch", torch, "_foreach_copy_")
+foreach_zero_ = require("torch", torch, "_foreach_zero_")
+assert_on_device = require("torch", torch, "_assert_async")
+"""Assert that a tensor of one element is true, without waiting for the device."""
+scaled_matmul = require("torch", torch, "_scaled_mm")
+"""Product of two 8-bit matrices with their scales; the second one column-major."""
+fused_attention_choice = require("torch", torch, "_fused_sdp_choice")
+
+
+def attention_backend_name(query: Tensor, key: Tensor, value: Tensor, *, grouped: bool) -> str:
+    """Return which kernels torch selects for causal attention: cudnn_attention, flash_attention, efficient_attention or math."""
+    choice = fused_attention_choice(query, key, value, is_causal=True, enable_gqa=grouped)
+    return SDPBackend(choice).name.lower()
+
+
+# torch's compiler.
+
+
+def allow_recompilations(number: int) -> None:
+    """Let one compiled function have at least so many graphs."""
+    config = import_module("torch._dynamo").config
+    require("torch", config, "recompile_limit")
+    config.recompile_limit = max(config.recompile_limit, number)
+
+
+def compiler_counters() -> Any:
+    """Return the compiler's counts of compiled and of cached graphs in this process (a Counter)."""
+    return require("torch", import_module("torch._dynamo.utils"), "counters")["inductor"]
+
+
+def compute_compiler_key() -> None:
+    """Compute the checksum of Triton's files, which is part of every key of the compile cache; torch keeps it.
+
+    Raises:
+        ImportError: no Triton, or a torch that keeps this function elsewhere; AttributeError and RuntimeError likewise.
+    """
+    import_module("torch._inductor.runtime.triton_compat").triton_key()
+
+
+# Memory that the GPUs of a machine read from each other.
+
+
+@cache
+def symmetric_memory() -> Any:
+    """Return torch's module for it; None in a torch without it."""
+    try:
+        return import_module("torch.distributed._symmetric_memory")
+    except ImportError:
+        return None
+
+
+def has_symmetric_memory() -> bool:
+    """Whether this torch shares memory between processes in the way that the engine uses."""
+    return hasattr(symmetric_memory(), "rendezvous") and hasattr(symmetric_memory(), "empty")
+
+
+def enable_symmetric_memory(group_name: str) -> None:
+    """Prepare a process group for sharing memory; newer versions of torch need no preparation and deprecate the call."""
+    enable = getattr(symmetric_memory(), "enable_symm_mem_for_group", None)
+    if enable is not None and not hasattr(enable, "__deprecated__"):
+        enable(group_name)
+
+
+# Functions of Megatron-Core that the engine replaces or overrides.
+
+OVERRIDDEN: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
+    (SelfAttention, "get_query_key_value_tensors", ("self", "hidden_states")),
+    (TransformerLayer, "forward", ("self", "args", "kwargs")),
+    (MLP, "forward", ("self", "hidden_states")),
+    (VocabParallelEmbedding, "forward", ("self", "input_")),
+    (ColumnParallelLinear, "forward", ("self", "input_", "weight", "runtime_gather_output")),
+    (RowParallelLinear, "forward", ("self", "input_")),
+    (GPTModel, "forward", ("self", "input_ids", "position_ids", "attention_mask", "decoder_input", "labels")),
+    (GPTModel, "compute_language_model_loss", ("self", "labels", "logits")),
+    (MegatronOptimizer, "get_main_grads_for_grad_norm", ("self",)),
+    (MegatronOptimizer, "get_grad_stats_parallel_group", ("self",)),
+    (MegatronOptimizer, "prepare_grads", ("self",)),
+    (MegatronOptimizer, "step_with_ready_grads", ("self",)),
+    (utils, "local_multi_tensor_l2_norm", ("chunk_size", "noop_flag", "tensor_lists", "per_tensor", "args")),
+    (utils, "local_multi_tensor_scale", ("chunk_size", "noop_flag", "tensor_lists", "scale")),
+    (megatron_random, "_set_cuda_rng_state", ("new_state", "device", "graph_safe")),
+)
+"""Owner, name and first parameters of what a subclass of ours overrides, or a part of Megatron's own step that ours calls."""
+for _owner, _name, _parameters in OVERRIDDEN:
+    require("megatron-core", _owner, _name, _parameters)
+
+
+def replace_norm_and_scaling(l2_norm: Callable[..., Any], scale: Callable[..., Any]) -> None:
+    """Give Megatron these kernels in place of its slow fallbacks; those of Transformer Engine and Apex stay."""
+    replaceable = (utils.local_multi_tensor_l2_norm, l2_norm)  # ours from an earlier training
+    if require("megatron-core", clip_grads, "l2_norm_impl") in replaceable:
+        require("megatron-core", clip_grads, "multi_tensor_scale_impl")
+        clip_grads.l2_norm_impl = l2_norm
+        clip_grads.multi_tensor_scale_impl = scale
+
+
+def replace_set_cuda_rng_state(replacement: Callable[..., None]) -> None:
+    """Replace what sets the state of a GPU's random number generator."""
+    megatron_random._set_cuda_rng_state = replacement
+
+
+ZERO_GRAD_BUFFER = """
+def zero_grad_buffer(self):
+    if getattr(self.config, 'cuda_graph_impl', 'none') != 'transformer_engine':
+        for param in self.params_with_grad:
+            param.grad_added_to_main_grad = False
+    for buffer in self.buffers + self.expert_parallel_buffers:
+        buffer.reset()
+    for bucket_group in self.bucket_groups + self.expert_parallel_bucket_groups:
+        bucket_group.reset()
+"""
+"""The method of Megatron's DistributedDataParallel of which `zero_grad_buffer_except` is a copy, without comments."""
+
+
+def same_code(function: Callable[..., Any], known: str) -> bool:
+    """Whether the source of a function is the known one, apart from comments, layout and docstring."""
+    try:
+        source = textwrap.dedent(inspect.getsource(function))
+    except (OSError, TypeError):
+        return False
+    (definition,) = ast.parse(source).body
+    if not isinstance(definition, ast.FunctionDef):
+        return False
+    if ast.get_docstring(definition) is not None:
+        definition.body = definition.body[1:]
+    return ast.unparse(definition) == ast.unparse(ast.parse(known))
+
+
+if not same_code(DistributedDataParallel.zero_grad_buffer, ZERO_GRAD_BUFFER):
+    raise changed("megatron-core", "DistributedDataParallel.zero_grad_buffer", "has a function with another source")
+
+
+def zero_grad_buffer_except(chunk: DistributedDataParallel, kept: set[torch.nn.Parameter]) -> None:
+    """Do what a chunk's `zero_grad_buffer` does, but clear only the gradients of weights that are not in `kept`."""
+    for parameter in chunk.params_with_grad:
+        parameter.grad_added_to_main_grad = False
+    if cleared := [parameter.main_grad for parameter in chunk.params_with_grad if parameter not in kept]:
+        foreach_zero_(cleared)
+    for group in (*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups):
+        group.reset()
+
+
+# Lightning.
+
+for _name in ("_get_process_group_backend", "_register_ddp_hooks", "setup_distributed"):
+    require("lightning", lightning.strategies.DDPStrategy, _name, ("self",))
+if "timeout" not in inspect.signature(lightning.strategies.DDPStrategy).parameters:
+    raise changed("lightning", f"{NAME}.strategies.DDPStrategy", "lacks the parameter timeout")
+
+
+class UnwrappedDDPStrategy(lightning.strategies.DDPStrategy):  # type: ignore[misc]
+    """DDPStrategy without torch's DDP: no wrapping, no hooks, no broadcast of parameters."""
+
+    def setup_distributed(self) -> None:
+        """Join the process group before Lightning would, which ties it to a device.
+
+        NCCL then connects each of Megatron's groups at once, including the many that no layout uses, and takes each down again at
+        the end, one after the other.
+        """
+        if not dist.is_initialized():
+            dist.init_process_group(self._get_process_group_backend(), timeout=self._timeout)
+        super().setup_distributed()
+
+    def configure_ddp(self) -> None:
+        """Do nothing: Megatron's DistributedDataParallel already wraps each chunk."""
+
+    def _register_ddp_hooks(self) -> None:
+        pass

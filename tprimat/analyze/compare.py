@@ -8,16 +8,10 @@ from typing import Literal
 import numpy as np
 
 from tprimat.analyze.groups import Group, tokens_per_step
-from tprimat.analyze.statistics import (
-    NORMAL_QUANTILE,
-    Sample,
-    bootstrap_log_throughput,
-    cliffs_delta,
-    t_quantile,
-)
 from tprimat.analyze.window import steps_inside
 from tprimat.records.metrics import Estimate
 from tprimat.records.schema import RunRecord
+from tprimat.statistics import NORMAL_QUANTILE, Sample, bootstrap_log_throughput, cliffs_delta, t_quantile
 
 RESAMPLES = 2000
 SEED = 20260101

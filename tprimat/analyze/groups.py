@@ -9,12 +9,12 @@ from types import MappingProxyType
 import numpy as np
 
 from tprimat.analyze.metrics import MetricOptions, run_metrics, scaled
-from tprimat.analyze.statistics import between_run_deviation, mean_of_runs, t_quantile
 from tprimat.errors import MetricError
 from tprimat.facts.accelerators import find_accelerator
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.metrics import Estimate, RunMetrics
 from tprimat.records.schema import RunRecord
+from tprimat.statistics import between_run_deviation, mean_of_runs, t_quantile
 
 Trait = Callable[[RunRecord], object]
 Origin = Callable[[RunResult], str]
@@ -176,11 +176,11 @@ def _labels(kinds: Sequence[Kind], prefixes: int) -> list[str]:
     lists = {names.index(name) for name in LISTS}
     others = [tuple(kind[i] for i in shown if i not in lists) for kind in kinds]
     words = {i: [str(kind[i]) for kind in kinds] for i in shown}
-    words |= {i: _telling(words[i], others) for i in lists & words.keys()}
+    words |= {i: _distinctive_parts(words[i], others) for i in lists & words.keys()}
     return [" ".join(filter(None, (words[i][place] for i in sorted(shown)))) for place in range(len(kinds))]
 
 
-def _telling(lists: Sequence[str], others: Sequence[Kind]) -> list[str]:
+def _distinctive_parts(lists: Sequence[str], others: Sequence[Kind]) -> list[str]:
     """Of each comma-separated list what most lists beside the same other words do not have, and what only it lacks."""
     parts = [text.split(", ") for text in lists]
     sizes = Counter(others)
@@ -189,16 +189,16 @@ def _telling(lists: Sequence[str], others: Sequence[Kind]) -> list[str]:
     for (other, part), times in seen.items():
         if 2 * times > sizes[other]:
             usual[other].append(part)
-    return [_unusual(mine, usual[other]) for mine, other in zip(parts, others, strict=True)]
+    return [_differences_from_usual(mine, usual[other]) for mine, other in zip(parts, others, strict=True)]
 
 
-def _unusual(mine: Sequence[str], usual: Sequence[str]) -> str:
-    names = {_name(part) for part in mine}
-    missing = [f"without {_name(part)}" for part in usual if _name(part) not in names]
+def _differences_from_usual(mine: Sequence[str], usual: Sequence[str]) -> str:
+    names = {_name_of_part(part) for part in mine}
+    missing = [f"without {_name_of_part(part)}" for part in usual if _name_of_part(part) not in names]
     return ", ".join([*(part for part in mine if part not in usual), *missing])
 
 
-def _name(part: str) -> str:
+def _name_of_part(part: str) -> str:
     """Of 'load_ahead=True' and of 'torch 2.11.0'."""
     return part.replace("=", " ").split(" ")[0]
 

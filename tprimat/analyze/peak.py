@@ -95,7 +95,7 @@ class Entry:
         return None if self.run.sequence_tokens is None else self.tokens_per_day / self.run.sequence_tokens
 
 
-def entry(group: Group) -> Entry | None:
+def entry_of(group: Group) -> Entry | None:
     """The figures of one configuration; None where tokens or GPUs are not recorded, so that it has no throughput."""
     per_gpu = group_estimate(group, lambda metrics: metrics.tokens_per_second_per_gpu)
     gpus = group.run.machine.gpus
@@ -125,9 +125,9 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(present) / len(values) if present and len(present) == len(values) else None
 
 
-def ranked(groups: Sequence[Group]) -> list[Entry]:
+def ranked_entries(groups: Sequence[Group]) -> list[Entry]:
     """All configurations with a throughput, fastest first. A configuration that ran several times ranks by its mean."""
-    found = [made for group in groups if (made := entry(group)) is not None]
+    found = [made for group in groups if (made := entry_of(group)) is not None]
     return sorted(found, key=lambda made: -made.tokens_per_second)
 
 
@@ -139,20 +139,22 @@ def peaks(entries: Sequence[Entry]) -> list[Entry]:
     return list(best.values())
 
 
-def names(entries: Sequence[Entry]) -> list[str]:
+def configuration_names(entries: Sequence[Entry]) -> list[str]:
     """What to call each configuration: strategy and layout, and where these are alike, the settings in which they differ."""
     alike: dict[tuple[str, str, str], list[Entry]] = {}
     for made in entries:
         alike.setdefault((made.platform, made.model, made.configuration), []).append(made)
     called = {
-        id(made): [made.configuration, *words] for same in alike.values() for made, words in zip(same, _apart(same), strict=True)
+        id(made): [made.configuration, *words]
+        for same in alike.values()
+        for made, words in zip(same, _distinguishing_settings(same), strict=True)
     }
     return [" ".join(called[id(made)]) for made in entries]
 
 
-def _apart(alike: Sequence[Entry]) -> list[list[str]]:
+def _distinguishing_settings(alike: Sequence[Entry]) -> list[list[str]]:
     """What tells like-named configurations apart: their own figures, and the switches that most of the others set otherwise."""
-    figures = [_figures(made.run) for made in alike]
+    figures = [_settings(made.run) for made in alike]
     differing = [key for key in figures[0] if len({repr(one[key]) for one in figures}) > 1]
     switches = {
         key: Counter(repr(made.run.engine_options.get(key)) for made in alike).most_common(1)[0][0]
@@ -165,7 +167,7 @@ def _apart(alike: Sequence[Entry]) -> list[list[str]]:
     ]
 
 
-def _figures(run: RunRecord) -> dict[str, object]:
+def _settings(run: RunRecord) -> dict[str, object]:
     return {
         "engine": run.engine,
         "dtype": run.matmul_dtype,
@@ -221,27 +223,27 @@ def project(made: Entry, nodes: Sequence[int], efficiency: float) -> list[Projec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Yardstick:
+class Convention:
     """One way in which people count."""
 
     name: str
     options: MetricOptions
 
 
-YARDSTICKS = (
-    Yardstick(name="causal, dense peak", options=MetricOptions(flops_convention="causal")),
-    Yardstick(name="full, dense peak", options=MetricOptions(flops_convention="full")),
-    Yardstick(name="6n, dense peak", options=MetricOptions(flops_convention="6n")),
-    Yardstick(name="6n, sparse peak", options=MetricOptions(flops_convention="6n", peak="sparse")),
-    Yardstick(name="first TPrimat", options=MetricOptions(seed_conventions=True)),
+CONVENTIONS = (
+    Convention(name="causal, dense peak", options=MetricOptions(flops_convention="causal")),
+    Convention(name="full, dense peak", options=MetricOptions(flops_convention="full")),
+    Convention(name="6n, dense peak", options=MetricOptions(flops_convention="6n")),
+    Convention(name="6n, sparse peak", options=MetricOptions(flops_convention="6n", peak="sparse")),
+    Convention(name="first TPrimat", options=MetricOptions(seed_conventions=True)),
 )
 
 
-def by_yardstick(made: Entry, warmup: Warmup = "auto") -> dict[str, Entry]:
+def by_convention(made: Entry, warmup: Warmup = "auto") -> dict[str, Entry]:
     """The same runs counted in every way, by the yardstick's name."""
     found = {}
-    for yardstick in YARDSTICKS:
-        counted = entry(recounted(made.group, replace(yardstick.options, warmup=warmup)))
+    for yardstick in CONVENTIONS:
+        counted = entry_of(recounted(made.group, replace(yardstick.options, warmup=warmup)))
         if counted is not None:
             found[yardstick.name] = counted
     return found

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from tprimat.analyze.metrics import scaled
-from tprimat.analyze.statistics import Interval, median_interval
 from tprimat.facts.accelerators import find_accelerator, peak_dense_flops
 from tprimat.records.metrics import Estimate
 from tprimat.records.schema import Machine, ProbeRecord
+from tprimat.statistics import Interval, median_interval
 
 BUS_FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,

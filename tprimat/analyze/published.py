@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tprimat.analyze.compare import Difference
 from tprimat.analyze.groups import Group, accelerator_name
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.analyze.peak import Entry, entry, recounted
+from tprimat.analyze.peak import Entry, entry_of, recounted
 from tprimat.facts.accelerators import find_accelerator
 from tprimat.facts.published import PublishedResult, Rebased, rebase
 from tprimat.facts.published_results import RESULTS
@@ -45,7 +45,7 @@ class Neighbourhood:
 
 def neighbourhood(group: Group, most: int = 3, results: Sequence[PublishedResult] = RESULTS) -> Neighbourhood | None:
     """The published results most like a configuration; None where ours has no FLOP/s to set beside them, as on a CPU."""
-    ours = entry(recounted(group, MetricOptions()))
+    ours = entry_of(recounted(group, MetricOptions()))
     if ours is None or ours.flops_per_gpu is None:
         return None
     found = []

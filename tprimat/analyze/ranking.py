@@ -11,7 +11,7 @@ from tprimat.records.metrics import Estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Race:
+class Ranking:
     """Configurations of one workload. Speeds of different races are never held against each other."""
 
     groups: tuple[Group, ...]
@@ -38,7 +38,7 @@ def throughput(group: Group) -> Estimate | None:
     return group_estimate(group, lambda metrics: metrics.tokens_per_second_per_gpu)
 
 
-def races(groups: Sequence[Group]) -> list[Race]:
+def rankings(groups: Sequence[Group]) -> list[Ranking]:
     """All groups, each in one race; races in order of first appearance."""
     fields: list[list[Group]] = []
     for group in groups:
@@ -47,15 +47,15 @@ def races(groups: Sequence[Group]) -> list[Race]:
             fields.append([group])
         else:
             known.append(group)
-    return [_race(field) for field in fields]
+    return [_ranking(field) for field in fields]
 
 
-def _race(field: Sequence[Group]) -> Race:
+def _ranking(field: Sequence[Group]) -> Ranking:
     ranked = sorted(field, key=_slowness)
     best = ranked[0]
     judged = tuple(None if group is best or throughput(best) is None else verdict(best, group) for group in ranked)
     second = ranked[1] if len(ranked) > 1 and throughput(ranked[1]) is not None else None
-    return Race(groups=tuple(ranked), against_best=judged, lead=None if second is None else verdict(second, best))
+    return Ranking(groups=tuple(ranked), against_best=judged, lead=None if second is None else verdict(second, best))
 
 
 def _slowness(group: Group) -> float:
@@ -69,7 +69,7 @@ Pair = tuple[Group, Group]
 """Baseline and candidate."""
 
 
-def nearest(leaders: Sequence[Group], group: Group) -> Group:
+def most_alike(leaders: Sequence[Group], group: Group) -> Group:
     """The leader most like a group: first in workload, then in configuration; of equals the first. At least one leader."""
 
     def distance(leader: Group) -> tuple[int, int]:
@@ -79,7 +79,7 @@ def nearest(leaders: Sequence[Group], group: Group) -> Group:
     return min(leaders, key=distance)
 
 
-def pair_off(groups: Sequence[Group]) -> list[Pair]:
+def default_pairs(groups: Sequence[Group]) -> list[Pair]:
     """Each configuration with the first one of its model that it may be compared with, or, to be refused, the most alike."""
     leaders: dict[tuple[str, str], list[Group]] = {}
     pairs = []
@@ -93,18 +93,18 @@ def pair_off(groups: Sequence[Group]) -> list[Pair]:
     return pairs
 
 
-def against(baselines: Sequence[Group], groups: Sequence[Group]) -> list[Pair]:
+def pairs_with(baselines: Sequence[Group], groups: Sequence[Group]) -> list[Pair]:
     """Every other configuration with the baseline most like it."""
     chosen = {id(group) for group in baselines}
-    return [(nearest(baselines, group), group) for group in groups if id(group) not in chosen]
+    return [(most_alike(baselines, group), group) for group in groups if id(group) not in chosen]
 
 
-def of_folder(folder: Path, groups: Sequence[Group]) -> list[Group]:
+def groups_in(folder: Path, groups: Sequence[Group]) -> list[Group]:
     """The groups all of whose runs lie in a folder, or are that file."""
     return [group for group in groups if all(folder in (item.result.path, *item.result.path.parents) for item in group.runs)]
 
 
-def of_words(words: str, groups: Sequence[Group]) -> list[Group]:
+def groups_named(words: str, groups: Sequence[Group]) -> list[Group]:
     """The group that words of its label mean; one a model, so that a word may name a machine or a strategy for all models.
 
     Raises:

@@ -12,9 +12,9 @@ from typing import Literal
 import numpy as np
 
 from tprimat.analyze.groups import Group, accelerator_name, group_estimate, layout, tokens_per_step
-from tprimat.analyze.statistics import Array, t_quantile
 from tprimat.errors import MetricError
 from tprimat.records.metrics import Estimate
+from tprimat.statistics import Array, t_quantile
 
 Kind = Literal["weak", "strong", "mixed", "unknown"]
 
@@ -105,12 +105,12 @@ def _kind(gpus: Sequence[int], work: Sequence[float | None]) -> Kind:
     known = [amount for amount in work if amount is not None]
     if len(known) < len(work):
         return "unknown"
-    if _alike(known):
+    if _equal(known):
         return "strong"
-    return "weak" if _alike([amount / count for amount, count in zip(known, gpus, strict=True)]) else "mixed"
+    return "weak" if _equal([amount / count for amount, count in zip(known, gpus, strict=True)]) else "mixed"
 
 
-def _alike(values: Sequence[float]) -> bool:
+def _equal(values: Sequence[float]) -> bool:
     return max(values) <= min(values) * (1 + ALIKE)
 
 
@@ -120,24 +120,24 @@ def series_of(groups: Sequence[Group]) -> list[Series]:
     Where no layout ran on several numbers of GPUs, the fastest of each number makes a series of changing layouts.
     """
     kept = [group for group in groups if _point(group) is not None]
-    found = [*_alike_in(kept, _strict), *_leftover(kept, _strict)]
-    return found or [*_alike_in(kept, _loose), *_leftover(kept, _loose)]
+    found = [*_series_of_equal_work(kept, _same_layout), *_series_of_other_work(kept, _same_layout)]
+    return found or [*_series_of_equal_work(kept, _same_job), *_series_of_other_work(kept, _same_job)]
 
 
-def _strict(group: Group) -> tuple[object, ...]:
+def _same_layout(group: Group) -> tuple[object, ...]:
     run = group.run
     split = (run.tensor_parallel, run.pipeline_parallel, run.context_parallel, run.expert_parallel)
-    return (*_loose(group), run.strategy, *split, run.micro_batch_sequences)
+    return (*_same_job(group), run.strategy, *split, run.micro_batch_sequences)
 
 
-def _loose(group: Group) -> tuple[object, ...]:
+def _same_job(group: Group) -> tuple[object, ...]:
     run = group.run
     shape = None if run.shape is None else replace(run.shape, source=None)
     machine = (accelerator_name(run), run.clock)
     return (run.model, run.size, shape, *machine, run.engine, run.matmul_dtype, run.sequence_tokens, run.recompute)
 
 
-def _alike_in(groups: Sequence[Group], key: Key) -> list[Series]:
+def _series_of_equal_work(groups: Sequence[Group], key: Key) -> list[Series]:
     """Series whose work a step, or a step and GPU, is one and the same."""
     found = []
     for per_gpu in (True, False):
@@ -146,19 +146,23 @@ def _alike_in(groups: Sequence[Group], key: Key) -> list[Series]:
             tokens, gpus = tokens_per_step(group.run), group.run.machine.gpus
             if tokens is not None and gpus is not None:
                 kinds.setdefault((*key(group), tokens / gpus if per_gpu else tokens), []).append(group)
-        found += [made for members in kinds.values() if (made := _made(members)) is not None]
+        found += [made for members in kinds.values() if (made := _series_of_fastest(members)) is not None]
     return found
 
 
-def _leftover(groups: Sequence[Group], key: Key) -> list[Series]:
+def _series_of_other_work(groups: Sequence[Group], key: Key) -> list[Series]:
     """Series of unlike or unknown work, where there is nothing better of the same key."""
     kinds: dict[tuple[object, ...], list[Group]] = {}
     for group in groups:
         kinds.setdefault(key(group), []).append(group)
-    return [made for members in kinds.values() if not _alike_in(members, key) and (made := _made(members)) is not None]
+    return [
+        made
+        for members in kinds.values()
+        if not _series_of_equal_work(members, key) and (made := _series_of_fastest(members)) is not None
+    ]
 
 
-def _made(groups: Sequence[Group]) -> Series | None:
+def _series_of_fastest(groups: Sequence[Group]) -> Series | None:
     """The fastest group of each number of GPUs; None for a single number."""
     best: dict[int, tuple[Point, Group]] = {}
     for group in groups:

@@ -8,12 +8,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tprimat.analyze.statistics import Array, drift, outliers, slow_prefix
 from tprimat.errors import MetricError
 from tprimat.records.metrics import Window
 from tprimat.records.schema import StepRecord
 from tprimat.records.steps import ABSENT, blocks_of, column, record_of
 from tprimat.records.table import Rows
+from tprimat.statistics import Array, drift, outliers, slow_prefix
 
 Warmup = int | Literal["auto"]
 

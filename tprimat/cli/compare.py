@@ -170,14 +170,16 @@ def compare(measured: Sequence["Measured"], options: argparse.Namespace) -> "Com
     folder = Path(options.baseline) if options.baseline else None
     if folder is not None and folder.exists():
         groups = group_runs(measured, origin_in([folder, *results_paths(options)]))
-        baselines = ranking.of_folder(folder, groups)
+        baselines = ranking.groups_in(folder, groups)
         if not baselines:
             raise ConfigError(f"No run in {folder} counts.", where="--baseline", fix="name it in --results-dir as well")
-        paired = ranking.against(baselines, groups)
+        paired = ranking.pairs_with(baselines, groups)
     else:
         groups = group_runs(measured)
         paired = (
-            ranking.against(ranking.of_words(options.baseline, groups), groups) if options.baseline else ranking.pair_off(groups)
+            ranking.pairs_with(ranking.groups_named(options.baseline, groups), groups)
+            if options.baseline
+            else ranking.default_pairs(groups)
         )
     return Comparison(
         groups=tuple(groups),

@@ -150,7 +150,7 @@ def analyse(measured: Sequence["Measured"], options: argparse.Namespace) -> "Pea
 
     nodes, efficiency = node_counts(options.nodes), share(options.scaling_efficiency)
     groups = group_runs(measured)
-    entries = peak.ranked(groups)
+    entries = peak.ranked_entries(groups)
     best = peak.peaks(entries)
     ranked = {id(made.group) for made in entries}
     warmup = metric_options(options).warmup
@@ -163,7 +163,7 @@ def analyse(measured: Sequence["Measured"], options: argparse.Namespace) -> "Pea
         verdicts=peak.against_the_best(best[:MOST_EXPLAINED], even_if_different=options.even_if_different),
         projections=peak.project(best[0], nodes, efficiency) if best else (),
         efficiency=efficiency,
-        by_yardstick=[(made, peak.by_yardstick(made, warmup)) for made in best[:MOST_EXPLAINED]],
+        by_yardstick=[(made, peak.by_convention(made, warmup)) for made in best[:MOST_EXPLAINED]],
         notes=peak.remarks(best[:MOST_EXPLAINED]),
         without_rate=[group.label for group in groups if id(group) not in ranked],
         not_counted=[item for item in measured if item.not_counted is not None],

@@ -44,7 +44,7 @@ def page(options: argparse.Namespace) -> tuple[str, list[RecordError]]:
         RecordError: nothing at all could be read.
     """
     from tprimat.analyze.groups import group_runs
-    from tprimat.analyze.ranking import races
+    from tprimat.analyze.ranking import rankings
     from tprimat.cli.compare import measured_runs
     from tprimat.report.html.page import Report, html_report
 
@@ -55,7 +55,7 @@ def page(options: argparse.Namespace) -> tuple[str, list[RecordError]]:
         places = ", ".join(map(str, options.results))
         raise RecordError("No result to report on.", where=places, fix="./benchmark.py writes results to ./output")
     report = Report(
-        races=tuple(races(group_runs(measured))),
+        races=tuple(rankings(group_runs(measured))),
         not_counted=tuple(item for item in measured if item.not_counted is not None),
         problems=tuple(problems),
     )

@@ -17,7 +17,7 @@ from tprimat.errors import ConfigError, MetricError, UserError
 if TYPE_CHECKING:
     from tprimat.analyze.groups import Measured
     from tprimat.analyze.scaling import Series
-    from tprimat.report.scaling import Scaled
+    from tprimat.report.scaling import FittedSeries
 
 THROUGHPUT_PICTURE = "img_throughput.png"
 MULTIPLIER_PICTURE = "img_multiplier.png"
@@ -40,17 +40,18 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def scaled(found: "Sequence[Series]") -> "list[Scaled]":
+def scaled(found: "Sequence[Series]") -> "list[FittedSeries]":
     """Series with the laws that their points allow."""
     from tprimat.analyze.scaling import fit
-    from tprimat.report.scaling import Scaled
+    from tprimat.report.scaling import FittedSeries
 
     return [
-        Scaled(series=made, fits=[law for law in (fit(made, "Amdahl"), fit(made, "USL")) if law is not None]) for made in found
+        FittedSeries(series=made, fits=[law for law in (fit(made, "Amdahl"), fit(made, "USL")) if law is not None])
+        for made in found
     ]
 
 
-def scaling_of(measured: "Sequence[Measured]") -> "list[Scaled]":
+def scaling_of(measured: "Sequence[Measured]") -> "list[FittedSeries]":
     """Every series that some runs hold.
 
     Raises:
@@ -70,7 +71,7 @@ def scaling_of(measured: "Sequence[Measured]") -> "list[Scaled]":
     return scaled(found)
 
 
-def present(found: "Sequence[Scaled]", folder: Path, style: str = "text") -> str:
+def present(found: "Sequence[FittedSeries]", folder: Path, style: str = "text") -> str:
     """The report as text, Markdown or JSON; draws both pictures into a folder."""
     from tprimat.report import scaling
     from tprimat.report.plots import scaling as pictures

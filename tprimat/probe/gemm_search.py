@@ -9,10 +9,11 @@ the fastest of many brief timings is a lucky one, and a fresh measurement is not
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from statistics import median
 
 from tprimat.probe.case import Bench, Case, Notebook, identity, keep, measure, outcome
 from tprimat.probe.gemm import FP8_CALLS, SEED_SHAPES, Product, case_of
-from tprimat.probe.timing import Effort, median
+from tprimat.probe.timing import Effort
 from tprimat.records.schema import ProbeRecord
 
 KIND = "gemm_search"

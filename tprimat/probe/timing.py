@@ -5,12 +5,14 @@ before each repetition so that operands come from memory, and take the time betw
 buffer also keeps the device busy while the host enqueues the next call, so that short kernels are not timed at the host's pace.
 """
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+
+from tprimat.statistics import median_interval
 
 Call = Callable[[], object]
 
@@ -24,7 +26,7 @@ class Effort:
     """Warm-up ends here at the latest, after one call at least; None: never before `warmup` calls."""
     repetitions: int = 200
     at_least: int = 6
-    """The fewest samples whose extremes enclose the median with 95 %."""
+    """The fewest samples whose order statistics enclose the median with 95 %."""
     relative_interval: float | None = 0.01
     """Sampling ends when the 95 % interval of the median is narrower than this share of it; None: never before `repetitions`."""
     seconds: float | None = 1.0
@@ -36,25 +38,6 @@ ONE_BATCH_SECONDS = 0.05
 """Repetitions are enqueued together for about this long before the stopping rules are looked at."""
 
 
-def median(samples: Sequence[float]) -> float:
-    """The middle of the samples, which need not be sorted."""
-    ordered = sorted(samples)
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
-
-
-def median_interval(samples: Sequence[float]) -> tuple[float, float] | None:
-    """Two order statistics that enclose the median with at least 95 %, whatever the distribution; None below 6 samples.
-
-    The number of samples below the median is binomial (n, 1/2) (David and Nagaraja, Order Statistics, section 7.1).
-    """
-    n, ordered = len(samples), sorted(samples)
-    rank, tail = 0, 0.0
-    while (following := tail + math.comb(n, rank) * 0.5**n) <= 0.025:
-        rank, tail = rank + 1, following
-    return None if rank == 0 else (ordered[rank - 1], ordered[n - rank])
-
-
 FEWEST_TO_SETTLE = 20
 """A handful of repetitions agrees before the device's clock has answered to the load."""
 
@@ -63,8 +46,10 @@ def settled(samples: Sequence[float], effort: Effort) -> bool:
     """Whether the median is known closely enough."""
     if effort.relative_interval is None or len(samples) < FEWEST_TO_SETTLE:
         return False
-    interval = median_interval(samples)
-    return interval is not None and interval[1] - interval[0] < effort.relative_interval * median(samples)
+    interval = median_interval(np.array(samples))
+    if interval.low is None or interval.high is None:
+        return False
+    return interval.high - interval.low < effort.relative_interval * interval.value
 
 
 def event() -> torch.cuda.Event:

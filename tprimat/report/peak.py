@@ -7,7 +7,7 @@ from typing import Any
 from tprimat import units
 from tprimat.analyze.compare import Verdict
 from tprimat.analyze.groups import Measured
-from tprimat.analyze.peak import SECONDS_PER_DAY, Entry, Projection, names, workload
+from tprimat.analyze.peak import SECONDS_PER_DAY, Entry, Projection, configuration_names, workload
 from tprimat.report.comparison import sentence
 from tprimat.report.summary import with_interval
 from tprimat.report.tables import columns
@@ -161,7 +161,7 @@ def _tables(analysis: PeakAnalysis, show_all: bool) -> list[str]:
     parts = [_section("Peak by platform and model", table(analysis.peaks, (*PLACE, *FIGURES), left=2))]
     if show_all:
         figures = [column for column in FIGURES if column[0] != "TFLOP/s"]
-        called = dict(zip(map(id, analysis.entries), names(analysis.entries), strict=True))
+        called = dict(zip(map(id, analysis.entries), configuration_names(analysis.entries), strict=True))
         name = ("configuration", lambda made: called[id(made)])
         body = table(analysis.entries, (*PLACE, name, *CONFIGURATION, *figures), left=3)
         parts.append(_section("All configurations", body))

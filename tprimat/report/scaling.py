@@ -31,7 +31,7 @@ HEADER = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scaled:
+class FittedSeries:
     """A series with the laws that could be fitted to it."""
 
     series: Series
@@ -64,13 +64,13 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def text(found: Sequence[Scaled]) -> str:
+def text(found: Sequence[FittedSeries]) -> str:
     """Tables and what the laws say, for a terminal."""
     blocks = ["\n".join([scaled.series.name, columns(HEADER, rows_of(scaled.series)), *remarks(scaled)]) for scaled in found]
     return "\n\n".join(blocks) + "\n"
 
 
-def as_markdown(found: Sequence[Scaled]) -> str:
+def as_markdown(found: Sequence[FittedSeries]) -> str:
     """The same for a page."""
     blocks = []
     for scaled in found:
@@ -79,7 +79,7 @@ def as_markdown(found: Sequence[Scaled]) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def remarks(scaled: Scaled) -> list[str]:
+def remarks(scaled: FittedSeries) -> list[str]:
     """What kind of scaling it is, and the laws in words."""
     made = scaled.series
     lines = [KINDS[made.kind][0].upper() + KINDS[made.kind][1:] + "."]
@@ -124,7 +124,7 @@ def _share(value: Estimate, digits: int = 2) -> str:
     return f"{text} [{units.percent(value.low, digits)} .. {units.percent(value.high, digits)}]"
 
 
-def as_document(found: Sequence[Scaled]) -> list[dict[str, Any]]:
+def as_document(found: Sequence[FittedSeries]) -> list[dict[str, Any]]:
     """The same as data, unrounded."""
     return [
         {

@@ -13,7 +13,7 @@ from typing import Any
 
 from tprimat import units
 from tprimat.analyze.groups import Group, Measured
-from tprimat.analyze.ranking import Race
+from tprimat.analyze.ranking import Ranking
 from tprimat.errors import LaunchError, RecordError
 from tprimat.report.comparison import Comparison
 from tprimat.report.html import sections, summary
@@ -26,7 +26,7 @@ from tprimat.report.plots.style import looks
 class Report:
     """All that a page tells."""
 
-    races: tuple[Race, ...]
+    races: tuple[Ranking, ...]
     """Together they hold every group of runs that count, each once."""
     not_counted: tuple[Measured, ...] = ()
     problems: tuple[RecordError, ...] = ()

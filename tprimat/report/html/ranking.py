@@ -7,7 +7,7 @@ from html import escape
 from tprimat import units
 from tprimat.analyze.compare import Verdict
 from tprimat.analyze.groups import Group, accelerator_name, group_estimate
-from tprimat.analyze.ranking import Race
+from tprimat.analyze.ranking import Ranking
 from tprimat.records.metrics import Estimate, RunMetrics
 from tprimat.records.schema import RunRecord
 from tprimat.report.comparison import Comparison, rows_of
@@ -35,7 +35,7 @@ FILTERS = (
 )
 
 
-def ranking(found: Sequence[Race], comparison: Comparison, appearance: Sequence[Look]) -> str:
+def ranking(found: Sequence[Ranking], comparison: Comparison, appearance: Sequence[Look]) -> str:
     """Controls and table; empty where no run counts."""
     if not comparison.groups:
         return '<p class="note">No run counts.</p>'
@@ -96,7 +96,7 @@ def _cell(text: str) -> str:
     return f"<span>{escape(value)}{small}</span>"
 
 
-def _against(race: Race, group: Group, found: Verdict | None) -> str:
+def _against(race: Ranking, group: Group, found: Verdict | None) -> str:
     if group is race.best and len(race.groups) > 1:
         return "best"
     if found is None or found.ratio is None:

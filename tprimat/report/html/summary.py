@@ -7,7 +7,7 @@ from html import escape
 from tprimat import units
 from tprimat.analyze.compare import Verdict
 from tprimat.analyze.groups import Group, accelerator_name, ranks, tokens_per_step
-from tprimat.analyze.ranking import Race, throughput
+from tprimat.analyze.ranking import Ranking, throughput
 from tprimat.analyze.roofline import Limit, limits
 from tprimat.records.schema import RunRecord
 from tprimat.report.comparison import COLUMNS, Comparison, change, sentence, with_interval
@@ -18,7 +18,7 @@ TILES = ("tokens/s/GPU", "model FLOP/s/GPU", "MFU", "of measured matmul", "step 
 CELLS = dict(COLUMNS)
 
 
-def summary(found: Sequence[Race], comparison: Comparison) -> str:
+def summary(found: Sequence[Ranking], comparison: Comparison) -> str:
     """Cards, one a workload; of workloads with one configuration alone the later ones fold away first."""
     if not found:
         return '<p class="lead">No run counts, so there is nothing to rank. What went wrong stands under “Not counted”.</p>'
@@ -47,7 +47,7 @@ def _known(value: int | None, text: str, otherwise: str) -> str:
     return otherwise if value is None else text.format(units.count(value))
 
 
-def _card(race: Race) -> str:
+def _card(race: Ranking) -> str:
     best = race.best
     paragraphs = [_margin(race), *_other_machines(race), _bounds(best)]
     return (
@@ -62,7 +62,7 @@ def _prose(text: str) -> str:
     return joined.replace(PROBE_COMMAND, f"<code>{PROBE_COMMAND}</code>")
 
 
-def _headline(race: Race) -> str:
+def _headline(race: Ranking) -> str:
     name = f"<strong>{escape(race.best.label)}</strong>"
     if throughput(race.best) is None:
         return f"{name}: throughput not known"
@@ -90,7 +90,7 @@ def _number(text: str) -> str:
     return escape(value) + (f"<small>{escape(small)}</small>" if small else "")
 
 
-def _margin(race: Race) -> str:
+def _margin(race: Ranking) -> str:
     """By how much the best leads, and how sure that is."""
     if race.lead is None:
         return ""
@@ -105,7 +105,7 @@ def _margin(race: Race) -> str:
     return f"No difference is shown to {names} ({units.signed_percent(race.lead.ratio.value - 1)}; {_surety(race.lead)})."
 
 
-def _also(race: Race) -> str:
+def _also(race: Ranking) -> str:
     """A later one with a wide interval may still be level."""
     if not race.level:
         return ""
@@ -120,7 +120,7 @@ def _surety(found: Verdict) -> str:
     return f"95 % interval {low} to {high}; {found.evidence}"
 
 
-def _other_machines(race: Race) -> list[str]:
+def _other_machines(race: Ranking) -> list[str]:
     """The fastest on each other accelerator."""
     seen = {accelerator_name(race.best.run)}
     said = []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tprimat import units
 from tprimat.analyze.compare import Verdict
-from tprimat.analyze.peak import Entry, names
+from tprimat.analyze.peak import Entry, configuration_names
 from tprimat.records.metrics import Estimate
 from tprimat.report.peak import PeakAnalysis, step_time, tera
 from tprimat.report.plots.style import Bar, Look, bars, figure, looks, nothing, save
@@ -134,7 +134,7 @@ def _labels(entries: Sequence[Entry]) -> list[str]:
     """What tells each configuration from all others, on two lines where it is long."""
     return [
         fill(f"{made.model}, {made.platform}, {name}", 62, max_lines=2)
-        for made, name in zip(entries, names(entries), strict=True)
+        for made, name in zip(entries, configuration_names(entries), strict=True)
     ]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from tprimat import units
 from tprimat.report.plots.style import Look, figure, looks, save
-from tprimat.report.scaling import Scaled
+from tprimat.report.scaling import FittedSeries
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,7 +17,7 @@ MOST_SERIES = 8
 SMALL = 8.5
 
 
-def draw_throughput(found: Sequence[Scaled], path: Path) -> None:
+def draw_throughput(found: Sequence[FittedSeries], path: Path) -> None:
     """Overall throughput beside proportional growth, and throughput of each GPU.
 
     Raises:
@@ -45,7 +45,7 @@ def draw_throughput(found: Sequence[Scaled], path: Path) -> None:
         save(made, path)
 
 
-def draw_multiplier(found: Sequence[Scaled], path: Path) -> None:
+def draw_multiplier(found: Sequence[FittedSeries], path: Path) -> None:
     """How many times faster, against proportional growth and the fitted laws; and the efficiency that is left.
 
     Raises:
@@ -74,7 +74,7 @@ def draw_multiplier(found: Sequence[Scaled], path: Path) -> None:
         save(made, path)
 
 
-def _shown(found: Sequence[Scaled]) -> list[tuple[Scaled, Look]]:
+def _shown(found: Sequence[FittedSeries]) -> list[tuple[FittedSeries, Look]]:
     return list(zip(found[:MOST_SERIES], looks(min(len(found), MOST_SERIES)), strict=True))
 
 
@@ -82,7 +82,7 @@ def _line(axes: "Axes", gpus: Sequence[int], values: Sequence[float], look: Look
     axes.plot(gpus, values, marker="o", color=look.colour, linestyle=look.line, label=label)
 
 
-def _intervals(axes: "Axes", scaled: Scaled, look: Look, *, per_gpu: bool) -> None:
+def _intervals(axes: "Axes", scaled: FittedSeries, look: Look, *, per_gpu: bool) -> None:
     for point in scaled.series.points:
         rate = point.tokens_per_second
         if rate.low is not None and rate.high is not None:
@@ -90,7 +90,7 @@ def _intervals(axes: "Axes", scaled: Scaled, look: Look, *, per_gpu: bool) -> No
             axes.plot([point.gpus] * 2, [rate.low / scale, rate.high / scale], color=look.colour, linewidth=3, alpha=0.5)
 
 
-def _laws(axes: "Axes", scaled: Scaled, look: Look) -> None:
+def _laws(axes: "Axes", scaled: FittedSeries, look: Look) -> None:
     points = scaled.series.points
     grid = np.geomspace(points[0].gpus, points[-1].gpus, 100)
     for law, style in zip(scaled.fits, ("--", "-."), strict=False):
@@ -105,7 +105,7 @@ def _values(axes: "Axes", gpus: Sequence[int], values: Sequence[float], words: S
         axes.annotate(word, (place, value), xytext=(7, up), textcoords="offset points", ha="left", size=SMALL)
 
 
-def _axes(axes: "Axes", found: Sequence[Scaled], *, logarithmic: bool = False) -> None:
+def _axes(axes: "Axes", found: Sequence[FittedSeries], *, logarithmic: bool = False) -> None:
     """Proportional growth is a straight line where both axes are logarithmic."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 

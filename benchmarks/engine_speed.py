@@ -37,8 +37,7 @@ from tprimat.records.benchmark_file import RunResult  # noqa: E402
 from tprimat.records.discover import load_results  # noqa: E402
 from tprimat.records.files import as_document, write_atomically  # noqa: E402
 from tprimat.records.metrics import Estimate  # noqa: E402
-from tprimat.report.comparison import with_interval  # noqa: E402
-from tprimat.report.tables import columns  # noqa: E402
+from tprimat.report.tables import columns, with_interval  # noqa: E402
 from tprimat.runner.session import prepare  # noqa: E402
 
 HEADER = ("layout", "program", "split", "tokens/s/GPU", "TFLOP/s/GPU", "MFU", "memory", "first step", "n", "target", "faster by")

@@ -7,8 +7,7 @@ from record_figures import NOTHING, by_layout, engine_groups, groups_in, rate, s
 
 from tprimat import units
 from tprimat.records.schema import RunRecord
-from tprimat.report.comparison import with_interval
-from tprimat.report.tables import table
+from tprimat.report.tables import table, with_interval
 
 STAGES = {
     "rank_started": "ranks run",

@@ -163,7 +163,7 @@ def analyse(measured: Sequence["Measured"], options: argparse.Namespace) -> "Pea
         verdicts=peak.against_the_best(best[:MOST_EXPLAINED], even_if_different=options.even_if_different),
         projections=peak.project(best[0], nodes, efficiency) if best else (),
         efficiency=efficiency,
-        by_yardstick=[(made, peak.by_convention(made, warmup)) for made in best[:MOST_EXPLAINED]],
+        by_convention=[(made, peak.by_convention(made, warmup)) for made in best[:MOST_EXPLAINED]],
         notes=peak.remarks(best[:MOST_EXPLAINED]),
         without_rate=[group.label for group in groups if id(group) not in ranked],
         not_counted=[item for item in measured if item.not_counted is not None],

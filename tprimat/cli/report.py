@@ -55,7 +55,7 @@ def page(options: argparse.Namespace) -> tuple[str, list[RecordError]]:
         places = ", ".join(map(str, options.results))
         raise RecordError("No result to report on.", where=places, fix="./benchmark.py writes results to ./output")
     report = Report(
-        races=tuple(rankings(group_runs(measured))),
+        rankings=tuple(rankings(group_runs(measured))),
         not_counted=tuple(item for item in measured if item.not_counted is not None),
         problems=tuple(problems),
     )

@@ -156,7 +156,7 @@ def rows(one: Place, by_id: dict[str, "Done"]) -> list[tuple[str, ...]]:
 def outcome(cell: "Cell", done: "Done | None") -> tuple[str, str, str, str]:
     """Layout, outcome, throughput with its interval, and the cause of a failure."""
     from tprimat import units
-    from tprimat.report.summary import with_interval
+    from tprimat.report.tables import with_interval
 
     asked = cell.plan.layout
     layout = f"TP{asked.tensor} PP{asked.pipeline} DP{asked.data}"
@@ -165,7 +165,7 @@ def outcome(cell: "Cell", done: "Done | None") -> tuple[str, str, str, str]:
     if done.run is None:
         return layout, "not started", units.ABSENT, done.result.cause or units.ABSENT
     record, metrics = done.run.record, done.run.metrics
-    rate = with_interval(metrics.tokens_per_second_per_gpu if metrics else None, units.significant)
+    rate = with_interval(metrics.tokens_per_second_per_gpu if metrics else None, units.significant, " .. ")
     why = record.cause or "; ".join(record.mismatches) or done.run.unmeasured
     said = record.outcome.replace("_", " ") + (" earlier" if done.result.skipped else "")
     return layout, said, rate, why or units.ABSENT

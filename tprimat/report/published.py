@@ -5,9 +5,8 @@ from collections.abc import Callable, Sequence
 from tprimat import units
 from tprimat.analyze.compare import Difference
 from tprimat.analyze.published import Neighbour, Neighbourhood, PublishedResult
-from tprimat.report.peak import tera
-from tprimat.report.summary import with_interval
-from tprimat.report.tables import columns
+from tprimat.report.catalogue import tera
+from tprimat.report.tables import columns, with_interval
 
 HEADER = ("result", "when", "as published", "TFLOP/s/GPU", "of dense peak", "ours is")
 CAPTION = (
@@ -34,7 +33,7 @@ def _block(found: Neighbourhood) -> str:
     own = [
         ours.group.label,
         units.ABSENT,
-        f"{with_interval(ours.per_gpu, units.count)} tokens/s/GPU",
+        f"{with_interval(ours.per_gpu, units.count, ' .. ')} tokens/s/GPU",
         tera(ours.flops_per_gpu.value if ours.flops_per_gpu else None),
         units.percent(ours.utilization.value if ours.utilization else None),
         units.ABSENT,

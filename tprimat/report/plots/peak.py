@@ -1,4 +1,4 @@
-"""The nine panels of peak_throughput_analysis: six about the peaks, three about every configuration."""
+"""Draw the nine panels of peak_throughput_analysis: six of the peaks, three of every configuration."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 MOST_PEAKS = 12
 MOST_CONFIGURATIONS = 24
-"""More rows than this are not told apart; the table has them all."""
+"""More rows than this cannot be distinguished; the table has them all."""
 ON_CPU = "not counted on a CPU"
 SMALL = 8.5
 BOX_FROM = 4
-"""Fewer configurations are shown as points only: quartiles of three values say nothing."""
+"""Fewer configurations are drawn as points only: quartiles of three values mean nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What is shown, and how."""
+    """The rows that are drawn, and their looks."""
 
     analysis: PeakAnalysis
     peaks: Sequence[Entry]
@@ -41,11 +41,11 @@ class Drawn:
 
     @property
     def rank(self) -> str:
-        """What the machine counts: GPUs, or processes where everything ran on CPUs."""
+        """Return the unit of a machine: GPU, or process where everything ran on CPUs."""
         return "process" if all(entry.run.machine.platform == "cpu" for entry in self.peaks) else "GPU"
 
     def looks_of(self, rows: Sequence[Entry]) -> list[Look]:
-        """Of each row; a platform and model beyond the palette's rows shares the last one."""
+        """Return the look of each row; platforms and models beyond the palette share the last one."""
         last = next(reversed(self.colours.values()))
         return [self.colours.get((entry.platform, entry.model), last) for entry in rows]
 
@@ -132,7 +132,7 @@ def _configuration_row(part: "SubFigure", drawn: Drawn) -> None:
 
 
 def _labels(entries: Sequence[Entry]) -> list[str]:
-    """What tells each configuration from all others, on two lines where it is long."""
+    """Label each configuration, on two lines where it is long."""
     return [
         fill(f"{entry.model}, {entry.platform}, {name}", 62, max_lines=2)
         for entry, name in zip(entries, configuration_names(entries), strict=True)
@@ -144,7 +144,7 @@ def _brief(row: Bar) -> Bar:
 
 
 def _empty(axes: "Axes", rows: Sequence[Bar]) -> None:
-    """No value in any row: the reason once, with the labels kept for the neighbouring panel."""
+    """Draw a panel without any value: the reason once, and the labels for the neighbouring panel."""
     axes.set_yticks(range(len(rows)), [row.label for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xticks([])
@@ -163,7 +163,7 @@ def _empty(axes: "Axes", rows: Sequence[Bar]) -> None:
 
 
 def _thousands(axes: "Axes") -> None:
-    """12000 -> 12,000, at few places; none where there is nothing to read off."""
+    """Format ticks with thousands separators (12,000), and only a few of them; none on an empty axis."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     if not len(axes.get_xticks()):
@@ -187,7 +187,7 @@ def _bars(
     *,
     counted: bool = False,
 ) -> None:
-    """A bar for each peak; with the number of runs and steps behind it in the first panel of a row."""
+    """Draw a bar per peak, with the number of runs and steps in the first panel of a row."""
     rows = []
     for entry in drawn.peaks:
         found = pick(entry)
@@ -207,7 +207,7 @@ def _compute(axes: "Axes", drawn: Drawn, pick: Callable[[Entry], Estimate | None
 
 
 def _ceilings(axes: "Axes", drawn: Drawn) -> None:
-    """The fastest product measured on the same machine: training cannot pass it."""
+    """Mark the fastest product measured on the same machine, which training cannot exceed."""
     probed = [
         (place, ceiling / TERA, MATMUL_SHARE.text(entry.group))
         for place, entry in enumerate(drawn.peaks)
@@ -225,7 +225,7 @@ def _ceilings(axes: "Axes", drawn: Drawn) -> None:
 
 
 def _spread(axes: "Axes", drawn: Drawn) -> None:
-    """What the choice of configuration is worth on one machine."""
+    """Draw how much the choice of configuration matters on one machine."""
     top = max(entry.per_gpu.value for entry in drawn.peaks)
     for place, (peak, look) in enumerate(zip(drawn.peaks, drawn.looks_of(drawn.peaks), strict=True)):
         values = [
@@ -242,15 +242,13 @@ def _spread(axes: "Axes", drawn: Drawn) -> None:
         side: Literal["left", "center"] = "left" if max(values) < top / 3 else "center"
         axes.text(max(values), place - 0.3, f"n = {len(values)}{ratio}", va="bottom", ha=side, size=SMALL)
     axes.set_xlim(0, top * 1.35)
-    axes.set(
-        title="5  What the configuration is worth", xlabel=f"tokens/s and {drawn.rank}\n(a dot a configuration, box: quartiles)"
-    )
+    axes.set(title="5  Effect of the configuration", xlabel=f"tokens/s and {drawn.rank}\n(a dot a configuration, box: quartiles)")
     _thousands(axes)
     axes.grid(visible=False, axis="y")
 
 
 def _against(axes: "Axes", verdicts: Sequence[Verdict]) -> None:
-    """Machines against each other, one model at a time."""
+    """Draw machines against each other, one model at a time."""
     axes.set_title("6  Machine against machine")
     if not verdicts:
         nothing(axes, "no model ran on two machines")
@@ -273,7 +271,7 @@ def _against(axes: "Axes", verdicts: Sequence[Verdict]) -> None:
 
 
 def _memory(axes: "Axes", drawn: Drawn) -> None:
-    axes.set_title("9  What speed costs in memory")
+    axes.set_title("9  Memory against speed")
     peaks = [(entry, PEAK_MEMORY.value(entry.group)) for entry in drawn.analysis.entries]
     points = [(entry, peak / PEAK_MEMORY.scale) for entry, peak in peaks if peak is not None]
     if not points:

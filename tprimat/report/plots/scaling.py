@@ -1,4 +1,4 @@
-"""img_throughput and img_multiplier: what more GPUs give, overall and each."""
+"""Draw img_throughput and img_multiplier: throughput and efficiency over numbers of GPUs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,13 +18,13 @@ SMALL = 8.5
 
 
 def draw_throughput(found: Sequence[FittedSeries], path: Path) -> None:
-    """Overall throughput beside proportional growth, and throughput of each GPU.
+    """Draw overall throughput against proportional growth, and throughput per GPU.
 
     Raises:
-        UserError: a suffix that is no picture, or a folder that cannot be written.
+        UserError: the suffix names no picture format, or a folder that cannot be written.
     """
-    with figure(13, 5.4) as made:
-        overall, single = made.subplots(1, 2)
+    with figure(13, 5.4) as picture:
+        overall, single = picture.subplots(1, 2)
         for scaled, look in _shown(found):
             points = scaled.series.points
             gpus = [point.gpus for point in points]
@@ -42,17 +42,17 @@ def draw_throughput(found: Sequence[FittedSeries], path: Path) -> None:
         _axes(overall, found, logarithmic=True)
         _axes(single, found)
         single.legend(loc="lower left", fontsize=SMALL)
-        save(made, path)
+        save(picture, path)
 
 
 def draw_multiplier(found: Sequence[FittedSeries], path: Path) -> None:
-    """How many times faster, against proportional growth and the fitted laws; and the efficiency that is left.
+    """Draw the speed-up against proportional growth and the fitted laws, and the efficiency.
 
     Raises:
-        UserError: a suffix that is no picture, or a folder that cannot be written.
+        UserError: the suffix names no picture format, or a folder that cannot be written.
     """
-    with figure(13, 5.4) as made:
-        times, share = made.subplots(1, 2)
+    with figure(13, 5.4) as picture:
+        times, share = picture.subplots(1, 2)
         for scaled, look in _shown(found):
             rows = scaled.series.rows
             gpus = [row.point.gpus for row in rows]
@@ -71,7 +71,7 @@ def draw_multiplier(found: Sequence[FittedSeries], path: Path) -> None:
         _axes(times, found, logarithmic=True)
         _axes(share, found)
         times.legend(loc="upper left", fontsize=SMALL)
-        save(made, path)
+        save(picture, path)
 
 
 def _shown(found: Sequence[FittedSeries]) -> list[tuple[FittedSeries, Look]]:
@@ -100,7 +100,7 @@ def _laws(axes: "Axes", scaled: FittedSeries, look: Look) -> None:
 
 
 def _values(axes: "Axes", gpus: Sequence[int], values: Sequence[float], words: Sequence[str], up: int = 6) -> None:
-    """Beside each point: above a falling line, below a rising one, so that the line does not cross them."""
+    """Write values next to points: above a falling line, below a rising one, so that the line does not cross them."""
     for place, value, word in zip(gpus, values, words, strict=True):
         axes.annotate(word, (place, value), xytext=(7, up), textcoords="offset points", ha="left", size=SMALL)
 

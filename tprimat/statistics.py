@@ -48,7 +48,7 @@ class Interval:
 
 
 def t_quantile(freedom: int) -> float:
-    """Return Student's t at 0.975: tabulated up to 10 degrees of freedom, then the Cornish-Fisher expansion (Abramowitz and Stegun 26.7.5)."""
+    """Return Student's t at 0.975: tabulated, and from 11 degrees of freedom by Cornish-Fisher (Abramowitz and Stegun 26.7.5)."""
     if freedom <= len(T_QUANTILES):
         return T_QUANTILES[max(freedom, 1) - 1]
     z = NORMAL_QUANTILE
@@ -92,7 +92,7 @@ def outliers(values: Array, limit: float = 3.0) -> int:
 
 
 def autocorrelation(values: Array) -> float:
-    """Return the lag-1 autocorrelation, 0 unless significantly positive, corrected for small-sample bias (Marriott and Pope 1954).
+    """Return the lag-1 autocorrelation, 0 unless significantly positive, corrected for bias (Marriott and Pope 1954).
 
     Returns:
         In [0, 0.9]. Negative correlation, which would make intervals narrower, counts as 0.
@@ -113,7 +113,7 @@ def autocorrelation(values: Array) -> float:
 
 
 def variance_inflation(values: Array) -> float:
-    """Return the factor by which autocorrelation increases the variance of a mean: (1 + r) / (1 - r) for AR(1) (Bayley and Hammersley 1946)."""
+    """Return the variance inflation of a mean by autocorrelation: (1 + r) / (1 - r) for AR(1) (Bayley and Hammersley 1946)."""
     rho = autocorrelation(values)
     return (1 + rho) / (1 - rho)
 
@@ -137,7 +137,7 @@ def median_ranks(n: int) -> tuple[int, float]:
 
 
 def median_interval(values: Array) -> Interval:
-    """Return the median of positive values with its 95 % interval: distribution-free from 6 on, Student's t from 2 to 5, none for one.
+    """Return the median of positive values and its 95 % interval: distribution-free from 6 on, Student's t from 2 to 5.
 
     Autocorrelation widens both arms by the square root of the variance inflation. Arms are factors (lengths on the log scale), so
     that a duration stays positive.
@@ -162,7 +162,7 @@ def _median_bounds(ordered: Array) -> tuple[float, float]:
 
 
 def ratio_of_sums(numerator: Array, denominator: Array) -> Interval:
-    """Return sum(numerator) / sum(denominator) with its 95 % interval by the delta method (Cochran 1977, section 6.4), on the log scale.
+    """Return sum(numerator) / sum(denominator) and its 95 % interval by the delta method on the log scale (Cochran 1977, 6.4).
 
     Args:
         numerator: shape (n,), such as tokens.
@@ -294,14 +294,14 @@ class Sample:
 
 
 def block_length(values: Array) -> int:
-    """Return the steps in a block of the block bootstrap: 1 without autocorrelation, else Carlstein's (1986) optimum for AR(1)."""
+    """Return the steps per block of the bootstrap: 1 without autocorrelation, else Carlstein's (1986) optimum for AR(1)."""
     rho = autocorrelation(values)
     length = (math.sqrt(6) * rho / (1 - rho**2)) ** (2 / 3) * len(values) ** (1 / 3)
     return int(min(max(1, round(length), -(-len(values) // MOST_POINTS)), max(1, len(values) // 4)))
 
 
 def resampled_log_throughput(sample: Sample, resamples: int, rng: np.random.Generator) -> Array:
-    """Resample the log throughput of one run, its steps drawn in circular blocks (Politis and Romano 1992); shape (resamples,)."""
+    """Resample one run's log throughput in circular blocks of steps (Politis and Romano 1992); shape (resamples,)."""
     n = len(sample.seconds)
     length = block_length(sample.seconds)
     starts = rng.integers(0, n, size=(resamples, n // length))

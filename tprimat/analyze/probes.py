@@ -18,8 +18,8 @@ BUS_FACTORS: dict[str, Callable[[int], float]] = {
     "all_to_all": lambda ranks: (ranks - 1) / ranks,
     "send_recv": lambda ranks: 1.0,
 }
-"""Bus bandwidth over algorithm bandwidth: the traffic of each link, comparable with the hardware's own speed whatever the number of
-ranks (nccl-tests, doc/PERFORMANCE.md)."""
+"""Bus bandwidth over algorithm bandwidth: the traffic of each link, comparable with the hardware's speed on any number of ranks
+(nccl-tests, doc/PERFORMANCE.md)."""
 
 
 def median_seconds(probe: ProbeRecord) -> Estimate | None:

@@ -1,8 +1,8 @@
 """Time of each class of work in a training step, from a trace of torch's profiler.
 
-The name of a kernel, or of an operator on a CPU, decides its class. Names are those that profilers show for NCCL and RCCL, cuBLAS and hipBLASLt, cuDNN, FlashAttention, AOTriton, Composable Kernel,
-Triton (as torch.compile emits it), Transformer Engine and torch's own kernels. A copy from one GPU's memory to another's (PtoP)
-is communication. An unknown name is "other".
+The name of a kernel, or of an operator on a CPU, decides its class. Names are those that profilers show for NCCL and RCCL, cuBLAS
+and hipBLASLt, cuDNN, FlashAttention, AOTriton, Composable Kernel, Triton (as torch.compile emits it), Transformer Engine and
+torch's own kernels. A copy from one GPU's memory to another's (PtoP) is communication. An unknown name is "other".
 
 Events have times in microseconds (Chrome's Trace Event Format); here they are seconds from the first event of the trace.
 """

@@ -23,12 +23,11 @@ from switch_figures import exchanges, forward_sums, no_gain, switches, unswitche
 from tprimat import units  # noqa: E402
 from tprimat.analyze.compare import verdict  # noqa: E402
 from tprimat.analyze.groups import Group, group_estimate  # noqa: E402
-from tprimat.analyze.step_breakdown import alone  # noqa: E402
+from tprimat.analyze.roofline import step_breakdown  # noqa: E402
 from tprimat.analyze.trace import ProfileSummary  # noqa: E402
 from tprimat.records.files import from_json  # noqa: E402
 from tprimat.records.schema import RunRecord  # noqa: E402
-from tprimat.report.comparison import with_interval  # noqa: E402
-from tprimat.report.tables import table  # noqa: E402
+from tprimat.report.tables import table, with_interval  # noqa: E402
 from tprimat.report.trace import markdown  # noqa: E402
 
 MEASURED = (
@@ -120,7 +119,7 @@ def limits(results: Path) -> str:
     found = by_layout(engine_groups(results, probes))
     for layout in (layout for layout in LAYOUTS if layout.name in found):
         item = found[layout.name].runs[0]
-        parts = alone(item.result.run, item.metrics, probes) if item.metrics else None
+        parts = step_breakdown(item.result.run, item.metrics, probes) if item.metrics else None
         if parts is None or item.metrics is None:
             continue
         seconds = (parts.model_flops, parts.bubble, parts.optimizer, parts.replicas, parts.tensor_ranks)

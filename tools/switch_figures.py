@@ -14,8 +14,7 @@ from tprimat.analyze.groups import Group, group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.config.schema import EngineOptions
 from tprimat.records.schema import RunRecord
-from tprimat.report.comparison import with_interval
-from tprimat.report.tables import table
+from tprimat.report.tables import table, with_interval
 
 
 def options_of(run: RunRecord) -> dict[str, object]:

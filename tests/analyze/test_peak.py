@@ -7,7 +7,7 @@ import pytest
 
 from tprimat.analyze.groups import group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.analyze.peak import against_the_best, by_yardstick, names, peaks, project, ranked, remarks
+from tprimat.analyze.peak import against_the_best, by_convention, configuration_names, peaks, project, ranked_entries, remarks
 from tprimat.records.discover import load_results
 
 RUNS = Path(__file__).parents[1] / "runs"
@@ -16,7 +16,7 @@ RUNS = Path(__file__).parents[1] / "runs"
 def entries(*folders, **options):
     results, problems = load_results([RUNS / folder for folder in folders])
     assert not problems
-    return ranked(group_runs([measure(result, MetricOptions(**options)) for result in results]))
+    return ranked_entries(group_runs([measure(result, MetricOptions(**options)) for result in results]))
 
 
 def test_repetitions_rank_by_their_mean_and_not_by_the_luckiest_run():
@@ -58,7 +58,7 @@ def test_the_published_figures_come_out_to_the_last_digit_by_their_own_conventio
 def test_honest_conventions_turn_the_published_order_of_utilization_around():
     amd, nvidia = (made for made in peaks(entries("published", seed_conventions=True)) if made.model == "qwen")
     assert amd.utilization.value > nvidia.utilization.value
-    honest = [by_yardstick(made)["causal, dense peak"] for made in (amd, nvidia)]
+    honest = [by_convention(made)["causal, dense peak"] for made in (amd, nvidia)]
     assert honest[0].utilization.value == pytest.approx(0.367, abs=5e-4)
     assert honest[1].utilization.value == pytest.approx(0.435, abs=5e-4)
 
@@ -90,8 +90,8 @@ def test_configurations_of_one_name_are_told_apart_by_what_differs():
     changes = ({"engine_options": {"compile": True, "fused": True}}, {"engine_options": {"compile": False, "fused": True}})
     alike = [replace(results[0], run=replace(results[0].run, run_id=f"r{i}", **change)) for i, change in enumerate(changes)]
     third = replace(results[0], run=replace(results[0].run, run_id="r2", micro_batch_sequences=2, **changes[0]))
-    found = ranked(group_runs([measure(result, MetricOptions()) for result in (*alike, third)]))
-    called = set(names(found))
+    found = ranked_entries(group_runs([measure(result, MetricOptions()) for result in (*alike, third)]))
+    called = set(configuration_names(found))
     name = "minimal_communication TP1 PP1 DP8"
     assert called == {f"{name} MBS=1", f"{name} MBS=1 compile=False", f"{name} MBS=2"}
 
@@ -99,5 +99,5 @@ def test_configurations_of_one_name_are_told_apart_by_what_differs():
 def test_another_shape_under_a_models_key_is_another_model():
     (result,), _ = load_results([RUNS / "h100" / "runs" / "h100-llama-0"])
     smaller = replace(result.run.shape, name="llama-12", layers=12)
-    found = ranked(group_runs([measure(replace(result, run=replace(result.run, shape=smaller)), MetricOptions())]))
+    found = ranked_entries(group_runs([measure(replace(result, run=replace(result.run, shape=smaller)), MetricOptions())]))
     assert found[0].model == "llama (llama-12)"

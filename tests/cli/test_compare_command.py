@@ -179,7 +179,7 @@ def test_a_baseline_is_named_by_words_of_its_label(tmp_path):
     assert [verdict["outcome"] for verdict in verdicts].count("refused") == 1
     unclear = compare(*arguments, "llama")
     assert unclear.returncode == 2
-    assert "fits 3 configurations" in unclear.stderr
+    assert "matches 3 configurations" in unclear.stderr
     assert compare(*arguments, "H100 minimal_communication").returncode == 0
     verdicts = json.loads((tmp_path / "x.json").read_text())["verdicts"]
     assert len(verdicts) == 2
@@ -203,7 +203,7 @@ def test_a_bad_file_is_named_skipped_and_counted_and_the_exit_code_says_so(tmp_p
         (("--fail-if-slower", "much"), "--fail-if-slower is 'much'."),
         (("--fail-if-slower", "150%"), "--fail-if-slower is '150%'."),
         (("--warmup", "few"), "'few' is not a number of steps"),
-        (("--baseline", "nothing"), "fits 0 configurations"),
+        (("--baseline", "nothing"), "matches 0 configurations"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_explained_without_a_traceback(tmp_path, arguments, text):

@@ -23,11 +23,11 @@ TITLES = (
     "2  The same for each GPU",
     "3  Peak compute of the whole machine",
     "4  Compute of each GPU",
-    "5  What the configuration is worth",
+    "5  Effect of the configuration",
     "6  Machine against machine",
     "7  Utilization, every configuration",
     "8  Mean step time",
-    "9  What speed costs in memory",
+    "9  Memory against speed",
 )
 
 

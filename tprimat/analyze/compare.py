@@ -1,4 +1,4 @@
-"""Whether one group of runs is faster than another, or why that cannot be said."""
+"""Judge whether one group of runs is faster than another, or why the two must not be compared."""
 
 import math
 from collections.abc import Sequence
@@ -8,25 +8,19 @@ from typing import Literal
 import numpy as np
 
 from tprimat.analyze.groups import Group, tokens_per_step
-from tprimat.analyze.statistics import (
-    NORMAL_QUANTILE,
-    Sample,
-    bootstrap_log_throughput,
-    cliffs_delta,
-    t_quantile,
-)
 from tprimat.analyze.window import steady_steps
 from tprimat.records.metrics import Estimate
 from tprimat.records.schema import RunRecord
+from tprimat.statistics import NORMAL_QUANTILE, Sample, bootstrap_log_throughput, cliffs_delta, t_quantile
 
 RESAMPLES = 2000
 SEED = 20260101
-"""Of the bootstrap: the same files give the same verdict."""
+"""Seed of the bootstrap, so that the same files give the same verdict."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Something that must be alike and is not, or is not known to be."""
+    """A trait that must be equal and is not, or is not known to be."""
 
     what: str
     first: object
@@ -34,9 +28,9 @@ class Difference:
 
 
 def comparable(first: RunRecord, second: RunRecord) -> tuple[Difference, ...]:
-    """What differs between two workloads so that their speeds must not be compared. Empty: they are alike.
+    """Return the differences between two workloads that forbid comparing their speeds; empty where there are none.
 
-    A dtype that neither run proves counts as a difference: runs labelled alike have run different ones.
+    A dtype without evidence in either run counts as a difference: runs with the same label have run different ones.
     """
     found = []
     for what, one, other in (
@@ -58,13 +52,13 @@ def comparable(first: RunRecord, second: RunRecord) -> tuple[Difference, ...]:
 
 
 def optimizer_states(run: RunRecord) -> str:
-    """Whether a run kept fp32 masters and moments; one without them does another, smaller job."""
+    """Return whether a run kept fp32 masters and moments; without them it does less work."""
     return "bf16, no masters" if run.engine_options.get("optimizer_states") == "bf16" else "fp32, or not said"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the measurements say of a candidate against a baseline."""
+    """The outcome of comparing a candidate with a baseline."""
 
     baseline: str
     candidate: str
@@ -73,21 +67,21 @@ class Verdict:
     """Throughput of one GPU, candidate over baseline; None when refused."""
     differences: tuple[Difference, ...]
     evidence: str
-    """What kind of repetition stands behind it."""
+    """The number of repeated runs behind it, in words."""
     slower_steps: float | None = None
     """Cliff's delta of step times, -1..1: 1 when every step of the candidate takes longer than every one of the baseline."""
 
     def slower_than(self, margin: float) -> bool:
-        """Whether it is shown to be slower, and by more than a fraction."""
+        """Return whether the candidate is shown to be slower by more than a fraction."""
         return self.outcome == "slower" and self.ratio is not None and self.ratio.value < 1 - margin
 
 
 def verdict(baseline: Group, candidate: Group, *, even_if_different: bool = False) -> Verdict:
     """Compare two groups of runs by the throughput of one GPU.
 
-    The ratio's 95 % interval comes from a bootstrap over runs and, inside each, over steps (bootstrap.bootstrap_log_throughput),
-    its arms stretched from the normal to Student's quantile for the number of runs. With one run a side the interval says how
-    firmly these two runs differ, not how a next run would: the evidence says so.
+    The ratio's 95 % interval comes from a bootstrap over runs and, within each, over steps
+    (statistics.bootstrap_log_throughput), with arms stretched from the normal to Student's quantile for the number of runs. With
+    one run per side the interval covers the noise of these two runs only, not the spread between runs; the evidence says so.
     """
     differences = comparable(baseline.run, candidate.run)
     evidence = _evidence(len(baseline.runs), len(candidate.runs))
@@ -122,7 +116,7 @@ def verdict(baseline: Group, candidate: Group, *, even_if_different: bool = Fals
 
 
 def ratio_of_groups(first: Sequence[Sample], second: Sequence[Sample], resamples: int = RESAMPLES) -> Estimate:
-    """Throughput of the second group over the first, with its 95 % interval; no interval where a group is a single step."""
+    """Return the throughput of the second group over the first; no interval where a group is a single step."""
     rng = np.random.default_rng(SEED)
     centre = _mean_log(second) - _mean_log(first)
     steps = min(len(sample.seconds) for sample in (*first, *second))
@@ -141,7 +135,7 @@ def ratio_of_groups(first: Sequence[Sample], second: Sequence[Sample], resamples
 
 
 def _freedom(first: Sequence[Sample], second: Sequence[Sample]) -> int:
-    """Degrees of freedom: of runs where a side has several, else of steps."""
+    """Return the degrees of freedom: of runs where a side has several, else of steps."""
     runs = [len(group) for group in (first, second) if len(group) > 1]
     if runs:
         return sum(runs) - len(runs)
@@ -153,7 +147,7 @@ def _mean_log(samples: Sequence[Sample]) -> float:
 
 
 def _samples(group: Group) -> list[Sample]:
-    """Steady steps, tokens counted for one GPU so that a shown-anyway comparison over GPU counts stays one of single GPUs."""
+    """Return the steady steps, with tokens per GPU so that a forced comparison across GPU counts compares single GPUs."""
     found = []
     for item in group.runs:
         gpus = item.result.run.machine.gpus

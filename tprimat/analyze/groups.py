@@ -1,4 +1,4 @@
-"""Runs that are repetitions of one another, and what to call them so that a reader can tell them apart."""
+"""Groups of repeated runs: what belongs together, how to label a group, and its numbers over all runs."""
 
 import math
 from collections import Counter
@@ -9,12 +9,12 @@ from types import MappingProxyType
 import numpy as np
 
 from tprimat.analyze.metrics import MetricOptions, run_metrics, scaled
-from tprimat.analyze.statistics import between_run_deviation, mean_of_runs, t_quantile
 from tprimat.errors import MetricError
 from tprimat.facts.accelerators import find_accelerator
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.metrics import Estimate, RunMetrics
 from tprimat.records.schema import RunRecord
+from tprimat.statistics import between_run_deviation, mean_of_runs, t_quantile
 
 Trait = Callable[[RunRecord], object]
 Origin = Callable[[RunResult], str]
@@ -25,7 +25,7 @@ NO_PRICES: Mapping[str, float] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A run with its metrics, or with the reason why it does not count."""
+    """A run with its metrics, and the reason if it does not count."""
 
     result: RunResult
     metrics: RunMetrics | None
@@ -33,7 +33,12 @@ class Measured:
 
 
 def price_of(run: RunRecord, prices: Mapping[str, float]) -> float | None:
-    """Price of one GPU hour of the run's accelerator, under whatever name the price list knows it; None when it does not."""
+    """Return the price of one GPU hour of the run's accelerator, or None.
+
+    Args:
+        run: any run.
+        prices: by accelerator, under its short name (H200) or any device name (NVIDIA H200 141GB HBM3e).
+    """
     known = find_accelerator(run.machine.accelerator)
     for name, price in prices.items():
         if name == run.machine.accelerator or (known is not None and find_accelerator(name) is known):
@@ -42,7 +47,7 @@ def price_of(run: RunRecord, prices: Mapping[str, float]) -> float | None:
 
 
 def measure(result: RunResult, options: MetricOptions, prices: Mapping[str, float] = NO_PRICES) -> Measured:
-    """The metrics of one run; a run that must not be counted keeps them where they can be computed, and says why it is out."""
+    """Compute the metrics of one run. A run that must not count keeps them where they can be computed, with the reason."""
     run = result.run
     reason = None
     if run.outcome == "running":
@@ -63,11 +68,11 @@ def measure(result: RunResult, options: MetricOptions, prices: Mapping[str, floa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Repetitions of one configuration on one kind of machine. Every run in it counts."""
+    """Repeated runs of one configuration on one kind of machine. Every run in it counts."""
 
     label: str
     kind: Kind
-    """Origin, the value of each of TRAITS, and the file of a run that does not tell what it is."""
+    """Origin, the value of each of TRAITS, and the file of a run that does not record what it is."""
     runs: tuple[Measured, ...]
 
     @property
@@ -77,7 +82,7 @@ class Group:
 
 
 def tokens_per_step(run: RunRecord) -> int | None:
-    """What ran where evidence tells, else batch times sequence."""
+    """Return the tokens of a step: observed where there is evidence, else batch times sequence length."""
     if run.evidence is not None and run.evidence.tokens_per_step is not None:
         return run.evidence.tokens_per_step
     if run.global_batch_sequences is None or run.sequence_tokens is None:
@@ -86,13 +91,13 @@ def tokens_per_step(run: RunRecord) -> int | None:
 
 
 def accelerator_name(run: RunRecord) -> str:
-    """Our short name where the accelerator is known, else what the machine said."""
+    """Return our short name where the accelerator is known, else the name that the machine reported."""
     known = find_accelerator(run.machine.accelerator)
     return known.name if known else run.machine.accelerator or "unknown accelerator"
 
 
 def layout(run: RunRecord) -> str:
-    """TP4 PP2 DP1, without what is not recorded; the rarer ways to split a model only where they split it."""
+    """Return the layout, such as TP4 PP2 DP1: without what is not recorded, and with VPP, CP and EP only where they are not 1."""
     rare = (("VPP", run.virtual_pipeline), ("CP", run.context_parallel), ("EP", run.expert_parallel))
     sizes = [("TP", run.tensor_parallel), ("PP", run.pipeline_parallel)]
     sizes += [(name, size) for name, size in rare if size != 1]
@@ -100,14 +105,14 @@ def layout(run: RunRecord) -> str:
 
 
 def ranks(run: RunRecord) -> str | None:
-    """'8 GPUs', '1 GPU', '8 processes' on a CPU; None where the number is not recorded."""
+    """Return '8 GPUs', '1 GPU', or '8 processes' on a CPU; None where the number is not recorded."""
     count = run.machine.gpus
     nouns = ("process", "processes") if run.machine.platform == "cpu" else ("GPU", "GPUs")
     return f"{count:,} {nouns[count != 1]}" if count else None
 
 
 def machine_name(run: RunRecord) -> str:
-    """'8 x H100 SXM'; '8 processes (AMD EPYC)', since they share one CPU."""
+    """Return '8 x H100 SXM', or '8 processes (AMD EPYC)', since processes share one CPU."""
     name = accelerator_name(run)
     return f"{ranks(run)} ({name})" if run.machine.platform == "cpu" else f"{run.machine.gpus or 'unknown'} x {name}"
 
@@ -133,18 +138,18 @@ TRAITS: Mapping[str, Trait] = {
         ", ".join(f"{name} {version}" for name, version in sorted(run.software.items())) or "software unknown"
     ),
 }
-"""What makes runs different configurations, in the order in which a label names it."""
+"""What distinguishes configurations, in the order in which a label names it."""
 LISTS = ("options", "software")
-"""Of many words each, of which a label names only those that tell runs apart."""
+"""Traits of many words each, of which a label names only those that distinguish runs."""
 
 
 def group_runs(measured: Sequence[Measured], origin: Origin | None = None) -> list[Group]:
-    """The runs that count, repetitions together, in order of first appearance.
+    """Group the runs that count by configuration, in order of first appearance.
 
     Args:
         measured: runs of any kind.
-        origin: names where a run comes from; runs of different origins are then no repetitions of one another, and labels
-            begin with the name. Without it the same configuration is one group wherever its files lie.
+        origin: names where a run comes from. Runs of different origins then belong to different groups, and labels begin with
+            the name. Without it a configuration is one group wherever its files are.
     """
     kinds: dict[Kind, list[Measured]] = {}
     for item in measured:
@@ -155,7 +160,7 @@ def group_runs(measured: Sequence[Measured], origin: Origin | None = None) -> li
 
 
 def kind_of(result: RunResult, origin: Origin | None) -> Kind:
-    """Where a run comes from, its traits, and its file if it proves so little that it cannot be called a repetition."""
+    """Return what repeated runs share: origin, traits, and the file of a run that records too little to be a repetition."""
     run = result.run
     anonymous = not (run.strategy or layout(run) or run.matmul_dtype or run.engine_options)
     file = f"{result.path.parent.name}/{result.path.stem}" if anonymous else ""
@@ -163,7 +168,7 @@ def kind_of(result: RunResult, origin: Origin | None) -> Kind:
 
 
 def _labels(kinds: Sequence[Kind], prefixes: int) -> list[str]:
-    """Model and accelerator, then each further trait only where it is needed to tell two groups apart."""
+    """Label each kind by model and accelerator, adding a further trait only where it distinguishes two groups."""
     names = ["origin", *TRAITS, "file"]
     shown = [*range(prefixes), names.index("model"), names.index("accelerator")]
     for index in range(1, len(names)):
@@ -176,12 +181,17 @@ def _labels(kinds: Sequence[Kind], prefixes: int) -> list[str]:
     lists = {names.index(name) for name in LISTS}
     others = [tuple(kind[i] for i in shown if i not in lists) for kind in kinds]
     words = {i: [str(kind[i]) for kind in kinds] for i in shown}
-    words |= {i: _telling(words[i], others) for i in lists & words.keys()}
+    words |= {i: _distinctive_parts(words[i], others) for i in lists & words.keys()}
     return [" ".join(filter(None, (words[i][place] for i in sorted(shown)))) for place in range(len(kinds))]
 
 
-def _telling(lists: Sequence[str], others: Sequence[Kind]) -> list[str]:
-    """Of each comma-separated list what most lists beside the same other words do not have, and what only it lacks."""
+def _distinctive_parts(lists: Sequence[str], others: Sequence[Kind]) -> list[str]:
+    """Return of each comma-separated list what differs from the majority of lists with the same other words.
+
+    Args:
+        lists: such as 'fused_adam=True, load_ahead=True'.
+        others: the other words of each label.
+    """
     parts = [text.split(", ") for text in lists]
     sizes = Counter(others)
     seen = Counter((other, part) for mine, other in zip(parts, others, strict=True) for part in mine)
@@ -189,22 +199,22 @@ def _telling(lists: Sequence[str], others: Sequence[Kind]) -> list[str]:
     for (other, part), times in seen.items():
         if 2 * times > sizes[other]:
             usual[other].append(part)
-    return [_unusual(mine, usual[other]) for mine, other in zip(parts, others, strict=True)]
+    return [_differences_from_usual(mine, usual[other]) for mine, other in zip(parts, others, strict=True)]
 
 
-def _unusual(mine: Sequence[str], usual: Sequence[str]) -> str:
-    names = {_name(part) for part in mine}
-    missing = [f"without {_name(part)}" for part in usual if _name(part) not in names]
+def _differences_from_usual(mine: Sequence[str], usual: Sequence[str]) -> str:
+    names = {_name_of_part(part) for part in mine}
+    missing = [f"without {_name_of_part(part)}" for part in usual if _name_of_part(part) not in names]
     return ", ".join([*(part for part in mine if part not in usual), *missing])
 
 
-def _name(part: str) -> str:
-    """Of 'load_ahead=True' and of 'torch 2.11.0'."""
+def _name_of_part(part: str) -> str:
+    """Return the name in 'load_ahead=True' or 'torch 2.11.0'."""
     return part.replace("=", " ").split(" ")[0]
 
 
 def group_estimate(group: Group, pick: Callable[[RunMetrics], Estimate | None]) -> Estimate | None:
-    """One number of a group: of a single run its own estimate, of several their mean with the spread between runs."""
+    """Return a number of a group: the estimate of a single run, or the mean of several with the spread between runs."""
     estimates = [pick(item.metrics) for item in group.runs if item.metrics is not None]
     present = [estimate for estimate in estimates if estimate is not None]
     if not present or len(present) < len(estimates):
@@ -214,8 +224,20 @@ def group_estimate(group: Group, pick: Callable[[RunMetrics], Estimate | None]) 
     return scaled(mean_of_runs(np.array([estimate.value for estimate in present])), 1.0, len(present))
 
 
+def group_mean(group: Group, pick: Callable[[RunMetrics], float | None]) -> float | None:
+    """Return the mean of a plain number over the runs of a group; None where a run does not have it."""
+    values = [pick(item.metrics) for item in group.runs if item.metrics is not None]
+    present = [value for value in values if value is not None]
+    return sum(present) / len(present) if present and len(present) == len(values) else None
+
+
+def group_worst(group: Group, pick: Callable[[RunMetrics], float | None]) -> float | None:
+    """Return the largest value of a number over the runs of a group; None where no run has it."""
+    return max((value for item in group.runs if item.metrics is not None and (value := pick(item.metrics))), default=None)
+
+
 def spread_between_runs(group: Group) -> float | None:
-    """Relative standard deviation of throughput between the runs of a group; None for one run, or where one has no interval."""
+    """Return the relative standard deviation of throughput between runs; None for one run, or where a run has no interval."""
     values, errors = [], []
     for item in group.runs:
         rate = item.metrics.tokens_per_second_per_gpu if item.metrics else None

@@ -1,4 +1,4 @@
-"""The fastest configuration of each machine and model, and what its throughput makes in a day and on more nodes."""
+"""Find the fastest configuration of each machine and model, and project its throughput to a day and to more nodes."""
 
 import re
 from collections import Counter
@@ -26,48 +26,43 @@ SECONDS_PER_DAY = 86_400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One configuration with the figures that a ranking needs."""
+    """One configuration with the figures that rank it; the other metrics are its group's."""
 
     group: Group
     gpus: int
     per_gpu: Estimate
-    """Tokens/s."""
+    """Tokens/s of one GPU."""
     flops_per_gpu: Estimate | None
-    """Model FLOP/s; None on a CPU, where toy models make them meaningless, and where the FLOP cannot be counted."""
+    """Model FLOP/s of one GPU; None on a CPU, where toy models make them meaningless, and where FLOP cannot be counted."""
     utilization: Estimate | None
     utilization_absent_because: str | None
     peak_flops: float | None
-    """Of one GPU: what utilization divides by."""
+    """FLOP/s of one GPU that utilization is a share of."""
     mean_step_seconds: float
-    share_of_measured_gemm: float | None
-    measured_gemm_flops: float | None
-    peak_memory_bytes: int | None
-    cost_per_million_tokens: float | None
-    joules_per_token: float | None
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all GPUs."""
+        """Return the throughput of all GPUs."""
         return self.per_gpu.value * self.gpus
 
     @property
     def flops(self) -> float | None:
-        """Of all GPUs."""
+        """Return the model FLOP/s of all GPUs."""
         return None if self.flops_per_gpu is None else self.flops_per_gpu.value * self.gpus
 
     @property
     def run(self) -> RunRecord:
-        """The record of the configuration's first run."""
+        """Return the record of the configuration's first run."""
         return self.group.run
 
     @property
     def platform(self) -> str:
-        """8 x H100 SXM."""
+        """Return the machine, such as 8 x H100 SXM."""
         return machine_name(self.run)
 
     @property
     def model(self) -> str:
-        """Key of the model; with its size where that is not the full one, with the shape's name where another took its place."""
+        """Return the model's key, with its size unless it is the full one, and with its shape unless it is the usual one."""
         run = self.run
         if run.size != "full":
             return f"{run.model} {run.size}"
@@ -76,27 +71,27 @@ class Entry:
 
     @property
     def configuration(self) -> str:
-        """Strategy and layout, without context and expert degrees of 1."""
+        """Return strategy and layout, without context and expert degrees of 1."""
         return re.sub(r" (CP|EP)1\b", "", f"{self.run.strategy or 'strategy unknown'} {layout(self.run)}".rstrip())
 
     @property
     def steps(self) -> int:
-        """Steady steps behind the figures."""
+        """Return the number of steady steps behind the figures."""
         return sum(item.metrics.window.steps for item in self.group.runs if item.metrics)
 
     @property
     def tokens_per_day(self) -> float:
-        """At this rate without a pause."""
+        """Return the tokens of a day without a pause."""
         return self.tokens_per_second * SECONDS_PER_DAY
 
     @property
     def samples_per_day(self) -> float | None:
-        """Sequences; None where their length is not recorded."""
+        """Return the sequences of a day; None where their length is not recorded."""
         return None if self.run.sequence_tokens is None else self.tokens_per_day / self.run.sequence_tokens
 
 
-def entry(group: Group) -> Entry | None:
-    """The figures of one configuration; None where tokens or GPUs are not recorded, so that it has no throughput."""
+def entry_of(group: Group) -> Entry | None:
+    """Compute the figures of one configuration; None without a throughput, where tokens or GPUs are not recorded."""
     per_gpu = group_estimate(group, lambda metrics: metrics.tokens_per_second_per_gpu)
     gpus = group.run.machine.gpus
     metrics = [item.metrics for item in group.runs if item.metrics is not None]
@@ -112,60 +107,52 @@ def entry(group: Group) -> Entry | None:
         utilization_absent_because=metrics[0].mfu_absent_because,
         peak_flops=metrics[0].peak_dense_flops,
         mean_step_seconds=sum(found.mean_step_seconds for found in metrics) / len(metrics),
-        share_of_measured_gemm=_mean([found.share_of_measured_gemm for found in metrics]),
-        measured_gemm_flops=_mean([found.measured_gemm_flops for found in metrics]),
-        peak_memory_bytes=max((found.peak_memory_bytes for found in metrics if found.peak_memory_bytes), default=None),
-        cost_per_million_tokens=_mean([found.cost_per_million_tokens for found in metrics]),
-        joules_per_token=_mean([found.joules_per_token for found in metrics]),
     )
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    present = [value for value in values if value is not None]
-    return sum(present) / len(values) if present and len(present) == len(values) else None
-
-
-def ranked(groups: Sequence[Group]) -> list[Entry]:
-    """All configurations with a throughput, fastest first. A configuration that ran several times ranks by its mean."""
-    found = [made for group in groups if (made := entry(group)) is not None]
-    return sorted(found, key=lambda made: -made.tokens_per_second)
+def ranked_entries(groups: Sequence[Group]) -> list[Entry]:
+    """Return all configurations with a throughput, fastest first. One that ran several times ranks by its mean."""
+    entries = [entry for group in groups if (entry := entry_of(group)) is not None]
+    return sorted(entries, key=lambda entry: -entry.tokens_per_second)
 
 
 def peaks(entries: Sequence[Entry]) -> list[Entry]:
-    """The fastest configuration of each machine and model, fastest first."""
+    """Return the fastest configuration of each machine and model, fastest first."""
     best: dict[tuple[str, str], Entry] = {}
-    for made in entries:
-        best.setdefault((made.platform, made.model), made)
+    for entry in entries:
+        best.setdefault((entry.platform, entry.model), entry)
     return list(best.values())
 
 
-def names(entries: Sequence[Entry]) -> list[str]:
-    """What to call each configuration: strategy and layout, and where these are alike, the settings in which they differ."""
+def configuration_names(entries: Sequence[Entry]) -> list[str]:
+    """Name each configuration by strategy and layout, and where these are equal, by the settings that differ."""
     alike: dict[tuple[str, str, str], list[Entry]] = {}
-    for made in entries:
-        alike.setdefault((made.platform, made.model, made.configuration), []).append(made)
+    for entry in entries:
+        alike.setdefault((entry.platform, entry.model, entry.configuration), []).append(entry)
     called = {
-        id(made): [made.configuration, *words] for same in alike.values() for made, words in zip(same, _apart(same), strict=True)
+        id(entry): [entry.configuration, *words]
+        for same in alike.values()
+        for entry, words in zip(same, _distinguishing_settings(same), strict=True)
     }
-    return [" ".join(called[id(made)]) for made in entries]
+    return [" ".join(called[id(entry)]) for entry in entries]
 
 
-def _apart(alike: Sequence[Entry]) -> list[list[str]]:
-    """What tells like-named configurations apart: their own figures, and the switches that most of the others set otherwise."""
-    figures = [_figures(made.run) for made in alike]
-    differing = [key for key in figures[0] if len({repr(one[key]) for one in figures}) > 1]
-    switches = {
-        key: Counter(repr(made.run.engine_options.get(key)) for made in alike).most_common(1)[0][0]
-        for key in sorted({key for made in alike for key in made.run.engine_options})
+def _distinguishing_settings(alike: Sequence[Entry]) -> list[list[str]]:
+    """Return the settings that distinguish configurations of equal names, and the options that most of them set otherwise."""
+    settings = [_settings(entry.run) for entry in alike]
+    differing = [key for key in settings[0] if len({repr(one[key]) for one in settings}) > 1]
+    options = {
+        key: Counter(repr(entry.run.engine_options.get(key)) for entry in alike).most_common(1)[0][0]
+        for key in sorted({key for entry in alike for key in entry.run.engine_options})
     }
     return [
         [f"{key}={one[key]}" for key in differing]
-        + [f"{key}={options.get(key)}" for key, usual in switches.items() if repr(options.get(key)) != usual]
-        for one, options in zip(figures, (made.run.engine_options for made in alike), strict=True)
+        + [f"{key}={own.get(key)}" for key, usual in options.items() if repr(own.get(key)) != usual]
+        for one, own in zip(settings, (entry.run.engine_options for entry in alike), strict=True)
     ]
 
 
-def _figures(run: RunRecord) -> dict[str, object]:
+def _settings(run: RunRecord) -> dict[str, object]:
     return {
         "engine": run.engine,
         "dtype": run.matmul_dtype,
@@ -176,20 +163,20 @@ def _figures(run: RunRecord) -> dict[str, object]:
     }
 
 
-def against_the_best(found: Sequence[Entry], *, even_if_different: bool = False) -> list[Verdict]:
-    """For each model that ran on several machines: every other machine's peak against the fastest, or why that says nothing."""
+def against_the_best(best: Sequence[Entry], *, even_if_different: bool = False) -> list[Verdict]:
+    """Compare, for each model that ran on several machines, the peak of every other machine with the fastest one."""
     leaders: dict[str, Entry] = {}
     verdicts = []
-    for made in found:
-        leader = leaders.setdefault(made.model, made)
-        if leader is not made:
-            verdicts.append(verdict(made.group, leader.group, even_if_different=even_if_different))
+    for entry in best:
+        leader = leaders.setdefault(entry.model, entry)
+        if leader is not entry:
+            verdicts.append(verdict(entry.group, leader.group, even_if_different=even_if_different))
     return verdicts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Projection:
-    """What more nodes would make if they worked like the measured ones. Not a measurement."""
+    """Throughput of more nodes if they worked like the measured ones. Not a measurement."""
 
     nodes: int
     gpus: int
@@ -199,83 +186,83 @@ class Projection:
     linear_flops: float | None
 
 
-def project(made: Entry, nodes: Sequence[int], efficiency: float) -> list[Projection]:
-    """Throughput over nodes: proportional, and with a share lost as soon as more nodes work together than were measured.
+def project(entry: Entry, nodes: Sequence[int], efficiency: float) -> list[Projection]:
+    """Project throughput to more nodes: linearly, and at an assumed efficiency beyond the measured number of nodes.
 
     Args:
-        made: what was measured.
-        nodes: how many machines.
-        efficiency: of every count above the measured one, 0..1.
+        entry: the measured configuration.
+        nodes: numbers of machines.
+        efficiency: assumed above the measured number of machines, 0..1.
     """
-    measured = made.run.machine.nodes or 1
+    measured = entry.run.machine.nodes or 1
     return [
         Projection(
             nodes=count,
-            gpus=made.gpus // measured * count,
-            linear_tokens_per_second=made.tokens_per_second / measured * count,
-            tokens_per_second=made.tokens_per_second / measured * count * (efficiency if count > measured else 1.0),
-            linear_flops=None if made.flops is None else made.flops / measured * count,
+            gpus=entry.gpus // measured * count,
+            linear_tokens_per_second=entry.tokens_per_second / measured * count,
+            tokens_per_second=entry.tokens_per_second / measured * count * (efficiency if count > measured else 1.0),
+            linear_flops=None if entry.flops is None else entry.flops / measured * count,
         )
         for count in nodes
     ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Yardstick:
-    """One way in which people count."""
+class Convention:
+    """One way of counting FLOP and peaks."""
 
     name: str
     options: MetricOptions
 
 
-YARDSTICKS = (
-    Yardstick(name="causal, dense peak", options=MetricOptions(flops_convention="causal")),
-    Yardstick(name="full, dense peak", options=MetricOptions(flops_convention="full")),
-    Yardstick(name="6n, dense peak", options=MetricOptions(flops_convention="6n")),
-    Yardstick(name="6n, sparse peak", options=MetricOptions(flops_convention="6n", peak="sparse")),
-    Yardstick(name="first TPrimat", options=MetricOptions(seed_conventions=True)),
+CONVENTIONS = (
+    Convention(name="causal, dense peak", options=MetricOptions(flops_convention="causal")),
+    Convention(name="full, dense peak", options=MetricOptions(flops_convention="full")),
+    Convention(name="6n, dense peak", options=MetricOptions(flops_convention="6n")),
+    Convention(name="6n, sparse peak", options=MetricOptions(flops_convention="6n", peak="sparse")),
+    Convention(name="first TPrimat", options=MetricOptions(seed_conventions=True)),
 )
 
 
-def by_yardstick(made: Entry, warmup: Warmup = "auto") -> dict[str, Entry]:
-    """The same runs counted in every way, by the yardstick's name."""
+def by_convention(entry: Entry, warmup: Warmup = "auto") -> dict[str, Entry]:
+    """Count the same runs by every convention, under its name."""
     found = {}
-    for yardstick in YARDSTICKS:
-        counted = entry(recounted(made.group, replace(yardstick.options, warmup=warmup)))
+    for convention in CONVENTIONS:
+        counted = entry_of(recounted(entry.group, replace(convention.options, warmup=warmup)))
         if counted is not None:
-            found[yardstick.name] = counted
+            found[convention.name] = counted
     return found
 
 
 def recounted(group: Group, options: MetricOptions) -> Group:
-    """A group with its metrics by other options."""
+    """Measure a group again by other options."""
     runs: list[Measured] = [measure(item.result, options) for item in group.runs]
     return replace(group, runs=tuple(runs))
 
 
-def remarks(found: Sequence[Entry]) -> list[str]:
-    """What a reader must know of the peaks: unlike work behind them, and the warnings of their runs, each said once."""
+def remarks(best: Sequence[Entry]) -> list[str]:
+    """Return notes on the peaks: different workloads behind them, and each warning of their runs once."""
     places: dict[str, dict[str, None]] = {}
-    for made in found:
-        for warning in (warning for item in made.group.runs if item.metrics for warning in item.metrics.warnings):
-            places.setdefault(warning, {})[f"{made.model} on {made.platform}"] = None
-    return unlike_workloads(found) + [f"{warning} ({', '.join(where)})" for warning, where in places.items()]
+    for entry in best:
+        for warning in (warning for item in entry.group.runs if item.metrics for warning in item.metrics.warnings):
+            places.setdefault(warning, {})[f"{entry.model} on {entry.platform}"] = None
+    return unlike_workloads(best) + [f"{warning} ({', '.join(where)})" for warning, where in places.items()]
 
 
-def unlike_workloads(found: Sequence[Entry]) -> list[str]:
-    """For each model, the workloads behind its peaks where they are not one."""
+def unlike_workloads(best: Sequence[Entry]) -> list[str]:
+    """Return, for each model, the workloads behind its peaks where they differ."""
     notes = []
-    for model in dict.fromkeys(made.model for made in found):
-        same = [made for made in found if made.model == model]
-        workloads = {(tokens_per_step(made.run), made.run.sequence_tokens, made.run.matmul_dtype) for made in same}
+    for model in dict.fromkeys(entry.model for entry in best):
+        same = [entry for entry in best if entry.model == model]
+        workloads = {(tokens_per_step(entry.run), entry.run.sequence_tokens, entry.run.matmul_dtype) for entry in same}
         if len(workloads) > 1:
-            each = "; ".join(f"{made.platform} {workload(made.run)}" for made in same)
+            each = "; ".join(f"{entry.platform} {workload(entry.run)}" for entry in same)
             notes.append(f"The peaks of {model} come from different work: {each}.")
     return notes
 
 
 def workload(run: RunRecord) -> str:
-    """What one step works on, in words."""
+    """Describe what one step works on."""
     tokens = tokens_per_step(run)
     words = [
         "tokens a step not recorded" if tokens is None else f"{tokens:,} tokens a step",

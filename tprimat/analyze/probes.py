@@ -1,4 +1,4 @@
-"""What a probe's samples mean: rates, bandwidths, and their share of what the data sheet promises."""
+"""Rates and bandwidths from the samples of probes, and their shares of the data sheet's values."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from tprimat.analyze.metrics import scaled
-from tprimat.analyze.statistics import Interval, median_interval
 from tprimat.facts.accelerators import find_accelerator, peak_dense_flops
 from tprimat.records.metrics import Estimate
 from tprimat.records.schema import Machine, ProbeRecord
+from tprimat.statistics import Interval, median_interval
 
 BUS_FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,
@@ -18,17 +18,17 @@ BUS_FACTORS: dict[str, Callable[[int], float]] = {
     "all_to_all": lambda ranks: (ranks - 1) / ranks,
     "send_recv": lambda ranks: 1.0,
 }
-"""Bus bandwidth over algorithm bandwidth: what each link carries, comparable with the hardware's own speed whatever the number of
-ranks (nccl-tests, doc/PERFORMANCE.md)."""
+"""Bus bandwidth over algorithm bandwidth: the traffic of each link, comparable with the hardware's speed on any number of ranks
+(nccl-tests, doc/PERFORMANCE.md)."""
 
 
 def median_seconds(probe: ProbeRecord) -> Estimate | None:
-    """Median time of one repetition; None where nothing was measured."""
+    """Return the median time of one repetition; None where nothing was measured."""
     return scaled(median_interval(np.array(probe.seconds)), 1.0, len(probe.seconds)) if probe.seconds else None
 
 
 def per_second(amount: float | None, probe: ProbeRecord) -> Estimate | None:
-    """An amount done in each repetition, over the median time; the interval's ends change places."""
+    """Return an amount per repetition over the median time; the interval's ends swap."""
     time = median_seconds(probe)
     if time is None or amount is None:
         return None
@@ -38,41 +38,41 @@ def per_second(amount: float | None, probe: ProbeRecord) -> Estimate | None:
 
 
 def flop_rate(probe: ProbeRecord) -> Estimate | None:
-    """FLOP/s, over all ranks."""
+    """Return the FLOP/s of all ranks."""
     return per_second(probe.flop, probe)
 
 
 def bandwidth(probe: ProbeRecord) -> Estimate | None:
-    """Bytes/s: of memory what is read and written, of a collective the algorithm bandwidth (message over time)."""
+    """Return bytes/s: read and written for memory, algorithm bandwidth (message over time) for a collective."""
     return per_second(probe.bytes, probe)
 
 
 def bus_bandwidth(probe: ProbeRecord) -> float | None:
-    """Of a collective operation, bytes/s."""
+    """Return the bus bandwidth of a collective operation in bytes/s."""
     rate, factor = bandwidth(probe), BUS_FACTORS.get(probe.kind)
     return None if rate is None or factor is None else rate.value * factor(probe.shape["ranks"])
 
 
 def share_of_peak(probe: ProbeRecord) -> float | None:
-    """Of the dense peak of all ranks in the probe's dtype; None where the data sheet is not known."""
+    """Return the share of all ranks' dense peak in the probe's dtype; None where the data sheet is not known."""
     rate, peak = flop_rate(probe), peak_dense_flops(probe.machine.accelerator, probe.dtype)
     return None if rate is None or peak is None else rate.value / peak / (probe.machine.gpus or 1)
 
 
 def share_of_bandwidth(probe: ProbeRecord) -> float | None:
-    """Of the data sheet's memory bandwidth."""
+    """Return the share of the data sheet's memory bandwidth."""
     rate, accelerator = bandwidth(probe), find_accelerator(probe.machine.accelerator)
     return None if rate is None or accelerator is None else rate.value / accelerator.bandwidth_bytes_per_second
 
 
 def samples_per_second(probe: ProbeRecord) -> Estimate | None:
-    """Sequences, or inputs of the three-layer network, over all ranks."""
+    """Return the sequences/s, or inputs/s of the three-layer network, of all ranks."""
     batch = probe.shape.get("batch")
     return per_second(None if batch is None else batch * probe.shape.get("ranks", 1), probe)
 
 
 def tokens_per_second(probe: ProbeRecord) -> Estimate | None:
-    """Of a transformer's step, over all ranks."""
+    """Return the tokens/s of a transformer's step on all ranks."""
     parts = (probe.shape.get("batch"), probe.shape.get("sequence"))
     if None in parts:
         return None
@@ -80,14 +80,14 @@ def tokens_per_second(probe: ProbeRecord) -> Estimate | None:
 
 
 def six_n_rate(probe: ProbeRecord) -> float | None:
-    """FLOP/s of a transformer's step by six times all parameters for each token, over all ranks: tables count, attention not."""
+    """Return the FLOP/s of a transformer's step on all ranks by 6n: embeddings count, attention does not."""
     tokens, parameters = tokens_per_second(probe), probe.shape.get("parameters")
     return None if tokens is None or parameters is None else 6 * parameters * tokens.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What rates depend on besides the operation. Two probes under one setting belong on one page."""
+    """Conditions that rates depend on besides the operation. Probes of one setting belong on one page."""
 
     accelerator: str | None
     driver: str | None
@@ -96,7 +96,7 @@ class Setting:
 
 
 def setting_of(machine: Machine, software: dict[str, str]) -> Setting:
-    """Of a probe or a run."""
+    """Return the setting of a probe or a run."""
     return Setting(
         accelerator=machine.accelerator,
         driver=machine.driver,
@@ -106,10 +106,10 @@ def setting_of(machine: Machine, software: dict[str, str]) -> Setting:
 
 
 def newest_of_each(probes: Iterable[ProbeRecord]) -> list[ProbeRecord]:
-    """Under the setting of the newest probe, the newest record of each operation at each size; in the order of first appearance.
+    """Return the newest record of each operation and size in the newest probe's setting, in order of first appearance.
 
-    A record with samples is never displaced by a later refusal. Ranks that were stopped leave a record without an operation; it
-    goes once the same probe has measured something on as many ranks later.
+    A later refusal never replaces a record with samples. Ranks that were stopped leave a record without an operation, which is
+    dropped once the same probe has measured something on as many ranks later.
     """
     records = sorted(probes, key=lambda probe: probe.started_at)
     if not records:
@@ -120,14 +120,14 @@ def newest_of_each(probes: Iterable[ProbeRecord]) -> list[ProbeRecord]:
         key = (probe.kind, probe.variant, tuple(probe.shape.items()), probe.dtype, probe.machine.gpus)
         if setting_of(probe.machine, probe.software) == setting and (probe.seconds or key not in found):
             found[key] = probe
-    return [probe for probe in found.values() if not _made_up_for(probe, records)]
+    return [probe for probe in found.values() if not _measured_later(probe, records)]
 
 
 STEPS_OF = {"collectives": frozenset(BUS_FACTORS), "ddp": frozenset({"ddp_step"})}
-"""What each probe of several ranks measures."""
+"""Operations that each probe of several ranks measures."""
 
 
-def _made_up_for(failure: ProbeRecord, records: Sequence[ProbeRecord]) -> bool:
+def _measured_later(failure: ProbeRecord, records: Sequence[ProbeRecord]) -> bool:
     wanted, ranks = STEPS_OF.get(failure.kind, frozenset()), failure.shape.get("ranks")
     return any(
         probe.kind in wanted and probe.seconds and probe.shape["ranks"] == ranks and probe.started_at > failure.started_at
@@ -136,22 +136,22 @@ def _made_up_for(failure: ProbeRecord, records: Sequence[ProbeRecord]) -> bool:
 
 
 def fastest(probes: Sequence[ProbeRecord]) -> ProbeRecord | None:
-    """The highest FLOP rate."""
+    """Return the probe with the highest FLOP rate."""
     rated = [(rate.value, number) for number, probe in enumerate(probes) if (rate := flop_rate(probe))]
     return probes[max(rated)[1]] if rated else None
 
 
 PRODUCTS = ("gemm", "model_gemm")
-"""Kinds that are measured at full effort; gemm_search's brief candidates do not count."""
+"""Kinds measured at full effort; the brief candidates of gemm_search do not count."""
 
 
 def fastest_product(probes: Sequence[ProbeRecord], dtype: str) -> ProbeRecord | None:
-    """The matrix product that training in this dtype is held against."""
+    """Return the fastest matrix product in a dtype, the reference for training in it."""
     return fastest([probe for probe in probes if probe.kind in PRODUCTS and probe.dtype == dtype])
 
 
 def share_of_fastest_product(step: ProbeRecord, probes: Sequence[ProbeRecord]) -> float | None:
-    """A training step's rate on one device over the fastest product in its dtype, both under one setting."""
+    """Return a training step's rate on one device over the fastest product in its dtype and setting."""
     alike = [probe for probe in probes if setting_of(probe.machine, probe.software) == setting_of(step.machine, step.software)]
     rate, best = flop_rate(step), fastest_product(alike, step.dtype)
     ceiling = flop_rate(best) if best else None
@@ -160,18 +160,18 @@ def share_of_fastest_product(step: ProbeRecord, probes: Sequence[ProbeRecord]) -
 
 
 def scaling_efficiency(step: ProbeRecord, steps: Sequence[ProbeRecord]) -> float | None:
-    """Throughput over ranks times the throughput of one rank; None where one rank was not measured."""
+    """Return the throughput over that of one rank times the ranks; None where one rank was not measured."""
     one = next((tokens_per_second(probe) for probe in steps if probe.shape["ranks"] == 1), None)
     tokens = tokens_per_second(step)
     return tokens.value / one.value / step.shape["ranks"] if tokens and one else None
 
 
 def settings_of(probes: Iterable[ProbeRecord]) -> list[Setting]:
-    """The different ones, in the order of first appearance."""
+    """Return the different settings, in order of first appearance."""
     return list(dict.fromkeys(setting_of(probe.machine, probe.software) for probe in probes))
 
 
 def mean_rate(probes: Sequence[ProbeRecord]) -> float | None:
-    """Arithmetic mean of the FLOP rates, as the suite's tables average them."""
+    """Return the arithmetic mean of the FLOP rates, as the suite's tables average them."""
     rates = [rate.value for probe in probes if (rate := flop_rate(probe))]
     return sum(rates) / len(rates) if rates else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tprimat.analyze.compare import Difference
 from tprimat.analyze.groups import Group, accelerator_name
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.analyze.peak import Entry, entry, recounted
+from tprimat.analyze.peak import Entry, entry_of, recounted
 from tprimat.facts.accelerators import find_accelerator
 from tprimat.facts.published import PublishedResult, Rebased, rebase, results
 from tprimat.records.schema import RunRecord
@@ -48,7 +48,7 @@ def nearest_published(groups: Sequence[Group]) -> list[Neighbourhood]:
 
 
 def _neighbourhood(group: Group) -> Neighbourhood | None:
-    ours = entry(recounted(group, MetricOptions()))
+    ours = entry_of(recounted(group, MetricOptions()))
     if ours is None or ours.flops_per_gpu is None:
         return None
     found = []

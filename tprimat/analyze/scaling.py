@@ -1,7 +1,7 @@
-"""How throughput grows with GPUs: multiplier and efficiency over series of runs.
+"""Scaling of throughput with GPUs: multiplier, efficiency, and the laws of Amdahl and Gunther.
 
-Weak scaling gives every GPU the same work and grows the batch; strong scaling divides one batch. Which of them a series is
-follows from the tokens of a step, not from its name.
+Weak scaling gives every GPU the same work and grows the batch; strong scaling divides one batch. The tokens of a step decide
+which of them a series is, not its name.
 """
 
 import math
@@ -12,50 +12,50 @@ from typing import Literal
 import numpy as np
 
 from tprimat.analyze.groups import Group, accelerator_name, group_estimate, layout, tokens_per_step
-from tprimat.analyze.statistics import Array, t_quantile
 from tprimat.errors import MetricError
 from tprimat.records.metrics import Estimate
+from tprimat.statistics import Array, t_quantile
 
 Kind = Literal["weak", "strong", "mixed", "unknown"]
 
 Key = Callable[[Group], tuple[object, ...]]
 
 ALIKE = 0.01
-"""Relative difference up to which two amounts of work count as equal."""
+"""Relative difference up to which two amounts of work are equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """What one number of GPUs did."""
+    """The measurement on one number of GPUs."""
 
     gpus: int
     nodes: int | None
     tokens_per_second: Estimate
-    """Of all GPUs."""
+    """Throughput of all GPUs."""
     tokens: float | None
-    """In all; None where only a rate is known."""
+    """In total; None where only a rate is known."""
     layout: str = ""
 
     @property
     def per_gpu(self) -> float:
-        """Tokens/s of one GPU."""
+        """Return the tokens/s of one GPU."""
         return self.tokens_per_second.value / self.gpus
 
     @property
     def seconds(self) -> float | None:
-        """That the tokens took."""
+        """Return the elapsed time for the tokens."""
         return None if self.tokens is None else self.tokens / self.tokens_per_second.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A point against the smallest one of its series."""
+    """A point relative to the smallest one of its series."""
 
     point: Point
     multiplier: float
-    """How many times the throughput of the smallest."""
+    """Throughput over that of the smallest."""
     efficiency: float
-    """Throughput of a GPU as a share of what it was in the smallest."""
+    """Throughput per GPU over that of the smallest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class Series:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """Multiplier and efficiency of each point."""
+        """Return the multiplier and efficiency of each point."""
         first = self.points[0]
         return tuple(
             Row(
@@ -82,7 +82,7 @@ class Series:
 
 
 def series(name: str, points: Iterable[Point], work: Sequence[float | None]) -> Series:
-    """A series in order of GPUs.
+    """Build a series in order of GPUs.
 
     Args:
         name: for tables and legends.
@@ -105,40 +105,40 @@ def _kind(gpus: Sequence[int], work: Sequence[float | None]) -> Kind:
     known = [amount for amount in work if amount is not None]
     if len(known) < len(work):
         return "unknown"
-    if _alike(known):
+    if _equal(known):
         return "strong"
-    return "weak" if _alike([amount / count for amount, count in zip(known, gpus, strict=True)]) else "mixed"
+    return "weak" if _equal([amount / count for amount, count in zip(known, gpus, strict=True)]) else "mixed"
 
 
-def _alike(values: Sequence[float]) -> bool:
+def _equal(values: Sequence[float]) -> bool:
     return max(values) <= min(values) * (1 + ALIKE)
 
 
 def series_of(groups: Sequence[Group]) -> list[Series]:
-    """Every series that groups of runs hold: weak ones and strong ones, of one layout each.
+    """Return every weak and strong series of one layout among groups of runs.
 
-    Where no layout ran on several numbers of GPUs, the fastest of each number makes a series of changing layouts.
+    Where no layout ran on several numbers of GPUs, the fastest of each number form a series of changing layouts.
     """
-    kept = [group for group in groups if _point(group) is not None]
-    found = [*_alike_in(kept, _strict), *_leftover(kept, _strict)]
-    return found or [*_alike_in(kept, _loose), *_leftover(kept, _loose)]
+    measured = [group for group in groups if _point(group) is not None]
+    found = [*_series_of_equal_work(measured, _same_layout), *_series_of_other_work(measured, _same_layout)]
+    return found or [*_series_of_equal_work(measured, _same_job), *_series_of_other_work(measured, _same_job)]
 
 
-def _strict(group: Group) -> tuple[object, ...]:
+def _same_layout(group: Group) -> tuple[object, ...]:
     run = group.run
     split = (run.tensor_parallel, run.pipeline_parallel, run.context_parallel, run.expert_parallel)
-    return (*_loose(group), run.strategy, *split, run.micro_batch_sequences)
+    return (*_same_job(group), run.strategy, *split, run.micro_batch_sequences)
 
 
-def _loose(group: Group) -> tuple[object, ...]:
+def _same_job(group: Group) -> tuple[object, ...]:
     run = group.run
     shape = None if run.shape is None else replace(run.shape, source=None)
     machine = (accelerator_name(run), run.clock)
     return (run.model, run.size, shape, *machine, run.engine, run.matmul_dtype, run.sequence_tokens, run.recompute)
 
 
-def _alike_in(groups: Sequence[Group], key: Key) -> list[Series]:
-    """Series whose work a step, or a step and GPU, is one and the same."""
+def _series_of_equal_work(groups: Sequence[Group], key: Key) -> list[Series]:
+    """Return series of equal work per step, or per step and GPU."""
     found = []
     for per_gpu in (True, False):
         kinds: dict[tuple[object, ...], list[Group]] = {}
@@ -146,20 +146,24 @@ def _alike_in(groups: Sequence[Group], key: Key) -> list[Series]:
             tokens, gpus = tokens_per_step(group.run), group.run.machine.gpus
             if tokens is not None and gpus is not None:
                 kinds.setdefault((*key(group), tokens / gpus if per_gpu else tokens), []).append(group)
-        found += [made for members in kinds.values() if (made := _made(members)) is not None]
+        found += [member for members in kinds.values() if (member := _series_of_fastest(members)) is not None]
     return found
 
 
-def _leftover(groups: Sequence[Group], key: Key) -> list[Series]:
-    """Series of unlike or unknown work, where there is nothing better of the same key."""
+def _series_of_other_work(groups: Sequence[Group], key: Key) -> list[Series]:
+    """Return series of unequal or unknown work, for keys without a series of equal work."""
     kinds: dict[tuple[object, ...], list[Group]] = {}
     for group in groups:
         kinds.setdefault(key(group), []).append(group)
-    return [made for members in kinds.values() if not _alike_in(members, key) and (made := _made(members)) is not None]
+    return [
+        fastest
+        for members in kinds.values()
+        if not _series_of_equal_work(members, key) and (fastest := _series_of_fastest(members)) is not None
+    ]
 
 
-def _made(groups: Sequence[Group]) -> Series | None:
-    """The fastest group of each number of GPUs; None for a single number."""
+def _series_of_fastest(groups: Sequence[Group]) -> Series | None:
+    """Build a series from the fastest group of each number of GPUs; None for a single number."""
     best: dict[int, tuple[Point, Group]] = {}
     for group in groups:
         point = _point(group)
@@ -190,14 +194,12 @@ def _point(group: Group) -> Point | None:
     )
 
 
-# The laws of Amdahl and Gunther, fitted to a series of throughputs over GPUs.
-
 Law = Literal["Amdahl", "USL"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """A law of scaling, X(N) = single * N / (1 + contention * (N - 1) + coherency * N * (N - 1)), as the points suggest it.
+    """A fitted law of scaling, X(N) = single * N / (1 + contention * (N - 1) + coherency * N * (N - 1)).
 
     An interval's ends are None where there are no more points than parameters, or where the parameter sits at 0, its bound.
     """
@@ -206,37 +208,37 @@ class Fit:
     single: Estimate
     """Throughput of one GPU."""
     contention: Estimate
-    """What GPUs wait for one another, or do not share: Amdahl's serial fraction."""
+    """Waiting and unshared work: Amdahl's serial fraction."""
     coherency: Estimate | None
-    """What every pair of GPUs costs; None in Amdahl's law."""
+    """Cost of every pair of GPUs; None in Amdahl's law."""
     deviation: float
     """Root mean square of the relative residuals."""
 
     def at(self, gpus: float) -> float:
-        """Tokens/s that the law gives."""
+        """Return the tokens/s that the law predicts."""
         pairs = 0.0 if self.coherency is None else self.coherency.value * gpus * (gpus - 1)
         return self.single.value * gpus / (1 + self.contention.value * (gpus - 1) + pairs)
 
     @property
     def most_gpus(self) -> float | None:
-        """Where throughput would be highest; None where the law has no such place."""
+        """Return the number of GPUs with the highest throughput; None where the law has no maximum."""
         if self.coherency is None or self.coherency.value <= 0 or self.contention.value >= 1:
             return None
         return math.sqrt((1 - self.contention.value) / self.coherency.value)
 
 
-def fit(made: Series, law: Law) -> Fit | None:
-    """Amdahl's law (1967) or Gunther's universal scalability law (2007, Guerrilla Capacity Planning, chapter 4).
+def fit(measured: Series, law: Law) -> Fit | None:
+    """Fit Amdahl's law (1967) or Gunther's universal scalability law (2007, Guerrilla Capacity Planning, chapter 4).
 
     N / X is linear in (1, N - 1, N (N - 1)), so least squares of its relative residuals need no iteration. Parameters cannot be
-    negative: one that would be is held at 0 and the others are fitted again. Intervals: Student's t on the residuals, carried
+    negative: one that would be is set to 0 and the others are fitted again. Intervals: Student's t on the residuals, carried
     to the ratios by the Jacobian.
 
     Returns:
         None where there are fewer points than parameters.
     """
-    gpus = np.array([float(point.gpus) for point in made.points])
-    inverse = gpus / np.array([point.tokens_per_second.value for point in made.points])
+    gpus = np.array([float(point.gpus) for point in measured.points])
+    inverse = gpus / np.array([point.tokens_per_second.value for point in measured.points])
     terms = [np.ones_like(gpus), gpus - 1, gpus * (gpus - 1)][: 2 if law == "Amdahl" else 3]
     if len(gpus) < len(terms):
         return None
@@ -265,7 +267,7 @@ def fit(made: Series, law: Law) -> Fit | None:
 
 
 def _feasible(design: Array) -> list[int]:
-    """Columns of the best fit whose coefficients are not negative; the first column, one GPU's time, is always among them."""
+    """Return the columns of the best fit without negative coefficients, always with the first column, one GPU's time."""
     rest = range(1, design.shape[1])
     choices = [[0, *(column for place, column in enumerate(rest) if mask >> place & 1)] for mask in range(1 << len(rest))]
     best: tuple[float, list[int]] | None = None
@@ -277,7 +279,7 @@ def _feasible(design: Array) -> list[int]:
 
 
 def _least_squares(design: Array) -> tuple[Array, Array, float]:
-    """Coefficients that bring every row's sum near 1, their covariance (0 without degrees of freedom), and the rms residual."""
+    """Return the coefficients that bring each row's sum near 1, their covariance (0 without freedom), and the rms residual."""
     points, parameters = design.shape
     solution, *_ = np.linalg.lstsq(design, np.ones(points), rcond=None)
     residual = design @ solution - 1

@@ -1,8 +1,10 @@
-"""Which kind of work a kernel, or an operator on a CPU, does: told by its name, as the libraries name theirs.
+"""Time of each class of work in a training step, from a trace of torch's profiler.
 
-Names are those that profilers show for NCCL and RCCL, cuBLAS and hipBLASLt, cuDNN, FlashAttention, AOTriton, Composable Kernel,
-Triton (as torch.compile emits it), Transformer Engine and torch's own kernels. A copy from one GPU's memory to another's (PtoP)
-is communication. A name that says nothing stays "other".
+The name of a kernel, or of an operator on a CPU, decides its class. Names are those that profilers show for NCCL and RCCL, cuBLAS
+and hipBLASLt, cuDNN, FlashAttention, AOTriton, Composable Kernel, Triton (as torch.compile emits it), Transformer Engine and
+torch's own kernels. A copy from one GPU's memory to another's (PtoP) is communication. An unknown name is "other".
+
+Events have times in microseconds (Chrome's Trace Event Format); here they are seconds from the first event of the trace.
 """
 
 import re
@@ -21,7 +23,7 @@ from tprimat.errors import MetricError
 WorkClass = Literal["matmul", "attention", "norm_elementwise", "optimizer", "other", "communication", "memory_copy"]
 
 COMPUTE: tuple[WorkClass, ...] = ("matmul", "attention", "norm_elementwise", "optimizer", "other")
-"""What communication can hide behind."""
+"""Classes that can hide communication."""
 
 KERNELS: tuple[tuple[WorkClass, str], ...] = (
     (
@@ -42,7 +44,7 @@ KERNELS: tuple[tuple[WorkClass, str], ...] = (
         r"|compute_grad_weight",
     ),
 )
-"""The first pattern that is found in a kernel's name, in small letters, decides."""
+"""The first pattern found in a kernel's lower-case name decides."""
 
 OPERATORS: tuple[tuple[WorkClass, str], ...] = (
     ("communication", r"gloo:|c10d::|nccl:|record_param_comms"),
@@ -52,18 +54,18 @@ OPERATORS: tuple[tuple[WorkClass, str], ...] = (
     ("memory_copy", r"^aten::(copy_|_to_copy|to|clone|contiguous)$"),
     ("norm_elementwise", r"^aten::"),
 )
-"""The same for what runs on the host; every further operator of ATen is elementwise, a reduction or a view."""
+"""The same for operators on the host; every other operator of ATen is elementwise, a reduction or a view."""
 
 
 @cache
 def kernel_class(name: str) -> WorkClass:
-    """The class of a kernel that ran on an accelerator."""
+    """Return the class of a kernel on an accelerator."""
     return _first(KERNELS, name)
 
 
 @cache
 def operator_class(name: str) -> WorkClass:
-    """The class of an operator that ran on the host."""
+    """Return the class of an operator on the host."""
     return _first(OPERATORS, name)
 
 
@@ -72,27 +74,23 @@ def _first(patterns: tuple[tuple[WorkClass, str], ...], name: str) -> WorkClass:
     return next((kind for kind, pattern in patterns if re.search(pattern, small)), "other")
 
 
-# Trace events as spans of time: what ran, when, as which class of work, and where the steps begin and end.
-#
-# Times of events are microseconds (the Trace Event Format of Chrome); here they are seconds from the trace's first event.
-
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 
 CLASSES: tuple[WorkClass, ...] = get_args(WorkClass)
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
-"""Kineto's categories of what runs on an accelerator, CUPTI's and ROCm's alike."""
+"""Kineto's categories of work on an accelerator, for CUPTI and ROCm."""
 SUMMARISED = (*DEVICE_WORK, "gpu_user_annotation", "user_annotation", "cpu_op")
 OPTIMIZER_RANGE = re.compile(r"optimizer_step$|Optimizer\.step#")
-"""What Megatron's step and torch's optimizers are marked with."""
+"""Marks of Megatron's step and of torch's optimizers."""
 STEP_RANGE = re.compile(r"ProfilerStep#(\d+)$")
 INHERITED: tuple[WorkClass, ...] = ("attention", "optimizer", "communication")
-"""An operator inside one of these belongs to it, unless it communicates."""
+"""Operators inside one of these classes belong to it, unless they communicate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spans:
-    """Columns of equal length, one entry a span."""
+    """Columns of equal length, one entry per span."""
 
     starts: Floats
     ends: Floats
@@ -105,7 +103,7 @@ class Spans:
     texts: tuple[str, ...]
 
     def where(self, chosen: npt.NDArray[np.bool_]) -> "Spans":
-        """The chosen ones."""
+        """Return the chosen spans."""
         return Spans(
             starts=self.starts[chosen],
             ends=self.ends[chosen],
@@ -116,7 +114,7 @@ class Spans:
         )
 
     def inside(self, start: float, end: float) -> "Spans":
-        """Those that reach into a window, cut at its ends."""
+        """Return the spans that reach into a window, cut at its ends."""
         part = self.where((self.ends > start) & (self.starts < end))
         return replace(part, starts=np.clip(part.starts, start, end), ends=np.clip(part.ends, start, end))
 
@@ -143,7 +141,7 @@ class _Row:
 
 
 class TraceEvent(NamedTuple):
-    """What a summary needs of an event with a duration."""
+    """The part of an event with a duration that a summary needs."""
 
     category: str
     name: str
@@ -154,10 +152,10 @@ class TraceEvent(NamedTuple):
 
 
 def complete_events(events: Iterable[Any]) -> list[TraceEvent]:
-    """The events with a duration of the categories that summaries are made of.
+    """Return the events with a duration in the categories that a summary uses.
 
     Raises:
-        MetricError: there is none, or one without the numbers that the format asks for.
+        MetricError: there is none, or one lacks the numbers that the format requires.
     """
     whole = [
         event
@@ -182,7 +180,7 @@ def _read(event: Mapping[str, Any], first: float) -> TraceEvent:
 
 
 def device_spans(events: Sequence[TraceEvent]) -> Spans:
-    """Kernels and copies of the accelerator. Small kernels inside the optimizer's range of their stream are the optimizer's."""
+    """Return kernels and copies of the accelerator. Small kernels inside a stream's optimizer range belong to the optimizer."""
     work = [event for event in events if event.category in DEVICE_WORK]
     ranges: dict[tuple[Any, Any], list[tuple[float, float]]] = defaultdict(list)
     for event in events:
@@ -203,7 +201,7 @@ def _kind(event: TraceEvent, ranges: Mapping[tuple[Any, Any], Sequence[tuple[flo
 
 
 def host_spans(events: Sequence[TraceEvent]) -> Spans:
-    """Operators of the host without the operators inside them: each moment of a thread counts once."""
+    """Return operators of the host without nested ones, so that each moment of a thread counts once."""
     threads: dict[tuple[Any, Any], list[TraceEvent]] = defaultdict(list)
     for event in events:
         if event.category == "cpu_op" or _marks(event):
@@ -212,7 +210,7 @@ def host_spans(events: Sequence[TraceEvent]) -> Spans:
 
 
 def _marks(event: TraceEvent) -> bool:
-    """The optimizer's range, and the collectives of Gloo, which are no cpu_op."""
+    """Return whether an event is the optimizer's range or a collective of Gloo, which are not cpu_op."""
     return event.category == "user_annotation" and operator_class(event.name) in {"optimizer", "communication"}
 
 
@@ -226,7 +224,7 @@ class _Open:
 
 
 def _innermost(thread: list[TraceEvent]) -> list[_Row]:
-    """Cut nested events of one thread into the stretches in which each of them was the innermost."""
+    """Cut nested events of one thread into the spans in which each is the innermost."""
     rows: list[_Row] = []
     stack: list[_Open] = []
     at = 0.0
@@ -272,7 +270,7 @@ def _columns(rows: Sequence[_Row]) -> Spans:
 
 
 def step_windows(events: Sequence[TraceEvent], category: str) -> list[StepWindow]:
-    """The ProfilerStep# ranges, each up to the start of the next, so that what lies between two steps belongs to the first.
+    """Return the ProfilerStep# ranges, each up to the start of the next, so that gaps belong to the step before.
 
     Args:
         events: complete ones.
@@ -289,8 +287,6 @@ def step_windows(events: Sequence[TraceEvent], category: str) -> list[StepWindow
     following = {number: found[after][0] for number, after in pairwise(numbers)}
     return [StepWindow(number, found[number][0], following.get(number, found[number][1])) for number in numbers]
 
-
-# What one step of training spends its time on, from a trace of torch's profiler.
 
 ORDER: tuple[WorkClass, ...] = (*COMPUTE, "communication", "memory_copy")
 """Where classes overlap, a moment belongs to the first of these: communication counts only where no computation hides it."""
@@ -356,10 +352,10 @@ class ProfileSummary:
 
 
 def summarise(trace: Mapping[str, Any], *, top: int = TOP) -> ProfileSummary:
-    """A trace in numbers.
+    """Summarise a trace.
 
     Args:
-        trace: as torch's profiler writes it; record.trace.read_trace reads one.
+        trace: as torch's profiler writes it.
         top: how many kernels to name.
 
     Raises:
@@ -445,13 +441,13 @@ def _of(part: Spans, kinds: Sequence[WorkClass]) -> Spans:
 
 
 def _own_seconds(part: Spans) -> dict[WorkClass, float]:
-    """What each class adds to the time that the classes before it cover."""
+    """Return the time that each class adds to that of the classes before it."""
     reached = [covered(_of(part, ORDER[:number])) for number in range(len(ORDER) + 1)]
     return {kind: reached[number + 1] - reached[number] for number, kind in enumerate(ORDER)}
 
 
 def covered(spans: Spans) -> float:
-    """Seconds in which at least one span runs: the length of their union."""
+    """Return the seconds in which at least one span runs: the length of their union."""
     if not len(spans.starts):
         return 0.0
     order = np.argsort(spans.starts, kind="stable")
@@ -462,7 +458,7 @@ def covered(spans: Spans) -> float:
 
 
 def _top(parts: Sequence[tuple[StepWindow, Spans]], step: float, most: int) -> tuple[KernelTime, ...]:
-    """The kernels that take most of a step. One name may be of two classes: an elementwise kernel inside the optimizer is its."""
+    """Return the kernels that take most of a step. One name may have two classes, such as elementwise and optimizer."""
     texts, kinds = parts[0][1].texts, len(CLASSES)
     seconds, calls = np.zeros(len(texts) * kinds), np.zeros(len(texts) * kinds)
     for _, part in parts:

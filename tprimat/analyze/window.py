@@ -8,10 +8,10 @@ from typing import Literal
 
 import numpy as np
 
-from tprimat.analyze.statistics import Array, drift, outliers, slow_prefix
 from tprimat.errors import MetricError
 from tprimat.records.metrics import Window
 from tprimat.records.schema import StepRecord
+from tprimat.statistics import Array, drift, outliers, slow_prefix
 
 Warmup = int | Literal["auto"]
 

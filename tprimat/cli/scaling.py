@@ -13,7 +13,7 @@ from tprimat.cli.common import print_json, report_skipped
 from tprimat.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tprimat.report.scaling import Scaled
+    from tprimat.report.scaling import FittedSeries
 
 THROUGHPUT_PICTURE = "img_throughput.png"
 MULTIPLIER_PICTURE = "img_multiplier.png"
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     return 1 if bad_files else 0
 
 
-def read_series(options: argparse.Namespace) -> "tuple[list[Scaled], int]":
+def read_series(options: argparse.Namespace) -> "tuple[list[FittedSeries], int]":
     """Read the series of a printed table, or of results; and count the files that were bad.
 
     Raises:
@@ -63,7 +63,7 @@ def read_series(options: argparse.Namespace) -> "tuple[list[Scaled], int]":
     return scaling_of(results.measured), len(results.problems)
 
 
-def show(scaled: "list[Scaled]", style: str) -> None:
+def show(scaled: "list[FittedSeries]", style: str) -> None:
     """Print the series as text, Markdown or JSON."""
     from tprimat.report import scaling
 

@@ -8,11 +8,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
+from statistics import median
 
 import torch
 
 from tprimat.probe.device import Gauges, cache_bytes, default_device, describe_machine, describe_software
-from tprimat.probe.timing import Call, Effort, Stopwatch, median
+from tprimat.probe.timing import Call, Effort, Stopwatch
 from tprimat.records.schema import Machine, ProbeRecord
 from tprimat.records.store import append_probe, read_probes
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from statistics import median
 
 import torch
 from torch.nn import functional
@@ -23,7 +24,7 @@ from torch.nn import functional
 from tprimat.facts.flops import gemm_shapes
 from tprimat.facts.models import ModelShape, model_shape, tiny
 from tprimat.probe.case import Bench, Case, ProbeLog, measure, summary
-from tprimat.probe.timing import Call, Effort, median
+from tprimat.probe.timing import Call, Effort
 from tprimat.records.schema import ProbeRecord
 
 SEED_SHAPES: dict[str, tuple[int, int, int]] = {

@@ -5,12 +5,14 @@ before each repetition so that operands come from memory, and take the time betw
 buffer also keeps the device busy while the host enqueues the next call, so that its overhead does not add to short kernels.
 """
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+
+from tprimat.statistics import median_interval
 
 Call = Callable[[], object]
 
@@ -37,25 +39,6 @@ BATCH_SECONDS = 0.05
 """Repetitions are enqueued in batches of about this length; the stopping rules are checked between batches."""
 
 
-def median(samples: Sequence[float]) -> float:
-    """Return the median of the samples, which need not be sorted."""
-    ordered = sorted(samples)
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
-
-
-def median_interval(samples: Sequence[float]) -> tuple[float, float] | None:
-    """Two order statistics that enclose the median with at least 95 %, whatever the distribution; None below 6 samples.
-
-    The number of samples below the median is binomial (n, 1/2) (David and Nagaraja, Order Statistics, section 7.1).
-    """
-    n, ordered = len(samples), sorted(samples)
-    rank, tail = 0, 0.0
-    while (following := tail + math.comb(n, rank) * 0.5**n) <= 0.025:
-        rank, tail = rank + 1, following
-    return None if rank == 0 else (ordered[rank - 1], ordered[n - rank])
-
-
 MIN_SAMPLES_TO_SETTLE = 20
 """A handful of repetitions may agree before the device has adapted its clock to the load."""
 
@@ -64,8 +47,10 @@ def settled(samples: Sequence[float], effort: Effort) -> bool:
     """Return whether the median is known precisely enough."""
     if effort.relative_interval is None or len(samples) < MIN_SAMPLES_TO_SETTLE:
         return False
-    interval = median_interval(samples)
-    return interval is not None and interval[1] - interval[0] < effort.relative_interval * median(samples)
+    interval = median_interval(np.array(samples))
+    if interval.low is None or interval.high is None:
+        return False
+    return interval.high - interval.low < effort.relative_interval * interval.value
 
 
 def event() -> torch.cuda.Event:

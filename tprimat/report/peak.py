@@ -1,4 +1,4 @@
-"""The analysis of peak throughput in words and figures, for a terminal and for peak_throughput_summary.txt."""
+"""Report an analysis of peak throughput as text (peak_throughput_summary.txt) and as JSON."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,15 +7,27 @@ from typing import Any
 from tprimat import units
 from tprimat.analyze.compare import Verdict
 from tprimat.analyze.groups import Measured
-from tprimat.analyze.peak import SECONDS_PER_DAY, Entry, Projection, names, workload
-from tprimat.report.comparison import sentence
-from tprimat.report.summary import with_interval
-from tprimat.report.tables import columns
+from tprimat.analyze.peak import SECONDS_PER_DAY, Entry, Projection, configuration_names, workload
+from tprimat.report.catalogue import (
+    COST,
+    ENERGY,
+    MATMUL_RATE,
+    MATMUL_SHARE,
+    PEAK_MEMORY,
+    RUNS,
+    STEPS,
+    TOKENS,
+    TOKENS_OF_ALL,
+    Metric,
+    tera,
+)
+from tprimat.report.comparison import run_name, sentence
+from tprimat.report.tables import columns, plural, with_interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakAnalysis:
-    """All that one analysis found. No entries: nothing counted."""
+    """The results of one analysis; without entries where no run counts."""
 
     counted_as: str
     """How FLOP were counted and which peak they were divided by, in whole sentences."""
@@ -30,7 +42,7 @@ class PeakAnalysis:
     projections: Sequence[Projection]
     """Of the overall peak."""
     efficiency: float
-    by_yardstick: Sequence[tuple[Entry, Mapping[str, Entry]]]
+    by_convention: Sequence[tuple[Entry, Mapping[str, Entry]]]
     """Each peak, counted in every way."""
     notes: Sequence[str]
     without_rate: Sequence[str]
@@ -41,69 +53,55 @@ class PeakAnalysis:
 Cell = Callable[[Entry], str]
 
 
-def tera(value: float | None) -> str:
-    """A rate in TFLOP/s without the unit, for columns and sentences that name it."""
-    return units.teraflops(value).removesuffix(" TFLOP/s")
-
-
-def step_time(made: Entry) -> str:
-    """Mean step time; from a second to a minute with four digits, since steps differ by less than one percent."""
-    value = made.mean_step_seconds
+def step_time(entry: Entry) -> str:
+    """Format the mean step time, with four digits from a second to a minute, since steps differ by less than one percent."""
+    value = entry.mean_step_seconds
     return f"{units.significant(value, 4)} s" if 1 <= value < 60 else units.seconds(value)
 
 
-PLACE: tuple[tuple[str, Cell], ...] = (("platform", lambda made: made.platform), ("model", lambda made: made.model))
+def _column(metric: Metric) -> tuple[str, Cell]:
+    return metric.heading, lambda entry: metric.text(entry.group)
+
+
+PLACE: tuple[tuple[str, Cell], ...] = (("platform", lambda entry: entry.platform), ("model", lambda entry: entry.model))
 FIGURES: tuple[tuple[str, Cell], ...] = (
-    ("tokens/s", lambda made: units.count(made.tokens_per_second)),
-    ("tokens/s/GPU", lambda made: with_interval(made.per_gpu, units.count)),
-    ("TFLOP/s", lambda made: tera(made.flops)),
-    ("TFLOP/s/GPU", lambda made: tera(made.flops_per_gpu.value if made.flops_per_gpu else None)),
-    ("utilization", lambda made: units.percent(made.utilization.value if made.utilization else None)),
-    ("of measured matmul", lambda made: units.percent(made.share_of_measured_gemm)),
+    (TOKENS_OF_ALL.heading, lambda entry: units.count(entry.tokens_per_second)),
+    (TOKENS.heading, lambda entry: with_interval(entry.per_gpu, units.count, " .. ")),
+    ("TFLOP/s", lambda entry: tera(entry.flops)),
+    ("TFLOP/s/GPU", lambda entry: tera(entry.flops_per_gpu.value if entry.flops_per_gpu else None)),
+    ("utilization", lambda entry: units.percent(entry.utilization.value if entry.utilization else None)),
+    _column(MATMUL_SHARE),
     ("step time", step_time),
-    ("peak memory", lambda made: units.gibibytes(made.peak_memory_bytes)),
-    ("cost/M tokens", lambda made: _number(made.cost_per_million_tokens)),
-    ("energy/token", lambda made: units.si(made.joules_per_token, "J")),
-    ("runs", lambda made: str(len(made.group.runs))),
-    ("steps", lambda made: str(made.steps)),
+    *map(_column, (PEAK_MEMORY, COST, ENERGY, RUNS, STEPS)),
 )
 CONFIGURATION: tuple[tuple[str, Cell], ...] = (
-    ("batch", lambda made: units.count(made.run.global_batch_sequences)),
-    ("micro", lambda made: units.count(made.run.micro_batch_sequences)),
-    ("sequence", lambda made: units.count(made.run.sequence_tokens)),
-    ("dtype", lambda made: made.run.matmul_dtype or units.ABSENT),
+    ("batch", lambda entry: units.count(entry.run.global_batch_sequences)),
+    ("micro", lambda entry: units.count(entry.run.micro_batch_sequences)),
+    ("sequence", lambda entry: units.count(entry.run.sequence_tokens)),
+    ("dtype", lambda entry: entry.run.matmul_dtype or units.ABSENT),
 )
-OPTIONAL = {"TFLOP/s", "TFLOP/s/GPU", "utilization", "of measured matmul", "peak memory", "cost/M tokens", "energy/token"}
+OPTIONAL = {"TFLOP/s", "TFLOP/s/GPU", "utilization", *(metric.heading for metric in (MATMUL_SHARE, PEAK_MEMORY, COST, ENERGY))}
 """Left out where no row has them."""
 
 
-def _number(value: float | None) -> str:
-    return units.ABSENT if value is None else units.significant(value)
-
-
 def table(entries: Sequence[Entry], shown: Sequence[tuple[str, Cell]], left: int) -> str:
-    """Columns of text; optional ones only where a row has a value."""
-    cells = {name: [cell(made) for made in entries] for name, cell in shown}
-    kept = [name for name in cells if name not in OPTIONAL or any(cell != units.ABSENT for cell in cells[name])]
-    return columns(kept, [list(row) for row in zip(*(cells[name] for name in kept), strict=True)], left=left)
+    """Format columns of text, optional ones only where a row has a value."""
+    cells = {name: [cell(entry) for entry in entries] for name, cell in shown}
+    headings = [name for name in cells if name not in OPTIONAL or any(cell != units.ABSENT for cell in cells[name])]
+    return columns(headings, [list(row) for row in zip(*(cells[name] for name in headings), strict=True)], left=left)
 
 
 def text(analysis: PeakAnalysis, *, show_all: bool) -> str:
-    """The whole analysis; with every configuration, or with the peaks only."""
-    parts = [_overall(analysis), *_tables(analysis, show_all), *_projection(analysis), *_yardsticks(analysis)]
+    """Format the whole analysis, with every configuration or with the peaks only."""
+    parts = [_overall(analysis), *_tables(analysis, show_all), *_projection(analysis), *_conventions(analysis)]
     remarks = [*map(sentence, analysis.verdicts), *analysis.notes]
     if remarks:
         parts.append(_section("Remarks", "\n".join(remarks)))
-    left_out = [f"{name_of(item)}: {item.not_counted}" for item in analysis.not_counted]
+    left_out = [f"{run_name(item)}: {item.not_counted}" for item in analysis.not_counted]
     left_out += [f"{label}: no throughput, since its tokens or its GPUs are not recorded" for label in analysis.without_rate]
     if left_out:
         parts.append(_section("Not counted", "\n".join(left_out)))
     return "\n\n".join(parts) + "\n"
-
-
-def name_of(item: Measured) -> str:
-    """The run's id; a file of another program has none of its own, so its path."""
-    return str(item.result.path) if item.result.path.is_file() else item.result.run.run_id
 
 
 def _section(title: str, body: str) -> str:
@@ -118,41 +116,35 @@ def _overall(analysis: PeakAnalysis) -> str:
         ("best configuration", f"{best.model} on {best.platform}: {best.configuration}, engine {best.run.engine}"),
         ("work", workload(best.run)),
         ("throughput", f"{units.count(best.tokens_per_second)} tokens/s"),
-        ("per GPU", f"{with_interval(best.per_gpu, units.count)} tokens/s"),
+        ("per GPU", f"{with_interval(best.per_gpu, units.count, ' .. ')} tokens/s"),
         *_compute(best),
-        ("step time", f"{step_time(best)}, mean of {best.steps} steady steps, {_runs(best)}"),
+        ("step time", f"{step_time(best)}, mean of {best.steps} steady steps, {plural(len(best.group.runs), 'run')}"),
         ("in 24 hours", _day(best)),
     ]
     body = "\n".join(f"  {label:<20}{value}" for label, value in rows)
     return _section("Overall peak throughput", f"{body}\n\n{analysis.counted_as}")
 
 
-def _runs(made: Entry) -> str:
-    count = len(made.group.runs)
-    return f"{count} run{'s' * (count > 1)}"
-
-
-def _compute(made: Entry) -> list[tuple[str, str]]:
+def _compute(entry: Entry) -> list[tuple[str, str]]:
     rows = []
-    if made.flops is not None and made.flops_per_gpu is not None:
-        total, single = units.teraflops(made.flops), units.teraflops(made.flops_per_gpu.value)
+    if entry.flops is not None and entry.flops_per_gpu is not None:
+        total, single = units.teraflops(entry.flops), units.teraflops(entry.flops_per_gpu.value)
         rows.append(("compute", f"{total} total, {single} per GPU"))
-    if made.utilization is not None and made.peak_flops is not None:
-        rows.append(("utilization", f"{units.percent(made.utilization.value)} of {units.teraflops(made.peak_flops)} per GPU"))
-    elif made.utilization_absent_because:
-        rows.append(("utilization", f"{units.ABSENT} ({made.utilization_absent_because})"))
-    if made.share_of_measured_gemm is not None:
-        share = units.percent(made.share_of_measured_gemm)
-        ceiling = units.si(made.measured_gemm_flops, "FLOP/s")
-        rows.append(("of measured matmul", f"{share} of the fastest product probed on this machine ({ceiling})"))
+    if entry.utilization is not None and entry.peak_flops is not None:
+        rows.append(("utilization", f"{units.percent(entry.utilization.value)} of {units.teraflops(entry.peak_flops)} per GPU"))
+    elif entry.utilization_absent_because:
+        rows.append(("utilization", f"{units.ABSENT} ({entry.utilization_absent_because})"))
+    if MATMUL_SHARE.of_group(entry.group) is not None:
+        share, ceiling = MATMUL_SHARE.text(entry.group), MATMUL_RATE.text(entry.group)
+        rows.append((MATMUL_SHARE.heading, f"{share} of the fastest product probed on this machine ({ceiling})"))
     return rows
 
 
-def _day(made: Entry) -> str:
-    tokens = f"{units.count(int(made.tokens_per_day))} tokens ({units.billions(made.tokens_per_day)})"
-    if made.samples_per_day is None:
+def _day(entry: Entry) -> str:
+    tokens = f"{units.count(int(entry.tokens_per_day))} tokens ({units.billions(entry.tokens_per_day)})"
+    if entry.samples_per_day is None:
         return tokens
-    return f"{tokens}, {units.count(int(made.samples_per_day))} samples of {units.count(made.run.sequence_tokens)} tokens"
+    return f"{tokens}, {units.count(int(entry.samples_per_day))} samples of {units.count(entry.run.sequence_tokens)} tokens"
 
 
 def _tables(analysis: PeakAnalysis, show_all: bool) -> list[str]:
@@ -161,8 +153,8 @@ def _tables(analysis: PeakAnalysis, show_all: bool) -> list[str]:
     parts = [_section("Peak by platform and model", table(analysis.peaks, (*PLACE, *FIGURES), left=2))]
     if show_all:
         figures = [column for column in FIGURES if column[0] != "TFLOP/s"]
-        called = dict(zip(map(id, analysis.entries), names(analysis.entries), strict=True))
-        name = ("configuration", lambda made: called[id(made)])
+        called = dict(zip(map(id, analysis.entries), configuration_names(analysis.entries), strict=True))
+        name = ("configuration", lambda entry: called[id(entry)])
         body = table(analysis.entries, (*PLACE, name, *CONFIGURATION, *figures), left=3)
         parts.append(_section("All configurations", body))
     elif len(analysis.entries) > len(analysis.peaks):
@@ -196,18 +188,18 @@ def _projection(analysis: PeakAnalysis) -> list[str]:
     return [_section(f"More nodes: {best.model} on {best.platform}", f"{columns(header, rows, left=0)}\n{source}")]
 
 
-def _yardsticks(analysis: PeakAnalysis) -> list[str]:
-    found = [(made, counted) for made, counted in analysis.by_yardstick if any(row.utilization for row in counted.values())]
+def _conventions(analysis: PeakAnalysis) -> list[str]:
+    found = [(entry, counted) for entry, counted in analysis.by_convention if any(row.utilization for row in counted.values())]
     if not found:
         return []
     header = ["platform", "model", "counted as", "tokens/s", "TFLOP/s", "TFLOP/s/GPU", "peak", "utilization"]
     rows = []
-    for made, counted in found:
+    for entry, counted in found:
         for name, row in counted.items():
             single = tera(row.flops_per_gpu.value if row.flops_per_gpu else None)
             share = units.percent(row.utilization.value if row.utilization else None)
             figures = [units.count(row.tokens_per_second), tera(row.flops), single, tera(row.peak_flops), share]
-            rows.append([made.platform, made.model, name, *figures])
+            rows.append([entry.platform, entry.model, name, *figures])
     return [_section("The same runs by other conventions", columns(header, rows, left=3) + "\n\n" + "\n".join(WHY))]
 
 
@@ -223,16 +215,13 @@ WHY = (
 )
 
 
-# The analysis of peak throughput as data, unrounded, in SI units.
-
-
 def as_document(analysis: PeakAnalysis) -> dict[str, Any]:
-    """One JSON document."""
+    """Return the analysis as one JSON document, unrounded, in SI units."""
     return {
         "counted_as": analysis.counted_as,
         "overall_peak": _entry(analysis.peaks[0]) if analysis.peaks else None,
-        "peaks": [_entry(made) for made in analysis.peaks],
-        "configurations": [_entry(made) for made in analysis.entries],
+        "peaks": [_entry(entry) for entry in analysis.peaks],
+        "configurations": [_entry(entry) for entry in analysis.entries],
         "projections": [
             {
                 "nodes": row.nodes,
@@ -245,53 +234,50 @@ def as_document(analysis: PeakAnalysis) -> dict[str, Any]:
             for row in analysis.projections
         ],
         "by_convention": [
-            {"platform": made.platform, "model": made.model, "counted_as": name, **_figures(row)}
-            for made, counted in analysis.by_yardstick
+            {"platform": entry.platform, "model": entry.model, "counted_as": name, **_figures(row)}
+            for entry, counted in analysis.by_convention
             for name, row in counted.items()
         ],
         "remarks": [*map(sentence, analysis.verdicts), *analysis.notes],
-        "not_counted": [{"run": name_of(item), "because": item.not_counted} for item in analysis.not_counted],
+        "not_counted": [{"run": run_name(item), "because": item.not_counted} for item in analysis.not_counted],
         "without_throughput": list(analysis.without_rate),
     }
 
 
-def _entry(made: Entry) -> dict[str, Any]:
-    run = made.run
+def _entry(entry: Entry) -> dict[str, Any]:
+    run = entry.run
     return {
-        "platform": made.platform,
+        "platform": entry.platform,
         "accelerator": run.machine.accelerator,
-        "gpus": made.gpus,
-        "model": made.model,
+        "gpus": entry.gpus,
+        "model": entry.model,
         "strategy": run.strategy,
-        "configuration": made.configuration,
+        "configuration": entry.configuration,
         "engine": run.engine,
         "matmul_dtype": run.matmul_dtype,
         "global_batch_sequences": run.global_batch_sequences,
         "sequence_tokens": run.sequence_tokens,
-        **_figures(made),
-        "step_seconds": made.mean_step_seconds,
-        "tokens_per_day": made.tokens_per_day,
-        "samples_per_day": made.samples_per_day,
-        "peak_memory_bytes": made.peak_memory_bytes,
-        "cost_per_million_tokens": made.cost_per_million_tokens,
-        "joules_per_token": made.joules_per_token,
-        "runs": [item.result.run.run_id for item in made.group.runs],
-        "steady_steps": made.steps,
+        **_figures(entry),
+        "step_seconds": entry.mean_step_seconds,
+        "tokens_per_day": entry.tokens_per_day,
+        "samples_per_day": entry.samples_per_day,
+        **{metric.key: metric.value(entry.group) for metric in (PEAK_MEMORY, COST, ENERGY)},
+        "runs": [item.result.run.run_id for item in entry.group.runs],
+        "steady_steps": entry.steps,
     }
 
 
-def _figures(made: Entry) -> dict[str, Any]:
-    flops, share = made.flops_per_gpu, made.utilization
+def _figures(entry: Entry) -> dict[str, Any]:
+    flops, share = entry.flops_per_gpu, entry.utilization
     return {
-        "tokens_per_second": made.tokens_per_second,
-        "tokens_per_second_per_gpu": made.per_gpu.value,
-        "tokens_per_second_per_gpu_low": made.per_gpu.low,
-        "tokens_per_second_per_gpu_high": made.per_gpu.high,
-        "flops_per_second": made.flops,
+        "tokens_per_second": entry.tokens_per_second,
+        "tokens_per_second_per_gpu": entry.per_gpu.value,
+        "tokens_per_second_per_gpu_low": entry.per_gpu.low,
+        "tokens_per_second_per_gpu_high": entry.per_gpu.high,
+        "flops_per_second": entry.flops,
         "flops_per_second_per_gpu": flops.value if flops else None,
-        "peak_flops_per_gpu": made.peak_flops,
+        "peak_flops_per_gpu": entry.peak_flops,
         "utilization": share.value if share else None,
-        "utilization_absent_because": made.utilization_absent_because,
-        "share_of_measured_gemm": made.share_of_measured_gemm,
-        "measured_gemm_flops": made.measured_gemm_flops,
+        "utilization_absent_because": entry.utilization_absent_because,
+        **{metric.key: metric.value(entry.group) for metric in (MATMUL_SHARE, MATMUL_RATE)},
     }

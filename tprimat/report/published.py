@@ -7,9 +7,8 @@ from tprimat.analyze.compare import Difference
 from tprimat.analyze.published import Neighbour, Neighbourhood
 from tprimat.facts.platforms import Backend
 from tprimat.facts.published import PublishedResult
-from tprimat.report.peak import tera
-from tprimat.report.summary import with_interval
-from tprimat.report.tables import columns
+from tprimat.report.catalogue import tera
+from tprimat.report.tables import columns, with_interval
 
 HEADER = ("result", "when", "as published", "TFLOP/s/GPU", "of dense peak", "ours is")
 CAPTION = "FLOP counted causal throughout, against the dense peak. The ratio is for orientation; the differences are below."
@@ -43,7 +42,7 @@ def _block(found: Neighbourhood) -> str:
     own = [
         ours.group.label,
         units.ABSENT,
-        f"{with_interval(ours.per_gpu, units.count)} tokens/s/GPU",
+        f"{with_interval(ours.per_gpu, units.count, ' .. ')} tokens/s/GPU",
         tera(ours.flops_per_gpu.value if ours.flops_per_gpu else None),
         units.percent(ours.utilization.value if ours.utilization else None),
         units.ABSENT,

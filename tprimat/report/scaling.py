@@ -1,4 +1,4 @@
-"""Scaling in words and figures."""
+"""Report scaling as text, Markdown or JSON."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ HEADER = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scaled:
+class FittedSeries:
     """A series with the laws that could be fitted to it."""
 
     series: Series
@@ -39,14 +39,14 @@ class Scaled:
 
 
 def configuration(gpus: int, nodes: int | None) -> str:
-    """8 GPUs across 2 nodes."""
+    """Return a configuration such as 8 GPUs across 2 nodes."""
     across = "" if nodes is None else f" across {nodes} node{'s' * (nodes > 1)}"
     return f"{gpus} GPU{'s' * (gpus > 1)}{across}"
 
 
-def rows_of(made: Series) -> list[list[str]]:
-    """Cells below HEADER."""
-    return [_cells(row) for row in made.rows]
+def rows_of(series: Series) -> list[list[str]]:
+    """Return the cells below HEADER."""
+    return [_cells(row) for row in series.rows]
 
 
 def _cells(row: Row) -> list[str]:
@@ -64,14 +64,14 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def text(found: Sequence[Scaled]) -> str:
-    """Tables and what the laws say, for a terminal."""
+def text(found: Sequence[FittedSeries]) -> str:
+    """Format tables and fitted laws for a terminal."""
     blocks = ["\n".join([scaled.series.name, columns(HEADER, rows_of(scaled.series)), *remarks(scaled)]) for scaled in found]
     return "\n\n".join(blocks) + "\n"
 
 
-def as_markdown(found: Sequence[Scaled]) -> str:
-    """The same for a page."""
+def as_markdown(found: Sequence[FittedSeries]) -> str:
+    """Format tables and fitted laws as Markdown."""
     blocks = []
     for scaled in found:
         table = tables.table(HEADER, rows_of(scaled.series))
@@ -79,19 +79,19 @@ def as_markdown(found: Sequence[Scaled]) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def remarks(scaled: Scaled) -> list[str]:
-    """What kind of scaling it is, and the laws in words."""
-    made = scaled.series
-    lines = [KINDS[made.kind][0].upper() + KINDS[made.kind][1:] + "."]
-    layouts = {point.layout.rsplit(" DP", 1)[0] for point in made.points if point.layout}
+def remarks(scaled: FittedSeries) -> list[str]:
+    """Describe the kind of scaling and the fitted laws."""
+    series = scaled.series
+    lines = [KINDS[series.kind][0].upper() + KINDS[series.kind][1:] + "."]
+    layouts = {point.layout.rsplit(" DP", 1)[0] for point in series.points if point.layout}
     if len(layouts) > 1:
-        each = ", ".join(f"{point.gpus} GPUs {point.layout}" for point in made.points)
+        each = ", ".join(f"{point.gpus} GPUs {point.layout}" for point in series.points)
         lines.append(f"Layouts differ, so that part of the difference is theirs: {each}.")
-    lines += [line for found in scaled.fits for line in _law(found, len(made.points))]
+    lines += [line for found in scaled.fits for line in _law(found, len(series.points))]
     if scaled.fits and min(found.deviation for found in scaled.fits) > LOOSE_FIT:
         lines.append(f"Neither law meets the points within {units.percent(LOOSE_FIT, 0)}: do not extrapolate with them.")
-    if not scaled.fits or len(made.points) < 4:
-        lines.append(f"{len(made.points)} numbers of GPUs say little about a law; 4 or more bound its parameters.")
+    if not scaled.fits or len(series.points) < 4:
+        lines.append(f"{len(series.points)} numbers of GPUs say little about a law; 4 or more bound its parameters.")
     return lines
 
 
@@ -124,8 +124,8 @@ def _share(value: Estimate, digits: int = 2) -> str:
     return f"{text} [{units.percent(value.low, digits)} .. {units.percent(value.high, digits)}]"
 
 
-def as_document(found: Sequence[Scaled]) -> list[dict[str, Any]]:
-    """The same as data, unrounded."""
+def as_document(found: Sequence[FittedSeries]) -> list[dict[str, Any]]:
+    """Return the series and laws as data, unrounded."""
     return [
         {
             "name": scaled.series.name,

@@ -1,4 +1,4 @@
-"""The summary of a call of ./benchmark.py, as text and as a JSON document."""
+"""Summarise the runs of one ./benchmark.py call, as text and as a JSON document."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,11 +6,24 @@ from typing import Any
 
 from tprimat import units
 from tprimat.records.files import as_document
-from tprimat.records.metrics import Estimate, RunMetrics
+from tprimat.records.metrics import RunMetrics
 from tprimat.records.schema import RunRecord, StartUp
+from tprimat.report.catalogue import (
+    COST,
+    ENERGY,
+    FLOPS,
+    LOSS,
+    MATMUL_RATE,
+    MATMUL_SHARE,
+    MFU,
+    PEAK_MEMORY,
+    STEP_TIME,
+    TOKENS,
+    TOKENS_OF_ALL,
+)
 
 Row = tuple[RunRecord, RunMetrics | str | None, Path]
-"""Run, its metrics or why there are none, and its log."""
+"""A run, its metrics or the reason why there are none, and its log."""
 STAGES: dict[StartUp, str] = {
     "rank_started": "until ranks run",
     "imported": "imports",
@@ -18,11 +31,11 @@ STAGES: dict[StartUp, str] = {
     "model_built": "model",
     "training": "rest",
 }
-"""What the time before each stage of a start goes into."""
+"""What a run does before it reaches each stage of its start."""
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """One block a run: what ran, how fast, how sure, and what is to be said about it."""
+    """Format one block per run: what ran, how fast, with which uncertainty, and notes."""
     return "\n\n".join("\n".join(_block(*row)) for row in rows)
 
 
@@ -37,45 +50,40 @@ def _block(run: RunRecord, metrics: RunMetrics | str | None, log: Path) -> list[
         lines += _labelled("outcome", run.outcome.replace("_", " "))
         lines += _labelled("cause", run.cause) + _labelled("try", run.hint) + _labelled("log", str(log))
     if isinstance(metrics, RunMetrics):
-        return lines + _measured(run, metrics)  # mismatches are among its notes
-    if run.outcome == "completed":  # the cause of another outcome says more
+        return lines + _measured(run, metrics)  # its notes include the mismatches
+    if run.outcome == "completed":  # for another outcome, the cause says more
         lines += _labelled("no speed", metrics)
     return lines + [line for mismatch in run.mismatches for line in _labelled("not counted", mismatch)]
 
 
 def _measured(run: RunRecord, metrics: RunMetrics) -> list[str]:
-    per_gpu, flops = metrics.tokens_per_second_per_gpu, metrics.model_flops_per_second_per_gpu
-    on_cpu = run.machine.platform == "cpu"
     several = f", n = {metrics.window.steps}" if metrics.window.steps > 1 else ""
-    lines = _labelled("step time", with_interval(metrics.step_seconds, units.seconds) + several)
-    lines += _labelled("throughput", f"{units.count(metrics.tokens_per_second)} tokens/s")
-    if not on_cpu:
-        lines[-1] += f", {with_interval(per_gpu, units.count)} tokens/s/GPU"
-        lines += _labelled("compute", f"{with_interval(flops, units.teraflops)}/GPU ({metrics.flops_convention})")
+    lines = _labelled("step time", STEP_TIME.in_full(metrics) + several)
+    lines += _labelled("throughput", f"{TOKENS_OF_ALL.in_full(metrics)} tokens/s")
+    if run.machine.platform != "cpu":
+        lines[-1] += f", {TOKENS.in_full(metrics)} tokens/s/GPU"
+        lines += _labelled("compute", f"{FLOPS.in_full(metrics)}/GPU ({metrics.flops_convention})")
     if metrics.mfu is not None:
-        lines += _labelled(
-            "MFU", f"{with_interval(metrics.mfu, units.percent)} of {units.teraflops(metrics.peak_dense_flops)} dense"
-        )
+        lines += _labelled("MFU", f"{MFU.in_full(metrics)} of {units.teraflops(metrics.peak_dense_flops)} dense")
     elif metrics.mfu_absent_because:
         lines += _labelled("MFU", f"{units.ABSENT} ({metrics.mfu_absent_because})")
-    if metrics.share_of_measured_gemm is not None:
-        fastest = f"the fastest {run.matmul_dtype} product measured here ({units.si(metrics.measured_gemm_flops, 'FLOP/s')})"
-        lines += _labelled("of matmul", f"{units.percent(metrics.share_of_measured_gemm)} of {fastest}")
-    if metrics.peak_memory_bytes is not None:
-        lines += _labelled("peak memory", f"{units.gibibytes(metrics.peak_memory_bytes)} allocated on the worst rank")
-    if metrics.final_loss is not None:
-        lines += _labelled("last loss", f"{metrics.final_loss:.4f}")
-    if metrics.cost_per_million_tokens is not None:
-        lines += _labelled("cost", f"{metrics.cost_per_million_tokens:.4g} per million tokens")
-    if metrics.joules_per_token is not None:
-        lines += _labelled("energy", f"{metrics.joules_per_token:.4g} J per token")
+    ceiling = f"the fastest {run.matmul_dtype} product measured here ({MATMUL_RATE.in_full(metrics)})"
+    for label, metric, context in (
+        ("of matmul", MATMUL_SHARE, f" of {ceiling}"),
+        ("peak memory", PEAK_MEMORY, " allocated on the worst rank"),
+        ("last loss", LOSS, ""),
+        ("cost", COST, " per million tokens"),
+        ("energy", ENERGY, " J per token"),
+    ):
+        if metric.of_run(metrics) is not None:
+            lines += _labelled(label, metric.in_full(metrics) + context)
     lines += _labelled("start", _start(run)) + _labelled("steady steps", metrics.window.rule)
     notes = (*metrics.warnings, *(run.evidence.notes if run.evidence else ()))
     return lines + [line for note in notes for line in _labelled("note", note)]
 
 
 def _start(run: RunRecord) -> str | None:
-    """What passed before the first step, by stages."""
+    """Return the time before the first step, by stages."""
     parts, before = [], 0.0
     for stage, words in STAGES.items():
         reached = run.start_up.get(stage)
@@ -85,21 +93,12 @@ def _start(run: RunRecord) -> str | None:
     return f"{units.seconds(before)} before the first step: {', '.join(parts)}" if parts else None
 
 
-def with_interval(estimate: Estimate | None, text: Any) -> str:
-    """A number with its 95 % interval, or with the word that there is none."""
-    if estimate is None:
-        return units.ABSENT
-    if estimate.low is None or estimate.high is None:
-        return f"{text(estimate.value)} (n = 1)"
-    return f"{text(estimate.value)} [{text(estimate.low)} .. {text(estimate.high)}]"
-
-
 def _labelled(label: str, text: str | None) -> list[str]:
     return [f"  {label:<13} {text}"] if text else []
 
 
 def document(rows: Sequence[tuple[RunRecord, RunMetrics | None, Path | None, Path]]) -> dict[str, Any]:
-    """The same as data: run, metrics, benchmark file and log of each run."""
+    """Return the run, metrics, benchmark file and log of each run as data."""
     return {
         "runs": [
             {

@@ -1,4 +1,4 @@
-"""A profile's summary as text."""
+"""Report the summary of a profile as text or Markdown."""
 
 from collections.abc import Mapping
 
@@ -19,18 +19,18 @@ WIDEST_NAME = 90
 
 
 def text(summary: ProfileSummary) -> str:
-    """Two tables, of classes and of kernels, with what a reader must know."""
+    """Format the tables of classes and of kernels, with notes."""
     return "\n\n".join([_heading(summary), _classes(summary), _communication(summary), _top(summary)])
 
 
 def markdown(summaries: Mapping[str, ProfileSummary]) -> str:
-    """What each class of work takes of a mean step, a column each; the rows down to idle add up to the step.
+    """Format the share of each class of work in a mean step, one column per profile; the rows down to idle add up to the step.
 
     Args:
         summaries: heading of the column -> profile.
     """
     every = list(summaries.values())
-    rows = [[words, *(_part(kind, summary) for summary in every)] for kind, words in WORDS.items()]
+    rows = [[name, *(_part(kind, summary) for summary in every)] for kind, name in WORDS.items()]
     rows.append(["idle", *(_of_step(summary.idle_seconds, summary) for summary in every)])
     rows.append(["step", *(f"{units.seconds(summary.step_seconds)} (n = {len(summary.steps)})" for summary in every)])
     hidden = [summary.communication_seconds - summary.exposed_communication_seconds for summary in every]
@@ -47,13 +47,13 @@ def _of_step(seconds: float, summary: ProfileSummary) -> str:
 
 
 def _heading(summary: ProfileSummary) -> str:
-    said = [str(summary.origin[key]) for key in ("platform", "model", "strategy") if key in summary.origin]
+    origin = [str(summary.origin[key]) for key in ("platform", "model", "strategy") if key in summary.origin]
     numbers = [step.number for step in summary.steps]
     seconds = [step.seconds for step in summary.steps]
     span = f"step {numbers[0]}" if len(numbers) == 1 else f"mean of steps {numbers[0]} to {numbers[-1]}"
     spread = units.seconds(seconds[0]) if len(seconds) == 1 else f"{units.seconds(min(seconds))} to {units.seconds(max(seconds))}"
     rank = f"rank {summary.origin['rank']}" if "rank" in summary.origin else "one rank"
-    heading = f"{', '.join([*said, rank])}: {span} (n = {len(numbers)}, {spread})"
+    heading = f"{', '.join([*origin, rank])}: {span} (n = {len(numbers)}, {spread})"
     return "\n".join([heading, *(f"note: {note}" for note in summary.notes)])
 
 

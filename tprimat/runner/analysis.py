@@ -111,13 +111,13 @@ def compare_runs(
     folder = Path(baseline) if baseline else None
     if folder is not None and folder.exists():
         groups = group_runs(measured, first_path_of([folder, *paths]))
-        baselines = ranking.of_folder(folder, groups)
+        baselines = ranking.groups_in(folder, groups)
         if not baselines:
             raise ConfigError(f"No run in {folder} counts.", where="--baseline", fix="name it in --results-dir as well")
-        pairs = ranking.against(baselines, groups)
+        pairs = ranking.pairs_with(baselines, groups)
     else:
         groups = group_runs(measured)
-        pairs = ranking.against(ranking.of_words(baseline, groups), groups) if baseline else ranking.pair_off(groups)
+        pairs = ranking.pairs_with(ranking.groups_named(baseline, groups), groups) if baseline else ranking.default_pairs(groups)
     return Comparison(
         groups=tuple(groups),
         verdicts=tuple(verdict(one, other, even_if_different=even_if_different) for one, other in pairs),
@@ -155,7 +155,7 @@ def analyse_peaks(
         even_if_different: compare machines although their work differs.
     """
     groups = group_runs(measured)
-    entries = peak.ranked(groups)
+    entries = peak.ranked_entries(groups)
     best = peak.peaks(entries)
     ranked = {id(entry.group) for entry in entries}
     return PeakAnalysis(
@@ -167,7 +167,7 @@ def analyse_peaks(
         verdicts=peak.against_the_best(best[:MOST_EXPLAINED], even_if_different=even_if_different),
         projections=peak.project(best[0], list(nodes), efficiency) if best else (),
         efficiency=efficiency,
-        by_yardstick=[(entry, peak.by_yardstick(entry, options.warmup)) for entry in best[:MOST_EXPLAINED]],
+        by_convention=[(entry, peak.by_convention(entry, options.warmup)) for entry in best[:MOST_EXPLAINED]],
         notes=peak.remarks(best[:MOST_EXPLAINED]),
         without_rate=[group.label for group in groups if id(group) not in ranked],
         not_counted=[item for item in measured if item.not_counted is not None],
@@ -191,7 +191,7 @@ def report_page(results: Results) -> str:
     """Return the HTML page on some runs."""
     return html_report(
         Report(
-            races=tuple(ranking.races(group_runs(results.measured))),
+            rankings=tuple(ranking.rankings(group_runs(results.measured))),
             not_counted=tuple(item for item in results.measured if item.not_counted is not None),
             problems=tuple(results.problems),
         )

@@ -9,8 +9,7 @@ from typing import Any
 from tprimat import units
 from tprimat.errors import UserError
 from tprimat.records.files import as_document
-from tprimat.report.summary import with_interval
-from tprimat.report.tables import columns
+from tprimat.report.tables import columns, with_interval
 from tprimat.runner.session import RunRequest, prepare
 from tprimat.runner.sweep import Cell, CellResult, session_cells
 

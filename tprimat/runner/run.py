@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
+from tprimat.analyze.groups import price_of
 from tprimat.analyze.metrics import MetricOptions, run_metrics
 from tprimat.analyze.roofline import under_ceiling
 from tprimat.engines.base import Command, engine_named
@@ -184,7 +185,7 @@ def metrics_of(session: Session, record: RunRecord, steps: tuple[StepRecord, ...
     options = MetricOptions(
         flops_convention=benchmarking.flops_convention,
         warmup=benchmarking.warmup_steps,
-        cost_per_gpu_hour=benchmarking.cloud_costs.get(record.machine.accelerator or ""),
+        cost_per_gpu_hour=price_of(record, benchmarking.cloud_costs),
         telemetry=RunDirectory(session.output / "runs" / record.run_id).read_telemetry(),
     )
     probes, damaged = probes_in([session.output, *session.probes])

@@ -9,7 +9,7 @@ from tprimat.analyze.groups import Measured, group_runs
 from tprimat.analyze.scaling import Series, fit, series_of
 from tprimat.errors import ConfigError, MetricError
 from tprimat.records.discover import PROBES_FILE
-from tprimat.report.scaling import Scaled
+from tprimat.report.scaling import FittedSeries
 from tprimat.runner.session import RunRequest, Session, prepare
 
 ScalingMode = Literal["weak", "strong"]
@@ -73,12 +73,14 @@ def batch_share(whole: int, gpus: int, largest: int) -> int:
     return whole * gpus // largest
 
 
-def fit_series(series: Sequence[Series]) -> list[Scaled]:
+def fit_series(series: Sequence[Series]) -> list[FittedSeries]:
     """Fit the laws that the points of each series allow."""
-    return [Scaled(series=one, fits=[law for law in (fit(one, "Amdahl"), fit(one, "USL")) if law is not None]) for one in series]
+    return [
+        FittedSeries(series=one, fits=[law for law in (fit(one, "Amdahl"), fit(one, "USL")) if law is not None]) for one in series
+    ]
 
 
-def scaling_of(measured: Sequence[Measured]) -> list[Scaled]:
+def scaling_of(measured: Sequence[Measured]) -> list[FittedSeries]:
     """Find every scaling series among some runs.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What the page's plots and its difference of two runs are made of, small enough for a hundred runs of 500 steps."""
+"""The data of the page's plots and of its comparison of two runs, compact enough for a hundred runs of 500 steps."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,18 +12,18 @@ from tprimat.report.plots.comparison import CURVES, MOST_CURVES, MOST_GROUPS, Ba
 from tprimat.report.plots.style import Look
 
 DIGITS = 6
-"""Of a plotted point; no screen shows more."""
-LEFT_OUT = ("schema_version", "run_id", "start_up")
+"""Significant digits of a plotted point; no screen shows more."""
+OMITTED = ("schema_version", "run_id", "start_up")
 ENVIRONMENT = ("machine", "software")
 
 
 def page_data(groups: Sequence[Group], runs: Sequence[Measured], appearance: Sequence[Look]) -> dict[str, Any]:
-    """Plain lists and dictionaries; absent values are null.
+    """Return the data as plain lists and dictionaries; absent values are None.
 
     Args:
-        groups: as the ranking lists them: their places are what its rows refer to.
-        runs: all runs, also those that do not count.
-        appearance: one a group.
+        groups: in the order of the ranking, whose rows refer to them by place.
+        runs: all runs, including those that do not count.
+        appearance: one per group.
     """
     return {
         "groups": [_group(group, look) for group, look in zip(groups, appearance, strict=True)],
@@ -69,7 +69,7 @@ def _bars(panel: BarPanel) -> dict[str, Any]:
 
 
 def _records(groups: Sequence[Group], runs: Sequence[Measured]) -> dict[str, Any]:
-    """Every run's record as {place in keys: text}, so that a key is written once, not once a run."""
+    """Return the record of every run as {place in keys: text}, so that each key is written once."""
     label_of = {id(item): group.label for group in groups for item in group.runs}
     flat = [flatten(item.result.run) for item in runs]
     keys = list(dict.fromkeys(key for fields in flat for key in fields))
@@ -88,7 +88,7 @@ def _records(groups: Sequence[Group], runs: Sequence[Measured]) -> dict[str, Any
 
 
 def section_of(key: str) -> str:
-    """Where the difference of two runs lists a field."""
+    """Return the section in which the comparison of two runs lists a field."""
     first = key.split(".", maxsplit=1)[0]
     if first in ENVIRONMENT:
         return "environment"
@@ -96,7 +96,7 @@ def section_of(key: str) -> str:
 
 
 def flatten(run: RunRecord) -> dict[str, str]:
-    """Path of a field -> its text, without what is absent."""
+    """Return the text of every field that is present, by its path."""
     found: dict[str, str] = {}
 
     def walk(value: Any, path: str) -> None:
@@ -109,5 +109,5 @@ def flatten(run: RunRecord) -> dict[str, str]:
         elif value is not None:
             found[path] = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
-    walk({key: value for key, value in as_document(run).items() if key not in LEFT_OUT}, "")
+    walk({key: value for key, value in as_document(run).items() if key not in OMITTED}, "")
     return found

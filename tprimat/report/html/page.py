@@ -1,32 +1,34 @@
-"""One self-contained page on any number of runs: it opens offline, asks nothing of any server, and prints."""
+"""Write one self-contained HTML page on any number of runs: it opens offline, asks nothing of any server, and prints."""
 
 import base64
 import gzip
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from html import escape
 from importlib import resources
-from string import Template
-from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from tprimat import units
 from tprimat.analyze.groups import Group, Measured
-from tprimat.analyze.ranking import Race
+from tprimat.analyze.ranking import Ranking
 from tprimat.errors import LaunchError, RecordError
-from tprimat.report.comparison import Comparison
-from tprimat.report.html import sections, summary
+from tprimat.report.comparison import Comparison, run_name, sentence, spreads
+from tprimat.report.html import sections
 from tprimat.report.html.data import page_data
-from tprimat.report.html.ranking import ranking
+from tprimat.report.plots.comparison import CURVES, memory_panel, throughput_panel
 from tprimat.report.plots.style import looks
+from tprimat.report.tables import plural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """All that a page tells."""
+    """What a page shows."""
 
-    races: tuple[Race, ...]
+    rankings: tuple[Ranking, ...]
     """Together they hold every group of runs that count, each once."""
     not_counted: tuple[Measured, ...] = ()
     problems: tuple[RecordError, ...] = ()
@@ -34,17 +36,17 @@ class Report:
 
     @property
     def groups(self) -> list[Group]:
-        """As the page lists them: race by race, the fastest first."""
-        return [group for race in self.races for group in race.groups]
+        """Return the groups as the page lists them: by ranking, fastest first."""
+        return [group for ranking in self.rankings for group in ranking.groups]
 
     @property
     def runs(self) -> list[Measured]:
-        """Counted ones first."""
+        """Return all runs, those that count first."""
         return [*(item for group in self.groups for item in group.runs), *self.not_counted]
 
 
 def html_report(report: Report) -> str:
-    """The page. The same results give the same bytes: it holds no date of its own.
+    """Return the page. The same results give the same bytes, since it holds no date but theirs.
 
     Raises:
         LaunchError: plotly, which draws the curves, is not installed.
@@ -52,40 +54,74 @@ def html_report(report: Report) -> str:
     groups = report.groups
     comparison = Comparison(
         groups=tuple(groups),
-        verdicts=tuple(found for race in report.races for found in race.against_best if found is not None),
+        verdicts=tuple(verdict for ranking in report.rankings for verdict in ranking.against_best if verdict is not None),
         not_counted=report.not_counted,
     )
     appearance = looks(len(groups))
-    return Template(_asset("page.html")).substitute(
-        title=escape(_title(groups)),
-        facts=escape(_facts(report)),
-        style=_asset("page.css"),
-        summary=summary.summary(report.races, comparison),
-        ranking=ranking(report.races, comparison, appearance),
-        panels=sections.panels(groups),
-        difference=sections.difference_form(report.runs),
-        evidence=sections.evidence(comparison, report.runs),
-        failed=sections.failed(report.not_counted, report.problems),
-        commands=sections.commands(groups, report.not_counted),
-        data=packed(json.dumps(page_data(groups, report.runs, appearance), separators=(",", ":"), allow_nan=False).encode()),
-        plotly=_plotly(),
-        script="\n".join(_asset(name) for name in ("pack.js", "table.js", "plots.js", "difference.js")),
+    data = json.dumps(page_data(groups, report.runs, appearance), separators=(",", ":"), allow_nan=False)
+    return (
+        _templates()
+        .get_template("page.html")
+        .render(
+            report=report,
+            title=_title(groups),
+            facts=_facts(report),
+            cards=sections.cards(report.rankings),
+            verdicts=[sentence(verdict) for verdict in comparison.verdicts],
+            ranking=sections.ranking_table(report.rankings, appearance),
+            bar_titles=[panel(groups).title for panel in (throughput_panel, memory_panel)] if groups else [],
+            curve_titles=[curve.title for curve in CURVES],
+            chosen=sections.two_unlike(report.runs) if len(report.runs) > 1 else None,
+            warnings=sections.warnings(comparison),
+            spreads=spreads(comparison),
+            failures=sections.failures(report.not_counted),
+            commands=sections.commands(groups, report.not_counted),
+            style=_asset("page.css"),
+            script=Markup("\n").join(_asset(name) for name in ("pack.js", "table.js", "plots.js", "difference.js")),
+            data=packed(data.encode()),
+            plotly=_plotly(),
+        )
     )
 
 
+@cache
+def _templates() -> Environment:
+    """Return the page's templates, which escape every value that is not marked as HTML."""
+    environment = Environment(
+        loader=PackageLoader("tprimat.report.html"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(
+        prose=_prose, run_name=run_name, evidence_source=sections.evidence_source, evidence_fields=sections.evidence_fields
+    )
+    environment.globals.update(ABSENT=units.ABSENT)
+    return environment
+
+
+def _prose(text: str) -> Markup:
+    """Keep a number and its unit on one line, and set a command as code."""
+    joined = re.sub(r"(?<=\d) (?=%|GiB|TFLOP)", "\u00a0", str(escape(text)))
+    return Markup(joined.replace(sections.PROBE_COMMAND, f"<code>{sections.PROBE_COMMAND}</code>"))
+
+
 def packed(content: bytes) -> str:
-    """Gzip in base64, for a script element that the page unpacks when it needs it."""
+    """Compress content with gzip into base64, for a script element that the page unpacks on demand."""
     return base64.b64encode(gzip.compress(content, 9, mtime=0)).decode()
 
 
 @cache
-def _asset(name: str) -> str:
-    return resources.files("tprimat.report.html").joinpath("assets").joinpath(name).read_text(encoding="utf8")
+def _asset(name: str) -> Markup:
+    """Return a style sheet or script of our own, which must not be escaped."""
+    return Markup(resources.files("tprimat.report.html").joinpath("assets").joinpath(name).read_text(encoding="utf8"))
 
 
 @cache
 def _plotly() -> str:
-    """The library's own bundle as its Python package ships it, packed to two fifths."""
+    """Return the bundle that plotly's Python package ships, compressed to two fifths."""
     try:
         return packed(resources.files("plotly").joinpath("package_data").joinpath("plotly.min.js").read_bytes())
     except (ModuleNotFoundError, FileNotFoundError) as error:
@@ -100,19 +136,15 @@ def _title(groups: Sequence[Group]) -> str:
 
 
 def _facts(report: Report) -> str:
-    groups, counted = report.groups, [item for group in report.groups for item in group.runs]
+    counted = [item for group in report.groups for item in group.runs]
     days = sorted({item.result.run.started_at[:10] for item in report.runs if item.result.run.started_at})
-    parts: list[Any] = [
-        _plural(len(groups), "configuration"),
-        _plural(len(counted), "run") + " counted",
-        _plural(sum(item.metrics.window.steps for item in counted if item.metrics), "steady step"),
+    parts = [
+        plural(len(report.groups), "configuration"),
+        plural(len(counted), "run") + " counted",
+        plural(sum(item.metrics.window.steps for item in counted if item.metrics), "steady step"),
     ]
     if report.not_counted:
         parts.append(f"{len(report.not_counted)} not counted")
     if days:
         parts.append(days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}")
     return " · ".join(parts)
-
-
-def _plural(number: int, what: str) -> str:
-    return f"{units.count(number)} {what}{'' if number == 1 else 's'}"

@@ -1,77 +1,252 @@
-"""The page's other sections: panels, difference of two runs, evidence, failures, commands."""
+"""The content of each section of the page, as plain values that the templates lay out."""
 
 import shlex
-from collections.abc import Sequence
-from html import escape
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from tprimat import units
-from tprimat.analyze.groups import Group, Measured, kind_of
-from tprimat.errors import RecordError
+from tprimat.analyze.compare import Verdict
+from tprimat.analyze.groups import Group, Measured, accelerator_name, kind_of, ranks, tokens_per_step
+from tprimat.analyze.ranking import Ranking, throughput
+from tprimat.analyze.roofline import Limit, limits
 from tprimat.records.schema import Evidence, RunRecord
-from tprimat.report.comparison import Comparison, notes, remarks, run_name
-from tprimat.report.plots.comparison import CURVES, memory_panel, throughput_panel
+from tprimat.report.catalogue import (
+    FLOPS,
+    MATMUL_SHARE,
+    MFU,
+    PEAK_MEMORY,
+    STEP_TIME,
+    TOKENS,
+    Metric,
+    shown_columns,
+)
+from tprimat.report.comparison import Comparison, change, notes, run_name
+from tprimat.report.plots.style import Look
 
-MOST_PLACES = 8
-"""Runs that a warning names in full sight."""
+TILES = (TOKENS, FLOPS, MFU, MATMUL_SHARE, STEP_TIME, PEAK_MEMORY)
+"""Figures on a workload's card."""
+
+# The summary: one card per workload, with the fastest configuration, its lead, and its distance from the machine's limits.
 
 
-def panels(groups: Sequence[Group]) -> str:
-    """An empty figure for each panel; the script draws it when it comes into view."""
-    if not groups:
-        return '<p class="note">No run counts.</p>'
-    bars = [panel(groups).title for panel in (throughput_panel, memory_panel)]
-    made = [_figure("bars", index, title) for index, title in enumerate(bars)]
-    made += [_figure("curves", index, curve.title) for index, curve in enumerate(CURVES)]
-    return "".join(made)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """The summary of one workload."""
+
+    workload: str
+    best: str
+    """Label of the fastest configuration."""
+    headline: str
+    """What follows the label."""
+    tiles: Sequence[tuple[str, str]]
+    """Heading and figure."""
+    paragraphs: Sequence[str]
 
 
-def _figure(kind: str, index: int, title: str) -> str:
-    name = escape(title)
-    spoken = f"{name}. The ranking holds the figures."
-    return (
-        f'<figure class="panel"><figcaption>{name}</figcaption>'
-        f'<div class="plot" data-kind="{kind}" data-index="{index}" role="img" aria-label="{spoken}">'
-        f'<span class="waiting">drawn when in view</span></div></figure>'
+def cards(rankings: Sequence[Ranking]) -> list[Card]:
+    """Return a card per workload; those with a single configuration come last."""
+    return [_card(ranking) for ranking in sorted(rankings, key=lambda ranking: len(ranking.groups) == 1)]
+
+
+def _card(ranking: Ranking) -> Card:
+    best = ranking.best
+    tiles = [(metric.heading, metric.text(best)) for metric in TILES if metric.of_group(best) is not None]
+    paragraphs = [_lead(ranking), *_other_machines(ranking), _distance_from_limits(best)]
+    return Card(
+        workload=workload(best.run),
+        best=best.label,
+        headline=_headline(ranking),
+        tiles=tiles,
+        paragraphs=[text for text in paragraphs if text],
     )
 
 
-def difference_form(runs: Sequence[Measured]) -> str:
-    """Two lists to choose from; the script fills the table."""
-    if len(runs) < 2:
-        return '<p class="note">There is only one run.</p>'
+def workload(run: RunRecord) -> str:
+    """Describe what runs must share to be ranked together."""
+    tokens, sequence = tokens_per_step(run), run.sequence_tokens
+    return ", ".join(
+        [
+            run.model if run.size == "full" else f"{run.model} {run.size}",
+            "tokens a step not recorded" if tokens is None else f"{units.count(tokens)} tokens a step",
+            "sequence length not recorded" if sequence is None else f"sequences of {units.count(sequence)}",
+            run.matmul_dtype or "dtype not recorded",
+            ranks(run) or "GPU count not recorded",
+        ]
+    )
+
+
+def _headline(ranking: Ranking) -> str:
+    if throughput(ranking.best) is None:
+        return ": throughput not known"
+    if len(ranking.groups) == 1:
+        return " is the only configuration of this workload"
+    if ranking.tied:
+        return " leads, but not by more than the noise"
+    return " trains fastest"
+
+
+def _lead(ranking: Ranking) -> str:
+    """Return by how much the fastest configuration leads, with the uncertainty."""
+    lead = ranking.lead
+    if lead is None or lead.ratio is None:
+        return ""
+    tied = [group.label for group in ranking.tied]
+    if lead.outcome == "faster":
+        faster = change(lead.ratio.value)
+        than = "as" if faster.endswith("as fast") else "than"
+        wide = f" The measurements of {', '.join(tied)} vary too much to show a difference." if tied else ""
+        return f"It is {faster} {than} {lead.baseline}, the next ({_uncertainty(lead)}).{wide}"
+    names = ", ".join(tied[:3]) + (" and others" if len(tied) > 3 else "")
+    return f"No difference is shown to {names} ({units.signed_percent(lead.ratio.value - 1)}; {_uncertainty(lead)})."
+
+
+def _uncertainty(verdict: Verdict) -> str:
+    ratio = verdict.ratio
+    if ratio is None or ratio.low is None or ratio.high is None:
+        return f"no interval from a single step; {verdict.evidence}"
+    low, high = (units.signed_percent(end - 1) for end in (ratio.low, ratio.high))
+    return f"95 % interval {low} to {high}; {verdict.evidence}"
+
+
+def _other_machines(ranking: Ranking) -> list[str]:
+    """Name the fastest configuration on each other accelerator."""
+    seen = {accelerator_name(ranking.best.run)}
+    sentences = []
+    for group in ranking.groups[1:]:
+        name = accelerator_name(group.run)
+        if name not in seen and throughput(group) is not None:
+            seen.add(name)
+            sentences.append(f"Fastest on {name}: {group.label}, {TOKENS.text(group)} {TOKENS.heading}.")
+    return sentences
+
+
+def _distance_from_limits(group: Group) -> str:
+    found = limits(group)
+    if all(limit.kind == "memory" for limit in found):
+        reason = next((item.metrics.mfu_absent_because for item in group.runs if item.metrics), None)
+        known = f"How far it is from the machine's limit is not known: {reason}." if reason else ""
+        return " ".join([known, *(_share(limit) + "." for limit in found)]).strip()
+    shares = "It " + " and ".join(_share(limit) for limit in found) + "."
+    binding = [BINDING[limit.kind] for limit in found if limit.binds]
+    if binding:
+        return " ".join([shares, *binding])
+    hint = "" if any(limit.kind == "measured matmul" for limit in found) else PROBE
+    return f"{shares} Neither compute nor memory is used up: the rest of the step goes to {REST}.{hint}"
+
+
+REST = "communication, memory traffic, gaps between kernels and products below their peak rate"
+PROBE_COMMAND = "./benchmark.py --probe gemm"
+PROBE = f" {PROBE_COMMAND} measures the rate of a bare product on this machine."
+BINDING = {
+    "peak": "The peak of the matrix units limits it.",
+    "measured matmul": "The matrix products themselves limit it: they run as fast as measured by themselves on this machine.",
+    "memory": "Memory limits the batch: a larger micro-batch does not fit.",
+}
+
+
+def _share(limit: Limit) -> str:
+    if limit.kind == "peak":
+        return f"reaches {units.percent(limit.share)} of the GPU's dense peak of {units.teraflops(limit.size)}"
+    if limit.kind == "measured matmul":
+        return f"reaches {units.percent(limit.share)} of the fastest product measured on this machine"
+    return f"fills {units.percent(limit.share, 0)} of {units.gibibytes(limit.size)} of memory"
+
+
+# The ranking: one row per configuration, one table body per workload, so that sorting never ranks unlike workloads.
+
+AGAINST_BEST = "against the best"
+TRAITS: dict[str, Callable[[RunRecord], str]] = {
+    "model": lambda run: run.model,
+    "accelerator": accelerator_name,
+    "strategy": lambda run: run.strategy or "unknown",
+    "engine": lambda run: run.engine,
+}
+"""By which rows can be filtered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One figure of a configuration."""
+
+    heading: str
+    text: str
+    sort: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One configuration."""
+
+    place: int
+    """Among all groups of the page, as its data count them."""
+    label: str
+    look: Look
+    traits: dict[str, str]
+    cells: Sequence[Cell]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankingTable:
+    """All rows, by workload, with what the controls above them need."""
+
+    headings: Sequence[str]
+    workloads: Sequence[tuple[str, Sequence[Row]]]
+    choices: dict[str, list[str]]
+    """Trait -> values, where there are several."""
+
+
+def ranking_table(rankings: Sequence[Ranking], appearance: Sequence[Look]) -> RankingTable:
+    """Return the table of all rankings; `appearance` has one look per group."""
+    groups = [group for ranking in rankings for group in ranking.groups]
+    metrics = shown_columns(groups)
+    workloads: list[tuple[str, list[Row]]] = []
+    place = 0
+    for ranking in rankings:
+        rows = []
+        for group, verdict in zip(ranking.groups, ranking.against_best, strict=True):
+            cells = [_against_best(ranking, group, verdict), *(_cell(metric, group) for metric in metrics)]
+            traits = {name: trait(group.run) for name, trait in TRAITS.items()}
+            rows.append(Row(place=place, label=group.label, look=appearance[place], traits=traits, cells=cells))
+            place += 1
+        workloads.append((workload(ranking.best.run), rows))
+    values = {name: sorted({trait(group.run) for group in groups}) for name, trait in TRAITS.items()}
+    return RankingTable(
+        headings=["configuration", AGAINST_BEST, *(metric.heading for metric in metrics)],
+        workloads=workloads,
+        choices={name: several for name, several in values.items() if len(several) > 1},
+    )
+
+
+def _cell(metric: Metric, group: Group) -> Cell:
+    return Cell(heading=metric.heading, text=metric.text(group), sort=metric.value(group))
+
+
+def _against_best(ranking: Ranking, group: Group, verdict: Verdict | None) -> Cell:
+    if group is ranking.best and len(ranking.groups) > 1:
+        return Cell(heading=AGAINST_BEST, text="best", sort=0.0)
+    if verdict is None or verdict.ratio is None:
+        return Cell(heading=AGAINST_BEST, text=units.ABSENT, sort=None)
+    ratio = verdict.ratio
+    text = units.signed_percent(ratio.value - 1)
+    if ratio.low is not None and ratio.high is not None:
+        low, high = (units.signed_percent(end - 1) for end in (ratio.low, ratio.high))
+        tied = ", tied" if verdict.outcome == "no difference shown" else ""
+        text += f"{tied} [{low}, {high}]"
+    return Cell(heading=AGAINST_BEST, text=text, sort=ratio.value - 1)
+
+
+def two_unlike(runs: Sequence[Measured]) -> tuple[int, int]:
+    """Return the places of the first run and of the first one of another configuration, to compare them at first."""
     kinds = [kind_of(item.result, None) for item in runs]
-    second = next((place for place, kind in enumerate(kinds) if kind != kinds[0]), 1)
-    lists = [
-        f'<label>{name}<select id="{name}-run">'
-        + "".join(
-            f'<option value="{i}"{" selected" * (i == chosen)}>{escape(run_name(item))}</option>' for i, item in enumerate(runs)
-        )
-        + "</select></label>"
-        for name, chosen in (("first", 0), ("second", second))
-    ]
-    same = '<label class="check"><input id="same" type="checkbox">also what is alike</label>'
-    return f'<form class="controls" id="pick">{"".join(lists)}{same}</form><div id="difference" aria-live="polite"></div>'
+    return 0, next((place for place, kind in enumerate(kinds) if kind != kinds[0]), 1)
 
 
-def evidence(comparison: Comparison, runs: Sequence[Measured]) -> str:
-    """Warnings, each with the runs that it is true of, then what every run proves about itself."""
-    warnings = [f"<li>{escape(what)}{_places(places)}</li>" for what, places in _all_notes(comparison).items()]
-    spread = [f"<li>{escape(line)}</li>" for line in remarks(comparison) if line.startswith("Runs of ")]
-    listed = f'<ul class="warnings">{"".join(warnings)}</ul>' if warnings else "<p>No warnings.</p>"
-    listed += f"<ul>{''.join(spread)}</ul>" if spread else ""
-    rows = "".join(
-        f"<tr><th scope=row>{escape(run_name(item))}</th><td>{_said(item.result.run)}</td>"
-        f"<td>{escape(item.metrics.window.rule) if item.metrics else units.ABSENT}</td></tr>"
-        for item in runs
-    )
-    head = "<tr><th scope=col>run</th><th scope=col>what it says it ran</th><th scope=col>steady steps</th></tr>"
-    table = f'<div class="scroll"><table class="plain stack"><thead>{head}</thead><tbody>{rows}</tbody></table></div>'
-    return f"{listed}<details><summary>Evidence of every run ({len(runs)})</summary>{table}</details>"
+# Evidence, failures and commands.
 
 
-def _all_notes(comparison: Comparison) -> dict[str, list[str]]:
-    """Those of the table, then runs whose evidence contradicts what was asked."""
-    found = {what.removeprefix("Note, "): places for what, places in notes(comparison).items()}
+def warnings(comparison: Comparison) -> dict[str, list[str]]:
+    """Return each warning with its runs: those of the comparison, then those of runs that do not count."""
+    found = {note.removeprefix("Note, "): places for note, places in notes(comparison).items()}
     for item in comparison.not_counted:
         for mismatch in item.result.run.mismatches:
             found.setdefault(f"what ran is not what was asked: {mismatch}", []).append(run_name(item))
@@ -81,76 +256,52 @@ def _all_notes(comparison: Comparison) -> dict[str, list[str]]:
     return found
 
 
-def _places(places: Sequence[str]) -> str:
-    shown = ", ".join(places[:MOST_PLACES])
-    if len(places) <= MOST_PLACES:
-        return f' <span class="where">{escape(shown)}</span>'
-    rest = escape(", ".join(places[MOST_PLACES:]))
-    return (
-        f' <span class="where">{escape(shown)}</span><details><summary>{len(places) - MOST_PLACES} more</summary>{rest}</details>'
-    )
+def evidence_source(evidence: Evidence) -> str:
+    """Return who reported what ran."""
+    return "the running framework" if evidence.source == "running_framework" else "its log"
 
 
-def _said(run: RunRecord) -> str:
-    if run.evidence is None:
-        return "nothing"
-    source = "the running framework" if run.evidence.source == "running_framework" else "its log"
-    fields = [f"{name} {text}" for name, text in _evidence_fields(run.evidence)]
-    said = "; ".join([*fields, *run.evidence.notes]) or "nothing more"
-    return f"<b>{source}:</b> {escape(said)}"
-
-
-def _evidence_fields(found: Evidence) -> list[tuple[str, str]]:
-    """What is known, in the words of the record."""
+def evidence_fields(evidence: Evidence) -> str:
+    """Return what is known of a run, in the words of its record."""
     pairs = [
-        (name.replace("_", " "), getattr(found, name))
+        (name.replace("_", " "), getattr(evidence, name))
         for name in Evidence.__dataclass_fields__
         if name not in {"source", "notes", "__pydantic_config__"}
     ]
-    return [(name, units.count(value) if type(value) is int else str(value)) for name, value in pairs if value is not None]
+    known = [f"{name} {units.count(value) if type(value) is int else value}" for name, value in pairs if value is not None]
+    return "; ".join([*known, *evidence.notes]) or "nothing more"
 
 
-def failed(not_counted: Sequence[Measured], problems: Sequence[RecordError]) -> str:
-    """Runs that do not count, with cause and hint, and files that could not be read."""
-    if not not_counted and not problems:
-        return "<p>Every run counts, every file could be read.</p>"
-    rows = "".join(_failure(item) for item in not_counted)
-    head = "<tr>" + "".join(f"<th scope=col>{name}</th>" for name in ("run", "configuration", "outcome", "cause")) + "</tr>"
-    table = (
-        f'<div class="scroll"><table class="plain stack"><thead>{head}</thead><tbody>{rows}</tbody></table></div>' if rows else ""
-    )
-    files = "".join(f"<li><pre>{escape(str(problem))}</pre></li>" for problem in problems)
-    return table + (f"<h3>Files that could not be read ({len(problems)})</h3><ul>{files}</ul>" if files else "")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """One run that does not count."""
+
+    name: str
+    configuration: str
+    outcome: str
+    cause: str
+    hint: str | None
 
 
-def _failure(item: Measured) -> str:
+def failures(not_counted: Sequence[Measured]) -> list[Failure]:
+    """Return the runs that do not count, with cause and hint."""
+    return [_failure(item) for item in not_counted]
+
+
+def _failure(item: Measured) -> Failure:
     run = item.result.run
-    outcome = run.outcome.replace("_", " ") + ("" if run.exit_code is None else f", exit {run.exit_code}")
     cause = item.not_counted if run.cause is None or run.outcome == "completed" else run.cause
-    hint = f'<br><span class="where">try: {escape(run.hint)}</span>' if run.hint else ""
-    what = f"{run.model}, {run.strategy or 'strategy unknown'}, {run.engine}"
-    return (
-        f"<tr><th scope=row>{escape(run_name(item))}</th><td>{escape(what)}</td>"
-        f"<td>{escape(outcome)}</td><td>{escape(cause or units.ABSENT)}{hint}</td></tr>"
+    return Failure(
+        name=run_name(item),
+        configuration=f"{run.model}, {run.strategy or 'strategy unknown'}, {run.engine}",
+        outcome=run.outcome.replace("_", " ") + ("" if run.exit_code is None else f", exit {run.exit_code}"),
+        cause=cause or units.ABSENT,
+        hint=run.hint,
     )
 
 
-def commands(groups: Sequence[Group], not_counted: Sequence[Measured]) -> str:
-    """The command line of every configuration, each said once."""
+def commands(groups: Sequence[Group], not_counted: Sequence[Measured]) -> dict[str, list[str]]:
+    """Return the different command lines of every configuration; an empty list where none is recorded."""
     named = [(group.label, [item.result.run for item in group.runs]) for group in groups]
     named += [(f"{run_name(item)} (not counted)", [item.result.run]) for item in not_counted]
-    blocks, silent = [], []
-    for label, runs in named:
-        lines = list(dict.fromkeys(shlex.join(run.command) for run in runs if run.command))
-        if lines:
-            blocks.append(_command(label, lines))
-        else:
-            silent.append(label)
-    unknown = f'<p class="note">Not recorded for: {escape(", ".join(silent))}.</p>' if silent else ""
-    return "".join(blocks) + unknown
-
-
-def _command(label: str, lines: Sequence[str]) -> str:
-    text = escape("\n".join(lines))
-    button = '<button type="button" class="copy">copy</button>'
-    return f'<div class="command"><h3>{escape(label)}</h3><pre tabindex="0"><code>{text}</code></pre>{button}</div>'
+    return {label: list(dict.fromkeys(shlex.join(run.command) for run in runs if run.command)) for label, runs in named}

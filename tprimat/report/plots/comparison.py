@@ -1,4 +1,4 @@
-"""The six panels of a comparison: two rows of bars over groups, four curves over steps."""
+"""Draw the six panels of a comparison: two of bars over groups, four of curves over steps."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -7,11 +7,12 @@ from pathlib import Path
 from textwrap import fill, wrap
 from typing import TYPE_CHECKING
 
-from tprimat.analyze.groups import Group, group_estimate
-from tprimat.records.metrics import Estimate
+from tprimat.analyze.groups import Group
 from tprimat.records.schema import StepRecord
+from tprimat.report.catalogue import FLOPS, MATMUL_SHARE, MFU, PEAK_MEMORY, STEPS, TOKENS, Metric
 from tprimat.report.plots.style import Bar, Look, bars, figure, looks, nothing, save
-from tprimat.units import GIBIBYTE, TERA, percent, significant
+from tprimat.report.tables import plural
+from tprimat.units import GIBIBYTE, percent, significant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,17 +20,17 @@ if TYPE_CHECKING:
 
 INTERVAL = "lines: 95 % interval, over runs, or over the steps of a single run"
 WIDTH = 14
-"""Inches, of the whole picture."""
+"""Of the whole picture, in inches."""
 LEGEND_HANDLE, LEGEND_CHARACTER = 0.8, 0.088
-"""Inches that an entry of the legend takes: its line with the gaps around it, and an average character of its label."""
+"""Inches of a legend entry: its line with the gaps around it, and an average character of its label."""
 LABEL_CHARACTERS = 52
-"""Of a line beside the bars: a longer label takes several."""
+"""Characters in a line next to the bars; a longer label takes several lines."""
 MOST_GROUPS = 32
-"""More bars than this are not told apart; the table has them all."""
+"""More bars than this cannot be distinguished; the table has them all."""
 MOST_CURVES = 12
-"""Runs of one group whose curves are drawn: more would cover one another."""
+"""Runs of one group whose curves are drawn; more would cover each other."""
 LOG_SPAN = 5
-"""Largest over smallest from which a log axis surely shows two of its ticks at 1, 2, 5, 10, ...; the page has it too."""
+"""Ratio of largest to smallest from which a log axis shows two of its ticks at 1, 2, 5, 10, ... for sure; also in plots.js."""
 
 
 def draw_comparison(groups: Sequence[Group], title: str, path: Path) -> None:
@@ -37,7 +38,7 @@ def draw_comparison(groups: Sequence[Group], title: str, path: Path) -> None:
 
     Args:
         groups: at least one, in the order in which they are drawn; only the first MOST_GROUPS are.
-        title: above all panels; says what differs where unlike runs are shown together.
+        title: above all panels; names what differs where unlike runs are shown together.
         path: .png, .svg or .pdf.
 
     Raises:
@@ -48,8 +49,8 @@ def draw_comparison(groups: Sequence[Group], title: str, path: Path) -> None:
     lines = max(len(wrap(group.label, LABEL_CHARACTERS)) for group in shown)
     bar_height = 1.2 + (0.17 + 0.17 * lines) * len(shown)
     curve_height = 6.8 + 0.24 * math.ceil(len(shown) / legend_columns(shown))
-    with figure(WIDTH, bar_height + curve_height + 0.4) as made:
-        upper, lower = made.subfigures(2, 1, squeeze=False, height_ratios=(bar_height + 0.4, curve_height)).flat
+    with figure(WIDTH, bar_height + curve_height + 0.4) as picture:
+        upper, lower = picture.subfigures(2, 1, squeeze=False, height_ratios=(bar_height + 0.4, curve_height)).flat
         speed, memory = upper.subplots(1, 2, sharey=True)
         _bars(speed, throughput_panel(shown), appearance)
         _bars(memory, memory_panel(shown), appearance)
@@ -58,12 +59,12 @@ def draw_comparison(groups: Sequence[Group], title: str, path: Path) -> None:
         _legend(lower, shown, appearance)
         rest = f"; {len(groups) - len(shown)} more in the table" if len(groups) > len(shown) else ""
         upper.suptitle(title + rest, x=0.01, ha="left", size=13, weight="bold", wrap=True)
-        save(made, path)
+        save(picture, path)
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One panel over steps."""
+    """One panel of curves over steps."""
 
     title: str
     unit: str
@@ -85,7 +86,7 @@ CURVES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BarPanel:
-    """One row of bars over groups, before it is drawn."""
+    """One panel of bars over groups, before it is drawn."""
 
     title: str
     axis: str
@@ -93,64 +94,44 @@ class BarPanel:
 
 
 def throughput_panel(groups: Sequence[Group]) -> BarPanel:
-    """TFLOP/s per GPU; tokens/s where a CPU is among the runs, because FLOP/s of toy models on a CPU rank nothing."""
+    """Return TFLOP/s per GPU, or tokens/s where a run is on a CPU, because FLOP/s of toy models on a CPU rank nothing."""
     on_cpu = any(group.run.machine.platform == "cpu" for group in groups)
-    estimates = [
-        group_estimate(
-            group,
-            lambda metrics: metrics.tokens_per_second_per_gpu if on_cpu else metrics.model_flops_per_second_per_gpu,
-        )
-        for group in groups
-    ]
-    scale = 1 if on_cpu else TERA
-    notes = [_mfu(group) + _share_of_measured(group) for group in groups]
-    rows = [_bar(group, estimate, scale, note) for group, estimate, note in zip(groups, estimates, notes, strict=True)]
+    metric = TOKENS if on_cpu else FLOPS
+    rows = [_bar(group, metric) for group in groups]
+    axis = f"{metric.unit} ({INTERVAL})"
     if on_cpu:
         title = "Throughput per rank in tokens/s\n(not TFLOP/s: a CPU has no matrix peak)"
-        return BarPanel(title=title, axis=f"tokens per second and rank ({INTERVAL})", rows=rows)
+        return BarPanel(title=title, axis=axis, rows=rows)
     convention = next((item.metrics.flops_convention for item in groups[0].runs if item.metrics), "")
-    return BarPanel(title=f"Model throughput per GPU ({convention} FLOP count)", axis=f"TFLOP/s per GPU ({INTERVAL})", rows=rows)
+    return BarPanel(title=f"Model throughput per GPU ({convention} FLOP count)", axis=axis, rows=rows)
 
 
-def _mfu(group: Group) -> str:
-    mfu = group_estimate(group, lambda metrics: metrics.mfu)
-    return f"{percent(mfu.value)} of peak, " if mfu else ""
-
-
-def _share_of_measured(group: Group) -> str:
-    shares = [item.metrics.share_of_measured_gemm for item in group.runs if item.metrics]
-    known = [share for share in shares if share is not None]
-    return f"{percent(sum(known) / len(known))} of measured matmul, " if known and len(known) == len(shares) else ""
-
-
-def _bar(group: Group, estimate: Estimate | None, scale: float, note: str) -> Bar:
+def _bar(group: Group, metric: Metric) -> Bar:
+    estimate = metric.of_group(group)
     if estimate is None:
         return Bar(label=group.label, value=None)
-    return Bar(
-        label=group.label,
-        value=estimate.value / scale,
-        low=None if estimate.low is None else estimate.low / scale,
-        high=None if estimate.high is None else estimate.high / scale,
-        text=f"{significant(estimate.value / scale)} ({note}{_count(group)})",
-    )
-
-
-def _count(group: Group) -> str:
-    steps = sum(item.metrics.window.steps for item in group.runs if item.metrics)
-    return f"{len(group.runs)} run{'s' * (len(group.runs) > 1)}, {steps} steps"
+    value, low, high = (None if end is None else end / metric.scale for end in (estimate.value, estimate.low, estimate.high))
+    shares = ((MFU, "of peak"), (MATMUL_SHARE, "of measured matmul"))
+    notes = [f"{share.text(group)} {whole}" for share, whole in shares if share.of_group(group) is not None]
+    notes.append(f"{plural(len(group.runs), 'run')}, {STEPS.text(group)} steps")
+    text = f"{significant(estimate.value / metric.scale)} ({', '.join(notes)})"
+    return Bar(label=group.label, value=value, low=low, high=high, text=text)
 
 
 def memory_panel(groups: Sequence[Group]) -> BarPanel:
-    """The largest peak of a group's runs, with the share of the GPU that it fills."""
+    """Return the largest peak over the runs of each group, with the share of the GPU's memory."""
     rows = []
     for group in groups:
+        peak, size = PEAK_MEMORY.value(group), group.run.machine.memory_bytes
+        if peak is None:
+            rows.append(Bar(label=group.label, value=None))
+            continue
         peaks = [item.metrics.peak_memory_bytes for item in group.runs if item.metrics and item.metrics.peak_memory_bytes]
-        peak = max(peaks) / GIBIBYTE if peaks else None
-        size = group.run.machine.memory_bytes
-        share = f" ({percent(peak * GIBIBYTE / size, 0)} of the GPU)" if peak and size else ""
-        low = min(peaks) / GIBIBYTE if len(peaks) > 1 else None
-        rows.append(Bar(label=group.label, value=peak, low=low, high=peak, text="" if peak is None else f"{peak:.1f}{share}"))
-    axis = "GiB allocated in steady steps (lines: least to most over runs)"
+        low = min(peaks) / PEAK_MEMORY.scale if len(peaks) > 1 else None
+        height = peak / PEAK_MEMORY.scale
+        share = f" ({percent(peak / size, 0)} of the GPU)" if size else ""
+        rows.append(Bar(label=group.label, value=height, low=low, high=height, text=f"{height:.1f}{share}"))
+    axis = f"{PEAK_MEMORY.unit} (lines: least to most over runs)"
     return BarPanel(title="Peak memory, worst rank", axis=axis, rows=rows)
 
 
@@ -180,7 +161,7 @@ def _curves(axes: "Axes", groups: Sequence[Group], appearance: Sequence[Look], c
 
 
 def _log_seconds(axes: "Axes") -> None:
-    """Warm-up is many times slower than the steady steps; a linear axis would flatten these. Less of it needs none."""
+    """Make the axis logarithmic where warm-up is so much slower that a linear axis would flatten the steady steps."""
     from matplotlib.ticker import FuncFormatter, LogLocator
 
     if axes.dataLim.ymax < LOG_SPAN * axes.dataLim.ymin:
@@ -192,15 +173,15 @@ def _log_seconds(axes: "Axes") -> None:
     axes.yaxis.set_minor_formatter(FuncFormatter(lambda y, _: ""))
 
 
-def _legend(made: "SubFigure", groups: Sequence[Group], appearance: Sequence[Look]) -> None:
+def _legend(part: "SubFigure", groups: Sequence[Group], appearance: Sequence[Look]) -> None:
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], color=look.colour, linestyle=look.line, linewidth=2) for look in appearance]
-    made.legend(handles, [group.label for group in groups], loc="outside lower left", ncols=legend_columns(groups))
+    part.legend(handles, [group.label for group in groups], loc="outside lower left", ncols=legend_columns(groups))
 
 
 def legend_columns(groups: Sequence[Group]) -> int:
-    """As many as the longest label leaves room for; at most three."""
+    """Return how many columns the longest label leaves room for, at most three."""
     longest = max(len(group.label) for group in groups)
     room = int(WIDTH / (LEGEND_HANDLE + LEGEND_CHARACTER * longest))
     return max(1, min(3, len(groups), room))

@@ -1,4 +1,4 @@
-"""img_throughput and img_multiplier: what more GPUs give, overall and each."""
+"""Draw img_throughput and img_multiplier: throughput and efficiency over numbers of GPUs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 
 from tprimat import units
 from tprimat.report.plots.style import Look, figure, looks, save
-from tprimat.report.scaling import Scaled
+from tprimat.report.scaling import FittedSeries
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,14 +17,14 @@ MOST_SERIES = 8
 SMALL = 8.5
 
 
-def draw_throughput(found: Sequence[Scaled], path: Path) -> None:
-    """Overall throughput beside proportional growth, and throughput of each GPU.
+def draw_throughput(found: Sequence[FittedSeries], path: Path) -> None:
+    """Draw overall throughput against proportional growth, and throughput per GPU.
 
     Raises:
-        UserError: a suffix that is no picture, or a folder that cannot be written.
+        UserError: the suffix names no picture format, or a folder that cannot be written.
     """
-    with figure(13, 5.4) as made:
-        overall, single = made.subplots(1, 2)
+    with figure(13, 5.4) as picture:
+        overall, single = picture.subplots(1, 2)
         for scaled, look in _shown(found):
             points = scaled.series.points
             gpus = [point.gpus for point in points]
@@ -42,17 +42,17 @@ def draw_throughput(found: Sequence[Scaled], path: Path) -> None:
         _axes(overall, found, logarithmic=True)
         _axes(single, found)
         single.legend(loc="lower left", fontsize=SMALL)
-        save(made, path)
+        save(picture, path)
 
 
-def draw_multiplier(found: Sequence[Scaled], path: Path) -> None:
-    """How many times faster, against proportional growth and the fitted laws; and the efficiency that is left.
+def draw_multiplier(found: Sequence[FittedSeries], path: Path) -> None:
+    """Draw the speed-up against proportional growth and the fitted laws, and the efficiency.
 
     Raises:
-        UserError: a suffix that is no picture, or a folder that cannot be written.
+        UserError: the suffix names no picture format, or a folder that cannot be written.
     """
-    with figure(13, 5.4) as made:
-        times, share = made.subplots(1, 2)
+    with figure(13, 5.4) as picture:
+        times, share = picture.subplots(1, 2)
         for scaled, look in _shown(found):
             rows = scaled.series.rows
             gpus = [row.point.gpus for row in rows]
@@ -71,10 +71,10 @@ def draw_multiplier(found: Sequence[Scaled], path: Path) -> None:
         _axes(times, found, logarithmic=True)
         _axes(share, found)
         times.legend(loc="upper left", fontsize=SMALL)
-        save(made, path)
+        save(picture, path)
 
 
-def _shown(found: Sequence[Scaled]) -> list[tuple[Scaled, Look]]:
+def _shown(found: Sequence[FittedSeries]) -> list[tuple[FittedSeries, Look]]:
     return list(zip(found[:MOST_SERIES], looks(min(len(found), MOST_SERIES)), strict=True))
 
 
@@ -82,7 +82,7 @@ def _line(axes: "Axes", gpus: Sequence[int], values: Sequence[float], look: Look
     axes.plot(gpus, values, marker="o", color=look.colour, linestyle=look.line, label=label)
 
 
-def _intervals(axes: "Axes", scaled: Scaled, look: Look, *, per_gpu: bool) -> None:
+def _intervals(axes: "Axes", scaled: FittedSeries, look: Look, *, per_gpu: bool) -> None:
     for point in scaled.series.points:
         rate = point.tokens_per_second
         if rate.low is not None and rate.high is not None:
@@ -90,7 +90,7 @@ def _intervals(axes: "Axes", scaled: Scaled, look: Look, *, per_gpu: bool) -> No
             axes.plot([point.gpus] * 2, [rate.low / scale, rate.high / scale], color=look.colour, linewidth=3, alpha=0.5)
 
 
-def _laws(axes: "Axes", scaled: Scaled, look: Look) -> None:
+def _laws(axes: "Axes", scaled: FittedSeries, look: Look) -> None:
     points = scaled.series.points
     grid = np.geomspace(points[0].gpus, points[-1].gpus, 100)
     for law, style in zip(scaled.fits, ("--", "-."), strict=False):
@@ -100,12 +100,12 @@ def _laws(axes: "Axes", scaled: Scaled, look: Look) -> None:
 
 
 def _values(axes: "Axes", gpus: Sequence[int], values: Sequence[float], words: Sequence[str], up: int = 6) -> None:
-    """Beside each point: above a falling line, below a rising one, so that the line does not cross them."""
+    """Write values next to points: above a falling line, below a rising one, so that the line does not cross them."""
     for place, value, word in zip(gpus, values, words, strict=True):
         axes.annotate(word, (place, value), xytext=(7, up), textcoords="offset points", ha="left", size=SMALL)
 
 
-def _axes(axes: "Axes", found: Sequence[Scaled], *, logarithmic: bool = False) -> None:
+def _axes(axes: "Axes", found: Sequence[FittedSeries], *, logarithmic: bool = False) -> None:
     """Proportional growth is a straight line where both axes are logarithmic."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 

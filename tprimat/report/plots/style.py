@@ -1,4 +1,4 @@
-"""One look for every picture: colours that colour-blind readers tell apart, plain labels, no decoration."""
+"""One style for every picture: colours that colour-blind readers can distinguish, plain labels, no decoration."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
-"""Okabe and Ito 2008, jfly.uni-koeln.de/color: told apart with every common kind of colour blindness. Faint yellow comes late."""
+"""Okabe and Ito 2008, jfly.uni-koeln.de/color: distinct with every common kind of colour blindness. Faint yellow comes late."""
 LineStyle = Literal["-", "--", ":", "-."]
 LINE_STYLES: tuple[LineStyle, ...] = ("-", "--", ":", "-.")
 HATCHES = ("", "//", "..", "xx")
@@ -49,7 +49,7 @@ class Look:
 
 
 def looks(count: int) -> list[Look]:
-    """A look for each group: 32 pairs of colour and line, neighbours differing in both, so that a line under another shows."""
+    """Return a look per group: 32 pairs of colour and line, neighbours differing in both, so that covered lines show."""
     colours, lines = len(OKABE_ITO), len(LINE_STYLES)
     return [
         Look(OKABE_ITO[i % colours], LINE_STYLES[(i + i // colours) % lines], HATCHES[i // colours % len(HATCHES)])
@@ -59,23 +59,23 @@ def looks(count: int) -> list[Look]:
 
 @contextmanager
 def figure(width: float, height: float) -> Iterator["Figure"]:
-    """An empty figure in the house style, in inches, closed at the end; needs no display."""
+    """Open an empty figure of a size in inches; needs no display."""
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as NewFigure
 
     with mpl.rc_context(rc=cast(Any, SETTINGS)):
-        made = NewFigure(figsize=(width, height), layout="constrained")
-        FigureCanvasAgg(made)
-        yield made
+        picture = NewFigure(figsize=(width, height), layout="constrained")
+        FigureCanvasAgg(picture)
+        yield picture
 
 
-def save(made: "Figure", path: Path) -> None:
-    """Write a picture in the format of its suffix, the same bytes for the same data.
+def save(picture: "Figure", path: Path) -> None:
+    """Write a picture in the format of its suffix, with the same bytes for the same data.
 
     Raises:
         RecordError: the file cannot be written.
-        UserError: a suffix that is no picture.
+        UserError: the suffix names no picture format.
     """
     kind = path.suffix.lstrip(".").lower()
     if kind not in PICTURES:
@@ -83,25 +83,25 @@ def save(made: "Figure", path: Path) -> None:
     undated = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        made.savefig(path, metadata=undated)
+        picture.savefig(path, metadata=undated)
     except OSError as error:
         raise RecordError(f"{path} cannot be written: {error.strerror or error}.", where=str(path)) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """One bar with its interval; without a value it is a gap that says why."""
+    """One bar with its interval; without a value, a gap with the reason."""
 
     label: str
     value: float | None
     low: float | None = None
     high: float | None = None
     text: str = ""
-    """Written at the bar's end."""
+    """At the end of the bar."""
 
 
 def bars(axes: "Axes", rows: Sequence[Bar], appearance: Sequence[Look]) -> None:
-    """Horizontal bars from the top down: labels of any length stay level and legible, with 2 bars and with 20."""
+    """Draw horizontal bars from the top down, so that labels of any length stay legible, with 2 bars and with 20."""
     top = max((row.high or row.value for row in rows if row.value is not None), default=1.0)
     if all(row.value is None for row in rows):
         axes.set_xticks([])
@@ -121,7 +121,7 @@ def bars(axes: "Axes", rows: Sequence[Bar], appearance: Sequence[Look]) -> None:
 
 
 def nothing(axes: "Axes", text: str) -> None:
-    """An empty panel that says why it is empty."""
+    """Draw an empty panel with the reason."""
     axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, color="#555555", style="italic", wrap=True)
     axes.set_xticks([])
     axes.set_yticks([])

@@ -1,4 +1,4 @@
-// What two runs differ in, by section.
+// Differences between two runs, by section.
 const SECTIONS = ["configuration", "environment", "evidence"];
 
 async function showDifference() {
@@ -9,7 +9,7 @@ async function showDifference() {
     .filter(row => (row.a ?? row.b) !== undefined && (all || row.a !== row.b));
   const parts = SECTIONS.map(section => differenceTable(section, rows.filter(row => row.section === section), one, other));
   const found = parts.filter(Boolean);
-  document.getElementById("difference").replaceChildren(...(found.length ? found : [make("p", {}, "Their records say the same.")]));
+  document.getElementById("difference").replaceChildren(...(found.length ? found : [make("p", {}, "Their records are equal.")]));
 }
 
 function differenceTable(section, rows, one, other) {

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tprimat.analyze.metrics import MetricOptions, run_metrics
-from tprimat.analyze.step_breakdown import alone
+from tprimat.analyze.roofline import step_breakdown
 from tprimat.facts.flops import parameters
 from tprimat.facts.models import model_shape
 from tprimat.records.benchmark_file import read_benchmark_file
@@ -38,7 +38,7 @@ def probes(run):
 
 def test_a_step_of_four_replicas(recorded):
     run, metrics = recorded
-    parts = alone(run, metrics, probes(run))
+    parts = step_breakdown(run, metrics, probes(run))
     weights = parameters(model_shape("llama-3.1-8b")).total
     assert parts.model_flops == pytest.approx(metrics.flop_per_token * 64 * 2048 / 4 / 800e12)
     assert parts.optimizer == pytest.approx(30 * weights / 4 / 4e12)
@@ -49,7 +49,7 @@ def test_a_step_of_four_replicas(recorded):
 def test_a_step_split_over_tensor_ranks_and_stages(recorded):
     run, metrics = recorded
     split = replace(run, tensor_parallel=2, pipeline_parallel=2, data_parallel=1)
-    parts = alone(split, metrics, probes(run))
+    parts = step_breakdown(split, metrics, probes(run))
     assert parts.replicas == 0
     assert parts.tensor_ranks == pytest.approx(10 * 16 * 64 * 2048 * 4096 * 2 / 2 / 300e9)
     assert parts.bubble == pytest.approx(parts.model_flops / 16)
@@ -59,7 +59,7 @@ def test_collectives_over_as_many_ranks_count_where_they_were_measured(recorded)
     run, metrics = recorded
     split = replace(run, tensor_parallel=2, data_parallel=2)
     slower = [probe(run, kind, bytes=100 * 10**9, shape={"ranks": 2}) for kind in ("all_gather", "reduce_scatter")]
-    parts = alone(split, metrics, [*probes(run), *slower])
+    parts = step_breakdown(split, metrics, [*probes(run), *slower])
     weights = parameters(model_shape("llama-3.1-8b")).total
     assert parts.replicas == pytest.approx(6 * weights / 2 / 2 / 50e9)
     assert parts.tensor_ranks == pytest.approx(10 * 32 * 32 * 2048 * 4096 * 2 / 2 / 50e9)
@@ -68,11 +68,11 @@ def test_collectives_over_as_many_ranks_count_where_they_were_measured(recorded)
 def test_states_in_bf16_move_fewer_bytes(recorded):
     run, metrics = recorded
     small = replace(run, engine_options={**run.engine_options, "optimizer_states": "bf16"})
-    assert alone(small, metrics, probes(run)).optimizer == pytest.approx(14 * parameters(run.shape).total / 4 / 4e12)
+    assert step_breakdown(small, metrics, probes(run)).optimizer == pytest.approx(14 * parameters(run.shape).total / 4 / 4e12)
 
 
 def test_what_no_probe_tells_is_absent(recorded):
     run, metrics = recorded
-    parts = alone(run, metrics, [])
+    parts = step_breakdown(run, metrics, [])
     assert (parts.model_flops, parts.optimizer, parts.replicas, parts.bubble) == (None, None, None, None)
-    assert alone(replace(run, shape=None), metrics, []) is None
+    assert step_breakdown(replace(run, shape=None), metrics, []) is None

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tprimat.analyze import statistics
-from tprimat.analyze import statistics as bootstrap
-from tprimat.analyze.statistics import Sample
+from tprimat import statistics
+from tprimat.statistics import Sample
 
 CASES = 2000
 
@@ -173,7 +172,7 @@ def sample(rng, n=40, level=1.0, noise=0.02):
 
 def test_a_bootstrap_of_one_run_has_the_spread_of_the_delta_method():
     one = sample(np.random.default_rng(4))
-    draws = bootstrap.bootstrap_log_throughput([one], 4000, np.random.default_rng(0))
+    draws = statistics.bootstrap_log_throughput([one], 4000, np.random.default_rng(0))
     interval = statistics.ratio_of_sums(one.tokens, one.seconds)
     sigma = math.log(interval.high / interval.low) / 2 / statistics.t_quantile(39)
     assert draws.std() == pytest.approx(sigma, rel=0.06)
@@ -183,21 +182,21 @@ def test_a_bootstrap_of_one_run_has_the_spread_of_the_delta_method():
 def test_a_bootstrap_of_several_runs_sees_the_spread_between_them():
     rng = np.random.default_rng(8)
     runs = [sample(rng, level=level) for level in (0.9, 1.0, 1.1, 1.2)]
-    draws = bootstrap.bootstrap_log_throughput(runs, 4000, np.random.default_rng(0))
+    draws = statistics.bootstrap_log_throughput(runs, 4000, np.random.default_rng(0))
     between = np.std([run.log_throughput for run in runs], ddof=1) / 2
     assert draws.std() == pytest.approx(between, rel=0.06)
 
 
 def test_the_same_seed_gives_the_same_bootstrap():
     runs = [sample(np.random.default_rng(1)), sample(np.random.default_rng(2))]
-    first, again = (bootstrap.bootstrap_log_throughput(runs, 50, np.random.default_rng(9)) for _ in range(2))
+    first, again = (statistics.bootstrap_log_throughput(runs, 50, np.random.default_rng(9)) for _ in range(2))
     assert np.array_equal(first, again)
 
 
 def test_blocks_grow_with_autocorrelation_only():
     rng = np.random.default_rng(6)
-    assert bootstrap.block_length(rng.normal(size=100)) == 1
-    assert bootstrap.block_length(autoregressive(rng, 100, 0.8)) > 4
+    assert statistics.block_length(rng.normal(size=100)) == 1
+    assert statistics.block_length(autoregressive(rng, 100, 0.8)) > 4
 
 
 @pytest.mark.parametrize("between", [0.0, 0.01])

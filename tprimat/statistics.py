@@ -1,13 +1,12 @@
-"""Every statistic the project uses, in one place. Each function cites its source; tests check it by scipy or simulation.
+"""Every statistic that the project uses. Each function cites its source; tests check it against scipy or by simulation.
 
 Why closed forms for one run and a bootstrap for a verdict: in simulations of 2,000 runs each, of 10 to 50 steps, normal or
 exponential, the percentile bootstrap of the median covered the truth in 90.8 to 95.0 % of them, the interpolated
-order-statistic interval in 93.9 to 95.8 %; the latter needs no random numbers and costs microseconds. So one run's intervals
-are closed forms, the same in bulk and alone, and resampling is kept for what has no closed form: the ratio of two groups of
-runs (bootstrap.py).
+order-statistic interval in 93.9 to 95.8 %; the latter needs no random numbers and costs microseconds. So the intervals of a
+single run are closed forms, and only the ratio of two groups of runs, which has none, is resampled.
 
-Limits, from the same simulations: where steps are autocorrelated (AR(1), 0.3 and more), 10 to 20 of them cannot tell how
-strongly, and intervals cover less than they say; and a mean cannot know of rare slow steps that a short run did not meet.
+Limits, from the same simulations: 10 to 20 steps cannot show how strongly they are autocorrelated (AR(1), 0.3 and more), so
+intervals cover less than 95 %; and the mean of a short run misses rare slow steps.
 """
 
 import math
@@ -29,11 +28,11 @@ NORMAL_QUANTILE = 1.959963984540054
 T_QUANTILES = (12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004, 2.262157, 2.228139)
 """Student's t at 0.975 for 1 to 10 degrees of freedom."""
 FEWEST_FREEDOM = 3
-"""Degrees of freedom that autocorrelation leaves at least. With 1 or 2, quantiles of 12.7 and 4.3 multiply an error that the same
+"""Fewest degrees of freedom that autocorrelation leaves. With 1 or 2, quantiles of 12.7 and 4.3 multiply an error that the same
 autocorrelation has already widened: in simulations (AR(1) of 0.3 to 0.8, 10 to 50 steps) the intervals become up to four
 times as wide as with 3 and cover the mean no more often (59 and 59 % of 10 steps at 0.8, 87 and 87 % of 20 at 0.6)."""
 MOST_POINTS = 500
-"""Longer series are averaged in consecutive groups down to this many before pairwise work or resampling."""
+"""Longer series are averaged in consecutive groups, down to this many, before pairwise work or resampling."""
 TAKEN_AT_ONCE = 1 << 18
 """Values of a very long series that are copied at once, to bound memory."""
 MOST_STEADY = 1_000_000
@@ -49,7 +48,7 @@ class Interval:
 
 
 def t_quantile(freedom: int) -> float:
-    """Student's t at 0.975: tabled to 10 degrees of freedom, then the Cornish-Fisher expansion (Abramowitz and Stegun 26.7.5)."""
+    """Return Student's t at 0.975: tabulated, and from 11 degrees of freedom by Cornish-Fisher (Abramowitz and Stegun 26.7.5)."""
     if freedom <= len(T_QUANTILES):
         return T_QUANTILES[max(freedom, 1) - 1]
     z = NORMAL_QUANTILE
@@ -60,7 +59,7 @@ def t_quantile(freedom: int) -> float:
 
 
 def scaled_mad(values: Array) -> float:
-    """Median absolute deviation, scaled to estimate a standard deviation (Hampel 1974).
+    """Return the median absolute deviation, scaled to estimate a standard deviation (Hampel 1974).
 
     Where more than half of the values are equal, as in logs that print few digits, the MAD is 0; then the scaled mean absolute
     deviation takes its place (Iglewicz and Hoaglin 1993, page 12).
@@ -70,21 +69,21 @@ def scaled_mad(values: Array) -> float:
 
 
 def _distance(values: Array) -> Array:
-    """From the median; one array at a time, since logs of millions of steps come by."""
+    """Return the distances from the median, in one array, since logs may hold millions of steps."""
     distance = values - np.median(values)
     return np.abs(distance, out=distance)
 
 
 def _parts(values: Array) -> Iterator[tuple[Array, int]]:
-    """Consecutive parts, each with its place."""
+    """Yield consecutive parts, each with its first index."""
     for start in range(0, len(values), TAKEN_AT_ONCE):
         yield values[start : start + TAKEN_AT_ONCE], start
 
 
 def outliers(values: Array, limit: float = 3.0) -> int:
-    """How many values lie further than `limit` scaled MAD from the median (Leys et al. 2013, doi:10.1016/j.jesp.2013.03.013).
+    """Count the values further than `limit` scaled MAD from the median (Leys et al. 2013, doi:10.1016/j.jesp.2013.03.013).
 
-    None of fewer than 6, whose MAD says little about their spread.
+    Returns 0 below 6 values, whose MAD says little about their spread.
     """
     if len(values) < 6:
         return 0
@@ -93,10 +92,10 @@ def outliers(values: Array, limit: float = 3.0) -> int:
 
 
 def autocorrelation(values: Array) -> float:
-    """Lag-1 autocorrelation, 0 unless significantly positive, with the small-sample bias of Marriott and Pope (1954) mended.
+    """Return the lag-1 autocorrelation, 0 unless significantly positive, corrected for bias (Marriott and Pope 1954).
 
     Returns:
-        In [0, 0.9]. Negative correlation makes intervals narrower; it is not used, to stay on the safe side.
+        In [0, 0.9]. Negative correlation, which would make intervals narrower, counts as 0.
     """
     n = len(values)
     mean, power, lagged = values.mean(), 0.0, 0.0
@@ -114,14 +113,14 @@ def autocorrelation(values: Array) -> float:
 
 
 def variance_inflation(values: Array) -> float:
-    """What autocorrelation multiplies the variance of a mean by: (1 + r) / (1 - r) for AR(1) (Bayley and Hammersley 1946)."""
+    """Return the variance inflation of a mean by autocorrelation: (1 + r) / (1 - r) for AR(1) (Bayley and Hammersley 1946)."""
     rho = autocorrelation(values)
     return (1 + rho) / (1 - rho)
 
 
 @lru_cache(maxsize=4096)
 def median_ranks(n: int) -> tuple[int, float]:
-    """Rank k (from 1) and weight of the next rank inwards, so that the interval covers the median with 95 %; n >= 6.
+    """Return rank k (from 1) and the weight of the next rank inwards of the median's 95 % interval; n >= 6.
 
     Order statistics k and n + 1 - k enclose the median with a binomial probability; interpolation between two such intervals
     meets 95 % closely for any continuous distribution (Hettmansperger and Sheather 1986, doi:10.1016/0167-7152(86)90021-0).
@@ -138,10 +137,10 @@ def median_ranks(n: int) -> tuple[int, float]:
 
 
 def median_interval(values: Array) -> Interval:
-    """Median of positive values with a 95 % interval: distribution-free from 6 on, Student's t from 2 to 5, none for one.
+    """Return the median of positive values and its 95 % interval: distribution-free from 6 on, Student's t from 2 to 5.
 
-    Autocorrelation widens both arms by the square root of the variance inflation. Arms are factors, that is, lengths on the log
-    scale: however wide, they leave a duration positive.
+    Autocorrelation widens both arms by the square root of the variance inflation. Arms are factors (lengths on the log scale), so
+    that a duration stays positive.
     """
     n, centre = len(values), float(np.median(values))
     if n < 2:
@@ -163,7 +162,7 @@ def _median_bounds(ordered: Array) -> tuple[float, float]:
 
 
 def ratio_of_sums(numerator: Array, denominator: Array) -> Interval:
-    """sum(numerator) / sum(denominator) with a 95 % interval by the delta method (Cochran 1977, section 6.4), on the log scale.
+    """Return sum(numerator) / sum(denominator) and its 95 % interval by the delta method on the log scale (Cochran 1977, 6.4).
 
     Args:
         numerator: shape (n,), such as tokens.
@@ -182,7 +181,7 @@ def ratio_of_sums(numerator: Array, denominator: Array) -> Interval:
 
 
 def mean_of_runs(values: Array) -> Interval:
-    """Geometric mean of runs with Student's 95 % interval on the log scale: the spread between runs is in it, none for one."""
+    """Return the geometric mean of runs with Student's 95 % interval on the log scale, from their spread; none for one run."""
     logs = np.log(values)
     centre, n = float(logs.mean()), len(logs)
     if n < 2:
@@ -192,7 +191,7 @@ def mean_of_runs(values: Array) -> Interval:
 
 
 def between_run_deviation(values: Array, errors: Array) -> float:
-    """Standard deviation between runs, relative, with what the noise of steps explains taken off.
+    """Return the relative standard deviation between runs, without the part that the noise of steps explains.
 
     Method of moments of the one-way random-effects model (Searle, Casella and McCulloch 1992, section 3.6), on the log scale.
 
@@ -213,7 +212,7 @@ class Drift:
 
 
 def group_means(values: Array, most: int = MOST_POINTS) -> tuple[Array, int]:
-    """Means of consecutive groups, so that at most `most` are left, and the size of a group. A last, partial group is dropped."""
+    """Return the means of at most `most` consecutive groups, and the size of a group. A last, partial group is dropped."""
     size = -(-len(values) // most)
     whole = len(values) // size * size
     return values[:whole].reshape(-1, size).mean(axis=1), size
@@ -243,14 +242,14 @@ def drift(values: Array) -> Drift | None:
 
 
 def slow_prefix(values: Array, *, false_alarm: float = 0.05) -> int:
-    """How many leading values belong to a slow first stretch (warm-up): 0 to half of them.
+    """Return how many leading values are warm-up, a slow first stretch: 0 to half of them.
 
     The later half gives the steady level (median) and spread (scaled MAD, not under 0.1 % of the level, which is what logs
     resolve). Each value's log likelihood ratio for being 3 spreads slower is summed from the start (Page 1954,
     doi:10.1093/biomet/41.1-2.100); the stretch ends where the sum peaks, if the peak passes log(1 / false_alarm): by Ville's
     inequality steady values do so with at most that probability, the level and spread being known. Values count as at most
-    4 spreads off, so one late spike cannot pull the end towards it. Beyond a million values, a part of them, evenly spread,
-    tells the steady level.
+    4 spreads off, so that one late spike cannot extend the warm-up. Beyond a million values, an evenly spaced sample gives the
+    steady level.
     """
     if len(values) < 4:
         return 0
@@ -268,17 +267,15 @@ def slow_prefix(values: Array, *, false_alarm: float = 0.05) -> int:
 
 
 def cliffs_delta(first: Array, second: Array) -> float:
-    """P(first > second) - P(first < second), in -1..1 (Cliff 1993, doi:10.1037/0033-2909.114.3.494)."""
+    """Return P(first > second) - P(first < second), in -1..1 (Cliff 1993, doi:10.1037/0033-2909.114.3.494)."""
     ordered = np.sort(second)
     below = np.searchsorted(ordered, first, side="left").sum()
     above = (len(second) - np.searchsorted(ordered, first, side="right")).sum()
     return float(below - above) / (len(first) * len(second))
 
 
-# Resampling, for what has no closed form: the throughput of a group of runs. Each function cites its source.
-
 MOST_DRAWS = 1_000_000
-"""Resamples times runs."""
+"""Limit of resamples times runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,19 +289,19 @@ class Sample:
 
     @property
     def log_throughput(self) -> float:
-        """Log of sum(tokens) / sum(seconds)."""
+        """Return the log of sum(tokens) / sum(seconds)."""
         return math.log(float(self.tokens.sum()) / float(self.seconds.sum()))
 
 
 def block_length(values: Array) -> int:
-    """Steps in a block of the block bootstrap: 1 without autocorrelation, else Carlstein's (1986) optimum for AR(1)."""
+    """Return the steps per block of the bootstrap: 1 without autocorrelation, else Carlstein's (1986) optimum for AR(1)."""
     rho = autocorrelation(values)
     length = (math.sqrt(6) * rho / (1 - rho**2)) ** (2 / 3) * len(values) ** (1 / 3)
     return int(min(max(1, round(length), -(-len(values) // MOST_POINTS)), max(1, len(values) // 4)))
 
 
 def resampled_log_throughput(sample: Sample, resamples: int, rng: np.random.Generator) -> Array:
-    """Log throughputs of one run with its steps drawn again in circular blocks (Politis and Romano 1992); shape (resamples,)."""
+    """Resample one run's log throughput in circular blocks of steps (Politis and Romano 1992); shape (resamples,)."""
     n = len(sample.seconds)
     length = block_length(sample.seconds)
     starts = rng.integers(0, n, size=(resamples, n // length))
@@ -316,7 +313,7 @@ def resampled_log_throughput(sample: Sample, resamples: int, rng: np.random.Gene
 
 
 def bootstrap_log_throughput(samples: Sequence[Sample], resamples: int, rng: np.random.Generator) -> Array:
-    """Mean log throughput of a group of runs, drawn again: runs first, then steps in each.
+    """Resample the mean log throughput of a group of runs: first runs, then steps in each.
 
     Plain two-stage resampling gets the variance wrong twice: steps count double, since the runs' own values already vary with
     theirs (Davison and Hinkley 1997, section 3.8), and k values drawn again vary (k - 1) / k of what they should (Hesterberg

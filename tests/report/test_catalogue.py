@@ -1,0 +1,60 @@
+"""The catalogue of metrics: one value, one sort key and one format wherever a metric appears."""
+
+import dataclasses
+import re
+from operator import attrgetter
+from pathlib import Path
+
+import pytest
+from runs.make_runs import a_run, step_times, steps_of, write_run
+
+from tprimat.analyze.groups import group_runs, measure
+from tprimat.analyze.metrics import MetricOptions
+from tprimat.cli.report import main
+from tprimat.records.discover import load_results
+from tprimat.report.catalogue import COLUMNS, CSV_FIELDS, LOSS, PEAK_MEMORY, RUNS
+
+RUN_FILES = Path(__file__).parent.parent / "runs"
+
+
+def page_with(folder, **fields_of_second):
+    """The page on two repeated runs, of which the second's steps differ in some fields, and on a slower configuration."""
+    for seed, (name, seconds, strategy) in enumerate((("first", 4.0, "fast"), ("second", 4.0, "fast"), ("slow", 4.6, "slow"))):
+        run = a_run(name, strategy=strategy)
+        changes = fields_of_second if name == "second" else {}
+        steps = [dataclasses.replace(step, **changes) for step in steps_of(run, step_times(seconds, seed), seed)]
+        write_run(folder, run, steps)
+    main([str(folder / "runs"), "--output", str(folder / "report.html")])
+    return (folder / "report.html").read_text("utf8")
+
+
+def cell(page, heading):
+    """Sort key and text of a column in the first row."""
+    found = re.search(rf'<td data-label="{heading}" data-sort="([^"]*)"><span>([^<]*)', page)
+    return found.groups()
+
+
+def test_the_page_sorts_by_the_worst_memory_that_it_shows(tmp_path):
+    key, text = cell(page_with(tmp_path, peak_allocated_bytes=70 * 2**30), "peak memory")
+    assert (float(key), text) == (pytest.approx(70 * 2**30), "70.0 GiB")
+
+
+def test_a_loss_that_one_run_lacks_has_neither_a_text_nor_a_sort_key(tmp_path):
+    page = page_with(tmp_path, loss=None)
+    assert cell(page, "loss") == ("", "–")
+
+
+def test_every_key_is_a_field_of_the_metrics_of_a_run():
+    results = load_results([RUN_FILES / "h100"])[0]
+    metrics = measure(results[0], MetricOptions()).metrics
+    for metric in {*COLUMNS, *CSV_FIELDS} - {RUNS}:
+        attrgetter(metric.key)(metrics)
+    assert len({metric.heading for metric in COLUMNS}) == len(COLUMNS)
+
+
+def test_memory_is_the_largest_of_the_runs_and_a_loss_their_mean():
+    results = [result for result in load_results([RUN_FILES / "h100"])[0] if "llama-" in result.run.run_id]
+    group = group_runs([measure(result, MetricOptions()) for result in results])[0]
+    metrics = [item.metrics for item in group.runs]
+    assert PEAK_MEMORY.value(group) == max(found.peak_memory_bytes for found in metrics)
+    assert LOSS.value(group) == pytest.approx(sum(found.final_loss for found in metrics) / len(metrics))

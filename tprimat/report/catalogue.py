@@ -1,0 +1,166 @@
+"""Every metric that a report shows: name, unit, how it sums up several runs, and how it prints.
+
+Tables, CSV, JSON, pictures and the HTML page pick rows of this catalogue, so that a metric has the same value, the same sort key
+and the same format wherever it appears.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Literal
+
+from tprimat import units
+from tprimat.analyze.groups import Group, group_estimate, group_mean, group_worst
+from tprimat.records.metrics import Estimate, RunMetrics
+from tprimat.report.tables import with_interval
+from tprimat.units import GIBIBYTE, TERA
+
+Show = Callable[[float], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One metric of a run, or of a group of repeated runs."""
+
+    key: str
+    """Its field in RunMetrics, which is also its name in CSV and JSON."""
+    heading: str
+    """Of a column."""
+    over_runs: Literal["estimate", "mean", "worst", "sum", "count"]
+    """What a group of runs has: an estimate (a single run's own interval, else the mean with the spread between runs), the mean,
+    the largest value, the sum, or the number of runs."""
+    show: Show
+    """Value to text, in columns."""
+    show_in_full: Show | None = None
+    """Value to text where a single run is described; None: as in columns."""
+    interval: bool = False
+    """Whether a column shows the 95 % interval."""
+    optional: bool = True
+    """Whether a table without a single value leaves the column out."""
+    unit: str = ""
+    """Of an axis."""
+    scale: float = 1
+    """SI units in one unit of an axis."""
+
+    def of_run(self, metrics: RunMetrics) -> Estimate | None:
+        """Return the metric of one run; a plain value has no interval."""
+        found = attrgetter(self.key)(metrics)
+        if found is None or isinstance(found, Estimate):
+            return found
+        return Estimate(value=found, low=None, high=None, samples=1)
+
+    def of_group(self, group: Group) -> Estimate | None:
+        """Return the metric of a group; None where it is not known."""
+        if self.over_runs == "estimate":
+            return group_estimate(group, self.of_run)
+        value = self._plain(group)
+        return None if value is None else Estimate(value=value, low=None, high=None, samples=len(group.runs))
+
+    def _plain(self, group: Group) -> float | None:
+        if self.over_runs == "count":
+            return len(group.runs)
+        pick: Callable[[RunMetrics], float | None] = attrgetter(self.key)
+        if self.over_runs == "mean":
+            return group_mean(group, pick)
+        if self.over_runs == "worst":
+            return group_worst(group, pick)
+        return sum(pick(item.metrics) or 0 for item in group.runs if item.metrics)
+
+    def value(self, group: Group) -> float | None:
+        """Return the number that a group sorts by; None where it is not known."""
+        found = self.of_group(group)
+        return None if found is None else found.value
+
+    def text(self, group: Group) -> str:
+        """Return a group's cell in a table."""
+        found = self.of_group(group)
+        if found is None:
+            return units.ABSENT
+        return with_interval(found, self.show) if self.interval else self.show(found.value)
+
+    def in_full(self, metrics: RunMetrics) -> str:
+        """Describe a single run: more digits than a column has room for, and always the interval of an estimate."""
+        found, show = self.of_run(metrics), self.show_in_full or self.show
+        if found is None:
+            return units.ABSENT
+        return with_interval(found, show, " .. ") if self.over_runs == "estimate" else show(found.value)
+
+
+def tera(flop_per_second: float | None) -> str:
+    """Format a rate in TFLOP/s without the unit, for columns and sentences that name it."""
+    return units.teraflops(flop_per_second).removesuffix(" TFLOP/s")
+
+
+def _short_flops(flop_per_second: float) -> str:
+    return units.teraflops(flop_per_second).removesuffix("/s").replace("FLOP", "")
+
+
+RUNS = Metric(key="runs", heading="runs", over_runs="count", show=units.count, optional=False)
+STEPS = Metric(key="window.steps", heading="steps", over_runs="sum", show=lambda value: f"{value:.0f}", optional=False)
+TOKENS = Metric(
+    key="tokens_per_second_per_gpu",
+    heading="tokens/s/GPU",
+    over_runs="estimate",
+    show=units.significant,
+    show_in_full=units.count,
+    interval=True,
+    optional=False,
+    unit="tokens per second and rank",
+)
+TOKENS_OF_ALL = Metric(key="tokens_per_second", heading="tokens/s", over_runs="mean", show=units.count)
+FLOPS = Metric(
+    key="model_flops_per_second_per_gpu",
+    heading="model FLOP/s/GPU",
+    over_runs="estimate",
+    show=_short_flops,
+    show_in_full=units.teraflops,
+    interval=True,
+    unit="TFLOP/s per GPU",
+    scale=TERA,
+)
+MFU = Metric(key="mfu", heading="MFU", over_runs="estimate", show=units.percent)
+MATMUL_SHARE = Metric(key="share_of_measured_gemm", heading="of measured matmul", over_runs="mean", show=units.percent)
+MATMUL_RATE = Metric(
+    key="measured_gemm_flops", heading="measured matmul", over_runs="mean", show=lambda value: units.si(value, "FLOP/s")
+)
+STEP_TIME = Metric(key="step_seconds", heading="step time", over_runs="estimate", show=units.seconds, optional=False)
+STEP_TIME_MAD = Metric(key="step_seconds_mad", heading="step time MAD", over_runs="mean", show=units.seconds)
+PEAK_MEMORY = Metric(
+    key="peak_memory_bytes",
+    heading="peak memory",
+    over_runs="worst",
+    show=units.gibibytes,
+    unit="GiB allocated in steady steps",
+    scale=GIBIBYTE,
+)
+LOSS = Metric(
+    key="final_loss",
+    heading="loss",
+    over_runs="mean",
+    show=lambda value: f"{value:.3f}",
+    show_in_full=lambda value: f"{value:.4f}",
+)
+ENERGY = Metric(
+    key="joules_per_token",
+    heading="energy/token",
+    over_runs="mean",
+    show=lambda value: units.si(value, "J"),
+    show_in_full=lambda value: f"{value:.4g}",
+)
+COST = Metric(
+    key="cost_per_million_tokens",
+    heading="cost/M tokens",
+    over_runs="mean",
+    show=units.significant,
+    show_in_full=lambda value: f"{value:.4g}",
+)
+
+COLUMNS = (RUNS, STEPS, TOKENS, FLOPS, MFU, MATMUL_SHARE, STEP_TIME, PEAK_MEMORY, LOSS, ENERGY, COST)
+"""Of a comparison and of the page's ranking."""
+CSV_FIELDS = (TOKENS_OF_ALL, TOKENS, FLOPS, MFU, STEP_TIME, STEP_TIME_MAD, PEAK_MEMORY, LOSS, ENERGY, COST)
+"""Of one run."""
+
+
+def shown_columns(groups: Sequence[Group]) -> list[Metric]:
+    """Return the columns of a table, without the optional ones that no group fills."""
+    return [metric for metric in COLUMNS if not metric.optional or any(metric.of_group(group) is not None for group in groups)]

@@ -2,6 +2,7 @@
 
 import time
 
+import pytest
 import torch
 
 from tprimat.probe.timing import Effort, Stopwatch, settled

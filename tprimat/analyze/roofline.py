@@ -7,7 +7,7 @@ from typing import Literal
 from tprimat.analyze.groups import Group, group_estimate, group_mean, group_worst
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.probes import PRODUCTS, Setting, bandwidth, bus_bandwidth, fastest, flop_rate, setting_of
-from tprimat.facts.models import parameters
+from tprimat.facts.flops import parameters
 from tprimat.records.metrics import RunMetrics
 from tprimat.records.schema import ProbeRecord, RunRecord
 

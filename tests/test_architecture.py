@@ -33,7 +33,7 @@ ANY_ROOM = "all but cli"
 """How the table in the docs writes the rows of runner and cli."""
 HEAVY = {"torch", "lightning", "pytorch_lightning", "megatron", "nemo", "nemo_run", "fiddle", "transformer_engine"}
 HEAVY_ROOMS = {"train", "megatron", "nemo", "probe"}
-MODULES = sorted(PACKAGE.rglob("*.py"))
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__main__.py")
 
 
 def imported_modules(source: str) -> list[str]:

@@ -10,7 +10,8 @@ import pytest
 from benchmarks.finetune_qwen3 import embedded, jobs, torchtune_recipes
 from benchmarks.finetune_qwen3.embedded import Training
 from benchmarks.finetune_qwen3.section import section
-from tprimat.cli import options
+from tprimat.cli import run
+from tprimat.cli.main import parser_of
 from tprimat.engines.base import Command
 from tprimat.records.schema import Machine
 
@@ -44,8 +45,8 @@ def test_the_embedded_engine_trains_the_published_workload(tmp_path, precision):
 
     argv = embedded.embedded_command(precision, tmp_path, ON_GPUS).argv
     assert Path(argv[1]) == embedded.ROOT / "benchmark.py"
-    requested = options.parser().parse_args([*argv[2:], "--platform", "nvidia", "--dry-run"])
-    (plan,) = prepare(requested).plans
+    options = parser_of(run, "benchmark.py").parse_args([*argv[2:], "--platform", "nvidia", "--dry-run"])
+    (plan,) = prepare(run.request_of(options)).plans
     assert (plan.shape.name, plan.engine, plan.precision, plan.recompute) == ("qwen3-8b", "megatron", precision, "full")
     assert (plan.batch.global_batch_sequences, plan.batch.sequence_tokens, plan.layout.data) == (14 * 8, 8192, 8)
 

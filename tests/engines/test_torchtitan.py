@@ -17,7 +17,6 @@ from tprimat.plan.build import PlanRequest, build_plan
 
 ROOT = Path(__file__).parents[2]
 FAKE = ROOT / "tests" / "fake_packages"
-H200 = "NVIDIA H200, GPU-{}, 143771, 700.00, 570.86.15"
 
 
 def plan_of(*changes, model="llama", strategy="balanced", size="full", platform="nvidia", gpus=4):
@@ -147,16 +146,12 @@ def test_the_extra_names_the_version_whose_arguments_these_are():
 
 @pytest.fixture
 def machine(tmp_path):
-    """Runs ./benchmark.py where nvidia-smi shows two H200 and Python finds the fake torchtitan."""
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    rows = "\n".join(H200.format(index) for index in range(2))
-    (tools / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<'END'\n{rows}\nEND\n")
-    (tools / "nvidia-smi").chmod(0o755)
+    """Runs ./benchmark.py where NVML shows two H200 and Python finds the fake torchtitan."""
 
     def benchmark(*words, **variables):
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "CUDA_", "NVIDIA_"))}
-        environment = {**clean, "PATH": f"{tools}:/usr/bin:/bin", "PYTHONPATH": str(FAKE), "OUTPUT_DIR": str(tmp_path / "out")}
+        here = {"FAKE_GPUS": "[{}, {}]", "PYTHONPATH": str(FAKE), "OUTPUT_DIR": str(tmp_path / "out")}
+        environment = {**clean, "PATH": "/usr/bin:/bin", **here}
         argv = [
             sys.executable,
             str(ROOT / "benchmark.py"),

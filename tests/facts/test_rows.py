@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from tprimat.cli import models as command
+from tprimat.cli.main import start
 from tprimat.errors import ConfigError
 from tprimat.facts import accelerators, models, published, rows
 from tprimat.facts.accelerators import find_accelerator, peak_dense_flops
@@ -91,7 +91,7 @@ def test_a_model_is_one_row(data, capsys):
     append(data / "models.yaml", MODEL)
     layer = 2048 * (16 + 2 * 4) * 128 + 2048 * 2048 + 3 * 2048 * 8192 + 2 * 2048
     assert parameters(model_shape("New-1B")).total == 16 * layer + 2048 + 2 * 32000 * 2048
-    assert command.main(["new-1b", "--table", "counts", "--json"]) == 0
+    assert start("models", "tprimat models", ["new-1b", "--table", "counts", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["counts"]
     assert (row["model"], row["sequence_tokens"], row["source"]) == ("new-1b", 2048, "a model card")
 
@@ -101,7 +101,7 @@ def test_an_accelerator_is_one_row(data, capsys):
     found = find_accelerator("amd instinct x9000-oam")
     assert (found.name, found.backend, found.memory_bytes, found.date) == ("X9000", "rocm", 512 * 2**30, "2026")
     assert peak_dense_flops("X9000", "bf16") == pytest.approx(5000.5e12)
-    assert command.main(["--table", "accelerators"]) == 0
+    assert start("models", "tprimat models", ["--table", "accelerators"]) == 0
     assert "X9000" in capsys.readouterr().out
 
 
@@ -111,7 +111,7 @@ def test_a_published_result_is_one_row(data, capsys):
     assert (result.tokens_per_second_per_gpu, result.date) == (10000, "2026-03-14")
     assert rebase(result).mfu == pytest.approx(10000 * 48.25e9 / 1307.4e12, rel=0.001)
     assert reproduce(result, "rocm").startswith("./benchmark.py --model llama --parallel published --gpus 8")
-    assert command.main(["--table", "results"]) == 0
+    assert start("models", "tprimat models", ["--table", "results"]) == 0
     assert "new-result" in capsys.readouterr().out
 
 
@@ -147,7 +147,7 @@ def test_a_bad_row_is_refused_with_its_file_and_its_name(data, capsys, mistake):
     before = path.read_text(encoding="utf8")
     assert text in before
     path.write_text(before.replace(text, wrong, 1), encoding="utf8")
-    assert command.main(["--json"]) == 2
+    assert start("models", "tprimat models", ["--json"]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert f"tprimat/data/{file}" in error

@@ -10,7 +10,7 @@ from runs.make_runs import a_run, step_times, steps_of, write_run
 
 from tprimat.analyze.groups import group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.cli.report import main
+from tprimat.cli.main import start
 from tprimat.records.discover import load_results
 from tprimat.report.catalogue import COLUMNS, CSV_FIELDS, LOSS, PEAK_MEMORY, RUNS
 
@@ -24,7 +24,7 @@ def page_with(folder, **fields_of_second):
         changes = fields_of_second if name == "second" else {}
         steps = [dataclasses.replace(step, **changes) for step in steps_of(run, step_times(seconds, seed), seed)]
         write_run(folder, run, steps)
-    main([str(folder / "runs"), "--output", str(folder / "report.html")])
+    start("report", "tprimat report", [str(folder / "runs"), "--output", str(folder / "report.html")])
     return (folder / "report.html").read_text("utf8")
 
 

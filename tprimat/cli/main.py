@@ -70,9 +70,9 @@ def start(name: str, prog: str, arguments: Sequence[str] | None = None) -> int:
     Returns:
         the exit status.
     """
-    command = import_module(f"tprimat.cli.{name.replace('-', '_')}")
-    options = parser_of(command, prog).parse_args(arguments)
     try:
+        command = import_module(f"tprimat.cli.{name.replace('-', '_')}")
+        options = parser_of(command, prog).parse_args(arguments)
         status: int = command.run(options)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -13,7 +13,7 @@ from tprimat.plan.evidence import mismatches
 from tprimat.plan.layout import valid_tensor_degrees
 from tprimat.plan.schema import read_plan, write_plan
 from tprimat.records.schema import Evidence
-from tprimat.runner.sweep import essence
+from tprimat.runner.sweep import configuration
 from tprimat.train import worker
 
 SHAPED_OTHERWISE = [
@@ -83,7 +83,7 @@ def test_a_plan_from_before_trainers_is_read_and_resumed_but_not_trained(plan, t
     (tmp_path / "plan.json").write_text(json.dumps(document))
     older = read_plan(tmp_path / "plan.json")
     assert older == replace(plan, trainer=None)
-    assert essence(older) == essence(plan)
+    assert configuration(older) == configuration(plan)
     with pytest.raises(RecordError, match="names no trainer") as caught:
         worker.train(older)
     assert caught.value.fix

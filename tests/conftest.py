@@ -7,23 +7,25 @@ import pytest
 
 TESTS = Path(__file__).parent
 SLOW = (
-    "benchmarks",
-    "cli/test_console.py",
-    "cli/test_micro_batch_search.py",
-    "cli/test_primus_runs.py",
+    "train/test_layouts.py",
     "cli/test_probe.py",
     "cli/test_run_trainings.py",
-    "cli/test_scaling_runs.py",
+    "tools",
+    "cli/test_micro_batch_search.py",
+    "train",
+    "report/test_html.py",
+    "benchmarks",
+    "probe",
     "cli/test_suite.py",
     "cli/test_sweep_command.py",
+    "cli/test_console.py",
+    "cli/test_primus_runs.py",
+    "cli/test_scaling_runs.py",
+    "engines/test_torchtitan.py",
     "launch",
     "nemo_recipes",
-    "probe",
-    "report/test_html.py",
-    "tools",
-    "train",
 )
-"""Files and folders whose tests start trainings, launchers or browsers. `make test-quick` leaves them out."""
+"""Files and folders whose tests start trainings, launchers or browsers, the slowest first. `make test-quick` leaves them out."""
 
 
 def pytest_configure():
@@ -35,6 +37,11 @@ def pytest_configure():
 def pytest_collection_modifyitems(items):
     """Mark the slow tests, and start them first: two workers then end at about the same time."""
     for item in items:
-        if any(item.path.is_relative_to(TESTS / name) for name in SLOW):
+        if rank_of(item) < len(SLOW):
             item.add_marker(pytest.mark.slow)
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    items.sort(key=rank_of)
+
+
+def rank_of(item):
+    """The place of a test's file in SLOW."""
+    return next((place for place, name in enumerate(SLOW) if item.path.is_relative_to(TESTS / name)), len(SLOW))

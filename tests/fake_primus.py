@@ -31,8 +31,8 @@ def make_checkout(root, *, modes=True):
         (root / name).mkdir(parents=True)
     start = f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nimport fake_primus\n"
     programs = {"primus-cli": "cli", "runner/primus-cli-direct.sh": "cli"} if modes else {"runner/primus-cli": "cli"}
-    for name, door in programs.items():
-        (root / name).write_text(f"{start}sys.exit(fake_primus.{door}(sys.argv[1:]))\n")
+    for name, function in programs.items():
+        (root / name).write_text(f"{start}sys.exit(fake_primus.{function}(sys.argv[1:]))\n")
         (root / name).chmod(0o755)
     script = f'exec {sys.executable} {Path(__file__)} "$@"\n'
     (root / "examples" / "run_pretrain.sh").write_text(script)

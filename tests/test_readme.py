@@ -49,3 +49,7 @@ def test_every_script_of_the_readme_exists_and_has_help(command):
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"\]\(([^)h][^)]*)\)", README))))
 def test_every_link_of_the_readme_leads_somewhere(path):
     assert (ROOT / path).exists()
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 150

@@ -102,9 +102,7 @@ def test_profiled_steps_are_left_out_before_the_slow_start_is_looked_for():
     seconds = np.concatenate(([40.0], np.full(7, 9.0), steady(42)))
     window = steady_window(steps_of(seconds), profiled=tuple(range(2, 9)))
     assert (window.first_step, window.last_step, window.steps, window.left_out) == (9, 50, 42, ())
-    assert window.rule == (
-        "step 1 left out (start-up); no slow first stretch after it; profiled: steps 2 to 8 left out, slowed down by the profiler"
-    )
+    assert window.rule == ("excluded step 1: start-up; steps 2-8: profiled")
 
 
 def test_profiled_steps_between_steady_ones_do_not_count():
@@ -114,7 +112,7 @@ def test_profiled_steps_between_steady_ones_do_not_count():
     window = steady_window(steps, 0, profiled=(6, 7, 10))
     assert (window.first_step, window.last_step, window.steps, window.left_out) == (1, 12, 9, (6, 7, 10))
     assert window.outliers == 0
-    assert "steps 6 to 7, 10 left out" in window.rule
+    assert "steps 6-7, 10: profiled" in window.rule
     assert {step.step_seconds for step in steady_steps(steps, window)} == {2.0}
 
 

@@ -25,8 +25,8 @@ ROOT = Path(__file__).parents[2]
 SHORT = ["--gpus", "1", "--global-batch-size", "2", "--sequence-length", "32", "--data", "mock"]
 
 
-def start(*arguments, door="benchmark.py", environment=None, **how):
-    command = [sys.executable, str(ROOT / door), *map(str, arguments)]
+def start(*arguments, script="benchmark.py", environment=None, **how):
+    command = [sys.executable, str(ROOT / script), *map(str, arguments)]
     clean = {key: value for key, value in os.environ.items() if key not in {"PARALLEL", "OUTPUT_DIR"}}
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, env=clean | (environment or {}), text=True, **{**pipes, **how})
@@ -83,12 +83,12 @@ def check_against_the_schemas(folder):
 
 @pytest.fixture(scope="module")
 def repeated(tmp_path_factory):
-    """Two runs in one call, and then a third, by another door, into the same folder."""
+    """Two runs in one call, and then a third, through another script, into the same folder."""
     folder = tmp_path_factory.mktemp("repeated")
     first = end_of(start("--model", "llama", "--runs", "2", "--steps", "2", *SHORT, "--output-dir", folder, "--json"))
     kept = {run.path.name: run.run_file.read_bytes() for run in runs_in(folder)}
     environment = {"PARALLEL": "balanced", "OUTPUT_DIR": str(folder)}
-    second = end_of(start("--steps", "2", *SHORT, "--gpus", "4", door="pretrain_qwen.py", environment=environment))
+    second = end_of(start("--steps", "2", *SHORT, "--gpus", "4", script="pretrain_qwen.py", environment=environment))
     return folder, first, kept, second
 
 
@@ -162,7 +162,7 @@ def test_a_run_tells_what_its_start_went_into(repeated):
         assert stages[-1] <= first.ended_at_seconds - first.step_seconds + 0.5
         text = summary([(record, run_metrics(record, run.read_steps()), run.log_file)])
         (line,) = [line for line in text.splitlines() if line.startswith("  start  ")]
-        assert f"{units.seconds(stages[-1])} before the first step: until ranks run {units.seconds(stages[0])}, imports" in line
+        assert f"{units.seconds(stages[-1])} before the first step: launch {units.seconds(stages[0])}, imports" in line
 
 
 def test_a_run_of_the_start_up_step_alone_says_why_it_has_no_speed(tmp_path):

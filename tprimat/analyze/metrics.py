@@ -1,4 +1,4 @@
-"""Energy of a window of steps, from power readings."""
+"""Derive the metrics of a run from its steps. Everything that prints or draws a rate gets it from `run_metrics`."""
 
 import statistics
 from collections import defaultdict
@@ -17,7 +17,7 @@ from tprimat.statistics import Array, Interval, median_interval, ratio_of_sums, 
 
 
 def joules(samples: Sequence[TelemetrySample], steps: Sequence[StepRecord], gpus: int) -> tuple[float | None, str | None]:
-    """Energy that all GPUs drew over the steps: power integrated by the trapezoid rule, GPU by GPU.
+    """Return the energy that all GPUs drew over the steps: power integrated by the trapezoid rule, GPU by GPU.
 
     Args:
         samples: readings of one run, in any order; those without power are passed over.
@@ -49,7 +49,7 @@ def joules(samples: Sequence[TelemetrySample], steps: Sequence[StepRecord], gpus
 
 
 def _integral(series: Sequence[TelemetrySample], start: float, end: float) -> float | None:
-    """Joules between two times; None where readings stop more than two sampling intervals before an end, or pause that long."""
+    """Return joules between two times; None where readings stop or pause for more than two sampling intervals."""
     ordered = sorted((sample.at_seconds, sample.power_watts) for sample in series if sample.power_watts is not None)
     times = np.array([at for at, _ in ordered])
     watts = np.array([power for _, power in ordered])
@@ -70,13 +70,13 @@ def _integral(series: Sequence[TelemetrySample], start: float, end: float) -> fl
 Convention = Literal["causal", "full", "6n"]
 
 LONG_START = 0.1
-"""Share of a run that a slow first stretch may take before a reader is told."""
+"""Fraction of a run that a slow first stretch may take without a warning."""
 NOTABLE_DRIFT = 0.005
-"""Change of step time over a window that is worth a warning; smaller trends are significant in long runs, and mean nothing."""
+"""Relative change of step time over a window that is worth a warning; smaller trends are significant in long runs, yet irrelevant."""
 STATED_TOLERANCE = 0.02
-"""Between a stated throughput and ours: another choice of warm-up steps makes a percent or two."""
+"""Tolerated between a stated throughput and ours: another choice of warm-up steps makes a percent or two."""
 THROTTLING = ("thermal", "power", "brake", "slowdown", "cap")
-"""Words in the throttle reasons of NVML and AMD SMI that mean a clock below what was asked for."""
+"""Throttle reasons of NVML and AMD SMI that mean a clock below the requested one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,15 +93,15 @@ class MetricOptions:
     gemm_ceiling_flops: float | None = None
     """Best matrix multiplication rate that was measured on this accelerator in this dtype, FLOP/s."""
     gemm_ceiling_notes: tuple[str, ...] = ()
-    """Why measured rates were left out; they become warnings."""
+    """Why measured rates were excluded; they become warnings."""
     seed_conventions: bool = False
     """Count as the first TPrimat did: 6n of rounded sizes, a bf16 peak that is sparse on NVIDIA, and tokens/s as stated."""
     stated_tokens_per_second: float | None = None
-    """What the file of another program says beside its step times; ours to check, and to repeat under seed_conventions."""
+    """Throughput that the file of another program states; checked, and used under seed_conventions."""
 
 
 def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricOptions = MetricOptions()) -> RunMetrics:
-    """Every derived number of one run.
+    """Derive every number of one run.
 
     Throughput is sum(tokens) / sum(seconds) over the steady window: a ratio of sums, so a slow step weighs what it costs. Model
     FLOP count what the model needs, not what recomputation repeats; MFU (Chowdhery et al. 2022, arXiv:2204.02311, appendix B)
@@ -153,7 +153,7 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
 
 
 def _tokens(steps: Sequence[StepRecord]) -> Array | None:
-    """Tokens of each step, shape (n,); None where a step does not tell."""
+    """Return the tokens of each step, shape (n,); None where a step lacks them."""
     tokens = [step.tokens for step in steps]
     return None if None in tokens else np.array(tokens, float)
 
@@ -163,14 +163,14 @@ def _largest(values: Iterable[int | None]) -> int | None:
 
 
 def scaled(interval: Interval, factor: float, samples: int) -> Estimate:
-    """An interval in other units."""
+    """Return an interval in other units."""
     low = None if interval.low is None else interval.low * factor
     high = None if interval.high is None else interval.high * factor
     return Estimate(value=interval.value * factor, low=low, high=high, samples=samples)
 
 
 def estimate(interval: Interval, samples: int) -> Estimate:
-    """An interval as the record keeps it."""
+    """Return an interval as the record stores it."""
     return scaled(interval, 1.0, samples)
 
 
@@ -206,7 +206,7 @@ def _contradiction(stated: float | None, measured: Interval | None) -> tuple[str
 
 
 def _peak(run: RunRecord, options: MetricOptions) -> tuple[float | None, str | None]:
-    """Peak FLOP/s of one GPU, or why there is none. Never the peak of another GPU."""
+    """Return the peak FLOP/s of one GPU, or why there is none. Never the peak of another GPU."""
     kind, dtype = options.peak, run.matmul_dtype
     if options.seed_conventions:
         kind, dtype = ("sparse" if run.machine.platform == "cuda" else "dense"), "bf16"
@@ -224,7 +224,7 @@ def _peak(run: RunRecord, options: MetricOptions) -> tuple[float | None, str | N
 def _energy(
     options: MetricOptions, steps: Sequence[StepRecord], window: Window, gpus: int | None
 ) -> tuple[float | None, str | None]:
-    """Joules of the steady steps, which must follow each other, or why there are none."""
+    """Return the joules of the steady steps, which must be consecutive, or why there are none."""
     if gpus is None:
         return None, None
     if window.left_out and options.telemetry:
@@ -237,7 +237,7 @@ def _no_rate(rate: Interval | None, gpus: int | None) -> str:
 
 
 def _cost(price: float | None, per_gpu: Estimate | None) -> float | None:
-    """Price of a GPU hour -> price of a million tokens."""
+    """Convert the price of a GPU hour to the price of a million tokens."""
     return None if price is None or per_gpu is None else price / (per_gpu.value * 3600) * 1e6
 
 
@@ -274,7 +274,7 @@ def _slow_start(steps: Sequence[StepRecord], steady: Sequence[StepRecord], windo
 
 
 def impossible(mfu: Estimate | None) -> tuple[str, ...]:
-    """A warning where more would have been done than the accelerator can do."""
+    """Warn where a rate exceeds what the accelerator can do."""
     if mfu is None or mfu.value <= 1:
         return ()
     return (f"MFU is {mfu.value:.0%}, which no hardware can reach: model, GPU, dtype, batch or sequence are not what ran",)
@@ -296,15 +296,15 @@ def _reasons(sample: TelemetrySample) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRates:
-    """Rates of a single step, to watch a run by; results are made of windows."""
+    """Rates of a single step, for the live line; results come from windows."""
 
     tokens_per_second: float | None
     model_flops_per_second_per_gpu: float | None
-    """None on a CPU, where it means nothing."""
+    """None on a CPU, where it would mean nothing."""
 
 
 def step_rates(run: RunRecord, step: StepRecord) -> StepRates:
-    """Throughput of one step over all ranks, and model FLOP/s of one GPU."""
+    """Return the throughput of one step over all ranks, and the model FLOP/s of one GPU."""
     tokens = step.tokens / step.step_seconds if step.tokens and step.step_seconds > 0 else None
     flop, _ = _flop_per_token(run, "causal")
     gpus = run.machine.gpus

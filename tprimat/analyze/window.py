@@ -1,4 +1,4 @@
-"""Which steps of a run are steady, by a rule that is stated in words with every result."""
+"""Find the steady steps of a run, by a rule that every result states in words."""
 
 import math
 from bisect import bisect_right
@@ -17,11 +17,11 @@ Warmup = int | Literal["auto"]
 
 
 def steady_window(steps: Sequence[StepRecord], warmup: Warmup = "auto", profiled: Collection[int] = ()) -> Window:
-    """The steady steps of a run: everything after warm-up that the profiler left alone.
+    """Return the steady steps of a run: everything after warm-up, without profiled steps.
 
-    Step 1 always holds start-up (allocation, compilation, first collectives), so `auto` leaves it out in any case, and with it
-    whatever slow stretch follows (`statistics.slow_prefix`). A number leaves out the steps up to that number. Profiled steps are
-    left out before either rule looks at the others.
+    Step 1 always contains start-up (allocation, compilation, first collectives), so `auto` excludes it in any case, with the slow
+    stretch that follows it, if any (`statistics.slow_prefix`). A number excludes the steps up to that number. Profiled steps are
+    excluded before either rule looks at the others.
 
     Raises:
         MetricError: a step time is not a positive number, step numbers do not rise, or no step is left.
@@ -35,7 +35,7 @@ def steady_window(steps: Sequence[StepRecord], warmup: Warmup = "auto", profiled
     else:
         skipped, rule = _auto(left, seconds) if warmup == "auto" else _fixed(left, warmup)
     if slowed and left:
-        rule += f"; profiled: {_ranges(slowed)} left out, slowed down by the profiler"
+        rule += f"; {_ranges(slowed)}: profiled"
     if skipped == len(left):
         raise MetricError(
             f"No steady step is left: {len(steps)} measured, {skipped} of them warm-up, {len(slowed)} profiled.",
@@ -66,14 +66,14 @@ def steady_steps(steps: Sequence[StepRecord], window: Window) -> tuple[StepRecor
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Rising numbers in few words: 'steps 2 to 8, 12'."""
+    """Write rising numbers briefly: 'steps 2-8, 12'."""
     stretches: list[list[int]] = []
     for number in numbers:
         if stretches and number == stretches[-1][-1] + 1:
             stretches[-1].append(number)
         else:
             stretches.append([number])
-    words = [f"{part[0]} to {part[-1]}" if len(part) > 1 else str(part[0]) for part in stretches]
+    words = [f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in stretches]
     return f"step{'s' if len(numbers) > 1 else ''} {', '.join(words)}"
 
 
@@ -96,7 +96,7 @@ def _check(steps: Sequence[StepRecord]) -> None:
 
 def _fixed(left: Sequence[StepRecord], warmup: int) -> tuple[int, str]:
     skipped = bisect_right(left, warmup, key=lambda step: step.step)
-    return skipped, f"steps up to {warmup} left out, as asked" if warmup > 0 else "all steps kept, as asked"
+    return skipped, f"excluded steps up to {warmup}: as requested" if warmup > 0 else "excluded none: as requested"
 
 
 def _auto(left: Sequence[StepRecord], seconds: Array) -> tuple[int, str]:
@@ -104,8 +104,7 @@ def _auto(left: Sequence[StepRecord], seconds: Array) -> tuple[int, str]:
     slow = slow_prefix(seconds[startup:])
     if slow == 0:
         if startup:
-            return 1, "step 1 left out (start-up); no slow first stretch after it"
-        return 0, f"starts at the first recorded step, {left[0].step}; no slow first stretch"
-    before = "step 1 (start-up) and the slow stretch" if startup else "the slow stretch"
-    last = left[startup + slow - 1].step
-    return startup + slow, f"{before} up to step {last} left out: slower than the later half by more than its noise"
+            return 1, "excluded step 1: start-up"
+        return 0, f"excluded none: the record starts at step {left[0].step}, and no slow stretch follows"
+    warm = [step.step for step in left[: startup + slow]]
+    return startup + slow, f"excluded {_ranges(warm)}: warm-up"

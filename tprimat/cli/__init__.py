@@ -1,1 +1,1 @@
-"""Argument parsing and wiring, one file a door."""
+"""Argument parsing, one file a command."""

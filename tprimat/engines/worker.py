@@ -15,19 +15,20 @@ from tprimat.records.store import RunDirectory
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPTS = {"llama": "pretrain_llama.py", "qwen": "pretrain_qwen.py"}
-"""Model -> its training script. Other models share a module."""
+"""Model -> its training script at the top of a checkout. Other models, and an installed package, use the module."""
+IN_A_CHECKOUT = all((ROOT / name).is_file() for name in SCRIPTS.values())
 
 
 def worker_command(plan: RunPlan) -> Command:
     """Return the training script of the plan's model, to run once on each rank."""
     arguments = ("--plan", str(RunDirectory(Path(plan.run_directory)).plan_file))
-    name = SCRIPTS.get(plan.model)
+    name = SCRIPTS.get(plan.model) if IN_A_CHECKOUT else None
     script = (str(ROOT / name),) if name else ("-m", "tprimat.train.worker")
     return Command(
         argv=(*script, *arguments),
         ranks_per_node=plan.gpus_per_node,
         environment={**bytecode_cache(), **plan.environment},
-        directory=None if name else str(ROOT),
+        directory=str(ROOT) if IN_A_CHECKOUT and not name else None,
     )
 
 

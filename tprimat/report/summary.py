@@ -25,7 +25,7 @@ from tprimat.report.catalogue import (
 Row = tuple[RunRecord, RunMetrics | str | None, Path]
 """A run, its metrics or the reason why there are none, and its log."""
 STAGES: dict[StartUp, str] = {
-    "rank_started": "until ranks run",
+    "rank_started": "launch",
     "imported": "imports",
     "process_group": "process group",
     "model_built": "model",

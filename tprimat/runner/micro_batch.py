@@ -1,8 +1,8 @@
-"""Finds the micro-batch for a plan that says "auto", before its run.
+"""Find the micro-batch of a plan that says "auto", before its run.
 
-Training steps of growing size run in processes of their own: running out of memory ends such a process with an answer, the
-run itself then starts fresh from a plan with a number in it, and nothing of the search (fragments of the allocator, compiled
-graphs of other sizes) is in what is measured.
+Training steps of growing size run in processes of their own. A process that runs out of memory is an answer. The run itself
+then starts fresh from a plan with a number, so that nothing of the search (allocator fragments, compiled graphs of other sizes)
+affects the measurement.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ def find_micro_batch(plan: RunPlan, start: Start, say: Callable[[str], None]) ->
     Args:
         plan: its micro-batch is "auto".
         start: makes an attempt.
-        say: told what is looked for, and what was found.
+        say: prints what is tried and what was found.
 
     Returns:
         the plan with the number, and how it was found; or the end of an attempt that was stopped, that failed otherwise than
@@ -62,7 +62,7 @@ def find_micro_batch(plan: RunPlan, start: Start, say: Callable[[str], None]) ->
 def try_sizes(
     plan: RunPlan, before: Sequence[MicroBatchTrial], folder: Path, start: Start
 ) -> tuple[tuple[MicroBatchTrial, ...], LaunchResult]:
-    """One start of the ranks, which try sizes until they know the answer or run out of memory.
+    """Start the ranks once; they try sizes until they know the answer or run out of memory.
 
     Args:
         plan: of the run.
@@ -83,7 +83,7 @@ def try_sizes(
 
 
 def described(search: MicroBatchSearch) -> str:
-    """What was tried, in the order of the sizes, and what the rest would need."""
+    """Describe what was tried, by size, and what the other sizes would need."""
     made = {trial.micro_batch_sequences: _tried(trial) for trial in search.trials}
     made |= {size: f"{size} would take {units.gibibytes(peak)}" for size, peak in search.predicted_bytes.items()}
     limits = [trial.limit_bytes for trial in search.trials if trial.limit_bytes is not None]

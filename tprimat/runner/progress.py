@@ -1,4 +1,4 @@
-"""Progress of a run on stderr: one live line on a terminal, plain lines otherwise."""
+"""Show the progress of a run on stderr: one live line on a terminal, plain lines otherwise."""
 
 import shutil
 import sys
@@ -26,10 +26,10 @@ class Progress:
         self._line_open = False
 
     def on_line(self, text: str) -> None:
-        """The framework's own output stays in the log."""
+        """Ignore the framework's own output, which goes to the log."""
 
     def on_step(self, step: StepRecord) -> None:
-        """One more step."""
+        """Show a step."""
         if self.quiet:
             return
         text = step_line(self.plan, step, step_rates(self.record, step))
@@ -42,12 +42,12 @@ class Progress:
             print(text, file=sys.stderr, flush=True)
 
     def on_notice(self, text: str) -> None:
-        """Something that a user should know now."""
+        """Print a notice."""
         self._close_line()
         print(text, file=sys.stderr, flush=True)
 
     def on_end(self, result: LaunchResult) -> None:
-        """Leave the terminal in order."""
+        """End the live line."""
         del result
         self._close_line()
 
@@ -65,7 +65,7 @@ class Progress:
 
 
 def step_line(plan: RunPlan, step: StepRecord, rates: StepRates) -> str:
-    """Step, step time, throughput, loss, memory and the time that is left, as far as they are known."""
+    """Format step, step time, throughput, loss, memory and time left, as far as they are known."""
     show: list[tuple[float | None, Callable[[float], str]]] = [
         (step.step_seconds, units.seconds),
         (rates.tokens_per_second, lambda value: f"{units.count(value)} tokens/s"),

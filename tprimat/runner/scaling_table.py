@@ -1,4 +1,4 @@
-"""Reads a table of throughput over GPUs that others printed."""
+"""Read a printed table of throughput over GPUs."""
 
 import csv
 import re
@@ -41,7 +41,7 @@ class Printed:
 
 
 def read_scaling_table(path: Path) -> Series:
-    """A series from a CSV file, one line a number of GPUs.
+    """Read a series from a CSV file with one line per number of GPUs.
 
     Raises:
         RecordError: no such file, a column or number is missing, columns contradict each other, or there are too few lines.

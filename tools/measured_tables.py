@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Write the measured tables of README.md from the records in results/; with --check, only report whether they are up to date.
+"""Write the tables of docs/measured.md from the records in results/; with --check, only report whether they are up to date.
 
-python3 tools/readme_tables.py
-python3 tools/readme_tables.py --check
+python3 tools/measured_tables.py
+python3 tools/measured_tables.py --check
 
 A table stands between <!-- table ARGUMENTS --> and <!-- end -->, where ARGUMENTS follow ./compare.py --results-dir.
 """
@@ -29,9 +29,9 @@ def table(arguments: str) -> str:
 def main() -> int:
     """Exit status: 0, or 1 where --check finds a difference."""
     options = page_parser(__doc__).parse_args()
-    readme = ROOT / "README.md"
-    text = replace_blocks(readme.read_text(encoding="utf8"), "table", table)
-    return update_page(readme, text, check=options.check, command="python3 tools/readme_tables.py")
+    page = ROOT / "docs" / "measured.md"
+    text = replace_blocks(page.read_text(encoding="utf8"), "table", table)
+    return update_page(page, text, check=options.check, command="python3 tools/measured_tables.py")
 
 
 if __name__ == "__main__":

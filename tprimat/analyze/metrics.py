@@ -72,7 +72,7 @@ Convention = Literal["causal", "full", "6n"]
 LONG_START = 0.1
 """Fraction of a run that a slow first stretch may take without a warning."""
 NOTABLE_DRIFT = 0.005
-"""Relative change of step time over a window that is worth a warning; smaller trends are significant in long runs, yet irrelevant."""
+"""Relative change of step time over a window that is worth a warning; long runs show smaller trends, which are irrelevant."""
 STATED_TOLERANCE = 0.02
 """Tolerated between a stated throughput and ours: another choice of warm-up steps makes a percent or two."""
 THROTTLING = ("thermal", "power", "brake", "slowdown", "cap")

@@ -20,7 +20,7 @@ def test_eight_slow_first_steps_of_fifty_are_left_out():
     seconds = np.concatenate((np.linspace(37, 16, 8), steady(42)))
     window = steady_window(steps_of(seconds))
     assert (window.first_step, window.last_step, window.steps) == (9, 50, 42)
-    assert "up to step 8" in window.rule
+    assert window.rule == "excluded steps 1-8: warm-up"
 
 
 @pytest.mark.parametrize("slow", range(2, 9))

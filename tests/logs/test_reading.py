@@ -5,7 +5,7 @@ import gzip
 import math
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tprimat.logs import lines as lines_module
@@ -220,6 +220,7 @@ def test_the_cuts_between_batches_do_not_matter(dialect, moves, places):
 
 
 @quick
+@example(content="", size=1, packed=True)
 @given(content=st.lists(TEXT | st.text(max_size=4), max_size=20).map("\n".join), size=st.integers(1, 40), packed=st.booleans())
 def test_the_size_of_chunks_does_not_matter(content, size, packed, tmp_path, monkeypatch):
     path = tmp_path / "train.log"

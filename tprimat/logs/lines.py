@@ -109,6 +109,8 @@ class LogLines:
 
     def _chunks(self, source: Hashing) -> Iterator[bytes]:
         head = source.read(CHUNK_BYTES)
+        while 0 < len(head) < len(GZIP_MAGIC) and (more := source.read(CHUNK_BYTES)):
+            head += more
         if head.startswith(GZIP_MAGIC):
             yield from self._unpacked(head, source)
             return

@@ -93,6 +93,8 @@ def main():
             "tflops: 1.00  mfu: 1.00%"
         )
         if "FAKE_TITAN_FAILS" in os.environ:
+            if os.environ["LOCAL_RANK"] != "0":
+                time.sleep(60)  # torchrun ends this rank: the console shows local rank 0 only
             sys.exit(os.environ["FAKE_TITAN_FAILS"])
     log("Training completed")
 

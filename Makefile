@@ -13,10 +13,10 @@ benchmark: install
 	$(VENV)/bin/python benchmark.py $(ARGS)
 
 test: install-dev
-	$(VENV)/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-quick: install-dev
-	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -m "not slow" $(ARGS)
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" $(ARGS)
 
 lint: install-dev
 	$(VENV)/bin/ruff check --quiet .

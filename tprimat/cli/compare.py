@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def output_path(options: argparse.Namespace) -> Path:
-    """Return the file to write; its suffix is its format.
+    """Return the file to write. The suffix gives the format.
 
     Raises:
         ConfigError: the suffix is of no known format, or of another than --format names.

@@ -1,6 +1,6 @@
 """The command `tprimat`, and the one place where every command starts and ends.
 
-A command is a module of this package with `add_arguments(parser)` and `run(options) -> int`; its docstring is its description.
+A command is a module of this package with `add_arguments(parser)` and `run(options) -> int`. The docstring is the description.
 """
 
 import argparse

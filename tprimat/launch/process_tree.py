@@ -1,4 +1,4 @@
-"""Find and stop all processes of a run, whatever session they moved to and whoever adopted them.
+"""Find and stop all processes of a run, in any session and under any parent.
 
 torchrun starts every rank in a session of its own (torch.distributed.elastic.multiprocessing.subprocess_handler), so a signal to
 torchrun's process group reaches no rank. A marker in the environment, which children inherit, identifies them even after their

@@ -32,17 +32,17 @@ class RunDirectory:
 
     @property
     def steps_file(self) -> Path:
-        """StepRecords, one a line."""
+        """StepRecords, one per line."""
         return self.path / "steps.jsonl"
 
     @property
     def telemetry_file(self) -> Path:
-        """TelemetrySamples, one a line."""
+        """TelemetrySamples, one per line."""
         return self.path / "telemetry.jsonl"
 
     @property
     def trials_file(self) -> Path:
-        """MicroBatchTrials, one a line."""
+        """MicroBatchTrials, one per line."""
         return self.path / "trials.jsonl"
 
     @property

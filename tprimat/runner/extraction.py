@@ -65,7 +65,7 @@ def _read(log: LogLines, reading: LogReading, flags: Flags, output: Path | None)
 
 
 def extracted_run(log: LogLines, reading: LogReading, flags: Flags, *, growing: bool) -> ExtractedRun:
-    """Return the record of what was read so far."""
+    """Return the record of the lines read so far."""
     source = LogSource(path=log.name, sha256=log.sha256, truncated=log.truncated)
     return extract(reading, flags, source, load_config(), growing=growing)
 

@@ -15,7 +15,6 @@ from tprimat.runner.sweep import Cell, CellResult, session_cells
 
 STRATEGIES = ("maximum_performance", "truly_identical", "memory_optimized", "minimal_communication", "balanced")
 """In the order of output-00 to output-04. Other strategies run by ./benchmark.py --parallel."""
-FOLDERS = "output-[0-9][0-9]"
 HEADER = ("folder", "model", "strategy", "layout", "outcome", "tokens/s/GPU", "why")
 
 

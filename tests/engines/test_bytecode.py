@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from tprimat.engines.worker import bytecode_cache
+from tprimat.engines.base import bytecode_cache
 
 
 def imported(folder, environment):

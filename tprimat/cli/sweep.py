@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
         UserError: no cell can run here.
     """
     from tprimat.engines.base import engine_named
-    from tprimat.engines.worker import require_worker_modules
+    from tprimat.engines.base import require_worker_modules
     from tprimat.runner.matrix import plan_matrix
     from tprimat.runner.sweep import run_cells
 

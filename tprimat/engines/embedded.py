@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from tprimat.engines.base import Availability, Here, Where, refuse_search
-from tprimat.engines.worker import WorkerEngine
+from tprimat.engines.base import WorkerEngine
 from tprimat.errors import ConfigError, UserError
 from tprimat.facts.flops import attention_matrices, feed_forward_matrices
 from tprimat.plan.schema import RunPlan

@@ -14,7 +14,7 @@ from pathlib import PurePath
 from typing import ClassVar
 
 from tprimat.engines.base import Availability, Command, Engine, Here, Where, refuse_bf16_states, refuse_search
-from tprimat.engines.worker import is_installed
+from tprimat.engines.base import is_installed
 from tprimat.errors import LaunchError, UserError
 from tprimat.facts.models import model_shape
 from tprimat.logs.fields import LineFields

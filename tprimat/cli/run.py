@@ -131,8 +131,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from tprimat.engines.base import engine_named
-    from tprimat.engines.base import require_worker_modules
+    from tprimat.engines.base import engine_named, require_worker_modules
     from tprimat.runner.scaling import gpu_counts, scaling_sessions
     from tprimat.runner.session import prepare
     from tprimat.runner.sweep import complete, run_cells, session_cells

@@ -52,7 +52,7 @@ def read_series(options: argparse.Namespace) -> "tuple[list[FittedSeries], int]"
     if options.table is not None:
         if options.results:
             raise ConfigError("--table and results exclude each other.", where="--table", fix="leave one of them out")
-        from tprimat.runner.scaling_table import read_scaling_table
+        from tprimat.runner.scaling import read_scaling_table
 
         return fit_series([read_scaling_table(options.table)]), 0
     from tprimat.analyze.metrics import MetricOptions

@@ -40,8 +40,7 @@ def run(options: argparse.Namespace) -> int:
         ConfigError: a flag that this command sets itself.
         UserError: no cell can run here.
     """
-    from tprimat.engines.base import engine_named
-    from tprimat.engines.base import require_worker_modules
+    from tprimat.engines.base import engine_named, require_worker_modules
     from tprimat.runner.matrix import plan_matrix
     from tprimat.runner.sweep import run_cells
 

@@ -1,23 +1,19 @@
 """What every engine answers about itself, how --engine chooses one, and the engines that our own worker trains."""
 
+import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import ClassVar, Literal
-from tprimat.engines import AUTO, ENGINE_NAMES, FALLBACK, MODULES
-from tprimat.errors import ConfigError, UserError
-from tprimat.logs.fields import LineFields
-from tprimat.plan.schema import PlatformName, PrimusOptions, PrimusStart, RunPlan
-import os
-import sys
-from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar, Literal
-from tprimat.errors import LaunchError
+
+from tprimat.engines import AUTO, ENGINE_NAMES, FALLBACK, MODULES
+from tprimat.errors import ConfigError, LaunchError, UserError
 from tprimat.logs.fields import LineFields
-from tprimat.plan.schema import RunPlan
+from tprimat.plan.schema import PlatformName, PrimusOptions, PrimusStart, RunPlan
 from tprimat.records.store import RunDirectory
 
 Where = Callable[..., str]

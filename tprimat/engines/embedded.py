@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from typing import ClassVar
 
-from tprimat.engines.base import Availability, Here, Where, refuse_search
-from tprimat.engines.base import WorkerEngine
+from tprimat.engines.base import Availability, Here, Where, WorkerEngine, refuse_search
 from tprimat.errors import ConfigError, UserError
 from tprimat.facts.flops import attention_matrices, feed_forward_matrices
 from tprimat.plan.schema import RunPlan

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import ClassVar
 
-from tprimat.engines.base import Availability, Here, Where, refuse_bf16_states, refuse_search
-from tprimat.engines.base import WorkerEngine, is_installed
+from tprimat.engines.base import Availability, Here, Where, WorkerEngine, is_installed, refuse_bf16_states, refuse_search
 from tprimat.errors import LaunchError, UserError
 from tprimat.facts.models import ModelShape
 from tprimat.plan.schema import PlatformName, RunPlan

@@ -13,8 +13,7 @@ from itertools import chain
 from pathlib import PurePath
 from typing import ClassVar
 
-from tprimat.engines.base import Availability, Command, Engine, Here, Where, refuse_bf16_states, refuse_search
-from tprimat.engines.base import is_installed
+from tprimat.engines.base import Availability, Command, Engine, Here, Where, is_installed, refuse_bf16_states, refuse_search
 from tprimat.errors import LaunchError, UserError
 from tprimat.facts.models import model_shape
 from tprimat.logs.fields import LineFields

@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0 all cells are valid, 1 some are not."""
-    from tprimat.runner.validate import check_matrix
+    from tprimat.runner.matrix import check_matrix
 
     cells = list(check_matrix(options.config, options.gpus))
     for cell in cells:

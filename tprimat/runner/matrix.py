@@ -1,16 +1,21 @@
-"""The matrix of run_all_configs.sh: every model under each of the five strategies, one output folder a strategy."""
+"""The matrix of models and strategies: plan every cell to say which are valid, or run them as run_all_configs.sh does."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tprimat import units
+from tprimat.config.load import LoadedConfig, Setting, read_config
+from tprimat.config.schema import Size
+from tprimat.engines import FALLBACK
 from tprimat.errors import UserError
+from tprimat.facts.platforms import PlatformName
+from tprimat.plan.build import PlanRequest
 from tprimat.records.files import as_document
 from tprimat.report.tables import columns, with_interval
-from tprimat.runner.session import RunRequest, prepare
+from tprimat.runner.session import RunRequest, plan_run, prepare
 from tprimat.runner.sweep import Cell, CellResult, session_cells
 
 STRATEGIES = ("maximum_performance", "truly_identical", "memory_optimized", "minimal_communication", "balanced")
@@ -100,3 +105,61 @@ def _outcome(cell: Cell, result: CellResult | None) -> tuple[str, str, str, str]
     why = record.cause or "; ".join(record.mismatches) or result.run.unmeasured
     outcome = record.outcome.replace("_", " ") + (" earlier" if result.reused else "")
     return layout, outcome, rate, why or units.ABSENT
+
+
+PLATFORM_ORDER: tuple[PlatformName, ...] = ("nvidia", "amd", "cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedCell:
+    """A model under a strategy on a platform."""
+
+    model: str
+    platform: PlatformName
+    strategy: str
+    description: str
+    error: UserError | None = None
+
+
+def check_matrix(config: Path | None, gpus: int | None) -> Iterator[CheckedCell]:
+    """Plan each cell.
+
+    Args:
+        config: the file; None for TPrimat's own.
+        gpus: on each node; None for what the file says.
+
+    Raises:
+        ConfigError: the file itself is wrong.
+    """
+    for platform in PLATFORM_ORDER:
+        size: Size = "tiny" if platform == "cpu" else "full"
+        settings = [Setting(("hardware", "platforms", platform, "gpus_per_node"), gpus, "--gpus")] if gpus else []
+        loaded = read_config(config, size=size, settings=settings)
+        if platform in loaded.config.hardware.platforms:
+            for strategy in loaded.config.parallelism:
+                for model in loaded.config.models:
+                    yield _check(loaded, model, platform, strategy)
+
+
+def _check(loaded: LoadedConfig, model: str, platform: PlatformName, strategy: str) -> CheckedCell:
+    request = PlanRequest(
+        model=model,
+        strategy=strategy,
+        platform=platform,
+        size="tiny" if platform == "cpu" else "full",
+        engine=FALLBACK,
+        engine_reason="",
+        gpus_found=None,
+        run_id="",
+        run_directory="",
+        output_directory="",
+    )
+    try:
+        plan = plan_run(loaded, request)
+    except UserError as error:
+        text = f"not valid: {error.what}"
+        return CheckedCell(model=model, platform=platform, strategy=strategy, description=text, error=error)
+    layout, accumulation = plan.layout, plan.batch.accumulation_steps or "auto"
+    degrees = f"TP={layout.tensor} PP={layout.pipeline} DP={layout.data} on {layout.world_size}"
+    text = f"valid: {degrees}, GradAccum={accumulation}"
+    return CheckedCell(model=model, platform=platform, strategy=strategy, description=text)

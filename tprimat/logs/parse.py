@@ -7,7 +7,7 @@ from types import ModuleType
 
 from tprimat.errors import ConfigError, RecordError
 from tprimat.facts.platforms import Backend
-from tprimat.logs.fields import LineFields
+from tprimat.logs.fields import LineFields, plain
 from tprimat.logs.formats import (
     composer,
     deepspeed,
@@ -21,7 +21,6 @@ from tprimat.logs.formats import (
     torchtune,
 )
 from tprimat.logs.steps import LogContents
-from tprimat.logs.values import plain
 
 LAST_LINES = 400
 """Kept of every log, to look for the cause of a failure."""

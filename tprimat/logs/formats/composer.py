@@ -5,8 +5,7 @@ Rates are means over the window of the speed monitor, so step times derived from
 
 import re
 
-from tprimat.logs.fields import LineFields
-from tprimat.logs.values import GIGABYTE, count, in_bytes, number, plain, whole
+from tprimat.logs.fields import GIGABYTE, LineFields, count, in_bytes, number, plain, whole
 
 NAME = "composer"
 SIGNS = (("Train throughput/",), ("[batch=", "]:"))

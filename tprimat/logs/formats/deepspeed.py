@@ -6,8 +6,7 @@ Only the current rate is read: the running one is an average since the second st
 
 import re
 
-from tprimat.logs.fields import LineFields
-from tprimat.logs.values import GIBIBYTE, count, in_bytes, number, plain, whole
+from tprimat.logs.fields import GIBIBYTE, LineFields, count, in_bytes, number, plain, whole
 
 NAME = "deepspeed"
 SIGNS = (("global_step=", "CurrSamplesPerSec="),)

@@ -5,8 +5,7 @@ The first times cover dispatch only.
 
 import re
 
-from tprimat.logs.fields import LineFields
-from tprimat.logs.values import count, number, plain, whole
+from tprimat.logs.fields import LineFields, count, number, plain, whole
 
 NAME = "maxtext"
 SIGNS = (("completed step:", "seconds:"),)

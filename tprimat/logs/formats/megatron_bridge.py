@@ -2,9 +2,8 @@
 
 import re
 
-from tprimat.logs.fields import LineFields
+from tprimat.logs.fields import GIGABYTE, LineFields, count, in_bytes, number, plain
 from tprimat.logs.formats import megatron_lm
-from tprimat.logs.values import GIGABYTE, count, in_bytes, number, plain
 
 NAME = "megatron-bridge"
 SIGNS = (("MODEL_TFLOP/s/GPU",), ("mem-max-allocated-gigabytes:",))

@@ -6,8 +6,7 @@ Primus and Megatron-Bridge print the same lines with additions: primus.py and me
 import re
 from typing import Any
 
-from tprimat.logs.fields import LineFields
-from tprimat.logs.values import MEBIBYTE, count, in_bytes, megatron_argument, number, plain, scaled, whole
+from tprimat.logs.fields import MEBIBYTE, LineFields, count, in_bytes, megatron_argument, number, plain, scaled, whole
 
 NAME = "megatron-lm"
 SIGNS = (("iteration", "elapsed time per iteration"),)

@@ -2,9 +2,8 @@
 
 import re
 
-from tprimat.logs.fields import LineFields
+from tprimat.logs.fields import LineFields, count, human, in_bytes, plain, scaled
 from tprimat.logs.formats.megatron_lm import pairs
-from tprimat.logs.values import count, human, in_bytes, plain, scaled
 
 NAME = "nanotron"
 SIGNS = (("iteration: ", "time_per_iteration_ms:"),)

@@ -2,9 +2,8 @@
 
 import re
 
-from tprimat.logs.fields import LineFields
+from tprimat.logs.fields import LineFields, count, in_bytes, number, plain, whole
 from tprimat.logs.formats.megatron_lm import pairs
-from tprimat.logs.values import count, in_bytes, number, plain, whole
 
 NAME = "nemo"
 SIGNS = (("train_step_timing in s:", "iteration "),)

@@ -6,9 +6,8 @@ runtime), primus/modules/trainer/megatron/trainer.py (legacy). GB in the log are
 
 import re
 
-from tprimat.logs.fields import LineFields
+from tprimat.logs.fields import GIBIBYTE, LineFields, count, in_bytes, number, plain
 from tprimat.logs.formats import megatron_lm
-from tprimat.logs.values import GIBIBYTE, count, in_bytes, number, plain
 
 NAME = "primus"
 SIGNS = (("elapsed time per iteration", "rank-"), ("elapsed time per iteration", "hip mem usage"))

@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tprimat.logs.fields import LineFields
-from tprimat.logs.values import GIBIBYTE, count, in_bytes, number, plain, whole
+from tprimat.logs.fields import GIBIBYTE, LineFields, count, in_bytes, number, plain, whole
 
 NAME = "torchtitan"
 SIGNS = (("step:", "loss:", "tps:"), ("step:", "loss:", "wps:"))

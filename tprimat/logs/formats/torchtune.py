@@ -5,8 +5,7 @@ Its rate counts unmasked tokens only, so a step time can be derived only where e
 
 import re
 
-from tprimat.logs.fields import LineFields
-from tprimat.logs.values import GIBIBYTE, count, in_bytes, number, plain
+from tprimat.logs.fields import GIBIBYTE, LineFields, count, in_bytes, number, plain
 
 NAME = "torchtune"
 SIGNS = (("Step ", "| loss:", "tokens_per_second_per_gpu:"),)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from tprimat.logs import lines as lines_module
 from tprimat.logs.extract import parsed_log, sequence_from_rates
-from tprimat.logs.lines import LogLines
-from tprimat.logs.parse import DIALECTS, NAMES, LogReading, dialect_of, find_dialect
+from tprimat.logs.parse import DIALECTS, NAMES, LogLines, LogReading, dialect_of, find_dialect
 from tprimat.logs.steps import Workload
 from tprimat.records.files import to_json
 

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0, 1 where the log shows a failed run."""
     from tprimat.logs.extract import Flags
-    from tprimat.logs.lines import LogLines
+    from tprimat.logs.parse import LogLines
     from tprimat.runner.extraction import extract_log
 
     flags = Flags(

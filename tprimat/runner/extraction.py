@@ -10,8 +10,7 @@ from tprimat.analyze.metrics import impossible, run_metrics
 from tprimat.config.load import load_config
 from tprimat.errors import MetricError
 from tprimat.logs.extract import ExtractedRun, Flags, extract
-from tprimat.logs.lines import LogLines
-from tprimat.logs.parse import LogReading
+from tprimat.logs.parse import LogLines, LogReading
 from tprimat.records.benchmark_file import benchmark_file_name, write_benchmark_file
 from tprimat.records.metrics import RunMetrics
 from tprimat.records.schema import LogSource

@@ -5,7 +5,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from tprimat.megatron import compiled_adamw
-from tprimat.megatron.compiled_adamw import CompiledAdamW
+from tprimat.megatron.optimizer import CompiledAdamW
 
 SETTINGS = {"lr": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8}
 

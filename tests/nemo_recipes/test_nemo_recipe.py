@@ -181,8 +181,7 @@ def test_mock_data_is_nemo_s_and_text_is_ours_with_a_tokenizer_of_the_model_s_si
     import fiddle
     from nemo.collections.llm.gpt.data.mock import MockDataModule
 
-    from tprimat.nemo.data import SequencesModule
-    from tprimat.nemo.recipe import SeededMockData
+    from tprimat.nemo.recipe import SeededMockData, SequencesModule
 
     for model, size in (("llama", 128256), ("qwen", 152064)):
         plan = plan_of(model)

@@ -13,9 +13,8 @@ from tprimat.records.environment import software_versions
 from tprimat.records.schema import RunRecord
 from tprimat.records.store import RunDirectory
 from tprimat.train import startup
-from tprimat.train.callback import BenchmarkCallback
+from tprimat.train.callback import BenchmarkCallback, launched_record, note_completed
 from tprimat.train.profiler import profiling_callbacks
-from tprimat.train.run_record import launched_record, note_completed
 
 
 def train(plan: RunPlan) -> None:

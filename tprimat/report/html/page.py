@@ -13,8 +13,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from tprimat import units
+from tprimat.analyze.compare import Ranking
 from tprimat.analyze.groups import Group, Measured
-from tprimat.analyze.ranking import Ranking
 from tprimat.errors import LaunchError, RecordError
 from tprimat.report.comparison import Comparison, run_name, sentence, spreads
 from tprimat.report.html import sections

@@ -5,9 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tprimat import units
-from tprimat.analyze.compare import Verdict
+from tprimat.analyze.compare import Ranking, Verdict, throughput
 from tprimat.analyze.groups import Group, Measured, accelerator_name, kind_of, ranks, tokens_per_step
-from tprimat.analyze.ranking import Ranking, throughput
 from tprimat.analyze.roofline import Limit, limits
 from tprimat.records.schema import Evidence, RunRecord
 from tprimat.report.catalogue import (

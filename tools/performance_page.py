@@ -25,8 +25,8 @@ from tprimat.analyze.compare import verdict  # noqa: E402
 from tprimat.analyze.groups import Group, group_estimate  # noqa: E402
 from tprimat.analyze.roofline import step_breakdown  # noqa: E402
 from tprimat.analyze.trace import ProfileSummary  # noqa: E402
-from tprimat.records.files import from_json  # noqa: E402
 from tprimat.records.schema import RunRecord  # noqa: E402
+from tprimat.records.store import from_json  # noqa: E402
 from tprimat.report.tables import table, with_interval  # noqa: E402
 from tprimat.report.trace import markdown  # noqa: E402
 

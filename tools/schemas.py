@@ -12,8 +12,8 @@ sys.path.insert(0, str(ROOT))
 from tools.page import page_parser, update_page  # noqa: E402
 from tprimat.plan.schema import RunPlan  # noqa: E402
 from tprimat.records.benchmark_file import BenchmarkDocument  # noqa: E402
-from tprimat.records.files import adapter  # noqa: E402
 from tprimat.records.schema import MicroBatchTrial, ProbeRecord, RunRecord, StepRecord, TelemetrySample  # noqa: E402
+from tprimat.records.store import adapter  # noqa: E402
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 DOCUMENTS: dict[str, type] = {

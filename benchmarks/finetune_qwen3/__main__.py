@@ -20,7 +20,7 @@ from benchmarks.finetune_qwen3.torchtune_recipes import torchtune_refusal
 from tprimat.errors import ConfigError, UserError
 from tprimat.hardware.nodes import this_machine
 from tprimat.launch.command import DEFAULT_LIMIT_SECONDS
-from tprimat.records.files import write_atomically
+from tprimat.records.store import write_atomically
 
 PAGE_NAME = "finetune_qwen3.md"
 RANKS_ON_A_CPU = 2

@@ -11,9 +11,8 @@ from a_launch import TRAINER, Notes, a_launch, first_record
 from tprimat.engines.base import Command
 from tprimat.errors import LaunchError
 from tprimat.launch.run import run
-from tprimat.records.files import to_json
 from tprimat.records.schema import StepRecord
-from tprimat.records.store import RunDirectory
+from tprimat.records.store import RunDirectory, to_json
 
 
 def launched(*args, **kwargs):

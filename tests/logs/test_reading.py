@@ -12,7 +12,7 @@ from tprimat.logs import lines as lines_module
 from tprimat.logs.extract import parsed_log, sequence_from_rates
 from tprimat.logs.parse import DIALECTS, NAMES, LogLines, LogReading, dialect_of, find_dialect
 from tprimat.logs.steps import Workload
-from tprimat.records.files import to_json
+from tprimat.records.store import to_json
 
 quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from tprimat.facts.models import model_shape, tiny
-from tprimat.records.files import to_json
 from tprimat.records.schema import Evidence, Machine, RunRecord, StepRecord
+from tprimat.records.store import to_json
 
 H100 = Machine(platform="cuda", accelerator="NVIDIA H100 80GB HBM3", gpus_per_node=8, nodes=1, memory_bytes=85017624576)
 MI300X = Machine(platform="rocm", accelerator="AMD Instinct MI300X", gpus_per_node=8, nodes=1, memory_bytes=206141652992)

@@ -15,7 +15,7 @@ from tprimat.facts.flops import parameters
 from tprimat.facts.models import model_shape, padded_vocabulary, tiny
 from tprimat.plan.schema import RunPlan
 from tprimat.records.discover import load_results
-from tprimat.records.files import from_json
+from tprimat.records.store import from_json
 
 ROOT = Path(__file__).parents[2]
 DENSE = (

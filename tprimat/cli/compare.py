@@ -80,7 +80,7 @@ def output_path(options: argparse.Namespace) -> Path:
 
 def write(comparison: "Comparison", path: Path) -> None:
     """Write the comparison in the format of the file's suffix."""
-    from tprimat.records.files import write_atomically
+    from tprimat.records.store import write_atomically
     from tprimat.report import comparison as tables
 
     writers = {".md": tables.markdown, ".csv": tables.comma_separated, ".json": tables.as_json}

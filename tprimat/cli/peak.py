@@ -42,7 +42,7 @@ def add_peak_counting(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0; 1 when a file was bad or no run counts."""
-    from tprimat.records.files import write_atomically
+    from tprimat.records.store import write_atomically
     from tprimat.report.peak import as_document, text
     from tprimat.runner.analysis import analyse_peaks
 

@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
 
 def show(records: Iterable["ProbeRecord"], file: Path, *, as_json: bool) -> int:
     """Print the results; return 1 if ranks failed. An operation that a device refuses is a result."""
-    from tprimat.records.files import to_json
+    from tprimat.records.store import to_json
 
     began = datetime.now(timezone.utc).replace(microsecond=0)  # records have whole seconds
     measured = []

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0; 1 when a file was bad."""
-    from tprimat.records.files import write_atomically
+    from tprimat.records.store import write_atomically
     from tprimat.runner.analysis import report_page
 
     results = read(options, options.results)

@@ -188,7 +188,7 @@ def _analyse_scaling(sessions: "Sequence[Session]", *, as_json: bool) -> bool:
 
 
 def _show_plans(session: "Session", *, as_json: bool) -> None:
-    from tprimat.records.files import as_document
+    from tprimat.records.store import as_document
     from tprimat.runner.run import announcement, command_of
 
     if as_json:

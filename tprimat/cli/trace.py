@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
 
 def show(path: Path, options: argparse.Namespace) -> "ProfileSummary":
     """Print or write one summary."""
-    from tprimat.records.files import as_document, to_json, write_atomically
+    from tprimat.records.store import as_document, to_json, write_atomically
     from tprimat.report.trace import text
 
     summary = read_summary(path)
@@ -67,7 +67,7 @@ def read_summary(path: Path) -> "ProfileSummary":
         MetricError: nothing in the trace takes time.
     """
     from tprimat.analyze.trace import ProfileSummary, summarise
-    from tprimat.records.files import from_json
+    from tprimat.records.store import from_json
     from tprimat.records.trace import is_trace, read_document, trace_of
 
     document = read_document(path)

@@ -16,9 +16,8 @@ from tprimat.launch.process import GRACE_SECONDS, Child, Ending, Interrupts, Out
 from tprimat.launch.torchrun import free_port, with_port
 from tprimat.launch.watchdog import Limits, Watchdog, dump_stacks
 from tprimat.logs.failures import Failure, add_log_hint, classify, count_oom_kills
-from tprimat.records.files import from_json, to_json, write_atomically
 from tprimat.records.schema import Outcome, RunRecord, StepRecord
-from tprimat.records.store import RunDirectory
+from tprimat.records.store import RunDirectory, from_json, to_json, write_atomically
 
 MAX_ERROR_LOG_BYTES = 1 << 20
 

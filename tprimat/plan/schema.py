@@ -20,8 +20,8 @@ from tprimat.config.schema import (
 from tprimat.errors import RecordError
 from tprimat.facts.models import ModelShape
 from tprimat.facts.platforms import PlatformName
-from tprimat.records.files import from_json, read_text, to_json, write_atomically
 from tprimat.records.schema import MicroBatchSearch
+from tprimat.records.store import from_json, read_text, to_json, write_atomically
 
 __all__ = [
     "Batch",

@@ -14,8 +14,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
 from tprimat.errors import RecordError
-from tprimat.records.files import cannot_write
 from tprimat.records.redaction import Redactor
+from tprimat.records.store import cannot_write
 
 SUFFIXES = (".tar.gz", ".tgz")
 RESULTS = ("run.json", "steps.jsonl", "telemetry.jsonl", "probes.jsonl", "benchmark_*.json", "train_*.json")

@@ -7,11 +7,142 @@ OUTPUT/runs/RUN_ID/   plan.json   what was requested
                       micro_batch/N/  the same for a search for the micro-batch, with trials.jsonl instead of run.json
 """
 
+import contextlib
+import errno
+import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
-from tprimat.records.files import append_line, from_json, read_lines, read_text, to_json, write_atomically
+from pydantic import TypeAdapter, ValidationError
+
+from tprimat.errors import RecordError
 from tprimat.records.schema import MicroBatchTrial, ProbeRecord, RunRecord, StepRecord, TelemetrySample
+
+T = TypeVar("T")
+
+
+_adapters: dict[Any, TypeAdapter[Any]] = {}
+
+
+def adapter(kind: type[T]) -> TypeAdapter[T]:
+    """Return pydantic's reader and writer of a type, cached because building one takes milliseconds."""
+    if kind not in _adapters:
+        _adapters[kind] = TypeAdapter(kind)
+    return _adapters[kind]
+
+
+def to_json(value: object, *, indent: int | None = None) -> str:
+    """Return a dataclass as JSON; numbers that are not finite become null."""
+    return adapter(type(value)).dump_json(value, indent=indent).decode()
+
+
+def from_json(kind: type[T], text: str | bytes, *, where: str) -> T:
+    """Read a dataclass from JSON.
+
+    Raises:
+        RecordError: not JSON, unknown or missing keys, wrong types; names the first few.
+    """
+    try:
+        return adapter(kind).validate_json(text)
+    except ValidationError as error:
+        raise RecordError(f"{where} is not a valid {kind.__name__}.", where=where, why=explain(error)) from error
+
+
+def explain(error: ValidationError, most: int = 3) -> str:
+    """Return the findings of pydantic, one per line."""
+    findings = error.errors(include_url=False)
+    lines = [f"{'.'.join(str(part) for part in finding['loc']) or 'document'}: {finding['msg']}" for finding in findings[:most]]
+    if len(findings) > most:
+        lines.append(f"and {len(findings) - most} more")
+    return "\n".join(lines)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file atomically: readers and crashes leave the old text or the new one, never a part.
+
+    Raises:
+        RecordError: the folder cannot be written, or the disk is full.
+    """
+    write_pieces_atomically(path, (text,))
+
+
+def write_pieces_atomically(path: Path, pieces: Iterable[str]) -> None:
+    """Replace a file with a text that comes in pieces.
+
+    Raises:
+        RecordError: the folder cannot be written, or the disk is full.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("w", encoding="utf8") as file:
+            file.writelines(pieces)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def append_line(path: Path, text: str) -> None:
+    """Append one line, which then survives a kill -9 of this process.
+
+    A partial line that an earlier writer left when it was killed is removed first.
+
+    Raises:
+        RecordError: the file cannot be written, or the disk is full.
+    """
+    try:
+        with path.open("a+b", buffering=0) as file:
+            if file.seek(0, os.SEEK_END) and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
+                file.truncate(path.read_bytes().rfind(b"\n") + 1)
+            line = f"{text}\n".encode()
+            if file.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def cannot_write(path: Path, error: OSError) -> RecordError:
+    """Return the error for a file that the operating system refuses to write."""
+    return RecordError(
+        f"{path} cannot be written: {error.strerror or error}.",
+        where=str(path),
+        fix="free space or choose another folder with --output-dir",
+    )
+
+
+def read_text(path: Path) -> str:
+    """Read a whole file.
+
+    Raises:
+        RecordError: it is missing, unreadable, or not text.
+    """
+    try:
+        return path.read_text(encoding="utf8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise RecordError(f"{path} cannot be read: {reason}.", where=str(path)) from error
+
+
+def read_lines(kind: type[T], path: Path) -> Iterator[T]:
+    """Yield the records of a .jsonl file. A last line cut short by a crash is skipped; a broken line elsewhere is an error."""
+    if not path.exists():
+        return
+    lines = read_text(path).split("\n")
+    for number, line in enumerate(lines[:-1], 1):
+        if line:
+            yield from_json(kind, line, where=f"{path}:{number}")
+
+
+def as_document(value: Any) -> Any:
+    """Return a dataclass as dictionaries, lists, numbers and text."""
+    return adapter(type(value)).dump_python(value, mode="json")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from tprimat.engines import FALLBACK
 from tprimat.errors import UserError
 from tprimat.facts.platforms import PlatformName
 from tprimat.plan.build import PlanRequest
-from tprimat.records.files import as_document
+from tprimat.records.store import as_document
 from tprimat.report.tables import columns, with_interval
 from tprimat.runner.session import RunRequest, plan_run, prepare
 from tprimat.runner.sweep import Cell, CellResult, session_cells

@@ -11,8 +11,7 @@ from tprimat.engines.base import Command
 from tprimat.errors import ConfigError, RecordError
 from tprimat.launch.command import python_environment, run_command
 from tprimat.records.discover import PROBES_FILE
-from tprimat.records.files import write_atomically
-from tprimat.records.store import read_probes
+from tprimat.records.store import read_probes, write_atomically
 from tprimat.report.suite import page
 
 PROBES = ("gemm", "memory", "attention", "mlp", "transformer", "collectives", "ddp")

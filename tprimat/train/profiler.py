@@ -20,8 +20,7 @@ from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule
 from tprimat.errors import RecordError
 from tprimat.facts.platforms import BACKEND_OF
 from tprimat.plan.schema import RunPlan
-from tprimat.records.files import cannot_write
-from tprimat.records.store import RunDirectory
+from tprimat.records.store import RunDirectory, cannot_write
 from tprimat.train.lightning_api import callback_bases
 
 RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)

@@ -5,8 +5,8 @@ from dataclasses import asdict
 from typing import Any
 
 from tprimat.analyze.groups import Group, Measured
-from tprimat.records.files import as_document
 from tprimat.records.schema import RunRecord
+from tprimat.records.store import as_document
 from tprimat.report.comparison import run_name
 from tprimat.report.plots.comparison import CURVES, MOST_CURVES, MOST_GROUPS, BarPanel, Curve, memory_panel, throughput_panel
 from tprimat.report.plots.style import Look

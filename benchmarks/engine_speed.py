@@ -37,7 +37,7 @@ from tprimat.plan.evidence import mismatches  # noqa: E402
 from tprimat.plan.schema import RunPlan  # noqa: E402
 from tprimat.records.benchmark_file import RunResult  # noqa: E402
 from tprimat.records.discover import load_results  # noqa: E402
-from tprimat.records.metrics import Estimate  # noqa: E402
+from tprimat.records.schema import Estimate  # noqa: E402
 from tprimat.records.store import as_document, write_atomically  # noqa: E402
 from tprimat.report.tables import columns, with_interval  # noqa: E402
 from tprimat.runner.run import run_plan  # noqa: E402

@@ -7,8 +7,7 @@ from tprimat.analyze.groups import Group, group_estimate, group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.roofline import under_ceiling
 from tprimat.records.discover import load_results, probes_in
-from tprimat.records.metrics import Estimate
-from tprimat.records.schema import ProbeRecord
+from tprimat.records.schema import Estimate, ProbeRecord
 
 NOTHING = "Nothing is recorded yet."
 OURS = ("engine", "fp8", "one-gpu")

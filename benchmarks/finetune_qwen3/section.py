@@ -10,8 +10,7 @@ from tprimat.analyze.groups import Measured, measure
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.roofline import under_ceiling
 from tprimat.records.discover import probes_in
-from tprimat.records.metrics import RunMetrics
-from tprimat.records.schema import RunRecord
+from tprimat.records.schema import RunMetrics, RunRecord
 from tprimat.report.tables import table
 
 TITLE = "## Training Qwen3 8B"

@@ -13,8 +13,7 @@ from tprimat.analyze.scaling import Point, fit, series, series_of
 from tprimat.errors import MetricError
 from tprimat.facts.models import model_shape
 from tprimat.records.benchmark_file import RunResult
-from tprimat.records.metrics import Estimate
-from tprimat.records.schema import Machine, RunRecord, StepRecord
+from tprimat.records.schema import Estimate, Machine, RunRecord, StepRecord
 
 COUNTS = (1, 2, 4, 8, 16, 32)
 

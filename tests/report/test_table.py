@@ -8,7 +8,7 @@ from tprimat.analyze.compare import Difference, Verdict
 from tprimat.analyze.groups import group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.records.discover import load_results
-from tprimat.records.metrics import Estimate
+from tprimat.records.schema import Estimate
 from tprimat.report.comparison import Comparison, rows_of, sentence, text
 
 RUNS = Path(__file__).parent.parent / "runs"

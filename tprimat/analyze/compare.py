@@ -11,8 +11,7 @@ import numpy as np
 from tprimat.analyze.groups import Group, group_estimate, tokens_per_step
 from tprimat.analyze.window import steady_steps
 from tprimat.errors import ConfigError
-from tprimat.records.metrics import Estimate
-from tprimat.records.schema import RunRecord
+from tprimat.records.schema import Estimate, RunRecord
 from tprimat.statistics import NORMAL_QUANTILE, Sample, bootstrap_log_throughput, cliffs_delta, t_quantile
 
 RESAMPLES = 2000

@@ -12,8 +12,7 @@ from tprimat.analyze.metrics import MetricOptions, run_metrics, scaled
 from tprimat.errors import MetricError
 from tprimat.facts.accelerators import find_accelerator
 from tprimat.records.benchmark_file import RunResult
-from tprimat.records.metrics import Estimate, RunMetrics
-from tprimat.records.schema import RunRecord
+from tprimat.records.schema import Estimate, RunMetrics, RunRecord
 from tprimat.statistics import between_run_deviation, mean_of_runs, t_quantile
 
 Trait = Callable[[RunRecord], object]

@@ -11,8 +11,7 @@ import numpy as np
 from tprimat.analyze.window import Warmup, steady_steps, steady_window
 from tprimat.facts.accelerators import peak_dense_flops, peak_sparse_flops
 from tprimat.facts.flops import flop_per_token, seed_flop_per_token
-from tprimat.records.metrics import Estimate, RunMetrics, Window
-from tprimat.records.schema import RunRecord, StepRecord, TelemetrySample
+from tprimat.records.schema import Estimate, RunMetrics, RunRecord, StepRecord, TelemetrySample, Window
 from tprimat.statistics import Array, Interval, median_interval, ratio_of_sums, scaled_mad
 
 

@@ -18,8 +18,7 @@ from tprimat.analyze.groups import (
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.window import Warmup
 from tprimat.records.legacy import MODELS as USUAL_SHAPES
-from tprimat.records.metrics import Estimate
-from tprimat.records.schema import RunRecord
+from tprimat.records.schema import Estimate, RunRecord
 
 SECONDS_PER_DAY = 86_400
 

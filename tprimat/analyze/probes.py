@@ -7,8 +7,7 @@ import numpy as np
 
 from tprimat.analyze.metrics import scaled
 from tprimat.facts.accelerators import find_accelerator, peak_dense_flops
-from tprimat.records.metrics import Estimate
-from tprimat.records.schema import Machine, ProbeRecord
+from tprimat.records.schema import Estimate, Machine, ProbeRecord
 from tprimat.statistics import Interval, median_interval
 
 BUS_FACTORS: dict[str, Callable[[int], float]] = {

@@ -8,8 +8,7 @@ from tprimat.analyze.groups import Group, group_estimate, group_mean, group_wors
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.probes import PRODUCTS, Setting, bandwidth, bus_bandwidth, fastest, flop_rate, setting_of
 from tprimat.facts.flops import parameters
-from tprimat.records.metrics import RunMetrics
-from tprimat.records.schema import ProbeRecord, RunRecord
+from tprimat.records.schema import ProbeRecord, RunMetrics, RunRecord
 
 ON_CPU = "no share of a measured matrix product is shown: the probes of a processor are small, and its processes share it"
 

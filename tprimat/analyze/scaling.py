@@ -13,7 +13,7 @@ import numpy as np
 
 from tprimat.analyze.groups import Group, accelerator_name, group_estimate, layout, tokens_per_step
 from tprimat.errors import MetricError
-from tprimat.records.metrics import Estimate
+from tprimat.records.schema import Estimate
 from tprimat.statistics import Array, t_quantile
 
 Kind = Literal["weak", "strong", "mixed", "unknown"]

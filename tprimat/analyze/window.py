@@ -9,8 +9,7 @@ from typing import Literal
 import numpy as np
 
 from tprimat.errors import MetricError
-from tprimat.records.metrics import Window
-from tprimat.records.schema import StepRecord
+from tprimat.records.schema import StepRecord, Window
 from tprimat.statistics import Array, drift, outliers, slow_prefix
 
 Warmup = int | Literal["auto"]

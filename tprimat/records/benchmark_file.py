@@ -16,8 +16,7 @@ from pydantic import ValidationError
 
 from tprimat.errors import RecordError
 from tprimat.facts.platforms import SHORT_NAMES, Backend
-from tprimat.records.metrics import RunMetrics
-from tprimat.records.schema import SCHEMA_VERSION, RunRecord, StepRecord, TelemetrySample
+from tprimat.records.schema import SCHEMA_VERSION, RunMetrics, RunRecord, StepRecord, TelemetrySample
 from tprimat.records.store import adapter, as_document, explain, read_text, write_pieces_atomically
 
 REFUSE_UNKNOWN_KEYS: dict[str, Any] = {"extra": "forbid"}

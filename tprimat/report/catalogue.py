@@ -11,7 +11,7 @@ from typing import Literal
 
 from tprimat import units
 from tprimat.analyze.groups import Group, group_estimate, group_mean, group_worst
-from tprimat.records.metrics import Estimate, RunMetrics
+from tprimat.records.schema import Estimate, RunMetrics
 from tprimat.report.tables import with_interval
 from tprimat.units import GIBIBYTE, TERA
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from tprimat import units
 from tprimat.analyze.compare import Difference, Verdict
 from tprimat.analyze.groups import Group, Measured, spread_between_runs
-from tprimat.records.metrics import RunMetrics
+from tprimat.records.schema import RunMetrics
 from tprimat.records.store import as_document
 from tprimat.report.catalogue import CSV_FIELDS, shown_columns
 from tprimat.report.tables import columns

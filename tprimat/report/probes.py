@@ -5,8 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from tprimat import units
 from tprimat.analyze import probes as figures
-from tprimat.records.metrics import Estimate
-from tprimat.records.schema import ProbeRecord
+from tprimat.records.schema import Estimate, ProbeRecord
 from tprimat.report.tables import table
 
 DESCRIPTIONS = {

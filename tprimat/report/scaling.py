@@ -6,7 +6,7 @@ from typing import Any
 
 from tprimat import units
 from tprimat.analyze.scaling import Fit, Kind, Row, Series
-from tprimat.records.metrics import Estimate
+from tprimat.records.schema import Estimate
 from tprimat.report import tables
 from tprimat.report.tables import columns
 

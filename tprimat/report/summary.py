@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tprimat import units
-from tprimat.records.metrics import RunMetrics
-from tprimat.records.schema import RunRecord, StartUp
+from tprimat.records.schema import RunMetrics, RunRecord, StartUp
 from tprimat.records.store import as_document
 from tprimat.report.catalogue import (
     COST,

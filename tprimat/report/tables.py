@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from tprimat import units
-from tprimat.records.metrics import Estimate
+from tprimat.records.schema import Estimate
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:

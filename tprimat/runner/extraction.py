@@ -12,8 +12,7 @@ from tprimat.errors import MetricError
 from tprimat.logs.extract import ExtractedRun, Flags, extract
 from tprimat.logs.parse import LogLines, LogReading
 from tprimat.records.benchmark_file import benchmark_file_name, write_benchmark_file
-from tprimat.records.metrics import RunMetrics
-from tprimat.records.schema import LogSource
+from tprimat.records.schema import LogSource, RunMetrics
 
 REWRITE_SECONDS = 1.0
 """Least time between two rewrites of the file while a log grows."""

@@ -21,8 +21,7 @@ from tprimat.plan.evidence import first_record
 from tprimat.plan.schema import RunPlan, write_plan
 from tprimat.records.benchmark_file import benchmark_file_name, write_benchmark_file
 from tprimat.records.discover import probes_in
-from tprimat.records.metrics import RunMetrics
-from tprimat.records.schema import Machine, RunRecord, StepRecord
+from tprimat.records.schema import Machine, RunMetrics, RunRecord, StepRecord
 from tprimat.records.store import RunDirectory
 from tprimat.runner.micro_batch import find_micro_batch
 from tprimat.runner.progress import Progress

@@ -12,7 +12,7 @@ from tprimat.analyze.groups import Measured, group_runs
 from tprimat.analyze.scaling import Point, Series, fit, series, series_of
 from tprimat.errors import ConfigError, MetricError, RecordError
 from tprimat.records.discover import PROBES_FILE
-from tprimat.records.metrics import Estimate
+from tprimat.records.schema import Estimate
 from tprimat.records.store import read_text
 from tprimat.report.scaling import FittedSeries
 from tprimat.runner.session import RunRequest, Session, prepare

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from tprimat import units
 from tprimat.analyze.compare import Verdict
 from tprimat.analyze.peak import Entry, configuration_names
-from tprimat.records.metrics import Estimate
+from tprimat.records.schema import Estimate
 from tprimat.report.catalogue import MATMUL_RATE, MATMUL_SHARE, PEAK_MEMORY, tera
 from tprimat.report.peak import PeakAnalysis, step_time
 from tprimat.report.plots.style import Bar, Look, bars, figure, looks, nothing, save

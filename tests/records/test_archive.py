@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from tprimat.errors import RecordError
-from tprimat.records.archive import pack, unpacked
+from tprimat.records.archive import Redactor, pack, unpacked
 from tprimat.records.discover import load_results
-from tprimat.records.redaction import Redactor
 
 RUNS = Path(__file__).parents[1] / "runs"
 

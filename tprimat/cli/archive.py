@@ -32,8 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0; 1 where a damaged file was packed, which the report names."""
-    from tprimat.records.archive import REPORT, is_archive, pack, with_texts
-    from tprimat.records.redaction import redactor_of_this_machine
+    from tprimat.records.archive import REPORT, is_archive, pack, redactor_of_this_machine, with_texts
     from tprimat.runner.analysis import report_page
 
     if not is_archive(options.output):

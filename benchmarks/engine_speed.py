@@ -31,7 +31,7 @@ from tprimat.analyze.groups import Group, Measured, group_estimate, group_runs, 
 from tprimat.analyze.metrics import MetricOptions  # noqa: E402
 from tprimat.engines import embedded, torchtitan  # noqa: E402
 from tprimat.errors import UserError  # noqa: E402
-from tprimat.facts.platforms import PLATFORM_OF  # noqa: E402
+from tprimat.facts.accelerators import PLATFORM_OF  # noqa: E402
 from tprimat.hardware.nodes import this_machine  # noqa: E402
 from tprimat.plan.evidence import mismatches  # noqa: E402
 from tprimat.plan.schema import RunPlan  # noqa: E402

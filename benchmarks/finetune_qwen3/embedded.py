@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tprimat.engines.base import Command
-from tprimat.facts.platforms import PLATFORM_OF
+from tprimat.facts.accelerators import PLATFORM_OF
 from tprimat.launch.command import python_environment
 from tprimat.records.schema import Machine
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from commands import run_command
 
-from tprimat.facts.platforms import BACKEND_OF
+from tprimat.facts.accelerators import BACKEND_OF
 from tprimat.facts.published import results
 from tprimat.runner.reproduce import command, refusal, reproduce
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, Strict
 
+from tprimat.facts.accelerators import PlatformName
 from tprimat.facts.models import ModelShape
-from tprimat.facts.platforms import PlatformName
 
 Precision = Literal["bf16", "fp8", "fp32"]
 Recompute = Literal["none", "selective", "full"]

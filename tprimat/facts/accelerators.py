@@ -8,9 +8,21 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Literal, get_args
 
-from tprimat.facts.platforms import BACKEND_OF, Backend
 from tprimat.facts.rows import Units, in_si, read_rows
 from tprimat.units import GIBIBYTE
+
+PlatformName = Literal["nvidia", "amd", "cpu"]
+Backend = Literal["cuda", "rocm", "cpu"]
+
+BACKEND_OF: Mapping[PlatformName, Backend] = {"nvidia": "cuda", "amd": "rocm", "cpu": "cpu"}
+PLATFORM_OF: Mapping[Backend, PlatformName] = {backend: platform for platform, backend in BACKEND_OF.items()}
+SHORT_NAMES: Mapping[Backend, Literal["nvd", "amd", "cpu"]] = {"cuda": "nvd", "rocm": "amd", "cpu": "cpu"}
+"""What benchmark files write as their `platform`."""
+BACKEND_OF_ANY_NAME: Mapping[str, Backend] = {
+    name: backend for platform, backend in BACKEND_OF.items() for name in (backend, SHORT_NAMES[backend], platform)
+}
+"""Every name that some result file uses for a platform -> backend."""
+
 
 Dtype = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
 

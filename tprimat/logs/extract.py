@@ -8,10 +8,9 @@ from typing import Any
 from tprimat import units
 from tprimat.config.schema import Config, LayoutConfig
 from tprimat.errors import ConfigError
-from tprimat.facts.accelerators import find_accelerator
+from tprimat.facts.accelerators import PLATFORM_OF, Backend, find_accelerator
 from tprimat.facts.flops import parameters
 from tprimat.facts.models import ModelShape, model_shape, padded_vocabulary
-from tprimat.facts.platforms import PLATFORM_OF, Backend
 from tprimat.logs.failures import Failure, classify, diverging
 from tprimat.logs.parse import Dialect, LogReading
 from tprimat.logs.steps import (

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from tprimat.errors import ConfigError, RecordError
-from tprimat.facts.platforms import Backend
+from tprimat.facts.accelerators import Backend
 from tprimat.logs.fields import LineFields, plain
 from tprimat.logs.formats import (
     composer,

@@ -10,8 +10,8 @@ from typing import TypeVar
 from tprimat.config.load import LoadedConfig
 from tprimat.config.schema import LayoutConfig, ModelConfig, PlatformOptimizations, Size
 from tprimat.errors import ConfigError, UserError
+from tprimat.facts.accelerators import PlatformName
 from tprimat.facts.models import ModelShape, model_shape, tiny
-from tprimat.facts.platforms import PlatformName
 from tprimat.plan.layout import LayoutRequest, resolve
 from tprimat.plan.schema import Batch, Layout, PrimusStart, RunPlan
 

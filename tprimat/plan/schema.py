@@ -18,8 +18,8 @@ from tprimat.config.schema import (
     Size,
 )
 from tprimat.errors import RecordError
+from tprimat.facts.accelerators import PlatformName
 from tprimat.facts.models import ModelShape
-from tprimat.facts.platforms import PlatformName
 from tprimat.records.schema import MicroBatchSearch
 from tprimat.records.store import from_json, read_text, to_json, write_atomically
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import ValidationError
 
 from tprimat.errors import RecordError
-from tprimat.facts.platforms import SHORT_NAMES, Backend
+from tprimat.facts.accelerators import SHORT_NAMES, Backend
 from tprimat.records.schema import SCHEMA_VERSION, RunMetrics, RunRecord, StepRecord, TelemetrySample
 from tprimat.records.store import adapter, as_document, explain, read_text, write_pieces_atomically
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tprimat.errors import RecordError
-from tprimat.facts.accelerators import DTYPES
+from tprimat.facts.accelerators import BACKEND_OF_ANY_NAME, DTYPES, Backend
 from tprimat.facts.models import model_shape
-from tprimat.facts.platforms import BACKEND_OF_ANY_NAME, Backend
 from tprimat.records.schema import Evidence, LogSource, Machine, RunRecord, StepRecord
 
 ENGINES = {

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from tprimat.facts.accelerators import Backend
 from tprimat.facts.models import ModelShape
-from tprimat.facts.platforms import Backend
 
 SCHEMA_VERSION = 1
 REFUSE_UNKNOWN_KEYS: dict[str, Any] = {"extra": "forbid"}

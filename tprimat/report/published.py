@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from tprimat import units
 from tprimat.analyze.compare import Difference
 from tprimat.analyze.published import Neighbour, Neighbourhood
-from tprimat.facts.platforms import Backend
+from tprimat.facts.accelerators import Backend
 from tprimat.facts.published import PublishedResult
 from tprimat.report.catalogue import tera
 from tprimat.report.tables import columns, with_interval

@@ -11,7 +11,7 @@ from tprimat.config.load import LoadedConfig, Setting, read_config
 from tprimat.config.schema import Size
 from tprimat.engines import FALLBACK
 from tprimat.errors import UserError
-from tprimat.facts.platforms import PlatformName
+from tprimat.facts.accelerators import PlatformName
 from tprimat.plan.build import PlanRequest
 from tprimat.records.store import as_document
 from tprimat.report.tables import columns, with_interval

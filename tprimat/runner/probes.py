@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tprimat.errors import ConfigError
-from tprimat.facts.platforms import PLATFORM_OF
+from tprimat.facts.accelerators import PLATFORM_OF
 from tprimat.hardware.nodes import this_machine
 from tprimat.launch.command import run_ranks
 from tprimat.records.discover import PROBES_FILE
 
 if TYPE_CHECKING:
     from tprimat.config.schema import Config, LayoutConfig
-    from tprimat.facts.platforms import Backend, PlatformName
+    from tprimat.facts.accelerators import Backend, PlatformName
     from tprimat.probe.case import Bench
     from tprimat.probe.gemm import Workload
     from tprimat.records.schema import ProbeRecord

@@ -2,8 +2,8 @@
 
 import shlex
 
+from tprimat.facts.accelerators import PLATFORM_OF, Backend
 from tprimat.facts.models import model_shape
-from tprimat.facts.platforms import PLATFORM_OF, Backend
 from tprimat.facts.published import PublishedResult
 
 CONFIGURED_MODELS = {"llama-3.1-8b": "llama", "qwen-2.5-7b": "qwen"}

@@ -18,7 +18,7 @@ from tprimat.config.tree import parse_scalar
 from tprimat.engines import AUTO
 from tprimat.engines.base import Choice, Here, choose, engine_named, fallback_from
 from tprimat.errors import ConfigError, LaunchError, UserError
-from tprimat.facts.platforms import BACKEND_OF, PLATFORM_OF, PlatformName
+from tprimat.facts.accelerators import BACKEND_OF, PLATFORM_OF, PlatformName
 from tprimat.hardware.nodes import refuse_hidden_gpus, this_machine
 from tprimat.plan.build import STANDARD_LIBRARY, PlanRequest, build_plan, count_ranks, new_run_id
 from tprimat.plan.schema import RunPlan

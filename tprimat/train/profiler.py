@@ -18,7 +18,7 @@ import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule
 
 from tprimat.errors import RecordError
-from tprimat.facts.platforms import BACKEND_OF
+from tprimat.facts.accelerators import BACKEND_OF
 from tprimat.plan.schema import RunPlan
 from tprimat.records.store import RunDirectory, cannot_write
 from tprimat.train.lightning_api import callback_bases

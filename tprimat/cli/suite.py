@@ -11,7 +11,7 @@ not repeated.
 import argparse
 from pathlib import Path
 
-from tprimat.runner.suite import PROBES, SuiteOptions, log, probes_to_skip, run_suite, write_page
+from tprimat.runner.probes import PROBES, SuiteOptions, log, probes_to_skip, run_suite, write_page
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tprimat.logs import lines as lines_module
+from tprimat.logs import parse
 from tprimat.logs.extract import parsed_log, sequence_from_rates
 from tprimat.logs.parse import DIALECTS, NAMES, LogLines, LogReading, dialect_of, find_dialect
 from tprimat.logs.steps import Workload
@@ -228,7 +228,7 @@ def test_the_size_of_chunks_does_not_matter(content, size, packed, tmp_path, mon
     whole = LogLines(path=str(path))
     expected = [line for batch in whole.batches() for line in batch]
     with monkeypatch.context() as patch:
-        patch.setattr(lines_module, "CHUNK_BYTES", size)
+        patch.setattr(parse, "CHUNK_BYTES", size)
         cut = LogLines(path=str(path))
         assert [line for batch in cut.batches() for line in batch] == expected
     assert (cut.sha256, cut.truncated) == (whole.sha256, whole.truncated)

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from tprimat.megatron import compiled_adamw
-from tprimat.megatron.optimizer import CompiledAdamW
+from tprimat.megatron.optimizer import CompiledAdamW, _compiled
 
 SETTINGS = {"lr": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8}
 
@@ -26,9 +25,9 @@ def compiling():
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("TORCHDYNAMO_DISABLE", raising=False)
         patch.setattr(torch._dynamo.config, "disable", False)
-        compiled_adamw._compiled.cache_clear()
+        _compiled.cache_clear()
         yield
-    compiled_adamw._compiled.cache_clear()
+    _compiled.cache_clear()
 
 
 @pytest.fixture(scope="module")

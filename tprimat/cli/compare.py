@@ -48,10 +48,10 @@ def run(options: argparse.Namespace) -> int:
     print(text(comparison), end="")
     if options.published:
         from tprimat.analyze.published import nearest_published
-        from tprimat.report import published
+        from tprimat.report.comparison import published_text
         from tprimat.runner.reproduce import reproduce
 
-        print("\n" + published.text(nearest_published(comparison.groups), reproduce), end="")
+        print("\n" + published_text(nearest_published(comparison.groups), reproduce), end="")
     if comparison.groups:
         write(comparison, path)
         print(f"written: {path}", file=sys.stderr)

@@ -4,7 +4,7 @@ AUTO = "auto"
 MODULES = {
     "megatron": "tprimat.engines.embedded",
     "nemo": "tprimat.engines.nemo",
-    "primus": "tprimat.engines.primus.engine",
+    "primus": "tprimat.engines.primus",
     "torchtitan": "tprimat.engines.torchtitan",
 }
 """Engine name -> the module with its ENGINE."""

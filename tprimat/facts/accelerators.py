@@ -1,4 +1,4 @@
-"""The table of accelerators: which one a device name means, and how fast it multiplies.
+"""Platforms and their backends, and the table of accelerators: which one a device name means, and how fast it multiplies.
 
 An unknown name gives None, never another GPU. The rows are in tprimat/data/accelerators.yaml.
 """

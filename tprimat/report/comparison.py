@@ -186,7 +186,7 @@ NO_NEIGHBOURS = "No published neighbours: no configuration here has a FLOP/s to 
 Reproduce = Callable[[PublishedResult, Backend], str]
 
 
-def text(found: Sequence[Neighbourhood], reproduce: Reproduce) -> str:
+def published_text(found: Sequence[Neighbourhood], reproduce: Reproduce) -> str:
     """Return, for a terminal, a table and the differences for each configuration of ours, then each source.
 
     Args:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tprimat.analyze import peak, ranking
+from tprimat.analyze import compare, peak
 from tprimat.analyze.compare import verdict
 from tprimat.analyze.groups import Measured, Origin, group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
@@ -111,13 +111,13 @@ def compare_runs(
     folder = Path(baseline) if baseline else None
     if folder is not None and folder.exists():
         groups = group_runs(measured, first_path_of([folder, *paths]))
-        baselines = ranking.groups_in(folder, groups)
+        baselines = compare.groups_in(folder, groups)
         if not baselines:
             raise ConfigError(f"No run in {folder} counts.", where="--baseline", fix="name it in --results-dir as well")
-        pairs = ranking.pairs_with(baselines, groups)
+        pairs = compare.pairs_with(baselines, groups)
     else:
         groups = group_runs(measured)
-        pairs = ranking.pairs_with(ranking.groups_named(baseline, groups), groups) if baseline else ranking.default_pairs(groups)
+        pairs = compare.pairs_with(compare.groups_named(baseline, groups), groups) if baseline else compare.default_pairs(groups)
     return Comparison(
         groups=tuple(groups),
         verdicts=tuple(verdict(one, other, even_if_different=even_if_different) for one, other in pairs),
@@ -191,7 +191,7 @@ def report_page(results: Results) -> str:
     """Return the HTML page on some runs."""
     return html_report(
         Report(
-            rankings=tuple(ranking.rankings(group_runs(results.measured))),
+            rankings=tuple(compare.rankings(group_runs(results.measured))),
             not_counted=tuple(item for item in results.measured if item.not_counted is not None),
             problems=tuple(results.problems),
         )

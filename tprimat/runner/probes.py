@@ -1,4 +1,4 @@
-"""Run the probes that a user asked for, in this process or on several ranks; or the whole suite, each probe in its own process."""
+"""Run probes: in this process, on several ranks of this machine, or all in order as the suite, each in its own process."""
 
 import importlib.util
 import sys

@@ -1,4 +1,4 @@
-"""Runs of one strategy on rising numbers of GPUs, or a printed table of such runs: weak or strong scaling with its fitted laws."""
+"""Weak and strong scaling: runs of one strategy on rising numbers of GPUs, or a printed table of such runs."""
 
 import csv
 import dataclasses

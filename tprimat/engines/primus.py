@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 from typing import ClassVar
 
 from tprimat.engines.base import Availability, Command, Engine, Here, Where, refuse_bf16_states
-from tprimat.engines.primus.settings import SAFE, experiment_text, overrides, rank_error_logs
+from tprimat.engines.primus_settings import SAFE, experiment_text, overrides, rank_error_logs
 from tprimat.errors import LaunchError, UserError
 from tprimat.logs.fields import LineFields
 from tprimat.logs.formats import primus as log_format
@@ -81,7 +81,7 @@ def find_installation(options: PrimusOptions, primus_path: str | None, nodes: in
         LaunchError: Primus is missing, its version lacks the launcher, or the launcher cannot be measured on several nodes.
     """
     found = look(primus_path)
-    launcher = _launcher(options, found)
+    launcher = _choose_launcher(options, found)
     program = found.script if launcher == "script" else found.cli
     if program is None:
         wanted = SCRIPT if launcher == "script" else DIRECT
@@ -107,7 +107,7 @@ def find_installation(options: PrimusOptions, primus_path: str | None, nodes: in
     )
 
 
-def _launcher(options: PrimusOptions, found: Installation) -> PrimusLauncher:
+def _choose_launcher(options: PrimusOptions, found: Installation) -> PrimusLauncher:
     if options.launcher != "auto":
         return options.launcher
     return "direct" if found.cli else "script"

@@ -1,1 +1,0 @@
-"""AMD's Primus: how it is found, configured and started."""

@@ -1,8 +1,9 @@
 """Results in one .tar.gz: reproducible, readable without unpacking, and redacted.
 
-Redaction removes secrets and the names of hosts, users and home directories. Patterns of secrets follow the documented prefixes of
-their issuers (Hugging Face hf_, AWS AKIA, GitHub gh*_, NVIDIA nvapi-, JSON web tokens of RFC 7519) and the convention of names such
-as *_TOKEN, *_KEY and *_SECRET. Anything else is not recognised, so look through an archive before publishing it.
+Redaction removes secrets and the names of hosts, users and home directories. Patterns of secrets follow the documented
+prefixes of their issuers (Hugging Face hf_, AWS AKIA, GitHub gh*_, NVIDIA nvapi-, JSON web tokens of RFC 7519) and the
+convention of names such as *_TOKEN, *_KEY and *_SECRET. Anything else is not recognised, so look through an archive before
+publishing it.
 """
 
 import getpass

@@ -10,7 +10,7 @@ intervals cover less than 95 %; and the mean of a short run misses rare slow ste
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -33,9 +33,6 @@ autocorrelation has already widened: in simulations (AR(1) of 0.3 to 0.8, 10 to 
 times as wide as with 3 and cover the mean no more often (59 and 59 % of 10 steps at 0.8, 87 and 87 % of 20 at 0.6)."""
 MOST_POINTS = 500
 """Longer series are averaged in consecutive groups, down to this many, before pairwise work or resampling."""
-TAKEN_AT_ONCE = 1 << 18
-"""Values of a very long series that are copied at once, to bound memory."""
-MOST_STEADY = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,20 +61,9 @@ def scaled_mad(values: Array) -> float:
     Where more than half of the values are equal, as in logs that print few digits, the MAD is 0; then the scaled mean absolute
     deviation takes its place (Iglewicz and Hoaglin 1993, page 12).
     """
-    spread = float(np.median(_distance(values), overwrite_input=True)) * MAD_TO_SIGMA
-    return spread if spread > 0 else float(_distance(values).mean()) * MEAN_DEVIATION_TO_SIGMA
-
-
-def _distance(values: Array) -> Array:
-    """Return the distances from the median, in one array, since logs may hold millions of steps."""
-    distance = values - np.median(values)
-    return np.abs(distance, out=distance)
-
-
-def _parts(values: Array) -> Iterator[tuple[Array, int]]:
-    """Yield consecutive parts, each with its first index."""
-    for start in range(0, len(values), TAKEN_AT_ONCE):
-        yield values[start : start + TAKEN_AT_ONCE], start
+    distance = np.abs(values - np.median(values))
+    spread = float(np.median(distance)) * MAD_TO_SIGMA
+    return spread if spread > 0 else float(distance.mean()) * MEAN_DEVIATION_TO_SIGMA
 
 
 def outliers(values: Array, limit: float = 3.0) -> int:
@@ -87,8 +73,7 @@ def outliers(values: Array, limit: float = 3.0) -> int:
     """
     if len(values) < 6:
         return 0
-    median, far = np.median(values), limit * scaled_mad(values)
-    return sum(int((np.abs(part - median) > far).sum()) for part, _ in _parts(values))
+    return int((np.abs(values - np.median(values)) > limit * scaled_mad(values)).sum())
 
 
 def autocorrelation(values: Array) -> float:
@@ -97,16 +82,11 @@ def autocorrelation(values: Array) -> float:
     Returns:
         In [0, 0.9]. Negative correlation, which would make intervals narrower, counts as 0.
     """
-    n = len(values)
-    mean, power, lagged = values.mean(), 0.0, 0.0
-    for _, start in _parts(values):
-        centred = values[start : start + TAKEN_AT_ONCE + 1] - mean
-        own = centred[:TAKEN_AT_ONCE]
-        power += float(own @ own)
-        lagged += float(centred[:-1] @ centred[1:])
+    n, centred = len(values), values - values.mean()
+    power = float(centred @ centred)
     if n < 8 or power <= 0:
         return 0.0
-    rho = lagged / power
+    rho = float(centred[:-1] @ centred[1:]) / power
     if rho * math.sqrt(n) < 1.645:
         return 0.0
     return min(0.9, (n * rho + 1) / (n - 3))
@@ -172,8 +152,7 @@ def ratio_of_sums(numerator: Array, denominator: Array) -> Interval:
     ratio = float(numerator.sum()) / total
     if n < 2 or ratio <= 0:
         return Interval(value=ratio, low=None, high=None)
-    residual = ratio * denominator
-    np.subtract(numerator, residual, out=residual)
+    residual = numerator - ratio * denominator
     inflation = variance_inflation(residual)
     error = math.sqrt(n / (n - 1) * float(residual @ residual) * inflation) / total / ratio
     arm = t_quantile(max(min(n - 1, FEWEST_FREEDOM), round(n / inflation) - 1)) * error
@@ -248,22 +227,16 @@ def slow_prefix(values: Array, *, false_alarm: float = 0.05) -> int:
     resolve). Each value's log likelihood ratio for being 3 spreads slower is summed from the start (Page 1954,
     doi:10.1093/biomet/41.1-2.100); the stretch ends where the sum peaks, if the peak passes log(1 / false_alarm): by Ville's
     inequality steady values do so with at most that probability, the level and spread being known. Values count as at most
-    4 spreads off, so that one late spike cannot extend the warm-up. Beyond a million values, an evenly spaced sample gives the
-    steady level.
+    4 spreads off, so that one late spike cannot extend the warm-up.
     """
     if len(values) < 4:
         return 0
-    steady = values[len(values) // 2 :: len(values) // MOST_STEADY + 1]
+    steady = values[len(values) // 2 :]
     level = float(np.median(steady))
     spread = max(scaled_mad(steady), 1e-3 * level)
-    peak, highest, total = 0, -math.inf, 0.0
-    for part, start in _parts(values[: len(values) // 2]):
-        z = np.clip((part - level) / spread, -4, 4)
-        evidence = total + np.cumsum(3 * (z - 1.5))
-        total, place = float(evidence[-1]), int(evidence.argmax())
-        if evidence[place] > highest:
-            peak, highest = start + place, float(evidence[place])
-    return peak + 1 if highest >= math.log(1 / false_alarm) else 0
+    evidence = np.cumsum(3 * (np.clip((values[: len(values) // 2] - level) / spread, -4, 4) - 1.5))
+    last = int(evidence.argmax())
+    return last + 1 if evidence[last] >= math.log(1 / false_alarm) else 0
 
 
 def cliffs_delta(first: Array, second: Array) -> float:

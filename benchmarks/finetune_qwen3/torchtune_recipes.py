@@ -16,7 +16,8 @@ from benchmarks.finetune_qwen3.embedded import MODEL, ROOT, SEQUENCE_TOKENS, SEQ
 from tprimat.analyze.metrics import run_metrics
 from tprimat.engines.base import Command
 from tprimat.launch.command import python_environment
-from tprimat.records.benchmark_file import read_benchmark_file, write_benchmark_file
+from tprimat.records.benchmark_file import write_benchmark_file
+from tprimat.records.discover import read_result
 from tprimat.records.schema import Evidence
 
 INSTALL = "pip install torchvision torchao 'torchtune @ git+https://github.com/pytorch/torchtune'"
@@ -158,7 +159,7 @@ def add_configuration(target: Path, configuration: Path) -> None:
     """Add the configuration that torchtune wrote to the record of its log."""
     if not configuration.is_file():
         return
-    result = read_benchmark_file(target)
+    result = read_result(target)
     logged = result.run.evidence or Evidence(source="log")
     fields = yaml.safe_load(configuration.read_text(encoding="utf8"))
     micro_batch = fields["batch_size"]

@@ -10,7 +10,7 @@ import pytest
 
 from tprimat.analyze.trace import kernel_class, operator_class, summarise
 from tprimat.errors import MetricError, RecordError
-from tprimat.records.trace import read_trace
+from tprimat.records.trace import read_document, trace_of
 
 COMPUTE, NETWORK = 7, 13
 GEMM = "nvjet_tst_192x192_64x4_2x1_v_bz_coopB_TNT"
@@ -253,7 +253,7 @@ def test_a_file_that_is_no_trace_is_named(tmp_path, content, what):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(RecordError, match=what):
-        read_trace(path)
+        trace_of(read_document(path), path)
 
 
 def test_a_trace_is_read_plain_gzipped_and_with_the_bytes_that_kineto_lets_through(tmp_path):
@@ -262,5 +262,5 @@ def test_a_trace_is_read_plain_gzipped_and_with_the_bytes_that_kineto_lets_throu
     plain.write_text(json.dumps(document))
     packed.write_bytes(gzip.compress(plain.read_bytes()))
     rough.write_bytes(plain.read_bytes().replace(b"python3", b"py\xff\x01"))
-    assert read_trace(plain) == read_trace(packed) == document
-    assert len(read_trace(rough)["traceEvents"]) == len(cuda_like())
+    assert read_document(plain) == read_document(packed) == document
+    assert len(read_document(rough)["traceEvents"]) == len(cuda_like())

@@ -9,7 +9,7 @@ from tprimat.analyze.metrics import MetricOptions, run_metrics
 from tprimat.analyze.roofline import step_breakdown
 from tprimat.facts.flops import parameters
 from tprimat.facts.models import model_shape
-from tprimat.records.benchmark_file import read_benchmark_file
+from tprimat.records.discover import read_result
 from tprimat.records.schema import ProbeRecord
 
 RECORD = Path(__file__).parents[2] / "results" / "h200" / "engine" / "dp_mbs4" / "benchmark_cuda_llama.json"
@@ -17,7 +17,7 @@ RECORD = Path(__file__).parents[2] / "results" / "h200" / "engine" / "dp_mbs4" /
 
 @pytest.fixture(scope="module")
 def recorded():
-    result = read_benchmark_file(RECORD)
+    result = read_result(RECORD)
     return result.run, run_metrics(result.run, result.steps, options=MetricOptions())
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tprimat.logs.parse import NAMES
-from tprimat.records.benchmark_file import read_benchmark_file
+from tprimat.records.discover import read_result
 
 ROOT = Path(__file__).parent.parent.parent
 LOGS = ROOT / "tests" / "logs"
@@ -37,7 +37,7 @@ def log(tmp_path):
 
 
 def result_of(path):
-    return read_benchmark_file(path)
+    return read_result(path)
 
 
 def test_the_help_names_every_dialect():

@@ -8,7 +8,8 @@ from collections import Counter
 import pytest
 from test_store import a_run
 
-from tprimat.records.benchmark_file import benchmark_document, read_benchmark_file, write_benchmark_file
+from tprimat.records.benchmark_file import benchmark_document, write_benchmark_file
+from tprimat.records.discover import read_result
 from tprimat.records.schema import StepRecord
 
 
@@ -32,7 +33,7 @@ def test_the_file_is_what_json_would_write(tmp_path, count):
     text = path.read_text()
     document = benchmark_document(a_run(), steps, None)
     assert text == json.dumps(document, indent=2, allow_nan=False) + "\n"
-    assert read_benchmark_file(path).steps == steps
+    assert read_result(path).steps == steps
     if steps:
         assert '"raw_step_times": [\n    0.1' in text
         assert document["raw_learning_rates"] == [step.learning_rate for step in steps]

@@ -5,7 +5,8 @@ import os
 import pytest
 
 from tprimat.errors import RecordError
-from tprimat.records.benchmark_file import benchmark_document, read_benchmark_file, write_benchmark_file
+from tprimat.records.benchmark_file import benchmark_document, write_benchmark_file
+from tprimat.records.discover import read_result
 from tprimat.records.schema import Machine, RunRecord, StepRecord
 from tprimat.records.store import RunDirectory
 
@@ -89,7 +90,7 @@ def test_the_benchmark_file_has_the_keys_that_users_know_and_reads_back(tmp_path
     assert document["parallelism_config"]["strategy_name"] == "balanced"
     assert document["raw_step_times"] == [2.5]
     assert document["raw_memory_values"] == [54.0]
-    back = read_benchmark_file(path)
+    back = read_result(path)
     assert (back.run, back.steps) == (a_run(), steps)
 
 

@@ -7,7 +7,7 @@ import sys
 
 SCRIPT = """
 import json, os, torch
-from tprimat.megatron.compilation import compiled, compiled_graphs
+from tprimat.megatron.compat import compiled, compiled_graphs
 for _ in range(2):
     child = os.fork()  # a process of its own for each, after one import
     if child == 0:

@@ -63,7 +63,7 @@ def test_without_a_driver_nothing_is_opened(tmp_path):
 WITHOUT_TRITON = """
 import sys
 sys.modules["triton"] = None
-from tprimat.megatron.compilation import prefetch_compiler_key
+from tprimat.megatron.compat import prefetch_compiler_key
 prefetch_compiler_key().join()
 """
 

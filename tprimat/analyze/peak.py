@@ -1,6 +1,5 @@
 """Find the fastest configuration of each machine and model, and project its throughput to a day and to more nodes."""
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -70,8 +69,8 @@ class Entry:
 
     @property
     def configuration(self) -> str:
-        """Return strategy and layout, without context and expert degrees of 1."""
-        return re.sub(r" (CP|EP)1\b", "", f"{self.run.strategy or 'strategy unknown'} {layout(self.run)}".rstrip())
+        """Return strategy and layout."""
+        return f"{self.run.strategy or 'strategy unknown'} {layout(self.run)}".rstrip()
 
     @property
     def steps(self) -> int:
@@ -206,31 +205,20 @@ def project(entry: Entry, nodes: Sequence[int], efficiency: float) -> list[Proje
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Convention:
-    """One way of counting FLOP and peaks."""
-
-    name: str
-    options: MetricOptions
-
-
-CONVENTIONS = (
-    Convention(name="causal, dense peak", options=MetricOptions(flops_convention="causal")),
-    Convention(name="full, dense peak", options=MetricOptions(flops_convention="full")),
-    Convention(name="6n, dense peak", options=MetricOptions(flops_convention="6n")),
-    Convention(name="6n, sparse peak", options=MetricOptions(flops_convention="6n", peak="sparse")),
-    Convention(name="first TPrimat", options=MetricOptions(seed_conventions=True)),
-)
+CONVENTIONS = {
+    "causal, dense peak": MetricOptions(flops_convention="causal"),
+    "full, dense peak": MetricOptions(flops_convention="full"),
+    "6n, dense peak": MetricOptions(flops_convention="6n"),
+    "6n, sparse peak": MetricOptions(flops_convention="6n", peak="sparse"),
+    "first TPrimat": MetricOptions(seed_conventions=True),
+}
+"""Every way of counting FLOP and peaks, by name."""
 
 
 def by_convention(entry: Entry, warmup: Warmup = "auto") -> dict[str, Entry]:
     """Count the same runs by every convention, under its name."""
-    found = {}
-    for convention in CONVENTIONS:
-        counted = entry_of(recounted(entry.group, replace(convention.options, warmup=warmup)))
-        if counted is not None:
-            found[convention.name] = counted
-    return found
+    counted = {name: entry_of(recounted(entry.group, replace(options, warmup=warmup))) for name, options in CONVENTIONS.items()}
+    return {name: one for name, one in counted.items() if one is not None}
 
 
 def recounted(group: Group, options: MetricOptions) -> Group:

@@ -16,7 +16,7 @@ from megatron.core.transformer.attention import SelfAttention
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
-from tprimat.megatron.compilation import compiled
+from tprimat.megatron.compat import compiled
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines, each (tokens, 1, 1, head_dim), both halves alike, fp32: a GPU reads them faster than it computes them."""

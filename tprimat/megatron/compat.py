@@ -12,9 +12,11 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from threading import Thread
 from typing import Any
 
 import torch
@@ -34,6 +36,7 @@ from torch.nn.attention import SDPBackend
 
 from tprimat.errors import LaunchError
 from tprimat.train.lightning_api import NAME, lightning
+from tprimat.train.startup import in_background
 
 KNOWN_VERSIONS = {
     "megatron-core": ("0.15.3", "0.16.1"),
@@ -99,28 +102,36 @@ def attention_backend_name(query: Tensor, key: Tensor, value: Tensor, *, grouped
     return SDPBackend(choice).name.lower()
 
 
-# torch's compiler.
+# torch's compiler, for the element-wise parts that all layers share.
 
 
-def allow_recompilations(number: int) -> None:
-    """Let one compiled function have at least so many graphs."""
+MAX_SHAPES = 64
+"""Of one function's arguments. Beyond torch's own limit of 8 a function runs uncompiled, with no more than a warning."""
+
+
+@cache
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the compiled version of a function, one for the whole process, with a graph for each shape that it meets."""
     config = import_module("torch._dynamo").config
     require("torch", config, "recompile_limit")
-    config.recompile_limit = max(config.recompile_limit, number)
+    config.recompile_limit = max(config.recompile_limit, MAX_SHAPES)
+    return torch.compile(function, dynamic=False)
 
 
-def compiler_counters() -> Any:
-    """Return the compiler's counts of compiled and of cached graphs in this process (a Counter)."""
-    return require("torch", import_module("torch._dynamo.utils"), "counters")["inductor"]
+def compiled_graphs() -> tuple[int, int]:
+    """Return how many graphs this process compiled, and how many it found in the compile cache on the disk."""
+    counters = require("torch", import_module("torch._dynamo.utils"), "counters")["inductor"]
+    return counters["fxgraph_cache_miss"] + counters["fxgraph_cache_bypass"], counters["fxgraph_cache_hit"]
 
 
-def compute_compiler_key() -> None:
-    """Compute the checksum of Triton's files, which is part of every key of the compile cache; torch keeps it.
+def prefetch_compiler_key() -> Thread:
+    """Have Triton compute the checksum of its files, part of every key of the compile cache, on a thread; torch keeps it."""
 
-    Raises:
-        ImportError: no Triton, or a torch that keeps this function elsewhere; AttributeError and RuntimeError likewise.
-    """
-    import_module("torch._inductor.runtime.triton_compat").triton_key()
+    def compute() -> None:
+        with suppress(ImportError, AttributeError, OSError, RuntimeError):  # torch raises the last where Triton is missing
+            import_module("torch._inductor.runtime.triton_compat").triton_key()
+
+    return in_background(compute)
 
 
 # Memory that the GPUs of a machine read from each other.

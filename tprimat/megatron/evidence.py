@@ -8,10 +8,10 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch.nn import Parameter
 
-from tprimat.megatron.compilation import compiled_graphs
+from tprimat.megatron.compat import compiled_graphs
 from tprimat.megatron.fp8 import Fp8Kernels
 from tprimat.megatron.layers import SDPACoreAttention
-from tprimat.megatron.linear import ColumnLinear, Kernels, RowLinear
+from tprimat.megatron.linear import ChosenKernels, Kernels
 from tprimat.megatron.module import MegatronModule
 from tprimat.records.schema import Evidence
 
@@ -81,7 +81,7 @@ def _uneven_stages(module: MegatronModule) -> tuple[str, ...]:
 
 def _kernels(module: MegatronModule) -> list[Kernels]:
     parts = (part for chunk in module.chunks for part in chunk.modules())
-    return [part.tp_context.kernels for part in parts if isinstance(part, ColumnLinear | RowLinear)]
+    return [part.tp_context.kernels for part in parts if isinstance(part, ChosenKernels)]
 
 
 def layers_matmul_dtype(kernels: Sequence[Kernels], weights: torch.dtype) -> str | None:

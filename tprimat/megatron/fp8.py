@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from tprimat.megatron import compat
-from tprimat.megatron.compilation import compiled
+from tprimat.megatron.compat import compiled
 
 FORWARD_DTYPE, GRADIENT_DTYPE = torch.float8_e4m3fn, torch.float8_e5m2
 

@@ -22,7 +22,7 @@ from tprimat.facts.models import ModelShape
 from tprimat.megatron import attention as context_parallel
 from tprimat.megatron import compat
 from tprimat.megatron.attention import RotarySelfAttention, Rotation
-from tprimat.megatron.compilation import compiled
+from tprimat.megatron.compat import compiled
 from tprimat.megatron.linear import ColumnLinear, RowLinear
 
 

@@ -200,11 +200,12 @@ class RowParallelMatmul(torch.autograd.Function):
         return rows, _wgrad(weight, tp, prepared, tuple(kept)), None
 
 
-class ColumnLinear(ColumnParallelLinear):  # type: ignore[misc]
-    """Megatron's ColumnParallelLinear with these products."""
+class ChosenKernels:
+    """What both linear modules add to Megatron's: their kernels, and how their tensor ranks exchange."""
 
     kernel_type: type[Kernels] = NativeKernels
     overlapped = False
+    weight: Parameter
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -214,6 +215,10 @@ class ColumnLinear(ColumnParallelLinear):  # type: ignore[misc]
     def overwritten_weight(self) -> Parameter | None:
         """The weight, if its first gradient of a step overwrites."""
         return self.weight if self.tp_context.fused_wgrad else None
+
+
+class ColumnLinear(ChosenKernels, ColumnParallelLinear):  # type: ignore[misc]
+    """Megatron's ColumnParallelLinear with these products."""
 
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
         """Multiply, shape (tokens, sequences, in) -> (tokens, sequences, out of this rank); and a bias to add later."""
@@ -222,20 +227,8 @@ class ColumnLinear(ColumnParallelLinear):  # type: ignore[misc]
         return out, self.bias if self.skip_bias_add else None
 
 
-class RowLinear(RowParallelLinear):  # type: ignore[misc]
+class RowLinear(ChosenKernels, RowParallelLinear):  # type: ignore[misc]
     """Megatron's RowParallelLinear with these products."""
-
-    kernel_type: type[Kernels] = NativeKernels
-    overlapped = False
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.tp_context = _context_of(self)
-
-    @property
-    def overwritten_weight(self) -> Parameter | None:
-        """The weight, if its first gradient of a step overwrites."""
-        return self.weight if self.tp_context.fused_wgrad else None
 
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
         """Multiply, shape (tokens, sequences, in of this rank) -> (tokens, sequences, out); and a bias to add later."""
@@ -245,7 +238,7 @@ class RowLinear(RowParallelLinear):  # type: ignore[misc]
         return out if self.bias is None else out + self.bias, None
 
 
-def _context_of(module: ColumnLinear | RowLinear) -> TensorParallelContext:
+def _context_of(module: Any) -> TensorParallelContext:
     ranks = module.tp_group.size()
     sequence_parallel = bool(module.sequence_parallel and ranks > 1)
     return TensorParallelContext(

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from tprimat.megatron import compat
-from tprimat.megatron.compilation import compiled
+from tprimat.megatron.compat import compiled
 from tprimat.megatron.wgrad import accumulate_wgrad, takes_first_gradient
 
 CHUNK_TOKENS = 2048

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tprimat.megatron import compat
-from tprimat.megatron.compilation import compiled
+from tprimat.megatron.compat import compiled
 
 HALVES = 2
 ALIGNMENT_BYTES = 512

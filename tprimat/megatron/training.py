@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from tprimat.errors import LaunchError
 from tprimat.megatron import fp8
-from tprimat.megatron.compilation import prefetch_compiler_key
+from tprimat.megatron.compat import prefetch_compiler_key
 from tprimat.megatron.evidence import observe
 from tprimat.megatron.module import MegatronModule, MegatronStrategy
 from tprimat.megatron.options import ResolvedOptions, resolve

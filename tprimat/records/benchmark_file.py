@@ -8,7 +8,6 @@ seconds, TFLOP/s, GB (1e9 bytes), fractions 0..1. `run`, `metrics` and `steps` a
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -16,10 +15,8 @@ from pydantic import ValidationError
 
 from tprimat.errors import RecordError
 from tprimat.facts.accelerators import SHORT_NAMES, Backend
-from tprimat.records.schema import SCHEMA_VERSION, RunMetrics, RunRecord, StepRecord, TelemetrySample
-from tprimat.records.store import adapter, as_document, explain, read_text, write_pieces_atomically
-
-REFUSE_UNKNOWN_KEYS: dict[str, Any] = {"extra": "forbid"}
+from tprimat.records.schema import REFUSE_UNKNOWN_KEYS, SCHEMA_VERSION, RunMetrics, RunRecord, StepRecord, TelemetrySample
+from tprimat.records.store import adapter, as_document, explain, write_atomically
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,23 +183,7 @@ def write_benchmark_file(path: Path, run: RunRecord, steps: Sequence[StepRecord]
     Raises:
         RecordError: the folder cannot be written.
     """
-    encoder = json.JSONEncoder(indent=2, allow_nan=False)
-    write_pieces_atomically(path, chain(encoder.iterencode(benchmark_document(run, steps, metrics)), "\n"))
-
-
-def read_benchmark_file(path: Path) -> RunResult:
-    """Read a file that this program wrote. Files of other programs are read by records/legacy.py.
-
-    Raises:
-        RecordError: not JSON, or without the records of this schema version.
-    """
-    try:
-        document = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise RecordError(f"{path} is not JSON.", where=f"{path}:{error.lineno}", why=error.msg) from error
-    if not is_own_document(document):
-        raise RecordError(f"{path} holds no run of ours.", where=str(path), why="The keys 'run' and 'steps' are missing.")
-    return own_result(document, path)
+    write_atomically(path, json.dumps(benchmark_document(run, steps, metrics), indent=2, allow_nan=False) + "\n")
 
 
 def is_own_document(document: Any) -> bool:

@@ -10,7 +10,7 @@ OUTPUT/runs/RUN_ID/   plan.json   what was requested
 import contextlib
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -65,20 +65,11 @@ def write_atomically(path: Path, text: str) -> None:
     Raises:
         RecordError: the folder cannot be written, or the disk is full.
     """
-    write_pieces_atomically(path, (text,))
-
-
-def write_pieces_atomically(path: Path, pieces: Iterable[str]) -> None:
-    """Replace a file with a text that comes in pieces.
-
-    Raises:
-        RecordError: the folder cannot be written, or the disk is full.
-    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("w", encoding="utf8") as file:
-            file.writelines(pieces)
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -26,15 +26,6 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def read_trace(path: Path) -> dict[str, Any]:
-    """Read a trace, with its list of traceEvents.
-
-    Raises:
-        RecordError: missing, cut short, or not a trace.
-    """
-    return trace_of(read_document(path), path)
-
-
 def read_document(path: Path) -> Any:
     """Read the JSON of a file, plain or gzipped.
 

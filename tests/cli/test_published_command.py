@@ -7,7 +7,7 @@ from commands import run_command
 
 from tprimat.facts.accelerators import BACKEND_OF
 from tprimat.facts.published import results
-from tprimat.runner.reproduce import command, refusal, reproduce
+from tprimat.runner.analysis import command, refusal, reproduce
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "tests" / "runs"

@@ -12,7 +12,7 @@ from tprimat.facts.accelerators import find_accelerator, peak_dense_flops
 from tprimat.facts.flops import parameters
 from tprimat.facts.models import model_shape
 from tprimat.facts.published import rebase, results
-from tprimat.runner.reproduce import reproduce
+from tprimat.runner.analysis import reproduce
 
 CACHES = [
     accelerators.accelerators,

@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     if options.published:
         from tprimat.analyze.published import nearest_published
         from tprimat.report.comparison import published_text
-        from tprimat.runner.reproduce import reproduce
+        from tprimat.runner.analysis import reproduce
 
         print("\n" + published_text(nearest_published(comparison.groups), reproduce), end="")
     if comparison.groups:

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from tprimat.probe.timing import Effort, Stopwatch, settled
+from tprimat.probe.case import Effort, Stopwatch, settled
 
 CPU = torch.device("cpu")
 

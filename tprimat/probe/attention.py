@@ -13,8 +13,7 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from tprimat.probe.case import Case
-from tprimat.probe.timing import Call
+from tprimat.probe.case import Call, Case
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 LENGTHS = (2048, 4096, 8192, 16384, 32768)

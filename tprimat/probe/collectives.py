@@ -20,7 +20,9 @@ from tprimat.probe import transformer
 from tprimat.probe.case import (
     REFUSALS,
     Bench,
+    Call,
     Case,
+    Effort,
     Identity,
     ProbeLog,
     empty_record,
@@ -33,7 +35,6 @@ from tprimat.probe.case import (
     summary,
 )
 from tprimat.probe.device import default_device, describe_machine, describe_software
-from tprimat.probe.timing import Call, Effort
 from tprimat.records.schema import Machine, ProbeRecord
 
 T = TypeVar("T")

@@ -23,8 +23,7 @@ from torch.nn import functional
 
 from tprimat.facts.flops import gemm_shapes
 from tprimat.facts.models import ModelShape, model_shape, tiny
-from tprimat.probe.case import Bench, Case, ProbeLog, measure, summary
-from tprimat.probe.timing import Call, Effort
+from tprimat.probe.case import Bench, Call, Case, Effort, ProbeLog, measure, summary
 from tprimat.records.schema import ProbeRecord
 
 SEED_SHAPES: dict[str, tuple[int, int, int]] = {

@@ -7,8 +7,7 @@ from functools import partial
 
 import torch
 
-from tprimat.probe.case import Case
-from tprimat.probe.timing import Call, Effort
+from tprimat.probe.case import Call, Case, Effort
 
 DTYPE = "fp32"
 ELEMENT_BYTES = 4

@@ -16,8 +16,7 @@ from torch.nn import functional
 
 from tprimat.facts.flops import flop_per_token, parameters
 from tprimat.facts.models import ModelShape
-from tprimat.probe.case import Case
-from tprimat.probe.timing import Call, Effort
+from tprimat.probe.case import Call, Case, Effort
 
 
 class Block(nn.Module):

@@ -34,8 +34,11 @@ from tprimat.config.load import Setting, read_config  # noqa: E402
 from tprimat.megatron.module import MegatronModule, MegatronStrategy  # noqa: E402
 from tprimat.megatron.options import resolve  # noqa: E402
 from tprimat.plan.build import PlanRequest, build_plan  # noqa: E402
-from tprimat.train.callback import BenchmarkCallback  # noqa: E402
-from tprimat.train.lightning_api import lightning, quieten  # noqa: E402
+from tprimat.train.callback import (  # noqa: E402
+    BenchmarkCallback,  # noqa: E402
+    lightning,
+    quieten,
+)
 
 
 class StepEnds(lightning.Callback):

@@ -30,7 +30,7 @@ def test_they_would_be_imported_otherwise():
 
 def test_lightning_and_its_metrics_work_and_the_next_question_is_answered_truly():
     asks = "from lightning_utilities.core.imports import RequirementCache, package_available; "
-    works = "from tprimat.train.lightning_api import lightning; from torchmetrics import MeanMetric; metric = MeanMetric(); "
+    works = "from tprimat.train.callback import lightning; from torchmetrics import MeanMetric; metric = MeanMetric(); "
     says = "metric.update(3.0); print(metric.compute().item(), bool(RequirementCache('yaml')), package_available('yaml'))"
     there = str(find_spec("matplotlib") is not None)
     assert printed(ALONE + works + asks + says) == ["3.0", there, there]

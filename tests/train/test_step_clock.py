@@ -9,8 +9,7 @@ import torch
 
 from tprimat.records.schema import Machine, RunRecord
 from tprimat.records.store import RunDirectory
-from tprimat.train.callback import BenchmarkCallback
-from tprimat.train.lightning_api import lightning
+from tprimat.train.callback import BenchmarkCallback, lightning
 
 LATE = 100.0
 """Seconds between the record's start and training."""

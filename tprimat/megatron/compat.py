@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from tprimat.errors import LaunchError
-from tprimat.train.lightning_api import NAME, lightning
+from tprimat.train.callback import NAME, lightning
 from tprimat.train.startup import in_background
 
 KNOWN_VERSIONS = {

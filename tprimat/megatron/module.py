@@ -25,8 +25,8 @@ from tprimat.megatron.options import ResolvedOptions
 from tprimat.megatron.wgrad import begin_step, check_all_received, overwritten_weights
 from tprimat.plan.schema import RunPlan
 from tprimat.train import startup
+from tprimat.train.callback import lightning
 from tprimat.train.data import GlobalBatches, RankPlace, Sequences, open_sequences
-from tprimat.train.lightning_api import lightning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

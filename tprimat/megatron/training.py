@@ -24,9 +24,8 @@ from tprimat.plan.schema import RunPlan
 from tprimat.records.environment import software_versions
 from tprimat.records.schema import MicroBatchTrial, RunRecord, StepRecord
 from tprimat.records.store import RunDirectory
-from tprimat.train.callback import BenchmarkCallback, launched_record, note_completed
+from tprimat.train.callback import BenchmarkCallback, launched_record, lightning, note_completed, quieten
 from tprimat.train.device import available_bytes, local_rank, peak_bytes, reset_peak
-from tprimat.train.lightning_api import lightning, quieten
 from tprimat.train.profiler import profiling_callbacks
 
 

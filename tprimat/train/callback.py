@@ -6,10 +6,13 @@ so that measuring adds no synchronisation inside a step. Each step is on disk be
 """
 
 import contextlib
+import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,25 @@ from tprimat.records.schema import RunRecord, StepRecord
 from tprimat.records.store import RunDirectory
 from tprimat.train import startup
 from tprimat.train.device import PeakMemory, Timestamp, describe_machine, read_peak_memory, record_timestamp
-from tprimat.train.lightning_api import NAME, callback_bases
+
+NAME = "pytorch_lightning" if find_spec("pytorch_lightning") is not None else "lightning.pytorch"
+lightning: Any = import_module(NAME)
+
+
+def callback_bases() -> tuple[type[Any], ...]:
+    """Return the Callback class of each installed Lightning: a Trainer accepts only callbacks of its own package."""
+    bases: list[type[Any]] = [lightning.Callback]
+    if NAME == "pytorch_lightning" and find_spec("lightning") is not None:
+        from lightning.pytorch import Callback
+
+        bases.append(Callback)
+    return tuple(bases)
+
+
+def quieten() -> None:
+    """Keep Lightning's advice out of the training log. Importing Lightning sets the levels, so call this afterwards."""
+    for name in ("lightning.pytorch", "pytorch_lightning", "lightning.fabric", "lightning_fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def launched_record(plan: RunPlan) -> RunRecord:

@@ -21,7 +21,7 @@ from tprimat.errors import RecordError
 from tprimat.facts.accelerators import BACKEND_OF
 from tprimat.plan.schema import RunPlan
 from tprimat.records.store import RunDirectory, cannot_write
-from tprimat.train.lightning_api import callback_bases
+from tprimat.train.callback import callback_bases
 
 RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 

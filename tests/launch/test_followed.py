@@ -2,11 +2,11 @@ import pytest
 from a_launch import ROOT, Notes, a_launch
 from test_sweep import plan_of
 
-from tprimat.engines.follow import FollowedLog
 from tprimat.launch.run import run
 from tprimat.logs.formats import primus
 from tprimat.plan.schema import Batch, Layout
 from tprimat.records.store import RunDirectory
+from tprimat.runner.run import FollowedLog
 
 LOGS = ROOT / "tests" / "logs"
 

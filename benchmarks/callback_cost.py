@@ -35,7 +35,7 @@ from tprimat.megatron.module import MegatronModule, MegatronStrategy  # noqa: E4
 from tprimat.megatron.options import resolve  # noqa: E402
 from tprimat.plan.build import PlanRequest, build_plan  # noqa: E402
 from tprimat.train.callback import (  # noqa: E402
-    BenchmarkCallback,  # noqa: E402
+    BenchmarkCallback,
     lightning,
     quieten,
 )

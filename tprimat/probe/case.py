@@ -1,4 +1,10 @@
-"""Measure a list of operations, and write each result or refusal as a record as soon as there is one."""
+"""Measure a list of operations, and write each result or refusal as a record as soon as there is one.
+
+Every sample is kept, timed with device events on a GPU and a monotonic clock on a CPU. The procedure is that of Triton's do_bench
+(triton/testing.py): warm up, overwrite a buffer larger than the last-level cache before each repetition so that operands come
+from memory, and take the time between two events around the operation. Writing that buffer also keeps the device busy while the
+host enqueues the next call, so that its overhead does not add to short kernels.
+"""
 
 import gc
 import time

@@ -1,4 +1,4 @@
-"""The only reader and writer of a run's files.
+"""The only reader and writer of a run's files; and dataclasses as JSON files, with errors that name file and line.
 
 OUTPUT/runs/RUN_ID/   plan.json   what was requested
                       run.json    what ran and how it ended, replaced atomically

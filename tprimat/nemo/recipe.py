@@ -34,7 +34,7 @@ from tprimat.train.data import Sequences, open_sequences
 
 
 class SequencesModule(lightning.pytorch.LightningDataModule):  # type: ignore[misc]
-    """The sequences of the embedded engine, in the same order, behind Megatron's sampler, which gives each replica its micro-batches.
+    """The sequences of the embedded engine, in the same order, behind Megatron's sampler: each replica gets its micro-batches.
 
     Args:
         plan: names the dataset, the seed and the model's vocabulary.

@@ -176,6 +176,9 @@ def _evidence(first: int, second: int) -> str:
     return f"{first} and {second} runs"
 
 
+# The ranking of configurations that may be compared, and the pairs that a comparison judges.
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
     """The configurations of one workload. Speeds of different rankings are never compared."""

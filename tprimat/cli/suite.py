@@ -11,7 +11,7 @@ not repeated.
 import argparse
 from pathlib import Path
 
-from tprimat.runner.probes import PROBES, SuiteOptions, log, probes_to_skip, run_suite, write_page
+from tprimat.runner.probes import PROBES, SuiteOptions, probes_to_skip, run_suite, tell, write_page
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,5 +40,5 @@ def run(options: argparse.Namespace) -> int:
     stopped = False if options.page_only else not run_suite(suite)
     print(write_page(options.output))
     if stopped:
-        log("stopped; the same command continues from here")
+        tell("stopped; the same command continues from here")
     return 130 if stopped else 0

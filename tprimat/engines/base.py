@@ -184,6 +184,8 @@ def refuse_search(plan: RunPlan, where: Where, why: str, fix: str) -> ConfigErro
     return ConfigError("micro_batch_size is auto.", where=place, why=why, fix=fix)
 
 
+# Engines whose training runs in our own worker under torchrun and writes its own records.
+
 ROOT = Path(__file__).parent.parent.parent
 SCRIPTS = {"llama": "pretrain_llama.py", "qwen": "pretrain_qwen.py"}
 """Model -> its training script at the top of a checkout. Other models, and an installed package, use the module."""

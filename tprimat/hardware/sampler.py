@@ -23,6 +23,8 @@ from tprimat.hardware.gpus import Gpu, nested, open_nvml, parse_json, query_nvml
 from tprimat.records.schema import TelemetrySample
 from tprimat.records.store import RunDirectory
 
+# The output of a vendor's tool, line by line; the tool ends with the launcher.
+
 KILL_TIMEOUT_SECONDS = 2.0
 TAKE_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(1, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[2:])"
 """Runs in the tool's process before the tool: a preexec_fn would be Python code in a fork of a process with threads."""

@@ -29,6 +29,8 @@ from tprimat.logs.formats import (
 )
 from tprimat.logs.steps import LogContents
 
+# The lines of a log: from a file, a gzip file or a pipe, also while it is being written. Memory stays small.
+
 CHUNK_BYTES = 1 << 20
 LONGEST_LINE = 1 << 20
 """Characters; longer lines are not log lines."""

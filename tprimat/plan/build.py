@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TypeVar
@@ -36,9 +36,9 @@ class PlanRequest:
     """The module that trains on each rank of our worker; None where the engine brings its own processes."""
     gpus_found: int | None
     """Accelerators on this node; None if there are none to count."""
-    run_id: str
-    run_directory: str
-    output_directory: str
+    run_id: str = ""
+    run_directory: str = ""
+    output_directory: str = ""
     primus: PrimusStart | None = None
     """For the engine primus."""
     command: tuple[str, ...] = ()
@@ -156,9 +156,9 @@ def count_ranks(loaded: LoadedConfig, platform: PlatformName, found: int | None)
     return hardware.nodes, requested
 
 
-def layout_of(loaded: LoadedConfig, request: PlanRequest, shape: ModelShape, world_size: int) -> tuple[Layout, Batch]:
-    """Resolve the strategy's layout for this model on this platform, over `world_size` ranks."""
-    model, platform, strategy = request.model, request.platform, request.strategy
+def layout_of(loaded: LoadedConfig, run: PlanRequest | RunPlan, shape: ModelShape, world_size: int) -> tuple[Layout, Batch]:
+    """Resolve the layout of a run's strategy for its model on its platform, over `world_size` ranks."""
+    model, platform, strategy = run.model, run.platform, run.strategy
     by_model = _named(loaded, loaded.config.parallelism, strategy, ("strategy", ("parallelism",)))
     by_platform = _named(loaded, by_model, model, ("model", ("parallelism", strategy)))
     layout: LayoutConfig = _named(loaded, by_platform, platform, ("platform", ("parallelism", strategy, model)))
@@ -222,27 +222,12 @@ def strategies_with_less_memory(loaded: LoadedConfig, plan: RunPlan) -> tuple[st
     found = []
     for name in loaded.config.parallelism:
         try:
-            layout, batch = layout_of(loaded, _request(plan, name), plan.shape, plan.layout.world_size)
+            layout, batch = layout_of(loaded, replace(plan, strategy=name), plan.shape, plan.layout.world_size)
         except UserError:  # not for this model, platform or number of ranks
             continue
         if _model_ranks(layout) > _model_ranks(plan.layout) and not _larger(batch, plan.batch):
             found.append((_model_ranks(layout), name))
     return tuple(name for _, name in sorted(found, key=lambda pair: pair[0]))
-
-
-def _request(plan: RunPlan, strategy: str) -> PlanRequest:
-    return PlanRequest(
-        model=plan.model,
-        strategy=strategy,
-        platform=plan.platform,
-        size=plan.size,
-        engine=plan.engine,
-        engine_reason=plan.engine_reason,
-        gpus_found=plan.gpus_per_node,
-        run_id=plan.run_id,
-        run_directory=plan.run_directory,
-        output_directory=plan.output_directory,
-    )
 
 
 def _model_ranks(layout: Layout) -> int:

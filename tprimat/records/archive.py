@@ -161,6 +161,8 @@ def _host(match: re.Match[str]) -> str:
     return match[0] if plain else match[1] + HOST
 
 
+# The archive.
+
 SUFFIXES = (".tar.gz", ".tgz")
 RESULTS = ("run.json", "steps.jsonl", "telemetry.jsonl", "probes.jsonl", "benchmark_*.json", "train_*.json")
 """Files that results are read from; nothing else is unpacked."""

@@ -265,6 +265,9 @@ class ProbeRecord:
     """Why there are no samples, such as an unavailable backend."""
 
 
+# The metrics of a run.
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """A number with its spread."""

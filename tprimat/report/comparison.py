@@ -179,6 +179,8 @@ def as_json(comparison: Comparison) -> str:
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
 
+# Our results next to published ones, on a common basis.
+
 HEADER = ("result", "when", "as published", "TFLOP/s/GPU", "of dense peak", "ours is")
 CAPTION = "FLOP counted causal throughout, against the dense peak. The ratio is for orientation; the differences are below."
 NO_NEIGHBOURS = "No published neighbours: no configuration here has a FLOP/s to compare with them.\n"

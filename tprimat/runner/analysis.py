@@ -22,6 +22,8 @@ from tprimat.report.comparison import Comparison, sentence
 from tprimat.report.html.page import Report, html_report
 from tprimat.report.peak import PeakAnalysis
 
+# The ./benchmark.py command that runs a published configuration on this machine.
+
 CONFIGURED_MODELS = {"llama-3.1-8b": "llama", "qwen-2.5-7b": "qwen"}
 """Shape -> key in config.yaml; every other shape replaces llama's."""
 STRATEGY = "published"
@@ -94,6 +96,8 @@ def _gpu_flags(result: PublishedResult) -> list[str]:
         return ["--gpus", str(result.gpus)]
     return ["--gpus", str(GPUS_PER_NODE), "--nodes", str(result.gpus // GPUS_PER_NODE)]
 
+
+# Results, and what compare, peak, report and scaling make of them.
 
 RESULT_FOLDERS = ("output", "output-*", "all_outputs/*")
 MOST_EXPLAINED = 20

@@ -18,6 +18,8 @@ from tprimat.report.tables import columns, with_interval
 from tprimat.runner.session import RunRequest, plan_run, prepare
 from tprimat.runner.sweep import Cell, CellResult, session_cells
 
+# The matrix of run_all_configs.sh: one output folder a strategy.
+
 STRATEGIES = ("maximum_performance", "truly_identical", "memory_optimized", "minimal_communication", "balanced")
 """In the order of output-00 to output-04. Other strategies run by ./benchmark.py --parallel."""
 HEADER = ("folder", "model", "strategy", "layout", "outcome", "tokens/s/GPU", "why")
@@ -107,6 +109,8 @@ def _outcome(cell: Cell, result: CellResult | None) -> tuple[str, str, str, str]
     return layout, outcome, rate, why or units.ABSENT
 
 
+# Which cells of a configuration are valid, without running anything.
+
 PLATFORM_ORDER: tuple[PlatformName, ...] = ("nvidia", "amd", "cpu")
 
 
@@ -150,9 +154,6 @@ def _check(loaded: LoadedConfig, model: str, platform: PlatformName, strategy: s
         engine=FALLBACK,
         engine_reason="",
         gpus_found=None,
-        run_id="",
-        run_directory="",
-        output_directory="",
     )
     try:
         plan = plan_run(loaded, request)

@@ -15,7 +15,7 @@ from tprimat.facts.accelerators import PLATFORM_OF
 from tprimat.hardware.nodes import this_machine
 from tprimat.launch.command import python_environment, run_command, run_ranks
 from tprimat.records.discover import PROBES_FILE
-from tprimat.records.store import read_probes, write_atomically
+from tprimat.records.store import append_probe, read_probes, write_atomically
 from tprimat.report.suite import page
 
 if TYPE_CHECKING:
@@ -121,7 +121,6 @@ def shared_bench(small: bool | None) -> "Bench":
 def measure_on_ranks(kind: str, request: ProbeRequest, seconds: float | None) -> Iterator["ProbeRecord"]:
     """Measure one probe in processes started by torchrun, one per rank; they append to the same file."""
     from tprimat.probe import case, collectives
-    from tprimat.records.store import read_probes
 
     known = case.open_log(request.file, resume=request.resume, seconds=None, tell=tell).known
     for ranks in rank_counts(kind, request.ranks):
@@ -142,7 +141,6 @@ def measure_on_ranks(kind: str, request: ProbeRequest, seconds: float | None) ->
 def record_failure(kind: str, ranks: int, failure: str, request: ProbeRequest) -> None:
     """Write a record for ranks that failed; what they had measured before is kept."""
     from tprimat.probe.case import Case, empty_record
-    from tprimat.records.store import append_probe
 
     case = Case(kind=kind, shape={"ranks": ranks}, dtype="bf16", prepare=lambda _: lambda: None)
     record = replace(empty_record(case, shared_bench(request.small)), error=failure)
@@ -229,9 +227,10 @@ def layouts_of(config: "Config", model: str, platform: "PlatformName") -> "list[
     return [models[model][platform] for models in config.parallelism.values() if model in models and platform in models[model]]
 
 
+# The suite: every probe in order, each in its own process, and one page from the records.
+
 PROBES = ("gemm", "memory", "attention", "mlp", "transformer", "collectives", "ddp")
 """In order. The probes that other results are compared with come first, in case the time runs out."""
-ON_SEVERAL_RANKS = frozenset({"collectives", "ddp"})
 PAGE_NAME = "suite.md"
 
 
@@ -275,11 +274,11 @@ def run_suite(options: SuiteOptions) -> bool:
     for probe in PROBES:
         left = None if ends is None else ends - time.monotonic()
         if probe in options.skip:
-            log(f"{probe}: skipped")
+            tell(f"{probe}: skipped")
         elif left is not None and left <= 0:
-            log(f"{probe}: skipped, the time budget is spent")
+            tell(f"{probe}: skipped, the time budget is spent")
         else:
-            log(f"{probe}:")
+            tell(f"{probe}:")
             if not run_probe(probe, options, left):
                 return False
     return True
@@ -293,12 +292,12 @@ def run_probe(probe: str, options: SuiteOptions, seconds: float | None) -> bool:
     """
     arguments = [probe, "--resume", "--json", "--output", str(options.output)]
     arguments += [f"--{options.size}"] if options.size else []
-    arguments += ["--ranks", str(options.ranks)] if options.ranks and probe in ON_SEVERAL_RANKS else []
+    arguments += ["--ranks", str(options.ranks)] if options.ranks and probe in RANK_KINDS else []
     arguments += ["--time-budget", str(seconds)] if seconds is not None else []
     command = Command(argv=(sys.executable, "-m", "tprimat", "probe", *arguments), environment=python_environment())
-    ending = run_command(command, lambda line: None if line.startswith("{") else log(line))
+    ending = run_command(command, lambda line: None if line.startswith("{") else tell(line))
     if ending.exit_code:
-        log(f"{probe} ended with status {ending.exit_code}; its measurements so far are kept")
+        tell(f"{probe} ended with status {ending.exit_code}; its measurements so far are kept")
     return ending.stopped is None or ending.stopped.outcome != "interrupted"
 
 
@@ -315,8 +314,3 @@ def write_page(output: Path) -> Path:
     target = output / PAGE_NAME
     write_atomically(target, page(probes))
     return target
-
-
-def log(line: str) -> None:
-    """Print progress to stderr."""
-    print(line, file=sys.stderr, flush=True)

@@ -34,7 +34,7 @@ from tprimat.runner.session import Session
 
 
 class FollowedLog:
-    """Provide `step_of_line` and `complete` to a Launch.
+    """Read steps and evidence of a framework that writes no records from its log: `step_of_line` and `complete` of a Launch.
 
     Each step is reported once, with its line. What only the whole log shows (the mean that Megatron prints for its second step,
     peaks that come later) is corrected at the end, in steps.jsonl too.
@@ -79,6 +79,8 @@ class FollowedLog:
         completed = dataclasses.replace(run, clock="framework", evidence=evidence, mismatches=findings)
         return completed, parsed.steps
 
+
+# Progress on stderr: one live line on a terminal, plain lines otherwise.
 
 SECONDS_BETWEEN_PLAIN_LINES = 5.0
 

@@ -102,6 +102,8 @@ def scaling_of(measured: Sequence[Measured]) -> list[FittedSeries]:
     return fit_series(found)
 
 
+# A printed table of throughput over GPUs.
+
 COLUMNS = {
     "configuration": "configuration",
     "gpus": "gpus",

@@ -156,8 +156,6 @@ def _plans(session: Session, request: RunRequest) -> list[RunPlan]:
             engine=choice.engine.name,
             engine_reason=choice.reason,
             gpus_found=_gpus_found(session),
-            run_id="",
-            run_directory="",
             output_directory=str(session.output),
             primus=start,
             command=request.command,

@@ -4,12 +4,13 @@ Units: tokens, sequences, seconds, fractions 0..1. Unknown keys are refused by t
 """
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, Strict
 
 from tprimat.facts.accelerators import PlatformName
 from tprimat.facts.models import ModelShape
+from tprimat.facts.rows import RefuseUnknownKeys
 
 Precision = Literal["bf16", "fp8", "fp32"]
 Recompute = Literal["none", "selective", "full"]
@@ -18,7 +19,6 @@ Scalar = bool | int | float | str | None
 Size = Literal["full", "tiny"]
 FlopsConvention = Literal["causal", "full", "6n"]
 
-REFUSE_UNKNOWN_KEYS: dict[str, Any] = {"extra": "forbid"}
 
 Count = Annotated[int, Strict(), Field(ge=1)]
 """A whole number from 1; true and 2.0 are not whole numbers."""
@@ -30,10 +30,8 @@ Flag = Annotated[bool, Strict()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExperimentConfig:
+class ExperimentConfig(RefuseUnknownKeys):
     """Name and seed of a series of runs."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     name: str = "tprimat"
     description: str = ""
@@ -42,10 +40,8 @@ class ExperimentConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlatformHardware:
+class PlatformHardware(RefuseUnknownKeys):
     """The ranks of a platform."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     nodes: Count = 1
     gpus_per_node: Count | Literal["auto"] = "auto"
@@ -55,19 +51,15 @@ class PlatformHardware:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HardwareConfig:
+class HardwareConfig(RefuseUnknownKeys):
     """The platforms that strategies can name."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     platforms: dict[PlatformName, PlatformHardware] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(RefuseUnknownKeys):
     """One model that --model can name."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     name: str
     """For people: Llama 3.1 8B."""
@@ -80,10 +72,8 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataConfig:
+class DataConfig(RefuseUnknownKeys):
     """The data of a step."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     dataset: str = "auto"
     """mock, text:PATH, or auto: real text on a CPU, mock on a GPU."""
@@ -96,10 +86,8 @@ class DataConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerConfig:
+class OptimizerConfig(RefuseUnknownKeys):
     """AdamW, its schedule and clipping."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     learning_rate: Positive = 1.0e-4
     min_learning_rate: NotNegative = 1.0e-5
@@ -113,19 +101,15 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DurationConfig:
+class DurationConfig(RefuseUnknownKeys):
     """Length of a run."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     max_steps: Count = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingConfig:
+class TrainingConfig(RefuseUnknownKeys):
     """The workload: the same for every strategy of a comparison."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -133,10 +117,8 @@ class TrainingConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutConfig:
+class LayoutConfig(RefuseUnknownKeys):
     """How one model is split on one platform under one strategy. Omitted values are derived, stated ones are checked."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     tensor_model_parallel_size: Count = 1
     pipeline_model_parallel_size: Count = 1
@@ -158,10 +140,8 @@ REMOVED_ENGINE_OPTIONS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOptions:
+class EngineOptions(RefuseUnknownKeys):
     """Switches of the embedded engine for speed and memory. Only optimizer_states changes the losses."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     compiled_regions: Flag | Literal["auto"] = "auto"
     """torch.compile on norms, rotary positions and the loss, one region each for all layers; auto: on a GPU."""
@@ -191,10 +171,8 @@ class EngineOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrimusOptions:
+class PrimusOptions(RefuseUnknownKeys):
     """How to start the engine primus, and settings besides the plan."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     launcher: PrimusLauncher | Literal["auto"] = "auto"
     """direct, container and slurm are primus-cli's; script is examples/run_pretrain.sh. auto: direct, or script before v0.5.0."""
@@ -207,10 +185,8 @@ class PrimusOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlatformOptimizations:
+class PlatformOptimizations(RefuseUnknownKeys):
     """Choices that differ between platforms."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     precision: Precision = "bf16"
     recompute: Recompute = "none"
@@ -221,10 +197,8 @@ class PlatformOptimizations:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileSchedule:
+class ProfileSchedule(RefuseUnknownKeys):
     """Steps in torch.profiler's terms."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     wait: WholeNumber = 1
     warmup: WholeNumber = 1
@@ -233,10 +207,8 @@ class ProfileSchedule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProfilingConfig:
+class ProfilingConfig(RefuseUnknownKeys):
     """The Kineto profiler on rank 0."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     enabled: Flag = False
     export_chrome_trace: Flag = True
@@ -248,10 +220,8 @@ class ProfilingConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BenchmarkingConfig:
+class BenchmarkingConfig(RefuseUnknownKeys):
     """How runs are measured and separated."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     flops_convention: FlopsConvention = "causal"
     warmup_steps: WholeNumber | Literal["auto"] = "auto"
@@ -277,10 +247,8 @@ Strategy = dict[str, dict[PlatformName, LayoutConfig]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
+class Config(RefuseUnknownKeys):
     """All of config.yaml."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     experiment: ExperimentConfig = field(default_factory=ExperimentConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from types import MappingProxyType
-from typing import Any, ClassVar
 
 from tprimat.errors import ConfigError
-from tprimat.facts.rows import read_rows
+from tprimat.facts.rows import RefuseUnknownKeys, read_rows
 
 VOCABULARY_MULTIPLE = 128
 """Megatron-LM's make_vocab_size_divisible_by: the embedding is padded to it, in the same way whatever the layout."""
@@ -22,10 +21,8 @@ TINY_FFN_MULTIPLE = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RopeScaling:
+class RopeScaling(RefuseUnknownKeys):
     """Llama 3.1's rescaling of rotary frequencies for long contexts."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     factor: float
     low_frequency_factor: float
@@ -34,7 +31,7 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelShape:
+class ModelShape(RefuseUnknownKeys):
     """The dimensions of a decoder-only transformer.
 
     Dense unless `experts` is given; grouped-query attention unless `kv_lora_rank` (multi-head latent attention) is given.
@@ -43,8 +40,6 @@ class ModelShape:
         ConfigError: a dimension is not positive, the key/value heads do not divide the heads, or some but not all dimensions of
             the experts, or of latent attention, are given.
     """
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     name: str
     layers: int

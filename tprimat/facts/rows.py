@@ -6,7 +6,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from tprimat.errors import ConfigError
 
@@ -19,6 +19,13 @@ DATA = Path(__file__).parent.parent / "data"
 DATE = re.compile(r"\d{4}(-\d{2}(-\d{2})?)?")
 _hints = cache(get_type_hints)
 KIND_NAMES = {float: "a number", int: "a whole number", str: "text", bool: "true or false"}
+
+
+class RefuseUnknownKeys:
+    """Base of dataclasses that refuse keys which they lack when pydantic reads them."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
 
 def read_rows(file: str, section: str, kind: type[T], prepare: Prepare = dict) -> tuple[T, ...]:

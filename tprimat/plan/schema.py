@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from tprimat.config.schema import (
     REMOVED_ENGINE_OPTIONS,
@@ -20,6 +20,7 @@ from tprimat.config.schema import (
 from tprimat.errors import RecordError
 from tprimat.facts.accelerators import PlatformName
 from tprimat.facts.models import ModelShape
+from tprimat.facts.rows import RefuseUnknownKeys
 from tprimat.records.schema import MicroBatchSearch
 from tprimat.records.store import from_json, read_text, to_json, write_atomically
 
@@ -36,14 +37,11 @@ __all__ = [
 ]
 
 PLAN_VERSION: Literal[1] = 1
-REFUSE_UNKNOWN_KEYS: dict[str, Any] = {"extra": "forbid"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class Layout(RefuseUnknownKeys):
     """How one model is split over ranks. The data-parallel degree is derived from the others."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     tensor: int = 1
     """Ranks that share every matrix."""
@@ -66,10 +64,8 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class Batch(RefuseUnknownKeys):
     """The data of one optimizer step."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     micro_batch_sequences: int | Literal["auto"]
     global_batch_sequences: int
@@ -84,10 +80,8 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrimusStart:
+class PrimusStart(RefuseUnknownKeys):
     """The Primus that runs a plan, and how to start it."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     program: str
     """primus-cli, or run_pretrain.sh for the launcher script."""
@@ -102,10 +96,8 @@ class PrimusStart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunPlan:
+class RunPlan(RefuseUnknownKeys):
     """Everything that a worker needs to know."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     plan_version: Literal[1] = PLAN_VERSION
     run_id: str

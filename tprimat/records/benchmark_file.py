@@ -9,21 +9,20 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from tprimat.errors import RecordError
 from tprimat.facts.accelerators import SHORT_NAMES, Backend
-from tprimat.records.schema import REFUSE_UNKNOWN_KEYS, SCHEMA_VERSION, RunMetrics, RunRecord, StepRecord, TelemetrySample
+from tprimat.facts.rows import RefuseUnknownKeys
+from tprimat.records.schema import SCHEMA_VERSION, RunMetrics, RunRecord, StepRecord, TelemetrySample
 from tprimat.records.store import adapter, as_document, explain, write_atomically
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuInfo:
+class GpuInfo(RefuseUnknownKeys):
     """The hardware and the software on it."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     device_name: str | None
     device_count: int | None
@@ -33,10 +32,8 @@ class GpuInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParallelismSection:
+class ParallelismSection(RefuseUnknownKeys):
     """How the model was split."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     tensor_model_parallel_size: int | None
     pipeline_model_parallel_size: int | None
@@ -48,10 +45,8 @@ class ParallelismSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingSection:
+class TrainingSection(RefuseUnknownKeys):
     """The workload."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     micro_batch_size: int | None
     micro_batch_size_asked: int | Literal["auto"] | None
@@ -62,10 +57,8 @@ class TrainingSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PerformanceSection:
+class PerformanceSection(RefuseUnknownKeys):
     """The metrics of the steady steps, without their spread (see `metrics`)."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     tokens_per_second: float | None
     tokens_per_second_per_gpu: float | None
@@ -78,10 +71,8 @@ class PerformanceSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BenchmarkDocument:
+class BenchmarkDocument(RefuseUnknownKeys):
     """One run: the familiar keys first, then the records themselves in SI units."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     schema_version: int
     platform: Literal["nvd", "amd", "cpu"]

@@ -1,20 +1,18 @@
 """The records that runs and probes leave behind. Plain data, SI units, None where a value is absent."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from tprimat.facts.accelerators import Backend
 from tprimat.facts.models import ModelShape
+from tprimat.facts.rows import RefuseUnknownKeys
 
 SCHEMA_VERSION = 1
-REFUSE_UNKNOWN_KEYS: dict[str, Any] = {"extra": "forbid"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MicroBatchTrial:
+class MicroBatchTrial(RefuseUnknownKeys):
     """One micro-batch size, tried in a training step with the real model and optimizer."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     micro_batch_sequences: int
     peak_bytes: int | None
@@ -29,10 +27,8 @@ class MicroBatchTrial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MicroBatchSearch:
+class MicroBatchSearch(RefuseUnknownKeys):
     """The search for the largest micro-batch that fits. The size found is in the plan's batch and in the record."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     candidates: tuple[int, ...]
     """Sizes that divide the batch, smallest first."""
@@ -51,10 +47,8 @@ StartUp = Literal["rank_started", "imported", "process_group", "model_built", "t
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepRecord:
+class StepRecord(RefuseUnknownKeys):
     """One optimizer step over all ranks."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     step: int
     """Counts from 1."""
@@ -75,10 +69,8 @@ class StepRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class Machine(RefuseUnknownKeys):
     """The hardware of a run, as the machine itself names it."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     platform: Backend
     accelerator: str | None
@@ -98,10 +90,8 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class Evidence(RefuseUnknownKeys):
     """What ran, as the running framework or its log states it. None: not stated."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     source: Literal["running_framework", "log"]
     world_size: int | None = None
@@ -136,10 +126,8 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogSource:
+class LogSource(RefuseUnknownKeys):
     """The log file that a record was read from."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     path: str
     sha256: str | None = None
@@ -148,10 +136,8 @@ class LogSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunRecord:
+class RunRecord(RefuseUnknownKeys):
     """One training run: what was requested, what ran, how it ended. Its steps are in steps.jsonl next to it."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     schema_version: int = SCHEMA_VERSION
     run_id: str
@@ -219,10 +205,8 @@ class RunRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TelemetrySample:
+class TelemetrySample(RefuseUnknownKeys):
     """One reading of one accelerator during a run."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     at_seconds: float
     """Since the run's started_at."""
@@ -236,10 +220,8 @@ class TelemetrySample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeRecord:
+class ProbeRecord(RefuseUnknownKeys):
     """One timed operation. All samples are kept."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     schema_version: int = SCHEMA_VERSION
     kind: str
@@ -269,10 +251,8 @@ class ProbeRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class Estimate(RefuseUnknownKeys):
     """A number with its spread."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     value: float
     low: float | None
@@ -282,10 +262,8 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class Window(RefuseUnknownKeys):
     """The steady steps of a run, including both ends, and what was left out."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     first_step: int
     last_step: int
@@ -301,10 +279,8 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunMetrics:
+class RunMetrics(RefuseUnknownKeys):
     """The metrics of a run and its steps."""
-
-    __pydantic_config__: ClassVar = REFUSE_UNKNOWN_KEYS
 
     window: Window
     step_seconds: Estimate

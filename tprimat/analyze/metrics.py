@@ -120,10 +120,10 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
     per_gpu = scaled(rate, 1 / gpus, count) if rate and gpus else None
     flops = scaled(rate, flop / gpus, count) if rate and gpus and flop else None
     energy, no_energy = _energy(options, steady, window, gpus)
-    mfu = _times(flops, 1 / peak) if flops and peak else None
+    mfu = scaled(flops, 1 / peak, count) if flops and peak else None
     return RunMetrics(
         window=window,
-        step_seconds=estimate(median_interval(seconds), count),
+        step_seconds=scaled(median_interval(seconds), 1.0, count),
         mean_step_seconds=float(seconds.mean()),
         steps_per_second=1 / float(seconds.mean()),
         step_seconds_mad=scaled_mad(seconds),
@@ -161,20 +161,11 @@ def _largest(values: Iterable[int | None]) -> int | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def scaled(interval: Interval, factor: float, samples: int) -> Estimate:
+def scaled(interval: Interval | Estimate, factor: float, samples: int) -> Estimate:
     """Return an interval in other units."""
     low = None if interval.low is None else interval.low * factor
     high = None if interval.high is None else interval.high * factor
     return Estimate(value=interval.value * factor, low=low, high=high, samples=samples)
-
-
-def estimate(interval: Interval, samples: int) -> Estimate:
-    """Return an interval as the record stores it."""
-    return scaled(interval, 1.0, samples)
-
-
-def _times(number: Estimate, factor: float) -> Estimate:
-    return scaled(Interval(value=number.value, low=number.low, high=number.high), factor, number.samples)
 
 
 def _flop_per_token(run: RunRecord, convention: Convention) -> tuple[float | None, str | None]:
@@ -282,15 +273,13 @@ def impossible(mfu: Estimate | None) -> tuple[str, ...]:
 def _throttling(samples: Sequence[TelemetrySample]) -> tuple[str, ...]:
     if not samples:
         return ()
-    slowed = [sample for sample in samples if any(word in reason for reason in _reasons(sample) for word in THROTTLING)]
+    slowed = [
+        sample for sample in samples if any(word in reason.lower() for reason in sample.throttle_reasons for word in THROTTLING)
+    ]
     if not slowed:
         return ()
     reasons = sorted({reason for sample in slowed for reason in sample.throttle_reasons})
     return (f"clocks were held back in {len(slowed) / len(samples):.0%} of the readings: {', '.join(reasons)}",)
-
-
-def _reasons(sample: TelemetrySample) -> tuple[str, ...]:
-    return tuple(reason.lower() for reason in sample.throttle_reasons)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ import numpy as np
 from tprimat.analyze.metrics import scaled
 from tprimat.facts.accelerators import find_accelerator, peak_dense_flops
 from tprimat.records.schema import Estimate, Machine, ProbeRecord
-from tprimat.statistics import Interval, median_interval
+from tprimat.statistics import median_interval
 
 BUS_FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,
@@ -33,7 +33,7 @@ def per_second(amount: float | None, probe: ProbeRecord) -> Estimate | None:
         return None
     low = None if time.high is None else amount / time.high
     high = None if not time.low or time.low <= 0 else amount / time.low
-    return scaled(Interval(value=amount / time.value, low=low, high=high), 1.0, time.samples)
+    return Estimate(value=amount / time.value, low=low, high=high, samples=time.samples)
 
 
 def flop_rate(probe: ProbeRecord) -> Estimate | None:

@@ -200,10 +200,9 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Write the remaining steps, and the record with what was observed of the batches."""
         self._write(trainer, keep=0)
-        run = self._describe(trainer, pl_module)
+        self._describe(trainer, pl_module)
         if self._completes and trainer.global_rank == 0:
-            ended_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-            self.directory.write_run(replace(run, outcome="completed", ended_at=ended_at))
+            note_completed(self.directory)
 
     def _describe(self, trainer: Any, pl_module: Any) -> RunRecord:
         run = self.describe(trainer, pl_module)

@@ -21,6 +21,16 @@ CONVENTIONS: tuple[FlopConvention, ...] = get_args(FlopConvention)
 BYTES_PER_WEIGHT = {"fp16": 2, "bf16": 2, "fp8": 1}
 FORWARD_AND_BACKWARD = 3
 SEED_FLOP_PER_TOKEN = {"llama-3.1-8b": 6 * 8.0e9, "qwen-2.5-7b": 6 * 7.6e9}
+SEED_SHAPES: dict[str, tuple[int, int, int]] = {
+    "square 4K": (4096, 4096, 4096),
+    "square 8K": (8192, 8192, 8192),
+    "square 16K": (16384, 16384, 16384),
+    "fused QKV projection": (16384, 8192, 1280),
+    "attention output": (16384, 1024, 8192),
+    "feed-forward 1": (16384, 8192, 7168),
+    "feed-forward 2": (16384, 3584, 8192),
+}
+"""(m, k, n): Llama 70B under eight-way tensor parallelism, and three squares (SemiAnalysis, 2024-12-22, part 1)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

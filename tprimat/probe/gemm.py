@@ -21,21 +21,10 @@ from statistics import median
 import torch
 from torch.nn import functional
 
-from tprimat.facts.flops import gemm_shapes
+from tprimat.facts.flops import SEED_SHAPES, gemm_shapes
 from tprimat.facts.models import ModelShape, model_shape, tiny
 from tprimat.probe.case import Bench, Call, Case, Effort, ProbeLog, measure, summary
 from tprimat.records.schema import ProbeRecord
-
-SEED_SHAPES: dict[str, tuple[int, int, int]] = {
-    "square 4K": (4096, 4096, 4096),
-    "square 8K": (8192, 8192, 8192),
-    "square 16K": (16384, 16384, 16384),
-    "fused QKV projection": (16384, 8192, 1280),
-    "attention output": (16384, 1024, 8192),
-    "feed-forward 1": (16384, 8192, 7168),
-    "feed-forward 2": (16384, 3584, 8192),
-}
-"""(m, k, n): Llama 70B under eight-way tensor parallelism, and three squares (SemiAnalysis, 2024-12-22, part 1)."""
 
 LIBRARIES = {"cuda": ("cublas", "cublaslt"), "rocm": ("cublas", "cublaslt"), "cpu": ()}
 """Arguments of torch.backends.cuda.preferred_blas_library. On ROCm these two mean rocBLAS and hipBLASLt."""

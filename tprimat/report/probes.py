@@ -5,19 +5,11 @@ from collections.abc import Iterable, Sequence
 
 from tprimat import units
 from tprimat.analyze import probes as figures
+from tprimat.facts.flops import SEED_SHAPES
 from tprimat.records.schema import Estimate, ProbeRecord
 from tprimat.report.tables import table
 
-DESCRIPTIONS = {
-    (4096, 4096, 4096): "square 4K",
-    (8192, 8192, 8192): "square 8K",
-    (16384, 16384, 16384): "square 16K",
-    (16384, 8192, 1280): "fused QKV projection",
-    (16384, 1024, 8192): "attention output",
-    (16384, 8192, 7168): "feed-forward 1",
-    (16384, 3584, 8192): "feed-forward 2",
-}
-"""By (m, k, n): the shapes that SemiAnalysis took from Llama 70B."""
+DESCRIPTIONS = {shape: name for name, shape in SEED_SHAPES.items()}
 PLAIN = ("torch.matmul", "scaled_mm tensor-wise")
 DTYPES = ("bf16", "fp8", "fp16", "tf32", "fp32")
 LIBRARY_PAIRS = (

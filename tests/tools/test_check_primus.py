@@ -11,7 +11,7 @@ sys.path.insert(0, str(ROOT / "tests" / "engines"))
 
 from test_primus import plan_of  # noqa: E402
 
-from tprimat.engines.primus_settings import MODULE, experiment  # noqa: E402
+from tprimat.engines.primus import MODULE, experiment  # noqa: E402
 
 PRIMUS_CONFIG = """
 from types import SimpleNamespace

@@ -24,13 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tprimat.config.load import Setting, read_config  # noqa: E402
-from tprimat.engines.primus import (  # noqa: E402
-    ENGINE,
-    INSTEAD,
-    MODULE,
-    experiment,
-    settings,
-)
+from tprimat.engines.primus import ENGINE, INSTEAD, MODULE, experiment, settings  # noqa: E402
 from tprimat.plan.build import PlanRequest, build_plan  # noqa: E402
 from tprimat.plan.schema import PrimusStart, RunPlan  # noqa: E402
 

@@ -1,7 +1,7 @@
 """Primus, AMD's training framework over Megatron: a generated experiment file and the launcher that starts it.
 
 Sources: AMD-AGI/Primus, v0.2.0 to v26.5.1: runner/primus-cli*.sh, examples/run_pretrain.sh, and the key names of
-primus/configs/modules/megatron/*.yaml and primus/configs/models/megatron/*.yaml. tools/check_primus.sh checks the settings against a
+primus/configs/modules/megatron/*.yaml and primus/configs/models/megatron/*.yaml. tools/check_primus.sh checks the settings with a
 checkout's own parser.
 """
 
@@ -21,8 +21,9 @@ from tprimat.logs.fields import LineFields
 from tprimat.logs.formats import primus as log_format
 from tprimat.plan.schema import PlatformName, PrimusLauncher, PrimusOptions, PrimusStart, RunPlan, Scalar
 
-# A plan as Primus's settings: the keys of its pre_trainer module, the experiment file and command-line overrides. Megatron accepts
-# some keys and then recomputes them; for those the key that has an effect is used: `num_virtual_stages_per_pipeline_rank`.
+# A plan as Primus's settings: the keys of its pre_trainer module, the experiment file and command-line overrides. Megatron
+# accepts some keys and then recomputes them; for those the key that has an effect is used, such as
+# `num_virtual_stages_per_pipeline_rank`.
 
 WORK_GROUP = "tprimat"
 USER_NAME = "benchmark"

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 CONFIDENCE = 0.95
+FALSE_ALARM = 0.05
 MAD_TO_SIGMA = 1.4826022185056018
 """1 / Phi^-1(3/4): makes the MAD of a normal sample estimate its standard deviation (Rousseeuw and Croux 1993, section 1)."""
 MEAN_DEVIATION_TO_SIGMA = math.sqrt(math.pi / 2)
@@ -66,14 +67,14 @@ def scaled_mad(values: Array) -> float:
     return spread if spread > 0 else float(distance.mean()) * MEAN_DEVIATION_TO_SIGMA
 
 
-def outliers(values: Array, limit: float = 3.0) -> int:
-    """Count the values further than `limit` scaled MAD from the median (Leys et al. 2013, doi:10.1016/j.jesp.2013.03.013).
+def outliers(values: Array) -> int:
+    """Count the values further than 3 scaled MAD from the median (Leys et al. 2013, doi:10.1016/j.jesp.2013.03.013).
 
     Returns 0 below 6 values, whose MAD says little about their spread.
     """
     if len(values) < 6:
         return 0
-    return int((np.abs(values - np.median(values)) > limit * scaled_mad(values)).sum())
+    return int((np.abs(values - np.median(values)) > 3 * scaled_mad(values)).sum())
 
 
 def autocorrelation(values: Array) -> float:
@@ -190,9 +191,9 @@ class Drift:
     """Theil-Sen: units per step."""
 
 
-def group_means(values: Array, most: int = MOST_POINTS) -> tuple[Array, int]:
-    """Return the means of at most `most` consecutive groups, and the size of a group. A last, partial group is dropped."""
-    size = -(-len(values) // most)
+def group_means(values: Array) -> tuple[Array, int]:
+    """Return the means of at most MOST_POINTS consecutive groups, and the size of a group. A last, partial group is dropped."""
+    size = -(-len(values) // MOST_POINTS)
     whole = len(values) // size * size
     return values[:whole].reshape(-1, size).mean(axis=1), size
 
@@ -220,12 +221,12 @@ def drift(values: Array) -> Drift | None:
     return Drift(p_value=math.erfc(z / math.sqrt(2)), slope=slope / size)
 
 
-def slow_prefix(values: Array, *, false_alarm: float = 0.05) -> int:
+def slow_prefix(values: Array) -> int:
     """Return how many leading values are warm-up, a slow first stretch: 0 to half of them.
 
     The later half gives the steady level (median) and spread (scaled MAD, not under 0.1 % of the level, which is what logs
     resolve). Each value's log likelihood ratio for being 3 spreads slower is summed from the start (Page 1954,
-    doi:10.1093/biomet/41.1-2.100); the stretch ends where the sum peaks, if the peak passes log(1 / false_alarm): by Ville's
+    doi:10.1093/biomet/41.1-2.100); the stretch ends where the sum peaks, if the peak passes log(1 / FALSE_ALARM): by Ville's
     inequality steady values do so with at most that probability, the level and spread being known. Values count as at most
     4 spreads off, so that one late spike cannot extend the warm-up.
     """
@@ -236,7 +237,7 @@ def slow_prefix(values: Array, *, false_alarm: float = 0.05) -> int:
     spread = max(scaled_mad(steady), 1e-3 * level)
     evidence = np.cumsum(3 * (np.clip((values[: len(values) // 2] - level) / spread, -4, 4) - 1.5))
     last = int(evidence.argmax())
-    return last + 1 if evidence[last] >= math.log(1 / false_alarm) else 0
+    return last + 1 if evidence[last] >= math.log(1 / FALSE_ALARM) else 0
 
 
 def cliffs_delta(first: Array, second: Array) -> float:

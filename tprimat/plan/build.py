@@ -115,10 +115,9 @@ def _check_fp8(loaded: LoadedConfig, platform: PlatformName) -> None:
         raise ConfigError("fp8 cannot run on a CPU.", where=where, why=why, fix="--precision bf16 or --precision fp32")
 
 
-def new_run_id(model: str, strategy: str, now: datetime | None = None) -> str:
+def new_run_id(model: str, strategy: str) -> str:
     """Return an identifier that sorts by time and names its run, such as 20261121-040501-123456-llama-balanced."""
-    moment = datetime.now(timezone.utc) if now is None else now
-    return f"{moment:%Y%m%d-%H%M%S-%f}-{model}-{strategy}"
+    return f"{datetime.now(timezone.utc):%Y%m%d-%H%M%S-%f}-{model}-{strategy}"
 
 
 def shape_of(model: ModelConfig, size: Size) -> ModelShape:

@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from tprimat.errors import LaunchError
-from tprimat.train.callback import NAME, lightning
+from tprimat.train.callback import LIGHTNING, lightning
 from tprimat.train.startup import in_background
 
 KNOWN_VERSIONS = {
@@ -242,7 +242,7 @@ def zero_grad_buffer_except(chunk: DistributedDataParallel, kept: set[torch.nn.P
 for _name in ("_get_process_group_backend", "_register_ddp_hooks", "setup_distributed"):
     require("lightning", lightning.strategies.DDPStrategy, _name, ("self",))
 if "timeout" not in inspect.signature(lightning.strategies.DDPStrategy).parameters:
-    raise changed("lightning", f"{NAME}.strategies.DDPStrategy", "lacks the parameter timeout")
+    raise changed("lightning", f"{LIGHTNING}.strategies.DDPStrategy", "lacks the parameter timeout")
 
 
 class UnwrappedDDPStrategy(lightning.strategies.DDPStrategy):  # type: ignore[misc]

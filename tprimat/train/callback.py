@@ -29,14 +29,15 @@ from tprimat.records.store import RunDirectory
 from tprimat.train import startup
 from tprimat.train.device import PeakMemory, Timestamp, describe_machine, read_peak_memory, record_timestamp
 
-NAME = "pytorch_lightning" if find_spec("pytorch_lightning") is not None else "lightning.pytorch"
-lightning: Any = import_module(NAME)
+LIGHTNING = "pytorch_lightning" if find_spec("pytorch_lightning") is not None else "lightning.pytorch"
+"""Either of its names; NeMo's is `lightning.pytorch`."""
+lightning: Any = import_module(LIGHTNING)
 
 
 def callback_bases() -> tuple[type[Any], ...]:
     """Return the Callback class of each installed Lightning: a Trainer accepts only callbacks of its own package."""
     bases: list[type[Any]] = [lightning.Callback]
-    if NAME == "pytorch_lightning" and find_spec("lightning") is not None:
+    if LIGHTNING == "pytorch_lightning" and find_spec("lightning") is not None:
         from lightning.pytorch import Callback
 
         bases.append(Callback)
@@ -85,7 +86,7 @@ class AnyTrainer:
             run_id=self.run_id,
             model=type(pl_module).__name__,
             strategy=None,
-            engine=NAME,
+            engine=LIGHTNING,
             matmul_dtype=None,
             tensor_parallel=None,
             pipeline_parallel=None,

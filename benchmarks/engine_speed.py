@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure an engine (the embedded one, or --engine nemo) under one layout after another, alternating with torchtitan.
+"""Measure an engine (the embedded one, or --engine nemo) under one layout after another, alternating with its peers.
 
 python3 benchmarks/engine_speed.py --output output/engine-speed
 python3 benchmarks/engine_speed.py --only dp_mbs4,tp2_mbs4 --steps 14 --rounds 2
@@ -8,9 +8,10 @@ python3 benchmarks/engine_speed.py --resume    continue an interrupted series
 python3 benchmarks/engine_speed.py --engine nemo --only dp_mbs2,tp4_mbs4,tp2_pp2_mbs4,qwen_dp_mbs2,qwen_tp2_pp2_mbs4 --steps 12
 python3 benchmarks/engine_speed.py --platform cpu --gpus 2 --only dp_mbs4 --steps 3    only check that it works
 
-Where torchtitan is installed, it runs each layout that it can express right after the engine, in every round, so that a drift
-of the machine affects both. Layouts that do not fit the GPUs here are left out and listed. Each run leaves its records
-under --output; the table is printed and written to engine_speed.json from those records.
+The peers are the embedded engine with Transformer Engine's layers, which is Megatron-LM as NVIDIA runs it
+(`--transformer-engine`), and torchtitan, where it is installed. Each runs every layout that it can express right after the
+engine, in every round, so that a drift of the machine affects all. Layouts that do not fit the GPUs here are left out and
+listed. Each run leaves its records under --output; the table is printed and written to engine_speed.json from those records.
 """
 
 import argparse
@@ -45,6 +46,8 @@ from tprimat.runner.session import RunRequest, prepare  # noqa: E402
 
 HEADER = ("layout", "program", "split", "tokens/s/GPU", "TFLOP/s/GPU", "MFU", "memory", "first step", "n", "target", "faster by")
 EMBEDDED, PEER = embedded.ENGINE.name, torchtitan.ENGINE.name
+TRANSFORMER_ENGINE = "transformer_engine"
+"""The program that is the embedded engine with Transformer Engine's layers."""
 
 
 @dataclass(kw_only=True)
@@ -145,15 +148,20 @@ def newest(folder: Path) -> RunResult | None:
 
 
 def measure_layout(layout: Layout, options: argparse.Namespace, ranks: int) -> list[Row]:
-    """Alternate between both programs for all rounds."""
-    rows = [Row(layout=layout, program=options.engine), Row(layout=layout, program=PEER)]
-    places = ([], [])
+    """Alternate between the programs for all rounds."""
+    rows = [Row(layout=layout, program=name) for name in (options.engine, PEER, TRANSFORMER_ENGINE)]
+    places = ([], [], [])
     for number in range(options.rounds):
         name = layout.name + (f"-{number + 1}" if number else "")
-        for place, folder in zip(places, (options.output / name, options.output / PEER / name), strict=True):
+        folders = (options.output / name, options.output / PEER / name, options.output / TRANSFORMER_ENGINE / name)
+        for place, folder in zip(places, folders, strict=True):
             place.append(folder)
         # ./benchmark.py recognises earlier runs of the same plan itself
         run_engine(request_of(layout, options, ranks, places[0][-1]), resume=options.resume)
+        if options.transformer_engine:
+            request = request_of(layout, options, ranks, places[2][-1])
+            layers = f"platform_optimizations.{options.platform}.engine_options.layers=transformer_engine"
+            run_engine(replace(request, settings=(*request.settings, layers)), resume=options.resume)
         changes = {"engine": PEER, "steps": max(options.steps, options.peer_steps)}
         peer = argparse.Namespace(**{**vars(options), **changes})
         earlier = newest(places[1][-1]) if options.resume else None
@@ -164,7 +172,7 @@ def measure_layout(layout: Layout, options: argparse.Namespace, ranks: int) -> l
         row.runs = [measure(result, MetricOptions()) for folder in place if (result := newest(folder)) is not None]
     if rows[0].group and rows[1].group:  # the clocks differ: torchtitan times itself, between two of its log lines
         rows[0].faster = verdict(rows[1].group, rows[0].group, even_if_different=True).ratio
-    return rows if options.torchtitan else rows[:1]
+    return [rows[0], *(rows[1:2] if options.torchtitan else ()), *(rows[2:] if options.transformer_engine else ())]
 
 
 def cells(row: Row) -> list[str]:
@@ -244,6 +252,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="keep existing runs and add the missing ones")
     parser.add_argument("--peer-steps", type=int, default=20, help="of torchtitan, which takes longer to reach its speed (20)")
     parser.add_argument("--no-torchtitan", action="store_false", dest="torchtitan", help="without torchtitan")
+    parser.add_argument("--transformer-engine", action="store_true", help="also run each layout with Transformer Engine's layers")
     parser.add_argument("--platform", choices=("nvidia", "amd", "cpu"), help="default: what this machine is")
     parser.add_argument("--gpus", type=int, help="use fewer than there are; on a CPU, processes")
     parser.add_argument("--equal-work", action="store_true", help="scale the global batches, meant for 4 GPUs, to those here")
@@ -273,7 +282,7 @@ def main() -> int:
             continue
         layout = on_cpu(requested, ranks) if options.platform == "cpu" else requested
         rows += measure_layout(layout, options, ranks)
-        print("\n".join("  ".join(filter(None, cells(row))) for row in rows[-2:]), file=sys.stderr, flush=True)
+        print("\n".join("  ".join(filter(None, cells(row))) for row in rows[-3:]), file=sys.stderr, flush=True)
         text = json.dumps([document(row) for row in rows], indent=2, allow_nan=False)
         write_atomically(options.output / "engine_speed.json", text + "\n")
     print(columns(HEADER, [cells(row) for row in rows], left=3))

@@ -143,6 +143,9 @@ REMOVED_ENGINE_OPTIONS = {
 class EngineOptions(RefuseUnknownKeys):
     """Switches of the embedded engine for speed and memory. Only optimizer_states changes the losses."""
 
+    layers: Literal["local", "transformer_engine"] = "local"
+    """Build the layers from our modules, or from NVIDIA's Transformer Engine as Megatron-LM does; then each `auto` below is
+    what Megatron-LM runs."""
     compiled_regions: Flag | Literal["auto"] = "auto"
     """torch.compile on norms, rotary positions and the loss, one region each for all layers; auto: on a GPU."""
     streamed_cross_entropy: Flag | Literal["auto"] = "auto"
@@ -167,7 +170,7 @@ class EngineOptions(RefuseUnknownKeys):
     """bf16: gradients and Adam's moments in bf16 and no fp32 masters, 8 bytes a weight instead of 18; on one rank alone, and
     for measuring only: small updates are lost."""
     fp8_scaling: Literal["delayed", "current"] = "delayed"
-    """For NeMo with precision fp8: how tensors are scaled into range, by their past or by their present values."""
+    """For Transformer Engine under precision fp8: how tensors are scaled into range, by their past or by their present values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

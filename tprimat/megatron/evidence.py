@@ -8,6 +8,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch.nn import Parameter
 
+from tprimat.megatron import transformer_engine
 from tprimat.megatron.compat import compiled_graphs
 from tprimat.megatron.fp8 import Fp8Kernels
 from tprimat.megatron.layers import SDPACoreAttention
@@ -30,12 +31,12 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
         sequence_tokens=seen.sequence_tokens if seen else None,
         tokens_per_step=seen.tokens_per_step if seen else None,
         parameter_dtype=dtype_name(parameter.dtype),
-        matmul_dtype=layers_matmul_dtype(_kernels(module), parameter.dtype),
+        matmul_dtype=_matmul_dtype(module, parameter.dtype),
         gradient_dtype=dtype_name(parameter.main_grad.dtype),
         parameters=count_parameters(module.chunk_parameters(), module.device),
         recompute=module.config.recompute_granularity or "none",
         attention=attention_backend(module),
-        transformer_engine=False,
+        transformer_engine=bool(transformer_engine.te_modules(module.chunks)),
         optimizer=module.megatron_optimizer.description,
         data=None if module.sequences is None else module.sequences.description,
         graphs_compiled=compiled,
@@ -60,6 +61,8 @@ def parallel_sizes() -> Evidence:
 
 def attention_backend(module: MegatronModule) -> str:
     """Return the attention call, and the kernels behind it once a layer has run."""
+    if transformer_engine.te_modules(module.chunks):
+        return "Transformer Engine"
     parts = (part for chunk in module.chunks for part in chunk.modules() if isinstance(part, SDPACoreAttention))
     chosen = next((part.backend for part in parts if part.backend), None)
     return "torch scaled_dot_product_attention" + (f", {chosen}" if chosen else "")
@@ -77,6 +80,14 @@ def _uneven_stages(module: MegatronModule) -> tuple[str, ...]:
     if last is None or last * module.config.pipeline_model_parallel_size == module.config.num_layers:
         return ()
     return (f"The last pipeline stage has {last} of {module.config.num_layers} layers, and the output layer.",)
+
+
+def _matmul_dtype(module: MegatronModule, weights: torch.dtype) -> str | None:
+    if modules := transformer_engine.te_modules(module.chunks):
+        asked = module.config.fp8 is not None
+        in_fp8 = transformer_engine.multiplied_in_fp8(modules)
+        return None if asked and in_fp8 is None else "fp8" if in_fp8 else matmul_dtype(weights)
+    return layers_matmul_dtype(_kernels(module), weights)
 
 
 def _kernels(module: MegatronModule) -> list[Kernels]:

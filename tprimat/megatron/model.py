@@ -17,10 +17,11 @@ from torch import Tensor
 from tprimat.errors import LaunchError
 from tprimat.facts.flops import attention_matrices, feed_forward_matrices
 from tprimat.facts.models import ModelShape, RopeScaling, padded_vocabulary
+from tprimat.megatron import transformer_engine
 from tprimat.megatron.attention import Rotation
 from tprimat.megatron.fp8 import Fp8Kernels
 from tprimat.megatron.layers import block_spec, defer_residual_add
-from tprimat.megatron.linear import NativeKernels, linear_types
+from tprimat.megatron.linear import ColumnLinear, NativeKernels, RowLinear, linear_types
 from tprimat.megatron.loss import ChunkedLossModel
 from tprimat.megatron.options import ResolvedOptions
 from tprimat.megatron.wgrad import use_accumulating_embedding
@@ -105,15 +106,13 @@ def transformer_config(plan: RunPlan, device: torch.device, options: ResolvedOpt
         init_method=_leave_as_is,
         output_layer_init_method=_leave_as_is,
         embedding_init_method=_leave_as_is,
-        bias_activation_fusion=on_gpu and (shape.gated or shape.linear_bias),
-        bias_dropout_fusion=False,
         masked_softmax_fusion=False,
         persist_layer_norm=False,
         gradient_accumulation_fusion=options.accumulate_weight_gradients,
         cross_entropy_loss_fusion=on_gpu,
-        cross_entropy_fusion_impl="native",
         # gloo reads a tensor in a thread of its own, after Megatron has freed it; NCCL is ordered by stream.
         deallocate_pipeline_outputs=on_gpu,
+        **(transformer_engine.settings(plan) if options.layers == "transformer_engine" else _unfused(plan, on_gpu)),
         **_stages(plan, options),
         **_recompute(plan),
     )
@@ -126,6 +125,15 @@ def _scaling_range(scaling: RopeScaling) -> tuple[float, float, int]:
 def _leave_as_is(weight: Tensor) -> Tensor:
     """Keep a weight: Megatron's initialisation runs only because it also marks how a weight is split."""
     return weight
+
+
+def _unfused(plan: RunPlan, on_gpu: bool) -> dict[str, Any]:
+    shape = plan.shape
+    return {
+        "bias_activation_fusion": on_gpu and (shape.gated or shape.linear_bias),
+        "bias_dropout_fusion": False,
+        "cross_entropy_fusion_impl": "native",
+    }
 
 
 def _stages(plan: RunPlan, options: ResolvedOptions) -> dict[str, Any]:
@@ -155,10 +163,13 @@ def _build_chunk(plan: RunPlan, config: TransformerConfig, options: ResolvedOpti
     kind: Any = GPTModel
     if options.streamed_cross_entropy:
         kind = partial(ChunkedLossModel, compile_regions=options.compiled_regions)
-    linear = linear_types(Fp8Kernels if plan.precision == "fp8" else NativeKernels, overlapped=options.overlap_tensor_parallel)
+    if options.layers == "transformer_engine":
+        spec = transformer_engine.block_spec(config, shape, virtual_stage)
+    else:
+        spec = block_spec(config, shape, virtual_stage, rotary, _linear(plan, options))
     model = kind(
         config=config,
-        transformer_layer_spec=block_spec(config, shape, virtual_stage, rotary, linear),
+        transformer_layer_spec=spec,
         vocab_size=padded_vocabulary(shape),
         max_sequence_length=plan.batch.sequence_tokens if shape.position == "rope" else shape.context_tokens,
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=virtual_stage),
@@ -172,11 +183,16 @@ def _build_chunk(plan: RunPlan, config: TransformerConfig, options: ResolvedOpti
         rope_scaling_factor=shape.rope_scaling.factor if shape.rope_scaling else 1.0,
         vp_stage=virtual_stage,
     )
-    if options.accumulate_weight_gradients and not shape.tied_embeddings:
+    if options.accumulate_weight_gradients and not shape.tied_embeddings and options.layers == "local":
         use_accumulating_embedding(model)
     defer_residual_add(model)
     _initialize(model, config, plan.seed, get_transformer_layer_offset(config, vp_stage=virtual_stage))
     return model
+
+
+def _linear(plan: RunPlan, options: ResolvedOptions) -> tuple[type[ColumnLinear], type[RowLinear]]:
+    kernels = Fp8Kernels if plan.precision == "fp8" else NativeKernels
+    return linear_types(kernels, overlapped=options.overlap_tensor_parallel)
 
 
 def _rotary(shape: ModelShape, config: TransformerConfig) -> Callable[[int], Rotation]:

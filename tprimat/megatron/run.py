@@ -15,6 +15,11 @@ def train(plan: RunPlan) -> None:
     if plan.platform == "nvidia":
         startup.prefetch_gpu(int(os.environ.get("LOCAL_RANK", "0")))
     startup.import_torchmetrics()
+    # Megatron-Core takes Transformer Engine's Adam wherever it finds the package: our own layers keep to our own optimizer.
+    if plan.engine_options.layers == "local":
+        startup.hide_transformer_engine()
+    else:
+        startup.transformer_engine_is_usable()
     from tprimat.megatron import bootstrap
 
     bootstrap.offer_wgrad_extension()

@@ -26,6 +26,7 @@ def train(plan: RunPlan) -> None:
     Raises:
         LaunchError: NeMo is incomplete, or cannot do what the plan asks for.
     """
+    startup.transformer_engine_is_usable()  # before anything imports megatron.core
     redirected = bootstrap.redirect_to_cpu()
     pretrain_recipe(plan.nemo_recipe, plan.model)  # before our own imports of NeMo, to name what is missing
     if redirected:

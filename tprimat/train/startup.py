@@ -134,8 +134,13 @@ def transformer_engine_is_usable() -> bool:
         import_module(f"{TRANSFORMER_ENGINE}.pytorch")
     except (ImportError, OSError, RuntimeError) as error:
         sys.stderr.write(f"Transformer Engine is installed and cannot be imported; continuing without it: {error}\n")
-        for name in [name for name in sys.modules if name.partition(".")[0] == TRANSFORMER_ENGINE]:
-            del sys.modules[name]
-        sys.modules[TRANSFORMER_ENGINE] = None  # type: ignore[assignment]  # Python's way to make further imports fail
+        hide_transformer_engine()
         return False
     return True
+
+
+def hide_transformer_engine() -> None:
+    """Make further imports of Transformer Engine fail, as if it were not installed."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == TRANSFORMER_ENGINE]:
+        del sys.modules[name]
+    sys.modules[TRANSFORMER_ENGINE] = None  # type: ignore[assignment]  # Python's way to do it

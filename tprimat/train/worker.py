@@ -48,7 +48,6 @@ def train(plan: RunPlan) -> None:
     # Megatron's overlap of communication and computation relies on one hardware queue (Megatron-LM's own requirement), which
     # is set when the GPU is opened.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    startup.transformer_engine_is_usable()  # before anything imports megatron.core
     import_module(plan.trainer).train(plan)
     import torch.distributed as dist
 

@@ -1,0 +1,74 @@
+"""Layers of NVIDIA's Transformer Engine in place of ours: what Megatron-LM itself trains with on NVIDIA GPUs.
+
+`engine_options.layers: transformer_engine` builds Megatron-Core's own spec for it, so that one program with one clock measures
+NVIDIA's best and ours, on the same weights and batches. Every switch that is `auto` then follows Megatron-LM, with Transformer
+Engine's fused cross-entropy and Adam instead of ours.
+"""
+
+from typing import Any
+
+import torch
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+
+from tprimat.facts.models import ModelShape
+from tprimat.plan.schema import RunPlan
+
+PACKAGE = "transformer_engine"
+AMAX_HISTORY = 1024
+"""Steps whose largest value scales a tensor under delayed scaling; as in NeMo's recipes (nemo/collections/llm/recipes)."""
+
+
+def block_spec(config: TransformerConfig, shape: ModelShape, virtual_stage: int | None) -> TransformerBlockSubmodules:
+    """Return the spec of the layers of one pipeline stage, or chunk of one.
+
+    Args:
+        config: of the whole model.
+        shape: of the whole model.
+        virtual_stage: chunk of this rank under virtual pipelining.
+    """
+    from megatron.core.extensions.transformer_engine import TENorm
+
+    layer = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=shape.qk_norm)
+    layers = get_num_layers_to_build(config, vp_stage=virtual_stage)
+    return TransformerBlockSubmodules(layer_specs=[layer] * layers, layer_norm=TENorm)
+
+
+def settings(plan: RunPlan) -> dict[str, Any]:
+    """Return what Megatron-LM sets in a TransformerConfig where Transformer Engine is installed."""
+    fused: dict[str, Any] = {
+        "bias_activation_fusion": True,
+        "bias_dropout_fusion": True,
+        "apply_rope_fusion": plan.shape.position == "rope",
+        "cross_entropy_fusion_impl": "te",
+    }
+    if plan.precision == "fp8":
+        fused["fp8"] = "hybrid"
+        if plan.engine_options.fp8_scaling == "current":
+            fused["fp8_recipe"] = "tensorwise"
+        else:
+            fused |= {"fp8_recipe": "delayed", "fp8_amax_history_len": AMAX_HISTORY, "fp8_amax_compute_algo": "max"}
+    return fused
+
+
+def te_modules(chunks: list[Any]) -> list[Any]:
+    """Return the modules of Transformer Engine in the chunks of a model."""
+    return [part for chunk in chunks for part in chunk.modules() if is_te(type(part))]
+
+
+def is_te(kind: type) -> bool:
+    """Whether a class is one of Transformer Engine's, or made from one."""
+    return any(base.__module__.partition(".")[0] == PACKAGE for base in kind.__mro__)
+
+
+def multiplied_in_fp8(modules: list[Any]) -> bool | None:
+    """Whether every linear layer of Transformer Engine has multiplied in fp8, read from the quantizers that its products made.
+
+    Returns:
+        None before the first product.
+    """
+    linear = [part for part in modules if isinstance(getattr(part, "weight", None), torch.Tensor) and hasattr(part, "fp8_meta")]
+    if not linear or not any(hasattr(part, "fp8") for part in linear):
+        return None
+    return all(bool(getattr(part, "fp8", False)) and getattr(part, "fp8_initialized", False) for part in linear)

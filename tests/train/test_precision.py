@@ -1,12 +1,16 @@
 """Training in fp8, with bf16 optimizer states, and in fp32 with losses that both known versions of Megatron-Core give."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from importlib.metadata import version
 
 import pytest
 import reference_run
-from planning import make_plan, train_together
+from planning import ROOT, make_plan, train_together
 
+from tprimat.engines.embedded import ENGINE
 from tprimat.errors import ConfigError
 
 BF16_STATES = {
@@ -96,3 +100,35 @@ def test_the_losses_are_those_that_the_other_known_version_of_megatron_must_give
     assert run.mismatches == ()
     assert [step.loss for step in steps] == pytest.approx(reference_run.LOSSES, abs=1e-5)
     assert [step.grad_norm for step in steps] == pytest.approx(reference_run.GRAD_NORMS, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("platform", "options", "key"),
+    [
+        ("cpu", {}, "layers"),
+        ("amd", {}, "layers"),
+        ("nvidia", {"compiled_regions": True}, "compiled_regions"),
+        ("nvidia", {}, None),
+    ],
+)
+def test_layers_of_transformer_engine_are_refused_off_nvidia_and_with_switches_of_our_own(tmp_path, platform, options, key):
+    plan = make_plan(tmp_path, "llama", {})
+    options = replace(plan.engine_options, layers="transformer_engine", **options)
+    refused = ENGINE.refusal(replace(plan, platform=platform, engine_options=options), lambda *keys: ".".join(keys))
+    place = None if refused is None else refused.where
+    assert place == (key and f"platform_optimizations.{platform}.engine_options.{key}")
+
+
+def test_an_engine_that_hides_transformer_engine_does_not_import_it(tmp_path):
+    package = tmp_path / "transformer_engine"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    look = "from importlib import import_module; import_module('transformer_engine')"
+    hide = "from tprimat.train import startup; startup.hide_transformer_engine(); "
+    codes = [
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}, check=False
+        ).returncode
+        for code in (look, hide + look)
+    ]
+    assert codes == [0, 1]

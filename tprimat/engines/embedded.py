@@ -29,6 +29,7 @@ class EmbeddedEngine(WorkerEngine):
             _refuse_sparse(plan, where)
             or _refuse_fp8(plan, where)
             or _refuse_bf16_states(plan, where)
+            or _refuse_transformer_engine(plan, where)
             or _refuse_search_on_nodes(plan, where)
         )
 
@@ -77,6 +78,25 @@ def _refuse_bf16_states(plan: RunPlan, where: Where) -> ConfigError | None:
         return ConfigError(what, where=place, why=why, fix=f"{fix}, or --gpus 1 with a layout for it")
     if plan.precision == "fp32":
         return ConfigError(what, where=place, why="The weights are fp32, and their states with them.", fix=fix)
+    return None
+
+
+def _refuse_transformer_engine(plan: RunPlan, where: Where) -> ConfigError | None:
+    """Refuse NVIDIA's layers on other hardware, and switches that are a part of our own layers."""
+    options = plan.engine_options
+    if options.layers == "local":
+        return None
+
+    def place(name: str) -> str:
+        return where("platform_optimizations", plan.platform, "engine_options", name)
+
+    what = "layers is transformer_engine"
+    if plan.platform != "nvidia":
+        return ConfigError(f"{what}.", where=place("layers"), why="It needs an NVIDIA GPU.", fix="layers: local")
+    for name in ("compiled_regions", "overlap_tensor_parallel"):
+        if getattr(options, name) is True:
+            why = f"{name} is a part of our own layers."
+            return ConfigError(f"{what}, and {name} is on.", where=place(name), why=why, fix=f"{name}: auto, or layers: local")
     return None
 
 

@@ -10,6 +10,8 @@ from tprimat.megatron.tp_overlap import can_overlap
 from tprimat.plan.schema import RunPlan
 from tprimat.train.startup import transformer_engine_is_usable
 
+OPTIONS = "platform_optimizations.{}.engine_options"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedOptions:
@@ -39,8 +41,12 @@ def resolve(plan: RunPlan, device: torch.device) -> ResolvedOptions:
     options, precision = plan.engine_options, plan.precision
     on_gpu = device.type == "cuda"
     ours = options.layers == "local"
-    if not ours:
-        _check_transformer_engine(plan, on_gpu)
+    if not ours and not transformer_engine_is_usable():
+        raise LaunchError(
+            "layers is transformer_engine, and Transformer Engine cannot be imported.",
+            why="It is not installed, or does not load; then the log says why.",
+            fix=f"pip install 'transformer-engine[pytorch]', or --set {OPTIONS.format(plan.platform)}.layers=local",
+        )
 
     def on(requested: bool | str, default: bool) -> bool:
         return default if isinstance(requested, str) else requested
@@ -53,7 +59,7 @@ def resolve(plan: RunPlan, device: torch.device) -> ResolvedOptions:
         raise LaunchError(
             "overlap_tensor_parallel is on, and the tensor ranks cannot read each other's memory here.",
             why="It needs compiled_regions, and for each tensor group NVIDIA GPUs of one machine that read each other's memory.",
-            fix="--set platform_optimizations.nvidia.engine_options.overlap_tensor_parallel=auto",
+            fix=f"--set {OPTIONS.format(plan.platform)}.overlap_tensor_parallel=auto",
         )
     sharded = options.distributed_optimizer and options.optimizer_states == "fp32"
     return ResolvedOptions(
@@ -74,25 +80,3 @@ def resolve(plan: RunPlan, device: torch.device) -> ResolvedOptions:
         balanced_stages=options.balanced_stages,
         optimizer_states=options.optimizer_states,
     )
-
-
-def _check_transformer_engine(plan: RunPlan, on_gpu: bool) -> None:
-    """Refuse what its layers cannot do, before the model is built.
-
-    Raises:
-        LaunchError: there is no usable Transformer Engine, or a switch needs our own layers.
-    """
-    key = f"--set platform_optimizations.{plan.platform}.engine_options"
-    if not on_gpu or not transformer_engine_is_usable():
-        raise LaunchError(
-            "layers is transformer_engine, and Transformer Engine cannot run here.",
-            why="It needs an NVIDIA GPU." if not on_gpu else "It is not installed, or does not load; the log says which.",
-            fix=f"pip install 'transformer-engine[pytorch]', or {key}.layers=local",
-        )
-    for name in ("compiled_regions", "overlap_tensor_parallel"):
-        if getattr(plan.engine_options, name) is True:
-            raise LaunchError(
-                f"layers is transformer_engine, and {name} is on.",
-                why=f"{name} is a part of our own layers.",
-                fix=f"{key}.{name}=auto, or {key}.layers=local",
-            )

@@ -197,7 +197,7 @@ def test_a_rank_killed_in_the_middle_fails_its_run_alone_and_keeps_its_steps(tmp
 def is_rank(pid):
     """A process of the training script itself, not torchrun, whose command line has the script's name as well."""
     words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-    return any(word.endswith("pretrain_llama.py") for word in words[:3]) and "torch.distributed.run" not in words
+    return any(word.endswith("pretrain_llama.py") for word in words[:3]) and not words[1].endswith("rendezvous.py")
 
 
 def test_ctrl_c_keeps_what_was_measured_starts_nothing_more_and_leaves_no_process(tmp_path):

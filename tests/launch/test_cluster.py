@@ -5,7 +5,7 @@ import pytest
 
 from tprimat.errors import LaunchError
 from tprimat.hardware.nodes import Nodes, expand_hosts, find_nodes, gpus_of_ranks, this_machine
-from tprimat.launch.torchrun import torchrun
+from tprimat.launch.torchrun import RENDEZVOUS, torchrun
 
 ROCM_SMI = {
     "card0": {
@@ -153,8 +153,8 @@ def test_without_nvml_or_a_driver_there_is_no_gpu(tool, tmp_path, monkeypatch, t
 def test_one_node_needs_no_environment():
     assert find_nodes(1, {"SLURM_JOB_ID": "7", "SLURM_NNODES": "4"}) == Nodes()
     argv = torchrun(Nodes(), 8)
-    assert argv[:3] == (sys.executable, "-m", "torch.distributed.run")
-    assert "--standalone" in argv
+    assert argv[:2] == (sys.executable, str(RENDEZVOUS))
+    assert argv[-2:] == ("--rdzv-endpoint=127.0.0.1:0", "--rdzv-conf=rank=0")
     assert "--nproc-per-node=8" in argv
 
 
@@ -171,7 +171,12 @@ SLURM = {
 def test_slurm_tells_the_nodes():
     nodes = find_nodes(2, SLURM)
     assert nodes == Nodes(count=2, rank=1, master_address="gpu07", master_port=23456)
-    assert torchrun(nodes, 8)[-4:] == ("--nnodes=2", "--node-rank=1", "--master-addr=gpu07", "--master-port=23456")
+    assert torchrun(nodes, 8)[-4:] == (
+        "--max-restarts=0",
+        "--nnodes=2",
+        "--rdzv-endpoint=gpu07:23456",
+        "--rdzv-conf=rank=1",
+    )
 
 
 def test_the_user_may_tell_the_nodes():

@@ -58,7 +58,7 @@ def test_a_free_port_can_be_listened_on():
         (("torchrun", "--master_port", "1234", "x.py"), ("torchrun", "--master_port", "7", "x.py")),
         (("torchrun", "--master-port=1234"), ("torchrun", "--master-port=7")),
         (("torchrun", "--rdzv-endpoint=n1:29500"), ("torchrun", "--rdzv-endpoint=n1:7")),
-        (("torchrun", "--standalone", "x.py"), ("torchrun", "--standalone", "x.py")),
+        (("torchrun", "--nnodes=1", "x.py"), ("torchrun", "--nnodes=1", "x.py")),
     ],
 )
 def test_the_port_is_replaced_wherever_a_command_names_it(before, after):

@@ -451,7 +451,7 @@ def _environment(plan: RunPlan, start: PrimusStart) -> dict[str, str]:
     """Set what Primus would otherwise take from its surroundings, such as an enclosing SLURM job."""
     found = {"PRIMUS_EXP_NAME": plan.run_id, "GPUS_PER_NODE": str(plan.gpus_per_node), "MASTER_PORT": MASTER_PORT}
     if start.launcher != "slurm":
-        found |= {"NNODES": "1", "NODE_RANK": "0", "MASTER_ADDR": "localhost"}
+        found |= {"NNODES": "1", "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     return found
 
 

@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from tprimat.engines.base import Command
+from tprimat.hardware.nodes import Nodes
 from tprimat.launch.process import GRACE_SECONDS, Child, Ending, Interrupts, Output, Supervisor
+from tprimat.launch.torchrun import torchrun
 from tprimat.logs.failures import Failure
 
 DEFAULT_LIMIT_SECONDS = 900.0
@@ -33,8 +35,8 @@ def run_ranks(module: str, arguments: Sequence[str], ranks: int, on_line: Callab
     Raises:
         LaunchError: torchrun cannot be started.
     """
-    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
-    ending = run_command(Command(argv=(*launcher, "-m", module, *arguments), environment=python_environment(ranks)), on_line)
+    argv = (*torchrun(Nodes(), ranks), "-m", module, *arguments)
+    ending = run_command(Command(argv=argv, environment=python_environment(ranks)), on_line)
     if ending.stopped:
         return ending.stopped.cause
     return f"torchrun ended with status {ending.exit_code}." if ending.exit_code else None

@@ -4,23 +4,26 @@ import dataclasses
 import re
 import socket
 import sys
+from pathlib import Path
 
 from tprimat.engines.base import Command
 from tprimat.hardware.nodes import Nodes
 
+RENDEZVOUS = Path(__file__).parent.parent / "train" / "rendezvous.py"
+"""torchrun with a store that does not listen on every interface."""
 PORT_OPTION = re.compile(r"--(?:master|rdzv)[-_](?:port|endpoint)")
 
 
 def torchrun(nodes: Nodes, ranks_per_node: int) -> tuple[str, ...]:
     """Return the beginning of a command line that starts `ranks_per_node` Python processes on this node; the script follows.
 
-    On a single node torchrun chooses a free port itself (--standalone). Failed ranks are not restarted.
+    On a single node every socket stays on the loopback, and torchrun takes a free port. Failed ranks are not restarted.
     """
-    start = (sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks_per_node}", "--max-restarts=0")
+    start = (sys.executable, str(RENDEZVOUS), f"--nproc-per-node={ranks_per_node}", "--max-restarts=0")
     if nodes.count == 1:
-        return (*start, "--standalone")
-    place = (f"--nnodes={nodes.count}", f"--node-rank={nodes.rank}")
-    return (*start, *place, f"--master-addr={nodes.master_address}", f"--master-port={nodes.master_port}")
+        return (*start, "--rdzv-endpoint=127.0.0.1:0", "--rdzv-conf=rank=0")
+    endpoint = f"--rdzv-endpoint={nodes.master_address}:{nodes.master_port}"
+    return (*start, f"--nnodes={nodes.count}", endpoint, f"--rdzv-conf=rank={nodes.rank}")
 
 
 def free_port() -> int:

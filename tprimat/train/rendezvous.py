@@ -1,0 +1,120 @@
+"""torchrun with a store that listens on one address instead of all of them: python rendezvous.py --rdzv-endpoint=HOST:PORT ...
+
+torch's TCPStore binds to every interface whatever address it is given, and `torchrun --standalone` also looks up the host's name
+and unpickles what it finds in that store. Here the node of rank 0 opens the socket itself, on the loopback for a single node,
+and nothing is pickled: the ranks follow from the node's rank, as in torchrun's static rendezvous.
+
+This file is started by its path, so that it is found from every working directory.
+"""
+
+import errno
+import os
+import socket
+import sys
+from ipaddress import ip_address
+from typing import Any
+
+BACKEND = "bound"
+"""The name under which torchrun finds this rendezvous: --rdzv-backend=bound --rdzv-conf=rank=NODE_RANK."""
+LOOPBACK = "127.0.0.1"
+LOOPBACK_INTERFACE = "lo"
+STORE_TIMEOUT_SECONDS = 600
+"""torchrun's own default."""
+BACKLOG = 4096
+"""Connections that wait to be accepted: the ranks of a large run connect at once."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run torchrun with this rendezvous; `--rdzv-endpoint=127.0.0.1:0` keeps every socket of a single node on the loopback."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if f"--rdzv-endpoint={LOOPBACK}:0" in words:
+        stay_on_the_loopback()
+    from torch.distributed import run
+    from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
+
+    rendezvous_handler_registry.register(BACKEND, create_handler)
+    run.main([f"--rdzv-backend={BACKEND}", *words])
+
+
+def stay_on_the_loopback() -> None:
+    """Connect the ranks of a single node over the loopback, and never wait for a host name. The user's own settings win.
+
+    On one node NCCL moves its data over NVLink, PCIe or shared memory; its sockets only introduce the ranks to each other.
+    torch looks up names for its messages alone. Where no name server answers, each look-up takes ten seconds or more.
+    """
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK_INTERFACE)
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={LOOPBACK_INTERFACE}")  # "=": exactly this name, not a prefix
+    os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:2")  # resolv.conf(5)
+    socket.getfqdn = lambda name="": name or "localhost"
+
+
+def create_handler(parameters: Any) -> Any:
+    """Return torchrun's static rendezvous with a store on a socket of our own.
+
+    Args:
+        parameters: torch's RendezvousParameters; `rank` is this node's.
+    """
+    import torch.distributed as dist
+    from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+    from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+    class BoundRendezvous(StaticTCPRendezvous):
+        """Opens the listening socket for the store."""
+
+        def get_backend(self) -> str:
+            return BACKEND
+
+        def next_rendezvous(self) -> Any:
+            listener = open_listener(self.master_addr, self.master_port) if self.rank == 0 and not self._store else None
+            if listener is not None:
+                self.master_port = listener.getsockname()[1]
+                self._store = dist.TCPStore(
+                    self.master_addr,
+                    self.master_port,
+                    self.world_size,
+                    is_master=True,
+                    timeout=self.timeout,
+                    multi_tenant=True,
+                    master_listen_fd=listener.detach(),  # the store closes it
+                )
+            return super().next_rendezvous()
+
+    host, port = parse_rendezvous_endpoint(parameters.endpoint, default_port=-1)
+    rank, timeout = int(parameters.config["rank"]), parameters.get_as_int("timeout", STORE_TIMEOUT_SECONDS)
+    return BoundRendezvous(host, port, rank, parameters.max_nodes, parameters.run_id, timeout)
+
+
+def open_listener(host: str, port: int) -> socket.socket | None:
+    """Listen on one address.
+
+    Args:
+        host: an IP address of this machine. The other nodes may resolve a name to another address of it, so for a name, and for
+            an address that is not this machine's own (behind a translator), torch listens on all interfaces itself.
+        port: 0 takes a free one.
+
+    Returns:
+        the listening socket; None where torch has to listen itself.
+
+    Raises:
+        OSError: the port is in use.
+    """
+    try:
+        family = socket.AF_INET6 if ip_address(host).version == 6 else socket.AF_INET
+    except ValueError:
+        return None
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            return None
+        raise
+    listener.listen(BACKLOG)
+    return listener
+
+
+if __name__ == "__main__":
+    del sys.path[0]  # the folder of this file, whose modules must not hide others of the same name
+    main()

@@ -8,7 +8,7 @@ tail -f train.log | ./extract_primus_metrics.py --log-file - --follow --model-na
 
 import sys
 
-from tprimat.cli.main import script
+from tprimat.cli.start import script
 
 if __name__ == "__main__":
     sys.exit(script("extract", "extract_primus_metrics.py"))

@@ -6,7 +6,7 @@ PARALLEL=balanced OUTPUT_DIR=./output python3 pretrain_qwen.py --steps 3
 
 import sys
 
-from tprimat.cli.run import pretrain
+from tprimat.cli.start import pretrain
 
 if __name__ == "__main__":
     sys.exit(pretrain("qwen"))

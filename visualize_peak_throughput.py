@@ -7,7 +7,7 @@
 
 import sys
 
-from tprimat.cli.main import script
+from tprimat.cli.start import script
 
 if __name__ == "__main__":
     sys.exit(script("peak-picture", "visualize_peak_throughput.py"))

@@ -35,7 +35,7 @@ COMMANDS = {
 """Each in the module of its name, with _ for -."""
 READER_GONE = {errno.EPIPE, errno.EIO}
 """Errors of a pipe and of a terminal without a reader."""
-MODULE_HINT = "source .venv/bin/activate after `make install`, or pip install -r requirements.txt"
+MODULE_HINT = "make install, or pip install -r requirements.txt"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -160,7 +160,3 @@ def run_as_script(program: Callable[[], int]) -> int:
 def script(name: str | None = None, prog: str | None = None) -> int:
     """Run `tprimat`, or one command under a script's name, as a whole process."""
     return run_as_script(main if name is None else lambda: start(name, prog or f"tprimat {name}"))
-
-
-if __name__ == "__main__":
-    sys.exit(script())

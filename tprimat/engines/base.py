@@ -219,7 +219,7 @@ def bytecode_cache(environment: Mapping[str, str] = os.environ) -> dict[str, str
 
 WORKER_MODULES = ("torch", "megatron.core", "numpy")
 LIGHTNING = ("pytorch_lightning", "lightning")
-INSTALL = "source .venv/bin/activate after `make install`, or pip install -r requirements.txt"
+INSTALL = "make install, or pip install -r requirements.txt"
 
 
 def require_worker_modules() -> None:

@@ -54,7 +54,7 @@ def create_handler(parameters: Any) -> Any:
     Args:
         parameters: torch's RendezvousParameters; `rank` is this node's.
     """
-    import torch.distributed as dist
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports it without saying so
     from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
     from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
@@ -68,7 +68,7 @@ def create_handler(parameters: Any) -> Any:
             listener = open_listener(self.master_addr, self.master_port) if self.rank == 0 and not self._store else None
             if listener is not None:
                 self.master_port = listener.getsockname()[1]
-                self._store = dist.TCPStore(
+                self._store = TCPStore(
                     self.master_addr,
                     self.master_port,
                     self.world_size,

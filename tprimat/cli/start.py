@@ -1,0 +1,97 @@
+"""The way into every command: find a Python that has the packages, then run the command in it.
+
+Python 3.6 to 3.9 must be able to import this file: whoever has one of them first on PATH gets one line instead of a traceback.
+"""
+
+import os
+import shlex
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+OLDEST = (3, 10)
+PACKAGES = {
+    "jinja2": "jinja2",
+    "matplotlib": "matplotlib",
+    "megatron": "megatron-core",
+    "numpy": "numpy",
+    "plotly": "plotly",
+    "pydantic": "pydantic",
+    "torch": "torch",
+    "yaml": "pyyaml",
+}
+"""Module -> package without which some command does not work. Lightning, which has two names, comes with the others."""
+ALWAYS = ("numpy", "pydantic", "yaml")
+"""Modules without which no command works."""
+ROOT = Path(__file__).absolute().parent.parent.parent
+ENVIRONMENT = ROOT / ".venv"
+"""Made by `make install`; absent where the package is installed elsewhere."""
+
+
+def script(name: str = "", prog: str = "") -> int:
+    """Run `tprimat`, or one command under a script's name, as a whole process.
+
+    Args:
+        name: of the command; the first argument by default.
+        prog: the script's name in usage and help.
+
+    Returns:
+        the exit status.
+    """
+    problem = find_environment()
+    if problem:
+        return refuse(problem)
+    from tprimat.cli.main import script as run
+
+    return run(name or None, prog or None)
+
+
+def pretrain(model: str) -> int:
+    """Run pretrain_{model}.py: a benchmark, or one rank of it. Returns the exit status."""
+    problem = find_environment()
+    if problem:
+        return refuse(problem)
+    from tprimat.cli.run import pretrain as run
+
+    return run(model)
+
+
+def find_environment() -> str:
+    """Continue in the checkout's .venv, in place of this process, if this Python is too old or lacks a package.
+
+    Returns:
+        why no command can run in this Python and what to type; empty if commands can run.
+    """
+    old = sys.version_info < OLDEST
+    missing = [module for module in PACKAGES if find_spec(module) is None]
+    if not old and not missing:
+        return ""
+    python = ENVIRONMENT / "bin" / "python"
+    if os.access(str(python), os.X_OK) and Path(sys.prefix).resolve() != ENVIRONMENT.resolve():
+        os.execv(str(python), [str(python), *own_words()])
+    if old:
+        return f"TPrimat needs Python 3.10 or newer, and {sys.executable} is {sys.version.split()[0]}; {install_words(missing)}"
+    if set(ALWAYS).isdisjoint(missing):
+        return ""
+    return f"{sys.executable} lacks {', '.join(PACKAGES[module] for module in missing)}; {install_words(missing)}"
+
+
+def own_words() -> "list[str]":
+    """Return the words after the interpreter with which this process was started."""
+    if sys.version_info >= OLDEST:
+        return sys.orig_argv[1:]
+    start = ["-m", "tprimat"] if Path(sys.argv[0]).name == "__main__.py" else [sys.argv[0]]
+    return start + sys.argv[1:]
+
+
+def install_words(missing: "list[str]") -> str:
+    """Return what to type in order to get the packages."""
+    if (ROOT / "Makefile").is_file():
+        return f"try: make -C {shlex.quote(str(ROOT))} install"
+    return f"try: {sys.executable} -m pip install {' '.join(PACKAGES[module] for module in missing) or 'tprimat'}"
+
+
+def refuse(problem: str) -> int:
+    """Print why no command can run. Returns the exit status."""
+    sys.stderr.write(f"error: {problem}\n")
+    return 2

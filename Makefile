@@ -1,51 +1,74 @@
-# make benchmark   environment, pinned dependencies, then ./benchmark.py; ARGS="--model llama --runs 3" passes flags on
-# make test        the tests; ARGS="tests/plan -x" passes flags on; make test-quick leaves out trainings and launchers
-# make nemo        .venv-nemo, where --engine nemo works; make test-nemo runs the tests that need it
+# `make` alone prints what can be made. ARGS="--model llama --runs 3" passes flags on: to ./benchmark.py, to pytest, to doctor.
+# TORCH=cpu installs PyTorch's CPU build instead of PyPI's default with its 5 GB of CUDA libraries; TORCH=rocm7.0 or TORCH=cu128
+# installs another build of PyTorch's own index. PYTHON=python3.12 makes the environment with another Python.
 PYTHON ?= python3
 ARGS ?=
+TORCH ?=
 VENV := .venv
-PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet install
-NEMO_PIP := $(VENV)-nemo/bin/python -m pip --disable-pip-version-check --quiet install --constraint constraints-nemo.txt
+TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
+TORCH_BUILD := $(if $(TORCH),--extra-index-url https://download.pytorch.org/whl/$(TORCH) torch==$(TORCH_VERSION)+$(TORCH))
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install
+NEMO_PIP := $(VENV)-nemo/bin/python -m pip --disable-pip-version-check install --constraint constraints-nemo.txt
+PYTEST := $(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: benchmark test test-quick lint install install-dev nemo test-nemo
+.DEFAULT_GOAL := help
+.PHONY: help benchmark doctor test test-quick lint install install-dev nemo test-nemo notice
 
-benchmark: install
+help:  ## print this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' Makefile | awk -F@ '{ printf "%-18s%s\n", $$1, $$2 }'
+	@echo
+	@sed -n 's/^# //p' Makefile | head -n 3
+
+benchmark: install  ## environment and pinned dependencies, then ./benchmark.py: both models, real training
 	$(VENV)/bin/python benchmark.py $(ARGS)
 
-test: install-dev
-	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+doctor: install  ## check this machine: Python, torch, GPUs, frameworks, network, disk
+	@$(VENV)/bin/python -m tprimat doctor $(ARGS)
 
-test-quick: install-dev
-	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" $(ARGS)
+test: install-dev  ## all tests
+	$(PYTEST) $(ARGS)
 
-lint: install-dev
+test-quick: install-dev  ## the tests that start no training and no launcher
+	$(PYTEST) -m "not slow" $(ARGS)
+
+lint: install-dev  ## ruff and mypy
 	$(VENV)/bin/ruff check --quiet .
 	$(VENV)/bin/ruff format --quiet --check .
 	$(VENV)/bin/mypy
 
-install: $(VENV)/installed
+install: $(VENV)/installed  ## .venv with what training and reports need
 
-install-dev: $(VENV)/installed-dev
+install-dev: $(VENV)/installed-dev  ## .venv with what tests, types and style need, too
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else "Python 3.10 or newer is needed: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/installed: requirements.txt constraints.txt | $(VENV)/bin/python
-	$(PIP) --constraint constraints.txt --requirement requirements.txt
+	@$(MAKE) --no-print-directory notice
+	$(PIP) --constraint constraints.txt --requirement requirements.txt $(TORCH_BUILD)
 	@touch $@
 
 $(VENV)/installed-dev: pyproject.toml requirements.txt constraints.txt | $(VENV)/bin/python
-	$(PIP) --constraint constraints.txt --editable '.[dev]'
+	@$(MAKE) --no-print-directory notice
+	$(PIP) --constraint constraints.txt --editable '.[dev]' $(TORCH_BUILD)
 	@touch $@ $(VENV)/installed
 
+notice: | $(VENV)/bin/python
+	@if [ -n "$(TORCH)" ] || [ -e /dev/nvidiactl ] || $(VENV)/bin/python -c 'import torch' 2>/dev/null; then :; \
+	elif [ -e /dev/kfd ]; then \
+	    echo "An AMD GPU: pip's default torch is built for CUDA. For a ROCm build stop here and type, for example: make benchmark TORCH=rocm7.0"; \
+	else \
+	    echo "No GPU here: pip's default torch brings 5 GB of CUDA libraries. For the small CPU build stop here and type: make benchmark TORCH=cpu"; \
+	fi
+
 # NeMo pins other versions of the same packages, so it gets an environment of its own.
-nemo:
+nemo:  ## .venv-nemo, where --engine nemo works
 	@test -x $(VENV)-nemo/bin/python || $(PYTHON) -m venv $(VENV)-nemo
 	$(NEMO_PIP) torch
 	$(NEMO_PIP) --requirement requirements-nemo.txt
 	$(VENV)-nemo/bin/python -m pip check
 
-test-nemo: nemo
+test-nemo: nemo  ## the tests that need NeMo
 	$(NEMO_PIP) pytest pytest-timeout
 	$(VENV)-nemo/bin/python -m pytest tests/nemo_recipes $(ARGS)

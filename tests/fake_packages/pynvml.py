@@ -16,6 +16,7 @@ GPU = {
     "clock_megahertz": 1755,
     "temperature_celsius": 61,
     "utilization_percent": 99,
+    "links": 18,
     "reasons": 0,
 }
 
@@ -112,3 +113,9 @@ def nvmlDeviceGetCurrentClocksEventReasons(device):  # noqa: N802
 
 def nvmlDeviceGetCurrentClocksThrottleReasons(device):  # noqa: N802
     return supported(value(device, "reasons"))
+
+
+def nvmlDeviceGetNvLinkState(device, link):  # noqa: N802
+    if link >= value(device, "links"):
+        raise NVMLError("Invalid Argument")
+    return 1

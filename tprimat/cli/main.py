@@ -29,6 +29,7 @@ COMMANDS = {
     "probe": "measure what the bare operations reach on this machine",
     "suite": "measure a machine from bare operations to small training loops",
     "models": "list models, accelerators and published results",
+    "doctor": "check this machine: Python, torch, GPUs, frameworks, network, disk",
     "validate": "check every cell of a configuration (./validate_config.py)",
     "archive": "pack results for others, with secrets masked",
 }

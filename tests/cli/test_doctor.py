@@ -1,0 +1,105 @@
+"""`tprimat doctor`: what it finds on this machine, on one with GPUs that torch cannot use, and on one where nothing can train."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from commands import ROOT, run_command
+
+from tprimat.hardware import health
+from tprimat.runner.doctor import check_collectives, check_torch
+
+FAKE_PACKAGES = ROOT / "tests" / "fake_packages"
+
+
+def doctor(python=sys.executable, **environment):
+    command = [str(python), "-m", "tprimat", "doctor", "--json"]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.stderr == ""
+    answer = json.loads(done.stdout)
+    return done.returncode, answer["can_train"], {check["name"]: check for check in answer["checks"]}
+
+
+def test_this_machine_which_runs_the_tests_can_train(tmp_path):
+    done = run_command("doctor", "--output-dir", tmp_path / "not there yet", environment={"COLUMNS": "80"})
+    assert done.returncode == 0
+    assert "This machine can train" in done.stdout
+    for name in ("Python", "torch", "Megatron-Core", "Lightning", "ports", "disk"):
+        assert f"\nok       {name} " in f"\n{done.stdout}", name
+    for name in ("NeMo", "Primus", "Transformer Engine", "GPUs", "host name", "/dev/shm", "SLURM"):
+        assert f" {name} " in done.stdout, name
+    assert max(len(line) for line in done.stdout.splitlines() if "/" not in line) <= 80, "paths stay whole"
+
+
+def test_gpus_that_this_torch_is_not_built_for_are_a_problem():
+    gpus = [{"links": 18}, {"links": 12}]
+    _, _, checks = doctor(
+        PYTHONPATH=str(FAKE_PACKAGES), FAKE_GPUS=json.dumps(gpus), SLURM_JOB_ID="7", SLURM_JOB_NODELIST="n[1-2]"
+    )
+    assert checks["GPUs"]["finding"] == "2 x NVIDIA H200, 140 GiB, driver 570.86.15"
+    assert (checks["NVLink"]["status"], checks["NVLink"]["finding"]) == ("problem", "active links differ: 18, 12")
+    assert checks["SLURM"]["finding"] == "job 7 on 2 nodes"
+    assert "--nodes 2" in checks["SLURM"]["fix"]
+    if "+cpu" in checks["torch"]["finding"]:
+        assert checks["torch"]["status"] == "problem"
+        assert "but the GPUs need cuda" in checks["torch"]["finding"]
+        assert "pip uninstall torch" in checks["torch"]["fix"]
+
+
+def test_where_nothing_can_train_the_status_is_1_and_it_says_what_to_install(tmp_path):
+    environment, packages = tmp_path / "bare", tmp_path / "packages"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
+    packages.mkdir()
+    for module in ("pydantic", "annotated_types", "typing_extensions.py", "typing_inspection", "yaml", "numpy"):
+        for path in Path(sysconfig.get_path("purelib")).glob(f"{module}*"):
+            (packages / path.name).symlink_to(path)
+    (packages / "tprimat").symlink_to(ROOT / "tprimat")
+    command = [str(environment / "bin" / "python3"), "-m", "tprimat", "doctor"]
+    elsewhere = {**os.environ, "PYTHONPATH": str(packages), "COLUMNS": "120"}
+    done = subprocess.run(command, cwd=tmp_path, env=elsewhere, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "Nothing can train here" in done.stdout
+    assert "problem  torch               not installed\n" in done.stdout
+    assert "try: make install, or pip install -r requirements.txt\n" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("torch", "gpus", "status", "words"),
+    [
+        ({"cuda": "12.8", "hip": None, "devices": 8}, "cuda", "ok", "built for CUDA 12.8, sees 8 GPUs"),
+        ({"cuda": "12.8", "hip": None, "devices": 0}, "cuda", "problem", "does not see the GPUs"),
+        ({"cuda": "12.8", "hip": None, "devices": 0}, "rocm", "problem", "but the GPUs need rocm"),
+        ({"cuda": "12.8", "hip": None, "devices": 0}, None, "ok", "built for CUDA 12.8"),
+        ({"cuda": None, "hip": "6.4", "devices": 8}, "rocm", "ok", "built for ROCm 6.4, sees 8 GPUs"),
+        ("OSError: libcudart.so.12: cannot open shared object file", "cuda", "problem", "libcudart.so.12"),
+    ],
+)
+def test_a_build_of_torch_fits_the_gpus_or_not(torch, gpus, status, words):
+    found = torch if isinstance(torch, str) else {"version": "2.13.0", "nccl": (2, 27, 3), **torch}
+    check = check_torch(found, gpus)
+    assert (check.status, words in check.finding) == (status, True), check
+    assert (check.fix is None) == (status == "ok")
+    if not isinstance(found, str):
+        assert check_collectives(found).finding == "2.27.3"
+
+
+def test_a_host_name_that_does_not_resolve_needs_nothing_on_one_node():
+    check = health.check_host_name("no-such-host.invalid")
+    assert check.status != "ok"
+    assert "MASTER_ADDR as an IP address" in check.fix
+    assert health.check_host_name(socket.gethostbyname("localhost")).status == "ok"
+
+
+def test_a_missing_or_small_shared_memory_and_a_missing_folder(tmp_path, monkeypatch):
+    assert health.check_shared_memory(tmp_path / "shm").status == "problem"
+    monkeypatch.setattr(health, "ENOUGH_SHARED_MEMORY_BYTES", 1 << 60)
+    check = health.check_shared_memory(tmp_path)
+    assert (check.status, "--shm-size" in check.fix) == ("problem", True)
+    assert health.check_disk(tmp_path / "a" / "b").finding.endswith(f" at {tmp_path}")

@@ -1,0 +1,58 @@
+"""Check this machine: Python, torch, GPUs, frameworks, network, shared memory, disk, SLURM; and say what to do.
+
+tprimat doctor
+tprimat doctor --output-dir /scratch/results --json
+
+exit status: 0, or 1 where no engine can train
+"""
+
+import argparse
+import dataclasses
+import shutil
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tprimat.cli.common import print_json
+
+if TYPE_CHECKING:
+    from tprimat.hardware.health import Check
+
+COLUMN = 29
+"""Where findings begin."""
+WHOLE_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}
+"""So that commands and paths can be copied."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    parser.add_argument("--output-dir", type=Path, metavar="PATH", help="where results would go (default: $OUTPUT_DIR, ./output)")
+    parser.add_argument("--json", action="store_true", help="the checks as one JSON document")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit status: 0 some engine can train, 1 none can."""
+    from tprimat.config.load import environment_choices
+    from tprimat.runner.doctor import examine
+
+    choices = environment_choices()
+    checks, can_train = examine(options.output_dir or Path(choices.output_directory), choices.primus_path)
+    if options.json:
+        print_json({"can_train": can_train, "checks": [dataclasses.asdict(check) for check in checks]})
+        return 0 if can_train else 1
+    width = shutil.get_terminal_size().columns
+    print("\n".join(line for check in checks for line in lines_of(check, width)))
+    problems = sum(check.status == "problem" for check in checks)
+    verdict = "This machine can train" if can_train else "Nothing can train here"
+    print(f"\n{verdict}; {problems or 'no'} problem{'' if problems == 1 else 's'} found.")
+    return 0 if can_train else 1
+
+
+def lines_of(check: "Check", width: int) -> list[str]:
+    """Format a check: status, name and finding, and what to do below it, wrapped to the terminal."""
+    begin, below = f"{check.status:<8} {check.name:<19} ", " " * COLUMN
+    space = max(width - 1, COLUMN + 30)
+    lines = textwrap.wrap(check.finding, space, initial_indent=begin, subsequent_indent=below, **WHOLE_WORDS)
+    if check.fix:
+        lines += textwrap.wrap(check.fix, space, initial_indent=f"{below}try: ", subsequent_indent=below + " " * 5, **WHOLE_WORDS)
+    return lines

@@ -1,0 +1,175 @@
+"""What a machine offers a training besides software (GPUs, network, shared memory, disk, SLURM), and what to do about it."""
+
+import os
+import shutil
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, Queue
+from threading import Thread
+from typing import Literal
+
+from tprimat.hardware.gpus import Gpu, open_nvml, query_nvml, visible_gpus
+from tprimat.hardware.nodes import expand_hosts
+
+GIB = 1 << 30
+SHARED_MEMORY = Path("/dev/shm")
+ENOUGH_SHARED_MEMORY_BYTES = GIB
+"""NCCL and the data loaders take some hundred MiB of it on eight GPUs; Docker gives a container 64 MiB."""
+ENOUGH_DISK_BYTES = GIB
+"""Records and logs of some hundred runs, and a trace."""
+NAME_SECONDS = 5.0
+"""Longest wait for a name server."""
+MAX_LINKS = 18
+"""NVLinks of one GPU (H100, H200, B200)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    status: Literal["ok", "absent", "problem"]
+    """absent: not there, and not needed by every run."""
+    finding: str
+    fix: str | None = None
+    """What to do, where something should be done."""
+
+
+def machine_checks(output: Path, environment: Mapping[str, str] = os.environ) -> Iterator[Check]:
+    """Look at everything but the software.
+
+    Args:
+        output: where results would go.
+        environment: of a run.
+    """
+    gpus = visible_gpus(environment)
+    yield check_gpus(gpus)
+    if len(gpus) > 1 and gpus[0].platform == "cuda":
+        yield check_links(gpus)
+    yield check_host_name(socket.gethostname())
+    yield check_port()
+    yield check_shared_memory(SHARED_MEMORY)
+    yield check_disk(output)
+    yield check_slurm(environment)
+
+
+def check_gpus(gpus: tuple[Gpu, ...]) -> Check:
+    """Name the GPUs that a run would see."""
+    if not gpus:
+        fix = "if there are GPUs: nvidia-smi or amd-smi must list them, in a container with --gpus all or --device /dev/kfd"
+        return Check(name="GPUs", status="absent", finding="none: runs show that a strategy works, not how fast it is", fix=fix)
+    names = list(dict.fromkeys(gpu.name or "unnamed" for gpu in gpus))
+    parts = [f"{len(gpus)} x {' + '.join(names)}"]
+    if gpus[0].memory_bytes:
+        parts.append(f"{gpus[0].memory_bytes / GIB:.0f} GiB")
+    if gpus[0].driver:
+        parts.append(f"driver {gpus[0].driver}")
+    if len(names) > 1:
+        fix = "choose equal ones with CUDA_VISIBLE_DEVICES: the slowest decides the speed of a step"
+        return Check(name="GPUs", status="problem", finding=", ".join(parts), fix=fix)
+    return Check(name="GPUs", status="ok", finding=", ".join(parts))
+
+
+def check_links(gpus: tuple[Gpu, ...]) -> Check:
+    """Count the NVLinks of each NVIDIA GPU."""
+    try:
+        nvml = open_nvml()
+    except LookupError as error:
+        return Check(name="NVLink", status="absent", finding=str(error))
+    counts = []
+    for gpu in gpus:
+        device = None if gpu.index is None else query_nvml(nvml, "nvmlDeviceGetHandleByIndex", gpu.index)
+        links = (query_nvml(nvml, "nvmlDeviceGetNvLinkState", device, link) for link in range(MAX_LINKS)) if device else ()
+        counts.append(sum(state == 1 for state in links))
+    if not any(counts):
+        fix = "prefer strategies with little communication, such as minimal_communication"
+        return Check(name="NVLink", status="absent", finding="none: the GPUs exchange data over PCIe", fix=fix)
+    if len(set(counts)) > 1:
+        fix = "nvidia-smi nvlink --status names the links that are down"
+        return Check(name="NVLink", status="problem", finding=f"active links differ: {', '.join(map(str, counts))}", fix=fix)
+    return Check(name="NVLink", status="ok", finding=f"{counts[0]} active links on each GPU")
+
+
+def check_host_name(name: str, limit_seconds: float = NAME_SECONDS) -> Check:
+    """Look the host's name up, which only runs on several nodes need."""
+    fix = f"nothing for one node; for several give MASTER_ADDR as an IP address, or add {name} to /etc/hosts"
+    answers: Queue[str | OSError] = Queue()
+
+    def ask() -> None:
+        try:
+            answers.put(str(socket.getaddrinfo(name, None)[0][4][0]))
+        except OSError as error:
+            answers.put(error)
+
+    began = time.monotonic()
+    Thread(target=ask, daemon=True).start()
+    try:
+        answer = answers.get(timeout=limit_seconds)
+    except Empty:
+        finding = f"{name}: the name server has not answered for {limit_seconds:.0f} s"
+        return Check(name="host name", status="problem", finding=finding, fix=fix)
+    if isinstance(answer, OSError):
+        finding = f"{name} does not resolve ({answer.strerror or answer}) after {time.monotonic() - began:.1f} s"
+        return Check(name="host name", status="absent", finding=finding, fix=fix)
+    return Check(name="host name", status="ok", finding=f"{name} is {answer}")
+
+
+def check_port() -> Check:
+    """Open a port on the loopback and connect to it, as the ranks of a run do."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+            socket.create_connection(("127.0.0.1", port), timeout=NAME_SECONDS).close()
+    except OSError as error:
+        fix = "ip link set lo up, or allow connections to 127.0.0.1"
+        finding = f"no connection over the loopback: {error.strerror or error}"
+        return Check(name="ports", status="problem", finding=finding, fix=fix)
+    return Check(name="ports", status="ok", finding=f"the loopback connects, on port {port} for example")
+
+
+def check_shared_memory(place: Path) -> Check:
+    """Measure /dev/shm, over which NCCL and data loaders exchange data."""
+    name = str(place)
+    try:
+        usage = shutil.disk_usage(place)
+    except OSError:
+        return Check(name=name, status="problem", finding="not there", fix="mount -t tmpfs tmpfs /dev/shm")
+    finding = f"{usage.free / GIB:.1f} GiB free of {usage.total / GIB:.1f} GiB"
+    if usage.free < ENOUGH_SHARED_MEMORY_BYTES:
+        return Check(
+            name=name, status="problem", finding=finding, fix="docker run --ipc=host or --shm-size=16g; or delete old files"
+        )
+    return Check(name=name, status="ok", finding=finding)
+
+
+def check_disk(output: Path) -> Check:
+    """Look for room and permission where results would go."""
+    place = output.absolute()
+    while not place.is_dir() and place != place.parent:
+        place = place.parent
+    try:
+        free = shutil.disk_usage(place).free
+    except OSError as error:
+        return Check(name="disk", status="problem", finding=f"{place}: {error.strerror or error}", fix="another --output-dir")
+    finding = f"{free / GIB:,.0f} GiB free at {place}"
+    if not os.access(place, os.W_OK):
+        return Check(name="disk", status="problem", finding=f"{place} may not be written", fix="another --output-dir")
+    if free < ENOUGH_DISK_BYTES:
+        return Check(name="disk", status="problem", finding=finding, fix="make room, or another --output-dir")
+    return Check(name="disk", status="ok", finding=finding)
+
+
+def check_slurm(environment: Mapping[str, str]) -> Check:
+    """Say whether this is a job of SLURM."""
+    if "SLURM_JOB_ID" in environment:
+        nodes = expand_hosts(environment.get("SLURM_JOB_NODELIST", ""))
+        finding = f"job {environment['SLURM_JOB_ID']} on {len(nodes)} node{'' if len(nodes) == 1 else 's'}"
+        fix = f"srun --nodes={len(nodes)} --ntasks-per-node=1 ./benchmark.py --nodes {len(nodes)}" if len(nodes) > 1 else None
+        return Check(name="SLURM", status="ok", finding=finding, fix=fix)
+    if shutil.which("srun"):
+        fix = "salloc or sbatch, then start ./benchmark.py in the job"
+        return Check(name="SLURM", status="absent", finding="installed, and this is not a job", fix=fix)
+    return Check(name="SLURM", status="absent", finding="not installed; nothing needs it")

@@ -1,0 +1,140 @@
+"""Look at everything that a run needs, before one fails for lack of it."""
+
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from tprimat.engines import ENGINE_NAMES, FALLBACK
+from tprimat.engines.base import Here, engine_named
+from tprimat.hardware.health import Check, machine_checks
+from tprimat.hardware.nodes import this_machine
+from tprimat.plan.schema import PlatformName
+
+TORCH_PROGRAM = """
+import json, torch
+cuda = torch.cuda.is_available()
+nccl = torch.cuda.nccl.version() if cuda and torch.distributed.is_nccl_available() else None
+print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip,
+                  "devices": torch.cuda.device_count() if cuda else 0, "nccl": nccl}))
+"""
+IMPORT_SECONDS = 120.0
+"""For a first import from a network file system."""
+PLATFORM_OF: Mapping[str, PlatformName] = {"cuda": "nvidia", "rocm": "amd"}
+INSTALL = "make install, or pip install -r requirements.txt"
+TRAINING = (("Megatron-Core", ("megatron-core",)), ("Lightning", ("pytorch-lightning", "lightning")))
+"""What the embedded engine needs besides torch: name, and the packages of which it needs one."""
+
+
+def examine(output: Path, primus_path: str | None = None) -> tuple[list[Check], bool]:
+    """Look at software and machine.
+
+    Args:
+        output: where results would go.
+        primus_path: the user's checkout of Primus.
+
+    Returns:
+        the checks in the order in which a reader wants them, and whether some engine can train here.
+    """
+    machine = this_machine()
+    python = Check(name="Python", status="ok", finding=f"{platform.python_version()} at {sys.executable}")
+    found = torch_answer()
+    torch = check_torch(found, machine.platform if machine else None)
+    packages = [check_package(name, distributions) for name, distributions in TRAINING]
+    here = Here(platform=PLATFORM_OF[machine.platform] if machine else "cpu", primus_path=primus_path)
+    engines = list(check_engines(here))
+    checks = [python, torch, check_collectives(found), *packages, *engines, check_transformer_engine(), *machine_checks(output)]
+    embedded = all(check.status == "ok" for check in (torch, *packages))
+    return checks, embedded or any(engine.status == "ok" for engine in engines)
+
+
+def torch_answer() -> Mapping[str, Any] | str:
+    """Import torch in a process of its own. Returns what it says about itself, or why it cannot be imported."""
+    return import_answer("torch", TORCH_PROGRAM)
+
+
+def import_answer(module: str, program: str) -> Mapping[str, Any] | str:
+    """Run a program that imports a module and prints JSON. Returns the JSON, or one line about what went wrong."""
+    if find_spec(module) is None:
+        return "not installed"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=IMPORT_SECONDS, check=False, errors="replace"
+        )
+    except subprocess.TimeoutExpired:
+        return f"not imported within {IMPORT_SECONDS:.0f} s"
+    if done.returncode:
+        return (done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"])[-1]
+    answer: Mapping[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def check_torch(found: Mapping[str, Any] | str, gpus: str | None) -> Check:
+    """Say for what torch is built, and whether it sees the GPUs.
+
+    Args:
+        found: what torch says about itself.
+        gpus: backend of the GPUs here, cuda or rocm.
+    """
+    if isinstance(found, str):
+        return Check(name="torch", status="problem", finding=found, fix=INSTALL)
+    built = "rocm" if found["hip"] else "cuda" if found["cuda"] else None
+    build = {"rocm": f"ROCm {found['hip']}", "cuda": f"CUDA {found['cuda']}", None: "CPUs"}[built]
+    finding = f"{found['version']}, built for {build}"
+    if gpus and built != gpus:
+        fix = f"{sys.executable} -m pip uninstall torch, then make install" + (" TORCH=rocm7.0" if gpus == "rocm" else "")
+        return Check(name="torch", status="problem", finding=f"{finding}, but the GPUs need {gpus}", fix=fix)
+    if gpus and not found["devices"]:
+        fix = "nvidia-smi or rocm-smi shows the driver's version; a driver older than torch's build must be updated"
+        return Check(name="torch", status="problem", finding=f"{finding}, which does not see the GPUs", fix=fix)
+    return Check(name="torch", status="ok", finding=finding + (f", sees {found['devices']} GPUs" if gpus else ""))
+
+
+def check_collectives(found: Mapping[str, Any] | str) -> Check:
+    """Name the library that connects the GPUs."""
+    nccl = None if isinstance(found, str) else found["nccl"]
+    if not nccl:
+        return Check(name="NCCL", status="absent", finding="not in this torch; ranks on CPUs use gloo")
+    library = "RCCL" if not isinstance(found, str) and found["hip"] else "NCCL"
+    return Check(name=library, status="ok", finding=".".join(map(str, nccl)))
+
+
+def check_package(name: str, distributions: Sequence[str]) -> Check:
+    """Look for one of the packages that training needs."""
+    for distribution in distributions:
+        try:
+            return Check(name=name, status="ok", finding=metadata.version(distribution))
+        except metadata.PackageNotFoundError:
+            continue
+    return Check(name=name, status="problem", finding="not installed", fix=INSTALL)
+
+
+def check_engines(here: Here) -> Iterator[Check]:
+    """Ask every engine that needs a framework of its own whether it can start."""
+    names = {"nemo": "NeMo", "primus": "Primus"}
+    for engine in (engine_named(name) for name in ENGINE_NAMES if name != FALLBACK):
+        answer = engine.available(here)
+        name = names.get(engine.name, engine.name)
+        if answer.error is None:
+            yield Check(name=name, status="ok", finding=answer.reason)
+        else:
+            yield Check(name=name, status="absent", finding=answer.reason, fix=answer.error.fix)
+
+
+def check_transformer_engine() -> Check:
+    """Import Transformer Engine where it is installed: a build for another torch is there and does not load."""
+    name = "Transformer Engine"
+    program = "import json, transformer_engine, transformer_engine.pytorch; print(json.dumps({}))"
+    answer = import_answer("transformer_engine", program)
+    if answer == "not installed":
+        finding = "not installed; needed by NeMo for fp8 and context parallelism, and by layers: transformer_engine"
+        return Check(name=name, status="absent", finding=finding)
+    if isinstance(answer, str):
+        fix = "install the build for this torch, or uninstall it: runs continue without it"
+        return Check(name=name, status="problem", finding=answer, fix=fix)
+    return Check(name=name, status="ok", finding=metadata.version("transformer-engine"))

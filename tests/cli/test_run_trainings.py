@@ -12,12 +12,14 @@ import sys
 import time
 import uuid
 from pathlib import Path
+from typing import get_args
 
 import jsonschema
 import pytest
 
 from tprimat import units
 from tprimat.analyze.metrics import run_metrics
+from tprimat.records.schema import StartUp
 from tprimat.records.store import RunDirectory
 from tprimat.report.summary import summary
 
@@ -93,9 +95,11 @@ def repeated(tmp_path_factory):
 
 
 def test_a_run_that_completes_exits_0_and_prints_its_summary_as_one_document(repeated):
-    _, (code, out, err), _, _ = repeated
+    folder, (code, out, err), _, _ = repeated
     assert code == 0, err
     assert json.loads(out)["runs"]
+    log = (folder / "training_llama.log").read_text()
+    assert [line.split()[-1] for line in log.splitlines() if line.startswith("tprimat start-up: ")] == list(get_args(StartUp)) * 2
     assert "Using parallelism strategy: minimal_communication\nParallelism: TP=1, PP=1, DP=1, GradAccum=2\n" in err
     assert [line.split(":")[0] for line in err.splitlines() if line.startswith("run ")] == [
         "run 1 of 2, llama",

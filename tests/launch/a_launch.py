@@ -26,9 +26,10 @@ class Notes:
     """A watcher that records what it receives."""
 
     def __init__(self):
-        self.lines, self.steps, self.notices, self.ends = [], [], [], []
-        self.on_line, self.on_step, self.on_notice, self.on_end = (
+        self.lines, self.waits, self.steps, self.notices, self.ends = [], [], [], [], []
+        self.on_line, self.on_wait, self.on_step, self.on_notice, self.on_end = (
             self.lines.append,
+            self.waits.append,
             self.steps.append,
             self.notices.append,
             self.ends.append,

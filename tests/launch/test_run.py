@@ -21,6 +21,14 @@ def launched(*args, **kwargs):
     return record, result, notes
 
 
+def test_the_watcher_is_called_while_it_waits_for_the_first_step_and_not_after_it(tmp_path):
+    record, result, notes = launched(tmp_path, "sleep", 0.5, "steps", 1, "sleep", 1.5)
+    assert record.outcome == "completed"
+    assert notes.waits == sorted(notes.waits)
+    assert notes.waits
+    assert notes.waits[-1] < result.duration_seconds - 1.0
+
+
 def test_a_run_that_completes_leaves_its_steps_its_log_and_its_outcome(tmp_path, left_behind):
     record, result, notes = launched(tmp_path, "line", "hello", "steps", 3, "line", "bye")
     assert (record.outcome, record.exit_code, record.cause) == ("completed", 0, None)

@@ -78,6 +78,10 @@ class Watcher(Protocol):
         """Take one line of output, without its line end."""
         ...
 
+    def on_wait(self, seconds: float) -> None:
+        """Called several times a second until the first step, with the time since the start."""
+        ...
+
     def on_step(self, step: StepRecord) -> None:
         """Take one finished step."""
         ...
@@ -286,6 +290,8 @@ class Attempt:
                 self._steps.append(step)
                 watchdog.saw_step(step.step, step.step_seconds, now)
                 self._watcher.on_step(step)
+            if not self._steps:
+                self._watcher.on_wait(now - supervisor.began)
             return watchdog.verdict(now)
 
         def before_stop(why: Failure) -> None:

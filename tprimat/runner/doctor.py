@@ -12,9 +12,9 @@ from typing import Any
 
 from tprimat.engines import ENGINE_NAMES, FALLBACK
 from tprimat.engines.base import Here, engine_named
+from tprimat.facts.accelerators import PLATFORM_OF
 from tprimat.hardware.health import Check, machine_checks
 from tprimat.hardware.nodes import this_machine
-from tprimat.plan.schema import PlatformName
 
 TORCH_PROGRAM = """
 import json, torch
@@ -25,7 +25,6 @@ print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "hip
 """
 IMPORT_SECONDS = 120.0
 """For a first import from a network file system."""
-PLATFORM_OF: Mapping[str, PlatformName] = {"cuda": "nvidia", "rocm": "amd"}
 INSTALL = "make install, or pip install -r requirements.txt"
 TRAINING = (("Megatron-Core", ("megatron-core",)), ("Lightning", ("pytorch-lightning", "lightning")))
 """What the embedded engine needs besides torch: name, and the packages of which it needs one."""

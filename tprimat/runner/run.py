@@ -31,6 +31,7 @@ from tprimat.records.schema import Machine, RunMetrics, RunRecord, StepRecord
 from tprimat.records.store import RunDirectory
 from tprimat.runner.micro_batch import find_micro_batch
 from tprimat.runner.session import Session
+from tprimat.runner.waiting import SILENT_SECONDS, SUSPICIOUS_SECONDS, Wait
 
 
 class FollowedLog:
@@ -95,9 +96,27 @@ class Progress:
         self.terminal = sys.stderr.isatty()
         self._last_plain = 0.0
         self._line_open = False
+        self._wait = Wait(plan)
+        self._suspected = False
+        self._next_wait = 1.0 if self.terminal else SILENT_SECONDS
 
     def on_line(self, text: str) -> None:
-        """Ignore the framework's own output, which goes to the log."""
+        """Note how far the start has come. The framework's own output goes to the log."""
+        self._wait.saw_line(text)
+
+    def on_wait(self, seconds: float) -> None:
+        """Show what is awaited: each second on a terminal, else once and then each minute; after a minute what may be wrong."""
+        if self.quiet or seconds < self._next_wait:
+            return
+        minutes, _ = divmod(seconds, SUSPICIOUS_SECONDS)
+        self._next_wait = seconds + 1.0 if self.terminal else (minutes + 1) * SUSPICIOUS_SECONDS
+        if minutes and not self._suspected:
+            self._suspected = True
+            self.on_notice(self._wait.suspicion(str(RunDirectory(Path(self.plan.run_directory)).log_file)))
+        if self.terminal:
+            self._show(self._wait.text(seconds))
+        else:
+            print(self._wait.text(seconds), file=sys.stderr, flush=True)
 
     def on_step(self, step: StepRecord) -> None:
         """Show a step."""
@@ -105,10 +124,7 @@ class Progress:
             return
         text = step_line(self.plan, step, step_rates(self.record, step))
         if self.terminal:
-            width = shutil.get_terminal_size().columns
-            sys.stderr.write("\r\x1b[2K" + text[: width - 1])
-            sys.stderr.flush()
-            self._line_open = True
+            self._show(text)
         elif self._is_due(step):
             print(text, file=sys.stderr, flush=True)
 
@@ -128,6 +144,12 @@ class Progress:
         if due:
             self._last_plain = now
         return due
+
+    def _show(self, text: str) -> None:
+        width = shutil.get_terminal_size().columns
+        sys.stderr.write("\r\x1b[2K" + text[: width - 1])
+        sys.stderr.flush()
+        self._line_open = True
 
     def _close_line(self) -> None:
         if self._line_open:

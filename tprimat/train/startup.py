@@ -10,16 +10,34 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from threading import Thread
-from typing import Any
+from typing import Any, get_args
 
 from tprimat.records.schema import StartUp
 
 _reached: dict[StartUp, datetime] = {}
+listeners: list[Callable[[StartUp], None]] = []
+"""Called when a stage is reached."""
+ANNOUNCEMENT = "tprimat start-up: "
+
+
+def announce(stage: StartUp) -> None:
+    """Print a stage, from which the launcher knows what this rank waits for."""
+    sys.stdout.write(f"{ANNOUNCEMENT}{stage}\n")
+    sys.stdout.flush()
 
 
 def reached(stage: StartUp) -> None:
     """Record that a stage is reached; only the first call for a stage counts."""
-    _reached.setdefault(stage, datetime.now(timezone.utc))
+    if stage not in _reached:
+        _reached[stage] = datetime.now(timezone.utc)
+        for listener in listeners:
+            listener(stage)
+
+
+def stage_of_line(text: str) -> StartUp | None:
+    """Return the stage that a line of the log announces."""
+    name = text.partition(ANNOUNCEMENT)[2].strip()
+    return next((stage for stage in get_args(StartUp) if stage == name), None)
 
 
 def seconds_since(started_at: str) -> dict[StartUp, float]:

@@ -33,7 +33,7 @@ def test_this_machine_which_runs_the_tests_can_train(tmp_path):
     assert "This machine can train" in done.stdout
     for name in ("Python", "torch", "Megatron-Core", "Lightning", "ports", "disk"):
         assert f"\nok       {name} " in f"\n{done.stdout}", name
-    for name in ("NeMo", "Primus", "Transformer Engine", "GPUs", "host name", "/dev/shm", "SLURM"):
+    for name in ("engine nemo", "engine primus", "Transformer Engine", "GPUs", "host name", "/dev/shm", "SLURM"):
         assert f" {name} " in done.stdout, name
     assert max(len(line) for line in done.stdout.splitlines() if "/" not in line) <= 80, "paths stay whole"
 

@@ -10,19 +10,19 @@ from importlib.util import find_spec
 from pathlib import Path
 
 OLDEST = (3, 10)
-PACKAGES = {
+MODULES = {
     "jinja2": "jinja2",
     "matplotlib": "matplotlib",
-    "megatron": "megatron-core",
+    "megatron-core": "megatron",
     "numpy": "numpy",
     "plotly": "plotly",
     "pydantic": "pydantic",
+    "pyyaml": "yaml",
     "torch": "torch",
-    "yaml": "pyyaml",
 }
-"""Module -> package without which some command does not work. Lightning, which has two names, comes with the others."""
-ALWAYS = ("numpy", "pydantic", "yaml")
-"""Modules without which no command works."""
+"""Package without which some command does not work -> its module. Lightning, which has two names, comes with the others."""
+ALWAYS = ("numpy", "pydantic", "pyyaml")
+"""Packages without which no command works."""
 ROOT = Path(__file__).absolute().parent.parent.parent
 ENVIRONMENT = ROOT / ".venv"
 """Made by `make install`; absent where the package is installed elsewhere."""
@@ -63,7 +63,7 @@ def find_environment() -> str:
         why no command can run in this Python and what to type; empty if commands can run.
     """
     old = sys.version_info < OLDEST
-    missing = [module for module in PACKAGES if find_spec(module) is None]
+    missing = [package for package, module in MODULES.items() if find_spec(module) is None]
     if not old and not missing:
         return ""
     python = ENVIRONMENT / "bin" / "python"
@@ -73,7 +73,7 @@ def find_environment() -> str:
         return f"TPrimat needs Python 3.10 or newer, and {sys.executable} is {sys.version.split()[0]}; {install_words(missing)}"
     if set(ALWAYS).isdisjoint(missing):
         return ""
-    return f"{sys.executable} lacks {', '.join(PACKAGES[module] for module in missing)}; {install_words(missing)}"
+    return f"{sys.executable} lacks {', '.join(missing)}; {install_words(missing)}"
 
 
 def own_words() -> "list[str]":
@@ -88,7 +88,7 @@ def install_words(missing: "list[str]") -> str:
     """Return what to type in order to get the packages."""
     if (ROOT / "Makefile").is_file():
         return f"try: make -C {shlex.quote(str(ROOT))} install"
-    return f"try: {sys.executable} -m pip install {' '.join(PACKAGES[module] for module in missing) or 'tprimat'}"
+    return f"try: {sys.executable} -m pip install {' '.join(missing) or 'tprimat'}"
 
 
 def refuse(problem: str) -> int:

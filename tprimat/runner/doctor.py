@@ -115,10 +115,9 @@ def check_package(name: str, distributions: Sequence[str]) -> Check:
 
 def check_engines(here: Here) -> Iterator[Check]:
     """Ask every engine that needs a framework of its own whether it can start."""
-    names = {"nemo": "NeMo", "primus": "Primus"}
     for engine in (engine_named(name) for name in ENGINE_NAMES if name != FALLBACK):
         answer = engine.available(here)
-        name = names.get(engine.name, engine.name)
+        name = f"engine {engine.name}"
         if answer.error is None:
             yield Check(name=name, status="ok", finding=answer.reason)
         else:

@@ -13,7 +13,7 @@ import pytest
 
 from tprimat.hardware.nodes import Nodes
 from tprimat.launch.torchrun import torchrun
-from tprimat.train.rendezvous import open_listener
+from tprimat.train.rendezvous import open_listener, stay_on_the_loopback
 
 RANK = """
 import json, os, socket, struct, sys, time
@@ -98,6 +98,16 @@ def test_a_run_on_one_node_needs_no_host_name_and_only_this_machine_can_connect_
     assert {address for address, _ in sockets} == {"127.0.0.1"}
     assert len(sockets) >= 2, "the store and gloo"
     assert reached == ([its_port] if namespaces else [])
+
+
+def test_the_interfaces_that_a_user_chose_are_kept(monkeypatch):
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth7")
+    for name in ("GLOO_SOCKET_IFNAME", "RES_OPTIONS"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(socket, "getfqdn", socket.getfqdn)
+    stay_on_the_loopback()
+    assert (os.environ["NCCL_SOCKET_IFNAME"], os.environ["GLOO_SOCKET_IFNAME"]) == ("eth7", "lo")
 
 
 def connects(namespace, port):

@@ -71,7 +71,7 @@ class Wait:
             log: path of the log, to look further.
         """
         hint = AWAITED[self._stage][1] if self._reports_stages else "The framework may compile, download or tokenise."
-        return f"  No step for {SUSPICIOUS_SECONDS:.0f} s. {hint} Its log: {log}"
+        return f"  No step for {SUSPICIOUS_SECONDS:.0f} s. {hint} Log: {log}"
 
     def _awaited(self) -> str:
         if self._reports_stages:

@@ -25,9 +25,9 @@ BACKLOG = 4096
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run torchrun with this rendezvous; `--rdzv-endpoint=127.0.0.1:0` keeps every socket of a single node on the loopback."""
+    """Run torchrun with this rendezvous; `--rdzv-endpoint=127.0.0.1:0` keeps a single node on the loopback."""
     words = sys.argv[1:] if arguments is None else arguments
-    if f"--rdzv-endpoint={LOOPBACK}:0" in words:
+    if any(word.startswith(f"--rdzv-endpoint={LOOPBACK}:") for word in words):
         stay_on_the_loopback()
     from torch.distributed import run
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
@@ -42,8 +42,9 @@ def stay_on_the_loopback() -> None:
     On one node NCCL moves its data over NVLink, PCIe or shared memory; its sockets only introduce the ranks to each other.
     torch looks up names for its messages alone. Where no name server answers, each look-up takes ten seconds or more.
     """
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK_INTERFACE)
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={LOOPBACK_INTERFACE}")  # "=": exactly this name, not a prefix
+    if LOOPBACK_INTERFACE in {name for _, name in socket.if_nameindex()}:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK_INTERFACE)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={LOOPBACK_INTERFACE}")  # "=": exactly this name, not a prefix
     os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:2")  # resolv.conf(5)
     socket.getfqdn = lambda name="": name or "localhost"
 

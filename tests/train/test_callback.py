@@ -60,7 +60,8 @@ def test_any_trainer_is_measured_under_both_names(tmp_path, name):
     assert {step.learning_rate for step in steps} == {0.125}
     assert {step.grad_norm for step in steps} == {3.5}
     assert all(step.step_seconds > 0 and step.finite and step.loss is not None for step in steps)
-    assert {step.peak_allocated_bytes for step in steps} == {None}
+    assert all(1e7 < step.peak_allocated_bytes < 1e12 for step in steps)  # on a CPU, what the process holds in memory
+    assert {step.peak_reserved_bytes for step in steps} == {None}
 
 
 def test_the_folder_of_any_trainer_can_be_read_by_the_tools(tmp_path):

@@ -62,7 +62,7 @@ class StepRecord(RefuseUnknownKeys):
     finite: bool = True
     """Loss and gradient norm are finite numbers."""
     peak_allocated_bytes: int | None = None
-    """Maximum inside the step, on the worst rank."""
+    """Maximum inside the step, on the worst rank; on a CPU, of the process's resident set."""
     peak_reserved_bytes: int | None = None
     ended_at_seconds: float | None = None
     """Since the run's started_at, on the clock of the telemetry, so that power readings can be matched with steps."""

@@ -59,7 +59,8 @@ def _measured(run: RunRecord, metrics: RunMetrics) -> list[str]:
     several = f", n = {metrics.window.steps}" if metrics.window.steps > 1 else ""
     lines = _labelled("step time", STEP_TIME.in_full(metrics) + several)
     lines += _labelled("throughput", f"{TOKENS_OF_ALL.in_full(metrics)} tokens/s")
-    if run.machine.platform != "cpu":
+    on_cpu = run.machine.platform == "cpu"
+    if not on_cpu:
         lines[-1] += f", {TOKENS.in_full(metrics)} tokens/s/GPU"
         lines += _labelled("compute", f"{FLOPS.in_full(metrics)}/GPU ({metrics.flops_convention})")
     if metrics.mfu is not None:
@@ -69,7 +70,7 @@ def _measured(run: RunRecord, metrics: RunMetrics) -> list[str]:
     ceiling = f"the fastest {run.matmul_dtype} product measured here ({MATMUL_RATE.in_full(metrics)})"
     for label, metric, context in (
         ("of matmul", MATMUL_SHARE, f" of {ceiling}"),
-        ("peak memory", PEAK_MEMORY, " allocated on the worst rank"),
+        ("peak memory", PEAK_MEMORY, " resident in the largest process" if on_cpu else " allocated on the worst rank"),
         ("last loss", LOSS, ""),
         ("cost", COST, " per million tokens"),
         ("energy", ENERGY, " J per token"),

@@ -264,8 +264,8 @@ def _finite(value: float | None) -> float | None:
 
 def _worst_memory(memory: PeakMemory | None, device: torch.device) -> Tensor:
     """Return the peak bytes of the worst rank. The all-reduce also ends the step when the slowest rank ends."""
-    own = [memory.allocated, memory.reserved] if memory else [math.nan, math.nan]
-    peaks = torch.tensor(own, dtype=torch.float64).to(device, non_blocking=True)
+    own = (memory.allocated, memory.reserved) if memory else (None, None)
+    peaks = torch.tensor([math.nan if peak is None else peak for peak in own], dtype=torch.float64).to(device, non_blocking=True)
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(peaks, op=dist.ReduceOp.MAX)
     return peaks

@@ -1,5 +1,6 @@
 """The machine as a rank sees it: its accelerator, timestamps on its clock, and memory."""
 
+import contextlib
 import os
 import re
 import time
@@ -70,13 +71,25 @@ class PeakMemory:
     """Peak bytes on this rank since the last reading."""
 
     allocated: int
-    reserved: int
+    """Of a CPU, the peak resident set of this process."""
+    reserved: int | None
+    """None on a CPU."""
 
 
 def read_peak_memory(device: torch.device) -> PeakMemory | None:
-    """Read and reset the counters of torch's allocator, which the host keeps, without waiting for the device. None on a CPU."""
+    """Read and reset the peak of this rank, without waiting for the device: torch's allocator on a GPU, Linux's counter on a CPU.
+
+    Returns None where the system does not count the memory of a process. Where it counts but does not reset, each reading is the
+    peak since the process began.
+    """
     if device.type != "cuda":
-        return None
+        try:
+            peak = PeakMemory(_status("VmHWM"), None)
+        except (LaunchError, OSError):
+            return None
+        with contextlib.suppress(OSError):
+            (PROCESS / "clear_refs").write_text("5")  # proc(5): resets the peak
+        return peak
     peak = PeakMemory(torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device))
     torch.cuda.reset_peak_memory_stats(device)
     return peak

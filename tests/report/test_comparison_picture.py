@@ -1,56 +1,254 @@
 """The six panels of a comparison, as they lie on the picture."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from runs.make_runs import a_run, steps_of, write_run
+from report.pictures import all_axes, axes_titled, covered, outside, titles, words
+from runs.make_runs import LAPTOP, MI300X, a_run, step_times, steps_of, write_run
 
-from tprimat.analyze.groups import group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
+from tprimat.analyze.published import MOST_ROWS, nearest_published
+from tprimat.errors import ConfigError
+from tprimat.facts.models import model_shape
 from tprimat.records.discover import load_results
-from tprimat.report.plots import comparison
+from tprimat.report.plots.comparison import comparison_sheet
+from tprimat.report.plots.sheet import drawn
+from tprimat.report.plots.style import MOST_SERIES
+from tprimat.runner.analysis import compare_runs, read_results
 
-RUNS = Path(__file__).parents[1] / "runs"
+ROOT = Path(__file__).parents[2]
+RUNS = ROOT / "tests" / "runs"
+H200 = ROOT / "results" / "h200"
 LONG = "a_strategy whose label takes up two thirds of the width of the picture if it is written into one line beside the bars"
+QWEN = {"model": "qwen", "shape": model_shape("qwen-2.5-7b")}
+TP2 = {"tensor_parallel": 2, "data_parallel": 4}
+
+
+def comparison_of(*paths):
+    """What ./compare.py compares in some folders."""
+    return compare_runs(read_results(paths, MetricOptions(), {}).measured, paths, None, even_if_different=False)
+
+
+def sheet_of(*paths):
+    comparison = comparison_of(*paths)
+    return comparison_sheet(comparison, nearest_published(comparison.groups))
+
+
+def write(folder, run_id, level=4.0, seed=1, **changes):
+    run = a_run(run_id, **changes)
+    write_run(folder, run, steps_of(run, step_times(level, seed), seed, gigabytes=None if run.machine is LAPTOP else 50.0 + seed))
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """Two models under three strategies."""
+    for number, (strategy, layout) in enumerate({"minimal_communication": {}, "balanced": TP2, "quick": TP2}.items()):
+        write(tmp_path, f"llama-{strategy}", 4.0 + number / 2, number, strategy=strategy, **layout)
+        write(tmp_path, f"qwen-{strategy}", 3.5 + number / 2, number, strategy=strategy, **layout, **QWEN)
+    return tmp_path
+
+
+@pytest.mark.parametrize("folders", [("h100", "mi300x"), ("cpu",), ("foreign",), ("published",)], ids="+".join)
+def test_no_text_leaves_the_picture_or_covers_another(folders):
+    with drawn(sheet_of(*(RUNS / name for name in folders))) as picture:
+        assert outside(picture) == []
+        assert covered(picture) == []
+
+
+@pytest.mark.parametrize("folders", [("engine", "torchtitan", "nemo"), ("repeated",)], ids="+".join)
+def test_nor_with_what_was_measured_on_h200(folders):
+    with drawn(sheet_of(*(H200 / name for name in folders))) as picture:
+        assert outside(picture) == []
+        assert covered(picture) == []
+        assert not any(re.search(r"\w=\w|source", text) for text in words(picture))
 
 
 @pytest.mark.parametrize("machine", ["h100", "cpu"])
-@pytest.mark.parametrize("strategies", [("a", "b", "c"), (LONG, f"{LONG}_2", f"{LONG}_3")])
-def test_nothing_is_cut_or_covered_however_long_the_labels_are(machine, strategies, monkeypatch, tmp_path):
+def test_nor_however_long_the_labels_are(machine, tmp_path):
     (first, *_) = load_results([RUNS / machine])[0]
-    runs = [dataclasses.replace(first, run=dataclasses.replace(first.run, strategy=name)) for name in strategies]
-    drawn = []
-    monkeypatch.setattr(comparison, "save", lambda made, path: (made.savefig(path), drawn.append(made)))
-    comparison.draw_comparison(group_runs([measure(run, MetricOptions()) for run in runs]), "title", tmp_path / "compare.png")
-    (picture,) = drawn
-    speed, memory = (axes.get_title(loc="left") for axes in picture.subfigs[0].axes)
-    assert speed.splitlines()[0].startswith(("Model throughput", "Throughput per rank"))
-    assert memory == "Peak memory, worst rank"
-    titles = [axes._left_title.get_window_extent() for axes in picture.subfigs[0].axes]
-    assert titles[0].x1 < titles[1].x0
-    (legend,) = (legend for part in picture.subfigs for legend in part.legends)
-    extent = legend.get_window_extent()
-    assert picture.bbox.x0 <= extent.x0
-    assert extent.x1 <= picture.bbox.x1
-    steps = [axes for part in picture.subfigs for axes in part.axes if axes.get_xlabel() == "optimizer step"]
-    assert all(float(tick).is_integer() for axes in steps for tick in axes.get_xticks())
+    for number in range(3):
+        run = dataclasses.replace(first.run, run_id=f"r{number}", strategy=f"{LONG}_{number}")
+        write_run(tmp_path, run, list(first.steps))
+    with drawn(sheet_of(tmp_path)) as picture:
+        assert outside(picture) == []
+        assert covered(picture) == []
+        steps = [axes for axes in all_axes(picture) if axes.get_xlabel().startswith("optimizer step")]
+        assert steps
+        assert all(float(tick).is_integer() for axes in steps for tick in axes.get_xticks())
+
+
+def test_the_headline_names_the_winner_of_each_workload_and_the_subtitle_what_ran(sweep):
+    sheet = sheet_of(sweep)
+    assert len(sheet.headline) == 2
+    for line, model in zip(sheet.headline, ("llama", "qwen"), strict=True):
+        assert re.fullmatch(rf"{model}: minimal_communication is fastest, 1\d\.\d % \[1\d\.\d, 1\d\.\d\] ahead of balanced", line)
+    what, amount = sheet.subtitle
+    assert what == (
+        "llama-3.1-8b, qwen-2.5-7b · 8 x H100 SXM · minimal_communication TP1 PP1 DP8, balanced TP2 PP1 DP4, quick TP2 PP1 DP4"
+        " · batch 128 (micro 1) · sequence 2,048 · bf16 · Megatron"
+    )
+    assert amount.startswith("2026-01-01 · 6 configurations, 6 runs, one each · n = 222 steady steps")
+
+
+def test_unlike_work_never_shares_a_panel_of_curves_and_one_configuration_has_one_colour(sweep):
+    with drawn(sheet_of(sweep)) as picture:
+        for title in ("Training loss", "Learning rate", "Peak memory in each step", "Step time"):
+            llama, qwen = axes_titled(picture, title)
+            assert (llama.get_title(loc="center").strip(), qwen.get_title(loc="center").strip()) == ("llama", "qwen")
+            assert [line.get_color() for line in llama.lines] == [line.get_color() for line in qwen.lines]
+            assert len({line.get_color() for line in llama.lines}) == 3
+        (bars,) = axes_titled(picture, "Model throughput")
+        colours = [patch.get_facecolor() for patch in bars.patches]
+        assert colours[:3] == colours[3:]
+        labels = [label.get_text() for label in bars.get_yticklabels()]
+        assert labels == [
+            *("llama", "minimal_communication (DP8)", "balanced (TP2 DP4)", "quick (TP2 DP4)"),
+            *("qwen", "minimal_communication (DP8)", "balanced (TP2 DP4)", "quick (TP2 DP4)"),
+        ]
+
+
+def test_a_configuration_keeps_its_colour_in_a_picture_without_the_others(sweep, tmp_path_factory):
+    alone = tmp_path_factory.mktemp("alone")
+    write(alone, "llama-balanced", strategy="balanced", **TP2)
+    colours = []
+    for folder in (sweep, alone):
+        with drawn(sheet_of(folder)) as picture:
+            (bars,) = axes_titled(picture, "Model throughput")
+            labels = [label.get_text() for label in bars.get_yticklabels() if "(" in label.get_text()]
+            wanted = "balanced (TP2 DP4)"
+            colours.append(bars.patches[labels.index(wanted)].get_facecolor())
+    assert colours[0] == colours[1]
+
+
+def test_eight_configurations_are_in_colour_and_the_rest_are_named_and_grey(tmp_path):
+    for number in range(11):
+        write(tmp_path, f"r{number:02}", 4 + number / 10, number, strategy=f"choice_{number}")
+    with drawn(sheet_of(tmp_path)) as picture:
+        (loss,) = axes_titled(picture, "Training loss")
+        assert len(loss.lines) == MOST_SERIES
+        (bars,) = axes_titled(picture, "Model throughput")
+        assert len(bars.patches) == 11
+        assert len({patch.get_facecolor() for patch in bars.patches}) == MOST_SERIES + 1
+        assert len({patch.get_facecolor() for patch in bars.patches[MOST_SERIES:]}) == 1
+        assert [label.get_text() for label in bars.get_yticklabels()] == [f"choice_{number} (DP8)" for number in range(11)]
+        assert any(text.startswith("Grey: 3 more configurations") for text in words(picture))
+
+
+def test_panels_without_data_leave_no_hole(tmp_path):
+    run = a_run("bare", machine=LAPTOP, data_parallel=2)
+    steps = [dataclasses.replace(step, loss=None, learning_rate=None) for step in steps_of(run, step_times(2.0, 3), 3, None)]
+    write_run(tmp_path, run, steps)
+    with drawn(sheet_of(tmp_path)) as picture:
+        assert titles(picture) == ["Throughput per rank in tokens/s", "Step time"]
+        assert not any("not recorded" in text for text in words(picture))
+        assert picture.get_figheight() < 6
+
+
+def test_start_up_does_not_own_the_axis_of_step_times(tmp_path):
+    run = a_run("slow-start")
+    write_run(tmp_path, run, steps_of(run, np.array([60.0, 9.0, *(2 + 0.01 * (i % 3) for i in range(20))]), 7))
+    with drawn(sheet_of(tmp_path)) as picture:
+        (axes,) = axes_titled(picture, "Step time")
+        low, high = axes.get_ylim()
+        heights = [height for line in axes.lines for height in line.get_ydata()]
+        assert high < 3
+        assert all(low <= height <= high for height in heights)
+        assert "start-up left out: steps 1 to 2, up to 1 min 00 s" in axes.get_xlabel().replace("\xa0", " ")
 
 
 @pytest.mark.parametrize(
-    "seconds", [(1.8, 1.1, 1.2), (1.9, 1.02, 1.02), (1.01, 1.02, 1.01), (4.9, 1.01, 1.0), (9.9, 2.01, 2.0), (60.0, 2.0, 2.1)]
+    ("levels", "scale"),
+    [((1.0,), "linear"), ((1.0, 1.02), "linear"), ((1.0, 4.0), "linear"), ((1.0, 9.0), "log"), ((0.02, 3.0), "log")],
 )
-def test_the_axis_of_step_times_has_two_numbers_at_least(seconds, monkeypatch, tmp_path):
-    run = a_run("near")
-    write_run(tmp_path, run, steps_of(run, np.array(seconds), 7))
-    drawn = []
-    monkeypatch.setattr(comparison, "save", lambda made, path: (made.savefig(path), drawn.append(made)))
-    comparison.draw_comparison(
-        group_runs([measure(found, MetricOptions()) for found in load_results([tmp_path])[0]]), "title", tmp_path / "compare.png"
+def test_the_axis_of_step_times_has_two_numbers_at_least(levels, scale, tmp_path):
+    for number, level in enumerate(levels):
+        write(tmp_path, f"r{number}", level, number, strategy=f"s{number}")
+    with drawn(sheet_of(tmp_path)) as picture:
+        (axes,) = axes_titled(picture, "Step time")
+        low, high = axes.get_ylim()
+        shown = [text.get_text() for text in axes.get_yticklabels() if low <= text.get_position()[1] <= high and text.get_text()]
+        assert len(shown) >= 2
+        assert len({len(text.partition(".")[2]) for text in shown}) == 1 or scale == "log"
+        assert axes.get_yscale() == scale
+        assert ("log scale" in axes.get_ylabel()) == (scale == "log")
+
+
+def test_curves_that_cover_each_other_are_said_to(tmp_path):
+    for number, strategy in enumerate(("one", "two", "three")):
+        run = a_run(strategy, strategy=strategy)
+        write_run(tmp_path, run, steps_of(run, step_times(4 + number, number), 5, 70.0 if number == 2 else 50.0))
+    with drawn(sheet_of(tmp_path)) as picture:
+        (loss,), (memory,) = axes_titled(picture, "Training loss"), axes_titled(picture, "Peak memory in each")
+        assert "all 3 curves coincide" in loss.get_xlabel()
+        assert "coincide: one; two" in memory.get_xlabel()
+        (step,) = axes_titled(picture, "Step time")
+        assert "coincide" not in step.get_xlabel()
+
+
+def test_labels_say_what_differs_in_the_words_of_the_field(tmp_path):
+    write(tmp_path, "a", 4.0, 1, strategy="tp2_mbs4", micro_batch_sequences=4, **TP2)
+    write(tmp_path, "b", 4.2, 2, strategy="dp_mbs4", micro_batch_sequences=4)
+    write(tmp_path, "c", 4.4, 3, strategy="dp_mbs4", micro_batch_sequences=4, engine="nemo")
+    write(
+        tmp_path, "d", 4.6, 4, strategy="dp_mbs4", micro_batch_sequences=4, machine=MI300X, engine_options={"fused_adam": False}
     )
-    (axes,) = (axes for part in drawn[0].subfigs for axes in part.axes if axes.get_title(loc="left").startswith("Step time"))
-    low, high = axes.get_ylim()
-    shown = [text.get_text() for text in axes.get_yticklabels() if low <= text.get_position()[1] <= high and text.get_text()]
-    assert len(shown) >= 2
-    assert ("log scale" in axes.get_ylabel()) == (axes.get_yscale() == "log") == (max(seconds) >= 5 * min(seconds))
+    with drawn(sheet_of(tmp_path)) as picture:
+        (bars,) = axes_titled(picture, "Model throughput")
+        labels = [label.get_text() for label in bars.get_yticklabels()]
+    assert sorted(labels) == [
+        "H100 SXM, DP8, Megatron",
+        "H100 SXM, DP8, NeMo",
+        "H100 SXM, TP2 DP4, Megatron",
+        "MI300X, DP8, Megatron",
+    ]
+
+
+def test_switches_and_versions_tell_apart_what_nothing_else_does(tmp_path):
+    write(tmp_path, "a", 4.0, 1, engine_options={"fused_adam": True, "old": None}, software={"tprimat": "0.1.0+source.aaa"})
+    write(tmp_path, "b", 4.5, 2, engine_options={"fused_adam": False}, software={"tprimat": "0.1.0+source.bbb"})
+    (headline,) = sheet_of(tmp_path).headline
+    assert headline.startswith("with fused adam is fastest, 12.")
+    assert headline.endswith("ahead of without fused adam")
+
+
+def test_a_failed_run_is_named_below_the_others(tmp_path):
+    write(tmp_path, "fine")
+    write_run(tmp_path, a_run("failed", strategy="balanced", outcome="out_of_memory", exit_code=1, cause="no memory"), [])
+    sheet = sheet_of(tmp_path)
+    assert sheet.headline == ["llama trains at 65,5" + sheet.headline[0][20:]]
+    assert "on 8 x H100 SXM" in sheet.headline[0]
+    assert "Not counted: llama balanced (out of memory)." in sheet.notes
+
+
+def test_chosen_panels_alone_are_drawn_and_a_wrong_name_lists_them(sweep):
+    sheet = sheet_of(sweep)
+    with drawn(sheet, ["step-time", "memory"]) as picture:
+        assert titles(picture) == ["Peak memory, worst rank", "Step time"]
+    with pytest.raises(ConfigError, match="no panel 'losss'") as found, drawn(sheet, ["losss"]):
+        pass
+    assert "loss, or another of throughput,memory,loss" in str(found.value)
+
+
+def test_dark_paper_is_dark_and_its_words_are_light(sweep):
+    for dark in (False, True):
+        with drawn(sheet_of(sweep), dark=dark) as picture:
+            assert (sum(picture.get_facecolor()[:3]) < 0.6) == dark
+            (bars,) = axes_titled(picture, "Model throughput")
+            assert (sum(bars.get_facecolor()[:3]) < 0.6) == dark
+            assert bars._left_title.get_color() == ("#e6ebf1" if dark else "#16202c")
+
+
+def test_published_results_are_ten_rows_at_most_each_with_what_differs():
+    comparison = comparison_of(RUNS / "h100", RUNS / "mi300x", RUNS / "published")
+    published = nearest_published(comparison.groups)
+    assert 2 <= sum(1 + len(found.neighbours) for found in published) <= MOST_ROWS
+    with drawn(comparison_sheet(comparison, published), ["published"]) as picture:
+        (axes,) = all_axes(picture)
+        assert len(axes.patches) == len(axes.get_yticklabels()) <= MOST_ROWS
+        sentences = [text.get_text() for text in axes.texts if text.get_text().startswith("differs:")]
+        assert len(sentences) == sum(len(found.neighbours) for found in published)
+        assert covered(picture) == []
+        assert outside(picture) == []

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tprimat.analyze.compare import Difference
+from tprimat.analyze.compare import Difference, rankings
 from tprimat.analyze.groups import Group, accelerator_name
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.peak import Entry, entry_of, recounted
@@ -13,6 +13,8 @@ from tprimat.facts.published import PublishedResult, Rebased, rebase, results
 from tprimat.records.schema import RunRecord
 
 MOST_NEIGHBOURS = 3
+MOST_ROWS = 10
+"""Of ours and theirs together."""
 DISTANCES = {"model": 4.0, "accelerator": 3.0, "dtype": 3.0, "GPUs": 1.0, "sequence": 1.0, "engine": 0.5}
 """How far apart each difference puts two configurations, per octave where it is a size."""
 OTHER_DISTANCE = 0.25
@@ -43,8 +45,15 @@ class Neighbourhood:
 
 
 def nearest_published(groups: Sequence[Group]) -> list[Neighbourhood]:
-    """Return the published results most like each configuration, without those that have no FLOP/s, as on a CPU."""
-    return [found for group in groups if (found := _neighbourhood(group)) is not None]
+    """Return the published results most like the fastest configuration of each workload, without those that have no FLOP/s.
+
+    At most MOST_ROWS rows: the workloads with the most configurations first, each with as many neighbours as leave room for all.
+    A CPU run has no FLOP/s, and so no neighbours.
+    """
+    ranked = sorted(rankings(groups), key=lambda ranking: -len(ranking.groups))
+    found = [one for ranking in ranked if (one := _neighbourhood(ranking.best)) is not None]
+    each = max(1, min(MOST_NEIGHBOURS, MOST_ROWS // max(1, len(found)) - 1))
+    return [replace(one, neighbours=one.neighbours[:each]) for one in found[: MOST_ROWS // (each + 1)]]
 
 
 def _neighbourhood(group: Group) -> Neighbourhood | None:

@@ -42,6 +42,17 @@ def add_counting(parser: argparse.ArgumentParser, probes_beside: str) -> None:
     add_probes(parser, probes_beside)
 
 
+def add_picture(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of a picture."""
+    parser.add_argument("--panels", metavar="A,B", help="draw these panels only; a wrong name lists them (all that have data)")
+    parser.add_argument("--dark", action="store_true", help="draw on dark paper")
+
+
+def panels_of(options: argparse.Namespace) -> list[str] | None:
+    """Return the names in --panels; None where the flag is absent."""
+    return None if options.panels is None else [name.strip() for name in options.panels.split(",") if name.strip()]
+
+
 def add_probes(parser: argparse.ArgumentParser | argparse._ArgumentGroup, beside: str) -> None:
     """Add the flag that names probes which do not lie with the results."""
     parser.add_argument(

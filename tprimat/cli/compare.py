@@ -10,10 +10,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tprimat.cli.common import add_counting, add_results_dir, fraction, read, results_dirs
+from tprimat.cli.common import add_counting, add_picture, add_results_dir, fraction, panels_of, read, results_dirs
 from tprimat.errors import ConfigError
 
 if TYPE_CHECKING:
+    from tprimat.analyze.published import Neighbourhood
     from tprimat.report.comparison import Comparison
 
 FORMATS = ("png", "svg", "pdf", "md", "csv", "json")
@@ -32,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="exit 1 if a run is shown slower than the baseline by more than this, or cannot be judged",
     )
     parser.add_argument("--published", action="store_true", help="set the nearest published results beside ours")
+    add_picture(parser)
     add_counting(parser, "in the folders of results")
 
 
@@ -46,14 +48,16 @@ def run(options: argparse.Namespace) -> int:
     results = read(options, paths)
     comparison = compare_runs(results.measured, paths, options.baseline, even_if_different=options.even_if_different)
     print(text(comparison), end="")
+    neighbours: list[Neighbourhood] = []
     if options.published:
         from tprimat.analyze.published import nearest_published
         from tprimat.report.comparison import published_text
         from tprimat.runner.analysis import reproduce
 
-        print("\n" + published_text(nearest_published(comparison.groups), reproduce), end="")
+        neighbours = nearest_published(comparison.groups)
+        print("\n" + published_text(neighbours, reproduce), end="")
     if comparison.groups:
-        write(comparison, path)
+        write(comparison, path, neighbours, options)
         print(f"written: {path}", file=sys.stderr)
     closed = [] if margin is None else gate_failures(comparison, margin)
     for reason in closed:
@@ -78,7 +82,7 @@ def output_path(options: argparse.Namespace) -> Path:
     return path
 
 
-def write(comparison: "Comparison", path: Path) -> None:
+def write(comparison: "Comparison", path: Path, neighbours: "list[Neighbourhood]", options: argparse.Namespace) -> None:
     """Write the comparison in the format of the file's suffix."""
     from tprimat.records.store import write_atomically
     from tprimat.report import comparison as tables
@@ -90,14 +94,4 @@ def write(comparison: "Comparison", path: Path) -> None:
         return
     from tprimat.report.plots.comparison import draw_comparison
 
-    draw_comparison(comparison.groups, title_of(comparison), path)
-
-
-def title_of(comparison: "Comparison") -> str:
-    """Return the picture's title: what is compared, and what differs where it is compared all the same."""
-    runs = sum(len(group.runs) for group in comparison.groups)
-    differing = sorted({entry.what for verdict in comparison.verdicts for entry in verdict.differences})
-    title = f"{len(comparison.groups)} configurations, {runs} runs"
-    if len(comparison.groups) == 1:
-        title = f"{comparison.groups[0].label}, {runs} run{'s' * (runs > 1)}"
-    return title + (f"; NOT LIKE FOR LIKE, they differ in {', '.join(differing)}" if differing else "")
+    draw_comparison(comparison, path, neighbours, panels=panels_of(options), dark=options.dark)

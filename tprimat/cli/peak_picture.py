@@ -8,6 +8,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from tprimat.cli.common import add_picture, panels_of
 from tprimat.cli.peak import add_peak_counting, read_peak_results
 from tprimat.errors import RecordError
 
@@ -18,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     add_peak_counting(parser)
     parser.add_argument("--output", type=Path, default=PICTURE, metavar="FILE", help=f"png, svg or pdf ({PICTURE})")
+    add_picture(parser)
     parser.add_argument("--even-if-different", action="store_true", help="compare machines although their work differs")
 
 
@@ -33,6 +35,6 @@ def run(options: argparse.Namespace) -> int:
         raise RecordError(
             "No run counts, so there is nothing to draw.", why=causes, fix="./analyze_peak_throughput.py names them"
         )
-    draw_peaks(analysis, options.output)
+    draw_peaks(analysis, options.output, panels=panels_of(options), dark=options.dark)
     print(f"written: {options.output}", file=sys.stderr)
     return 1 if results.problems else 0

@@ -225,6 +225,14 @@ def _block(found: Neighbourhood) -> str:
     return "\n".join(lines)
 
 
+def theirs(neighbour: Neighbour) -> str:
+    """Say what a published result has where it differs from ours, for a line next to ours."""
+    stated = [f"{one.what} {_plain(one.second)}" for one in neighbour.differences if one.second is not None]
+    silent = [one.what for one in neighbour.differences if one.second is None]
+    unknown = [f"not stated: {', '.join(silent)}"] if silent else []
+    return "; ".join([*([", ".join(stated)] if stated else []), *unknown]) or "nothing that the source states"
+
+
 def _row(neighbour: Neighbour) -> list[str]:
     result, rebased = neighbour.result, neighbour.rebased
     return [

@@ -8,8 +8,8 @@ from tprimat.analyze.groups import Group, Measured
 from tprimat.records.schema import RunRecord
 from tprimat.records.store import as_document
 from tprimat.report.comparison import run_name
-from tprimat.report.plots.comparison import CURVES, MOST_CURVES, MOST_GROUPS, BarPanel, Curve, memory_panel, throughput_panel
-from tprimat.report.plots.style import Look
+from tprimat.report.plots.comparison import CURVES, MOST_CURVES, BarPanel, Curve, memory_panel, throughput_panel
+from tprimat.report.plots.style import MOST_SERIES, Look
 
 DIGITS = 6
 """Significant digits of a plotted point; no screen shows more."""
@@ -28,8 +28,10 @@ def page_data(groups: Sequence[Group], runs: Sequence[Measured], appearance: Seq
     return {
         "groups": [_group(group, look) for group, look in zip(groups, appearance, strict=True)],
         "bars": [_bars(panel(groups)) for panel in (throughput_panel, memory_panel)] if groups else [],
-        "curves": [{"title": curve.title, "unit": curve.unit, "log": curve.logarithmic} for curve in CURVES],
-        "most": MOST_GROUPS,
+        "curves": [
+            {"title": curve.title, "unit": curve.unit, "steady": curve.steady, "span": curve.least_span} for curve in CURVES
+        ],
+        "most": MOST_SERIES,
         **_records(groups, runs),
     }
 

@@ -3,73 +3,65 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
-from textwrap import fill, wrap
 from typing import TYPE_CHECKING
 
 from tprimat.analyze.groups import Group
+from tprimat.analyze.published import Neighbourhood
 from tprimat.records.schema import StepRecord
-from tprimat.report.catalogue import FLOPS, MATMUL_SHARE, MFU, PEAK_MEMORY, STEPS, TOKENS, Metric
-from tprimat.report.plots.style import Bar, Look, bars, figure, looks, nothing, save
+from tprimat.report.captions import Configuration, Workload, headline, subtitle, workloads
+from tprimat.report.catalogue import FLOPS, MATMUL_SHARE, MFU, PEAK_MEMORY, TOKENS, Metric
+from tprimat.report.comparison import Comparison, run_name, theirs
+from tprimat.report.plots.sheet import Canvas, Panel, Sheet, draw_sheet, rest_note
+from tprimat.report.plots.style import (
+    LABEL_INCHES,
+    NO_BREAK,
+    SMALL,
+    Bar,
+    Look,
+    bars,
+    looks_of,
+    rows_height,
+    text_width,
+    thousands,
+    wrapped,
+)
 from tprimat.report.tables import plural
-from tprimat.units import GIBIBYTE, percent, significant
+from tprimat.units import ABSENT, GIBIBYTE, TERA, percent, seconds, significant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import SubFigure
 
-INTERVAL = "lines: 95 % interval, over runs, or over the steps of a single run"
-WIDTH = 14
-"""Of the whole picture, in inches."""
-LEGEND_HANDLE, LEGEND_CHARACTER = 0.8, 0.088
-"""Inches of a legend entry: its line with the gaps around it, and an average character of its label."""
-LABEL_CHARACTERS = 52
-"""Characters in a line next to the bars; a longer label takes several lines."""
+INTERVAL = "lines: 95 % interval"
 MOST_GROUPS = 32
 """More bars than this cannot be distinguished; the table has them all."""
 MOST_CURVES = 12
 """Runs of one group whose curves are drawn; more would cover each other."""
+MOST_WORKLOADS = 3
+"""Workloads whose curves stand side by side in a panel."""
+MOST_NAMED = 3
+"""Runs that do not count and that a note names."""
 LOG_SPAN = 5
 """Ratio of largest to smallest from which a log axis shows two of its ticks at 1, 2, 5, 10, ... for sure; also in plots.js."""
-
-
-def draw_comparison(groups: Sequence[Group], title: str, path: Path) -> None:
-    """Draw all panels into one picture.
-
-    Args:
-        groups: at least one, in the order in which they are drawn; only the first MOST_GROUPS are.
-        title: above all panels; names what differs where unlike runs are shown together.
-        path: .png, .svg or .pdf.
-
-    Raises:
-        UserError: another suffix, or a folder that cannot be written.
-    """
-    shown = groups[:MOST_GROUPS]
-    appearance = looks(len(shown))
-    lines = max(len(wrap(group.label, LABEL_CHARACTERS)) for group in shown)
-    bar_height = 1.2 + (0.17 + 0.17 * lines) * len(shown)
-    curve_height = 6.8 + 0.24 * math.ceil(len(shown) / legend_columns(shown))
-    with figure(WIDTH, bar_height + curve_height + 0.4) as picture:
-        upper, lower = picture.subfigures(2, 1, squeeze=False, height_ratios=(bar_height + 0.4, curve_height)).flat
-        speed, memory = upper.subplots(1, 2, sharey=True)
-        _bars(speed, throughput_panel(shown), appearance)
-        _bars(memory, memory_panel(shown), appearance)
-        for axes, curve in zip(lower.subplots(2, 2).flat, CURVES, strict=True):
-            _curves(axes, shown, appearance, curve)
-        _legend(lower, shown, appearance)
-        rest = f"; {len(groups) - len(shown)} more in the table" if len(groups) > len(shown) else ""
-        upper.suptitle(title + rest, x=0.01, ha="left", size=13, weight="bold", wrap=True)
-        save(picture, path)
+SMALLEST_PLAIN = 0.01
+"""Numbers below are written as multiples of a power of ten, which the axis names."""
+COINCIDE = 0.01
+"""Share of an axis below which two curves cover each other: about the width of a line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
     """One panel of curves over steps."""
 
+    key: str
     title: str
     unit: str
     value: Callable[[StepRecord], float | None]
-    logarithmic: bool = False
+    least_span: float = 0.1
+    """The axis spans at least this share of its largest value, so that noise does not look like a trend."""
+    steady: bool = False
+    """Whether start-up is left out, because it would flatten the steady steps."""
 
 
 def _gibibytes(step: StepRecord) -> float | None:
@@ -77,11 +69,82 @@ def _gibibytes(step: StepRecord) -> float | None:
 
 
 CURVES = (
-    Curve("Training loss", "nats per token", lambda step: step.loss),
-    Curve("Learning rate", "learning rate", lambda step: step.learning_rate),
-    Curve("Peak memory in each step, worst rank", "GiB allocated", _gibibytes),
-    Curve("Step time (dot: end of warm-up)", "seconds, log scale", lambda step: step.step_seconds, logarithmic=True),
+    Curve("loss", "Training loss", "nats per token", lambda step: step.loss),
+    Curve("learning-rate", "Learning rate", "learning rate", lambda step: step.learning_rate),
+    Curve("memory-steps", "Peak memory in each step, worst rank", "GiB", _gibibytes, least_span=0.2),
+    Curve("step-time", "Step time", "seconds", lambda step: step.step_seconds, steady=True),
 )
+
+
+def draw_comparison(
+    comparison: Comparison,
+    path: Path,
+    published: Sequence[Neighbourhood] = (),
+    *,
+    panels: Sequence[str] | None = None,
+    dark: bool = False,
+) -> None:
+    """Draw a comparison into one picture.
+
+    Args:
+        comparison: with at least one group.
+        path: .png, .svg or .pdf.
+        published: results to set below ours.
+        panels: names of the panels to draw; all that have data by default.
+        dark: on dark paper.
+
+    Raises:
+        ConfigError: there is no such panel, or none of them has data.
+        UserError: another suffix, or a folder that cannot be written.
+    """
+    draw_sheet(comparison_sheet(comparison, published), path, panels=panels, dark=dark)
+
+
+def comparison_sheet(comparison: Comparison, published: Sequence[Neighbourhood] = ()) -> Sheet:
+    """Return the picture of a comparison, before it is drawn."""
+    works = workloads(comparison.groups)
+    shown = colours(works)
+    unlike = sorted({entry.what for verdict in comparison.verdicts if verdict.ratio for entry in verdict.differences})
+    warning = [f"NOT LIKE FOR LIKE, they differ in {', '.join(unlike)}"] if unlike else []
+    names = {one.name for work in works for one in work.configurations}
+    notes = [rest_note(len(names) - len(shown))] if len(names) > len(shown) else []
+    if len(works) > MOST_WORKLOADS:
+        notes.append(f"Curves: of the {MOST_WORKLOADS} workloads with the most configurations.")
+    if any(work.run.machine.platform == "cpu" for work in works):
+        notes.append("A CPU run shows that a configuration works, not how fast it is.")
+    hidden = len(comparison.groups) - MOST_GROUPS
+    notes += [f"{plural(hidden, 'more configuration')} in the table."] if hidden > 0 else []
+    return Sheet(
+        headline=[*warning, *headline(works)],
+        subtitle=subtitle(works),
+        panels=[
+            *(
+                _bar_panel(key, works, shown, panel)
+                for key, panel in (("throughput", throughput_panel), ("memory", memory_panel))
+            ),
+            *(_curve_panel(works, shown, curve) for curve in CURVES),
+            _published_panel(published, works, shown),
+        ],
+        legend=list(shown.items()) if len(shown) > 1 else (),
+        notes=[*notes, *_not_counted(comparison)],
+    )
+
+
+def colours(works: Sequence[Workload]) -> dict[str, Look]:
+    """Return the look of the configurations that get one: the fastest of each workload first."""
+    ranks = zip_longest(*(work.configurations for work in works))
+    return looks_of([one.name for rank in ranks for one in rank if one is not None])
+
+
+def _not_counted(comparison: Comparison) -> list[str]:
+    named = [
+        f"{item.result.run.model} {item.result.run.strategy or run_name(item)} ({item.result.run.outcome.replace('_', ' ')})"
+        if item.result.run.outcome != "completed"
+        else f"{run_name(item)} ({item.not_counted})"
+        for item in comparison.not_counted
+    ]
+    rest = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+    return [f"Not counted: {', '.join(named[:MOST_NAMED])}{rest}."] if named else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,24 +160,24 @@ def throughput_panel(groups: Sequence[Group]) -> BarPanel:
     """Return TFLOP/s per GPU, or tokens/s where a run is on a CPU, because FLOP/s of toy models on a CPU rank nothing."""
     on_cpu = any(group.run.machine.platform == "cpu" for group in groups)
     metric = TOKENS if on_cpu else FLOPS
-    rows = [_bar(group, metric) for group in groups]
+    runs = len({len(group.runs) for group in groups}) > 1
+    rows = [_bar(group, metric, counted=runs) for group in groups]
     axis = f"{metric.unit} ({INTERVAL})"
     if on_cpu:
-        title = "Throughput per rank in tokens/s\n(not TFLOP/s: a CPU has no matrix peak)"
-        return BarPanel(title=title, axis=axis, rows=rows)
+        return BarPanel(title="Throughput per rank in tokens/s", axis=f"{axis}; no TFLOP/s on a CPU", rows=rows)
     convention = next((item.metrics.flops_convention for item in groups[0].runs if item.metrics), "")
     return BarPanel(title=f"Model throughput per GPU ({convention} FLOP count)", axis=axis, rows=rows)
 
 
-def _bar(group: Group, metric: Metric) -> Bar:
+def _bar(group: Group, metric: Metric, *, counted: bool) -> Bar:
     estimate = metric.of_group(group)
     if estimate is None:
         return Bar(label=group.label, value=None)
     value, low, high = (None if end is None else end / metric.scale for end in (estimate.value, estimate.low, estimate.high))
     shares = ((MFU, "of peak"), (MATMUL_SHARE, "of measured matmul"))
     notes = [f"{share.text(group)} {whole}" for share, whole in shares if share.of_group(group) is not None]
-    notes.append(f"{plural(len(group.runs), 'run')}, {STEPS.text(group)} steps")
-    text = f"{significant(estimate.value / metric.scale)} ({', '.join(notes)})"
+    notes += [plural(len(group.runs), "run")] if counted else []
+    text = significant(estimate.value / metric.scale) + (f" ({', '.join(notes)})" if notes else "")
     return Bar(label=group.label, value=value, low=low, high=high, text=text)
 
 
@@ -130,58 +193,190 @@ def memory_panel(groups: Sequence[Group]) -> BarPanel:
         low = min(peaks) / PEAK_MEMORY.scale if len(peaks) > 1 else None
         height = peak / PEAK_MEMORY.scale
         share = f" ({percent(peak / size, 0)} of the GPU)" if size else ""
-        rows.append(Bar(label=group.label, value=height, low=low, high=height, text=f"{height:.1f}{share}"))
-    axis = f"{PEAK_MEMORY.unit} (lines: least to most over runs)"
+        rows.append(Bar(label=group.label, value=height, low=low, high=height, text=f"{significant(height)}{share}"))
+    on_cpu = all(group.run.machine.platform == "cpu" for group in groups)
+    several = " (lines: least to most over runs)" if any(row.low is not None for row in rows) else ""
+    axis = ("GiB resident in steady steps" if on_cpu else PEAK_MEMORY.unit) + several
     return BarPanel(title="Peak memory, worst rank", axis=axis, rows=rows)
 
 
-def _bars(axes: "Axes", panel: BarPanel, appearance: Sequence[Look]) -> None:
-    bars(axes, [replace(row, label=fill(row.label, LABEL_CHARACTERS)) for row in panel.rows], appearance)
-    axes.set_title(panel.title)
-    axes.set_xlabel(panel.axis, size=8.5)
+def _bar_panel(key: str, works: Sequence[Workload], shown: dict[str, Look], make: Callable[[Sequence[Group]], BarPanel]) -> Panel:
+    configurations = [one for work in works for one in work.configurations][:MOST_GROUPS]
+    panel = make([one.group for one in configurations])
+    made = {id(one): bar for one, bar in zip(configurations, panel.rows, strict=True)}
+    rows: list[Bar] = []
+    for work in works:
+        inside = [one for one in work.configurations if id(one) in made]
+        rows += [Bar(label=work.title, value=None, heading=True)] if work.title and inside else []
+        rows += [replace(made[id(one)], label=one.label, look=shown.get(one.name)) for one in inside]
+
+    def draw(canvas: Canvas) -> None:
+        axes = canvas.axes(panel.title)
+        bars(axes, rows, canvas.paper, inches=LABEL_INCHES if canvas.labelled else None)
+        axes.set_xlabel(panel.axis, size=SMALL)
+        canvas.fit(axes)
+
+    present = any(row.value is not None for row in rows)
+    return Panel(key=key, height=rows_height(rows), draw=draw, rows="configurations", present=present)
 
 
-def _curves(axes: "Axes", groups: Sequence[Group], appearance: Sequence[Look], curve: Curve) -> None:
-    drawn = False
-    for group, look in zip(groups, appearance, strict=True):
-        for item in group.runs[:MOST_CURVES]:
-            points = [(step.step, height) for step in item.result.steps if (height := curve.value(step)) is not None]
-            axes.plot(*zip(*points, strict=True), color=look.colour, linestyle=look.line, linewidth=1.4, alpha=0.85)
-            drawn = drawn or bool(points)
-            if curve.logarithmic and item.metrics is not None:
-                first = [point for point in points if point[0] == item.metrics.window.first_step]
-                axes.plot(*zip(*first, strict=True), marker="o", color=look.colour, markersize=4)
-    axes.set(title=curve.title, ylabel=curve.unit, xlabel="optimizer step")
-    axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 5))
-    axes.locator_params(axis="x", integer=True)
-    if not drawn:
-        nothing(axes, "not recorded in these runs")
-    elif curve.logarithmic:
-        _log_seconds(axes)
+def _published_panel(published: Sequence[Neighbourhood], works: Sequence[Workload], shown: dict[str, Look]) -> Panel:
+    """Return ours and theirs, counted alike; below each of theirs stands what differs."""
+    named = {one.group.label: (work.title, one) for work in works for one in work.configurations}
+    rows: list[tuple[Bar, str]] = []
+    for found in published:
+        title, one = named[found.ours.group.label]
+        rate, share = found.ours.flops_per_gpu, found.ours.utilization
+        label = ", ".join(filter(None, ("ours", title, one.label)))
+        value = None if rate is None else rate.value / TERA
+        rows.append(
+            (
+                Bar(
+                    label=label, value=value, text=_rate(value, None if share is None else share.value), look=shown.get(one.name)
+                ),
+                "",
+            )
+        )
+        for neighbour in found.neighbours:
+            flops = neighbour.rebased.flops_per_second_per_gpu
+            value = None if flops is None else flops / TERA
+            text = f"{_rate(value, neighbour.rebased.mfu)}; ours is {neighbour.ratio:.2f} x"
+            rows.append((Bar(label=neighbour.result.name, value=value, text=text), f"differs: {theirs(neighbour)}"))
+
+    def draw(canvas: Canvas) -> None:
+        axes = canvas.axes("Nearest published results, counted alike")
+        bars(axes, [bar for bar, _ in rows], canvas.paper, height=0.4)
+        for place, (_, sentence) in enumerate(rows):
+            line = "\n".join(wrapped(sentence, canvas.inches - LABEL_INCHES - 1, SMALL, most=2))
+            axes.text(0, place + 0.24, line, va="top", size=SMALL, color=canvas.paper.soft, parse_math=False)
+        axes.set_ylim(len(rows) - 0.1, -0.6)
+        axes.set_xlabel("TFLOP/s per GPU (causal FLOP count, dense peak); for orientation, not a verdict", size=SMALL)
+        canvas.fit(axes)
+
+    return Panel(key="published", height=1.2 + 0.5 * len(rows), draw=draw, present=bool(rows), whole_row=True)
 
 
-def _log_seconds(axes: "Axes") -> None:
-    """Make the axis logarithmic where warm-up is so much slower that a linear axis would flatten the steady steps."""
+def _rate(value: float | None, share: float | None) -> str:
+    text = ABSENT if value is None else significant(value)
+    return text if share is None else f"{text} ({percent(share)} of peak)"
+
+
+# Curves.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """The curve of one run."""
+
+    configuration: Configuration
+    points: list[tuple[int, float]]
+    first_steady: int
+
+    def steady(self) -> "Series":
+        """Return the steps from the end of warm-up on."""
+        return replace(self, points=[(step, height) for step, height in self.points if step >= self.first_steady])
+
+
+def _series(work: Workload, shown: dict[str, Look], curve: Curve) -> list[Series]:
+    return [
+        Series(
+            configuration=one,
+            points=points,
+            first_steady=item.metrics.window.first_step if item.metrics else points[0][0],
+        )
+        for one in work.configurations
+        if one.name in shown
+        for item in one.group.runs[:MOST_CURVES]
+        if (points := [(step.step, height) for step in item.result.steps if (height := curve.value(step)) is not None])
+    ]
+
+
+def _curve_panel(works: Sequence[Workload], shown: dict[str, Look], curve: Curve) -> Panel:
+    found = [(work, series) for work in works if (series := _series(work, shown, curve))]
+    drawn = found[:MOST_WORKLOADS]
+
+    def draw(canvas: Canvas) -> None:
+        parts = canvas.split(curve.title, [work.title for work, _ in drawn])
+        for number, (axes, (_, series)) in enumerate(zip(parts, drawn, strict=True)):
+            _draw_curves(axes, series, shown, curve)
+            notes = [_start_up(series) if curve.steady else "", *_coinciding(axes, series, curve, canvas.inches / len(parts))]
+            canvas.notes(axes, "optimizer step", [note for note in notes if note])
+            if number and curve.key != "learning-rate":
+                axes.set_ylabel("")
+
+    return Panel(key=curve.key, height=3.2, draw=draw, present=bool(found))
+
+
+def _draw_curves(axes: "Axes", series: Sequence[Series], shown: dict[str, Look], curve: Curve) -> None:
+    drawn = _drawn_steps(series, curve)
+    for one in drawn:
+        look = shown[one.configuration.name]
+        axes.plot(*zip(*one.points, strict=True), color=look.colour, linestyle=look.line, linewidth=1.5, alpha=0.9)
+    axes.margins(x=0.02)
+    axes.locator_params(axis="x", integer=True, nbins=5)
+    heights = [height for one in drawn for _, height in one.points]
+    if curve.steady and max(heights) >= LOG_SPAN * min(heights):
+        _log_axis(axes, heights)
+    else:
+        _linear_axis(axes, heights, curve)
+
+
+def _drawn_steps(series: Sequence[Series], curve: Curve) -> list[Series]:
+    return [one.steady() for one in series] if curve.steady else list(series)
+
+
+def _log_axis(axes: "Axes", heights: Sequence[float]) -> None:
+    """Make the axis logarithmic where steps differ so much that a linear one would flatten most of them."""
     from matplotlib.ticker import FuncFormatter, LogLocator
 
-    if axes.dataLim.ymax < LOG_SPAN * axes.dataLim.ymin:
-        axes.set_ylabel("seconds")
-        return
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))
     axes.yaxis.set_minor_formatter(FuncFormatter(lambda y, _: ""))
+    axes.set_ylim(min(heights) / 1.2, max(heights) * 1.2)
+    axes.set_ylabel("seconds, log scale")
 
 
-def _legend(part: "SubFigure", groups: Sequence[Group], appearance: Sequence[Look]) -> None:
-    from matplotlib.lines import Line2D
+def _linear_axis(axes: "Axes", heights: Sequence[float], curve: Curve) -> None:
+    low, high = min(heights), max(heights)
+    middle, half = (low + high) / 2, 0.58 * max(high - low, curve.least_span * abs(high), 1e-12)
+    bottom = max(0.0, middle - half) if low >= 0 else middle - half
+    axes.set_ylim(bottom, max(middle + half, bottom + 2 * half))
+    power = math.floor(math.log10(high)) if 0 < high < SMALLEST_PLAIN else 0
+    thousands(axes, vertical=True, scale=10.0**power)
+    axes.set_ylabel(curve.unit + (f" (1e{power})" if power else ""))
 
-    handles = [Line2D([], [], color=look.colour, linestyle=look.line, linewidth=2) for look in appearance]
-    part.legend(handles, [group.label for group in groups], loc="outside lower left", ncols=legend_columns(groups))
+
+def _start_up(series: Sequence[Series]) -> str:
+    """Return a note on the steps that the panel leaves out."""
+    left = [(step, height) for one in series for step, height in one.points if step < one.first_steady]
+    if not left:
+        return ""
+    last, longest = max(step for step, _ in left), max(height for _, height in left)
+    numbers = "1" if last == 1 else f"1 to {last}"
+    return f"start-up left out: step{'s' * (last > 1)} {numbers}, up to {seconds(longest).replace(' ', NO_BREAK)}"
 
 
-def legend_columns(groups: Sequence[Group]) -> int:
-    """Return how many columns the longest label leaves room for, at most three."""
-    longest = max(len(group.label) for group in groups)
-    room = int(WIDTH / (LEGEND_HANDLE + LEGEND_CHARACTER * longest))
-    return max(1, min(3, len(groups), room))
+def _coinciding(axes: "Axes", series: Sequence[Series], curve: Curve, inches: float) -> list[str]:
+    """Return notes on the configurations whose curves cover each other: by name where a line has room, else their number."""
+    low, high = axes.get_ylim()
+    firsts: dict[str, dict[int, float]] = {}
+    for one in _drawn_steps(series, curve):
+        firsts.setdefault(one.configuration.name, dict(one.points))
+    bundles: list[list[str]] = []
+    for name, points in firsts.items():
+        for bundle in bundles:
+            other = firsts[bundle[0]]
+            common = points.keys() & other.keys()
+            if common and all(abs(points[step] - other[step]) <= COINCIDE * (high - low) for step in common):
+                bundle.append(name)
+                break
+        else:
+            bundles.append([name])
+    several = [bundle for bundle in bundles if len(bundle) > 1]
+    if several and len(several[0]) == len(firsts):
+        return ["both curves coincide" if len(firsts) == 2 else f"all {len(firsts)} curves coincide"]
+    named = [f"coincide: {'; '.join(bundle)}" for bundle in several]
+    if all(text_width(note, SMALL) < 0.8 * inches for note in named):
+        return named
+    return [f"coincide: {' and '.join(str(len(bundle)) for bundle in several)} of {len(firsts)} curves"]

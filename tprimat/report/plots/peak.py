@@ -1,32 +1,36 @@
 """Draw the nine panels of peak_throughput_analysis: six of the peaks, three of every configuration."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import quantiles
-from textwrap import fill
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from tprimat import units
-from tprimat.analyze.compare import Verdict
-from tprimat.analyze.peak import Entry, configuration_names
+from tprimat.analyze.groups import accelerator_name
+from tprimat.analyze.peak import Entry
 from tprimat.records.schema import Estimate
+from tprimat.report.captions import Configuration, Workload, headline, subtitle, workloads
 from tprimat.report.catalogue import MATMUL_RATE, MATMUL_SHARE, PEAK_MEMORY, tera
 from tprimat.report.peak import PeakAnalysis, step_time
-from tprimat.report.plots.style import Bar, Look, bars, figure, looks, nothing, save
+from tprimat.report.plots.comparison import MOST_WORKLOADS, colours
+from tprimat.report.plots.sheet import Canvas, Panel, Sheet, draw_sheet, rest_note
+from tprimat.report.plots.style import SMALL, Bar, Look, bars, place_labels, rows_height, thousands
 from tprimat.units import TERA
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import SubFigure
 
 MOST_PEAKS = 12
 MOST_CONFIGURATIONS = 24
 """More rows than this cannot be distinguished; the table has them all."""
-ON_CPU = "not counted on a CPU"
-SMALL = 8.5
 BOX_FROM = 4
 """Fewer configurations are drawn as points only: quartiles of three values mean nothing."""
+MOST_POINTS = 4
+"""Points that panel 9 labels in a third of a row."""
+LABEL_INCHES, WIDE_LABEL_INCHES = 2.6, 3.9
+"""Of the peaks, and of every configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,142 +38,89 @@ class Drawn:
     """The rows that are drawn, and their looks."""
 
     analysis: PeakAnalysis
-    peaks: Sequence[Entry]
-    entries: Sequence[Entry]
-    colours: dict[tuple[str, str], Look]
-    """By platform and model."""
+    works: Sequence[Workload]
+    looks: dict[str, Look]
+    """By the name of a configuration."""
+
+    @property
+    def peaks(self) -> Sequence[Entry]:
+        """Return the fastest configuration of each machine and model."""
+        return self.analysis.peaks[:MOST_PEAKS]
 
     @property
     def rank(self) -> str:
         """Return the unit of a machine: GPU, or process where everything ran on CPUs."""
         return "process" if all(entry.run.machine.platform == "cpu" for entry in self.peaks) else "GPU"
 
-    def looks_of(self, rows: Sequence[Entry]) -> list[Look]:
-        """Return the look of each row; platforms and models beyond the palette share the last one."""
-        last = next(reversed(self.colours.values()))
-        return [self.colours.get((entry.platform, entry.model), last) for entry in rows]
+    def configuration(self, entry: Entry) -> Configuration:
+        """Return the names of an entry."""
+        return next(one for work in self.works for one in work.configurations if one.group is entry.group)
+
+    def name(self, entry: Entry, *, layout: bool = False) -> str:
+        """Return what to call an entry next to its machine, with the layout behind its strategy where asked."""
+        one = self.configuration(entry)
+        parts = (one.label if layout else one.name).split(", ")
+        return ", ".join(part for part in parts if part != accelerator_name(entry.run)) or one.name
+
+    def look(self, entry: Entry) -> Look | None:
+        """Return the look of an entry; None for one without a colour."""
+        return self.looks.get(self.configuration(entry).name)
+
+    def entries_of(self, work: Workload) -> list[Entry]:
+        """Return the entries of a workload, fastest first."""
+        inside = {id(one.group) for one in work.configurations}
+        return [entry for entry in self.analysis.entries[:MOST_CONFIGURATIONS] if id(entry.group) in inside]
 
 
-def draw_peaks(analysis: PeakAnalysis, path: Path) -> None:
-    """Draw all panels into one picture.
+def draw_peaks(analysis: PeakAnalysis, path: Path, *, panels: Sequence[str] | None = None, dark: bool = False) -> None:
+    """Draw an analysis into one picture.
 
     Args:
         analysis: with at least one peak.
         path: .png, .svg or .pdf.
+        panels: names of the panels to draw; all that have data by default.
+        dark: on dark paper.
 
     Raises:
+        ConfigError: there is no such panel, or none of them has data.
         UserError: another suffix, or a folder that cannot be written.
     """
-    shown = analysis.peaks[:MOST_PEAKS]
-    colours = {(entry.platform, entry.model): look for entry, look in zip(shown, looks(len(shown)), strict=True)}
-    drawn = Drawn(analysis, shown, analysis.entries[:MOST_CONFIGURATIONS], colours)
-    short, tall = 1.4 + 0.42 * len(shown), 1.5 + 0.3 * max(len(drawn.entries), 6)
-    with figure(17, 2 * short + tall + 0.9) as picture:
-        parts = picture.subfigures(3, 1, squeeze=False, height_ratios=(short + 0.5, short, tall)).flat
-        _speed_row(parts[0], drawn)
-        _limit_row(parts[1], drawn)
-        _configuration_row(parts[2], drawn)
-        parts[0].suptitle(_title(analysis), x=0.005, ha="left", size=13, weight="bold")
-        save(picture, path)
+    draw_sheet(peak_sheet(analysis), path, panels=panels, dark=dark)
 
 
-def _title(analysis: PeakAnalysis) -> str:
-    best = analysis.peaks[0]
-    share = f", {units.percent(best.utilization.value)} of its matrix peak" if best.utilization else ""
-    title = f"Peak throughput: {best.model} on {best.platform}, {units.count(best.tokens_per_second)} tokens/s{share}"
-    hidden = [
-        f"{len(rows) - most} {what} more in the table"
-        for rows, most, what in (
-            (analysis.peaks, MOST_PEAKS, "peaks"),
-            (analysis.entries, MOST_CONFIGURATIONS, "configurations"),
-        )
-        if len(rows) > most
-    ]
-    return "; ".join([title, *hidden])
-
-
-def _speed_row(part: "SubFigure", drawn: Drawn) -> None:
-    total, single, compute = part.subplots(1, 3, sharey=True)
-    _bars(total, drawn, lambda entry: _scaled(entry.per_gpu, entry.gpus), units.count, counted=True)
-    total.set(title="1  Peak throughput of the whole machine", xlabel="tokens/s, all GPUs")
-    _bars(single, drawn, lambda entry: entry.per_gpu, units.count)
-    single.set(title=f"2  The same for each {drawn.rank}", xlabel=f"tokens per second and {drawn.rank} (lines: 95 % interval)")
-    _compute(compute, drawn, lambda entry: _scaled(entry.flops_per_gpu, entry.gpus / TERA))
-    compute.set(title="3  Peak compute of the whole machine", xlabel=f"TFLOP/s, all GPUs ({drawn.analysis.flops_words})")
-    for axes in (total, single, compute):
-        _thousands(axes)
-
-
-def _limit_row(part: "SubFigure", drawn: Drawn) -> None:
-    single, spread, against = part.subplots(1, 3)
-    _compute(single, drawn, lambda entry: _scaled(entry.flops_per_gpu, 1 / TERA))
-    _ceilings(single, drawn)
-    _spread(spread, drawn)
-    spread.sharey(single)
-    spread.tick_params(labelleft=False)
-    _against(against, drawn.analysis.verdicts)
-
-
-def _configuration_row(part: "SubFigure", drawn: Drawn) -> None:
-    share, step, memory = part.subplots(1, 3, width_ratios=(1, 1, 1.1))
-    appearance = drawn.looks_of(drawn.entries)
-    rows = [
-        Bar(label=label, value=None, text=entry.utilization_absent_because or "")
-        if entry.utilization is None
-        else Bar(label=label, value=entry.utilization.value * 100, text=units.percent(entry.utilization.value))
-        for entry, label in zip(drawn.entries, _labels(drawn.entries), strict=True)
-    ]
-    if any(row.value for row in rows):
-        bars(share, [_brief(row) for row in rows], appearance)
-    else:
-        _empty(share, rows)
-    share.tick_params(axis="y", labelsize=SMALL)
-    share.set(title="7  Utilization, every configuration", xlabel=f"% of the {drawn.analysis.peak_words}")
-    bars(step, [Bar(label="", value=entry.mean_step_seconds, text=step_time(entry)) for entry in drawn.entries], appearance)
-    step.tick_params(labelleft=False)
-    step.set(title="8  Mean step time", xlabel="seconds (steps of unequal work are not comparable)")
-    _memory(memory, drawn)
-
-
-def _labels(entries: Sequence[Entry]) -> list[str]:
-    """Label each configuration, on two lines where it is long."""
-    return [
-        fill(f"{entry.model}, {entry.platform}, {name}", 62, max_lines=2)
-        for entry, name in zip(entries, configuration_names(entries), strict=True)
-    ]
-
-
-def _brief(row: Bar) -> Bar:
-    return row if row.value is not None else Bar(label=row.label, value=None, text="–")
-
-
-def _empty(axes: "Axes", rows: Sequence[Bar]) -> None:
-    """Draw a panel without any value: the reason once, and the labels for the neighbouring panel."""
-    axes.set_yticks(range(len(rows)), [row.label for row in rows])
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xticks([])
-    axes.grid(visible=False)
-    axes.text(
-        0.5,
-        0.5,
-        "\n".join(dict.fromkeys(row.text for row in rows)),
-        ha="center",
-        va="center",
-        transform=axes.transAxes,
-        color="#555555",
-        style="italic",
-        size=SMALL,
+def peak_sheet(analysis: PeakAnalysis) -> Sheet:
+    """Return the picture of an analysis, before it is drawn."""
+    works = workloads([entry.group for entry in analysis.entries])
+    looks = colours(works)
+    drawn = Drawn(analysis, works, looks)
+    names = {one.name for work in works for one in work.configurations}
+    notes = [rest_note(len(names) - len(looks))] if len(names) > len(looks) else []
+    for rows, most, what in ((analysis.peaks, MOST_PEAKS, "peaks"), (analysis.entries, MOST_CONFIGURATIONS, "configurations")):
+        notes += [f"{len(rows) - most} more {what} in the table."] if len(rows) > most else []
+    if drawn.rank == "process":
+        notes.append("A CPU run shows that a configuration works, not how fast it is: no FLOP/s and no utilization.")
+    return Sheet(
+        headline=[_peak(analysis.peaks[0]), *(headline(works) if len(analysis.entries) > 1 else ())],
+        subtitle=subtitle(works),
+        panels=[
+            *_speed(drawn),
+            _per_gpu_compute(drawn),
+            _effect(drawn),
+            _machines(analysis),
+            *_every_configuration(drawn),
+            _memory(drawn),
+        ],
+        legend=list(looks.items()) if len(looks) > 1 else (),
+        notes=notes,
+        curves=False,
+        width=17,
+        columns=3,
     )
 
 
-def _thousands(axes: "Axes") -> None:
-    """Format ticks with thousands separators (12,000), and only a few of them; none on an empty axis."""
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-    if not len(axes.get_xticks()):
-        return
-    axes.xaxis.set_major_locator(MaxNLocator(6))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.10g}"))
+def _peak(best: Entry) -> str:
+    share = f", {units.percent(best.utilization.value)} of its matrix peak" if best.utilization else ""
+    return f"Peak throughput: {best.model} on {best.platform}, {units.count(best.tokens_per_second)} tokens/s{share}"
 
 
 def _scaled(estimate: Estimate | None, factor: float) -> Estimate | None:
@@ -179,106 +130,228 @@ def _scaled(estimate: Estimate | None, factor: float) -> Estimate | None:
     return Estimate(value=estimate.value * factor, low=low, high=high, samples=estimate.samples)
 
 
-def _bars(
-    axes: "Axes",
-    drawn: Drawn,
-    pick: Callable[[Entry], Estimate | None],
-    show: Callable[[float], str],
-    *,
-    counted: bool = False,
-) -> None:
-    """Draw a bar per peak, with the number of runs and steps in the first panel of a row."""
+def _peak_bars(
+    drawn: Drawn, pick: Callable[[Entry], Estimate | None], show: Callable[[float], str], *, counted: bool = False
+) -> list[Bar]:
+    """Return a bar per peak, with the number of runs and steps where asked."""
     rows = []
     for entry in drawn.peaks:
-        found = pick(entry)
-        label = f"{entry.model}, {entry.platform}"
+        found, look = pick(entry), drawn.look(entry)
+        label = f"{entry.model}, {entry.platform}: {drawn.name(entry, layout=True)}"
         if found is None:
-            reason = ON_CPU if entry.run.machine.platform == "cpu" else "shape or sequence not recorded"
-            rows.append(Bar(label=label, value=None, text=reason))
+            rows.append(Bar(label=label, value=None, text="shape or sequence not recorded", look=look))
             continue
         runs = len(entry.group.runs)
         count = f" (n = {runs} run{'s' * (runs > 1)}, {entry.steps} steps)" if counted else ""
-        rows.append(Bar(label=label, value=found.value, low=found.low, high=found.high, text=show(found.value) + count))
-    bars(axes, rows, drawn.looks_of(drawn.peaks))
+        text = show(found.value) + count
+        rows.append(Bar(label=label, value=found.value, low=found.low, high=found.high, text=text, look=look))
+    return rows
 
 
-def _compute(axes: "Axes", drawn: Drawn, pick: Callable[[Entry], Estimate | None]) -> None:
-    _bars(axes, drawn, pick, lambda value: tera(value * TERA))
+def _bar_panel(
+    key: str,
+    words: tuple[str, str],
+    rows: Sequence[Bar],
+    which: str,
+    more: Callable[["Axes", Canvas], None] | None = None,
+) -> Panel:
+    """Return a panel of bars.
+
+    Args:
+        key: its name on the command line.
+        words: its title, and what its axis counts.
+        rows: the bars.
+        which: names what the rows are, for panels with the same rows side by side.
+        more: draws what else the panel shows.
+    """
+    title, axis = words
+    inches = WIDE_LABEL_INCHES if which == "every" else LABEL_INCHES
+
+    def draw(canvas: Canvas) -> None:
+        axes = canvas.axes(title)
+        bars(axes, rows, canvas.paper, inches=inches if canvas.labelled else None)
+        axes.set_xlabel(axis, size=SMALL)
+        if more is not None:
+            more(axes, canvas)
+        canvas.fit(axes)
+
+    present = any(row.value is not None for row in rows)
+    return Panel(key=key, height=rows_height(rows, inches), draw=draw, rows=which, present=present)
 
 
-def _ceilings(axes: "Axes", drawn: Drawn) -> None:
-    """Mark the fastest product measured on the same machine, which training cannot exceed."""
+def _teraflops(value: float) -> str:
+    return tera(value * TERA)
+
+
+def _speed(drawn: Drawn) -> list[Panel]:
+    analysis, rank = drawn.analysis, drawn.rank
+    total = _peak_bars(drawn, lambda entry: _scaled(entry.per_gpu, entry.gpus), units.count, counted=True)
+    single = _peak_bars(drawn, lambda entry: entry.per_gpu, units.count)
+    compute = _peak_bars(drawn, lambda entry: _scaled(entry.flops_per_gpu, entry.gpus / TERA), _teraflops)
+    whole = f"tokens/s, all {rank}{'es' if rank == 'process' else 's'}"
+    each = f"tokens per second and {rank} (lines: 95 % interval)"
+    flops = f"TFLOP/s, all GPUs ({analysis.flops_words})"
+    return [
+        _bar_panel("throughput", ("1  Peak throughput of the whole machine", whole), total, "peaks"),
+        _bar_panel("per-gpu", (f"2  The same for each {rank}", each), single, "peaks"),
+        _bar_panel("compute", ("3  Peak compute of the whole machine", flops), compute, "peaks"),
+    ]
+
+
+def _per_gpu_compute(drawn: Drawn) -> Panel:
+    """Return the panel with the fastest product measured on the same machine, which training cannot exceed."""
+    rows = _peak_bars(drawn, lambda entry: _scaled(entry.flops_per_gpu, 1 / TERA), _teraflops)
     probed = [
         (place, ceiling / TERA, MATMUL_SHARE.text(entry.group))
         for place, entry in enumerate(drawn.peaks)
         if entry.flops_per_gpu and (ceiling := MATMUL_RATE.value(entry.group)) and MATMUL_SHARE.value(entry.group)
     ]
-    for place, ceiling, share in probed:
-        axes.plot([ceiling, ceiling], [place - 0.42, place + 0.42], color="black", linewidth=2.5)
-        axes.text(ceiling, place, f" {ceiling:,.0f}: {share}", ha="left", va="center", size=SMALL)
-    if probed:
-        axes.set_xlim(0, max(axes.get_xlim()[1], *(ceiling * 1.3 for _, ceiling, _ in probed)))
-    line = "\n(black: fastest matmul probed, and the share of it)" if probed else "\n(no matmul probed: --probe gemm)"
-    counted = any(entry.flops_per_gpu for entry in drawn.peaks)
-    axes.set(title=f"4  Compute of each {drawn.rank}", xlabel=f"TFLOP/s per {drawn.rank}{line if counted else ''}")
-    _thousands(axes)
+
+    def ceilings(axes: "Axes", canvas: Canvas) -> None:
+        for place, ceiling, share in probed:
+            axes.plot([ceiling, ceiling], [place - 0.42, place + 0.42], color=canvas.paper.ink, linewidth=2.5)
+            canvas.at_end(axes, ceiling, place, f" {ceiling:,.0f}: {share}")
+        if probed:
+            axes.set_xlim(0, max(axes.get_xlim()[1], *(ceiling * 1.02 for _, ceiling, _ in probed)))
+
+    line = "(black: fastest matmul probed, and the share of it)" if probed else "(no matmul probed: --probe gemm)"
+    words = f"4  Compute of each {drawn.rank}", f"TFLOP/s per {drawn.rank}\n{line}"
+    return _bar_panel("compute-per-gpu", words, rows, "peaks", ceilings)
 
 
-def _spread(axes: "Axes", drawn: Drawn) -> None:
-    """Draw how much the choice of configuration matters on one machine."""
-    top = max(entry.per_gpu.value for entry in drawn.peaks)
-    for place, (peak, look) in enumerate(zip(drawn.peaks, drawn.looks_of(drawn.peaks), strict=True)):
-        values = [
-            entry.per_gpu.value
-            for entry in drawn.analysis.entries
-            if (entry.platform, entry.model) == (peak.platform, peak.model)
-        ]
-        if len(values) >= BOX_FROM:
-            low, middle, high = quantiles(values, n=4, method="inclusive")
-            axes.barh(place, high - low, left=low, height=0.5, color="none", edgecolor="#555555")
-            axes.plot([middle, middle], [place - 0.25, place + 0.25], color="#555555", linewidth=2)
-        axes.plot(values, [place] * len(values), "o", color=look.colour, markeredgecolor="white", markersize=8)
-        ratio = f", best {max(values) / min(values):.1f} x the slowest" if len(values) > 1 else ""
-        side: Literal["left", "center"] = "left" if max(values) < top / 3 else "center"
-        axes.text(max(values), place - 0.3, f"n = {len(values)}{ratio}", va="bottom", ha=side, size=SMALL)
-    axes.set_xlim(0, top * 1.35)
-    axes.set(title="5  Effect of the configuration", xlabel=f"tokens/s and {drawn.rank}\n(a dot a configuration, box: quartiles)")
-    _thousands(axes)
-    axes.grid(visible=False, axis="y")
+# The effect of the configuration: a row for each workload and machine, so that no dot stands next to unlike work.
 
 
-def _against(axes: "Axes", verdicts: Sequence[Verdict]) -> None:
-    """Draw machines against each other, one model at a time."""
-    axes.set_title("6  Machine against machine")
-    if not verdicts:
-        nothing(axes, "no model ran on two machines")
-        return
-    shown = verdicts[:MOST_PEAKS]
+def _effect(drawn: Drawn) -> Panel:
+    rows: list[tuple[str, list[Entry]]] = []
+    for work in drawn.works:
+        machines: dict[str, list[Entry]] = {}
+        for entry in drawn.entries_of(work):
+            machines.setdefault(accelerator_name(entry.run), []).append(entry)
+        for machine, entries in machines.items():
+            label = ", ".join(filter(None, (work.title, machine if len(machines) > 1 else ""))) or entries[0].model
+            if len(entries) > 1:
+                ratio = entries[0].per_gpu.value / entries[-1].per_gpu.value
+                rows.append((f"{label}\nbest {ratio:.2f} x the slowest of {len(entries)}", entries))
+
+    def draw(canvas: Canvas) -> None:
+        axes = canvas.axes("5  Effect of the configuration")
+        points = []
+        for place, (_, entries) in enumerate(rows):
+            points += _spread(axes, drawn, place, entries, canvas)
+        axes.set_yticks(range(len(rows)), [label for label, _ in rows])
+        axes.tick_params(axis="y", length=0, labelsize=9)
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        values = [entry.per_gpu.value for _, entries in rows for entry in entries]
+        axes.set_xlim(0, 1.12 * max(values))
+        axes.set_xlabel(
+            f"tokens per second and {drawn.rank}\n(a dot a configuration of the same work; box: quartiles)", size=SMALL
+        )
+        thousands(axes)
+        axes.grid(visible=False, axis="y")
+        canvas.after_layout.append(lambda: place_labels(axes, points, vertical=True))
+
+    return Panel(key="configurations", height=1.4 + 0.62 * len(rows), draw=draw, present=bool(rows))
+
+
+def _spread(axes: "Axes", drawn: Drawn, place: int, entries: Sequence[Entry], canvas: Canvas) -> list[tuple[float, float, str]]:
+    """Draw one row of dots; return what to write at the fastest and the slowest one."""
+    values = [entry.per_gpu.value for entry in entries]
+    if len(values) >= BOX_FROM:
+        low, middle, high = quantiles(values, n=4, method="inclusive")
+        axes.barh(place, high - low, left=low, height=0.36, color="none", edgecolor=canvas.paper.soft)
+        axes.plot([middle, middle], [place - 0.18, place + 0.18], color=canvas.paper.soft, linewidth=2)
+    for entry in reversed(entries):
+        look = drawn.look(entry)
+        colour = look.colour if look else canvas.paper.rest
+        axes.plot(entry.per_gpu.value, place, "o", color=colour, markeredgecolor=canvas.paper.page, markersize=8)
+    return [(entry.per_gpu.value, place, drawn.name(entry)) for entry in (entries[0], entries[-1])]
+
+
+def _machines(analysis: PeakAnalysis) -> Panel:
+    """Return the panel of machines against each other, one model at a time."""
+    peak_of = {entry.group.label: entry for entry in analysis.entries}
     rows = []
-    for verdict in shown:
-        label = fill(f"{verdict.candidate} over {verdict.baseline}", 34)
+    for verdict in analysis.verdicts[:MOST_PEAKS]:
+        one, other = peak_of[verdict.candidate], peak_of[verdict.baseline]
+        label = f"{one.model}: {one.platform} over {other.platform}"
         if verdict.ratio is None:
             differing = ", ".join(entry.what for entry in verdict.differences)
-            rows.append(Bar(label=label, value=None, text=fill(f"not compared, different: {differing}", 44)))
+            rows.append(Bar(label=label, value=None, text=f"not compared, different: {differing}"))
             continue
         ratio = verdict.ratio
-        text = f"{ratio.value:.2f}" + ("" if verdict.differences == () else " (unlike work)")
+        text = f"{ratio.value:.2f} x" + ("" if verdict.differences == () else " (unlike work)")
         rows.append(Bar(label=label, value=ratio.value, low=ratio.low, high=ratio.high, text=text))
-    bars(axes, rows, [Look("#999999", "-", "")] * len(rows))
-    axes.tick_params(axis="y", labelsize=SMALL)
-    axes.axvline(1, color="#333333", linewidth=1, linestyle=":")
-    axes.set_xlabel("ratio of throughput per GPU (lines: 95 % interval)")
+
+    def parity(axes: "Axes", canvas: Canvas) -> None:
+        if any(row.value is not None for row in rows):
+            axes.axvline(1, color=canvas.paper.ink, linewidth=1, linestyle=":")
+            axes.set_xlim(0, max(1.1, axes.get_xlim()[1]))
+
+    axis = "ratio of throughput per GPU (lines: 95 % interval)" if any(row.value is not None for row in rows) else ""
+    panel = _bar_panel("machines", ("6  Machine against machine", axis), rows, "machines", parity)
+    return replace(panel, present=bool(rows))  # a refusal is worth a panel
 
 
-def _memory(axes: "Axes", drawn: Drawn) -> None:
-    axes.set_title("9  Memory against speed")
-    peaks = [(entry, PEAK_MEMORY.value(entry.group)) for entry in drawn.analysis.entries]
-    points = [(entry, peak / PEAK_MEMORY.scale) for entry, peak in peaks if peak is not None]
-    if not points:
-        nothing(axes, "peak memory not recorded")
-        return
-    for (entry, memory), look in zip(points, drawn.looks_of([entry for entry, _ in points]), strict=True):
-        axes.plot(memory, entry.per_gpu.value, "o", color=look.colour, markeredgecolor="white", markersize=9)
-    axes.set(xlabel="GiB allocated at the peak, worst rank", ylabel=f"tokens per second and {drawn.rank}")
-    axes.set_xlim(0, 1.1 * max(memory for _, memory in points))
-    axes.set_ylim(0, 1.1 * max(entry.per_gpu.value for entry, _ in points))
+def _every_configuration(drawn: Drawn) -> list[Panel]:
+    """Return utilization and step time of all configurations, by workload."""
+    share: list[Bar] = []
+    step: list[Bar] = []
+    for work in drawn.works:
+        entries = drawn.entries_of(work)
+        if work.title and entries:
+            share.append(Bar(label=work.title, value=None, heading=True))
+            step.append(share[-1])
+        for entry in entries:
+            look, label = drawn.look(entry), drawn.configuration(entry).label
+            used = entry.utilization
+            percent = None if used is None else used.value * 100
+            share.append(Bar(label=label, value=percent, text="–" if used is None else units.percent(used.value), look=look))
+            step.append(Bar(label=label, value=entry.mean_step_seconds, text=step_time(entry), look=look))
+    return [
+        _bar_panel(
+            "utilization", ("7  Utilization, every configuration", f"% of the {drawn.analysis.peak_words}"), share, "every"
+        ),
+        _bar_panel("step-time", ("8  Mean step time", "seconds (compare within a workload)"), step, "every"),
+    ]
+
+
+def _memory(drawn: Drawn) -> Panel:
+    """Return memory against speed, one part for each workload, with the names of its points."""
+    found = [
+        (work, points)
+        for work in drawn.works
+        if (points := [(entry, peak) for entry in drawn.entries_of(work) if (peak := PEAK_MEMORY.value(entry.group)) is not None])
+    ]
+    found = [one for one in found if len(one[1]) > 1][:MOST_WORKLOADS] or found[:MOST_WORKLOADS]
+
+    def draw(canvas: Canvas) -> None:
+        parts = canvas.split("9  Memory against speed", [work.title for work, _ in found])
+        for number, (axes, (_, points)) in enumerate(zip(parts, found, strict=True)):
+            labels: list[tuple[float, float, str]] = []
+            for entry, peak in reversed(points):
+                look, memory = drawn.look(entry), peak / PEAK_MEMORY.scale
+                colour = look.colour if look else canvas.paper.rest
+                axes.plot(memory, entry.per_gpu.value, "o", color=colour, markeredgecolor=canvas.paper.page, markersize=9)
+                labels.insert(0, (memory, entry.per_gpu.value, drawn.configuration(entry).name))
+            _around(axes, [memory for memory, _, _ in labels], [speed for _, speed, _ in labels])
+            axes.set_xlabel("GiB at the peak, worst rank", size=SMALL)
+            axes.set_ylabel(f"tokens per second and {drawn.rank}" if number == 0 else "", size=SMALL)
+            canvas.after_layout.append(partial(place_labels, axes, labels))
+
+    crowded = len(found) > 1 or sum(len(points) for _, points in found) > MOST_POINTS
+    return Panel(key="memory", height=3.8, draw=draw, present=bool(found), whole_row=crowded)
+
+
+def _around(axes: "Axes", across: Sequence[float], up: Sequence[float]) -> None:
+    """Let the axes reach a little farther than their points, so that labels have room."""
+    if len(across) == 1:
+        axes.set_xlim(0, 1.5 * across[0])
+        axes.set_ylim(0, 1.5 * up[0])
+    else:
+        room = 0.3 * (max(across) - min(across)) + 0.1 * max(across)
+        axes.set_xlim(max(0, min(across) - room), max(across) + room)
+        room = 0.15 * (max(up) - min(up)) + 0.03 * max(up)
+        axes.set_ylim(max(0, min(up) - room), max(up) + room)
+    thousands(axes)
+    thousands(axes, vertical=True)

@@ -4,7 +4,7 @@ const PATTERNS = { "": "", "//": "/", "..": ".", "xx": "x" };
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const LOG_TICKS = [-5, -4, -3, -2, -1, 0, 1, 2, 3, 4].flatMap(power => [1, 2, 5].map(digit => Number(`${digit}e${power}`)));
 const BARE = { showticklabels: false, showgrid: false, zeroline: false }; // Plotly numbers the axes of an empty panel from -1
-const LOG_SPAN = 5; // as in plot.py: less of a log axis may hold one of these ticks, or none
+const LOG_SPAN = 5; // as in plots/comparison.py: less of a log axis may hold one of these ticks, or none
 const plain = text => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 const narrow = () => innerWidth < 640;
 let printing = false;
@@ -72,10 +72,17 @@ const wrap = text => {
   }, []).map(plain).join("<br>");
 };
 
-function span(traces) {
-  let [least, most] = [Infinity, 0];
+function ends(traces) {
+  let [least, most] = [Infinity, -Infinity];
   for (const trace of traces) for (const y of trace.y) if (y !== null) [least, most] = [Math.min(least, y), Math.max(most, y)];
-  return most / least;
+  return [least, most];
+}
+
+// The axis spans a share of its largest value at least, so that noise does not look like a trend.
+function range(least, most, share) {
+  const [middle, half] = [(least + most) / 2, 0.58 * Math.max(most - least, share * Math.abs(most), 1e-12)];
+  const bottom = least >= 0 ? Math.max(0, middle - half) : middle - half;
+  return [bottom, Math.max(middle + half, bottom + 2 * half)];
 }
 
 function curves(data, index, look) {
@@ -86,24 +93,22 @@ function curves(data, index, look) {
     for (const run of group.runs) {
       const y = run.curves[index];
       if (!y.length) continue;
-      const x = Array.isArray(run.steps) ? run.steps : y.map((_, i) => run.steps + i);
+      const numbers = Array.isArray(run.steps) ? run.steps : y.map((_, i) => run.steps + i);
+      const begin = panel.steady && run.first !== null ? Math.max(0, numbers.indexOf(run.first)) : 0;
+      const x = numbers.slice(begin);
       const name = `${plain(group.label)}<br>${plain(run.name)}`;
       traces.push({
-        type: "scatter", mode: "lines", x, y, line: { color: colourOf(group, look), dash: DASHES[group.line], width: 1.6 }, opacity: 0.9,
+        type: "scatter", mode: "lines", x, y: y.slice(begin), line: { color: colourOf(group, look), dash: DASHES[group.line], width: 1.6 }, opacity: 0.9,
         hovertemplate: `${name}<br>step %{x}: %{y:.5~g}<extra></extra>`,
-      });
-      const steady = panel.log ? x.indexOf(run.first) : -1;
-      if (steady >= 0) traces.push({
-        type: "scatter", mode: "markers", x: [x[steady]], y: [y[steady]], marker: { color: colourOf(group, look), size: 7 },
-        hovertemplate: `${name}<br>first steady step: %{x}<extra></extra>`,
       });
     }
   }
   const layout = base(look, 330);
-  Object.assign(layout.xaxis, { title: { text: "optimizer step", standoff: 6 } });
-  const log = panel.log && span(traces) >= LOG_SPAN;
-  const unit = panel.log && !log ? panel.unit.split(",")[0] : panel.unit;
-  Object.assign(layout.yaxis, { title: { text: unit, standoff: 8 }, exponentformat: "power", ...(log ? { type: "log", tickvals: LOG_TICKS, ticktext: LOG_TICKS.map(String) } : {}) });
+  Object.assign(layout.xaxis, { title: { text: panel.steady ? "optimizer step, from the end of warm-up" : "optimizer step", standoff: 6 } });
+  const [least, most] = ends(traces);
+  const log = panel.steady && most >= LOG_SPAN * least;
+  const unit = log ? `${panel.unit}, log scale` : panel.unit;
+  Object.assign(layout.yaxis, { title: { text: unit, standoff: 8 }, exponentformat: "power", ...(log ? { type: "log", tickvals: LOG_TICKS, ticktext: LOG_TICKS.map(String) } : traces.length ? { range: range(least, most, panel.span) } : {}) });
   layout.hovermode = "closest";
   if (!traces.length) for (const axis of [layout.xaxis, layout.yaxis]) Object.assign(axis, BARE);
   if (!traces.length) layout.annotations = [{ text: "not recorded in these runs", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5 }];

@@ -1,0 +1,379 @@
+"""Words of a picture: a headline with the finding, a subtitle with what the runs were, labels that hold only what differs."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from tprimat import units
+from tprimat.analyze.compare import Ranking, rankings, throughput
+from tprimat.analyze.groups import Group, Measured, accelerator_name, layout, machine_name, ranks, tokens_per_step
+from tprimat.records.schema import RunRecord
+from tprimat.report.catalogue import MFU
+from tprimat.report.tables import plural
+
+MOST_LISTED = 3
+"""Values of a trait that a subtitle lists; more are counted."""
+MOST_HEADLINES = 3
+"""Workloads that a headline speaks of."""
+ENGINES = {"megatron": "Megatron", "nemo": "NeMo", "primus": "Primus"}
+"""Engines whose own spelling has capitals."""
+MECHANICAL = re.compile(r"(tp|pp|dp|vpp|cp|ep|mbs|gbs|s|gpus?)\d*|bf16|fp8|fp16|fp32|one|two|four|eight")
+"""A part of a strategy's name that only repeats layout, batch, dtype or GPUs."""
+
+Words = Callable[[RunRecord], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """One group of runs under the name that pictures give it."""
+
+    group: Group
+    name: str
+    """What differs from the other configurations of its workload. Equal names of several workloads share a colour."""
+    label: str
+    """The name, with the layout behind a strategy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Configurations whose speeds belong into one panel: one model, tokens a step, sequence, dtype and number of GPUs."""
+
+    title: str
+    """What differs from the other workloads; empty where there is one."""
+    configurations: tuple[Configuration, ...]
+    """Fastest first, those without a throughput last."""
+
+    @property
+    def run(self) -> RunRecord:
+        """Return the record of the fastest configuration's first run."""
+        return self.configurations[0].group.run
+
+
+def model_name(run: RunRecord) -> str:
+    """Return 'llama', or 'llama tiny' for a size other than the full one."""
+    return run.model if run.size == "full" else f"{run.model} {run.size}"
+
+
+def _tokens(run: RunRecord) -> str:
+    tokens = tokens_per_step(run)
+    return "tokens a step not recorded" if tokens is None else f"{units.count(tokens)} tokens a step"
+
+
+def _sequence(run: RunRecord) -> str:
+    return "sequence not recorded" if run.sequence_tokens is None else f"sequence {units.count(run.sequence_tokens)}"
+
+
+WORK: tuple[Words, ...] = (
+    model_name,
+    lambda run: ranks(run) or "GPUs not recorded",
+    _sequence,
+    lambda run: run.matmul_dtype or "dtype not recorded",
+    _tokens,
+)
+"""What the configurations of one panel share."""
+
+
+def short_layout(run: RunRecord) -> str:
+    """Return the layout without degrees of 1: 'TP2 DP2', 'DP8'; 'one GPU' where all are 1."""
+    full = layout(run)
+    return " ".join(part for part in full.split() if not re.fullmatch(r"[A-Z]+1", part)) or ("one GPU" if full else "")
+
+
+def _micro_batch(run: RunRecord) -> str:
+    return "" if run.micro_batch_sequences is None else f"micro-batch {run.micro_batch_sequences}"
+
+
+def engine_name(run: RunRecord) -> str:
+    """Return the engine as its makers spell it."""
+    return ENGINES.get(run.engine, run.engine)
+
+
+def _strategy(run: RunRecord) -> str:
+    return run.strategy or ""
+
+
+def _recompute(run: RunRecord) -> str:
+    return "" if run.recompute is None else f"{'no' if run.recompute == 'none' else run.recompute} recompute"
+
+
+def _shape(run: RunRecord) -> str:
+    return "" if run.shape is None else f"{run.shape.layers} layers of {run.shape.hidden}"
+
+
+def workloads(groups: Sequence[Group]) -> list[Workload]:
+    """Sort groups into workloads, those with the most configurations first, and name each group by what differs."""
+    works: dict[tuple[str, ...], list[Group]] = {}
+    for group in groups:
+        works.setdefault(tuple(words(group.run) for words in WORK), []).append(group)
+    ordered = sorted(works.items(), key=lambda item: -len(item[1]))
+    titles = _distinguishing([key for key, _ in ordered])
+    names = _names([group for _, several in ordered for group in several], [len(several) for _, several in ordered])
+    found = []
+    for title, (_, several) in zip(titles, ordered, strict=True):
+        made = [Configuration(group=group, name=names[id(group)][0], label=names[id(group)][1]) for group in several]
+        found.append(Workload(title=title, configurations=tuple(sorted(made, key=_slowness))))
+    return found
+
+
+def _slowness(configuration: Configuration) -> float:
+    rate = throughput(configuration.group)
+    return float("inf") if rate is None else -rate.value
+
+
+def _distinguishing(keys: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return for each key the parts that tell it from the others; the first part wherever it differs."""
+    shown = _columns_that_distinguish(keys, range(len(keys[0])) if keys else ())
+    return [", ".join(key[index] for index in shown) for key in keys]
+
+
+def _columns_that_distinguish(rows: Sequence[tuple[object, ...]], order: Iterable[int], fixed: int = 0) -> list[int]:
+    """Return the columns, in order, each of which splits rows that the columns before it leave equal.
+
+    Args:
+        rows: of equal length.
+        order: the columns that may be taken.
+        fixed: this many first columns are there already, and are not returned.
+    """
+    shown = list(range(fixed))
+    for index in order:
+        before = {tuple(row[i] for i in shown) for row in rows}
+        after = {tuple(row[i] for i in (*shown, index)) for row in rows}
+        if len(after) > len(before):
+            shown.append(index)
+    return shown[fixed:]
+
+
+def _names(groups: Sequence[Group], sizes: Sequence[int]) -> dict[int, tuple[str, str]]:
+    """Return name and label of each group, by identity.
+
+    Args:
+        groups: workload after workload.
+        sizes: groups in each workload.
+    """
+    work = [place for place, size in enumerate(sizes) for _ in range(size)]
+    named = not all(_mechanical(group.run) for group in groups)
+    traits: list[Words] = [
+        accelerator_name,
+        *([_strategy] if named else []),
+        short_layout,
+        _micro_batch,
+        engine_name,
+        _recompute,
+        _shape,
+        lambda run: "timed by the framework" if run.clock == "framework" else "",
+    ]
+    rows = [
+        (place, str(group.kind[0]), *(words(group.run) for words in traits)) for place, group in zip(work, groups, strict=True)
+    ]
+    shown = _columns_that_distinguish(rows, range(1, len(traits) + 2), fixed=1)
+    alike = [tuple(row[i] for i in (0, *shown)) for row in rows]
+    details = _details(groups, alike)
+    strategy = 3 if named else -1
+    found = {}
+    for group, row, more in zip(groups, rows, details, strict=True):
+        run = group.run
+        words = [str(row[i]) for i in shown if row[i]]
+        if not words and not more:
+            words = [_strategy(run) or short_layout(run) or model_name(run)] if named else [_by_layout(run)]
+        behind = named and (strategy in shown or not shown) and short_layout(run) and short_layout(run) not in words
+        label = [f"{part} ({short_layout(run)})" if behind and part == _strategy(run) else part for part in words]
+        found[id(group)] = (", ".join([*words, *more]), ", ".join([*label, *more]))
+    return found
+
+
+def _by_layout(run: RunRecord) -> str:
+    return ", ".join(filter(None, (short_layout(run), _micro_batch(run)))) or _strategy(run) or model_name(run)
+
+
+def _mechanical(run: RunRecord) -> bool:
+    """Return whether the strategy's name says nothing that layout, micro-batch and model do not say."""
+    parts = _strategy(run).split("_")
+    return bool(layout(run)) and all(part == run.model or MECHANICAL.fullmatch(part) for part in parts if part)
+
+
+def _details(groups: Sequence[Group], alike: Sequence[tuple[object, ...]]) -> list[list[str]]:
+    """Return what else tells groups of equal words apart: switches, versions, else the folder or a number."""
+    found: list[list[str]] = [[] for _ in groups]
+    for key, times in Counter(alike).items():
+        if times == 1:
+            continue
+        places = [place for place, one in enumerate(alike) if one == key]
+        for extra in (_switches, _versions, _folders):
+            if len({tuple(found[place]) for place in places}) < times:
+                for place, words in zip(places, extra([groups[place] for place in places]), strict=True):
+                    found[place] += words
+        for number, place in enumerate(places, 1):
+            if [found[other] for other in places].count(found[place]) > 1:
+                found[place].append(f"no. {number}")
+    return found
+
+
+def _switches(groups: Sequence[Group]) -> list[list[str]]:
+    """Return the switches of the engine that differ, in words: 'fused adam off'."""
+    keys = sorted({key for group in groups for key in group.run.engine_options})
+    differing = [key for key in keys if len({repr(group.run.engine_options.get(key)) for group in groups}) > 1]
+    return [[_switch(key, group.run.engine_options.get(key)) for key in differing] for group in groups]
+
+
+def _switch(key: str, value: object) -> str:
+    words = key.replace("_", " ")
+    if value is None or value is False:
+        return f"without {words}"
+    return f"with {words}" if value is True else f"{words} {value}"
+
+
+def _versions(groups: Sequence[Group]) -> list[list[str]]:
+    """Return the versions that differ, without the hash of sources that no reader chose."""
+    versions = [{key: value.split("+")[0] for key, value in group.run.software.items()} for group in groups]
+    keys = sorted({key for one in versions for key in one})
+    differing = [key for key in keys if len({one.get(key) for one in versions}) > 1]
+    return [[f"{key} {one[key]}" for key in differing if key in one][:2] for one in versions]
+
+
+def _folders(groups: Sequence[Group]) -> list[list[str]]:
+    """Return the first folder in which the paths of the groups differ."""
+    paths = [group.runs[0].result.path.parts for group in groups]
+    for parts in zip(*paths, strict=False):
+        if len(set(parts)) > 1:
+            return [[part] for part in parts]
+    return [[] for _ in groups]
+
+
+# The headline: the finding, one sentence a workload.
+
+
+def headline(works: Sequence[Workload]) -> list[str]:
+    """Return the finding, in one line for each workload, at most MOST_HEADLINES."""
+    if not works:
+        return ["No run counts"]
+    if all(len(work.configurations) == 1 for work in works):
+        machines = {machine_name(work.run) for work in works}
+        where = f" on {machines.pop()}" if len(machines) == 1 else ""
+        return [", ".join(_single(work, where="" if where else None) for work in works[:MOST_HEADLINES]) + where + _rest(works)]
+    lines = [_prefixed(work, _finding(work)) for work in works[:MOST_HEADLINES]]
+    lines[-1] += _rest(works)
+    return lines
+
+
+def _rest(works: Sequence[Workload]) -> str:
+    more = len(works) - MOST_HEADLINES
+    return f"; {plural(more, 'more workload')}" if more > 0 else ""
+
+
+def _prefixed(work: Workload, text: str) -> str:
+    return f"{work.title}: {text}" if work.title else text
+
+
+def _single(work: Workload, where: str | None = None) -> str:
+    """Return the speed of the only configuration; with its machine unless `where` says another word."""
+    rate, run = throughput(work.configurations[0].group), work.run
+    if rate is None or run.machine.gpus is None:
+        return f"{model_name(run)}: throughput not known"
+    share = MFU.value(work.configurations[0].group)
+    part = f" ({units.percent(share)} of the dense peak)" if share is not None else ""
+    place = f" on {machine_name(run)}" if where is None else where
+    return f"{model_name(run)} trains at {units.count(rate.value * run.machine.gpus)} tokens/s{place}{part}"
+
+
+def _finding(work: Workload) -> str:
+    best = work.configurations[0]
+    names = {id(configuration.group): configuration.name for configuration in work.configurations}
+    ranking = next(ranking for ranking in rankings([one.group for one in work.configurations]) if best.group in ranking.groups)
+    if throughput(best.group) is None:
+        return "throughput not known"
+    lead = ranking.lead
+    if lead is None or lead.ratio is None:
+        only = len(work.configurations) == 1
+        return (
+            _single(work).removeprefix(f"{model_name(work.run)} trains at ")
+            if only
+            else f"{best.name} has the highest throughput"
+        )
+    second = names[id(ranking.groups[1])]
+    if lead.outcome == "faster":
+        return f"{best.name} is fastest, {_ahead(ranking)} ahead of {_without(second, best.name)}"
+    tied = [_without(names[id(group)], best.name) for group in ranking.tied]
+    rest = f" and {len(tied) - 2} more" if len(tied) > 2 else ""
+    return f"{best.name} leads within the noise of {', '.join(tied[:2])}{rest}"
+
+
+def _without(name: str, other: str) -> str:
+    """Leave out of a name what another one has in common with it."""
+    return ", ".join(part for part in name.split(", ") if part not in other.split(", ")) or name
+
+
+def _ahead(ranking: Ranking) -> str:
+    ratio = ranking.lead.ratio if ranking.lead else None
+    assert ratio is not None
+    text = units.percent(ratio.value - 1)
+    if ratio.low is None or ratio.high is None:
+        return text
+    low, high = (f"{(end - 1) * 100:.1f}" for end in (ratio.low, ratio.high))
+    return f"{text} [{low}, {high}]"
+
+
+# The subtitle: what the runs were.
+
+
+def subtitle(works: Sequence[Workload]) -> list[str]:
+    """Return what ran, and how often: model, machine, strategy, batch, sequence, dtype, engine; then date, runs and n."""
+    groups = [one.group for work in works for one in work.configurations]
+    runs = [group.run for group in groups]
+    if not runs:
+        return []
+    what = [
+        _values(runs, _full_model, "models"),
+        _values(runs, machine_name, "machines"),
+        _values(runs, _strategy_and_layout, "strategies"),
+        _values(runs, _batch, "batches", "batch "),
+        _values(
+            runs, lambda run: "" if run.sequence_tokens is None else units.count(run.sequence_tokens), "sequences", "sequence "
+        ),
+        _values(runs, lambda run: run.matmul_dtype or "dtype not recorded", "dtypes"),
+        _values(runs, engine_name, "engines"),
+    ]
+    return [" · ".join(filter(None, what)), " · ".join(filter(None, _amount(groups)))]
+
+
+def _full_model(run: RunRecord) -> str:
+    if run.shape is None or run.shape.name is None:
+        return model_name(run)
+    return run.shape.name if run.size == "full" or run.size in run.shape.name else f"{run.shape.name} {run.size}"
+
+
+def _strategy_and_layout(run: RunRecord) -> str:
+    return " ".join(filter(None, ("" if _mechanical(run) else _strategy(run), layout(run))))
+
+
+def _batch(run: RunRecord) -> str:
+    if run.global_batch_sequences is None:
+        return ""
+    micro = "" if run.micro_batch_sequences is None else f" (micro {run.micro_batch_sequences})"
+    return f"{run.global_batch_sequences}{micro}"
+
+
+def _values(runs: Sequence[RunRecord], words: Words, several: str, before: str = "") -> str:
+    values = list(dict.fromkeys(filter(None, map(words, runs))))
+    if len(values) > MOST_LISTED:
+        return f"{len(values)} {several}"
+    return before + ", ".join(values) if values else ""
+
+
+def _amount(groups: Sequence[Group]) -> list[str]:
+    measured: list[Measured] = [item for group in groups for item in group.runs]
+    days = sorted({item.result.run.started_at[:10] for item in measured if item.result.run.started_at})
+    per_group = sorted({len(group.runs) for group in groups})
+    runs = plural(len(measured), "run")
+    if len(groups) > 1:
+        each = (
+            "one each"
+            if per_group == [1]
+            else f"{per_group[0]} each"
+            if len(per_group) == 1
+            else f"{per_group[0]} to {per_group[-1]} each"
+        )
+        runs = f"{plural(len(groups), 'configuration')}, {runs}, {each}"
+    steps = sum(item.metrics.window.steps for item in measured if item.metrics)
+    spread = "95 % intervals over steps" if per_group[-1] == 1 else "95 % intervals over runs where there are several"
+    return [" to ".join(dict.fromkeys((days[0], days[-1]))) if days else "", runs, f"n = {plural(steps, 'steady step')}", spread]

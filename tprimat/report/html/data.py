@@ -1,60 +1,149 @@
 """The data of the page's plots and of its comparison of two runs, compact enough for a hundred runs of 500 steps."""
 
-from collections.abc import Sequence
-from dataclasses import asdict
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from tprimat.analyze.compare import Ranking
 from tprimat.analyze.groups import Group, Measured
-from tprimat.records.schema import RunRecord
+from tprimat.records.schema import RunRecord, TelemetrySample
 from tprimat.records.store import as_document
 from tprimat.report.comparison import run_name
-from tprimat.report.plots.comparison import CURVES, MOST_CURVES, BarPanel, Curve, memory_panel, throughput_panel
+from tprimat.report.plots.comparison import CURVES, MOST_CURVES, MOST_GROUPS, BarPanel, Curve, memory_panel, throughput_panel
 from tprimat.report.plots.style import MOST_SERIES, Look
 
 DIGITS = 6
 """Significant digits of a plotted point; no screen shows more."""
+MOST_READINGS = 400
+"""Points of telemetry of one run; a curve has no more pixels."""
+LEAST_SECONDS = 0.25
+"""Readings of several GPUs this close belong to one moment."""
 OMITTED = ("schema_version", "run_id", "start_up")
 ENVIRONMENT = ("machine", "software")
 
 
-def page_data(groups: Sequence[Group], runs: Sequence[Measured], appearance: Sequence[Look]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """One panel of telemetry over time."""
+
+    title: str
+    unit: str
+    value: Callable[[TelemetrySample], float | None]
+
+
+READINGS = (
+    Reading(title="Power of a GPU, mean", unit="watts", value=lambda sample: sample.power_watts),
+    Reading(title="Clock of a GPU, mean", unit="MHz", value=lambda sample: sample.clock_hertz and sample.clock_hertz / 1e6),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panels:
+    """The panels of a page that have data."""
+
+    bars: Sequence[BarPanel]
+    curves: Sequence[Curve]
+    readings: Sequence[Reading]
+
+
+def shown_panels(groups: Sequence[Group]) -> Panels:
+    """Return the panels for which a run that counts has a value."""
+    runs = [item.result for group in groups for item in group.runs]
+    made = [panel(groups) for panel in (throughput_panel, memory_panel)] if groups else []
+    return Panels(
+        bars=[panel for panel in made if any(row.value is not None for row in panel.rows)],
+        curves=[curve for curve in CURVES if any(curve.value(step) is not None for run in runs for step in run.steps)],
+        readings=[one for one in READINGS if any(one.value(sample) is not None for run in runs for sample in run.telemetry)],
+    )
+
+
+def page_data(rankings: Sequence[Ranking], runs: Sequence[Measured], appearance: Sequence[Look]) -> dict[str, Any]:
     """Return the data as plain lists and dictionaries; absent values are None.
 
     Args:
-        groups: in the order of the ranking, whose rows refer to them by place.
+        rankings: whose groups the rows of the ranking refer to by place.
         runs: all runs, including those that do not count.
         appearance: one per group.
     """
+    groups = [group for ranking in rankings for group in ranking.groups]
+    work = [place for place, ranking in enumerate(rankings) for _ in ranking.groups]
+    panels = shown_panels(groups)
+    names = short_names(runs)
     return {
-        "groups": [_group(group, look) for group, look in zip(groups, appearance, strict=True)],
-        "bars": [_bars(panel(groups)) for panel in (throughput_panel, memory_panel)] if groups else [],
-        "curves": [
-            {"title": curve.title, "unit": curve.unit, "steady": curve.steady, "span": curve.least_span} for curve in CURVES
+        "groups": [
+            {
+                "label": group.label,
+                "work": place,
+                **asdict(look),
+                "runs": [_series(item, panels, names) for item in group.runs[:MOST_CURVES]],
+            }
+            for group, place, look in zip(groups, work, appearance, strict=True)
         ],
+        "bars": [_bars(panel) for panel in panels.bars],
+        "curves": [{"title": one.title, "unit": one.unit, "steady": one.steady, "span": one.least_span} for one in panels.curves],
+        "times": [{"title": one.title, "unit": one.unit, "steady": False, "span": 0.1} for one in panels.readings],
         "most": MOST_SERIES,
-        **_records(groups, runs),
+        "mostBars": MOST_GROUPS,
+        **_records(groups, runs, names),
     }
 
 
-def _group(group: Group, look: Look) -> dict[str, Any]:
-    return {"label": group.label, **asdict(look), "runs": [_series(item) for item in group.runs[:MOST_CURVES]]}
+def _group(group: Group, look: Look, panels: Panels, names: Mapping[str, str]) -> dict[str, Any]:
+    return {"label": group.label, **asdict(look), "runs": [_series(item, panels, names) for item in group.runs[:MOST_CURVES]]}
 
 
-def _series(item: Measured) -> dict[str, Any]:
+def short_names(runs: Sequence[Measured]) -> dict[str, str]:
+    """Return a short name by the whole one: the id without the moment of its start, or the folder that tells files apart.
+
+    A run whose short name another one has as well keeps its whole name.
+    """
+    files = [item.result.path.parts for item in runs if item.result.path.is_file()]
+    common = next((place for place, parts in enumerate(zip(*files, strict=False)) if len(set(parts)) > 1), -2)
+    short = {run_name(item): _short_name(item, common) for item in runs}
+    times = Counter(short.values())
+    return {whole: brief if times[brief] == 1 else whole for whole, brief in short.items()}
+
+
+def _short_name(item: Measured, common: int) -> str:
+    path = item.result.path
+    if not path.is_file():
+        return re.sub(r"^\d{8}-\d{6}-\d+-", "", item.result.run.run_id)
+    folders = path.parts[common:-1]
+    return "/".join(folders) or path.name
+
+
+def _series(item: Measured, panels: Panels, names: Mapping[str, str]) -> dict[str, Any]:
     steps = item.result.steps
     numbers = [step.step for step in steps]
     rising = numbers == list(range(numbers[0], numbers[0] + len(numbers))) if numbers else True
     return {
-        "name": run_name(item),
+        "name": names[run_name(item)],
         "first": None if item.metrics is None else item.metrics.window.first_step,
         "steps": (numbers[:1] or [1])[0] if rising else numbers,
-        "curves": [_points(item, curve) for curve in CURVES],
+        "curves": [_points(item, curve) for curve in panels.curves],
+        "times": [_over_time(item.result.telemetry, reading) for reading in panels.readings],
     }
 
 
 def _points(item: Measured, curve: Curve) -> list[float | None]:
     values = [curve.value(step) for step in item.result.steps]
     return [] if all(value is None for value in values) else [_short(value) for value in values]
+
+
+def _over_time(samples: Sequence[TelemetrySample], reading: Reading) -> list[list[float | None]]:
+    """Return seconds and values: the mean over the GPUs, and over neighbours where there are more than MOST_READINGS moments."""
+    found = [(sample.at_seconds, value) for sample in samples if (value := reading.value(sample)) is not None]
+    if not found:
+        return [[], []]
+    first, last = min(at for at, _ in found), max(at for at, _ in found)
+    width = max((last - first) / MOST_READINGS, LEAST_SECONDS)
+    bins: dict[int, list[tuple[float, float]]] = {}
+    for at, value in found:
+        bins.setdefault(int((at - first) / width), []).append((at, value))
+    rows = [bins[place] for place in sorted(bins)]
+    return [[_short(sum(pair[which] for pair in row) / len(row)) for row in rows] for which in (0, 1)]
 
 
 def _short(value: float | None) -> float | None:
@@ -70,7 +159,7 @@ def _bars(panel: BarPanel) -> dict[str, Any]:
     }
 
 
-def _records(groups: Sequence[Group], runs: Sequence[Measured]) -> dict[str, Any]:
+def _records(groups: Sequence[Group], runs: Sequence[Measured], names: Mapping[str, str]) -> dict[str, Any]:
     """Return the record of every run as {place in keys: text}, so that each key is written once."""
     label_of = {id(item): group.label for group in groups for item in group.runs}
     flat = [flatten(item.result.run) for item in runs]
@@ -80,7 +169,7 @@ def _records(groups: Sequence[Group], runs: Sequence[Measured]) -> dict[str, Any
         "keys": [[section_of(key), key] for key in keys],
         "runs": [
             {
-                "name": run_name(item),
+                "name": names[run_name(item)],
                 "label": label_of.get(id(item), f"not counted: {item.result.run.outcome.replace('_', ' ')}"),
                 "fields": {str(place[key]): text for key, text in fields.items()},
             }

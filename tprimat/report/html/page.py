@@ -5,22 +5,24 @@ import gzip
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
+from itertools import cycle
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from tprimat import units
-from tprimat.analyze.compare import Ranking
+from tprimat.analyze.compare import Ranking, Verdict
 from tprimat.analyze.groups import Group, Measured
 from tprimat.errors import LaunchError, RecordError
+from tprimat.report.captions import workloads
 from tprimat.report.comparison import Comparison, run_name, sentence, spreads
 from tprimat.report.html import sections
-from tprimat.report.html.data import page_data
-from tprimat.report.plots.comparison import CURVES, memory_panel, throughput_panel
-from tprimat.report.plots.style import looks
+from tprimat.report.html.data import page_data, short_names, shown_panels
+from tprimat.report.plots.comparison import colours
+from tprimat.report.plots.style import MOST_SERIES, Look, looks
 from tprimat.report.tables import plural
 
 
@@ -51,31 +53,41 @@ def html_report(report: Report) -> str:
     Raises:
         LaunchError: plotly, which draws the curves, is not installed.
     """
+    report = _relabelled(report)
     groups = report.groups
+    names = short_names(report.runs)
     comparison = Comparison(
         groups=tuple(groups),
         verdicts=tuple(verdict for ranking in report.rankings for verdict in ranking.against_best if verdict is not None),
         not_counted=report.not_counted,
     )
-    appearance = looks(len(groups))
-    data = json.dumps(page_data(groups, report.runs, appearance), separators=(",", ":"), allow_nan=False)
+    appearance = _appearance(groups)
+    cards, remarks = sections.said_once(sections.cards(report.rankings))
+    panels = shown_panels(groups)
+    records = [item.result.run for item in report.runs]
+    data = json.dumps(page_data(report.rankings, report.runs, appearance), separators=(",", ":"), allow_nan=False)
     return (
         _templates()
         .get_template("page.html")
         .render(
             report=report,
+            name_of=lambda item: names[run_name(item)],
             title=_title(groups),
             facts=_facts(report),
-            cards=sections.cards(report.rankings),
+            hardware=sections.hardware(records),
+            software=sections.software(records),
+            cards=cards,
+            remarks=remarks,
             verdicts=[sentence(verdict) for verdict in comparison.verdicts],
             ranking=sections.ranking_table(report.rankings, appearance),
-            bar_titles=[panel(groups).title for panel in (throughput_panel, memory_panel)] if groups else [],
-            curve_titles=[curve.title for curve in CURVES],
+            bar_titles=[panel.title for panel in panels.bars],
+            curve_titles=[curve.title for curve in panels.curves],
+            time_titles=[reading.title for reading in panels.readings],
             chosen=sections.two_unlike(report.runs) if len(report.runs) > 1 else None,
-            warnings=sections.warnings(comparison),
+            warnings=sections.warnings(comparison, names),
             spreads=spreads(comparison),
-            failures=sections.failures(report.not_counted),
-            commands=sections.commands(groups, report.not_counted),
+            failures=sections.failures(report.not_counted, names),
+            commands=sections.commands(groups, report.not_counted, names),
             style=_asset("page.css"),
             script=Markup("\n").join(_asset(name) for name in ("pack.js", "table.js", "plots.js", "difference.js")),
             data=packed(data.encode()),
@@ -95,9 +107,7 @@ def _templates() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(
-        prose=_prose, run_name=run_name, evidence_source=sections.evidence_source, evidence_fields=sections.evidence_fields
-    )
+    environment.filters.update(prose=_prose, evidence_source=sections.evidence_source, evidence_fields=sections.evidence_fields)
     environment.globals.update(ABSENT=units.ABSENT)
     return environment
 
@@ -127,6 +137,38 @@ def _plotly() -> str:
     except (ModuleNotFoundError, FileNotFoundError) as error:
         what = "The page needs plotly, which draws its curves."
         raise LaunchError(what, why=str(error), fix="pip install -r requirements.txt") from error
+
+
+def _relabelled(report: Report) -> Report:
+    """Give each group the label of the pictures, with its workload in front where there are several."""
+    named = {
+        one.group.label: f"{work.title}: {one.label}" if work.title else one.label
+        for work in workloads(report.groups)
+        for one in work.configurations
+    }
+
+    def renamed(found: Verdict | None) -> Verdict | None:
+        return found and replace(found, baseline=named[found.baseline], candidate=named[found.candidate])
+
+    rankings = [
+        replace(
+            ranking,
+            groups=tuple(replace(group, label=named[group.label]) for group in ranking.groups),
+            against_best=tuple(map(renamed, ranking.against_best)),
+            lead=renamed(ranking.lead),
+        )
+        for ranking in report.rankings
+    ]
+    return replace(report, rankings=tuple(rankings))
+
+
+def _appearance(groups: Sequence[Group]) -> list[Look]:
+    """Return a look for each group: that of the pictures for the fastest, another line or pattern for each of the others."""
+    works = workloads(groups)
+    shown = colours(works)
+    names = {id(one.group): one.name for work in works for one in work.configurations}
+    rest = cycle(looks(4 * MOST_SERIES)[MOST_SERIES:])
+    return [shown[names[id(group)]] if names[id(group)] in shown else next(rest) for group in groups]
 
 
 def _title(groups: Sequence[Group]) -> str:

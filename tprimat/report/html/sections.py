@@ -1,12 +1,13 @@
 """The content of each section of the page, as plain values that the templates lay out."""
 
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from tprimat import units
 from tprimat.analyze.compare import Ranking, Verdict, throughput
-from tprimat.analyze.groups import Group, Measured, accelerator_name, kind_of, ranks, tokens_per_step
+from tprimat.analyze.groups import Group, Measured, accelerator_name, kind_of, machine_name, ranks, tokens_per_step
 from tprimat.analyze.roofline import Limit, limits
 from tprimat.records.schema import Evidence, RunRecord
 from tprimat.report.catalogue import (
@@ -50,10 +51,10 @@ def cards(rankings: Sequence[Ranking]) -> list[Card]:
 def _card(ranking: Ranking) -> Card:
     best = ranking.best
     tiles = [(metric.heading, metric.text(best)) for metric in TILES if metric.of_group(best) is not None]
-    paragraphs = [_lead(ranking), *_other_machines(ranking), _distance_from_limits(best)]
+    paragraphs = [_lead(ranking), *_other_machines(ranking), *_distance_from_limits(best)]
     return Card(
         workload=workload(best.run),
-        best=best.label,
+        best=brief(best),
         headline=_headline(ranking),
         tiles=tiles,
         paragraphs=[text for text in paragraphs if text],
@@ -70,8 +71,14 @@ def workload(run: RunRecord) -> str:
             "sequence length not recorded" if sequence is None else f"sequences of {units.count(sequence)}",
             run.matmul_dtype or "dtype not recorded",
             ranks(run) or "GPU count not recorded",
+            *(["timed by the framework"] if run.clock == "framework" else []),
         ]
     )
+
+
+def brief(group: Group) -> str:
+    """Return a group's label without its workload, for places that name the workload above."""
+    return group.label.rpartition(": ")[2]
 
 
 def _headline(ranking: Ranking) -> str:
@@ -89,12 +96,12 @@ def _lead(ranking: Ranking) -> str:
     lead = ranking.lead
     if lead is None or lead.ratio is None:
         return ""
-    tied = [group.label for group in ranking.tied]
+    tied = [brief(group) for group in ranking.tied]
     if lead.outcome == "faster":
         faster = change(lead.ratio.value)
         than = "as" if faster.endswith("as fast") else "than"
         wide = f" The measurements of {', '.join(tied)} vary too much to show a difference." if tied else ""
-        return f"It is {faster} {than} {lead.baseline}, the next ({_uncertainty(lead)}).{wide}"
+        return f"It is {faster} {than} {brief(ranking.groups[1])}, the next ({_uncertainty(lead)}).{wide}"
     names = ", ".join(tied[:3]) + (" and others" if len(tied) > 3 else "")
     return f"No difference is shown to {names} ({units.signed_percent(lead.ratio.value - 1)}; {_uncertainty(lead)})."
 
@@ -115,22 +122,30 @@ def _other_machines(ranking: Ranking) -> list[str]:
         name = accelerator_name(group.run)
         if name not in seen and throughput(group) is not None:
             seen.add(name)
-            sentences.append(f"Fastest on {name}: {group.label}, {TOKENS.text(group)} {TOKENS.heading}.")
+            sentences.append(f"Fastest on {name}: {brief(group)}, {TOKENS.text(group)} {TOKENS.heading}.")
     return sentences
 
 
-def _distance_from_limits(group: Group) -> str:
+def _distance_from_limits(group: Group) -> list[str]:
+    """Return the shares of the machine's limits, and in a paragraph of its own what they mean: it may hold for several cards."""
     found = limits(group)
     if all(limit.kind == "memory" for limit in found):
         reason = next((item.metrics.mfu_absent_because for item in group.runs if item.metrics), None)
         known = f"How far it is from the machine's limit is not known: {reason}." if reason else ""
-        return " ".join([known, *(_share(limit) + "." for limit in found)]).strip()
+        return [known, *(f"It {_share(limit)}." for limit in found)]
     shares = "It " + " and ".join(_share(limit) for limit in found) + "."
     binding = [BINDING[limit.kind] for limit in found if limit.binds]
     if binding:
-        return " ".join([shares, *binding])
+        return [shares, *binding]
     hint = "" if any(limit.kind == "measured matmul" for limit in found) else PROBE
-    return f"{shares} Neither compute nor memory is used up: the rest of the step goes to {REST}.{hint}"
+    return [shares, f"Neither compute nor memory is used up: the rest of the step goes to {REST}.{hint}"]
+
+
+def said_once(cards: Sequence[Card]) -> tuple[list[Card], list[str]]:
+    """Take the paragraphs that several cards share off them, and return them once."""
+    times = Counter(text for card in cards for text in card.paragraphs)
+    several = [text for text, count in times.items() if count > 1]
+    return [replace(card, paragraphs=[text for text in card.paragraphs if times[text] == 1]) for card in cards], several
 
 
 REST = "communication, memory traffic, gaps between kernels and products below their peak rate"
@@ -149,6 +164,39 @@ def _share(limit: Limit) -> str:
     if limit.kind == "measured matmul":
         return f"reaches {units.percent(limit.share)} of the fastest product measured on this machine"
     return f"fills {units.percent(limit.share, 0)} of {units.gibibytes(limit.size)} of memory"
+
+
+# The head: what the runs ran on.
+
+FIRST_PACKAGES = ("torch", "megatron-core", "nemo-toolkit", "lightning", "python", "kernel")
+"""Named first; the others follow by name."""
+
+
+def hardware(runs: Sequence[RunRecord]) -> list[str]:
+    """Return each kind of machine once: GPUs, their memory, power limit and driver."""
+    found = []
+    for run in runs:
+        machine = run.machine
+        more = [
+            units.gibibytes(machine.memory_bytes) if machine.memory_bytes else "",
+            f"{machine.power_limit_watts:.0f} W" if machine.power_limit_watts else "",
+            f"driver {machine.driver}" if machine.driver else "",
+        ]
+        nodes = f" on {machine.nodes} nodes" if machine.nodes and machine.nodes > 1 else ""
+        found.append(", ".join(filter(None, (machine_name(run) + nodes, *more))))
+    return list(dict.fromkeys(found))
+
+
+def software(runs: Sequence[RunRecord]) -> list[str]:
+    """Return each package with its version, or with all of them where runs differ; without hashes of sources."""
+    versions: dict[str, list[str]] = {}
+    for run in runs:
+        for name, version in run.software.items():
+            versions.setdefault(name, []).append(version.split("+source")[0])
+    order = sorted(
+        versions, key=lambda name: (FIRST_PACKAGES.index(name) if name in FIRST_PACKAGES else len(FIRST_PACKAGES), name)
+    )
+    return [f"{name} {' or '.join(dict.fromkeys(versions[name]))}" for name in order]
 
 
 # The ranking: one row per configuration, one table body per workload, so that sorting never ranks unlike workloads.
@@ -205,7 +253,7 @@ def ranking_table(rankings: Sequence[Ranking], appearance: Sequence[Look]) -> Ra
         for group, verdict in zip(ranking.groups, ranking.against_best, strict=True):
             cells = [_against_best(ranking, group, verdict), *(_cell(metric, group) for metric in metrics)]
             traits = {name: trait(group.run) for name, trait in TRAITS.items()}
-            rows.append(Row(place=place, label=group.label, look=appearance[place], traits=traits, cells=cells))
+            rows.append(Row(place=place, label=brief(group), look=appearance[place], traits=traits, cells=cells))
             place += 1
         workloads.append((workload(ranking.best.run), rows))
     values = {name: sorted({trait(group.run) for group in groups}) for name, trait in TRAITS.items()}
@@ -243,8 +291,13 @@ def two_unlike(runs: Sequence[Measured]) -> tuple[int, int]:
 # Evidence, failures and commands.
 
 
-def warnings(comparison: Comparison) -> dict[str, list[str]]:
-    """Return each warning with its runs: those of the comparison, then those of runs that do not count."""
+def warnings(comparison: Comparison, names: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return each warning with its runs: those of the comparison, then those of runs that do not count.
+
+    Args:
+        comparison: all groups and runs.
+        names: short names of runs, by their whole ones.
+    """
     found = {note.removeprefix("Note, "): places for note, places in notes(comparison).items()}
     for item in comparison.not_counted:
         for mismatch in item.result.run.mismatches:
@@ -252,7 +305,7 @@ def warnings(comparison: Comparison) -> dict[str, list[str]]:
         for warning in item.metrics.warnings if item.metrics else ():
             if not warning.startswith(("not counted", "the run did not complete")):
                 found.setdefault(warning, []).append(run_name(item))
-    return found
+    return {warning: [names.get(place, place) for place in places] for warning, places in found.items()}
 
 
 def evidence_source(evidence: Evidence) -> str:
@@ -282,16 +335,16 @@ class Failure:
     hint: str | None
 
 
-def failures(not_counted: Sequence[Measured]) -> list[Failure]:
-    """Return the runs that do not count, with cause and hint."""
-    return [_failure(item) for item in not_counted]
+def failures(not_counted: Sequence[Measured], names: Mapping[str, str]) -> list[Failure]:
+    """Return the runs that do not count, with cause and hint, under their short names."""
+    return [_failure(item, names[run_name(item)]) for item in not_counted]
 
 
-def _failure(item: Measured) -> Failure:
+def _failure(item: Measured, name: str) -> Failure:
     run = item.result.run
     cause = item.not_counted if run.cause is None or run.outcome == "completed" else run.cause
     return Failure(
-        name=run_name(item),
+        name=name,
         configuration=f"{run.model}, {run.strategy or 'strategy unknown'}, {run.engine}",
         outcome=run.outcome.replace("_", " ") + ("" if run.exit_code is None else f", exit {run.exit_code}"),
         cause=cause or units.ABSENT,
@@ -299,8 +352,8 @@ def _failure(item: Measured) -> Failure:
     )
 
 
-def commands(groups: Sequence[Group], not_counted: Sequence[Measured]) -> dict[str, list[str]]:
+def commands(groups: Sequence[Group], not_counted: Sequence[Measured], names: Mapping[str, str]) -> dict[str, list[str]]:
     """Return the different command lines of every configuration; an empty list where none is recorded."""
     named = [(group.label, [item.result.run for item in group.runs]) for group in groups]
-    named += [(f"{run_name(item)} (not counted)", [item.result.run]) for item in not_counted]
+    named += [(f"{names[run_name(item)]} (not counted)", [item.result.run]) for item in not_counted]
     return {label: list(dict.fromkeys(shlex.join(run.command) for run in runs if run.command)) for label, runs in named}

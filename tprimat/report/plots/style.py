@@ -247,7 +247,8 @@ def bars(
             _bar(axes, place, row, paper, height)
             axes.text((row.high or row.value) + top * 0.02, place, row.text, va="center", size=SMALL).set_gid(ENDS)
     _bar_labels(axes, rows, paper, inches)
-    axes.set_ylim(max(len(rows), LEAST_ROWS) - 0.4, -0.6)
+    spare = max(0, LEAST_ROWS - len(rows)) / 2
+    axes.set_ylim(len(rows) - 0.4 + spare, -0.6 - spare)
     axes.set_xlim(0, top * 1.02)
     axes.grid(visible=False, axis="y")
     if all(row.value is None for row in rows):

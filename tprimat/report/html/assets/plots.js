@@ -14,11 +14,13 @@ const theme = () => {
   return night ? { ink: "#e6ebf1", soft: "#9fadbc", rule: "#303b47", card: "#19212a" }
                : { ink: "#16202c", soft: "#566474", rule: "#dde2e8", card: "#ffffff" };
 };
-const colourOf = (group, look) => group.colour === "#000000" ? look.ink : group.colour;
 
-const chosenGroups = data => {
-  const places = allRows().filter(row => !row.hidden).map(row => Number(row.dataset.group));
-  return places.slice(0, data.most);
+const visiblePlaces = () => allRows().filter(row => !row.hidden).map(row => Number(row.dataset.group));
+
+// Curves are those of one workload: the first that the filter leaves. Unlike work never shares a panel.
+const curvePlaces = data => {
+  const places = visiblePlaces();
+  return places.filter(place => data.groups[place].work === data.groups[places[0]].work).slice(0, data.most);
 };
 
 function base(look, height) {
@@ -33,13 +35,13 @@ function base(look, height) {
 
 function bars(data, index, look) {
   const panel = data.bars[index];
-  const places = chosenGroups(data);
+  const places = visiblePlaces().slice(0, data.mostBars);
   const rows = places.map(place => ({ ...panel.rows[place], group: data.groups[place] }));
   const dense = rows.length > 10;
   const layout = base(look, (dense ? 42 : 62) * Math.max(rows.length, 1) + 58);
   const traces = rows.map((row, y) => ({
     type: "bar", orientation: "h", x: [row.value], y: [y], width: 0.3, offset: 0.13, name: "",
-    marker: { color: colourOf(row.group, look), pattern: { shape: PATTERNS[row.group.hatch], bgcolor: colourOf(row.group, look), fgcolor: look.card, size: 6, solidity: 0.2 } },
+    marker: { color: row.group.colour, pattern: { shape: PATTERNS[row.group.hatch], bgcolor: row.group.colour, fgcolor: look.card, size: 6, solidity: 0.2 } },
     hovertemplate: `${plain(row.group.label)}<br>${plain(row.text)}<extra></extra>`,
     error_x: row.low === null || row.high === null || row.value === null ? { visible: false }
       : { type: "data", symmetric: false, array: [row.high - row.value], arrayminus: [row.value - row.low], color: look.ink, thickness: 1.4, width: 4 },
@@ -85,26 +87,27 @@ function range(least, most, share) {
   return [bottom, Math.max(middle + half, bottom + 2 * half)];
 }
 
-function curves(data, index, look) {
-  const panel = data.curves[index];
+function curves(data, index, look, kind) {
+  const panel = data[kind][index];
+  const overTime = kind === "times";
   const traces = [];
-  for (const place of chosenGroups(data)) {
+  for (const place of curvePlaces(data)) {
     const group = data.groups[place];
     for (const run of group.runs) {
-      const y = run.curves[index];
+      const y = overTime ? run.times[index][1] : run.curves[index];
       if (!y.length) continue;
-      const numbers = Array.isArray(run.steps) ? run.steps : y.map((_, i) => run.steps + i);
+      const numbers = overTime ? run.times[index][0] : Array.isArray(run.steps) ? run.steps : y.map((_, i) => run.steps + i);
       const begin = panel.steady && run.first !== null ? Math.max(0, numbers.indexOf(run.first)) : 0;
       const x = numbers.slice(begin);
       const name = `${plain(group.label)}<br>${plain(run.name)}`;
       traces.push({
-        type: "scatter", mode: "lines", x, y: y.slice(begin), line: { color: colourOf(group, look), dash: DASHES[group.line], width: 1.6 }, opacity: 0.9,
-        hovertemplate: `${name}<br>step %{x}: %{y:.5~g}<extra></extra>`,
+        type: "scatter", mode: "lines", x, y: y.slice(begin), line: { color: group.colour, dash: DASHES[group.line], width: 1.6 }, opacity: 0.9,
+        hovertemplate: `${name}<br>${overTime ? "%{x} s" : "step %{x}"}: %{y:.5~g}<extra></extra>`,
       });
     }
   }
   const layout = base(look, 330);
-  Object.assign(layout.xaxis, { title: { text: panel.steady ? "optimizer step, from the end of warm-up" : "optimizer step", standoff: 6 } });
+  Object.assign(layout.xaxis, { title: { text: overTime ? "seconds since the run started" : panel.steady ? "optimizer step, from the end of warm-up" : "optimizer step", standoff: 6 } });
   const [least, most] = ends(traces);
   const log = panel.steady && most >= LOG_SPAN * least;
   const unit = log ? `${panel.unit}, log scale` : panel.unit;
@@ -121,7 +124,7 @@ async function draw(plot) {
 }
 
 function redraw(plot, data, Plotly) {
-  const [traces, layout] = (plot.dataset.kind === "bars" ? bars : curves)(data, Number(plot.dataset.index), theme());
+  const [traces, layout] = (plot.dataset.kind === "bars" ? bars : curves)(data, Number(plot.dataset.index), theme(), plot.dataset.kind);
   plot.querySelector(".waiting")?.remove();
   plot.dataset.drawn = "yes";
   return Plotly.react(plot, traces, layout, {
@@ -132,12 +135,13 @@ function redraw(plot, data, Plotly) {
 async function legend() {
   const data = await pageData();
   const rows = allRows().filter(row => !row.hidden);
-  const shown = rows.slice(0, data.most);
-  document.getElementById("legend").replaceChildren(...shown.map(row => {
-    const heading = row.querySelector("th[scope=row]");
+  const [shown, drawn] = [rows.slice(0, data.mostBars), curvePlaces(data).length];
+  const named = new Map(shown.map(row => row.querySelector("th[scope=row]")).map(heading => [heading.innerHTML, heading]));
+  document.getElementById("legend").replaceChildren(...[...named.values()].map(heading => {
     return make("li", {}, ...[...heading.childNodes].map(node => node.cloneNode(true)));
   }));
-  const more = rows.length > shown.length ? ` Drawn are the first ${shown.length} of ${rows.length}: filter or sort to see others.` : "";
+  const title = rows[0]?.closest("tbody").querySelector(".workload th").textContent;
+  const more = rows.length > drawn ? ` Curves: ${drawn} of ${rows.length} configurations, of one workload (${title}): filter or sort to see others.` : "";
   document.getElementById("drawn").textContent = `The filter above chooses what is drawn. Drag to zoom, double-click to see all.${more}`;
 }
 

@@ -3,6 +3,7 @@
 ./compare.py                                             all results in ./output
 ./compare.py --results-dir h100 --results-dir mi300x     two folders side by side
 ./compare.py --results-dir before after --baseline before --fail-if-slower 3%
+./compare.py --panels throughput,step-time --dark        some of the panels, for a dark page
 """
 
 import argparse

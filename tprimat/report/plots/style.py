@@ -308,14 +308,6 @@ def thousands(axes: "Axes", *, vertical: bool = False, scale: float = 1) -> None
         axis.set_major_formatter(FuncFormatter(text))
 
 
-def nothing(axes: "Axes", text: str) -> None:
-    """Draw an empty panel with the reason."""
-    axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, style="italic", wrap=True)
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.grid(visible=False)
-
-
 def place_labels(
     axes: "Axes", points: Sequence[tuple[float, float, str]], size: float = 8, *, vertical: bool = False
 ) -> "list[Text]":

@@ -183,7 +183,7 @@ def test_curves_that_cover_each_other_are_said_to(tmp_path):
     with drawn(sheet_of(tmp_path)) as picture:
         (loss,), (memory,) = axes_titled(picture, "Training loss"), axes_titled(picture, "Peak memory in each")
         assert "all 3 curves coincide" in loss.get_xlabel()
-        assert "coincide: one; two" in memory.get_xlabel()
+        assert "all but three coincide" in memory.get_xlabel()
         (step,) = axes_titled(picture, "Step time")
         assert "coincide" not in step.get_xlabel()
 
@@ -212,6 +212,16 @@ def test_switches_and_versions_tell_apart_what_nothing_else_does(tmp_path):
     (headline,) = sheet_of(tmp_path).headline
     assert headline.startswith("with fused adam is fastest, 12.")
     assert headline.endswith("ahead of without fused adam")
+
+
+def test_folders_that_are_compared_are_named_as_the_user_wrote_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folders = [Path("before"), Path("after")]
+    for number, folder in enumerate(folders):
+        write(folder, f"r{number}", 4.0 + number, number)
+    measured = read_results(folders, MetricOptions(), {}).measured
+    (headline,) = comparison_sheet(compare_runs(measured, folders, "before", even_if_different=False)).headline
+    assert re.fullmatch(r"before is fastest, 2\d\.\d % \[2\d\.\d, 2\d\.\d\] ahead of after", headline)
 
 
 def test_a_failed_run_is_named_below_the_others(tmp_path):

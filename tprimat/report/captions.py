@@ -13,7 +13,7 @@ from tprimat.report.catalogue import MFU
 from tprimat.report.tables import plural
 
 MOST_LISTED = 3
-"""Values of a trait that a subtitle lists; more are counted."""
+"""Values of a trait that a subtitle lists, more are counted; and switches that a label names."""
 MOST_HEADLINES = 3
 """Workloads that a headline speaks of."""
 ENGINES = {"megatron": "Megatron", "nemo": "NeMo", "primus": "Primus"}
@@ -164,7 +164,8 @@ def _names(groups: Sequence[Group], sizes: Sequence[int]) -> dict[int, tuple[str
         lambda run: "timed by the framework" if run.clock == "framework" else "",
     ]
     rows = [
-        (place, str(group.kind[0]), *(words(group.run) for words in traits)) for place, group in zip(work, groups, strict=True)
+        (place, str(group.kind[0]).removesuffix(":"), *(words(group.run) for words in traits))
+        for place, group in zip(work, groups, strict=True)
     ]
     shown = _columns_that_distinguish(rows, range(1, len(traits) + 2), fixed=1)
     alike = [tuple(row[i] for i in (0, *shown)) for row in rows]
@@ -210,10 +211,10 @@ def _details(groups: Sequence[Group], alike: Sequence[tuple[object, ...]]) -> li
 
 
 def _switches(groups: Sequence[Group]) -> list[list[str]]:
-    """Return the switches of the engine that differ, in words: 'fused adam off'."""
+    """Return the switches of the engine that differ, in words: 'without fused adam'; of many only the first."""
     keys = sorted({key for group in groups for key in group.run.engine_options})
     differing = [key for key in keys if len({repr(group.run.engine_options.get(key)) for group in groups}) > 1]
-    return [[_switch(key, group.run.engine_options.get(key)) for key in differing] for group in groups]
+    return [[_switch(key, group.run.engine_options.get(key)) for key in differing[:MOST_LISTED]] for group in groups]
 
 
 def _switch(key: str, value: object) -> str:

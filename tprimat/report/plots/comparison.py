@@ -23,7 +23,6 @@ from tprimat.report.plots.style import (
     bars,
     looks_of,
     rows_height,
-    text_width,
     thousands,
     wrapped,
 )
@@ -46,6 +45,8 @@ LOG_SPAN = 5
 """Ratio of largest to smallest from which a log axis shows two of its ticks at 1, 2, 5, 10, ... for sure; also in plots.js."""
 SMALLEST_PLAIN = 0.01
 """Numbers below are written as multiples of a power of ten, which the axis names."""
+MOST_LINES = 3
+"""Of notes that name the curves that coincide; more of them are counted."""
 COINCIDE = 0.01
 """Share of an axis below which two curves cover each other: about the width of a line."""
 
@@ -376,7 +377,10 @@ def _coinciding(axes: "Axes", series: Sequence[Series], curve: Curve, inches: fl
     several = [bundle for bundle in bundles if len(bundle) > 1]
     if several and len(several[0]) == len(firsts):
         return ["both curves coincide" if len(firsts) == 2 else f"all {len(firsts)} curves coincide"]
+    if several and len(several[0]) == len(firsts) - 1:
+        (apart,) = firsts.keys() - set(several[0])
+        return [f"all but {apart} coincide"]
     named = [f"coincide: {'; '.join(bundle)}" for bundle in several]
-    if all(text_width(note, SMALL) < 0.8 * inches for note in named):
+    if sum(len(wrapped(note, 0.8 * inches, SMALL)) for note in named) <= MOST_LINES:
         return named
     return [f"coincide: {' and '.join(str(len(bundle)) for bundle in several)} of {len(firsts)} curves"]

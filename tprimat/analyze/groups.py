@@ -116,13 +116,19 @@ def machine_name(run: RunRecord) -> str:
     return f"{ranks(run)} ({name})" if run.machine.platform == "cpu" else f"{run.machine.gpus or 'unknown'} x {name}"
 
 
+def engine_words(run: RunRecord) -> str:
+    """Return the engine, and Transformer Engine where the running model was seen to have its layers."""
+    seen = run.evidence is not None and run.evidence.transformer_engine
+    return f"{run.engine} with Transformer Engine" if seen else run.engine
+
+
 TRAITS: Mapping[str, Trait] = {
     "model": lambda run: run.model if run.size == "full" else f"{run.model} {run.size}",
     "accelerator": accelerator_name,
     "GPUs": lambda run: ranks(run) or "GPUs unknown",
     "strategy": lambda run: run.strategy or "strategy unknown",
     "layout": layout,
-    "engine": lambda run: run.engine,
+    "engine": engine_words,
     "dtype": lambda run: run.matmul_dtype or "dtype unknown",
     "batch": lambda run: f"GBS {run.global_batch_sequences} MBS {run.micro_batch_sequences}",
     "tokens": lambda run: f"{tokens_per_step(run) or 'unknown'} tokens a step",

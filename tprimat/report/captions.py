@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tprimat import units
 from tprimat.analyze.compare import Ranking, rankings, throughput
-from tprimat.analyze.groups import Group, Measured, accelerator_name, layout, machine_name, ranks, tokens_per_step
+from tprimat.analyze.groups import Group, Measured, accelerator_name, engine_words, layout, machine_name, ranks, tokens_per_step
 from tprimat.records.schema import RunRecord
 from tprimat.report.catalogue import MFU
 from tprimat.report.tables import plural
@@ -85,8 +85,8 @@ def _micro_batch(run: RunRecord) -> str:
 
 
 def engine_name(run: RunRecord) -> str:
-    """Return the engine as its makers spell it."""
-    return ENGINES.get(run.engine, run.engine)
+    """Return the engine as its makers spell it, and Transformer Engine where its layers were seen in the running model."""
+    return engine_words(run).replace(run.engine, ENGINES.get(run.engine, run.engine), 1)
 
 
 def _strategy(run: RunRecord) -> str:

@@ -56,10 +56,10 @@ def implementations(kind: str, group: dist.ProcessGroup) -> dict[str, Implementa
         }
     scatter = torch.ops.symm_mem.fused_matmul_reduce_scatter
     return {
-        "nccl": lambda rows, matrix: plain.scatter_behind(rows, matrix).finish(),
+        "nccl": lambda rows, matrix: plain.start_reduce_scatter(rows, matrix).finish(),
         "torch": lambda rows, matrix: scatter(rows, matrix, "sum", 0, name),
-        "ours": ours.multiply_and_scatter,
-        "ours, behind": lambda rows, matrix: ours.scatter_behind(rows, matrix).finish(),
+        "ours": ours.multiply_and_reduce_scatter,
+        "ours, behind": lambda rows, matrix: ours.start_reduce_scatter(rows, matrix).finish(),
     }
 
 

@@ -5,8 +5,8 @@ import torch
 
 from tprimat.megatron import fp8
 from tprimat.megatron.evidence import layers_matmul_dtype
-from tprimat.megatron.fp8 import Fp8Kernels
-from tprimat.megatron.linear import NativeKernels
+from tprimat.megatron.fp8 import Fp8Products
+from tprimat.megatron.linear import NativeProducts
 
 
 def relative_error(got, wanted):
@@ -26,7 +26,7 @@ def test_the_three_products_are_bf16s_to_the_rounding_of_8_bits(operands, with_b
     rows, weight, gradient = operands
     bias = torch.randn(48).bfloat16() if with_bias else None
     results = []
-    for kernels in (NativeKernels(), Fp8Kernels()):
+    for kernels in (NativeProducts(), Fp8Products()):
         out, kept = kernels.forward(rows, weight, bias)
         prepared = kernels.prepare(gradient)
         total = torch.full((48, 32), 1e-5)
@@ -38,7 +38,7 @@ def test_the_three_products_are_bf16s_to_the_rounding_of_8_bits(operands, with_b
 
 def test_a_weight_is_converted_once_in_a_step_and_anew_in_the_next(operands):
     rows, weight, _ = operands
-    kernels = Fp8Kernels()
+    kernels = Fp8Products()
     fp8.next_step()
     first, _ = kernels.forward(rows, weight, None)
     weight.mul_(-1)
@@ -51,11 +51,11 @@ def test_a_weight_is_converted_once_in_a_step_and_anew_in_the_next(operands):
 
 def test_a_run_says_fp8_once_every_layer_has_multiplied_in_it_and_nothing_before(operands):
     rows, weight, _ = operands
-    first, second = Fp8Kernels(), Fp8Kernels()
+    first, second = Fp8Products(), Fp8Products()
     assert layers_matmul_dtype([first, second], torch.bfloat16) is None
     first.forward(rows, weight, None)
     assert layers_matmul_dtype([first, second], torch.bfloat16) == "bf16"
     second.forward(rows, weight, None)
     assert layers_matmul_dtype([first, second], torch.bfloat16) == "fp8"
-    assert layers_matmul_dtype([first, NativeKernels()], torch.bfloat16) == "bf16"
-    assert layers_matmul_dtype([NativeKernels()], torch.bfloat16) == "bf16"
+    assert layers_matmul_dtype([first, NativeProducts()], torch.bfloat16) == "bf16"
+    assert layers_matmul_dtype([NativeProducts()], torch.bfloat16) == "bf16"

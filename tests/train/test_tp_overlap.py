@@ -57,9 +57,9 @@ def run(machine, exchange, steps, rank):
             if kind == "gather":
                 results.append(exchange.gather_and_multiply(left, right))
             elif kind == "scatter":
-                results.append((exchange.multiply_and_scatter(left, right),))
+                results.append((exchange.multiply_and_reduce_scatter(left, right),))
             else:
-                coming = exchange.scatter_behind(left, right)
+                coming = exchange.start_reduce_scatter(left, right)
                 _ = torch.mm(left, right)
                 results.append((coming.finish(),))
                 del coming

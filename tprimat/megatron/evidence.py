@@ -10,9 +10,9 @@ from torch.nn import Parameter
 
 from tprimat.megatron import transformer_engine
 from tprimat.megatron.compat import compiled_graphs
-from tprimat.megatron.fp8 import Fp8Kernels
+from tprimat.megatron.fp8 import Fp8Products
 from tprimat.megatron.layers import SDPACoreAttention
-from tprimat.megatron.linear import ChosenKernels, Kernels
+from tprimat.megatron.linear import ChosenProducts, LinearProducts
 from tprimat.megatron.module import MegatronModule
 from tprimat.records.schema import Evidence
 
@@ -90,17 +90,17 @@ def _matmul_dtype(module: MegatronModule, weights: torch.dtype) -> str | None:
     return layers_matmul_dtype(_kernels(module), weights)
 
 
-def _kernels(module: MegatronModule) -> list[Kernels]:
+def _kernels(module: MegatronModule) -> list[LinearProducts]:
     parts = (part for chunk in module.chunks for part in chunk.modules())
-    return [part.tp_context.kernels for part in parts if isinstance(part, ChosenKernels)]
+    return [part.tp_context.products for part in parts if isinstance(part, ChosenProducts)]
 
 
-def layers_matmul_dtype(kernels: Sequence[Kernels], weights: torch.dtype) -> str | None:
+def layers_matmul_dtype(kernels: Sequence[LinearProducts], weights: torch.dtype) -> str | None:
     """Return the dtype of the layers' products; None for fp8 kernels that have not run yet, before the first step.
 
     fp8 only if every linear layer has multiplied in it; the output layer and attention never do.
     """
-    products = [kernel.products if isinstance(kernel, Fp8Kernels) else None for kernel in kernels]
+    products = [kernel.products if isinstance(kernel, Fp8Products) else None for kernel in kernels]
     if products and all(products):
         return "fp8"
     return None if products and all(number == 0 for number in products) else matmul_dtype(weights)

@@ -107,7 +107,7 @@ def multiplies_fp8(device: torch.device) -> bool:
     return torch.allclose(product.float(), a.float() @ b.float().t(), atol=2.0)
 
 
-class Fp8Kernels:
+class Fp8Products:
     """The products of one weight."""
 
     def __init__(self) -> None:

@@ -16,8 +16,8 @@ rows first and a row-parallel one scatters the sum of its outputs, and the backw
     row-parallel      multiply, scatter the sum     gather dY, multiply
 
 What is done: Megatron-Core's modules multiply in the weight's dtype, gather X once more in the backward pass, and wait for each
-exchange of the forward pass. These keep the gathered X (memory for speed), take the products through `Kernels` (bf16, or fp8 from
-fp8.py), add wgrad to Megatron's fp32 buffer (wgrad.py), and can overlap exchanges with products (tp_overlap.py).
+exchange of the forward pass. These keep the gathered X (memory for speed), take the products through `LinearProducts` (bf16, or
+fp8 from fp8.py), add wgrad to Megatron's fp32 buffer (wgrad.py), and can overlap exchanges with products (tp_overlap.py).
 
 Why it is right: each product is computed once, with the same operands as in Megatron-Core's modules. A column-parallel layer
 starts the exchange of dX before it computes dW, which does not need it, and waits for it at the end.
@@ -34,10 +34,10 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from tprimat.megatron.tp_overlap import TensorParallelExchange, exchange_of
-from tprimat.megatron.wgrad import accumulate_wgrad, takes_first_gradient
+from tprimat.megatron.wgrad import accumulate_wgrad, claim_first_gradient
 
 
-class Kernels(Protocol):
+class LinearProducts(Protocol):
     """The three products of one weight. All rows are matrices, shape (n, in) or (n, out)."""
 
     def forward(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -57,11 +57,11 @@ class Kernels(Protocol):
         ...
 
 
-class NativeKernels:
+class NativeProducts:
     """Products in the dtype of the weight."""
 
     def forward(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """See Kernels."""
+        """See LinearProducts."""
         return F.linear(rows, weight, bias), (rows,)
 
     def prepare(self, gradient: Tensor) -> tuple[Tensor, ...]:
@@ -69,11 +69,11 @@ class NativeKernels:
         return (gradient,)
 
     def dgrad(self, prepared: tuple[Tensor, ...], weight: Tensor) -> Tensor:
-        """See Kernels."""
+        """See LinearProducts."""
         return prepared[0] @ weight
 
     def wgrad(self, total: Tensor, prepared: tuple[Tensor, ...], kept: tuple[Tensor, ...], *, overwrite: bool) -> None:
-        """See Kernels."""
+        """See LinearProducts."""
         accumulate_wgrad(total, prepared[0], kept[0], overwrite=overwrite)
 
 
@@ -89,7 +89,7 @@ class TensorParallelContext:
     """Overlaps exchanges with products; None: a collective before or after each product."""
     fused_wgrad: bool
     """Whether weight gradients go straight into the fp32 buffer."""
-    kernels: Kernels
+    products: LinearProducts
 
     def gathered(self, rows: Tensor) -> Tensor:
         """Return all ranks' rows, shape (ranks x n, ...)."""
@@ -97,7 +97,7 @@ class TensorParallelContext:
         dist.all_gather_into_tensor(out, rows.contiguous(), group=self.group)
         return out
 
-    def scattered(self, rows: Tensor, *, asynchronous: bool = False) -> tuple[Tensor, dist.Work | None]:
+    def reduce_scattered(self, rows: Tensor, *, asynchronous: bool = False) -> tuple[Tensor, dist.Work | None]:
         """Return this rank's rows of the sum over ranks, shape (n / ranks, ...)."""
         out = rows.new_empty((rows.shape[0] // self.ranks, *rows.shape[1:]))
         return out, dist.reduce_scatter_tensor(out, rows.contiguous(), group=self.group, async_op=asynchronous)
@@ -107,11 +107,11 @@ def _wgrad(weight: Parameter, tp: TensorParallelContext, prepared: tuple[Tensor,
     """Add wgrad to the fp32 buffer, if Megatron has one, and return an empty tensor for autograd; otherwise return wgrad."""
     total = getattr(weight, "main_grad", None)
     if tp.fused_wgrad and total is not None:
-        tp.kernels.wgrad(total, prepared, kept, overwrite=takes_first_gradient(weight))
+        tp.products.wgrad(total, prepared, kept, overwrite=claim_first_gradient(weight))
         weight.grad_added_to_main_grad = True  # type: ignore[attr-defined]
         return torch.empty_like(weight)
     fresh = torch.empty(weight.shape, dtype=torch.float32, device=weight.device)
-    tp.kernels.wgrad(fresh, prepared, kept, overwrite=True)
+    tp.products.wgrad(fresh, prepared, kept, overwrite=True)
     return fresh.to(weight.dtype)
 
 
@@ -136,7 +136,7 @@ class ColumnParallelMatmul(torch.autograd.Function):
             out = (product if bias is None else product + bias).view(-1, rows.shape[1], weight.shape[0])
         else:
             full = tp.gathered(rows) if tp.sequence_parallel else rows
-            product, flat = tp.kernels.forward(full.flatten(0, 1), weight, bias)
+            product, flat = tp.products.forward(full.flatten(0, 1), weight, bias)
             out = product.view(*full.shape[:2], -1)
         ctx.save_for_backward(weight, *flat)
         return out
@@ -145,17 +145,17 @@ class ColumnParallelMatmul(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Compute dgrad, and sum it over ranks while wgrad is computed."""
         weight, *kept = ctx.saved_tensors
-        tp, kernels, work = ctx.tp, ctx.tp.kernels, None
+        tp, products, work = ctx.tp, ctx.tp.products, None
         flat = gradient.flatten(0, 1)
         bias = flat.sum(dim=0) if ctx.has_bias else None
-        prepared = kernels.prepare(flat)
+        prepared = products.prepare(flat)
         if tp.exchange:
-            scattered = tp.exchange.scatter_behind(flat, weight)
+            reduce_scattered = tp.exchange.start_reduce_scatter(flat, weight)
             weight_grad = _wgrad(weight, tp, prepared, tuple(kept))
-            return scattered.finish().view(-1, *gradient.shape[1:-1], weight.shape[1]), weight_grad, bias, None
-        rows = kernels.dgrad(prepared, weight).view(*gradient.shape[:2], -1)
+            return reduce_scattered.finish().view(-1, *gradient.shape[1:-1], weight.shape[1]), weight_grad, bias, None
+        rows = products.dgrad(prepared, weight).view(*gradient.shape[:2], -1)
         if tp.sequence_parallel:
-            rows, work = tp.scattered(rows, asynchronous=True)
+            rows, work = tp.reduce_scattered(rows, asynchronous=True)
         elif tp.ranks > 1:
             work = dist.all_reduce(rows, group=tp.group, async_op=True)
         weight_grad = _wgrad(weight, tp, prepared, tuple(kept))
@@ -174,12 +174,12 @@ class RowParallelMatmul(torch.autograd.Function):
         flat = rows.flatten(0, 1)
         if tp.exchange:
             ctx.save_for_backward(weight, flat)
-            return tp.exchange.multiply_and_scatter(flat, weight.t()).view(-1, rows.shape[1], weight.shape[0])
-        product, kept = tp.kernels.forward(flat, weight, None)
+            return tp.exchange.multiply_and_reduce_scatter(flat, weight.t()).view(-1, rows.shape[1], weight.shape[0])
+        product, kept = tp.products.forward(flat, weight, None)
         ctx.save_for_backward(weight, *kept)
         out = product.view(*rows.shape[:2], -1)
         if tp.sequence_parallel:
-            return tp.scattered(out)[0]
+            return tp.reduce_scattered(out)[0]
         if tp.ranks > 1:
             dist.all_reduce(out, group=tp.group)
         return out
@@ -188,22 +188,22 @@ class RowParallelMatmul(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Gather the gradient under sequence parallelism, then compute dgrad and wgrad."""
         weight, *kept = ctx.saved_tensors
-        tp, kernels = ctx.tp, ctx.tp.kernels
+        tp, products = ctx.tp, ctx.tp.products
         if tp.exchange:
             full, flat = tp.exchange.gather_and_multiply(gradient.contiguous().flatten(0, 1), weight)
             rows = flat.view(-1, gradient.shape[1], weight.shape[1])
             prepared: tuple[Tensor, ...] = (full,)
         else:
             gradient = tp.gathered(gradient) if tp.sequence_parallel else gradient
-            prepared = kernels.prepare(gradient.flatten(0, 1))
-            rows = kernels.dgrad(prepared, weight).view(*gradient.shape[:2], -1)
+            prepared = products.prepare(gradient.flatten(0, 1))
+            rows = products.dgrad(prepared, weight).view(*gradient.shape[:2], -1)
         return rows, _wgrad(weight, tp, prepared, tuple(kept)), None
 
 
-class ChosenKernels:
-    """What both linear modules add to Megatron's: their kernels, and how their tensor ranks exchange."""
+class ChosenProducts:
+    """What both linear modules add to Megatron's: their products, and how their tensor ranks exchange."""
 
-    kernel_type: type[Kernels] = NativeKernels
+    products_type: type[LinearProducts] = NativeProducts
     overlapped = False
     weight: Parameter
 
@@ -217,7 +217,7 @@ class ChosenKernels:
         return self.weight if self.tp_context.fused_wgrad else None
 
 
-class ColumnLinear(ChosenKernels, ColumnParallelLinear):  # type: ignore[misc]
+class ColumnLinear(ChosenProducts, ColumnParallelLinear):  # type: ignore[misc]
     """Megatron's ColumnParallelLinear with these products."""
 
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -227,7 +227,7 @@ class ColumnLinear(ChosenKernels, ColumnParallelLinear):  # type: ignore[misc]
         return out, self.bias if self.skip_bias_add else None
 
 
-class RowLinear(ChosenKernels, RowParallelLinear):  # type: ignore[misc]
+class RowLinear(ChosenProducts, RowParallelLinear):  # type: ignore[misc]
     """Megatron's RowParallelLinear with these products."""
 
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -247,11 +247,11 @@ def _context_of(module: Any) -> TensorParallelContext:
         sequence_parallel=sequence_parallel,
         exchange=exchange_of(module.tp_group) if module.overlapped and sequence_parallel else None,
         fused_wgrad=module.gradient_accumulation_fusion,
-        kernels=module.kernel_type(),
+        products=module.products_type(),
     )
 
 
-def linear_types(kernels: type[Kernels], *, overlapped: bool) -> tuple[type[ColumnLinear], type[RowLinear]]:
-    """Return both modules for a spec, with these kernels, overlapped or not."""
-    choices = {"kernel_type": kernels, "overlapped": overlapped}
+def linear_types(products: type[LinearProducts], *, overlapped: bool) -> tuple[type[ColumnLinear], type[RowLinear]]:
+    """Return both modules for a spec, with these products, overlapped or not."""
+    choices = {"products_type": products, "overlapped": overlapped}
     return type("ColumnLinear", (ColumnLinear,), choices), type("RowLinear", (RowLinear,), choices)

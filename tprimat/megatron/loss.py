@@ -25,7 +25,7 @@ from torch.nn import Parameter
 
 from tprimat.megatron import compat
 from tprimat.megatron.compat import compiled
-from tprimat.megatron.wgrad import accumulate_wgrad, takes_first_gradient
+from tprimat.megatron.wgrad import accumulate_wgrad, claim_first_gradient
 
 CHUNK_TOKENS = 2048
 """Enough rows for a matrix product at full speed, and few enough that their logits are small."""
@@ -121,7 +121,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             weight_grad, factor = weight.main_grad, 1 / (tokens * micro_batches)  # type: ignore[attr-defined]
         else:
             weight_grad, factor = torch.empty(weight.shape, dtype=torch.float32, device=weight.device), 1.0
-        overwrite = takes_first_gradient(weight) if micro_batches else True
+        overwrite = claim_first_gradient(weight) if micro_batches else True
         for start in range(0, tokens, CHUNK_TOKENS):
             rows = slice(start, start + CHUNK_TOKENS)
             logits = hidden[rows] @ weight.t()

@@ -19,9 +19,9 @@ from tprimat.facts.flops import attention_matrices, feed_forward_matrices
 from tprimat.facts.models import ModelShape, RopeScaling, padded_vocabulary
 from tprimat.megatron import transformer_engine
 from tprimat.megatron.attention import Rotation
-from tprimat.megatron.fp8 import Fp8Kernels
+from tprimat.megatron.fp8 import Fp8Products
 from tprimat.megatron.layers import block_spec, defer_residual_add
-from tprimat.megatron.linear import ColumnLinear, NativeKernels, RowLinear, linear_types
+from tprimat.megatron.linear import ColumnLinear, NativeProducts, RowLinear, linear_types
 from tprimat.megatron.loss import ChunkedLossModel
 from tprimat.megatron.options import ResolvedOptions
 from tprimat.megatron.wgrad import use_accumulating_embedding
@@ -191,8 +191,8 @@ def _build_chunk(plan: RunPlan, config: TransformerConfig, options: ResolvedOpti
 
 
 def _linear(plan: RunPlan, options: ResolvedOptions) -> tuple[type[ColumnLinear], type[RowLinear]]:
-    kernels = Fp8Kernels if plan.precision == "fp8" else NativeKernels
-    return linear_types(kernels, overlapped=options.overlap_tensor_parallel)
+    products = Fp8Products if plan.precision == "fp8" else NativeProducts
+    return linear_types(products, overlapped=options.overlap_tensor_parallel)
 
 
 def _rotary(shape: ModelShape, config: TransformerConfig) -> Callable[[int], Rotation]:

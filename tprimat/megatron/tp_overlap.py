@@ -6,8 +6,8 @@ and a part of a sum can travel as soon as it is computed.
 
 What is done, with `ranks` pieces:
 - gather_and_multiply: multiply this rank's rows while the next rank's rows are copied, and so on around the ring.
-- multiply_and_scatter: compute the piece that another rank needs, and let it copy that piece while the next is multiplied.
-- scatter_behind: compute one whole product, whose parts then travel while the caller does something else (wgrad).
+- multiply_and_reduce_scatter: compute the piece that another rank needs, and let it copy that piece while the next is multiplied.
+- start_reduce_scatter: compute one whole product, whose parts then travel while the caller does something else (wgrad).
 Copies between GPUs use the copy engines, and so take nothing from the matrix units. torch has such operators, too
 (torch.ops.symm_mem.fused_*), with three barriers for a gathered product, in the streams that multiply. Here each rank writes to
 one half of a workspace while the others may still read the other half, so that one barrier a piece is enough, and it runs in a
@@ -59,7 +59,7 @@ class PendingSum(Protocol):
 
 
 class TensorParallelExchange(Protocol):
-    """Gathered and scattered products over the ranks of a group, which must all call them in the same order."""
+    """Gathered and reduce-scattered products over the ranks of a group, which must all call them in the same order."""
 
     def gather_and_multiply(self, shard: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
         """Return all ranks' rows, and their product with a matrix.
@@ -73,7 +73,7 @@ class TensorParallelExchange(Protocol):
         """
         ...
 
-    def multiply_and_scatter(self, rows: Tensor, matrix: Tensor) -> Tensor:
+    def multiply_and_reduce_scatter(self, rows: Tensor, matrix: Tensor) -> Tensor:
         """Return this rank's rows of the sum over ranks of rows @ matrix.
 
         Args:
@@ -85,7 +85,7 @@ class TensorParallelExchange(Protocol):
         """
         ...
 
-    def scatter_behind(self, rows: Tensor, matrix: Tensor) -> PendingSum:
+    def start_reduce_scatter(self, rows: Tensor, matrix: Tensor) -> PendingSum:
         """Begin the same; its parts travel while the caller goes on."""
         ...
 
@@ -108,11 +108,11 @@ class CollectiveExchange:
         dist.all_gather_into_tensor(full, shard, group=self.group)
         return full, full @ matrix
 
-    def multiply_and_scatter(self, rows: Tensor, matrix: Tensor) -> Tensor:
+    def multiply_and_reduce_scatter(self, rows: Tensor, matrix: Tensor) -> Tensor:
         """See TensorParallelExchange."""
-        return self.scatter_behind(rows, matrix).finish()
+        return self.start_reduce_scatter(rows, matrix).finish()
 
-    def scatter_behind(self, rows: Tensor, matrix: Tensor) -> "CollectiveSum":
+    def start_reduce_scatter(self, rows: Tensor, matrix: Tensor) -> "CollectiveSum":
         """See TensorParallelExchange."""
         product = rows @ matrix
         out = product.new_empty((product.shape[0] // self.group.size(), product.shape[1]))
@@ -190,7 +190,7 @@ class SharedMemoryExchange:
         main.wait_stream(self.side)
         return full, out
 
-    def multiply_and_scatter(self, rows: Tensor, matrix: Tensor) -> Tensor:
+    def multiply_and_reduce_scatter(self, rows: Tensor, matrix: Tensor) -> Tensor:
         """See TensorParallelExchange; a piece travels while the next is multiplied."""
         workspace, shared, received = self._scattering(rows, matrix)
         pieces = rows.chunk(self.ranks)
@@ -205,7 +205,7 @@ class SharedMemoryExchange:
         own = torch.mm(pieces[self.rank], matrix)
         return SharedMemorySum(own, received, self.side).finish()
 
-    def scatter_behind(self, rows: Tensor, matrix: Tensor) -> "SharedMemorySum":
+    def start_reduce_scatter(self, rows: Tensor, matrix: Tensor) -> "SharedMemorySum":
         """See TensorParallelExchange; one product."""
         workspace, shared, received = self._scattering(rows, matrix)
         torch.mm(rows, matrix, out=shared[self.rank].flatten(0, 1))

@@ -64,11 +64,11 @@ def accumulates_on(device: torch.device) -> bool:
 # From step to step: which gradients begin anew.
 
 
-def takes_first_gradient(weight: Parameter) -> bool:
+def claim_first_gradient(weight: Parameter) -> bool:
     """Whether the coming gradient is the first since `begin_step`, and so overwrites. Ask once for each gradient."""
-    first: bool = getattr(weight, "gradient_is_old", False)
+    first: bool = getattr(weight, "next_gradient_overwrites", False)
     if first:
-        weight.gradient_is_old = False  # type: ignore[attr-defined]
+        weight.next_gradient_overwrites = False  # type: ignore[attr-defined]
     return first
 
 
@@ -89,7 +89,7 @@ def begin_step(chunk: DistributedDataParallel, overwritten: Sequence[Parameter])
         overwritten: weights whose first gradient of a step overwrites, and which all get one.
     """
     for weight in overwritten:
-        weight.gradient_is_old = True  # type: ignore[attr-defined]
+        weight.next_gradient_overwrites = True  # type: ignore[attr-defined]
     compat.zero_grad_buffer_except(chunk, set(overwritten))
 
 
@@ -99,7 +99,7 @@ def check_all_received(overwritten: Sequence[Parameter]) -> None:
     Raises:
         RuntimeError: one of the weights got none.
     """
-    if any(getattr(weight, "gradient_is_old", False) for weight in overwritten):
+    if any(getattr(weight, "next_gradient_overwrites", False) for weight in overwritten):
         raise RuntimeError("A weight got no gradient in this step; run with engine_options.accumulate_weight_gradients: false.")
 
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PRIMUS_LOG = ROOT / "tests" / "logs" / "primus_core_head.log"
 OTHER_LINE = "[20260822 07:39:10][rank-3/8][INFO ] [--module_utils.py:227] : some words about a bucket of parameters and a rank\n"
 CHILD = (
-    "import os, re, sys; from tprimat.cli.extract import main; status = main(sys.argv[1:]); "
+    "import os, re, sys; from tprimat.cli.main import start; status = start('extract', 'extract', sys.argv[1:]); "
     "peak = re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read())[1]; "
     "print('cost', status, peak, os.times().user + os.times().system)"
 )

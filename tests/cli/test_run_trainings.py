@@ -1,6 +1,6 @@
 """./benchmark.py with real training on a CPU: what a run leaves behind, however it ends.
 
-Training starts eight times in this file; everything that needs no rank stands in test_benchmark_door.py.
+Training starts eight times in this file; everything that needs no rank stands in test_run_command.py.
 """
 
 import json
@@ -90,7 +90,7 @@ def repeated(tmp_path_factory):
     first = end_of(start("--model", "llama", "--runs", "2", "--steps", "2", *SHORT, "--output-dir", folder, "--json"))
     kept = {run.path.name: run.run_file.read_bytes() for run in runs_in(folder)}
     environment = {"PARALLEL": "balanced", "OUTPUT_DIR": str(folder)}
-    second = end_of(start("--steps", "2", *SHORT, "--gpus", "4", script="pretrain_qwen.py", environment=environment))
+    second = end_of(start("--steps", "2", *SHORT, "--gpus", "2", script="pretrain_qwen.py", environment=environment))
     return folder, first, kept, second
 
 
@@ -128,7 +128,7 @@ def test_a_training_script_started_directly_takes_strategy_and_folder_from_the_e
     folder, _, _, (_, out, err) = repeated
     (run,) = runs_in(folder, "qwen")
     assert run.read_run().strategy == "balanced"
-    assert "Parallelism: TP=2, PP=2, DP=1, GradAccum=2\n" in err
+    assert "Parallelism: TP=2, PP=1, DP=1, GradAccum=2\n" in err
     assert "qwen · balanced" in out
 
 
@@ -139,7 +139,7 @@ def test_every_file_that_a_run_wrote_is_what_its_schema_says(repeated):
 
 def test_the_log_begins_with_the_strategy_and_its_layout(repeated):
     folder, _, _, _ = repeated
-    for name, layout in (("llama", "TP=1, PP=1, DP=1"), ("qwen", "TP=2, PP=2, DP=1")):
+    for name, layout in (("llama", "TP=1, PP=1, DP=1"), ("qwen", "TP=2, PP=1, DP=1")):
         lines = (folder / f"training_{name}.log").read_text().splitlines()
         assert lines[0].startswith("Using parallelism strategy: ")
         assert lines[1] == f"Parallelism: {layout}, GradAccum=2"

@@ -7,12 +7,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import run_command
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "tests" / "runs"
 
 
 def compare_all(folder, *arguments):
+    return run_command("compare_all_configs.sh", *arguments, cwd=folder)
+
+
+def compare_all_as_a_process(folder, *arguments):
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     command = [ROOT / "compare_all_configs.sh", *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
@@ -26,7 +31,7 @@ def sweep(tmp_path):
 
 
 def test_each_folder_gets_its_picture_and_the_summary_comes_from_the_records(sweep):
-    done = compare_all(sweep)
+    done = compare_all_as_a_process(sweep)
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in (sweep / "all_outputs").iterdir()) == ["compare-00.png", "compare-01.png"]
     table = done.stdout.partition("configurations\n")[2].splitlines()

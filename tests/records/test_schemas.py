@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import jsonschema
@@ -16,6 +17,7 @@ KINDS = ("benchmark", "plan", "probe", "run", "step", "telemetry", "trial")
 RUNS = sorted((ROOT / "tests" / "runs").glob("*/runs/*"))
 
 
+@cache
 def validator(kind):
     document = json.loads((ROOT / "schemas" / f"{kind}.schema.json").read_text())
     jsonschema.Draft202012Validator.check_schema(document)

@@ -14,6 +14,7 @@ from unittest import mock
 from tprimat.cli.main import start
 
 ROOT = Path(__file__).parent.parent
+FAKE_PACKAGES = Path(__file__).parent / "fake_packages"
 SCRIPTS = {
     "benchmark.py": "run",
     "compare.py": "compare",
@@ -55,6 +56,17 @@ def run_command(program, *arguments, cwd=None, environment=None):
         finally:
             os.chdir(before)
     return subprocess.CompletedProcess([prog, *words], status, out.getvalue(), err.getvalue())
+
+
+@contextlib.contextmanager
+def fake_nvml():
+    """Import tests/fake_packages/pynvml.py instead of pynvml: $FAKE_GPUS says which GPUs there are, and without it none."""
+    real = sys.modules.pop("pynvml", None)
+    with mock.patch.object(sys, "path", [str(FAKE_PACKAGES), *sys.path]):
+        yield
+    sys.modules.pop("pynvml", None)
+    if real is not None:
+        sys.modules["pynvml"] = real
 
 
 def run_script(script, *arguments, cwd=None, environment=None):

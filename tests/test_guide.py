@@ -23,8 +23,9 @@ def test_every_table_of_the_guide_is_what_its_command_prints():
 
 def test_an_edited_table_is_found_and_restored(tmp_path):
     page = tmp_path / "page.md"
-    block = re.search(r"<!-- from: [^>]*throughput_scaling.csv -->.*?<!-- end -->", GUIDE.read_text(), flags=re.DOTALL)[0]
-    page.write_text(block.replace("34,086", "35,000"))
+    block = re.search(r"<!-- from: [^>]*tprimat models [^>]*-->.*?<!-- end -->", GUIDE.read_text(), flags=re.DOTALL)[0]
+    page.write_text(edited := re.sub(r"\d,\d{3},", "5,432,", block, count=1))
+    assert edited != block
     assert tables(page, "--check").returncode == 1
     assert tables(page).returncode == 0
     assert page.read_text() == block

@@ -5,6 +5,7 @@ import sys
 import time
 from pathlib import Path
 
+from benchmarks.finetune_qwen3.__main__ import main
 from tprimat.records.discover import load_results
 
 
@@ -51,14 +52,13 @@ def test_a_call_that_was_killed_is_continued_and_a_refusal_is_a_record(tmp_path)
     assert "torchtune was not run: torchtune is not installed." in text
 
 
-def test_a_training_that_does_not_exist_cannot_be_skipped(tmp_path):
-    done = finetune("--output", tmp_path, "--skip", "embeded")
-    assert done.returncode == 2
-    assert "no training 'embeded'" in done.stderr
+def test_a_training_that_does_not_exist_cannot_be_skipped(tmp_path, capsys):
+    assert main(["--output", str(tmp_path), "--skip", "embeded"]) == 2
+    assert "no training 'embeded'" in capsys.readouterr().err
 
 
 def test_a_page_without_records_says_so(tmp_path):
-    assert finetune("--output", tmp_path, "--page-only").returncode == 0
+    assert main(["--output", str(tmp_path), "--page-only"]) == 0
     text = (tmp_path / "finetune_qwen3.md").read_text()
     assert text.startswith("# Training Qwen3 8B\n")
     assert "Not measured yet." in text

@@ -70,7 +70,7 @@ def test_a_collective_of_one_rank_is_refused(tmp_path):
 
 
 def test_a_spent_time_budget_leaves_the_rest_for_a_resumed_run(tmp_path):
-    done = probe("memory,mlp", "--output", tmp_path, "--time-budget", 0)
+    done = run_command("probe", "memory,mlp", "--output", tmp_path, "--time-budget", 0)
     assert done.returncode == 0
     assert "3 cases are left" in done.stderr
     assert probe("memory,mlp", "--output", tmp_path, "--resume").returncode == 0

@@ -1,6 +1,6 @@
 """./benchmark.py with real training on a CPU: what a run leaves behind, however it ends.
 
-Training starts eight times in this file; everything that needs no rank stands in test_run_command.py.
+Training starts seven times in this file; everything that needs no rank stands in test_run_command.py.
 """
 
 import json
@@ -85,12 +85,12 @@ def check_against_the_schemas(folder):
 
 @pytest.fixture(scope="module")
 def repeated(tmp_path_factory):
-    """Two runs in one call, and then a third, through another script, into the same folder."""
+    """Two runs in one call, and then a third of one step, through another script, into the same folder."""
     folder = tmp_path_factory.mktemp("repeated")
     first = end_of(start("--model", "llama", "--runs", "2", "--steps", "2", *SHORT, "--output-dir", folder, "--json"))
     kept = {run.path.name: run.run_file.read_bytes() for run in runs_in(folder)}
     environment = {"PARALLEL": "balanced", "OUTPUT_DIR": str(folder)}
-    second = end_of(start("--steps", "2", *SHORT, "--gpus", "2", script="pretrain_qwen.py", environment=environment))
+    second = end_of(start("--steps", "1", *SHORT, "--gpus", "2", script="pretrain_qwen.py", environment=environment))
     return folder, first, kept, second
 
 
@@ -134,7 +134,7 @@ def test_a_training_script_started_directly_takes_strategy_and_folder_from_the_e
 
 def test_every_file_that_a_run_wrote_is_what_its_schema_says(repeated):
     folder, _, _, _ = repeated
-    assert check_against_the_schemas(folder) == 2 + 3 * (1 + 1 + 2)  # benchmark files; plan, run and two steps of each run
+    assert check_against_the_schemas(folder) == 2 + 3 * (1 + 1) + 2 + 2 + 1  # benchmark files; plan and run of each; steps
 
 
 def test_the_log_begins_with_the_strategy_and_its_layout(repeated):
@@ -169,9 +169,8 @@ def test_a_run_tells_what_its_start_went_into(repeated):
         assert f"{units.seconds(stages[-1])} before the first step: launch {units.seconds(stages[0])}, imports" in line
 
 
-def test_a_run_of_the_start_up_step_alone_says_why_it_has_no_speed(tmp_path):
-    code, out, err = end_of(start("--model", "llama", "--steps", "1", *SHORT, "--output-dir", tmp_path))
-    assert code == 0, err
+def test_a_run_of_the_start_up_step_alone_says_why_it_has_no_speed(repeated):
+    _, _, _, (_, out, _) = repeated
     assert "no speed      No steady step is left: 1 measured, 1 of them warm-up, 0 profiled. Try: run more steps" in out
 
 

@@ -98,38 +98,37 @@ def test_a_resumed_series_makes_again_what_trained_another_batch_on_other_gpus(i
         assert run["run_id"] not in {made["run_id"] for one in before for made in one["runs"]}
 
 
-def test_a_resumed_series_makes_again_what_was_broken_off(in_turn, tmp_path):
-    folder, _, _ = in_turn
-    place = tmp_path / "again" / "dp_mbs4"
-    shutil.copytree(folder / "dp_mbs4", place)
-    (cut,) = place.glob("runs/*/run.json")
-    for file in (cut, place / "benchmark_cpu_llama.json"):
+@pytest.fixture
+def ours(in_turn, tmp_path):
+    """The embedded engine's first run alone."""
+    shutil.copytree(in_turn[0] / "dp_mbs4", tmp_path / "dp_mbs4")
+    return tmp_path
+
+
+WITH_TORCHTITAN = (*IN_TURN, "--only", "dp_mbs4", "--resume")
+
+
+def test_what_was_broken_off_is_made_again_and_what_trained_on_something_else_is_not_counted(ours):
+    (cut,) = ours.glob("dp_mbs4/runs/*/run.json")
+    for file in (cut, ours / "dp_mbs4" / "benchmark_cpu_llama.json"):
         document = json.loads(file.read_text())
         document.get("run", document)["outcome"] = "interrupted"
         file.write_text(json.dumps(document))
-    again = engine_speed(tmp_path / "again", *IN_TURN, "--only", "dp_mbs4", "--no-torchtitan", "--resume")
-    assert again.returncode == 0, again.stderr
-    (row,) = json.loads((tmp_path / "again" / "engine_speed.json").read_text())
-    assert row["runs"][0]["outcome"] == "completed"
-    assert row["runs"][0]["run_id"] != cut.parent.name
-
-
-def test_a_torchtitan_that_trains_on_something_else_is_not_counted(tmp_path):
-    done = engine_speed(tmp_path, "--gpus", "1", "--only", "dp_mbs2", "--steps", "2", FAKE_TITAN_BATCH="16")
-    rows = json.loads((tmp_path / "engine_speed.json").read_text())
-    (theirs,) = [row for row in rows if row["program"] == "torchtitan"]
-    assert theirs["runs"][0]["mismatches"][0] == "global batch: 4 was asked for, 16 ran"
-    assert "global batch: 4 was asked for, 16 ran" in done.stdout
-    assert rows[0]["times_as_fast_as_torchtitan"] is None
+    done = engine_speed(ours, *WITH_TORCHTITAN, FAKE_TITAN_BATCH="16")
     assert done.returncode == 0, done.stderr
+    rows = json.loads((ours / "engine_speed.json").read_text())
+    assert rows[0]["runs"][0]["outcome"] == "completed"
+    assert rows[0]["runs"][0]["run_id"] != cut.parent.name
+    assert rows[1]["program"] == "torchtitan"
+    assert rows[1]["runs"][0]["mismatches"][0] == "global batch: 8 was asked for, 16 ran"
+    assert "global batch: 8 was asked for, 16 ran" in done.stdout
+    assert rows[0]["times_as_fast_as_torchtitan"] is None
 
 
-def test_a_torchtitan_that_fails_leaves_ours_as_it_is(tmp_path):
-    words = ("--gpus", "1", "--only", "dp_mbs2", "--steps", "2")
-    done = engine_speed(
-        tmp_path, *words, FAKE_TITAN_FAILS="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
-    )
-    rows = json.loads((tmp_path / "engine_speed.json").read_text())
+def test_a_torchtitan_that_fails_leaves_ours_as_it_is(ours):
+    failure = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    done = engine_speed(ours, *WITH_TORCHTITAN, FAKE_TITAN_FAILS=failure)
+    rows = json.loads((ours / "engine_speed.json").read_text())
     assert [row["runs"][0]["outcome"] for row in rows] == ["completed", "out_of_memory"]
     assert done.returncode == 0, done.stderr
     assert "out_of_memory: The GPU ran out of memory" in done.stdout

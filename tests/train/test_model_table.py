@@ -1,13 +1,12 @@
 """The dense models of the table, and all five strategies of config.yaml, train on the embedded engine in tiny sizes, on a CPU."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from commands import run_command
 from planning import make_plan, train_together
 
 from tprimat.facts import models as table
@@ -32,7 +31,7 @@ DENSE = (
     "gpt-30m",
 )
 """In addition to Llama 3.1 8B and Qwen 2.5 7B, which the strategies train, and one size of the suite for the others."""
-AS_DEEP_AS_THEY_ARE = ("gpt-3-175b", "qwen3-8b")
+AS_DEEP_AS_THEY_ARE = ("gpt-30m", "qwen3-8b")
 SHALLOW = 3
 WORKLOAD = ("--steps", "2", "--global-batch-size", "2", "--sequence-length", "16", "--data", "mock", "--gpus", "1")
 
@@ -49,8 +48,7 @@ def configuration(folder, models):
 
 
 def benchmark(folder, *words):
-    command = [sys.executable, ROOT / "benchmark.py", "--output-dir", folder / "out", *WORKLOAD, *words]
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=500, check=False)
+    return run_command("benchmark.py", "--output-dir", folder / "out", *WORKLOAD, *words)
 
 
 def weights_of(shape):
@@ -84,7 +82,7 @@ def strategy_plan(folder, model, strategy):
     _, pipeline, data = EXPECTED[model, strategy]
     micro_batch = SETTINGS["training.data.global_batch_size"] // (data * pipeline)
     settings = {**SETTINGS, f"parallelism.{strategy}.{model}.cpu.micro_batch_size": micro_batch}
-    return make_plan(folder, model, settings, strategy=strategy, layers=None)
+    return make_plan(folder, model, settings, strategy=strategy)
 
 
 def what_is_trained(plan):
@@ -96,7 +94,7 @@ def what_is_trained(plan):
 def trained(tmp_path_factory):
     """Both groups of plans, in one start of train_plans.py.
 
-    Every dense model with its own width, heads and switches and few of its layers; every strategy, unshortened, with 8 ranks.
+    Every dense model with its own width, heads and switches; every strategy with 8 ranks. All have few of their layers.
     """
     folder = tmp_path_factory.mktemp("models")
     done = benchmark(folder, "--config", configuration(folder, DENSE), "--dry-run", "--json")

@@ -1,4 +1,4 @@
-"""A real training on two CPU ranks with the profiling section switched on: what it leaves behind."""
+"""Real trainings on a CPU with the profiling section switched on: what they leave behind."""
 
 import json
 import os
@@ -16,7 +16,6 @@ from tprimat.records.store import RunDirectory
 from tprimat.train.profiler import is_slowed
 
 SETTINGS = {
-    "hardware.platforms.cpu.gpus_per_node": 2,
     "training.duration.max_steps": 8,
     "training.data.global_batch_size": 2,
     "training.data.sequence_length": 16,
@@ -24,8 +23,9 @@ SETTINGS = {
 }
 
 
-def profiled_plan(folder, schedule, **switches):
-    settings = {**SETTINGS, "profiling.schedule": schedule, **{f"profiling.{key}": value for key, value in switches.items()}}
+def profiled_plan(folder, schedule, ranks=1, **switches):
+    settings = {**SETTINGS, "hardware.platforms.cpu.gpus_per_node": ranks, "profiling.schedule": schedule}
+    settings |= {f"profiling.{key}": value for key, value in switches.items()}
     return make_plan(folder, "llama", settings, layers=1)
 
 
@@ -34,7 +34,7 @@ def trained(tmp_path_factory):
     """Three runs: one cycle inside the run, two cycles of which the second is cut short, and a schedule that never records."""
     folder = tmp_path_factory.mktemp("profiled")
     plans = [
-        profiled_plan(folder / "once", {"wait": 1, "warmup": 1, "active": 2, "repeat": 1}),
+        profiled_plan(folder / "once", {"wait": 1, "warmup": 1, "active": 2, "repeat": 1}, ranks=2),
         profiled_plan(
             folder / "twice",
             {"wait": 0, "warmup": 1, "active": 4, "repeat": 2},
@@ -140,7 +140,7 @@ def test_the_real_trace_of_a_cpu_is_summarised_by_operators(trained):
 def test_a_failure_keeps_the_steps_that_were_recorded_before_it(tmp_path):
     plan = profiled_plan(tmp_path / "fails", {"wait": 0, "warmup": 1, "active": 6, "repeat": 1}, with_stack=False)
     write_plan(tmp_path / "plan.json", plan)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
     command += [str(Path(__file__).parent / "fails_in_a_step.py"), str(tmp_path / "plan.json"), "4"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)

@@ -1,11 +1,14 @@
-"""What holds for all tests: which ones are slow, and Ctrl-C."""
+"""What holds for all tests: which ones are slow, one thread for each process, and Ctrl-C."""
 
+import os
 import signal
 from pathlib import Path
 
 import pytest
 
 TESTS = Path(__file__).parent
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+"""Before torch is imported: threads that wait for each other on busy cores make a tiny model ten times slower."""
 SLOW = (
     "train/test_layouts.py",
     "cli/test_probe.py",

@@ -1,4 +1,4 @@
-"""The probe command, as a process of its own."""
+"""The probe command: its records, its ranks, and what a resumed call does."""
 
 import json
 import subprocess
@@ -11,13 +11,12 @@ from tprimat.records.store import read_probes
 
 
 def probe(*arguments):
-    """As a process: it opens the device and starts ranks."""
-    command = [sys.executable, "-m", "tprimat", "probe", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    return run_command("probe", *arguments)
 
 
 def test_records_are_printed_as_json_and_kept_with_every_sample(tmp_path):
-    done = probe("gemm,memory", "--dtype", "bf16", "--output", tmp_path, "--json")
+    command = [sys.executable, "-m", "tprimat", "probe", "gemm,memory", "--dtype", "bf16", "--output", tmp_path, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     printed = [json.loads(line) for line in done.stdout.splitlines()]
     kept = read_probes(tmp_path / "probes.jsonl")
@@ -33,7 +32,7 @@ def test_records_are_printed_as_json_and_kept_with_every_sample(tmp_path):
     [(("gem",), "no probe 'gem'"), (("gemm", "--dtype", "int4"), "int4 is not a dtype"), ((",",), "No probe is named")],
 )
 def test_a_mistake_is_named_without_a_traceback(arguments, named, tmp_path):
-    done = run_command("probe", *arguments, "--output", tmp_path)
+    done = probe(*arguments, "--output", tmp_path)
     assert done.returncode == 2
     assert named in done.stderr
     assert not (tmp_path / "probes.jsonl").exists()
@@ -64,13 +63,13 @@ def test_ddp_on_one_rank_and_two_when_resumed_starts_only_what_is_not_measured_y
 
 
 def test_a_collective_of_one_rank_is_refused(tmp_path):
-    done = run_command("probe", "collectives", "--output", tmp_path, "--ranks", 1)
+    done = probe("collectives", "--output", tmp_path, "--ranks", 1)
     assert done.returncode == 2
     assert "needs 2 ranks" in done.stderr
 
 
 def test_a_spent_time_budget_leaves_the_rest_for_a_resumed_run(tmp_path):
-    done = run_command("probe", "memory,mlp", "--output", tmp_path, "--time-budget", 0)
+    done = probe("memory,mlp", "--output", tmp_path, "--time-budget", 0)
     assert done.returncode == 0
     assert "3 cases are left" in done.stderr
     assert probe("memory,mlp", "--output", tmp_path, "--resume").returncode == 0

@@ -1,12 +1,10 @@
 """The torchtune runs from texts and weights to records, with a fake torchtune command."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
-from benchmarks.finetune_qwen3 import torchtune_recipes
+from benchmarks.finetune_qwen3 import torchtune_recipes, weights
 from benchmarks.finetune_qwen3.__main__ import main
 from benchmarks.finetune_qwen3.embedded import Training
 from benchmarks.finetune_qwen3.jobs import EMBEDDED, jobs, run_jobs
@@ -65,8 +63,7 @@ def output_folder(tmp_path, monkeypatch):
 
 
 def tiny_checkpoint(folder):
-    command = [sys.executable, "-m", "benchmarks.finetune_qwen3.weights", str(folder), "--tiny"]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    assert weights.main([str(folder), "--tiny"]) == 0
 
 
 def run(output, checkpoint):
@@ -114,8 +111,8 @@ def test_a_real_checkpoint_is_read_where_it_lies_and_not_called_random(output_fo
 
 def test_weights_are_made_once_and_only_where_they_are_requested(tmp_path):
     inputs = torchtune_recipes.inputs_in(tmp_path, "random")
-    texts, weights = torchtune_recipes.input_commands(inputs, TRAINING)
-    assert weights.argv[1:] == ("-m", "benchmarks.finetune_qwen3.weights", str(inputs.checkpoint), "--model", "qwen3-8b")
+    texts, checkpoint = torchtune_recipes.input_commands(inputs, TRAINING)
+    assert checkpoint.argv[1:] == ("-m", "benchmarks.finetune_qwen3.weights", str(inputs.checkpoint), "--model", "qwen3-8b")
     assert texts.argv[5] == str(6 * 2 * 14 * 8192)
     tiny_checkpoint(inputs.checkpoint)
     assert torchtune_recipes.input_commands(inputs, TRAINING) == [texts]

@@ -11,21 +11,22 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 """Before torch is imported: threads that wait for each other on busy cores make a tiny model ten times slower."""
 SLOW = (
     "train/test_layouts.py",
-    "cli/test_probe.py",
-    "cli/test_run_trainings.py",
-    "tools",
     "cli/test_micro_batch_search.py",
+    "tools",
+    "cli/test_run_trainings.py",
+    "train/test_model_table.py",
+    "cli/test_probe.py",
     "train",
-    "report/test_html.py",
     "benchmarks",
-    "probe",
-    "cli/test_suite.py",
+    "report/test_html.py",
     "cli/test_sweep_command.py",
+    "cli/test_suite.py",
     "cli/test_console.py",
-    "cli/test_primus_runs.py",
-    "cli/test_scaling_runs.py",
     "engines/test_torchtitan.py",
+    "cli/test_scaling_runs.py",
+    "probe",
     "launch",
+    "cli/test_primus_runs.py",
     "nemo_recipes",
 )
 """Files and folders whose tests start trainings, launchers or browsers, the slowest first. `make test-quick` leaves them out."""
@@ -37,14 +38,19 @@ def pytest_configure():
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_ignore_collect(collection_path, config):
+    """Do not even import the slow files where they are left out: most of them import torch."""
+    return True if config.option.markexpr == "not slow" and rank_of(collection_path) < len(SLOW) else None
+
+
 def pytest_collection_modifyitems(items):
     """Mark the slow tests, and start them first: two workers then end at about the same time."""
     for item in items:
-        if rank_of(item) < len(SLOW):
+        if rank_of(item.path) < len(SLOW):
             item.add_marker(pytest.mark.slow)
-    items.sort(key=rank_of)
+    items.sort(key=lambda item: rank_of(item.path))
 
 
-def rank_of(item):
-    """The place of a test's file in SLOW."""
-    return next((place for place, name in enumerate(SLOW) if item.path.is_relative_to(TESTS / name)), len(SLOW))
+def rank_of(path):
+    """The place of a test file, or of a folder of them, in SLOW."""
+    return next((place for place, name in enumerate(SLOW) if path.is_relative_to(TESTS / name)), len(SLOW))

@@ -1,9 +1,12 @@
 """The suite's models: their sizes, and that a step trains them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from tprimat.facts.flops import parameters
+from tprimat.facts.models import models as known_models
 from tprimat.probe import gemm, transformer
 from tprimat.probe.transformer import build
 
@@ -40,6 +43,16 @@ def test_the_model_that_is_built_has_as_many_weights_as_its_shape_says(name):
     model = build(shape, torch.device("meta"))
     assert sum(weight.numel() for weight in model.parameters()) == parameters(shape).total
     assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
+
+
+def test_the_published_sizes_count_no_biases_and_these_train_them():
+    suite = [shape for shape in known_models().values() if "MI350X" in shape.source]
+    for name, size in transformer.SIZES.items():
+        trained = transformer.model_shape(name, size)
+        published = next(shape for shape in suite if (shape.layers, shape.hidden) == (trained.layers, trained.hidden))
+        unbiased = replace(trained, linear_bias=False)
+        assert parameters(unbiased).total == parameters(published).total
+        assert 0 < parameters(trained).total / parameters(published).total - 1 < 1e-3
 
 
 def test_a_transformer_step_lowers_the_loss_of_the_batch_it_sees():

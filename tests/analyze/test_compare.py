@@ -197,7 +197,7 @@ def test_the_ratio_interval_covers_93_to_97_percent(first, second, between):
         levels = np.exp(between * rng.normal(size=runs))
         return [Sample(tokens=np.full(40, 1e3), seconds=level * (1 + 0.01 * rng.normal(size=40))) for level in levels]
 
-    cases = 2000
+    cases = 1000
     covered = 0
     for _ in range(cases):
         ratio = ratio_of_groups(group(first), group(second), resamples=200)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
+# Before torch is imported: threads that wait for each other on busy cores make a tiny model ten times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-"""Before torch is imported: threads that wait for each other on busy cores make a tiny model ten times slower."""
 SLOW = (
     "train/test_layouts.py",
     "cli/test_micro_batch_search.py",

@@ -25,6 +25,9 @@ ROW_UNITS: Units = {
     "link_gb_per_second": ("link_bytes_per_second", 1e9),
 }
 
+SPELLING = {"megatron": "Megatron", "nemo": "NeMo", "primus": "Primus"}
+"""Frameworks whose makers write them with capitals, by the name of their engine or log format."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedResult:

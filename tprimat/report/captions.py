@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tprimat import units
 from tprimat.analyze.compare import Ranking, rankings, throughput
 from tprimat.analyze.groups import Group, Measured, accelerator_name, engine_words, layout, machine_name, ranks, tokens_per_step
+from tprimat.facts.published import SPELLING
 from tprimat.records.schema import RunRecord
 from tprimat.report.catalogue import MFU
 from tprimat.report.tables import plural
@@ -16,8 +17,6 @@ MOST_LISTED = 3
 """Values of a trait that a subtitle lists, more are counted; and switches that a label names."""
 MOST_HEADLINES = 3
 """Workloads that a headline speaks of."""
-ENGINES = {"megatron": "Megatron", "nemo": "NeMo", "primus": "Primus"}
-"""Engines whose own spelling has capitals."""
 MECHANICAL = re.compile(r"(tp|pp|dp|vpp|cp|ep|mbs|gbs|s|gpus?)\d*|bf16|fp8|fp16|fp32|one|two|four|eight")
 """A part of a strategy's name that only repeats layout, batch, dtype or GPUs."""
 
@@ -86,7 +85,7 @@ def _micro_batch(run: RunRecord) -> str:
 
 def engine_name(run: RunRecord) -> str:
     """Return the engine as its makers spell it, and Transformer Engine where its layers were seen in the running model."""
-    return engine_words(run).replace(run.engine, ENGINES.get(run.engine, run.engine), 1)
+    return engine_words(run).replace(run.engine, SPELLING.get(run.engine, run.engine), 1)
 
 
 def _strategy(run: RunRecord) -> str:

@@ -31,6 +31,13 @@ def test_the_page_is_up_to_date():
     assert done.returncode == 0, done.stderr
 
 
+def test_the_page_of_statistics_holds_what_its_simulation_gives():
+    done = subprocess.run(
+        [sys.executable, "tools/statistics_page.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_figure_that_no_record_holds_is_found(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(re.sub(r"\d\d\.\d %", "00.0 %", PAGE.read_text(), count=1))

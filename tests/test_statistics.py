@@ -7,7 +7,6 @@ import pytest
 from scipy import stats
 
 from tprimat import statistics
-from tprimat.statistics import Sample
 
 CASES = 2000
 
@@ -166,37 +165,63 @@ def test_cliffs_delta_is_the_mann_whitney_statistic():
     assert statistics.cliffs_delta(first, second) == pytest.approx(2 * u / (30 * 17) - 1)
 
 
-def sample(rng, n=40, level=1.0, noise=0.02):
-    return Sample(tokens=np.full(n, 1000.0), seconds=level * (1 + noise * rng.normal(size=n)))
+def rates(rng, runs, between, n=20, noise=0.01):
+    """Runs of n steps whose true rates vary by `between`."""
+    levels = np.exp(between * rng.normal(size=runs))
+    return [statistics.rate_of(np.full(n, 1e3), level * (1 + noise * rng.normal(size=n))) for level in levels]
 
 
-def test_a_bootstrap_of_one_run_has_the_spread_of_the_delta_method():
-    one = sample(np.random.default_rng(4))
-    draws = statistics.bootstrap_log_throughput([one], 4000, np.random.default_rng(0))
-    interval = statistics.ratio_of_sums(one.tokens, one.seconds)
-    sigma = math.log(interval.high / interval.low) / 2 / statistics.t_quantile(39)
-    assert draws.std() == pytest.approx(sigma, rel=0.06)
-    assert draws.mean() == pytest.approx(one.log_throughput, abs=sigma / 10)
+@pytest.mark.parametrize("between", [0.0, 0.003, 0.02])
+@pytest.mark.parametrize(("first", "second"), [(2, 2), (3, 3), (5, 3)])
+def test_the_ratio_of_runs_covers_93_to_97_percent_however_much_runs_differ(first, second, between):
+    rng = np.random.default_rng(first + second)
+    intervals = [statistics.ratio_of_rates(rates(rng, first, between), rates(rng, second, between)) for _ in range(CASES)]
+    assert 0.93 <= sum(covers(one, 1.0) for one in intervals) / CASES <= 0.97
 
 
-def test_a_bootstrap_of_several_runs_sees_the_spread_between_them():
-    rng = np.random.default_rng(8)
-    runs = [sample(rng, level=level) for level in (0.9, 1.0, 1.1, 1.2)]
-    draws = statistics.bootstrap_log_throughput(runs, 4000, np.random.default_rng(0))
-    between = np.std([run.log_throughput for run in runs], ddof=1) / 2
-    assert draws.std() == pytest.approx(between, rel=0.06)
+@pytest.mark.parametrize("runs", [1, 3])
+@pytest.mark.parametrize("between", [0.0, statistics.BETWEEN_RUNS])
+def test_a_single_run_is_covered_as_long_as_runs_vary_by_no_more_than_is_assumed(runs, between):
+    rng = np.random.default_rng(runs)
+    intervals = [statistics.ratio_of_rates(rates(rng, 1, between), rates(rng, runs, between)) for _ in range(CASES)]
+    assert sum(covers(one, 1.0) for one in intervals) / CASES >= 0.93
 
 
-def test_the_same_seed_gives_the_same_bootstrap():
-    runs = [sample(np.random.default_rng(1)), sample(np.random.default_rng(2))]
-    first, again = (statistics.bootstrap_log_throughput(runs, 50, np.random.default_rng(9)) for _ in range(2))
-    assert np.array_equal(first, again)
+def test_a_single_step_has_no_error_and_a_ratio_with_it_no_interval():
+    one = statistics.rate_of(np.ones(1), np.ones(1))
+    ratio = statistics.ratio_of_rates([one], rates(np.random.default_rng(1), 2, 0.0))
+    assert (one.error, ratio.low, ratio.high) == (None, None, None)
 
 
-def test_blocks_grow_with_autocorrelation_only():
-    rng = np.random.default_rng(6)
-    assert statistics.block_length(rng.normal(size=100)) == 1
-    assert statistics.block_length(autoregressive(rng, 100, 0.8)) > 4
+def test_more_runs_bring_the_low_end_above_a_bound_and_none_do_where_the_ratio_is_below_it():
+    assert statistics.more_runs(0.99, 0.95, 1.0, 3) is None
+    needed = statistics.more_runs(0.99, 0.95, 0.97, 3)
+    arm = math.log(0.99 / 0.95) * math.sqrt(3 / needed) * statistics.t_quantile(2 * needed - 2) / statistics.t_quantile(4)
+    assert needed > 3
+    assert 0.99 * math.exp(-arm) > 0.97
+
+
+def switching(rng, n, stay):
+    states = [0]
+    while len(states) < n:
+        states.append(states[-1] if rng.random() < stay else 1 - states[-1])
+    return np.where(states, 1.1, 1.0) * (1 + 0.005 * rng.normal(size=n))
+
+
+@pytest.mark.parametrize(("n", "stay"), [(10, 0.5), (20, 0.5), (50, 0.9)])
+def test_two_speeds_are_found(n, stay):
+    rng = np.random.default_rng(n)
+    found = [statistics.two_states(switching(rng, n, stay)) for _ in range(CASES)]
+    assert sum(one is not None for one in found) / CASES > 0.85
+    one = next(one for one in found if one)
+    assert (one.low, one.high) == (pytest.approx(1.0, rel=0.01), pytest.approx(1.1, rel=0.01))
+
+
+@pytest.mark.parametrize("n", [10, 20, 50])
+@pytest.mark.parametrize("draw", [normal, skewed, exponential])
+def test_two_speeds_are_seldom_found_where_there_is_one(n, draw):
+    rng = np.random.default_rng(n)
+    assert sum(statistics.two_states(draw(rng, n)) is not None for _ in range(CASES)) / CASES < 0.05
 
 
 @pytest.mark.parametrize("between", [0.0, 0.01])

@@ -1,12 +1,8 @@
 """Every statistic that the project uses. Each function cites its source; tests check it against scipy or by simulation.
 
-Why closed forms for one run and a bootstrap for a verdict: in simulations of 2,000 runs each, of 10 to 50 steps, normal or
-exponential, the percentile bootstrap of the median covered the truth in 90.8 to 95.0 % of them, the interpolated
-order-statistic interval in 93.9 to 95.8 %; the latter needs no random numbers and costs microseconds. So the intervals of a
-single run are closed forms, and only the ratio of two groups of runs, which has none, is resampled.
-
-Limits, from the same simulations: 10 to 20 steps cannot show how strongly they are autocorrelated (AR(1), 0.3 and more), so
-intervals cover less than 95 %; and the mean of a short run misses rare slow steps.
+Intervals of one run are closed forms, which need no random numbers and cost microseconds; the ratio of two groups of runs is
+Student's over runs. How often they cover the truth, by simulation, and where they do not, is in docs/statistics.md
+(tools/statistics_page.py).
 """
 
 import math
@@ -77,8 +73,12 @@ def outliers(values: Array) -> int:
     return int((np.abs(values - np.median(values)) > 3 * scaled_mad(values)).sum())
 
 
-def autocorrelation(values: Array) -> float:
-    """Return the lag-1 autocorrelation, 0 unless significantly positive, corrected for bias (Marriott and Pope 1954).
+def autocorrelation(values: Array, evidence: float = 1.645) -> float:
+    """Return the lag-1 autocorrelation, corrected for bias (Marriott and Pope 1954).
+
+    Args:
+        values: shape (n,).
+        evidence: standard errors above 0 from which it counts; 1.645 is significant (one-sided, 5 %).
 
     Returns:
         In [0, 0.9]. Negative correlation, which would make intervals narrower, counts as 0.
@@ -88,14 +88,19 @@ def autocorrelation(values: Array) -> float:
     if n < 8 or power <= 0:
         return 0.0
     rho = float(centred[:-1] @ centred[1:]) / power
-    if rho * math.sqrt(n) < 1.645:
+    if rho * math.sqrt(n) < evidence:
         return 0.0
     return min(0.9, (n * rho + 1) / (n - 3))
 
 
-def variance_inflation(values: Array) -> float:
+CAUTIOUS = 0.5
+"""Standard errors from which a correlation widens intervals, long before it is significant: 20 steps seldom prove one of 0.5, and
+intervals that wait for proof cover 84 % instead of 92 % (docs/statistics.md)."""
+
+
+def variance_inflation(values: Array, evidence: float = CAUTIOUS) -> float:
     """Return the variance inflation of a mean by autocorrelation: (1 + r) / (1 - r) for AR(1) (Bayley and Hammersley 1946)."""
-    rho = autocorrelation(values)
+    rho = autocorrelation(values, evidence)
     return (1 + rho) / (1 - rho)
 
 
@@ -149,15 +154,22 @@ def ratio_of_sums(numerator: Array, denominator: Array) -> Interval:
         numerator: shape (n,), such as tokens.
         denominator: shape (n,), positive, such as seconds.
     """
+    ratio = float(numerator.sum()) / float(denominator.sum())
+    if len(numerator) < 2 or ratio <= 0:
+        return Interval(value=ratio, low=None, high=None)
+    error, freedom = _log_ratio_error(numerator, denominator)
+    arm = t_quantile(freedom) * error
+    return Interval(value=ratio, low=ratio * math.exp(-arm), high=ratio * math.exp(arm))
+
+
+def _log_ratio_error(numerator: Array, denominator: Array) -> tuple[float, int]:
+    """Return the standard error of the log of a ratio of sums, and its degrees of freedom; from 2 values on."""
     n, total = len(numerator), float(denominator.sum())
     ratio = float(numerator.sum()) / total
-    if n < 2 or ratio <= 0:
-        return Interval(value=ratio, low=None, high=None)
     residual = numerator - ratio * denominator
     inflation = variance_inflation(residual)
     error = math.sqrt(n / (n - 1) * float(residual @ residual) * inflation) / total / ratio
-    arm = t_quantile(max(min(n - 1, FEWEST_FREEDOM), round(n / inflation) - 1)) * error
-    return Interval(value=ratio, low=ratio * math.exp(-arm), high=ratio * math.exp(arm))
+    return error, max(min(n - 1, FEWEST_FREEDOM), round(n / inflation) - 1)
 
 
 def mean_of_runs(values: Array) -> Interval:
@@ -214,7 +226,7 @@ def drift(values: Array) -> Drift | None:
     score = float(np.sign(rise).sum())
     _, ties = np.unique(series, return_counts=True)
     variance = (n * (n - 1) * (2 * n + 5) - float((ties * (ties - 1) * (2 * ties + 5)).sum())) / 18
-    variance *= variance_inflation(series - slope * np.arange(n))
+    variance *= variance_inflation(series - slope * np.arange(n), 1.645)
     if variance <= 0:
         return Drift(p_value=1.0, slope=0.0)
     z = max(0.0, abs(score) - 1) / math.sqrt(variance)
@@ -248,63 +260,127 @@ def cliffs_delta(first: Array, second: Array) -> float:
     return float(below - above) / (len(first) * len(second))
 
 
-MOST_DRAWS = 1_000_000
-"""Limit of resamples times runs."""
+# The ratio of two groups of runs. The run is the unit: steps of one run share whatever that run met.
+
+BETWEEN_RUNS = 0.003
+"""Relative standard deviation between runs of one configuration on one machine, where a single run shows none: from our
+records on H200 (docs/statistics.md), and a guess for any other machine."""
+BETWEEN_RUNS_FREEDOM = 10
+"""Degrees of freedom that BETWEEN_RUNS is given."""
+FEWEST_RUNS = 3
+"""On each side, to call one configuration faster than another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """The steady steps of one run."""
+class Rate:
+    """The throughput of one run."""
 
-    tokens: Array
-    """Shape (n,)."""
-    seconds: Array
-    """Shape (n,)."""
-
-    @property
-    def log_throughput(self) -> float:
-        """Return the log of sum(tokens) / sum(seconds)."""
-        return math.log(float(self.tokens.sum()) / float(self.seconds.sum()))
+    log: float
+    """Of sum(tokens) / sum(seconds)."""
+    error: float | None
+    """Standard error of `log` from the run's own steps; None for a single step."""
+    freedom: int
 
 
-def block_length(values: Array) -> int:
-    """Return the steps per block of the bootstrap: 1 without autocorrelation, else Carlstein's (1986) optimum for AR(1)."""
-    rho = autocorrelation(values)
-    length = (math.sqrt(6) * rho / (1 - rho**2)) ** (2 / 3) * len(values) ** (1 / 3)
-    return int(min(max(1, round(length), -(-len(values) // MOST_POINTS)), max(1, len(values) // 4)))
+def rate_of(tokens: Array, seconds: Array) -> Rate:
+    """Return the throughput of a run with the error that its steps show, both of shape (n,)."""
+    ratio = float(tokens.sum()) / float(seconds.sum())
+    error, freedom = _log_ratio_error(tokens, seconds) if len(tokens) > 1 else (None, 0)
+    return Rate(log=math.log(ratio), error=error, freedom=freedom)
 
 
-def resampled_log_throughput(sample: Sample, resamples: int, rng: np.random.Generator) -> Array:
-    """Resample one run's log throughput in circular blocks of steps (Politis and Romano 1992); shape (resamples,)."""
-    n = len(sample.seconds)
-    length = block_length(sample.seconds)
-    starts = rng.integers(0, n, size=(resamples, n // length))
-    sums = []
-    for values in (sample.tokens, sample.seconds):
-        running = np.concatenate(([0.0], np.cumsum(np.concatenate((values, values[: length - 1])))))
-        sums.append((running[length:] - running[:-length])[starts].sum(axis=1))
-    return np.asarray(np.log(sums[0]) - np.log(sums[1]))
+def ratio_of_rates(first: Sequence[Rate], second: Sequence[Rate]) -> Interval:
+    """Return the throughput of the second group of runs over the first, with a 95 % interval on the log scale.
 
-
-def bootstrap_log_throughput(samples: Sequence[Sample], resamples: int, rng: np.random.Generator) -> Array:
-    """Resample the mean log throughput of a group of runs: first runs, then steps in each.
-
-    Plain two-stage resampling gets the variance wrong twice: steps count double, since the runs' own values already vary with
-    theirs (Davison and Hinkley 1997, section 3.8), and k values drawn again vary (k - 1) / k of what they should (Hesterberg
-    2015, doi:10.1080/00031305.2015.1089789). So the draws keep their shape and are scaled to the variance of a mean of k runs.
-
-    Returns:
-        Shape (resamples,), centred on the mean of the runs' own log throughputs; fewer for hundreds of runs, to bound memory.
+    With two runs or more on each side: Student's for two means of equal variance, from the spread between runs alone. With a
+    single run, the variance of a run is what its steps show plus BETWEEN_RUNS squared, updated by the runs of the other side
+    (Gelman et al., Bayesian Data Analysis, 3rd edition, section 2.6); degrees of freedom by Satterthwaite (1946,
+    doi:10.2307/3002019). Then there is no interval where a run has a single step.
     """
-    resamples = min(resamples, max(200, MOST_DRAWS // len(samples)))
-    observed = np.array([sample.log_throughput for sample in samples])
-    within = np.stack([resampled_log_throughput(sample, resamples, rng) for sample in samples])
-    runs, centre = len(samples), float(observed.mean())
-    if runs == 1:
-        steps = len(samples[0].seconds)
-        return np.asarray(centre + (within[0] - centre) * math.sqrt(steps / max(1, steps - 1)))
-    chosen = rng.integers(0, runs, size=(runs, resamples))
-    draws = np.stack([within[row, rng.permutation(resamples)] for row in chosen]).mean(axis=0)
-    spread = float(draws.std())
-    wanted = float(observed.std(ddof=1)) / math.sqrt(runs)
-    return np.asarray(centre + (draws - centre) * (wanted / spread if spread > 0 else 1.0))
+    logs = [np.array([rate.log for rate in group]) for group in (first, second)]
+    centre = float(logs[1].mean() - logs[0].mean())
+    runs = [len(group) for group in logs]
+    spare = sum(runs) - 2
+    squares = sum(float(((group - group.mean()) ** 2).sum()) for group in logs)
+    if min(runs) > 1:
+        variance, freedom = squares / spare * (1 / runs[0] + 1 / runs[1]), float(spare)
+    else:
+        parts = _variances(first, second, squares, spare)
+        if parts is None:
+            return Interval(value=math.exp(centre), low=None, high=None)
+        variance = sum(part for part, _ in parts)
+        freedom = variance**2 / sum(part**2 / df for part, df in parts) if variance > 0 else 1.0
+    arm = t_quantile(int(freedom)) * math.sqrt(variance)
+    return Interval(value=math.exp(centre), low=math.exp(centre - arm), high=math.exp(centre + arm))
+
+
+def _variances(first: Sequence[Rate], second: Sequence[Rate], squares: float, spare: int) -> list[tuple[float, float]] | None:
+    """Return each part of the variance of a log ratio with its degrees of freedom: steps of each run, and between runs."""
+    parts: list[tuple[float, float]] = []
+    for group in (first, second):
+        for rate in group:
+            if rate.error is None:
+                return None
+            parts.append(((rate.error / len(group)) ** 2, float(rate.freedom)))
+    within = [rate.error**2 for group in (first, second) for rate in group if rate.error is not None]
+    seen = max(0.0, squares - spare * sum(within) / len(within))
+    freedom = BETWEEN_RUNS_FREEDOM + spare
+    between = (BETWEEN_RUNS_FREEDOM * BETWEEN_RUNS**2 + seen) / freedom
+    return [*parts, (between * (1 / len(first) + 1 / len(second)), float(freedom))]
+
+
+def more_runs(value: float, low: float | None, bound: float, runs: int) -> int | None:
+    """Return how many runs a side, of the same spread, would bring the low end of a ratio above a bound; None where none would.
+
+    Args:
+        value: of a ratio of two groups.
+        low: end of its interval.
+        bound: below the ratio, or no number of runs is enough.
+        runs: on the smaller side now.
+    """
+    if low is None or value <= bound:
+        return None
+    arm, room = math.log(value / low), math.log(value / bound)
+    now = arm * math.sqrt(runs) / t_quantile(max(1, 2 * runs - 2))
+    return next(count for count in range(runs, 10**6) if t_quantile(max(1, 2 * count - 2)) * now / math.sqrt(count) < room)
+
+
+# Steps of two speeds.
+
+APART = 7.0
+"""Distance of two states in standard deviations within them; the best split of one normal sample reaches 3."""
+OWN_SHARE = 0.15
+"""Fraction of the steps that the rarer state has; fewer are outliers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TwoStates:
+    """A sample that switches between two levels, as a GPU does whose clock is held back now and then."""
+
+    low: float
+    high: float
+    share_high: float
+    """Fraction of the values at the higher level."""
+
+
+def two_states(values: Array) -> TwoStates | None:
+    """Return both levels of a sample that has two, None for any other; from 8 values on.
+
+    The split with the least variance within both parts (Fisher 1958, doi:10.1080/01621459.1958.10501479) must leave a gap of 40 %
+    of the levels' distance, and that distance must be APART standard deviations.
+    """
+    n = len(values)
+    if n < 8:
+        return None
+    ordered, sizes = np.sort(values), np.arange(1, n)
+    sums, squares = np.cumsum(ordered), np.cumsum(ordered**2)
+    below = squares[:-1] - sums[:-1] ** 2 / sizes
+    above = squares[-1] - squares[:-1] - (sums[-1] - sums[:-1]) ** 2 / (n - sizes)
+    fewest = max(2, math.ceil(OWN_SHARE * n))
+    place = fewest - 1 + int((below + above)[fewest - 1 : n - fewest].argmin())
+    low, high = ordered[: place + 1], ordered[place + 1 :]
+    distance = float(high.mean() - low.mean())
+    within = math.sqrt(max(0.0, float(below[place] + above[place])) / (n - 2))
+    if distance <= APART * within or high[0] - low[-1] <= 0.4 * distance or distance < 1e-3 * float(low.mean()):
+        return None
+    return TwoStates(low=float(low.mean()), high=float(high.mean()), share_high=len(high) / n)

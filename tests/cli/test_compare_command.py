@@ -118,7 +118,7 @@ def test_csv_json_and_markdown_hold_the_runs(tmp_path):
     assert sum(row["counted"] == "yes" for row in rows) == 5
     assert float(rows[0]["mfu"]) == pytest.approx(0.349, abs=0.005)
     document = json.loads((tmp_path / "compare.json").read_text())
-    assert document["verdicts"][0]["outcome"] == "slower"
+    assert document["verdicts"][0]["outcome"] == "these runs differ"
     assert document["groups"][0]["runs"][0]["metrics"]["flops_convention"] == "causal"
     assert "| configuration |" in (tmp_path / "compare.md").read_text()
 
@@ -141,9 +141,12 @@ def test_the_gate_closes_on_a_regression_and_opens_within_the_margin(regression,
     closed = compare(*arguments, "3%")
     assert closed.returncode == 1
     assert "gate: " in closed.stderr
-    assert "4.8 % slower" in closed.stderr
+    assert "these runs differ by 4.8 %, not shown to be slower" in closed.stderr
     assert f"{after}: llama H100 SXM against {before}: llama H100 SXM" in closed.stderr
     assert compare(*arguments, "8%").returncode == 0
+    undecided = compare(*arguments, "5%")
+    assert undecided.returncode == 3
+    assert re.search(r"Undecided at a margin of 5.0 %: \d+ runs a side would show it to be within", undecided.stderr)
 
 
 def test_a_folder_as_baseline_pairs_each_configuration_with_its_own_kind(tmp_path):

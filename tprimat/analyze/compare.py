@@ -1,6 +1,5 @@
 """Judge whether one group of runs is faster than another, or why the two must not be compared; rank those that may."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,12 +10,10 @@ import numpy as np
 from tprimat.analyze.groups import Group, group_estimate, tokens_per_step
 from tprimat.analyze.window import steady_steps
 from tprimat.errors import ConfigError
-from tprimat.records.schema import Estimate, RunRecord
-from tprimat.statistics import NORMAL_QUANTILE, Sample, bootstrap_log_throughput, cliffs_delta, t_quantile
+from tprimat.records.schema import Estimate, RunRecord, StepRecord
+from tprimat.statistics import BETWEEN_RUNS, FEWEST_RUNS, Rate, cliffs_delta, more_runs, rate_of, ratio_of_rates
 
-RESAMPLES = 2000
-SEED = 20260101
-"""Seed of the bootstrap, so that the same files give the same verdict."""
+Outcome = Literal["faster", "slower", "these runs differ", "no difference shown", "refused"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,26 +60,34 @@ class Verdict:
 
     baseline: str
     candidate: str
-    outcome: Literal["faster", "slower", "no difference shown", "refused"]
+    outcome: Outcome
+    """"these runs differ": the interval excludes 1, but one side has too few runs to show more than that."""
     ratio: Estimate | None
     """Throughput of one GPU, candidate over baseline; None when refused."""
     differences: tuple[Difference, ...]
     evidence: str
     """The number of repeated runs behind it, in words."""
+    fewest_runs: int = 1
+    """On the smaller side."""
     slower_steps: float | None = None
     """Cliff's delta of step times, -1..1: 1 when every step of the candidate takes longer than every one of the baseline."""
 
-    def slower_than(self, margin: float) -> bool:
-        """Return whether the candidate is shown to be slower by more than a fraction."""
-        return self.outcome == "slower" and self.ratio is not None and self.ratio.value < 1 - margin
+    def no_slower_than(self, margin: float) -> bool | None:
+        """Judge non-inferiority: True where the whole interval lies above 1 - margin, False where all lies below, else None."""
+        if self.ratio is None or self.ratio.low is None or self.ratio.high is None:
+            return None
+        return True if self.ratio.low > 1 - margin else False if self.ratio.high < 1 - margin else None
+
+    def runs_to_pass(self, margin: float) -> int | None:
+        """Return how many runs a side would show `no_slower_than(margin)` at this ratio and spread; None where none would."""
+        return None if self.ratio is None else more_runs(self.ratio.value, self.ratio.low, 1 - margin, self.fewest_runs)
 
 
 def verdict(baseline: Group, candidate: Group, *, even_if_different: bool = False) -> Verdict:
     """Compare two groups of runs by the throughput of one GPU.
 
-    The ratio's 95 % interval comes from a bootstrap over runs and, within each, over steps
-    (statistics.bootstrap_log_throughput), with arms stretched from the normal to Student's quantile for the number of runs. With
-    one run per side the interval covers the noise of these two runs only, not the spread between runs; the evidence says so.
+    Runs are the unit: the interval is that of their spread. With a single run on a side it assumes how far runs differ
+    (statistics.BETWEEN_RUNS). With fewer than statistics.FEWEST_RUNS the outcome speaks of these runs only.
     """
     differences = comparable(baseline.run, candidate.run)
     evidence = _evidence(len(baseline.runs), len(candidate.runs))
@@ -96,84 +101,56 @@ def verdict(baseline: Group, candidate: Group, *, even_if_different: bool = Fals
     )
     if differences and not even_if_different:
         return refusal
-    first, second = _samples(baseline), _samples(candidate)
+    first, second = _rates(baseline), _rates(candidate)
     if not first or not second:
         return refusal
-    ratio = ratio_of_groups(first, second)
-    outcome: Literal["faster", "slower", "no difference shown"] = "no difference shown"
-    if ratio.low is not None and ratio.low > 1:
-        outcome = "faster"
-    elif ratio.high is not None and ratio.high < 1:
-        outcome = "slower"
+    ratio = ratio_of_rates(first, second)
+    outcome: Outcome = "no difference shown"
+    if ratio.low is not None and ratio.high is not None and not ratio.low <= 1 <= ratio.high:
+        shown: Outcome = "faster" if ratio.low > 1 else "slower"
+        outcome = shown if min(len(first), len(second)) >= FEWEST_RUNS else "these runs differ"
     return Verdict(
         baseline=baseline.label,
         candidate=candidate.label,
         outcome=outcome,
-        ratio=ratio,
+        ratio=Estimate(value=ratio.value, low=ratio.low, high=ratio.high, samples=len(first) + len(second)),
         differences=differences,
         evidence=evidence,
-        slower_steps=cliffs_delta(_all_seconds(second), _all_seconds(first)),
+        fewest_runs=min(len(first), len(second)),
+        slower_steps=cliffs_delta(_all_seconds(candidate), _all_seconds(baseline)),
     )
 
 
-def ratio_of_groups(first: Sequence[Sample], second: Sequence[Sample], resamples: int = RESAMPLES) -> Estimate:
-    """Return the throughput of the second group over the first; no interval where a group is a single step."""
-    rng = np.random.default_rng(SEED)
-    centre = _mean_log(second) - _mean_log(first)
-    steps = min(len(sample.seconds) for sample in (*first, *second))
-    if steps < 2 and 1 in {len(first), len(second)}:
-        return Estimate(value=math.exp(centre), low=None, high=None, samples=len(first) + len(second))
-    upper, lower = (bootstrap_log_throughput(group, resamples, rng) for group in (second, first))
-    draws = upper[: len(lower)] - lower[: len(upper)]
-    low, high = np.quantile(draws, [0.025, 0.975])
-    stretch = t_quantile(_freedom(first, second)) / NORMAL_QUANTILE
-    return Estimate(
-        value=math.exp(centre),
-        low=math.exp(centre + stretch * (float(low) - centre)),
-        high=math.exp(centre + stretch * (float(high) - centre)),
-        samples=len(first) + len(second),
-    )
+def _rates(group: Group) -> list[Rate]:
+    """Return the throughput of each run, per GPU, so that a forced comparison across GPU counts compares single GPUs."""
+    found = []
+    for steps, gpus in _steady(group):
+        tokens = np.array([(step.tokens or 0) / gpus for step in steps])
+        found.append(rate_of(tokens, np.array([step.step_seconds for step in steps])))
+    return found
 
 
-def _freedom(first: Sequence[Sample], second: Sequence[Sample]) -> int:
-    """Return the degrees of freedom: of runs where a side has several, else of steps."""
-    runs = [len(group) for group in (first, second) if len(group) > 1]
-    if runs:
-        return sum(runs) - len(runs)
-    return len(first[0].seconds) + len(second[0].seconds) - 2
+def _all_seconds(group: Group) -> np.ndarray:
+    return np.array([step.step_seconds for steps, _ in _steady(group) for step in steps])
 
 
-def _mean_log(samples: Sequence[Sample]) -> float:
-    return float(np.mean([sample.log_throughput for sample in samples]))
-
-
-def _samples(group: Group) -> list[Sample]:
-    """Return the steady steps, with tokens per GPU so that a forced comparison across GPU counts compares single GPUs."""
+def _steady(group: Group) -> list[tuple[tuple[StepRecord, ...], int]]:
+    """Return the steady steps of each run and its GPUs; nothing where a run lacks tokens or GPUs."""
     found = []
     for item in group.runs:
         gpus = item.result.run.machine.gpus
         if item.metrics is None or item.metrics.tokens_per_second is None or gpus is None:
             return []
-        steps = steady_steps(item.result.steps, item.metrics.window)
-        found.append(
-            Sample(
-                tokens=np.array([(step.tokens or 0) / gpus for step in steps]),
-                seconds=np.array([step.step_seconds for step in steps]),
-            )
-        )
+        found.append((steady_steps(item.result.steps, item.metrics.window), gpus))
     return found
 
 
-def _all_seconds(samples: Sequence[Sample]) -> np.ndarray:
-    return np.concatenate([sample.seconds for sample in samples])
-
-
 def _evidence(first: int, second: int) -> str:
-    if first == 1 and second == 1:
-        return "one run each: within-run evidence only, the next run may differ by more"
-    if 1 in {first, second}:
-        return f"{first} and {second} runs: the single run's spread between runs is not known"
-    return f"{first} and {second} runs"
+    runs = "one run each" if first == second == 1 else f"{first} and {second} runs"
+    if min(first, second) >= FEWEST_RUNS:
+        return runs
+    assumed = f", and runs are assumed to vary by {BETWEEN_RUNS:.1%}" if 1 in {first, second} else ""
+    return f"{runs}: fewer than {FEWEST_RUNS} a side{assumed}"
 
 
 # The ranking of configurations that may be compared, and the pairs that a comparison judges.

@@ -12,7 +12,7 @@ from tprimat.analyze.window import Warmup, steady_steps, steady_window
 from tprimat.facts.accelerators import peak_dense_flops, peak_sparse_flops
 from tprimat.facts.flops import flop_per_token, seed_flop_per_token
 from tprimat.records.schema import Estimate, RunMetrics, RunRecord, StepRecord, TelemetrySample, Window
-from tprimat.statistics import Array, Interval, median_interval, ratio_of_sums, scaled_mad
+from tprimat.statistics import Array, Interval, TwoStates, median_interval, ratio_of_sums, scaled_mad, two_states
 
 
 def joules(samples: Sequence[TelemetrySample], steps: Sequence[StepRecord], gpus: int) -> tuple[float | None, str | None]:
@@ -113,7 +113,8 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
     steady = steady_steps(steps, window)
     gpus, count, seconds = run.machine.gpus, window.steps, np.array([step.step_seconds for step in steady])
     tokens = _tokens(steady)
-    measured = ratio_of_sums(tokens, seconds) if tokens is not None else None
+    states = two_states(seconds)
+    measured = _unless(states, ratio_of_sums(tokens, seconds)) if tokens is not None else None
     rate = _stated(options) or measured
     flop, no_flop = _seed_flop(run) if options.seed_conventions else _flop_per_token(run, options.flops_convention)
     peak, no_peak = _peak(run, options)
@@ -123,7 +124,7 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
     mfu = scaled(flops, 1 / peak, count) if flops and peak else None
     return RunMetrics(
         window=window,
-        step_seconds=scaled(median_interval(seconds), 1.0, count),
+        step_seconds=scaled(_unless(states, median_interval(seconds)), 1.0, count),
         mean_step_seconds=float(seconds.mean()),
         steps_per_second=1 / float(seconds.mean()),
         step_seconds_mad=scaled_mad(seconds),
@@ -145,10 +146,23 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
         warnings=(
             *impossible(mfu),
             *_warnings(run, steps, steady, window),
+            *_two_speeds(states),
             *_contradiction(options.stated_tokens_per_second, measured),
             *(*_throttling(options.telemetry), *((no_energy,) if no_energy else ()), *options.gemm_ceiling_notes),
         ),
     )
+
+
+def _unless(states: TwoStates | None, interval: Interval) -> Interval:
+    """Return an interval without its ends where steps switch between two speeds, which no formula here covers."""
+    return interval if states is None else Interval(value=interval.value, low=None, high=None)
+
+
+def _two_speeds(states: TwoStates | None) -> tuple[str, ...]:
+    if states is None:
+        return ()
+    slow = f"{states.share_high:.0%} take {states.high:.4g} s, the others {states.low:.4g} s"
+    return (f"steps switch between two speeds ({slow}): no interval holds; look at the clocks, and run longer",)
 
 
 def _tokens(steps: Sequence[StepRecord]) -> Array | None:
@@ -243,7 +257,10 @@ def _warnings(run: RunRecord, steps: Sequence[StepRecord], steady: Sequence[Step
             f"step time drifts by {window.drift_per_step * window.steps:+.1%} over the steady steps (Mann-Kendall, p < 0.05)"
         )
     if window.outliers:
-        found.append(f"{window.outliers} of {window.steps} steady steps are outliers (3 scaled MAD); throughput includes them")
+        found.append(
+            f"{window.outliers} of {window.steps} steady steps are outliers (3 scaled MAD); throughput includes them, "
+            "and its interval is at least as wide as printed"
+        )
     if not_finite := sum(not step.finite for step in steady):
         found.append(f"{not_finite} of {window.steps} steady steps have a loss or gradient norm that is not finite")
     if run.clock == "framework":

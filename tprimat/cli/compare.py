@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0; 1 when a file was bad, no run counts, or the gate stays closed."""
     from tprimat.report.comparison import text
-    from tprimat.runner.analysis import compare_runs, gate_failures
+    from tprimat.runner.analysis import Gate, compare_runs, regression_gate
 
     path = output_path(options)
     margin = None if options.fail_if_slower is None else fraction(options.fail_if_slower, "--fail-if-slower")
@@ -60,10 +60,12 @@ def run(options: argparse.Namespace) -> int:
     if comparison.groups:
         write(comparison, path, neighbours, options)
         print(f"written: {path}", file=sys.stderr)
-    closed = [] if margin is None else gate_failures(comparison, margin)
-    for reason in closed:
+    gate = Gate() if margin is None else regression_gate(comparison, margin)
+    for reason in (*gate.closed, *gate.undecided):
         print(f"gate: {reason}", file=sys.stderr)
-    return 1 if results.problems or closed or not comparison.groups else 0
+    if results.problems or gate.closed or not comparison.groups:
+        return 1
+    return 3 if gate.undecided else 0
 
 
 def output_path(options: argparse.Namespace) -> Path:

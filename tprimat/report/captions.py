@@ -293,6 +293,8 @@ def _finding(work: Workload) -> str:
     second = names[id(ranking.groups[1])]
     if lead.outcome == "faster":
         return f"{best.name} is fastest, {_ahead(ranking)} ahead of {_without(second, best.name)}"
+    if lead.outcome == "these runs differ":
+        return f"{best.name} ran {_ahead(ranking)} faster than {_without(second, best.name)}, in too few runs to rank them"
     tied = [_without(names[id(group)], best.name) for group in ranking.tied]
     rest = f" and {len(tied) - 2} more" if len(tied) > 2 else ""
     return f"{best.name} leads within the noise of {', '.join(tied[:2])}{rest}"

@@ -104,8 +104,18 @@ def sentence(verdict: Verdict) -> str:
     else:
         ratio += ", no interval from a single step"
     what = verdict.outcome if verdict.outcome == "no difference shown" else change(verdict.ratio.value)
+    if verdict.outcome == "these runs differ":
+        what = f"these runs differ by {units.percent(abs(verdict.ratio.value - 1))}, not shown to be {what.split()[-1]}"
     caution = f" They differ: {differing}." if differing else ""
     return f"{pair}: {what} ({ratio}; {verdict.evidence}).{caution}"
+
+
+def runs_to_decide(verdict: Verdict, margin: float) -> str:
+    """Say what would decide whether a candidate is within a margin of its baseline."""
+    more = verdict.runs_to_pass(margin)
+    if more is None:
+        return f"Undecided at a margin of {units.percent(margin)}; no number of runs would show it to be within, at this ratio."
+    return f"Undecided at a margin of {units.percent(margin)}: {more} runs a side would show it to be within, at this ratio."
 
 
 def change(ratio: float) -> str:

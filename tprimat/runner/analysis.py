@@ -18,7 +18,7 @@ from tprimat.facts.models import model_shape
 from tprimat.facts.published import PublishedResult
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.discover import check_probes, load_results, probes_in
-from tprimat.report.comparison import Comparison, sentence
+from tprimat.report.comparison import Comparison, runs_to_decide, sentence
 from tprimat.report.html.page import Report, html_report
 from tprimat.report.peak import PeakAnalysis
 
@@ -206,16 +206,33 @@ def compare_runs(
     )
 
 
-def gate_failures(comparison: Comparison, margin: float) -> list[str]:
-    """Return why a regression gate must stay closed; empty where it opens.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """Why a regression gate does not open; it opens where both are empty."""
+
+    closed: tuple[str, ...] = ()
+    """Shown to be slower by more than the margin, or not to be compared."""
+    undecided: tuple[str, ...] = ()
+    """The interval reaches beyond the margin."""
+
+
+def regression_gate(comparison: Comparison, margin: float) -> Gate:
+    """Open only where every candidate is shown not to be slower than its baseline by more than a margin (non-inferiority).
 
     Args:
         comparison: verdicts against the baseline.
         margin: the slowdown that is still accepted, as a fraction.
     """
     if not comparison.verdicts:
-        return ["there is nothing to compare: a gate needs a baseline and another configuration that count"]
-    return [sentence(found) for found in comparison.verdicts if found.outcome == "refused" or found.slower_than(margin)]
+        return Gate(closed=("there is nothing to compare: a gate needs a baseline and another configuration that count",))
+    closed, undecided = [], []
+    for found in comparison.verdicts:
+        passed = None if found.outcome == "refused" else found.no_slower_than(margin)
+        if found.outcome == "refused" or passed is False:
+            closed.append(sentence(found))
+        elif passed is None:
+            undecided.append(f"{sentence(found)} {runs_to_decide(found, margin)}")
+    return Gate(closed=tuple(closed), undecided=tuple(undecided))
 
 
 def analyse_peaks(

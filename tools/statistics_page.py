@@ -1,0 +1,171 @@
+#!/usr/bin/env python3
+"""Write the tables of docs/statistics.md by simulation and from the records in results; with --check, only report differences.
+
+python3 tools/statistics_page.py
+python3 tools/statistics_page.py --check
+"""
+
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+
+from page import page_parser, replace_blocks, update_page  # noqa: E402
+
+from tprimat import statistics, units  # noqa: E402
+from tprimat.analyze.groups import group_runs, measure  # noqa: E402
+from tprimat.analyze.metrics import MetricOptions  # noqa: E402
+from tprimat.records.discover import load_results  # noqa: E402
+from tprimat.report.tables import table  # noqa: E402
+
+CASES = 1000
+Array = np.ndarray
+Draw = Callable[[np.random.Generator, int], Array]
+
+
+def normal(rng: np.random.Generator, n: int) -> Array:
+    """Draw independent step times that vary by 1 %."""
+    return 1 + 0.01 * rng.normal(size=n)
+
+
+def skewed(rng: np.random.Generator, n: int) -> Array:
+    """Draw lognormal step times that vary by 5 %."""
+    return np.exp(0.05 * rng.normal(size=n)) / math.exp(0.05**2 / 2)
+
+
+def correlated(rho: float) -> Draw:
+    """Return a draw of AR(1) step times that vary by 1 %."""
+
+    def draw(rng: np.random.Generator, n: int) -> Array:
+        noise = rng.normal(size=n)
+        series = [noise[0]]
+        for value in noise[1:]:
+            series.append(rho * series[-1] + math.sqrt(1 - rho**2) * value)
+        return 1 + 0.01 * np.array(series)
+
+    return draw
+
+
+def spiked(rng: np.random.Generator, n: int) -> Array:
+    """Draw step times of which one in ten takes half as long again."""
+    return normal(rng, n) * np.where(rng.random(n) < 0.1, 1.5, 1.0) / 1.05
+
+
+def rarely_spiked(rng: np.random.Generator, n: int) -> Array:
+    """Draw step times of which one in fifty takes three times as long."""
+    return normal(rng, n) * np.where(rng.random(n) < 0.02, 3.0, 1.0) / 1.04
+
+
+def drifting(rng: np.random.Generator, n: int) -> Array:
+    """Draw step times that rise by 1 % from first to last."""
+    return 1 + 0.005 * rng.normal(size=n) + 0.01 * (np.arange(n) / (n - 1) - 0.5)
+
+
+def switching(stay: float) -> Draw:
+    """Return a draw of step times at two levels 10 % apart, each of which lasts with a probability."""
+
+    def draw(rng: np.random.Generator, n: int) -> Array:
+        states = [int(rng.random() < 0.5)]
+        while len(states) < n:
+            states.append(states[-1] if rng.random() < stay else 1 - states[-1])
+        return np.where(states, 1.1, 1.0) / 1.05 * (1 + 0.005 * rng.normal(size=n))
+
+    return draw
+
+
+STEPS: dict[str, Draw] = {
+    "independent, normal, 1 %": normal,
+    "independent, lognormal, 5 %": skewed,
+    "AR(1) of 0.5": correlated(0.5),
+    "AR(1) of 0.9": correlated(0.9),
+    "drift of 1 %": drifting,
+    "1 in 10 steps takes 1.5 times as long": spiked,
+    "1 in 50 steps takes 3 times as long": rarely_spiked,
+    "two speeds, at random": switching(0.5),
+    "two speeds, each for some 10 steps": switching(0.9),
+}
+"""Step times whose mean is 1."""
+
+
+def one_run() -> str:
+    """List how often the throughput interval of one run covers the truth, and how often none is printed."""
+    rows = []
+    for name, draw in STEPS.items():
+        row = [name]
+        for n in (10, 20, 50, 100):
+            rng, covered, printed = np.random.default_rng(n), 0, 0
+            for _ in range(CASES):
+                seconds = draw(rng, n)
+                if statistics.two_states(seconds) is not None:
+                    continue
+                found = statistics.ratio_of_sums(np.ones(n), seconds)
+                printed += 1
+                covered += found.low <= 1 <= found.high
+            share = f"{covered / printed:.0%}" if printed > CASES / 20 else units.ABSENT
+            row.append(share if printed > 0.995 * CASES else f"{share} ({1 - printed / CASES:.0%} not printed)")
+        rows.append(row)
+    return table(("step times", "n = 10", "n = 20", "n = 50", "n = 100"), rows)
+
+
+def verdicts() -> str:
+    """List how often two equal configurations are called faster or slower."""
+    rows = []
+    for name, draw in STEPS.items():
+        for between in (0.0, 0.003, 0.02):
+            row = [name, f"{between:.1%}"]
+            for runs in (1, 2, 3, 5):
+                rng, wrong, covered = np.random.default_rng(runs), 0, 0
+                for _ in range(CASES // 2):
+                    first, second = (
+                        [statistics.rate_of(np.ones(20), math.exp(between * rng.normal()) * draw(rng, 20)) for _ in range(runs)]
+                        for _ in range(2)
+                    )
+                    ratio = statistics.ratio_of_rates(first, second)
+                    outside = not ratio.low <= 1 <= ratio.high
+                    covered += not outside
+                    wrong += outside and runs >= statistics.FEWEST_RUNS
+                row.append(
+                    f"{covered / (CASES // 2):.0%}" + ("" if runs < statistics.FEWEST_RUNS else f", {wrong / (CASES // 2):.0%}")
+                )
+            rows.append(row)
+    header = ("step times, n = 20", "spread between runs", "1 run a side", "2 runs", "3 runs", "5 runs")
+    return table(header, rows)
+
+
+def between_runs() -> str:
+    """List how much runs of one configuration on one machine differ in our records."""
+    results, _ = load_results([path for path in sorted((ROOT / "results" / "h200").iterdir()) if path.is_dir()])
+    days: dict[tuple[str, str], list] = {}
+    for result in results:
+        days.setdefault((str(result.path.relative_to(ROOT)).split("/")[2], (result.run.started_at or "")[:10]), []).append(result)
+    squares, freedom, rows = 0.0, 0, []
+    for (folder, day), several in sorted(days.items()):
+        for group in group_runs([measure(result, MetricOptions()) for result in several]):
+            rates = [item.metrics.tokens_per_second_per_gpu for item in group.runs if item.metrics]
+            if len(rates) < 2 or None in rates:
+                continue
+            logs = np.log([rate.value for rate in rates])
+            squares, freedom = squares + float(logs.var(ddof=1)) * (len(logs) - 1), freedom + len(logs) - 1
+            rows.append([folder, day, group.label, str(len(logs)), f"{logs.std(ddof=1):.2%}"])
+    rows.append(["all", "", "", str(freedom + len(rows)), f"{math.sqrt(squares / freedom):.2%}"])
+    return table(("folder", "day", "configuration", "runs", "standard deviation between runs"), rows)
+
+
+BLOCKS = {"one_run": one_run, "verdicts": verdicts, "between_runs": between_runs}
+
+
+def main() -> int:
+    """Exit status: 0, or 1 where --check finds a difference."""
+    options = page_parser(__doc__).parse_args()
+    page = ROOT / "docs" / "statistics.md"
+    text = replace_blocks(page.read_text(encoding="utf8"), "figures", lambda name: f"\n{BLOCKS[name]()}\n\n")
+    return update_page(page, text, check=options.check, command="python3 tools/statistics_page.py")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

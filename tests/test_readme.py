@@ -53,3 +53,10 @@ def test_every_link_of_the_readme_leads_somewhere(path):
 
 def test_the_readme_is_short():
     assert len(README.splitlines()) <= 150
+
+
+def test_the_pictures_are_small_and_what_the_records_give():
+    shown = re.findall(r"!\[[^]]+\]\((\S+\.png)\)", README)
+    assert shown == ["docs/images/comparison.png", "docs/images/report.png"]
+    assert all((ROOT / path).stat().st_size < 200_000 for path in shown)
+    assert subprocess.run([sys.executable, ROOT / "tools" / "readme_pictures.py", "--check"], check=False).returncode == 0

@@ -86,6 +86,8 @@ def _headline(ranking: Ranking) -> str:
         return ": throughput not known"
     if len(ranking.groups) == 1:
         return " is the only configuration of this workload"
+    if ranking.lead is not None and ranking.lead.outcome == "these runs differ":
+        return " ran fastest, in too few runs to rank it"
     if ranking.tied:
         return " leads, but not by more than the noise"
     return " trains fastest"
@@ -102,6 +104,9 @@ def _lead(ranking: Ranking) -> str:
         than = "as" if faster.endswith("as fast") else "than"
         wide = f" The measurements of {', '.join(tied)} vary too much to show a difference." if tied else ""
         return f"It is {faster} {than} {brief(ranking.groups[1])}, the next ({_uncertainty(lead)}).{wide}"
+    if lead.outcome == "these runs differ":
+        ahead = f"It ran {change(lead.ratio.value)} than {brief(ranking.groups[1])}, the next ({_uncertainty(lead)})."
+        return f"{ahead} Three runs of each would rank them: --runs 3."
     names = ", ".join(tied[:3]) + (" and others" if len(tied) > 3 else "")
     return f"No difference is shown to {names} ({units.signed_percent(lead.ratio.value - 1)}; {_uncertainty(lead)})."
 

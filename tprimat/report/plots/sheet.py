@@ -175,7 +175,8 @@ def draw_sheet(sheet: Sheet, path: Path, *, panels: Sequence[str] | None = None,
 def drawn(sheet: Sheet, panels: Sequence[str] | None = None, *, dark: bool = False) -> "Iterator[Figure]":
     """Draw a picture; it can be saved inside the with statement."""
     paper = DARK if dark else LIGHT
-    rows = _rows(chosen_panels(sheet.panels, panels), sheet.columns)
+    chosen = chosen_panels(sheet.panels, panels)
+    rows = _rows(chosen, sheet.columns)
     room = sheet.width - 2 * MARGIN
     size = next(
         (size for size in HEADLINES if all(text_width(line, size, "bold") <= room for line in sheet.headline)), HEADLINES[-1]
@@ -183,7 +184,7 @@ def drawn(sheet: Sheet, panels: Sequence[str] | None = None, *, dark: bool = Fal
     headline = [line for text in sheet.headline for line in wrapped(text, room, size, "bold")]
     subtitle = [line for text in sheet.subtitle for line in wrapped(text, room, SUBTITLE)]
     notes = [line for text in sheet.notes for line in wrapped(text, room, SMALL)]
-    entries = _legend_lines(sheet.legend, room)
+    entries = _legend_lines(() if all(panel.rows for panel in chosen) else sheet.legend, room)  # rows say what they are
     header = 2 * MARGIN + (size * len(headline) + SUBTITLE * len(subtitle)) * LINE / 72
     footer = 2 * MARGIN + (SUBTITLE * len(entries) + SMALL * len(notes)) * LINE / 72 if entries or notes else 0.01
     heights = [max(panel.height for panel in row) for row in rows]

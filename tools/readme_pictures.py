@@ -1,0 +1,69 @@
+#!/usr/bin/env python3
+"""Draw the README's pictures from the records in results: the comparison of four layouts, and the head of their report page.
+
+python3 tools/readme_pictures.py            both; the page needs Chromium
+python3 tools/readme_pictures.py --check    whether the comparison in the repository is what the records give
+"""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "tools")]
+
+from page import page_parser  # noqa: E402
+
+RECORDS = ROOT / "results" / "h200" / "repeated"
+LAYOUTS = [str(RECORDS / name) for name in ("dp_mbs4", "tp2_mbs4", "tp2_pp2_mbs4", "tp4_mbs4")]
+IMAGES = ROOT / "docs" / "images"
+COMPARISON, PAGE = IMAGES / "comparison.png", IMAGES / "report.png"
+PAGE_PIXELS = (1280, 1120)
+
+
+def draw_comparison(path: Path) -> None:
+    """Draw the bars of the comparison."""
+    words = ["--results-dir", *LAYOUTS, "--panels", "throughput,memory", "--output", str(path)]
+    subprocess.run([sys.executable, str(ROOT / "compare.py"), *words], check=True, stdout=subprocess.DEVNULL)
+
+
+def photograph_page(path: Path) -> None:
+    """Write the report page and take a picture of its head."""
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        sys.exit("no Chromium here: the picture of the page stays as it is")
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder, "report.html")
+        subprocess.run([sys.executable, "-m", "tprimat", "report", *LAYOUTS, "--output", str(page)], cwd=ROOT, check=True)
+        words = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=8000"]
+        size = "--window-size={},{}".format(*PAGE_PIXELS)
+        subprocess.run([browser, *words, size, f"--screenshot={path}", page.as_uri()], check=True, capture_output=True)
+
+
+def same_picture(one: Path, other: Path) -> bool:
+    """Return whether two PNG files show the same, up to what versions of the font renderer change."""
+    from matplotlib.image import imread
+
+    first, second = imread(one), imread(other)
+    return first.shape == second.shape and float(np.abs(first - second).mean()) < 0.01
+
+
+def main() -> int:
+    """Exit status: 0, or 1 where --check finds a difference."""
+    if not page_parser(__doc__).parse_args().check:
+        IMAGES.mkdir(exist_ok=True)
+        draw_comparison(COMPARISON)
+        photograph_page(PAGE)
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        again = Path(folder, "comparison.png")
+        draw_comparison(again)
+        return 0 if same_picture(COMPARISON, again) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

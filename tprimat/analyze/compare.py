@@ -1,13 +1,13 @@
 """Judge whether one group of runs is faster than another, or why the two must not be compared; rank those that may."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from tprimat.analyze.groups import Group, group_estimate, tokens_per_step
+from tprimat.analyze.groups import Group, differing_traits, group_estimate, tokens_per_step
 from tprimat.analyze.window import steady_steps
 from tprimat.errors import ConfigError
 from tprimat.records.schema import Estimate, RunRecord, StepRecord
@@ -67,6 +67,8 @@ class Verdict:
     differences: tuple[Difference, ...]
     evidence: str
     """The number of repeated runs behind it, in words."""
+    traits: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Every trait of groups.TRAITS in which the two differ: its words on the side of the baseline, and of the candidate."""
     fewest_runs: int = 1
     """On the smaller side."""
     slower_steps: float | None = None
@@ -98,6 +100,7 @@ def verdict(baseline: Group, candidate: Group, *, even_if_different: bool = Fals
         ratio=None,
         differences=differences,
         evidence=evidence,
+        traits=differing_traits(baseline, candidate),
     )
     if differences and not even_if_different:
         return refusal
@@ -116,6 +119,7 @@ def verdict(baseline: Group, candidate: Group, *, even_if_different: bool = Fals
         ratio=Estimate(value=ratio.value, low=ratio.low, high=ratio.high, samples=len(first) + len(second)),
         differences=differences,
         evidence=evidence,
+        traits=refusal.traits,
         fewest_runs=min(len(first), len(second)),
         slower_steps=cliffs_delta(_all_seconds(candidate), _all_seconds(baseline)),
     )

@@ -1,6 +1,7 @@
 """Groups of repeated runs: what belongs together, how to label a group, and its numbers over all runs."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -122,10 +123,17 @@ def engine_words(run: RunRecord) -> str:
     return f"{run.engine} with Transformer Engine" if seen else run.engine
 
 
+def _seen(run: RunRecord, name: str, before: str = "") -> str:
+    """Return a field of the evidence in words; empty where it is not known."""
+    value = None if run.evidence is None else getattr(run.evidence, name)
+    return "" if value is None else f"{before}{value}"
+
+
 TRAITS: Mapping[str, Trait] = {
     "model": lambda run: run.model if run.size == "full" else f"{run.model} {run.size}",
     "accelerator": accelerator_name,
     "GPUs": lambda run: ranks(run) or "GPUs unknown",
+    "nodes": lambda run: "" if run.machine.nodes in {None, 1} else f"{run.machine.nodes} nodes",
     "strategy": lambda run: run.strategy or "strategy unknown",
     "layout": layout,
     "engine": engine_words,
@@ -139,6 +147,12 @@ TRAITS: Mapping[str, Trait] = {
         ", ".join(f"{name}={value}" for name, value in sorted(run.engine_options.items())) or "default options"
     ),
     "shape": lambda run: "shape unknown" if run.shape is None else f"{run.shape.layers} layers of {run.shape.hidden}",
+    "attention": lambda run: _seen(run, "attention"),
+    "optimizer": lambda run: _seen(run, "optimizer"),
+    "gradients": lambda run: _seen(run, "gradient_dtype", "gradients in "),
+    "data": lambda run: re.sub(r" \(seed \d+\)", "", _seen(run, "data", "data ")),
+    "power limit": lambda run: "" if run.machine.power_limit_watts is None else f"{run.machine.power_limit_watts:.0f} W",
+    "driver": lambda run: "" if run.machine.driver is None else f"driver {run.machine.driver}",
     "software": lambda run: (
         ", ".join(f"{name} {version}" for name, version in sorted(run.software.items())) or "software unknown"
     ),
@@ -146,6 +160,20 @@ TRAITS: Mapping[str, Trait] = {
 """What distinguishes configurations, in the order in which a label names it."""
 LISTS = ("options", "software")
 """Traits of many words each, of which a label names only those that distinguish runs."""
+
+
+def differing_traits(first: Group, second: Group) -> dict[str, tuple[str, str]]:
+    """Return each trait in which two groups differ, with its words on both sides; of a list only the parts that differ."""
+    found = {}
+    for name, trait in TRAITS.items():
+        one, other = str(trait(first.run)), str(trait(second.run))
+        if one == other:
+            continue
+        if name in LISTS:
+            parts = one.split(", "), other.split(", ")
+            one, other = (", ".join(part for part in mine if part not in theirs) for mine, theirs in (parts, parts[::-1]))
+        found[name] = (one or "not recorded", other or "not recorded")
+    return found
 
 
 def group_runs(measured: Sequence[Measured], origin: Origin | None = None) -> list[Group]:

@@ -233,23 +233,55 @@ def drift(values: Array) -> Drift | None:
     return Drift(p_value=math.erfc(z / math.sqrt(2)), slope=slope / size)
 
 
-def slow_prefix(values: Array) -> int:
-    """Return how many leading values are warm-up, a slow first stretch: 0 to half of them.
+NOTABLE_LEAD = 0.005
+"""Fraction by which a first stretch must be faster to be left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefix:
+    """A first stretch of a series at another level than the rest."""
+
+    count: int
+    """Leading values in it; 0: none."""
+    faster: bool = False
+    """Whether its values are smaller."""
+
+
+def unsteady_prefix(values: Array) -> Prefix:
+    """Find a first stretch that is slower than what follows, as in warm-up, or faster, as before a clock falls: 0 to half of all.
 
     The later half gives the steady level (median) and spread (scaled MAD, not under 0.1 % of the level, which is what logs
     resolve). Each value's log likelihood ratio for being 3 spreads slower is summed from the start (Page 1954,
     doi:10.1093/biomet/41.1-2.100); the stretch ends where the sum peaks, if the peak passes log(1 / FALSE_ALARM): by Ville's
     inequality steady values do so with at most that probability, the level and spread being known. Values count as at most
-    4 spreads off, so that one late spike cannot extend the warm-up.
+    4 spreads off, so that one late spike cannot extend the stretch. Where none is slower, a faster one is looked for in the same
+    way; it must be faster by NOTABLE_LEAD, with ten times the evidence, and be more like a step than like a drift.
     """
     if len(values) < 4:
-        return 0
+        return Prefix(count=0)
     steady = values[len(values) // 2 :]
     level = float(np.median(steady))
     spread = max(scaled_mad(steady), 1e-3 * level)
-    evidence = np.cumsum(3 * (np.clip((values[: len(values) // 2] - level) / spread, -4, 4) - 1.5))
-    last = int(evidence.argmax())
-    return last + 1 if evidence[last] >= math.log(1 / FALSE_ALARM) else 0
+    distance = np.clip((values[: len(values) // 2] - level) / spread, -4, 4)
+    slower = np.cumsum(3 * (distance - 1.5))
+    last = int(slower.argmax())
+    if slower[last] >= math.log(1 / FALSE_ALARM):
+        return Prefix(count=last + 1)
+    faster = np.cumsum(3 * (-distance - 1.5))
+    last = int(faster.argmax())
+    early, late = values[: last + 1], values[last + 1 :]
+    leads = float(early.mean()) < (1 - NOTABLE_LEAD) * level
+    if faster[last] >= math.log(10 / FALSE_ALARM) and leads and _is_step(early, late):
+        return Prefix(count=last + 1, faster=True)
+    return Prefix(count=0)
+
+
+def _is_step(early: Array, late: Array) -> bool:
+    """Whether two levels describe a series better than a straight line."""
+    whole, steps = np.concatenate((early, late)), np.arange(len(early) + len(late))
+    line = np.polyval(np.polyfit(steps, whole, 1), steps)
+    levels = float(((early - early.mean()) ** 2).sum() + ((late - late.mean()) ** 2).sum())
+    return levels < float(((whole - line) ** 2).sum())
 
 
 def cliffs_delta(first: Array, second: Array) -> float:

@@ -200,6 +200,21 @@ def test_a_long_slow_stretch_is_left_out_and_what_it_is_worth_is_said():
     )
 
 
+def test_a_fast_start_before_throttling_does_not_count_and_is_said():
+    seconds = np.concatenate(([9.0], np.full(20, 3.8), np.full(60, 4.0))) * (1 + 0.002 * np.random.default_rng(1).normal(size=81))
+    metrics = run_metrics(RUN, steps_of(seconds))
+    assert metrics.window.first_step == 22
+    assert metrics.window.rule == "excluded steps 1-21: faster than what follows, and not sustained"
+    assert any(
+        "20 fast steps after step 1 are left out; with them a mean step takes 1.2% less" in one for one in metrics.warnings
+    )
+
+
+def test_a_run_that_ends_before_it_is_steady_says_so():
+    seconds = np.concatenate(([9.0], np.full(30, 4.4), np.full(30, 4.0))) * (1 + 0.002 * np.random.default_rng(1).normal(size=61))
+    assert any("run longer to see it steady" in one for one in run_metrics(RUN, steps_of(seconds)).warnings)
+
+
 def test_drift_is_told_over_the_whole_window_and_only_where_it_matters():
     rising = run_metrics(RUN, steps_of(4 * (1 + 0.001 * np.arange(40))))
     assert any("+3.8% over the steady steps" in warning for warning in rising.warnings)

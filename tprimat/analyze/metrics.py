@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from tprimat.analyze.window import Warmup, steady_steps, steady_window
+from tprimat.analyze.window import Warmup, is_state, steady_steps, steady_window
 from tprimat.facts.accelerators import peak_dense_flops, peak_sparse_flops
 from tprimat.facts.flops import flop_per_token, seed_flop_per_token
 from tprimat.records.schema import Estimate, RunMetrics, RunRecord, StepRecord, TelemetrySample, Window
@@ -68,8 +68,6 @@ def _integral(series: Sequence[TelemetrySample], start: float, end: float) -> fl
 
 Convention = Literal["causal", "full", "6n"]
 
-LONG_START = 0.1
-"""Fraction of a run that a slow first stretch may take without a warning."""
 NOTABLE_DRIFT = 0.005
 """Relative change of step time over a window that is worth a warning; long runs show smaller trends, which are irrelevant."""
 STATED_TOLERANCE = 0.02
@@ -251,7 +249,7 @@ def _warnings(run: RunRecord, steps: Sequence[StepRecord], steady: Sequence[Step
         found.append(f"the run did not complete: {run.outcome}")
     if window.steps < 10:
         found.append(f"only {window.steps} steady step(s); 10 or more make an interval trustworthy")
-    found += _slow_start(steps, steady, window, run.profiled_steps)
+    found += _first_stretch(steps, steady, window, run.profiled_steps)
     if window.drift_per_step is not None and abs(window.drift_per_step * window.steps) >= NOTABLE_DRIFT:
         found.append(
             f"step time drifts by {window.drift_per_step * window.steps:+.1%} over the steady steps (Mann-Kendall, p < 0.05)"
@@ -268,16 +266,21 @@ def _warnings(run: RunRecord, steps: Sequence[StepRecord], steady: Sequence[Step
     return tuple(found)
 
 
-def _slow_start(steps: Sequence[StepRecord], steady: Sequence[StepRecord], window: Window, profiled: Sequence[int]) -> list[str]:
-    """Warn of a long slow stretch, which may be a slower state of the machine rather than warm-up."""
-    if window.first_step < LONG_START * len(steps):
-        return []
-    slow = [step.step_seconds for step in steps if 1 < step.step < window.first_step and step.step not in profiled]
-    if len(slow) < LONG_START * len(steps) or len(slow) < 10:
+def _first_stretch(
+    steps: Sequence[StepRecord], steady: Sequence[StepRecord], window: Window, profiled: Sequence[int]
+) -> list[str]:
+    """Warn of a long first stretch at another speed, which is a state of the machine rather than warm-up."""
+    cut = [step.step_seconds for step in steps if 1 < step.step < window.first_step and step.step not in profiled]
+    if not is_state(len(cut), len(steps)):
         return []
     counted = [step.step_seconds for step in steady]
-    longer = statistics.fmean(slow + counted) / statistics.fmean(counted) - 1
-    return [f"{len(slow)} slow steps after step 1 are left out; with them a mean step takes {longer:.1%} longer"]
+    kind = "slow" if statistics.fmean(cut) > statistics.fmean(counted) else "fast"
+    change = statistics.fmean(cut + counted) / statistics.fmean(counted) - 1
+    length = f"{abs(change):.1%} {'longer' if change > 0 else 'less'}"
+    found = [f"{len(cut)} {kind} steps after step 1 are left out; with them a mean step takes {length}"]
+    if len(cut) >= (len(steps) - 1) // 2:
+        found.append("the speed still changes in the middle of the run: run longer to see it steady")
+    return found
 
 
 def impossible(mfu: Estimate | None) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from tprimat.errors import MetricError
 from tprimat.records.schema import StepRecord, Window
-from tprimat.statistics import Array, drift, outliers, slow_prefix
+from tprimat.statistics import Array, drift, outliers, unsteady_prefix
 
 Warmup = int | Literal["auto"]
 
@@ -18,9 +18,9 @@ Warmup = int | Literal["auto"]
 def steady_window(steps: Sequence[StepRecord], warmup: Warmup = "auto", profiled: Collection[int] = ()) -> Window:
     """Return the steady steps of a run: everything after warm-up, without profiled steps.
 
-    Step 1 always contains start-up (allocation, compilation, first collectives), so `auto` excludes it in any case, with the slow
-    stretch that follows it, if any (`statistics.slow_prefix`). A number excludes the steps up to that number. Profiled steps are
-    excluded before either rule looks at the others.
+    Step 1 always contains start-up (allocation, compilation, first collectives), so `auto` excludes it in any case, with the
+    stretch of another speed that follows it, if any (`statistics.unsteady_prefix`). A number excludes the steps up to it.
+    Profiled steps are excluded before either rule looks at the others.
 
     Raises:
         MetricError: a step time is not a positive number, step numbers do not rise, or no step is left.
@@ -100,10 +100,23 @@ def _fixed(left: Sequence[StepRecord], warmup: int) -> tuple[int, str]:
 
 def _auto(left: Sequence[StepRecord], seconds: Array) -> tuple[int, str]:
     startup = int(left[0].step == 1)
-    slow = slow_prefix(seconds[startup:])
-    if slow == 0:
+    prefix = unsteady_prefix(seconds[startup:])
+    if prefix.count == 0:
         if startup:
             return 1, "excluded step 1: start-up"
-        return 0, f"excluded none: the record starts at step {left[0].step}, and no slow stretch follows"
-    warm = [step.step for step in left[: startup + slow]]
-    return startup + slow, f"excluded {_ranges(warm)}: warm-up"
+        return 0, f"excluded none: the record starts at step {left[0].step}, and no stretch of another speed follows"
+    excluded = _ranges([step.step for step in left[: startup + prefix.count]])
+    if prefix.faster:
+        return startup + prefix.count, f"excluded {excluded}: faster than what follows, and not sustained"
+    if is_state(prefix.count, len(left)):
+        return startup + prefix.count, f"excluded {excluded}: start-up, and a state slower than what follows"
+    return startup + prefix.count, f"excluded {excluded}: warm-up"
+
+
+LONGEST_WARMUP, LONGEST_WARMUP_STEPS = 0.1, 10
+"""Fraction of a run, and steps, beyond both of which a slow first stretch is a state of the machine rather than warm-up."""
+
+
+def is_state(count: int, steps: int) -> bool:
+    """Whether a first stretch of so many of a run's steps is too long for warm-up."""
+    return count > LONGEST_WARMUP_STEPS and count > LONGEST_WARMUP * steps

@@ -45,6 +45,63 @@ def test_the_help_names_every_dialect():
     assert all(name in text for name in ("auto", *NAMES))
 
 
+def test_our_own_log_says_all_that_the_record_needs(log):
+    path = log("tprimat")
+    done = extract("--log-file", path, "--model-name", "llama")
+    assert done.returncode == 0, done.stderr
+    result = result_of(path.parent / "benchmark_cpu_llama.json")
+    run = result.run
+    assert (run.run_id, run.outcome, run.clock) == (
+        "20261122-071355-909655-llama-minimal_communication-2",
+        "completed",
+        "step_end",
+    )
+    assert (run.strategy, run.seed, run.shape.name, run.evidence.parameters) == (
+        "minimal_communication",
+        7,
+        "llama-3.1-8b-tiny",
+        4595840,
+    )
+    assert [step.tokens for step in result.steps] == [64] * 4
+    assert "the log holds 2 attempts" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "recorded"),
+    [
+        ("--model-name", "qwen", "llama"),
+        ("--num-gpus", "8", "1"),
+        ("--sequence-length", "2048", "32"),
+        ("--parallel", "balanced", "minimal_communication"),
+        ("--gpu", "MI300X", "AMD EPYC"),
+    ],
+)
+def test_a_flag_that_our_own_record_contradicts_is_refused(flag, value, recorded, log):
+    path = log("tprimat")
+    done = extract("--log-file", path, "--model-name", "llama", flag, value)
+    assert done.returncode == 2
+    assert f"{flag} {value} contradicts the log, which says {recorded}." in done.stderr
+
+
+def test_the_file_that_a_run_wrote_itself_stays_as_it_is(log):
+    path = log("tprimat")
+    file = path.parent / "benchmark_cpu_llama.json"
+    assert extract("--log-file", path, "--model-name", "llama").returncode == 0
+    document = json.loads(file.read_text(encoding="utf8"))
+    document["run"]["source"], document["run"]["exit_code"] = None, 0
+    file.write_text(json.dumps(document), encoding="utf8")
+    before = file.read_bytes()
+    done = extract("--log-file", path, "--model-name", "llama")
+    assert f"kept        {file}" in done.stdout
+    assert file.read_bytes() == before
+
+
+def test_our_own_log_that_ends_early_was_interrupted(log):
+    path = log("tprimat", lambda text: text[: text.rindex(" [tprimat 2026")])
+    done = extract("--log-file", path, "--model-name", "llama")
+    assert "interrupted: The log ends after step 3 of 4 without saying why." in done.stderr
+
+
 def test_a_primus_log_becomes_a_benchmark_file_beside_it(log):
     path = log("primus_core_head")
     done = run_script(SCRIPT.name, "--log-file", path, "--model-name", "llama", "--gpu", "MI300X")

@@ -16,9 +16,11 @@ from typing import get_args
 
 import jsonschema
 import pytest
+from commands import run_command
 
 from tprimat import units
 from tprimat.analyze.metrics import run_metrics
+from tprimat.records.discover import read_result
 from tprimat.records.schema import StartUp
 from tprimat.records.store import RunDirectory
 from tprimat.report.summary import summary
@@ -135,6 +137,20 @@ def test_a_training_script_started_directly_takes_strategy_and_folder_from_the_e
     assert "qwen · balanced" in out
 
 
+def test_the_log_has_a_line_for_each_step_from_which_the_figures_can_be_extracted(repeated, tmp_path):
+    folder, _, _, _ = repeated
+    log, newest = folder / "training_llama.log", runs_in(folder, "llama")[-1]
+    assert log.read_text().count("elapsed time per iteration") == 2 * 2
+    done = run_command("extract_primus_metrics.py", "--log-file", log, "--model-name", "llama", "--output", tmp_path / "x.json")
+    assert done.returncode == 0, done.stderr
+    extracted, measured = read_result(tmp_path / "x.json"), read_result(newest.path)
+    for field in ("run_id", "machine", "shape", "strategy", "matmul_dtype", "data_parallel", "outcome", "profiled_steps"):
+        assert getattr(extracted.run, field) == getattr(measured.run, field)
+    for field in ("step", "step_seconds", "tokens", "loss", "grad_norm", "learning_rate", "finite", "peak_allocated_bytes"):
+        ours, theirs = ([getattr(step, field) for step in result.steps] for result in (measured, extracted))
+        assert all(their == our or their == pytest.approx(our, rel=1e-5) for our, their in zip(ours, theirs, strict=True))
+
+
 def test_every_file_that_a_run_wrote_is_what_its_schema_says(repeated):
     folder, _, _, _ = repeated
     assert check_against_the_schemas(folder) == 2 + 3 * (1 + 1) + 2 + 2 + 1  # benchmark files; plan and run of each; steps
@@ -239,7 +255,7 @@ def test_a_full_disk_ends_the_run_with_its_reason_and_keeps_whole_steps(tmp_path
     disk, copy = tmp_path / "disk", tmp_path / "copy"
     disk.mkdir()
     train = f"{sys.executable} {ROOT}/benchmark.py --model llama --steps 90 {' '.join(SHORT)} --output-dir {disk}/out"
-    script = f"mount -t tmpfs -o size=24k tmpfs {disk} && {{ {train}; code=$?; cp -r {disk}/out {copy}; exit $code; }}"
+    script = f"mount -t tmpfs -o size=48k tmpfs {disk} && {{ {train}; code=$?; cp -r {disk}/out {copy}; exit $code; }}"
     done = subprocess.run(["unshare", "--mount", "sh", "-c", script], check=False, capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     assert "No space left on device" in done.stderr

@@ -1,13 +1,18 @@
 """What the lines of each format mean, asserted on logs that name the origin of their wording."""
 
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
+from tprimat.config.load import read_config
 from tprimat.errors import ConfigError, RecordError
 from tprimat.logs.extract import parsed_log, sequence_from_rates
 from tprimat.logs.parse import DIALECTS, NAMES, LogReading, dialect_of, find_dialect
 from tprimat.logs.steps import LogContents, Workload
+from tprimat.plan.build import PlanRequest, build_plan
+from tprimat.records.schema import StepRecord
+from tprimat.train.step_log import iteration_line
 
 LOGS = Path(__file__).parent
 GIB = 2**30
@@ -60,6 +65,35 @@ def test_a_log_of_nothing_known_names_what_was_looked_for():
 def test_an_unknown_dialect_names_the_known_ones():
     with pytest.raises(ConfigError, match="no log dialect 'jax'"):
         find_dialect("jax")
+
+
+def test_what_our_own_line_says_is_read_back():
+    steps = [
+        StepRecord(step=1, step_seconds=27.875, tokens=262144, loss=11.25, grad_norm=23.125, learning_rate=1e-5),
+        StepRecord(step=2, step_seconds=4.125, tokens=262144, finite=False, learning_rate=2e-5),
+        StepRecord(step=3, step_seconds=4.0625, tokens=262144, peak_allocated_bytes=67890123456, peak_reserved_bytes=7 * GIB),
+        StepRecord(step=4, step_seconds=4.03, tokens=262144, peak_allocated_bytes=67890123457, peak_reserved_bytes=7 * GIB),
+    ]
+    loaded = read_config(environment={})
+    plan = build_plan(
+        loaded,
+        PlanRequest(
+            model="llama",
+            strategy="truly_identical",
+            platform="nvidia",
+            size="full",
+            engine="megatron",
+            engine_reason="",
+            gpus_found=8,
+        ),
+    )
+    lines = [iteration_line(plan, step, datetime(2026, 1, 2, 3, 4, 5)) for step in steps]
+    assert lines[0].startswith(
+        " [tprimat 2026-01-02 03:04:05.000000] iteration        1/      50 | consumed samples:          128 | "
+    )
+    assert " | throughput per GPU (TFLOP/s/GPU): 54.825 | learning rate: 1.000000E-05 | global batch size:   128 | " in lines[0]
+    result = parsed_log(collect(lines, "tprimat"), Workload(sequence_tokens=2048))
+    assert list(result.steps) == steps
 
 
 @pytest.mark.parametrize("version", CORE)

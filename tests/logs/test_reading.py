@@ -48,6 +48,7 @@ LINES = {
     ),
     "megatron-bridge": MEGATRON.replace("throughput per GPU (TFLOP/s/GPU)", "MODEL_TFLOP/s/GPU"),
     "megatron-lm": " [2026-08-22 07:39:11]" + MEGATRON,
+    "tprimat": " [tprimat 2026-08-22 07:39:11]" + MEGATRON,
     "nemo": (
         "Training epoch 0, iteration {before}/{last} | lr: {rate} | global_batch_size: {batch} | global_step: {before} | "
         "grad_norm: {norm} | peak_memory_usage: {tokens} | reduced_train_loss: {loss} | train_step_timing in s: {ms}"
@@ -88,6 +89,7 @@ READ = {
     "primus": SECONDS | COMMON | BATCH,
     "megatron-bridge": SECONDS | COMMON | BATCH,
     "megatron-lm": SECONDS | COMMON | BATCH,
+    "tprimat": SECONDS | COMMON | BATCH,
     "nemo": {"step_seconds": ("ms", 1), "peak_allocated_bytes": ("tokens", 1)} | COMMON | BATCH,
     "torchtitan": {"loss": ("loss", 1), "grad_norm": ("norm", 1), "peak_reserved_bytes": ("memory", 2**30)} | TOKENS,
     "torchtune": {"peak_allocated_bytes": ("memory", 2**30)} | COMMON | TOKENS,

@@ -350,6 +350,8 @@ def extract(reading: LogReading, flags: Flags, source: LogSource, config: Config
     """
     failure = None if growing else failure_of(reading, ())
     dialect = reading.check(failure.cause if failure else None)
+    if reading.contents.run is not None:
+        return own_run(reading, reading.contents.run, flags, source, growing=growing)
     check_flags(reading, flags)
     machine = machine_of(reading, flags, dialect)
     parsed = parse_with_flags(reading, flags, machine)
@@ -375,6 +377,44 @@ def extract(reading: LogReading, flags: Flags, source: LogSource, config: Config
         **layout_fields(parsed.evidence, flags),
     )
     return ExtractedRun(run=run, steps=parsed.steps, notes=parsed.evidence.notes)
+
+
+def own_run(reading: LogReading, run: RunRecord, flags: Flags, source: LogSource, *, growing: bool) -> ExtractedRun:
+    """Return the record that TPrimat itself printed, with the steps of the log and how it ended.
+
+    Raises:
+        ConfigError: a flag contradicts the record.
+    """
+    for flag, requested, recorded in (
+        ("--model-name", flags.model, run.model),
+        ("--num-gpus", flags.gpus, run.machine.gpus),
+        ("--num-nodes", flags.nodes, run.machine.nodes),
+        ("--global-batch-size", flags.global_batch_sequences, run.global_batch_sequences),
+        ("--sequence-length", flags.sequence_tokens, run.sequence_tokens),
+        ("--parallel", flags.strategy, run.strategy),
+    ):
+        check_claim(Claim(flag, requested, recorded, None), reading.name)
+    named, recorded = flags.accelerator, run.machine.accelerator
+    if named and (find_accelerator(named) is None or find_accelerator(named) is not find_accelerator(recorded or "")):
+        check_claim(Claim("--gpu", named, recorded, None), reading.name)
+    parsed = parsed_log(
+        reading.contents,
+        Workload(
+            gpus=run.machine.gpus,
+            global_batch_sequences=run.global_batch_sequences,
+            sequence_tokens=run.sequence_tokens,
+        ),
+    )
+    dialect = reading.check(None)
+    ending = ending_of(reading, parsed.steps, dialect, growing=growing)
+    ended = replace(
+        run,
+        outcome=ending.outcome,
+        cause=ending.cause or None,
+        hint=ending.hint,
+        source=replace(source, dialect=dialect.name, truncated=source.truncated or ending.outcome == "interrupted"),
+    )
+    return ExtractedRun(run=ended, steps=parsed.steps, notes=parsed.notes)
 
 
 def parse_with_flags(reading: LogReading, flags: Flags, machine: Machine) -> ParsedLog:

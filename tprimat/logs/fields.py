@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tprimat.records.schema import RunRecord
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineFields:
@@ -34,6 +36,8 @@ class LineFields:
     accelerator: str | None = None
     finished: bool = False
     """The line states that training is done."""
+    run: RunRecord | None = None
+    """The line begins a run of TPrimat, whose record this is."""
 
 
 GIGABYTE = 10**9

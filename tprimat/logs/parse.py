@@ -26,6 +26,7 @@ from tprimat.logs.formats import (
     primus,
     torchtitan,
     torchtune,
+    tprimat,
 )
 from tprimat.logs.steps import LogContents
 
@@ -189,7 +190,7 @@ class Dialect:
         return any(all(word in text for word in sign) for sign in self.signs)
 
 
-MARK_THEIR_END = {"primus", "megatron-bridge", "megatron-lm", "nemo", "torchtitan"}
+MARK_THEIR_END = {"tprimat", "primus", "megatron-bridge", "megatron-lm", "nemo", "torchtitan"}
 
 
 def _dialect(module: ModuleType) -> Dialect:
@@ -206,6 +207,7 @@ def _dialect(module: ModuleType) -> Dialect:
 DIALECTS: tuple[Dialect, ...] = tuple(
     _dialect(module)
     for module in (
+        tprimat,
         primus,
         megatron_bridge,
         megatron_lm,

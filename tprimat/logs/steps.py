@@ -10,6 +10,7 @@ from itertools import islice, pairwise
 from typing import Any
 
 from tprimat.logs.fields import LineFields
+from tprimat.records.schema import RunRecord
 
 LARGEST = 2**53
 """Larger whole numbers are torn text, not counts."""
@@ -108,6 +109,8 @@ class LogContents:
     device_used_bytes: int | None = None
     restarts: int = 0
     """How often the step number went back."""
+    run: RunRecord | None = None
+    """The record that TPrimat printed before the first step."""
     _reports: dict[int, LineFields] = field(default_factory=dict)
     _current: LoggedStep | None = None
 
@@ -118,6 +121,8 @@ class LogContents:
 
     def add(self, fields: LineFields, line: int) -> None:
         """Take in one line."""
+        if fields.run is not None:
+            self._begin(fields.run)
         for name, value in fields.evidence.items():
             self._add_evidence(name, value, line)
         self.total_steps = fields.total_steps or self.total_steps
@@ -132,6 +137,12 @@ class LogContents:
                 self._add_step(fields, fields.step, line)
         elif self._current is not None:
             self._current.add(fields)
+
+    def _begin(self, run: RunRecord) -> None:
+        """Drop the steps of the run before: the log now tells of another one, which starts at step 1."""
+        if self.steps:
+            self._go_back(1)
+        self.run, self._current = run, None
 
     def _add_evidence(self, name: str, value: Any, line: int) -> None:
         """Keep the last value: frameworks print what was requested before what they run. But fp8 runs on top of bf16."""

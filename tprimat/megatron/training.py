@@ -26,7 +26,8 @@ from tprimat.records.schema import MicroBatchTrial, RunRecord, StepRecord
 from tprimat.records.store import RunDirectory
 from tprimat.train.callback import BenchmarkCallback, launched_record, lightning, note_completed, quieten
 from tprimat.train.device import available_bytes, local_rank, peak_bytes, reset_peak
-from tprimat.train.profiler import profiling_callbacks
+from tprimat.train.profiler import profiling_callbacks, slowed_steps
+from tprimat.train.step_log import StepLog
 
 
 def fit(plan: RunPlan, redirected: bool) -> None:
@@ -47,7 +48,9 @@ def fit(plan: RunPlan, redirected: bool) -> None:
         raise LaunchError("fp8 does not work here.", why=why, fix="--precision bf16")
     options = resolve(plan, torch.device("cuda" if on_gpu else "cpu"))
     searches = plan.batch.micro_batch_sequences == "auto"
-    measured = [BenchmarkCallback(directory, describe=_describer(plan, options, redirected)), *profiling_callbacks(plan)]
+    log = StepLog(plan, slowed_steps(plan))
+    callback = BenchmarkCallback(directory, describe=_describer(plan, options, redirected), log=log)
+    measured = [callback, *profiling_callbacks(plan)]
     trainer = lightning.Trainer(
         accelerator="gpu" if on_gpu else "cpu",
         devices=plan.gpus_per_node,

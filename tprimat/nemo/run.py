@@ -14,7 +14,8 @@ from tprimat.records.schema import RunRecord
 from tprimat.records.store import RunDirectory
 from tprimat.train import startup
 from tprimat.train.callback import BenchmarkCallback, launched_record, note_completed
-from tprimat.train.profiler import profiling_callbacks
+from tprimat.train.profiler import profiling_callbacks, slowed_steps
+from tprimat.train.step_log import StepLog
 
 
 def train(plan: RunPlan) -> None:
@@ -56,7 +57,7 @@ class NemoCallback(BenchmarkCallback):
     def __init__(self, plan: RunPlan, here: Any) -> None:
         from tprimat.nemo.evidence import FirstBatchHook
 
-        super().__init__(plan.run_directory, describe=self._what_runs)
+        super().__init__(plan.run_directory, describe=self._what_runs, log=StepLog(plan, slowed_steps(plan)))
         self.plan = plan
         self.here = here
         self.watch = FirstBatchHook()

@@ -33,6 +33,10 @@ def adapter(kind: type[T]) -> TypeAdapter[T]:
     return _adapters[kind]
 
 
+RUN_LINE = "tprimat run: "
+"""Begins the line of a training log that holds the record of the run as JSON."""
+
+
 def to_json(value: object, *, indent: int | None = None) -> str:
     """Return a dataclass as JSON; numbers that are not finite become null."""
     return adapter(type(value)).dump_json(value, indent=indent).decode()

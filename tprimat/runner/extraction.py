@@ -8,11 +8,12 @@ from pathlib import Path
 from tprimat import units
 from tprimat.analyze.metrics import impossible, run_metrics
 from tprimat.config.load import load_config
-from tprimat.errors import MetricError
+from tprimat.errors import MetricError, RecordError
 from tprimat.logs.extract import ExtractedRun, Flags, extract
 from tprimat.logs.parse import LogLines, LogReading
 from tprimat.records.benchmark_file import benchmark_file_name, write_benchmark_file
-from tprimat.records.schema import LogSource, RunMetrics
+from tprimat.records.discover import read_result
+from tprimat.records.schema import LogSource, RunMetrics, RunRecord
 
 REWRITE_SECONDS = 1.0
 """Least time between two rewrites of the file while a log grows."""
@@ -69,7 +70,10 @@ def extracted_run(log: LogLines, reading: LogReading, flags: Flags, *, growing: 
 
 
 def save(extracted: ExtractedRun, log: LogLines, output: Path | None) -> tuple[Path, RunMetrics | None]:
-    """Write the benchmark file; return its path and the metrics, None where no steady step was measured."""
+    """Write the benchmark file; return its path and the metrics, None where no steady step was measured.
+
+    A file that the run itself wrote next to its log stays as it is: it holds more than the log.
+    """
     folder = Path() if log.path == "-" else Path(log.path).parent
     path = output or folder / benchmark_file_name(extracted.run)
     try:
@@ -77,8 +81,18 @@ def save(extracted: ExtractedRun, log: LogLines, output: Path | None) -> tuple[P
     except MetricError as error:
         print(f"no metrics: {error}", file=sys.stderr)
         metrics = None
-    write_benchmark_file(path, extracted.run, extracted.steps, metrics)
+    if output is not None or not written_by(path, extracted.run):
+        write_benchmark_file(path, extracted.run, extracted.steps, metrics)
     return path, metrics
+
+
+def written_by(path: Path, run: RunRecord) -> bool:
+    """Return whether a benchmark file was written by the run itself, not from its log."""
+    try:
+        found = read_result(path).run
+    except RecordError:
+        return False
+    return found.run_id == run.run_id and found.source is None
 
 
 def _print_remarks(extracted: ExtractedRun, metrics: RunMetrics | None) -> None:
@@ -105,6 +119,6 @@ def summary(extracted: ExtractedRun, metrics: RunMetrics | None, path: Path) -> 
         ("step time", time_text),
         ("throughput", f"{units.count(rate.value)} tokens/s/GPU" if rate else units.ABSENT),
         ("MFU", units.percent(metrics.mfu.value) if metrics and metrics.mfu else units.ABSENT),
-        ("written", str(path)),
+        ("kept" if written_by(path, run) else "written", str(path)),
     )
     return [f"{label:<11} {value}" for label, value in rows]

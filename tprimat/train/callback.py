@@ -28,6 +28,7 @@ from tprimat.records.schema import RunRecord, StepRecord
 from tprimat.records.store import RunDirectory
 from tprimat.train import startup
 from tprimat.train.device import PeakMemory, Timestamp, describe_machine, read_peak_memory, record_timestamp
+from tprimat.train.step_log import StepLog
 
 LIGHTNING = "pytorch_lightning" if find_spec("pytorch_lightning") is not None else "lightning.pytorch"
 """Either of its names; NeMo's is `lightning.pytorch`."""
@@ -133,19 +134,26 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         tokens_per_step: tokens that all ranks train on in a step, where the module's outputs have no "tokens".
         describe: returns the RunRecord when training starts and again when it ends; all ranks call it, rank 0 writes it.
             None: a record of what any Trainer knows.
+        log: prints the record and each step on rank 0; None prints nothing.
 
     Raises:
         RecordError: the folder already holds the steps of another run.
     """
 
     def __init__(
-        self, run_directory: str | Path, *, tokens_per_step: int | None = None, describe: Describe | None = None
+        self,
+        run_directory: str | Path,
+        *,
+        tokens_per_step: int | None = None,
+        describe: Describe | None = None,
+        log: StepLog | None = None,
     ) -> None:
         super().__init__()
         self.directory = RunDirectory(Path(run_directory))
         self.tokens_per_step = tokens_per_step
         self.describe = describe or AnyTrainer(self.directory.path.name).describe
         self._completes = describe is None
+        self._log = log
         self._pending: list[_PendingStep] = []
         self._last_end: Timestamp | None = None
         self._last_step = 0
@@ -161,6 +169,8 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
                 raise RecordError(what, where=str(self.directory.steps_file), fix="another folder for each run")
         startup.reached("training")
         run = self._describe(trainer, pl_module)
+        if self._log is not None and trainer.global_rank == 0:
+            self._log.start(run)
         self._last_step = trainer.global_step
         read_peak_memory(_device(pl_module))
         if dist.is_initialized():
@@ -202,6 +212,8 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         """Write the remaining steps, and the record with what was observed of the batches."""
         self._write(trainer, keep=0)
         self._describe(trainer, pl_module)
+        if self._log is not None and trainer.global_rank == 0:
+            self._log.end()
         if self._completes and trainer.global_rank == 0:
             note_completed(self.directory)
 
@@ -223,7 +235,10 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
             pending = self._pending.pop(0)
             pending.end.wait()
             if self._last_end is not None and trainer.global_rank == 0:
-                self.directory.append_step(self._record(pending, self._last_end))
+                step = self._record(pending, self._last_end)
+                self.directory.append_step(step)
+                if self._log is not None:
+                    self._log.step(step)
             self._last_end = pending.end
 
     def _record(self, pending: _PendingStep, start: Timestamp) -> StepRecord:

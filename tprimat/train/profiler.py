@@ -161,6 +161,11 @@ def is_slowed(plan: RunPlan, index: int) -> bool:
     return after_a_cycle or action(index) != ProfilerAction.NONE
 
 
+def slowed_steps(plan: RunPlan) -> tuple[int, ...]:
+    """Return the steps of a whole run that the profiler slows down; none where it is off."""
+    return tuple(index + 1 for index in range(plan.steps) if plan.profiling.enabled and is_slowed(plan, index))
+
+
 def write_trace(running: profile, path: Path) -> None:
     """Write the trace of the finished cycle, completely or not at all.
 

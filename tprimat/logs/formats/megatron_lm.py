@@ -51,7 +51,7 @@ def read_iteration(text: str, **others: Any) -> LineFields | None:
 
     Args:
         text: the line without colours.
-        others: fields that only the derivative's line has.
+        others: fields that only the derivative's line has, or that it means otherwise.
     """
     match = ITERATION.search(text)
     if match is None:
@@ -59,11 +59,11 @@ def read_iteration(text: str, **others: Any) -> LineFields | None:
     fields = pairs(text[match.end() :])
     elapsed = fields.get("elapsed time per iteration (ms)")
     tokens = fields.get("tokens per GPU (tokens/s/GPU)") or fields.get("tokens/s/GPU inst/harmonic mean")
+    others.setdefault("mean_since_reset", elapsed is not None and "/" not in elapsed)
     return LineFields(
         step=count(match[1]),
         total_steps=count(match[2]),
         step_seconds=scaled(number(elapsed), 1e-3),
-        mean_since_reset=elapsed is not None and "/" not in elapsed,
         tokens_per_second_per_gpu=number(tokens),
         loss=number(fields.get("lm loss") or fields.get("loss")),
         grad_norm=number(fields.get("grad norm")),

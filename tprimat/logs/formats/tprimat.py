@@ -1,0 +1,41 @@
+"""TPrimat's own log: one line with the record of the run, then Megatron-LM's iteration line for each step (train/step_log.py)."""
+
+from tprimat.errors import RecordError
+from tprimat.logs.fields import LineFields, plain, whole
+from tprimat.logs.formats import megatron_lm
+from tprimat.records.schema import RunRecord
+from tprimat.records.store import RUN_LINE, from_json
+
+NAME = "tprimat"
+SIGNS = ((RUN_LINE + "{",), ("[tprimat ", "elapsed time per iteration"))
+MARKS = (RUN_LINE, "elapsed time per iteration", "after training is done")
+
+
+def read_line(text: str) -> LineFields | None:
+    """Return the fields of a line; None where it has none."""
+    if RUN_LINE in text:
+        return read_record(text)
+    if "elapsed time per iteration" in text:
+        return read_iteration(plain(text))
+    if "after training is done" in text:
+        return LineFields(finished=True)
+    return None
+
+
+def read_record(text: str) -> LineFields | None:
+    """Read 'tprimat run: {...}', which begins a run; None where it is torn."""
+    try:
+        return LineFields(run=from_json(RunRecord, text.partition(RUN_LINE)[2], where=RUN_LINE))
+    except RecordError:
+        return None
+
+
+def read_iteration(text: str) -> LineFields | None:
+    """Read one step. Its time is its own, unlike Megatron-LM's mean since the last reset."""
+    fields = megatron_lm.pairs(text)
+    return megatron_lm.read_iteration(
+        text,
+        mean_since_reset=False,
+        peak_allocated_bytes=whole(fields.get("mem-max-allocated-bytes")),
+        peak_reserved_bytes=whole(fields.get("mem-max-reserved-bytes")),
+    )

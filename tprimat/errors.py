@@ -30,6 +30,10 @@ class ConfigError(UserError):
     """The configuration, a flag or an environment variable asks for something that cannot be."""
 
 
+class MissingLayoutError(ConfigError):
+    """A strategy has no layout for a model or a platform: the others can still run."""
+
+
 class LayoutError(ConfigError):
     """The model, the batch or the ranks cannot be split as asked."""
 

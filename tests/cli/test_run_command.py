@@ -113,6 +113,61 @@ def test_a_users_own_configuration_brings_its_model_and_strategy(tmp_path):
     assert (plan["shape"]["name"], plan["layout"]["tensor"], plan["layout"]["data"]) == ("mine-tiny", 2, 1)
 
 
+SEEDS_STRATEGY = """\
+parallelism:
+  my_custom_config:
+    llama:
+      nvidia:
+        tensor_model_parallel_size: 2
+        pipeline_model_parallel_size: 1
+        data_parallel_size: 4
+        gradient_accumulation_steps: 32
+"""
+"""As README files of the first TPrimat print it."""
+
+
+@pytest.fixture
+def seeds_config(tmp_path):
+    """config.yaml with a strategy that knows one model and one platform, and with sizes that the first TPrimat stated."""
+    text = (ROOT / "config.yaml").read_text().replace("parallelism:\n", SEEDS_STRATEGY, 1)
+    text = text.replace("llama31_8b\n", "llama31_8b\n    model_size_gb: 88\n    memory_per_gpu_tp4: 22\n")
+    text = text.replace("qwen25_7b\n", "qwen25_7b\n    model_size_gb: 136\n    memory_per_gpu_tp4_pp2: 17\n")
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_strategy_for_one_model_runs_it_and_says_what_the_other_is_missing(seeds_config):
+    arguments = ("--dry-run", "--json", "--platform", "nvidia", "--config", seeds_config, "--parallel", "my_custom_config")
+    one, both, other = (call(*arguments, *more) for more in (("--model", "llama"), (), ("--model", "qwen")))
+    (plan,) = plans_of(one)
+    assert (plan["layout"]["tensor"], plan["layout"]["data"], plan["batch"]["accumulation_steps"]) == (2, 4, 32)
+    assert "left out" not in one.stderr
+    assert [plan["model"] for plan in plans_of(both)] == ["llama"]
+    missing = "The strategy my_custom_config has no layout for qwen.\n  at    config.yaml:"
+    assert f"left out: {missing}" in both.stderr
+    assert (other.returncode, other.stdout) == (2, "")
+    assert f"error: {missing}" in other.stderr
+    assert "  try   add qwen: {nvidia: {tensor_model_parallel_size: ..., " in other.stderr
+
+
+def test_validating_leaves_out_what_a_strategy_has_no_layout_for(seeds_config):
+    done = call("--config", seeds_config, script="validate_config.py")
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-1] == "31 of 31 valid, 5 left out"
+
+
+def test_stated_model_sizes_are_checked_against_ours(seeds_config):
+    done = call("--config", seeds_config, script="validate_config.py")
+    lines = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
+    assert [line.split()[2] for line in lines] == ["models.llama.model_size_gb", "models.llama.memory_per_gpu_tp4"]
+    number = seeds_config.read_text().splitlines().index("    model_size_gb: 88") + 1
+    assert f"config.yaml:{number} models.llama.model_size_gb is 88 GB; ours is 144.5 GB: 8.03 billion parameters x 18" in lines[0]
+    assert "is 22 GB; ours is 36.1 GB" in lines[1]
+    planned = call("--dry-run", "--platform", "cpu", "--config", seeds_config)
+    assert [line for line in planned.stderr.splitlines() if line.startswith("warning: ")] == lines
+
+
 MISTAKES = [
     (["--model", "lama"], "There is no model 'lama' in models.\n  at    config.yaml:"),
     (["--parallel", "balance"], "There is no strategy 'balance' in parallelism.\n  at    config.yaml:"),

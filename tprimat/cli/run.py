@@ -140,6 +140,8 @@ def _train(options: argparse.Namespace) -> int:
     sessions = (
         scaling_sessions(request, gpu_counts(options.scaling), options.scaling_mode) if options.scaling else [prepare(request)]
     )
+    for notice in dict.fromkeys(notice for session in sessions for notice in session.notices):
+        print(notice, file=sys.stderr)
     if options.dry_run:
         for session in sessions:
             _show_plans(session, as_json=options.json)

@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0 all cells are valid, 1 some are not."""
-    from tprimat.runner.matrix import check_matrix
+    from tprimat.runner.matrix import check_matrix, warnings_about
 
     cells = list(check_matrix(options.config, options.gpus))
     for cell in cells:
@@ -21,5 +21,9 @@ def run(options: argparse.Namespace) -> int:
     failures = [cell.error for cell in cells if cell.error is not None]
     for error in failures:
         print(f"\nerror: {error}", file=sys.stderr)
-    print(f"{len(cells) - len(failures)} of {len(cells)} valid")
+    defined = sum(not cell.left_out for cell in cells)
+    for warning in warnings_about(options.config):
+        print(f"warning: {warning}", file=sys.stderr)
+    left_out = f", {len(cells) - defined} left out" if defined < len(cells) else ""
+    print(f"{defined - len(failures)} of {defined} valid{left_out}")
     return 1 if failures else 0

@@ -69,6 +69,12 @@ class ModelConfig(RefuseUnknownKeys):
     """Module under nemo.collections.llm, such as llama31_8b."""
     primus_config: str | None = None
     """Model file under Primus's configs/models/megatron, such as llama3.1_8B."""
+    model_size_gb: Positive | None = None
+    """Weights, gradients and optimizer states in 1e9 bytes. Derived where absent; where stated, checked (plan/figures.py)."""
+    memory_per_gpu_tp4: Positive | None = None
+    """The same on each of 4 tensor-parallel ranks."""
+    memory_per_gpu_tp4_pp2: Positive | None = None
+    """The same on each of 8 ranks, 4 tensor-parallel times 2 stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from tprimat.config.load import LoadedConfig
-from tprimat.config.schema import LayoutConfig, ModelConfig, PlatformOptimizations, Size
-from tprimat.errors import ConfigError, UserError
+from tprimat.config.schema import ModelConfig, PlatformOptimizations, Size
+from tprimat.errors import ConfigError, MissingLayoutError, UserError
 from tprimat.facts.accelerators import PlatformName
 from tprimat.facts.models import ModelShape, model_shape, tiny
 from tprimat.plan.layout import LayoutRequest, resolve
@@ -50,6 +50,7 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
 
     Raises:
         ConfigError: a name that is not in the configuration, or settings that contradict each other.
+        MissingLayoutError: the strategy has no layout for the model on the platform.
         LayoutError: the model, the batch and the ranks do not divide.
     """
     config = loaded.config
@@ -159,8 +160,11 @@ def layout_of(loaded: LoadedConfig, run: PlanRequest | RunPlan, shape: ModelShap
     """Resolve the layout of a run's strategy for its model on its platform, over `world_size` ranks."""
     model, platform, strategy = run.model, run.platform, run.strategy
     by_model = _named(loaded, loaded.config.parallelism, strategy, ("strategy", ("parallelism",)))
-    by_platform = _named(loaded, by_model, model, ("model", ("parallelism", strategy)))
-    layout: LayoutConfig = _named(loaded, by_platform, platform, ("platform", ("parallelism", strategy, model)))
+    if misspelled := [name for name in by_model if name not in loaded.config.models]:
+        _named(loaded, loaded.config.models, misspelled[0], ("model", ("models",)), ("parallelism", strategy, misspelled[0]))
+    layout = by_model.get(model, {}).get(platform)
+    if layout is None:
+        raise _missing_layout(loaded, run)
     return resolve(
         LayoutRequest(
             shape=shape,
@@ -170,6 +174,22 @@ def layout_of(loaded: LoadedConfig, run: PlanRequest | RunPlan, shape: ModelShap
             where_layout=lambda key: loaded.where("parallelism", strategy, model, platform, key),
             where_data=lambda key: loaded.where("training", "data", key),
         )
+    )
+
+
+def _missing_layout(loaded: LoadedConfig, run: PlanRequest | RunPlan) -> MissingLayoutError:
+    """Return what to add to a strategy, or which of its models or platforms to choose instead."""
+    strategy = loaded.config.parallelism[run.strategy]
+    degrees = "{tensor_model_parallel_size: ..., pipeline_model_parallel_size: ...}"
+    where, missing, on = loaded.where("parallelism", run.strategy), f"{run.model}: {{{run.platform}: {degrees}}}", ""
+    instead = [f"--model {model}" for model in strategy]
+    if run.model in strategy:
+        where, missing = loaded.where("parallelism", run.strategy, run.model), f"{run.platform}: {degrees}"
+        instead, on = [f"--platform {platform}" for platform in strategy[run.model]], f" on {run.platform}"
+    return MissingLayoutError(
+        f"The strategy {run.strategy} has no layout for {run.model}{on}.",
+        where=where,
+        fix=", or ".join([f"add {missing}", *instead]),
     )
 
 
@@ -191,12 +211,14 @@ def _dataset(requested: str, platform: PlatformName, loaded: LoadedConfig) -> st
     )
 
 
-def _named(loaded: LoadedConfig, table: Mapping[K, V], name: K, kind: tuple[str, tuple[str, ...]]) -> V:
-    """Look up an entry of a table; `kind` is the word for such an entry and the table's key path."""
+def _named(
+    loaded: LoadedConfig, table: Mapping[K, V], name: K, kind: tuple[str, tuple[str, ...]], place: tuple[str, ...] = ()
+) -> V:
+    """Look up an entry of a table; `kind` is the word for such an entry and the table's key path, `place` where it is named."""
     if name in table:
         return table[name]
     noun, path = kind
-    where = loaded.where(*path)
+    where = loaded.where(*(place or path))
     if not table:
         raise ConfigError(
             f"{'.'.join(path)} is empty.", where=where, why=f"A {noun} {name!r} is asked for.", fix=f"add {name}: ..."

@@ -10,9 +10,10 @@ from tprimat import units
 from tprimat.config.load import LoadedConfig, Setting, read_config
 from tprimat.config.schema import Size
 from tprimat.engines import FALLBACK
-from tprimat.errors import UserError
+from tprimat.errors import MissingLayoutError, UserError
 from tprimat.facts.accelerators import PlatformName
 from tprimat.plan.build import PlanRequest
+from tprimat.plan.figures import doubtful_figures
 from tprimat.records.store import as_document
 from tprimat.report.tables import columns, with_interval
 from tprimat.runner.session import RunRequest, plan_run, prepare
@@ -122,6 +123,8 @@ class CheckedCell:
     platform: PlatformName
     strategy: str
     description: str
+    left_out: bool = False
+    """The strategy has no layout for it."""
     error: UserError | None = None
 
 
@@ -145,6 +148,11 @@ def check_matrix(config: Path | None, gpus: int | None) -> Iterator[CheckedCell]
                     yield _check(loaded, model, platform, strategy)
 
 
+def warnings_about(config: Path | None) -> list[str]:
+    """Return where a configuration states figures of a model that differ from ours."""
+    return doubtful_figures(read_config(config))
+
+
 def _check(loaded: LoadedConfig, model: str, platform: PlatformName, strategy: str) -> CheckedCell:
     request = PlanRequest(
         model=model,
@@ -157,6 +165,9 @@ def _check(loaded: LoadedConfig, model: str, platform: PlatformName, strategy: s
     )
     try:
         plan = plan_run(loaded, request)
+    except MissingLayoutError as error:
+        text = f"left out: {error.what}"
+        return CheckedCell(model=model, platform=platform, strategy=strategy, description=text, left_out=True)
     except UserError as error:
         text = f"not valid: {error.what}"
         return CheckedCell(model=model, platform=platform, strategy=strategy, description=text, error=error)

@@ -17,10 +17,11 @@ from tprimat.config.schema import PlatformOptimizations, Size
 from tprimat.config.tree import parse_scalar
 from tprimat.engines import AUTO
 from tprimat.engines.base import Choice, Here, choose, engine_named, fallback_from
-from tprimat.errors import ConfigError, LaunchError, UserError
+from tprimat.errors import ConfigError, LaunchError, MissingLayoutError, UserError
 from tprimat.facts.accelerators import BACKEND_OF, PLATFORM_OF, PlatformName
 from tprimat.hardware.nodes import refuse_hidden_gpus, this_machine
 from tprimat.plan.build import STANDARD_LIBRARY, PlanRequest, build_plan, count_ranks, new_run_id
+from tprimat.plan.figures import doubtful_figures
 from tprimat.plan.schema import RunPlan
 from tprimat.records.discover import check_probes
 from tprimat.records.environment import processor_name
@@ -76,6 +77,8 @@ class Session:
     plans: tuple[RunPlan, ...]
     probes: tuple[Path, ...] = ()
     """Where probes of this machine lie, besides those in `output`."""
+    notices: tuple[str, ...] = ()
+    """What the user should know of the configuration before the runs start."""
 
     def machine_of(self, plan: RunPlan) -> Machine:
         """Return the machine as a record names it before a worker has looked closer."""
@@ -99,7 +102,9 @@ def prepare(request: RunRequest) -> Session:
     loaded = read_config(request.config, size=size, settings=settings)
     output = (request.output or Path(choices.output_directory)).expanduser().resolve()
     session = Session(loaded=loaded, platform=platform, size=size, machine=machine, choices=choices, output=output, plans=())
-    session = replace(session, plans=tuple(_plans(session, request)), probes=check_probes(request.probes))
+    plans, left_out = _plans(session, request)
+    notices = (*left_out, *(f"warning: {text}" for text in doubtful_figures(loaded)))
+    session = replace(session, plans=tuple(plans), probes=check_probes(request.probes), notices=notices)
     if not request.dry_run:
         _check_gpus(session)
         _check_data(session)
@@ -131,7 +136,8 @@ def _must_exist(session: Session, path: str, asked: tuple[str, str | None]) -> N
         raise ConfigError(f"{key} is {value!r}.", where=session.loaded.where("training", "data", key), why=f"There is no {path}.")
 
 
-def _plans(session: Session, request: RunRequest) -> list[RunPlan]:
+def _plans(session: Session, request: RunRequest) -> tuple[list[RunPlan], list[str]]:
+    """Return the plans, and for each model that is left out of `all` what its strategy is missing."""
     if request.runs < 1:
         raise ConfigError(f"--runs is {request.runs}.", where="--runs", why="There must be at least one run.", fix="--runs 1")
     models = list(session.loaded.config.models) if request.model == ALL_MODELS else [request.model]
@@ -146,7 +152,8 @@ def _plans(session: Session, request: RunRequest) -> list[RunPlan]:
     known = session.loaded.config.parallelism
     if not request.strategy and strategy not in {*known, DEFAULT_STRATEGY}:
         raise ConfigError(f"There is no strategy {strategy!r}.", where="the variable PARALLEL", fix=f"one of: {', '.join(known)}")
-    plans = []
+    plans: list[RunPlan] = []
+    missing: list[MissingLayoutError] = []
     for model in models:
         planned = PlanRequest(
             model=model,
@@ -162,11 +169,16 @@ def _plans(session: Session, request: RunRequest) -> list[RunPlan]:
         )
         if request.engine == AUTO and choice.engine.automatic_if_it_fits:
             planned = _fitting(session.loaded, planned, choice)
-        for number in range(1, request.runs + 1):
-            run_id = new_run_id(model, strategy) + (f"-{number}" if request.runs > 1 else "")
-            folder = str(session.output / "runs" / run_id)
-            plans.append(plan_run(session.loaded, replace(planned, run_id=run_id, run_directory=folder)))
-    return plans
+        try:
+            for number in range(1, request.runs + 1):
+                run_id = new_run_id(model, strategy) + (f"-{number}" if request.runs > 1 else "")
+                folder = str(session.output / "runs" / run_id)
+                plans.append(plan_run(session.loaded, replace(planned, run_id=run_id, run_directory=folder)))
+        except MissingLayoutError as error:
+            missing.append(error)
+    if not plans:
+        raise missing[0]
+    return plans, [f"left out: {error}" for error in missing]
 
 
 def plan_run(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:

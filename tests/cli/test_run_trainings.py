@@ -73,10 +73,10 @@ def processes_with(word):
 
 
 def check_against_the_schemas(folder):
-    """Every file that a run wrote. Returns: how many documents were looked at."""
+    """Every file that a run wrote, without the profiler's traces. Returns: how many documents were looked at."""
     kinds = {"run.json": "run", "plan.json": "plan", "steps.jsonl": "step", "telemetry.jsonl": "telemetry"}
     seen = 0
-    for path in sorted(folder.rglob("*.json*")):
+    for path in sorted(set(folder.rglob("*.json*")) - set(folder.glob("profile*/**/*.json")) - set(folder.glob("profile_*"))):
         kind = "benchmark" if path.name.startswith("benchmark_") else kinds[path.name]
         schema = json.loads((ROOT / "schemas" / f"{kind}.schema.json").read_text())
         texts = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
@@ -86,16 +86,22 @@ def check_against_the_schemas(folder):
     return seen
 
 
+PROFILED = [
+    word
+    for key in ("enabled=true", "with_stack=false", "schedule.wait=0", "schedule.warmup=0", "schedule.active=1")
+    for word in ("--set", f"profiling.{key}")
+]
+
+
 @pytest.fixture(scope="module")
 def repeated(tmp_path_factory):
-    """Two runs in one call, and then a third of one step, through another script, into the same folder."""
+    """Two runs in one call, and then a third of one profiled step, through another script, into the same folder."""
     folder = tmp_path_factory.mktemp("repeated")
     first = end_of(start("--model", "llama", "--runs", "2", "--steps", "2", *SHORT, "--output-dir", folder, "--json"))
     kept = {run.path.name: run.run_file.read_bytes() for run in runs_in(folder)}
     environment = {"PARALLEL": "balanced", "OUTPUT_DIR": str(folder)}
-    second = end_of(
-        start("--steps", "1", *SHORT, "--gpus", "2", *WITHOUT_STAGES, script="pretrain_qwen.py", environment=environment)
-    )
+    flags = (*SHORT, "--gpus", "2", *WITHOUT_STAGES, *PROFILED)
+    second = end_of(start("--steps", "1", *flags, script="pretrain_qwen.py", environment=environment))
     return folder, first, kept, second
 
 
@@ -188,9 +194,12 @@ def test_a_run_tells_what_its_start_went_into(repeated):
         assert f"{units.seconds(stages[-1])} before the first step: launch {units.seconds(stages[0])}, imports" in line
 
 
-def test_a_run_of_the_start_up_step_alone_says_why_it_has_no_speed(repeated):
-    _, _, _, (_, out, _) = repeated
-    assert "no speed      No steady step is left: 1 measured, 1 of them warm-up, 0 profiled. Try: run more steps" in out
+def test_a_run_whose_only_step_is_profiled_says_why_it_has_no_speed_and_names_its_trace(repeated):
+    folder, _, _, (_, out, _) = repeated
+    assert "no speed      No steady step is left: 1 measured, 0 of them warm-up, 1 profiled. Try: run more steps" in out
+    (named,) = [line.split()[1] for line in out.splitlines() if line.startswith("trace: ")]
+    assert [path.name for path in folder.glob("profile_cpu_qwen_*.json")] == [Path(named).name]
+    assert "traceEvents" in json.loads(Path(named).read_text())
 
 
 def test_a_rank_killed_in_the_middle_fails_its_run_alone_and_keeps_its_steps(tmp_path):

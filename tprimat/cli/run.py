@@ -172,6 +172,8 @@ def _show_runs(runs: "Sequence[TrainingRun]", *, as_json: bool) -> None:
     written = dict.fromkeys(str(_relative(run.benchmark_file)) for run in runs if run.benchmark_file)
     if written:
         print("\nresults: " + ", ".join(written))
+    for trace in (trace for run in runs for trace in run.traces):
+        print(f"trace: {_relative(trace)} (ui.perfetto.dev draws it; tprimat trace FILE says what a step spends its time on)")
 
 
 def _relative(path: Path) -> Path:

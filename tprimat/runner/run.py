@@ -183,6 +183,8 @@ class TrainingRun:
     benchmark_file: Path | None
     """None where it could not be written; the user has seen why."""
     log: Path
+    traces: tuple[Path, ...] = ()
+    """What the profiler recorded, one file a cycle."""
     stopped: bool = False
     """A signal asked for an end, so that no further run should start."""
 
@@ -304,7 +306,15 @@ def finish(session: Session, record: RunRecord, steps: tuple[StepRecord, ...], l
     except RecordError as error:  # the run is over all the same, and the summary says how it went
         print(f"error: {error}", file=sys.stderr)
         written = None
-    return TrainingRun(record=record, steps=steps, metrics=metrics, unmeasured=unmeasured, benchmark_file=written, log=log)
+    return TrainingRun(
+        record=record,
+        steps=steps,
+        metrics=metrics,
+        unmeasured=unmeasured,
+        benchmark_file=written,
+        log=log,
+        traces=traces_of(session, record),
+    )
 
 
 def load_run(session: Session, record: RunRecord) -> TrainingRun:
@@ -318,7 +328,14 @@ def load_run(session: Session, record: RunRecord) -> TrainingRun:
         unmeasured=unmeasured,
         benchmark_file=session.output / benchmark_file_name(record),
         log=log_path(session, record.model),
+        traces=traces_of(session, record),
     )
+
+
+def traces_of(session: Session, record: RunRecord) -> tuple[Path, ...]:
+    """Return the traces of a run: under the name for Chrome's viewer, else under the one for TensorBoard (train/profiler.py)."""
+    named = sorted(session.output.glob(f"profile_*_{record.run_id}*.json"))
+    return tuple(named or sorted((session.output / "profiler" / record.run_id).glob("rank_0.*.json")))
 
 
 def metrics_of(session: Session, record: RunRecord, steps: tuple[StepRecord, ...]) -> tuple[RunMetrics | None, str | None]:

@@ -71,4 +71,4 @@ nemo:  ## .venv-nemo, where --engine nemo works
 
 test-nemo: nemo  ## the tests that need NeMo
 	$(NEMO_PIP) pytest pytest-timeout
-	$(VENV)-nemo/bin/python -m pytest tests/nemo_recipes $(ARGS)
+	$(VENV)-nemo/bin/python -m pytest tests/nemo_recipes tests/cli/test_export_libraries.py $(ARGS)

@@ -31,6 +31,7 @@ COMMANDS = {
     "models": "list models, accelerators and published results",
     "doctor": "check this machine: Python, torch, GPUs, frameworks, network, disk",
     "validate": "check every cell of a configuration (./validate_config.py)",
+    "export": "write one row a run for notebooks and experiment trackers",
     "archive": "pack results for others, with secrets masked",
 }
 """Each in the module of its name, with _ for -."""

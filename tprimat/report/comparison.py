@@ -15,7 +15,7 @@ from tprimat.facts.published import PublishedResult
 from tprimat.records.schema import RunMetrics
 from tprimat.records.store import as_document
 from tprimat.report.catalogue import CSV_FIELDS, shown_columns, tera
-from tprimat.report.tables import columns, with_interval
+from tprimat.report.tables import columns, csv_cell, with_interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,9 +153,9 @@ def comma_separated(comparison: Comparison) -> str:
     writer.writerow(["run_id", "configuration", "counted", *(field.key for field in CSV_FIELDS)])
     for group in comparison.groups:
         for item in group.runs:
-            writer.writerow([item.result.run.run_id, group.label, "yes", *_values(item.metrics)])
+            writer.writerow([csv_cell(item.result.run.run_id), csv_cell(group.label), "yes", *_values(item.metrics)])
     for item in comparison.not_counted:
-        writer.writerow([item.result.run.run_id, "", f"no: {item.not_counted}", *_values(item.metrics)])
+        writer.writerow([csv_cell(item.result.run.run_id), "", f"no: {item.not_counted}", *_values(item.metrics)])
     return out.getvalue()
 
 

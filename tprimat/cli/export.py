@@ -1,0 +1,35 @@
+"""Write one row a run, with every field, for notebooks and experiment trackers. docs/export.md explains the columns.
+
+tprimat export --to csv runs.csv
+tprimat export --to parquet runs.parquet --results-dir h100 mi300x
+tprimat export --to tensorboard tensorboard             then: tensorboard --logdir tensorboard
+tprimat export --to mlflow mlflow                       then: mlflow ui --backend-store-uri sqlite:///mlflow/mlflow.db
+tprimat export --to wandb-offline wandb                 then: wandb sync wandb/wandb/offline-run-*
+"""
+
+import argparse
+from pathlib import Path
+
+from tprimat.cli.common import add_counting, add_results_dir, read, results_dirs
+
+TARGETS = ("csv", "json", "parquet", "mlflow", "tensorboard", "wandb-offline")
+"""Of runner/export.py, which imports more than --help needs."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    parser.add_argument("path", type=Path, metavar="PATH", help="where to write: a file for csv, json, parquet; else a folder")
+    parser.add_argument("--to", required=True, choices=TARGETS, help="through the tool's own library, where it is installed")
+    add_results_dir(parser, "./output")
+    add_counting(parser, "in the folders of results")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit status: 0; 1 where a file of results was damaged, after the others were written."""
+    from tprimat.runner.export import export
+
+    results = read(options, results_dirs(options) or [Path("output")])
+    written = export(results.measured, options.to, options.path)
+    there = len(results.measured) - len(written)
+    print(f"{options.path}: {len(written)} runs" + (f" ({there} were there already)" if there else ""))
+    return 1 if results.problems else 0

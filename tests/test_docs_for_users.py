@@ -1,0 +1,121 @@
+"""docs/troubleshooting.md quotes messages that the program prints; docs/ci.md names commands and flags that exist."""
+
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from commands import SCRIPTS, run_command
+
+from tprimat.analyze.metrics import MetricOptions, run_metrics
+from tprimat.cli.main import COMMANDS, parser_of
+from tprimat.config.load import read_config
+from tprimat.logs.failures import classify
+from tprimat.plan.build import PlanRequest, build_plan
+from tprimat.plan.evidence import mismatches
+from tprimat.records.discover import read_result
+from tprimat.records.schema import Evidence, TelemetrySample
+from tprimat.records.store import to_json
+
+ROOT = Path(__file__).parents[1]
+RUNS = ROOT / "tests" / "runs"
+DOC = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf8")
+BLOCKS = re.findall(r"```text\n(.*?)```", DOC, re.DOTALL)
+NVIDIA = ("benchmark.py", "--dry-run", "--platform", "nvidia", "--gpus", "8", "--model")
+COMMAND_LINES = (
+    ("benchmark.py", "--model", "llama", "--platform", "nvidia"),
+    (
+        *(*NVIDIA, "qwen", "--parallel", "truly_identical"),
+        *("--set", "parallelism.truly_identical.qwen.nvidia.tensor_model_parallel_size=8"),
+        *("--set", "parallelism.truly_identical.qwen.nvidia.pipeline_model_parallel_size=1"),
+    ),
+    (*NVIDIA, "llama", "--gpus", "6", "--parallel", "truly_identical"),
+    (*NVIDIA, "llama", "--global-batch-size", "100"),
+    (*NVIDIA, "llama", "--engine", "nemo"),
+    ("benchmark.py", "--dry-run", "--platform", "amd", "--model", "llama", "--engine", "primus"),
+    ("compare.py",),
+)
+ALONE = {"PRIMUS_PATH": "", "PATH": "", "CUDA_VISIBLE_DEVICES": ""}
+"""A machine without GPUs and frameworks."""
+LOG_LINES = (
+    "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 3.31 GiB. GPU 0 has a total capacity of 128.00 GiB of which "
+    "780.24 MiB is free.",
+    "[Rank 7] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1580, OpType=ALLREDUCE) ran for 600004 milliseconds.",
+    "RuntimeError: DataLoader worker (pid 123) is killed by signal: Bus error. It is possible that it ran out of shared memory.",
+    "torch.distributed.DistStoreError: client socket has timed out after 60s",
+    "RuntimeError: The server socket has failed to listen: EADDRINUSE",
+)
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory):
+    """Everything that the program says about the ten things."""
+    folder = tmp_path_factory.mktemp("here")
+    texts = [run_command(*words, cwd=folder, environment=ALONE) for words in COMMAND_LINES]
+    found = [done.stdout + done.stderr for done in texts]
+    failures = [classify(1, [line], ()) for line in LOG_LINES]
+    found += [f"{failure.cause}\n{failure.hint}" for failure in failures]
+    found += [other_layout(), *held_back_clocks(), unlike_work(folder)]
+    return "\n".join(found)
+
+
+def other_layout():
+    request = PlanRequest(
+        model="llama",
+        strategy="truly_identical",
+        platform="nvidia",
+        size="full",
+        engine="megatron",
+        engine_reason="",
+        gpus_found=8,
+    )
+    plan = build_plan(read_config(environment={}), request)
+    return "\n".join(mismatches(plan, Evidence(source="log", tensor_parallel=1)))
+
+
+def held_back_clocks():
+    result = read_result(RUNS / "h100" / "runs" / "h100-llama-0")
+    samples = [TelemetrySample(at_seconds=at, gpu=0, throttle_reasons=("power cap",) * (at % 2)) for at in range(10)]
+    return run_metrics(result.run, result.steps, options=MetricOptions(telemetry=samples)).warnings
+
+
+def unlike_work(folder):
+    """Compare two runs of which one had another batch."""
+    run = read_result(RUNS / "h100" / "runs" / "h100-llama-0")
+    other = replace(run.run, run_id="other", global_batch_sequences=64)
+    for name, record in (("one", run.run), ("two", other)):
+        (folder / name).mkdir()
+        (folder / name / "run.json").write_text(to_json(record))
+        (folder / name / "steps.jsonl").write_bytes((run.path / "steps.jsonl").read_bytes())
+    words = ("--results-dir", folder, "--baseline", folder / "one", "--output", folder / "compare.csv")
+    return run_command("compare.py", *words).stdout
+
+
+@pytest.mark.parametrize("line", [line for block in BLOCKS for line in block.splitlines()])
+def test_a_message_of_the_troubleshooting_page_is_one_that_is_printed(line, printed):
+    assert line in printed
+
+
+def test_there_are_ten_things_each_with_its_message():
+    sections = re.split(r"^## ", DOC, flags=re.MULTILINE)[1:]
+    assert [section.split(".")[0] for section in sections] == [str(number) for number in range(1, 11)]
+    assert all("```text" in section for section in sections)
+
+
+def test_the_example_for_continuous_integration_is_yaml_whose_commands_parse():
+    text = (ROOT / "docs" / "ci.md").read_text(encoding="utf8")
+    (block,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    jobs = yaml.safe_load(block)["jobs"]
+    commands = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+    commands += [line.strip() for line in text.splitlines() if line.startswith("    ./")]
+    scripts = [shlex.split(line) for line in commands if line.startswith("./")]
+    assert len(scripts) == 7
+    for program, *words in scripts:
+        name = SCRIPTS[program.removeprefix("./")]
+        assert name in COMMANDS
+        module = __import__(f"tprimat.cli.{name}", fromlist=["add_arguments"])
+        parser_of(module, program).parse_args(words)
+    targets = (ROOT / "Makefile").read_text(encoding="utf8")
+    assert all(f"\n{line.split()[1]}:" in targets for line in commands if line.startswith("make "))

@@ -32,7 +32,7 @@ def test_benchmark_accepts_the_commands_of_the_readme(command):
 @pytest.mark.parametrize("command", SCRIPTS)
 def test_every_script_of_the_readme_exists_and_has_help(command):
     words = shlex.split(command)
-    start = [sys.executable, *words[1:3]] if words[0] == "python3" else [str(ROOT / words[0])]
+    start = [sys.executable, *words[1:4]] if words[0] == "python3" else [str(ROOT / words[0])]
     if words[0].endswith(".sh"):
         assert (ROOT / words[0]).stat().st_mode & 0o111
         return

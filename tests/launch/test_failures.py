@@ -169,6 +169,7 @@ def test_the_log_says_what_a_run_died_of(line, outcome, cause):
         "export NCCL_IB_TIMEOUT=NCCL error in",
         "  exitcode  : -15 (pid: 7)",
         " iteration 1/ 50 | number of nan iterations:   0 |",
+        'tprimat run: {"run_id":"r","command":["--data","text:/CUDA out of memory"]}',
         "  check_for_nan_in_loss_and_grad .................. True",
         "  distributed_timeout_minutes ..................... 60",
     ],

@@ -51,7 +51,7 @@ BENIGN = re.compile(
     r"error_injection_rate|destroy_process_group\(\) was not called|in a low-power state|No token throughput"
     r"|^\W*(?:export |declare -x )?(?!HSA_STATUS_ERROR)\w*(?:NCCL|TORCH|PYTORCH|CUDA|HSA|HIP)_\w+\s*[=:]"
     r"|exitcode\s*: -15"
-    r"|nan iterations:\s*0\b"
+    r"|nan iterations:\s*0\b|^tprimat run: |after training is done"
     r"|^Cannot import zarr, support for zarr-based checkpoints"
 )
 """Harmless lines that look like errors."""

@@ -148,3 +148,13 @@ def test_one_real_cell_through_the_shell(tmp_path):
     assert lines[3][6] == "completed", done.stdout
     steps = (tmp_path / "output-03" / "runs").glob("*/steps.jsonl")
     assert [len(path.read_text().splitlines()) for path in steps] == [2]
+
+
+def test_a_model_that_a_strategy_has_no_layout_for_is_left_out_and_fails_nothing(ends, tmp_path, capsys, no_pictures):
+    text = (ROOT / "config.yaml").read_text()
+    path = tmp_path / "config.yaml"
+    path.write_text(text[: text.index("    qwen:\n      nvidia: &tp2_pp2")] + text[text.index("platform_optimizations:") :])
+    assert run("qwen", "--config", str(path)) == 0
+    lines = table(capsys.readouterr().out)
+    assert len(ends["started"]) == 4
+    assert " ".join(lines[-1]) == "output-04 qwen balanced – left out – The strategy balanced has no layout for qwen."

@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
     compared = draw(counting, options.probes)
     show(entries, results, counting, as_json=options.json)
     complete = len(results) == len(cells) and all(result.counts for result in results)
-    return 0 if complete and compared and not any(entry.refusal for entry in entries) else 1
+    return 0 if complete and compared and not any(entry.refusal and not entry.left_out for entry in entries) else 1
 
 
 def draw(folders: Sequence[str], probes: Sequence[Path]) -> bool:

@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from tprimat.analyze.groups import Measured, tokens_per_step
 from tprimat.facts.flops import parameters
@@ -26,13 +25,14 @@ class Column:
     """One field of a run."""
 
     name: str
-    kind: Literal["configuration", "outcome", "measured"]
     meaning: str
     pick: Callable[[Measured], Value]
+    measured: bool = False
+    """A figure of the run, not what ran or how it ended."""
 
 
 def _run(name: str, meaning: str, pick: Callable[[RunRecord], Value] | None = None) -> Column:
-    return Column(name, "configuration", meaning, lambda item: (pick or (lambda run: getattr(run, name)))(item.result.run))
+    return Column(name, meaning, lambda item: (pick or (lambda run: getattr(run, name)))(item.result.run))
 
 
 def _seen(name: str, meaning: str) -> Column:
@@ -44,7 +44,7 @@ def _measured(name: str, meaning: str, pick: Callable[[RunMetrics], Value] | Non
         found: Value = None if item.metrics is None else (pick or (lambda metrics: getattr(metrics, name)))(item.metrics)
         return found
 
-    return Column(name, "measured", meaning, value)
+    return Column(name, meaning, value, measured=True)
 
 
 def _interval(metric: Metric, meaning: str) -> Iterator[Column]:
@@ -74,13 +74,13 @@ def _watts_per_gpu(item: Measured) -> float | None:
 
 COLUMNS: tuple[Column, ...] = (
     _run("run_id", "name of the run and of its folder"),
-    Column("path", "configuration", "file or folder that the run was read from", lambda item: str(item.result.path)),
+    Column("path", "file or folder that the run was read from", lambda item: str(item.result.path)),
     _run("started_at", "ISO 8601, UTC"),
     _run("ended_at", "ISO 8601, UTC"),
-    Column("outcome", "outcome", "completed, out_of_memory, failed, ...", lambda item: item.result.run.outcome),
-    Column("counted", "outcome", "whether analyses count the run", lambda item: item.not_counted is None),
-    Column("not_counted_because", "outcome", "why they do not", lambda item: item.not_counted),
-    Column("cause", "outcome", "why the run did not complete", lambda item: item.result.run.cause),
+    Column("outcome", "completed, out_of_memory, failed, ...", lambda item: item.result.run.outcome),
+    Column("counted", "whether analyses count the run", lambda item: item.not_counted is None),
+    Column("not_counted_because", "why they do not", lambda item: item.not_counted),
+    Column("cause", "why the run did not complete", lambda item: item.result.run.cause),
     _run("model", "key in config.yaml"),
     _run("size", "full or tiny"),
     _run("architecture", "name of the model's shape", lambda run: None if run.shape is None else run.shape.name),
@@ -133,7 +133,7 @@ COLUMNS: tuple[Column, ...] = (
     _measured("peak_reserved_bytes", "reserved on the worst rank"),
     _measured("final_loss", "loss of the last step"),
     _measured("joules_per_token", "energy, all GPUs"),
-    Column("watts_per_gpu", "measured", "mean power of one GPU", _watts_per_gpu),
+    Column("watts_per_gpu", "mean power of one GPU", _watts_per_gpu, measured=True),
     _measured("cost_per_million_tokens", "in the currency of the price of a GPU hour"),
     _measured("warnings", "what to know of the figures", lambda metrics: "; ".join(metrics.warnings) or None),
 )
@@ -173,7 +173,7 @@ def step_values(step: StepRecord) -> dict[str, float]:
     return {name: float(value) for name, value in values.items() if value is not None}
 
 
-MEASURED = frozenset(column.name for column in COLUMNS if column.kind == "measured")
+MEASURED = frozenset(column.name for column in COLUMNS if column.measured)
 
 
 def results_of(row: Row) -> dict[str, float]:

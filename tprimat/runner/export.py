@@ -53,7 +53,7 @@ def _parquet(_: Sequence[Measured], rows: Sequence[Row], path: Path) -> list[str
 
 
 def _tensorboard(runs: Sequence[Measured], rows: Sequence[Row], path: Path) -> list[str]:
-    """Write a folder a run: its steps and results as scalars, what ran as text."""
+    """Write a folder a run, with its steps and results as scalars."""
     summary = _library("tensorboard.summary", "tensorboard", "tensorboard")
     written = []
     for item, row in zip(runs, rows, strict=True):

@@ -37,6 +37,11 @@ class MatrixEntry:
     """One for each repetition; none where it cannot run here."""
     refusal: UserError | None = None
 
+    @property
+    def left_out(self) -> bool:
+        """Return whether the strategy has no layout for the model, which is no failure."""
+        return isinstance(self.refusal, MissingLayoutError)
+
     def counts_in(self, results: Sequence[CellResult]) -> bool:
         """Return whether any of the results is a run of this entry that counts."""
         return any(result.counts and result.cell in self.cells for result in results)
@@ -91,7 +96,8 @@ def matrix_document(entries: Sequence[MatrixEntry], results: Sequence[CellResult
 def _rows(entry: MatrixEntry, by_id: Mapping[str, CellResult]) -> list[tuple[str, ...]]:
     head = (entry.folder, entry.model, entry.strategy)
     if entry.refusal is not None:
-        return [(*head, units.ABSENT, "cannot run here", units.ABSENT, entry.refusal.what)]
+        outcome = "left out" if entry.left_out else "cannot run here"
+        return [(*head, units.ABSENT, outcome, units.ABSENT, entry.refusal.what)]
     return [(*head, *_outcome(cell, by_id.get(cell.plan.run_id))) for cell in entry.cells]
 
 

@@ -29,6 +29,13 @@ def test_the_watcher_is_called_while_it_waits_for_the_first_step_and_not_after_i
     assert notes.waits[-1] < result.duration_seconds - 1.0
 
 
+@pytest.mark.parametrize(("steps", "outcome"), [(3, "failed"), (19, "failed"), (20, "completed")])
+def test_exit_status_0_before_the_planned_step_is_a_failure(tmp_path, steps, outcome):
+    record, result, _ = launched(tmp_path, "steps", steps, planned_steps=20)
+    assert (record.outcome, len(result.steps)) == (outcome, steps)
+    assert record.cause == (f"The process ended with exit status 0 after step {steps} of 20." if outcome == "failed" else None)
+
+
 def test_a_run_that_completes_leaves_its_steps_its_log_and_its_outcome(tmp_path, left_behind):
     record, result, notes = launched(tmp_path, "line", "hello", "steps", 3, "line", "bye")
     assert (record.outcome, record.exit_code, record.cause) == ("completed", 0, None)

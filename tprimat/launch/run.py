@@ -15,7 +15,7 @@ from tprimat.hardware.sampler import Telemetry
 from tprimat.launch.process import GRACE_SECONDS, Child, Ending, Interrupts, Output, Supervisor
 from tprimat.launch.torchrun import free_port, with_port
 from tprimat.launch.watchdog import Limits, Watchdog, dump_stacks
-from tprimat.logs.failures import Failure, add_log_hint, classify, count_oom_kills
+from tprimat.logs.failures import Failure, add_log_hint, classify, count_oom_kills, ended_early
 from tprimat.records.schema import Outcome, RunRecord, StepRecord
 from tprimat.records.store import RunDirectory, from_json, to_json, write_atomically
 
@@ -41,6 +41,7 @@ class Launch:
     complete: Callable[[RunRecord], tuple[RunRecord, tuple[StepRecord, ...]]] | None = None
     """With step_of_line: adds the log's evidence and mismatches to the last record, and returns the corrected steps."""
     planned_steps: int | None = None
+    """A run that ends with exit status 0 before this step has failed; None: it ends when it has what it looks for."""
     nodes: int = 1
     """On one node a port in use is replaced by a free one; several nodes have agreed on theirs."""
     error_logs: tuple[str, ...] = ()
@@ -323,7 +324,9 @@ class Attempt:
     def _failure(self, ending: Ending, lines: list[str]) -> Failure | None:
         if ending.stopped is None:
             killed = (count_oom_kills() or 0) > (self._oom_kills_before or 0)
-            return classify(ending.exit_code, lines, self._steps, alternatives=self._launch.alternatives, oom_killed=killed)
+            alternatives, planned = self._launch.alternatives, self._launch.planned_steps
+            found = classify(ending.exit_code, lines, self._steps, alternatives=alternatives, oom_killed=killed)
+            return ended_early(self._steps, planned) if found is None and planned is not None else found
         return add_log_hint(ending.stopped, lines) if ending.stopped.outcome in {"hung", "timed_out"} else ending.stopped
 
 

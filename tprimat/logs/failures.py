@@ -338,6 +338,23 @@ def unfinished(steps: Sequence[StepRecord]) -> Failure | None:
     )
 
 
+def ended_early(steps: Sequence[StepRecord], planned: int) -> Failure | None:
+    """Return a failure if a process that reports success has not reached the last step.
+
+    A framework that logs every tenth step may end up to nine steps after its last line.
+
+    Args:
+        steps: the steps that were measured, one at least.
+        planned: number of the last step.
+    """
+    last = steps[-1].step
+    interval = last - steps[-2].step if len(steps) > 1 else last
+    if last + interval > planned:
+        return None
+    cause = f"The process ended with exit status 0 after step {last} of {planned}."
+    return Failure(outcome="failed", cause=cause, hint="the log may show why; what was measured is kept")
+
+
 def diverging(steps: Sequence[StepRecord]) -> Failure | None:
     """Return a failure if the loss is not finite at the end, or ended far above its start."""
     hint = "lower the learning rate, lengthen the warm-up, or use bf16 instead of fp8"

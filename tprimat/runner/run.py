@@ -264,7 +264,7 @@ def launch_of(session: Session, plan: RunPlan, record: RunRecord) -> Launch:
             run_timeout_seconds=benchmarking.run_timeout_seconds,
             run_timeout_flag=benchmarking.run_timeout_flag,
         ),
-        planned_steps=plan.steps,
+        planned_steps=None if plan.batch.micro_batch_sequences == "auto" else plan.steps,
         nodes=plan.nodes,
         alternatives=strategies_with_less_memory(session.loaded, plan),
         sampled_gpus=() if plan.platform == "cpu" else gpus_of_ranks(plan.gpus_per_node),

@@ -194,13 +194,6 @@ def test_a_mistake_exits_2_on_stderr_without_a_traceback(flags, says):
     assert done.stderr.startswith(f"error: {says}"), done.stderr
 
 
-@pytest.mark.parametrize("flags", [["--modle", "llama"], ["--size", "huge"], ["--gpus", "many"]])
-def test_an_unknown_flag_exits_2(flags):
-    done = call(*flags)
-    assert done.returncode == 2
-    assert "usage: benchmark.py" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("flags", "says"),
     [

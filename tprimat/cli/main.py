@@ -3,7 +3,6 @@
 A command is a module of this package with `add_arguments(parser)` and `run(options) -> int`. The docstring is the description.
 """
 
-import argparse
 import errno
 import os
 import sys
@@ -12,7 +11,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, TextIO
 
-from tprimat import __version__
+from tprimat.cli.parser import Parser
 from tprimat.errors import UserError
 
 COMMANDS = {
@@ -33,6 +32,7 @@ COMMANDS = {
     "validate": "check every cell of a configuration (./validate_config.py)",
     "export": "write one row a run for notebooks and experiment trackers",
     "archive": "pack results for others, with secrets masked",
+    "completion": "complete the flags of tprimat in your shell",
 }
 """Each in the module of its name, with _ for -."""
 READER_GONE = {errno.EPIPE, errno.EIO}
@@ -48,15 +48,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     listing = "\n".join(f"  {name:<14}{summary}" for name, summary in COMMANDS.items())
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="tprimat",
         description="Which parallelism strategy trains an LLM fastest here, how far is that from the limit, and how sure is it?",
         epilog=f"commands:\n{listing}\n\ntprimat COMMAND --help explains one of them.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"tprimat {__version__}")
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
+    if not words:
+        parser.print_help(sys.stderr)
+        return 2
     name = parser.parse_args(words[:1]).command
     return start(name, f"tprimat {name}", words[1:])
 
@@ -73,7 +73,7 @@ def start(name: str, prog: str, arguments: Sequence[str] | None = None) -> int:
         the exit status.
     """
     try:
-        command = import_module(f"tprimat.cli.{name.replace('-', '_')}")
+        command = import_module(module_name(name))
         options = parser_of(command, prog).parse_args(arguments)
         status: int = command.run(options)
     except UserError as error:
@@ -88,15 +88,14 @@ def start(name: str, prog: str, arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def parser_of(command: ModuleType, prog: str) -> argparse.ArgumentParser:
+def module_name(command: str) -> str:
+    """Return the module of a command."""
+    return f"tprimat.cli.{command.replace('-', '_')}"
+
+
+def parser_of(command: ModuleType, prog: str) -> Parser:
     """Return a command's parser."""
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description=command.__doc__,
-        epilog=getattr(command, "EPILOG", None),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser(prog=prog, description=command.__doc__, epilog=getattr(command, "EPILOG", None))
     command.add_arguments(parser)
     return parser
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tprimat.cli.common import add_probes, print_json
+from tprimat.cli.common import add_probes, positive, print_json
 from tprimat.engines import AUTO, ENGINE_NAMES
 from tprimat.errors import ConfigError
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 EPILOG = """examples:
   ./benchmark.py                                         both models, minimal_communication
   ./benchmark.py --model llama --parallel balanced --runs 3
+  ./benchmark.py --model llama --tp 2 --pp 2             a layout of your own
+  ./benchmark.py --parallel balanced,truly_identical     one after the other, then which is faster
   ./benchmark.py --dry-run --platform nvidia             the plan and the exact command, nothing started
   ./benchmark.py --set training.optimizer.learning_rate=1e-4
   ./benchmark.py --model llama --scaling 1,2,4,8         weak scaling: results in output/gpus-1 to gpus-8
@@ -26,6 +28,13 @@ EPILOG = """examples:
 
 exit status: 0 all runs completed, 1 some run failed (the others' results stay), 2 a mistake in what was asked
 """
+DEGREES = {
+    "tp": "tensor",
+    "pp": "pipeline",
+    "vpp": "virtual pipeline",
+    "cp": "context",
+    "ep": "expert",
+}
 PROBE_FLAGS = {"probe", "output_dir", "config", "gpus", "resume", "json", "quiet"}
 
 
@@ -47,11 +56,15 @@ def add_request(parser: argparse.ArgumentParser) -> None:
 
 def _what_to_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--model", default="all", metavar="MODEL", help="llama, qwen, another model of config.yaml, or all (default)"
+        "--model", default="all", metavar="MODEL", help="llama, qwen, other models of config.yaml: one, a,b, or all (default)"
     )
     group.add_argument(
-        "--parallel", metavar="STRATEGY", help="a strategy of config.yaml (default: $PARALLEL, minimal_communication)"
+        "--parallel",
+        metavar="STRATEGY",
+        help="strategies of config.yaml: one or a,b (default: $PARALLEL, minimal_communication)",
     )
+    for name, what in DEGREES.items():
+        group.add_argument(f"--{name}", type=positive, metavar="N", help=f"{what} parallelism, instead of --parallel")
     group.add_argument("--runs", type=int, default=1, metavar="N", help="repetitions of each model (default: 1)")
     group.add_argument("--engine", choices=(AUTO, *ENGINE_NAMES), default=AUTO, help="default: auto")
     group.add_argument("--platform", choices=("nvidia", "amd", "cpu"), help="default: what this machine is")
@@ -100,7 +113,7 @@ def request_of(options: argparse.Namespace, program: str = "./benchmark.py") -> 
     same = ("model", "runs", "engine", "platform", "size", "gpus", "nodes", "steps", "warmup", "micro_batch_size")
     more = ("global_batch_size", "sequence_length", "precision", "data", "seed", "config", "dry_run")
     return RunRequest(
-        **{name: getattr(options, name) for name in (*same, *more)},
+        **{name: getattr(options, name) for name in (*same, *more, *DEGREES)},
         strategy=options.parallel,
         settings=tuple(options.settings),
         output=Path(options.output_dir) if options.output_dir else None,

@@ -18,6 +18,7 @@ MODULES = {
     "plotly": "plotly",
     "pydantic": "pydantic",
     "pyyaml": "yaml",
+    "rich": "rich",
     "torch": "torch",
 }
 """Package without which some command does not work -> its module. Lightning, which has two names, comes with the others."""

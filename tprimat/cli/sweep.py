@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tprimat.cli.common import print_json
-from tprimat.cli.run import add_request, request_of
+from tprimat.cli.run import DEGREES, add_request, request_of
 from tprimat.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 MODELS = {"llama": ("llama",), "qwen": ("qwen",), "both": ("llama", "qwen")}
 DECIDED_HERE = {"model": "all", "parallel": None, "output_dir": None, "dry_run": False, "scaling": None}
+DECIDED_HERE |= dict.fromkeys(DEGREES)
 """Flags of ./benchmark.py that this command sets, with their defaults there."""
 PICTURES = Path("all_outputs")
 

@@ -1,6 +1,7 @@
 """From a request to plans: read the configuration and the machine, and decide which runs to make."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,7 +36,14 @@ class RunRequest:
     """What a user asks for, before the configuration and the machine are known. None: as configured, or as the machine is."""
 
     model: str = ALL_MODELS
+    """One model, several separated by commas, or all."""
     strategy: str | None = None
+    """One strategy, or several separated by commas."""
+    tp: int | None = None
+    pp: int | None = None
+    vpp: int | None = None
+    cp: int | None = None
+    ep: int | None = None
     runs: int = 1
     engine: str = AUTO
     platform: PlatformName | None = None
@@ -100,6 +108,10 @@ def prepare(request: RunRequest) -> Session:
     size: Size = request.size or ("tiny" if platform == "cpu" else "full")
     settings = [parse_setting(text) for text in request.settings] + list(flag_settings(request, platform))
     loaded = read_config(request.config, size=size, settings=settings)
+    if (name := layout_name(request)) is not None:
+        layout = layout_settings(request, name, models_of(loaded, request), platform)
+        loaded = read_config(request.config, size=size, settings=[*settings, *layout])
+        request = replace(request, strategy=name)
     output = (request.output or Path(choices.output_directory)).expanduser().resolve()
     session = Session(loaded=loaded, platform=platform, size=size, machine=machine, choices=choices, output=output, plans=())
     plans, left_out = _plans(session, request)
@@ -140,21 +152,22 @@ def _plans(session: Session, request: RunRequest) -> tuple[list[RunPlan], list[s
     """Return the plans, and for each model that is left out of `all` what its strategy is missing."""
     if request.runs < 1:
         raise ConfigError(f"--runs is {request.runs}.", where="--runs", why="There must be at least one run.", fix="--runs 1")
-    models = list(session.loaded.config.models) if request.model == ALL_MODELS else [request.model]
-    if not models:
-        raise ConfigError("models is empty.", where=session.loaded.where("models"), fix="describe at least one model")
+    models = models_of(session.loaded, request)
     here = _here(session)
     choice = choose(request.engine, here)
     start = choice.engine.prepare(here)
     if start is not None and start.launcher != "slurm":
         refuse_hidden_gpus(count_ranks(session.loaded, session.platform, _gpus_found(session))[1])
-    strategy = request.strategy or session.choices.strategy
+    strategies = _words(request.strategy or session.choices.strategy)
     known = session.loaded.config.parallelism
-    if not request.strategy and strategy not in {*known, DEFAULT_STRATEGY}:
-        raise ConfigError(f"There is no strategy {strategy!r}.", where="the variable PARALLEL", fix=f"one of: {', '.join(known)}")
+    unknown = [] if request.strategy else [name for name in strategies if name not in {*known, DEFAULT_STRATEGY}]
+    if unknown:
+        raise ConfigError(
+            f"There is no strategy {unknown[0]!r}.", where="the variable PARALLEL", fix=f"one of: {', '.join(known)}"
+        )
     plans: list[RunPlan] = []
     missing: list[MissingLayoutError] = []
-    for model in models:
+    for strategy, model in itertools.product(strategies, models):
         planned = PlanRequest(
             model=model,
             strategy=strategy,
@@ -179,6 +192,63 @@ def _plans(session: Session, request: RunRequest) -> tuple[list[RunPlan], list[s
     if not plans:
         raise missing[0]
     return plans, [f"left out: {error}" for error in missing]
+
+
+def _words(text: str) -> list[str]:
+    """Split 'a, b' at the commas, each word once."""
+    return list(dict.fromkeys(word for part in text.split(",") if (word := part.strip())))
+
+
+def models_of(loaded: LoadedConfig, request: RunRequest) -> list[str]:
+    """Return the models that a request names.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    models = list(loaded.config.models) if request.model == ALL_MODELS else _words(request.model)
+    if not models:
+        raise ConfigError("models is empty.", where=loaded.where("models"), fix="describe at least one model")
+    return models
+
+
+# A layout of the moment: --tp 2 --pp 2 is the strategy tp2_pp2, which no file holds.
+
+DEGREES = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "vpp": "virtual_pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
+    "ep": "expert_model_parallel_size",
+}
+"""Flag -> key of a strategy."""
+
+
+def layout_name(request: RunRequest) -> str | None:
+    """Return the name of the request's own layout, such as tp2_pp2; None where it names a strategy instead.
+
+    Raises:
+        ConfigError: it does both.
+    """
+    given = {name: degree for name in DEGREES if (degree := getattr(request, name)) is not None}
+    if not given:
+        return None
+    if request.strategy:
+        flags = ", ".join(f"--{name}" for name in given)
+        raise ConfigError(
+            f"--parallel {request.strategy} already says how models are split.",
+            where=f"--parallel, {flags}",
+            fix="leave out --parallel, or the others",
+        )
+    return "_".join(f"{name}{degree}" for name, degree in given.items())
+
+
+def layout_settings(request: RunRequest, name: str, models: Sequence[str], platform: PlatformName) -> Iterator[Setting]:
+    """Yield the settings that describe the request's own layout as a strategy; a degree that is not given is 1."""
+    for model in models:
+        for flag, key in DEGREES.items():
+            degree = getattr(request, flag)
+            if degree is not None or flag != "vpp":
+                yield Setting(("parallelism", name, model, platform, key), 1 if degree is None else degree, f"--{flag}")
 
 
 def plan_run(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:

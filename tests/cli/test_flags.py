@@ -1,0 +1,110 @@
+"""Flags that every command has, what a mistyped one is answered with, and the flags that name what to run."""
+
+import json
+import re
+import subprocess
+
+import pytest
+from commands import run_command
+
+from tprimat import __version__
+from tprimat.cli.main import COMMANDS, main
+
+
+@pytest.mark.parametrize(
+    ("command", "flags", "said"),
+    [
+        ("benchmark.py", ["--modle", "llama"], "there is no flag --modle; did you mean --model?"),
+        ("benchmark.py", ["--micro=3"], "there is no flag --micro; did you mean --micro-batch-size?"),
+        ("compare.py", ["--result-dir", "x"], "there is no flag --result-dir; did you mean --results-dir?"),
+        ("scaling", ["--qqq"], "there is no flag --qqq"),
+        ("benchmark.py", ["llama"], "'llama' is one word too many"),
+        ("benchmark.py", ["--size", "huge"], "--size cannot be 'huge'; one of: full, tiny"),
+        ("benchmark.py", ["--platform", "nvida"], "--platform cannot be 'nvida'; did you mean nvidia?"),
+        ("benchmark.py", ["--gpus", "many"], "--gpus: invalid int value: 'many'"),
+        ("benchmark.py", ["--tp", "0"], "--tp: 0 is not a number from 1"),
+    ],
+)
+def test_a_wrong_word_is_answered_in_one_line_with_what_was_meant(command, flags, said):
+    done = run_command(command, *flags)
+    prog = command if command.endswith(".py") else f"tprimat {command}"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {said} ({prog} --help)\n")
+
+
+def test_a_mistyped_command_is_answered_the_same_way(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["comprae"])
+    assert end.value.code == 2
+    assert capsys.readouterr().err == "error: COMMAND cannot be 'comprae'; did you mean compare? (tprimat --help)\n"
+    assert main([]) == 2
+    assert "compare" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_says_its_version(command):
+    done = run_command(command, "--version")
+    assert (done.returncode, done.stdout) == (0, f"tprimat {__version__}\n")
+
+
+def plans(*flags):
+    done = run_command("benchmark.py", "--dry-run", "--json", *flags)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["plans"]
+
+
+def test_a_layout_of_the_moment_needs_no_strategy():
+    one, other = plans("--platform", "nvidia", "--gpus", "8", "--tp", "2", "--pp", "2", "--vpp", "2")
+    assert (one["strategy"], one["model"], other["model"]) == ("tp2_pp2_vpp2", "llama", "qwen")
+    for plan in (one, other):
+        layout = plan["layout"]
+        assert (layout["tensor"], layout["pipeline"], layout["virtual_pipeline"], layout["data"]) == (2, 2, 2, 2)
+    (plan,) = plans("--platform", "nvidia", "--gpus", "4", "--model", "llama", "--cp", "2")
+    assert (plan["strategy"], plan["layout"]["context"], plan["layout"]["tensor"]) == ("cp2", 2, 1)
+
+
+def test_a_layout_of_the_moment_is_explained_by_its_flag_and_excludes_a_strategy():
+    wrong = run_command("benchmark.py", "--dry-run", "--platform", "cpu", "--model", "llama", "--gpus", "3", "--tp", "3")
+    assert wrong.returncode == 2
+    assert "\n  at    --tp parallelism.tp3.llama.cpu.tensor_model_parallel_size\n" in wrong.stderr
+    both = run_command("benchmark.py", "--dry-run", "--parallel", "balanced", "--tp", "2")
+    assert both.returncode == 2
+    assert both.stderr.startswith("error: --parallel balanced already says how models are split.")
+
+
+def test_several_strategies_and_models_are_run_one_after_the_other():
+    found = plans("--platform", "nvidia", "--parallel", "balanced,truly_identical", "--model", "qwen, llama", "--runs", "2")
+    named = [(plan["strategy"], plan["model"]) for plan in found]
+    assert named[::2] == [
+        ("balanced", "qwen"),
+        ("balanced", "llama"),
+        ("truly_identical", "qwen"),
+        ("truly_identical", "llama"),
+    ]
+    assert named[::2] == named[1::2]
+    assert len({plan["run_directory"] for plan in found}) == 8
+    wrong = run_command("benchmark.py", "--dry-run", "--parallel", "balanced,balance")
+    assert wrong.returncode == 2
+    assert "There is no strategy 'balance'" in wrong.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+def test_completion_knows_every_command(shell):
+    done = run_command("completion", shell)
+    assert done.returncode == 0
+    assert all(name in done.stdout for name in COMMANDS)
+
+
+def test_bash_completes_commands_flags_and_strategies(tmp_path):
+    script = tmp_path / "completion.bash"
+    script.write_text(run_command("completion", "bash").stdout)
+
+    def completed(*words):
+        line = f"source {script}; COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _shtab_tprimat"
+        done = subprocess.run(
+            ["bash", "-c", f'{line}; echo "${{COMPREPLY[@]}}"'], capture_output=True, text=True, check=True, timeout=60
+        )
+        return re.split(r"\s+", done.stdout.strip())
+
+    assert completed("tprimat", "comp") == ["compare", "compare-all", "completion"]
+    assert completed("tprimat", "run", "--parallel", "b") == ["balanced"]
+    assert completed("tprimat", "compare", "--fail") == ["--fail-if-slower"]

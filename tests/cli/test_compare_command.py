@@ -46,8 +46,11 @@ def regression(tmp_path):
 def test_two_machines_give_a_table_a_verdict_and_a_picture(tmp_path):
     done = compare("--results-dir", RUNS / "h100", "--results-dir", RUNS / "mi300x", cwd=tmp_path)
     assert done.returncode == 0
-    assert re.search(
-        r"llama MI300X minimal_communication against llama H100 SXM minimal_communication: 1\d\.\d % faster", done.stdout
+    head, verdict = done.stdout.splitlines()[:2]
+    assert head == "llama, 8 GPUs, 262,144 tokens a step, sequence 2,048, bf16"
+    lead = r"1\d\.\d % \[1\d\.\d, 1\d\.\d\]"
+    assert re.fullmatch(
+        rf"MI300X minimal_communication is fastest: {lead} ahead of the next, H100 SXM minimal_communication.*", verdict
     )
     assert "95 % interval" in done.stdout
     assert "Not counted: h100-qwen-oom: out_of_memory" in done.stdout
@@ -126,7 +129,7 @@ def test_csv_json_and_markdown_hold_the_runs(tmp_path):
 def test_unlike_workloads_are_refused_with_what_differs_and_shown_only_when_asked(tmp_path):
     folders = ("--results-dir", RUNS / "foreign" / "train_amd_prim_llama.json", RUNS / "foreign" / "benchmark_rocm_llama.json")
     done = compare(*folders, cwd=tmp_path)
-    assert "Not compared:" in done.stdout
+    assert "Not compared with the workload above, because they differ:" in done.stdout
     assert "tokens a step 131,072 and 262,144" in done.stdout
     assert "dtype that ran not recorded in either" in done.stdout
     anyway = compare(*folders, "--even-if-different", "--output", tmp_path / "c.svg", cwd=tmp_path)

@@ -4,14 +4,19 @@ import dataclasses
 import re
 from pathlib import Path
 
-from tprimat.analyze.compare import Difference, Verdict
+import pytest
+
+from tprimat.analyze.compare import Difference, Verdict, rankings
 from tprimat.analyze.groups import group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.records.discover import load_results
 from tprimat.records.schema import Estimate
+from tprimat.report import winner
 from tprimat.report.comparison import Comparison, rows_of, sentence, text
+from tprimat.report.screen import Screen
 
 RUNS = Path(__file__).parent.parent / "runs"
+ENGINE = RUNS.parent.parent / "results" / "h200" / "engine"
 FASTER = Verdict(
     baseline="A",
     candidate="B",
@@ -56,15 +61,74 @@ def test_columns_that_nobody_filled_are_left_out_and_one_step_says_n_is_1():
 
 
 def test_a_warning_that_holds_for_many_runs_is_said_once():
-    results, _ = load_results([RUNS / "foreign"])
-    out = text(Comparison(groups=tuple(group_runs([measure(result, MetricOptions()) for result in results])), verdicts=()))
+    out = text(comparison_of(RUNS / "foreign"))
     assert out.count("framework's own") == 1
 
 
 def test_the_spread_between_repetitions_is_said_where_there_are_several():
-    results, _ = load_results([RUNS / "h100"])
-    out = text(Comparison(groups=tuple(group_runs([measure(result, MetricOptions()) for result in results])), verdicts=()))
-    (line,) = (line for line in out.splitlines() if line.startswith("Runs of "))
+    out = text(comparison_of(RUNS / "h100"))
+    assert re.search(r"^Repeated runs differ by 0\.\d\d % \(3 runs each\)\.$", out, re.MULTILINE)
+
+
+def comparison_of(*places):
+    results, _ = load_results(list(places))
+    return Comparison(groups=tuple(group_runs([measure(result, MetricOptions()) for result in results])), verdicts=())
+
+
+def test_the_winner_comes_first_and_each_workload_is_sorted_by_speed():
+    out = text(comparison_of(ENGINE)).splitlines()
+    assert out[0] == "llama H200 SXM, 4 GPUs, 131,072 tokens a step, sequence 2,048, bf16"
+    assert re.fullmatch(r"dp_mbs4 is fastest: 8\.\d % \[\d\.\d, \d\.\d\] ahead of the next, tp2_mbs4", out[1])
+    names = [line.split()[0] for line in out[5:10]]
+    assert names == ["dp_mbs4", "tp2_mbs4", "dp_mbs1", "tp2_pp2_mbs4", "tp4_mbs4"]
+    assert "fastest" in out[5]
+    assert "-7.4 %" in out[6]
+    assert sum(line.startswith("One run each") for line in out) == 1
+    assert sum("outliers" in line for line in out) == 1
+
+
+def slowed(item, name, factor):
+    """The same run under another strategy, with every step slower by a factor."""
+    run = dataclasses.replace(item.run, strategy=name, run_id=name)
+    steps = tuple(dataclasses.replace(step, step_seconds=step.step_seconds * factor) for step in item.steps)
+    return measure(dataclasses.replace(item, run=run, steps=steps), MetricOptions())
+
+
+def test_what_is_within_noise_is_named_and_no_winner_is_claimed():
+    (result,), _ = load_results([RUNS / "h100" / "runs" / "h100-llama-0"])
+    close = [slowed(result, name, factor) for name, factor in (("a", 1.0), ("b", 1.00001), ("c", 1.00002), ("d", 1.2))]
+    (ranking,) = rankings(group_runs(close))
+    (line,) = winner.headline(ranking)
+    assert re.fullmatch(r"No winner: a leads, and b is within noise \(0\.0 % \[-\d\.\d, \d\.\d\]\); 1 within noise: c", line)
+    assert [winner.vs_fastest(ranking, place) for place in range(4)] == ["first", "0.0 %, noise", "0.0 %, noise", "-16.7 %"]
+
+
+def test_repeated_runs_of_one_configuration_end_in_their_mean():
+    out = text(comparison_of(*(RUNS / "mi300x" / "runs").glob("mi300x-llama-[0-9]"))).splitlines()
     assert re.fullmatch(
-        r"Runs of llama H100 SXM minimal_communication differ by 0\.\d\d % \(standard deviation, 3 runs\)\.", line
+        r"[\d,]+ \[[\d,]+, [\d,]+\] tokens/s/GPU: mean of 3 runs, 95 % interval between runs; "
+        r"the runs differ by \d\.\d\d % \(standard deviation\)",
+        out[1],
     )
+
+
+def test_warnings_that_differ_in_numbers_only_are_one_line_with_their_range():
+    warnings = {"1 of 10 steps drift by +0.6%": ["a"], "3 of 10 steps drift by +1.2%": ["b", "c"], "another": ["d", "e"]}
+    assert winner.merged(warnings) == ["1 to 3 of 10 steps drift by +0.6% to +1.2%: 3 runs", "another: d, e"]
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 160])
+def test_a_comparison_fits_the_terminal_and_breaks_no_number(width):
+    comparison = comparison_of(ENGINE, ENGINE.parent / "repeated")
+    plain, fitted = text(comparison), text(comparison, Screen(width=width))
+    assert max(len(line) for line in fitted.splitlines()) <= width
+    assert "11,436 [11,400, 11,472]" in plain
+    assert "11,436 [11,400, 11,472]" in fitted
+    assert ("not shown here: " in fitted) == (width < 160)
+
+
+def test_colour_marks_the_winner_and_changes_no_text():
+    comparison = comparison_of(ENGINE)
+    coloured = text(comparison, Screen(colour=True))
+    assert "\x1b[1;32mdp_mbs4 is fastest" in coloured
+    assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == text(comparison)

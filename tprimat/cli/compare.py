@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0; 1 when a file was bad, no run counts, or the gate stays closed."""
     from tprimat.report.comparison import text
+    from tprimat.report.screen import screen_of
     from tprimat.runner.analysis import Gate, compare_runs, regression_gate
 
     path = output_path(options)
@@ -48,7 +49,8 @@ def run(options: argparse.Namespace) -> int:
     paths = results_dirs(options) or [Path("output")]
     results = read(options, paths)
     comparison = compare_runs(results.measured, paths, options.baseline, even_if_different=options.even_if_different)
-    print(text(comparison), end="")
+    screen = screen_of(sys.stdout)
+    print(text(comparison, screen), end="")
     neighbours: list[Neighbourhood] = []
     if options.published:
         from tprimat.analyze.published import nearest_published
@@ -56,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
         from tprimat.runner.analysis import reproduce
 
         neighbours = nearest_published(comparison.groups)
-        print("\n" + published_text(neighbours, reproduce), end="")
+        print("\n" + published_text(neighbours, reproduce, screen), end="")
     if comparison.groups:
         write(comparison, path, neighbours, options)
         print(f"written: {path}", file=sys.stderr)

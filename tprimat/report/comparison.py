@@ -7,15 +7,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from tprimat import units
-from tprimat.analyze.compare import Difference, Verdict
+from tprimat.analyze.compare import Difference, Verdict, rankings
 from tprimat.analyze.groups import Group, Measured, spread_between_runs
 from tprimat.analyze.published import Neighbour, Neighbourhood
 from tprimat.facts.accelerators import Backend
 from tprimat.facts.published import PublishedResult
 from tprimat.records.schema import RunMetrics
 from tprimat.records.store import as_document
+from tprimat.report import winner
 from tprimat.report.catalogue import CSV_FIELDS, shown_columns, tera
+from tprimat.report.screen import PLAIN, Meaning, Screen
 from tprimat.report.tables import columns, csv_cell, with_interval
+from tprimat.report.winner import difference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +28,12 @@ class Comparison:
     groups: tuple[Group, ...]
     verdicts: tuple[Verdict, ...]
     not_counted: tuple[Measured, ...] = ()
+    asked: bool = False
+    """Whether the user named a baseline, or wants unlike workloads compared: then the verdicts are printed."""
 
 
+MEANINGS: dict[str, Meaning] = {"faster": "winner", "refused": "refused", "slower": "warning"}
+"""Of a verdict's outcome."""
 MOST_NAMED = 6
 """Runs that a note names; the rest are counted."""
 
@@ -38,14 +45,15 @@ def rows_of(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     return header, [[group.label, *(metric.text(group) for metric in metrics)] for group in comparison.groups]
 
 
-def text(comparison: Comparison) -> str:
-    """Format a comparison for a terminal: table, verdicts, then the runs that do not count."""
-    header, rows = rows_of(comparison)
+def text(comparison: Comparison, screen: Screen = PLAIN) -> str:
+    """Format a comparison for a terminal: the winner and the table of each workload, what to know, the runs that do not count."""
     lines = []
-    if rows:
-        lines.append(columns(header, rows))
-        lines += ["", "[low, high]: 95 % interval, between runs where there are several, else between the steps of one run.", ""]
-    lines += remarks(comparison)
+    if comparison.groups:
+        lines += [winner.blocks(comparison.groups, screen), ""]
+        if comparison.asked:
+            lines += [screen.prose(sentence(verdict), 2, MEANINGS.get(verdict.outcome)) for verdict in comparison.verdicts] + [""]
+        lines += [screen.prose(line, 2, "quiet") for line in winner.caveats(comparison.groups, notes(comparison))]
+    lines += [screen.prose(line, 2, "refused") for line in _not_counted(comparison)]
     return "\n".join(lines) + "\n"
 
 
@@ -53,9 +61,11 @@ def remarks(comparison: Comparison) -> list[str]:
     """Return verdicts, reasons for a missing MFU, warnings and runs that do not count, one line each."""
     lines = [sentence(verdict) for verdict in comparison.verdicts] + spreads(comparison)
     lines += [f"{note}: {_abbreviated(places)}" for note, places in notes(comparison).items()]
-    for item in comparison.not_counted:
-        lines.append(f"Not counted: {run_name(item)}: {item.not_counted}")
-    return lines
+    return lines + _not_counted(comparison)
+
+
+def _not_counted(comparison: Comparison) -> list[str]:
+    return [f"Not counted: {run_name(item)}: {item.not_counted}" for item in comparison.not_counted]
 
 
 def spreads(comparison: Comparison) -> list[str]:
@@ -125,20 +135,6 @@ def change(ratio: float) -> str:
     return f"{units.percent(abs(ratio - 1))} {'faster' if ratio > 1 else 'slower'}"
 
 
-def difference(entry: Difference) -> str:
-    """Put a difference into words."""
-    if entry.first is None and entry.second is None:
-        return f"{entry.what} not recorded in either"
-    first, second = ("not recorded" if value is None else _side(value) for value in (entry.first, entry.second))
-    return f"{entry.what} {first} and {second}"
-
-
-def _side(value: object) -> str:
-    if isinstance(value, int):
-        return units.count(value)
-    return getattr(value, "name", None) or str(value)
-
-
 def markdown(comparison: Comparison) -> str:
     """Format a comparison as a Markdown table and a list of remarks."""
     header, rows = rows_of(comparison)
@@ -181,6 +177,15 @@ def as_json(comparison: Comparison) -> str:
             asdict(verdict) | {"differences": [difference(entry) for entry in verdict.differences], "words": sentence(verdict)}
             for verdict in comparison.verdicts
         ],
+        "rankings": [
+            {
+                "workload": winner.heading(ranking),
+                "words": " ".join(winner.headline(ranking)),
+                "lead": None if ranking.lead is None else as_document(ranking.lead.ratio),
+                "fastest_first": [group.label for group in ranking.groups],
+            }
+            for ranking in rankings(comparison.groups)
+        ],
         "not_counted": [
             {"run_id": item.result.run.run_id, "path": str(item.result.path), "because": item.not_counted}
             for item in comparison.not_counted
@@ -198,19 +203,20 @@ NO_NEIGHBOURS = "No published neighbours: no configuration here has a FLOP/s to 
 Reproduce = Callable[[PublishedResult, Backend], str]
 
 
-def published_text(found: Sequence[Neighbourhood], reproduce: Reproduce) -> str:
+def published_text(found: Sequence[Neighbourhood], reproduce: Reproduce, screen: Screen = PLAIN) -> str:
     """Return, for a terminal, a table and the differences for each configuration of ours, then each source.
 
     Args:
         found: configurations with their nearest published results.
         reproduce: gives the command that runs a published configuration on a machine of a backend.
+        screen: what the text must fit.
     """
     if not found:
         return NO_NEIGHBOURS
     backend = found[0].ours.run.machine.platform
     results = {neighbour.result.name: neighbour.result for one in found for neighbour in one.neighbours}
     sources = "\n".join(line for result in results.values() for line in _source(result, reproduce(result, backend)))
-    return "\n\n".join(["Published neighbours. " + CAPTION, *map(_block, found), sources]) + "\n"
+    return "\n\n".join(["Published neighbours. " + CAPTION, *(_block(one, screen) for one in found), sources]) + "\n"
 
 
 def _source(result: PublishedResult, command: str) -> list[str]:
@@ -218,7 +224,7 @@ def _source(result: PublishedResult, command: str) -> list[str]:
     return [result.name, f"  source  {result.source}", *note, f"  run it  {command}"]
 
 
-def _block(found: Neighbourhood) -> str:
+def _block(found: Neighbourhood, screen: Screen) -> str:
     ours = found.ours
     own = [
         ours.group.label,
@@ -228,10 +234,10 @@ def _block(found: Neighbourhood) -> str:
         units.percent(ours.utilization.value if ours.utilization else None),
         units.ABSENT,
     ]
-    lines = [columns(HEADER, [own, *map(_row, found.neighbours)], left=3)]
+    lines = [columns(HEADER, [own, *map(_row, found.neighbours)], left=3, screen=screen, drop=("when", "as published"))]
     for neighbour in found.neighbours:
         differing = "; ".join(map(_difference, neighbour.differences)) or "nothing that the source states"
-        lines.append(f"{neighbour.result.name} differs: {differing}")
+        lines.append(screen.prose(f"{neighbour.result.name} differs: {differing}", 2))
     return "\n".join(lines)
 
 

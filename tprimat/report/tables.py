@@ -1,23 +1,95 @@
 """Tables of text: aligned columns for a terminal, and Markdown; numbers with their intervals."""
 
-from collections.abc import Callable, Sequence
+import itertools
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 
 from tprimat import units
 from tprimat.records.schema import Estimate
+from tprimat.report.screen import PLAIN, Painted, Screen
+
+LABEL = 28
+"""Columns that the name of a row may keep before others drop out for it."""
 
 
-def columns(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
-    """Format a table for a terminal: the first `left` columns flush left, the others, of numbers, flush right."""
-    widths = [max(len(cell) for cell in cells) for cells in zip(header, *rows, strict=True)]
-    lines = [_line(cells, widths, left) for cells in [header, ["-" * width for width in widths], *rows]]
-    return "\n".join(lines)
+def columns(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    left: int = 1,
+    screen: Screen = PLAIN,
+    drop: Sequence[str] = (),
+) -> str:
+    """Format a table for a terminal.
 
-
-def _line(cells: Sequence[str], widths: Sequence[int], left: int) -> str:
-    padded = [
-        cell.ljust(width) if index < left else cell.rjust(width)
-        for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    Args:
+        header: of the columns.
+        rows: as many cells each.
+        left: the number of columns of text, flush left; the others, of numbers, are flush right and never broken.
+        screen: what the table must fit; columns drop out until it does, then text is broken between words.
+        drop: headings in the order in which they drop out; then the last columns do. The first two always stay.
+    """
+    cells = [list(column) for column in zip(header, *rows, strict=True)]
+    kept = _fitting(cells, screen.width, drop)
+    broken = [
+        _broken(cells[index], width) if index < left else [[cell] for cell in cells[index]] for index, width in kept.items()
     ]
+    widths = list(kept.values())
+    flush = sum(index < left for index in kept)
+    heading, *body = [_block(lines, widths, flush, screen) for lines in zip(*broken, strict=True)]
+    text = "\n".join([heading, _line(["-" * width for width in widths], widths, flush, screen), *body])
+    missing = [name for index, name in enumerate(header) if index not in kept]
+    if not missing:
+        return text
+    note = f"not shown here: {', '.join(dict.fromkeys(missing))}"
+    return f"{text}\n{screen.prose(note, 2, 'quiet')}"
+
+
+def _fitting(cells: Sequence[Sequence[str]], limit: int | None, drop: Sequence[str]) -> dict[int, int]:
+    """Return the columns that fit -> their widths; a limit of None fits all."""
+    widths = {index: max(map(len, column)) for index, column in enumerate(cells)}
+    if limit is None:
+        return widths
+    order = [index for name in drop for index in widths if cells[index][0] == name]
+    order += [index for index in reversed(widths) if index not in order]
+    for index in [index for index in order if index > 1]:
+        if _total(widths) - max(0, widths[0] - LABEL) <= limit:
+            break
+        del widths[index]
+    widths[0] = min(widths[0], max(LABEL, widths[0] - (_total(widths) - limit)))
+    if _total(widths) > limit:
+        widest = max(widths, key=lambda index: widths[index])
+        widths[widest] = max(LABEL // 2, widths[widest] - (_total(widths) - limit))
+    return widths
+
+
+def _total(widths: Mapping[int, int]) -> int:
+    return sum(widths.values()) + 2 * (len(widths) - 1)
+
+
+def _broken(cells: Sequence[str], width: int | None) -> list[list[str]]:
+    """Break each cell of a column of text into lines; a width of None leaves numbers whole."""
+    found: list[list[str]] = []
+    for cell in cells:
+        if width is None or len(cell) <= width:
+            found.append([cell])
+            continue
+        lines = textwrap.wrap(cell, width, break_on_hyphens=False)
+        found.append([Painted(line, cell.meaning) for line in lines] if isinstance(cell, Painted) else lines)
+    return found
+
+
+def _block(cells: Sequence[Sequence[str]], widths: Sequence[int], left: int, screen: Screen) -> str:
+    """Format one row, of as many lines as its tallest cell has."""
+    return "\n".join(_line(line, widths, left, screen) for line in itertools.zip_longest(*cells, fillvalue=""))
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], left: int, screen: Screen) -> str:
+    padded = []
+    for index, (cell, width) in enumerate(zip(cells, widths, strict=True)):
+        space = " " * (width - len(cell))
+        text = screen.paint(cell, cell.meaning) if isinstance(cell, Painted) else cell
+        padded.append(text + space if index < left else space + text)
     return "  ".join(padded).rstrip()
 
 

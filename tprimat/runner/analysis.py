@@ -203,6 +203,7 @@ def compare_runs(
         groups=tuple(groups),
         verdicts=tuple(verdict(one, other, even_if_different=even_if_different) for one, other in pairs),
         not_counted=tuple(item for item in measured if item.not_counted is not None),
+        asked=baseline is not None or even_if_different,
     )
 
 

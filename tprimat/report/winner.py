@@ -1,0 +1,230 @@
+"""Say which configuration of a workload is fastest: in a sentence, and in a table sorted by speed."""
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from tprimat import units
+from tprimat.analyze.compare import Difference, Ranking, comparable, rankings
+from tprimat.analyze.groups import TRAITS, Group, ranks, spread_between_runs, tokens_per_step
+from tprimat.records.schema import Estimate
+from tprimat.report.catalogue import (
+    COST,
+    ENERGY,
+    FLOPS,
+    LOSS,
+    MATMUL_SHARE,
+    MFU,
+    PEAK_MEMORY,
+    RUNS,
+    STEP_TIME,
+    STEPS,
+    TOKENS,
+    shown_columns,
+)
+from tprimat.report.screen import PLAIN, Painted, Screen
+from tprimat.report.tables import columns, plural, with_interval
+
+VS_BEST = "vs fastest"
+DROP = [metric.heading for metric in (STEPS, FLOPS, LOSS, ENERGY, RUNS, STEP_TIME, MATMUL_SHARE, COST, PEAK_MEMORY, MFU, TOKENS)]
+"""Columns in the order in which a narrow terminal loses them."""
+NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?%?")
+MOST_NAMED = 2
+"""Runs that a note names; more are counted."""
+MOST_TIED = 3
+"""Names of configurations within noise; the rest are counted."""
+
+
+def blocks(groups: Sequence[Group], screen: Screen = PLAIN) -> str:
+    """Return one block for each workload: what it is, the winner, and its configurations, fastest first."""
+    shown = shown_columns(groups)
+    found = rankings(groups)
+    parts = []
+    for number, ranking in enumerate(found):
+        names = short_names(ranking.groups)
+        rows = [
+            [
+                _painted(names[id(group)], group, ranking),
+                TOKENS.text(group),
+                vs_fastest(ranking, position),
+                *(metric.text(group) for metric in shown if metric is not TOKENS),
+            ]
+            for position, group in enumerate(ranking.groups)
+        ]
+        header = ["configuration", TOKENS.heading, VS_BEST, *(metric.heading for metric in shown if metric is not TOKENS)]
+        if len(rows) == 1:
+            header.remove(VS_BEST)
+            del rows[0][2]
+        lines = [screen.prose(heading(ranking), meaning="heading")]
+        lines += [screen.prose(line, 2, "winner" if ranking.lead else None) for line in headline(ranking)]
+        lines += [screen.prose(reason, 2, "quiet") for reason in apart(found[:number], ranking)]
+        parts.append("\n".join([*lines, "", columns(header, rows, screen=screen, drop=DROP)]))
+    return "\n\n".join(parts)
+
+
+def _painted(name: str, group: Group, ranking: Ranking) -> str:
+    return Painted(name, "winner") if group is ranking.best and len(ranking.groups) > 1 else name
+
+
+def shared_words(groups: Sequence[Group]) -> list[str]:
+    """Return the words with which the labels of all groups begin; of a single group its model and accelerator."""
+    labels = [group.label.split(" ") for group in groups]
+    if len(labels) == 1:
+        words = f"{TRAITS['model'](groups[0].run)} {TRAITS['accelerator'](groups[0].run)}".split(" ")
+        return words if labels[0][: len(words)] == words else []
+    same = (len(set(words)) == 1 for words in zip(*labels, strict=False))
+    return [labels[0][index] for index, _ in enumerate(itertools.takewhile(bool, same))]
+
+
+def short_names(groups: Sequence[Group]) -> dict[int, str]:
+    """Return the labels of groups by identity, without the words that they share."""
+    common = len(shared_words(groups))
+    return {id(group): " ".join(group.label.split(" ")[common:]) or group.label for group in groups}
+
+
+def heading(ranking: Ranking) -> str:
+    """Name what the configurations of a ranking share: model, accelerator, GPUs, tokens, sequence length, dtype."""
+    run, tokens = ranking.best.run, tokens_per_step(ranking.best.run)
+    facts = [" ".join(shared_words(ranking.groups)) or run.model, ranks(run)]
+    facts += [f"{units.count(tokens)} tokens a step" if tokens else None]
+    facts += [f"sequence {units.count(run.sequence_tokens)}" if run.sequence_tokens else None, run.matmul_dtype]
+    return ", ".join(fact for fact in facts if fact)
+
+
+def headline(ranking: Ranking) -> list[str]:
+    """Name the winner, its lead with the interval, and what is not shown to be slower; of a single one the mean of its runs."""
+    names, best = short_names(ranking.groups), ranking.best
+    if ranking.lead is None:
+        return _alone(best)
+    first, second = names[id(best)], names[id(ranking.groups[1])]
+    lead = ranking.lead.ratio
+    tied = [names[id(group)] for group in ranking.tied if group is not ranking.groups[1]]
+    if lead is None or lead.low is None or lead.high is None:
+        return [f"{first} leads {second} by {_gain(lead)}; single steps have no interval"]
+    if ranking.lead.outcome == "faster":
+        return [f"{first} is fastest: {_gain(lead)} ahead of the next, {second}{_within_noise(tied)}"]
+    return [f"No winner: {first} leads, and {second} is within noise ({_gain(lead)}){_within_noise(tied)}"]
+
+
+def _within_noise(names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    rest = f" and {len(names) - MOST_TIED} more" if len(names) > MOST_TIED else ""
+    return f"; {len(names)} within noise: {', '.join(names[:MOST_TIED])}{rest}"
+
+
+def _alone(group: Group) -> list[str]:
+    rate, runs = TOKENS.of_group(group), len(group.runs)
+    if runs == 1 or rate is None:
+        return []
+    spread = spread_between_runs(group)
+    differ = "" if spread is None else f"; the runs differ by {units.percent(spread, 2)} (standard deviation)"
+    return [f"{with_interval(rate, units.count)} tokens/s/GPU: mean of {runs} runs, 95 % interval between runs{differ}"]
+
+
+def _gain(ratio: Estimate | None) -> str:
+    """Format how much faster: '8.4 % [8.1, 8.7]', or '12.5 x [7.4, 21.0]' from 2 on."""
+    if ratio is None:
+        return units.ABSENT
+    numbers = [value for value in (ratio.value, ratio.low, ratio.high) if value is not None]
+    unit, texts = "%", [f"{(value - 1) * 100:.1f}" for value in numbers]
+    if ratio.value >= 2:
+        unit, texts = "x", [f"{value:.2f}" for value in numbers]
+    return f"{texts[0]} {unit} [{texts[1]}, {texts[2]}]" if len(texts) == 3 else f"{texts[0]} {unit}"
+
+
+def vs_fastest(ranking: Ranking, position: int) -> str:
+    """Return the cell of one group: how much slower than the fastest, or that this is not shown."""
+    if position == 0:
+        return Painted("fastest", "winner") if ranking.lead and ranking.lead.outcome == "faster" else "first"
+    found = ranking.against_best[position]
+    if found is None or found.ratio is None:
+        return units.ABSENT
+    change = units.signed_percent(found.ratio.value - 1)
+    return f"{change}, noise" if found.outcome == "no difference shown" else change
+
+
+def apart(earlier: Sequence[Ranking], ranking: Ranking) -> list[str]:
+    """Say in which traits a workload differs from the nearest one above of the same model, so that no speed is compared."""
+    run = ranking.best.run
+    same = [other for other in earlier if (other.best.run.model, other.best.run.size) == (run.model, run.size)]
+    if not same:
+        return []
+    nearest = min((comparable(other.best.run, run) for other in same), key=len)
+    words = "; ".join(difference(entry) for entry in nearest)
+    return [f"Not compared with the workload above, because they differ: {words}. (--even-if-different compares all the same.)"]
+
+
+def difference(entry: Difference) -> str:
+    """Put a difference into words."""
+    if entry.first is None and entry.second is None:
+        return f"{entry.what} not recorded in either"
+    first, second = ("not recorded" if value is None else _side(value) for value in (entry.first, entry.second))
+    return f"{entry.what} {first} and {second}"
+
+
+def _side(value: object) -> str:
+    if isinstance(value, int):
+        return units.count(value)
+    return getattr(value, "name", None) or str(value)
+
+
+def caveats(groups: Sequence[Group], warnings: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return what a reader must know about the numbers, each said once.
+
+    Args:
+        groups: what the tables show.
+        warnings: warning -> runs or configurations that it applies to.
+    """
+    lines = [f"Throughput is per GPU, with its 95 % interval: {_interval_words(groups)}."]
+    single = sum(len(group.runs) == 1 for group in groups)
+    if single == len(groups):
+        lines.append("One run each: within-run evidence only, the next run may differ by more. --runs 3 shows by how much.")
+    elif single:
+        lines.append(f"{plural(single, 'configuration')} with one run: the spread between runs is not known there.")
+    spreads = [(spread, len(group.runs)) for group in groups if (spread := spread_between_runs(group)) is not None]
+    if spreads and len(groups) > 1:
+        low, high = min(spreads)[0], max(spreads)[0]
+        runs = _range([str(number) for _, number in spreads])
+        lines.append(f"Repeated runs differ by {_range([units.percent(low, 2), units.percent(high, 2)])} ({runs} runs each).")
+    return lines + merged(warnings)
+
+
+def _interval_words(groups: Sequence[Group]) -> str:
+    several = [len(group.runs) > 1 for group in groups]
+    if all(several):
+        return "between runs"
+    return "between runs where there are several, else between the steps of one run" if any(several) else "between steps"
+
+
+def merged(warnings: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return warnings that differ in their numbers only as one line, with the range of each number."""
+    alike: dict[str, list[str]] = {}
+    for text in warnings:
+        alike.setdefault(NUMBER.sub("#", text), []).append(text)
+    lines = []
+    for texts in alike.values():
+        ranges = iter([_range(values) for values in zip(*(NUMBER.findall(text) for text in texts), strict=True)])
+        places = list(dict.fromkeys(place for text in texts for place in warnings[text]))
+        noun = "configurations" if texts[0].startswith("No MFU") else "runs"
+        lines.append(f"{_with_numbers(texts[0], ranges)}: {_places(places, noun)}")
+    return lines
+
+
+def _with_numbers(text: str, numbers: Iterator[str]) -> str:
+    """Put other numbers into a text, one after the other."""
+    return NUMBER.sub(lambda match: next(numbers), text)
+
+
+def _range(values: Sequence[str]) -> str:
+    """Return '3', or '1 to 3', of numbers as text."""
+
+    def size(text: str) -> float:
+        return float(re.sub(r"[^\d.+-]", "", text))
+
+    low, high = min(values, key=size), max(values, key=size)
+    return low if size(low) == size(high) else f"{low} to {high}"
+
+
+def _places(places: Sequence[str], noun: str) -> str:
+    return ", ".join(places) if len(places) <= MOST_NAMED else f"{len(places)} {noun}"

@@ -46,7 +46,7 @@ def test_a_longer_sequence_leaves_out_models_that_cannot_read_it():
         (["llama-4"], "There is no model 'llama-4'"),
         (["gpt-7b", "--sequence", "4096"], "4096 tokens is out of range"),
         (["--sequence", "0"], "0 tokens is out of range"),
-        (["--table", "nothing"], "invalid choice"),
+        (["--table", "nothing"], "--table cannot be 'nothing'; one of: counts"),
     ],
 )
 def test_a_mistake_is_named_and_exits_2(arguments, message):

@@ -1,8 +1,17 @@
-"""Aligned columns."""
+"""Aligned columns, and how they fit a terminal."""
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
 
 import pytest
 
-from tprimat.report.tables import columns
+from tprimat.report.screen import PLAIN, Painted, Screen, screen_of
+from tprimat.report.tables import columns, markdown_as_text
 
 
 def test_names_stand_left_and_numbers_right():
@@ -17,3 +26,62 @@ def test_names_stand_left_and_numbers_right():
 def test_a_row_of_another_length_is_refused():
     with pytest.raises(ValueError, match="argument"):
         columns(["model", "n"], [["a"]])
+
+
+HEADER = ["configuration", "runs", "rate", "memory"]
+ROWS = [["a name of several words that is long", "3", "12,345 [12,300, 12,390]", "103.1 GiB"], ["short", "1", "1", "2 GiB"]]
+
+
+def test_columns_drop_out_in_the_order_given_until_the_table_fits():
+    lines = columns(HEADER, ROWS, screen=Screen(width=65), drop=("memory", "runs")).splitlines()
+    assert lines[0].split() == ["configuration", "runs", "rate"]
+    assert lines[-1] == "not shown here: memory"
+    narrow = columns(HEADER, ROWS, screen=Screen(width=55), drop=("memory", "runs"))
+    assert narrow.splitlines()[-1] == "not shown here: runs, memory"
+    assert max(map(len, narrow.splitlines())) <= 55
+
+
+def test_names_break_between_words_and_numbers_never():
+    lines = columns(HEADER[::2], [row[::2] for row in ROWS], screen=Screen(width=54)).splitlines()
+    assert "12,345 [12,300, 12,390]" in lines[2]
+    assert lines[2].startswith("a name of several words that")
+    assert lines[3] == "is long"
+
+
+def test_a_pipe_gets_every_column_and_no_colour(capsys):
+    assert screen_of(sys.stdout) == PLAIN
+    assert "\x1b" not in columns(["a"], [[Painted("won", "winner")]], screen=PLAIN)
+    assert "\x1b[1;32mwon\x1b[0m" in columns(["a"], [[Painted("won", "winner")]], screen=Screen(colour=True))
+
+
+@pytest.mark.parametrize(
+    ("variables", "coloured"), [({"TERM": "xterm"}, True), ({"TERM": "xterm", "NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
+)
+def test_a_terminal_is_asked_what_it_can_show(variables, coloured):
+    """NO_COLOR and TERM=dumb switch colour off. A narrow or dumb terminal counts as one of 80 columns."""
+    words = "import sys; from tprimat.report.screen import screen_of; s = screen_of(sys.stdout); print(s.width, s.colour)"
+    for columns_there, width in ((100, 100), (40, 80)):
+        shown = 80 if variables["TERM"] == "dumb" else width
+        assert on_terminal([sys.executable, "-c", words], columns_there, variables) == f"{shown} {coloured}\r\n"
+
+
+def on_terminal(command, width, variables):
+    """What a command prints to a terminal of so many columns."""
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
+    kept = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "NO_COLOR", "FORCE_COLOR", "TERM"}}
+    subprocess.run(command, stdin=follower, stdout=follower, stderr=follower, env=kept | variables, check=True, timeout=60)
+    os.close(follower)
+    said = os.read(leader, 65536).decode()
+    os.close(leader)
+    return said
+
+
+def test_markdown_becomes_aligned_text():
+    page = "## Memory\n\nEach `array` counts\nonce.\n\n| op | rate |\n| :-- | --: |\n| a \\| b | **12** |\n\n- one: two"
+    assert markdown_as_text(page).split("\n\n") == [
+        "Memory",
+        "Each array counts once.",
+        "op     rate\n-----  ----\na | b    12",
+        "- one: two",
+    ]

@@ -5,14 +5,19 @@
 """
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from tprimat import units
 from tprimat.errors import RecordError
+from tprimat.report.screen import PLAIN, Screen, screen_of
 
 FOLDERS = "output-[0-9][0-9]"
 HEADER = ("folder", "model", "strategy", "layout", "micro", "global", "sequence", "dtype", "machine", "outcome", "tokens/s/GPU")
+
+DROP = ("sequence", "global", "micro", "dtype", "layout", "outcome", "machine")
+"""Columns in the order in which a narrow terminal loses them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
             fix="./run_all_configs.sh writes them",
         )
     failed = draw_folders(folders, options.output_dir)
-    print(f"configurations\n{summary(folders)}")
+    print(f"configurations\n{summary(folders, screen_of(sys.stdout))}")
     return failed
 
 
@@ -49,7 +54,7 @@ def draw_folders(folders: Sequence[Path], output: Path, probes: Sequence[Path] =
     return min(worst, 1)
 
 
-def summary(folders: Sequence[Path]) -> str:
+def summary(folders: Sequence[Path], screen: Screen = PLAIN) -> str:
     """List every run of every folder with what it ran, as its record says."""
     from tprimat.analyze.groups import layout, machine_name
     from tprimat.analyze.metrics import MetricOptions
@@ -65,4 +70,4 @@ def summary(folders: Sequence[Path]) -> str:
             words = (run.strategy or units.ABSENT, layout(run) or units.ABSENT, *map(units.count, sizes))
             speed = units.ABSENT if rate is None else units.significant(rate)
             rows.append((folder.name, run.model, *words, run.matmul_dtype or units.ABSENT, machine_name(run), run.outcome, speed))
-    return columns(HEADER, rows, left=4)
+    return columns(HEADER, rows, left=4, screen=screen, drop=DROP)

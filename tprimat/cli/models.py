@@ -8,9 +8,11 @@ tprimat models mixtral-8x7b --json
 
 import argparse
 import json
+import sys
 
 from tprimat.facts.models import models
 from tprimat.report.models import TABLES, select_models, text_of
+from tprimat.report.screen import screen_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,5 +32,5 @@ def run(options: argparse.Namespace) -> int:
     """Exit status: 0."""
     selected = select_models(options.models, options.sequence)
     rows = {name: TABLES[name].rows(selected) for name in options.table or TABLES}
-    print(json.dumps(rows, indent=2) if options.json else text_of(rows))
+    print(json.dumps(rows, indent=2) if options.json else text_of(rows, screen_of(sys.stdout)))
     return 0

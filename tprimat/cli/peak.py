@@ -44,6 +44,7 @@ def run(options: argparse.Namespace) -> int:
     """Exit status: 0; 1 when a file was bad or no run counts."""
     from tprimat.records.store import write_atomically
     from tprimat.report.peak import as_document, text
+    from tprimat.report.screen import screen_of
     from tprimat.runner.analysis import analyse_peaks
 
     nodes, efficiency = node_counts(options.nodes), efficiency_of(options.scaling_efficiency)
@@ -54,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json(as_document(analysis))
     else:
-        print(text(analysis, show_all=options.show_all), end="")
+        print(text(analysis, show_all=options.show_all, screen=screen_of(sys.stdout)), end="")
     write_atomically(options.output, text(analysis, show_all=True))
     print(f"written: {options.output}", file=sys.stderr)
     return 1 if results.problems or not analysis.peaks else 0

@@ -6,6 +6,7 @@ tprimat probe gemm --dtype bf16,fp8 --json
 """
 
 import argparse
+import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -91,8 +92,12 @@ def show(records: Iterable["ProbeRecord"], file: Path, *, as_json: bool) -> int:
 
 
 def print_tables(records: Sequence["ProbeRecord"]) -> None:
-    """Print a table for each kind."""
+    """Print the tables of each kind."""
     from tprimat.analyze.probes import newest_of_each
+    from tprimat.report.probes import LESS_IMPORTANT
+    from tprimat.report.screen import screen_of
     from tprimat.report.suite import sections
+    from tprimat.report.tables import markdown_as_text
 
-    print("\n\n".join(sections(newest_of_each(records))))
+    page = "\n\n".join(sections(newest_of_each(records)))
+    print(markdown_as_text(page, screen_of(sys.stdout), LESS_IMPORTANT))

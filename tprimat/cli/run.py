@@ -174,14 +174,21 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _show_runs(runs: "Sequence[TrainingRun]", *, as_json: bool) -> None:
+    from tprimat.report.screen import screen_of
     from tprimat.report.summary import document, summary
+    from tprimat.runner.combine import combined, combined_document
 
     if as_json:
-        print_json(document([(run.record, run.metrics, run.benchmark_file, run.log) for run in runs]))
+        found = document([(run.record, run.metrics, run.benchmark_file, run.log) for run in runs])
+        print_json({**found, "combined": combined_document(runs)})
         return
     if not runs:
         return
-    print("\n" + summary([(run.record, run.metrics or run.unmeasured, run.log) for run in runs]))
+    screen = screen_of(sys.stdout)
+    together = combined(runs, screen)
+    print("\n" + summary([(run.record, run.metrics or run.unmeasured, run.log) for run in runs], screen, brief=bool(together)))
+    if together:
+        print("\n" + together)
     written = dict.fromkeys(str(_relative(run.benchmark_file)) for run in runs if run.benchmark_file)
     if written:
         print("\nresults: " + ", ".join(written))

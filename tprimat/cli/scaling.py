@@ -66,8 +66,9 @@ def read_series(options: argparse.Namespace) -> "tuple[list[FittedSeries], int]"
 def show(scaled: "list[FittedSeries]", style: str) -> None:
     """Print the series as text, Markdown or JSON."""
     from tprimat.report import scaling
+    from tprimat.report.screen import screen_of
 
     if style == "json":
         print_json(scaling.as_document(scaled))
     else:
-        print(scaling.as_markdown(scaled) if style == "md" else scaling.text(scaled), end="")
+        print(scaling.as_markdown(scaled) if style == "md" else scaling.text(scaled, screen_of(sys.stdout)), end="")

@@ -7,6 +7,7 @@
 
 import argparse
 import contextlib
+import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -64,20 +65,24 @@ def run(options: argparse.Namespace) -> int:
 
 
 def draw(folders: Sequence[str], probes: Sequence[Path]) -> bool:
-    """Draw the picture of each folder. The comparison in words goes to stderr, as progress does."""
+    """Draw the picture of each folder. One comparison of all folders follows in words."""
     from tprimat.cli.compare_all import draw_folders
 
-    with contextlib.redirect_stdout(sys.stderr):
+    with contextlib.redirect_stdout(io.StringIO()):
         return draw_folders([Path(folder) for folder in folders], PICTURES, probes) == 0
 
 
 def show(entries: "Sequence[MatrixEntry]", results: "Sequence[CellResult]", folders: Sequence[str], *, as_json: bool) -> None:
     """Print the table of all cells, or the same as one JSON document."""
-    from tprimat.runner.matrix import matrix_document, matrix_table
+    from tprimat.report.screen import screen_of
+    from tprimat.runner.matrix import matrix_document, matrix_table, sweep_winners
 
     if as_json:
         print_json(matrix_document(entries, results))
         return
-    print("\n" + matrix_table(entries, results))
+    screen = screen_of(sys.stdout)
+    if winners := sweep_winners(results, screen):
+        print("\n" + winners)
+    print("\n" + matrix_table(entries, results, screen))
     if len(folders) > 1:
         print(f"\nside by side: ./compare.py --results-dir {' '.join(folders)}", file=sys.stderr)

@@ -47,6 +47,7 @@ def run(options: argparse.Namespace) -> int:
 def show(path: Path, options: argparse.Namespace) -> "ProfileSummary":
     """Print or write one summary."""
     from tprimat.records.store import as_document, to_json, write_atomically
+    from tprimat.report.screen import screen_of
     from tprimat.report.trace import text
 
     summary = read_summary(path)
@@ -55,7 +56,7 @@ def show(path: Path, options: argparse.Namespace) -> "ProfileSummary":
     if options.json:
         print(json.dumps({"trace": str(path), **as_document(summary)}), flush=True)
     elif not options.markdown:
-        print(f"{path}\n{text(summary)}\n", flush=True)
+        print(f"{path}\n{text(summary, screen_of(sys.stdout))}\n", flush=True)
     return summary
 
 

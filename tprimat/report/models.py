@@ -14,6 +14,7 @@ from tprimat.facts.accelerators import DTYPES, accelerators, find_accelerator
 from tprimat.facts.flops import BYTES_PER_WEIGHT, CONVENTIONS, flop_per_token, parameters
 from tprimat.facts.models import ModelShape, model_shape, models
 from tprimat.facts.published import PublishedResult, rebase
+from tprimat.report.screen import PLAIN, Screen
 from tprimat.report.tables import columns
 
 USUAL_SEQUENCE_TOKENS = 2048
@@ -130,12 +131,15 @@ def accelerator_rows(selected: Selection) -> list[Row]:
     return [asdict(accelerator) for accelerator in accelerators()] if selected.all_models else []
 
 
-def count_table(rows: Sequence[Row]) -> str:
+def count_table(rows: Sequence[Row], screen: Screen = PLAIN) -> str:
     """Return the rows as text for a terminal."""
     header = ["model", "parameters", "active", "tokens", *(f"{convention} GFLOP/token" for convention in CONVENTIONS)]
-    table = columns(header, [_count_cells(row) for row in rows])
+    table = columns(
+        header, [_count_cells(row) for row in rows], screen=screen, drop=("6n GFLOP/token", "full GFLOP/token", "active")
+    )
     unbiased = [row["model"] for row in rows if (row["source"] or "").startswith(SUITE_SOURCE)]
-    return "\n".join((table, "", f"{', '.join(unbiased)}: {WITHOUT_BIASES}")) if unbiased else table
+    note = f"{', '.join(unbiased)}: {WITHOUT_BIASES}"
+    return "\n".join((table, "", *(screen.prose(line) for line in note.split("\n")))) if unbiased else table
 
 
 def _count_cells(row: Row) -> list[str]:
@@ -143,13 +147,13 @@ def _count_cells(row: Row) -> list[str]:
     return [row["model"], units.count(row["total"]), units.count(row["active"]), units.count(row["sequence_tokens"]), *gigaflop]
 
 
-def size_table(rows: Sequence[Row]) -> str:
+def size_table(rows: Sequence[Row], screen: Screen = PLAIN) -> str:
     """Return the rows as text for a terminal."""
     header = ["model", "printed by", "total", "printed", "difference", "active", "printed", "difference"]
     notes = ["A printed figure is rounded or cut: 37 G may stand for anything from 36.5 to below 38 G."]
     if without := ", ".join(dict.fromkeys(row["model"] for row in rows if not row["active_has_input_table"])):
         notes.append(f"Active without the input table, with which the printed figure would not fit: {without}.")
-    return "\n".join((columns(header, [_size_cells(row) for row in rows], left=2), "", *notes))
+    return "\n".join((columns(header, [_size_cells(row) for row in rows], left=2, screen=screen), "", *map(screen.prose, notes)))
 
 
 def _size_cells(row: Row) -> list[str]:
@@ -160,12 +164,12 @@ def _size_cells(row: Row) -> list[str]:
     return cells
 
 
-def memory_table(rows: Sequence[Row]) -> str:
+def memory_table(rows: Sequence[Row], screen: Screen = PLAIN) -> str:
     """Return the rows as text for a terminal."""
     header = ["model"]
     for dtype in BYTES_PER_WEIGHT:
         header += [dtype, "printed", "difference"]
-    return columns(header, [_memory_cells(row) for row in rows])
+    return columns(header, [_memory_cells(row) for row in rows], screen=screen)
 
 
 def _memory_cells(row: Row) -> list[str]:
@@ -177,12 +181,15 @@ def _memory_cells(row: Row) -> list[str]:
     return cells
 
 
-def result_table(rows: Sequence[Row]) -> str:
+def result_table(rows: Sequence[Row], screen: Screen = PLAIN) -> str:
     """Return the rows as text for a terminal."""
     header = ["result", "GPUs", "dtype", "tokens", "tokens/s/GPU", "TFLOP/s", "as", "MFU printed", "recomputed", "difference"]
     header += ["causal TFLOP/s", "causal MFU"]
+    drop = ("difference", "recomputed", "as", "TFLOP/s", "MFU printed", "tokens", "causal TFLOP/s", "GPUs")
     notes = [f"{row['name']}: {row['notes']}" for row in rows if row["notes"]]
-    return "\n".join([columns(header, [_result_cells(row) for row in rows], left=3), "", *notes])
+    return "\n".join(
+        [columns(header, [_result_cells(row) for row in rows], left=3, screen=screen, drop=drop), "", *map(screen.prose, notes)]
+    )
 
 
 def _result_cells(row: Row) -> list[str]:
@@ -203,7 +210,7 @@ def _result_cells(row: Row) -> list[str]:
     ]
 
 
-def accelerator_table(rows: Sequence[Row]) -> str:
+def accelerator_table(rows: Sequence[Row], screen: Screen = PLAIN) -> str:
     """Return the rows as text for a terminal."""
     cells = [
         [
@@ -216,7 +223,9 @@ def accelerator_table(rows: Sequence[Row]) -> str:
         ]
         for row in rows
     ]
-    return columns(["accelerator", *(f"{dtype} TFLOP/s" for dtype in DTYPES), "memory", "bandwidth", "links", "watts"], cells)
+    return columns(
+        ["accelerator", *(f"{dtype} TFLOP/s" for dtype in DTYPES), "memory", "bandwidth", "links", "watts"], cells, screen=screen
+    )
 
 
 def _tera(flops: float | None) -> str:
@@ -250,7 +259,7 @@ def hardware_rows(selected: Selection) -> list[Row]:
     return rows
 
 
-def hardware_table(rows: Sequence[Row]) -> str:
+def hardware_table(rows: Sequence[Row], screen: Screen = PLAIN) -> str:
     """Return the rows as text for a terminal."""
     cells = [
         [
@@ -263,7 +272,7 @@ def hardware_table(rows: Sequence[Row]) -> str:
         ]
         for row in rows
     ]
-    return columns(["accelerator", "figure", "data sheet", "printed", "difference", "printed by"], cells, left=2)
+    return columns(["accelerator", "figure", "data sheet", "printed", "difference", "printed by"], cells, left=2, screen=screen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,7 +281,7 @@ class Table:
 
     title: str
     rows: Callable[[Selection], list[Row]]
-    text: Callable[[Sequence[Row]], str]
+    text: Callable[[Sequence[Row], Screen], str]
 
 
 TABLES = {
@@ -293,10 +302,12 @@ TABLES = {
 }
 
 
-def text_of(rows: Mapping[str, Sequence[Row]]) -> str:
+def text_of(rows: Mapping[str, Sequence[Row]], screen: Screen = PLAIN) -> str:
     """Return tables as text for a terminal; tables without rows are left out.
 
     Args:
         rows: key of TABLES -> rows.
+        screen: what they must fit.
     """
-    return "\n\n".join(f"{TABLES[name].title}\n\n{TABLES[name].text(found)}" for name, found in rows.items() if found)
+    titles = {name: screen.prose(TABLES[name].title, meaning="heading") for name in rows}
+    return "\n\n".join(f"{titles[name]}\n\n{TABLES[name].text(found, screen)}" for name, found in rows.items() if found)

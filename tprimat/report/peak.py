@@ -22,6 +22,7 @@ from tprimat.report.catalogue import (
     tera,
 )
 from tprimat.report.comparison import run_name, sentence
+from tprimat.report.screen import PLAIN, Screen
 from tprimat.report.tables import columns, plural, with_interval
 
 
@@ -82,35 +83,61 @@ CONFIGURATION: tuple[tuple[str, Cell], ...] = (
 )
 OPTIONAL = {"TFLOP/s", "TFLOP/s/GPU", "utilization", *(metric.heading for metric in (MATMUL_SHARE, PEAK_MEMORY, COST, ENERGY))}
 """Left out where no row has them."""
+DROP = (
+    STEPS.heading,
+    RUNS.heading,
+    "TFLOP/s",
+    ENERGY.heading,
+    COST.heading,
+    "step time",
+    "micro",
+    "sequence",
+    "batch",
+    MATMUL_SHARE.heading,
+    PEAK_MEMORY.heading,
+    "TFLOP/s/GPU",
+    "dtype",
+    "utilization",
+    TOKENS_OF_ALL.heading,
+)
+"""Columns in the order in which a narrow terminal loses them."""
 
 
-def table(entries: Sequence[Entry], shown: Sequence[tuple[str, Cell]], left: int) -> str:
+def table(entries: Sequence[Entry], shown: Sequence[tuple[str, Cell]], left: int, screen: Screen = PLAIN) -> str:
     """Format columns of text, optional ones only where a row has a value."""
     cells = {name: [cell(entry) for entry in entries] for name, cell in shown}
     headings = [name for name in cells if name not in OPTIONAL or any(cell != units.ABSENT for cell in cells[name])]
-    return columns(headings, [list(row) for row in zip(*(cells[name] for name in headings), strict=True)], left=left)
+    return columns(
+        headings,
+        [list(row) for row in zip(*(cells[name] for name in headings), strict=True)],
+        left=left,
+        screen=screen,
+        drop=DROP,
+    )
 
 
-def text(analysis: PeakAnalysis, *, show_all: bool) -> str:
+def text(analysis: PeakAnalysis, *, show_all: bool, screen: Screen = PLAIN) -> str:
     """Format the whole analysis, with every configuration or with the peaks only."""
-    parts = [_overall(analysis), *_tables(analysis, show_all), *_projection(analysis), *_conventions(analysis)]
-    remarks = [*map(sentence, analysis.verdicts), *analysis.notes]
+    parts = [_overall(analysis, screen), *_tables(analysis, show_all, screen)]
+    parts += [*_projection(analysis, screen), *_conventions(analysis, screen)]
+    remarks = [screen.prose(line, 2) for line in (*map(sentence, analysis.verdicts), *analysis.notes)]
     if remarks:
-        parts.append(_section("Remarks", "\n".join(remarks)))
+        parts.append(_section("Remarks", "\n".join(remarks), screen))
     left_out = [f"{run_name(item)}: {item.not_counted}" for item in analysis.not_counted]
     left_out += [f"{label}: no throughput, since its tokens or its GPUs are not recorded" for label in analysis.without_rate]
     if left_out:
-        parts.append(_section("Not counted", "\n".join(left_out)))
+        lines = [screen.prose(line, 2, "refused") for line in left_out]
+        parts.append(_section("Not counted", "\n".join(lines), screen))
     return "\n\n".join(parts) + "\n"
 
 
-def _section(title: str, body: str) -> str:
-    return f"{title}\n{'=' * len(title)}\n{body}"
+def _section(title: str, body: str, screen: Screen) -> str:
+    return f"{screen.paint(title, 'heading')}\n{'=' * len(title)}\n{body}"
 
 
-def _overall(analysis: PeakAnalysis) -> str:
+def _overall(analysis: PeakAnalysis, screen: Screen) -> str:
     if not analysis.peaks:
-        return _section("Overall peak throughput", "None: no run counts.")
+        return _section("Overall peak throughput", "None: no run counts.", screen)
     best = analysis.peaks[0]
     rows = [
         ("best configuration", f"{best.model} on {best.platform}: {best.configuration}, engine {best.run.engine}"),
@@ -121,8 +148,10 @@ def _overall(analysis: PeakAnalysis) -> str:
         ("step time", f"{step_time(best)}, mean of {best.steps} steady steps, {plural(len(best.group.runs), 'run')}"),
         ("in 24 hours", _day(best)),
     ]
-    body = "\n".join(f"  {label:<20}{value}" for label, value in rows)
-    return _section("Overall peak throughput", f"{body}\n\n{analysis.counted_as}")
+    body = "\n".join(
+        screen.prose(f"  {label:<20}{value}", 22, "winner" if label == rows[0][0] else None) for label, value in rows
+    )
+    return _section("Overall peak throughput", f"{body}\n\n{screen.prose(analysis.counted_as)}", screen)
 
 
 def _compute(entry: Entry) -> list[tuple[str, str]]:
@@ -147,23 +176,23 @@ def _day(entry: Entry) -> str:
     return f"{tokens}, {units.count(int(entry.samples_per_day))} samples of {units.count(entry.run.sequence_tokens)} tokens"
 
 
-def _tables(analysis: PeakAnalysis, show_all: bool) -> list[str]:
+def _tables(analysis: PeakAnalysis, show_all: bool, screen: Screen) -> list[str]:
     if not analysis.peaks:
         return []
-    parts = [_section("Peak by platform and model", table(analysis.peaks, (*PLACE, *FIGURES), left=2))]
+    parts = [_section("Peak by platform and model", table(analysis.peaks, (*PLACE, *FIGURES), 2, screen), screen)]
     if show_all:
         figures = [column for column in FIGURES if column[0] != "TFLOP/s"]
         called = dict(zip(map(id, analysis.entries), configuration_names(analysis.entries), strict=True))
         name = ("configuration", lambda entry: called[id(entry)])
-        body = table(analysis.entries, (*PLACE, name, *CONFIGURATION, *figures), left=3)
-        parts.append(_section("All configurations", body))
+        body = table(analysis.entries, (*PLACE, name, *CONFIGURATION, *figures), 3, screen)
+        parts.append(_section("All configurations", body, screen))
     elif len(analysis.entries) > len(analysis.peaks):
         rest = len(analysis.entries) - len(analysis.peaks)
         parts[0] += f"\n({rest} more configuration{'s' * (rest > 1)}: --show-all)"
     return parts
 
 
-def _projection(analysis: PeakAnalysis) -> list[str]:
+def _projection(analysis: PeakAnalysis, screen: Screen) -> list[str]:
     if not analysis.projections:
         return []
     best = analysis.peaks[0]
@@ -185,10 +214,12 @@ def _projection(analysis: PeakAnalysis) -> list[str]:
     nodes = best.run.machine.nodes or 1
     measured = f"{nodes} node{'s' * (nodes > 1)}"
     source = f"Assumed, not measured, beyond {measured}; python3 -m tprimat scaling judges measured runs."
-    return [_section(f"More nodes: {best.model} on {best.platform}", f"{columns(header, rows, left=0)}\n{source}")]
+    drop = ("TFLOP/s, linear", "tokens a day, linear", f"a day at {share}")
+    body = columns(header, rows, left=0, screen=screen, drop=drop)
+    return [_section(f"More nodes: {best.model} on {best.platform}", f"{body}\n{screen.prose(source)}", screen)]
 
 
-def _conventions(analysis: PeakAnalysis) -> list[str]:
+def _conventions(analysis: PeakAnalysis, screen: Screen) -> list[str]:
     found = [(entry, counted) for entry, counted in analysis.by_convention if any(row.utilization for row in counted.values())]
     if not found:
         return []
@@ -200,18 +231,22 @@ def _conventions(analysis: PeakAnalysis) -> list[str]:
             share = units.percent(row.utilization.value if row.utilization else None)
             figures = [units.count(row.tokens_per_second), tera(row.flops), single, tera(row.peak_flops), share]
             rows.append([entry.platform, entry.model, name, *figures])
-    return [_section("The same runs by other conventions", columns(header, rows, left=3) + "\n\n" + "\n".join(WHY))]
+    body = columns(header, rows, left=3, screen=screen, drop=("peak", "TFLOP/s", "tokens/s"))
+    why = "\n".join(Screen(width=screen.width or WIDEST_LINE).prose(line, 2) for line in WHY)
+    return [_section("The same runs by other conventions", f"{body}\n\n{why}", screen)]
 
 
+WIDEST_LINE = 128
+"""Columns of an explanation in a file."""
 WHY = (
-    "causal, dense peak: 6 x the weights that multiply a token, plus the half of the attention square that a causal mask needs,",
-    "  against the peak of the dtype that ran, without sparsity. This is what the tables above use unless told otherwise.",
+    "causal, dense peak: 6 x the weights that multiply a token, plus the half of the attention square that a causal mask needs, "
+    "against the peak of the dtype that ran, without sparsity. This is what the tables above use unless told otherwise.",
     "full: the whole attention square, of which a causal mask throws half away.",
-    "6n: 6 x all weights. It counts the input embedding, which is looked up and not multiplied, and no attention at all:",
-    "  too much at short sequences, too little at long ones.",
+    "6n: 6 x all weights. It counts the input embedding, which is looked up and not multiplied, and no attention at all: "
+    "too much at short sequences, too little at long ones.",
     "sparse peak: holds for weights with two of four entries zero. Dense training cannot reach more than half of it.",
-    "first TPrimat: 6n of sizes rounded to 8.0 and 7.6 billion, H100 against its sparse peak and MI300X against its dense one,",
-    "  so that the two utilizations do not compare; and the tokens/s that a file states, whatever its steps say.",
+    "first TPrimat: 6n of sizes rounded to 8.0 and 7.6 billion, H100 against its sparse peak and MI300X against its dense one, "
+    "so that the two utilizations do not compare; and the tokens/s that a file states, whatever its steps say.",
 )
 
 

@@ -22,6 +22,9 @@ LIBRARY_PAIRS = (
 
 OUT_OF_MEMORY = re.compile(r"(out of memory)\..*", re.DOTALL)
 
+LESS_IMPORTANT = ("n", "shapes tried", "clock, power", "step", "memory", "algorithm bandwidth", "median time", "description")
+"""Columns in the order in which a narrow terminal loses them."""
+
 Probes = Sequence[ProbeRecord]
 
 

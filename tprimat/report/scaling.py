@@ -8,6 +8,7 @@ from tprimat import units
 from tprimat.analyze.scaling import Fit, Kind, Row, Series
 from tprimat.records.schema import Estimate
 from tprimat.report import tables
+from tprimat.report.screen import PLAIN, Screen
 from tprimat.report.tables import columns
 
 KINDS: dict[Kind, str] = {
@@ -64,9 +65,17 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def text(found: Sequence[FittedSeries]) -> str:
+DROP = ("Elapsed (s)", "Total tokens", "Elapsed (min)", "per GPU")
+"""Columns in the order in which a narrow terminal loses them."""
+
+
+def text(found: Sequence[FittedSeries], screen: Screen = PLAIN) -> str:
     """Format tables and fitted laws for a terminal."""
-    blocks = ["\n".join([scaled.series.name, columns(HEADER, rows_of(scaled.series)), *remarks(scaled)]) for scaled in found]
+    blocks = []
+    for scaled in found:
+        table = columns(HEADER, rows_of(scaled.series), screen=screen, drop=DROP)
+        notes = [screen.prose(line, 2) for line in remarks(scaled)]
+        blocks.append("\n".join([screen.prose(scaled.series.name, meaning="heading"), table, *notes]))
     return "\n\n".join(blocks) + "\n"
 
 

@@ -20,9 +20,22 @@ from tprimat.report.catalogue import (
     TOKENS,
     TOKENS_OF_ALL,
 )
+from tprimat.report.screen import PLAIN, Meaning, Screen
 
 Row = tuple[RunRecord, RunMetrics | str | None, Path]
 """A run, its metrics or the reason why there are none, and its log."""
+VALUES = 16
+"""Column in which values begin."""
+MEANINGS: dict[str, Meaning] = {
+    "outcome": "refused",
+    "cause": "refused",
+    "not counted": "refused",
+    "no speed": "warning",
+    "throughput": "winner",
+}
+"""Of a line, by its label."""
+QUIET = {"note", "start", "steady steps"}
+"""Labels of lines that say how a run went."""
 STAGES: dict[StartUp, str] = {
     "rank_started": "launch",
     "imported": "imports",
@@ -33,9 +46,31 @@ STAGES: dict[StartUp, str] = {
 """What a run does before it reaches each stage of its start."""
 
 
-def summary(rows: Sequence[Row]) -> str:
-    """Format one block per run: what ran, how fast, with which uncertainty, and notes."""
-    return "\n\n".join("\n".join(_block(*row)) for row in rows)
+def summary(rows: Sequence[Row], screen: Screen = PLAIN, *, brief: bool = False) -> str:
+    """Format one block per run: what ran, how fast, with which uncertainty, and notes.
+
+    Args:
+        rows: the runs.
+        screen: what the text must fit.
+        brief: leave out notes and start of the runs that count, for a call of several runs, whose notes follow once.
+    """
+    blocks = [(run, _block(run, metrics, log)) for run, metrics, log in rows]
+    if brief:
+        blocks = [(run, [line for line in lines if not (run.counts and _label(line) in QUIET)]) for run, lines in blocks]
+    return "\n\n".join(_shown(lines, run, screen) for run, lines in blocks)
+
+
+def _shown(lines: Sequence[str], run: RunRecord, screen: Screen) -> str:
+    heading = screen.prose(lines[0], 2, "heading" if run.counts else "refused")
+    return "\n".join([heading, *(screen.prose(line, VALUES, _meaning(line)) for line in lines[1:])])
+
+
+def _meaning(line: str) -> Meaning | None:
+    return "quiet" if _label(line) in QUIET else MEANINGS.get(_label(line))
+
+
+def _label(line: str) -> str:
+    return line[2:VALUES].strip()
 
 
 def _block(run: RunRecord, metrics: RunMetrics | str | None, log: Path) -> list[str]:
@@ -94,7 +129,7 @@ def _start(run: RunRecord) -> str | None:
 
 
 def _labelled(label: str, text: str | None) -> list[str]:
-    return [f"  {label:<13} {text}"] if text else []
+    return [f"  {label:<{VALUES - 3}} {text}"] if text else []
 
 
 def document(rows: Sequence[tuple[RunRecord, RunMetrics | None, Path | None, Path]]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Tables of text: aligned columns for a terminal, and Markdown; numbers with their intervals."""
 
 import itertools
+import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 
@@ -8,6 +9,8 @@ from tprimat import units
 from tprimat.records.schema import Estimate
 from tprimat.report.screen import PLAIN, Painted, Screen
 
+CELLS = re.compile(r" (?<!\\)\| ")
+"""What separates the cells of a row of Markdown."""
 LABEL = 28
 """Columns that the name of a row may keep before others drop out for it."""
 
@@ -27,10 +30,10 @@ def columns(
         rows: as many cells each.
         left: the number of columns of text, flush left; the others, of numbers, are flush right and never broken.
         screen: what the table must fit; columns drop out until it does, then text is broken between words.
-        drop: headings in the order in which they drop out; then the last columns do. The first two always stay.
+        drop: headings in the order in which they drop out; then the last columns do.
     """
     cells = [list(column) for column in zip(header, *rows, strict=True)]
-    kept = _fitting(cells, screen.width, drop)
+    kept = _fitting(cells, left, screen.width, drop)
     broken = [
         _broken(cells[index], width) if index < left else [[cell] for cell in cells[index]] for index, width in kept.items()
     ]
@@ -45,21 +48,17 @@ def columns(
     return f"{text}\n{screen.prose(note, 2, 'quiet')}"
 
 
-def _fitting(cells: Sequence[Sequence[str]], limit: int | None, drop: Sequence[str]) -> dict[int, int]:
-    """Return the columns that fit -> their widths; a limit of None fits all."""
+def _fitting(cells: Sequence[Sequence[str]], left: int, limit: int | None, drop: Sequence[str]) -> dict[int, int]:
+    """Return the columns that fit -> their widths; None fits all. Text shrinks to LABEL before a column drops out."""
     widths = {index: max(map(len, column)) for index, column in enumerate(cells)}
     if limit is None:
         return widths
     order = [index for name in drop for index in widths if cells[index][0] == name]
-    order += [index for index in reversed(widths) if index not in order]
-    for index in [index for index in order if index > 1]:
-        if _total(widths) - max(0, widths[0] - LABEL) <= limit:
-            break
-        del widths[index]
-    widths[0] = min(widths[0], max(LABEL, widths[0] - (_total(widths) - limit)))
-    if _total(widths) > limit:
-        widest = max(widths, key=lambda index: widths[index])
-        widths[widest] = max(LABEL // 2, widths[widest] - (_total(widths) - limit))
+    order += [index for index in reversed(widths) if index > 1 and index not in order]
+    while order and _total(widths) - sum(max(0, widths[index] - LABEL) for index in widths if index < left) > limit:
+        del widths[order.pop(0)]
+    for index in sorted((index for index in widths if index < left), key=lambda index: -widths[index]):
+        widths[index] = min(widths[index], max(LABEL, widths[index] - (_total(widths) - limit)))
     return widths
 
 
@@ -97,6 +96,32 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1
     """Format a Markdown table: the first `left` columns flush left, the others, of numbers, flush right."""
     rule = [":--" if number < left else "--:" for number in range(len(header))]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (header, rule, *rows))
+
+
+def markdown_as_text(page: str, screen: Screen = PLAIN, drop: Sequence[str] = ()) -> str:
+    """Return Markdown for a terminal: aligned tables that fit, titles without hashes, paragraphs broken between words.
+
+    Args:
+        page: paragraphs, titles and tables.
+        screen: what it must fit.
+        drop: headings in the order in which they drop out of tables.
+    """
+    found = []
+    for block in page.split("\n\n"):
+        lines = block.split("\n")
+        if len(lines) > 1 and lines[0].startswith("| ") and set(lines[1]) <= set("|:- "):
+            header, rule, *rows = [[_without_marks(cell) for cell in CELLS.split(line[2:-2])] for line in lines]
+            found.append(columns(header, rows, left=sum(not cell.endswith(":") for cell in rule), screen=screen, drop=drop))
+        elif block.startswith("#"):
+            found.append(screen.prose(block.lstrip("# "), meaning="heading"))
+        else:
+            items = lines if block.startswith("- ") else [" ".join(lines)]
+            found.append("\n".join(screen.prose(_without_marks(line), 2 if line.startswith("- ") else 0) for line in items))
+    return "\n\n".join(found)
+
+
+def _without_marks(text: str) -> str:
+    return text.replace("\\|", "|").replace("**", "").replace("`", "")
 
 
 def with_interval(estimate: Estimate | None, show: Callable[[float], str], between: str = ", ") -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from tprimat import units
 from tprimat.analyze.trace import ProfileSummary
+from tprimat.report.screen import PLAIN, Screen
 from tprimat.report.tables import columns, table
 
 WORDS = {
@@ -18,9 +19,11 @@ WORDS = {
 WIDEST_NAME = 90
 
 
-def text(summary: ProfileSummary) -> str:
+def text(summary: ProfileSummary, screen: Screen = PLAIN) -> str:
     """Format the tables of classes and of kernels, with notes."""
-    return "\n\n".join([_heading(summary), _classes(summary), _communication(summary), _top(summary)])
+    return "\n\n".join(
+        [_heading(summary, screen), _classes(summary, screen), screen.prose(_communication(summary)), _top(summary, screen)]
+    )
 
 
 def markdown(summaries: Mapping[str, ProfileSummary]) -> str:
@@ -46,7 +49,7 @@ def _of_step(seconds: float, summary: ProfileSummary) -> str:
     return f"{units.percent(seconds / summary.step_seconds)} ({units.seconds(seconds)})"
 
 
-def _heading(summary: ProfileSummary) -> str:
+def _heading(summary: ProfileSummary, screen: Screen) -> str:
     origin = [str(summary.origin[key]) for key in ("platform", "model", "strategy") if key in summary.origin]
     numbers = [step.number for step in summary.steps]
     seconds = [step.seconds for step in summary.steps]
@@ -54,10 +57,11 @@ def _heading(summary: ProfileSummary) -> str:
     spread = units.seconds(seconds[0]) if len(seconds) == 1 else f"{units.seconds(min(seconds))} to {units.seconds(max(seconds))}"
     rank = f"rank {summary.origin['rank']}" if "rank" in summary.origin else "one rank"
     heading = f"{', '.join([*origin, rank])}: {span} (n = {len(numbers)}, {spread})"
-    return "\n".join([heading, *(f"note: {note}" for note in summary.notes)])
+    notes = [screen.prose(f"note: {note}", 2, "warning") for note in summary.notes]
+    return "\n".join([screen.prose(heading, 2, "heading"), *notes])
 
 
-def _classes(summary: ProfileSummary) -> str:
+def _classes(summary: ProfileSummary, screen: Screen) -> str:
     rows = [
         [
             WORDS[part.kind],
@@ -70,7 +74,7 @@ def _classes(summary: ProfileSummary) -> str:
     ]
     rows.append(["idle", units.seconds(summary.idle_seconds), units.percent(summary.idle_share), units.ABSENT, units.ABSENT])
     rows.append(["step", units.seconds(summary.step_seconds), units.percent(1.0), units.ABSENT, units.ABSENT])
-    return columns(["class", "of the step", "share", "running", "calls"], rows)
+    return columns(["class", "of the step", "share", "running", "calls"], rows, screen=screen)
 
 
 def _communication(summary: ProfileSummary) -> str:
@@ -81,13 +85,13 @@ def _communication(summary: ProfileSummary) -> str:
     return f"communication runs for {units.seconds(whole)}, waiting for other ranks included; {hidden}"
 
 
-def _top(summary: ProfileSummary) -> str:
+def _top(summary: ProfileSummary, screen: Screen) -> str:
     rows = [
         [_short(row.name), WORDS[row.kind].split(",")[0], units.seconds(row.seconds), units.percent(row.share), _calls(row.calls)]
         for row in summary.top
     ]
     what = "kernel" if summary.measured_on == "accelerator" else "operator"
-    return columns([what, "class", "a step", "share", "calls"], rows, left=2)
+    return columns([what, "class", "a step", "share", "calls"], rows, left=2, screen=screen, drop=("calls", "class"))
 
 
 def _short(name: str) -> str:

@@ -79,7 +79,7 @@ def shared_words(groups: Sequence[Group]) -> list[str]:
 def short_names(groups: Sequence[Group]) -> dict[int, str]:
     """Return the labels of groups by identity, without the words that they share."""
     common = len(shared_words(groups))
-    return {id(group): " ".join(group.label.split(" ")[common:]) or group.label for group in groups}
+    return {id(group): " ".join(group.label.split(" ")[common:]) or group.run.strategy or group.label for group in groups}
 
 
 def heading(ranking: Ranking) -> str:
@@ -102,7 +102,8 @@ def headline(ranking: Ranking) -> list[str]:
     if lead is None or lead.low is None or lead.high is None:
         return [f"{first} leads {second} by {_gain(lead)}; single steps have no interval"]
     if ranking.lead.outcome == "faster":
-        return [f"{first} is fastest: {_gain(lead)} ahead of the next, {second}{_within_noise(tied)}"]
+        ahead = "ahead of" if lead.value < 2 else "as fast as"
+        return [f"{first} is fastest: {_gain(lead)} {ahead} the next, {second}{_within_noise(tied)}"]
     return [f"No winner: {first} leads, and {second} is within noise ({_gain(lead)}){_within_noise(tied)}"]
 
 
@@ -123,14 +124,14 @@ def _alone(group: Group) -> list[str]:
 
 
 def _gain(ratio: Estimate | None) -> str:
-    """Format how much faster: '8.4 % [8.1, 8.7]', or '12.5 x [7.4, 21.0]' from 2 on."""
+    """Format how much faster: '8.4 % [8.1, 8.7]', or '12.5 times [7.4, 21.0]' from 2 on."""
     if ratio is None:
         return units.ABSENT
     numbers = [value for value in (ratio.value, ratio.low, ratio.high) if value is not None]
-    unit, texts = "%", [f"{(value - 1) * 100:.1f}" for value in numbers]
+    unit, texts = " %", [f"{(value - 1) * 100:.1f}" for value in numbers]
     if ratio.value >= 2:
-        unit, texts = "x", [f"{value:.2f}" for value in numbers]
-    return f"{texts[0]} {unit} [{texts[1]}, {texts[2]}]" if len(texts) == 3 else f"{texts[0]} {unit}"
+        unit, texts = " times", [f"{value:.2f}" for value in numbers]
+    return f"{texts[0]}{unit} [{texts[1]}, {texts[2]}]" if len(texts) == 3 else f"{texts[0]}{unit}"
 
 
 def vs_fastest(ranking: Ranking, position: int) -> str:
@@ -207,7 +208,7 @@ def merged(warnings: Mapping[str, Sequence[str]]) -> list[str]:
         ranges = iter([_range(values) for values in zip(*(NUMBER.findall(text) for text in texts), strict=True)])
         places = list(dict.fromkeys(place for text in texts for place in warnings[text]))
         noun = "configurations" if texts[0].startswith("No MFU") else "runs"
-        lines.append(f"{_with_numbers(texts[0], ranges)}: {_places(places, noun)}")
+        lines.append(f"{_with_numbers(texts[0], ranges).rstrip('.')}: {_places(places, noun)}")
     return lines
 
 

@@ -15,7 +15,9 @@ from tprimat.facts.accelerators import PlatformName
 from tprimat.plan.build import PlanRequest
 from tprimat.plan.figures import doubtful_figures
 from tprimat.records.store import as_document
+from tprimat.report.screen import PLAIN, Painted, Screen
 from tprimat.report.tables import columns, with_interval
+from tprimat.runner.combine import combined
 from tprimat.runner.session import RunRequest, plan_run, prepare
 from tprimat.runner.sweep import Cell, CellResult, session_cells
 
@@ -24,6 +26,8 @@ from tprimat.runner.sweep import Cell, CellResult, session_cells
 STRATEGIES = ("maximum_performance", "truly_identical", "memory_optimized", "minimal_communication", "balanced")
 """In the order of output-00 to output-04. Other strategies run by ./benchmark.py --parallel."""
 HEADER = ("folder", "model", "strategy", "layout", "outcome", "tokens/s/GPU", "why")
+DROP = ("why", "folder", "layout")
+"""Columns in the order in which a narrow terminal loses them; it lists the reasons below the table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +70,23 @@ def plan_entry(request: RunRequest) -> MatrixEntry:
     return MatrixEntry(folder=folder, model=model, strategy=strategy, cells=tuple(session_cells([session])))
 
 
-def matrix_table(entries: Sequence[MatrixEntry], results: Sequence[CellResult]) -> str:
-    """Return the table of all cells, one line a repetition."""
+def matrix_table(entries: Sequence[MatrixEntry], results: Sequence[CellResult], screen: Screen = PLAIN) -> str:
+    """Return the table of all cells, one line a repetition, and on a terminal the reasons below it, each once."""
     by_id = {result.cell.plan.run_id: result for result in results}
-    return columns(HEADER, [row for entry in entries for row in _rows(entry, by_id)], left=len(HEADER))
+    rows = [row for entry in entries for row in _rows(entry, by_id)]
+    if screen.width is None:
+        return columns(HEADER, rows, left=len(HEADER))
+    table = columns(HEADER[:-1], [row[:-1] for row in rows], left=len(HEADER) - 1, screen=screen, drop=DROP)
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if row[-1] != units.ABSENT:
+            reasons.setdefault(row[-1], []).append(f"{row[1]} {row[2]}")
+    return "\n".join([table, *(screen.prose(f"{', '.join(names)}: {why}", 2, "warning") for why, names in reasons.items())])
+
+
+def sweep_winners(results: Sequence[CellResult], screen: Screen = PLAIN) -> str:
+    """Return the winner and the table of each workload of a sweep; empty where no run counts."""
+    return combined([result.run for result in results if result.run is not None], screen)
 
 
 def matrix_document(entries: Sequence[MatrixEntry], results: Sequence[CellResult]) -> dict[str, Any]:
@@ -96,7 +113,7 @@ def matrix_document(entries: Sequence[MatrixEntry], results: Sequence[CellResult
 def _rows(entry: MatrixEntry, by_id: Mapping[str, CellResult]) -> list[tuple[str, ...]]:
     head = (entry.folder, entry.model, entry.strategy)
     if entry.refusal is not None:
-        outcome = "left out" if entry.left_out else "cannot run here"
+        outcome = Painted("left out" if entry.left_out else "cannot run here", "quiet")
         return [(*head, units.ABSENT, outcome, units.ABSENT, entry.refusal.what)]
     return [(*head, *_outcome(cell, by_id.get(cell.plan.run_id))) for cell in entry.cells]
 
@@ -106,14 +123,14 @@ def _outcome(cell: Cell, result: CellResult | None) -> tuple[str, str, str, str]
     degrees = cell.plan.layout
     layout = f"TP{degrees.tensor} PP{degrees.pipeline} DP{degrees.data}"
     if result is None:
-        return layout, "not started", units.ABSENT, "the sweep was stopped"
+        return layout, Painted("not started", "warning"), units.ABSENT, "the sweep was stopped"
     if result.run is None:
-        return layout, "not started", units.ABSENT, result.cause or units.ABSENT
+        return layout, Painted("not started", "refused"), units.ABSENT, result.cause or units.ABSENT
     record, metrics = result.run.record, result.run.metrics
     rate = with_interval(metrics.tokens_per_second_per_gpu if metrics else None, units.significant, " .. ")
     why = record.cause or "; ".join(record.mismatches) or result.run.unmeasured
     outcome = record.outcome.replace("_", " ") + (" earlier" if result.reused else "")
-    return layout, outcome, rate, why or units.ABSENT
+    return layout, outcome if result.counts else Painted(outcome, "refused"), rate, why or units.ABSENT
 
 
 # Which cells of a configuration are valid, without running anything.

@@ -1,0 +1,73 @@
+"""What a call of several runs ends with. The fake trainer takes the place of training."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tprimat.cli.main import start
+from tprimat.engines.base import Command
+from tprimat.runner import run as training
+
+ROOT = Path(__file__).parents[2]
+TRAINER = (sys.executable, "-S", str(ROOT / "tests" / "fake_trainer.py"))
+
+
+@pytest.fixture
+def ends(tmp_path, monkeypatch):
+    """Start the fake trainer instead of torchrun; the dict says what it does last, strategy by strategy."""
+    chosen = {}
+
+    def command_of(plan):
+        environment = {"FAKE_STEPS": f"{plan.run_directory}/steps.jsonl"}
+        pace = chosen.get(f"{plan.strategy} pace", "0.002")
+        return Command(argv=(*TRAINER, "pace", pace, "steps", "4", *chosen.get(plan.strategy, ())), environment=environment)
+
+    monkeypatch.setattr(training, "command_of", command_of)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OUTPUT_DIR", raising=False)
+    return chosen
+
+
+def run(*flags):
+    return start("run", "benchmark.py", ["--model", "llama", "--platform", "cpu", "--steps", "4", *flags])
+
+
+def test_repetitions_end_in_their_mean_and_each_note_is_said_once(ends, capsys):
+    assert run("--runs", "3") == 0
+    out = capsys.readouterr().out
+    assert out.count("steady step(s)") == 1
+    assert re.search(r"^\d\S* \[\S+, \S+\] tokens/s/GPU: mean of 3 runs, 95 % interval between runs", out, re.MULTILINE)
+    assert re.search(r"^minimal_communication +\d\S* \[\S+, \S+\] +3 ", out, re.MULTILINE)
+
+
+def test_several_strategies_end_in_a_ranking_without_the_run_that_failed(ends, capsys):
+    ends["balanced"] = ("raise", "RuntimeError", "the gears broke")
+    assert run("--parallel", "minimal_communication,balanced,truly_identical") == 1
+    out = capsys.readouterr().out
+    ranking = out[out.index("llama tiny ") :]
+    assert "vs fastest" in ranking
+    assert "minimal_communication" in ranking
+    assert "truly_identical" in ranking
+    assert "balanced" not in ranking
+    assert "the gears broke" in out
+
+
+def test_a_single_run_needs_no_summing_up(ends, capsys):
+    assert run() == 0
+    out = capsys.readouterr().out
+    assert "mean of" not in out
+    assert "steady step(s)" in out
+
+
+def test_the_document_has_the_mean_and_its_interval(ends, capsys):
+    assert run("--runs", "2", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    (found,) = document["combined"]
+    assert found["runs"] == 2
+    rates = [one["metrics"]["tokens_per_second_per_gpu"]["value"] for one in document["runs"]]
+    rate = found["tokens_per_second_per_gpu"]
+    assert rate["value"] == pytest.approx(sum(rates) / 2)
+    assert rate["low"] <= rate["value"] <= rate["high"]

@@ -1,0 +1,53 @@
+"""Sum up the runs of one call: repetitions into their mean, several configurations into a ranking."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tprimat.analyze.compare import rankings
+from tprimat.analyze.groups import Group, Measured, group_runs
+from tprimat.records.benchmark_file import RunResult
+from tprimat.records.store import as_document
+from tprimat.report import winner
+from tprimat.report.catalogue import MFU, TOKENS
+from tprimat.report.screen import PLAIN, Screen
+from tprimat.runner.run import TrainingRun
+
+
+def groups_of(runs: Sequence[TrainingRun]) -> list[Group]:
+    """Return the configurations of some runs that have ended, without the runs that do not count."""
+    return group_runs([_measured(run) for run in runs if run.record.counts and run.metrics is not None])
+
+
+def _measured(run: TrainingRun) -> Measured:
+    path = run.log if run.benchmark_file is None else run.benchmark_file
+    return Measured(result=RunResult(path=path, run=run.record, steps=run.steps), metrics=run.metrics)
+
+
+def combined(runs: Sequence[TrainingRun], screen: Screen = PLAIN) -> str:
+    """Return the winner and the table of each workload, and what to know; empty where at most one run counts."""
+    groups = groups_of(runs)
+    if sum(len(group.runs) for group in groups) < 2:
+        return ""
+    noted: dict[str, list[str]] = {}
+    for item in (item for group in groups for item in group.runs):
+        run, metrics = item.result.run, item.metrics
+        absent = metrics.mfu_absent_because if metrics else None
+        notes = (*((f"No MFU, {absent}",) if absent else ()), *(metrics.warnings if metrics else ()))
+        for note in (*notes, *(run.evidence.notes if run.evidence else ())):
+            noted.setdefault(note, []).append(run.run_id)
+    lines = [screen.prose(line, 2, "quiet") for line in winner.caveats(groups, noted)]
+    return "\n".join([winner.blocks(groups, screen), "", *lines])
+
+
+def combined_document(runs: Sequence[TrainingRun]) -> list[dict[str, Any]]:
+    """Return each configuration, fastest first within its workload: label, number of runs, mean and interval."""
+    return [
+        {
+            "configuration": group.label,
+            "workload": winner.heading(ranking),
+            "runs": len(group.runs),
+            **{metric.key: as_document(found) if (found := metric.of_group(group)) else None for metric in (TOKENS, MFU)},
+        }
+        for ranking in rankings(groups_of(runs))
+        for group in ranking.groups
+    ]

@@ -23,7 +23,7 @@ from tprimat.report.catalogue import (
     shown_columns,
 )
 from tprimat.report.screen import PLAIN, Painted, Screen
-from tprimat.report.tables import columns, plural, with_interval
+from tprimat.report.tables import columns, with_interval
 
 VS_BEST = "vs fastest"
 DROP = [metric.heading for metric in (STEPS, FLOPS, LOSS, ENERGY, RUNS, STEP_TIME, MATMUL_SHARE, COST, PEAK_MEMORY, MFU, TOKENS)]
@@ -56,14 +56,19 @@ def blocks(groups: Sequence[Group], screen: Screen = PLAIN) -> str:
             header.remove(VS_BEST)
             del rows[0][2]
         lines = [screen.prose(heading(ranking), meaning="heading")]
-        lines += [screen.prose(line, 2, "winner" if ranking.lead else None) for line in headline(ranking)]
+        lines += [screen.prose(line, 2, "winner" if proven(ranking) else None) for line in headline(ranking)]
         lines += [screen.prose(reason, 2, "quiet") for reason in apart(found[:number], ranking)]
         parts.append("\n".join([*lines, "", columns(header, rows, screen=screen, drop=DROP)]))
     return "\n\n".join(parts)
 
 
 def _painted(name: str, group: Group, ranking: Ranking) -> str:
-    return Painted(name, "winner") if group is ranking.best and len(ranking.groups) > 1 else name
+    return Painted(name, "winner") if group is ranking.best and proven(ranking) else name
+
+
+def proven(ranking: Ranking) -> bool:
+    """Return whether enough runs show that the first is faster than the second."""
+    return ranking.lead is not None and ranking.lead.outcome == "faster"
 
 
 def shared_words(groups: Sequence[Group]) -> list[str]:
@@ -101,9 +106,12 @@ def headline(ranking: Ranking) -> list[str]:
     tied = [names[id(group)] for group in ranking.tied if group is not ranking.groups[1]]
     if lead is None or lead.low is None or lead.high is None:
         return [f"{first} leads {second} by {_gain(lead)}; single steps have no interval"]
-    if ranking.lead.outcome == "faster":
-        ahead = "ahead of" if lead.value < 2 else "as fast as"
-        return [f"{first} is fastest: {_gain(lead)} {ahead} the next, {second}{_within_noise(tied)}"]
+    ahead = "ahead of" if lead.value < 2 else "as fast as"
+    rest = f"{_gain(lead)} {ahead} the next, {second}"
+    if proven(ranking):
+        return [f"{first} is fastest: {rest}{_within_noise(tied)}"]
+    if ranking.lead.outcome == "these runs differ":
+        return [f"{first} ran fastest: {rest}{_within_noise(tied)}; too few runs to call it the winner"]
     return [f"No winner: {first} leads, and {second} is within noise ({_gain(lead)}){_within_noise(tied)}"]
 
 
@@ -137,7 +145,7 @@ def _gain(ratio: Estimate | None) -> str:
 def vs_fastest(ranking: Ranking, position: int) -> str:
     """Return the cell of one group: how much slower than the fastest, or that this is not shown."""
     if position == 0:
-        return Painted("fastest", "winner") if ranking.lead and ranking.lead.outcome == "faster" else "first"
+        return Painted("fastest", "winner") if proven(ranking) else "first"
     found = ranking.against_best[position]
     if found is None or found.ratio is None:
         return units.ABSENT
@@ -178,11 +186,10 @@ def caveats(groups: Sequence[Group], warnings: Mapping[str, Sequence[str]]) -> l
         warnings: warning -> runs or configurations that it applies to.
     """
     lines = [f"Throughput is per GPU, with its 95 % interval: {_interval_words(groups)}."]
-    single = sum(len(group.runs) == 1 for group in groups)
-    if single == len(groups):
-        lines.append("One run each: within-run evidence only, the next run may differ by more. --runs 3 shows by how much.")
-    elif single:
-        lines.append(f"{plural(single, 'configuration')} with one run: the spread between runs is not known there.")
+    judged = [found for ranking in rankings(groups) for found in (*ranking.against_best, ranking.lead) if found is not None]
+    weakest = min(judged, key=lambda found: found.fewest_runs, default=None)
+    if weakest is not None and "fewer" in weakest.evidence:
+        lines.append(f"The weakest comparison here has {weakest.evidence}. Repeat with --runs 3.")
     spreads = [(spread, len(group.runs)) for group in groups if (spread := spread_between_runs(group)) is not None]
     if spreads and len(groups) > 1:
         low, high = min(spreads)[0], max(spreads)[0]

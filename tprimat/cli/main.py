@@ -6,6 +6,7 @@ A command is a module of this package with `add_arguments(parser)` and `run(opti
 import errno
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from types import ModuleType
@@ -58,16 +59,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return 2
     name = parser.parse_args(words[:1]).command
-    return start(name, f"tprimat {name}", words[1:])
+    return start(name, f"tprimat {name}", words[1:], suggest=True)
 
 
-def start(name: str, prog: str, arguments: Sequence[str] | None = None) -> int:
+def start(name: str, prog: str, arguments: Sequence[str] | None = None, *, suggest: bool = False) -> int:
     """Run one command to its end.
 
     Args:
         name: of the command.
         prog: the program's name in usage and help.
         arguments: its flags; the process's own by default.
+        suggest: name the next command on a terminal: for the command that the user typed, not for one that it calls.
 
     Returns:
         the exit status.
@@ -76,6 +78,8 @@ def start(name: str, prog: str, arguments: Sequence[str] | None = None) -> int:
         command = import_module(module_name(name))
         options = parser_of(command, prog).parse_args(arguments)
         status: int = command.run(options)
+        if suggest and sys.stdout.isatty() and sys.stderr.isatty():
+            _suggest(name, options, status)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -86,6 +90,15 @@ def start(name: str, prog: str, arguments: Sequence[str] | None = None) -> int:
         print(f"  try   {MODULE_HINT}", file=sys.stderr)
         return 2
     return status
+
+
+def _suggest(name: str, options: Namespace, status: int) -> None:
+    from tprimat.cli.next import suggestion
+    from tprimat.report.screen import screen_of
+
+    line = suggestion(name, options, status, COMMANDS)
+    if line is not None:
+        print(f"\n{screen_of(sys.stderr).prose(line, 2, 'quiet')}", file=sys.stderr)
 
 
 def module_name(command: str) -> str:
@@ -160,4 +173,4 @@ def run_as_script(program: Callable[[], int]) -> int:
 
 def script(name: str | None = None, prog: str | None = None) -> int:
     """Run `tprimat`, or one command under a script's name, as a whole process."""
-    return run_as_script(main if name is None else lambda: start(name, prog or f"tprimat {name}"))
+    return run_as_script(main if name is None else lambda: start(name, prog or f"tprimat {name}", suggest=True))

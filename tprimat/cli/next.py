@@ -1,0 +1,95 @@
+"""Name the command that a user probably wants after the one that has ended."""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+FAILED = "doctor"
+
+
+def _after_run(options: argparse.Namespace, status: int) -> str | None:
+    output = options.output_dir or "output"
+    if options.dry_run:
+        return _join(["run", *(word for word in sys.argv[1:] if word not in {"--dry-run", "--json", "run"})])
+    if options.archive:
+        return _join(["compare", "--results-dir", options.archive])
+    if options.report:
+        return _join(["archive", output, "results.tar.gz"])
+    if options.probe:
+        return _join(["run", "--output-dir", output])
+    if options.scaling:
+        return _join(["report", *sorted(map(str, Path(output).glob("gpus-*")))])
+    return FAILED if status else _join(["compare", "--results-dir", output])
+
+
+def _after_sweep(options: argparse.Namespace, status: int) -> str | None:
+    return _join(["compare", "--results-dir", *_folders()]) if _folders() else FAILED
+
+
+def _after_compare(options: argparse.Namespace, status: int) -> str | None:
+    found = [path for several in options.results_dir or [["output"]] for path in several]
+    return _join(["report", *map(str, found)])
+
+
+def _after_extract(options: argparse.Namespace, status: int) -> str | None:
+    return None if status else _join(["compare", "--results-dir", str(Path(options.output).parent if options.output else ".")])
+
+
+def _after_report(options: argparse.Namespace, status: int) -> str | None:
+    return None if status else _join(["archive", *map(str, options.results or ["output"]), "results.tar.gz"])
+
+
+def _folders() -> list[str]:
+    return sorted(str(path) for path in Path().glob("output-[0-9][0-9]") if path.is_dir())
+
+
+def _join(words: Iterable[str]) -> str:
+    return shlex.join(list(words))
+
+
+NEXT: dict[str, Callable[[argparse.Namespace, int], str | None]] = {
+    "run": _after_run,
+    "sweep": _after_sweep,
+    "compare": _after_compare,
+    "compare-all": lambda options, status: _join(["compare", "--results-dir", *_folders()]),
+    "peak": lambda options, status: "peak-picture",
+    "peak-picture": lambda options, status: _join(["report", *_folders()]) if _folders() else "report output",
+    "scaling": lambda options, status: _join(["report", *map(str, options.results)]) if options.results else None,
+    "report": _after_report,
+    "trace": lambda options, status: "run --dry-run",
+    "extract": _after_extract,
+    "probe": lambda options, status: FAILED if status else _join(["run", "--output-dir", str(options.output)]),
+    "suite": lambda options, status: _join(["run", "--output-dir", str(options.output)]),
+    "models": lambda options, status: "run --dry-run",
+    "doctor": lambda options, status: None if status else "run --dry-run",
+    "validate": lambda options, status: None if status else "run --dry-run",
+    "archive": lambda options, status: _join(["compare", "--results-dir", str(options.output)]),
+}
+"""Command -> what comes next, as a command of tprimat with its flags; None where nothing does."""
+
+
+def suggestion(name: str, options: argparse.Namespace, status: int, commands: dict[str, str]) -> str | None:
+    """Return the next command as this user would type it, and what it does.
+
+    Args:
+        name: of the command that has ended.
+        options: its flags.
+        status: its exit status.
+        commands: name -> summary, with the script in brackets where there is one.
+    """
+    words = NEXT[name](options, status) if name in NEXT else None
+    if words is None:
+        return None
+    following, _, flags = words.partition(" ")
+    summary, _, script = commands[following].partition(" (./")
+    program = Path(sys.argv[0])
+    if program.name == "tprimat":
+        start = f"tprimat {following}"
+    elif script:
+        folder = Path() if program.name == "__main__.py" else program.parent
+        start = f"{'.' if folder == Path() else folder}/{script.rstrip(')')}"
+    else:
+        start = f"python3 -m tprimat {following}"
+    return f"next: {start} {flags}".rstrip() + f"   {summary}"

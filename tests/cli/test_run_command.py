@@ -53,6 +53,29 @@ def test_a_dry_run_prints_the_plan_and_the_exact_command_and_leaves_nothing(tmp_
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_dry_run_checks_what_a_run_would_check(tmp_path):
+    done = call("--dry-run", "--platform", "nvidia", "--model", "llama", "--output-dir", tmp_path / "out", cwd=tmp_path)
+    checks = [line.split()[1] for line in done.stdout.splitlines() if line.startswith(("ok ", "absent ", "problem "))]
+    assert checks == ["GPUs", "data", "memory", "disk"]
+    assert "at least 56.1 GiB a rank" in done.stdout  # 8.03 billion x (2 + 4 + 12/8) bytes
+    missing = call("--dry-run", "--platform", "cpu", "--data", "text:no-such-book.txt", cwd=tmp_path)
+    assert missing.returncode == 2
+    assert "There is no " in missing.stderr
+    elsewhere = call("--dry-run", "--platform", "nvidia", "--data", "text:no-such-book.txt", cwd=tmp_path)
+    assert elsewhere.returncode == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_on_several_nodes_needs_no_address():
+    flags = ("--dry-run", "--platform", "nvidia", "--model", "llama", "--nodes", "2")
+    done = call(*flags)
+    assert done.returncode == 0, done.stderr
+    assert "--nnodes=2 --rdzv-endpoint=FIRST_NODE:29500 --rdzv-conf=rank=0" in done.stdout
+    assert "MASTER_ADDR=FIRST_NODE NODE_RANK=0..1" in " ".join(done.stdout.split())
+    there = call(*flags, environment={"MASTER_ADDR": "gpu07", "NODE_RANK": "1"})
+    assert "--nnodes=2 --rdzv-endpoint=gpu07:29500 --rdzv-conf=rank=1" in there.stdout
+
+
 def test_a_strategy_of_the_environment_that_is_none_is_put_down_to_the_variable():
     done = dry(environment={"PARALLEL": "nowhere"})
     assert (done.returncode, done.stdout) == (2, "")

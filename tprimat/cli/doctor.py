@@ -9,6 +9,7 @@ exit status: 0, or 1 where no engine can train
 import argparse
 import dataclasses
 import shutil
+import sys
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +17,14 @@ from typing import TYPE_CHECKING, Any
 from tprimat.cli.common import print_json
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tprimat.hardware.health import Check
+    from tprimat.report.screen import Meaning
 
 COLUMN = 29
 """Where findings begin."""
+STATUS: "dict[str, Meaning]" = {"ok": "winner", "absent": "quiet", "problem": "refused"}
 WHOLE_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}
 """So that commands and paths can be copied."""
 
@@ -40,12 +45,22 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"can_train": can_train, "checks": [dataclasses.asdict(check) for check in checks]})
         return 0 if can_train else 1
-    width = shutil.get_terminal_size().columns
-    print("\n".join(line for check in checks for line in lines_of(check, width)))
+    show_checks(checks)
     problems = sum(check.status == "problem" for check in checks)
     verdict = "This machine can train" if can_train else "Nothing can train here"
     print(f"\n{verdict}; {problems or 'no'} problem{'' if problems == 1 else 's'} found.")
     return 0 if can_train else 1
+
+
+def show_checks(checks: "Iterable[Check]") -> None:
+    """Print checks, with their status in colour on a terminal."""
+    from tprimat.report.screen import screen_of
+
+    screen, width = screen_of(sys.stdout), shutil.get_terminal_size().columns
+    for check in checks:
+        first, *rest = lines_of(check, width)
+        status = screen.paint(check.status, STATUS[check.status])
+        print("\n".join([status + first[len(check.status) :], *rest]))
 
 
 def lines_of(check: "Check", width: int) -> list[str]:

@@ -81,7 +81,7 @@ def start(name: str, prog: str, arguments: Sequence[str] | None = None, *, sugge
         if suggest and sys.stdout.isatty() and sys.stderr.isatty():
             _suggest(name, options, status)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"{_word_error()} {error}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "tprimat":
@@ -92,13 +92,20 @@ def start(name: str, prog: str, arguments: Sequence[str] | None = None, *, sugge
     return status
 
 
+def _word_error() -> str:
+    from tprimat.report.screen import screen_of
+
+    return screen_of(sys.stderr).paint("error:", "refused")
+
+
 def _suggest(name: str, options: Namespace, status: int) -> None:
     from tprimat.cli.next import suggestion
     from tprimat.report.screen import screen_of
 
-    line = suggestion(name, options, status, COMMANDS)
+    line, screen = suggestion(name, options, status, COMMANDS), screen_of(sys.stderr)
     if line is not None:
-        print(f"\n{screen_of(sys.stderr).prose(line, 2, 'quiet')}", file=sys.stderr)
+        short = line if len(line) <= (screen.width or 0) else line.partition("   ")[0]
+        print(f"\n{screen.paint(short, 'quiet')}", file=sys.stderr)
 
 
 def module_name(command: str) -> str:

@@ -4,6 +4,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -101,7 +102,7 @@ def _how(group: argparse._ArgumentGroup) -> None:
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help="any key of the configuration"
     )
     group.add_argument("--resume", action="store_true", help="skip runs whose equal is already in the output folder")
-    group.add_argument("--dry-run", action="store_true", help="print the plan and the exact command, start nothing")
+    group.add_argument("--dry-run", action="store_true", help="print plan, exact command and checks; start nothing")
     group.add_argument("--quiet", action="store_true", help="no progress, only the summary")
     group.add_argument("--json", action="store_true", help="the summary on stdout as one JSON document")
 
@@ -156,9 +157,7 @@ def _train(options: argparse.Namespace) -> int:
     for notice in dict.fromkeys(notice for session in sessions for notice in session.notices):
         print(notice, file=sys.stderr)
     if options.dry_run:
-        for session in sessions:
-            _show_plans(session, as_json=options.json)
-        return 0
+        return max([_show_plans(session, as_json=options.json) for session in sessions])
     cells = session_cells(sessions)
     if engine_named(cells[0].plan.engine).runs_worker:
         require_worker_modules()
@@ -211,15 +210,20 @@ def _analyse_scaling(sessions: "Sequence[Session]", *, as_json: bool) -> bool:
     return start("scaling", "tprimat scaling", words) == 0
 
 
-def _show_plans(session: "Session", *, as_json: bool) -> None:
+def _show_plans(session: "Session", *, as_json: bool) -> int:
+    """Print plans, and what was checked for them. Return 1 where a run would meet a problem here."""
+    from tprimat.cli.doctor import show_checks
     from tprimat.records.store import as_document
-    from tprimat.runner.run import announcement, command_of
+    from tprimat.runner.dry_run import check_session, command_shown
+    from tprimat.runner.run import announcement
 
+    checks = list(check_session(session))
+    failed = any(check.status == "problem" for check in checks)
     if as_json:
-        print_json({"plans": [as_document(plan) for plan in session.plans]})
-        return
+        print_json({"plans": [as_document(plan) for plan in session.plans], "checks": [asdict(check) for check in checks]})
+        return int(failed)
     for plan in session.plans:
-        command = command_of(plan)
+        command = command_shown(plan)
         variables = [f"{name}={shlex.quote(value)}" for name, value in command.environment.items()]
         batch = plan.batch
         print(f"{plan.model} ({plan.shape.name}) on {plan.platform}, engine {plan.engine}: {plan.engine_reason}")
@@ -229,6 +233,9 @@ def _show_plans(session: "Session", *, as_json: bool) -> None:
             f"{batch.micro_batch_sequences}, {plan.precision}, recompute {plan.recompute}, data {plan.dataset}"
         )
         print("Command: " + " ".join([*variables, shlex.join(command.argv)]) + "\n")
+    show_checks(checks)
+    print("Nothing was started or written.")
+    return int(failed)
 
 
 def _output_dir(options: argparse.Namespace) -> str:

@@ -69,6 +69,9 @@ class Engine(ABC):
     automatic_if_it_fits: ClassVar[bool] = False
     """Whether --engine auto passes over this engine for a plan that it refuses, instead of reporting the refusal."""
 
+    keeps_whole_weights: ClassVar[bool] = True
+    """Whether each data-parallel rank holds all weights of its part of the model; False: FSDP spreads them."""
+
     @property
     def runs_worker(self) -> bool:
         """Whether our worker does the training and writes the records."""

@@ -41,6 +41,7 @@ class TorchtitanEngine(Engine):
     """Starts torchtitan.train under torchrun and reads its log."""
 
     name: ClassVar[str] = "torchtitan"
+    keeps_whole_weights: ClassVar[bool] = False
 
     def available(self, here: Here) -> Availability:
         """Look for the package."""

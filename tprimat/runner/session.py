@@ -66,7 +66,7 @@ class RunRequest:
     probes: tuple[Path, ...] = ()
     """Further places with probes of this machine."""
     dry_run: bool = False
-    """Plan only: GPUs and data need not be here."""
+    """Plan only: GPUs need not be here, nor data for a machine with other GPUs."""
     command: tuple[str, ...] = ()
     """The user's command line, for the record."""
 
@@ -119,8 +119,15 @@ def prepare(request: RunRequest) -> Session:
     session = replace(session, plans=tuple(plans), probes=check_probes(request.probes), notices=notices)
     if not request.dry_run:
         _check_gpus(session)
+    if not request.dry_run or _could_run_here(session):
         _check_data(session)
     return session
+
+
+def _could_run_here(session: Session) -> bool:
+    """Return whether a dry run plans for this machine, so that its data should be here."""
+    machine = session.machine
+    return session.platform == "cpu" or (machine is not None and BACKEND_OF[session.platform] == machine.platform)
 
 
 def _check_gpus(session: Session) -> None:

@@ -1,0 +1,81 @@
+"""Check a session as a run would, without starting or writing anything."""
+
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+
+from tprimat import units
+from tprimat.engines.base import Command, engine_named
+from tprimat.errors import LaunchError
+from tprimat.facts.accelerators import BACKEND_OF
+from tprimat.hardware.health import Check, check_disk
+from tprimat.hardware.nodes import DEFAULT_PORT, Nodes, find_nodes
+from tprimat.launch.torchrun import torchrun
+from tprimat.plan.memory import state_bytes
+from tprimat.plan.schema import RunPlan
+from tprimat.runner.session import Session
+
+FIRST_NODE = Nodes(rank=0, master_address="FIRST_NODE", master_port=DEFAULT_PORT)
+"""What a plan shows where MASTER_ADDR is not set."""
+
+
+def command_shown(plan: RunPlan, environment: Mapping[str, str] = os.environ) -> Command:
+    """Return the command of this node; without MASTER_ADDR that of the first node, under a name in place of its address."""
+    command = engine_named(plan.engine).command(plan)
+    if command.ranks_per_node is None:
+        return command
+    try:
+        nodes = find_nodes(plan.nodes, environment)
+    except LaunchError:
+        nodes = dataclasses.replace(FIRST_NODE, count=plan.nodes)
+    return dataclasses.replace(command, argv=(*torchrun(nodes, command.ranks_per_node), *command.argv), ranks_per_node=None)
+
+
+def check_session(session: Session, environment: Mapping[str, str] = os.environ) -> Iterator[Check]:
+    """Look at what a run of these plans needs here: GPUs, nodes, data, memory, and a place for results."""
+    plan = session.plans[0]
+    yield _gpus(session, plan)
+    if plan.nodes > 1:
+        yield _nodes(plan, environment)
+    yield Check(name="data", status="ok", finding=plan.dataset)
+    for one in {(plan.model, plan.strategy): plan for plan in session.plans}.values():
+        yield _memory(session, one, several=len({plan.run_id for plan in session.plans}) > 1)
+    yield check_disk(session.output)
+
+
+def _gpus(session: Session, plan: RunPlan) -> Check:
+    machine, wanted = session.machine, plan.gpus_per_node
+    if plan.platform == "cpu":
+        return Check(name="processes", status="ok", finding=f"{wanted} on this CPU, which has {os.cpu_count()} cores")
+    if machine is None or BACKEND_OF[plan.platform] != machine.platform:
+        finding = f"{wanted} {plan.platform} GPUs are planned, and this machine shows none"
+        return Check(name="GPUs", status="absent", finding=finding, fix="start the run on a machine with GPUs")
+    return Check(name="GPUs", status="ok", finding=f"{wanted} of {machine.gpus_per_node} x {machine.accelerator}")
+
+
+def _nodes(plan: RunPlan, environment: Mapping[str, str]) -> Check:
+    try:
+        nodes = find_nodes(plan.nodes, environment)
+    except LaunchError as error:
+        finding = f"{plan.nodes}; the command is that of the first one, with FIRST_NODE for its address"
+        return Check(name="nodes", status="absent", finding=finding, fix=error.fix)
+    return Check(
+        name="nodes", status="ok", finding=f"this is node {nodes.rank} of {nodes.count}, the first is {nodes.master_address}"
+    )
+
+
+def _memory(session: Session, plan: RunPlan, *, several: bool) -> Check:
+    name, whose = "memory", f"{plan.model} {plan.strategy}: " if several else ""
+    least = state_bytes(plan) if engine_named(plan.engine).keeps_whole_weights else None
+    if least is None:
+        return Check(
+            name=name, status="absent", finding=f"{whose}not estimated where weights are spread over data-parallel ranks"
+        )
+    what = f"{whose}at least {units.gibibytes(least)} a rank for weights, gradients and optimizer; activations add to it"
+    room = session.machine_of(plan).memory_bytes
+    if room is None:
+        return Check(name=name, status="ok", finding=what)
+    if least > room:
+        fix = "more tensor or pipeline parallelism, or another strategy"
+        return Check(name=name, status="problem", finding=f"{what}; a GPU has {units.gibibytes(room)}", fix=fix)
+    return Check(name=name, status="ok", finding=f"{what}; a GPU has {units.gibibytes(room)}")

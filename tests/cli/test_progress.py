@@ -1,17 +1,25 @@
-"""What a user sees until the first step: no start is silent for more than ten seconds."""
+"""What a user sees of a run: until the first step no start is silent for more than ten seconds, then a line for each step."""
 
 import io
+import re
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from planning import make_plan
 
+from tprimat.analyze.groups import measure
+from tprimat.analyze.metrics import MetricOptions, StepRates
 from tprimat.plan.schema import RunPlan
-from tprimat.records.schema import StartUp
-from tprimat.runner.run import Progress
+from tprimat.records.discover import load_results
+from tprimat.records.schema import StartUp, StepRecord
+from tprimat.report.screen import Screen
+from tprimat.runner.progress import Progress, outcome_line, step_line
 from tprimat.runner.waiting import AWAITED
 from tprimat.train import startup
+
+RUNS = Path(__file__).parents[1] / "runs"
 
 
 @pytest.fixture
@@ -67,6 +75,35 @@ def test_a_framework_that_only_prints_is_quoted(plan, capsys):
     progress.on_line("building the datasets")
     (line,) = lines_after(progress, capsys, 11.0)
     assert "waits for primus's first step (building the datasets)" in line
+
+
+STEP = StepRecord(step=3, step_seconds=2.65, tokens=131072, loss=6.4, peak_allocated_bytes=110_700_000_000)
+RATES = StepRates(tokens_per_second=49_412.0, model_flops_per_second_per_gpu=576.1e12)
+
+
+def test_a_step_is_one_plain_line_without_a_terminal(plan):
+    line = step_line(replace(plan, steps=10), STEP, RATES)
+    assert line == ("  llama step 3/10 · 2.65 s · 49,412 tokens/s · 576.1 TFLOP/s/GPU · loss 6.400 · 103.1 GiB · 18.6 s left")
+
+
+@pytest.mark.parametrize(
+    ("width", "last"), [(130, "576.1 TFLOP/s/GPU · loss 6.400 · 103.1 GiB · 18.6 s left"), (80, "49,412 tokens/s · 18.6 s left")]
+)
+def test_a_terminal_gets_a_bar_and_loses_the_least_important_parts_first(plan, width, last):
+    line = step_line(replace(plan, steps=10), STEP, RATES, Screen(width=width))
+    assert line.startswith("  llama step 3/10 ━━━━━─────────── · 2.65 s · ")
+    assert line.endswith(last)
+    assert len(line) < width
+
+
+def test_the_end_of_a_run_is_one_line_with_its_speed_or_its_cause():
+    (result,), _ = load_results([RUNS / "h100" / "runs" / "h100-llama-0"])
+    metrics = measure(result, MetricOptions()).metrics
+    assert re.fullmatch(
+        r"  llama minimal_communication: completed, [\d,]+ \[.*\] tokens/s/GPU, .* a step", outcome_line(result.run, metrics)
+    )
+    (failed,), _ = load_results([RUNS / "h100" / "runs" / "h100-qwen-oom"])
+    assert outcome_line(failed.run, None).endswith(": out of memory: CUDA out of memory on rank 3")
 
 
 def test_quiet_is_quiet(plan, capsys):

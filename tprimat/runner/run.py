@@ -1,17 +1,14 @@
 """Run one plan: build its command, launch it, write its records and its benchmark file."""
 
 import dataclasses
-import shutil
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from tprimat import units
 from tprimat.analyze.groups import price_of
-from tprimat.analyze.metrics import MetricOptions, StepRates, run_metrics, step_rates
+from tprimat.analyze.metrics import MetricOptions, run_metrics
 from tprimat.analyze.roofline import under_ceiling
 from tprimat.engines.base import Command, engine_named
 from tprimat.errors import MetricError, RecordError
@@ -30,8 +27,8 @@ from tprimat.records.discover import probes_in
 from tprimat.records.schema import Machine, RunMetrics, RunRecord, StepRecord
 from tprimat.records.store import RunDirectory
 from tprimat.runner.micro_batch import find_micro_batch
+from tprimat.runner.progress import Progress
 from tprimat.runner.session import Session
-from tprimat.runner.waiting import SILENT_SECONDS, SUSPICIOUS_SECONDS, Wait
 
 
 class FollowedLog:
@@ -79,96 +76,6 @@ class FollowedLog:
             findings += unproven(self._plan, evidence)
         completed = dataclasses.replace(run, clock="framework", evidence=evidence, mismatches=findings)
         return completed, parsed.steps
-
-
-# Progress on stderr: one live line on a terminal, plain lines otherwise.
-
-SECONDS_BETWEEN_PLAIN_LINES = 5.0
-
-
-class Progress:
-    """Shows steps as they end."""
-
-    def __init__(self, plan: RunPlan, record: RunRecord, *, quiet: bool) -> None:
-        self.plan = plan
-        self.record = record
-        self.quiet = quiet
-        self.terminal = sys.stderr.isatty()
-        self._last_plain = 0.0
-        self._line_open = False
-        self._wait = Wait(plan)
-        self._suspected = False
-        self._next_wait = 1.0 if self.terminal else SILENT_SECONDS
-
-    def on_line(self, text: str) -> None:
-        """Note how far the start has come. The framework's own output goes to the log."""
-        self._wait.saw_line(text)
-
-    def on_wait(self, seconds: float) -> None:
-        """Show what is awaited: each second on a terminal, else once and then each minute; after a minute what may be wrong."""
-        if self.quiet or seconds < self._next_wait:
-            return
-        minutes, _ = divmod(seconds, SUSPICIOUS_SECONDS)
-        self._next_wait = seconds + 1.0 if self.terminal else (minutes + 1) * SUSPICIOUS_SECONDS
-        if minutes and not self._suspected:
-            self._suspected = True
-            self.on_notice(self._wait.suspicion(str(RunDirectory(Path(self.plan.run_directory)).log_file)))
-        if self.terminal:
-            self._show(self._wait.text(seconds))
-        else:
-            print(self._wait.text(seconds), file=sys.stderr, flush=True)
-
-    def on_step(self, step: StepRecord) -> None:
-        """Show a step."""
-        if self.quiet:
-            return
-        text = step_line(self.plan, step, step_rates(self.record, step))
-        if self.terminal:
-            self._show(text)
-        elif self._is_due(step):
-            print(text, file=sys.stderr, flush=True)
-
-    def on_notice(self, text: str) -> None:
-        """Print a notice."""
-        self._close_line()
-        print(text, file=sys.stderr, flush=True)
-
-    def on_end(self, result: LaunchResult) -> None:
-        """End the live line."""
-        del result
-        self._close_line()
-
-    def _is_due(self, step: StepRecord) -> bool:
-        now = time.monotonic()
-        due = step.step in {1, self.plan.steps} or now - self._last_plain >= SECONDS_BETWEEN_PLAIN_LINES
-        if due:
-            self._last_plain = now
-        return due
-
-    def _show(self, text: str) -> None:
-        width = shutil.get_terminal_size().columns
-        sys.stderr.write("\r\x1b[2K" + text[: width - 1])
-        sys.stderr.flush()
-        self._line_open = True
-
-    def _close_line(self) -> None:
-        if self._line_open:
-            sys.stderr.write("\n")
-            self._line_open = False
-
-
-def step_line(plan: RunPlan, step: StepRecord, rates: StepRates) -> str:
-    """Format step, step time, throughput, loss, memory and time left, as far as they are known."""
-    show: list[tuple[float | None, Callable[[float], str]]] = [
-        (step.step_seconds, units.seconds),
-        (rates.tokens_per_second, lambda value: f"{units.count(value)} tokens/s"),
-        (rates.model_flops_per_second_per_gpu, lambda value: f"{units.teraflops(value)}/GPU"),
-        (step.loss, lambda value: f"loss {value:.3f}"),
-        (step.peak_allocated_bytes, units.gibibytes),
-        ((plan.steps - step.step) * step.step_seconds, lambda value: f"{units.seconds(value)} left"),
-    ]
-    parts = [text(value) for value, text in show if value]
-    return " · ".join([f"  {plan.model} step {step.step}/{plan.steps}", *parts])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

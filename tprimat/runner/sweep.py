@@ -16,6 +16,8 @@ from tprimat.plan.micro_batch import as_asked
 from tprimat.plan.schema import RunPlan, read_plan
 from tprimat.records.schema import RunRecord
 from tprimat.records.store import RunDirectory
+from tprimat.report.screen import screen_of
+from tprimat.runner.progress import outcome_line
 from tprimat.runner.run import TrainingRun, announcement, load_run, log_path, run_plan
 from tprimat.runner.session import Session
 
@@ -131,7 +133,10 @@ def run_cells(cells: Sequence[Cell], *, quiet: bool, resume: bool, messages: Tex
         if not quiet:
             place = f"run {number[plan.run_id]} of {len(cells)}, " if len(cells) > 1 else ""
             print(f"{place}{plan.model}: engine {plan.engine} ({plan.engine_reason})\n{announcement(plan)}", file=messages)
-        return run_plan(cell.session, plan, quiet=quiet)
+        ended = run_plan(cell.session, plan, quiet=quiet)
+        if len(cells) > 1 and not quiet:
+            print(outcome_line(ended.record, ended.metrics, screen_of(messages)), file=messages)
+        return ended
 
     scheduler = Scheduler(
         start=start,

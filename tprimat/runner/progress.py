@@ -1,0 +1,140 @@
+"""Show how a run goes, on stderr: one live line on a terminal, plain lines otherwise."""
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tprimat import units
+from tprimat.analyze.metrics import StepRates, step_rates
+from tprimat.launch.run import LaunchResult
+from tprimat.plan.schema import RunPlan
+from tprimat.records.schema import RunMetrics, RunRecord, StepRecord
+from tprimat.records.store import RunDirectory
+from tprimat.report.catalogue import STEP_TIME, TOKENS
+from tprimat.report.screen import PLAIN, Screen, screen_of
+from tprimat.runner.waiting import SILENT_SECONDS, SUSPICIOUS_SECONDS, Wait
+
+SECONDS_BETWEEN_PLAIN_LINES = 5.0
+BAR_CHARACTERS = 16
+
+
+class Progress:
+    """Shows steps as they end."""
+
+    def __init__(self, plan: RunPlan, record: RunRecord, *, quiet: bool) -> None:
+        self.plan = plan
+        self.record = record
+        self.quiet = quiet
+        self._screen = screen_of(sys.stderr)
+        self.terminal = self._screen.width is not None
+        self._last_plain = 0.0
+        self._line_open = False
+        self._wait = Wait(plan)
+        self._suspected = False
+        self._next_wait = 1.0 if self.terminal else SILENT_SECONDS
+
+    def on_line(self, text: str) -> None:
+        """Note how far the start has come. The framework's own output goes to the log."""
+        self._wait.saw_line(text)
+
+    def on_wait(self, seconds: float) -> None:
+        """Show what is awaited: each second on a terminal, else once and then each minute; after a minute what may be wrong."""
+        if self.quiet or seconds < self._next_wait:
+            return
+        minutes, _ = divmod(seconds, SUSPICIOUS_SECONDS)
+        self._next_wait = seconds + 1.0 if self.terminal else (minutes + 1) * SUSPICIOUS_SECONDS
+        if minutes and not self._suspected:
+            self._suspected = True
+            self.on_notice(self._wait.suspicion(str(RunDirectory(Path(self.plan.run_directory)).log_file)))
+        if self.terminal:
+            self._show(self._wait.text(seconds)[: (self._screen.width or 0) - 1])
+        else:
+            print(self._wait.text(seconds), file=sys.stderr, flush=True)
+
+    def on_step(self, step: StepRecord) -> None:
+        """Show a step."""
+        if self.quiet:
+            return
+        text = step_line(self.plan, step, step_rates(self.record, step), self._screen)
+        if self.terminal:
+            self._show(text)
+        elif self._is_due(step):
+            print(text, file=sys.stderr, flush=True)
+
+    def on_notice(self, text: str) -> None:
+        """Print a notice."""
+        self._close_line()
+        print(self._screen.prose(text, 2), file=sys.stderr, flush=True)
+
+    def on_end(self, result: LaunchResult) -> None:
+        """End the live line."""
+        del result
+        self._close_line()
+
+    def _is_due(self, step: StepRecord) -> bool:
+        now = time.monotonic()
+        due = step.step in {1, self.plan.steps} or now - self._last_plain >= SECONDS_BETWEEN_PLAIN_LINES
+        if due:
+            self._last_plain = now
+        return due
+
+    def _show(self, text: str) -> None:
+        sys.stderr.write("\r\x1b[2K" + text)
+        sys.stderr.flush()
+        self._line_open = True
+
+    def _close_line(self) -> None:
+        if self._line_open:
+            sys.stderr.write("\n")
+            self._line_open = False
+
+
+def outcome_line(record: RunRecord, metrics: RunMetrics | None, screen: Screen = PLAIN) -> str:
+    """Return how a run of several ended, in one line."""
+    name = f"  {record.model} {record.strategy}: "
+    if record.counts and metrics is not None:
+        speed = f"{TOKENS.in_full(metrics)} tokens/s/GPU, {STEP_TIME.in_full(metrics)} a step"
+        return screen.prose(f"{name}completed, {speed}", 4, "winner")
+    why = record.cause or "; ".join(record.mismatches) or "no metrics"
+    return screen.prose(f"{name}{record.outcome.replace('_', ' ')}: {why}", 4, "refused")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of the line of a step."""
+
+    rank: int
+    """The part with the highest rank is left out first where the terminal is narrow."""
+    text: str
+
+
+def step_parts(plan: RunPlan, step: StepRecord, rates: StepRates) -> list[Part]:
+    """Return step, step time, throughput, FLOP/s, loss, memory and time left, as far as they are known."""
+    show: list[tuple[int, float | None, Callable[[float], str]]] = [
+        (2, step.step_seconds, units.seconds),
+        (3, rates.tokens_per_second, lambda value: f"{units.count(value)} tokens/s"),
+        (5, rates.model_flops_per_second_per_gpu, lambda value: f"{units.teraflops(value)}/GPU"),
+        (4, step.loss, lambda value: f"loss {value:.3f}"),
+        (6, step.peak_allocated_bytes, units.gibibytes),
+        (1, (plan.steps - step.step) * step.step_seconds, lambda value: f"{units.seconds(value)} left"),
+    ]
+    return [Part(0, f"  {plan.model} step {step.step}/{plan.steps}")] + [Part(r, text(value)) for r, value, text in show if value]
+
+
+def step_line(plan: RunPlan, step: StepRecord, rates: StepRates, screen: Screen = PLAIN) -> str:
+    """Format a step; on a terminal with a bar, and without the parts that do not fit."""
+    parts = step_parts(plan, step, rates)
+    if screen.width is None:
+        return JOINT.join(part.text for part in parts)
+    room = screen.width - 1 - BAR_CHARACTERS - 1
+    while len(parts) > 1 and len(JOINT.join(part.text for part in parts)) > room:
+        parts.remove(max(parts, key=lambda part: part.rank))
+    done = round(BAR_CHARACTERS * step.step / plan.steps)
+    bar = screen.paint("━" * done, "winner") + screen.paint("─" * (BAR_CHARACTERS - done), "quiet")
+    head, *rest = (part.text for part in parts)
+    return JOINT.join([f"{head} {bar}", *rest])
+
+
+JOINT = " · "

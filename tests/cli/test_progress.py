@@ -100,7 +100,7 @@ def test_the_end_of_a_run_is_one_line_with_its_speed_or_its_cause():
     (result,), _ = load_results([RUNS / "h100" / "runs" / "h100-llama-0"])
     metrics = measure(result, MetricOptions()).metrics
     assert re.fullmatch(
-        r"  llama minimal_communication: completed, [\d,]+ \[.*\] tokens/s/GPU, .* a step", outcome_line(result.run, metrics)
+        r"  llama minimal_communication: completed, [\d,]+ tokens/s, .* a step", outcome_line(result.run, metrics)
     )
     (failed,), _ = load_results([RUNS / "h100" / "runs" / "h100-qwen-oom"])
     assert outcome_line(failed.run, None).endswith(": out of memory: CUDA out of memory on rank 3")

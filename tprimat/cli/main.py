@@ -81,7 +81,7 @@ def start(name: str, prog: str, arguments: Sequence[str] | None = None, *, sugge
         if suggest and sys.stdout.isatty() and sys.stderr.isatty():
             _suggest(name, options, status)
     except UserError as error:
-        print(f"{_word_error()} {error}", file=sys.stderr)
+        _complain(error)
         return 2
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "tprimat":
@@ -92,10 +92,12 @@ def start(name: str, prog: str, arguments: Sequence[str] | None = None, *, sugge
     return status
 
 
-def _word_error() -> str:
+def _complain(error: UserError) -> None:
     from tprimat.report.screen import screen_of
 
-    return screen_of(sys.stderr).paint("error:", "refused")
+    screen = screen_of(sys.stderr)
+    first, *rest = (screen.prose(line, 8) for line in f"error: {error}".split("\n"))
+    print("\n".join([first.replace("error:", screen.paint("error:", "refused"), 1), *rest]), file=sys.stderr)
 
 
 def _suggest(name: str, options: Namespace, status: int) -> None:

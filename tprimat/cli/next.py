@@ -21,7 +21,7 @@ def _after_run(options: argparse.Namespace, status: int) -> str | None:
         return _join(["run", "--output-dir", output])
     if options.scaling:
         return _join(["report", *sorted(map(str, Path(output).glob("gpus-*")))])
-    return FAILED if status else _join(["compare", "--results-dir", output])
+    return None if status else _join(["compare", "--results-dir", output])  # a failed run has said what to try
 
 
 def _after_sweep(options: argparse.Namespace, status: int) -> str | None:

@@ -31,7 +31,6 @@ MEANINGS: dict[str, Meaning] = {
     "cause": "refused",
     "not counted": "refused",
     "no speed": "warning",
-    "throughput": "winner",
 }
 """Of a line, by its label."""
 QUIET = {"note", "start", "steady steps"}
@@ -62,11 +61,13 @@ def summary(rows: Sequence[Row], screen: Screen = PLAIN, *, brief: bool = False)
 
 def _shown(lines: Sequence[str], run: RunRecord, screen: Screen) -> str:
     heading = screen.prose(lines[0], 2, "heading" if run.counts else "refused")
-    return "\n".join([heading, *(screen.prose(line, VALUES, _meaning(line)) for line in lines[1:])])
+    return "\n".join([heading, *(screen.prose(line, VALUES, _meaning(_label(line), run)) for line in lines[1:])])
 
 
-def _meaning(line: str) -> Meaning | None:
-    return "quiet" if _label(line) in QUIET else MEANINGS.get(_label(line))
+def _meaning(label: str, run: RunRecord) -> Meaning | None:
+    if label == "throughput":
+        return "winner" if run.counts else None
+    return "quiet" if label in QUIET else MEANINGS.get(label)
 
 
 def _label(line: str) -> str:

@@ -213,7 +213,7 @@ def merged(warnings: Mapping[str, Sequence[str]]) -> list[str]:
     lines = []
     for texts in alike.values():
         ranges = iter([_range(values) for values in zip(*(NUMBER.findall(text) for text in texts), strict=True)])
-        places = list(dict.fromkeys(place for text in texts for place in warnings[text]))
+        places = [place for text in texts for place in warnings[text]]
         noun = "configurations" if texts[0].startswith("No MFU") else "runs"
         lines.append(f"{_with_numbers(texts[0], ranges).rstrip('.')}: {_places(places, noun)}")
     return lines
@@ -235,4 +235,5 @@ def _range(values: Sequence[str]) -> str:
 
 
 def _places(places: Sequence[str], noun: str) -> str:
-    return ", ".join(places) if len(places) <= MOST_NAMED else f"{len(places)} {noun}"
+    named = list(dict.fromkeys(places))
+    return ", ".join(named) if len(named) <= MOST_NAMED else f"{len(places)} {noun}"

@@ -28,15 +28,22 @@ def combined(runs: Sequence[TrainingRun], screen: Screen = PLAIN) -> str:
     groups = groups_of(runs)
     if sum(len(group.runs) for group in groups) < 2:
         return ""
-    noted: dict[str, list[str]] = {}
-    for item in (item for group in groups for item in group.runs):
-        run, metrics = item.result.run, item.metrics
-        absent = metrics.mfu_absent_because if metrics else None
-        notes = (*((f"No MFU, {absent}",) if absent else ()), *(metrics.warnings if metrics else ()))
-        for note in (*notes, *(run.evidence.notes if run.evidence else ())):
-            noted.setdefault(note, []).append(run.run_id)
-    lines = [screen.prose(line, 2, "quiet") for line in winner.caveats(groups, noted)]
+    lines = [screen.prose(line, 2, "quiet") for line in winner.caveats(groups, _notes(groups))]
     return "\n".join([winner.blocks(groups, screen), "", *lines])
+
+
+def _notes(groups: Sequence[Group]) -> dict[str, list[str]]:
+    """Return each warning with the configurations that it applies to, one entry a run."""
+    found: dict[str, list[str]] = {}
+    for group in groups:
+        for item in group.runs:
+            run, metrics = item.result.run, item.metrics
+            absent = f"No MFU, {metrics.mfu_absent_because}" if metrics and metrics.mfu_absent_because else None
+            if absent and item is group.runs[0]:
+                found.setdefault(absent, []).append(f"{run.model} {run.strategy}")
+            for note in (*(metrics.warnings if metrics else ()), *(run.evidence.notes if run.evidence else ())):
+                found.setdefault(note, []).append(f"{run.model} {run.strategy}")
+    return found
 
 
 def combined_document(runs: Sequence[TrainingRun]) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from tprimat.launch.run import LaunchResult
 from tprimat.plan.schema import RunPlan
 from tprimat.records.schema import RunMetrics, RunRecord, StepRecord
 from tprimat.records.store import RunDirectory
-from tprimat.report.catalogue import STEP_TIME, TOKENS
+from tprimat.report.catalogue import STEP_TIME, TOKENS_OF_ALL
 from tprimat.report.screen import PLAIN, Screen, screen_of
 from tprimat.runner.waiting import SILENT_SECONDS, SUSPICIOUS_SECONDS, Wait
 
@@ -95,7 +95,7 @@ def outcome_line(record: RunRecord, metrics: RunMetrics | None, screen: Screen =
     """Return how a run of several ended, in one line."""
     name = f"  {record.model} {record.strategy}: "
     if record.counts and metrics is not None:
-        speed = f"{TOKENS.in_full(metrics)} tokens/s/GPU, {STEP_TIME.in_full(metrics)} a step"
+        speed = f"{TOKENS_OF_ALL.in_full(metrics)} tokens/s, {STEP_TIME.in_full(metrics)} a step"
         return screen.prose(f"{name}completed, {speed}", 4, "winner")
     why = record.cause or "; ".join(record.mismatches) or "no metrics"
     return screen.prose(f"{name}{record.outcome.replace('_', ' ')}: {why}", 4, "refused")

@@ -4,6 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from tprimat.errors import UserError
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
@@ -13,17 +15,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0 all cells are valid, 1 some are not."""
+    from tprimat.report.screen import screen_of
     from tprimat.runner.matrix import check_matrix, warnings_about
 
-    cells = list(check_matrix(options.config, options.gpus))
+    cells, screen = list(check_matrix(options.config, options.gpus)), screen_of(sys.stdout)
+    widths = [max((len(name) for name in names), default=0) for names in zip(*((c.model, c.strategy) for c in cells), strict=True)]
     for cell in cells:
-        print(f"{cell.model:<12} {cell.platform:<7} {cell.strategy:<24} {cell.description}")
-    failures = [cell.error for cell in cells if cell.error is not None]
-    for error in failures:
-        print(f"\nerror: {error}", file=sys.stderr)
-    defined = sum(not cell.left_out for cell in cells)
+        name = f"{cell.model:<{widths[0]}} {cell.platform:<6} {cell.strategy:<{widths[1]}} "
+        print(screen.prose(f"{name}{cell.description}", len(name), "refused" if cell.error else None))
+    alike: dict[tuple[str | None, ...], list[UserError]] = {}
+    for error in (cell.error for cell in cells if cell.error is not None):
+        alike.setdefault((error.what, error.why, error.fix), []).append(error)
+    for errors in alike.values():
+        more = f"\n  {len(errors) - 1} more cells have the same problem" if len(errors) > 1 else ""
+        print(f"\nerror: {errors[0]}{more}", file=sys.stderr)
     for warning in warnings_about(options.config):
         print(f"warning: {warning}", file=sys.stderr)
+    failures, defined = sum(map(len, alike.values())), sum(not cell.left_out for cell in cells)
     left_out = f", {len(cells) - defined} left out" if defined < len(cells) else ""
-    print(f"{defined - len(failures)} of {defined} valid{left_out}")
+    print(f"{defined - failures} of {defined} valid{left_out}")
     return 1 if failures else 0

@@ -215,12 +215,14 @@ def published_text(found: Sequence[Neighbourhood], reproduce: Reproduce, screen:
         return NO_NEIGHBOURS
     backend = found[0].ours.run.machine.platform
     results = {neighbour.result.name: neighbour.result for one in found for neighbour in one.neighbours}
-    sources = "\n".join(line for result in results.values() for line in _source(result, reproduce(result, backend)))
-    return "\n\n".join(["Published neighbours. " + CAPTION, *(_block(one, screen) for one in found), sources]) + "\n"
+    sources = "\n".join(line for result in results.values() for line in _source(result, reproduce(result, backend), screen))
+    return (
+        "\n\n".join([screen.prose("Published neighbours. " + CAPTION), *(_block(one, screen) for one in found), sources]) + "\n"
+    )
 
 
-def _source(result: PublishedResult, command: str) -> list[str]:
-    note = [f"  note    {result.notes}"] if result.notes else []
+def _source(result: PublishedResult, command: str, screen: Screen) -> list[str]:
+    note = [screen.prose(f"  note    {result.notes}", 10)] if result.notes else []
     return [result.name, f"  source  {result.source}", *note, f"  run it  {command}"]
 
 

@@ -4,9 +4,12 @@ import re
 
 import pytest
 
+from tprimat.cli.probe import print_tables
 from tprimat.records.schema import Machine, ProbeRecord
-from tprimat.report.probes import DESCRIPTIONS
-from tprimat.report.suite import SECTIONS, page
+from tprimat.report.probes import DESCRIPTIONS, LESS_IMPORTANT
+from tprimat.report.screen import Screen
+from tprimat.report.suite import SECTIONS, page, sections
+from tprimat.report.tables import markdown_as_text
 
 H200 = {"platform": "cuda", "accelerator": "NVIDIA H200", "nodes": 1, "driver": "580.1", "power_limit_watts": 700.0}
 
@@ -107,3 +110,13 @@ def test_what_was_not_measured_is_named():
     first_only = page(RECORDS[:1])
     assert re.search(r"Not measured yet: .*Attention.*Data-parallel scaling\.", first_only)
     assert "## Attention" not in first_only
+
+
+def test_on_the_console_the_tables_are_aligned_text_that_fits(capsys):
+    print_tables(RECORDS)
+    out = capsys.readouterr().out
+    assert re.search(r"^matrix +dtype +median time +rate +of dense peak$", out, re.MULTILINE)
+    assert not re.search(r"^\||\*\*|^#|`", out, re.MULTILINE)
+    narrow = markdown_as_text("\n\n".join(sections(RECORDS)), Screen(width=80), LESS_IMPORTANT)
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert "of dense peak" in narrow

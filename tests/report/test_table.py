@@ -36,6 +36,13 @@ def test_twice_the_speed_and_more_is_said_as_a_multiple():
     assert sentence(verdict).startswith("B against A: 12.5 times as fast (ratio 12.459, ")
 
 
+def test_runs_that_differ_are_said_to_be_faster_or_slower_whatever_the_ratio():
+    for ratio, word in ((2.5, "faster"), (1.2, "faster"), (0.8, "slower")):
+        estimate = Estimate(value=ratio, low=ratio - 0.1, high=ratio + 0.1, samples=2)
+        verdict = dataclasses.replace(FASTER, outcome="these runs differ", ratio=estimate)
+        assert f"not shown to be {word} (" in sentence(verdict)
+
+
 def test_no_difference_shown_names_no_winner():
     verdict = dataclasses.replace(
         FASTER, outcome="no difference shown", ratio=Estimate(value=1.01, low=0.99, high=1.03, samples=2)

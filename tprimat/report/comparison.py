@@ -49,7 +49,7 @@ def text(comparison: Comparison, screen: Screen = PLAIN) -> str:
     """Format a comparison for a terminal: the winner and the table of each workload, what to know, the runs that do not count."""
     lines = []
     if comparison.groups:
-        lines += [winner.blocks(comparison.groups, screen), ""]
+        lines += [winner.blocks(comparison.groups, screen, say_apart=not comparison.asked), ""]
         if comparison.asked:
             lines += [screen.prose(sentence(verdict), 2, MEANINGS.get(verdict.outcome)) for verdict in comparison.verdicts] + [""]
         lines += [screen.prose(line, 2, "quiet") for line in winner.caveats(comparison.groups, notes(comparison))]
@@ -115,7 +115,8 @@ def sentence(verdict: Verdict) -> str:
         ratio += ", no interval from a single step"
     what = verdict.outcome if verdict.outcome == "no difference shown" else change(verdict.ratio.value)
     if verdict.outcome == "these runs differ":
-        what = f"these runs differ by {units.percent(abs(verdict.ratio.value - 1))}, not shown to be {what.split()[-1]}"
+        word = "faster" if verdict.ratio.value > 1 else "slower"
+        what = f"these runs differ by {units.percent(abs(verdict.ratio.value - 1))}, not shown to be {word}"
     caution = f" They differ: {differing}." if differing else ""
     return f"{pair}: {what} ({ratio}; {verdict.evidence}).{caution}"
 

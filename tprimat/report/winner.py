@@ -35,8 +35,14 @@ MOST_TIED = 3
 """Names of configurations within noise; the rest are counted."""
 
 
-def blocks(groups: Sequence[Group], screen: Screen = PLAIN) -> str:
-    """Return one block for each workload: what it is, the winner, and its configurations, fastest first."""
+def blocks(groups: Sequence[Group], screen: Screen = PLAIN, *, say_apart: bool = True) -> str:
+    """Return one block for each workload: what it is, the winner, and its configurations, fastest first.
+
+    Args:
+        groups: the configurations.
+        screen: what the text must fit.
+        say_apart: say why workloads of the same model are not compared, where no verdict follows that does.
+    """
     shown = shown_columns(groups)
     found = rankings(groups)
     parts = []
@@ -57,7 +63,7 @@ def blocks(groups: Sequence[Group], screen: Screen = PLAIN) -> str:
             del rows[0][2]
         lines = [screen.prose(heading(ranking), meaning="heading")]
         lines += [screen.prose(line, 2, "winner" if proven(ranking) else None) for line in headline(ranking)]
-        lines += [screen.prose(reason, 2, "quiet") for reason in apart(found[:number], ranking)]
+        lines += [screen.prose(reason, 2, "quiet") for reason in apart(found[:number], ranking) if say_apart]
         parts.append("\n".join([*lines, "", columns(header, rows, screen=screen, drop=DROP)]))
     return "\n\n".join(parts)
 

@@ -19,7 +19,9 @@ def run(options: argparse.Namespace) -> int:
     from tprimat.runner.matrix import check_matrix, warnings_about
 
     cells, screen = list(check_matrix(options.config, options.gpus)), screen_of(sys.stdout)
-    widths = [max((len(name) for name in names), default=0) for names in zip(*((c.model, c.strategy) for c in cells), strict=True)]
+    widths = [
+        max((len(name) for name in names), default=0) for names in zip(*((c.model, c.strategy) for c in cells), strict=True)
+    ]
     for cell in cells:
         name = f"{cell.model:<{widths[0]}} {cell.platform:<6} {cell.strategy:<{widths[1]}} "
         print(screen.prose(f"{name}{cell.description}", len(name), "refused" if cell.error else None))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "performance.md"
-RESULTS = ROOT / "results" / "h200"
+RESULTS = ROOT / "benchmarks" / "records" / "h200"
 
 
 def tool(*words):

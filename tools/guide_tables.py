@@ -5,7 +5,7 @@ python3 tools/guide_tables.py --check             exit with status 1 if a table 
 
 A table is enclosed by two comments. The first holds the command and, after a bar, the section of the command's output:
 
-    <!-- from: ./analyze_peak_throughput.py --results-dir results/h200/engine | Peak by platform and model -->
+    <!-- from: ./analyze_peak_throughput.py --results-dir benchmarks/records/h200/engine | Peak by platform and model -->
     <!-- end -->
 """
 
@@ -29,7 +29,7 @@ def output(command: str) -> str:
     words = shlex.split(command)
     program = [sys.executable, *(words[1:] if words[0] == "python3" else [str(ROOT / words[0]), *words[1:]])]
     with tempfile.TemporaryDirectory() as folder:
-        for name in ("results", "tests"):
+        for name in ("benchmarks", "tests"):
             Path(folder, name).symlink_to(ROOT / name)
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         completed = subprocess.run(program, cwd=folder, env=environment, capture_output=True, text=True, check=False)

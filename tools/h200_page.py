@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write docs/h200.md from the records in results/h200; with --check, only report whether it is up to date.
+"""Write docs/h200.md from the records in benchmarks/records/h200; with --check, only report whether it is up to date.
 
 python3 tools/h200_page.py
 python3 tools/h200_page.py --check
@@ -19,10 +19,10 @@ from tprimat.records.discover import PROBES_FILE  # noqa: E402
 from tprimat.records.store import read_probes  # noqa: E402
 from tprimat.report.suite import page_of  # noqa: E402
 
-RESULTS = ROOT / "results" / "h200"
+RESULTS = ROOT / "benchmarks" / "records" / "h200"
 PAGE = ROOT / "docs" / "h200.md"
-PREFACE = """Made by `python3 tools/h200_page.py` from the records in `results/h200`: the probes of each folder and the training
-runs of Qwen3 8B in `qwen3-8b`. On any other accelerator `tprimat suite` runs the same probes and writes the same
+PREFACE = """Made by `python3 tools/h200_page.py` from the records in `benchmarks/records/h200`: the probes of each folder and the
+training runs of Qwen3 8B in `qwen3-8b`. On any other accelerator `tprimat suite` runs the same probes and writes the same
 page; `python3 -m benchmarks.finetune_qwen3` writes its last section."""
 
 

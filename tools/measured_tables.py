@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the tables of docs/measured.md from the records in results/; with --check, only report whether they are up to date.
+"""Write the tables of docs/measured.md from the records; with --check, only report whether they are up to date.
 
 python3 tools/measured_tables.py
 python3 tools/measured_tables.py --check

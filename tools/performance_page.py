@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the figures of docs/performance.md from the records in results/h200; with --check, only report if they differ.
+"""Write the figures of docs/performance.md from the records in benchmarks/records/h200; with --check, only report if they differ.
 
 python3 tools/performance_page.py
 python3 tools/performance_page.py --check
@@ -287,7 +287,7 @@ def main() -> int:
     """Exit status: 0, or 1 where --check finds a difference."""
     parser = page_parser(__doc__)
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "performance.md")
-    parser.add_argument("--results", type=Path, default=ROOT / "results" / "h200")
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "records" / "h200")
     options = parser.parse_args()
     page = options.page.read_text(encoding="utf8")
     text = replace_blocks(page, "figures", lambda name: f"\n{BLOCKS[name](options.results)}\n\n")

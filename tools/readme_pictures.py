@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draw the README's pictures from the records in results: the comparison of four layouts, and the head of their report page.
+"""Draw the README's pictures from records: the comparison of four layouts, and the head of their report page.
 
 python3 tools/readme_pictures.py            both; the page needs Chromium
 python3 tools/readme_pictures.py --check    whether the comparison in the repository is what the records give
@@ -18,7 +18,7 @@ sys.path[:0] = [str(ROOT / "tools")]
 
 from page import page_parser  # noqa: E402
 
-RECORDS = ROOT / "results" / "h200" / "repeated"
+RECORDS = ROOT / "benchmarks" / "records" / "h200" / "repeated"
 LAYOUTS = [str(RECORDS / name) for name in ("dp_mbs4", "tp2_mbs4", "tp2_pp2_mbs4", "tp4_mbs4")]
 IMAGES = ROOT / "docs" / "images"
 COMPARISON, PAGE = IMAGES / "comparison.png", IMAGES / "report.png"

@@ -139,10 +139,11 @@ def verdicts() -> str:
 
 def between_runs() -> str:
     """List how much runs of one configuration on one machine differ in our records."""
-    results, _ = load_results([path for path in sorted((ROOT / "results" / "h200").iterdir()) if path.is_dir()])
+    records = ROOT / "benchmarks" / "records" / "h200"
+    results, _ = load_results([path for path in sorted(records.iterdir()) if path.is_dir()])
     days: dict[tuple[str, str], list] = {}
     for result in results:
-        days.setdefault((str(result.path.relative_to(ROOT)).split("/")[2], (result.run.started_at or "")[:10]), []).append(result)
+        days.setdefault((result.path.relative_to(records).parts[0], (result.run.started_at or "")[:10]), []).append(result)
     squares, freedom, rows = 0.0, 0, []
     for (folder, day), several in sorted(days.items()):
         for group in group_runs([measure(result, MetricOptions()) for result in several]):

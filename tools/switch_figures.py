@@ -150,7 +150,7 @@ UNSWITCHED = {
     "layer-end-sums": "the sum at a layer's end in the next norm's kernel, instead of its own",
     "norm-not-awaited": "the host goes on without the gradients' norm, instead of waiting for it",
 }
-"""Folder of results/h200/unswitched -> the change."""
+"""Folder of benchmarks/records/h200/unswitched -> the change."""
 
 
 def unswitched(results: Path) -> str:

@@ -74,7 +74,7 @@ def test_a_label_has_no_word_that_tells_no_two_runs_apart():
 
 
 def test_runs_that_say_nothing_of_what_they_are_are_nobodys_repetitions():
-    results, _ = load_results([RUNS.parents[1] / "results" / "h200" / "qwen3-8b"])
+    results, _ = load_results([RUNS.parents[1] / "benchmarks" / "records" / "h200" / "qwen3-8b"])
     silent = [changed(result, engine_options={}, matmul_dtype=None) for result in results if result.run.engine == "torchtune"]
     groups = groups_of(*silent)
     assert [len(group.runs) for group in groups] == [1, 1, 1]

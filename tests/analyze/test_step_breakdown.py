@@ -12,7 +12,7 @@ from tprimat.facts.models import model_shape
 from tprimat.records.discover import read_result
 from tprimat.records.schema import ProbeRecord
 
-RECORD = Path(__file__).parents[2] / "results" / "h200" / "engine" / "dp_mbs4" / "benchmark_cuda_llama.json"
+RECORD = Path(__file__).parents[2] / "benchmarks" / "records" / "h200" / "engine" / "dp_mbs4" / "benchmark_cuda_llama.json"
 
 
 @pytest.fixture(scope="module")

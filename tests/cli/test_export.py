@@ -60,7 +60,7 @@ def test_json_is_the_same_with_numbers_and_nulls(tmp_path):
 
 
 def test_every_run_has_the_columns_of_all(tmp_path):
-    export("json", tmp_path / "runs.json", RUNS, ROOT / "results" / "h200" / "repeated")
+    export("json", tmp_path / "runs.json", RUNS, ROOT / "benchmarks" / "records" / "h200" / "repeated")
     rows = json.loads((tmp_path / "runs.json").read_text())
     assert len({tuple(row) for row in rows}) == 1
     (gpu,) = [row for row in rows if row["path"].endswith("repeated/tp2_mbs4/1/benchmark_cuda_llama.json")]

@@ -130,8 +130,8 @@ def test_the_fastest_product_probed_on_the_machine_is_a_line(tmp_path):
 
 
 def test_with_what_was_measured_on_h200_no_text_leaves_the_picture_or_covers_another():
-    folders = [ROOT / "results" / "h200" / name for name in ("engine", "nemo", "two-gpus/engine")]
-    probes = [ROOT / "results" / "h200" / "probes-1gpu"]
+    folders = [ROOT / "benchmarks" / "records" / "h200" / name for name in ("engine", "nemo", "two-gpus/engine")]
+    probes = [ROOT / "benchmarks" / "records" / "h200" / "probes-1gpu"]
     analysis = analyse_peaks(read_results(folders, MetricOptions(), {}, probes).measured, MetricOptions())
     with drawn(peak.peak_sheet(analysis)) as picture:
         assert outside(picture) == []

@@ -8,7 +8,7 @@ from tprimat.plan.memory import state_bytes
 from tprimat.records.discover import load_results
 from tprimat.runner.session import RunRequest, prepare
 
-ENGINE = Path(__file__).parents[2] / "results" / "h200" / "engine"
+ENGINE = Path(__file__).parents[2] / "benchmarks" / "records" / "h200" / "engine"
 WEIGHTS = 8_030_261_248
 MASTERS_OFF = "platform_optimizations.nvidia.engine_options.optimizer_states=bf16"
 

@@ -21,7 +21,7 @@ from tprimat.runner.analysis import compare_runs, read_results
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "tests" / "runs"
-H200 = ROOT / "results" / "h200"
+H200 = ROOT / "benchmarks" / "records" / "h200"
 LONG = "a_strategy whose label takes up two thirds of the width of the picture if it is written into one line beside the bars"
 QWEN = {"model": "qwen", "shape": model_shape("qwen-2.5-7b")}
 TP2 = {"tensor_parallel": 2, "data_parallel": 4}

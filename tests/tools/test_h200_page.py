@@ -16,7 +16,7 @@ from tprimat.records.schema import Machine
 from tprimat.records.store import append_probe, read_probes
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "results" / "h200"
+RESULTS = ROOT / "benchmarks" / "records" / "h200"
 
 
 @pytest.fixture

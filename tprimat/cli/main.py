@@ -78,7 +78,7 @@ def start(name: str, prog: str, arguments: Sequence[str] | None = None, *, sugge
         command = import_module(module_name(name))
         options = parser_of(command, prog).parse_args(arguments)
         status: int = command.run(options)
-        if suggest and sys.stdout.isatty() and sys.stderr.isatty():
+        if suggest and all(stream is not None and stream.isatty() for stream in (sys.stdout, sys.stderr)):
             _suggest(name, options, status)
     except UserError as error:
         _complain(error)

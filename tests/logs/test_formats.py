@@ -214,6 +214,25 @@ def test_a_second_line_without_a_third_is_left_out():
     assert any("left out" in note for note in result.notes)
 
 
+@pytest.mark.parametrize(
+    ("first", "milliseconds"),
+    [(500, (89_200.0, 88_500.0, 87_900.0)), (1203, (5623.0, 5534.0, 5480.0)), (42, (9000.0, 5534.0, 5480.0))],
+)
+def test_the_second_line_of_a_log_that_is_cut_stands(first, milliseconds):
+    text = " iteration {:8d}/ 2000 | elapsed time per iteration (ms): {:.1f} | lm loss: 2.0 |"
+    lines = [text.format(first + index, value) for index, value in enumerate(milliseconds)]
+    assert column(parsed_log(collect(lines, "megatron-lm"), Workload()), "step_seconds") == [ms / 1000 for ms in milliseconds]
+    two = parsed_log(collect(lines[:2], "megatron-lm"), Workload())
+    assert column(two, "step")[0] == first
+    assert (len(two.steps) == 2) == (milliseconds[0] < 1.25 * milliseconds[1])
+
+
+def test_the_second_line_of_a_resumed_process_is_a_mean_with_its_start():
+    text = " iteration {:8d}/ 2000 | elapsed time per iteration (ms): {:.1f} | lm loss: 2.0 |"
+    lines = [text.format(501, 30_000.0), text.format(502, 17_750.0), text.format(503, 5480.0)]
+    assert column(parsed_log(collect(lines, "megatron-lm"), Workload()), "step_seconds") == [30.0, 5.5, 5.48]
+
+
 def test_a_first_iteration_line_before_an_interval_is_taken_out_of_the_mean():
     text = " iteration {:8d}/ 40 | elapsed time per iteration (ms): {:.1f} | lm loss: 9.0 |"
     lines = [text.format(1, 10000.0), text.format(10, 1900.0), text.format(20, 1000.0), text.format(30, 1000.0)]
@@ -305,8 +324,9 @@ def test_nanotron_suffixes():
 
 def test_maxtext():
     result = read("maxtext", "maxtext", gpus=8, sequence_tokens=2048)
-    assert column(result, "step") == [1, 2, 3, 4]
-    assert column(result, "step_seconds") == [44.923, 0.319, 5.658, 5.667]
+    assert column(result, "step") == [1, 3, 4]
+    assert column(result, "step_seconds") == [44.923, 5.658, 5.667]
+    assert any("steps 2 are left out: the host ran ahead" in note for note in result.notes)
     assert result.evidence.tokens_per_step == 24 * 2048
     assert (result.evidence.world_size, result.evidence.matmul_dtype) == (8, "bf16")
 
@@ -316,6 +336,63 @@ def test_deepspeed_reads_the_current_rate_not_the_running_average():
     assert column(result, "step_seconds") == pytest.approx([32 / 25.6, 32 / 25.7, 32 / 25.65])
     assert column(result, "learning_rate") == [3e-06, 6e-06, 9e-06]
     assert result.steps[0].peak_allocated_bytes == round(38.49 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("first", "seconds", "kept"),
+    [
+        (0, (44.9, 0.319, 5.658), [1]),
+        (0, (74.0, 0.323, 106.8, 49.96, 49.99, 50.02), [1, 4, 5, 6]),
+        (0, (36.35, 176.7, 3.05, 3.58, 3.60, 3.59), [1, 2, 3, 4, 5, 6]),
+        (700, (5.6, 5.7, 5.65), [701, 702, 703]),
+    ],
+)
+def test_a_step_that_jax_has_only_dispatched_has_no_time(first, seconds, kept):
+    text = "completed step: {}, seconds: {}, TFLOP/s/device: 100.0, Tokens/s/device: 900.0, total_weights: 49152, loss: 12.0"
+    lines = [text.format(first + index, value) for index, value in enumerate(seconds)]
+    assert column(parsed_log(collect(lines, "maxtext"), Workload()), "step") == kept
+
+
+TIMER = (
+    "[2024-06-21 10:50:42,168] [INFO] [timer.py:260:stop] epoch=0/micro_step={0}/global_step={0}, RunningAvgSamplesPerSec=101.1, "
+    "CurrSamplesPerSec=101.05, MemAllocated=6.01GB, MaxMemAllocated=19.52GB"
+)
+MEGATRON_DEEPSPEED = (
+    "[2024-06-21 10:50:42][INFO][training:1609] -  iteration=       {0}/  317892 | consumed_samples=         768 | "
+    "elapsed_time_per_iteration_ms=63400.0 | learning_rate=1.88743e-08 | global_batch_size=  768 | lm loss=11.133188 | "
+    "loss_scale=1.0 | grad_norm=6.363 | actual_seqlen= 4096 | number_of_skipped_iterations=  0 | "
+    "number_of_nan_iterations=  0 | samples_per_second=12.114 |"
+)
+GPT_NEOX = (
+    " samples/sec: 187.3 | iteration  {0:8d}/  320000 | elapsed time per iteration (ms): 63400.0 | learning rate: 1.88743E-08 | "
+    "lm_loss: 11.133188 | number of skipped iterations:   0 | number of nan iterations:   0 |"
+)
+
+
+@pytest.mark.parametrize("iteration", [MEGATRON_DEEPSPEED, GPT_NEOX], ids=["megatron-deepspeed", "gpt-neox"])
+@pytest.mark.parametrize("timer_first", [True, False])
+def test_the_time_of_an_iteration_counts_not_the_rate_of_deepspeeds_timer(iteration, timer_first):
+    numbers = (10, 20, 30)
+    pairs = [(TIMER, iteration) if timer_first else (iteration, TIMER) for _ in numbers]
+    lines = [text.format(number) for number, pair in zip(numbers, pairs, strict=True) for text in pair]
+    result = parsed_log(collect(lines, "deepspeed"), Workload(gpus=8, global_batch_sequences=768))
+    assert column(result, "step") == [10, 20, 30]
+    assert column(result, "step_seconds") == [63.4] * 3
+    assert result.steps[0].peak_allocated_bytes == round(19.52 * GIB)
+
+
+def test_a_log_with_times_takes_none_from_deepspeeds_timer():
+    lines = [TIMER.format(5), TIMER.format(10), MEGATRON_DEEPSPEED.format(10)]
+    result = parsed_log(collect(lines, "deepspeed"), Workload(gpus=8, global_batch_sequences=768))
+    assert column(result, "step_seconds") == [63.4]
+    assert any("1 steps have no time but a rate" in note for note in result.notes)
+
+
+def test_megatron_deepspeed_is_recognised_by_its_iteration_line():
+    assert dialect_of(MEGATRON_DEEPSPEED.format(1)).name == "deepspeed"
+    result = parsed_log(collect([MEGATRON_DEEPSPEED.format(1)], "auto"), Workload())
+    assert (result.evidence.global_batch_sequences, result.evidence.sequence_tokens) == (768, 4096)
+    assert (result.steps[0].loss, result.steps[0].grad_norm, result.steps[0].learning_rate) == (11.133188, 6.363, 1.88743e-08)
 
 
 def test_composer_gathers_the_lines_of_a_batch():

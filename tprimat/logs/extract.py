@@ -20,8 +20,7 @@ from tprimat.logs.steps import (
     Workload,
     batch_of,
     correct_second,
-    seconds_of,
-    timing_notes,
+    step_times,
 )
 from tprimat.records.schema import Evidence, LogSource, Machine, RunRecord, StepRecord
 
@@ -51,13 +50,12 @@ def parsed_log(contents: LogContents, workload: Workload) -> ParsedLog:
         workload: fills in what the log does not state; where both do, they must agree (the caller checks).
     """
     workload = merged_workload(contents, workload)
-    notes = timing_notes(contents, workload)
+    times, notes = step_times(contents, workload)
     steps = [
-        step_record(step, seconds, workload)
-        for step in contents.steps.values()
-        if (seconds := seconds_of(step, workload)) is not None
+        step_record(step, seconds, workload) for step in contents.steps.values() if (seconds := times[step.step]) is not None
     ]
-    if correction := correct_second(contents, workload):
+    correction = correct_second(contents, workload)
+    if correction and times[correction.step] is not None:
         index = next(index for index, step in enumerate(steps) if step.step == correction.step)
         if correction.seconds is None:
             del steps[index]

@@ -18,6 +18,8 @@ class LineFields:
     step_seconds: float | None = None
     mean_since_reset: bool = False
     """The time is a mean over all steps since the framework last reset its timer, as Megatron-LM prints."""
+    dispatched: bool = False
+    """The time is that of the host, which in JAX runs ahead of the device: the first ones may cover the dispatch only."""
     tokens_per_second_per_gpu: float | None = None
     sequences_per_second: float | None = None
     """All ranks together."""

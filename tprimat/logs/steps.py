@@ -4,6 +4,7 @@ Frameworks repeat lines, spread a step over several lines, restart from a checkp
 """
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
@@ -31,6 +32,7 @@ class LoggedStep:
     step: int
     step_seconds: float | None = None
     mean_since_reset: bool = False
+    dispatched: bool = False
     tokens_per_second_per_gpu: float | None = None
     sequences_per_second: float | None = None
     loss: float | None = None
@@ -46,6 +48,7 @@ class LoggedStep:
         """Fill in what is still unknown. Peaks take the larger value, since each rank may report its own."""
         if self.step_seconds is None:
             self.step_seconds, self.mean_since_reset = fields.step_seconds, fields.mean_since_reset
+            self.dispatched = fields.dispatched
         for name in FIRST_VALUE_COUNTS:
             if getattr(self, name) is None:
                 setattr(self, name, getattr(fields, name))
@@ -216,19 +219,73 @@ def quotient(amount: float, rate: float | None) -> float | None:
     return seconds if math.isfinite(seconds) else None
 
 
+def step_times(contents: LogContents, workload: Workload) -> tuple[dict[int, float | None], list[str]]:
+    """Return the time of each step by its number, None where it has no time that counts, and notes on where the times come from.
+
+    One log has one clock: where it prints times, a rate of samples alone (DeepSpeed's timer) gives none.
+    """
+    times = {step.step: seconds_of(step, workload) for step in contents.steps.values()}
+    notes = timing_notes(contents, workload)
+    if any(is_printed(step) for step in contents.steps.values()):
+        rates = [step.step for step in contents.steps.values() if not is_printed(step) and step.sequences_per_second]
+        times |= dict.fromkeys(rates)
+        if rates:
+            notes.append(f"{len(rates)} steps have no time but a rate of the framework's timer, and are left out")
+    if ahead := ahead_of_device(contents, times):
+        times |= dict.fromkeys(ahead)
+        numbers = ", ".join(map(str, ahead))
+        notes.append(f"steps {numbers} are left out: the host ran ahead of the device, so their times are not their own")
+    return times, notes
+
+
+def is_printed(step: LoggedStep) -> bool:
+    """Whether the log prints the time of a step, instead of a rate."""
+    return step.step_seconds is not None and math.isfinite(step.step_seconds)
+
+
+DISPATCHED_STEPS = 3
+"""The first steps of a JAX process, whose times may cover less than their work."""
+RUN_AHEAD_STEPS = 10
+"""Among so many first steps, the host is looked for running ahead of the device."""
+SHORT, LONG = 0.5, 1.5
+"""Shares of a settled step's time, below which a step was only dispatched, and above which it waited for those before it."""
+
+
+def ahead_of_device(contents: LogContents, times: dict[int, float | None]) -> list[int]:
+    """Return the steps whose printed time covers their dispatch only, and the step after them that waits for their work.
+
+    JAX returns from a step before the device has run it. The times settle as soon as the queue is full. In a log that is too
+    short to show a settled time, the steps after the first are not believed.
+    """
+    first = [step for step in islice(contents.steps.values(), RUN_AHEAD_STEPS) if step.dispatched]
+    if not first:
+        return []
+    settled = [seconds for seconds in list(times.values())[DISPATCHED_STEPS:] if seconds is not None]
+    if not settled:
+        return [step.step for step in first[1:]] if first[0].step == 1 else []
+    median = statistics.median(settled)
+    left_out: list[int] = []
+    for step in first:
+        seconds = times[step.step]
+        waited = bool(left_out) and left_out[-1] == step.step - 1 and seconds is not None and seconds > LONG * median
+        if waited or (seconds is not None and seconds < SHORT * median):
+            left_out.append(step.step)
+    return left_out
+
+
 def timing_notes(contents: LogContents, workload: Workload) -> list[str]:
     """Say where the step times come from."""
     steps = list(contents.steps.values())
     times = [seconds_of(step, workload) for step in steps]
-    printed = [step.step_seconds is not None and math.isfinite(step.step_seconds) for step in steps]
+    printed = [is_printed(step) for step in steps]
     notes = []
-    if any(seconds is not None and not is_printed for seconds, is_printed in zip(times, printed, strict=True)):
+    if any(seconds is not None and not has_time for seconds, has_time in zip(times, printed, strict=True)):
         notes.append("step times are derived from printed rates, with the digits that those have")
     gap = min((later.step - former.step for former, later in pairwise(steps)), default=1)
     if gap > 1:
         means = any(
-            step.mean_since_reset or (not is_printed and (step.tokens_per_second_per_gpu or 0) > 0)
-            for step, is_printed in zip(steps, printed, strict=True)
+            step.mean_since_reset or (not has_time and (step.tokens_per_second_per_gpu or 0) > 0)
+            for step, has_time in zip(steps, printed, strict=True)
         )
         notes.append(f"the log has one line for {gap} steps" + ("; each time is the mean over them" if means else ""))
     if untimed := times.count(None):
@@ -256,7 +313,8 @@ def correct_second(contents: LogContents, workload: Workload) -> Correction | No
 
     Since core 0.16 the first line of a process resets neither timer nor losses (training_log, is_first_iteration), so the second
     line prints means over both: t2 = n x mean - t1 over n - 1 steps. Older versions reset. The third line shows which version
-    ran; without a third line the second time is dropped.
+    ran; without a third line the second time is dropped. In a log that is cut, the first line is that of any iteration, and the
+    second one stands.
     """
     logged = list(islice(contents.steps.values(), FIRST_STEPS))
     if len(logged) < 2 or not (logged[0].mean_since_reset and logged[1].mean_since_reset):
@@ -268,7 +326,8 @@ def correct_second(contents: LogContents, workload: Workload) -> Correction | No
     third = next((seconds for step in logged[2:] if (seconds := seconds_of(step, workload)) is not None), None)
     count = second.step - first.step + 1
     corrected = (count * mean - first_seconds) / (count - 1)
-    if not may_start_without_reset(logged) or corrected <= 0:
+    shows_start = first_seconds > START_UP * (mean if third is None else third)
+    if corrected <= 0 or not (is_first_iteration(logged) or (may_be_first_iteration(logged) and shows_start)):
         return None
     if third is None:
         note = f"step {second.step} is left out: its time may be a mean with step {first.step}"
@@ -280,12 +339,22 @@ def correct_second(contents: LogContents, workload: Workload) -> Correction | No
     return Correction(second.step, corrected, loss, note)
 
 
-def may_start_without_reset(logged: Sequence[LoggedStep]) -> bool:
-    """Whether the first line can be that of a first iteration: with a log interval above 1 its number is then not a multiple."""
-    if len(logged) < 3:
-        return logged[1].step - logged[0].step == 1 or logged[0].step == 1
-    interval = logged[2].step - logged[1].step
-    return interval == 1 or logged[0].step % interval != 0
+START_UP = 1.25
+"""A process's first iteration takes more than so many times that of a later one."""
+
+
+def is_first_iteration(logged: Sequence[LoggedStep]) -> bool:
+    """Whether the number of the first line proves the first iteration of a process: it is 1, or no multiple of the log interval."""
+    if logged[0].step == 1:
+        return True
+    interval = logged[2].step - logged[1].step if len(logged) > 2 else 1
+    return interval > 1 and logged[0].step % interval != 0
+
+
+def may_be_first_iteration(logged: Sequence[LoggedStep]) -> bool:
+    """Whether the number of the first line allows the first iteration of a process, as after a restart from a checkpoint."""
+    interval = logged[2].step - logged[1].step if len(logged) > 2 else logged[1].step - logged[0].step
+    return interval == 1
 
 
 def log_distance(left: float, right: float) -> float:

@@ -1,17 +1,20 @@
-"""DeepSpeed's throughput timer: '…/global_step=10, RunningAvgSamplesPerSec=…, CurrSamplesPerSec=…, MaxMemAllocated=…GB'.
+"""DeepSpeed: its throughput timer, and the iteration lines of Megatron-DeepSpeed and GPT-NeoX around it.
 
-Only the current rate is read: the running one is an average since the second step. GB in the log are GiB
-(deepspeed/utils/timer.py).
+The timer prints '…/global_step=10, RunningAvgSamplesPerSec=…, CurrSamplesPerSec=…, MaxMemAllocated=…GB'. Only the current rate is
+read: the running one is an average since the second step. GB in the log are GiB (deepspeed/utils/timer.py). The timer covers
+forward and backward passes of some layouts in part only, so an iteration line's time counts where the log has both.
 """
 
 import re
 
-from tprimat.logs.fields import GIBIBYTE, LineFields, count, in_bytes, number, plain, whole
+from tprimat.logs.fields import GIBIBYTE, LineFields, count, in_bytes, number, plain, scaled, whole
+from tprimat.logs.formats import megatron_lm
 
 NAME = "deepspeed"
-SIGNS = (("global_step=", "CurrSamplesPerSec="),)
+SIGNS = (("global_step=", "CurrSamplesPerSec="), ("iteration=", "elapsed_time_per_iteration_ms="))
 
 STEP = re.compile(r"global_step=(\d+)")
+ITERATION = re.compile(r"iteration=\s*(\d+)/\s*(\d+)")
 FIELD = re.compile(r"(\w+)=([^,\s]+)")
 ARGUMENT = re.compile(r"(\w+) \.{2,} (\S+)")
 RATE = re.compile(r"\bstep=(\d+), skipped=(\d+), lr=\[([^,\]]+)")
@@ -21,13 +24,17 @@ ARGUMENTS = {
     "world_size": "world_size",
 }
 DTYPES = {"bfloat16_enabled": "bf16", "fp16_enabled": "fp16"}
-MARKS = ("CurrSamplesPerSec", "skipped=", " ..")
+MARKS = ("CurrSamplesPerSec", "skipped=", " ..", "elapsed_time_per_iteration_ms=", "elapsed time per iteration")
 
 
 def read_line(text: str) -> LineFields | None:
     """Return the fields of a line; None where it has none."""
     if "CurrSamplesPerSec" in text:
         return read_step(plain(text))
+    if "elapsed_time_per_iteration_ms=" in text:
+        return read_iteration(plain(text))
+    if "elapsed time per iteration" in text:
+        return megatron_lm.read_iteration(plain(text))
     if "skipped=" in text and (match := RATE.search(plain(text))):
         return LineFields(step=count(match[1]), learning_rate=number(match[3]))
     if " .." in text and (match := ARGUMENT.search(plain(text))):
@@ -45,6 +52,29 @@ def read_step(text: str) -> LineFields | None:
         step=count(match[1]),
         sequences_per_second=number(fields.get("CurrSamplesPerSec")),
         peak_allocated_bytes=in_bytes(number(fields.get("MaxMemAllocated")), GIBIBYTE),
+    )
+
+
+def read_iteration(text: str) -> LineFields | None:
+    """Read 'iteration=  1/ 317892 | … elapsed_time_per_iteration_ms=108893.2 | … lm loss=11.13 |' of Megatron-DeepSpeed."""
+    match = ITERATION.search(text)
+    if match is None:
+        return None
+    parts = (part.rpartition("=") for part in text[match.end() :].split("|"))
+    fields = {name.strip(): value.strip() for name, sign, value in parts if sign}
+    return LineFields(
+        step=count(match[1]),
+        total_steps=count(match[2]),
+        step_seconds=scaled(number(fields.get("elapsed_time_per_iteration_ms")), 1e-3),
+        mean_since_reset=True,
+        tokens_per_second_per_gpu=number(fields.get("tokens_per_gpu_per_second_tgs")),
+        loss=number(fields.get("lm loss")),
+        grad_norm=number(fields.get("grad_norm")),
+        learning_rate=number(fields.get("learning_rate")),
+        global_batch_sequences=whole(fields.get("global_batch_size")),
+        skipped_steps=whole(fields.get("number_of_skipped_iterations")),
+        nan_steps=whole(fields.get("number_of_nan_iterations")),
+        evidence={"sequence_tokens": length} if (length := whole(fields.get("actual_seqlen"))) else {},
     )
 
 

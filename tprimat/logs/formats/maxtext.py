@@ -1,6 +1,6 @@
 """MaxText (JAX): 'completed step: 9, seconds: 5.667, …, loss: …'. Steps count from 0.
 
-The first times cover dispatch only.
+The first times cover dispatch only, and the next one waits for their work: see steps.ahead_of_device.
 """
 
 import re
@@ -50,6 +50,7 @@ def read_step(text: str) -> LineFields | None:
     return LineFields(
         step=step + 1,
         step_seconds=number(fields.get("seconds")),
+        dispatched=True,
         tokens_per_second_per_gpu=number(fields.get("Tokens/s/device")),
         loss=number(fields.get("loss")),
     )

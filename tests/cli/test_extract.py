@@ -256,11 +256,9 @@ def test_zero_bytes_in_the_middle_leave_a_record_that_says_so(log):
         ("iteration 1".encode("utf-16"), "is not a text log"),
         (b"\x1f\x8bnot gzip at all", "gzip stream is damaged"),
         (b"hello\nworld\n", "looked for|No line holds"),
-        (b"Traceback (most recent call last):\n  File 'x'\nValueError: num_attention_heads (28) must be a multiple\n", "28"),
-        (b"torch.OutOfMemoryError: HIP out of memory. Tried to allocate 3.31 GiB. GPU 0 has a total\n", "3.31 GiB"),
     ],
 )
-def test_files_that_hold_no_step_get_a_clear_error(tmp_path, content, said):
+def test_files_that_are_no_training_log_get_a_clear_error(tmp_path, content, said):
     path = tmp_path / "train.log"
     path.write_bytes(content)
     done = extract("--log-file", path, "--model-name", "llama")
@@ -268,6 +266,50 @@ def test_files_that_hold_no_step_get_a_clear_error(tmp_path, content, said):
     assert any(part in done.stderr for part in said.split("|"))
     assert "cli/" not in done.stderr
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("content", "outcome", "cause"),
+    [
+        (
+            "Traceback (most recent call last):\n  File 'x'\nValueError: num_attention_heads (28) must be a multiple\n",
+            "failed",
+            "28",
+        ),
+        ("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 3.31 GiB. GPU 0 has a\n", "out_of_memory", "3.31 GiB"),
+        ("  num_layers ........ 32\n  world_size ........ 8\n", "failed", "ends before the first step"),
+    ],
+)
+def test_a_run_that_died_before_its_first_step_is_a_record_with_its_cause(tmp_path, content, outcome, cause):
+    path = tmp_path / "train.log"
+    path.write_text(content, encoding="utf8")
+    done = extract("--log-file", path, "--model-name", "llama", "--gpu", "MI300X")
+    assert done.returncode == 1
+    assert cause in done.stderr
+    result = result_of(tmp_path / "benchmark_rocm_llama.json")
+    assert (result.run.outcome, cause in result.run.cause, result.steps) == (outcome, True, ())
+
+
+def test_a_failure_is_named_even_where_the_log_does_not_tell_the_machine(tmp_path):
+    path = tmp_path / "train.log"
+    path.write_text(
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.31 GiB. GPU 0 has a total\n", encoding="utf8"
+    )
+    done = extract("--log-file", path, "--model-name", "llama")
+    assert done.returncode == 1
+    assert "3.31 GiB" in done.stderr
+    assert "no record: The log does not tell which GPU ran" in done.stderr
+
+
+def test_steps_without_a_time_are_a_failure_that_says_what_is_missing(log):
+    path = log("torchtitan_wps")
+    done = extract("--log-file", path, "--model-name", "llama", "--gpu", "H200")
+    assert done.returncode == 1
+    assert "The log names 3 steps, and none has a time." in done.stderr
+    assert "--global-batch-size" in done.stderr
+    assert result_of(path.parent / "benchmark_cuda_llama.json").run.outcome == "failed"
+    batch = ("--num-gpus", 8, "--global-batch-size", 16, "--sequence-length", 8192)
+    assert extract("--log-file", path, "--model-name", "llama", "--gpu", "H200", *batch).returncode == 0
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -29,6 +29,8 @@ SEQUENCE_UNIT = 64
 SEQUENCE_TOLERANCE = 1e-4
 PARAMETER_TOLERANCE = 0.01
 """Frameworks pad the vocabulary differently."""
+UNKNOWN_ENGINE = "unknown"
+"""Of a run that failed before its log showed the framework."""
 ONE_NODE_GPUS = 8
 """Up to this many GPUs are taken as one node unless --num-nodes is given; only per-node figures depend on it."""
 
@@ -228,11 +230,12 @@ def check_flags(reading: LogReading, flags: Flags) -> None:
             check_claim(Claim("--gpu", named, printed, line("accelerator")), reading.name)
 
 
-def machine_of(reading: LogReading, flags: Flags, dialect: Dialect) -> Machine:
+def machine_of(reading: LogReading, flags: Flags, dialect: Dialect | None) -> Machine:
     """Return the hardware as the log or the flags state it; never the machine that reads the log."""
     name = reading.contents.accelerator or flags.accelerator
     gpus = world_size(reading.contents.evidence) or flags.gpus
-    platform = platform_of(name) or dialect.platform
+    vendor_platform = dialect.platform if dialect else None
+    platform = platform_of(name) or vendor_platform
     if platform is None:
         raise ConfigError(
             f"The log does not tell which GPU ran{f', and {name!r} is not known' if name else ''}.",
@@ -240,8 +243,7 @@ def machine_of(reading: LogReading, flags: Flags, dialect: Dialect) -> Machine:
             why="A result belongs to the hardware that produced it, which may differ from this machine.",
             fix="--gpu with the name that torch or the SMI tool shows, such as --gpu 'NVIDIA H100 80GB HBM3' or --gpu MI300X",
         )
-    vendor_platform = dialect.platform
-    if vendor_platform is not None and platform != vendor_platform:
+    if dialect is not None and vendor_platform is not None and platform != vendor_platform:
         raise ConfigError(
             f"--gpu {name} contradicts the log, which {dialect.name} wrote.",
             where=f"{reading.name}:{reading.contents.first_line}",
@@ -344,7 +346,7 @@ def extract(reading: LogReading, flags: Flags, source: LogSource, config: Config
 
     Raises:
         ConfigError: a flag contradicts the log, or neither states something that is needed.
-        RecordError: the log holds no step.
+        RecordError: the log is not that of a training run.
     """
     failure = None if growing else failure_of(reading, ())
     dialect = reading.check(failure.cause if failure else None)
@@ -357,12 +359,14 @@ def extract(reading: LogReading, flags: Flags, source: LogSource, config: Config
     shape = shape_of(flags.model, config)
     check_model(reading, shape, parsed.evidence, flags)
     ending = ending_of(reading, parsed.steps, dialect, growing=growing)
+    engine = dialect.name if dialect else UNKNOWN_ENGINE
+    truncated = source.truncated or ending.outcome == "interrupted"
     run = RunRecord(
-        run_id=f"{flags.model}-{dialect.name}-{(source.sha256 or 'growing')[:12]}",
+        run_id=f"{flags.model}-{engine}-{(source.sha256 or 'growing')[:12]}",
         model=flags.model,
         shape=shape,
         strategy=flags.strategy,
-        engine=dialect.name,
+        engine=engine,
         matmul_dtype=parsed.evidence.matmul_dtype,
         machine=machine,
         started_at=None,
@@ -371,7 +375,9 @@ def extract(reading: LogReading, flags: Flags, source: LogSource, config: Config
         cause=ending.cause or None,
         hint=ending.hint,
         evidence=parsed.evidence,
-        source=replace(source, dialect=dialect.name, truncated=source.truncated or ending.outcome == "interrupted"),
+        source=replace(
+            source, dialect=dialect.name if dialect else None, truncated=source.truncated or ending.outcome == "interrupted"
+        ),
         **layout_fields(parsed.evidence, flags),
     )
     return ExtractedRun(run=run, steps=parsed.steps, notes=parsed.evidence.notes)
@@ -492,9 +498,27 @@ def failure_of(reading: LogReading, steps: Sequence[StepRecord]) -> Failure | No
     return failure
 
 
-def ending_of(reading: LogReading, steps: Sequence[StepRecord], dialect: Dialect, *, growing: bool) -> Failure:
-    """Return how the run ended, as far as the log shows."""
+def nothing_measured(contents: LogContents) -> Failure:
+    """Return why a log holds no measured step, where it names no failure."""
+    if not contents.steps:
+        return Failure(outcome="failed", cause="The log ends before the first step without saying why.")
+    return Failure(
+        outcome="failed",
+        cause=f"The log names {len(contents.steps)} steps, and none has a time.",
+        hint="state the batch with --global-batch-size, --sequence-length and --num-gpus: a printed rate then gives a time",
+    )
+
+
+def failure_before_first_step(reading: LogReading) -> Failure | None:
+    """Return why the run of a log without steps failed; None where there are steps, or no cause."""
+    return None if reading.contents.steps else failure_of(reading, ())
+
+
+def ending_of(reading: LogReading, steps: Sequence[StepRecord], dialect: Dialect | None, *, growing: bool) -> Failure:
+    """Return how the run ended, as far as the log shows. A log without a measured step is that of a run that failed."""
     contents = reading.contents
+    if not (steps or growing):
+        return failure_of(reading, ()) or nothing_measured(contents)
     total, last = contents.total_steps, contents.newest
     if contents.finished or (total is not None and last >= total):
         return diverging(steps) or Failure(outcome="completed", cause="")
@@ -502,7 +526,7 @@ def ending_of(reading: LogReading, steps: Sequence[StepRecord], dialect: Dialect
         return Failure(outcome="running", cause="")
     if failure := failure_of(reading, steps):
         return failure
-    if total is None and not dialect.marks_its_end:
+    if total is None and not (dialect and dialect.marks_its_end):
         return diverging(steps) or Failure(outcome="completed", cause="")
     planned = "" if total is None else f" of {total}"
     return Failure(outcome="interrupted", cause=f"The log ends after step {last}{planned} without saying why.")

@@ -318,16 +318,16 @@ class LogReading:
         seen = set(last)
         return [line for line in self.errors if line not in seen] + last
 
-    def check(self, cause: str | None) -> Dialect:
-        """Return the dialect of a log with at least one step.
+    def check(self, cause: str | None) -> Dialect | None:
+        """Return the dialect of a log of a training run; None where the run failed before a line showed the framework.
 
         Args:
             cause: why the run failed, where the log says so.
 
         Raises:
-            RecordError: there is no step; gives the cause, and what was looked for.
+            RecordError: the log is not that of a training run: no step, no cause and no framework's settings.
         """
-        if self.dialect is not None and self.contents.steps:
+        if self.dialect is not None and (self.contents.steps or (cause and not self._speaks_another())):
             return self.dialect
         if self.lines == 0:
             raise RecordError(
@@ -340,9 +340,26 @@ class LogReading:
             raise RecordError(
                 f"{self.name} holds no training step of {self.dialect.name}.",
                 where=self.name,
-                why="\n".join([f"No line holds {looked_for} with a step and its numbers.", *([cause] if cause else [])]),
+                why=f"No line holds {looked_for} with a step and its numbers.",
                 fix="--dialect auto",
             )
-        if cause:
-            raise RecordError(f"{self.name} holds no training step; the run failed before its first.", where=self.name, why=cause)
-        raise unrecognised(self.name)
+        if (likeliest := self._likeliest()) is None and cause is None:
+            raise unrecognised(self.name)
+        return likeliest
+
+    def _speaks_another(self) -> bool:
+        """Whether a line near the end is a step in a dialect other than the requested one."""
+        return any(dialect_of(line) not in {None, self.dialect} for line in self.last_lines)
+
+    def _likeliest(self) -> Dialect | None:
+        """Take the dialect that reads most settings from a log without steps; None where no line is a setting of any.
+
+        Primus and Megatron-Bridge print Megatron-LM's settings too, so Megatron-LM comes before them where they read as many.
+        """
+        named = {name: contents for name, contents in self._candidates.items() if contents.evidence}
+        if not named:
+            return None
+        name = max(named, key=lambda name: (len(named[name].evidence), name == "megatron-lm"))
+        self.contents = named[name]
+        self.dialect = find_dialect(name)
+        return self.dialect

@@ -344,7 +344,7 @@ START_UP = 1.25
 
 
 def is_first_iteration(logged: Sequence[LoggedStep]) -> bool:
-    """Whether the number of the first line proves the first iteration of a process: it is 1, or no multiple of the log interval."""
+    """Whether the first line's number proves a process's first iteration: it is 1, or no multiple of the log interval."""
     if logged[0].step == 1:
         return True
     interval = logged[2].step - logged[1].step if len(logged) > 2 else 1

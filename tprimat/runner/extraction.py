@@ -8,8 +8,8 @@ from pathlib import Path
 from tprimat import units
 from tprimat.analyze.metrics import impossible, run_metrics
 from tprimat.config.load import load_config
-from tprimat.errors import MetricError, RecordError
-from tprimat.logs.extract import ExtractedRun, Flags, extract
+from tprimat.errors import ConfigError, MetricError, RecordError
+from tprimat.logs.extract import ExtractedRun, Flags, extract, failure_before_first_step
 from tprimat.logs.parse import LogLines, LogReading
 from tprimat.records.benchmark_file import benchmark_file_name, write_benchmark_file
 from tprimat.records.discover import read_result
@@ -31,11 +31,11 @@ def extract_log(log: LogLines, flags: Flags, *, dialect: str = "auto", output: P
         output: the file to write; by default next to the log.
 
     Returns:
-        The exit status: 0, or 1 where the log shows that the run failed.
+        The exit status: 0, or 1 where the log shows that the run failed or measured no step.
 
     Raises:
         ConfigError: a flag contradicts the log, or neither states something that is needed.
-        RecordError: the log cannot be read or holds no step, or the file cannot be written.
+        RecordError: the log cannot be read or is not that of a training run, or the file cannot be written.
     """
     reading = LogReading(name=log.name, requested_dialect=dialect)
     try:
@@ -44,7 +44,14 @@ def extract_log(log: LogLines, flags: Flags, *, dialect: str = "auto", output: P
         print("stopped; what was read so far is kept", file=sys.stderr)
     if log.why_truncated:
         print(f"note: {log.name} is damaged: {log.why_truncated}", file=sys.stderr)
-    extracted = extracted_run(log, reading, flags, growing=False)
+    try:
+        extracted = extracted_run(log, reading, flags, growing=False)
+    except ConfigError as error:
+        if (failure := failure_before_first_step(reading)) is None:
+            raise
+        print(f"{failure.outcome.replace('_', ' ')}: {failure.cause}", file=sys.stderr)
+        print(f"no record: {error}", file=sys.stderr)
+        return 1
     path, metrics = save(extracted, log, output)
     _print_remarks(extracted, metrics)
     print("\n".join(summary(extracted, metrics, path)))
@@ -101,6 +108,8 @@ def _print_remarks(extracted: ExtractedRun, metrics: RunMetrics | None) -> None:
         print(f"note: {note}", file=sys.stderr)
     if run.cause:
         print(f"{run.outcome.replace('_', ' ')}: {run.cause}", file=sys.stderr)
+    if run.hint:
+        print(f"try: {run.hint}", file=sys.stderr)
     for warning in impossible(metrics.mfu) if metrics else ():
         print(f"warning: {warning}", file=sys.stderr)
     if metrics is not None and metrics.mfu_absent_because:

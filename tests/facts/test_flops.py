@@ -53,6 +53,15 @@ def test_a_mixture_of_experts_costs_what_its_chosen_experts_cost():
     assert flop_per_token(model_shape("mixtral-8x7b"), 4096, "full") == pytest.approx(3 * forward, rel=1e-12)
 
 
+def test_latent_attention_may_make_its_queries_with_one_matrix():
+    """DeepSeek-V2-Lite at 4,096 tokens: no rank of queries, 27 layers, of which one dense; 6 + 2 experts a token."""
+    attention = 2048 * 16 * 192 + 2048 * (512 + 64) + 512 * 16 * (128 + 128) + 16 * 128 * 2048
+    dense, moe = 3 * 2048 * 10944, 8 * 3 * 2048 * 1408 + 2048 * 64
+    weights = 27 * attention + dense + 26 * moe + 2048 * 102400
+    square = 27 * 16 * (2 * 4096 * 192 + 2 * 4096 * 128)
+    assert flop_per_token(model_shape("deepseek-v2-lite"), 4096, "full") == pytest.approx(3 * (2 * weights + square), rel=1e-12)
+
+
 def test_latent_attention_costs_its_low_rank_products_and_unequal_heads():
     """DeepSeek-V3 at 4,096 tokens, matrix by matrix from its paper: 61 layers, of which 3 dense; 8 + 1 experts a token."""
     attention = 7168 * 1536 + 1536 * 128 * 192 + 7168 * (512 + 64) + 512 * 128 * (128 + 128) + 128 * 128 * 7168

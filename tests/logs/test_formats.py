@@ -162,7 +162,8 @@ def test_primus_module_configuration_and_success():
         "train_iters  : 50 (int)",
     ]
     contents = collect([f"{prefix}  {row}\x1b[0m" for row in rows] + ["Training completed."], "primus")
-    assert contents.evidence == {"tensor_parallel": 4, "matmul_dtype": "fp8"}
+    assert contents.evidence == {"tensor_parallel": 4, "fp8": True, "matmul_dtype": "bf16"}
+    assert parsed_log(contents, Workload()).evidence.matmul_dtype == "fp8"
     assert contents.total_steps == 50
     assert contents.finished
 

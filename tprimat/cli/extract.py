@@ -7,12 +7,13 @@ from tprimat.cli.common import positive
 from tprimat.logs.parse import NAMES
 
 DIALECTS = ("auto", *NAMES)
+MODEL_HELP = "llama, qwen, another model of config.yaml or of the table, or auto: as the log's arguments describe it"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.add_argument("--log-file", required=True, metavar="PATH", help="the log, plain or gzipped; - for standard input")
-    parser.add_argument("--model-name", required=True, metavar="NAME", help="llama, qwen, or another model of config.yaml")
+    parser.add_argument("--model-name", required=True, metavar="NAME", help=MODEL_HELP)
     parser.add_argument("--num-gpus", type=positive, metavar="N", help="GPUs on all nodes (default: from the log)")
     parser.add_argument("--num-nodes", type=positive, metavar="N", help="nodes (default: 1 for up to 8 GPUs)")
     parser.add_argument("--global-batch-size", type=positive, metavar="N", help="sequences per step (default: from the log)")

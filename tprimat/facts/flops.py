@@ -71,11 +71,16 @@ def attention_matrices(shape: ModelShape) -> list[WeightMatrix]:
 
 def _latent_attention_matrices(shape: ModelShape) -> list[WeightMatrix]:
     """DeepSeek-V2 (arXiv 2405.04434), section 2.1: all heads share the rotary part of the keys."""
-    q_rank, kv_rank = shape.q_lora_rank or 0, shape.kv_lora_rank or 0
+    kv_rank = shape.kv_lora_rank or 0
     nope, rope, heads = shape.nope_head_dim or 0, shape.rope_head_dim or 0, shape.heads
+    queries = [WeightMatrix(name="q", inputs=shape.hidden, outputs=heads * (nope + rope), split="outputs")]
+    if shape.q_lora_rank is not None:
+        queries = [
+            WeightMatrix(name="q_down", inputs=shape.hidden, outputs=shape.q_lora_rank),
+            WeightMatrix(name="q_up", inputs=shape.q_lora_rank, outputs=heads * (nope + rope), split="outputs"),
+        ]
     return [
-        WeightMatrix(name="q_down", inputs=shape.hidden, outputs=q_rank),
-        WeightMatrix(name="q_up", inputs=q_rank, outputs=heads * (nope + rope), split="outputs"),
+        *queries,
         WeightMatrix(name="kv_down", inputs=shape.hidden, outputs=kv_rank + rope),
         WeightMatrix(name="kv_up", inputs=kv_rank, outputs=heads * (nope + shape.value_dim), split="outputs"),
         WeightMatrix(name="attention_output", inputs=heads * shape.value_dim, outputs=shape.hidden, split="inputs"),

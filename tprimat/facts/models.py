@@ -77,6 +77,7 @@ class ModelShape(RefuseUnknownKeys):
     dense_first_layers: int = 0
     """Leading layers whose feed-forward is dense although the model has experts."""
     q_lora_rank: int | None = None
+    """None in a model with kv_lora_rank: one matrix makes the queries, as in DeepSeek-V2-Lite."""
     kv_lora_rank: int | None = None
     nope_head_dim: int | None = None
     """Part of a query and key head without rotary position."""
@@ -89,12 +90,17 @@ class ModelShape(RefuseUnknownKeys):
         self._check_dimensions()
         experts = {"experts": self.experts, "experts_per_token": self.experts_per_token, "expert_ffn": self.expert_ffn}
         latent = {
-            "q_lora_rank": self.q_lora_rank,
             "kv_lora_rank": self.kv_lora_rank,
             "nope_head_dim": self.nope_head_dim,
             "rope_head_dim": self.rope_head_dim,
             "value_head_dim": self.value_head_dim,
         }
+        if self.q_lora_rank is not None and self.kv_lora_rank is None:
+            raise ConfigError(
+                f"Model {self.name} has q_lora_rank but no kv_lora_rank.",
+                why="Only latent attention compresses its queries.",
+                fix="add kv_lora_rank, or remove q_lora_rank",
+            )
         for what, group in (("experts", experts), ("latent attention", latent)):
             missing = [key for key, value in group.items() if value is None]
             if missing and len(missing) < len(group):
@@ -179,7 +185,7 @@ def tiny(shape: ModelShape) -> ModelShape:
 def _with_tiny_latent_attention(shape: ModelShape) -> ModelShape:
     return replace(
         shape,
-        q_lora_rank=4 * TINY_HEAD_DIM,
+        q_lora_rank=None if shape.q_lora_rank is None else 4 * TINY_HEAD_DIM,
         kv_lora_rank=2 * TINY_HEAD_DIM,
         nope_head_dim=TINY_HEAD_DIM // 2,
         rope_head_dim=TINY_HEAD_DIM // 2,

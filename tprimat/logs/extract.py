@@ -10,9 +10,10 @@ from tprimat.config.schema import Config, LayoutConfig
 from tprimat.errors import ConfigError
 from tprimat.facts.accelerators import PLATFORM_OF, Backend, find_accelerator
 from tprimat.facts.flops import parameters
-from tprimat.facts.models import ModelShape, model_shape, padded_vocabulary
+from tprimat.facts.models import ModelShape, model_shape, models, padded_vocabulary
 from tprimat.logs.failures import Failure, classify, diverging
 from tprimat.logs.parse import Dialect, LogReading
+from tprimat.logs.shape import check_flop, differences, shape_of_arguments
 from tprimat.logs.steps import (
     LARGEST,
     LogContents,
@@ -29,6 +30,8 @@ SEQUENCE_UNIT = 64
 SEQUENCE_TOLERANCE = 1e-4
 PARAMETER_TOLERANCE = 0.01
 """Frameworks pad the vocabulary differently."""
+AUTO = "auto"
+"""Instead of a model's name: take the shape from the log."""
 UNKNOWN_ENGINE = "unknown"
 """Of a run that failed before its log showed the framework."""
 ONE_NODE_GPUS = 8
@@ -97,12 +100,15 @@ def evidence_of(contents: LogContents) -> tuple[Evidence, list[str]]:
     """Return what the log proves, with notes. An fp8 argument proves nothing without Transformer Engine: Megatron ignores it."""
     evidence: dict[str, Any] = dict(contents.evidence)
     notes = []
+    if evidence.pop("fp8", False):
+        evidence["matmul_dtype"] = "fp8"
     if evidence.get("matmul_dtype") == "fp8" and evidence.get("transformer_engine") is False:
         evidence["matmul_dtype"] = None
         notes.append("fp8 was requested, but Megatron ignores it without Transformer Engine")
     degrees = [evidence.get(name) for name in ("tensor_parallel", "pipeline_parallel", "expert_parallel")]
-    if any(degree not in {None, 1} for degree in degrees) or degrees[0] is None:
-        evidence.pop("parameters", None)
+    of_rank = evidence.pop("rank_parameters", None)
+    if degrees[0] == 1 and all(degree in {None, 1} for degree in degrees):
+        evidence.setdefault("parameters", of_rank)
     batch, sequence = evidence.get("global_batch_sequences"), evidence.get("sequence_tokens")
     evidence["world_size"] = world_size(evidence)
     if batch and sequence:
@@ -311,9 +317,58 @@ def degrees_of(layout: LayoutConfig | None) -> Sequence[tuple[int, str]]:
     )
 
 
+def model_of(reading: LogReading, flags: Flags, config: Config) -> tuple[str, ModelShape]:
+    """Return the model's name and shape: as the user names it, or with `auto` as the log's arguments describe it.
+
+    A shape that is a model's of config.yaml, or a known one, gets its name.
+
+    Raises:
+        ConfigError: there is no such model, or the log does not print the whole shape.
+    """
+    if flags.model != AUTO:
+        return flags.model, shape_of(flags.model, config)
+    logged = shape_of_arguments(reading.contents.arguments)
+    known = {name: shape_of(name, config) for name in config.models} | {shape.name: shape for shape in models().values()}
+    for name, shape in known.items():
+        if not differences(reading.contents.arguments, shape) and same_kind(logged, shape):
+            return name, shape
+    return logged.name, logged
+
+
+def same_kind(logged: ModelShape, shape: ModelShape) -> bool:
+    """Whether two shapes have the same parts, where the log may not print what it does not use."""
+    return (logged.experts, logged.kv_lora_rank, logged.kv_heads) == (shape.experts, shape.kv_lora_rank, shape.kv_heads)
+
+
 def check_model(reading: LogReading, shape: ModelShape, evidence: Evidence, flags: Flags) -> None:
-    """Check the parameters that the log counts against the model's: FLOP and MFU depend on the model."""
-    counted, line = evidence.parameters, reading.contents.evidence_line.get("parameters")
+    """Check what the log prints about the model against its shape: arguments, number of parameters, TFLOP/s.
+
+    Raises:
+        ConfigError: the log contradicts the model; names the lines.
+    """
+    contents, name = reading.contents, reading.name
+    if found := differences(contents.arguments, shape):
+        lines = [contents.evidence_line[difference.argument] for difference in found]
+        raise ConfigError(
+            f"--model-name {flags.model} contradicts the log: "
+            f"{'; '.join(str(difference) for difference in found)} ({shape.name}).",
+            where=", ".join(f"{name}:{line}" for line in lines),
+            why="FLOP and MFU depend on the model.",
+            fix="--model-name auto, which takes the model from the log's arguments",
+        )
+    check_parameters(reading, shape, evidence, flags)
+    workload = Workload(
+        gpus=evidence.world_size or flags.gpus,
+        global_batch_sequences=evidence.global_batch_sequences or flags.global_batch_sequences,
+        sequence_tokens=evidence.sequence_tokens or flags.sequence_tokens,
+    )
+    check_flop(contents, workload, shape, name, f"--model-name {flags.model}")
+
+
+def check_parameters(reading: LogReading, shape: ModelShape, evidence: Evidence, flags: Flags) -> None:
+    """Check the parameters that the log counts against the model's."""
+    counted = evidence.parameters
+    line = reading.contents.evidence_line.get("parameters") or reading.contents.evidence_line.get("rank_parameters")
     expected = parameters(replace(shape, vocabulary=padded_vocabulary(shape))).total
     if counted is None or abs(counted / expected - 1) <= PARAMETER_TOLERANCE:
         return
@@ -353,11 +408,13 @@ def extract(reading: LogReading, flags: Flags, source: LogSource, config: Config
     if reading.contents.run is not None:
         return own_run(reading, reading.contents.run, flags, source, growing=growing)
     check_flags(reading, flags)
+    claimed = flags
+    model, shape = model_of(reading, flags, config)
+    flags = replace(flags, model=model)
     machine = machine_of(reading, flags, dialect)
     parsed = parse_with_flags(reading, flags, machine)
     check_strategy(reading, parsed.evidence, flags, machine, config)
-    shape = shape_of(flags.model, config)
-    check_model(reading, shape, parsed.evidence, flags)
+    check_model(reading, shape, parsed.evidence, claimed)
     ending = ending_of(reading, parsed.steps, dialect, growing=growing)
     engine = dialect.name if dialect else UNKNOWN_ENGINE
     truncated = source.truncated or ending.outcome == "interrupted"
@@ -368,6 +425,7 @@ def extract(reading: LogReading, flags: Flags, source: LogSource, config: Config
         strategy=flags.strategy,
         engine=engine,
         matmul_dtype=parsed.evidence.matmul_dtype,
+        recompute=parsed.evidence.recompute,
         machine=machine,
         started_at=None,
         clock="framework",
@@ -375,9 +433,7 @@ def extract(reading: LogReading, flags: Flags, source: LogSource, config: Config
         cause=ending.cause or None,
         hint=ending.hint,
         evidence=parsed.evidence,
-        source=replace(
-            source, dialect=dialect.name if dialect else None, truncated=source.truncated or ending.outcome == "interrupted"
-        ),
+        source=replace(source, dialect=dialect.name if dialect else None, truncated=truncated),
         **layout_fields(parsed.evidence, flags),
     )
     return ExtractedRun(run=run, steps=parsed.steps, notes=parsed.evidence.notes)
@@ -390,7 +446,7 @@ def own_run(reading: LogReading, run: RunRecord, flags: Flags, source: LogSource
         ConfigError: a flag contradicts the record.
     """
     for flag, requested, recorded in (
-        ("--model-name", flags.model, run.model),
+        ("--model-name", None if flags.model == AUTO else flags.model, run.model),
         ("--num-gpus", flags.gpus, run.machine.gpus),
         ("--num-nodes", flags.nodes, run.machine.nodes),
         ("--global-batch-size", flags.global_batch_sequences, run.global_batch_sequences),
@@ -416,7 +472,9 @@ def own_run(reading: LogReading, run: RunRecord, flags: Flags, source: LogSource
         outcome=ending.outcome,
         cause=ending.cause or None,
         hint=ending.hint,
-        source=replace(source, dialect=dialect.name, truncated=source.truncated or ending.outcome == "interrupted"),
+        source=replace(
+            source, dialect=dialect.name if dialect else None, truncated=source.truncated or ending.outcome == "interrupted"
+        ),
     )
     return ExtractedRun(run=ended, steps=parsed.steps, notes=parsed.notes)
 

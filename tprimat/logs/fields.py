@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from tprimat.records.schema import RunRecord
 
@@ -23,6 +23,8 @@ class LineFields:
     tokens_per_second_per_gpu: float | None = None
     sequences_per_second: float | None = None
     """All ranks together."""
+    tflops_per_gpu: float | None = None
+    """Model TFLOP/s as the framework counts them, without recomputation."""
     loss: float | None = None
     grad_norm: float | None = None
     learning_rate: float | None = None
@@ -35,6 +37,10 @@ class LineFields:
     """All memory in use on the device, including that of other processes. Not a peak of this run."""
     evidence: Mapping[str, object] = field(default_factory=dict)
     """Field of records.schema.Evidence -> value, where the line shows what the framework runs."""
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    """Megatron's arguments that describe the model, as printed."""
+    dump: Literal["begins", "ends"] | None = None
+    """The line opens or closes Megatron's dump of its resolved arguments, which outranks settings printed elsewhere."""
     accelerator: str | None = None
     finished: bool = False
     """The line states that training is done."""
@@ -115,10 +121,49 @@ WHOLE_ARGUMENTS = {
     "seq_length": "sequence_tokens",
 }
 """Megatron's argument -> field of records.schema.Evidence."""
+SHAPE_ARGUMENTS = {
+    "num_layers",
+    "hidden_size",
+    "ffn_hidden_size",
+    "num_attention_heads",
+    "group_query_attention",
+    "num_query_groups",
+    "kv_channels",
+    "swiglu",
+    "normalization",
+    "add_bias_linear",
+    "add_qkv_bias",
+    "qk_layernorm",
+    "untie_embeddings_and_output_weights",
+    "position_embedding_type",
+    "max_position_embeddings",
+    "vocab_size",
+    "padded_vocab_size",
+    "num_experts",
+    "moe_router_topk",
+    "moe_ffn_hidden_size",
+    "moe_layer_freq",
+    "moe_shared_expert_intermediate_size",
+    "multi_latent_attention",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_head_dim",
+    "qk_pos_emb_head_dim",
+    "v_head_dim",
+    "hybrid_override_pattern",
+    "hybrid_layer_pattern",
+}
+"""Megatron's arguments that describe the model; logs/shape.py reads them."""
+KNOWN_LATER = {"vocab_size", "padded_vocab_size"}
+"""None in the dump where the tokenizer tells them after it."""
+RECOMPUTE = {"none": "none", "selective": "selective", "full": "full"}
 
 
 def megatron_argument(name: str, value: str) -> Mapping[str, Any]:
-    """Return one Megatron argument as evidence; empty for arguments that records do not keep."""
+    """Return one Megatron argument as evidence; empty for arguments that records do not keep.
+
+    `fp8` is a switch over `matmul_dtype`: extract.evidence_of joins the two.
+    """
     value = value.strip()
     if name in WHOLE_ARGUMENTS:
         argument = whole(value)
@@ -126,7 +171,9 @@ def megatron_argument(name: str, value: str) -> Mapping[str, Any]:
     if name in {"bf16", "fp16"}:
         return {"matmul_dtype": name} if truth(value) else {}
     if name == "fp8":
-        return {"matmul_dtype": "fp8"} if value.lower() in {"hybrid", "e4m3"} else {}
+        return {"fp8": value.lower() in {"hybrid", "e4m3"}}
+    if name == "recompute_granularity":
+        return {"recompute": RECOMPUTE[value.lower()]} if value.lower() in RECOMPUTE else {}
     if name == "params_dtype":
         return {"parameter_dtype": value.removeprefix("torch.")}
     if name == "sequence_parallel":

@@ -327,7 +327,8 @@ class LogReading:
         Raises:
             RecordError: the log is not that of a training run: no step, no cause and no framework's settings.
         """
-        if self.dialect is not None and (self.contents.steps or (cause and not self._speaks_another())):
+        begun = self.contents.steps or self.contents.run is not None
+        if self.dialect is not None and (begun or (cause and not self._speaks_another())):
             return self.dialect
         if self.lines == 0:
             raise RecordError(

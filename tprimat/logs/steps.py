@@ -18,6 +18,7 @@ LARGEST = 2**53
 FIRST_VALUE_COUNTS = (
     "tokens_per_second_per_gpu",
     "sequences_per_second",
+    "tflops_per_gpu",
     "loss",
     "grad_norm",
     "learning_rate",
@@ -35,6 +36,9 @@ class LoggedStep:
     dispatched: bool = False
     tokens_per_second_per_gpu: float | None = None
     sequences_per_second: float | None = None
+    tflops_per_gpu: float | None = None
+    line: int | None = None
+    """Number of its first line in the log, from 1."""
     loss: float | None = None
     grad_norm: float | None = None
     learning_rate: float | None = None
@@ -105,7 +109,10 @@ class LogContents:
     first_line: int | None = None
     """Line number of the first step, from 1."""
     evidence: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, str] = field(default_factory=dict)
+    """Megatron's arguments that describe the model, as printed."""
     evidence_line: dict[str, int] = field(default_factory=dict)
+    """Of evidence and arguments."""
     total_steps: int | None = None
     finished: bool = False
     accelerator: str | None = None
@@ -116,6 +123,8 @@ class LogContents:
     """The record that TPrimat printed before the first step."""
     _reports: dict[int, LineFields] = field(default_factory=dict)
     _current: LoggedStep | None = None
+    _in_dump: bool = False
+    _rank: dict[str, int] = field(default_factory=dict)
 
     @property
     def newest(self) -> int:
@@ -126,15 +135,20 @@ class LogContents:
         """Take in one line."""
         if fields.run is not None:
             self._begin(fields.run)
+        if fields.dump is not None or fields.step is not None:
+            self._in_dump = fields.dump == "begins"
         for name, value in fields.evidence.items():
-            self._add_evidence(name, value, line)
+            self._add_evidence(name, value, line, stepping=fields.step is not None)
+        for name, text in fields.arguments.items():
+            if self._outranks(name):
+                self.arguments[name], self.evidence_line[name] = text, line
         self.total_steps = fields.total_steps or self.total_steps
         self.finished = self.finished or fields.finished
         if fields.accelerator and fields.accelerator != self.accelerator:
             self.accelerator, self.evidence_line["accelerator"] = fields.accelerator, line
         self.device_used_bytes = larger(self.device_used_bytes, fields.device_used_bytes)
         if fields.global_batch_sequences is not None:
-            self._add_evidence("global_batch_sequences", fields.global_batch_sequences, line)
+            self._add_evidence("global_batch_sequences", fields.global_batch_sequences, line, stepping=fields.step is not None)
         if fields.step is not None:
             if abs(fields.step) < LARGEST:
                 self._add_step(fields, fields.step, line)
@@ -147,9 +161,20 @@ class LogContents:
             self._go_back(1)
         self.run, self._current = run, None
 
-    def _add_evidence(self, name: str, value: Any, line: int) -> None:
-        """Keep the last value: frameworks print what was requested before what they run. But fp8 runs on top of bf16."""
-        if name == "matmul_dtype" and self.evidence.get(name) == "fp8":
+    def _outranks(self, name: str, *, stepping: bool = False) -> bool:
+        """Whether a value on this line counts more than those before: a step's over the argument dump's over any other line's."""
+        rank = 2 if stepping else int(self._in_dump)
+        if rank < self._rank.get(name, 0):
+            return False
+        self._rank[name] = rank
+        return True
+
+    def _add_evidence(self, name: str, value: Any, line: int, *, stepping: bool) -> None:
+        """Keep the last value of the highest rank: frameworks print what was requested before what they run.
+
+        But fp8 runs on top of bf16.
+        """
+        if (name == "matmul_dtype" and self.evidence.get(name) == "fp8") or not self._outranks(name, stepping=stepping):
             return
         if self.evidence.get(name) != value:
             self.evidence[name] = value
@@ -169,7 +194,7 @@ class LogContents:
             self._go_back(step)
         if not self.steps:
             self.first_line = line
-        self._current = LoggedStep(step=step)
+        self._current = LoggedStep(step=step, line=line)
         self._current.add(fields)
         if report := self._reports.pop(step, None):
             self._current.add(report)

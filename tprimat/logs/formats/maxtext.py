@@ -52,5 +52,6 @@ def read_step(text: str) -> LineFields | None:
         step_seconds=number(fields.get("seconds")),
         dispatched=True,
         tokens_per_second_per_gpu=number(fields.get("Tokens/s/device")),
+        tflops_per_gpu=number(fields.get("TFLOP/s/device")),
         loss=number(fields.get("loss")),
     )

@@ -6,13 +6,25 @@ Primus and Megatron-Bridge print the same lines with additions: primus.py and me
 import re
 from typing import Any
 
-from tprimat.logs.fields import MEBIBYTE, LineFields, count, in_bytes, megatron_argument, number, plain, scaled, whole
+from tprimat.logs.fields import (
+    KNOWN_LATER,
+    MEBIBYTE,
+    SHAPE_ARGUMENTS,
+    LineFields,
+    count,
+    in_bytes,
+    megatron_argument,
+    number,
+    plain,
+    scaled,
+    whole,
+)
 
 NAME = "megatron-lm"
 SIGNS = (("iteration", "elapsed time per iteration"),)
 
 ITERATION = re.compile(r"iteration\s+(\d+)/\s*(\d+)")
-ARGUMENT = re.compile(r"(\w+) \.{2,} (\S+)")
+ARGUMENT = re.compile(r"(\w+) \.{2,} (\[[\d, ]*\](?=\s|$)|\S+)")
 SIZE = re.compile(r"(?<![\w-])(world|data-parallel|context-parallel|tensor-model-parallel|pipeline-model-parallel) size: (\d+)")
 SIZES = {
     "world": "world_size",
@@ -23,7 +35,17 @@ SIZES = {
 }
 PARAMETERS = re.compile(r"number of parameters on \(tensor, pipeline\) model parallel rank \(\d+, \d+\): (\d+)")
 MEMORY = re.compile(r"\(after (\d+) iterations\) memory \(MB\)")
-MARKS = ("iteration", " ..", "using world size", "number of parameters on", "after training is done")
+VOCABULARY = re.compile(r"padded vocab \(size: \d+\).*\(new size: (\d+)\)")
+MARKS = (
+    "iteration",
+    " ..",
+    "using world size",
+    "number of parameters on",
+    "after training is done",
+    " arguments --",
+    " of arguments --",
+    "padded vocab",
+)
 
 
 def read_line(text: str) -> LineFields | None:
@@ -32,12 +54,16 @@ def read_line(text: str) -> LineFields | None:
         return read_iteration(plain(text))
     if "max allocated" in text:
         return read_memory(plain(text))
+    if " arguments --" in text:
+        return LineFields(dump="ends" if "end of arguments" in text else "begins")
     if " .." in text:
         return read_argument(plain(text))
+    if "padded vocab" in text and (match := VOCABULARY.search(text)):
+        return LineFields(arguments={"padded_vocab_size": match[1]})
     if "using world size" in text:
         return LineFields(evidence={SIZES[name]: count(digits) for name, digits in SIZE.findall(plain(text))})
     if "number of parameters on" in text and (match := PARAMETERS.search(text)):
-        return LineFields(evidence={"parameters": count(match[1])})
+        return LineFields(evidence={"rank_parameters": count(match[1])})
     if "after training is done" in text or "exiting program at iteration" in text:
         return LineFields(finished=True)
     return None
@@ -59,12 +85,14 @@ def read_iteration(text: str, **others: Any) -> LineFields | None:
     fields = pairs(text[match.end() :])
     elapsed = fields.get("elapsed time per iteration (ms)")
     tokens = fields.get("tokens per GPU (tokens/s/GPU)") or fields.get("tokens/s/GPU inst/harmonic mean")
+    flop = fields.get("throughput per GPU (TFLOP/s/GPU)") or fields.get("compute per GPU (TFLOP/s/GPU)")
     others.setdefault("mean_since_reset", elapsed is not None and "/" not in elapsed)
     return LineFields(
         step=count(match[1]),
         total_steps=count(match[2]),
         step_seconds=scaled(number(elapsed), 1e-3),
         tokens_per_second_per_gpu=number(tokens),
+        tflops_per_gpu=number(flop),
         loss=number(fields.get("lm loss") or fields.get("loss")),
         grad_norm=number(fields.get("grad norm")),
         learning_rate=number(fields.get("learning rate")),
@@ -95,6 +123,8 @@ def argument(name: str, value: str) -> LineFields | None:
     """Return one Megatron argument, however it was printed; None for arguments that records do not keep."""
     if name == "train_iters":
         return LineFields(total_steps=whole(value))
+    if name in SHAPE_ARGUMENTS:
+        return None if name in KNOWN_LATER and whole(value) is None else LineFields(arguments={name: value})
     evidence = megatron_argument(name, value)
     return LineFields(evidence=evidence) if evidence else None
 

@@ -39,6 +39,7 @@ def read_progress(text: str) -> LineFields | None:
         total_steps=count(match[2]) + 1,
         step_seconds=number(fields.get("train_step_timing in s")),
         tokens_per_second_per_gpu=number(fields.get("tokens_per_sec_per_gpu")),
+        tflops_per_gpu=number(fields.get("TFLOPS_per_GPU")),
         loss=number(fields.get("reduced_train_loss")),
         grad_norm=number(fields.get("grad_norm")),
         learning_rate=number(fields.get("lr")),

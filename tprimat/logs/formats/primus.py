@@ -15,9 +15,10 @@ PLATFORM = "rocm"
 """Primus runs on AMD accelerators only."""
 
 WORLD = re.compile(r"\[rank-\d+/(\d+)\]")
-SETTING = re.compile(r"(\w+)\s+: (\S+) \((?:int|bool|str|NoneType)\)")
+SETTING = re.compile(r"(?<![\w.-])(\w+)\s+: (\[[\d, ]*\]|\S+) \((?:int|bool|str|list|NoneType)\)")
 DEVICE_MEMORY = "hip mem usage/free/total/usage_ratio"
-MARKS = (*megatron_lm.MARKS, "(int)", "(bool)", "(str)", "Training completed.")
+KINDS = ("(int)", "(bool)", "(str)", "(list)", "(NoneType)")
+MARKS = (*megatron_lm.MARKS, *KINDS, "Training completed.")
 
 
 def read_line(text: str) -> LineFields | None:
@@ -27,7 +28,7 @@ def read_line(text: str) -> LineFields | None:
     """
     if "elapsed time per iteration" in text:
         return read_iteration(plain(text))
-    if "(int)" in text or "(bool)" in text or "(str)" in text:
+    if any(kind in text for kind in KINDS):
         return read_setting(plain(text))
     if "Training completed." in text:
         return LineFields(finished=True)

@@ -85,6 +85,7 @@ def read_step(text: str) -> LineFields | None:
     return LineFields(
         step=step,
         tokens_per_second_per_gpu=number(fields.get("tps") or fields.get("wps")),
+        tflops_per_gpu=number(fields.get("tflops")),
         loss=number(fields.get("loss")),
         grad_norm=number(fields.get("grad_norm")),
         peak_reserved_bytes=in_bytes(number(memory), GIBIBYTE) if memory and "GiB" in memory else None,

@@ -1,0 +1,175 @@
+"""The model of a log is checked, never believed: arguments, parameters and TFLOP/s against the shape of the name."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tprimat.config.load import load_config
+from tprimat.errors import ConfigError
+from tprimat.facts.flops import flop_per_token
+from tprimat.facts.models import model_shape
+from tprimat.logs.extract import Flags, extract
+from tprimat.logs.parse import LogReading
+from tprimat.logs.shape import differences, shape_of_arguments
+from tprimat.records.schema import LogSource
+
+LOGS = Path(__file__).parent
+CONFIG = load_config()
+
+
+def lines_of(name):
+    return (LOGS / f"{name}.log").read_text(encoding="utf8").splitlines()
+
+
+def run_of(lines, model, **flags):
+    reading = LogReading(name="train.log")
+    reading.add(list(lines))
+    return extract(reading, Flags(model=model, **flags), LogSource(path="train.log"), CONFIG).run
+
+
+def refused(lines, model, **flags):
+    with pytest.raises(ConfigError) as caught:
+        run_of(lines, model, **flags)
+    return caught.value
+
+
+def changed(lines, **arguments):
+    """The lines with other values in the argument dump."""
+    for name, value in arguments.items():
+        at = next(index for index, line in enumerate(lines) if f" {name} .." in line)
+        lines = [*lines[:at], f"{lines[at][: lines[at].rindex('. ') + 2]}{value}", *lines[at + 1 :]]
+    return lines
+
+
+def dense(**others):
+    """Arguments of Llama 3.1 8B as Megatron resolves them."""
+    arguments = {
+        "num_layers": 32,
+        "hidden_size": 4096,
+        "ffn_hidden_size": 14336,
+        "num_attention_heads": 32,
+        "group_query_attention": True,
+        "num_query_groups": 8,
+        "kv_channels": 128,
+        "swiglu": True,
+        "padded_vocab_size": 128256,
+        "max_position_embeddings": 8192,
+        "untie_embeddings_and_output_weights": True,
+        "normalization": "RMSNorm",
+        "add_bias_linear": False,
+        "num_experts": None,
+        "multi_latent_attention": False,
+        "kv_lora_rank": 32,
+        "moe_router_topk": 2,
+    }
+    return {name: str(value) for name, value in (arguments | others).items()}
+
+
+def test_a_log_of_experts_is_not_believed_to_be_llama():
+    error = refused(lines_of("primus_deepseek_v2_lite"), "llama")
+    assert "num_layers is 27 in the log and 32 in the model; hidden_size is 2048 in the log and 4096" in error.what
+    assert "num_experts is 64 in the log and None in the model" in error.what
+    assert "train.log:25, train.log:13" in error.where
+    assert "--model-name auto" in error.fix
+
+
+def test_auto_takes_the_shape_and_its_known_name_from_the_arguments():
+    run = run_of(lines_of("primus_deepseek_v2_lite"), "auto")
+    assert (run.model, run.shape) == ("deepseek-v2-lite", model_shape("deepseek-v2-lite"))
+    assert (run.expert_parallel, run.evidence.parameters) == (8, None)
+
+
+def test_the_argument_dump_outranks_the_settings_around_it():
+    run = run_of(lines_of("primus_deepseek_v2_lite"), "auto")
+    assert (run.sequence_tokens, run.shape.layers) == (4096, 27)
+    assert (run.matmul_dtype, run.recompute, run.evidence.transformer_engine) == ("bf16", "full", True)
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "said"),
+    [
+        ({"num_experts": 32}, "moe-8.5b-a2.7b", "num_experts is 32"),
+        ({"moe_router_topk": 4}, "moe-15.7b-a2.2b", "moe_router_topk is 4"),
+        ({"moe_layer_freq": "[0]*2+[1]*25"}, "moe-15.2b-a2.7b", "moe_layer_freq is 2 dense layers"),
+        ({"q_lora_rank": 1536}, "moe-15.7b-a2.7b", "q_lora_rank is 1536"),
+        ({"moe_shared_expert_intermediate_size": "None"}, "moe-15.3b-a2.2b", "moe_shared_expert_intermediate_size is None"),
+    ],
+)
+def test_each_argument_of_experts_and_latent_attention_counts(change, name, said):
+    lines = [line for line in changed(lines_of("primus_deepseek_v2_lite"), **change) if "lm loss" not in line or " 1/" in line]
+    lines = [line.replace("throughput per GPU", "power of a GPU") for line in lines]
+    assert said in refused(lines, "deepseek-v2-lite").what
+    run = run_of(lines, "auto")
+    assert (run.model, run.shape.name) == (name, name)
+
+
+def test_auto_finds_the_model_of_the_configuration():
+    lines = [f"  {name} ........ {value}" for name, value in dense().items()] + lines_of("primus_core_head")[1:]
+    assert run_of(lines, "auto").model == "llama"
+    assert shape_of_arguments(dense()).layers == 32
+
+
+def test_a_model_cut_to_a_few_layers_is_another_model():
+    arguments = dense(num_layers=4, hidden_size=16384, ffn_hidden_size=53248, num_attention_heads=128)
+    shape = shape_of_arguments(arguments)
+    assert shape.name == "dense-17.0b"
+    assert flop_per_token(shape, 8192) == flop_per_token(replace(model_shape("llama-3.1-405b"), layers=4), 8192)
+    found = [difference.argument for difference in differences(arguments, model_shape("llama-3.1-405b"))]
+    assert found == ["num_layers"]
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({}, True),
+        ({"padded_vocab_size": 131072}, True),
+        ({"padded_vocab_size": 32000}, False),
+        ({"swiglu": False}, False),
+        ({"num_query_groups": 4}, False),
+        ({"group_query_attention": False, "num_query_groups": 1}, True),
+        ({"multi_latent_attention": True}, False),
+        ({"ffn_hidden_size": None}, True),
+        ({"num_experts": 8}, False),
+    ],
+)
+def test_only_what_megatron_uses_is_compared(change, same):
+    assert (differences(dense(**change), model_shape("llama-3.1-8b")) == []) == same
+
+
+def test_a_log_that_lacks_the_shape_says_what_is_missing():
+    assert "num_layers" in refused(lines_of("primus_core_head"), "auto").why
+
+
+@pytest.mark.parametrize(
+    ("flop", "tokens", "milliseconds", "model", "sequence"),
+    [
+        (11.9, 246.7, 16601.3, "llama-3.1-8b", 4096),
+        (567.6, 9801.4, 13372.8, "llama-3.1-8b", 8192),
+        (210.5, 12130.4, 2701.3, "deepseek-v2-lite", 4096),
+    ],
+    ids=["causal", "full", "experts"],
+)
+def test_tflops_of_real_primus_logs_agree_with_the_model_and_with_no_other(flop, tokens, milliseconds, model, sequence):
+    gpus = 8
+    batch = round(tokens * gpus * milliseconds / 1000 / sequence)
+    line = (
+        "[20251121 12:10:29][rank-7/8][INFO ] [--------trainer.py:2488] :  iteration    {}/   36000 | "
+        f"elapsed time per iteration (ms): {milliseconds}/2712.7 | throughput per GPU (TFLOP/s/GPU): {flop}/217.3 | "
+        f"tokens per GPU (tokens/s/GPU): {tokens}/12525.5 | global batch size:   {batch} | lm loss: 2.352391E+00 |"
+    )
+    lines = ["a line", line.format(12125), line.format(12126)]
+    assert run_of(lines, model, sequence_tokens=sequence).shape.name == model
+    other = "deepseek-v2-lite" if model.startswith("llama") else "llama-3.1-8b"
+    error = refused(lines, other, sequence_tokens=sequence)
+    assert error.where == "train.log:2-3"
+    assert "(causal)" in error.what
+    assert "(full)" in error.what
+
+
+def test_torchtitans_count_is_the_whole_models_under_tensor_parallelism():
+    lines = lines_of("torchtitan_0_2")
+    assert run_of(lines, "llama").evidence.parameters == 8_030_261_248
+    error = refused(lines, "qwen")
+    assert "the log counts 8,030,261,248" in error.what
+    assert error.where == "train.log:12"

@@ -1,0 +1,260 @@
+"""The model that a log shows: its shape from Megatron's arguments, and its FLOP from the TFLOP/s that the framework prints.
+
+A model's name is only a claim. FLOP and MFU depend on the shape, so the claim is checked against both.
+"""
+
+import re
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from tprimat import units
+from tprimat.errors import ConfigError
+from tprimat.facts.flops import flop_per_token, parameters
+from tprimat.facts.models import ModelShape, padded_vocabulary
+from tprimat.logs.fields import truth, whole
+from tprimat.logs.steps import LogContents, Workload, batch_of, is_printed
+
+VOCABULARY_TOLERANCE = 0.05
+"""Frameworks pad the vocabulary, and tokenizers add words."""
+FLOP_TOLERANCE = 0.15
+"""Between the FLOP of a token by the log's TFLOP/s and by the shape."""
+MOST_RATES = 1000
+"""Lines with TFLOP/s that are looked at."""
+MAY_BE_NONE = {"num_experts", "q_lora_rank", "moe_shared_expert_intermediate_size"}
+"""Arguments whose None describes the model; any other None is a default that Megatron has not filled in yet."""
+REPEATED = re.compile(r"\[([01])\]\s*\*\s*(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """An argument in the log that a shape contradicts."""
+
+    argument: str
+    logged: object
+    expected: object
+
+    def __str__(self) -> str:
+        return f"{self.argument} is {self.logged} in the log and {self.expected} in the model"
+
+
+def number_of(arguments: Mapping[str, str], name: str) -> int | None:
+    """Return a whole argument; None where it is absent or None."""
+    return whole(arguments.get(name))
+
+
+def switch_of(arguments: Mapping[str, str], name: str) -> bool | None:
+    """Return a switch; None where it is absent."""
+    return truth(arguments[name]) if name in arguments else None
+
+
+def dense_layers_of(arguments: Mapping[str, str]) -> int | None:
+    """Return the layers without experts of a model with experts.
+
+    moe_layer_freq is N (a layer in N has experts), a list with a 0 for each dense layer, or '[0]*3+[1]*58'.
+    """
+    layers, text = number_of(arguments, "num_layers"), arguments.get("moe_layer_freq", "1")
+    if layers is None:
+        return None
+    if repeats := REPEATED.findall(text):
+        return sum(int(times) for digit, times in repeats if digit == "0")
+    if "[" in text:
+        return len(re.findall(r"\b0\b", text))
+    every = whole(text)
+    return None if not every else layers - -(-layers // every)
+
+
+def shape_of_arguments(arguments: Mapping[str, str]) -> ModelShape:
+    """Return the shape that Megatron's arguments describe, named by its size.
+
+    Raises:
+        ConfigError: the log does not print all of it, or it is no transformer of attention layers alone.
+    """
+    needed = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "swiglu")
+    missing = [name for name in needed if name not in arguments]
+    vocabulary = number_of(arguments, "padded_vocab_size") or number_of(arguments, "vocab_size")
+    if vocabulary is None:
+        missing.append("padded_vocab_size")
+    if missing:
+        raise ConfigError(
+            "The log does not print the model's shape.",
+            why=f"It lacks {', '.join(missing)}.",
+            fix="--model-name with the model that ran",
+        )
+    if arguments.get("hybrid_layer_pattern", "None") != "None" or arguments.get("hybrid_override_pattern", "None") != "None":
+        raise ConfigError("The log is that of a model with other layers than attention.", fix="a log of a transformer")
+    layers, hidden, heads = (number_of(arguments, name) or 0 for name in ("num_layers", "hidden_size", "num_attention_heads"))
+    grouped = switch_of(arguments, "group_query_attention") is not False
+    shape = ModelShape(
+        name="log",
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=(number_of(arguments, "num_query_groups") if grouped else None) or heads,
+        head_dim=number_of(arguments, "kv_channels") or hidden // max(heads, 1),
+        ffn=number_of(arguments, "ffn_hidden_size") or 0,
+        vocabulary=vocabulary or 0,
+        context_tokens=number_of(arguments, "max_position_embeddings") or number_of(arguments, "seq_length") or 1,
+        gated=switch_of(arguments, "swiglu") or False,
+        norm="layernorm" if arguments.get("normalization") == "LayerNorm" else "rmsnorm",
+        qkv_bias=switch_of(arguments, "add_qkv_bias") or False,
+        qk_norm=switch_of(arguments, "qk_layernorm") or False,
+        linear_bias=switch_of(arguments, "add_bias_linear") or False,
+        tied_embeddings=switch_of(arguments, "untie_embeddings_and_output_weights") is False,
+        position="learned" if arguments.get("position_embedding_type") == "learned_absolute" else "rope",
+    )
+    shape = with_latent_attention(with_experts(shape, arguments), arguments)
+    return replace(shape, name=size_name(shape))
+
+
+def with_experts(shape: ModelShape, arguments: Mapping[str, str]) -> ModelShape:
+    """Add the experts that the arguments describe."""
+    experts = number_of(arguments, "num_experts")
+    if not experts:
+        return shape
+    width = number_of(arguments, "moe_ffn_hidden_size") or shape.ffn
+    shared = number_of(arguments, "moe_shared_expert_intermediate_size") or 0
+    if shared % width:
+        raise ConfigError(
+            f"The log's shared experts are {shared} wide, no multiple of an expert's {width}.",
+            why="A shape holds whole shared experts.",
+            fix="--model-name with the model that ran",
+        )
+    return replace(
+        shape,
+        experts=experts,
+        experts_per_token=number_of(arguments, "moe_router_topk") or 1,
+        expert_ffn=width,
+        shared_experts=shared // width,
+        dense_first_layers=dense_layers_of(arguments) or 0,
+    )
+
+
+def with_latent_attention(shape: ModelShape, arguments: Mapping[str, str]) -> ModelShape:
+    """Add the latent attention that the arguments describe."""
+    if not switch_of(arguments, "multi_latent_attention"):
+        return shape
+    nope, rope = number_of(arguments, "qk_head_dim"), number_of(arguments, "qk_pos_emb_head_dim")
+    return replace(
+        shape,
+        kv_heads=shape.heads,
+        head_dim=(nope or 0) + (rope or 0),
+        q_lora_rank=number_of(arguments, "q_lora_rank"),
+        kv_lora_rank=number_of(arguments, "kv_lora_rank"),
+        nope_head_dim=nope,
+        rope_head_dim=rope,
+        value_head_dim=number_of(arguments, "v_head_dim"),
+    )
+
+
+def size_name(shape: ModelShape) -> str:
+    """Return a name for a shape without one: 'dense-8.0b' or 'moe-15.7b-a2.7b', total and active parameters."""
+    count = parameters(shape)
+    total, active = f"{count.total / 1e9:.1f}b", f"{count.active / 1e9:.1f}b"
+    return f"dense-{total}" if shape.experts is None else f"moe-{total}-a{active}"
+
+
+def differences(arguments: Mapping[str, str], shape: ModelShape) -> list[Difference]:
+    """List the arguments that contradict a shape; an argument that the log does not print contradicts nothing."""
+    found = [
+        Difference(name, logged, expected)
+        for name, expected in expected_arguments(arguments, shape)
+        if name in arguments and (logged := number_of(arguments, name) or None) != expected
+        if logged is not None or name in MAY_BE_NONE
+    ]
+    swiglu, latent = switch_of(arguments, "swiglu"), switch_of(arguments, "multi_latent_attention")
+    if swiglu is not None and swiglu != shape.gated:
+        found.append(Difference("swiglu", swiglu, shape.gated))
+    if latent is not None and latent != (shape.kv_lora_rank is not None):
+        found.append(Difference("multi_latent_attention", latent, not latent))
+    dense = dense_layers_of(arguments)
+    if shape.experts and dense is not None and "moe_layer_freq" in arguments and dense != shape.dense_first_layers:
+        found.append(Difference("moe_layer_freq", f"{dense} dense layers", f"{shape.dense_first_layers} dense layers"))
+    vocabulary, expected = number_of(arguments, "padded_vocab_size"), padded_vocabulary(shape)
+    if vocabulary and abs(vocabulary / expected - 1) > VOCABULARY_TOLERANCE:
+        found.append(Difference("padded_vocab_size", vocabulary, expected))
+    return found
+
+
+def expected_arguments(arguments: Mapping[str, str], shape: ModelShape) -> Iterator[tuple[str, int | None]]:
+    """Yield the whole arguments that a shape implies, where Megatron uses them: it prints unused ones with their defaults."""
+    yield "num_layers", shape.layers
+    yield "hidden_size", shape.hidden
+    yield "num_attention_heads", shape.heads
+    yield "num_experts", shape.experts
+    if shape.dense_layers and not (shape.experts is None and number_of(arguments, "num_experts")):
+        yield "ffn_hidden_size", shape.ffn
+    if shape.experts is not None and number_of(arguments, "num_experts"):
+        yield "moe_router_topk", shape.experts_per_token
+        if number_of(arguments, "moe_ffn_hidden_size"):
+            yield "moe_ffn_hidden_size", shape.expert_ffn
+        yield "moe_shared_expert_intermediate_size", shape.shared_experts * (shape.expert_ffn or 0) or None
+    if switch_of(arguments, "multi_latent_attention"):
+        yield "q_lora_rank", shape.q_lora_rank
+        yield "kv_lora_rank", shape.kv_lora_rank
+        yield "qk_head_dim", shape.nope_head_dim
+        yield "qk_pos_emb_head_dim", shape.rope_head_dim
+        yield "v_head_dim", shape.value_head_dim
+    else:
+        if switch_of(arguments, "group_query_attention") is not False:
+            yield "num_query_groups", shape.kv_heads
+        if number_of(arguments, "kv_channels"):
+            yield "kv_channels", shape.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedFlop:
+    """What the TFLOP/s of a log imply."""
+
+    per_token: float
+    """Median of the lines."""
+    first_line: int
+    last_line: int
+
+
+def logged_flop(contents: LogContents, workload: Workload) -> LoggedFlop | None:
+    """Return the FLOP of a token by the log: TFLOP/s of a GPU over its tokens/s, or x seconds x GPUs over the step's tokens."""
+    found, lines = [], []
+    for step in islice(contents.steps.values(), MOST_RATES):
+        flop, batch = step.tflops_per_gpu, batch_of(step, workload)
+        rate = step.tokens_per_second_per_gpu
+        if not rate and is_printed(step) and step.step_seconds and batch and workload.sequence_tokens and workload.gpus:
+            rate = batch * workload.sequence_tokens / (step.step_seconds * workload.gpus)
+        if flop and rate and flop > 0 and rate > 0 and step.line:
+            found.append(flop * 1e12 / rate)
+            lines.append(step.line)
+    return LoggedFlop(statistics.median(found), min(lines), max(lines)) if found else None
+
+
+def check_flop(contents: LogContents, workload: Workload, shape: ModelShape, log: str, claim: str) -> None:
+    """Refuse a shape whose FLOP are not those of the TFLOP/s in the log, whether it counts half the attention square or all.
+
+    Args:
+        contents: of the log.
+        workload: what a step trains on.
+        shape: the model's.
+        log: the log's name.
+        claim: who states the shape, such as '--model-name llama'.
+
+    Raises:
+        ConfigError: both differ by more than FLOP_TOLERANCE; names the lines.
+    """
+    sequence, logged = workload.sequence_tokens, logged_flop(contents, workload)
+    if sequence is None or logged is None:
+        return
+    causal, full = flop_per_token(shape, sequence, "causal"), flop_per_token(shape, sequence, "full")
+    if min(abs(logged.per_token / ours - 1) for ours in (causal, full)) <= FLOP_TOLERANCE:
+        return
+    raise ConfigError(
+        f"{claim} contradicts the log's TFLOP/s: they are those of {giga(logged.per_token)} a token, "
+        f"{shape.name} takes {giga(causal)} (causal) or {giga(full)} (full) at {units.count(sequence)} tokens.",
+        where=f"{log}:{logged.first_line}-{logged.last_line}",
+        why="FLOP and MFU depend on the model.",
+        fix="--model-name auto, where the log prints its arguments, or the model that ran under models in config.yaml",
+    )
+
+
+def giga(flop: float) -> str:
+    """Return FLOP as '51.2 GFLOP'."""
+    return f"{flop / 1e9:.3g} GFLOP"

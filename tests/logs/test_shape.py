@@ -167,6 +167,35 @@ def test_tflops_of_real_primus_logs_agree_with_the_model_and_with_no_other(flop,
     assert "(full)" in error.what
 
 
+BRIDGE = (
+    "Step Time : {seconds:.2f}s GPU utilization: {flop:.1f}MODEL_TFLOP/s/GPU",
+    " [2025-12-22 15:18:33] iteration        {step}/     100 | elapsed time per iteration (ms): {milliseconds:.1f} | "
+    "global batch size:   512 | lm loss: 1.190000E+01 | number of skipped iterations:   0 | number of nan iterations:   0 |",
+)
+
+
+def bridge_lines(flop_per_token, *settings):
+    """Two steps on 64 GPUs, the first with its start, and settings as Megatron-Bridge prints them."""
+    lines = ["model:", *(f"  {setting}" for setting in settings), "train:", "  global_batch_size: 512"]
+    for step, seconds in ((7, 105.8), (8, 14.3), (9, 14.31)):
+        flop = flop_per_token * 512 * 8192 / 64 / seconds / 1e12
+        lines += [part.format(seconds=seconds, flop=flop, step=step, milliseconds=1000 * seconds) for part in BRIDGE]
+    return lines
+
+
+def test_megatron_bridge_prints_tflops_before_the_step_and_the_shape_as_yaml():
+    flags = {"accelerator": "NVIDIA H200", "gpus": 64, "nodes": 8}
+    lines = bridge_lines(51.5e9, "seq_length: 8192", "num_layers: 32", "hidden_size: 4096", "num_moe_experts: null")
+    assert run_of(lines, "llama", **flags).engine == "megatron-bridge"
+    assert "TFLOP/s: they are those of 38 GFLOP" in refused(bridge_lines(38e9, "seq_length: 8192"), "llama", **flags).what
+    lines = bridge_lines(51.5e9, "seq_length: 8192", "num_moe_experts: 8", "gated_linear_unit: false")
+    error = refused(lines, "llama", **flags)
+    assert "num_experts is 8" in error.what
+    assert "swiglu is False" in error.what
+    nested = bridge_lines(51.5e9, "seq_length: 8192", "num_layers: 32", "vision:", "  num_layers: 24")
+    assert run_of(nested, "llama", **flags).model == "llama"
+
+
 def test_torchtitans_count_is_the_whole_models_under_tensor_parallelism():
     lines = lines_of("torchtitan_0_2")
     assert run_of(lines, "llama").evidence.parameters == 8_030_261_248

@@ -357,10 +357,11 @@ class LogReading:
 
         Primus and Megatron-Bridge print Megatron-LM's settings too, so Megatron-LM comes before them where they read as many.
         """
-        named = {name: contents for name, contents in self._candidates.items() if contents.evidence}
+        read = {name: len(found.evidence) + len(found.arguments) for name, found in self._candidates.items()}
+        named = {name: settings for name, settings in read.items() if settings}
         if not named:
             return None
-        name = max(named, key=lambda name: (len(named[name].evidence), name == "megatron-lm"))
-        self.contents = named[name]
+        name = max(named, key=lambda name: (named[name], name == "megatron-lm"))
+        self.contents = self._candidates[name]
         self.dialect = find_dialect(name)
         return self.dialect

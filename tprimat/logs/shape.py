@@ -76,6 +76,8 @@ def shape_of_arguments(arguments: Mapping[str, str]) -> ModelShape:
     vocabulary = number_of(arguments, "padded_vocab_size") or number_of(arguments, "vocab_size")
     if vocabulary is None:
         missing.append("padded_vocab_size")
+    if number_of(arguments, "num_experts") and "moe_layer_freq" not in arguments:
+        missing.append("moe_layer_freq")
     if missing:
         raise ConfigError(
             "The log does not print the model's shape.",

@@ -123,6 +123,8 @@ class LogContents:
     """The record that TPrimat printed before the first step."""
     _reports: dict[int, LineFields] = field(default_factory=dict)
     _current: LoggedStep | None = None
+    _next_tflops: float | None = None
+    """Printed on a line of its own before the step."""
     _in_dump: bool = False
     _rank: dict[str, int] = field(default_factory=dict)
 
@@ -152,6 +154,8 @@ class LogContents:
         if fields.step is not None:
             if abs(fields.step) < LARGEST:
                 self._add_step(fields, fields.step, line)
+        elif fields.tflops_per_gpu is not None:
+            self._next_tflops = fields.tflops_per_gpu
         elif self._current is not None:
             self._current.add(fields)
 
@@ -194,7 +198,8 @@ class LogContents:
             self._go_back(step)
         if not self.steps:
             self.first_line = line
-        self._current = LoggedStep(step=step, line=line)
+        self._current = LoggedStep(step=step, line=line, tflops_per_gpu=self._next_tflops)
+        self._next_tflops = None
         self._current.add(fields)
         if report := self._reports.pop(step, None):
             self._current.add(report)

@@ -2,7 +2,7 @@
 
 import re
 
-from tprimat.logs.fields import GIGABYTE, LineFields, count, in_bytes, number, plain
+from tprimat.logs.fields import GIGABYTE, SHAPE_ARGUMENTS, LineFields, count, in_bytes, number, plain
 from tprimat.logs.formats import megatron_lm
 
 NAME = "megatron-bridge"
@@ -11,13 +11,27 @@ SIGNS = (("MODEL_TFLOP/s/GPU",), ("mem-max-allocated-gigabytes:",))
 MEMORY = re.compile(r"\(after (\d+) iterations\) memory \(GB\)")
 SETTING = re.compile(r"(?:^|\s)(\w+): (\S+)\s*$")
 SETTINGS = ("parallel_size: ", "batch_size: ", "seq_length: ", "bf16: ", "fp8: ")
-MARKS = (*megatron_lm.MARKS, "mem-max-allocated-gigabytes", *SETTINGS)
+SHAPE_SETTING = re.compile(r"^  (\w+): (\S+)\s*$")
+"""A key of the section `model`; the nested ones of other models stand further to the right."""
+RENAMED = {"num_moe_experts": "num_experts", "gated_linear_unit": "swiglu"}
+SHAPE_MARKS = tuple(f"  {name}: " for name in (*sorted(SHAPE_ARGUMENTS), *RENAMED))
+TFLOPS = re.compile(r"([\d.]+)\s*MODEL_TFLOP/s/GPU")
+MARKS = (*megatron_lm.MARKS, "mem-max-allocated-gigabytes", "MODEL_TFLOP/s/GPU", *SETTINGS, *SHAPE_MARKS)
 
 
 def read_line(text: str) -> LineFields | None:
-    """Return the fields of a line; None where it has none. The Step Time line repeats the iteration line with fewer digits."""
+    """Return the fields of a line; None where it has none.
+
+    The Step Time line repeats the time of the iteration line after it with fewer digits; its TFLOP/s are those of that step.
+    """
     if "mem-max-allocated-gigabytes" in text:
         return read_memory(plain(text))
+    if "MODEL_TFLOP/s/GPU" in text and "elapsed time" not in text:
+        return LineFields(tflops_per_gpu=number(match[1])) if (match := TFLOPS.search(text)) else None
+    if match := SHAPE_SETTING.match(text):
+        name = RENAMED.get(match[1], match[1])
+        if name in SHAPE_ARGUMENTS:
+            return megatron_lm.argument(name, match[2])
     if any(setting in text for setting in SETTINGS) and "elapsed time" not in text:
         match = SETTING.search(plain(text))
         return megatron_lm.argument(match[1], match[2]) if match else None

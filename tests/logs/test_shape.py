@@ -167,6 +167,15 @@ def test_tflops_of_real_primus_logs_agree_with_the_model_and_with_no_other(flop,
     assert "(full)" in error.what
 
 
+def test_the_arguments_of_megatron_deepspeed_and_gpt_neox_are_read_too():
+    timer = "[2023-11-07 01:55:23,714] [INFO] [timer.py:260:stop] epoch=0/micro_step=40/global_step={}, CurrSamplesPerSec=25.7"
+    batch = ["  train_batch_size ........ 32", "  world_size .............. 8"]
+    flags = {"accelerator": "MI300X", "sequence_tokens": 4096}
+    lines = [*batch, "  num_layers ...................... 44........updated", timer.format(10), timer.format(20)]
+    assert refused(lines, "llama", **flags).what.startswith("--model-name llama contradicts the log: num_layers is 44")
+    assert run_of([line.replace(" 44.", " 32.") for line in lines], "llama", **flags).engine == "deepspeed"
+
+
 BRIDGE = (
     "Step Time : {seconds:.2f}s GPU utilization: {flop:.1f}MODEL_TFLOP/s/GPU",
     " [2025-12-22 15:18:33] iteration        {step}/     100 | elapsed time per iteration (ms): {milliseconds:.1f} | "

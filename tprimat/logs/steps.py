@@ -260,12 +260,21 @@ def step_times(contents: LogContents, workload: Workload) -> tuple[dict[int, flo
         rates = [step.step for step in contents.steps.values() if not is_printed(step) and step.sequences_per_second]
         times |= dict.fromkeys(rates)
         if rates:
-            notes.append(f"{len(rates)} steps have no time but a rate of the framework's timer, and are left out")
+            notes.append(f"left out, with a rate of the framework's timer and no time: {names_of(rates)}")
     if ahead := ahead_of_device(contents, times):
         times |= dict.fromkeys(ahead)
-        numbers = ", ".join(map(str, ahead))
-        notes.append(f"steps {numbers} are left out: the host ran ahead of the device, so their times are not their own")
+        notes.append(f"left out, since the host ran ahead of the device: {names_of(ahead)}")
     return times, notes
+
+
+MOST_NAMES = 10
+
+
+def names_of(steps: Sequence[int]) -> str:
+    """Return 'steps 2, 3', of many steps the first ones and how many more."""
+    more = len(steps) - MOST_NAMES
+    numbers = ", ".join(map(str, steps[:MOST_NAMES]))
+    return f"step{'s' if len(steps) > 1 else ''} {numbers}" + (f" and {more} more" if more > 0 else "")
 
 
 def is_printed(step: LoggedStep) -> bool:

@@ -79,9 +79,9 @@ def read_iteration(text: str) -> LineFields | None:
 
 
 def read_argument(name: str, value: str) -> LineFields | None:
-    """Return one row of the configuration."""
+    """Return one row of DeepSpeed's configuration, or of the arguments of Megatron-DeepSpeed and GPT-NeoX."""
     if name in ARGUMENTS and (argument := whole(value)) is not None:
         return LineFields(evidence={ARGUMENTS[name]: argument})
     if name in DTYPES and value == "True":
         return LineFields(evidence={"matmul_dtype": DTYPES[name]})
-    return None
+    return megatron_lm.argument(name, value)

@@ -93,7 +93,7 @@ def read_iteration(text: str, **others: Any) -> LineFields | None:
         step_seconds=scaled(number(elapsed), 1e-3),
         tokens_per_second_per_gpu=number(tokens),
         tflops_per_gpu=number(flop),
-        loss=number(fields.get("lm loss") or fields.get("loss")),
+        loss=number(fields.get("lm loss") or fields.get("lm_loss") or fields.get("loss")),
         grad_norm=number(fields.get("grad norm")),
         learning_rate=number(fields.get("learning rate")),
         global_batch_sequences=whole(fields.get("global batch size")),

@@ -234,6 +234,14 @@ def test_the_second_line_of_a_resumed_process_is_a_mean_with_its_start():
     assert column(parsed_log(collect(lines, "megatron-lm"), Workload()), "step_seconds") == [30.0, 5.5, 5.48]
 
 
+def test_a_restart_within_a_log_has_a_mean_of_its_own():
+    text = " iteration {:8d}/ 2000 | elapsed time per iteration (ms): {:.1f} | lm loss: 2.0 |"
+    first = [(1, 20_000.0), (2, 12_750.0), (3, 5500.0), (4, 5510.0), (5, 5490.0)]
+    again = [(4, 30_000.0), (5, 17_750.0), (6, 5480.0), (7, 5490.0)]
+    result = parsed_log(collect([text.format(*values) for values in first + again], "megatron-lm"), Workload())
+    assert column(result, "step_seconds") == [20.0, 5.5, 5.5, 30.0, 5.5, 5.48, 5.49]
+
+
 def test_a_first_iteration_line_before_an_interval_is_taken_out_of_the_mean():
     text = " iteration {:8d}/ 40 | elapsed time per iteration (ms): {:.1f} | lm loss: 9.0 |"
     lines = [text.format(1, 10000.0), text.format(10, 1900.0), text.format(20, 1000.0), text.format(30, 1000.0)]

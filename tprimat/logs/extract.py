@@ -20,7 +20,7 @@ from tprimat.logs.steps import (
     LoggedStep,
     Workload,
     batch_of,
-    correct_second,
+    correct_seconds,
     step_times,
 )
 from tprimat.records.schema import Evidence, LogSource, Machine, RunRecord, StepRecord
@@ -59,8 +59,9 @@ def parsed_log(contents: LogContents, workload: Workload) -> ParsedLog:
     steps = [
         step_record(step, seconds, workload) for step in contents.steps.values() if (seconds := times[step.step]) is not None
     ]
-    correction = correct_second(contents, workload)
-    if correction and times[correction.step] is not None:
+    for correction in correct_seconds(contents, workload):
+        if times[correction.step] is None:
+            continue
         index = next(index for index, step in enumerate(steps) if step.step == correction.step)
         if correction.seconds is None:
             del steps[index]

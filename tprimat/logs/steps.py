@@ -39,6 +39,8 @@ class LoggedStep:
     tflops_per_gpu: float | None = None
     line: int | None = None
     """Number of its first line in the log, from 1."""
+    begins: bool = False
+    """The first of the log, or of a restart that goes back to an earlier step."""
     loss: float | None = None
     grad_norm: float | None = None
     learning_rate: float | None = None
@@ -194,11 +196,13 @@ class LogContents:
             self._open(fields, step, line)
 
     def _open(self, fields: LineFields, step: int, line: int) -> None:
+        begins = not self.steps
         if self.steps and step <= self.newest:
             self._go_back(step)
+            begins = True
         if not self.steps:
             self.first_line = line
-        self._current = LoggedStep(step=step, line=line, tflops_per_gpu=self._next_tflops)
+        self._current = LoggedStep(step=step, line=line, begins=begins, tflops_per_gpu=self._next_tflops)
         self._next_tflops = None
         self._current.add(fields)
         if report := self._reports.pop(step, None):
@@ -347,15 +351,22 @@ class Correction:
     note: str
 
 
-def correct_second(contents: LogContents, workload: Workload) -> Correction | None:
-    """Undo the mean in Megatron-LM's second line.
+def correct_seconds(contents: LogContents, workload: Workload) -> list[Correction]:
+    """Undo the mean in the second line of each process that the log shows."""
+    logged = list(contents.steps.values())
+    starts = [index for index, step in enumerate(logged) if step.begins]
+    parts = [logged[start : min(end, start + FIRST_STEPS)] for start, end in pairwise([*starts, len(logged)])]
+    return [correction for part in parts if (correction := correct_second(part, workload))]
+
+
+def correct_second(logged: Sequence[LoggedStep], workload: Workload) -> Correction | None:
+    """Undo the mean in Megatron-LM's second line of a process.
 
     Since core 0.16 the first line of a process resets neither timer nor losses (training_log, is_first_iteration), so the second
     line prints means over both: t2 = n x mean - t1 over n - 1 steps. Older versions reset. The third line shows which version
     ran; without a third line the second time is dropped. In a log that is cut, the first line is that of any iteration, and the
     second one stands.
     """
-    logged = list(islice(contents.steps.values(), FIRST_STEPS))
     if len(logged) < 2 or not (logged[0].mean_since_reset and logged[1].mean_since_reset):
         return None
     first, second = logged[0], logged[1]

@@ -224,17 +224,6 @@ def test_two_speeds_are_seldom_found_where_there_is_one(n, draw):
     assert sum(statistics.two_states(draw(rng, n)) is not None for _ in range(CASES)) / CASES < 0.05
 
 
-@pytest.mark.parametrize("between", [0.0, 0.01])
-def test_the_deviation_between_runs_is_what_was_drawn_and_not_the_noise_of_steps(between):
-    rng = np.random.default_rng(12)
-    error = 0.01
-    found = []
-    for _ in range(CASES):
-        values = np.exp(between * rng.normal(size=8) + error * rng.normal(size=8))
-        found.append(statistics.between_run_deviation(values, np.full(8, error)))
-    assert np.mean(np.square(found)) == pytest.approx(between**2, rel=0.15, abs=2.5e-5)
-
-
 def test_a_mean_of_runs_has_scipys_interval():
     values = np.array([100.0, 103.0, 98.0, 101.0])
     logs = np.log(values)

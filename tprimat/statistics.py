@@ -182,18 +182,6 @@ def mean_of_runs(values: Array) -> Interval:
     return Interval(value=math.exp(centre), low=math.exp(centre - arm), high=math.exp(centre + arm))
 
 
-def between_run_deviation(values: Array, errors: Array) -> float:
-    """Return the relative standard deviation between runs, without the part that the noise of steps explains.
-
-    Method of moments of the one-way random-effects model (Searle, Casella and McCulloch 1992, section 3.6), on the log scale.
-
-    Args:
-        values: shape (k,), k >= 2, positive.
-        errors: shape (k,), relative standard error of each from its own steps.
-    """
-    return math.sqrt(max(0.0, float(np.log(values).var(ddof=1)) - float((errors**2).mean())))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
     """A monotonic trend."""

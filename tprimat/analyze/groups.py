@@ -1,6 +1,5 @@
 """Groups of repeated runs: what belongs together, how to label a group, and its numbers over all runs."""
 
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,7 @@ from tprimat.errors import MetricError
 from tprimat.facts.accelerators import find_accelerator
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.schema import Estimate, RunMetrics, RunRecord
-from tprimat.statistics import between_run_deviation, mean_of_runs, t_quantile
+from tprimat.statistics import mean_of_runs
 
 Trait = Callable[[RunRecord], object]
 Origin = Callable[[RunResult], str]
@@ -270,12 +269,7 @@ def group_worst(group: Group, pick: Callable[[RunMetrics], float | None]) -> flo
 
 
 def spread_between_runs(group: Group) -> float | None:
-    """Return the relative standard deviation of throughput between runs; None for one run, or where a run has no interval."""
-    values, errors = [], []
-    for item in group.runs:
-        rate = item.metrics.tokens_per_second_per_gpu if item.metrics else None
-        if rate is None or rate.low is None or rate.high is None:
-            return None
-        values.append(rate.value)
-        errors.append(math.log(rate.high / rate.low) / 2 / t_quantile(rate.samples - 1))
-    return between_run_deviation(np.array(values), np.array(errors)) if len(values) > 1 else None
+    """Return the relative standard deviation of throughput between runs; None for one run, or where a run has none."""
+    rates = [item.metrics.tokens_per_second_per_gpu if item.metrics else None for item in group.runs]
+    values = [rate.value for rate in rates if rate is not None]
+    return float(np.log(values).std(ddof=1)) if len(values) == len(rates) > 1 else None

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from tprimat.errors import RecordError
-from tprimat.records.archive import Redactor, pack, unpacked
+from tprimat.records.archive import pack, unpacked
 from tprimat.records.discover import load_results
+from tprimat.records.redaction import Redactor
 
 RUNS = Path(__file__).parents[1] / "runs"
 
@@ -51,7 +52,7 @@ def test_the_same_files_give_the_same_bytes_whatever_their_times(tmp_path):
 def test_folders_of_one_name_stay_apart(tmp_path):
     for place, run in (("a", "h100-llama-0"), ("b", "h100-llama-1")):
         shutil.copytree(RUNS / "h100" / "runs" / run, tmp_path / place / "output" / "run")
-    names = pack([tmp_path / "a" / "output", tmp_path / "b" / "output"], tmp_path / "x.tar.gz", Redactor())
+    names = pack([tmp_path / "a" / "output", tmp_path / "b" / "output"], tmp_path / "x.tar.gz", Redactor()).names
     assert {name.split("/")[0] for name in names} == {"output", "output-2"}
     assert len(load_results([tmp_path / "x.tar.gz"])[0]) == 2
 
@@ -63,7 +64,7 @@ def test_links_and_strangers_are_not_packed(tmp_path):
     (folder / "linked.log").symlink_to(tmp_path / "private.log")
     (folder / "weights.bin").write_bytes(b"0" * 100)
     (folder / "training.log").write_text("step 1\n")
-    assert pack([folder], tmp_path / "x.tar.gz", Redactor()) == ["output/training.log"]
+    assert pack([folder], tmp_path / "x.tar.gz", Redactor()).names == ["output/training.log"]
 
 
 @pytest.mark.parametrize("name", ["../evil/run.json", "/tmp/evil/run.json", "a/../../run.json", "a\\..\\run.json"])

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tprimat.records.archive import Redactor
+from tprimat.records.redaction import Redactor
 
 SECRETS = {
     "logged in with hf_" + "abcdefghijklmnopqrstuvwxyz012345": "abcdefghij",

@@ -10,7 +10,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from tprimat.cli.common import add_counting, read
+from tprimat.cli.common import add_counting, read, report_problems
 from tprimat.errors import ConfigError
 
 README = """Results of training runs, packed by TPrimat.
@@ -31,8 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit status: 0; 1 where a damaged file was packed, which the report names."""
-    from tprimat.records.archive import REPORT, is_archive, pack, redactor_of_this_machine, with_texts
+    """Exit status: 0; 1 where a file was damaged, which the report names, or could not be packed."""
+    from tprimat.records.archive import REPORT, is_archive, pack, with_texts
+    from tprimat.records.redaction import redactor_of_this_machine
     from tprimat.runner.analysis import report_page
 
     if not is_archive(options.output):
@@ -40,9 +41,10 @@ def run(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         # The report is made from the packed files, so that it shows nothing that was redacted.
         packed = Path(folder, "results.tar.gz")
-        names = pack(options.results, packed, redactor_of_this_machine())
+        done = pack(options.results, packed, redactor_of_this_machine())
+        report_problems(done.problems)
         results = read(options, [packed])
         page = report_page(results).replace(str(packed), options.output.name)
         with_texts(packed, options.output, {REPORT: page, "README.txt": README})
-    print(f"{options.output}: {len(names)} files and the report, {options.output.stat().st_size / 1e6:.1f} MB")
-    return 1 if results.problems else 0
+    print(f"{options.output}: {len(done.names)} files and the report, {options.output.stat().st_size / 1e6:.1f} MB")
+    return 1 if results.problems or done.problems else 0

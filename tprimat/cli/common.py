@@ -100,12 +100,17 @@ def read(options: argparse.Namespace, paths: Sequence[Path], metrics: "MetricOpt
 
 
 def report_skipped(results: "Results") -> None:
-    """Name on stderr what could not be read."""
-    for problem in results.problems:
-        print(f"skipped: {problem}", file=sys.stderr)
+    """Name on stderr what could not be read, and count it."""
+    report_problems(results.problems)
     if results.problems:
         total = len(results.problems) + len(results.measured)
         print(f"{len(results.problems)} of {total} results could not be read", file=sys.stderr)
+
+
+def report_problems(problems: Sequence[RecordError]) -> None:
+    """Name on stderr each file that was skipped."""
+    for problem in problems:
+        print(f"skipped: {problem}", file=sys.stderr)
 
 
 def print_json(document: object) -> None:

@@ -5,7 +5,7 @@ The rows are in tprimat/data/models.yaml.
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from types import MappingProxyType
 
@@ -14,6 +14,8 @@ from tprimat.facts.rows import RefuseUnknownKeys, read_rows
 
 VOCABULARY_MULTIPLE = 128
 """Megatron-LM's make_vocab_size_divisible_by: the embedding is padded to it, in the same way whatever the layout."""
+LARGEST = 2**31
+"""Of any dimension: products of several stay within floating point."""
 TINY_HEAD_DIM = 4
 TINY_VOCABULARY = 512
 TINY_CONTEXT_TOKENS = 2048
@@ -114,6 +116,10 @@ class ModelShape(RefuseUnknownKeys):
         for key in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocabulary", "context_tokens"):
             if getattr(self, key) < 1:
                 raise ConfigError(f"Model {self.name} has {key}: {getattr(self, key)}.", why="It must be 1 or more.")
+        for key in (field.name for field in fields(self)):
+            value = getattr(self, key)
+            if isinstance(value, int | float) and not 0 <= value <= LARGEST:
+                raise ConfigError(f"Model {self.name} has {key}: {value!r:.20}.", why=f"It must be from 0 to {LARGEST:,}.")
         if self.heads % self.kv_heads:
             raise ConfigError(
                 f"Model {self.name} has {self.heads} heads and {self.kv_heads} key/value heads.",

@@ -11,13 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
-from tprimat.errors import RecordError
 from tprimat.facts.accelerators import SHORT_NAMES, Backend
 from tprimat.facts.rows import RefuseUnknownKeys
 from tprimat.records.schema import SCHEMA_VERSION, RunMetrics, RunRecord, StepRecord, TelemetrySample
-from tprimat.records.store import adapter, as_document, explain, write_atomically
+from tprimat.records.store import adapter, as_document, checked, write_atomically
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,10 +185,5 @@ def own_result(document: dict[str, Any], path: Path) -> RunResult:
     Raises:
         RecordError: they do not fit this schema version.
     """
-    try:
-        run = adapter(RunRecord).validate_python(document["run"])
-        steps = adapter(tuple[StepRecord, ...]).validate_python(document["steps"])
-    except ValidationError as error:
-        what = f"{path} does not fit schema version {SCHEMA_VERSION}."
-        raise RecordError(what, where=str(path), why=explain(error)) from error
-    return RunResult(run=run, steps=steps, path=path)
+    run = checked(RunRecord, document["run"], path)
+    return RunResult(run=run, steps=checked(tuple[StepRecord, ...], document["steps"], path), path=path)

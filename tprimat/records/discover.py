@@ -1,6 +1,5 @@
 """Find results and probes in folders, files and archives, whichever program wrote them."""
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -12,7 +11,7 @@ from tprimat.records.archive import is_archive, unpacked
 from tprimat.records.benchmark_file import RunResult, is_own_document, own_result
 from tprimat.records.legacy import read_legacy, stated_tokens_per_second
 from tprimat.records.schema import ProbeRecord
-from tprimat.records.store import RunDirectory, read_probes
+from tprimat.records.store import RunDirectory, json_document, read_bytes, read_probes
 
 RESULT_FILES = ("benchmark_*.json", "train_*.json")
 """Names of result files in a folder. A file given by path may have any name."""
@@ -83,10 +82,10 @@ def find_results(path: Path) -> Iterator[Path]:
     Raises:
         RecordError: there is no such file or folder.
     """
-    if path.is_file():
+    if os.path.lexists(path) and not os.path.isdir(path):  # noqa: PTH112 (a path that cannot be looked at is no folder)
         yield path.parent if path.name == "run.json" else path
         return
-    if not path.is_dir():
+    if not os.path.isdir(path):  # noqa: PTH112
         fix = "name a folder that holds run.json or benchmark_*.json files"
         raise RecordError(f"There is no {path}.", where=str(path), fix=fix)
     files = []
@@ -107,15 +106,8 @@ def read_result(place: Path) -> RunResult:
     if place.is_dir():
         folder = RunDirectory(place)
         return RunResult(run=folder.read_run(), steps=folder.read_steps(), path=place, telemetry=folder.read_telemetry())
-    try:
-        content = place.read_bytes()
-        document = json.loads(content)
-    except OSError as error:
-        raise RecordError(f"{place} cannot be read: {error.strerror}.", where=str(place)) from error
-    except json.JSONDecodeError as error:
-        raise RecordError(f"{place} is not JSON.", where=f"{place}:{error.lineno}", why=error.msg) from error
-    except (UnicodeDecodeError, RecursionError) as error:
-        raise RecordError(f"{place} is not JSON.", where=str(place), why=str(error)) from error
+    content = read_bytes(place)
+    document = json_document(content, place)
     if is_own_document(document):
         return own_result(document, place)
     if not isinstance(document, dict):
@@ -146,7 +138,7 @@ def probes_in(paths: Iterable[Path]) -> tuple[list[ProbeRecord], list[RecordErro
     probes: list[ProbeRecord] = []
     problems: list[RecordError] = []
     places = list(dict.fromkeys(paths))
-    files = dict.fromkeys(file.resolve() for place in places if not _is_packed(place) for file in _files_of(place))
+    files = dict.fromkeys(Path(os.path.realpath(file)) for place in places if not _is_packed(place) for file in _files_of(place))
     for file in files:
         try:
             probes += read_probes(file)

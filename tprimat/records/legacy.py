@@ -13,7 +13,8 @@ from typing import Any
 from tprimat.errors import RecordError
 from tprimat.facts.accelerators import BACKEND_OF_ANY_NAME, DTYPES, Backend
 from tprimat.facts.models import model_shape
-from tprimat.records.schema import Evidence, LogSource, Machine, RunRecord, StepRecord
+from tprimat.records.schema import LARGEST_REAL, Evidence, LogSource, Machine, RunRecord, StepRecord
+from tprimat.records.store import checked
 
 ENGINES = {
     "nemo": "nemo",
@@ -69,14 +70,14 @@ def read_legacy(document: Mapping[str, Any], path: Path, content: bytes) -> tupl
         evidence=Evidence(source="log", notes=tuple(notes)),
         source=LogSource(path=str(path), sha256=digest, dialect="benchmark json"),
     )
-    return run, steps
+    return checked(RunRecord, run, path), checked(tuple[StepRecord, ...], steps, path)
 
 
 def stated_tokens_per_second(document: Mapping[str, Any]) -> float | None:
     """Return the throughput over all GPUs that the file states."""
     metrics = document.get("performance_metrics")
     value = metrics.get("tokens_per_second") if isinstance(metrics, Mapping) else None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < LARGEST_REAL:
         return None
     return float(value)
 
@@ -109,7 +110,7 @@ class _Reader:
         value = self.find(*names)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 1:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < math.inf or value != int(value):
             raise self.error(f"{names[0]} is {value!r}.", "It counts something: a whole number of 1 or more.")
         return int(value)
 
@@ -148,7 +149,7 @@ def _steps(reader: _Reader) -> tuple[StepRecord, ...]:
                 loss=loss if loss is not None and math.isfinite(loss) else None,
                 learning_rate=rate,
                 finite=loss is None or math.isfinite(loss),
-                peak_allocated_bytes=None if gigabytes is None else round(gigabytes * 1e9),
+                peak_allocated_bytes=None if gigabytes is None else _bytes(reader, "raw_memory_values", gigabytes),
             )
         )
     return tuple(records)
@@ -165,7 +166,18 @@ def _aligned(reader: _Reader, steps: int, *names: str) -> list[float | None]:
 def _number(reader: _Reader, name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise reader.error(f"{name} holds {value!r}.", "Its entries are numbers.")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise reader.error(f"{name} holds a number of {len(str(value))} digits.", "Its entries are numbers.") from error
+
+
+def _bytes(reader: _Reader, name: str, value: Any) -> int:
+    """Return gigabytes in bytes."""
+    gigabytes = _number(reader, name, value)
+    if not 0 <= gigabytes < LARGEST_REAL:
+        raise reader.error(f"{name} holds {gigabytes!r}.", "Memory is a finite number of gigabytes.")
+    return round(gigabytes * 1e9)
 
 
 def _model(reader: _Reader) -> str:
@@ -211,7 +223,7 @@ def _machine(reader: _Reader, notes: list[str]) -> Machine:
         accelerator=reader.text("device_name"),
         gpus_per_node=on_node,
         nodes=nodes,
-        memory_bytes=None if memory is None else round(_number(reader, "total_memory_gb", memory) * 1e9),
+        memory_bytes=None if memory is None else _bytes(reader, "total_memory_gb", memory),
     )
 
 

@@ -1,23 +1,72 @@
-"""The records that runs and probes leave behind. Plain data, SI units, None where a value is absent."""
+"""The records that runs and probes leave behind. Plain data, SI units, None where a value is absent.
 
+The ranges of numbers are checked where JSON becomes a record, and nowhere else: whatever a file holds, arithmetic on a record
+stays finite and loops over its steps end.
+"""
+
+import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from tprimat.facts.accelerators import Backend
 from tprimat.facts.models import ModelShape
 from tprimat.facts.rows import RefuseUnknownKeys
 
 SCHEMA_VERSION = 1
+LARGEST_WHOLE = 2**53
+"""The largest whole number up to which floating point is exact."""
+LARGEST_REAL = 1e100
+"""Sums of squares of such numbers are still finite."""
+LARGEST_STEP = 10**9
+LONGEST_SECONDS = 1e9
+"""31 years."""
+DEEPEST = 8
+"""Levels in a value of free form."""
+
+
+def _known_version(version: int) -> int:
+    if version != SCHEMA_VERSION:
+        message = f"this TPrimat reads version {SCHEMA_VERSION}; update it to read the file"
+        raise PydanticCustomError("version", "{message}", {"message": message})
+    return version
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """Refuse values of free form that are nested deeply, not finite or huge."""
+    if depth > DEEPEST:
+        raise PydanticCustomError("depth", "Input should have at most 8 levels")
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
+        _plain(inner, depth + 1)
+    if isinstance(value, int | float) and not (abs(value) <= LARGEST_REAL and math.isfinite(value)):
+        raise PydanticCustomError("size", "Input should be a finite number up to 1e100")
+    return value
+
+
+Version = Annotated[int, AfterValidator(_known_version)]
+WholeNumber = Annotated[int, Field(ge=0, le=LARGEST_WHOLE)]
+Count = Annotated[int, Field(ge=1, le=LARGEST_WHOLE)]
+StepNumber = Annotated[int, Field(ge=1, le=LARGEST_STEP)]
+Real = Annotated[float, Field(ge=-LARGEST_REAL, le=LARGEST_REAL, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, le=LARGEST_REAL, allow_inf_nan=False)]
+Duration = Annotated[float, Field(ge=1e-9, le=LONGEST_SECONDS, allow_inf_nan=False)]
+"""Seconds that something took."""
+Moment = Annotated[float, Field(ge=-LONGEST_SECONDS, le=LONGEST_SECONDS, allow_inf_nan=False)]
+"""Seconds since a start."""
+Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+FreeForm = Annotated[dict[str, Any], AfterValidator(_plain)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchTrial(RefuseUnknownKeys):
     """One micro-batch size, tried in a training step with the real model and optimizer."""
 
-    micro_batch_sequences: int
-    peak_bytes: int | None
+    micro_batch_sequences: Count
+    peak_bytes: WholeNumber | None
     """Peak allocated in the step, on the worst rank; None: a rank ran out of memory."""
-    limit_bytes: int | None
+    limit_bytes: WholeNumber | None
     """What training may allocate on the rank with the least memory; None: it ran out before the limit was read."""
 
     @property
@@ -30,13 +79,13 @@ class MicroBatchTrial(RefuseUnknownKeys):
 class MicroBatchSearch(RefuseUnknownKeys):
     """The search for the largest micro-batch that fits. The size found is in the plan's batch and in the record."""
 
-    candidates: tuple[int, ...]
+    candidates: tuple[Count, ...]
     """Sizes that divide the batch, smallest first."""
-    kept_free: float
+    kept_free: Fraction
     """Share 0..1 of the memory below the limit, for fragmentation and for growth in later steps."""
     trials: tuple[MicroBatchTrial, ...]
     """In the order in which they ran."""
-    predicted_bytes: dict[int, int]
+    predicted_bytes: dict[Count, Count]
     """Larger size, not tried -> its bytes by linear extrapolation from the two largest trials."""
 
 
@@ -50,21 +99,21 @@ StartUp = Literal["rank_started", "imported", "process_group", "model_built", "t
 class StepRecord(RefuseUnknownKeys):
     """One optimizer step over all ranks."""
 
-    step: int
+    step: StepNumber
     """Counts from 1."""
-    step_seconds: float
+    step_seconds: Duration
     """From the end of the previous step to the end of this one, on the slowest rank, including device work and data loading."""
-    tokens: int | None = None
+    tokens: WholeNumber | None = None
     """Tokens that all ranks trained on in this step."""
-    loss: float | None = None
-    grad_norm: float | None = None
-    learning_rate: float | None = None
+    loss: Real | None = None
+    grad_norm: Real | None = None
+    learning_rate: Real | None = None
     finite: bool = True
     """Loss and gradient norm are finite numbers."""
-    peak_allocated_bytes: int | None = None
+    peak_allocated_bytes: WholeNumber | None = None
     """Maximum inside the step, on the worst rank; on a CPU, of the process's resident set."""
-    peak_reserved_bytes: int | None = None
-    ended_at_seconds: float | None = None
+    peak_reserved_bytes: WholeNumber | None = None
+    ended_at_seconds: Moment | None = None
     """Since the run's started_at, on the clock of the telemetry, so that power readings can be matched with steps."""
 
 
@@ -75,12 +124,12 @@ class Machine(RefuseUnknownKeys):
     platform: Backend
     accelerator: str | None
     """Device name as torch or the vendor's SMI tool reports it; the processor's name on a CPU; None where a log omits it."""
-    gpus_per_node: int | None
+    gpus_per_node: Count | None
     """Ranks on one node; on a CPU, processes."""
-    nodes: int | None
-    memory_bytes: int | None = None
+    nodes: Count | None
+    memory_bytes: WholeNumber | None = None
     """Of one accelerator."""
-    power_limit_watts: float | None = None
+    power_limit_watts: NotNegative | None = None
     driver: str | None = None
 
     @property
@@ -94,33 +143,33 @@ class Evidence(RefuseUnknownKeys):
     """What ran, as the running framework or its log states it. None: not stated."""
 
     source: Literal["running_framework", "log"]
-    world_size: int | None = None
-    tensor_parallel: int | None = None
-    pipeline_parallel: int | None = None
-    virtual_pipeline: int | None = None
-    context_parallel: int | None = None
-    expert_parallel: int | None = None
-    data_parallel: int | None = None
+    world_size: Count | None = None
+    tensor_parallel: Count | None = None
+    pipeline_parallel: Count | None = None
+    virtual_pipeline: Count | None = None
+    context_parallel: Count | None = None
+    expert_parallel: Count | None = None
+    data_parallel: Count | None = None
     sequence_parallel: bool | None = None
-    micro_batch_sequences: int | None = None
-    global_batch_sequences: int | None = None
-    sequence_tokens: int | None = None
-    tokens_per_step: int | None = None
+    micro_batch_sequences: Count | None = None
+    global_batch_sequences: Count | None = None
+    sequence_tokens: Count | None = None
+    tokens_per_step: Count | None = None
     parameter_dtype: str | None = None
     """Of the weights in the matmuls of the forward pass, such as 'bfloat16'."""
     matmul_dtype: str | None = None
     """What the matrix units ran: bf16, fp8, fp16, tf32, fp32."""
     gradient_dtype: str | None = None
-    parameters: int | None = None
+    parameters: WholeNumber | None = None
     """Over all ranks, each weight counted once."""
     recompute: Literal["none", "selective", "full"] | None = None
     attention: str | None = None
     transformer_engine: bool | None = None
     optimizer: str | None = None
     data: str | None = None
-    graphs_compiled: int | None = None
+    graphs_compiled: WholeNumber | None = None
     """By torch.compile on rank 0; 0 with graphs_from_cache: the compile cache was warm."""
-    graphs_from_cache: int | None = None
+    graphs_from_cache: WholeNumber | None = None
     notes: tuple[str, ...] = ()
     """Anything a reader must know, such as 'CPU-redirected, not a measure of speed'."""
 
@@ -139,7 +188,7 @@ class LogSource(RefuseUnknownKeys):
 class RunRecord(RefuseUnknownKeys):
     """One training run: what was requested, what ran, how it ended. Its steps are in steps.jsonl next to it."""
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Version = SCHEMA_VERSION
     run_id: str
     model: str
     """Key in config.yaml, such as llama."""
@@ -150,29 +199,29 @@ class RunRecord(RefuseUnknownKeys):
     matmul_dtype: str | None
     """What ran, where evidence shows it; otherwise what was requested."""
     recompute: Literal["none", "selective", "full"] | None = None
-    tensor_parallel: int | None
-    pipeline_parallel: int | None
-    virtual_pipeline: int | None = None
-    context_parallel: int | None = None
-    expert_parallel: int | None = None
-    data_parallel: int | None
-    micro_batch_sequences: int | None
+    tensor_parallel: Count | None
+    pipeline_parallel: Count | None
+    virtual_pipeline: Count | None = None
+    context_parallel: Count | None = None
+    expert_parallel: Count | None = None
+    data_parallel: Count | None
+    micro_batch_sequences: Count | None
     micro_batch_search: MicroBatchSearch | None = None
     """Where the user requested auto: the search that found micro_batch_sequences."""
-    global_batch_sequences: int | None
-    sequence_tokens: int | None
-    seed: int | None = None
+    global_batch_sequences: Count | None
+    sequence_tokens: Count | None
+    seed: WholeNumber | None = None
     machine: Machine
     software: dict[str, str] = field(default_factory=dict)
     """Package or driver -> version."""
     started_at: str | None
     """ISO 8601, UTC."""
     ended_at: str | None = None
-    start_up: dict[StartUp, float] = field(default_factory=dict)
+    start_up: dict[StartUp, Moment] = field(default_factory=dict)
     """Stage of rank 0's start -> seconds since started_at."""
     clock: Clock
     outcome: Outcome
-    exit_code: int | None = None
+    exit_code: Annotated[int, Field(ge=-1000, le=1000)] | None = None
     cause: str | None = None
     """One line: why the run did not complete."""
     hint: str | None = None
@@ -182,11 +231,11 @@ class RunRecord(RefuseUnknownKeys):
     """Where evidence contradicts the request. Not empty: no analysis counts the run."""
     prediction: None = None
     """Always null: a key that every record has."""
-    engine_options: dict[str, Any] = field(default_factory=dict)
+    engine_options: FreeForm = field(default_factory=dict)
     source: LogSource | None = None
     command: tuple[str, ...] = ()
     """The user's command line that started the run."""
-    profiled_steps: tuple[int, ...] = ()
+    profiled_steps: tuple[StepNumber, ...] = ()
     """Steps that the profiler slowed down by warming up, recording or writing its trace: not a measure of speed."""
 
     @property
@@ -208,13 +257,13 @@ class RunRecord(RefuseUnknownKeys):
 class TelemetrySample(RefuseUnknownKeys):
     """One reading of one accelerator during a run."""
 
-    at_seconds: float
+    at_seconds: Moment
     """Since the run's started_at."""
-    gpu: int
-    power_watts: float | None = None
-    clock_hertz: float | None = None
-    temperature_celsius: float | None = None
-    utilization: float | None = None
+    gpu: WholeNumber
+    power_watts: NotNegative | None = None
+    clock_hertz: NotNegative | None = None
+    temperature_celsius: Real | None = None
+    utilization: NotNegative | None = None
     """0..1, of the compute units."""
     throttle_reasons: tuple[str, ...] = ()
 
@@ -223,25 +272,25 @@ class TelemetrySample(RefuseUnknownKeys):
 class ProbeRecord(RefuseUnknownKeys):
     """One timed operation. All samples are kept."""
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Version = SCHEMA_VERSION
     kind: str
     """gemm, attention_forward, attention_backward, all_reduce, copy, mlp_step, ..."""
     variant: str | None = None
     """Library, backend or call: 'F.linear', 'cudnn', 'hipblaslt'."""
-    shape: dict[str, int]
+    shape: dict[str, WholeNumber]
     """Dimension or message size in bytes -> value."""
     dtype: str
-    seconds: tuple[float, ...]
-    flop: int | None = None
+    seconds: tuple[Duration, ...]
+    flop: Annotated[int, Field(ge=0, le=10**30)] | None = None
     """In one repetition."""
-    bytes: int | None = None
+    bytes: WholeNumber | None = None
     """Moved in one repetition."""
     machine: Machine
     software: dict[str, str] = field(default_factory=dict)
     started_at: str
-    clock_hertz: float | None = None
-    power_watts: float | None = None
-    peak_allocated_bytes: int | None = None
+    clock_hertz: NotNegative | None = None
+    power_watts: NotNegative | None = None
+    peak_allocated_bytes: WholeNumber | None = None
     """During preparation and repetitions, on the worst rank."""
     error: str | None = None
     """Why there are no samples, such as an unavailable backend."""

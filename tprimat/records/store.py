@@ -10,17 +10,24 @@ OUTPUT/runs/RUN_ID/   plan.json   what was requested
 import contextlib
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
+import pydantic_core
 from pydantic import TypeAdapter, ValidationError
 
-from tprimat.errors import RecordError
-from tprimat.records.schema import MicroBatchTrial, ProbeRecord, RunRecord, StepRecord, TelemetrySample
+from tprimat.errors import ConfigError, RecordError
+from tprimat.records.schema import SCHEMA_VERSION, MicroBatchTrial, ProbeRecord, RunRecord, StepRecord, TelemetrySample
 
 T = TypeVar("T")
+
+LARGEST_DOCUMENT = 256 * 2**20
+"""Bytes of a JSON document, which is read as a whole: ten times those of a run of a hundred thousand steps."""
+LARGEST_LINE = 2**20
+"""Bytes of one line of a .jsonl file, which is read line by line."""
 
 
 _adapters: dict[Any, TypeAdapter[Any]] = {}
@@ -46,17 +53,49 @@ def from_json(kind: type[T], text: str | bytes, *, where: str) -> T:
     """Read a dataclass from JSON.
 
     Raises:
-        RecordError: not JSON, unknown or missing keys, wrong types; names the first few.
+        RecordError: not JSON, unknown or missing keys, wrong types, numbers out of range; names the first few.
     """
     try:
         return adapter(kind).validate_json(text)
     except ValidationError as error:
         raise RecordError(f"{where} is not a valid {kind.__name__}.", where=where, why=explain(error)) from error
+    except ConfigError as error:
+        raise RecordError(f"{where} is not a valid {kind.__name__}.", where=where, why=f"{error.what} {error.why}") from error
+
+
+def checked(kind: type[T], values: object, path: Path) -> T:
+    """Check values that another reader took from a file, as `from_json` does: records, or dictionaries.
+
+    Raises:
+        RecordError: wrong types, or numbers out of range; names the first few.
+    """
+    try:
+        return adapter(kind).validate_python(adapter(type(values)).dump_python(values))
+    except ValidationError as error:
+        what = f"{path} does not fit schema version {SCHEMA_VERSION}."
+        raise RecordError(what, where=str(path), why=explain(error)) from error
+    except ConfigError as error:
+        what = f"{path} does not fit schema version {SCHEMA_VERSION}."
+        raise RecordError(what, where=str(path), why=f"{error.what} {error.why}") from error
+
+
+def json_document(content: bytes, path: Path) -> Any:
+    """Parse JSON. Numbers of thousands of digits, nesting without end and text that is not Unicode are refused.
+
+    Raises:
+        RecordError: not JSON; names the line.
+    """
+    try:
+        return pydantic_core.from_json(content.removeprefix(b"\xef\xbb\xbf"))
+    except ValueError as error:
+        reason, _, place = str(error).partition(" at line ")
+        line = f":{place.split()[0]}" if place else ""
+        raise RecordError(f"{path} is not JSON.", where=f"{path}{line}", why=reason) from error
 
 
 def explain(error: ValidationError, most: int = 3) -> str:
     """Return the findings of pydantic, one per line."""
-    findings = error.errors(include_url=False)
+    findings = error.errors(include_url=False, include_input=False)
     lines = [f"{'.'.join(str(part) for part in finding['loc']) or 'document'}: {finding['msg']}" for finding in findings[:most]]
     if len(findings) > most:
         lines.append(f"and {len(findings) - most} more")
@@ -112,27 +151,73 @@ def cannot_write(path: Path, error: OSError) -> RecordError:
     )
 
 
-def read_text(path: Path) -> str:
+@contextlib.contextmanager
+def opened(path: Path, most: int | None = None) -> Iterator[IO[bytes]]:
+    """Open a regular file for reading. A pipe or a device would never end, so it is refused without waiting.
+
+    Args:
+        path: links to regular files are followed.
+        most: bytes that the file may have; None: any number.
+
+    Raises:
+        RecordError: missing, unreadable, not a regular file, or too large.
+    """
+    try:
+        with open(path, "rb", opener=_without_waiting) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise RecordError(
+                    f"{path} is not a regular file.", where=str(path), why="Results are read from regular files only."
+                )
+            if most is not None and status.st_size > most:
+                raise RecordError(f"{path} has {status.st_size:,} bytes.", where=str(path), why=f"At most {most:,} are read.")
+            yield file
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise RecordError(f"{path} cannot be read: {reason}.", where=str(path)) from error
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def read_bytes(path: Path, most: int = LARGEST_DOCUMENT) -> bytes:
     """Read a whole file.
 
     Raises:
-        RecordError: it is missing, unreadable, or not text.
+        RecordError: missing, unreadable, not a regular file, or too large.
+    """
+    with opened(path, most) as file:
+        return file.read(most)
+
+
+def read_text(path: Path) -> str:
+    """Read a whole file as text.
+
+    Raises:
+        RecordError: as `read_bytes`, or it is not text.
     """
     try:
-        return path.read_text(encoding="utf8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise RecordError(f"{path} cannot be read: {reason}.", where=str(path)) from error
+        return read_bytes(path).decode("utf8")
+    except UnicodeDecodeError as error:
+        raise RecordError(f"{path} cannot be read: it is not UTF-8 text.", where=str(path)) from error
 
 
 def read_lines(kind: type[T], path: Path) -> Iterator[T]:
     """Yield the records of a .jsonl file. A last line cut short by a crash is skipped; a broken line elsewhere is an error."""
-    if not path.exists():
+    if not os.path.lexists(path):
         return
-    lines = read_text(path).split("\n")
-    for number, line in enumerate(lines[:-1], 1):
-        if line:
-            yield from_json(kind, line, where=f"{path}:{number}")
+    with opened(path) as file:
+        number = 0
+        while line := file.readline(LARGEST_LINE):
+            number += 1
+            if not line.endswith(b"\n"):
+                if len(line) < LARGEST_LINE:
+                    return
+                where = f"{path}:{number}"
+                raise RecordError(f"{where} is too long.", where=where, why=f"A line has at most {LARGEST_LINE:,} bytes.")
+            if line != b"\n":
+                yield from_json(kind, line, where=f"{path}:{number}")
 
 
 def as_document(value: Any) -> Any:

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from tprimat.errors import RecordError
+from tprimat.records.store import read_bytes
 
 GZIP_START = b"\x1f\x8b"
+LARGEST = 4 * 2**30
+"""Most bytes of a file with a trace."""
 
 
 @contextlib.contextmanager
@@ -33,7 +36,7 @@ def read_document(path: Path) -> Any:
         RecordError: missing, or cut short.
     """
     try:
-        content = path.read_bytes()
+        content = read_bytes(path, LARGEST)
         if content.startswith(GZIP_START):
             content = gzip.decompress(content)
         # Names of kernels come unescaped from the libraries, with control characters and bytes that are not UTF-8.
@@ -41,9 +44,7 @@ def read_document(path: Path) -> Any:
             return json.loads(content.decode("utf8", errors="replace"), strict=False)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise RecordError(f"{path} is a damaged gzip file.", where=str(path), why=str(error)) from error
-    except OSError as error:
-        raise RecordError(f"{path} cannot be read: {error.strerror or error}.", where=str(path)) from error
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         why = f"{error}; a trace that is cut short looks like this"
         raise RecordError(f"{path} is not JSON.", where=str(path), why=why) from error
 

@@ -15,11 +15,12 @@ from tprimat.config.load import DEFAULT_FILE, read_config
 from tprimat.errors import ConfigError
 from tprimat.facts.models import model_shape
 
-TEXT = st.text(st.characters(codec="utf-8", exclude_characters="$"), max_size=12)
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="$\0"), max_size=12)
 """Without variables of the environment."""
-NAMES = st.text("abcdefghij-_.0123456789 ", min_size=1, max_size=8)
-COUNTS = st.integers(1, 1 << 40)
-WHOLE = st.integers(0, 1 << 40)
+NAMES = st.text("abcdefghij-_.0123456789 ", min_size=1, max_size=8).filter(lambda name: not name.startswith("."))
+VARIABLES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,7}", fullmatch=True)
+COUNTS = st.integers(1, 10_000_000)
+WHOLE = st.integers(0, 10_000_000)
 POSITIVE = st.floats(1e-12, 1e12)
 FRACTIONS = st.floats(0, 1, exclude_max=True)
 FLAGS = st.booleans()
@@ -53,7 +54,7 @@ TRAINING = st.builds(
     optimizer=st.builds(
         schema.OptimizerConfig,
         learning_rate=POSITIVE,
-        min_learning_rate=st.floats(0, 1),
+        min_learning_rate=st.just(0.0),
         warmup_steps=WHOLE,
         schedule=st.sampled_from(["cosine", "linear", "constant"]),
         beta1=FRACTIONS,
@@ -66,7 +67,7 @@ OPTIMIZATIONS = st.builds(
     precision=st.sampled_from(["bf16", "fp8", "fp32"]),
     recompute=st.sampled_from(["none", "selective", "full"]),
     engine_options=st.builds(schema.EngineOptions, compiled_regions=AUTO_FLAGS, balanced_stages=FLAGS),
-    environment=st.dictionaries(NAMES, TEXT, max_size=3),
+    environment=st.dictionaries(VARIABLES, TEXT, max_size=3),
     primus=st.builds(
         schema.PrimusOptions,
         image=maybe(TEXT),
@@ -79,7 +80,9 @@ CONFIGS = st.builds(
     experiment=st.builds(schema.ExperimentConfig, name=TEXT, description=TEXT, seed=WHOLE),
     hardware=st.builds(
         schema.HardwareConfig,
-        platforms=st.dictionaries(PLATFORMS, st.builds(schema.PlatformHardware, gpus_per_node=maybe(COUNTS, "auto"))),
+        platforms=st.dictionaries(
+            PLATFORMS, st.builds(schema.PlatformHardware, gpus_per_node=maybe(st.integers(1, 4096), "auto"))
+        ),
     ),
     models=st.dictionaries(NAMES, MODELS, max_size=2),
     training=TRAINING,
@@ -88,7 +91,7 @@ CONFIGS = st.builds(
     benchmarking=st.builds(
         schema.BenchmarkingConfig,
         warmup_steps=maybe(WHOLE, "auto"),
-        run_timeout_seconds=maybe(POSITIVE),
+        run_timeout_seconds=maybe(st.floats(1e-9, 1e9)),
         cloud_costs=st.dictionaries(NAMES, POSITIVE, max_size=2),
     ),
 )

@@ -1,6 +1,8 @@
 """Every mistake in a configuration is answered with what, where, why and the way out."""
 
+import os
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -119,3 +121,36 @@ def test_a_setting_without_key_or_value_is_shown_how(text, tmp_path):
     with pytest.raises(ConfigError) as caught:
         parse_setting(text)
     assert str(caught.value) == (f"--set {text} is not KEY=VALUE.\n  at    --set\n  try   --set training.duration.max_steps=30")
+
+
+BOMB = "a: &a [1, 1]\n" + "".join(
+    f"{new}: &{new} [*{old}, *{old}]\n" for old, new in zip("abcdefghijklmnopqrst", "bcdefghijklmnopqrstu", strict=True)
+)
+MERGES = "a: &a {x: 1}\n" + BOMB.partition("\n")[2].replace("[", "{<<: [").replace("]", "]}")
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "why"),
+    [
+        ("a: " + "[" * 100_000, "my.yaml:1", "It has at most 32 levels."),
+        ("".join("  " * depth + "a:\n" for depth in range(200)), "my.yaml:32", "It has at most 32 levels."),
+        (BOMB, "my.yaml:1", "Its aliases make more than 20,000 keys and values."),
+        (MERGES, "my.yaml:2", "Its aliases make more than 20,000 keys and values."),
+        ("a: 1\n" * 100_000, "my.yaml", "It has at most 262,144 bytes."),
+        ("experiment: {seed: 1" + "0" * 400 + "}", "my.yaml:1 experiment.seed", "It is a number of more than 300 digits."),
+        ("experiment: {seed: 0x1" + "0" * 5000 + "}", "my.yaml:1 experiment.seed", "It is a number of more than 300 digits."),
+    ],
+    ids=["brackets", "levels", "aliases", "merges", "large", "seed", "hexadecimal"],
+)
+def test_what_would_never_end_is_refused_at_once(text, where, why, tmp_path):
+    before = time.process_time()
+    said = complaint(written(tmp_path, text)).replace(f"{tmp_path}/", "")
+    assert f"\n  at    {where}" in said
+    assert f"\n  why   {why}" in said
+    assert time.process_time() - before < 5
+
+
+def test_a_device_and_a_pipe_are_no_configuration(tmp_path):
+    os.mkfifo(tmp_path / "my.yaml")
+    assert "is not a file" in complaint(tmp_path / "my.yaml")
+    assert "too large" in complaint(Path("/dev/zero"))

@@ -37,7 +37,7 @@ def add_counting(parser: argparse.ArgumentParser, probes_beside: str) -> None:
     parser.add_argument(
         "--warmup", default="auto", metavar="N", help="steps to leave out, or auto: found in the step times (auto)"
     )
-    parser.add_argument("--cost-per-gpu-hour", type=float, metavar="PRICE", help="adds a column of cost, in your currency")
+    parser.add_argument("--cost-per-gpu-hour", type=price, metavar="PRICE", help="adds a column of cost, in your currency")
     parser.add_argument("--config", type=Path, metavar="FILE", help="take prices from its cloud_costs (./config.yaml)")
     add_probes(parser, probes_beside)
 
@@ -141,13 +141,21 @@ def warmup_steps(text: str) -> int | None:
     """
     if text == "auto":
         return None
-    if not text.isdigit():
-        raise ConfigError(f"{text!r} is not a number of steps.", where="--warmup", fix="a whole number, or auto")
+    if not text.isdecimal() or len(text) > 9:
+        raise ConfigError(f"{text[:40]!r} is not a number of steps.", where="--warmup", fix="a whole number, or auto")
     return int(text)
 
 
+def price(text: str) -> float:
+    """Parse a price, for argparse."""
+    value = float(text)
+    if not 0 < value <= 1e9:
+        raise argparse.ArgumentTypeError(f"{text[:40]} is not a price")
+    return value
+
+
 def positive(text: str) -> int:
-    """Parse a count from 1, for argparse."""
-    if not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 1")
+    """Parse a count from 1 to ten million, for argparse."""
+    if not text.isdecimal() or len(text) > 8 or not 1 <= int(text) <= 10_000_000:
+        raise argparse.ArgumentTypeError(f"{text[:40]} is not a number from 1 to 10,000,000")
     return int(text)

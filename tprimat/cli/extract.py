@@ -29,12 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0, 1 where the log shows a failed run."""
+    from tprimat.config.load import plain_name
     from tprimat.logs.extract import Flags
     from tprimat.logs.parse import LogLines
     from tprimat.runner.extraction import extract_log
 
     flags = Flags(
-        model=options.model_name,
+        model=plain_name(options.model_name, "--model-name"),
         gpus=options.num_gpus,
         nodes=options.num_nodes,
         global_batch_sequences=options.global_batch_size,

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, TextIO
 
 from tprimat.cli.parser import Parser
-from tprimat.errors import UserError
+from tprimat.errors import ConfigError, UserError
 
 COMMANDS = {
     "run": "train models under a strategy and measure every step (./benchmark.py)",
@@ -75,6 +75,7 @@ def start(name: str, prog: str, arguments: Sequence[str] | None = None, *, sugge
         the exit status.
     """
     try:
+        check_words(sys.argv[1:] if arguments is None else arguments)
         command = import_module(module_name(name))
         options = parser_of(command, prog).parse_args(arguments)
         status: int = command.run(options)
@@ -113,6 +114,27 @@ def _suggest(name: str, options: Namespace, status: int) -> None:
 def module_name(command: str) -> str:
     """Return the module of a command."""
     return f"tprimat.cli.{command.replace('-', '_')}"
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Refuse words that no flag can mean, before a default takes their place.
+
+    Raises:
+        ConfigError: an empty word, which an unset variable in quotes leaves behind; bytes that are not UTF-8; ~NAME of no user.
+    """
+    former = ""
+    for word in words:
+        flag, assigned, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        place = flag or (former if former.startswith("-") else "the command line")
+        former = word
+        if not value and (assigned or not word):
+            fix = "leave it out, or give it a value"
+            raise ConfigError(f"{place} is empty.", where=place, why="A variable that is not set leaves an empty word.", fix=fix)
+        if any("\ud800" <= character <= "\udfff" for character in word):
+            shown = word.encode("utf8", "surrogateescape").decode("utf8", "backslashreplace")
+            raise ConfigError(f"{shown} is not UTF-8 text.", where=place, fix="rename it, or choose another one")
+        if value.startswith("~") and os.path.expanduser(value).startswith("~"):  # noqa: PTH111 (which raises no error)
+            raise ConfigError(f"There is no home directory for {value}.", where=place, fix="write out the whole path")
 
 
 def parser_of(command: ModuleType, prog: str) -> Parser:

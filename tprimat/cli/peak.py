@@ -87,8 +87,8 @@ def node_counts(text: str) -> list[int]:
         ConfigError: it is no list of whole numbers from 1.
     """
     parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise ConfigError(f"{text!r} is not a list of node counts.", where="--nodes", fix="--nodes 1,2,4,8")
+    if not parts or not all(part.isdecimal() and len(part) < 8 and int(part) > 0 for part in parts):
+        raise ConfigError(f"{text[:40]!r} is not a list of node counts.", where="--nodes", fix="--nodes 1,2,4,8")
     return [int(part) for part in parts]
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from tprimat.config.schema import REMOVED_ENGINE_OPTIONS, Config, Size, TrainingConfig
+from tprimat.config.schema import REMOVED_ENGINE_OPTIONS, Config, Name, Size, TrainingConfig
 from tprimat.config.tree import KeyPath, Tree, lay_over, parse_scalar, put, read_tree
 from tprimat.errors import ConfigError
 from tprimat.facts.models import ModelShape
@@ -23,6 +23,8 @@ DEFAULT_FILE = (Path(__file__).parent.parent / "data" / "config.yaml").resolve()
 """In a checkout a link to the config.yaml at the top; in a wheel a copy of it."""
 DEFAULT_STRATEGY = "minimal_communication"
 DEFAULT_OUTPUT = "./output"
+LONGEST_SHOWN = 100
+"""Characters of a wrong value in a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +122,49 @@ def read_config(
     for setting in ordered:
         if setting.path[:2] != TINY:
             put(tree, setting.path, setting.value, setting.origin)
-    return LoadedConfig(config=_checked(Config, tree), tree=tree, path=file)
+    config = _checked(Config, tree)
+    _check_learning_rates(config, tree)
+    return LoadedConfig(config=config, tree=tree, path=file)
+
+
+def plain_name(name: str, where: str) -> str:
+    """Return a name after checking that it can be part of the name of a file.
+
+    Raises:
+        ConfigError: it is empty, too long, or has slashes or a dot in front.
+    """
+    try:
+        return TypeAdapter(Name).validate_python(name)
+    except ValidationError as error:
+        raise ConfigError(f"{name!r} is not a name.", where=where, why=error.errors()[0]["msg"]) from error
+
+
+def absolute_path(path: str | Path, where: str) -> Path:
+    """Return a path that the user gave as an absolute one, with ~ expanded.
+
+    Raises:
+        ConfigError: ~NAME of no user, a loop of links, or bytes that are not UTF-8, which no record could hold.
+    """
+    shown = str(path).encode("utf8", "backslashreplace").decode()
+    try:
+        absolute = Path(path).expanduser().resolve()
+        str(absolute).encode()
+    except (RuntimeError, OSError) as error:
+        raise ConfigError(f"{shown} is not a path here.", where=where, why=str(error), fix="write out the whole path") from error
+    except ValueError as error:
+        raise ConfigError(f"{shown} is not UTF-8 text.", where=where, fix="rename it, or choose another one") from error
+    return absolute
+
+
+def _check_learning_rates(config: Config, tree: Tree) -> None:
+    optimizer = config.training.optimizer
+    if optimizer.min_learning_rate > optimizer.learning_rate:
+        raise ConfigError(
+            f"min_learning_rate ({optimizer.min_learning_rate:g}) is above learning_rate ({optimizer.learning_rate:g}).",
+            where=tree.where(("training", "optimizer", "min_learning_rate")),
+            why="The schedule falls from learning_rate to min_learning_rate.",
+            fix=f"min_learning_rate: {optimizer.learning_rate / 10:g}",
+        )
 
 
 def _apply_tiny(tree: Tree, size: Size) -> None:
@@ -205,8 +249,10 @@ def _key_path(location: Sequence[int | str], values: Any) -> KeyPath:
 
 def _sentences(path: KeyPath, details: Sequence[ErrorDetails]) -> tuple[str, str | None, str | None]:
     key, detail = ".".join(path), details[0]
-    if detail["loc"][-1:] == ("[key]",):
+    if detail["loc"][-1:] == ("[key]",) and detail["type"] != "name":
         return f"{path[-1]} is not a key of {'.'.join(path[:-1])}.", None, f"one of: {_wanted(detail)}"
+    if detail["type"] == "name":
+        return f"{path[-1]!r} is not a name.", detail["msg"], None
     if path[-2:-1] == ("engine_options",) and path[-1] in REMOVED_ENGINE_OPTIONS:
         return f"The switch {path[-1]} is gone.", REMOVED_ENGINE_OPTIONS[path[-1]], "remove the key"
     if detail["type"] == "unexpected_keyword_argument":
@@ -224,7 +270,7 @@ def _wanted(detail: ErrorDetails) -> str:
     context = detail.get("ctx") or {}
     if detail["type"] == "literal_error":
         return str(context["expected"]).replace("'", "")
-    if detail["type"] in {"greater_than", "greater_than_equal", "less_than"}:
+    if detail["type"] in {"greater_than", "greater_than_equal", "less_than", "less_than_equal"}:
         return detail["msg"].removeprefix("Input should be ")
     kinds = {
         "int": "a whole number",
@@ -241,7 +287,10 @@ def _wanted(detail: ErrorDetails) -> str:
 def _shown(value: object) -> str:
     if value is None:
         return "empty"
-    return {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
+    if isinstance(value, bool):
+        return {True: "true", False: "false"}[value]
+    text = repr(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}... ({len(text):,} characters)"
 
 
 def _known_keys(path: KeyPath) -> list[str]:

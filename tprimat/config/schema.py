@@ -3,10 +3,12 @@
 Units: tokens, sequences, seconds, fractions 0..1. Unknown keys are refused by the loader.
 """
 
+import re
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from pydantic import Field, Strict
+from pydantic import AfterValidator, BeforeValidator, Field, Strict
+from pydantic_core import PydanticCustomError
 
 from tprimat.facts.accelerators import PlatformName
 from tprimat.facts.models import ModelShape
@@ -20,12 +22,42 @@ Size = Literal["full", "tiny"]
 FlopsConvention = Literal["causal", "full", "6n"]
 
 
-Count = Annotated[int, Strict(), Field(ge=1)]
+def _no_flag(value: object) -> object:
+    if isinstance(value, bool):
+        raise PydanticCustomError("float_type", "Input should be a valid number")
+    return value
+
+
+def _plain_name(name: str) -> str:
+    if not 0 < len(name) <= LONGEST_NAME or name.startswith(".") or not name.isprintable() or re.search(r"[/\\]", name):
+        message = (
+            f"It becomes part of the name of a folder: up to {LONGEST_NAME} characters without slashes, and no dot in front."
+        )
+        raise PydanticCustomError("name", "{message}", {"message": message})
+    return name
+
+
+def _variable(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise PydanticCustomError("name", "A variable's name has letters, digits and _, and no digit in front.")
+    return name
+
+
+LONGEST_NAME = 80
+Number = Annotated[float, BeforeValidator(_no_flag)]
+"""Any number, but not true, which Python counts as 1."""
+Count = Annotated[int, Strict(), Field(ge=1, le=10_000_000)]
 """A whole number from 1; true and 2.0 are not whole numbers."""
-WholeNumber = Annotated[int, Strict(), Field(ge=0)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(ge=0, lt=1)]
+WholeNumber = Annotated[int, Strict(), Field(ge=0, le=10_000_000)]
+Positive = Annotated[Number, Field(gt=0, le=1e12, allow_inf_nan=False)]
+NotNegative = Annotated[Number, Field(ge=0, le=1e12, allow_inf_nan=False)]
+Seconds = Annotated[Number, Field(ge=0, le=1e9, allow_inf_nan=False)]
+"""Up to 31 years, which every timer can wait."""
+Fraction = Annotated[Number, Field(ge=0, lt=1)]
+Name = Annotated[str, AfterValidator(_plain_name)]
+"""Of a model or a strategy."""
+Variable = Annotated[str, AfterValidator(_variable)]
+"""Name of an environment variable."""
 Flag = Annotated[bool, Strict()]
 
 
@@ -35,7 +67,7 @@ class ExperimentConfig(RefuseUnknownKeys):
 
     name: str = "tprimat"
     description: str = ""
-    seed: WholeNumber = 1234
+    seed: Annotated[int, Strict(), Field(ge=0, lt=2**53)] = 1234
     """For the weights and the order of the data: every layout gives the same losses."""
 
 
@@ -44,7 +76,7 @@ class PlatformHardware(RefuseUnknownKeys):
     """The ranks of a platform."""
 
     nodes: Count = 1
-    gpus_per_node: Count | Literal["auto"] = "auto"
+    gpus_per_node: Annotated[Count, Field(le=4096)] | Literal["auto"] = "auto"
     """auto: all GPUs of this machine. On a CPU, the number of processes."""
     gpus_per_node_when_absent: Count = 8
     """For validate_config.py and --dry-run on a machine without GPUs to count."""
@@ -200,7 +232,7 @@ class PlatformOptimizations(RefuseUnknownKeys):
     precision: Precision = "bf16"
     recompute: Recompute = "none"
     engine_options: EngineOptions = field(default_factory=EngineOptions)
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: dict[Variable, str] = field(default_factory=dict)
     """Variables for the framework's processes, such as NCCL_*."""
     primus: PrimusOptions = field(default_factory=PrimusOptions)
 
@@ -235,23 +267,23 @@ class BenchmarkingConfig(RefuseUnknownKeys):
     flops_convention: FlopsConvention = "causal"
     warmup_steps: WholeNumber | Literal["auto"] = "auto"
     """Steps excluded at the start; auto: found in the data by change-point detection."""
-    cooldown_seconds: NotNegative | Literal["auto"] = "auto"
+    cooldown_seconds: Seconds | Literal["auto"] = "auto"
     """Between runs and models; auto: 20 on a GPU, 0 on a CPU."""
-    startup_timeout_seconds: Positive = 900.0
+    startup_timeout_seconds: Annotated[Seconds, Field(gt=0)] = 900.0
     """Until the first step ends."""
     hang_factor: Positive = 10.0
     """A run without a new step for this many median steps (and at least hang_minimum_seconds) is hung."""
-    hang_minimum_seconds: NotNegative = 120.0
-    run_timeout_seconds: Positive | None = None
+    hang_minimum_seconds: Seconds = 120.0
+    run_timeout_seconds: Annotated[Seconds, Field(gt=0)] | None = None
     run_timeout_flag: str | None = None
     """Named in messages instead of the key above when a program derived the limit: the suite's --time-budget."""
-    micro_batch_memory_bytes: Count | None = None
+    micro_batch_memory_bytes: Annotated[int, Strict(), Field(ge=1, lt=2**53)] | None = None
     """Memory of each rank that micro_batch_size: auto may fill; None: all of it."""
     cloud_costs: dict[str, Positive] = field(default_factory=dict)
     """Accelerator name -> price of one GPU hour, in your currency."""
 
 
-Strategy = dict[str, dict[PlatformName, LayoutConfig]]
+Strategy = dict[Name, dict[PlatformName, LayoutConfig]]
 """Model key -> platform -> layout."""
 
 
@@ -261,9 +293,9 @@ class Config(RefuseUnknownKeys):
 
     experiment: ExperimentConfig = field(default_factory=ExperimentConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
-    models: dict[str, ModelConfig]
+    models: dict[Name, ModelConfig]
     training: TrainingConfig = field(default_factory=TrainingConfig)
-    parallelism: dict[str, Strategy]
+    parallelism: dict[Name, Strategy]
     platform_optimizations: dict[PlatformName, PlatformOptimizations] = field(default_factory=dict)
     profiling: ProfilingConfig = field(default_factory=ProfilingConfig)
     benchmarking: BenchmarkingConfig = field(default_factory=BenchmarkingConfig)

@@ -14,6 +14,11 @@ from tprimat.errors import ConfigError
 VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^}]*))?\}")
 KeyPath = tuple[str, ...]
 Entry = tuple[yaml.ScalarNode, yaml.Node]
+LARGEST_FILE = 256 * 1024
+"""Bytes; the one that is shipped has 8 KiB."""
+DEEPEST = 32
+MOST_VALUES = 20_000
+MOST_BITS = 1000
 MERGE = "tag:yaml.org,2002:merge"
 """The tag of an unquoted << key."""
 
@@ -41,13 +46,9 @@ def read_tree(path: Path, environment: Mapping[str, str] | None = None) -> Tree:
     Raises:
         ConfigError: missing, unreadable, not YAML, duplicate keys, or not a mapping.
     """
+    text = _text(path)
     try:
-        text = path.read_text(encoding="utf8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"{path} cannot be read: {reason}.", where=str(path), fix="--config FILE names another one") from error
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        root = yaml.compose(text, Loader=_loader(path.name))
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ConfigError(f"{path} is not valid YAML.", where=f"{path}{line}", why=error.problem) from error
@@ -59,6 +60,46 @@ def read_tree(path: Path, environment: Mapping[str, str] | None = None) -> Tree:
     return Tree(reader.mapping(root, ()), reader.origins)
 
 
+def _text(path: Path) -> str:
+    try:
+        if not path.is_file() and path.exists() and Path("/dev") not in path.absolute().parents:
+            # A pipe without a writer would wait for ever; /dev/stdin and /dev/fd/N have one.
+            raise ConfigError(f"{path} is not a file.", where=str(path), fix="--config FILE names another one")
+        with path.open("rb") as file:
+            content = file.read(LARGEST_FILE + 1)
+        text = content[:LARGEST_FILE].decode("utf8") if len(content) > LARGEST_FILE else content.decode("utf8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"{path} cannot be read: {reason}.", where=str(path), fix="--config FILE names another one") from error
+    if len(content) > LARGEST_FILE:
+        why = f"It has at most {LARGEST_FILE:,} bytes."
+        raise ConfigError(f"{path} is too large for a configuration.", where=str(path), why=why, fix="--config FILE")
+    return text
+
+
+def _loader(name: str) -> type[yaml.SafeLoader]:
+    """Return a loader that refuses deep nesting before Python's stack ends."""
+
+    class Bounded(yaml.SafeLoader):
+        depth = 0
+
+        def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+            self.depth += 1
+            if self.depth > DEEPEST:
+                where = f"{name}:{self.peek_event().start_mark.line + 1}"  # type: ignore[no-untyped-call]
+                raise ConfigError(f"{name} is nested too deeply.", where=where, why=f"It has at most {DEEPEST} levels.")
+            node = super().compose_node(parent, index)
+            self.depth -= 1
+            return node
+
+    return Bounded
+
+
+def is_text(value: str) -> bool:
+    """Whether a file, a path or a terminal can hold a text: no NUL, and nothing that is not Unicode."""
+    return "\0" not in value and not any("\ud800" <= character <= "\udfff" for character in value)
+
+
 class _Reader:
     """Walks YAML nodes and records the line of each key. A merged key (<<) has the line where it is written, at the anchor."""
 
@@ -68,6 +109,15 @@ class _Reader:
         self.origins: dict[KeyPath, str] = {(): name}
         self.open: set[int] = set()
         """Nodes that are being read, to detect one that contains itself."""
+        self.read = 0
+        """Keys and values so far; an alias counts each time."""
+
+    def count(self, node: yaml.Node) -> None:
+        """Refuse aliases of aliases that grow without end."""
+        self.read += 1
+        if self.read > MOST_VALUES:
+            why = f"Its aliases make more than {MOST_VALUES:,} keys and values."
+            raise ConfigError(f"{self.name} is too large for a configuration.", where=self.line_of(node), why=why)
 
     def mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
         values: dict[str, Any] = {}
@@ -83,6 +133,7 @@ class _Reader:
         merged: dict[str, Entry] = {}
         lines: dict[str, str] = {}
         for key_node, value_node in node.value:
+            self.count(key_node)
             origin = self.line_of(key_node)
             if not isinstance(key_node, yaml.ScalarNode):
                 raise ConfigError(
@@ -118,6 +169,7 @@ class _Reader:
         return f"{self.name}:{node.start_mark.line + 1}"
 
     def value(self, node: yaml.Node, path: KeyPath) -> Any:
+        self.count(node)
         if isinstance(node, yaml.ScalarNode):
             return self.scalar(node, path)
         if id(node) in self.open:
@@ -137,7 +189,12 @@ class _Reader:
         if VARIABLE.search(node.value):
             return parse_scalar(self.expand(node.value, path))
         try:
-            return yaml.SafeLoader("").construct_object(node)
+            if not is_text(node.value):
+                raise ValueError("It holds a character that no path and no terminal can show.")
+            value = yaml.SafeLoader("").construct_object(node)
+            if isinstance(value, int) and value.bit_length() > MOST_BITS:
+                raise ValueError("It is a number of more than 300 digits.")
+            return value
         except (yaml.YAMLError, ValueError) as error:  # an unknown tag, or an impossible date
             why = error.problem if isinstance(error, yaml.MarkedYAMLError) else str(error)
             where = f"{self.name}:{node.start_mark.line + 1} {'.'.join(path)}"
@@ -163,7 +220,9 @@ def parse_scalar(text: str) -> Any:
     """Parse text from a flag or a variable as YAML does: '4' -> 4, 'true' -> True, '1e-4' -> 0.0001."""
     try:
         value = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError):
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return text
+    if isinstance(value, int) and value.bit_length() > MOST_BITS:
         return text
     if isinstance(value, str):
         try:  # YAML 1.1 reads 1e-4, without a dot, as text

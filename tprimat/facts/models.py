@@ -16,6 +16,8 @@ VOCABULARY_MULTIPLE = 128
 """Megatron-LM's make_vocab_size_divisible_by: the embedding is padded to it, in the same way whatever the layout."""
 LARGEST = 2**31
 """Of any dimension: products of several stay within floating point."""
+MOST_PARTS = 100_000
+"""Of layers and experts, whose divisors are listed."""
 TINY_HEAD_DIM = 4
 TINY_VOCABULARY = 512
 TINY_CONTEXT_TOKENS = 2048
@@ -118,8 +120,9 @@ class ModelShape(RefuseUnknownKeys):
                 raise ConfigError(f"Model {self.name} has {key}: {getattr(self, key)}.", why="It must be 1 or more.")
         for key in (field.name for field in fields(self)):
             value = getattr(self, key)
-            if isinstance(value, int | float) and not 0 <= value <= LARGEST:
-                raise ConfigError(f"Model {self.name} has {key}: {value!r:.20}.", why=f"It must be from 0 to {LARGEST:,}.")
+            most = MOST_PARTS if key in {"layers", "experts"} else LARGEST
+            if isinstance(value, int | float) and not 0 <= value <= most:
+                raise ConfigError(f"Model {self.name} has {key}: {value!r:.20}.", why=f"It must be from 0 to {most:,}.")
         if self.heads % self.kv_heads:
             raise ConfigError(
                 f"Model {self.name} has {self.heads} heads and {self.kv_heads} key/value heads.",

@@ -4,10 +4,9 @@ import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import TypeVar
 
-from tprimat.config.load import LoadedConfig
+from tprimat.config.load import LoadedConfig, absolute_path
 from tprimat.config.schema import ModelConfig, PlatformOptimizations, Size
 from tprimat.errors import ConfigError, MissingLayoutError, UserError
 from tprimat.facts.accelerators import PlatformName
@@ -84,7 +83,9 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
         precision=optimizations.precision,
         recompute=optimizations.recompute,
         dataset=_dataset(config.training.data.dataset, request.platform, loaded),
-        tokenizer=None if config.training.data.tokenizer is None else _absolute(config.training.data.tokenizer),
+        tokenizer=None
+        if config.training.data.tokenizer is None
+        else _absolute(config.training.data.tokenizer, loaded.where("training", "data", "tokenizer")),
         seed=config.experiment.seed,
         optimizer=config.training.optimizer,
         engine_options=optimizations.engine_options,
@@ -193,19 +194,19 @@ def _missing_layout(loaded: LoadedConfig, run: PlanRequest | RunPlan) -> Missing
     )
 
 
-def _absolute(path: str) -> str:
+def _absolute(path: str, where: str) -> str:
     """Return an absolute path: a worker may start in another folder than the user."""
-    return str(Path(path).expanduser().resolve())
+    return str(absolute_path(path, where))
 
 
 def _dataset(requested: str, platform: PlatformName, loaded: LoadedConfig) -> str:
+    where = loaded.where("training", "data", "dataset")
     if requested == "auto":
         return STANDARD_LIBRARY if platform == "cpu" else "mock"
     if requested in {"mock", STANDARD_LIBRARY}:
         return requested
     if requested.startswith("text:") and len(requested) > len("text:"):
-        return "text:" + _absolute(requested.removeprefix("text:"))
-    where = loaded.where("training", "data", "dataset")
+        return "text:" + _absolute(requested.removeprefix("text:"), where)
     raise ConfigError(
         f"dataset is {requested!r}.", where=where, why="It must be mock, text:PATH or auto.", fix="--data text:PATH"
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from tprimat.analyze.groups import price_of
 from tprimat.analyze.metrics import MetricOptions, run_metrics
 from tprimat.analyze.roofline import under_ceiling
+from tprimat.config.load import absolute_path
 from tprimat.engines.base import Command, engine_named
 from tprimat.errors import MetricError, RecordError
 from tprimat.hardware.nodes import find_nodes, gpus_of_ranks
@@ -121,7 +122,7 @@ def announcement(plan: RunPlan) -> str:
 def log_path(session: Session, model: str) -> Path:
     """Return the log of a model: training_{model}.log in the output folder, or what LLAMA_LOG or QWEN_LOG names."""
     chosen = session.choices.model_logs.get(model)
-    return Path(chosen).expanduser().resolve() if chosen else session.output / f"training_{model}.log"
+    return absolute_path(chosen, f"the variable {model.upper()}_LOG") if chosen else session.output / f"training_{model}.log"
 
 
 def run_plan(session: Session, plan: RunPlan, *, quiet: bool) -> TrainingRun:

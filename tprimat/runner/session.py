@@ -10,6 +10,7 @@ from tprimat.config.load import (
     EnvironmentChoices,
     LoadedConfig,
     Setting,
+    absolute_path,
     environment_choices,
     parse_setting,
     read_config,
@@ -29,6 +30,8 @@ from tprimat.records.environment import processor_name
 from tprimat.records.schema import Machine
 
 ALL_MODELS = "all"
+MOST_RUNS = 1000
+"""Of one model in one call; a wider question needs no more for its interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +115,9 @@ def prepare(request: RunRequest) -> Session:
         layout = layout_settings(request, name, models_of(loaded, request), platform)
         loaded = read_config(request.config, size=size, settings=[*settings, *layout])
         request = replace(request, strategy=name)
-    output = (request.output or Path(choices.output_directory)).expanduser().resolve()
+    output = absolute_path(
+        request.output or choices.output_directory, "--output-dir" if request.output else "the variable OUTPUT_DIR"
+    )
     session = Session(loaded=loaded, platform=platform, size=size, machine=machine, choices=choices, output=output, plans=())
     plans, left_out = _plans(session, request)
     notices = (*left_out, *(f"warning: {text}" for text in doubtful_figures(loaded)))
@@ -157,8 +162,10 @@ def _must_exist(session: Session, path: str, asked: tuple[str, str | None]) -> N
 
 def _plans(session: Session, request: RunRequest) -> tuple[list[RunPlan], list[str]]:
     """Return the plans, and for each model that is left out of `all` what its strategy is missing."""
-    if request.runs < 1:
-        raise ConfigError(f"--runs is {request.runs}.", where="--runs", why="There must be at least one run.", fix="--runs 1")
+    if not 1 <= request.runs <= MOST_RUNS:
+        what = f"--runs is {request.runs:,}." if abs(request.runs) < 10**100 else "--runs is a number of more than 100 digits."
+        why = f"There must be at least one run, and at most {MOST_RUNS:,}."
+        raise ConfigError(what, where="--runs", why=why, fix="--runs 1")
     models = models_of(session.loaded, request)
     here = _here(session)
     choice = choose(request.engine, here)

@@ -1,0 +1,48 @@
+"""Words on the command line that no flag can mean: one message, exit 2, nothing written."""
+
+import os
+
+import pytest
+from commands import run_command
+
+RUN = ("--dry-run", "--platform", "cpu", "--model", "llama")
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "says"),
+    [
+        ("benchmark.py", (*RUN, "--output-dir", ""), "--output-dir is empty."),
+        ("benchmark.py", (*RUN, "--output-dir="), "--output-dir is empty."),
+        ("compare.py", ("--results-dir", ""), "--results-dir is empty."),
+        ("report", ("",), "the command line is empty."),
+        ("benchmark.py", (*RUN, "--output-dir", "~nosuch/x"), "There is no home directory for ~nosuch/x."),
+        ("benchmark.py", (*RUN, "--data", "text:~nosuch/x"), "~nosuch/x is not a path here."),
+        ("benchmark.py", (*RUN, "--output-dir", os.fsdecode(b"\xff")), "\\xff is not UTF-8 text."),
+        ("compare.py", ("--results-dir", os.fsdecode(b"\xff")), "\\xff is not UTF-8 text."),
+        ("benchmark.py", (*RUN, "--runs", "1000000000"), "--runs is 1,000,000,000."),
+        ("benchmark.py", (*RUN, "--runs", "9" * 4000), "--runs is a number of more than 100 digits."),
+        ("benchmark.py", (*RUN, "--gpus", "1000000000"), "--gpus"),
+        ("benchmark.py", (*RUN, "--seed", "1" + "0" * 400), "experiment.seed is '1000"),
+        ("benchmark.py", (*RUN, "--global-batch-size", "1" + "0" * 20), "global_batch_size is 100000000000000000000."),
+        ("benchmark.py", (*RUN, "--parallel", "../x"), "There is no strategy '../x'"),
+        ("benchmark.py", (*RUN, "--set", "training.optimizer.learning_rate=true"), "learning_rate is true."),
+        ("extract_primus_metrics.py", ("--log-file", "x.log", "--model-name", "../x"), "'../x' is not a name."),
+    ],
+)
+def test_a_word_without_a_meaning_is_refused_at_once(program, words, says, tmp_path):
+    done = run_command(program, *words, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr
+    assert "\n  at    " in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_variable_names_itself(tmp_path):
+    done = run_command("benchmark.py", *RUN, cwd=tmp_path, environment={"OUTPUT_DIR": "~nosuch/x"})
+    assert done.returncode == 2
+    assert "at    the variable OUTPUT_DIR" in done.stderr
+
+
+def test_a_setting_may_be_empty(tmp_path):
+    done = run_command("benchmark.py", *RUN, "--set", "experiment.description=", cwd=tmp_path)
+    assert "is empty" not in done.stderr.partition("\n")[0] or "experiment.description" in done.stderr

@@ -18,7 +18,7 @@ README = """Results of training runs, packed by TPrimat.
 report.html                            opens in any browser, offline
 ./compare.py --results-dir THIS.tar.gz compares them, also with other results
 
-Secrets and the names of hosts, users and home directories were redacted where they were recognised. Not all are: look through the
+Secrets, addresses, paths and the names of hosts and users were redacted where they were recognised. Not all are: look through the
 logs before making them public.
 """
 

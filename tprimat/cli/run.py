@@ -3,8 +3,8 @@
 import argparse
 import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from tprimat.engines import AUTO, ENGINE_NAMES
 from tprimat.errors import ConfigError
 
 if TYPE_CHECKING:
+    from tprimat.plan.schema import RunPlan
     from tprimat.runner.run import TrainingRun
     from tprimat.runner.session import RunRequest, Session
 
@@ -109,6 +110,7 @@ def _how(group: argparse._ArgumentGroup) -> None:
 
 def request_of(options: argparse.Namespace, program: str = "./benchmark.py") -> "RunRequest":
     """Return what the flags of `add_request` ask for."""
+    from tprimat.records.redaction import masked_command
     from tprimat.runner.session import RunRequest
 
     same = ("model", "runs", "engine", "platform", "size", "gpus", "nodes", "steps", "warmup", "micro_batch_size")
@@ -119,7 +121,7 @@ def request_of(options: argparse.Namespace, program: str = "./benchmark.py") -> 
         settings=tuple(options.settings),
         output=Path(options.output_dir) if options.output_dir else None,
         probes=tuple(options.probes),
-        command=(program, *sys.argv[1:]),
+        command=masked_command((program, *sys.argv[1:])),
     )
 
 
@@ -213,6 +215,7 @@ def _analyse_scaling(sessions: "Sequence[Session]", *, as_json: bool) -> bool:
 def _show_plans(session: "Session", *, as_json: bool) -> int:
     """Print plans, and what was checked for them. Return 1 where a run would meet a problem here."""
     from tprimat.cli.doctor import show_checks
+    from tprimat.records.redaction import Redactor, masked_environment
     from tprimat.records.store import as_document
     from tprimat.runner.dry_run import check_session, command_shown
     from tprimat.runner.run import announcement
@@ -220,11 +223,12 @@ def _show_plans(session: "Session", *, as_json: bool) -> int:
     checks = list(check_session(session))
     failed = any(check.status == "problem" for check in checks)
     if as_json:
-        print_json({"plans": [as_document(plan) for plan in session.plans], "checks": [asdict(check) for check in checks]})
+        plans = [replace(plan, environment=masked_environment(plan.environment)) for plan in session.plans]
+        print_json({"plans": [as_document(plan) for plan in plans], "checks": [asdict(check) for check in checks]})
         return int(failed)
     for plan in session.plans:
         command = command_shown(plan)
-        variables = [f"{name}={shlex.quote(value)}" for name, value in command.environment.items()]
+        variables = [f"{name}={shlex.quote(value)}" for name, value in shown_environment(command.environment, plan).items()]
         batch = plan.batch
         print(f"{plan.model} ({plan.shape.name}) on {plan.platform}, engine {plan.engine}: {plan.engine_reason}")
         print(announcement(plan))
@@ -232,10 +236,17 @@ def _show_plans(session: "Session", *, as_json: bool) -> int:
             f"Workload: {plan.steps} steps of {batch.global_batch_sequences} x {batch.sequence_tokens} tokens, micro-batch "
             f"{batch.micro_batch_sequences}, {plan.precision}, recompute {plan.recompute}, data {plan.dataset}"
         )
-        print("Command: " + " ".join([*variables, shlex.join(command.argv)]) + "\n")
+        print("Command: " + Redactor().secrets(" ".join([*variables, shlex.join(command.argv)])) + "\n")
     show_checks(checks)
     print("Nothing was started or written.")
     return int(failed)
+
+
+def shown_environment(environment: "Mapping[str, str]", plan: "RunPlan") -> "dict[str, str]":
+    """Return the variables of a command; of those that the user sets, the values that we do not know are masked."""
+    from tprimat.records.redaction import masked_environment
+
+    return {**environment, **masked_environment(plan.environment)}
 
 
 def _output_dir(options: argparse.Namespace) -> str:

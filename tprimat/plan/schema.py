@@ -1,7 +1,7 @@
 """The plan of a run: the document that goes into a worker (plan.json)."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +21,7 @@ from tprimat.errors import RecordError
 from tprimat.facts.accelerators import PlatformName
 from tprimat.facts.models import ModelShape
 from tprimat.facts.rows import RefuseUnknownKeys
+from tprimat.records.redaction import masked_environment
 from tprimat.records.schema import MicroBatchSearch
 from tprimat.records.store import from_json, read_text, to_json, write_atomically
 
@@ -146,12 +147,13 @@ class RunPlan(RefuseUnknownKeys):
 
 
 def write_plan(path: Path, plan: RunPlan) -> None:
-    """Write a plan.
+    """Write a plan for this user alone, without the values of unknown environment variables, which only the launcher needs.
 
     Raises:
         RecordError: the folder cannot be written.
     """
-    write_atomically(path, to_json(plan, indent=2) + "\n")
+    written = replace(plan, environment=masked_environment(plan.environment, marked=True))
+    write_atomically(path, to_json(written, indent=2) + "\n", private=True)
 
 
 def read_plan(path: Path) -> RunPlan:

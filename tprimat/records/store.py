@@ -102,8 +102,13 @@ def explain(error: ValidationError, most: int = 3) -> str:
     return "\n".join(lines)
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
     """Replace a file atomically: readers and crashes leave the old text or the new one, never a part.
+
+    Args:
+        path: the file.
+        text: its content.
+        private: only this user may read it.
 
     Raises:
         RecordError: the folder cannot be written, or the disk is full.
@@ -112,6 +117,8 @@ def write_atomically(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("w", encoding="utf8") as file:
+            if private:
+                os.fchmod(file.fileno(), 0o600)
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

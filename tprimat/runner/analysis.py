@@ -1,9 +1,10 @@
 """Read results and analyse them: what compare, peak, report and scaling have in common."""
 
+import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tprimat.analyze import compare, peak
@@ -18,6 +19,9 @@ from tprimat.facts.models import model_shape
 from tprimat.facts.published import PublishedResult
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.discover import check_probes, load_results, probes_in
+from tprimat.records.redaction import Redactor, redactor_of_this_machine
+from tprimat.records.schema import RunRecord
+from tprimat.records.store import as_document, checked
 from tprimat.report.comparison import Comparison, runs_to_decide, sentence
 from tprimat.report.html.page import Report, html_report
 from tprimat.report.peak import PeakAnalysis
@@ -286,8 +290,28 @@ def conventions(options: MetricOptions) -> str:
     )
 
 
+def without_private(results: Results) -> Results:
+    """Return the results as they may leave this machine: the records of runs and the problems are redacted."""
+    redactor = redactor_of_this_machine()
+    records = [as_document(item.result.run) for item in results.measured]
+    for document in records:
+        redactor.learn(json.dumps(document))
+    measured = [
+        replace(item, result=replace(item.result, run=checked(RunRecord, redactor.document(document), item.result.path)))
+        for item, document in zip(results.measured, records, strict=True)
+    ]
+    return replace(results, measured=measured, problems=[redacted_error(error, redactor) for error in results.problems])
+
+
+def redacted_error(error: RecordError, redactor: Redactor) -> RecordError:
+    """Return an error without what must not leave this machine."""
+    what, where, why, fix = (part and redactor.text(part) for part in (error.what, error.where, error.why, error.fix))
+    return RecordError(what or "", where=where, why=why, fix=fix)
+
+
 def report_page(results: Results) -> str:
-    """Return the HTML page on some runs."""
+    """Return the HTML page on some runs, without secrets, private names, addresses and absolute paths."""
+    results = without_private(results)
     return html_report(
         Report(
             rankings=tuple(compare.rankings(group_runs(results.measured))),

@@ -14,6 +14,7 @@ from tprimat.errors import LaunchError, RecordError, UserError
 from tprimat.launch.process import Interrupts
 from tprimat.plan.micro_batch import as_asked
 from tprimat.plan.schema import RunPlan, read_plan
+from tprimat.records.redaction import masked_environment
 from tprimat.records.schema import RunRecord
 from tprimat.records.store import RunDirectory
 from tprimat.report.screen import screen_of
@@ -185,6 +186,7 @@ def make_writable(output: Path) -> None:
 def configuration(plan: RunPlan) -> dict[str, Any]:
     """Return what two plans must share for their runs to be repetitions of each other."""
     fields = dataclasses.asdict(as_asked(plan))
+    fields["environment"] = masked_environment(plan.environment, marked=True)  # as plan.json has it
     return {key: value for key, value in fields.items() if key not in RUN_FIELDS}
 
 

@@ -55,6 +55,7 @@ PRIVATE = {
     "NET/Socket : Using eth0:10.20.30.40<0>": "10.20.30.40",
     "store at 192.168.4.5:29500": "192.168.4.5",
     "peer at 10.20.30.40 is gone": "10.20.30.40",
+    "--addr=10.20.30.40": "10.20.30.40",
     "listening on fe80::1ff:fe23:4567:890a": "4567",
     "connect [2001:db8::8a2e:370:7334]:29500": "8a2e",
     "mail to alice.smith@example.com": "alice",

@@ -68,7 +68,7 @@ HOST_PLACES = (
 )
 """The second group of each pattern is the name of a host."""
 PRIVATE_DOMAIN = re.compile(r"\b(?:[\w-]{1,63}\.){1,8}(?:internal|local|localdomain|lan|corp|cluster|intra)\b(?!\.?\w)")
-IPV4 = re.compile(r"(?<![\w.=-])\d{1,3}(?:\.\d{1,3}){3}(?![\w.]\w|-\w)")
+IPV4 = re.compile(r"(?<![\w.-])(?<!==)\d{1,3}(?:\.\d{1,3}){3}(?![\w.]\w|-\w)")
 IPV6 = re.compile(r"(?<![\w:.])(?:[0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{0,4}(?![\w:])")
 VERSION = re.compile(
     r"(?:nvidia|cu(?:da|dnn|blas|fft|rand|sparse|solver)|[nr]ccl|rocm|hip|driver|version|release|tag)[\w-]*\W{0,3}$", re.I

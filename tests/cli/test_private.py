@@ -1,0 +1,67 @@
+"""What leaves this machine by any way (page, export, plan.json, --dry-run) holds no secret and no private name."""
+
+import base64
+import gzip
+import json
+import re
+import stat
+
+import pytest
+from commands import run_command
+from config.a_config import planned, written
+from runs.make_runs import a_run, step_times, steps_of, write_run
+
+from tprimat.config.load import parse_setting
+from tprimat.plan.schema import read_plan, write_plan
+from tprimat.runner.sweep import configuration
+
+SECRET = "hf_" + "abcdefghijklmnopqrstuvwxyz012345"
+ENVIRONMENT = "platform_optimizations.cpu.environment"
+SETTINGS = (f"{ENVIRONMENT}.HF_TOKEN={SECRET}", f"{ENVIRONMENT}.MINE=unknown-value", f"{ENVIRONMENT}.NCCL_DEBUG=INFO")
+RUN = ("--dry-run", "--platform", "cpu", "--model", "llama", *(word for one in SETTINGS for word in ("--set", one)))
+
+
+@pytest.mark.parametrize("json_flag", [(), ("--json",)])
+def test_a_dry_run_names_variables_without_their_values(json_flag, tmp_path):
+    done = run_command("benchmark.py", *RUN, *json_flag, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "MINE" in done.stdout
+    assert "INFO" in done.stdout
+    assert SECRET not in done.stdout
+    assert "unknown-value" not in done.stdout
+
+
+def test_a_plan_holds_no_unknown_value_is_for_its_user_alone_and_is_still_found_again(tmp_path):
+    settings = [parse_setting(one) for one in SETTINGS]
+    plan = planned(written(tmp_path), settings=settings)
+    write_plan(tmp_path / "plan.json", plan)
+    text = (tmp_path / "plan.json").read_text()
+    assert stat.S_IMODE((tmp_path / "plan.json").stat().st_mode) == 0o600
+    assert plan.environment == {"HF_TOKEN": SECRET, "MINE": "unknown-value", "NCCL_DEBUG": "INFO"}
+    assert SECRET not in text
+    assert "unknown-value" not in text
+    assert json.loads(text)["environment"]["NCCL_DEBUG"] == "INFO"
+    assert configuration(read_plan(tmp_path / "plan.json")) == configuration(plan)
+    other = planned(written(tmp_path), settings=[*settings, parse_setting(f"{ENVIRONMENT}.MINE=another")])
+    assert configuration(read_plan(tmp_path / "plan.json")) != configuration(other)
+
+
+def unpacked(page):
+    """The text of a page, with what its scripts unpack."""
+    return page + "".join(gzip.decompress(base64.b64decode(one)).decode() for one in re.findall(r"H4sI[\w+/=]+", page))
+
+
+@pytest.mark.parametrize(("command", "file"), [("report", "page.html"), ("compare", "table.json"), ("compare", "table.csv")])
+def test_a_page_and_an_export_hold_nothing_private(command, file, tmp_path):
+    folder = tmp_path / "output"
+    words = ("./benchmark.py", "--data", "text:/home/alicesmith/book.txt", "--set", f"x.token={SECRET}", "--set", "y=10.20.30.40")
+    run = a_run("told", strategy="balanced", command=words)
+    write_run(folder, run, steps_of(run, step_times(4.2, 5), 5))
+    place = [folder] if command == "report" else ["--results-dir", folder]
+    done = run_command(command, *place, "--output", tmp_path / file, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    text = unpacked((tmp_path / file).read_text())
+    assert "told" in text
+    for private in (SECRET, "alicesmith", "10.20.30.40", str(tmp_path)):
+        assert private not in text
+    assert command != "report" or "--data text:~/book.txt" in text

@@ -51,14 +51,17 @@ def unpacked(page):
     return page + "".join(gzip.decompress(base64.b64decode(one)).decode() for one in re.findall(r"H4sI[\w+/=]+", page))
 
 
-@pytest.mark.parametrize(("command", "file"), [("report", "page.html"), ("compare", "table.json"), ("compare", "table.csv")])
+@pytest.mark.parametrize(
+    ("command", "file"), [("report", "p.html"), ("compare", "t.json"), ("compare", "t.csv"), ("export", "t.csv")]
+)
 def test_a_page_and_an_export_hold_nothing_private(command, file, tmp_path):
     folder = tmp_path / "output"
     words = ("./benchmark.py", "--data", "text:/home/alicesmith/book.txt", "--set", f"x.token={SECRET}", "--set", "y=10.20.30.40")
     run = a_run("told", strategy="balanced", command=words)
     write_run(folder, run, steps_of(run, step_times(4.2, 5), 5))
     place = [folder] if command == "report" else ["--results-dir", folder]
-    done = run_command(command, *place, "--output", tmp_path / file, cwd=tmp_path)
+    target = ["--to", "csv", tmp_path / file] if command == "export" else ["--output", tmp_path / file]
+    done = run_command(command, *target, *place, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     text = unpacked((tmp_path / file).read_text())
     assert "told" in text

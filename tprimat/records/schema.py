@@ -210,7 +210,7 @@ class RunRecord(RefuseUnknownKeys):
     """Where the user requested auto: the search that found micro_batch_sequences."""
     global_batch_sequences: Count | None
     sequence_tokens: Count | None
-    seed: WholeNumber | None = None
+    seed: Annotated[int, Field(ge=-LARGEST_WHOLE, le=LARGEST_WHOLE)] | None = None
     machine: Machine
     software: dict[str, str] = field(default_factory=dict)
     """Package or driver -> version."""

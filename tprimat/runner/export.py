@@ -7,6 +7,7 @@ from typing import Any
 
 from tprimat.analyze.groups import Measured
 from tprimat.errors import ConfigError
+from tprimat.records.redaction import redactor_of_this_machine
 from tprimat.records.store import write_atomically
 from tprimat.report.export import Row, as_json, comma_separated, results_of, rows_of, settings_of, step_values
 
@@ -31,7 +32,14 @@ def export(runs: Sequence[Measured], to: str, path: Path) -> list[str]:
         ConfigError: the library is not installed.
         RecordError: the path cannot be written.
     """
-    return TARGETS[to](runs, rows_of(runs), path)
+    redactor = redactor_of_this_machine()
+    rows = [row | {"path": redactor.text(_from_here(str(row["path"])))} for row in rows_of(runs)]
+    return TARGETS[to](runs, rows, path)
+
+
+def _from_here(path: str) -> str:
+    """Return a path below this folder without the folders above it."""
+    return str(Path(path).relative_to(Path.cwd())) if Path(path).is_relative_to(Path.cwd()) else path
 
 
 def _csv(_: Sequence[Measured], rows: Sequence[Row], path: Path) -> list[str]:

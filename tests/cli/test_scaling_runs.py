@@ -24,7 +24,7 @@ def plans(tmp_path, monkeypatch):
     def command_of(plan):
         started.append(plan)
         environment = {"FAKE_STEPS": f"{plan.run_directory}/steps.jsonl"}
-        return Command(argv=(*TRAINER, "pace", "0.002", "steps", "4"), environment=environment)
+        return Command(argv=(*TRAINER, "pace", "0.002", "steps", str(plan.steps)), environment=environment)
 
     monkeypatch.setattr(training, "command_of", command_of)
     monkeypatch.chdir(tmp_path)

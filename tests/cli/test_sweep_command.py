@@ -18,7 +18,6 @@ from tprimat.runner.matrix import MatrixEntry, matrix_table
 
 ROOT = Path(__file__).parents[2]
 TRAINER = (sys.executable, "-S", str(ROOT / "tests" / "fake_trainer.py"))
-STEPS = ("pace", "0.002", "steps", "4")
 
 
 @pytest.fixture
@@ -30,7 +29,9 @@ def ends(tmp_path, monkeypatch):
     def command_of(plan):
         started.append((plan.model, plan.strategy))
         environment = {"FAKE_STEPS": f"{plan.run_directory}/steps.jsonl"}
-        return Command(argv=(*TRAINER, *STEPS, *chosen.get(plan.strategy, ())), environment=environment)
+        return Command(
+            argv=(*TRAINER, "pace", "0.002", "steps", str(plan.steps), *chosen.get(plan.strategy, ())), environment=environment
+        )
 
     monkeypatch.setattr(training, "command_of", command_of)
     monkeypatch.setattr(sys, "argv", ["run_all", "llama"])
@@ -48,7 +49,9 @@ def no_pictures(monkeypatch):
 
 def run(*arguments):
     return start(
-        "sweep", "run_all_configs.sh", ["--config", str(ROOT / "config.yaml"), "--platform", "cpu", "--quiet", *arguments]
+        "sweep",
+        "run_all_configs.sh",
+        ["--config", str(ROOT / "config.yaml"), "--platform", "cpu", "--quiet", "--steps", "4", *arguments],
     )
 
 

@@ -195,7 +195,7 @@ def read_bytes(path: Path, most: int = LARGEST_DOCUMENT) -> bytes:
         RecordError: missing, unreadable, not a regular file, or too large.
     """
     with opened(path, most) as file:
-        return file.read(most)
+        return file.read()  # `read(most)` would reserve that much memory first
 
 
 def read_text(path: Path) -> str:

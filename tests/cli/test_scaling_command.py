@@ -9,6 +9,8 @@ import pytest
 from commands import run_command
 
 from tprimat.records.store import RunDirectory
+from tprimat.report.plots.scaling import draw_multiplier, draw_throughput
+from tprimat.runner.scaling import fit_series, read_scaling_table
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "tests" / "runs"
@@ -35,6 +37,16 @@ def test_the_published_table_comes_out_column_by_column(tmp_path):
     assert "Weak scaling" in done.stdout
     for picture in ("img_throughput.png", "img_multiplier.png"):
         assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_both_pictures_say_the_finding_and_what_was_measured(tmp_path):
+    (scaled,) = fit_series([read_scaling_table(TABLE)])
+    for draw in (draw_throughput, draw_multiplier):
+        path = tmp_path / f"{draw.__name__}.svg"
+        draw([scaled], path)
+        words = path.read_text()
+        assert "throughput_scaling: 32 GPUs make 20.56 times the throughput of 1, 64.3 % of proportional" in words
+        assert "weak scaling · one figure a point" in words
 
 
 def test_laws_are_printed_with_their_uncertainty_and_a_warning_where_they_do_not_fit(tmp_path):

@@ -12,8 +12,11 @@ from tprimat.report.scaling import FittedSeries
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MOST_SERIES = 8
+MOST_LINES = 3
+"""Series that the headline speaks of."""
 SMALL = 8.5
 
 
@@ -42,6 +45,7 @@ def draw_throughput(found: Sequence[FittedSeries], path: Path) -> None:
         _axes(overall, found, logarithmic=True)
         _axes(single, found)
         single.legend(loc="lower left", fontsize=SMALL)
+        _captions(picture, found)
         save(picture, path)
 
 
@@ -71,7 +75,29 @@ def draw_multiplier(found: Sequence[FittedSeries], path: Path) -> None:
         _axes(times, found, logarithmic=True)
         _axes(share, found)
         times.legend(loc="upper left", fontsize=SMALL)
+        _captions(picture, found)
         save(picture, path)
+
+
+def _captions(picture: "Figure", found: Sequence[FittedSeries]) -> None:
+    """Write the finding above the panels, one line a series, and what was measured below them."""
+    picture.suptitle("\n".join(map(_finding, found[:MOST_LINES])), x=0.01, ha="left", fontsize=12.5, fontweight="bold")
+    layouts = dict.fromkeys(point.layout for scaled in found for point in scaled.series.points if point.layout)
+    samples = [point.tokens_per_second.samples for scaled in found for point in scaled.series.points]
+    rest = f"{len(found) - MOST_LINES} more series" if len(found) > MOST_LINES else ""
+    parts = (
+        " and ".join(dict.fromkeys(f"{one.series.kind} scaling" for one in found if one.series.kind != "unknown")),
+        f"layouts {', '.join(layouts)}" if layouts else "",
+        "one figure a point" if max(samples) == 1 else f"{min(samples)} to {max(samples)} samples a point, bars: 95 % intervals",
+        rest,
+    )
+    picture.supxlabel(" · ".join(filter(None, parts)), x=0.01, ha="left", fontsize=SMALL)
+
+
+def _finding(scaled: FittedSeries) -> str:
+    first, last = scaled.series.rows[0], scaled.series.rows[-1]
+    speed = f"{last.multiplier:.2f} times the throughput of {first.point.gpus}"
+    return f"{scaled.series.name}: {last.point.gpus} GPUs make {speed}, {units.percent(last.efficiency)} of proportional"
 
 
 def _shown(found: Sequence[FittedSeries]) -> list[tuple[FittedSeries, Look]]:

@@ -201,6 +201,16 @@ def test_more_runs_bring_the_low_end_above_a_bound_and_none_do_where_the_ratio_i
     assert 0.99 * math.exp(-arm) > 0.97
 
 
+def test_a_single_run_a_side_is_projected_from_the_spread_that_its_interval_assumed():
+    one = statistics.ratio_of_rates(rates(np.random.default_rng(3), 1, 0.0), rates(np.random.default_rng(4), 1, 0.0))
+    bound = one.low * 1.001
+    error = math.log(one.value / one.low) / statistics.t_quantile(statistics.BETWEEN_RUNS_FREEDOM)
+    needed = statistics.more_runs(one.value, one.low, bound, 1)
+    arms = {runs: statistics.t_quantile(2 * runs - 2) * error / math.sqrt(runs) for runs in (needed - 1, needed) if runs > 1}
+    assert arms[needed] < math.log(one.value / bound)
+    assert all(arm >= math.log(one.value / bound) for runs, arm in arms.items() if runs < needed)
+
+
 def switching(rng, n, stay):
     states = [0]
     while len(states) < n:

@@ -286,7 +286,7 @@ BETWEEN_RUNS = 0.003
 """Relative standard deviation between runs of one configuration on one machine, where a single run shows none: from our
 records on H200 (docs/statistics.md), and a guess for any other machine."""
 BETWEEN_RUNS_FREEDOM = 10
-"""Degrees of freedom that BETWEEN_RUNS is given."""
+"""Degrees of freedom that BETWEEN_RUNS is given: fewer than the records have, since they are of one kind of machine."""
 FEWEST_RUNS = 3
 """On each side, to call one configuration faster than another."""
 
@@ -361,14 +361,16 @@ def more_runs(value: float, low: float | None, bound: float, runs: int) -> int |
     if low is None or value <= bound:
         return None
     arm, room = math.log(value / low), math.log(value / bound)
-    now = arm * math.sqrt(runs) / t_quantile(max(1, 2 * runs - 2))
+    freedom = 2 * runs - 2 if runs > 1 else BETWEEN_RUNS_FREEDOM  # of the interval that is there
+    now = arm * math.sqrt(runs) / t_quantile(freedom)
     return next(count for count in range(runs, 10**6) if t_quantile(max(1, 2 * count - 2)) * now / math.sqrt(count) < room)
 
 
 # Steps of two speeds.
 
 APART = 7.0
-"""Distance of two states in standard deviations within them; the best split of one normal sample reaches 3."""
+"""Distance of two states in standard deviations within them; the best split of one normal sample reaches 3, that of ten
+exponential steps now and then 6."""
 OWN_SHARE = 0.15
 """Fraction of the steps that the rarer state has; fewer are outliers."""
 

@@ -97,11 +97,11 @@ def jobs(output: Path, training: Training, checkpoint: str | None, skip: Set[str
     return [job for job in found if job.name not in skip]
 
 
-def run_jobs(todo: Sequence[Job], output: Path, training: Training, ends: float | None) -> bool:
+def run_jobs(jobs: Sequence[Job], output: Path, training: Training, ends: float | None) -> bool:
     """Run all jobs in order, as far as the time budget allows.
 
     Args:
-        todo: jobs.
+        jobs: in the order in which they run.
         output: results folder.
         training: what all runs share.
         ends: on time.monotonic. No job starts after it, and a running one is stopped a minute later.
@@ -109,7 +109,7 @@ def run_jobs(todo: Sequence[Job], output: Path, training: Training, ends: float 
     Returns:
         False if the user stopped it.
     """
-    for job in todo:
+    for job in jobs:
         left = None if ends is None else ends - time.monotonic()
         if left is not None and left <= 0:
             log(f"{job.name}: skipped, the time budget is spent")

@@ -1,6 +1,6 @@
 """The way into every command: find a Python that has the packages, then run the command in it.
 
-Python 3.6 to 3.9 must be able to import this file: whoever has one of them first on PATH gets one line instead of a traceback.
+This file must import under Python 3.6 to 3.9: a user with such a Python first on PATH gets one line instead of a traceback.
 """
 
 import os

@@ -179,7 +179,10 @@ REMOVED_ENGINE_OPTIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions(RefuseUnknownKeys):
-    """Switches of the embedded engine for speed and memory. Only optimizer_states changes the losses."""
+    """Switches of the embedded engine for speed and memory.
+
+    The losses change with optimizer_states, and under fp8 with layers and fp8_scaling.
+    """
 
     layers: Literal["local", "transformer_engine"] = "local"
     """Build the layers from our modules, or from NVIDIA's Transformer Engine as Megatron-LM does; then each `auto` below is

@@ -31,7 +31,7 @@ def read_record(text: str) -> LineFields | None:
 
 
 def read_iteration(text: str) -> LineFields | None:
-    """Read one step. Its time is its own, unlike Megatron-LM's mean since the last reset."""
+    """Read one step. The time is of this step alone; Megatron-LM prints a mean since its last reset."""
     fields = megatron_lm.pairs(text)
     return megatron_lm.read_iteration(
         text,

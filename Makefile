@@ -12,7 +12,7 @@ NEMO_PIP := $(VENV)-nemo/bin/python -m pip --disable-pip-version-check install -
 PYTEST := $(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help benchmark doctor test test-quick lint install install-dev nemo test-nemo notice
+.PHONY: help audit benchmark doctor test test-quick lint install install-dev nemo test-nemo notice
 
 help:  ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' Makefile | awk -F@ '{ printf "%-18s%s\n", $$1, $$2 }'
@@ -35,6 +35,11 @@ lint: install-dev  ## ruff and mypy
 	$(VENV)/bin/ruff check --quiet .
 	$(VENV)/bin/ruff format --quiet --check .
 	$(VENV)/bin/mypy
+
+audit:  ## known vulnerabilities of the pinned versions, where advisories can be reached
+	@test -x $(VENV)-audit/bin/python || $(PYTHON) -m venv $(VENV)-audit
+	@$(VENV)-audit/bin/python -m pip --disable-pip-version-check install --quiet pip-audit
+	@$(VENV)-audit/bin/python tools/audit.py
 
 install: $(VENV)/installed  ## .venv with what training and reports need
 
@@ -68,6 +73,10 @@ nemo:  ## .venv-nemo, where --engine nemo works
 	$(NEMO_PIP) torch
 	$(NEMO_PIP) --requirement requirements-nemo.txt
 	$(VENV)-nemo/bin/python -m pip check
+	@$(VENV)-nemo/bin/python -c 'import transformer_engine.pytorch' 2>/dev/null || { \
+	    echo "Transformer Engine is not installed here. Without it NeMo trains in bf16 only, and without context parallelism."; \
+	    echo "NVIDIA's NeMo container brings it. With a CUDA toolkit, this compiles it:"; \
+	    echo "    $(VENV)-nemo/bin/python -m pip install --no-build-isolation --constraint constraints-nemo.txt 'transformer-engine[pytorch]'"; }
 
 test-nemo: nemo  ## the tests that need NeMo
 	$(NEMO_PIP) pytest pytest-timeout

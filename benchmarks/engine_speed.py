@@ -24,10 +24,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from shallow import write_shallow_config  # noqa: E402
 from speed_layouts import LAYOUTS, MEANT_FOR, Layout  # noqa: E402
 
 from tprimat import units  # noqa: E402
-from tprimat.analyze.compare import verdict  # noqa: E402
+from tprimat.analyze.compare import Question, verdict  # noqa: E402
 from tprimat.analyze.groups import Group, Measured, group_estimate, group_runs, measure  # noqa: E402
 from tprimat.analyze.metrics import MetricOptions  # noqa: E402
 from tprimat.engines import embedded, torchtitan  # noqa: E402
@@ -71,7 +72,7 @@ class Row:
 def on_cpu(layout: Layout, ranks: int) -> Layout:
     """Return the same split with little work, in fp32."""
     replicas = ranks // (layout.tensor * layout.pipeline)
-    return replace(layout, micro_batch=1, global_batch=4 * replicas, sequence=64, precision="fp32")
+    return replace(layout, micro_batch=1, global_batch=4 * replicas, sequence=64, precision="fp32", layers=layout.layers and 2)
 
 
 def request_of(layout: Layout, options: argparse.Namespace, ranks: int, output: Path) -> RunRequest:
@@ -80,6 +81,8 @@ def request_of(layout: Layout, options: argparse.Namespace, ranks: int, output: 
     settings = [
         f"{strategy}.tensor_model_parallel_size={layout.tensor}",
         f"{strategy}.pipeline_model_parallel_size={layout.pipeline}",
+        f"{strategy}.expert_model_parallel_size={layout.expert}",
+        f"training.routing={layout.routing}",
     ]
     if layout.virtual:
         settings.append(f"{strategy}.virtual_pipeline_model_parallel_size={layout.virtual}")
@@ -96,10 +99,20 @@ def request_of(layout: Layout, options: argparse.Namespace, ranks: int, output: 
         global_batch_size=layout.global_batch,
         sequence_length=layout.sequence,
         precision=layout.precision,
+        config=config_of(layout, options.output),
         output=output,
         settings=(*settings, *options.settings),
         command=("benchmarks/engine_speed.py", *sys.argv[1:]),
     )
+
+
+def config_of(layout: Layout, folder: Path) -> Path | None:
+    """Write the configuration of a layout whose model is not config.yaml's; None where it is."""
+    if layout.layers is None and layout.architecture is None:
+        return None
+    file = folder / f"{layout.name}.yaml"
+    write_shallow_config(file, layout.layers, layout.model, layout.architecture)
+    return file.resolve()
 
 
 def run_engine(request: RunRequest, *, resume: bool) -> None:
@@ -116,6 +129,7 @@ def run_engine(request: RunRequest, *, resume: bool) -> None:
         "precision",
     )
     words = [word for name in names for word in (f"--{name.replace('_', '-')}", str(getattr(request, name)))]
+    words += ["--config", str(request.config)] if request.config else []
     words += ["--parallel", str(request.strategy), "--output-dir", str(request.output)]
     words += [word for setting in request.settings for word in ("--set", setting)]
     words += ["--resume"] if resume else []
@@ -171,7 +185,7 @@ def measure_layout(layout: Layout, options: argparse.Namespace, ranks: int) -> l
     for row, place in zip(rows, places, strict=True):
         row.runs = [measure(result, MetricOptions()) for folder in place if (result := newest(folder)) is not None]
     if rows[0].group and rows[1].group:  # the clocks differ: torchtitan times itself, between two of its log lines
-        rows[0].faster = verdict(rows[1].group, rows[0].group, even_if_different=True).ratio
+        rows[0].faster = verdict(rows[1].group, rows[0].group, Question(even_if_different=True)).ratio
     return [rows[0], *(rows[1:2] if options.torchtitan else ()), *(rows[2:] if options.transformer_engine else ())]
 
 
@@ -185,10 +199,11 @@ def cells(row: Row) -> list[str]:
     mfu = group_estimate(group, lambda made: made.mfu)
     first = [item.result.steps[0].ended_at_seconds for item in group.runs]
     steps = "+".join(str(made.window.steps) for made in metrics)
+    expert = f" EP{run.expert_parallel}" if run.expert_parallel not in {None, 1} else ""
     return [
         row.layout.name,
         row.program,
-        f"TP{run.tensor_parallel} PP{run.pipeline_parallel} DP{run.data_parallel} MBS{run.micro_batch_sequences}"
+        f"TP{run.tensor_parallel} PP{run.pipeline_parallel}{expert} DP{run.data_parallel} MBS{run.micro_batch_sequences}"
         f" s{run.sequence_tokens} {run.matmul_dtype}",
         with_interval(group_estimate(group, lambda made: made.tokens_per_second_per_gpu), units.count),
         with_interval(group_estimate(group, lambda made: made.model_flops_per_second_per_gpu), teraflops),

@@ -1,6 +1,7 @@
 """The layouts that engine_speed.py measures, and what is asked of each."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 MEANT_FOR = 4
 """GPUs that share a global batch."""
@@ -14,6 +15,7 @@ class Layout:
     model: str = "llama"
     tensor: int = 1
     pipeline: int = 1
+    expert: int = 1
     virtual: int | None = None
     gpus: int | None = None
     """None: all that are there."""
@@ -22,8 +24,13 @@ class Layout:
     sequence: int = 2048
     precision: str = "bf16"
     optimizer_states: str = "fp32"
+    architecture: str | None = None
+    """A row of models.yaml instead of the model's own."""
+    layers: int | None = None
+    """Of a model that is cut to fewer than it has."""
+    routing: str = "natural"
     target_tokens_per_second_per_gpu: int | None = None
-    """What the embedded engine should reach on 4 H200."""
+    """What the embedded engine should reach on 4 H200, or on as many as the layout is for."""
     target_mfu: float | None = None
     """The same as a share 0..1 of the dense peak."""
 
@@ -32,11 +39,18 @@ class Layout:
         ranks = self.gpus or here
         replica = self.tensor * self.pipeline
         fits = 0 < ranks <= here and ranks % replica == 0 and self.global_batch % (self.micro_batch * ranks // replica) == 0
+        fits = fits and ranks % (self.expert * self.pipeline) == 0
         return ranks if fits else None
 
     def with_equal_work(self, here: int) -> "Layout":
         """With the work for each of the GPUs here that each of four would have."""
         return self if self.gpus else replace(self, global_batch=self.global_batch * here // MEANT_FOR)
+
+
+def _mixture(name: str, **changes: Any) -> Layout:
+    """Return a layout of Qwen3-30B-A3B cut to 12 layers, on two GPUs."""
+    common = {"model": "qwen3_moe", "gpus": 2, "micro_batch": 2, "global_batch": 64, "sequence": 4096, "layers": 12}
+    return Layout(name=name, **{**common, **changes})
 
 
 LAYOUTS = (
@@ -55,4 +69,9 @@ LAYOUTS = (
     Layout(name="dp_mbs2", micro_batch=2),
     Layout(name="qwen_dp_mbs2", model="qwen", micro_batch=2),
     Layout(name="qwen_tp2_pp2_mbs4", model="qwen", tensor=2, pipeline=2),
+    _mixture("moe_ep2", expert=2, target_tokens_per_second_per_gpu=29_500),
+    _mixture("moe_ep2_balanced", expert=2, routing="balanced", target_tokens_per_second_per_gpu=30_400),
+    _mixture("moe_ep1_one_gpu", gpus=1, layers=4, global_batch=32),
+    _mixture("moe_olmoe_ep1", architecture="olmoe-1b-7b", layers=None),
+    _mixture("moe_olmoe_ep2", architecture="olmoe-1b-7b", layers=None, expert=2),
 )

@@ -41,7 +41,7 @@ class Browser:
         os.close(to_child)
         os.close(from_child)
         self.sent, self.rest, self.session = 0, b"", None
-        self.errors, self.requests = [], []
+        self.errors, self.requests, self.loaded = [], [], False
 
     def __enter__(self):
         pages = [target for target in self.call("Target.getTargets")["targetInfos"] if target["type"] == "page"]
@@ -92,6 +92,8 @@ class Browser:
                 self.errors.append(json.dumps(details["args"]))
             case "Network.requestWillBeSent":
                 self.requests.append(details["request"]["url"])
+            case "Page.loadEventFired":
+                self.loaded = True
 
     def run(self, script):
         """The value of an expression in the page; a promise is awaited."""
@@ -115,8 +117,10 @@ class Browser:
     def open(self, path):
         self.errors.clear()
         self.requests.clear()
+        self.loaded = False
         self.call("Page.navigate", url=Path(path).resolve().as_uri())
-        self.wait("document.readyState === 'complete'")
+        while not self.loaded:  # document.readyState may still tell of the page before
+            self._keep(self._read())
 
     def fill(self, selector, value):
         """As if a user had typed or chosen it."""

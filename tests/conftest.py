@@ -20,6 +20,7 @@ SLOW = (
     "benchmarks",
     "report/test_html.py",
     "cli/test_sweep_command.py",
+    "cli/test_grid.py",
     "cli/test_suite.py",
     "cli/test_console.py",
     "engines/test_torchtitan.py",
@@ -27,6 +28,7 @@ SLOW = (
     "probe",
     "launch",
     "cli/test_primus_runs.py",
+    "cli/test_launchers.py",
     "nemo_recipes",
 )
 """Files and folders whose tests start trainings, launchers or browsers, the slowest first. `make test-quick` leaves them out."""

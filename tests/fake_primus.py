@@ -1,6 +1,7 @@
 """A Primus checkout that trains nothing. It reads its experiment and command line as Primus does, and prints alike.
 
-make_checkout(FOLDER) writes one, in the form of v26.5.1 or of one before v0.5.0. $FAKE_PRIMUS says what it does, in words:
+make_checkout(FOLDER) writes one, in the form of v26.5.1 or of one before v0.5.0; make_machine(FOLDER)
+also the GPUs. $FAKE_PRIMUS says what it does, in words:
 
 once            each iteration line once, as primus-cli shows it (default)
 twice           each iteration line twice, as examples/run_pretrain.sh shows it on one node
@@ -9,11 +10,13 @@ no-dump         the arguments are not printed
 oom             rank 3 is out of memory after two iterations; only its own error.log says so
 nan             Megatron stops at a loss that is no number
 hang            silence after four iterations
+slow            a tenth of a second for each iteration
 killed          a rank is killed from outside, as torchrun reports it
 
 The lines are constructed: their wording is that of Primus's format code, their numbers are invented.
 """
 
+import json
 import os
 import sys
 import time
@@ -21,8 +24,26 @@ from pathlib import Path
 
 import yaml
 
-MILLISECONDS = 100.0
+MILLISECONDS = 10_000.0
+"""Of an iteration, as printed; a real machine takes no less."""
 COLOURED = "[\x1b[32m20261121 07:39:10\x1b[0m][\x1b[36mrank-{rank}/{world}\x1b[0m]\x1b[34m\x1b[1m[{level}]\x1b[0m : {text}\x1b[0m"
+
+
+CARD = {"Card Series": "AMD Instinct MI300X OAM", "VRAM Total Memory (B)": "206141652992"}
+ROCM_SMI = {f"card{index}": CARD for index in range(8)} | {"system": {"Driver version": "6.10.5"}}
+
+
+def make_machine(root):
+    """A machine with eight AMD GPUs and Primus, played by programs on PATH. Returns: the variables that say so."""
+    (root / "bin").mkdir()
+    for name, text in (("rocm-smi", f"cat <<'END'\n{json.dumps(ROCM_SMI)}\nEND\n"), ("srun", "exit 0\n")):
+        (root / "bin" / name).write_text("#!/bin/sh\n" + text)
+        (root / "bin" / name).chmod(0o755)
+    return {
+        "PATH": f"{root / 'bin'}:/usr/bin:/bin",
+        "PYTHONPATH": str(Path(__file__).parent / "fake_packages"),  # whose pynvml finds no driver
+        "PRIMUS_PATH": str(make_checkout(root / "Primus")),
+    }
 
 
 def make_checkout(root, *, modes=True):
@@ -112,6 +133,8 @@ class Run:
         """Until the end, or until what was asked for goes wrong."""
         for number in range(1, self.asked["train_iters"] + 1):
             self.line(number)
+            if "slow" in self.acts:
+                time.sleep(0.1)
             if number == 2 and "oom" in self.acts:
                 return self.out_of_memory()
             if number == 3 and "nan" in self.acts:

@@ -6,7 +6,7 @@
 print TEXT           a line (\\n, \\r and \\xNN escapes are understood), no line end of its own
 line TEXT            the same with a line end
 replay FILE          the bytes of a log
-steps N              append N steps to $FAKE_STEPS as a worker does, going on where the last ones ended
+steps N              append N steps of $FAKE_TOKENS tokens to $FAKE_STEPS as a worker does, going on where the last ones ended
 losses A,B,...       append a step for each loss; nan is written as null and not finite
 pace SECONDS         the time that a step takes from now on, slept and reported
 ignore NAME          ignore a signal, such as SIGTERM
@@ -42,7 +42,12 @@ state = {"step": 0, "pace": 0.0}
 def step_line(loss):
     state["step"] += 1
     finite = not math.isnan(loss)
-    step = {"step": state["step"], "step_seconds": state["pace"] or 0.001, "tokens": 1000, "finite": finite}
+    step = {
+        "step": state["step"],
+        "step_seconds": state["pace"] or 0.001,
+        "tokens": int(os.environ.get("FAKE_TOKENS", "1000")),
+        "finite": finite,
+    }
     step["loss"] = loss if finite else None
     return json.dumps(step) + "\n"
 

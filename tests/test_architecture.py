@@ -16,16 +16,17 @@ MAY_IMPORT = {
     "config": {"errors", "facts"},
     "records": {"errors", "facts"},
     "plan": {"errors", "facts", "config", "records"},
+    "predict": {"errors", "facts", "plan", "records"},
     "hardware": {"errors", "facts", "records"},
     "logs": {"errors", "units", "facts", "config", "records"},
-    "engines": {"errors", "facts", "plan", "records", "logs"},
+    "engines": {"errors", "facts", "plan", "records", "logs", "predict"},
     "launch": {"errors", "plan", "records", "logs", "engines", "hardware"},
     "train": {"errors", "facts", "plan", "records"},
     "megatron": {"errors", "facts", "plan", "records", "train"},
     "nemo": {"errors", "facts", "plan", "records", "train", "megatron", "engines"},
     "probe": {"errors", "statistics", "facts", "records", "hardware"},
     "analyze": {"errors", "statistics", "facts", "records"},
-    "report": {"errors", "units", "facts", "records", "analyze"},
+    "report": {"errors", "units", "facts", "records", "analyze", "predict"},
 }
 MAY_IMPORT["runner"] = set(MAY_IMPORT)
 MAY_IMPORT["cli"] = set(MAY_IMPORT)

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 from commands import SCRIPTS, run_command
+from pydantic import TypeAdapter
 
 from tprimat.analyze.metrics import MetricOptions, run_metrics
 from tprimat.cli.main import COMMANDS, parser_of
 from tprimat.config.load import read_config
+from tprimat.config.schema import ClusterConfig
 from tprimat.logs.failures import classify
 from tprimat.plan.build import PlanRequest, build_plan
 from tprimat.plan.evidence import mismatches
@@ -85,10 +87,11 @@ def unlike_work(folder):
     """Compare two runs of which one had another batch."""
     run = read_result(RUNS / "h100" / "runs" / "h100-llama-0")
     other = replace(run.run, run_id="other", global_batch_sequences=64)
-    for name, record in (("one", run.run), ("two", other)):
+    for name, record, tokens in (("one", run.run, 262144), ("two", other, 131072)):
         (folder / name).mkdir()
         (folder / name / "run.json").write_text(to_json(record))
-        (folder / name / "steps.jsonl").write_bytes((run.path / "steps.jsonl").read_bytes())
+        steps = (run.path / "steps.jsonl").read_text(encoding="utf8").replace('"tokens":262144', f'"tokens":{tokens}')
+        (folder / name / "steps.jsonl").write_text(steps, encoding="utf8")
     words = ("--results-dir", folder, "--baseline", folder / "one", "--output", folder / "compare.csv")
     return run_command("compare.py", *words).stdout
 
@@ -96,6 +99,22 @@ def unlike_work(folder):
 @pytest.mark.parametrize("line", [line for block in BLOCKS for line in block.splitlines()])
 def test_a_message_of_the_troubleshooting_page_is_one_that_is_printed(line, printed):
     assert line in printed
+
+
+def test_the_commands_of_the_page_on_clusters_parse_and_its_configuration_is_valid():
+    text = (ROOT / "docs" / "clusters.md").read_text(encoding="utf8")
+    lines = [line for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+    assert len(lines) == 10
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        words = words[
+            next(place for place, word in enumerate(words) if word in {"tprimat", *(f"./{name}" for name in SCRIPTS)}) :
+        ]
+        name, flags = (words[1], words[2:]) if words[0] == "tprimat" else (SCRIPTS[words[0].removeprefix("./")], words[1:])
+        parser_of(__import__(f"tprimat.cli.{name}", fromlist=["add_arguments"]), name).parse_args(flags)
+    configuration, sweep = (yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL))
+    assert TypeAdapter(ClusterConfig).validate_python(configuration["cluster"]).slurm.array_tasks == 4
+    assert set(sweep) == {"grid", "list", "where"}
 
 
 def test_there_are_ten_things_each_with_its_message():
@@ -111,7 +130,7 @@ def test_the_example_for_continuous_integration_is_yaml_whose_commands_parse():
     commands = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
     commands += [line.strip() for line in text.splitlines() if line.startswith("    ./")]
     scripts = [shlex.split(line) for line in commands if line.startswith("./")]
-    assert len(scripts) == 7
+    assert len(scripts) == 8
     for program, *words in scripts:
         name = SCRIPTS[program.removeprefix("./")]
         assert name in COMMANDS

@@ -71,12 +71,16 @@ def test_torchtitan_profiles_and_first_steps_appear_once_they_are_recorded(tmp_p
     for name in ("probes-1gpu", "probes-4gpu", "switches"):
         (results / name).symlink_to(RESULTS / name)
     recorded = json.loads((RESULTS / "engine" / "dp_mbs4" / "benchmark_cuda_llama.json").read_text())
-    recorded["steps"][0]["ended_at_seconds"] = 41.5
+    for derived in ("gpu_info", "raw_step_times"):
+        del recorded[derived]
     for program, factor, gibibytes in (("engine", 1, 80), ("torchtitan", 1.25, 50)):
         document = json.loads(json.dumps(recorded))
         document["run"] |= {"run_id": program, "engine": "megatron" if program == "engine" else program}
+        ended = 41.5 - document["steps"][0]["step_seconds"] * factor
         for step in document["steps"]:
             step["step_seconds"] *= factor
+            ended += step["step_seconds"]
+            step["ended_at_seconds"] = ended
             step["peak_reserved_bytes"] = gibibytes * 2**30
         folder = results / program / "dp_mbs4"
         folder.mkdir(parents=True)

@@ -171,7 +171,7 @@ def rates(rng, runs, between, n=20, noise=0.01):
     return [statistics.rate_of(np.full(n, 1e3), level * (1 + noise * rng.normal(size=n))) for level in levels]
 
 
-@pytest.mark.parametrize("between", [0.0, 0.003, 0.02])
+@pytest.mark.parametrize("between", [0.0, statistics.BETWEEN_RUNS, 0.02])
 @pytest.mark.parametrize(("first", "second"), [(2, 2), (3, 3), (5, 3)])
 def test_the_ratio_of_runs_covers_93_to_97_percent_however_much_runs_differ(first, second, between):
     rng = np.random.default_rng(first + second)

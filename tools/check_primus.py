@@ -31,6 +31,7 @@ from tprimat.plan.schema import PrimusStart, RunPlan  # noqa: E402
 AMD = ("platform_optimizations", "amd")
 VARIANTS: Mapping[str, Mapping[tuple[str, ...], Any]] = {
     "as configured": {},
+    "forced balance": {("training", "routing"): "balanced"},
     "fp8, full recompute": {(*AMD, "precision"): "fp8", (*AMD, "recompute"): "full"},
     "selective recompute, small rates": {
         (*AMD, "recompute"): "selective",

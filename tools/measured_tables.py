@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Write the tables of docs/measured.md from the records; with --check, only report whether they are up to date.
+"""Write the tables of docs/measured.md and docs/moe.md from the records; with --check, only report whether they are up to date.
 
 python3 tools/measured_tables.py
 python3 tools/measured_tables.py --check
 
-A table stands between <!-- table ARGUMENTS --> and <!-- end -->, where ARGUMENTS follow ./compare.py --results-dir.
+A table stands between <!-- table ARGUMENTS --> and <!-- end -->, where ARGUMENTS follow ./compare.py --results-dir, or between
+<!-- profile ARGUMENTS --> and <!-- end -->, where they follow `tprimat trace --markdown`.
 """
 
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 from page import page_parser, replace_blocks, update_page
 
 ROOT = Path(__file__).resolve().parent.parent
+PAGES = ("measured.md", "moe.md")
 
 
 def table(arguments: str) -> str:
@@ -26,12 +28,22 @@ def table(arguments: str) -> str:
         return output.read_text(encoding="utf8").split("\n\n")[0] + "\n"
 
 
+def profile(arguments: str) -> str:
+    """Return the table of what steps spend their time on."""
+    command = [sys.executable, "-m", "tprimat", "trace", "--markdown", *arguments.split()]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip() + "\n"
+
+
 def main() -> int:
     """Exit status: 0, or 1 where --check finds a difference."""
     options = page_parser(__doc__).parse_args()
-    page = ROOT / "docs" / "measured.md"
-    text = replace_blocks(page.read_text(encoding="utf8"), "table", table)
-    return update_page(page, text, check=options.check, command="python3 tools/measured_tables.py")
+    status = 0
+    for name in PAGES:
+        page = ROOT / "docs" / name
+        text = replace_blocks(page.read_text(encoding="utf8"), "table", table)
+        text = replace_blocks(text, "profile", profile)
+        status |= update_page(page, text, check=options.check, command="python3 tools/measured_tables.py")
+    return status
 
 
 if __name__ == "__main__":

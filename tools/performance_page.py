@@ -21,7 +21,7 @@ from speed_layouts import LAYOUTS, Layout  # noqa: E402
 from switch_figures import exchanges, forward_sums, no_gain, switches, unswitched  # noqa: E402
 
 from tprimat import units  # noqa: E402
-from tprimat.analyze.compare import verdict  # noqa: E402
+from tprimat.analyze.compare import Question, verdict  # noqa: E402
 from tprimat.analyze.groups import Group, group_estimate  # noqa: E402
 from tprimat.analyze.roofline import step_breakdown  # noqa: E402
 from tprimat.analyze.trace import ProfileSummary  # noqa: E402
@@ -38,9 +38,9 @@ MEASURED = (
     "MFU",
     "of measured matmul",
     "memory",
-    "torchtitan, tokens/s/GPU",
+    "torchtitan by its own clock, tokens/s/GPU",
     "torchtitan, n",
-    "engine / torchtitan",
+    "engine / torchtitan, two clocks",
     "reserved, engine / torchtitan",
 )
 
@@ -71,7 +71,7 @@ def layout_row(layout: Layout, group: Group, peer: Group | None) -> list[str]:
     flops = group_estimate(group, lambda run: run.model_flops_per_second_per_gpu)
     mfu = group_estimate(group, lambda run: run.mfu)
     shares = [run.share_of_measured_gemm for run in metrics if run.share_of_measured_gemm]
-    ratio = verdict(peer, group, even_if_different=True).ratio if peer else None
+    ratio = verdict(peer, group, Question(even_if_different=True)).ratio if peer else None
     wanted = layout.target_mfu or layout.target_tokens_per_second_per_gpu
     reached = mfu if layout.target_mfu else rate(group)
     return [

@@ -116,7 +116,7 @@ def verdicts() -> str:
     """List how often two equal configurations are called faster or slower."""
     rows = []
     for name, draw in STEPS.items():
-        for between in (0.0, 0.003, 0.02):
+        for between in (0.0, statistics.BETWEEN_RUNS, 0.02):
             row = [name, f"{between:.1%}"]
             for runs in (1, 2, 3, 5):
                 rng, wrong, covered = np.random.default_rng(runs), 0, 0

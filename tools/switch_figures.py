@@ -9,7 +9,7 @@ from pathlib import Path
 from record_figures import NOTHING, groups_in, rate, steps, times
 
 from tprimat import units
-from tprimat.analyze.compare import verdict
+from tprimat.analyze.compare import Question, verdict
 from tprimat.analyze.groups import Group, group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.config.schema import EngineOptions
@@ -81,7 +81,7 @@ def switches(results: Path) -> str:
     """Return the table of switches, measured on and off."""
     rows = []
     for name, off, on in sorted(switch_pairs(results), key=lambda pair: (pair[0], str(workload(pair[1].run)))):
-        run, gain = on.run, verdict(off, on, even_if_different=True).ratio
+        run, gain = on.run, verdict(off, on, Question(even_if_different=True)).ratio
         memory = [max(item.metrics.peak_memory_bytes or 0 for item in group.runs if item.metrics) for group in (off, on)]
         rows.append(
             [
@@ -111,7 +111,7 @@ def no_gain(results: Path) -> str:
     """Return a list of the switches whose interval does not lie above 1."""
     found = []
     for name, off, on in sorted(switch_pairs(results), key=lambda pair: pair[0]):
-        gain = verdict(off, on, even_if_different=True).ratio
+        gain = verdict(off, on, Question(even_if_different=True)).ratio
         if gain and gain.low is not None and gain.low <= 1:
             found.append(f"- `{name}`, {described(on.run)}: {with_interval(gain, times)} times the rate without it.")
     return "\n".join(found) or "Every switch that was measured shows a gain."
@@ -167,7 +167,7 @@ def unswitched(results: Path) -> str:
                     with_interval(rate(off), units.count),
                     with_interval(rate(on), units.count),
                     f"{steps(off)} / {steps(on)}",
-                    with_interval(verdict(off, on, even_if_different=True).ratio, times),
+                    with_interval(verdict(off, on, Question(even_if_different=True)).ratio, times),
                 ]
             )
     header = ("change", "workload", "without, tokens/s/GPU", "with, tokens/s/GPU", "n without / with", "with / without")

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +23,8 @@ MAD_TO_SIGMA = 1.4826022185056018
 MEAN_DEVIATION_TO_SIGMA = math.sqrt(math.pi / 2)
 NORMAL_QUANTILE = 1.959963984540054
 """Phi^-1(0.975)."""
-T_QUANTILES = (12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004, 2.262157, 2.228139)
-"""Student's t at 0.975 for 1 to 10 degrees of freedom."""
+FEW_DEGREES = 60
+"""Degrees of freedom up to which Student's t is inverted exactly."""
 FEWEST_FREEDOM = 3
 """Fewest degrees of freedom that autocorrelation leaves. With 1 or 2, quantiles of 12.7 and 4.3 multiply an error that the same
 autocorrelation has already widened: in simulations (AR(1) of 0.3 to 0.8, 10 to 50 steps) the intervals become up to four
@@ -41,15 +42,36 @@ class Interval:
     high: float | None
 
 
-def t_quantile(freedom: int) -> float:
-    """Return Student's t at 0.975: tabulated, and from 11 degrees of freedom by Cornish-Fisher (Abramowitz and Stegun 26.7.5)."""
-    if freedom <= len(T_QUANTILES):
-        return T_QUANTILES[max(freedom, 1) - 1]
-    z = NORMAL_QUANTILE
+@lru_cache(maxsize=4096)
+def t_quantile(freedom: int, confidence: float = CONFIDENCE) -> float:
+    """Return the number that Student's t stays below, in absolute value, with a probability.
+
+    By bisection of its distribution (Abramowitz and Stegun 26.7.3 and 26.7.4), for many degrees by Cornish-Fisher (26.7.5).
+    """
+    if freedom <= FEW_DEGREES:
+        low, high = 0.0, math.pi / 2
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if _t_within(middle, max(freedom, 1)) < confidence else (low, middle)
+        return math.sqrt(max(freedom, 1)) * math.tan(low)
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
     first = (z**3 + z) / 4
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
     return z + first / freedom + second / freedom**2 + third / freedom**3
+
+
+def _t_within(angle: float, freedom: int) -> float:
+    """Return the probability that Student's t is within sqrt(freedom) x tan(angle)."""
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = freedom % 2
+    term = total = cosine if odd else 1.0
+    for number in range(1 + odd, freedom - 2, 2):
+        term *= number / (number + 1) * cosine**2
+        total += term
+    if not odd:
+        return sine * total
+    return 2 / math.pi * (angle + (sine * total if freedom > 1 else 0.0))
 
 
 def scaled_mad(values: Array) -> float:
@@ -280,9 +302,26 @@ def cliffs_delta(first: Array, second: Array) -> float:
     return float(below - above) / (len(first) * len(second))
 
 
+def mean_interval(values: Array, confidence: float = CONFIDENCE, least_inflation: float = 1.0) -> Interval:
+    """Return the mean of a series with Student's interval, widened by autocorrelation; none for a single value.
+
+    Args:
+        values: shape (n,).
+        confidence: of the interval.
+        least_inflation: of the variance, where a short series cannot show how much its values depend on each other.
+    """
+    n, centre = len(values), float(values.mean())
+    if n < 2:
+        return Interval(value=centre, low=None, high=None)
+    inflation = max(variance_inflation(values), least_inflation)
+    freedom = max(min(n - 1, FEWEST_FREEDOM), round(n / inflation) - 1)
+    arm = t_quantile(freedom, confidence) * math.sqrt(float(values.var(ddof=1)) * inflation / n)
+    return Interval(value=centre, low=centre - arm, high=centre + arm)
+
+
 # The ratio of two groups of runs. The run is the unit: steps of one run share whatever that run met.
 
-BETWEEN_RUNS = 0.003
+BETWEEN_RUNS = 0.004
 """Relative standard deviation between runs of one configuration on one machine, where a single run shows none: from our
 records on H200 (docs/statistics.md), and a guess for any other machine."""
 BETWEEN_RUNS_FREEDOM = 10
@@ -309,8 +348,8 @@ def rate_of(tokens: Array, seconds: Array) -> Rate:
     return Rate(log=math.log(ratio), error=error, freedom=freedom)
 
 
-def ratio_of_rates(first: Sequence[Rate], second: Sequence[Rate]) -> Interval:
-    """Return the throughput of the second group of runs over the first, with a 95 % interval on the log scale.
+def ratio_of_rates(first: Sequence[Rate], second: Sequence[Rate], confidence: float = CONFIDENCE) -> Interval:
+    """Return the throughput of the second group of runs over the first, with an interval on the log scale.
 
     With two runs or more on each side: Student's for two means of equal variance, from the spread between runs alone. With a
     single run, the variance of a run is what its steps show plus BETWEEN_RUNS squared, updated by the runs of the other side
@@ -330,7 +369,7 @@ def ratio_of_rates(first: Sequence[Rate], second: Sequence[Rate]) -> Interval:
             return Interval(value=math.exp(centre), low=None, high=None)
         variance = sum(part for part, _ in parts)
         freedom = variance**2 / sum(part**2 / df for part, df in parts) if variance > 0 else 1.0
-    arm = t_quantile(int(freedom)) * math.sqrt(variance)
+    arm = t_quantile(int(freedom), confidence) * math.sqrt(variance)
     return Interval(value=math.exp(centre), low=math.exp(centre - arm), high=math.exp(centre + arm))
 
 
@@ -349,7 +388,7 @@ def _variances(first: Sequence[Rate], second: Sequence[Rate], squares: float, sp
     return [*parts, (between * (1 / len(first) + 1 / len(second)), float(freedom))]
 
 
-def more_runs(value: float, low: float | None, bound: float, runs: int) -> int | None:
+def more_runs(value: float, low: float | None, bound: float, runs: int, confidence: float = CONFIDENCE) -> int | None:
     """Return how many runs a side, of the same spread, would bring the low end of a ratio above a bound; None where none would.
 
     Args:
@@ -357,13 +396,15 @@ def more_runs(value: float, low: float | None, bound: float, runs: int) -> int |
         low: end of its interval.
         bound: below the ratio, or no number of runs is enough.
         runs: on the smaller side now.
+        confidence: of the interval.
     """
     if low is None or value <= bound:
         return None
     arm, room = math.log(value / low), math.log(value / bound)
     freedom = 2 * runs - 2 if runs > 1 else BETWEEN_RUNS_FREEDOM  # of the interval that is there
-    now = arm * math.sqrt(runs) / t_quantile(freedom)
-    return next(count for count in range(runs, 10**6) if t_quantile(max(1, 2 * count - 2)) * now / math.sqrt(count) < room)
+    now = arm * math.sqrt(runs) / t_quantile(freedom, confidence)
+    sizes = range(runs, 10**6)
+    return next(count for count in sizes if t_quantile(max(1, 2 * count - 2), confidence) * now / math.sqrt(count) < room)
 
 
 # Steps of two speeds.

@@ -7,13 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tprimat.analyze.compare import comparable, verdict
+from tprimat.analyze.compare import Question, comparable, rankings, verdict
 from tprimat.analyze.groups import group_estimate, group_runs, measure, ranks
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.facts.models import model_shape
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.discover import load_results
-from tprimat.records.schema import Evidence, StepRecord
+from tprimat.records.schema import StepRecord
+from tprimat.report.comparison import Comparison, sentence
+from tprimat.report.winner import headline, proven
+from tprimat.runner.analysis import regression_gate
 
 RUNS = Path(__file__).parent.parent / "runs"
 
@@ -30,8 +33,18 @@ def changed(result, **fields):
     return dataclasses.replace(result, run=dataclasses.replace(result.run, **fields))
 
 
+def with_batch(result, sequences, tokens=2048):
+    """The same steps with another batch."""
+    steps = tuple(dataclasses.replace(step, tokens=sequences * tokens) for step in result.steps)
+    run = changed(result, global_batch_sequences=sequences, sequence_tokens=tokens)
+    return dataclasses.replace(run, steps=steps)
+
+
 def slowed(result, factor, run_id):
-    steps = tuple(dataclasses.replace(step, step_seconds=step.step_seconds * factor) for step in result.steps)
+    steps = tuple(
+        dataclasses.replace(step, step_seconds=step.step_seconds * factor, ended_at_seconds=step.ended_at_seconds * factor)
+        for step in result.steps
+    )
     run = dataclasses.replace(result.run, run_id=run_id, strategy="other")
     return RunResult(run=run, steps=steps, path=result.path)
 
@@ -66,8 +79,8 @@ def test_of_many_options_a_label_names_those_that_tell_the_runs_apart():
 
 def test_a_label_has_no_word_that_tells_no_two_runs_apart():
     (first,) = recorded("h100", "llama-0")
-    by_batch = changed(first, global_batch_sequences=64)
-    long = [changed(first, model="qwen", sequence_tokens=tokens, global_batch_sequences=256) for tokens in (2048, 4096)]
+    by_batch = with_batch(first, 64)
+    long = [changed(with_batch(first, 2**18 // tokens, tokens), model="qwen") for tokens in (2048, 4096)]
     labels = [group.label for group in groups_of(first, by_batch, *long)]
     assert all("recompute" not in label and "clock" not in label and "TP" not in label for label in labels)
     assert len(set(labels)) == 4
@@ -106,25 +119,24 @@ def test_a_run_that_failed_or_ran_something_else_is_not_counted():
     ("what", "fields"),
     [
         ("model", {"model": "qwen"}),
-        ("size", {"size": "tiny"}),
-        ("tokens a step", {"global_batch_sequences": 64}),
-        ("tokens a step", {"evidence": Evidence(source="log", tokens_per_step=5)}),
-        ("sequence length", {"sequence_tokens": 4096, "global_batch_sequences": 64}),
+        ("model", {"size": "tiny"}),
+        ("tokens a step", {"batch": (64, 2048)}),
+        ("sequence length", {"batch": (64, 4096)}),
         ("dtype that ran", {"matmul_dtype": "fp8"}),
         ("dtype that ran", {"matmul_dtype": None}),
         ("clock", {"clock": "framework"}),
-        ("model's shape", {"shape": model_shape("llama-3-70b")}),
+        ("model's shape", {"shape": dataclasses.replace(model_shape("llama-3.1-8b"), ffn=8192)}),
     ],
 )
 def test_unlike_workloads_are_refused_and_the_difference_is_named(what, fields):
     one, two = recorded("h100", "llama-0")[0], recorded("h100", "llama-1")[0]
-    two = changed(two, **fields)
+    two = with_batch(two, *fields["batch"]) if "batch" in fields else changed(two, **fields)
     assert [difference.what for difference in comparable(one.run, two.run)] == [what]
     first, second = groups_of(one, two)
     judged = verdict(first, second)
     assert (judged.outcome, judged.ratio) == ("refused", None)
     assert [difference.what for difference in judged.differences] == [what]
-    shown = verdict(first, second, even_if_different=True)
+    shown = verdict(first, second, Question(even_if_different=True))
     assert shown.ratio is not None
     assert shown.differences == judged.differences
 
@@ -132,6 +144,16 @@ def test_unlike_workloads_are_refused_and_the_difference_is_named(what, fields):
 def test_a_dtype_that_neither_run_proves_is_a_difference():
     one, two = (changed(result, matmul_dtype=None) for result in recorded("h100", "llama")[:2])
     assert [difference.what for difference in comparable(one.run, two.run)] == ["dtype that ran"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "refused"), [("natural", "balanced", True), ("natural", "natural", False), (None, None, True)]
+)
+def test_routing_must_be_known_and_equal_where_there_are_experts(first, second, refused):
+    one = recorded("h100", "llama-0")[0].run
+    shape = model_shape("mixtral-8x7b")
+    runs = [dataclasses.replace(one, shape=shape, model="mixtral", routing=routing) for routing in (first, second)]
+    assert [difference.what for difference in comparable(*runs)] == ["routing"] * refused
 
 
 def test_another_gpu_count_is_a_difference():
@@ -164,6 +186,34 @@ def test_only_three_runs_a_side_show_one_configuration_to_be_faster():
     assert len(runs) == 3
     assert verdict(*groups_of(*slow, *runs)).outcome == "faster"
     assert verdict(*groups_of(*slow[:2], *runs[:2])).outcome == "these runs differ"
+
+
+def with_seed(result, losses=1.0, **seen):
+    """The same run with a seed and known data, its losses multiplied."""
+    steps = tuple(dataclasses.replace(step, loss=step.loss * losses) for step in result.steps)
+    known = changed(result, seed=7, evidence=dataclasses.replace(result.run.evidence, data="mock", **seen))
+    return dataclasses.replace(known, steps=steps)
+
+
+def test_speed_with_another_loss_on_the_same_data_and_seed_is_no_win():
+    runs = [with_seed(run) for run in recorded("mi300x")]
+    fast = [with_seed(slowed(run, 0.95, f"fast-{number}"), losses=1.1) for number, run in enumerate(recorded("mi300x"))]
+    judged = verdict(*groups_of(*runs, *fast))
+    assert (judged.outcome, judged.other_loss.outcome) == ("other loss", "refuted")
+    assert "No win: on the same data and seed the loss differs by +10.0 %" in sentence(judged)
+    (ranking,) = rankings(groups_of(*runs, *fast))
+    assert not proven(ranking)
+    assert any(line.startswith("No win: ") for line in headline(ranking))
+    gate = regression_gate(Comparison(groups=(), verdicts=(judged,)), 0.03)
+    assert len(gate.closed) == 1
+
+
+def test_equal_losses_other_seeds_or_other_data_leave_a_win_a_win():
+    runs = [with_seed(run) for run in recorded("mi300x")]
+    for change in ({"losses": 1.0}, {"losses": 1.1, "first_sequence": "other"}):
+        fast = [with_seed(slowed(run, 0.95, f"fast-{number}"), **change) for number, run in enumerate(recorded("mi300x"))]
+        own = [with_seed(run, first_sequence="one") for run in recorded("mi300x")] if len(change) > 1 else runs
+        assert verdict(*groups_of(*own, *fast)).outcome == "faster"
 
 
 def test_a_gate_opens_only_where_the_whole_interval_is_within_the_margin():

@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tprimat.analyze.metrics import MetricOptions, run_metrics
+from tprimat.analyze.metrics import MetricOptions, run_metrics, stragglers
 from tprimat.errors import MetricError
 from tprimat.facts.models import ModelShape
-from tprimat.records.schema import Machine, RunRecord, StepRecord, TelemetrySample
+from tprimat.records.schema import Machine, NodeRecord, RunRecord, StepRecord, TelemetrySample
 
 H100 = Machine(platform="cuda", accelerator="NVIDIA H100 80GB HBM3", gpus_per_node=8, nodes=1)
 LLAMA = ModelShape(
@@ -237,3 +237,15 @@ def test_energy_is_not_counted_across_profiled_steps():
     assert present.joules_per_token == pytest.approx(8 * 700 / (128 * 2048))
     assert absent.joules_per_token is None
     assert "energy absent: profiled steps lie between the steady ones" in absent.warnings
+
+
+def test_a_rank_that_makes_the_others_wait_is_named_with_its_node():
+    nodes = tuple(NodeRecord(host=host, accelerator="NVIDIA H200", gpus=2) for host in ("gpu1", "gpu2"))
+    machine = dataclasses.replace(H100, gpus_per_node=2, nodes=2)
+    run = dataclasses.replace(RUN, machine=machine, nodes=nodes, pipeline_parallel=1, rank_seconds=(1.0, 1.0, 1.0, 1.3))
+    named = "rank 3 (GPU 1 on gpu2) takes 30.0% longer than its likes, which wait"
+    assert stragglers(run) == (named,)
+    staged = dataclasses.replace(run, pipeline_parallel=2, rank_seconds=(1.0, 1.04, 2.0, 2.04))
+    assert stragglers(staged) == (), "stages differ by their layers, the ranks of one stage should not"
+    assert stragglers(dataclasses.replace(run, rank_seconds=())) == ()
+    assert stragglers(dataclasses.replace(run, machine=dataclasses.replace(machine, platform="cpu"))) == ()

@@ -44,7 +44,7 @@ def run(gpus, batch, seconds, **changes):
         micro_batch_sequences=1,
         global_batch_sequences=batch,
         sequence_tokens=2048,
-        machine=Machine(platform="cuda", accelerator="NVIDIA H200", gpus_per_node=gpus, nodes=1),
+        machine=Machine(platform="cuda", accelerator="an accelerator without a known peak", gpus_per_node=gpus, nodes=1),
         started_at=None,
         clock="step_end",
         outcome="completed",

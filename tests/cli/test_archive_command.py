@@ -1,5 +1,6 @@
 """Results packed on one machine and read on another."""
 
+import os
 import re
 import shutil
 import socket
@@ -87,6 +88,15 @@ def test_mistakes_are_explained(tmp_path, arguments, told):
     assert done.returncode == 2
     assert told in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_no_room_for_temporary_files_is_explained(tmp_path):
+    limited = ["prlimit", "--fsize=0", sys.executable, "-m", "tprimat", "archive", str(RUNS / "cpu"), "x.tar.gz"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(limited, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: No temporary folder can be written.\n"), done.stderr
+    assert "TMPDIR" in done.stderr
 
 
 def test_the_benchmark_command_reports_and_packs_what_lies_in_its_output_folder(output, tmp_path):

@@ -20,12 +20,12 @@ def ends(tmp_path, monkeypatch):
     """Start the fake trainer instead of torchrun; the dict says what it does last, strategy by strategy."""
     chosen = {}
 
-    def command_of(plan):
+    def command_on(plan, place):
         environment = {"FAKE_STEPS": f"{plan.run_directory}/steps.jsonl"}
         pace = chosen.get(f"{plan.strategy} pace", "0.002")
         return Command(argv=(*TRAINER, "pace", pace, "steps", "4", *chosen.get(plan.strategy, ())), environment=environment)
 
-    monkeypatch.setattr(training, "command_of", command_of)
+    monkeypatch.setattr(training, "command_on", command_on)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OUTPUT_DIR", raising=False)
     return chosen
@@ -38,7 +38,7 @@ def run(*flags):
 def test_repetitions_end_in_their_mean_and_each_note_is_said_once(ends, capsys):
     assert run("--runs", "3") == 0
     out = capsys.readouterr().out
-    assert out.count("steady step(s)") == 1
+    assert out.count("or more make an interval") == 1
     assert re.search(r"^\d\S* \[\S+, \S+\] tokens/s/GPU: mean of 3 runs, 95 % interval between runs", out, re.MULTILINE)
     assert re.search(r"^minimal_communication +\d\S* \[\S+, \S+\] +3 ", out, re.MULTILINE)
 
@@ -59,7 +59,7 @@ def test_a_single_run_needs_no_summing_up(ends, capsys):
     assert run() == 0
     out = capsys.readouterr().out
     assert "mean of" not in out
-    assert "steady step(s)" in out
+    assert "or more make an interval" in out
 
 
 def test_the_document_has_the_mean_and_its_interval(ends, capsys):

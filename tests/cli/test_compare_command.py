@@ -134,8 +134,28 @@ def test_unlike_workloads_are_refused_with_what_differs_and_shown_only_when_aske
     assert "dtype that ran not recorded in either" in done.stdout
     anyway = compare(*folders, "--even-if-different", "--output", tmp_path / "c.svg", cwd=tmp_path)
     assert "slower" in anyway.stdout
-    assert "They differ: tokens a step" in anyway.stdout
+    assert "tokens a step 131,072 and 262,144. Also different:" in anyway.stdout
     assert any("NOT LIKE FOR LIKE" in word for word in words_of(tmp_path / "c.svg"))
+
+
+def test_the_trait_that_is_the_question_is_named_and_does_not_forbid(tmp_path):
+    for name, dtype in (("h100-llama-0", "bf16"), ("h100-llama-1", "fp8")):
+        slower(RUNS / "h100" / "runs" / name, tmp_path / name, 1.0)
+        file = tmp_path / name / "run.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"matmul_dtype": dtype}))
+    arguments = ("--results-dir", tmp_path, "--output", tmp_path / "c.svg")
+    assert "Not compared with the workload above, because they differ: dtype that ran" in compare(*arguments).stdout
+    done = compare(*arguments, "--varying", "DType")
+    assert "llama H100 SXM, 8 GPUs, 262,144 tokens a step, sequence 2,048\n" in done.stdout
+    assert "Varied: fp8 against bf16." in done.stdout
+    assert "No winner: " in done.stdout
+    assert any(
+        "bf16 leads within the noise of" in word or "fp8 leads within the noise of" in word
+        for word in words_of(tmp_path / "c.svg")
+    )
+    wrong = compare(*arguments, "--varying", "colour")
+    assert wrong.returncode == 2
+    assert "There is no trait 'colour'." in wrong.stderr
 
 
 def test_the_gate_closes_on_a_regression_and_opens_within_the_margin(regression, tmp_path):
@@ -155,7 +175,7 @@ def test_the_gate_closes_on_a_regression_and_opens_within_the_margin(regression,
 def test_a_folder_as_baseline_pairs_each_configuration_with_its_own_kind(tmp_path):
     for folder in ("before", "after"):
         for name in ("h100-llama-0", "h100-llama-split", "h100-qwen-0"):
-            slower(RUNS / "h100" / "runs" / name, tmp_path / folder / f"{folder}-{name}", 1.0)
+            slower(RUNS / "h100" / "runs" / name, tmp_path / folder / f"{folder}-{name}", 1.0 if folder == "before" else 1.0001)
     done = compare("--results-dir", "before", "after", "--baseline", "before", "--fail-if-slower", "3%", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     pairs = [line.partition(":  ")[0] for line in done.stdout.splitlines() if " against " in line]
@@ -222,6 +242,14 @@ def test_a_mistake_on_the_command_line_is_explained_without_a_traceback(tmp_path
     assert "Traceback" not in done.stderr
 
 
+def test_a_home_that_cannot_be_written_is_none_of_the_users_business(tmp_path):
+    nowhere = {"HOME": "/proc/nowhere", "XDG_CACHE_HOME": "/proc/nowhere", "XDG_CONFIG_HOME": "/proc/nowhere", "MPLCONFIGDIR": ""}
+    arguments = ("--results-dir", RUNS / "cpu", "--output", tmp_path / "x.png")
+    done = run_script("compare.py", *arguments, environment=nowhere)
+    assert done.returncode == 0
+    assert done.stderr == f"written: {tmp_path}/x.png\n"
+
+
 def test_an_unwritable_target_is_explained(tmp_path):
     (tmp_path / "file").write_text("")
     for name in ("x.png", "x.md"):
@@ -269,7 +297,7 @@ def test_the_commands_in_the_docstring_work(tmp_path, line):
         shutil.copytree(RUNS / ("cpu" if name == "output" else name), tmp_path / name)
     shutil.copytree(RUNS / "mi300x" / "runs" / "mi300x-llama-0", tmp_path / "before" / "r0")
     (tmp_path / "after").mkdir()
-    slower(tmp_path / "before" / "r0", tmp_path / "after" / "r1", 1.0)
+    slower(tmp_path / "before" / "r0", tmp_path / "after" / "r1", 1.0001)
     done = compare(*line.split()[1:], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
@@ -291,6 +319,9 @@ def test_without_a_baseline_each_run_meets_the_first_that_it_may_be_compared_wit
         ("c", {"strategy": "balanced"}),
     ):
         shutil.copytree(source, tmp_path / name)
+        if name == "a":
+            steps = tmp_path / name / "steps.jsonl"
+            steps.write_text(steps.read_text().replace('"tokens":262144', '"tokens":131072'))
         (tmp_path / name / "run.json").write_text(json.dumps(run | {"run_id": name, **changes}))
     compare("--results-dir", tmp_path, "--output", tmp_path / "x.json")
     verdicts = json.loads((tmp_path / "x.json").read_text())["verdicts"]

@@ -167,7 +167,10 @@ def test_a_model_of_another_size_than_the_log_counts_is_refused(log):
 def test_an_mfu_that_no_hardware_reaches_is_not_printed_without_a_word(log):
     path = log("megatron_lm")
     done = extract("--log-file", path, "--model-name", "llama", "--gpu", "H200")
-    assert "warning: MFU is 4" in done.stderr
+    assert "warning: this will not count: MFU is 4" in done.stderr
+    compared = run_command("compare.py", "--results-dir", path.parent, "--output", path.parent / "c.md")
+    assert compared.returncode == 1
+    assert "this cannot be: MFU is 4" in compared.stdout
     assert any(
         "no hardware can reach" in text
         for text in json.loads((path.parent / "benchmark_cuda_llama.json").read_text())["metrics"]["warnings"]

@@ -1,5 +1,6 @@
 """visualize_peak_throughput.py as a user starts it: real processes, real pictures."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -146,3 +147,14 @@ def test_a_mistake_is_explained_without_a_traceback(tmp_path, arguments, words):
     done = draw(*arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert words in done.stderr
+
+
+def test_names_are_drawn_as_they_are(tmp_path):
+    for number, name in enumerate(("$HOME", "$x^{$", "{0}%s", "日本語 🦙", "a_b^c")):
+        folder = tmp_path / "runs" / str(number)
+        shutil.copytree(RUNS / "cpu" / "runs" / "cpu-llama-0", folder)
+        document = json.loads((folder / "run.json").read_text())
+        (folder / "run.json").write_text(json.dumps(document | {"run_id": str(number), "strategy": name, "model": name}))
+    arguments = [sys.executable, str(ROOT / "visualize_peak_throughput.py"), "--results-dir", "runs", "--output", "x.svg"]
+    done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "written: x.svg\n")

@@ -4,11 +4,8 @@ import json
 import os
 
 import pytest
-from commands import FAKE_PACKAGES, fake_nvml, run_command, run_script
-from fake_primus import make_checkout
-
-CARD = {"Card Series": "AMD Instinct MI300X OAM", "VRAM Total Memory (B)": "206141652992"}
-ROCM_SMI = {f"card{index}": CARD for index in range(8)} | {"system": {"Driver version": "6.10.5"}}
+from commands import fake_nvml, run_command, run_script
+from fake_primus import make_checkout, make_machine
 
 
 @pytest.fixture
@@ -17,30 +14,14 @@ def machine(tmp_path, monkeypatch):
     for name in os.environ:
         if name.startswith(("SLURM_", "HIP_", "CUDA_", "ROCR_")):
             monkeypatch.delenv(name)
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    program(tools / "rocm-smi", f"cat <<'END'\n{json.dumps(ROCM_SMI)}\nEND\n")
-    program(tools / "srun", "exit 0\n")
-    root = make_checkout(tmp_path / "Primus")
+    machine = make_machine(tmp_path)
 
-    def benchmark(*words, act="once", primus=root, run=run_command, **variables):
-        environment = {
-            "PATH": f"{tools}:/usr/bin:/bin",
-            "PYTHONPATH": str(FAKE_PACKAGES),  # whose pynvml finds no driver
-            "PRIMUS_PATH": str(primus),
-            "FAKE_PRIMUS": act,
-            "OUTPUT_DIR": str(tmp_path / "out"),
-            **variables,
-        }
+    def benchmark(*words, act="once", run=run_command, **variables):
+        environment = {**machine, "FAKE_PRIMUS": act, "OUTPUT_DIR": str(tmp_path / "out"), **variables}
         with fake_nvml():
             return run("benchmark.py", "--model", "llama", "--steps", "6", "--quiet", *words, environment=environment)
 
     return benchmark
-
-
-def program(path, text):
-    path.write_text("#!/bin/sh\n" + text)
-    path.chmod(0o755)
 
 
 def run_of(folder):
@@ -64,7 +45,7 @@ def test_an_amd_machine_with_primus_trains_with_primus_and_proves_its_strategy(m
     assert [step["step"] for step in steps] == [1, 2, 3, 4, 5, 6]
     assert {step["tokens"] for step in steps} == {128 * 2048}
     document = json.loads((tmp_path / "out" / "benchmark_rocm_llama.json").read_text())
-    assert document["performance_metrics"]["tokens_per_second_per_gpu"] == pytest.approx(128 * 2048 / 0.1 / 8)
+    assert document["performance_metrics"]["tokens_per_second_per_gpu"] == pytest.approx(128 * 2048 / 10 / 8)
     assert (folder / "primus.yaml").is_file()
 
 
@@ -143,7 +124,7 @@ def test_two_nodes_without_slurm_are_refused_with_the_way_out(machine):
 
 
 def test_an_old_primus_is_started_by_its_script(machine, tmp_path):
-    done = machine(act="twice", primus=make_checkout(tmp_path / "old", modes=False))
+    done = machine(act="twice", PRIMUS_PATH=str(make_checkout(tmp_path / "old", modes=False)))
     assert done.returncode == 0, done.stderr
     record, folder = run_of(tmp_path)
     assert (record["outcome"], record["mismatches"]) == ("completed", [])

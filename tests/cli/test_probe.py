@@ -51,6 +51,15 @@ def test_two_ranks_measure_collectives_together_and_a_resumed_run_adds_nothing(t
     assert read_probes(tmp_path / "probes.jsonl") == records
 
 
+def test_two_ranks_measure_exchanges_alone_and_beside_products(tmp_path):
+    done = probe("overlap", "--output", tmp_path, "--ranks", 2)
+    assert done.returncode == 0, done.stderr
+    records = read_probes(tmp_path / "probes.jsonl")
+    exchanges = [name + beside for name in ("all_gather", "reduce_scatter") for beside in ("", " beside products")]
+    assert [record.variant for record in records] == ["products", *exchanges]
+    assert all(record.error is None and len(record.seconds) == 20 for record in records)
+
+
 def test_ddp_on_one_rank_and_two_when_resumed_starts_only_what_is_not_measured_yet(tmp_path):
     assert probe("ddp", "--output", tmp_path, "--ranks", 1).returncode == 0
     (one,) = read_probes(tmp_path / "probes.jsonl")

@@ -53,11 +53,45 @@ def test_a_dry_run_prints_the_plan_and_the_exact_command_and_leaves_nothing(tmp_
     assert list(tmp_path.iterdir()) == []
 
 
+def test_both_routings_are_planned_in_turn_for_models_with_experts_alone():
+    plans = plans_of(dry("--model", "mixtral,llama", "--routing", "balanced,natural"))
+    asked = [(plan["model"], plan["routing"]) for plan in plans]
+    assert asked == [("mixtral", "natural"), ("mixtral", "balanced"), ("llama", None)]
+    assert len({plan["run_id"] for plan in plans}) == 3
+    (default,) = plans_of(dry("--model", "qwen3_moe"))
+    assert (default["routing"], default["layout"]["expert"]) == ("natural", 8)
+
+
+@pytest.mark.parametrize(
+    ("flags", "what"),
+    [
+        (("--model", "llama", "--routing", "natural"), "--routing has nothing to route."),
+        (("--model", "mixtral", "--routing", "even"), "There is no routing 'even'."),
+        (("--model", "mixtral", "--ep", "3", "--gpus", "3"), "num_moe_experts (8) must be a multiple of"),
+        (("--model", "mixtral", "--tp", "2", "--ep", "8", "--gpus", "4"), "world_size (4) is not divisible by"),
+        (("--model", "llama", "--ep", "2"), "expert_model_parallel_size is 2, and llama-3.1-8b-tiny has no experts."),
+        (
+            ("--model", "mixtral", "--precision", "fp8", "--platform", "nvidia"),
+            "The embedded engine's experts do not run in fp8.",
+        ),
+    ],
+)
+def test_a_mistake_with_experts_is_explained_before_anything_starts(flags, what):
+    done = call("--dry-run", "--platform", "cpu", *flags)
+    assert done.returncode == 2
+    assert f"error: {what}" in done.stderr
+    assert "  try   " in done.stderr
+
+
+def test_the_default_is_the_dense_models():
+    assert {plan["model"] for plan in plans_of(dry())} == {"llama", "qwen"}
+
+
 def test_a_dry_run_checks_what_a_run_would_check(tmp_path):
     done = call("--dry-run", "--platform", "nvidia", "--model", "llama", "--output-dir", tmp_path / "out", cwd=tmp_path)
     checks = [line.split()[1] for line in done.stdout.splitlines() if line.startswith(("ok ", "absent ", "problem "))]
     assert checks == ["GPUs", "data", "memory", "disk"]
-    assert "at least 56.1 GiB a rank" in done.stdout  # 8.03 billion x (2 + 4 + 12/8) bytes
+    assert "predicted on the fullest rank" in done.stdout
     missing = call("--dry-run", "--platform", "cpu", "--data", "text:no-such-book.txt", cwd=tmp_path)
     assert missing.returncode == 2
     assert "There is no " in missing.stderr
@@ -177,7 +211,7 @@ def test_a_strategy_for_one_model_runs_it_and_says_what_the_other_is_missing(see
 def test_validating_leaves_out_what_a_strategy_has_no_layout_for(seeds_config):
     done = call("--config", seeds_config, script="validate_config.py")
     assert done.returncode == 0
-    assert done.stdout.splitlines()[-1] == "31 of 31 valid, 5 left out"
+    assert done.stdout.splitlines()[-1] == "61 of 61 valid, 11 left out"
 
 
 def test_stated_model_sizes_are_checked_against_ours(seeds_config):
@@ -259,8 +293,8 @@ def test_validation_prints_every_cell_and_exits_0():
     done = call(script="validate_config.py")
     assert done.returncode == 0, done.stderr
     rows = done.stdout.splitlines()
-    assert len(rows) == 31
-    assert rows[-1] == "30 of 30 valid"
+    assert len(rows) == 61
+    assert rows[-1] == "60 of 60 valid"
     assert all(" valid: TP=" in row for row in rows[:-1])
     assert {tuple(row.split()[:3]) for row in rows} >= {("llama", "nvidia", "balanced"), ("qwen", "cpu", "maximum_performance")}
 
@@ -271,7 +305,7 @@ def test_validation_exits_1_when_a_cell_is_not_valid_and_says_why():
     assert "not valid: world size (4) is not divisible by 8." in done.stdout
     assert "error: world size (4) is not divisible by 8.\n  at    config.yaml:" in done.stderr
     valid, total = (int(word) for word in done.stdout.splitlines()[-1].split() if word.isdigit())
-    assert 0 < valid < total == 30
+    assert 0 < valid < total == 60
 
 
 def test_validation_exits_2_when_the_file_is_wrong(tmp_path):

@@ -59,6 +59,15 @@ def test_laws_are_printed_with_their_uncertainty_and_a_warning_where_they_do_not
     assert document[0]["laws"][0]["contention"]["low"] < document[0]["laws"][0]["contention"]["value"]
 
 
+def test_points_that_fall_are_no_case_of_a_law(tmp_path):
+    falling = tmp_path / "falling.csv"
+    rows = [f"{gpus} GPUs across 1 node,{1000 * gpus},{rate}" for gpus, rate in ((1, 1000), (2, 800), (4, 500))]
+    falling.write_text("\n".join(["Configuration,Total Tokens Processed,Overall Throughput (tokens/sec)", *rows]) + "\n")
+    out = scaling("--table", falling, "--output", tmp_path).stdout
+    assert "Amdahl's law does not describe these points: throughput falls as GPUs are added." in out
+    assert "contention 1" not in out
+
+
 def test_runs_of_several_sizes_are_a_series(tmp_path):
     source = RunDirectory(RUNS / "h100" / "runs" / "h100-llama-0")
     for gpus in (2, 4, 8):

@@ -21,12 +21,12 @@ def plans(tmp_path, monkeypatch):
     """Starts the fake trainer instead of torchrun, and keeps the plans that were started."""
     started = []
 
-    def command_of(plan):
+    def command_on(plan, place):
         started.append(plan)
-        environment = {"FAKE_STEPS": f"{plan.run_directory}/steps.jsonl"}
+        environment = {"FAKE_STEPS": f"{plan.run_directory}/steps.jsonl", "FAKE_TOKENS": str(plan.batch.tokens_per_step)}
         return Command(argv=(*TRAINER, "pace", "0.002", "steps", str(plan.steps)), environment=environment)
 
-    monkeypatch.setattr(training, "command_of", command_of)
+    monkeypatch.setattr(training, "command_on", command_on)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OUTPUT_DIR", raising=False)
     return started

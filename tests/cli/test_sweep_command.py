@@ -26,14 +26,14 @@ def ends(tmp_path, monkeypatch):
     chosen = {}
     started = []
 
-    def command_of(plan):
+    def command_on(plan, place):
         started.append((plan.model, plan.strategy))
-        environment = {"FAKE_STEPS": f"{plan.run_directory}/steps.jsonl"}
+        environment = {"FAKE_STEPS": f"{plan.run_directory}/steps.jsonl", "FAKE_TOKENS": str(plan.batch.tokens_per_step)}
         return Command(
             argv=(*TRAINER, "pace", "0.002", "steps", str(plan.steps), *chosen.get(plan.strategy, ())), environment=environment
         )
 
-    monkeypatch.setattr(training, "command_of", command_of)
+    monkeypatch.setattr(training, "command_on", command_on)
     monkeypatch.setattr(sys, "argv", ["run_all", "llama"])
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OUTPUT_DIR", raising=False)
@@ -120,7 +120,7 @@ def test_the_winner_comes_before_the_table_of_cells(no_pictures, ends, capsys):
     assert run("llama") == 0
     out = capsys.readouterr().out
     assert out.index("vs fastest") < out.index("output-00")
-    assert out.count("steady step(s)") == 1
+    assert out.count("or more make an interval") == 1
 
 
 def test_on_a_terminal_each_reason_is_said_once_below_the_table():

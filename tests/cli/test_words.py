@@ -17,6 +17,7 @@ RUN = ("--dry-run", "--platform", "cpu", "--model", "llama")
         ("report", ("",), "the command line is empty."),
         ("benchmark.py", (*RUN, "--output-dir", "~nosuch/x"), "There is no home directory for ~nosuch/x."),
         ("benchmark.py", (*RUN, "--data", "text:~nosuch/x"), "~nosuch/x is not a path here."),
+        ("benchmark.py", (*RUN, "--output-dir", "x" * 5000), f"{'x' * 100} is not a path here."),
         ("benchmark.py", (*RUN, "--output-dir", os.fsdecode(b"\xff")), "\\xff is not UTF-8 text."),
         ("compare.py", ("--results-dir", os.fsdecode(b"\xff")), "\\xff is not UTF-8 text."),
         ("benchmark.py", (*RUN, "--runs", "1000000000"), "--runs is 1,000,000,000."),
@@ -25,6 +26,8 @@ RUN = ("--dry-run", "--platform", "cpu", "--model", "llama")
         ("benchmark.py", (*RUN, "--seed", "1" + "0" * 400), "experiment.seed is '1000"),
         ("benchmark.py", (*RUN, "--global-batch-size", "1" + "0" * 20), "global_batch_size is 100000000000000000000."),
         ("benchmark.py", (*RUN, "--parallel", "../x"), "There is no strategy '../x'"),
+        ("benchmark.py", (*RUN, "--parallel", ","), "--parallel names no strategy."),
+        ("benchmark.py", ("--dry-run", "--platform", "cpu", "--model", ",,"), "--model is ',,'."),
         ("benchmark.py", (*RUN, "--set", "training.optimizer.learning_rate=true"), "learning_rate is true."),
         ("extract_primus_metrics.py", ("--log-file", "x.log", "--model-name", "../x"), "'../x' is not a name."),
     ],
@@ -46,3 +49,20 @@ def test_a_variable_names_itself(tmp_path):
 def test_a_setting_may_be_empty(tmp_path):
     done = run_command("benchmark.py", *RUN, "--set", "experiment.description=", cwd=tmp_path)
     assert "is empty" not in done.stderr.partition("\n")[0] or "experiment.description" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["probe", "suite"])
+@pytest.mark.parametrize("ranks", ["0", "-1", "x"])
+def test_ranks_are_at_least_one(command, ranks, tmp_path):
+    words = ("collectives",) if command == "probe" else ()
+    done = run_command(command, *words, "--ranks", ranks, cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"--ranks: {ranks} is not a number" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_log_that_is_a_pipe_without_a_writer_is_empty(tmp_path):
+    os.mkfifo(tmp_path / "log")
+    done = run_command("extract_primus_metrics.py", "--log-file", tmp_path / "log", "--model-name", "llama", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "holds no line that can be read" in done.stderr

@@ -10,7 +10,7 @@ from tprimat.config.load import DEFAULT_FILE, environment_choices, load_config, 
 MODELS = ("llama", "qwen")
 
 
-def test_the_configuration_of_the_project_has_five_strategies_for_two_models_on_three_platforms():
+def test_the_configuration_of_the_project_has_five_strategies_for_each_model_on_three_platforms():
     config = load_config()
     assert list(config.parallelism) == [
         "maximum_performance",
@@ -20,7 +20,7 @@ def test_the_configuration_of_the_project_has_five_strategies_for_two_models_on_
         "balanced",
     ]
     for strategy in config.parallelism.values():
-        assert set(strategy) == set(MODELS)
+        assert set(strategy) == set(config.models) == {*MODELS, "qwen3_moe", "mixtral"}
         assert all(set(platforms) == {"amd", "cpu", "nvidia"} for platforms in strategy.values())
 
 

@@ -43,7 +43,7 @@ training.data.sequence_length is 'long'.
             """\
 speed is not a key of training.
   at    --set training.speed
-  try   one of: data, optimizer, duration""",
+  try   one of: routing, data, optimizer, duration""",
         ),
         (
             "models.mine.name.first=Mine",
@@ -66,6 +66,20 @@ an equal share of the width.
 training.tiny.data.sequence_length is 0.
   at    --set training.tiny.data.sequence_length
   why   It must be greater than or equal to 1.""",
+        ),
+        (
+            'platform_optimizations.cpu.environment={A: "x\\0y"}',
+            """\
+platform_optimizations.cpu.environment is '{A: "x\\\\0y"}'.
+  at    --set platform_optimizations.cpu.environment
+  why   It must be keys with values.""",
+        ),
+        (
+            "training.tiny=&a {data: *a}",
+            """\
+training.tiny is '&a {data: *a}'.
+  at    --set training.tiny
+  why   It must be keys with values.""",
         ),
         (
             "training.duration.max_steps=2026-13-45",

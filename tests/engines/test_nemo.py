@@ -74,7 +74,8 @@ REFUSED = {
     "mixtral-8x7b": "NeMo's recipe qwen25_7b cannot express experts: 8 of mixtral-8x7b.",
     "gpt-3-175b": "NeMo's recipe qwen25_7b cannot express norm: layernorm, position: learned, gated: false, linear_bias: true "
     "of gpt-3-175b.",
-    "deepseek-v3": "NeMo's recipe qwen25_7b cannot express experts: 256, kv_lora_rank: 512 (latent attention) of deepseek-v3.",
+    "deepseek-v3": "NeMo's recipe qwen25_7b cannot express experts: 256, shared_experts: 1, dense_first_layers: 3, "
+    "router_score: sigmoid, router_normalized: true, kv_lora_rank: 512 (latent attention) of deepseek-v3.",
     "llama-3.1-8b": "NeMo's recipe qwen25_7b cannot rescale rotary frequencies, and llama-3.1-8b asks for it by rope_scaling.",
 }
 

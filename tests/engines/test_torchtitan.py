@@ -1,8 +1,12 @@
 """The engine torchtitan: its command line and inputs, what it refuses, and runs of ./benchmark.py with a fake torchtitan."""
 
+import itertools
 import json
 import os
 import re
+import subprocess
+import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,7 @@ from tprimat.config.load import parse_setting, read_config
 from tprimat.engines.base import Here, choose
 from tprimat.engines.torchtitan import ENGINE, TEXTS, WORDS, arguments, input_files
 from tprimat.errors import LaunchError
+from tprimat.facts.models import model_shape
 from tprimat.plan.build import PlanRequest, build_plan
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +59,51 @@ def test_torchtitan_gets_the_workload_of_the_plan():
     assert (words["--lr_scheduler.decay_type"], words["--lr_scheduler.min_lr_factor"]) == ("linear", "1.0")
     assert words["--lr_scheduler.warmup_steps"] == "6"
     assert arguments(plan)[-2:] == ("--compile.enable", "--job.print_config")
+
+
+CUT = {
+    key: value for key, value in asdict(replace(model_shape("qwen3-30b-a3b"), name="cut", layers=12)).items() if value is not None
+}
+MIXTURE = f"models.qwen3_moe.architecture={json.dumps(CUT)}"
+
+
+def test_a_mixture_of_experts_with_fewer_layers_is_a_flavor_that_it_imports(tmp_path):
+    layout = "parallelism.balanced.qwen3_moe.nvidia={expert_model_parallel_size: 2}"
+    plan = plan_of(MIXTURE, layout, "training.routing=balanced", model="qwen3_moe")
+    assert ENGINE.refusal(plan, place) is None
+    words = arguments(plan)
+    assert "--debug.moe_force_load_balance" in words
+    given_words = dict(itertools.pairwise(words))
+    assert (given_words["--model.name"], given_words["--model.flavor"]) == ("qwen3", "30B-A3B-12-layers")
+    assert given_words["--parallelism.expert_parallel_degree"] == "2"
+    (module,) = [text for name, text in ENGINE.command(plan).files.items() if name.endswith("tprimat_flavors.py")]
+    assert given_words["--experimental.custom_import"] == "tprimat_flavors"
+    package = tmp_path / "torchtitan" / "models" / "qwen3"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(
+        "from dataclasses import dataclass\n@dataclass\nclass Args:\n    n_layers: int\nqwen3_args = {'30B-A3B': Args(48)}\n"
+    )
+    (tmp_path / "tprimat_flavors.py").write_text(module)
+    code = "import tprimat_flavors, torchtitan.models.qwen3 as q; print(q.qwen3_args['30B-A3B-12-layers'].n_layers)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "12\n"
+
+
+def test_other_mixtures_are_refused_by_name():
+    layout = "parallelism.balanced.mixtral.nvidia={expert_model_parallel_size: 2}"
+    refusal = ENGINE.refusal(plan_of(layout, model="mixtral"), place)
+    assert refusal.what == "torchtitan has no mixtral-8x7b."
+    whole = plan_of("parallelism.balanced.qwen3_moe.nvidia={expert_model_parallel_size: 4}", model="qwen3_moe")
+    assert ENGINE.refusal(whole, place) is None
+    assert "--experimental.custom_import" not in arguments(whole)
+
+
+def test_the_log_says_how_experts_are_shared_and_whether_balance_is_forced():
+    mesh = "Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard=2, cp=1, tp=1, ep=2, etp=1"
+    evidence = ENGINE.read_line(mesh).evidence
+    assert (evidence["expert_parallel"], evidence["data_parallel"], evidence["world_size"]) == (2, 2, 2)
+    assert ENGINE.read_line('    "moe_force_load_balance": true,').evidence == {"routing": "balanced"}
+    assert ENGINE.read_line('    "moe_force_load_balance": false,') is None
 
 
 def test_the_schedule_decays_to_the_smallest_learning_rate_of_the_plan():
@@ -187,6 +237,29 @@ def test_a_run_is_proven_by_the_log_and_done_again_only_where_it_must(machine, t
     assert run_of(tmp_path)[0] == record
 
 
+def test_the_prediction_stands_in_plan_record_and_summary(machine, tmp_path):
+    done = machine()
+    record, folder = run_of(tmp_path)
+    planned = json.loads((folder / "plan.json").read_text())["prediction"]
+    assert record["prediction"] == planned
+    assert planned["allocated_bytes"] == sum(planned["memory"].values())
+    assert planned["step_seconds"] == pytest.approx(sum(planned["time"].values()))
+    assert planned["rates"] == "published figures of H200 SXM"
+    assert "  predicted     step " in done.stdout
+    metrics = json.loads((tmp_path / "out" / "benchmark_cuda_llama.json").read_text())["metrics"]
+    assert metrics["predicted_step_error"] == pytest.approx(planned["step_seconds"] / metrics["step_seconds"]["value"] - 1)
+
+
+def test_a_run_that_cannot_fit_asks_for_force(machine, tmp_path):
+    huge = ("--set", "models.llama.architecture=llama-3.1-405b")
+    done = machine(*huge)
+    assert done.returncode == 2
+    assert "on the fullest rank, by prediction" in done.stderr
+    assert "--force runs it all the same" in done.stderr
+    assert not (tmp_path / "out").exists()
+    assert "by prediction" not in machine(*huge, "--force").stderr
+
+
 def test_a_log_that_contradicts_the_plan_is_not_counted(machine, tmp_path):
     assert machine(FAKE_TITAN_BATCH="16", FAKE_TITAN_TENSOR="2", FAKE_TITAN_DTYPE="float32").returncode == 1
     record, _ = run_of(tmp_path)
@@ -203,6 +276,9 @@ def test_a_run_out_of_memory_keeps_its_step_and_says_why(machine, tmp_path):
     assert done.returncode == 1
     record, folder = run_of(tmp_path)
     assert record["outcome"] == "out_of_memory"
+    first, fitting = record["hint"].split("; then ")
+    assert first == "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    assert fitting.startswith("what fits by prediction: ")
     assert len((folder / "steps.jsonl").read_text().splitlines()) == 1
 
 

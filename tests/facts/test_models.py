@@ -29,14 +29,23 @@ def test_a_model_has_exactly_the_weights_of_its_checkpoint(name, published):
 
 @pytest.mark.parametrize(
     ("name", "billions"),
-    [("mixtral-8x22b", 141), ("deepseek-v3", 671), ("gpt-3-175b", 175), ("gpt-462b", 462), ("qwen-2.5-72b", 72.7)],
+    [
+        ("mixtral-8x22b", 141),
+        ("deepseek-v3", 671),
+        ("deepseek-v2-lite", 15.7),
+        ("olmoe-1b-7b", 6.9),
+        ("gpt-3-175b", 175),
+        ("gpt-462b", 462),
+        ("qwen-2.5-72b", 72.7),
+    ],
 )
 def test_a_model_has_about_the_weights_that_its_authors_print(name, billions):
     assert parameters(model_shape(name)).total / 1e9 == pytest.approx(billions, rel=0.005)
 
 
 @pytest.mark.parametrize(
-    ("name", "billions", "last_digit"), [("mixtral-8x7b", 12.9, 0.1), ("mixtral-8x22b", 39, 1), ("qwen3-30b-a3b", 3.3, 0.1)]
+    ("name", "billions", "last_digit"),
+    [("mixtral-8x7b", 12.9, 0.1), ("mixtral-8x22b", 39, 1), ("qwen3-30b-a3b", 3.3, 0.1), ("olmoe-1b-7b", 1.3, 0.1)],
 )
 def test_a_token_uses_the_weights_that_the_authors_print(name, billions, last_digit):
     assert parameters(model_shape(name)).active / 1e9 == pytest.approx(billions, abs=0.55 * last_digit)

@@ -31,6 +31,13 @@ def test_results_are_rebased_to_half_the_square_and_the_dense_peak(name, teraflo
     assert rebased.mfu == (None if mfu is None else pytest.approx(mfu, abs=6e-4))
 
 
+def test_tokens_that_carry_loss_have_no_flop():
+    """As our own records of torchtune, which are refused an MFU."""
+    rows = [row for row in results() if row.engine == "torchtune"]
+    assert len(rows) == 2
+    assert all(rebase(row).flops_per_second_per_gpu is None and rebase(row).mfu is None for row in rows)
+
+
 def test_a_printed_mfu_is_met_in_its_own_convention():
     assert rebase(BY_NAME["dgx-cloud-llama-3.1-8b-bf16"]).own_mfu == pytest.approx(0.5999, abs=5e-4)
     assert rebase(BY_NAME["llm-foundry-mpt-7b"]).own_mfu == pytest.approx(0.4644, abs=5e-4)

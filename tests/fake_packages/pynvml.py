@@ -17,6 +17,9 @@ GPU = {
     "temperature_celsius": 61,
     "utilization_percent": 99,
     "links": 18,
+    "processes": [],
+    "uncorrected_errors": 0,
+    "pcie_width": 16,
     "reasons": 0,
 }
 
@@ -113,6 +116,23 @@ def nvmlDeviceGetCurrentClocksEventReasons(device):  # noqa: N802
 
 def nvmlDeviceGetCurrentClocksThrottleReasons(device):  # noqa: N802
     return supported(value(device, "reasons"))
+
+
+def nvmlDeviceGetComputeRunningProcesses(device):  # noqa: N802
+    return [Numbers(pid=pid, usedGpuMemory=used) for pid, used in value(device, "processes")]
+
+
+def nvmlDeviceGetTotalEccErrors(device, kind, counter):  # noqa: N802
+    assert (kind, counter) == (1, 0)
+    return supported(value(device, "uncorrected_errors"))
+
+
+def nvmlDeviceGetCurrPcieLinkWidth(device):  # noqa: N802
+    return value(device, "pcie_width")
+
+
+def nvmlDeviceGetMaxPcieLinkWidth(device):  # noqa: N802
+    return 16
 
 
 def nvmlDeviceGetNvLinkState(device, link):  # noqa: N802

@@ -6,6 +6,7 @@ python tests/launch/a_launch.py FOLDER GRACE_SECONDS COMMAND... prints the resul
 import dataclasses
 import json
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -81,6 +82,12 @@ def lives_with(word, entry):
         )
     except OSError:
         return False
+
+
+def leftovers():
+    """Folders of torchrun in the temporary folder whose pid has ended, which tests of this process's children left."""
+    found = [path.name.split("-")[2] for path in Path(tempfile.gettempdir()).glob("tprimat-torchrun-*")]
+    return [pid for pid in found if pid.isdigit() and not Path("/proc", pid).exists()]
 
 
 def wait_for(condition, seconds=120.0):

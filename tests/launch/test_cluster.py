@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from tprimat.errors import LaunchError
-from tprimat.hardware.nodes import Nodes, expand_hosts, find_nodes, gpus_of_ranks, this_machine
+from tprimat.hardware.nodes import Nodes, expand_hosts, find_nodes, gpus_of_ranks, this_machine, told_nodes
 from tprimat.launch.torchrun import RENDEZVOUS, torchrun
 
 ROCM_SMI = {
@@ -151,7 +151,8 @@ def test_without_nvml_or_a_driver_there_is_no_gpu(tool, tmp_path, monkeypatch, t
 
 
 def test_one_node_needs_no_environment():
-    assert find_nodes(1, {"SLURM_JOB_ID": "7", "SLURM_NNODES": "4"}) == Nodes()
+    assert find_nodes(1, {}) == find_nodes(1, BATCH) == Nodes()
+    assert told_nodes(BATCH) is None
     argv = torchrun(Nodes(), 8)
     assert argv[:2] == (sys.executable, str(RENDEZVOUS))
     assert argv[-2:] == ("--rdzv-endpoint=127.0.0.1:0", "--rdzv-conf=rank=0")
@@ -160,17 +161,25 @@ def test_one_node_needs_no_environment():
 
 SLURM = {
     "SLURM_JOB_ID": "123456",
+    "SLURM_STEP_ID": "0",
     "SLURM_NNODES": "2",
     "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "2",
     "SLURM_NODEID": "1",
     "SLURM_LOCALID": "0",
+    "SLURM_STEP_NODELIST": "gpu[07-08]",
     "SLURM_JOB_NODELIST": "gpu[07-08]",
 }
+BATCH = {name: value for name, value in SLURM.items() if "STEP" not in name}
+"""What sbatch's script sees."""
+BY_HAND = {"MASTER_ADDR": "10.0.0.1", "NODE_RANK": "1"}
 
 
-def test_slurm_tells_the_nodes():
+def test_srun_tells_the_nodes():
     nodes = find_nodes(2, SLURM)
-    assert nodes == Nodes(count=2, rank=1, master_address="gpu07", master_port=23456)
+    hosts = ("gpu07", "gpu08")
+    assert nodes == Nodes(count=2, rank=1, master_address="gpu07", master_port=23456, job="123456.0", hosts=hosts)
+    assert told_nodes(SLURM) == (2, "SLURM_STEP_NUM_NODES")
     assert torchrun(nodes, 8)[-4:] == (
         "--max-restarts=0",
         "--nnodes=2",
@@ -179,27 +188,56 @@ def test_slurm_tells_the_nodes():
     )
 
 
-def test_the_user_may_tell_the_nodes():
-    nodes = find_nodes(2, {**SLURM, "MASTER_ADDR": "10.0.0.1", "NODE_RANK": "0"})
-    assert nodes == Nodes(count=2, rank=0, master_address="10.0.0.1", master_port=29500)
+def test_two_steps_of_a_job_meet_at_different_ports():
+    ports = {find_nodes(2, {**SLURM, "SLURM_STEP_ID": str(step)}).master_port for step in range(20)}
+    assert len(ports) == 20
 
 
 @pytest.mark.parametrize(
-    ("environment", "message"),
+    ("environment", "rank", "port"),
     [
-        ({}, "needs MASTER_ADDR and NODE_RANK"),
-        ({"MASTER_ADDR": "a"}, "needs NODE_RANK"),
-        ({"MASTER_ADDR": "a", "NODE_RANK": "2"}, "NODE_RANK is 2"),
-        ({"MASTER_ADDR": "a", "NODE_RANK": "first"}, "NODE_RANK is 'first', not a whole number"),
-        ({**SLURM, "SLURM_STEP_NUM_NODES": "1"}, "started this on 1 nodes, but the run needs 2"),
-        ({**SLURM, "SLURM_LOCALID": "3"}, "more than one task on this node"),
-        ({**SLURM, "SLURM_JOB_NODELIST": ""}, "SLURM_JOB_NODELIST is empty"),
-        ({**SLURM, "SLURM_JOB_NODELIST": "n[a-b]"}, "Cannot parse the host list"),
+        (BY_HAND, 1, 29500),
+        ({**BY_HAND, "NODE_RANK": "0", "MASTER_PORT": "1234"}, 0, 1234),
+        ({**SLURM, "MASTER_ADDR": "10.0.0.1"}, 1, 29500),
+        ({"MASTER_ADDR": "10.0.0.1", "JOB_COMPLETION_INDEX": "1"}, 1, 29500),
+        ({"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "10.0.0.1", "PET_MASTER_PORT": "29400"}, 1, 29400),
+        ({"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "23456", "RANK": "1", "WORLD_SIZE": "2"}, 1, 23456),
+        ({"MASTER_ADDR": "10.0.0.1", "NNODES": "2", "NODE_RANK": "1"}, 1, 29500),
+    ],
+    ids=["by hand", "a port", "srun and an address", "indexed Job", "TrainJob", "PyTorchJob", "NNODES"],
+)
+def test_each_way_to_tell_the_nodes_is_understood(environment, rank, port):
+    nodes = find_nodes(2, environment)
+    assert (nodes.count, nodes.rank, nodes.master_address, nodes.master_port) == (2, rank, "10.0.0.1", port)
+
+
+@pytest.mark.parametrize(
+    ("count", "environment", "message"),
+    [
+        (2, {}, "needs MASTER_ADDR and NODE_RANK"),
+        (2, {"MASTER_ADDR": "a"}, "needs NODE_RANK"),
+        (2, {"MASTER_ADDR": "a", "NODE_RANK": "2"}, "NODE_RANK is 2"),
+        (2, {"MASTER_ADDR": "a", "NODE_RANK": "first"}, "NODE_RANK is 'first', not a whole number"),
+        (
+            2,
+            {**SLURM, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"},
+            "SLURM_STEP_NUM_NODES is 1, but",
+        ),
+        (1, SLURM, "SLURM_STEP_NUM_NODES is 2, but the run is on 1 node"),
+        (1, {"PET_NNODES": "4"}, "PET_NNODES is 4"),
+        (1, {"PET_NNODES": "1:4"}, "PET_NNODES is '1:4', not a whole number"),
+        (1, {"NODE_RANK": "1", "MASTER_ADDR": "a"}, "NODE_RANK is 1, but the run is on one node"),
+        (2, BATCH, "srun did not start this: it runs on one node of the 2"),
+        (2, {**SLURM, "SLURM_STEP_NUM_TASKS": "16"}, "srun started 16 tasks on 2 nodes"),
+        (1, {**SLURM, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "8"}, "srun started 8 tasks on 1 node"),
+        (1, {"TORCHELASTIC_RUN_ID": "none", "RANK": "0"}, "torchrun started this command"),
+        (2, {**SLURM, "SLURM_STEP_NODELIST": "gpu07"}, "names 1 hosts"),
+        (2, {**SLURM, "SLURM_STEP_NODELIST": "n[a-b]"}, "Cannot parse the host list"),
     ],
 )
-def test_nodes_that_are_not_told_right_are_a_users_error(environment, message):
+def test_nodes_that_are_not_told_right_are_a_users_error(count, environment, message):
     with pytest.raises(LaunchError, match=message):
-        find_nodes(2, environment)
+        find_nodes(count, environment)
 
 
 @pytest.mark.parametrize(

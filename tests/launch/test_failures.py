@@ -42,7 +42,7 @@ HEADS = "ValueError: num_attention_heads (28) must be a multiple of tensor_model
             "out_of_memory",
             "it tried to allocate 3.31 GiB on GPU 0, where 780.24 MiB of 128.00 GiB were free.",
         ),
-        ("error: There is no text at /a/b.", "failed", "There is no text at /a/b."),
+        ("tprimat error: There is no text at /a/b.", "failed", "There is no text at /a/b."),
         (CUDA_MEMORY, "out_of_memory", "it tried to allocate 512.00 MiB on GPU 1, where 5.25 MiB of 79.15 GiB were free."),
         ("RuntimeError: CUDA error: out of memory", "out_of_memory", "The GPU ran out of memory."),
         ("n1:12:34 [0] NCCL WARN Cuda failure 2 'out of memory'", "out_of_memory", "The GPU ran out of memory."),
@@ -197,7 +197,12 @@ def test_memory_comes_before_nan_before_configuration_before_timeouts(lines, out
 @pytest.mark.parametrize("hint", ["more text, or a shorter --sequence-length", None])
 def test_what_a_worker_says_to_try_is_what_the_run_says_to_try(hint):
     error = LaunchError("text:notes has 4 tokens, fewer than one sequence of 64.", why="There is not more of it.", fix=hint)
-    log = ["try again later", *f"error: {error}".split("\n"), "torch.distributed.elastic: rank 1 failed", "try   nothing of this"]
+    log = [
+        "try again later",
+        *f"tprimat error: {error}".split("\n"),
+        "torch.distributed.elastic: rank 1 failed",
+        "try   nothing of this",
+    ]
     assert classify(2, log, []).hint == hint
 
 
@@ -230,6 +235,27 @@ def test_the_exception_of_the_rank_that_failed_first_outweighs_later_ones():
     block = [line.replace("-9 (pid", "1 (pid") for line in TORCHRUN_KILLED.split("\n") if "SIGKILL" not in line]
     lines = ["[rank3]: KeyError: 'x'", "[rank0]: ValueError: y", COLLECTIVE, *block]
     assert classify(1, lines, []).cause == "KeyError: 'x'"
+
+
+ROOT_OF_RANK_3 = [line.replace("-9 (pid", "1 (pid") for line in TORCHRUN_KILLED.split("\n") if "SIGKILL" not in line]
+
+
+@pytest.mark.parametrize(
+    ("lines", "cause"),
+    [
+        (["error: legacy-install-failure", "[rank3]: " + HIP_MEMORY, *ROOT_OF_RANK_3], "The GPU ran out of memory"),
+        (["error: a library's own line", "ValueError: wrong"], "ValueError: wrong"),
+        (["No module named 'amdsmi', power is not read", "[rank3]: ValueError: wrong", *ROOT_OF_RANK_3], "ValueError: wrong"),
+        (["No module named 'amdsmi', power is not read", "ValueError: wrong"], "ValueError: wrong"),
+        (["OSError: [Errno 28] No space left on device", "[rank3]: ValueError: wrong", *ROOT_OF_RANK_3], "ValueError: wrong"),
+        (
+            [HIP_MEMORY, f"[rank3]: torch.distributed.DistBackendError: {COLLECTIVE}", *ROOT_OF_RANK_3],
+            "The GPU ran out of memory",
+        ),
+    ],
+)
+def test_what_a_library_mentions_is_no_cause_next_to_the_exception_of_the_first_rank(lines, cause):
+    assert classify(1, lines, []).cause.startswith(cause)
 
 
 def test_the_biggest_allocation_that_failed_is_the_one_told():

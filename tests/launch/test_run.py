@@ -100,6 +100,26 @@ def test_a_log_that_cannot_be_opened_does_not_stop_the_run(tmp_path):
     assert (tmp_path / "other.log").exists()
 
 
+@pytest.mark.parametrize("read", [False, True], ids=["nobody opened it", "its reader stalls"])
+def test_a_log_that_is_a_pipe_stalls_no_run(read, tmp_path):
+    pipe = tmp_path / "training.log"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK) if read else None
+    (tmp_path / "long.log").write_bytes(b"x\n" * 500_000)
+    record, result, notes = launched(tmp_path, "replay", tmp_path / "long.log", "steps", 1, logs=(tmp_path / "other.log",))
+    assert (record.outcome, len(result.steps), len(notes.notices)) == ("completed", 1, 1)
+    assert f"The log {pipe} cannot be written" in notes.notices[0]
+    assert (tmp_path / "other.log").stat().st_size == 1_000_000
+    if reader is not None:
+        os.close(reader)
+
+
+def test_a_cause_holds_no_control_sequences(tmp_path):
+    text = "\x1b]0;owned\x07\x1b[31mgears\x1b[0m \x1b[2Jbroke\x08\x9b6n"
+    record, *_ = launched(tmp_path, "steps", 1, "raise", "RuntimeError", text)
+    assert record.cause == "RuntimeError: gears broke6n"
+
+
 def test_steps_are_made_from_the_log_where_the_engine_says_so(tmp_path):
     def step_of_line(text):
         number = text.removeprefix("iteration ")
@@ -116,7 +136,8 @@ def test_steps_are_made_from_the_log_where_the_engine_says_so(tmp_path):
 
 def test_steps_from_the_log_survive_a_full_disk_in_the_result(tmp_path):
     (tmp_path / "steps.jsonl").symlink_to("/dev/full")
-    _, result, notes = launched(tmp_path, "line", "x", step_of_line=lambda text: StepRecord(step=1, step_seconds=0.5))
+    record, result, notes = launched(tmp_path, "line", "x", step_of_line=lambda text: StepRecord(step=1, step_seconds=0.5))
+    assert (record.outcome, record.cause) == ("failed", f"{tmp_path}/steps.jsonl cannot be written: No space left on device.")
     assert [step.step for step in result.steps] == [1]
     assert len(notes.notices) == 1
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from a_launch import ROOT, TRAINER, Notes, a_launch, wait_for
+from a_launch import ROOT, TRAINER, Notes, a_launch, leftovers, wait_for
 
 from tprimat.engines.base import Command
 from tprimat.hardware.nodes import Nodes
@@ -102,6 +102,7 @@ def test_ranks_that_torchrun_put_into_sessions_of_their_own_are_stopped(launcher
     process.terminate()
     assert json.loads(process.communicate()[0])["record"] == "interrupted"
     assert not left_behind()
+    assert not leftovers()
 
 
 def test_a_rank_that_is_killed_is_told_by_torchruns_block(tmp_path, left_behind):

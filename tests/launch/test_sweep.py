@@ -51,9 +51,9 @@ def cell_of(folder, run_id, **fields):
     return Cell(session=None, plan=plan_of(folder, run_id, **fields))
 
 
-def run_of(record, steps=(), *, stopped=False):
+def run_of(record, steps=(), *, stop_signal=None):
     return TrainingRun(
-        record=record, steps=steps, metrics=None, unmeasured=None, benchmark_file=None, log=Path("log"), stopped=stopped
+        record=record, steps=steps, metrics=None, unmeasured=None, benchmark_file=None, log=Path("log"), stop_signal=stop_signal
     )
 
 
@@ -71,7 +71,7 @@ def sweep(tmp_path):
         messages.append(f"started {plan.run_id}")
         launch = a_launch(directory.path, "steps", 2, "exit", plan.strategy.partition("-")[2] or 0, record=record)
         ended, result = run(launch, Notes())
-        return run_of(ended, result.steps, stopped=result.stop_requested)
+        return run_of(ended, result.steps, stop_signal=result.stop_signal)
 
     return Scheduler(start=start, load=lambda cell, record: run_of(record), notify=messages.append), messages
 
@@ -122,12 +122,20 @@ def test_each_repetition_needs_a_run_of_its_own(sweep, tmp_path):
     assert outcomes(scheduler.run([cell_of(tmp_path, "b"), cell_of(tmp_path, "c")])) == [("b", "reused"), ("c", "completed")]
 
 
-def test_the_newest_run_of_a_plan_decides(sweep, tmp_path):
+def test_a_run_that_counts_is_reused_whatever_the_clock_said(sweep, tmp_path):
     scheduler, _ = sweep
     scheduler.run([cell_of(tmp_path, "a")])
     newer = RunDirectory(tmp_path / "runs" / "z")
     write_plan(newer.plan_file, plan_of(tmp_path, "z"))
     newer.write_run(first_record(run_id="z", outcome="failed", started_at="2027-01-01T00:00:00.000+00:00"))
+    assert outcomes(scheduler.run([cell_of(tmp_path, "b")])) == [("b", "reused")]
+
+
+def test_a_run_that_has_lost_steps_is_made_again(sweep, tmp_path):
+    scheduler, _ = sweep
+    scheduler.run([cell_of(tmp_path, "a")])
+    steps = tmp_path / "runs" / "a" / "steps.jsonl"
+    steps.write_bytes(steps.read_bytes()[:-5])
     assert outcomes(scheduler.run([cell_of(tmp_path, "b")])) == [("b", "completed")]
 
 
@@ -170,7 +178,7 @@ def test_an_interrupted_run_ends_the_series(sweep, tmp_path):
         notes = Notes()
         notes.on_step = lambda step: os.kill(os.getpid(), signal.SIGTERM)
         record, result = run(a_launch(cell.plan.run_directory, "steps", 1, "sleep", 100), notes)
-        return run_of(record, stopped=result.stop_requested)
+        return run_of(record, stop_signal=result.stop_signal)
 
     results = dataclasses.replace(scheduler, start=start).run([cell_of(tmp_path, "a"), cell_of(tmp_path, "b")])
     assert outcomes(results) == [("a", "interrupted")]

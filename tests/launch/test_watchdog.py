@@ -1,3 +1,4 @@
+import dataclasses
 import os
 import re
 import stat
@@ -6,11 +7,14 @@ import time
 from pathlib import Path
 
 import pytest
-from a_launch import Notes, a_launch
+from a_launch import Notes, a_launch, leftovers
 
+from tprimat.hardware.nodes import Nodes
 from tprimat.launch import process
 from tprimat.launch.run import run
-from tprimat.launch.watchdog import Limits, Watchdog, find_py_spy
+from tprimat.launch.stacks import Stack, culprit, find_py_spy
+from tprimat.launch.torchrun import torchrun
+from tprimat.launch.watchdog import Limits, Watchdog
 
 
 def test_a_run_that_does_not_start_is_stopped(tmp_path, left_behind):
@@ -51,14 +55,86 @@ def test_a_hung_run_is_stopped_also_without_py_spy(tmp_path, left_behind, monkey
     assert record.outcome == "hung"
     assert "the last was step 3 of 9" in record.cause
     assert any("py-spy is not installed" in notice for notice in notes.notices)
+    assert record.hint == "pip install py-spy: it shows where each rank waits"
+    assert not (tmp_path / "stacks.txt").exists()
     assert not left_behind()
 
 
 def test_a_worker_that_asked_for_it_prints_its_stacks_before_it_is_stopped(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     notes = Notes()
-    run(a_launch(tmp_path, "faulthandler", "SIGUSR1", "steps", 3, "sleep", 100, limits=HANGS), notes)
+    record, _ = run(a_launch(tmp_path, "faulthandler", "SIGUSR1", "steps", 3, "sleep", 100, limits=HANGS), notes)
     assert any("fake_trainer.py" in line and "in main" in line for line in notes.lines)
+    assert re.search(r"fake_trainer.py\", line \d+ in main", (tmp_path / "stacks.txt").read_text())
+    assert record.hint == "stacks.txt in the run's folder shows where each rank waits"
+
+
+RANK = """
+import faulthandler, os, signal, time
+import torch.distributed as dist
+
+def load_batch():
+    time.sleep(600)
+
+faulthandler.register(signal.SIGUSR1)
+dist.init_process_group("gloo")
+if dist.get_rank() == 0:
+    with open(os.environ["FAKE_STEPS"], "a") as file:
+        file.write('{"step": 1, "step_seconds": 0.1}\\n')
+    dist.barrier()
+else:
+    load_batch()
+"""
+
+
+def test_the_rank_that_the_others_wait_for_is_named(tmp_path, left_behind, monkeypatch):
+    monkeypatch.setattr("tprimat.launch.stacks.find_py_spy", lambda: None)
+    (tmp_path / "rank.py").write_text(RANK)
+    plain = a_launch(tmp_path / "run", limits={"hang_factor": 3.0, "hang_minimum_seconds": 2.0})
+    argv = (*torchrun(Nodes(), 2), str(tmp_path / "rank.py"))
+    record, _ = run(dataclasses.replace(plain, command=dataclasses.replace(plain.command, argv=argv)), Notes())
+    assert record.outcome == "hung"
+    assert "Rank 1 is in load_batch (rank.py:6), where no other rank is." in record.cause
+    stacks = (tmp_path / "run" / "stacks.txt").read_text()
+    assert re.search(r"Rank 0, process \d+: stack\n(.|\n)*in barrier", stacks), stacks
+    assert not left_behind()
+    assert not leftovers()
+
+
+def test_a_rank_that_is_stopped_is_named(tmp_path, left_behind):
+    plain = a_launch(tmp_path, "steps", 3, "kill", "SIGSTOP", limits=HANGS)
+    environment = {**plain.command.environment, "RANK": "5", "LOCAL_RANK": "1"}
+    launch = dataclasses.replace(plain, command=dataclasses.replace(plain.command, environment=environment), grace_seconds=0.5)
+    record, _ = run(launch, Notes())
+    assert record.outcome == "hung"
+    assert re.search(r"Rank 5 \(process \d+\) is stopped \(SIGSTOP\)\.$", record.cause), record.cause
+    assert not left_behind()
+
+
+def at(rank, function, file="model.py", **fields):
+    text = f'Current thread 0x7f (most recent call first):\n  File "{file}", line 7 in {function}\n'
+    return Stack(**{"pid": 100 + rank, "rank": rank, "state": "S", "text": text, **fields})
+
+
+C10D = "/x/torch/distributed/distributed_c10d.py"
+
+
+@pytest.mark.parametrize(
+    ("stacks", "named"),
+    [
+        ([at(0, "barrier", C10D), at(1, "barrier", C10D)], None),
+        ([at(0, "barrier", C10D), at(1, "read"), at(2, "all_reduce", C10D)], "Rank 1 is in read (model.py:7)"),
+        ([at(0, "wait"), at(1, "wait"), at(2, "read"), at(3, "wait")], "Rank 2 is in read"),
+        ([at(0, "wait"), at(1, "read")], None),  # either may wait for the other
+        ([at(0, "wait"), at(1, "read"), at(2, "write")], None),
+        ([at(0, "barrier", C10D), at(1, "", text="")], None),  # a rank that says nothing may be it
+        ([at(0, "barrier", C10D), at(1, "", text="", state="D")], "Rank 1 (process 101) waits in the kernel"),
+        ([at(0, "wait"), at(0, "loader", pid=200), at(1, "wait")], None),  # a worker that loads data for rank 0
+    ],
+)
+def test_a_rank_is_named_only_where_the_stacks_show_it(stacks, named):
+    found = culprit(stacks)
+    assert (found is None) if named is None else found.startswith(named), found
 
 
 def test_py_spy_writes_the_stacks_into_the_runs_folder(tmp_path, monkeypatch):
@@ -68,7 +144,7 @@ def test_py_spy_writes_the_stacks_into_the_runs_folder(tmp_path, monkeypatch):
     tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{tool.parent}{os.pathsep}{os.environ['PATH']}")
     run(a_launch(tmp_path / "run", "steps", 3, "sleep", 100, limits=HANGS), Notes())
-    assert (tmp_path / "run" / "stacks.txt").read_text().startswith("stack of ")
+    assert (tmp_path / "run" / "stacks.txt").read_text().splitlines()[1].startswith("stack of ")
 
 
 def test_py_spy_is_found_beside_a_python_whose_environment_is_not_activated(tmp_path, monkeypatch):

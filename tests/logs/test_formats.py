@@ -7,7 +7,7 @@ import pytest
 
 from tprimat.config.load import read_config
 from tprimat.errors import ConfigError, RecordError
-from tprimat.logs.extract import parsed_log, sequence_from_rates
+from tprimat.logs.extract import evidence_of, parsed_log, sequence_from_rates
 from tprimat.logs.parse import DIALECTS, NAMES, LogReading, dialect_of, find_dialect
 from tprimat.logs.steps import LogContents, Workload
 from tprimat.plan.build import PlanRequest, build_plan
@@ -144,7 +144,7 @@ def test_doubled_lines_count_once_in_any_order():
 
 def test_a_run_that_starts_again_replaces_what_it_repeats():
     lines = lines_of("megatron_lm")
-    again = [line.replace("755.3", "777.0") for line in lines]
+    again = [line.replace("755.3", "777.0").replace("30497.4", "30597.4") for line in lines]
     result = parsed_log(collect(lines[:-3] + again, "megatron-lm"), Workload())
     assert column(result, "step") == [1, 2, 3, 4, 5, 6]
     assert result.steps[3].step_seconds == 0.777
@@ -239,7 +239,56 @@ def test_a_restart_within_a_log_has_a_mean_of_its_own():
     first = [(1, 20_000.0), (2, 12_750.0), (3, 5500.0), (4, 5510.0), (5, 5490.0)]
     again = [(4, 30_000.0), (5, 17_750.0), (6, 5480.0), (7, 5490.0)]
     result = parsed_log(collect([text.format(*values) for values in first + again], "megatron-lm"), Workload())
-    assert column(result, "step_seconds") == [20.0, 5.5, 5.5, 30.0, 5.5, 5.48, 5.49]
+    assert column(result, "step_seconds") == [20.0, 5.5, 5.5, 5.5, 5.48, 5.49]
+    assert "left out, since a process started again in it: step 4" in result.notes
+
+
+def dumped(**settings):
+    """A dump of arguments."""
+    rows = [f"  {name} ........ {value}" for name, value in settings.items()]
+    return ["------------------------ arguments ------------------------", *rows, "-------------------- end of arguments -----"]
+
+
+def iterations(first, seconds):
+    text = " iteration {:8d}/ 60 | elapsed time per iteration (ms): {:.1f} | global batch size: 128 | lm loss: 2.0 |"
+    return [text.format(number, second * 1e3) for number, second in enumerate(seconds, first)]
+
+
+def test_a_process_that_goes_on_where_the_last_one_ended_has_a_start_up_as_well():
+    arguments = {"world_size": 8, "seq_length": 4096}
+    lines = dumped(**arguments) + iterations(1, [30.0] + [6.0] * 29) + dumped(**arguments)
+    lines += iterations(31, [90.0, 48.0] + [6.0] * 28)
+    result = parsed_log(collect(lines, "megatron-lm"), Workload())
+    assert column(result, "step_seconds") == [30.0] + [6.0] * 58
+    assert "left out, since a process started again in it: step 31" in result.notes
+
+
+def test_steps_of_an_earlier_process_with_another_configuration_are_left_out():
+    lines = dumped(world_size=8) + iterations(1, [30.0] + [6.0] * 29)
+    lines += dumped(world_size=4) + iterations(31, [90.0] + [12.0] * 29)
+    result = parsed_log(collect(lines, "megatron-lm"), Workload())
+    assert (column(result, "step"), column(result, "step_seconds")) == (list(range(32, 61)), [12.0] * 29)
+    assert any("steps up to 30 are left out" in note and "world_size 8, then 4" in note for note in result.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "dtype"),
+    [
+        ("megatron-lm", "  fp4 ........ e2m1", "fp4"),
+        ("megatron-lm", "  fp4 ........ None", "bf16"),
+        ("megatron-lm", "  fp8_hybrid ........ True", "fp8"),
+        ("megatron-lm", "  fp8_e4m3 ........ False", "bf16"),
+        ("torchtitan", "INFO - MX training active with recipe mxfp8_cublas", "fp8"),
+        ("torchtitan", "INFO - MX training active with recipe mxfp4_cutlass", "fp4"),
+        ("maxtext", "Config param quantization: int8", "int8"),
+        ("maxtext", "Config param quantization: fp8_full", "fp8"),
+        ("maxtext", "Config param quantization: intmp", "intmp"),
+    ],
+)
+def test_narrow_dtypes_are_not_called_bf16(name, line, dtype):
+    wide = {"torchtitan": '"mixed_precision_param": "bfloat16"', "maxtext": "Config param dtype: bfloat16"}
+    lines = [wide.get(name, "  bf16 ........ True"), line]
+    assert evidence_of(collect(lines, name))[0].matmul_dtype == dtype
 
 
 def test_a_first_iteration_line_before_an_interval_is_taken_out_of_the_mean():

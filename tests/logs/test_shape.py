@@ -10,6 +10,7 @@ from tprimat.errors import ConfigError
 from tprimat.facts.flops import flop_per_token
 from tprimat.facts.models import model_shape
 from tprimat.logs.extract import Flags, extract
+from tprimat.logs.formats.megatron_lm import teraflops
 from tprimat.logs.parse import LogReading
 from tprimat.logs.shape import differences, shape_of_arguments
 from tprimat.records.schema import LogSource
@@ -176,6 +177,82 @@ def test_the_arguments_of_megatron_deepspeed_and_gpt_neox_are_read_too():
     assert run_of([line.replace(" 44.", " 32.") for line in lines], "llama", **flags).engine == "deepspeed"
 
 
+def torchtitan(total="8,030,261,248", tflops=253.41):
+    """torchtitan names its model by its size alone."""
+    return [
+        line.replace("8,030,261,248", total)
+        .replace("253.41", str(tflops))
+        .replace("254.80", str(tflops))
+        .replace("254.20", str(tflops))
+        for line in lines_of("torchtitan")
+    ]
+
+
+def test_auto_takes_a_model_that_torchtitan_names_by_its_size():
+    assert run_of(torchtitan(), "auto").model == "llama"
+    assert run_of(torchtitan("7,615,616,512", 237.5), "auto").model == "qwen"
+    error = refused(torchtitan("8,030,261,000"), "auto")
+    assert "None of the known models has the 8,030,261,000 parameters that the log counts." in error.what
+    assert error.where == "train.log:5"
+
+
+def test_multi_token_prediction_is_refused_since_its_flop_are_not_counted():
+    lines = lines_of("primus_deepseek_v2_lite")
+    lines = [*lines, "  mtp_num_layers .................................. 1"]
+    assert "mtp_num_layers is 1 in the log and 0 in the model" in refused(lines, "deepseek-v2-lite").what
+    assert "multi-token prediction" in refused(lines, "auto").what
+    without = [*lines_of("primus_deepseek_v2_lite"), "  mtp_num_layers .................................. None"]
+    assert run_of(without, "auto").model == "deepseek-v2-lite"
+
+
+NEOX = (
+    " samples/sec: {rate:.3f} | iteration {number:8d}/  320000 | elapsed time per iteration (ms): 10000.0 | "
+    "learning rate: 1.0E-05 | approx flops per GPU: {flop:.1f}TFLOPS | lm_loss: 7.1E+00 | "
+    "number of skipped iterations:   0 | number of nan iterations:   0 |"
+)
+
+
+@pytest.mark.parametrize(
+    ("recomputes", "factor", "accepted"), [(True, 4 / 3, True), (True, 1.0, True), (False, 4 / 3, False), (False, 1.0, True)]
+)
+def test_gpt_neox_counts_recomputation_and_is_checked_with_it(recomputes, factor, accepted):
+    flop = flop_per_token(model_shape("llama-3.1-8b"), 2048, "full") * 12.8 * 2048 / 8 / 1e12 * factor
+    lines = [
+        TIMER_LINE,
+        "  train_batch_size ........ 128",
+        "  world_size .............. 8",
+        f"  checkpoint_activations ........ {recomputes}",
+        *(NEOX.format(rate=12.8, number=number, flop=flop) for number in (10, 20)),
+    ]
+    flags = {"accelerator": "MI300X", "sequence_tokens": 2048}
+    if accepted:
+        assert run_of(lines, "llama", **flags).engine == "deepspeed"
+    else:
+        assert "contradicts the log's TFLOP/s" in refused(lines, "llama", **flags).what
+
+
+TIMER_LINE = "[2023-11-07 01:55:23,714] [INFO] [timer.py:260:stop] epoch=0/micro_step=40/global_step=20, CurrSamplesPerSec=12.8"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("37.9TFLOPS", 37.9), ("500.0GFLOPS", 0.5), ("12.0FLOPS", 12e-12), ("nan", None), (None, None)]
+)
+def test_flops_as_gpt_neox_prints_them(text, value):
+    assert teraflops(text) == (None if value is None else pytest.approx(value))
+
+
+@pytest.mark.parametrize(("factor", "accepted"), [(1.0, True), (1.5, False)])
+def test_nanotrons_own_tflops_are_checked(factor, accepted):
+    flop = flop_per_token(model_shape("llama-3.1-8b"), 4096, "causal") * 7790 / 1e12 * factor
+    lines = [line.replace("model_tflops_per_gpu: 363", f"model_tflops_per_gpu: {flop:.0f}") for line in lines_of("nanotron")]
+    lines = [line for line in lines if "iteration: 1 /" not in line and "iteration: 3 /" not in line]
+    flags = {"accelerator": "NVIDIA H100 80GB HBM3", "gpus": 8}
+    if accepted:
+        assert run_of(lines, "llama", **flags).engine == "nanotron"
+    else:
+        assert "contradicts the log's TFLOP/s" in refused(lines, "llama", **flags).what
+
+
 BRIDGE = (
     "Step Time : {seconds:.2f}s GPU utilization: {flop:.1f}MODEL_TFLOP/s/GPU",
     " [2025-12-22 15:18:33] iteration        {step}/     100 | elapsed time per iteration (ms): {milliseconds:.1f} | "
@@ -211,3 +288,58 @@ def test_torchtitans_count_is_the_whole_models_under_tensor_parallelism():
     error = refused(lines, "qwen")
     assert "the log counts 8,030,261,248" in error.what
     assert error.where == "train.log:12"
+
+
+@pytest.mark.parametrize(
+    "name", ["hybrid_override_pattern", "hybrid_layer_pattern", "window_size", "experimental_attention_variant"]
+)
+def test_layers_other_than_full_attention_are_refused_whatever_the_name(name):
+    arguments = dense(**{name: "M-M*"})
+    assert [difference.argument for difference in differences(arguments, model_shape("llama-3.1-8b"))] == [name]
+    with pytest.raises(ConfigError, match="other layers than full attention"):
+        shape_of_arguments(arguments)
+    assert differences(dense(**{name: None}), model_shape("llama-3.1-8b")) == []
+
+
+def nanotron(tokens_per_second):
+    step = "iteration: {} / 9 | time_per_iteration_ms: 4.21K | tokens_per_sec_per_gpu: {} | global_batch_size: 64 | lm_loss: 11.1"
+    return ["dp=4, pp=1, tp=2, sequence_length=4096"] + [step.format(number, tokens_per_second) for number in range(1, 10)]
+
+
+def test_token_rates_that_contradict_the_times_are_refused():
+    error = refused(nanotron("15.6K"), "llama", gpus=8, accelerator="H100 SXM")
+    assert "step 5 has 15,600 tokens/s/GPU" in error.what
+    assert "make 7,783" in error.what
+    assert error.where == "train.log:6"
+
+
+def test_a_model_that_nothing_in_the_log_shows_is_said_to_be_believed():
+    run = run_of(nanotron("7.79K"), "qwen", gpus=8, accelerator="H100 SXM")
+    assert "nothing in the log shows which model ran; --model-name qwen is believed" in run.evidence.notes
+    assert not any("believed" in note for note in run_of(lines_of("primus_deepseek_v2_lite"), "auto").evidence.notes)
+
+
+def test_maxtexts_settings_show_its_model():
+    shape = {
+        "num_decoder_layers": 32,
+        "emb_dim": 4096,
+        "mlp_dim": 14336,
+        "num_query_heads": 32,
+        "num_kv_heads": 8,
+        "num_experts": 1,
+    }
+    lines = [f"Config param {name}: {value}" for name, value in shape.items()]
+    lines += [line for line in lines_of("maxtext") if "completed step" not in line]
+    lines += [f"completed step: {number}, seconds: 5.66, loss: 12.0" for number in range(5)]
+    run = run_of(lines, "llama", accelerator="H100 SXM")
+    assert not any("believed" in note for note in run.evidence.notes)
+    mixture = [line.replace("num_experts: 1", "num_experts: 8") for line in lines]
+    assert "num_experts is 8" in refused(mixture, "llama", accelerator="H100 SXM").what
+
+
+def test_auto_is_not_advised_to_who_gave_it():
+    lines = [f"  {name} ........ {value}" for name, value in dense().items()] + lines_of("primus_core_head")[1:]
+    fast = [line.replace("(TFLOP/s/GPU): ", "(TFLOP/s/GPU): 9") for line in lines]
+    error = refused(fast, "auto")
+    assert error.what.startswith("The model of the arguments contradicts the log's TFLOP/s")
+    assert "auto" not in error.fix

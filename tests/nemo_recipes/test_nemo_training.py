@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,21 @@ def run_benchmark(folder, model, tensor, pipeline, *flags, engine="nemo", path=N
     return directory.read_run(), directory.read_steps()
 
 
+def mixture_plan(folder, model, experts):
+    """A small mixture of experts on two ranks, which share the experts or do not."""
+    settings = {
+        **dict(setting.split("=") for setting in SETTINGS),
+        "hardware.platforms.cpu.gpus_per_node": 2,
+        f"parallelism.minimal_communication.{model}.cpu.expert_model_parallel_size": experts,
+        "training.duration.max_steps": STEPS,
+        "training.data.global_batch_size": 4,
+        "training.data.sequence_length": 32,
+        "training.data.dataset": "mock",
+    }
+    plan = make_plan(folder, model, {key: yaml.safe_load(str(value)) for key, value in settings.items()}, engine="nemo")
+    return replace(plan, shape=replace(plan.shape, experts=8, experts_per_token=2))
+
+
 def plan_of(folder, model, tensor=1, pipeline=1, **settings):
     """The plan that `run_benchmark` makes of the same."""
     layout = f"parallelism.minimal_communication.{model}.cpu"
@@ -63,6 +79,8 @@ def plan_of(folder, model, tensor=1, pipeline=1, **settings):
 
 
 CASES = [(model, name) for model in ("llama", "qwen") for name in LAYOUTS]
+MIXTURES = [("qwen3_moe", 2), ("mixtral", 2), ("mixtral", 1)]
+"""Model and ranks that share its experts."""
 SEEDS = (5, 6)
 PROFILED = {
     "hardware__platforms__cpu__gpus_per_node": 2,
@@ -89,6 +107,8 @@ def trained(tmp_path_factory):
         text = {"training__data__dataset": "text:stdlib", "experiment__seed": seed}
         plans["mock", seed] = plan_of(folder / f"mock-{seed}", "llama", experiment__seed=seed)
         plans["text", seed] = plan_of(folder / f"text-{seed}", "qwen", 1, 2, **text)
+    for model, experts in MIXTURES:
+        plans[model, experts] = mixture_plan(folder / f"{model}-ep{experts}", model, experts)
     plans["text", "profiled"] = plan_of(folder / "profiled", "llama", **PROFILED)
     return {"folder": folder, **dict(zip(plans, train_together(list(plans.values())), strict=True))}
 
@@ -104,6 +124,9 @@ def test_a_shrunk_recipe_trains_under_each_kind_of_split(trained, model, name):
     assert evidence.sequence_parallel is (tensor > 1)
     assert (evidence.micro_batch_sequences, evidence.global_batch_sequences, evidence.tokens_per_step) == (1, 4, 128)
     assert (evidence.matmul_dtype, evidence.gradient_dtype) == (precision, "float32")
+    assert (evidence.recompute, evidence.data) == ("none", "NeMo MockDataModule (seed 1234)")
+    assert evidence.first_sequence == trained["llama", "1 rank"][0].evidence.first_sequence
+    assert {evidence.grades[fact] for fact in ("recompute", "sequence_parallel", "matmul_dtype", "data")} == {"observed"}
     assert evidence.parameters == {"llama": 4595840, "qwen": 3336368}[model]
     assert evidence.transformer_engine is False
     assert [note for note in evidence.notes if "Transformer Engine" in note]
@@ -139,6 +162,15 @@ def test_the_seed_decides_on_weights_and_data_and_a_broken_transformer_engine_is
     assert abs(first[0].loss - third[0].loss) > 1e-4
     assert abs(first[0].grad_norm - third[0].grad_norm) > 1e-4
     assert (one.seed, one.evidence.data, again.evidence.transformer_engine) == (5, "NeMo MockDataModule (seed 5)", False)
+
+
+@pytest.mark.parametrize(("model", "experts"), MIXTURES)
+def test_a_shrunk_recipe_with_experts_trains_with_and_without_expert_parallelism(trained, model, experts):
+    run, steps = trained[model, experts]
+    assert (run.outcome, run.mismatches, run.engine) == ("completed", (), "nemo")
+    assert (run.evidence.expert_parallel, run.evidence.data_parallel, run.evidence.routing) == (experts, 2, "natural")
+    assert [step.step for step in steps] == [1, 2, 3]
+    assert all(step.finite and step.loss == pytest.approx(math.log(512), abs=0.4) for step in steps)
 
 
 def test_weights_alone_follow_the_seed_on_each_pipeline_stage(trained):

@@ -77,7 +77,9 @@ def broken_rules(request):
         return  # without whole replicas nothing else can be said
     if layout.data_parallel_size not in {None, replicas}:
         yield "layout data_parallel_size"
-    if (expert := layout.expert_model_parallel_size) > 1 and (not shape.experts or shape.experts % expert or replicas % expert):
+    if (expert := layout.expert_model_parallel_size) > 1 and (
+        not shape.experts or shape.experts % expert or ranks // pipeline % expert
+    ):
         yield "layout expert_model_parallel_size"
     if layout.sequence_parallel is True and tensor == 1:
         yield "layout sequence_parallel"

@@ -144,11 +144,13 @@ def test_a_micro_batch_to_be_found_leaves_the_accumulation_open():
     assert complaint(LLAMA, tp=2, data={"micro_batch_size": "auto", "global_batch_size": 130}) == says
 
 
-def test_experts_divide_over_replicas():
+def test_experts_divide_over_the_ranks_of_a_stage():
     mixture = model_shape("mixtral-8x7b")
     assert divide(mixture, ep=4)[0].expert == 4
     assert complaint(mixture, ep=3) == "num_moe_experts (8) must be a multiple of expert_model_parallel_size (3)."
-    assert complaint(mixture, tp=4, ep=4) == "The data-parallel degree (2) must be a multiple of expert_model_parallel_size (4)."
+    assert divide(mixture, tp=4, ep=8)[0].expert == 8  # over tensor ranks and replicas
+    refused = "world_size (8) is not divisible by expert_tensor_model_pipeline_parallel size (16)."
+    assert complaint(mixture, pp=2, ep=8) == refused
     assert complaint(LLAMA, ep=2) == "expert_model_parallel_size is 2, and llama-3.1-8b has no experts."
 
 

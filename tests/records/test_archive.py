@@ -91,6 +91,16 @@ def test_an_archive_that_swells_is_refused_before_it_is_written(tmp_path):
         pass
 
 
+def test_an_archive_that_swells_like_no_result_does_is_refused_early(tmp_path):
+    bomb = an_archive(tmp_path / "bomb.tar.gz", ("training.log", b"0" * 60_000_000), ("run.json", b"{}"))
+    with pytest.raises(RecordError, match=r"unpacks to more than 16,777,216 bytes\."), unpacked(bomb):
+        pass
+    lines = b"".join(b'{"step":%d,"step_seconds":0.25,"tokens":64}\n' % number for number in range(500_000))
+    honest = an_archive(tmp_path / "honest.tar.gz", ("steps.jsonl", lines))
+    with unpacked(honest) as folder:
+        assert (folder / "steps.jsonl").stat().st_size == len(lines) > 16 * 2**20
+
+
 @pytest.mark.parametrize("cut", [0, 10, 700, -200])
 def test_a_damaged_archive_is_named_and_hides_no_other(tmp_path, cut):
     whole = tmp_path / "whole.tar.gz"

@@ -63,6 +63,9 @@ BAD_RUNS = {
     "NaN memory": {("machine", "memory_bytes"): float("nan")},
     "lone surrogate": {("model",): "\ud800"},
     "newer": {("schema_version",): 2},
+    "control characters": {("strategy",): "\x1b]0;title\x07\x1b[2J"},
+    "two lines": {("model",): "llama\nqwen"},
+    "a name of 100,000 characters": {("strategy",): "s" * 100_000},
     "options": {("engine_options",): {"x": {"y": float("inf")}}},
 }
 BAD_STEPS = {
@@ -189,7 +192,7 @@ def test_any_value_in_any_place_is_read_or_named_and_hides_no_other(change):
         results = read_results([folder], MetricOptions(), {})
         assert "good" in {item.result.path.name for item in results.measured}
         assert len(results.measured) + len(results.problems) == 2
-        comparison = compare_runs(results.measured, [folder], None, even_if_different=False)
+        comparison = compare_runs(results.measured, [folder], None)
         peaks = analyse_peaks(results.measured, MetricOptions())
         for shown in (text(comparison), as_json(comparison), peak_text(peaks, show_all=True), report_page(results)):
             shown.encode()

@@ -31,7 +31,7 @@ FEW = "in too few runs to rank them"
 
 def comparison_of(*paths):
     """What ./compare.py compares in some folders."""
-    return compare_runs(read_results(paths, MetricOptions(), {}).measured, paths, None, even_if_different=False)
+    return compare_runs(read_results(paths, MetricOptions(), {}).measured, paths, None)
 
 
 def sheet_of(*paths):
@@ -89,12 +89,13 @@ def test_the_headline_names_the_winner_of_each_workload_and_the_subtitle_what_ra
         assert re.fullmatch(
             rf"{model}: minimal_communication ran 1\d\.\d % \[1\d\.\d, 1\d\.\d\] faster than balanced, {FEW}", line
         )
-    what, amount = sheet.subtitle
+    what, amount, differing = sheet.subtitle
     assert what == (
         "llama-3.1-8b, qwen-2.5-7b · 8 x H100 SXM · minimal_communication TP1 PP1 DP8, balanced TP2 PP1 DP4, quick TP2 PP1 DP4"
         " · batch 128 (micro 1) · sequence 2,048 · bf16 · Megatron"
     )
     assert amount.startswith("2026-01-01 · 6 configurations, 6 runs, one each · n = 222 steady steps")
+    assert differing == "Configurations differ in strategy, layout"
 
 
 def test_unlike_work_never_shares_a_panel_of_curves_and_one_configuration_has_one_colour(sweep):
@@ -165,7 +166,7 @@ def test_start_up_does_not_own_the_axis_of_step_times(tmp_path):
 
 @pytest.mark.parametrize(
     ("levels", "scale"),
-    [((1.0,), "linear"), ((1.0, 1.02), "linear"), ((1.0, 4.0), "linear"), ((1.0, 9.0), "log"), ((0.02, 3.0), "log")],
+    [((10.0,), "linear"), ((10.0, 10.2), "linear"), ((10.0, 40.0), "linear"), ((10.0, 90.0), "log"), ((4.0, 600.0), "log")],
 )
 def test_the_axis_of_step_times_has_two_numbers_at_least(levels, scale, tmp_path):
     for number, level in enumerate(levels):
@@ -224,7 +225,7 @@ def test_folders_that_are_compared_are_named_as_the_user_wrote_them(tmp_path, mo
     for number, folder in enumerate(folders):
         write(folder, f"r{number}", 4.0 + number, number)
     measured = read_results(folders, MetricOptions(), {}).measured
-    (headline,) = comparison_sheet(compare_runs(measured, folders, "before", even_if_different=False)).headline
+    (headline,) = comparison_sheet(compare_runs(measured, folders, "before")).headline
     assert re.fullmatch(rf"before ran 2\d\.\d % \[2\d\.\d, 2\d\.\d\] faster than after, {FEW}", headline)
 
 

@@ -51,6 +51,13 @@ RECORDS = [
     product(8192, 8192, 8192, 1400e12, variant="scaled_mm tensor-wise", dtype="fp8"),
     product(12288, 8192, 8192, 790e12, variant="torch.matmul searched"),
     probe("gemm_search", {"m": 64, "k": 64, "n": 64}, 1.0, variant="torch.matmul", flop=1),
+    *(
+        probe(
+            kind, {"m": 8192, "k": 8192, "n": 8192, "round": number}, 1.5e-3 + number * 1e-5, variant="torch.matmul", flop=10**12
+        )
+        for number in (1, 2, 3)
+        for kind in ("gemm_warm", "gemm_sustained")
+    ),
     probe("model_gemm", {"m": 8192, "k": 4096, "n": 6144, "tensor_parallel": 1}, 1e-3, variant="llama qkv", flop=4 * 10**11),
     probe("attention_forward", {"batch": 4, "sequence": 8192}, 1e-3, variant="cudnn", flop=5 * 10**11),
     probe(

@@ -14,6 +14,7 @@ from tprimat.records.schema import Estimate
 from tprimat.report import winner
 from tprimat.report.comparison import Comparison, rows_of, sentence, text
 from tprimat.report.screen import Screen
+from tprimat.report.tables import escaped, markdown_as_text, table
 
 RUNS = Path(__file__).parent.parent / "runs"
 ENGINE = RUNS.parent.parent / "benchmarks" / "records" / "h200" / "engine"
@@ -86,10 +87,11 @@ def test_the_winner_comes_first_and_each_workload_is_sorted_by_speed():
     out = text(comparison_of(ENGINE.parent / "repeated")).splitlines()
     assert out[0] == "llama H200 SXM, 4 GPUs, 131,072 tokens a step, sequence 2,048, bf16"
     assert re.fullmatch(r"dp_mbs4 is fastest: 9\.\d % \[8\.\d, 9\.\d\] ahead of the next, tp2_mbs4", out[1])
-    names = [line.split()[0] for line in out[5:11]]
+    assert out[2].startswith("They differ in strategy, layout, micro-batch (4 | 1), options (overlap_tensor_parallel)")
+    names = [line.split()[0] for line in out[6:12]]
     assert names == ["dp_mbs4", "tp2_mbs4", "dp_mbs1", "tp2_pp2_mbs4", "tp2_pp2_vpp2_mbs4", "tp4_mbs4"]
-    assert "fastest" in out[5]
-    assert "-8.2 %" in out[6]
+    assert "fastest" in out[6]
+    assert "-8.2 %" in out[7]
     assert sum("outliers" in line for line in out) == 1
 
 
@@ -147,3 +149,24 @@ def test_colour_marks_the_winner_and_changes_no_text():
     coloured = text(comparison, Screen(colour=True))
     assert "\x1b[1;32mdp_mbs4 is fastest" in coloured
     assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == text(comparison)
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("a|b", r"a\|b"),
+        ("a\\|b", r"a\\\|b"),
+        ("[click](https://evil.example)", r"[click\](https:\//evil.example)"),
+        ("![x](y)", r"![x\](y)"),
+        ("see www.evil.example", r"see www\.evil.example"),
+        ("<img src=x onerror=y>", r"\<img src=x onerror=y>"),
+        ("two\nlines", "two lines"),
+        ("12.1 [11.9, 12.3]", "12.1 [11.9, 12.3]"),
+        ("x < 3 / 4", "x < 3 / 4"),
+    ],
+)
+def test_text_from_files_ends_no_cell_and_becomes_no_link(text, written):
+    assert escaped(text) == written
+    page = table(("name", "n"), [(text, "1")])
+    assert len(page.splitlines()) == 3
+    assert text.replace("\n", " ") in markdown_as_text(page)

@@ -41,8 +41,13 @@ def check(tmp_path):
     """Run the check against a parser that knows our keys, and Megatron's ineffective one, except those left out."""
 
     def run(*words, without=()):
-        plan = plan_of("llama", "balanced")
-        known = {**experiment(plan)["modules"][MODULE]["overrides"], "virtual_pipeline_model_parallel_size": None}
+        plans = (
+            plan_of("llama", "balanced"),
+            plan_of("qwen3_moe", "balanced"),
+            plan_of("qwen3_moe", "balanced", routing="balanced"),
+        )
+        known = {key: None for plan in plans for key in experiment(plan)["modules"][MODULE]["overrides"]}
+        known |= {"virtual_pipeline_model_parallel_size": None}
         presets = {key: None for key in known if key not in without}
         files = {**MODULES, "config/primus_config.py": PRIMUS_CONFIG.format(presets=presets)}
         for name, text in files.items():
@@ -58,13 +63,13 @@ def check(tmp_path):
 def test_every_experiment_and_override_of_ours_arrives_unchanged(check):
     done = check()
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "32 experiments read by the core runtime: 0 complaints\n"
+    assert done.stdout == "84 experiments read by the core runtime: 0 complaints\n"
 
 
 def test_an_override_that_primus_would_lose_is_found(check):
     done = check("--lr=1e-05", "--virtual_pipeline_model_parallel_size=2", "--tensor_model_paralel_size=2")
     assert done.returncode == 1
-    assert "lr is the text '1e-05', not a number\n    in llama maximum_performance (as configured) and 31 more" in done.stdout
+    assert "lr is the text '1e-05', not a number\n    in llama maximum_performance (as configured) and 83 more" in done.stdout
     assert "virtual_pipeline_model_parallel_size is read and has no effect" in done.stdout
     assert "tensor_model_paralel_size is no key of Primus" in done.stdout
     assert "3 complaints" in done.stdout

@@ -1,4 +1,4 @@
-"""Started in tests as a single process: the engine's GPTModel and reference_llama.py with the same weights; prints a line each.
+"""Started in tests as a single process: the engine's GPTModel and a reference with the same weights; prints a line each.
 
 python tests/train/compare_logits.py PLAN.json ...
 """
@@ -15,6 +15,7 @@ bootstrap.redirect_to_cpu()
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from reference_llama import ReferenceModel, split_fused_weights  # noqa: E402
+from reference_moe import ReferenceMixture  # noqa: E402
 
 from tprimat.megatron.model import build_chunks, transformer_config  # noqa: E402
 from tprimat.megatron.module import initialize_parallel_state  # noqa: E402
@@ -27,14 +28,21 @@ def compare(plan):
     options = resolve(plan, torch.device("cpu"))
     (model,) = build_chunks(plan, transformer_config(plan, torch.device("cpu"), options), options)
     generator = torch.Generator().manual_seed(7)
+    weights = dict(model.named_parameters())
+    if plan.shape.router_bias:  # else the bias of the choice is zero
+        weights |= {name: buffer for name, buffer in model.named_buffers() if name.endswith("expert_bias")}
     with torch.no_grad():  # norms and biases away from one and zero, so that a missing one shows
-        for parameter in model.parameters():
+        for parameter in weights.values():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
     tokens = torch.randint(0, plan.shape.vocabulary, (2, plan.batch.sequence_tokens), generator=generator)
     positions = torch.arange(tokens.shape[1]).expand_as(tokens)
     with torch.no_grad():
         ours = model(tokens, positions, None)
-        theirs = ReferenceModel(plan.shape, split_fused_weights(dict(model.named_parameters()), plan.shape))(tokens)
+        if plan.shape.experts:
+            reference = ReferenceMixture(plan.shape, weights)
+        else:
+            reference = ReferenceModel(plan.shape, split_fused_weights(weights, plan.shape))
+        theirs = reference(tokens)
     print(json.dumps({"difference": (ours - theirs).abs().max().item(), "largest": theirs.abs().max().item()}))
 
 

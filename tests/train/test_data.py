@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -58,6 +59,18 @@ def test_text_becomes_bytes_in_windows_of_the_stream(tmp_path, cache):
     assert len(starts) > data.windows // 21
 
 
+def test_text_becomes_its_own_most_frequent_words_and_bytes_for_the_rest(tmp_path, cache):
+    text = "the cat sat\n    and the cat ran " * 20 + "zebra"
+    (tmp_path / "a.txt").write_text(text)
+    settings = {"training.data.sequence_length": 32, "training.data.tokenizer": "words"}
+    data = open_text(plan_for(tmp_path, f"text:{tmp_path / 'a.txt'}", **settings), 257 + 3)
+    assert data.description.endswith("(words, at most 260)")
+    tokens = [int(token) for token in data.whole()]
+    names = {257: " cat", 258: " the", 259: "\n    "}  # the most frequent, and the first of those that are as frequent
+    assert "".join(names.get(token) or chr(token) for token in tokens[:-1]) == text
+    assert (tokens[-1], max(tokens)) == (256, 259)
+
+
 def test_text_beyond_the_limit_is_left_out_and_the_record_says_so(tmp_path, cache, monkeypatch):
     monkeypatch.setattr("tprimat.train.data.MAX_TEXT_BYTES", 2**20)
     for name in ("a.txt", "b.txt"):
@@ -86,6 +99,18 @@ def test_the_same_content_is_built_once_and_other_content_anew(tmp_path, cache):
     (tmp_path / "a.txt").write_text("y" * 500)
     open_text(plan, 512)
     assert len(list(cache.glob("*.idx"))) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_replaced_by_the_runs_folder(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    (tmp_path / "a.txt").write_text("x" * 500)
+    plan = plan_for(tmp_path, f"text:{tmp_path / 'a.txt'}")
+    assert open_text(plan, 512).tokens == 501
+    assert len(list((tmp_path / "run").glob("text-*.idx"))) == 1
+    with pytest.raises(LaunchError, match="cannot be stored") as refused:
+        open_text(replace(plan, dataset=f"text:{tmp_path}", run_directory=str(tmp_path / "file" / "run")), 512)
+    assert "XDG_CACHE_HOME" in refused.value.fix
 
 
 def test_a_folder_is_read_whole_and_the_standard_library_is_there(tmp_path):

@@ -1,12 +1,24 @@
 """8-bit products against 16-bit ones. A CPU multiplies the same numbers, only slowly."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from tprimat.megatron import fp8
 from tprimat.megatron.evidence import layers_matmul_dtype
 from tprimat.megatron.fp8 import Fp8Products
-from tprimat.megatron.linear import NativeProducts
+from tprimat.megatron.layers import SumRMSNorm, SumRMSNormMaxima, SwiGLU, SwiGLUMaxima
+from tprimat.megatron.linear import (
+    ColumnParallelMatmul,
+    NativeProducts,
+    RowParallelMatmul,
+    TensorParallelContext,
+    row_maxima,
+    with_row_maxima,
+)
+
+HAS_FP8_GPU = torch.cuda.is_available() and fp8.multiplies_fp8(torch.device("cuda"))
 
 
 def relative_error(got, wanted):
@@ -59,3 +71,91 @@ def test_a_run_says_fp8_once_every_layer_has_multiplied_in_it_and_nothing_before
     assert layers_matmul_dtype([first, second], torch.bfloat16) == "fp8"
     assert layers_matmul_dtype([first, NativeProducts()], torch.bfloat16) == "bf16"
     assert layers_matmul_dtype([NativeProducts()], torch.bfloat16) == "bf16"
+
+
+class Watched(Fp8Products):
+    """Notes for each conversion of rows and of gradients whether their maxima came with them, and that these are right."""
+
+    def __init__(self):
+        super().__init__()
+        self.came_with_maxima = []
+
+    def look(self, rows):
+        maxima = row_maxima(rows)
+        self.came_with_maxima.append(maxima is not None)
+        if maxima is not None:
+            assert torch.equal(maxima.flatten(), rows.abs().amax(dim=-1))
+
+    def forward(self, rows, weight, bias):
+        self.look(rows)
+        return super().forward(rows, weight, bias)
+
+    def prepare(self, gradient):
+        self.look(gradient)
+        return super().prepare(gradient)
+
+
+def feed_forward(activation):
+    """A SwiGLU block by hand, forward and backward: its products, and everything it computed."""
+    generator = torch.Generator().manual_seed(4)
+    x, up, down, gradient = (
+        torch.randn(shape, generator=generator).bfloat16().requires_grad_()
+        for shape in ((8, 2, 32), (96, 32), (32, 48), (8, 2, 32))
+    )
+    products = Watched(), Watched()
+    first, second = (
+        TensorParallelContext(group=None, ranks=1, sequence_parallel=False, exchange=None, fused_wgrad=False, products=product)
+        for product in products
+    )
+    active = activation(ColumnParallelMatmul.apply(x, up, None, first))
+    out = RowParallelMatmul.apply(active, down, second)
+    out.backward(gradient.detach())
+    return products, (out, x.grad, up.grad, down.grad)
+
+
+def test_maxima_that_the_activation_found_reach_both_conversions_and_change_no_number():
+    (up, down), found = feed_forward(lambda joint: with_row_maxima(*SwiGLUMaxima.apply(joint)))
+    assert up.came_with_maxima == [False, True]
+    assert down.came_with_maxima == [True, False]
+    (up, down), searched = feed_forward(SwiGLU.apply)
+    assert not any(up.came_with_maxima + down.came_with_maxima)
+    assert all(torch.equal(one, other) for one, other in zip(found, searched, strict=True))
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_the_norm_for_8_bits_leaves_the_maxima_and_changes_no_number(residual):
+    config = SimpleNamespace(params_dtype=torch.bfloat16, sequence_parallel=False)
+    plain, small = SumRMSNorm(config, 32), SumRMSNormMaxima(config, 32)
+    results = []
+    for norm in (plain, small):
+        generator = torch.Generator().manual_seed(5)
+        tensors = [torch.randn(8, 2, 32, generator=generator).bfloat16().requires_grad_() for _ in range(1 + residual)]
+        stream, normed = norm(*tensors)
+        (stream.sum() + (normed * normed).sum()).backward()
+        results.append((stream, normed, norm.weight.grad, *(tensor.grad for tensor in tensors)))
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+    assert row_maxima(results[0][1]) is None
+    assert torch.equal(row_maxima(results[1][1]), results[1][1].abs().amax(dim=-1))
+
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not HAS_FP8_GPU, reason="needs a GPU with 8-bit products"))]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_what_is_no_number_in_16_bits_is_none_in_8_bits(device, wrong):
+    x = torch.randn(64, 256, device=device).bfloat16()
+    x[3, 200] = wrong
+    small, transposed, undo = fp8.convert(x, fp8.FORWARD_DTYPE)
+    assert not (small.float() * undo).isfinite().all()
+    assert not (transposed.float() * undo).isfinite().all()
+
+
+@pytest.mark.skipif(not HAS_FP8_GPU, reason="needs a GPU that multiplies 8-bit numbers")
+@pytest.mark.parametrize("shape", [(64, 128), (192, 96), (4096, 1008)])
+@pytest.mark.parametrize("dtype", [fp8.FORWARD_DTYPE, fp8.GRADIENT_DTYPE])
+def test_the_kernels_for_gpus_convert_to_the_same_bits(shape, dtype):
+    x = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    expected = fp8._scaled(x, fp8._largest(x), dtype)
+    for got, wanted in zip(fp8.convert(x, dtype), expected, strict=True):
+        assert torch.equal(got.float(), wanted.float())

@@ -190,8 +190,17 @@ def test_what_ran_is_read_back_and_agrees_with_the_plan(trained, model, name):
     assert run.mismatches == ()
     assert run.evidence.tokens_per_step == SEQUENCES * 32
     assert {step.tokens for step in steps} == {SEQUENCES * 32}
-    assert run.evidence.parameters == trained[model, reference_of(name)][0].evidence.parameters
+    reference = trained[model, reference_of(name)][0].evidence
+    assert (run.evidence.parameters, run.evidence.first_sequence) == (reference.parameters, reference.first_sequence)
     assert run.outcome == "completed"
+
+
+@pytest.mark.parametrize(("model", "name"), CASES)
+def test_recomputation_and_sequence_parallelism_are_seen_in_the_layers(trained, model, name):
+    evidence = trained[model, name][0].evidence
+    assert evidence.recompute == ("full" if "full" in name else "selective" if "selective" in name else "none")
+    assert evidence.sequence_parallel == ("tp" in name and "without sequence" not in name)
+    assert {evidence.grades[fact] for fact in ("recompute", "sequence_parallel", "matmul_dtype", "data")} == {"observed"}
 
 
 def test_the_losses_fall(trained):

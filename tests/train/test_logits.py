@@ -10,18 +10,30 @@ from pathlib import Path
 import pytest
 from planning import ROOT, make_plan
 
+from tprimat.facts.models import model_shape, tiny
 from tprimat.plan.schema import write_plan
 
-MODELS = ("llama", "qwen")
+EXPERTS = ("mixtral-8x7b", "qwen3-30b-a3b", "olmoe-1b-7b", "deepseek-v2-lite", "deepseek-v3")
+MODELS = ("llama", "qwen", *EXPERTS)
 
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
-    """Both models, compared in one process."""
+    """All models, compared in one process."""
     folder = tmp_path_factory.mktemp("logits")
     files = [folder / f"{model}.json" for model in MODELS]
     for model, file in zip(MODELS, files, strict=True):
-        plan = make_plan(folder, model, {"hardware.platforms.cpu.gpus_per_node": 1, "training.data.sequence_length": 32})
+        config_key = "mixtral" if model in EXPERTS else model
+        layout = {"parallelism.minimal_communication.mixtral.cpu.expert_model_parallel_size": 1}
+        plan = make_plan(
+            folder, config_key, {**layout, "hardware.platforms.cpu.gpus_per_node": 1, "training.data.sequence_length": 32}
+        )
+        if model in EXPERTS:
+            small = replace(tiny(model_shape(model)), hidden=64, heads=8, kv_heads=8, head_dim=16, layers=4, experts_per_token=4)
+            if small.kv_lora_rank:
+                small = replace(small, nope_head_dim=8, rope_head_dim=8, value_head_dim=12, kv_lora_rank=16)
+            write_plan(file, replace(plan, shape=small))
+            continue
         # Wider heads and a rotary base with wavelengths on both sides of the rescaling, so that every branch of it counts.
         write_plan(file, replace(plan, shape=replace(plan.shape, head_dim=64, rope_base=500000.0)))
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The dense models of the table, and all five strategies of config.yaml, train on the embedded engine in tiny sizes, on a CPU."""
+"""The models of the table, and all five strategies of config.yaml, train on the embedded engine in tiny sizes, on a CPU."""
 
 import json
 from dataclasses import replace
@@ -31,9 +31,17 @@ DENSE = (
     "gpt-30m",
 )
 """In addition to Llama 3.1 8B and Qwen 2.5 7B, which the strategies train, and one size of the suite for the others."""
+MIXTURES = ("mixtral-8x22b", "qwen3-30b-a3b", "olmoe-1b-7b", "deepseek-v2-lite", "deepseek-v3")
+"""In addition to Mixtral 8x7B, which test_experts.py trains."""
+TABLE = (*DENSE, *MIXTURES)
 AS_DEEP_AS_THEY_ARE = ("gpt-30m", "qwen3-8b")
 SHALLOW = 3
 WORKLOAD = ("--steps", "2", "--global-batch-size", "2", "--sequence-length", "16", "--data", "mock", "--gpus", "1")
+
+
+def shallow(shape):
+    """With few layers, and one with experts among them."""
+    return replace(shape, layers=max(SHALLOW, shape.dense_first_layers + 1))
 
 
 def configuration(folder, models):
@@ -94,25 +102,25 @@ def what_is_trained(plan):
 def trained(tmp_path_factory):
     """Both groups of plans, in one start of train_plans.py.
 
-    Every dense model with its own width, heads and switches; every strategy with 8 ranks. All have few of their layers.
+    Every model with its own width, heads, experts and switches; every strategy with 8 ranks. All have few of their layers.
     """
     folder = tmp_path_factory.mktemp("models")
-    done = benchmark(folder, "--config", configuration(folder, DENSE), "--dry-run", "--json")
+    done = benchmark(folder, "--config", configuration(folder, TABLE), "--dry-run", "--json")
     assert done.returncode == 0, done.stderr
     plans = [from_json(RunPlan, json.dumps(plan), where="--dry-run") for plan in json.loads(done.stdout)["plans"]]
-    plans = [replace(plan, shape=replace(plan.shape, layers=SHALLOW)) for plan in plans]
+    plans = [replace(plan, shape=shallow(plan.shape)) for plan in plans]
     cases = {(model, name): strategy_plan(folder / f"{model}-{name}", model, name) for model, name in CASES}
     distinct = {what_is_trained(plan): plan for plan in cases.values()}
     results = train_together([*plans, *distinct.values()])
     of_strategies = dict(zip(distinct, results[len(plans) :], strict=True))
-    shallow = {plan.model: (plan, *result) for plan, result in zip(plans, results, strict=False)}
-    return shallow, {case: of_strategies[what_is_trained(plan)] for case, plan in cases.items()}
+    of_table = {plan.model: (plan, *result) for plan, result in zip(plans, results, strict=False)}
+    return of_table, {case: of_strategies[what_is_trained(plan)] for case, plan in cases.items()}
 
 
-@pytest.mark.parametrize("model", DENSE)
+@pytest.mark.parametrize("model", TABLE)
 def test_a_model_of_the_table_trains_with_every_weight_that_its_facts_count(trained, model):
     plan, run, steps = trained[0][model]
-    assert plan.shape == replace(tiny(model_shape(model)), layers=SHALLOW)
+    assert plan.shape == shallow(tiny(model_shape(model)))
     assert (run.outcome, run.mismatches, run.matmul_dtype) == ("completed", (), "fp32")
     assert run.evidence.parameters == weights_of(plan.shape)
     assert len(steps) == 2
@@ -126,10 +134,12 @@ def test_every_switch_of_a_dense_shape_is_on_in_one_of_them_and_off_in_another()
     assert {(shape.norm, shape.position) for shape in shapes} == {("layernorm", "learned"), ("rmsnorm", "rope")}
 
 
-def test_the_table_has_no_dense_model_that_is_not_trained():
+def test_the_table_has_no_model_that_is_not_trained():
     dense = {name for name, shape in table.models().items() if shape.experts is None and shape.kv_lora_rank is None}
     suite = {name for name in dense if "MI350X" in (model_shape(name).source or "")}
-    assert dense - suite == {*DENSE, "llama-3.1-8b", "qwen-2.5-7b"} - {"gpt-30m"}
+    planned_only = {"llama-3.1-70b"}  # of llama-3.1-8b's kind
+    assert dense - suite - planned_only == {*DENSE, "llama-3.1-8b", "qwen-2.5-7b"} - {"gpt-30m"}
+    assert set(table.models()) - dense == {*MIXTURES, "mixtral-8x7b"}
 
 
 def test_one_call_of_the_benchmark_trains_two_of_them_at_full_depth(tmp_path):
@@ -143,12 +153,13 @@ def test_one_call_of_the_benchmark_trains_two_of_them_at_full_depth(tmp_path):
     assert all(result.run.counts and len(result.steps) == 2 for result in results)
 
 
-@pytest.mark.parametrize("model", ["mixtral-8x7b", "deepseek-v3"])
-def test_a_model_with_experts_is_refused_before_anything_starts(tmp_path, model):
-    done = benchmark(tmp_path, "--config", configuration(tmp_path, [model]))
+@pytest.mark.parametrize("model", ["mixtral-8x7b", "deepseek-v2-lite"])
+def test_the_same_tokens_on_several_tensor_ranks_are_refused_before_anything_starts(tmp_path, model):
+    layout = "{tensor_model_parallel_size: 2, sequence_parallel: false}"
+    setting = f"parallelism.minimal_communication={{'{model}': {{cpu: {layout}}}}}"
+    done = benchmark(tmp_path, "--config", configuration(tmp_path, [model]), "--gpus", "2", "--set", setting)
     assert done.returncode == 2
-    assert "trains dense models only" in done.stderr
-    assert "config.yaml:" in done.stderr
+    assert "needs sequence parallelism under tensor parallelism" in done.stderr
     assert not (tmp_path / "out").exists()
 
 

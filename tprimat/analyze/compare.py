@@ -1,19 +1,20 @@
 """Judge whether one group of runs is faster than another, or why the two must not be compared; rank those that may."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from tprimat.analyze.groups import Group, differing_traits, group_estimate, tokens_per_step
+from tprimat.analyze.groups import FORBIDDING, DifferingTrait, Group, differing_traits, group_estimate, unrecorded
+from tprimat.analyze.parity import Parity, other_loss
 from tprimat.analyze.window import steady_steps
 from tprimat.errors import ConfigError
 from tprimat.records.schema import Estimate, RunRecord, StepRecord
-from tprimat.statistics import BETWEEN_RUNS, FEWEST_RUNS, Rate, cliffs_delta, more_runs, rate_of, ratio_of_rates
+from tprimat.statistics import BETWEEN_RUNS, CONFIDENCE, FEWEST_RUNS, Rate, cliffs_delta, more_runs, rate_of, ratio_of_rates
 
-Outcome = Literal["faster", "slower", "these runs differ", "no difference shown", "refused"]
+Outcome = Literal["faster", "slower", "other loss", "these runs differ", "no difference shown", "refused"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,33 +26,39 @@ class Difference:
     second: object
 
 
-def comparable(first: RunRecord, second: RunRecord) -> tuple[Difference, ...]:
+def comparable(first: RunRecord, second: RunRecord, varying: Collection[str] = ()) -> tuple[Difference, ...]:
     """Return the differences between two workloads that forbid comparing their speeds; empty where there are none.
 
-    A dtype without evidence in either run counts as a difference: runs with the same label have run different ones.
+    Args:
+        first: one side.
+        second: the other side.
+        varying: traits that are the question, and so do not forbid it.
     """
-    found = []
-    for what, one, other in (
-        ("model", first.model, second.model),
-        ("size", first.size, second.size),
-        ("tokens a step", tokens_per_step(first), tokens_per_step(second)),
-        ("sequence length", first.sequence_tokens, second.sequence_tokens),
-        ("dtype that ran", first.matmul_dtype, second.matmul_dtype),
-        ("GPU count", first.machine.gpus, second.machine.gpus),
-        ("clock", first.clock, second.clock),
-        ("optimizer states", optimizer_states(first), optimizer_states(second)),
-    ):
-        if one is None or other is None or one != other:
-            found.append(Difference(what=what, first=one, second=other))
-    shapes = [None if run.shape is None else replace(run.shape, source=None) for run in (first, second)]
-    if None not in shapes and shapes[0] != shapes[1] and first.model == second.model and first.size == second.size:
-        found.append(Difference(what="model's shape", first=first.shape, second=second.shape))
-    return tuple(found)
+    return tuple(map(_refused, filter(_forbids, differing_traits(first, second, varying, FORBIDDING))))
 
 
-def optimizer_states(run: RunRecord) -> str:
-    """Return whether a run kept fp32 masters and moments; without them it does less work."""
-    return "bf16, no masters" if run.engine_options.get("optimizer_states") == "bf16" else "fp32, or not said"
+def _forbids(found: DifferingTrait) -> bool:
+    return found.effect == "refuse"
+
+
+def _refused(found: DifferingTrait) -> Difference:
+    return Difference(what=found.name, first=found.first, second=found.second)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a comparison is asked."""
+
+    varying: tuple[str, ...] = ()
+    """Traits that it is about, by their keys in groups.TRAITS: they may differ."""
+    even_if_different: bool = False
+    """Compare unlike workloads as well."""
+    confidence: float = CONFIDENCE
+    """Of the intervals of ratios; higher where runs are repeated until they decide, so that all looks together are right."""
+
+
+QUESTION = Question()
+"""Which of these is faster?"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,14 +68,20 @@ class Verdict:
     baseline: str
     candidate: str
     outcome: Outcome
-    """"these runs differ": the interval excludes 1, but one side has too few runs to show more than that."""
+    """"these runs differ": the interval excludes 1, but one side has too few runs to show more than that. "other loss": it does,
+    and the losses differ on the same data and seed."""
     ratio: Estimate | None
     """Throughput of one GPU, candidate over baseline; None when refused."""
     differences: tuple[Difference, ...]
     evidence: str
     """The number of repeated runs behind it, in words."""
-    traits: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Every trait of groups.TRAITS in which the two differ: its words on the side of the baseline, and of the candidate."""
+    traits: tuple[DifferingTrait, ...] = ()
+    """Every trait in which the two differ: first is the baseline."""
+    question: Question = QUESTION
+    unrecorded: tuple[str, ...] = ()
+    """Traits that neither side records."""
+    other_loss: Parity | None = None
+    """What refutes that both sides reach the same losses on the same data and seed; None where nothing does."""
     fewest_runs: int = 1
     """On the smaller side."""
     slower_steps: float | None = None
@@ -82,16 +95,21 @@ class Verdict:
 
     def runs_to_pass(self, margin: float) -> int | None:
         """Return how many runs a side would show `no_slower_than(margin)` at this ratio and spread; None where none would."""
-        return None if self.ratio is None else more_runs(self.ratio.value, self.ratio.low, 1 - margin, self.fewest_runs)
+        return (
+            None
+            if self.ratio is None
+            else more_runs(self.ratio.value, self.ratio.low, 1 - margin, self.fewest_runs, self.question.confidence)
+        )
 
 
-def verdict(baseline: Group, candidate: Group, *, even_if_different: bool = False) -> Verdict:
+def verdict(baseline: Group, candidate: Group, question: Question = QUESTION) -> Verdict:
     """Compare two groups of runs by the throughput of one GPU.
 
     Runs are the unit: the interval is that of their spread. With a single run on a side it assumes how far runs differ
     (statistics.BETWEEN_RUNS). With fewer than statistics.FEWEST_RUNS the outcome speaks of these runs only.
     """
-    differences = comparable(baseline.run, candidate.run)
+    traits = tuple(differing_traits(baseline.run, candidate.run, question.varying))
+    differences = tuple(map(_refused, filter(_forbids, traits)))
     evidence = _evidence(len(baseline.runs), len(candidate.runs))
     refusal = Verdict(
         baseline=baseline.label,
@@ -100,26 +118,27 @@ def verdict(baseline: Group, candidate: Group, *, even_if_different: bool = Fals
         ratio=None,
         differences=differences,
         evidence=evidence,
-        traits=differing_traits(baseline, candidate),
+        traits=traits,
+        question=question,
+        unrecorded=tuple(unrecorded(baseline.run, candidate.run)),
     )
-    if differences and not even_if_different:
+    if differences and not question.even_if_different:
         return refusal
     first, second = _rates(baseline), _rates(candidate)
     if not first or not second:
         return refusal
-    ratio = ratio_of_rates(first, second)
+    ratio = ratio_of_rates(first, second, question.confidence)
     outcome: Outcome = "no difference shown"
+    loss = other_loss(*([item.result for item in group.runs] for group in (baseline, candidate)))
     if ratio.low is not None and ratio.high is not None and not ratio.low <= 1 <= ratio.high:
         shown: Outcome = "faster" if ratio.low > 1 else "slower"
         outcome = shown if min(len(first), len(second)) >= FEWEST_RUNS else "these runs differ"
-    return Verdict(
-        baseline=baseline.label,
-        candidate=candidate.label,
+        outcome = outcome if loss is None else "other loss"
+    return replace(
+        refusal,
         outcome=outcome,
+        other_loss=loss,
         ratio=Estimate(value=ratio.value, low=ratio.low, high=ratio.high, samples=len(first) + len(second)),
-        differences=differences,
-        evidence=evidence,
-        traits=refusal.traits,
         fewest_runs=min(len(first), len(second)),
         slower_steps=cliffs_delta(_all_seconds(candidate), _all_seconds(baseline)),
     )
@@ -170,6 +189,7 @@ class Ranking:
     """For each group the verdict on it against the first; None for the first itself."""
     lead: Verdict | None
     """The verdict on the first against the second; None without a second that has a throughput."""
+    question: Question = QUESTION
 
     @property
     def best(self) -> Group:
@@ -188,24 +208,25 @@ def throughput(group: Group) -> Estimate | None:
     return group_estimate(group, lambda metrics: metrics.tokens_per_second_per_gpu)
 
 
-def rankings(groups: Sequence[Group]) -> list[Ranking]:
+def rankings(groups: Sequence[Group], question: Question = QUESTION) -> list[Ranking]:
     """Return every group in one ranking, rankings in order of first appearance."""
     fields: list[list[Group]] = []
     for group in groups:
-        known = next((field for field in fields if not comparable(field[0].run, group.run)), None)
+        known = next((field for field in fields if not comparable(field[0].run, group.run, question.varying)), None)
         if known is None:
             fields.append([group])
         else:
             known.append(group)
-    return [_ranking(field) for field in fields]
+    return [_ranking(field, question) for field in fields]
 
 
-def _ranking(field: Sequence[Group]) -> Ranking:
+def _ranking(field: Sequence[Group], question: Question) -> Ranking:
     ranked = sorted(field, key=_slowness)
-    best = ranked[0]
-    judged = tuple(None if group is best or throughput(best) is None else verdict(best, group) for group in ranked)
+    best, alike = ranked[0], replace(question, even_if_different=False)
+    judged = tuple(None if group is best or throughput(best) is None else verdict(best, group, alike) for group in ranked)
     second = ranked[1] if len(ranked) > 1 and throughput(ranked[1]) is not None else None
-    return Ranking(groups=tuple(ranked), against_best=judged, lead=None if second is None else verdict(second, best))
+    lead = None if second is None else verdict(second, best, alike)
+    return Ranking(groups=tuple(ranked), against_best=judged, lead=lead, question=question)
 
 
 def _slowness(group: Group) -> float:
@@ -227,16 +248,16 @@ def most_alike(leaders: Sequence[Group], group: Group) -> Group:
     return min(leaders, key=distance)
 
 
-def default_pairs(groups: Sequence[Group]) -> list[Pair]:
+def default_pairs(groups: Sequence[Group], question: Question = QUESTION) -> list[Pair]:
     """Pair each configuration with the first of its model that it may be compared with, or with the most alike, to be refused."""
     leaders: dict[tuple[str, str], list[Group]] = {}
     pairs = []
     for group in groups:
         known = leaders.setdefault((group.run.model, group.run.size), [])
         if known:
-            leader = min(known, key=lambda leader: len(comparable(leader.run, group.run)))
+            leader = min(known, key=lambda leader: len(comparable(leader.run, group.run, question.varying)))
             pairs.append((leader, group))
-        if not known or comparable(leader.run, group.run):
+        if not known or comparable(leader.run, group.run, question.varying):
             known.append(group)
     return pairs
 

@@ -2,20 +2,22 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 
+from tprimat.analyze.impossible import contradictions
 from tprimat.analyze.metrics import MetricOptions, run_metrics, scaled
 from tprimat.errors import MetricError
 from tprimat.facts.accelerators import find_accelerator
 from tprimat.records.benchmark_file import RunResult
+from tprimat.records.evidence import grade_of
 from tprimat.records.schema import Estimate, RunMetrics, RunRecord
 from tprimat.statistics import mean_of_runs
 
-Trait = Callable[[RunRecord], object]
 Origin = Callable[[RunResult], str]
 Kind = tuple[object, ...]
 
@@ -52,7 +54,7 @@ def measure(result: RunResult, options: MetricOptions, prices: Mapping[str, floa
     if run.outcome == "running":
         reason = f"no end was recorded: it still runs, or was killed with its launcher; steps so far: {len(result.steps)}"
     elif run.outcome != "completed":
-        reason = f"{run.outcome}" + (f": {run.cause}" if run.cause else "")
+        reason = run.outcome + (f": {run.cause}" if run.cause else "")
     elif run.mismatches:
         reason = "what ran is not what was asked: " + "; ".join(run.mismatches)
     price = options.cost_per_gpu_hour if options.cost_per_gpu_hour is not None else price_of(run, prices)
@@ -62,7 +64,28 @@ def measure(result: RunResult, options: MetricOptions, prices: Mapping[str, floa
         metrics = run_metrics(run, result.steps, options=chosen)
     except MetricError as error:
         return Measured(result=result, metrics=None, not_counted=reason or error.what)
+    if options.seed_conventions:
+        result = replace(result, stated_tokens_per_second=None)  # repeating what files state is what was asked for
+    if reason is None and (found := contradictions(result, metrics)):
+        reason = "this cannot be: " + "; ".join(found)
     return Measured(result=result, metrics=metrics, not_counted=reason)
+
+
+FEWEST_ALIKE = 5
+"""Unequal step times that two runs share to the digit only if one is a copy of the other."""
+
+
+def without_copies(measured: Sequence[Measured]) -> list[Measured]:
+    """Leave out runs with the configuration and the step times of an earlier one: a copy repeats nothing, and shows no spread."""
+    first: dict[tuple[Kind, tuple[float, ...]], RunRecord] = {}
+    found = []
+    for item in measured:
+        seconds = tuple(step.step_seconds for step in item.result.steps)
+        counts = item.not_counted is None and len(set(seconds)) >= FEWEST_ALIKE
+        original = first.setdefault((kind_of(item.result, None), seconds), item.result.run) if counts else item.result.run
+        copied = f"its step times are those of {original.run_id} to the digit: it is a copy"
+        found.append(item if original is item.result.run else replace(item, not_counted=copied))
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,57 +145,317 @@ def engine_words(run: RunRecord) -> str:
     return f"{run.engine} with Transformer Engine" if seen else run.engine
 
 
-def _seen(run: RunRecord, name: str, before: str = "") -> str:
-    """Return a field of the evidence in words; empty where it is not known."""
-    value = None if run.evidence is None else getattr(run.evidence, name)
-    return "" if value is None else f"{before}{value}"
+Effect = Literal["refuse", "warn", "list"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trait:
+    """Something in which runs of unlike configurations differ. docs/comparisons.md holds the table of them."""
+
+    name: str
+    value: Callable[[RunRecord], object]
+    """None where the record does not say, empty where the machine has no such thing."""
+    effect: Effect
+    """Of a difference on a comparison: it is refused, warned of, or listed."""
+    why: str
+    words: str = "{}"
+    """A value in words."""
+    unknown: Effect | None = None
+    """Effect where a side does not record it; None: the same as of a difference."""
+
+    def label(self, run: RunRecord) -> str:
+        """Return the value in words."""
+        value = self.value(run)
+        if value in {None, ""}:
+            return "" if value == "" else f"{self.name} unknown"
+        return self.words.format(value)
+
+
+def _seen(name: str) -> Callable[[RunRecord], object]:
+    """Return a function that reads a field of the evidence."""
+    return lambda run: None if run.evidence is None else getattr(run.evidence, name)
+
+
+def _sequence_parallel(run: RunRecord) -> str | None:
+    seen = None if run.evidence is None else run.evidence.sequence_parallel
+    return None if seen is None else "on" if seen else "off"
+
+
+def _on_gpu(value: Callable[[RunRecord], object]) -> Callable[[RunRecord], object]:
+    """Return a function that reads a value that a CPU does not have."""
+    return lambda run: "" if run.machine.platform == "cpu" else value(run)
+
+
+def _shape(run: RunRecord) -> str | None:
+    shape = run.shape
+    if shape is None:
+        return None
+    experts = f", {shape.experts} experts" if shape.experts else ""
+    widths = f"{shape.heads}/{shape.kv_heads} heads, ffn {shape.ffn}, vocabulary {shape.vocabulary}"
+    return f"{shape.layers} layers of {shape.hidden} ({widths}{experts})"
+
+
+def _optimizer_states(run: RunRecord) -> str | None:
+    """Return the dtype of masters and moments: fp32 under an engine that records its options, unless they say otherwise."""
+    value = run.engine_options.get("optimizer_states", "fp32" if run.engine_options else None)
+    return None if value is None else str(value)
+
+
+def _data(run: RunRecord) -> str | None:
+    data = None if run.evidence is None else run.evidence.data
+    return None if data is None else re.sub(r" \(seed \d+\)", "", data)
+
+
+def _options(run: RunRecord) -> str:
+    return ", ".join(f"{name}={value}" for name, value in sorted(run.engine_options.items())) or "default options"
+
+
+def _software(run: RunRecord) -> str | None:
+    return ", ".join(f"{name} {version}" for name, version in sorted(run.software.items())) or None
+
+
+def _routing(run: RunRecord) -> str | None:
+    """Return how tokens chose experts: None where a model with experts does not say, empty for a model without any."""
+    return run.routing if run.shape is not None and run.shape.experts is not None else ""
+
+
+def routing_words(run: RunRecord) -> str:
+    """Return how tokens chose experts, in words; empty for a model without any."""
+    return TRAITS["routing"].label(run)
 
 
 TRAITS: Mapping[str, Trait] = {
-    "model": lambda run: run.model if run.size == "full" else f"{run.model} {run.size}",
-    "accelerator": accelerator_name,
-    "GPUs": lambda run: ranks(run) or "GPUs unknown",
-    "nodes": lambda run: "" if run.machine.nodes in {None, 1} else f"{run.machine.nodes} nodes",
-    "strategy": lambda run: run.strategy or "strategy unknown",
-    "layout": layout,
-    "engine": engine_words,
-    "dtype": lambda run: run.matmul_dtype or "dtype unknown",
-    "batch": lambda run: f"GBS {run.global_batch_sequences} MBS {run.micro_batch_sequences}",
-    "tokens": lambda run: f"{tokens_per_step(run) or 'unknown'} tokens a step",
-    "sequence": lambda run: f"s{run.sequence_tokens}",
-    "recompute": lambda run: f"recompute {run.recompute}",
-    "clock": lambda run: f"clock {run.clock}",
-    "options": lambda run: (
-        ", ".join(f"{name}={value}" for name, value in sorted(run.engine_options.items())) or "default options"
+    "model": Trait(
+        name="model",
+        value=lambda run: run.model if run.size == "full" else f"{run.model} {run.size}",
+        effect="refuse",
+        why="A token of another model is other work.",
     ),
-    "shape": lambda run: "shape unknown" if run.shape is None else f"{run.shape.layers} layers of {run.shape.hidden}",
-    "attention": lambda run: _seen(run, "attention"),
-    "optimizer": lambda run: _seen(run, "optimizer"),
-    "gradients": lambda run: _seen(run, "gradient_dtype", "gradients in "),
-    "data": lambda run: re.sub(r" \(seed \d+\)", "", _seen(run, "data", "data ")),
-    "power limit": lambda run: "" if run.machine.power_limit_watts is None else f"{run.machine.power_limit_watts:.0f} W",
-    "driver": lambda run: "" if run.machine.driver is None else f"driver {run.machine.driver}",
-    "software": lambda run: (
-        ", ".join(f"{name} {version}" for name, version in sorted(run.software.items())) or "software unknown"
+    "accelerator": Trait(name="accelerator", value=accelerator_name, effect="list", why="Often the question."),
+    "gpus": Trait(
+        name="GPU count", value=ranks, effect="refuse", why="More GPUs communicate more; `tprimat scaling` compares them."
     ),
+    "nodes": Trait(
+        name="nodes",
+        value=lambda run: run.machine.nodes and f"{run.machine.nodes} node{'s' * (run.machine.nodes > 1)}",
+        effect="warn",
+        why="The network between nodes is part of the result.",
+    ),
+    "strategy": Trait(name="strategy", value=lambda run: run.strategy, effect="list", why="Often the question."),
+    "layout": Trait(name="layout", value=lambda run: layout(run) or None, effect="list", why="Often the question."),
+    "engine": Trait(name="engine", value=engine_words, effect="list", why="Often the question."),
+    "dtype": Trait(
+        name="dtype that ran",
+        value=lambda run: run.matmul_dtype,
+        effect="refuse",
+        why="Fewer bits are less work; runs of one label have run different dtypes.",
+    ),
+    "evidence": Trait(
+        name="evidence of the dtype",
+        value=lambda run: grade_of(run, "matmul_dtype"),
+        words="dtype {}",
+        effect="warn",
+        why="What is stated may not have run.",
+    ),
+    "routing": Trait(
+        name="routing",
+        value=_routing,
+        words="{} routing",
+        effect="refuse",
+        why="Forced balance spares the wait for the busiest rank; no real training has it.",
+    ),
+    "global-batch": Trait(
+        name="global batch",
+        value=lambda run: run.global_batch_sequences,
+        words="GBS {}",
+        effect="list",
+        why="Tokens a step and sequence length follow it, and refuse.",
+    ),
+    "micro-batch": Trait(
+        name="micro-batch",
+        value=lambda run: run.micro_batch_sequences,
+        words="micro-batch {}",
+        effect="list",
+        why="A setting: the same work in other pieces.",
+    ),
+    "tokens": Trait(
+        name="tokens a step",
+        value=tokens_per_step,
+        words="{:,} tokens a step",
+        effect="refuse",
+        why="The optimizer and the gradients' reduction are shared by more tokens.",
+    ),
+    "sequence": Trait(
+        name="sequence length",
+        value=lambda run: run.sequence_tokens,
+        words="s{}",
+        effect="refuse",
+        why="Attention's work for a token grows with it.",
+    ),
+    "recompute": Trait(
+        name="recompute",
+        value=lambda run: run.recompute,
+        words="recompute {}",
+        effect="list",
+        why="A setting: memory for time.",
+    ),
+    "clock": Trait(
+        name="clock",
+        value=lambda run: run.clock,
+        words="clock {}",
+        effect="refuse",
+        why="A framework's own step time may leave out data loading or other ranks.",
+    ),
+    "options": Trait(name="options", value=_options, effect="list", why="Settings of the engine."),
+    "shape": Trait(
+        name="model's shape",
+        value=_shape,
+        effect="refuse",
+        unknown="warn",
+        why="Models of one name may differ in layers, widths or experts.",
+    ),
+    "optimizer-states": Trait(
+        name="optimizer states",
+        value=_optimizer_states,
+        words="optimizer states in {}",
+        effect="refuse",
+        unknown="warn",
+        why="Without fp32 masters and moments a step moves fewer bytes and learns otherwise.",
+    ),
+    "attention": Trait(
+        name="attention", value=_seen("attention"), words="attention {}", effect="list", why="A kernel: the same work."
+    ),
+    "optimizer": Trait(
+        name="optimizer", value=_seen("optimizer"), words="optimizer {}", effect="list", why="A kernel or its sharding."
+    ),
+    "weights": Trait(
+        name="weights",
+        value=_seen("parameter_dtype"),
+        words="weights in {}",
+        effect="list",
+        why="Their copies are not the products' dtype.",
+    ),
+    "gradients": Trait(
+        name="gradients",
+        value=_seen("gradient_dtype"),
+        words="gradients in {}",
+        effect="warn",
+        why="Half the bytes to reduce, and other sums.",
+    ),
+    "sequence-parallel": Trait(
+        name="sequence parallel",
+        value=_sequence_parallel,
+        words="sequence parallel {}",
+        effect="list",
+        why="A setting of tensor parallelism.",
+    ),
+    "data": Trait(
+        name="data",
+        value=_data,
+        words="data {}",
+        effect="warn",
+        why="Loading is part of a step, and losses compare on equal data only.",
+    ),
+    "power-limit": Trait(
+        name="power limit",
+        value=_on_gpu(lambda run: run.machine.power_limit_watts),
+        words="{:.0f} W",
+        effect="warn",
+        why="It bounds the clocks. Listed where the accelerators differ.",
+    ),
+    "driver": Trait(
+        name="driver",
+        value=_on_gpu(lambda run: run.machine.driver),
+        words="driver {}",
+        effect="warn",
+        why="It changes clocks and kernels. Listed where the accelerators differ.",
+    ),
+    "software": Trait(name="software", value=_software, effect="list", why="Versions of packages."),
 }
 """What distinguishes configurations, in the order in which a label names it."""
 LISTS = ("options", "software")
 """Traits of many words each, of which a label names only those that distinguish runs."""
+OF_ACCELERATOR = ("power-limit", "driver")
+"""Traits that another accelerator cannot share."""
 
 
-def differing_traits(first: Group, second: Group) -> dict[str, tuple[str, str]]:
-    """Return each trait in which two groups differ, with its words on both sides; of a list only the parts that differ."""
-    found = {}
-    for name, trait in TRAITS.items():
-        one, other = str(trait(first.run)), str(trait(second.run))
-        if one == other:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DifferingTrait:
+    """A trait in which two runs differ, or may differ because one does not record it."""
+
+    key: str
+    first: object
+    """Value; None: not recorded."""
+    second: object
+    words: tuple[str, str]
+    """The values in words; of a list only the parts that differ."""
+    effect: Effect
+
+    @property
+    def name(self) -> str:
+        """Return the trait's name for readers."""
+        return TRAITS[self.key].name
+
+
+FORBIDDING = tuple(key for key, trait in TRAITS.items() if trait.effect == "refuse")
+"""Traits whose difference forbids a comparison."""
+
+
+def differing_traits(
+    first: RunRecord, second: RunRecord, varying: Collection[str] = (), among: Iterable[str] = TRAITS
+) -> list[DifferingTrait]:
+    """Return each trait in which two runs differ, with its effect on comparing them. Unknown is not equal.
+
+    A trait that neither records is among them only if it then forbids the comparison; `unrecorded` lists the others.
+
+    Args:
+        first: one side.
+        second: the other side.
+        varying: traits that are the question, which are listed. Where some are named, what would be listed is warned of.
+        among: the traits to look at.
+    """
+    found = []
+    same_accelerator = accelerator_name(first) == accelerator_name(second)
+    for key in among:
+        trait = TRAITS[key]
+        one, other = trait.value(first), trait.value(second)
+        effect = trait.effect if None not in {one, other} else trait.unknown or trait.effect
+        if one == other and (one is not None or effect != "refuse"):
             continue
-        if name in LISTS:
-            parts = one.split(", "), other.split(", ")
-            one, other = (", ".join(part for part in mine if part not in theirs) for mine, theirs in (parts, parts[::-1]))
-        found[name] = (one or "not recorded", other or "not recorded")
+        if key in varying or (key in OF_ACCELERATOR and not same_accelerator):
+            effect = "list"
+        elif varying and effect == "list":
+            effect = "warn"
+        found.append(DifferingTrait(key=key, first=one, second=other, words=_sides(key, first, second), effect=effect))
     return found
+
+
+def unrecorded(first: RunRecord, second: RunRecord) -> list[str]:
+    """Return the names of the traits that neither of two runs records, so that they are not known to be equal."""
+    return [trait.name for trait in TRAITS.values() if trait.value(first) is None and trait.value(second) is None]
+
+
+def _sides(key: str, first: RunRecord, second: RunRecord) -> tuple[str, str]:
+    trait = TRAITS[key]
+    one, other = trait.label(first), trait.label(second)
+    if key in LISTS and None not in {trait.value(first), trait.value(second)}:
+        parts = one.split(", "), other.split(", ")
+        one, other = (_few([part for part in mine if part not in theirs]) for mine, theirs in (parts, parts[::-1]))
+        one, other = one or f"without {_names_of(other)}", other or f"without {_names_of(one)}"
+    return one, other
+
+
+MOST_PARTS = 2
+"""Options or packages that a difference names; more are counted."""
+
+
+def _few(parts: Sequence[str]) -> str:
+    rest = f" and {len(parts) - MOST_PARTS} more" if len(parts) > MOST_PARTS else ""
+    return ", ".join(parts[:MOST_PARTS]) + rest
+
+
+def _names_of(parts: str) -> str:
+    return ", ".join(_name_of_part(part) for part in parts.split(", "))
 
 
 def group_runs(measured: Sequence[Measured], origin: Origin | None = None) -> list[Group]:
@@ -196,7 +479,7 @@ def kind_of(result: RunResult, origin: Origin | None) -> Kind:
     run = result.run
     anonymous = not (run.strategy or layout(run) or run.matmul_dtype or run.engine_options)
     file = f"{result.path.parent.name}/{result.path.stem}" if anonymous else ""
-    return ("" if origin is None else f"{origin(result)}:", *(trait(run) for trait in TRAITS.values()), file)
+    return ("" if origin is None else f"{origin(result)}:", *(trait.label(run) for trait in TRAITS.values()), file)
 
 
 def _labels(kinds: Sequence[Kind], prefixes: int) -> list[str]:

@@ -110,7 +110,7 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
     window = steady_window(steps, options.warmup, run.profiled_steps)
     steady = steady_steps(steps, window)
     gpus, count, seconds = run.machine.gpus, window.steps, np.array([step.step_seconds for step in steady])
-    tokens = _tokens(steady)
+    tokens, weights = _tokens(steady), np.array([step.merged for step in steady])
     states = two_states(seconds)
     measured = _unless(states, ratio_of_sums(tokens, seconds)) if tokens is not None else None
     rate = _stated(options) or measured
@@ -120,6 +120,7 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
     flops = scaled(rate, flop / gpus, count) if rate and gpus and flop else None
     energy, no_energy = _energy(options, steady, window, gpus)
     mfu = scaled(flops, 1 / peak, count) if flops and peak else None
+    predicted = run.prediction.step_seconds if run.prediction else None
     return RunMetrics(
         window=window,
         step_seconds=scaled(_unless(states, median_interval(seconds)), 1.0, count),
@@ -138,12 +139,19 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
         measured_gemm_flops=options.gemm_ceiling_flops,
         peak_memory_bytes=_largest(step.peak_allocated_bytes for step in steady),
         peak_reserved_bytes=_largest(step.peak_reserved_bytes for step in steady),
+        predicted_memory_error=_memory_error(run, steady),
+        predicted_step_error=None if predicted is None else predicted / float(np.median(seconds)) - 1,
         final_loss=next((step.loss for step in reversed(steps) if step.loss is not None), None),
-        joules_per_token=energy / float(tokens.sum()) if energy is not None and tokens is not None else None,
+        joules_per_token=energy / float(tokens @ weights) if energy is not None and tokens is not None else None,
         cost_per_million_tokens=_cost(options.cost_per_gpu_hour, per_gpu),
+        expert_load=_mean(step.expert_load for step in steady),
+        rank_load=_mean(step.rank_load for step in steady),
+        dropped=_mean(step.dropped for step in steady),
         warnings=(
             *impossible(mfu),
             *_warnings(run, steps, steady, window),
+            *_merged(steady),
+            *stragglers(run),
             *_two_speeds(states),
             *_contradiction(options.stated_tokens_per_second, measured),
             *(*_throttling(options.telemetry), *((no_energy,) if no_energy else ()), *options.gemm_ceiling_notes),
@@ -151,9 +159,48 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
     )
 
 
+def _memory_error(run: RunRecord, steady: Sequence[StepRecord]) -> float | None:
+    """Compare the predicted peak with the allocated one; with the reserved one where a framework prints no other."""
+    allocated = _largest(step.peak_allocated_bytes for step in steady)
+    reserved = _largest(step.peak_reserved_bytes for step in steady)
+    if run.prediction is None or not (allocated or reserved):
+        return None
+    if allocated:
+        return run.prediction.allocated_bytes / allocated - 1
+    return run.prediction.reserved_bytes / (reserved or 1) - 1
+
+
 def _unless(states: TwoStates | None, interval: Interval) -> Interval:
     """Return an interval without its ends where steps switch between two speeds, which no formula here covers."""
     return interval if states is None else Interval(value=interval.value, low=None, high=None)
+
+
+STRAGGLING = 0.05
+"""How much longer than its likes a rank takes for its own part of a step before it is named."""
+
+
+def stragglers(run: RunRecord) -> tuple[str, ...]:
+    """Return the ranks that make the others wait: those that take clearly longer than the other ranks of their pipeline stage."""
+    times, stages = run.rank_seconds, run.pipeline_parallel or 1
+    if run.machine.platform == "cpu" or len(times) % stages:  # processes on a CPU take turns on its cores
+        return ()
+    size = len(times) // stages  # Megatron-Core numbers the ranks of one stage consecutively
+    found = []
+    for rank, seconds in enumerate(times):
+        likes = times[rank // size * size : (rank // size + 1) * size]
+        usual = float(np.median(likes))
+        if len(likes) > 1 and usual > 0 and seconds > usual * (1 + STRAGGLING):
+            gpus = run.machine.gpus_per_node or len(times)
+            host = f" on {run.nodes[rank // gpus].host}" if len(run.nodes) > rank // gpus else ""
+            found.append(
+                f"rank {rank} (GPU {rank % gpus}{host}) takes {seconds / usual - 1:.1%} longer than its likes, which wait"
+            )
+    return tuple(found)
+
+
+def _merged(steady: Sequence[StepRecord]) -> tuple[str, ...]:
+    most = max(step.merged for step in steady)
+    return (f"a long run: each sample is the mean of up to {most} consecutive steps",) if most > 1 else ()
 
 
 def _two_speeds(states: TwoStates | None) -> tuple[str, ...]:
@@ -171,6 +218,11 @@ def _tokens(steps: Sequence[StepRecord]) -> Array | None:
 
 def _largest(values: Iterable[int | None]) -> int | None:
     return max((value for value in values if value is not None), default=None)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    present = [value for value in values if value is not None]
+    return sum(present) / len(present) if present else None
 
 
 def scaled(interval: Interval | Estimate, factor: float, samples: int) -> Estimate:
@@ -248,7 +300,7 @@ def _warnings(run: RunRecord, steps: Sequence[StepRecord], steady: Sequence[Step
     if run.outcome != "completed":
         found.append(f"the run did not complete: {run.outcome}")
     if window.steps < 10:
-        found.append(f"only {window.steps} steady step(s); 10 or more make an interval trustworthy")
+        found.append(f"only {window.steps} steady step{'s' * (window.steps > 1)}; 10 or more make an interval trustworthy")
     found += _first_stretch(steps, steady, window, run.profiled_steps)
     if window.drift_per_step is not None and abs(window.drift_per_step * window.steps) >= NOTABLE_DRIFT:
         found.append(

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tprimat.analyze.compare import Verdict, verdict
+from tprimat.analyze.compare import Question, Verdict, verdict
 from tprimat.analyze.groups import (
     Group,
     Measured,
@@ -16,6 +16,7 @@ from tprimat.analyze.groups import (
 )
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.window import Warmup
+from tprimat.records.evidence import grade_of
 from tprimat.records.legacy import MODELS as USUAL_SHAPES
 from tprimat.records.schema import Estimate, RunRecord
 
@@ -168,7 +169,7 @@ def against_the_best(best: Sequence[Entry], *, even_if_different: bool = False) 
     for entry in best:
         leader = leaders.setdefault(entry.model, entry)
         if leader is not entry:
-            verdicts.append(verdict(entry.group, leader.group, even_if_different=even_if_different))
+            verdicts.append(verdict(entry.group, leader.group, Question(even_if_different=even_if_different)))
     return verdicts
 
 
@@ -233,7 +234,9 @@ def remarks(best: Sequence[Entry]) -> list[str]:
     for entry in best:
         for warning in (warning for item in entry.group.runs if item.metrics for warning in item.metrics.warnings):
             places.setdefault(warning, {})[f"{entry.model} on {entry.platform}"] = None
-    return unlike_workloads(best) + [f"{warning} ({', '.join(where)})" for warning, where in places.items()]
+    believed = [f"{entry.model} on {entry.platform}" for entry in best if grade_of(entry.run, "matmul_dtype") == "stated"]
+    stated = [f"The dtype is stated, and not seen to run: {', '.join(believed)}."] if believed else []
+    return unlike_workloads(best) + stated + [f"{warning} ({', '.join(where)})" for warning, where in places.items()]
 
 
 def unlike_workloads(best: Sequence[Entry]) -> list[str]:

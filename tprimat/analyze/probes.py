@@ -122,7 +122,7 @@ def newest_of_each(probes: Iterable[ProbeRecord]) -> list[ProbeRecord]:
     return [probe for probe in found.values() if not _measured_later(probe, records)]
 
 
-STEPS_OF = {"collectives": frozenset(BUS_FACTORS), "ddp": frozenset({"ddp_step"})}
+STEPS_OF = {"collectives": frozenset(BUS_FACTORS), "ddp": frozenset({"ddp_step"}), "overlap": frozenset({"overlapped"})}
 """Operations that each probe of several ranks measures."""
 
 
@@ -138,6 +138,30 @@ def fastest(probes: Sequence[ProbeRecord]) -> ProbeRecord | None:
     """Return the probe with the highest FLOP rate."""
     rated = [(rate.value, number) for number, probe in enumerate(probes) if (rate := flop_rate(probe))]
     return probes[max(rated)[1]] if rated else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounds:
+    """The rate of one product over several rounds."""
+
+    median: float
+    """FLOP/s."""
+    slowest: float
+    fastest: float
+    count: int
+
+    @property
+    def spread(self) -> float:
+        """Return the range over the median."""
+        return (self.fastest - self.slowest) / self.median
+
+
+def rounds_of(probes: Iterable[ProbeRecord]) -> Rounds | None:
+    """Return the rates of rounds of one product, one median each; None below two rounds."""
+    rates = sorted(rate.value for probe in probes if (rate := flop_rate(probe)))
+    if len(rates) < 2:
+        return None
+    return Rounds(median=float(np.median(rates)), slowest=rates[0], fastest=rates[-1], count=len(rates))
 
 
 PRODUCTS = ("gemm", "model_gemm")

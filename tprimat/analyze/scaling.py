@@ -11,9 +11,9 @@ from typing import Literal
 
 import numpy as np
 
-from tprimat.analyze.groups import Group, accelerator_name, group_estimate, layout, tokens_per_step
+from tprimat.analyze.groups import Group, accelerator_name, differing_traits, group_estimate, layout, tokens_per_step
 from tprimat.errors import MetricError
-from tprimat.records.schema import Estimate
+from tprimat.records.schema import Estimate, RunRecord
 from tprimat.statistics import Array, t_quantile
 
 Kind = Literal["weak", "strong", "mixed", "unknown"]
@@ -66,6 +66,8 @@ class Series:
     kind: Kind
     points: tuple[Point, ...]
     """By number of GPUs, each number once, two or more."""
+    differing: tuple[str, ...] = ()
+    """Further traits in which the points differ, with their values."""
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -174,7 +176,22 @@ def _series_of_fastest(groups: Sequence[Group]) -> Series | None:
     chosen = [best[count] for count in sorted(best)]
     run = chosen[0][1].run
     name = f"{run.model} on {accelerator_name(run)}, {run.strategy or 'strategy unknown'}"
-    return series(name, [point for point, _ in chosen], [tokens_per_step(group.run) for _, group in chosen])
+    found = series(name, [point for point, _ in chosen], [tokens_per_step(group.run) for _, group in chosen])
+    return replace(found, differing=_differing([group.run for _, group in chosen]))
+
+
+FOLLOWS_GPUS = {"gpus", "nodes", "tokens", "global-batch", "strategy", "layout"}
+"""Traits that change with the number of GPUs, or that a series names anyway."""
+
+
+def _differing(runs: Sequence[RunRecord]) -> tuple[str, ...]:
+    """Return each further trait in which the points of a series differ, with its values."""
+    found: dict[str, dict[str, None]] = {}
+    for run in runs[1:]:
+        for trait in differing_traits(runs[0], run):
+            if trait.key not in FOLLOWS_GPUS:
+                found.setdefault(trait.name, {}).update(dict.fromkeys(trait.words))
+    return tuple(f"{name} ({' | '.join(word.removeprefix(f'{name} ') for word in words)})" for name, words in found.items())
 
 
 def _point(group: Group) -> Point | None:

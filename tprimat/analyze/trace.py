@@ -20,9 +20,29 @@ import numpy.typing as npt
 
 from tprimat.errors import MetricError
 
-WorkClass = Literal["matmul", "attention", "norm_elementwise", "optimizer", "other", "communication", "memory_copy"]
+WorkClass = Literal[
+    "matmul",
+    "attention",
+    "norm_elementwise",
+    "optimizer",
+    "other",
+    "communication",
+    "memory_copy",
+    "expert_matmul",
+    "router",
+    "permute",
+]
 
-COMPUTE: tuple[WorkClass, ...] = ("matmul", "attention", "norm_elementwise", "optimizer", "other")
+COMPUTE: tuple[WorkClass, ...] = (
+    "matmul",
+    "expert_matmul",
+    "router",
+    "permute",
+    "attention",
+    "norm_elementwise",
+    "optimizer",
+    "other",
+)
 """Classes that can hide communication."""
 
 KERNELS: tuple[tuple[WorkClass, str], ...] = (
@@ -34,6 +54,10 @@ KERNELS: tuple[tuple[WorkClass, str], ...] = (
     ("memory_copy", r"^memcpy|^memset|^copy(host|device)to|rocclr"),
     # torch.compile names a pointwise or reducing kernel after all operators in it, which may be neighbours of an attention.
     ("norm_elementwise", r"^triton_(poi|red|per|for)_"),
+    # Of a mixture of experts: our row_kernels.py and Transformer Engine's; torch's and CUTLASS's products of groups.
+    ("permute", r"permute|row_id_map|sort_chunks|chunk_sort"),
+    ("expert_matmul", r"groupproblemshape|group(ed)?_?gemm"),
+    ("router", r"topk|bitonicsort"),
     ("attention", r"flash|fmha|sdpa|attn|attention|aotriton|bwd_preprocess"),
     ("optimizer", r"adam|multi_?tensor|lamb_|l2norm|foreach"),
     ("matmul", r"gem[mv]|nvjet|cutlass|xmma|cublas|splitk|cijk_|hipblaslt|tensile|wgmma|matmul|^triton_(tem|mm)_"),
@@ -41,7 +65,7 @@ KERNELS: tuple[tuple[WorkClass, str], ...] = (
         "norm_elementwise",
         r"elementwise|vectorized|unrolled|triton_|norm|softmax|reduce|swiglu|silu|gelu|rope|rotary|dropout|embedding|index|gather"
         r"|scatter|entropy|nll_loss|catarray|copy|fill|transpose|cast|quantize|bias|cub::|rocprim|radix|distribution|arange|triu"
-        r"|compute_grad_weight",
+        r"|compute_grad_weight|transformer_engine",  # whose products, attention and optimizer are named above
     ),
 )
 """The first pattern found in a kernel's lower-case name decides."""
@@ -83,6 +107,9 @@ DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 SUMMARISED = (*DEVICE_WORK, "gpu_user_annotation", "user_annotation", "cpu_op")
 OPTIMIZER_RANGE = re.compile(r"optimizer_step$|Optimizer\.step#")
 """Marks of Megatron's step and of torch's optimizers."""
+ROUTER_RANGE = re.compile(r"moe_router$")
+"""Mark of our layers with experts."""
+RANGES: tuple[tuple[WorkClass, re.Pattern[str]], ...] = (("optimizer", OPTIMIZER_RANGE), ("router", ROUTER_RANGE))
 STEP_RANGE = re.compile(r"ProfilerStep#(\d+)$")
 INHERITED: tuple[WorkClass, ...] = ("attention", "optimizer", "communication")
 """Operators inside one of these classes belong to it, unless they communicate."""
@@ -180,24 +207,24 @@ def _read(event: Mapping[str, Any], first: float) -> TraceEvent:
 
 
 def device_spans(events: Sequence[TraceEvent]) -> Spans:
-    """Return kernels and copies of the accelerator. Small kernels inside a stream's optimizer range belong to the optimizer."""
+    """Return kernels and copies of the accelerator. Small kernels inside a stream's range of optimizer or router belong to it."""
     work = [event for event in events if event.category in DEVICE_WORK]
-    ranges: dict[tuple[Any, Any], list[tuple[float, float]]] = defaultdict(list)
+    ranges: dict[tuple[Any, Any], list[tuple[float, float, WorkClass]]] = defaultdict(list)
     for event in events:
-        if event.category == "gpu_user_annotation" and OPTIMIZER_RANGE.match(event.name):
-            ranges[event.thread].append((event.start, event.end))
+        for kind, mark in RANGES:
+            if event.category == "gpu_user_annotation" and mark.match(event.name):
+                ranges[event.thread].append((event.start, event.end, kind))
     return _columns([_Row(event.start, event.end, event.name, _kind(event, ranges)) for event in work])
 
 
-def _kind(event: TraceEvent, ranges: Mapping[tuple[Any, Any], Sequence[tuple[float, float]]]) -> WorkClass:
+def _kind(event: TraceEvent, ranges: Mapping[tuple[Any, Any], Sequence[tuple[float, float, WorkClass]]]) -> WorkClass:
     kind = kernel_class(event.name)
     if event.category != "kernel":
         return kind if kind == "communication" else "memory_copy"
     if kind not in {"norm_elementwise", "other"}:
         return kind
     around = ranges.get(event.thread, ())
-    inside = any(start <= event.start and event.end <= end for start, end in around)
-    return "optimizer" if inside else kind
+    return next((mark for start, end, mark in around if start <= event.start and event.end <= end), kind)
 
 
 def host_spans(events: Sequence[TraceEvent]) -> Spans:

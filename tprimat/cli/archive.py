@@ -7,7 +7,6 @@ Other machines read it as it is: ./compare.py --results-dir results.tar.gz
 """
 
 import argparse
-import tempfile
 from pathlib import Path
 
 from tprimat.cli.common import add_counting, read, report_problems
@@ -32,15 +31,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0; 1 where a file was damaged, which the report names, or could not be packed."""
-    from tprimat.records.archive import REPORT, is_archive, pack, with_texts
+    from tprimat.records.archive import REPORT, is_archive, pack, spare_folder, with_texts
     from tprimat.records.redaction import redactor_of_this_machine
     from tprimat.runner.analysis import report_page
 
     if not is_archive(options.output):
         raise ConfigError(f"{options.output} is not the name of an archive.", where="OUT.tar.gz", fix=f"{options.output}.tar.gz")
-    with tempfile.TemporaryDirectory() as folder:
+    with spare_folder() as folder:
         # The report is made from the packed files, so that it shows nothing that was redacted.
-        packed = Path(folder, "results.tar.gz")
+        packed = folder / "results.tar.gz"
         done = pack(options.results, packed, redactor_of_this_machine())
         report_problems(done.problems)
         results = read(options, [packed])

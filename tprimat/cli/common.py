@@ -42,6 +42,29 @@ def add_counting(parser: argparse.ArgumentParser, probes_beside: str) -> None:
     add_probes(parser, probes_beside)
 
 
+def add_varying(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that names what a comparison is about."""
+    parser.add_argument(
+        "--varying",
+        metavar="TRAIT[,TRAIT]",
+        help="what the question is, such as dtype: it may differ; a wrong name lists the traits",
+    )
+
+
+def varying_traits(text: str | None) -> tuple[str, ...]:
+    """Parse a list of traits.
+
+    Raises:
+        ConfigError: one of them is unknown.
+    """
+    from tprimat.analyze.groups import TRAITS
+
+    names = [part.strip().lower().replace("_", "-").replace(" ", "-") for part in (text or "").split(",") if part.strip()]
+    if wrong := [name for name in names if name not in TRAITS]:
+        raise ConfigError(f"There is no trait {wrong[0][:40]!r}.", where="--varying", fix=f"one of {', '.join(TRAITS)}")
+    return tuple(dict.fromkeys(names))
+
+
 def add_picture(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a picture."""
     parser.add_argument("--panels", metavar="A,B", help="draw these panels only; a wrong name lists them (all that have data)")

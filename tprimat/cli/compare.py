@@ -11,7 +11,18 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tprimat.cli.common import add_counting, add_picture, add_results_dir, fraction, panels_of, read, results_dirs
+from tprimat.cli.common import (
+    add_counting,
+    add_picture,
+    add_results_dir,
+    add_varying,
+    fraction,
+    panels_of,
+    positive,
+    read,
+    results_dirs,
+    varying_traits,
+)
 from tprimat.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,10 +39,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=FORMATS, help="of the file (png, or as --output ends)")
     parser.add_argument("--baseline", metavar="WORDS", help="compare with this: a folder of results, or words of a label")
     parser.add_argument("--even-if-different", action="store_true", help="compare unlike workloads; the title says what differs")
+    add_varying(parser)
     parser.add_argument(
         "--fail-if-slower",
         metavar="3%",
         help="exit 1 if a run is shown slower than the baseline by more than this, or cannot be judged",
+    )
+    parser.add_argument(
+        "--until-sure",
+        type=positive,
+        metavar="N",
+        help="run undecided configurations again on this machine, in turn, until the verdict is clear or each has N runs",
     )
     parser.add_argument("--published", action="store_true", help="set the nearest published results beside ours")
     add_picture(parser)
@@ -40,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0; 1 when a file was bad, no run counts, or the gate stays closed."""
+    from tprimat.analyze.compare import Question
     from tprimat.report.comparison import text
     from tprimat.report.screen import screen_of
     from tprimat.runner.analysis import Gate, compare_runs, regression_gate
@@ -47,8 +66,18 @@ def run(options: argparse.Namespace) -> int:
     path = output_path(options)
     margin = None if options.fail_if_slower is None else fraction(options.fail_if_slower, "--fail-if-slower")
     paths = results_dirs(options) or [Path("output")]
+    question = Question(varying=varying_traits(options.varying), even_if_different=options.even_if_different)
+    if options.until_sure is not None:
+        from tprimat.runner.until_sure import question_when_sure
+
+        question = question_when_sure(
+            lambda question: compare_runs(read(options, paths).measured, paths, options.baseline, question),
+            question,
+            options.until_sure,
+            margin,
+        )
     results = read(options, paths)
-    comparison = compare_runs(results.measured, paths, options.baseline, even_if_different=options.even_if_different)
+    comparison = compare_runs(results.measured, paths, options.baseline, question)
     screen = screen_of(sys.stdout)
     print(text(comparison, screen), end="")
     neighbours: list[Neighbourhood] = []

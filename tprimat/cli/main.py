@@ -3,23 +3,27 @@
 A command is a module of this package with `add_arguments(parser)` and `run(options) -> int`. The docstring is the description.
 """
 
-import errno
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
-from typing import Any, TextIO
 
 from tprimat.cli.parser import Parser
 from tprimat.errors import ConfigError, UserError
+from tprimat.report.console import run_as_script
 
 COMMANDS = {
     "run": "train models under a strategy and measure every step (./benchmark.py)",
+    "plan": "predict which layout is fastest and what fits, without a GPU",
+    "accuracy": "compare predictions with what was measured",
+    "submit": "hand runs to SLURM and follow the job (./benchmark.py --launcher slurm)",
     "sweep": "run the five strategies, one folder each (./run_all_configs.sh)",
     "compare": "say which run is faster, by how much, how sure (./compare.py)",
     "compare-all": "compare within each folder of a sweep (./compare_all_configs.sh)",
+    "parity": "say whether two ways to train reach the same losses",
+    "history": "show rates over time, where they changed, and what changed with them",
     "peak": "find the fastest configuration of each machine and model (./analyze_peak_throughput.py)",
     "peak-picture": "draw it in nine panels (./visualize_peak_throughput.py)",
     "scaling": "show what more GPUs give, with the laws behind it",
@@ -36,8 +40,6 @@ COMMANDS = {
     "completion": "complete the flags of tprimat in your shell",
 }
 """Each in the module of its name, with _ for -."""
-READER_GONE = {errno.EPIPE, errno.EIO}
-"""Errors of a pipe and of a terminal without a reader."""
 MODULE_HINT = "make install, or pip install -r requirements.txt"
 
 
@@ -45,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run `tprimat COMMAND ...`.
 
     Returns:
-        the exit status: 0 success, 1 a failed run or a bad file, 2 the user's mistake, 130 interrupted.
+        the exit status: 0 success, 1 a failed run or a bad file, 2 the user's mistake, 130 Ctrl-C, 143 SIGTERM.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     listing = "\n".join(f"  {name:<14}{summary}" for name, summary in COMMANDS.items())
@@ -142,64 +144,6 @@ def parser_of(command: ModuleType, prog: str) -> Parser:
     parser = Parser(prog=prog, description=command.__doc__, epilog=getattr(command, "EPILOG", None))
     command.add_arguments(parser)
     return parser
-
-
-class SurvivingStream:
-    """A text stream that discards what can no longer be written, so that a reader who leaves never ends a run."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self.lost: OSError | None = None
-        """Why output is missing that a reader still expects, such as a full disk."""
-
-    def write(self, text: str) -> int:
-        """Write, or discard."""
-        try:
-            return self._stream.write(text)
-        except OSError as error:
-            self._discard_from_now_on(error)
-            return len(text)
-
-    def flush(self) -> None:
-        """Flush, or discard."""
-        try:
-            self._stream.flush()
-        except OSError as error:
-            self._discard_from_now_on(error)
-
-    def _discard_from_now_on(self, error: OSError) -> None:
-        self.lost = self.lost or (None if error.errno in READER_GONE else error)
-        # Replace the descriptor itself, since Python flushes the stream once more when the process ends.
-        nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, self._stream.fileno())
-        os.close(nothing)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-def run_as_script(program: Callable[[], int]) -> int:
-    """Run a program whose reader may leave early: `| head`, a closed terminal, a full disk behind `>`.
-
-    Returns:
-        the program's status, whether or not anybody read to the end; 1 instead of 0 where a file holds less than was printed.
-    """
-    # Where Python was started with a closed descriptor, the stream is None.
-    streams = [SurvivingStream(stream) if stream else None for stream in (sys.stdout, sys.stderr)]
-    sys.stdout, sys.stderr = streams
-    status = 1
-    try:
-        status = program()
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        status = 130
-    finally:
-        for stream in filter(None, streams):
-            stream.flush()
-        for lost in (stream.lost for stream in streams if stream and stream.lost):
-            print(f"error: not all of the output could be written: {lost.strerror}", file=sys.stderr)
-            status = status or 1
-    return status
 
 
 def script(name: str | None = None, prog: str | None = None) -> int:

@@ -13,6 +13,8 @@ def _after_run(options: argparse.Namespace, status: int) -> str | None:
     output = options.output_dir or "output"
     if options.dry_run:
         return _join(["run", *(word for word in sys.argv[1:] if word not in {"--dry-run", "--json", "run"})])
+    if options.plan is not None:
+        return None  # what to run is in the answer
     if options.archive:
         return _join(["compare", "--results-dir", options.archive])
     if options.report:

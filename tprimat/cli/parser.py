@@ -36,7 +36,8 @@ class Parser(argparse.ArgumentParser):
         if choice:
             name, given, known = choice[1], choice[2], choice[3].replace("'", "").split(", ")
             message = f"{name} cannot be {given!r}{did_you_mean(given, known) or '; one of: ' + ', '.join(known)}"
-        self.exit(2, f"error: {message.removeprefix('argument ')} ({self.prog} --help)\n")
+        message = re.sub(r"'([^']{80})[^']{40,}'", r"'\1...'", message.removeprefix("argument "))
+        self.exit(2, f"error: {message} ({self.prog} --help)\n")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -3,6 +3,8 @@
 tprimat probe gemm,memory
 tprimat probe all --output output --time-budget 240
 tprimat probe gemm --dtype bf16,fp8 --json
+tprimat probe rounds --dtype bf16,fp8                   the same products three times, warm and after 10 s of full load
+tprimat probe pieces,overlap                            what predictions of a step are composed of
 """
 
 import argparse
@@ -12,9 +14,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tprimat.cli.common import positive
 from tprimat.records.discover import PROBES_FILE
 from tprimat.runner.probes import (
     KINDS,
+    ON_REQUEST,
     RANK_KINDS,
     ProbeRequest,
     measure,
@@ -30,12 +34,13 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
-    parser.add_argument("kinds", help=f"comma-separated: {', '.join(KINDS)}, or all")
+    known, apart = ", ".join((*KINDS, *ON_REQUEST)), ", ".join(ON_REQUEST)
+    parser.add_argument("kinds", help=f"comma-separated: {known}, or all but {apart}")
     parser.add_argument("--output", type=Path, default=Path("output"), metavar="DIR", help=f"folder of {PROBES_FILE} (./output)")
     parser.add_argument("--time-budget", type=float, metavar="S", help="start no measurement after this many seconds")
     parser.add_argument("--dtype", metavar="LIST", help="of matrix products: bf16,fp8,fp16,tf32,fp32 (all)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="measure the matrix products of its models (config.yaml)")
-    parser.add_argument("--ranks", type=int, metavar="N", help="of collectives and ddp (every GPU; 2 on a CPU)")
+    parser.add_argument("--ranks", type=positive, metavar="N", help="of collectives and ddp (every GPU; 2 on a CPU)")
     parser.add_argument("--resume", action="store_true", help=f"skip what {PROBES_FILE} contains for this machine and software")
     parser.add_argument("--json", action="store_true", help="print the records, one per line")
     sizes = parser.add_mutually_exclusive_group()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tprimat.plan.schema import RunPlan
     from tprimat.runner.run import TrainingRun
     from tprimat.runner.session import RunRequest, Session
+    from tprimat.runner.sweep import CellResult
 
 EPILOG = """examples:
   ./benchmark.py                                         both models, minimal_communication
@@ -24,11 +25,14 @@ EPILOG = """examples:
   ./benchmark.py --parallel balanced,truly_identical     one after the other, then which is faster
   ./benchmark.py --dry-run --platform nvidia             the plan and the exact command, nothing started
   ./benchmark.py --set training.optimizer.learning_rate=1e-4
+  ./benchmark.py --model llama --sweep tp=1,2,4 --sweep pp=1,2 --sweep 'tp*pp<=4'
   ./benchmark.py --model llama --scaling 1,2,4,8         weak scaling: results in output/gpus-1 to gpus-8
   ./benchmark.py --probe gemm,memory                     what the bare operations reach here
+  ./benchmark.py --plan "H100 SXM" --gpus 8              which layout should be fastest there, and what fits
   ./benchmark.py --report                                what the results in ./output say, as a page that opens offline
 
-exit status: 0 all runs completed, 1 some run failed (the others' results stay), 2 a mistake in what was asked
+exit status: 0 all runs completed, 1 some run failed (the others' results stay), 2 a mistake in what was asked,
+130 stopped by Ctrl-C, 143 by SIGTERM
 """
 DEGREES = {
     "tp": "tensor",
@@ -45,6 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_request(parser)
     group = parser.add_argument_group("instead of training")
     group.add_argument("--probe", metavar="KINDS", help="measure bare operations: gemm,attention,collectives,memory,mlp or all")
+    group.add_argument(
+        "--plan", nargs="?", const="", metavar="GPU", help="predict all layouts, for this machine or for a GPU of another name"
+    )
     group.add_argument("--report", action="store_true", help="one HTML page on all results in --output-dir: report.html there")
     group.add_argument("--archive", metavar="OUT.tar.gz", help="pack all results in --output-dir for others, secrets masked")
 
@@ -63,8 +70,9 @@ def _what_to_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--parallel",
         metavar="STRATEGY",
-        help="strategies of config.yaml: one or a,b (default: $PARALLEL, minimal_communication)",
+        help="strategies of config.yaml: one, a,b or auto, the fastest by prediction (default: $PARALLEL, minimal_communication)",
     )
+    group.add_argument("--measure", type=positive, metavar="N", help="with --parallel auto: run the first N briefly")
     for name, what in DEGREES.items():
         group.add_argument(f"--{name}", type=positive, metavar="N", help=f"{what} parallelism, instead of --parallel")
     group.add_argument("--runs", type=int, default=1, metavar="N", help="repetitions of each model (default: 1)")
@@ -72,7 +80,24 @@ def _what_to_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--platform", choices=("nvidia", "amd", "cpu"), help="default: what this machine is")
     group.add_argument("--gpus", type=int, metavar="N", help="ranks on each node (default: all GPUs here; on a CPU, 8 processes)")
     group.add_argument("--nodes", type=int, metavar="N", help="machines; start the same command on each, or with srun")
+    group.add_argument("--hosts", metavar="A,B", help="start the other nodes by ssh; this machine is the first")
+    group.add_argument(
+        "--launcher",
+        choices=("here", "slurm", "kubernetes"),
+        default="here",
+        help="hand the runs to a scheduler (docs/clusters.md)",
+    )
     group.add_argument("--size", choices=("full", "tiny"), help="tiny keeps heads and layers (default: tiny on a CPU, else full)")
+    group.add_argument(
+        "--sweep",
+        action="append",
+        default=[],
+        metavar="KEY=A,B",
+        help="run every combination of these values: flags or keys of the configuration; repeated; 'tp*pp<=8' "
+        "leaves out the others; FILE holds the same",
+    )
+    group.add_argument("--only", metavar="PATTERNS", help="of a sweep: the cells with such a name, model or strategy")
+    group.add_argument("--retry-failed", action="store_true", help="of a sweep: make again what failed in an earlier call")
     group.add_argument(
         "--scaling", metavar="1,2,4,8", help="run on each of these numbers of GPUs, and say what more of them give"
     )
@@ -92,6 +117,11 @@ def _workload(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--sequence-length", metavar="N", help="tokens")
     group.add_argument("--precision", choices=("bf16", "fp8", "fp32"))
     group.add_argument("--data", metavar="DATA", help="mock, or text:PATH (a file or folder)")
+    group.add_argument(
+        "--routing",
+        metavar="HOW",
+        help="natural, or balanced by force, which flatters; natural,balanced runs both (experts only)",
+    )
     group.add_argument("--seed", metavar="N")
 
 
@@ -104,6 +134,7 @@ def _how(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--resume", action="store_true", help="skip runs whose equal is already in the output folder")
     group.add_argument("--dry-run", action="store_true", help="print plan, exact command and checks; start nothing")
+    group.add_argument("--force", action="store_true", help="start even a run that is predicted not to fit")
     group.add_argument("--quiet", action="store_true", help="no progress, only the summary")
     group.add_argument("--json", action="store_true", help="the summary on stdout as one JSON document")
 
@@ -114,10 +145,11 @@ def request_of(options: argparse.Namespace, program: str = "./benchmark.py") -> 
     from tprimat.runner.session import RunRequest
 
     same = ("model", "runs", "engine", "platform", "size", "gpus", "nodes", "steps", "warmup", "micro_batch_size")
-    more = ("global_batch_size", "sequence_length", "precision", "data", "seed", "config", "dry_run")
+    more = ("global_batch_size", "sequence_length", "precision", "data", "routing", "seed", "config", "dry_run", "force")
     return RunRequest(
         **{name: getattr(options, name) for name in (*same, *more, *DEGREES)},
         strategy=options.parallel,
+        hosts=tuple(word.strip() for word in (options.hosts or "").split(",") if word.strip()),
         settings=tuple(options.settings),
         output=Path(options.output_dir) if options.output_dir else None,
         probes=tuple(options.probes),
@@ -132,15 +164,18 @@ def pretrain(model: str) -> int:
         from tprimat.train.worker import main as train
 
         return train(words)
-    from tprimat.cli.main import run_as_script, start
+    from tprimat.cli.main import start
+    from tprimat.report.console import run_as_script
 
     return run_as_script(lambda: start("run", f"pretrain_{model}.py", ["--model", model, *words]))
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit status: 0 all runs completed, 1 some run failed."""
+    """Exit status: 0 all runs completed, 1 some run failed, 130 after Ctrl-C, 143 after SIGTERM."""
     if options.probe:
         return _probe(options)
+    if options.plan is not None:
+        return _plan(options)
     if options.report or options.archive:
         return _share(options)
     return _train(options)
@@ -150,9 +185,22 @@ def _train(options: argparse.Namespace) -> int:
     from tprimat.engines.base import engine_named, require_worker_modules
     from tprimat.runner.scaling import gpu_counts, scaling_sessions
     from tprimat.runner.session import prepare
-    from tprimat.runner.sweep import complete, run_cells, session_cells
+    from tprimat.runner.sweep import complete, exit_status, follow_first_node, run_cells, session_cells
 
     request = request_of(options)
+    if options.launcher != "here":
+        return _submit(options, request)
+    if options.parallel == "auto":
+        return _train_auto(options, request)
+    if options.measure:
+        raise ConfigError("--measure ranks the layouts of --parallel auto.", where="--measure", fix="add --parallel auto")
+    if options.sweep:
+        from tprimat.cli.sweep import run_grid
+
+        return run_grid(options, request)
+    if options.only or options.retry_failed:
+        flag = "--only" if options.only else "--retry-failed"
+        raise ConfigError(f"{flag} chooses among the cells of a sweep.", where=flag, fix="--sweep, or leave it out")
     sessions = (
         scaling_sessions(request, gpu_counts(options.scaling), options.scaling_mode) if options.scaling else [prepare(request)]
     )
@@ -163,6 +211,8 @@ def _train(options: argparse.Namespace) -> int:
     cells = session_cells(sessions)
     if engine_named(cells[0].plan.engine).runs_worker:
         require_worker_modules()
+    if (status := follow_first_node(cells[0], sys.stderr)) is not None:
+        return status
     results = run_cells(cells, quiet=options.quiet, resume=options.resume, messages=sys.stderr)
     runs = [result.run for result in results if result.run is not None]
     if not (options.scaling and options.json):
@@ -171,7 +221,72 @@ def _train(options: argparse.Namespace) -> int:
         what = f"{len(left)} of {len(cells)} runs ({', '.join(dict.fromkeys(left))})"
         print(f"not started: {what}; the same call with --resume goes on from here", file=sys.stderr)
     analysed = _analyse_scaling(sessions, as_json=options.json) if options.scaling else True
-    return 0 if complete(results, cells) and analysed else 1
+    return exit_status(results, success=complete(results, cells) and analysed)
+
+
+def _train_auto(options: argparse.Namespace, request: "RunRequest") -> int:
+    """Train under the layout that is predicted to be fastest, or measure the first few briefly."""
+    from tprimat.engines.base import require_worker_modules
+    from tprimat.runner.auto import auto_sessions, conclusion, race
+    from tprimat.runner.sweep import complete, exit_status, run_cells, session_cells
+
+    contenders = auto_sessions(request, options.measure)
+    sessions = [contender.session for contender in contenders]
+    if options.dry_run:
+        return max([_show_plans(session, as_json=options.json) for session in sessions])
+    require_worker_modules()
+    finished = True
+    everything: list[CellResult] = []
+
+    def start(sessions: "Sequence[Session]") -> "list[TrainingRun]":
+        nonlocal finished
+        cells = session_cells(sessions)
+        results = run_cells(cells, quiet=options.quiet, resume=options.resume, messages=sys.stderr)
+        finished = finished and complete(results, cells)
+        everything.extend(results)
+        return [result.run for result in results if result.run is not None]
+
+    if options.measure:
+        runs = race(contenders, start, lambda text: print(text, file=sys.stderr))
+        print(conclusion(contenders, runs), file=sys.stderr)
+    else:
+        runs = start(sessions)
+    _show_runs(runs, as_json=options.json)
+    return exit_status(everything, success=bool(runs) and finished)
+
+
+def _plan(options: argparse.Namespace) -> int:
+    """Predict the layouts of each model with its batch, which trains nothing. Return 1 where nothing fits."""
+    from tprimat.facts.accelerators import PLATFORM_OF
+    from tprimat.report import plan as page
+    from tprimat.report.screen import screen_of
+    from tprimat.runner.planning import accelerator_of, answer_for
+    from tprimat.runner.session import prepare
+
+    name = options.plan or None
+    accelerator, _ = accelerator_of(name)
+    request = replace(request_of(options), dry_run=True, platform=PLATFORM_OF[accelerator.backend], size="full")
+    plans = {plan.model: plan for plan in prepare(request).plans}
+    answers = [answer_for(plan, name, options.probes) for plan in plans.values()]
+    if options.json:
+        print_json({"plans": [page.document(found, rates) for found, rates in answers]})
+    else:
+        print("\n\n\n".join(page.text(found, rates, screen_of(sys.stdout)) for found, rates in answers))
+    return 0 if all(found.fitting for found, _ in answers) else 1
+
+
+def _submit(options: argparse.Namespace, request: "RunRequest") -> int:
+    """Hand the runs to a scheduler, or with --dry-run print what it would get."""
+    from tprimat.runner.submit import shown, submit_to_kubernetes, submit_to_slurm
+
+    more = ["--scaling", options.scaling, "--scaling-mode", options.scaling_mode] if options.scaling else []
+    more += [word for text in options.sweep for word in ("--sweep", text)]
+    more += ["--only", options.only] if options.only else []
+    more += ["--retry-failed"] if options.retry_failed else []
+    if options.dry_run:
+        print(shown(request, more, options.launcher), end="")
+        return 0
+    return (submit_to_slurm if options.launcher == "slurm" else submit_to_kubernetes)(request, more, sys.stderr)
 
 
 def _show_runs(runs: "Sequence[TrainingRun]", *, as_json: bool) -> None:

@@ -11,6 +11,7 @@ not repeated.
 import argparse
 from pathlib import Path
 
+from tprimat.cli.common import positive
 from tprimat.runner.probes import PROBES, SuiteOptions, probes_to_skip, run_suite, tell, write_page
 
 
@@ -21,7 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--time-budget", type=float, metavar="S", help="start no measurement after this many seconds")
     parser.add_argument("--skip", default="", metavar="LIST", help=f"probes to skip, of {', '.join(PROBES)}")
-    parser.add_argument("--ranks", type=int, metavar="N", help="ranks of collectives and ddp (default: every GPU; 2 on a CPU)")
+    parser.add_argument(
+        "--ranks", type=positive, metavar="N", help="ranks of collectives and ddp (default: every GPU; 2 on a CPU)"
+    )
     parser.add_argument("--page-only", action="store_true", help="measure nothing; write the page from the records")
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument("--small", dest="size", action="store_const", const="small", help="small sizes (default on a CPU)")
@@ -29,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit status: 0, 130 where the user stopped it; the page holds what was measured."""
+    """Exit status: 0, or 130 after Ctrl-C, 143 after SIGTERM; the page holds what was measured."""
     suite = SuiteOptions(
         output=options.output,
         skip=probes_to_skip(options.skip),
@@ -37,8 +40,9 @@ def run(options: argparse.Namespace) -> int:
         ranks=options.ranks,
         size=options.size,
     )
-    stopped = False if options.page_only else not run_suite(suite)
+    stopped_by = None if options.page_only else run_suite(suite)
     print(write_page(options.output))
-    if stopped:
-        tell("stopped; the same command continues from here")
-    return 130 if stopped else 0
+    if stopped_by is None:
+        return 0
+    tell("stopped; the same command continues from here")
+    return 128 + stopped_by

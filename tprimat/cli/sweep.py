@@ -19,10 +19,19 @@ from tprimat.errors import ConfigError
 
 if TYPE_CHECKING:
     from tprimat.runner.matrix import MatrixEntry
+    from tprimat.runner.session import RunRequest
     from tprimat.runner.sweep import CellResult
 
 MODELS = {"llama": ("llama",), "qwen": ("qwen",), "both": ("llama", "qwen")}
-DECIDED_HERE = {"model": "all", "parallel": None, "output_dir": None, "dry_run": False, "scaling": None}
+DECIDED_HERE: dict[str, object] = {
+    "model": "all",
+    "parallel": None,
+    "output_dir": None,
+    "dry_run": False,
+    "scaling": None,
+    "sweep": [],
+    "launcher": "here",
+}
 DECIDED_HERE |= dict.fromkeys(DEGREES)
 """Flags of ./benchmark.py that this command sets, with their defaults there."""
 PICTURES = Path("all_outputs")
@@ -36,32 +45,75 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit status: 0 when every cell has a run that counts, else 1.
+    """Exit status: 0 when every cell has a run that counts, 130 after Ctrl-C, 143 after SIGTERM, else 1.
 
     Raises:
         ConfigError: a flag that this command sets itself.
         UserError: no cell can run here.
     """
-    from tprimat.engines.base import engine_named, require_worker_modules
+    from tprimat.runner.grid import only
     from tprimat.runner.matrix import plan_matrix
-    from tprimat.runner.sweep import run_cells
+    from tprimat.runner.sweep import exit_status
 
     for name, default in DECIDED_HERE.items():
         if getattr(options, name) != default:
             flag = "--" + name.replace("_", "-")
             raise ConfigError(f"{flag} is not for this command.", where=flag, fix="./benchmark.py takes it")
-    entries = plan_matrix(request_of(options, "./run_all_configs.sh"), MODELS[options.models])
+    entries = only(plan_matrix(request_of(options, "./run_all_configs.sh"), MODELS[options.models]), options.only)
+    results, complete = make_runs(entries, options, resume=not options.fresh, retry_failed=True)
+    counting = list(dict.fromkeys(entry.folder for entry in entries if entry.counts_in(results)))
+    compared = draw(counting, options.probes)
+    show(entries, results, counting, as_json=options.json)
+    refused = any(entry.refusal is not None and not entry.left_out for entry in entries)
+    return exit_status(results, success=complete and compared and not refused)
+
+
+def run_grid(options: argparse.Namespace, request: "RunRequest") -> int:
+    """Make the runs of `./benchmark.py --sweep`: first what cannot run and why, then the runs, the ranking and one picture."""
+    from tprimat.cli.main import start
+    from tprimat.runner.grid import only, parse_sweep, plan_sweep
+    from tprimat.runner.sweep import exit_status
+
+    entries = only(plan_sweep(request, parse_sweep(options.sweep)), options.only)
+    for entry in (entry for entry in entries if entry.refusal is not None):
+        print(f"{entry.model} {entry.folder}: cannot run here. {entry.refusal}", file=sys.stderr)
+    if options.dry_run:
+        for entry in (entry for entry in entries if entry.cells):
+            print(f"{entry.model} {entry.folder}: {len(entry.cells)} run{'s' * (len(entry.cells) > 1)}")
+        print("Nothing was started or written.")
+        return 0
+    results, complete = make_runs(entries, options, resume=True, retry_failed=options.retry_failed)
+    show(entries, results, (), as_json=options.json)
+    drawn = True
+    if any(result.counts for result in results):
+        folder = results[0].cell.session.output
+        words = ["--results-dir", str(folder), "--output", str(folder / "sweep.png")]
+        with contextlib.redirect_stdout(io.StringIO()):
+            drawn = start("compare", "compare.py", words) == 0
+        print(f"\npicture: {folder / 'sweep.png'}", file=sys.stderr)
+    return exit_status(results, success=complete and drawn)
+
+
+def make_runs(
+    entries: "Sequence[MatrixEntry]", options: argparse.Namespace, *, resume: bool, retry_failed: bool
+) -> "tuple[list[CellResult], bool]":
+    """Make the runs of some entries, and return them, and whether all of them count.
+
+    Raises:
+        UserError: none of them can run here.
+    """
+    from tprimat.engines.base import engine_named, require_worker_modules
+    from tprimat.runner.sweep import follow_first_node, run_cells
+
     cells = [cell for entry in entries for cell in entry.cells]
     if not cells:
         raise next(entry.refusal for entry in entries if entry.refusal is not None)
     if engine_named(cells[0].plan.engine).runs_worker:
         require_worker_modules()
-    results = run_cells(cells, quiet=options.quiet, resume=not options.fresh, messages=sys.stderr)
-    counting = list(dict.fromkeys(entry.folder for entry in entries if entry.counts_in(results)))
-    compared = draw(counting, options.probes)
-    show(entries, results, counting, as_json=options.json)
-    complete = len(results) == len(cells) and all(result.counts for result in results)
-    return 0 if complete and compared and not any(entry.refusal and not entry.left_out for entry in entries) else 1
+    if (status := follow_first_node(cells[0], sys.stderr)) is not None:
+        sys.exit(status)
+    results = run_cells(cells, quiet=options.quiet, resume=resume, messages=sys.stderr, retry_failed=retry_failed)
+    return results, len(results) == len(cells) and all(result.counts for result in results)
 
 
 def draw(folders: Sequence[str], probes: Sequence[Path]) -> bool:

@@ -1,5 +1,6 @@
 """Read config.yaml, settings and environment into a Config. Every mistake is reported with its line and a fix."""
 
+import contextlib
 import dataclasses
 import difflib
 import os
@@ -143,14 +144,20 @@ def absolute_path(path: str | Path, where: str) -> Path:
     """Return a path that the user gave as an absolute one, with ~ expanded.
 
     Raises:
-        ConfigError: ~NAME of no user, a loop of links, or bytes that are not UTF-8, which no record could hold.
+        ConfigError: ~NAME of no user, a loop of links, a name too long for a file system, or bytes that are not UTF-8, which no
+            record could hold.
     """
     shown = str(path).encode("utf8", "backslashreplace").decode()
     try:
         absolute = Path(path).expanduser().resolve()
         str(absolute).encode()
+        with contextlib.suppress(
+            FileNotFoundError, NotADirectoryError, PermissionError
+        ):  # reported when something is written there
+            absolute.lstat()
     except (RuntimeError, OSError) as error:
-        raise ConfigError(f"{shown} is not a path here.", where=where, why=str(error), fix="write out the whole path") from error
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"{shown[:100]} is not a path here.", where=where, why=why, fix="write out the whole path") from error
     except ValueError as error:
         raise ConfigError(f"{shown} is not UTF-8 text.", where=where, fix="rename it, or choose another one") from error
     return absolute

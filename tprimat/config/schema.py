@@ -19,6 +19,7 @@ Recompute = Literal["none", "selective", "full"]
 PrimusLauncher = Literal["direct", "container", "slurm", "script"]
 Scalar = bool | int | float | str | None
 Size = Literal["full", "tiny"]
+Routing = Literal["natural", "balanced"]
 FlopsConvention = Literal["causal", "full", "6n"]
 
 
@@ -43,6 +44,12 @@ def _variable(name: str) -> str:
     return name
 
 
+def _one_line(text: str) -> str:
+    if not text or not text.isprintable():
+        raise PydanticCustomError("line", "It is one line of text without control characters.")
+    return text
+
+
 LONGEST_NAME = 80
 Number = Annotated[float, BeforeValidator(_no_flag)]
 """Any number, but not true, which Python counts as 1."""
@@ -58,6 +65,7 @@ Name = Annotated[str, AfterValidator(_plain_name)]
 """Of a model or a strategy."""
 Variable = Annotated[str, AfterValidator(_variable)]
 """Name of an environment variable."""
+Line = Annotated[str, AfterValidator(_one_line)]
 Flag = Annotated[bool, Strict()]
 
 
@@ -97,6 +105,8 @@ class ModelConfig(RefuseUnknownKeys):
     """For people: Llama 3.1 8B."""
     architecture: str | ModelShape
     """A name from the table in tprimat/facts/models.py, or a shape spelled out."""
+    in_all: Flag = True
+    """Part of --model all."""
     nemo_recipe: str | None = None
     """Module under nemo.collections.llm, such as llama31_8b."""
     primus_config: str | None = None
@@ -116,9 +126,9 @@ class DataConfig(RefuseUnknownKeys):
     dataset: str = "auto"
     """mock, text:PATH, or auto: real text on a CPU, mock on a GPU."""
     tokenizer: str | None = None
-    """A tokenizer.json for text:PATH; bytes where absent."""
+    """For text:PATH: a tokenizer.json, or words, the text's own most frequent ones; bytes where absent."""
     micro_batch_size: Count | Literal["auto"] = 1
-    """auto: the largest that fits, found by trials before the run, with the embedded engine on one node."""
+    """auto: the largest that fits, found by trials before the run, with the embedded engine."""
     global_batch_size: Count = 128
     sequence_length: Count = 2048
 
@@ -149,6 +159,8 @@ class DurationConfig(RefuseUnknownKeys):
 class TrainingConfig(RefuseUnknownKeys):
     """The workload: the same for every strategy of a comparison."""
 
+    routing: Routing = "natural"
+    """Of tokens to experts, in models that have some: by the router, or forced to be even, which no real training has."""
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     duration: DurationConfig = field(default_factory=DurationConfig)
@@ -272,6 +284,8 @@ class BenchmarkingConfig(RefuseUnknownKeys):
     """Steps excluded at the start; auto: found in the data by change-point detection."""
     cooldown_seconds: Seconds | Literal["auto"] = "auto"
     """Between runs and models; auto: 20 on a GPU, 0 on a CPU."""
+    meeting_timeout_seconds: Annotated[Seconds, Field(gt=0)] = 60.0
+    """Until all nodes of a run have started the command."""
     startup_timeout_seconds: Annotated[Seconds, Field(gt=0)] = 900.0
     """Until the first step ends."""
     hang_factor: Positive = 10.0
@@ -284,6 +298,60 @@ class BenchmarkingConfig(RefuseUnknownKeys):
     """Memory of each rank that micro_batch_size: auto may fill; None: all of it."""
     cloud_costs: dict[str, Positive] = field(default_factory=dict)
     """Accelerator name -> price of one GPU hour, in your currency."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerOptions(RefuseUnknownKeys):
+    """The container that a job runs in: its Python has TPrimat's packages, and the folders of a run keep their names in it."""
+
+    image: Line | None = None
+    """None: no container."""
+    runtime: Literal["pyxis", "apptainer"] = "pyxis"
+    """pyxis: srun --container-image, with enroot. apptainer: apptainer exec."""
+    mounts: tuple[Line, ...] = ()
+    """More folders, FROM:TO."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmOptions(RefuseUnknownKeys):
+    """How --launcher slurm asks for nodes."""
+
+    partition: Line | None = None
+    account: Line | None = None
+    qos: Line | None = None
+    constraint: Line | None = None
+    time: Line | None = None
+    """The job's limit in SLURM's form, such as "02:00:00"; quote it, or YAML reads a number."""
+    exclusive: Flag = True
+    """Share the nodes with nobody: others' work would be part of the measurement."""
+    array_tasks: Count | None = None
+    """Make several strategies or models an array job with at most this many tasks at a time. None: one job for all."""
+    arguments: tuple[Line, ...] = ()
+    """More options of sbatch, such as [--mem=0]."""
+    container: ContainerOptions = field(default_factory=ContainerOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubernetesOptions(RefuseUnknownKeys):
+    """How --launcher kubernetes describes a run."""
+
+    image: Line | None = None
+    """Has TPrimat and its packages; must be set."""
+    kind: Literal["trainjob", "job"] = "trainjob"
+    """A TrainJob of Kubeflow Trainer v2, or an indexed Job."""
+    namespace: Line = "default"
+    runtime: Line = "torch-distributed"
+    """The ClusterTrainingRuntime of a TrainJob."""
+    volume_claim: Line = "tprimat"
+    """The PersistentVolumeClaim for results, which every node can write (ReadWriteMany)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig(RefuseUnknownKeys):
+    """The schedulers that --launcher can hand runs to."""
+
+    slurm: SlurmOptions = field(default_factory=SlurmOptions)
+    kubernetes: KubernetesOptions = field(default_factory=KubernetesOptions)
 
 
 Strategy = dict[Name, dict[PlatformName, LayoutConfig]]
@@ -302,3 +370,4 @@ class Config(RefuseUnknownKeys):
     platform_optimizations: dict[PlatformName, PlatformOptimizations] = field(default_factory=dict)
     profiling: ProfilingConfig = field(default_factory=ProfilingConfig)
     benchmarking: BenchmarkingConfig = field(default_factory=BenchmarkingConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)

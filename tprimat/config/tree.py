@@ -186,11 +186,12 @@ class _Reader:
             self.open.remove(id(node))
 
     def scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
-        if VARIABLE.search(node.value):
-            return parse_scalar(self.expand(node.value, path))
+        expanded = self.expand(node.value, path)
         try:
-            if not is_text(node.value):
+            if not is_text(expanded):
                 raise ValueError("It holds a character that no path and no terminal can show.")
+            if VARIABLE.search(node.value):
+                return parse_scalar(expanded)
             value = yaml.SafeLoader("").construct_object(node)
             if isinstance(value, int) and value.bit_length() > MOST_BITS:
                 raise ValueError("It is a number of more than 300 digits.")
@@ -217,12 +218,15 @@ class _Reader:
 
 
 def parse_scalar(text: str) -> Any:
-    """Parse text from a flag or a variable as YAML does: '4' -> 4, 'true' -> True, '1e-4' -> 0.0001."""
+    """Parse text from a flag or a variable as YAML does: '4' -> 4, 'true' -> True, '1e-4' -> 0.0001.
+
+    What no configuration can hold stays text: other YAML, huge numbers, NUL, aliases that grow or contain themselves.
+    """
     try:
         value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
         return text
-    if isinstance(value, int) and value.bit_length() > MOST_BITS:
+    if not _is_plain(value):
         return text
     if isinstance(value, str):
         try:  # YAML 1.1 reads 1e-4, without a dot, as text
@@ -230,6 +234,22 @@ def parse_scalar(text: str) -> Any:
         except ValueError:
             return value
     return value
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is as limited as those of a file; one that contains itself never ends."""
+    waiting = [value]
+    for _ in range(MOST_VALUES):
+        if not waiting:
+            return True
+        item = waiting.pop()
+        if isinstance(item, dict):
+            waiting += [*item.keys(), *item.values()]
+        elif isinstance(item, list | tuple | set):
+            waiting += item
+        elif (isinstance(item, str) and not is_text(item)) or (isinstance(item, int) and item.bit_length() > MOST_BITS):
+            return False
+    return False
 
 
 def put(tree: Tree, path: Sequence[str], value: Any, origin: str) -> None:

@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from tprimat.engines import AUTO, ENGINE_NAMES, FALLBACK, MODULES
 from tprimat.errors import ConfigError, LaunchError, UserError
+from tprimat.facts.models import ModelShape
 from tprimat.logs.fields import LineFields
-from tprimat.plan.schema import PlatformName, PrimusOptions, PrimusStart, RunPlan
+from tprimat.plan.schema import Layout, PlatformName, PrimusOptions, PrimusStart, RunPlan
+from tprimat.predict.workload import Implementation
+from tprimat.records.environment import software_versions
 from tprimat.records.store import RunDirectory
 
 Where = Callable[..., str]
@@ -47,6 +50,18 @@ class Here:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What decides how an engine's layers use memory: of a plan, or of the record of a run."""
+
+    shape: ModelShape
+    layout: Layout
+    options: Mapping[str, Any]
+    """Switches of the embedded engine; from a record as they were resolved."""
+    transformer_engine: bool | None
+    """Whether Transformer Engine's layers run; None: not known yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Availability:
     """Whether an engine is installed here."""
 
@@ -69,8 +84,8 @@ class Engine(ABC):
     automatic_if_it_fits: ClassVar[bool] = False
     """Whether --engine auto passes over this engine for a plan that it refuses, instead of reporting the refusal."""
 
-    keeps_whole_weights: ClassVar[bool] = True
-    """Whether each data-parallel rank holds all weights of its part of the model; False: FSDP spreads them."""
+    starts_nodes: ClassVar[bool] = False
+    """Whether its own launcher starts the ranks of all nodes; False: a launcher of ours runs on each node."""
 
     @property
     def runs_worker(self) -> bool:
@@ -92,6 +107,11 @@ class Engine(ABC):
         Raises:
             UserError: the plan cannot be expressed; `refusal` reports it earlier.
         """
+
+    def implementation(self, settings: Settings) -> Implementation | None:
+        """Return how the engine's layers use memory on a GPU, for predictions; None: not known."""
+        del settings
+        return None
 
     @abstractmethod
     def read_line(self, text: str) -> LineFields | None:
@@ -195,6 +215,11 @@ SCRIPTS = {"llama": "pretrain_llama.py", "qwen": "pretrain_qwen.py"}
 IN_A_CHECKOUT = all((ROOT / name).is_file() for name in SCRIPTS.values())
 
 
+def start_command() -> tuple[str, ...]:
+    """Return the words that start ./benchmark.py with this Python, on any machine that has the same checkout or package."""
+    return (sys.executable, str(ROOT / "benchmark.py")) if IN_A_CHECKOUT else (sys.executable, "-m", "tprimat", "run")
+
+
 def worker_command(plan: RunPlan) -> Command:
     """Return the training script of the plan's model, to run once on each rank."""
     arguments = ("--plan", str(RunDirectory(Path(plan.run_directory)).plan_file))
@@ -255,6 +280,11 @@ class WorkerEngine(Engine):
     def command(self, plan: RunPlan) -> Command:
         """Return the worker, to run on every rank."""
         return worker_command(plan)
+
+    def software(self, plan: RunPlan) -> dict[str, str]:
+        """Return the versions in this Python, which the worker runs in too."""
+        del plan
+        return software_versions()
 
     def read_line(self, text: str) -> LineFields | None:
         """Nothing: the worker writes steps.jsonl itself."""

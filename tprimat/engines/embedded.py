@@ -1,12 +1,14 @@
 """The embedded engine: Megatron-Core under a Lightning Trainer, on a CPU, CUDA or ROCm."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import ClassVar
 
-from tprimat.engines.base import Availability, Here, Where, WorkerEngine, refuse_search
+from tprimat.engines.base import Availability, Here, Settings, Where, WorkerEngine
 from tprimat.errors import ConfigError, UserError
 from tprimat.facts.flops import attention_matrices, feed_forward_matrices
 from tprimat.plan.schema import RunPlan
+from tprimat.predict.workload import EMBEDDED, TRANSFORMER_ENGINE, Implementation
 
 FP8_MULTIPLE = 16
 """cuBLASLt and hipBLASLt require it of every dimension of an fp8 product."""
@@ -26,21 +28,60 @@ class EmbeddedEngine(WorkerEngine):
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
         """Refuse before the start what the worker would refuse."""
         return (
-            _refuse_sparse(plan, where)
+            _refuse_experts(plan, where)
+            or _refuse_repeated_tokens(plan, where)
             or _refuse_fp8(plan, where)
             or _refuse_bf16_states(plan, where)
             or _refuse_transformer_engine(plan, where)
-            or _refuse_search_on_nodes(plan, where)
+        )
+
+    def implementation(self, settings: Settings) -> Implementation | None:
+        """Read the switches; auto means what a GPU has."""
+        on = {name: value is not False for name, value in settings.options.items()}
+        if settings.options.get("layers") == "transformer_engine":
+            return replace(TRANSFORMER_ENGINE, loss="in_place", balanced_stages=on.get("balanced_stages", True))
+        compiled = on.get("compiled_regions", True)
+        return replace(
+            EMBEDDED,
+            loss="chunked" if on.get("streamed_cross_entropy", True) else "compiled",
+            eager_loss=not compiled,
+            keeps_joint_projection=not compiled,
+            accumulates_weight_gradients=on.get("accumulate_weight_gradients", True),
+            balanced_stages=on.get("balanced_stages", True),
+            overlaps_tensor_parallel=on.get("overlap_tensor_parallel", True),
         )
 
 
-def _refuse_sparse(plan: RunPlan, where: Where) -> ConfigError | None:
-    if not (plan.shape.experts or plan.shape.kv_lora_rank):
+def _refuse_experts(plan: RunPlan, where: Where) -> ConfigError | None:
+    """Refuse what the engine's experts cannot do."""
+    if not plan.shape.experts:
         return None
+    architecture = where("models", plan.model, "architecture")
+    if not plan.shape.gated or plan.shape.linear_bias:
+        what = f"The embedded engine's experts are gated and have no biases; {plan.shape.name} differs."
+        return ConfigError(what, where=architecture, fix="gated: true and linear_bias: false")
+    if plan.engine_options.layers != "local" and plan.layout.tensor > 1 and plan.layout.expert == 1:
+        place = where("parallelism", plan.strategy, plan.model, plan.platform, "expert_model_parallel_size")
+        why = "Megatron-Core would not add up the gradients of whole experts over tensor-parallel ranks."
+        what = "Transformer Engine's experts under tensor parallelism need expert parallelism."
+        return ConfigError(what, where=place, why=why, fix=f"expert_model_parallel_size: {plan.layout.tensor}, or layers: local")
+    if plan.precision == "fp8" and plan.engine_options.layers == "local":
+        precision = where("platform_optimizations", plan.platform, "precision")
+        why = "Its grouped products are in bf16."
+        return ConfigError("The embedded engine's experts do not run in fp8.", where=precision, why=why, fix="--precision bf16")
+    return None
+
+
+def _refuse_repeated_tokens(plan: RunPlan, where: Where) -> ConfigError | None:
+    """Refuse the same tokens on several tensor ranks, where the model needs each rank's own."""
+    if plan.layout.tensor == 1 or plan.layout.sequence_parallel or not (plan.shape.experts or plan.shape.kv_lora_rank):
+        return None
+    what = "experts" if plan.shape.experts else "latent attention"
     return ConfigError(
-        f"The embedded engine trains dense models only; {plan.shape.name} has experts or latent attention.",
-        where=where("models", plan.model, "architecture"),
-        fix="--engine nemo or --engine primus where it is installed, or a dense model",
+        f"{plan.shape.name} has {what}, which needs sequence parallelism under tensor parallelism.",
+        where=where("parallelism", plan.strategy, plan.model, plan.platform, "sequence_parallel"),
+        why="Otherwise each tensor rank would compute the same tokens once more (for experts Megatron-Core refuses it, too).",
+        fix="sequence_parallel: auto",
     )
 
 
@@ -98,13 +139,6 @@ def _refuse_transformer_engine(plan: RunPlan, where: Where) -> ConfigError | Non
             why = f"{name} is a part of our own layers."
             return ConfigError(f"{what}, and {name} is on.", where=place(name), why=why, fix=f"{name}: auto, or layers: local")
     return None
-
-
-def _refuse_search_on_nodes(plan: RunPlan, where: Where) -> ConfigError | None:
-    if plan.nodes == 1:
-        return None
-    fix = "--nodes 1 to find it, then --micro-batch-size with that number"
-    return refuse_search(plan, where, why="Each node would look for itself, and they might not agree.", fix=fix)
 
 
 ENGINE = EmbeddedEngine()

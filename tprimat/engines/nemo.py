@@ -6,13 +6,25 @@ A recipe is a kind of model whose dimensions can be set; its kind of layer canno
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from typing import ClassVar
 
-from tprimat.engines.base import Availability, Here, Where, WorkerEngine, is_installed, refuse_bf16_states, refuse_search
+from tprimat.engines.base import (
+    Availability,
+    Here,
+    Settings,
+    Where,
+    WorkerEngine,
+    is_installed,
+    refuse_bf16_states,
+    refuse_search,
+)
 from tprimat.errors import LaunchError, UserError
 from tprimat.facts.models import ModelShape
 from tprimat.plan.schema import PlatformName, RunPlan
+from tprimat.predict.workload import NEMO_ON_TORCH, Implementation
+from tprimat.predict.workload import TRANSFORMER_ENGINE as TRANSFORMER_ENGINE_LAYERS
 
 REQUIRED_MODULES = ("torch", "lightning", "megatron.core", "nemo", "nemo_run", "fiddle", "modelopt")
 """Imported at the top of the recipes."""
@@ -24,9 +36,13 @@ TRANSFORMER_ENGINE = "transformer_engine"
 INSTALL_TRANSFORMER_ENGINE = "pip install transformer-engine[pytorch], or NVIDIA's container nvcr.io/nvidia/nemo"
 IMPORT_SECONDS = 300.0
 """Time limit, for a cluster's cold disk."""
-LAYERS = "TPrimat sets a recipe's dimensions. Its layers stay as they are: RMSNorm, SwiGLU, rotary positions, dense, no biases."
+LAYERS = "TPrimat sets a recipe's dimensions. Its layers stay as they are: RMSNorm, SwiGLU, rotary positions, no biases."
 RESCALING_RECIPES = ("llama31_", "llama32_")
 """Their models have Llama 3.1's rescaling of rotary frequencies (nemo/collections/llm/gpt/model/llama.py, Llama31Config)."""
+NORMS_ON_HEADS = ("qwen3_",)
+"""Their models normalise queries and keys (nemo/collections/llm/gpt/model/qwen3.py)."""
+MIXTURES = ("mixtral_", "qwen3_30b_a3b", "qwen3_235b_a22b")
+"""Their models have experts, chosen by softmax (nemo/collections/llm/gpt/model/mixtral.py, qwen3.py)."""
 OTHER_ENGINE = "--engine megatron"
 
 
@@ -60,6 +76,13 @@ class NemoEngine(WorkerEngine):
         refused_without = without_transformer_engine(plan)
         return refused_without if refused_without and not can_import(f"{TRANSFORMER_ENGINE}.pytorch") else None
 
+    def implementation(self, settings: Settings) -> Implementation | None:
+        """Tell Transformer Engine's layers from torch's; Qwen's recipe leaves the fused activation off (Qwen2Config)."""
+        fused = not settings.shape.name.startswith("qwen")
+        if settings.transformer_engine is False or not is_installed(TRANSFORMER_ENGINE):
+            return replace(NEMO_ON_TORCH, fused_activation=fused)
+        return replace(TRANSFORMER_ENGINE_LAYERS, loss="in_place", fused_activation=fused)
+
 
 def missing_modules() -> list[str]:
     """Return the modules that the recipes need and this Python lacks, without importing any."""
@@ -84,7 +107,7 @@ def inexpressible(plan: RunPlan) -> LaunchError | None:
     where = f"models.{plan.model}"
     if recipe is None:
         return LaunchError(f"The model {plan.model} names no NeMo recipe.", where=f"{where}.nemo_recipe", fix=OTHER_ENGINE)
-    if features := list(_missing_features(shape)):
+    if features := list(_missing_features(shape, recipe)):
         what = f"NeMo's recipe {recipe} cannot express {', '.join(features)} of {shape.name}."
         return LaunchError(what, where=f"{where}.architecture", why=LAYERS, fix=OTHER_ENGINE)
     rescales = recipe.startswith(RESCALING_RECIPES)
@@ -100,22 +123,33 @@ def inexpressible(plan: RunPlan) -> LaunchError | None:
     return None
 
 
-def _missing_features(shape: ModelShape) -> Iterator[str]:
-    """Features of a shape that recipes lack, in the words of config.yaml."""
+def _missing_features(shape: ModelShape, recipe: str) -> Iterator[str]:
+    """Features of a shape that a recipe lacks, in the words of config.yaml."""
     if shape.norm != "rmsnorm":
         yield f"norm: {shape.norm}"
     if shape.position != "rope":
         yield f"position: {shape.position}"
     if not shape.gated:
         yield "gated: false"
-    if shape.qk_norm:
+    if shape.qk_norm and not recipe.startswith(NORMS_ON_HEADS):
         yield "qk_norm: true"
     if shape.linear_bias:
         yield "linear_bias: true"
     if shape.experts is not None:
-        yield f"experts: {shape.experts}"
+        yield from _missing_of_experts(shape, recipe)
     if shape.kv_lora_rank is not None:
         yield f"kv_lora_rank: {shape.kv_lora_rank} (latent attention)"
+
+
+def _missing_of_experts(shape: ModelShape, recipe: str) -> Iterator[str]:
+    if not recipe.startswith(MIXTURES):
+        yield f"experts: {shape.experts}"
+    if shape.shared_experts:
+        yield f"shared_experts: {shape.shared_experts}"
+    if shape.dense_first_layers:
+        yield f"dense_first_layers: {shape.dense_first_layers}"
+    if shape.router_score != "softmax" or not shape.router_normalized:
+        yield f"router_score: {shape.router_score}, router_normalized: {str(shape.router_normalized).lower()}"
 
 
 def without_transformer_engine(plan: RunPlan) -> LaunchError | None:

@@ -9,17 +9,18 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import ClassVar
 
 import yaml
 
-from tprimat.engines.base import Availability, Command, Engine, Here, Where, refuse_bf16_states
+from tprimat.engines.base import Availability, Command, Engine, Here, Settings, Where, refuse_bf16_states
 from tprimat.errors import ConfigError, LaunchError, UserError
 from tprimat.logs.fields import LineFields
 from tprimat.logs.formats import primus as log_format
 from tprimat.plan.schema import PlatformName, PrimusLauncher, PrimusOptions, PrimusStart, RunPlan, Scalar
+from tprimat.predict.workload import TRANSFORMER_ENGINE, Implementation
 
 # A plan as Primus's settings: the keys of its pre_trainer module, the experiment file and command-line overrides. Megatron
 # accepts some keys and then recomputes them; for those the key that has an effect is used, such as
@@ -76,7 +77,7 @@ def settings(plan: RunPlan) -> dict[str, Value]:
         LaunchError: Primus cannot run the plan.
     """
     refuse_unsupported(plan)
-    return {**_model(plan), **_layout(plan), **_batch(plan), **_optimizer(plan), **_arithmetic(plan)}
+    return {**_model(plan), **_experts(plan), **_layout(plan), **_batch(plan), **_optimizer(plan), **_arithmetic(plan)}
 
 
 def _model(plan: RunPlan) -> dict[str, Value]:
@@ -89,6 +90,24 @@ def _model(plan: RunPlan) -> dict[str, Value]:
         "group_query_attention": shape.kv_heads != shape.heads,
         "num_query_groups": shape.kv_heads,
         "kv_channels": shape.head_dim,
+    }
+
+
+def _experts(plan: RunPlan) -> dict[str, Value]:
+    """Return the settings of a mixture of experts; nothing for a dense model.
+
+    Under expert parallelism each expert is whole on its rank. Without it experts are split over the tensor-parallel ranks, which
+    is Megatron-Core's default: it would not sum the gradients of whole experts over ranks with different tokens.
+    """
+    shape = plan.shape
+    if shape.experts is None:
+        return {}
+    return {
+        "num_experts": shape.experts,
+        "moe_router_topk": shape.experts_per_token,
+        "moe_ffn_hidden_size": shape.expert_ffn,
+        "expert_tensor_parallel_size": 1 if plan.layout.expert > 1 else plan.layout.tensor,
+        "moe_router_force_load_balancing": plan.routing == "balanced",
     }
 
 
@@ -386,7 +405,13 @@ class PrimusEngine(Engine):
     """Starts Primus and reads its console."""
 
     name: ClassVar[str] = "primus"
+    starts_nodes: ClassVar[bool] = True
     automatic_on: ClassVar[PlatformName | None] = "amd"
+
+    def implementation(self, settings: Settings) -> Implementation | None:
+        """Transformer Engine's layers, with its loss, as the settings for MI300X ask."""
+        del settings
+        return replace(TRANSFORMER_ENGINE, loss="in_place")
 
     def available(self, here: Here) -> Availability:
         """Look for the user's checkout, or for primus-cli on PATH."""

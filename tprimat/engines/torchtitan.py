@@ -8,17 +8,29 @@ sequence too.
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import chain
 from pathlib import PurePath
 from typing import ClassVar
 
-from tprimat.engines.base import Availability, Command, Engine, Here, Where, is_installed, refuse_bf16_states, refuse_search
+from tprimat.engines.base import (
+    Availability,
+    Command,
+    Engine,
+    Here,
+    Settings,
+    Where,
+    is_installed,
+    refuse_bf16_states,
+    refuse_search,
+)
 from tprimat.errors import LaunchError, UserError
 from tprimat.facts.models import model_shape
 from tprimat.logs.fields import LineFields
 from tprimat.logs.formats import torchtitan as log_format
 from tprimat.plan.schema import RunPlan
+from tprimat.predict.workload import FSDP, Implementation
 from tprimat.records.environment import software_versions
 
 INSTALL = "pip install '.[torchtitan]'; or --engine megatron"
@@ -27,6 +39,10 @@ PLATFORMS = ("nvidia", "amd")
 """torchtitan takes its device from torch's list of accelerators, without which it falls back on CUDA (tools/utils.py)."""
 FLAVORS = {"llama-3.1-8b": "8B", "llama-3.1-405b": "405B"}
 """Shape -> flavor of torchtitan's model llama3. Qwen 2.5 has biases, which none of its dense models has."""
+MIXTURES = {"qwen3-30b-a3b": "30B-A3B"}
+"""Shape -> flavor of torchtitan's model qwen3, also with fewer layers."""
+FLAVORS_MODULE = "tprimat_flavors"
+"""Written beside the inputs; torchtitan imports it, and then knows the flavor with fewer layers."""
 DTYPES = {"bf16": "bfloat16", "fp32": "float32", "fp8": "bfloat16"}
 """Our precision -> the type of the weights in a product. fp8 replaces the linear layers on top of it."""
 RECOMPUTE = {"none": "none", "full": "full"}
@@ -41,7 +57,6 @@ class TorchtitanEngine(Engine):
     """Starts torchtitan.train under torchrun and reads its log."""
 
     name: ClassVar[str] = "torchtitan"
-    keeps_whole_weights: ClassVar[bool] = False
 
     def available(self, here: Here) -> Availability:
         """Look for the package."""
@@ -60,6 +75,11 @@ class TorchtitanEngine(Engine):
             or next(_unsupported(plan, where), None)
         )
 
+    def implementation(self, settings: Settings) -> Implementation | None:
+        """FSDP2."""
+        del settings
+        return FSDP
+
     def software(self, plan: RunPlan) -> dict[str, str]:
         """Return the versions in this Python, in which torchtitan runs too."""
         del plan
@@ -76,7 +96,7 @@ class TorchtitanEngine(Engine):
             ranks_per_node=plan.gpus_per_node,
             environment={"HF_HUB_OFFLINE": "1", "HF_HOME": str(inputs / "huggingface"), **plan.environment},
             directory=str(inputs),
-            files={str(inputs / name): text for name, text in input_files().items()},
+            files={str(inputs / name): text for name, text in {**input_files(), **flavor_files(plan)}.items()},
         )
 
     def read_line(self, text: str) -> LineFields | None:
@@ -95,11 +115,36 @@ def _unsupported_model(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
         yield LaunchError("torchtitan does not run on a CPU.", where="--platform", fix=OTHER_ENGINE)
     if plan.size != "full":
         yield LaunchError("torchtitan trains the full model only.", where="--size", fix=f"--size full, or {OTHER_ENGINE}")
+    if mixture_of(plan) is not None:
+        return
     if plan.shape.name not in FLAVORS:
-        why = f"TPrimat starts it for {' and '.join(FLAVORS)}."
+        why = f"TPrimat starts it for {', '.join([*FLAVORS, *MIXTURES])}."
         yield LaunchError(f"torchtitan has no {plan.shape.name}.", where=place, why=why, fix=OTHER_ENGINE)
     elif plan.shape != model_shape(plan.shape.name):
         yield LaunchError(f"The shape {plan.shape.name} differs from torchtitan's.", where=place, fix=OTHER_ENGINE)
+
+
+def mixture_of(plan: RunPlan) -> str | None:
+    """Return the flavor of a plan's mixture of experts, which may have fewer layers than torchtitan's; None for other models."""
+    for name, flavor in MIXTURES.items():
+        known = model_shape(name)
+        if replace(plan.shape, name=known.name, layers=known.layers, source=known.source) == known:
+            return flavor if plan.shape.layers == known.layers else f"{flavor}-{plan.shape.layers}-layers"
+    return None
+
+
+def flavor_files(plan: RunPlan) -> dict[str, str]:
+    """Return the module that adds a flavor with fewer layers, where the plan needs one."""
+    flavor = mixture_of(plan)
+    if flavor is None or flavor in MIXTURES.values():
+        return {}
+    whole = flavor.removesuffix(f"-{plan.shape.layers}-layers")
+    lines = (
+        "from dataclasses import replace",
+        "from torchtitan.models.qwen3 import qwen3_args",
+        f"qwen3_args[{flavor!r}] = replace(qwen3_args[{whole!r}], n_layers={plan.shape.layers})",
+    )
+    return {f"{FLAVORS_MODULE}.py": "\n".join(lines) + "\n"}
 
 
 def _unsupported_layout(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
@@ -121,6 +166,9 @@ def _unsupported_layout(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
 def _unsupported_work(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
     """Yield an error for each setting that has no counterpart in torchtitan."""
     settings = ("platform_optimizations", plan.platform)
+    if plan.precision == "fp8" and plan.shape.experts:
+        what, why = "torchtitan's experts in fp8 are not measured.", "It converts grouped products by other rules than ours."
+        yield LaunchError(what, where=where(*settings, "precision"), why=why, fix="--precision bf16")
     if plan.precision == "fp8" and not is_installed("torchao"):
         yield LaunchError("torchtitan needs torchao for fp8.", where=where(*settings, "precision"), fix="pip install torchao")
     if plan.recompute not in RECOMPUTE:
@@ -137,12 +185,12 @@ def _unsupported_work(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
 
 def arguments(plan: RunPlan) -> tuple[str, ...]:
     """Return the plan as torchtitan's command line: compiled, with a log line for every step."""
-    batch, layout, optimizer = plan.batch, plan.layout, plan.optimizer
+    batch, layout, optimizer, mixture = plan.batch, plan.layout, plan.optimizer, mixture_of(plan)
     floor = 1.0 if optimizer.schedule == "constant" else optimizer.min_learning_rate / optimizer.learning_rate
     values = {
         "--job.dump_folder": PurePath(plan.run_directory) / "torchtitan",
-        "--model.name": "llama3",
-        "--model.flavor": FLAVORS[plan.shape.name],
+        "--model.name": "llama3" if mixture is None else "qwen3",
+        "--model.flavor": FLAVORS[plan.shape.name] if mixture is None else mixture,
         "--model.hf_assets_path": "tokenizer",
         "--training.dataset": "c4_test",
         "--training.steps": plan.steps,
@@ -166,6 +214,10 @@ def arguments(plan: RunPlan) -> tuple[str, ...]:
         "--debug.seed": plan.seed,
     }
     words = [str(word) for pair in values.items() for word in pair]
+    if mixture is not None:
+        words += ["--parallelism.expert_parallel_degree", str(layout.expert)]
+        words += ["--experimental.custom_import", FLAVORS_MODULE] if flavor_files(plan) else []
+        words += ["--debug.moe_force_load_balance"] if plan.routing == "balanced" else []
     if plan.precision == "fp8":
         words += ["--model.converters", "quantize.linear.float8"]
     return (*words, "--compile.enable", "--job.print_config")

@@ -33,6 +33,8 @@ ROW_UNITS: Units = {
     "memory_gib": ("memory_bytes", GIBIBYTE),
     "bandwidth_gb_per_second": ("bandwidth_bytes_per_second", 1e9),
     "link_gb_per_second": ("link_bytes_per_second", 1e9),
+    "measured_tflops": ("measured_flops", 1e12),
+    "network_gb_per_second": ("network_bytes_per_second", 1e9),
 }
 BRAND_WORDS = {"nvidia", "amd", "tesla", "geforce", "instinct"}
 
@@ -61,6 +63,11 @@ class Accelerator:
     """The highest board power that the data sheet allows."""
     link_bytes_per_second: float | None
     """To all other GPUs of the node together, both directions added as vendors do; PCIe where only pairs can be bridged."""
+    measured_flops: Mapping[Dtype, float] = field(default_factory=dict)
+    """dtype -> the highest FLOP/s of a matrix product that somebody has published, in short bursts."""
+    network_bytes_per_second: float = 50e9
+    """Of one GPU to other nodes, one direction, in the vendor's reference system: one adapter of 400 Gbit/s unless the row says
+    otherwise."""
     source: str
     """Data sheet."""
     date: str | None

@@ -18,10 +18,12 @@ LARGEST = 2**31
 """Of any dimension: products of several stay within floating point."""
 MOST_PARTS = 100_000
 """Of layers and experts, whose divisors are listed."""
+ROUTER_SCORES = ("softmax", "sigmoid")
 TINY_HEAD_DIM = 4
 TINY_VOCABULARY = 512
 TINY_CONTEXT_TOKENS = 2048
 TINY_FFN_MULTIPLE = 64
+TINY_EXPERT_FFN = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,21 @@ class ModelShape(RefuseUnknownKeys):
     """Experts that every token passes, in addition to the routed ones."""
     dense_first_layers: int = 0
     """Leading layers whose feed-forward is dense although the model has experts."""
+    router_score: str = "softmax"
+    """softmax or sigmoid: what turns the router's logits into scores, of which the highest choose the experts."""
+    router_normalized: bool = True
+    """The weights of a token's experts sum to 1 (before router_scale)."""
+    router_scale: float = 1.0
+    """Multiplies the weights of a token's experts."""
+    router_bias: bool = False
+    """A bias of each expert takes part in the choice and is moved against its load after each step (arXiv 2408.15664)."""
+    router_groups: int | None = None
+    """Groups of experts, of which a token uses the best router_best_groups only."""
+    router_best_groups: int | None = None
+    balance_loss: float = 0.0
+    """Coefficient of the load-balancing loss."""
+    balance_by_sequence: bool = False
+    """That loss judges each sequence by itself instead of a whole micro-batch."""
     q_lora_rank: int | None = None
     """None in a model with kv_lora_rank: one matrix makes the queries, as in DeepSeek-V2-Lite."""
     kv_lora_rank: int | None = None
@@ -92,6 +109,7 @@ class ModelShape(RefuseUnknownKeys):
 
     def __post_init__(self) -> None:
         self._check_dimensions()
+        self._check_router()
         experts = {"experts": self.experts, "experts_per_token": self.experts_per_token, "expert_ffn": self.expert_ffn}
         latent = {
             "kv_lora_rank": self.kv_lora_rank,
@@ -105,7 +123,8 @@ class ModelShape(RefuseUnknownKeys):
                 why="Only latent attention compresses its queries.",
                 fix="add kv_lora_rank, or remove q_lora_rank",
             )
-        for what, group in (("experts", experts), ("latent attention", latent)):
+        groups = {"router_groups": self.router_groups, "router_best_groups": self.router_best_groups}
+        for what, group in (("experts", experts), ("latent attention", latent), ("router's groups", groups)):
             missing = [key for key, value in group.items() if value is None]
             if missing and len(missing) < len(group):
                 raise ConfigError(
@@ -128,6 +147,34 @@ class ModelShape(RefuseUnknownKeys):
                 f"Model {self.name} has {self.heads} heads and {self.kv_heads} key/value heads.",
                 why="Each key/value head serves the same number of heads.",
                 fix=f"kv_heads: {', '.join(str(number) for number in range(1, self.heads + 1) if self.heads % number == 0)}",
+            )
+
+    def _check_router(self) -> None:
+        if self.router_score not in ROUTER_SCORES:
+            raise ConfigError(
+                f"Model {self.name} has router_score: {self.router_score!r:.40}.", fix=f"one of {', '.join(ROUTER_SCORES)}"
+            )
+        if self.router_bias and self.router_score != "sigmoid":
+            why = "Megatron-Core adds an expert's bias to sigmoid scores only."
+            raise ConfigError(
+                f"Model {self.name} has router_bias and {self.router_score} scores.", why=why, fix="router_score: sigmoid"
+            )
+        if self.experts and self.experts_per_token and not 1 <= self.experts_per_token <= self.experts:
+            what = f"Model {self.name} has {self.experts} experts and {self.experts_per_token} for each token."
+            raise ConfigError(what, why="A token chooses different experts.", fix=f"experts_per_token: 1 to {self.experts}")
+        if self.dense_first_layers > self.layers:
+            what = f"Model {self.name} has {self.layers} layers, of which the first {self.dense_first_layers} are dense."
+            raise ConfigError(what, fix=f"dense_first_layers: 0 to {self.layers}")
+        self._check_groups()
+
+    def _check_groups(self) -> None:
+        groups, best = self.router_groups, self.router_best_groups
+        if groups is None or best is None or self.experts is None or self.experts_per_token is None:
+            return
+        if groups < 1 or self.experts % groups or not 1 <= best <= groups or self.experts_per_token % best:
+            raise ConfigError(
+                f"Model {self.name} has router_groups: {groups} and router_best_groups: {best}.",
+                why=f"They divide {self.experts} experts evenly, and {self.experts_per_token} choices over the best groups.",
             )
 
     @property
@@ -185,7 +232,7 @@ def tiny(shape: ModelShape) -> ModelShape:
         ffn=TINY_FFN_MULTIPLE * -(-hidden * 2 // TINY_FFN_MULTIPLE),
         vocabulary=TINY_VOCABULARY,
         context_tokens=TINY_CONTEXT_TOKENS,
-        expert_ffn=None if shape.expert_ffn is None else TINY_FFN_MULTIPLE,
+        expert_ffn=None if shape.expert_ffn is None else TINY_EXPERT_FFN,
         source=None,
     )
     return small if shape.kv_lora_rank is None else _with_tiny_latent_attention(small)

@@ -113,6 +113,11 @@ class PublishedHardware:
     link_bytes_per_second: float
 
 
+OTHER_TOKENS = ("torchtune",)
+"""Engines whose tokens/s are not those that a model's FLOP count: torchtune counts tokens that carry loss, in packed texts whose
+attention ends with each text. Our own records of it have no FLOP/s for the same reason."""
+
+
 @cache
 def results() -> tuple[PublishedResult, ...]:
     """Return all published training runs.
@@ -189,7 +194,7 @@ def rebase(result: PublishedResult) -> Rebased:
 def _flops(result: PublishedResult, convention: FlopConvention) -> float | None:
     if result.convention == convention and result.flops_per_second_per_gpu is not None:
         return result.flops_per_second_per_gpu
-    if result.shape is None or result.sequence_tokens is None:
+    if result.shape is None or result.sequence_tokens is None or result.engine in OTHER_TOKENS:
         return None
     shape = models()[result.shape]
     rate = _tokens_per_second_per_gpu(result, shape, result.sequence_tokens)

@@ -116,6 +116,34 @@ def nvidia_gpus() -> tuple[Gpu, ...]:
     return tuple(gpus)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class User:
+    """A program that holds memory of a GPU."""
+
+    gpu: int
+    """The vendor's number."""
+    pid: int
+    bytes: int | None
+
+
+LEAST_BYTES_IN_USE = 1 << 30
+"""An idle notebook or a monitor holds less."""
+
+
+def users_of(gpus: Iterable[Gpu]) -> list[User]:
+    """Return the programs that compute on NVIDIA GPUs and hold much of their memory; none where the driver does not say."""
+    try:
+        nvml = open_nvml()
+    except LookupError:
+        return []
+    found = []
+    for index in (gpu.index for gpu in gpus if gpu.index is not None):
+        device = query_nvml(nvml, "nvmlDeviceGetHandleByIndex", index)
+        processes = query_nvml(nvml, "nvmlDeviceGetComputeRunningProcesses", device) or ()
+        found += [User(gpu=index, pid=process.pid, bytes=process.usedGpuMemory) for process in processes]
+    return [user for user in found if user.bytes is None or user.bytes >= LEAST_BYTES_IN_USE]
+
+
 def rocm_smi_gpus() -> tuple[Gpu, ...]:
     """List GPUs through rocm-smi; newer releases write "Card Series", older ones "Card series"."""
     text = tool_output(

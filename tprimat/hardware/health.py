@@ -22,6 +22,8 @@ ENOUGH_DISK_BYTES = GIB
 """Records and logs of some hundred runs, and a trace."""
 NAME_SECONDS = 5.0
 """Longest wait for a name server."""
+UNCORRECTED, SINCE_BOOT = 1, 0
+"""NVML's kinds of ECC errors and of counters."""
 MAX_LINKS = 18
 """NVLinks of one GPU (H100, H200, B200)."""
 
@@ -49,6 +51,8 @@ def machine_checks(output: Path, environment: Mapping[str, str] = os.environ) ->
     yield check_gpus(gpus)
     if len(gpus) > 1 and gpus[0].platform == "cuda":
         yield check_links(gpus)
+    if gpus and gpus[0].platform == "cuda":
+        yield check_errors(gpus)
     yield check_host_name(socket.gethostname())
     yield check_port()
     yield check_shared_memory(SHARED_MEMORY)
@@ -91,6 +95,27 @@ def check_links(gpus: tuple[Gpu, ...]) -> Check:
         fix = "nvidia-smi nvlink --status names the links that are down"
         return Check(name="NVLink", status="problem", finding=f"active links differ: {', '.join(map(str, counts))}", fix=fix)
     return Check(name="NVLink", status="ok", finding=f"{counts[0]} active links on each GPU")
+
+
+def check_errors(gpus: tuple[Gpu, ...]) -> Check:
+    """Look at each NVIDIA GPU for memory errors that could not be corrected, and for a PCIe link narrower than it could be."""
+    try:
+        nvml = open_nvml()
+    except LookupError as error:
+        return Check(name="GPU errors", status="absent", finding=str(error))
+    found = []
+    for index in (gpu.index for gpu in gpus if gpu.index is not None):
+        device = query_nvml(nvml, "nvmlDeviceGetHandleByIndex", index)
+        errors = query_nvml(nvml, "nvmlDeviceGetTotalEccErrors", device, UNCORRECTED, SINCE_BOOT)
+        if errors:
+            found.append(f"GPU {index}: {errors} uncorrected memory errors since the driver was loaded")
+        width, widest = (query_nvml(nvml, f"nvmlDeviceGet{kind}PcieLinkWidth", device) for kind in ("Curr", "Max"))
+        if width and widest and width < widest:
+            found.append(f"GPU {index}: PCIe x{width} of x{widest}")
+    if found:
+        fix = "nvidia-smi -q -d ECC,ROW_REMAPPER, and dmesg | grep Xid; reset the GPU or leave it out"
+        return Check(name="GPU errors", status="problem", finding="; ".join(found), fix=fix)
+    return Check(name="GPU errors", status="ok", finding="no uncorrected memory errors, full PCIe width")
 
 
 def check_host_name(name: str, limit_seconds: float = NAME_SECONDS) -> Check:

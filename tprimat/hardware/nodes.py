@@ -1,6 +1,7 @@
 """Describe this machine and its place among the nodes of a run.
 
-Reads the environment variables SLURM_*, MASTER_ADDR, MASTER_PORT, NODE_RANK and *_VISIBLE_DEVICES.
+Reads what srun, Kubernetes, torchrun's users and people set: SLURM_*, PET_*, MASTER_ADDR, MASTER_PORT, NODE_RANK, NNODES, RANK,
+WORLD_SIZE, JOB_COMPLETION_INDEX, and *_VISIBLE_DEVICES.
 """
 
 import os
@@ -28,6 +29,15 @@ class Nodes:
     master_address: str | None = None
     """None on a single node, where torchrun needs no address."""
     master_port: int | None = None
+    """Where the launcher of the first node waits for the others."""
+    job: str | None = None
+    """What the scheduler calls this start of the command, the same on every node; None: nobody says."""
+    hosts: tuple[str, ...] = ()
+    """Names of all nodes in the order of their ranks, where the scheduler knows them."""
+
+    def name(self, rank: int) -> str:
+        """Return 'node 1', with its host where that is known."""
+        return f"node {rank} ({self.hosts[rank]})" if rank < len(self.hosts) else f"node {rank}"
 
 
 def this_machine(environment: Mapping[str, str] = os.environ) -> Machine | None:
@@ -55,28 +65,110 @@ def gpus_of_ranks(count: int, environment: Mapping[str, str] = os.environ) -> tu
     return visible_gpus(environment)[:count]
 
 
+def told_nodes(environment: Mapping[str, str] = os.environ) -> tuple[int, str] | None:
+    """Return on how many nodes the scheduler started this command, and the variable that says so; None: nothing says so.
+
+    Raises:
+        LaunchError: the variable is no whole number.
+    """
+    if in_slurm_step(environment):
+        return whole_number(environment, "SLURM_STEP_NUM_NODES"), "SLURM_STEP_NUM_NODES"
+    if "PET_NNODES" in environment:  # Kubeflow's trainers write torchrun's own variables
+        return whole_number(environment, "PET_NNODES"), "PET_NNODES"
+    if "MASTER_ADDR" not in environment:
+        return None
+    if "NNODES" in environment:
+        return whole_number(environment, "NNODES"), "NNODES"
+    if {"RANK", "WORLD_SIZE"} <= set(environment):  # PyTorchJob counts its pods
+        return whole_number(environment, "WORLD_SIZE"), "WORLD_SIZE"
+    return None
+
+
 def find_nodes(count: int, environment: Mapping[str, str] = os.environ) -> Nodes:
     """Find this machine's place in a run on `count` nodes.
 
     Raises:
-        LaunchError: neither SLURM nor MASTER_ADDR and NODE_RANK describe the nodes, or they contradict `count`.
+        LaunchError: this is one process of several on a node, nothing describes the nodes, or what does contradicts `count`.
     """
+    refuse_ranks(environment)
+    told = told_nodes(environment)
+    if told is not None and told[0] != count:
+        raise LaunchError(
+            f"{told[1]} is {told[0]}, but the run is on {count} node{'s' * (count > 1)}.",
+            where=told[1],
+            why="Every process that the scheduler started would make a run of its own.",
+            fix=f"--nodes {told[0]}, or start the command on {count} node{'s' * (count > 1)}",
+        )
     if count == 1:
+        if environment.get("NODE_RANK", "0") != "0":
+            what = f"NODE_RANK is {environment['NODE_RANK']}, but the run is on one node."
+            raise LaunchError(what, where="NODE_RANK", fix="--nodes N, the same on every node")
         return Nodes()
-    if "SLURM_JOB_ID" in environment and "MASTER_ADDR" not in environment:
+    if "SLURM_JOB_ID" in environment and not {"MASTER_ADDR", "PET_MASTER_ADDR"} & set(environment):
         return slurm_nodes(count, environment)
-    missing = [name for name in ("MASTER_ADDR", "NODE_RANK") if name not in environment]
-    if missing:
+    return described_nodes(count, environment)
+
+
+def array_task(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return the number of this task in an array job of SLURM; None outside one."""
+    return environment.get("SLURM_ARRAY_TASK_ID") or None
+
+
+def refuse_ranks(environment: Mapping[str, str]) -> None:
+    """Refuse a start as one of several processes of a node: torchrun starts the ranks itself.
+
+    Raises:
+        LaunchError: torchrun or srun started several.
+    """
+    why = "It starts torchrun itself, once on each node, and torchrun starts the ranks."
+    if "TORCHELASTIC_RUN_ID" in environment:
+        raise LaunchError("torchrun started this command.", where="TORCHELASTIC_RUN_ID", why=why, fix="start it without torchrun")
+    if in_slurm_step(environment):
+        tasks, nodes = (whole_number(environment, f"SLURM_STEP_NUM_{what}") for what in ("TASKS", "NODES"))
+        if tasks > nodes:
+            what = f"srun started {tasks} tasks on {nodes} node{'s' * (nodes > 1)}."
+            fix = f"srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 ..."
+            raise LaunchError(what, where="SLURM_STEP_NUM_TASKS", why=why, fix=fix)
+
+
+def in_slurm_step(environment: Mapping[str, str]) -> bool:
+    """Return whether srun started this process, rather than sbatch or a person in an allocation."""
+    return {"SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_NODEID"} <= set(environment)
+
+
+ADDRESSES = ("MASTER_ADDR", "PET_MASTER_ADDR")
+PORTS = ("MASTER_PORT", "PET_MASTER_PORT")
+RANKS = ("NODE_RANK", "PET_NODE_RANK", "SLURM_NODEID", "JOB_COMPLETION_INDEX", "RANK")
+"""This node's rank. The first that is set decides; an indexed Job of Kubernetes sets JOB_COMPLETION_INDEX, a PyTorchJob RANK."""
+JOBS = ("PET_RDZV_ID", "SLURM_JOB_ID")
+
+
+def described_nodes(count: int, environment: Mapping[str, str]) -> Nodes:
+    """Read the address of the first node and this node's rank.
+
+    Raises:
+        LaunchError: one of them is missing, or no rank of `count` nodes.
+    """
+    address, port, rank_name, job = (
+        next((name for name in names if environment.get(name)), None) for names in (ADDRESSES, PORTS, RANKS, JOBS)
+    )
+    if address is None or rank_name is None:
+        missing = [name for name, found in (("MASTER_ADDR", address), ("NODE_RANK", rank_name)) if found is None]
         raise LaunchError(
             f"A run on {count} nodes needs {' and '.join(missing)} in the environment.",
-            why="each node must know the address of the first one and its own rank",
+            why="Each node must know the address of the first one and its own rank.",
             fix=f"on every node: MASTER_ADDR=FIRST_NODE NODE_RANK=0..{count - 1} ./benchmark.py --nodes {count}",
         )
-    rank = whole_number(environment, "NODE_RANK")
+    rank = whole_number(environment, rank_name)
     if not 0 <= rank < count:
-        raise LaunchError(f"NODE_RANK is {rank}, but a run on {count} nodes has ranks 0 to {count - 1}.")
-    port = whole_number(environment, "MASTER_PORT") if "MASTER_PORT" in environment else DEFAULT_PORT
-    return Nodes(count=count, rank=rank, master_address=environment["MASTER_ADDR"], master_port=port)
+        raise LaunchError(f"{rank_name} is {rank}, but a run on {count} nodes has ranks 0 to {count - 1}.", where=rank_name)
+    return Nodes(
+        count=count,
+        rank=rank,
+        master_address=environment[address],
+        master_port=DEFAULT_PORT if port is None else whole_number(environment, port),
+        job=None if job is None else environment[job],
+    )
 
 
 def refuse_hidden_gpus(gpus: int, environment: Mapping[str, str] = os.environ) -> None:
@@ -97,19 +189,25 @@ def refuse_hidden_gpus(gpus: int, environment: Mapping[str, str] = os.environ) -
 
 
 def slurm_nodes(count: int, environment: Mapping[str, str]) -> Nodes:
-    """Read the variables that srun sets in each task."""
-    fix = f"srun --nodes={count} --ntasks-per-node=1 ./benchmark.py --nodes {count}"
-    given = whole_number(environment, "SLURM_STEP_NUM_NODES" if "SLURM_STEP_NUM_NODES" in environment else "SLURM_NNODES")
-    if given != count:
-        raise LaunchError(f"SLURM started this on {given} nodes, but the run needs {count}.", fix=fix)
-    if environment.get("SLURM_LOCALID", "0") != "0":
-        raise LaunchError("SLURM started more than one task on this node, but torchrun starts the ranks itself.", fix=fix)
-    hosts = expand_hosts(environment.get("SLURM_JOB_NODELIST", ""))
-    if not hosts:
-        raise LaunchError("SLURM_JOB_NODELIST is empty.", fix=fix)
-    # Every node must derive the same port on its own; jobs that share a node should get different ones.
-    port = 20_000 + whole_number(environment, "SLURM_JOB_ID") % 10_000
-    return Nodes(count=count, rank=whole_number(environment, "SLURM_NODEID"), master_address=hosts[0], master_port=port)
+    """Read the variables that srun sets in each task.
+
+    Raises:
+        LaunchError: sbatch or a person started this, not srun; or the list of hosts cannot be read.
+    """
+    if not in_slurm_step(environment):
+        given = environment.get("SLURM_NNODES", "1")
+        what = f"srun did not start this: it runs on one node of the {given} in the job, and the run is on {count}."
+        fix = f"srun --nodes={count} --ntasks-per-node=1 ./benchmark.py --nodes {count}"
+        raise LaunchError(what, where="SLURM_JOB_ID", why="The other nodes would never start.", fix=fix)
+    hosts = expand_hosts(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", ""))
+    if len(hosts) != count:
+        what = f"SLURM_STEP_NODELIST names {len(hosts)} hosts, and the run is on {count} nodes."
+        raise LaunchError(what, where="SLURM_STEP_NODELIST", fix="set MASTER_ADDR and NODE_RANK on every node")
+    job, step = whole_number(environment, "SLURM_JOB_ID"), environment.get("SLURM_STEP_ID", "0")
+    # Every node must derive the same port on its own; jobs, and steps of a job, that share a node should get different ones.
+    port = 20_000 + (job + 97 * (int(step) if step.isdigit() else 0)) % 10_000
+    rank = whole_number(environment, "SLURM_NODEID")
+    return Nodes(count=count, rank=rank, master_address=hosts[0], master_port=port, job=f"{job}.{step}", hosts=hosts)
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ def run_command(command: Command, on_line: Callable[[str], None], limit_seconds:
 
     with Interrupts() as interrupts:
         child = Child(command, GRACE_SECONDS)
-        return Supervisor(child, Output((), on_line, on_line), GRACE_SECONDS, interrupts).run(tick, lambda _: None)
+        return Supervisor(child, Output((), on_line, on_line), GRACE_SECONDS, interrupts).run(tick, lambda why, _: why)
 
 
 def run_ranks(module: str, arguments: Sequence[str], ranks: int, on_line: Callable[[str], None]) -> str | None:
@@ -34,9 +34,12 @@ def run_ranks(module: str, arguments: Sequence[str], ranks: int, on_line: Callab
 
     Raises:
         LaunchError: torchrun cannot be started.
+        SystemExit: a signal asked for an end.
     """
     argv = (*torchrun(Nodes(), ranks), "-m", module, *arguments)
     ending = run_command(Command(argv=argv, environment=python_environment(ranks)), on_line)
+    if ending.stop_signal:
+        raise SystemExit(128 + ending.stop_signal)
     if ending.stopped:
         return ending.stopped.cause
     return f"torchrun ended with status {ending.exit_code}." if ending.exit_code else None

@@ -1,5 +1,6 @@
 """Start one command, read its output to the last byte, and end it with all its descendants."""
 
+import errno
 import os
 import re
 import selectors
@@ -10,6 +11,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from time import monotonic, sleep
 from types import FrameType, TracebackType
@@ -22,11 +24,15 @@ from tprimat.launch.process_tree import Shutdown
 from tprimat.launch.reaper import Reaper
 from tprimat.logs.failures import Failure
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""The last two are what schedulers send to warn of a time limit (sbatch --signal)."""
 GRACE_SECONDS = 6.0
 """Between SIGTERM and SIGKILL. Ctrl-C is documented to end a run within 10 s."""
 TICK_SECONDS = 0.1
 CHUNK_BYTES = 1 << 16
+SILENCE_SECONDS = 0.3
+LISTEN_SECONDS = 3.0
+"""For the stacks of one process, which come at once, and end."""
 MAX_TAIL_LINES = 20_000
 """Kept to classify a failure: enough for the tracebacks of a few hundred ranks."""
 MAX_LINE_BYTES = 1 << 20
@@ -36,7 +42,7 @@ LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
 
 
 class Interrupts:
-    """Count SIGINT, SIGTERM and SIGHUP inside a `with` block instead of dying; restore the handlers afterwards.
+    """Count STOP_SIGNALS inside a `with` block instead of dying; restore the handlers afterwards.
 
     An ignored SIGHUP stays ignored, so that nohup works. Python allows signal handlers in the main thread only; in any other
     thread nothing is counted, and the caller has to stop the run.
@@ -44,8 +50,8 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.count = 0
-        self.name: str | None = None
-        """Name of the first signal."""
+        self.first: signal.Signals | None = None
+        """The first signal."""
         self._previous: dict[int, object] = {}
 
     def __enter__(self) -> "Interrupts":
@@ -62,7 +68,7 @@ class Interrupts:
 
     def _count_signal(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
-        self.name = self.name or signal.Signals(number).name
+        self.first = self.first or signal.Signals(number)
 
 
 class Output:
@@ -76,7 +82,7 @@ class Output:
         self._on_line = on_line
         self._on_notice = on_notice
         self._pending = b""
-        self._files: dict[Path, BinaryIO] = {}
+        self._files: dict[Path, FileIO] = {}
         self._reported: set[Path] = set()
         for path in dict.fromkeys(logs):
             self._open(path)
@@ -103,16 +109,19 @@ class Output:
     def _open(self, path: Path) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._files[path] = path.open("ab", buffering=0)
+            self._files[path] = open(path, "ab", buffering=0, opener=_without_waiting)  # noqa: SIM115
         except OSError as error:
             self._report(path, error)
 
     def _write_all(self, data: bytes) -> None:
         for path, file in self._files.items():
             try:
-                written = file.write(data)
-                while written < len(data):  # a disk that is almost full takes a part and then refuses the rest
-                    written += file.write(data[written:])
+                rest = memoryview(data)
+                while rest:  # a disk that is almost full takes a part and then refuses the rest
+                    written: int | None = file.write(rest)
+                    if written is None:  # a pipe whose reader stalls
+                        raise BlockingIOError(errno.EAGAIN, "its reader has stopped reading")
+                    rest = rest[written:]
             except OSError as error:
                 self._report(path, error)
 
@@ -132,6 +141,10 @@ class Output:
             self._on_line(text)
 
 
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
     """How a child process ended."""
@@ -141,6 +154,8 @@ class Ending:
     duration_seconds: float
     stopped: Failure | None
     """Why we stopped it; None if it ended by itself."""
+    stop_signal: int | None = None
+    """The signal that asked the launcher to stop."""
     survivors: frozenset[int] = frozenset()
     """Pids that even SIGKILL did not end."""
 
@@ -186,6 +201,7 @@ class Child:
         Returns:
             the exit code of the first process, or None if it could not be ended.
         """
+        process_tree.remove_leftovers(self._process.pid)
         self._reaper.dismiss()
         self._output.close()
         return self._process.poll()
@@ -228,12 +244,15 @@ class Supervisor:
         self._stopped: Failure | None = None
         self.began = monotonic()
 
-    def run(self, tick: Callable[[float], Failure | None], before_stop: Callable[[Failure], None]) -> Ending:
+    def run(
+        self, tick: Callable[[float], Failure | None], before_stop: Callable[[Failure, Callable[[], str]], Failure]
+    ) -> Ending:
         """Return when no process is left.
 
         Args:
             tick: called about ten times a second with the current time; a Failure requests a stop.
-            before_stop: called once with that Failure while all processes are still alive.
+            before_stop: called once with that Failure while all processes are still alive, and with a function that returns
+                what they print until they are silent; returns the Failure with what was seen.
         """
         try:
             self._watch(tick, before_stop)
@@ -242,9 +261,17 @@ class Supervisor:
             code = self._child.close()
         tick(monotonic())
         survivors = frozenset(self._shutdown.survivors if self._shutdown else ())
-        return Ending(exit_code=code, duration_seconds=monotonic() - self.began, stopped=self._stopped, survivors=survivors)
+        return Ending(
+            exit_code=code,
+            duration_seconds=monotonic() - self.began,
+            stopped=self._stopped,
+            stop_signal=self._interrupts.first,
+            survivors=survivors,
+        )
 
-    def _watch(self, tick: Callable[[float], Failure | None], before_stop: Callable[[Failure], None]) -> None:
+    def _watch(
+        self, tick: Callable[[float], Failure | None], before_stop: Callable[[Failure, Callable[[], str]], Failure]
+    ) -> None:
         with selectors.DefaultSelector() as selector:
             descriptor = self._child.output_descriptor
             selector.register(descriptor, selectors.EVENT_READ)
@@ -257,8 +284,7 @@ class Supervisor:
                 last_tick = now
                 verdict = tick(now)
                 if verdict is not None and self._shutdown is None:
-                    before_stop(verdict)
-                    self._stop(verdict)
+                    self._stop(before_stop(verdict, lambda: self._listen(selector, descriptor)))
                 self._check_signals_and_root()
             self._drain(selector, descriptor)
 
@@ -271,8 +297,8 @@ class Supervisor:
 
     def _check_signals_and_root(self) -> None:
         """Stop on a signal to the launcher; stop leftover processes when the first one has ended."""
-        if self._interrupts.count and self._stopped is None:
-            self._stop(Failure(outcome="interrupted", cause=f"Stopped by {self._interrupts.name}."))
+        if self._interrupts.first is not None and self._stopped is None:
+            self._stop(Failure(outcome="interrupted", cause=f"Stopped by {self._interrupts.first.name}."))
         if self._interrupts.count > 1 and self._shutdown is not None:
             self._shutdown.kill()
         if self._shutdown is None and self._child.root() is None:
@@ -283,19 +309,27 @@ class Supervisor:
             self._stopped = why
             self._shutdown = Shutdown(self._child.marker, self._child.root, self._grace_seconds)
 
-    def _read(self, selector: selectors.BaseSelector, descriptor: int) -> bool:
-        """Read one chunk of output, waiting briefly for it; return whether there was one."""
+    def _listen(self, selector: selectors.BaseSelector, descriptor: int) -> str:
+        """Read output until there is none for a moment."""
+        heard, ends, silent = b"", monotonic() + LISTEN_SECONDS, monotonic() + SILENCE_SECONDS
+        while monotonic() < min(ends, silent):
+            if chunk := self._read(selector, descriptor):
+                heard, silent = heard + chunk, monotonic() + SILENCE_SECONDS
+        return heard.decode("utf8", errors="replace")
+
+    def _read(self, selector: selectors.BaseSelector, descriptor: int) -> bytes:
+        """Read one chunk of output, waiting briefly for it; empty where there was none."""
         if not selector.get_map():  # the child closed its output and may go on without it
             sleep(TICK_SECONDS / 2)
-            return False
+            return b""
         if not selector.select(TICK_SECONDS / 2):
-            return False
+            return b""
         chunk = os.read(descriptor, CHUNK_BYTES)
         if chunk:
             self._output.feed(chunk)
         else:
             selector.unregister(descriptor)
-        return bool(chunk)
+        return chunk
 
     def _drain(self, selector: selectors.BaseSelector, descriptor: int) -> None:
         """Read what the processes wrote before they ended, without waiting for a foreign process that holds the pipe open."""

@@ -7,7 +7,9 @@ parents are gone; Jenkins' process tree killer works the same way. The parent re
 
 import contextlib
 import os
+import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -95,6 +97,13 @@ def send_group(leader: int, number: int) -> None:
     """Signal a process group in one call, so that no member can fork away in between."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, number)
+
+
+def remove_leftovers(root: int) -> None:
+    """Remove the folder of logs that a killed torchrun left in the temporary folder (train/rendezvous.py)."""
+    with contextlib.suppress(OSError):  # no temporary folder can be written
+        for folder in Path(tempfile.gettempdir()).glob(f"tprimat-torchrun-{root}-*"):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class Shutdown:

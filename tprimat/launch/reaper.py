@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from tprimat.launch.process_tree import Shutdown, alive, members
+from tprimat.launch.process_tree import Shutdown, alive, members, remove_leftovers
 
 START = "import sys; sys.path.insert(0, sys.argv[1]); from tprimat.launch.reaper import main; main()"
 DISMISSED = b"\n"
@@ -55,3 +55,4 @@ def main() -> None:
     shutdown = Shutdown(marker, leader, float(grace))
     while not shutdown.advance():
         time.sleep(0.05)
+    remove_leftovers(first)

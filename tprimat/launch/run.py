@@ -2,7 +2,7 @@
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -12,14 +12,23 @@ from tprimat.engines.base import Command
 from tprimat.errors import LaunchError, RecordError, UserError
 from tprimat.hardware.gpus import Gpu
 from tprimat.hardware.sampler import Telemetry
+from tprimat.hardware.slurm import TimeLimit
+from tprimat.launch.group import PART_FAILED, Group, SharedRun
 from tprimat.launch.process import GRACE_SECONDS, Child, Ending, Interrupts, Output, Supervisor
+from tprimat.launch.stacks import Stack, culprit, describe, take_stacks
 from tprimat.launch.torchrun import free_port, with_port
-from tprimat.launch.watchdog import Limits, Watchdog, dump_stacks
-from tprimat.logs.failures import Failure, add_log_hint, classify, count_oom_kills, ended_early
+from tprimat.launch.watchdog import Limits, Watchdog
+from tprimat.logs.failures import TRANSIENT, Failure, add_log_hint, classify, count_oom_kills, earliest, ended_early, stopped_by
 from tprimat.records.schema import Outcome, RunRecord, StepRecord
 from tprimat.records.store import RunDirectory, from_json, to_json, write_atomically
+from tprimat.records.summary import StepSummary
 
 MAX_ERROR_LOG_BYTES = 1 << 20
+LEAVE_IT = "leave the output folder in its place until the run has ended"
+PIECE_BYTES = 4 << 20
+"""Of steps.jsonl, read at once: several times its longest line."""
+OTHER_NODES_SECONDS = 6.0
+"""For the other nodes to report their end, beyond the grace period of their ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +53,8 @@ class Launch:
     """A run that ends with exit status 0 before this step has failed; None: it ends when it has what it looks for."""
     nodes: int = 1
     """On one node a port in use is replaced by a free one; several nodes have agreed on theirs."""
+    shared: SharedRun | None = None
+    """The other nodes, where they take part."""
     error_logs: tuple[str, ...] = ()
     """Glob patterns of the ranks' own logs, such as Primus's 'logs/pre_trainer/rank-*/error.log'."""
     alternatives: tuple[str, ...] = ()
@@ -65,11 +76,13 @@ class LaunchResult:
     evidence: str | None = None
     """The log line that shows the cause."""
     steps: tuple[StepRecord, ...] = ()
-    """All steps, even if the disk was full."""
-    stop_requested: bool = False
-    """The user asked the launcher to stop: start nothing after this run."""
+    """All steps, even if the disk was full; of a long run, merged ones (records/summary.py)."""
+    stop_signal: int | None = None
+    """A signal asked the launcher to stop: start nothing after this run."""
     port_in_use: bool = False
     """A second start on another port may succeed."""
+    transient: bool = False
+    """The cause may be gone at a second start: the network between ranks, or a port."""
 
 
 class Watcher(Protocol):
@@ -111,6 +124,7 @@ def run(launch: Launch, watcher: Watcher) -> tuple[RunRecord, LaunchResult]:
         RecordError: the run's folder cannot be written before the start.
     """
     launch.directory.write_run(launch.record)
+    launch.directory.reserve_space()
     result = None
     with Interrupts() as interrupts:  # until the last record is written: an impatient second Ctrl-C must not lose it
         try:
@@ -119,7 +133,7 @@ def run(launch: Launch, watcher: Watcher) -> tuple[RunRecord, LaunchResult]:
         finally:
             observed = result or launcher_failure(sys.exc_info()[1])
             record, result = final_record(launch, observed)
-            write_end(launch.directory, record, result.steps if result.steps != observed.steps else None, watcher)
+            record = write_end(launch.directory, record, result.steps if result.steps != observed.steps else None, watcher)
     watcher.on_end(result)
     return record, result
 
@@ -163,6 +177,7 @@ def final_record(launch: Launch, result: LaunchResult) -> tuple[RunRecord, Launc
         result = dataclasses.replace(result, steps=steps or result.steps)
     ended = dataclasses.replace(
         record,
+        steps_recorded=len(result.steps),
         outcome=result.outcome,
         exit_code=result.exit_code,
         cause=result.cause,
@@ -172,14 +187,27 @@ def final_record(launch: Launch, result: LaunchResult) -> tuple[RunRecord, Launc
     return ended, result
 
 
-def write_end(directory: RunDirectory, record: RunRecord, corrected: tuple[StepRecord, ...] | None, watcher: Watcher) -> None:
-    """Write the last record, and the steps if they were corrected; report a full disk without hiding the result."""
+def write_end(
+    directory: RunDirectory, record: RunRecord, corrected: tuple[StepRecord, ...] | None, watcher: Watcher
+) -> RunRecord:
+    """Write the steps if they were corrected, and the last record; report a full disk without hiding the result.
+
+    Returns:
+        the record, whose outcome is a failure where the steps of a completed run could not be written.
+    """
+    if corrected is not None:
+        try:
+            write_atomically(directory.steps_file, "".join(to_json(step) + "\n" for step in corrected))
+        except RecordError as error:
+            watcher.on_notice(error.what)
+            if record.outcome == "completed":
+                record = dataclasses.replace(record, outcome="failed", cause=error.what, hint=error.fix)
+    directory.release_space()
     try:
         directory.write_run(record)
-        if corrected is not None:
-            write_atomically(directory.steps_file, "".join(to_json(step) + "\n" for step in corrected))
     except RecordError as error:
         watcher.on_notice(error.what)
+    return record
 
 
 class StepSource(Protocol):
@@ -189,8 +217,13 @@ class StepSource(Protocol):
         """Take a line of the log."""
         ...
 
-    def poll(self) -> list[StepRecord]:
+    def poll(self) -> Iterable[StepRecord]:
         """Return the steps since the last call."""
+        ...
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why steps of a run that completed are not on disk."""
         ...
 
 
@@ -205,17 +238,25 @@ class WrittenSteps:
     def on_line(self, text: str) -> None:
         """Ignore the log."""
 
-    def poll(self) -> list[StepRecord]:
-        """Return the steps since the last call."""
+    def poll(self) -> Iterator[StepRecord]:
+        """Yield the steps since the last call, read piece by piece: a fast worker may have written many."""
+        while complete := self._read():
+            self._offset += len(complete)
+            yield from (step for line in complete.splitlines() if (step := self._parse(line)) is not None)
+
+    def _read(self) -> bytes:
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
-                data = file.read()
+                data = file.read(PIECE_BYTES)
         except OSError:  # not created yet
-            return []
-        complete = data[: data.rfind(b"\n") + 1]
-        self._offset += len(complete)
-        return [step for line in complete.splitlines() if (step := self._parse(line)) is not None]
+            return b""
+        return data[: data.rfind(b"\n") + 1]
+
+    @property
+    def failure(self) -> Failure | None:
+        """None: what the worker cannot write ends it."""
+        return None
 
     def _parse(self, line: bytes) -> StepRecord | None:
         try:
@@ -236,7 +277,7 @@ class LoggedSteps:
         self._on_notice = on_notice
         self._new: list[StepRecord] = []
         self._unwritten: list[StepRecord] = []
-        self._reported = False
+        self._error: RecordError | None = None
 
     def on_line(self, text: str) -> None:
         """Take a line of the log, which may contain a step."""
@@ -252,11 +293,18 @@ class LoggedSteps:
                 self._directory.append_step(self._unwritten[0])
                 del self._unwritten[0]
         except RecordError as error:
-            if not self._reported:
-                self._reported = True
+            if self._error is None:
                 self._on_notice(error.what)
+            self._error = error
         fresh, self._new = self._new, []
         return fresh
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why some steps are not on disk."""
+        if self._error is None or not self._unwritten:
+            return None
+        return Failure(outcome="failed", cause=self._error.what, hint=self._error.fix)
 
 
 class Attempt:
@@ -266,8 +314,9 @@ class Attempt:
         self._launch = launch
         self._interrupts = interrupts
         self._watcher = watcher
+        self._time_limit = TimeLimit()
         self._oom_kills_before = count_oom_kills()
-        self._steps: list[StepRecord] = []
+        self._steps = StepSummary()
         self._source: StepSource
         if launch.step_of_line is None:
             self._source = WrittenSteps(launch.directory.steps_file, watcher.on_notice)
@@ -277,36 +326,75 @@ class Attempt:
         self._output.write_to_logs(launch.heading)
 
     def run(self) -> LaunchResult:
-        """Start the command and return when its last process has ended."""
+        """Start the command and return when its last process has ended, on all nodes."""
+        shared = self._launch.shared
         try:
+            if shared is not None:
+                shared.group.begin(shared.plan, self._launch.record.started_at or "", shared.place)
             child = Child(self._launch.command, self._launch.grace_seconds)
-        except LaunchError:
+        except LaunchError as error:
             self._output.close()
+            if shared is not None:
+                shared.group.stop(error.what)
+                shared.group.finish(self._launch.grace_seconds + OTHER_NODES_SECONDS)
             raise
         supervisor = Supervisor(child, self._output, self._launch.grace_seconds, self._interrupts)
+        place = self._launch.directory.path
+        folder = identity(place)
         watchdog = Watchdog(self._launch.limits, supervisor.began, self._launch.planned_steps)
 
         def tick(now: float) -> Failure | None:
             for step in self._source.poll():
-                self._steps.append(step)
+                self._steps.add(step)
                 watchdog.saw_step(step.step, step.step_seconds, now)
                 self._watcher.on_step(step)
             if not self._steps:
                 self._watcher.on_wait(now - supervisor.began)
-            return watchdog.verdict(now)
+            if identity(place) != folder:
+                return Failure(outcome="failed", cause=f"The run's folder {place} was moved or deleted.", hint=LEAVE_IT)
+            if shared is None:
+                return watchdog.verdict(now)
+            if self._interrupts.first is not None:
+                shared.group.stop(f"Stopped by {self._interrupts.first.name} on the first node.")
+            return shared.group.check(now) or watchdog.verdict(now)
 
-        def before_stop(why: Failure) -> None:
+        def before_stop(why: Failure, listen: Callable[[], str]) -> Failure:
             self._watcher.on_notice(f"{why.cause} Stopping it.")
-            dump_stacks(child.members(), self._launch.directory.path / "stacks.txt", self._watcher.on_notice)
+            if shared is not None:
+                shared.group.stop(why.cause, stacks=why.outcome in {"hung", "timed_out"})
+            return self._with_stacks(why, take_stacks(child.members(), listen)) if identity(place) == folder else why
 
-        return self._result(supervisor.run(tick, before_stop))
+        ending = supervisor.run(tick, before_stop)
+        return self._result(ending, None if shared is None else self._end_elsewhere(shared.group, ending))
+
+    def _end_elsewhere(self, group: Group, ending: Ending) -> Failure | None:
+        """Wait for the other nodes; return why the run failed there, None where it did not or was stopped from here."""
+        if ending.exit_code != 0:
+            group.stop("The ranks of the first node have ended.")
+        return group.finish(self._launch.grace_seconds + OTHER_NODES_SECONDS)
+
+    def _with_stacks(self, why: Failure, stacks: list[Stack]) -> Failure:
+        """Save where the processes stand. Return the failure, with the rank that keeps the others waiting."""
+        text, found, path = describe(stacks), culprit(stacks), self._launch.directory.path / "stacks.txt"
+        if found is not None:
+            why = dataclasses.replace(why, cause=f"{why.cause} {found}")
+        if not text:
+            self._watcher.on_notice("No stacks are saved: py-spy is not installed, and no process prints its own.")
+            return why if why.hint else dataclasses.replace(why, hint="pip install py-spy: it shows where each rank waits")
+        try:
+            path.write_text(text, encoding="utf8")
+        except OSError as error:
+            self._watcher.on_notice(f"The stacks cannot be written to {path}: {error.strerror or error}.")
+            return why
+        self._watcher.on_notice(f"The stacks of {len(stacks)} processes are in {path}.")
+        return why if why.hint else dataclasses.replace(why, hint="stacks.txt in the run's folder shows where each rank waits")
 
     def _on_line(self, text: str) -> None:
         self._source.on_line(text)
         self._watcher.on_line(text)
 
-    def _result(self, ending: Ending) -> LaunchResult:
-        failure = self._failure(ending, [*self._output.tail, *error_log_lines(self._launch.error_logs)])
+    def _result(self, ending: Ending, elsewhere: Failure | None) -> LaunchResult:
+        failure = self._failure(ending, [*self._output.tail, *error_log_lines(self._launch.error_logs)], elsewhere)
         if ending.survivors:
             self._watcher.on_notice(f"Even SIGKILL cannot end the processes {sorted(ending.survivors)}; please check them.")
         return LaunchResult(
@@ -315,19 +403,49 @@ class Attempt:
             cause=failure.cause if failure else None,
             hint=failure.hint if failure else None,
             duration_seconds=ending.duration_seconds,
-            steps=tuple(self._steps),
+            steps=self._steps.steps(),
             evidence=failure.evidence if failure else None,
-            stop_requested=self._interrupts.count > 0,
+            stop_signal=self._interrupts.first,
             port_in_use=failure is not None and failure.kind == "port_in_use",
+            transient=failure is not None and failure.kind in TRANSIENT,
         )
 
-    def _failure(self, ending: Ending, lines: list[str]) -> Failure | None:
-        if ending.stopped is None:
-            killed = (count_oom_kills() or 0) > (self._oom_kills_before or 0)
-            alternatives, planned = self._launch.alternatives, self._launch.planned_steps
-            found = classify(ending.exit_code, lines, self._steps, alternatives=alternatives, oom_killed=killed)
-            return ended_early(self._steps, planned) if found is None and planned is not None else found
-        return add_log_hint(ending.stopped, lines) if ending.stopped.outcome in {"hung", "timed_out"} else ending.stopped
+    def _failure(self, ending: Ending, lines: list[str], elsewhere: Failure | None) -> Failure | None:
+        stopped, number = ending.stopped, self._interrupts.first
+        # The ranks may have died of the signal before the launcher stopped them.
+        if number is not None and ending.exit_code != 0 and (stopped is None or stopped.outcome == "interrupted"):
+            return stopped_by(number.name, self._time_limit.seconds_left())
+        if elsewhere is not None and elsewhere.kind != PART_FAILED:
+            return elsewhere  # a node is lost or was stopped: the ranks here only followed
+        if stopped is None or stopped.kind == PART_FAILED:
+            return self._cause_in_the_logs(ending, lines)
+        return add_log_hint(stopped, lines) if stopped.outcome in {"hung", "timed_out"} else stopped
+
+    def _cause_in_the_logs(self, ending: Ending, lines: list[str]) -> Failure | None:
+        """Return why the ranks failed, on whichever node they failed first; None: they did not."""
+        killed = (count_oom_kills() or 0) > (self._oom_kills_before or 0)
+        alternatives, planned = self._launch.alternatives, self._launch.planned_steps
+        steps = self._steps.steps()
+        found = classify(ending.exit_code, lines, steps, alternatives=alternatives, oom_killed=killed)
+        parts = [] if self._launch.shared is None else self._launch.shared.group.failed_parts()
+        failures = [] if found is None else [(found, lines)]
+        for name, ended in parts:
+            there = classify(ended.exit_code, ended.lines, steps, alternatives=alternatives)
+            if there is not None:
+                failures.append((dataclasses.replace(there, cause=f"{name}: {there.cause}"), list(ended.lines)))
+        if failures:
+            return earliest(failures)
+        found = None if planned is None else ended_early(steps, planned)
+        return found or self._source.failure
+
+
+def identity(folder: Path) -> tuple[int, int] | None:
+    """Return what stays the same while a folder keeps its place; None where there is none."""
+    try:
+        status = folder.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_dev, status.st_ino
 
 
 def error_log_lines(patterns: Iterable[str]) -> list[str]:

@@ -1,23 +1,15 @@
-"""Time limits of a run: decide when it must be stopped, and save the stacks of its processes before it is."""
+"""Time limits of a run: decide when it must be stopped."""
 
-import re
-import shutil
-import signal
 import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Callable
+from collections import deque
 from dataclasses import dataclass
-from pathlib import Path
 
-from tprimat.launch import process_tree
 from tprimat.logs.failures import Failure
 
-SUSPENDED_SECONDS = 3.0
+USUAL_STEPS = 1000
+"""The newest steps, whose median time is the usual one."""
+SUSPENDED_SECONDS = 1.0
 """A launcher that has not polled for this long was suspended (Ctrl-Z, a sleeping machine): the pause is no hang of the run."""
-PY_SPY_SECONDS_EACH = 10.0
-PY_SPY_SECONDS_TOTAL = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +35,8 @@ class Watchdog:
         self._last_step: int | None = None
         self._last_progress = started
         self._last_check = started
-        self._step_seconds: list[float] = []
-        self._gaps: list[float] = []
+        self._step_seconds: deque[float] = deque(maxlen=USUAL_STEPS)
+        self._gaps: deque[float] = deque(maxlen=USUAL_STEPS)
 
     def saw_step(self, step: int, step_seconds: float, now: float) -> None:
         """Record that a step has ended."""
@@ -89,7 +81,6 @@ class Watchdog:
         return Failure(
             outcome="hung",
             cause=f"No step for {now - self._last_progress:.0f} s, while a step takes {median:.3g} s; {self._progress()}.",
-            hint="stacks.txt in the run's folder shows where each rank waits, if py-spy is installed or the worker dumps them",
         )
 
     def _limit_name(self) -> str:
@@ -102,69 +93,3 @@ class Watchdog:
         if self._last_step == self.planned_steps:
             return f"all {self._last_step} steps finished, but the processes did not end"
         return f"the last was step {self._last_step}" + (f" of {self.planned_steps}" if self.planned_steps else "")
-
-
-def dump_stacks(pids: set[int], path: Path, on_notice: Callable[[str], None]) -> None:
-    """Write the Python stacks of a run's processes to a file with py-spy.
-
-    Without py-spy, send SIGUSR1 to the processes that handle it: our workers call faulthandler.register(SIGUSR1) and print their
-    stacks to the log. A process without a handler would die of the signal, so it does not get one.
-    """
-    py_spy = find_py_spy()
-    if py_spy is None:
-        handling = {pid for pid in pids if handles_signal(pid, signal.SIGUSR1)}
-        process_tree.send(handling, signal.SIGUSR1)
-        if handling:
-            time.sleep(1.0)  # they print meanwhile; the pipe holds 64 KiB of it
-        else:
-            on_notice("py-spy is not installed: no stacks are saved.")
-        return
-    began = time.monotonic()
-    texts = [stack(py_spy, pid) for pid in sorted(pids) if is_python(pid) and time.monotonic() - began < PY_SPY_SECONDS_TOTAL]
-    try:
-        path.write_text("\n".join(texts), encoding="utf8")
-    except OSError as error:
-        on_notice(f"The stacks cannot be written to {path}: {error.strerror or error}.")
-    else:
-        on_notice(f"The stacks of {len(texts)} processes are in {path}.")
-
-
-def find_py_spy() -> str | None:
-    """Find py-spy on PATH, or next to this Python in an environment that is not activated."""
-    return shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
-
-
-def stack(py_spy: str, pid: int) -> str:
-    """Return what py-spy prints about one process, errors included."""
-    try:
-        done = subprocess.run(
-            [py_spy, "dump", "--pid", str(pid)],
-            capture_output=True,
-            text=True,
-            timeout=PY_SPY_SECONDS_EACH,
-            check=False,
-            errors="replace",
-        )
-    except subprocess.TimeoutExpired:
-        return f"Process {pid}: py-spy did not answer within {PY_SPY_SECONDS_EACH:g} s\n"
-    except OSError as error:
-        return f"Process {pid}: py-spy cannot be started: {error}\n"
-    return done.stdout + done.stderr
-
-
-def is_python(pid: int) -> bool:
-    """Return whether the process runs a Python interpreter."""
-    try:
-        return "python" in (process_tree.PROC / str(pid) / "exe").readlink().name
-    except OSError:
-        return False
-
-
-def handles_signal(pid: int, number: int) -> bool:
-    """Return whether the process has a handler for a signal (SigCgt in /proc/PID/status, proc(5))."""
-    try:
-        status = (process_tree.PROC / str(pid) / "status").read_text(encoding="utf8", errors="replace")
-    except OSError:
-        return False
-    mask = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
-    return mask is not None and bool(int(mask[1], 16) >> (number - 1) & 1)

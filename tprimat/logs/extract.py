@@ -1,19 +1,21 @@
 """The record of a run from its log: steps and evidence, the user's flags checked against both, and how the run ended."""
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 from tprimat import units
 from tprimat.config.schema import Config, LayoutConfig
 from tprimat.errors import ConfigError
 from tprimat.facts.accelerators import PLATFORM_OF, Backend, find_accelerator
-from tprimat.facts.flops import parameters
+from tprimat.facts.flops import flop_per_token, parameters
 from tprimat.facts.models import ModelShape, model_shape, models, padded_vocabulary
 from tprimat.logs.failures import Failure, classify, diverging
 from tprimat.logs.parse import Dialect, LogReading
-from tprimat.logs.shape import check_flop, differences, shape_of_arguments
+from tprimat.logs.shape import check_flop, differences, logged_flop, number_of, other_layers, shape_of_arguments
 from tprimat.logs.steps import (
     LARGEST,
     LogContents,
@@ -21,6 +23,7 @@ from tprimat.logs.steps import (
     Workload,
     batch_of,
     correct_seconds,
+    is_printed,
     step_times,
 )
 from tprimat.records.schema import Evidence, LogSource, Machine, RunRecord, StepRecord
@@ -30,6 +33,8 @@ SEQUENCE_UNIT = 64
 SEQUENCE_TOLERANCE = 1e-4
 PARAMETER_TOLERANCE = 0.01
 """Frameworks pad the vocabulary differently."""
+RATE_TOLERANCE = 0.2
+"""Between the tokens/s that a log prints and those of its step times."""
 AUTO = "auto"
 """Instead of a model's name: take the shape from the log."""
 UNKNOWN_ENGINE = "unknown"
@@ -71,6 +76,7 @@ def parsed_log(contents: LogContents, workload: Workload) -> ParsedLog:
         notes.append(correction.note)
     steps, peak_notes = carry_peaks(steps)
     notes += peak_notes
+    notes += contents.changes
     if contents.restarts:
         notes.append(f"the log holds {contents.restarts + 1} attempts; of repeated steps the last attempt counts")
     evidence, evidence_notes = evidence_of(contents)
@@ -106,6 +112,8 @@ def evidence_of(contents: LogContents) -> tuple[Evidence, list[str]]:
     if evidence.get("matmul_dtype") == "fp8" and evidence.get("transformer_engine") is False:
         evidence["matmul_dtype"] = None
         notes.append("fp8 was requested, but Megatron ignores it without Transformer Engine")
+    if number_of(contents.arguments, "num_experts") is None and evidence.get("routing") == "natural":
+        evidence.pop("routing")  # printed for dense models, too
     degrees = [evidence.get(name) for name in ("tensor_parallel", "pipeline_parallel", "expert_parallel")]
     of_rank = evidence.pop("rank_parameters", None)
     if degrees[0] == 1 and all(degree in {None, 1} for degree in degrees):
@@ -328,12 +336,39 @@ def model_of(reading: LogReading, flags: Flags, config: Config) -> tuple[str, Mo
     """
     if flags.model != AUTO:
         return flags.model, shape_of(flags.model, config)
-    logged = shape_of_arguments(reading.contents.arguments)
     known = {name: shape_of(name, config) for name in config.models} | {shape.name: shape for shape in models().values()}
+    counted = reading.contents.evidence.get("parameters")
+    if counted and "num_layers" not in reading.contents.arguments:
+        return model_of_size(int(counted), known, reading)
+    logged = shape_of_arguments(reading.contents.arguments)
     for name, shape in known.items():
         if not differences(reading.contents.arguments, shape) and same_kind(logged, shape):
             return name, shape
     return logged.name, logged
+
+
+def model_of_size(counted: int, known: Mapping[str, ModelShape], reading: LogReading) -> tuple[str, ModelShape]:
+    """Return the known model with exactly the parameters that a log counts, for frameworks that print no arguments.
+
+    Raises:
+        ConfigError: none has them, or several different ones do.
+    """
+    found = {name: shape for name, shape in known.items() if counted in sizes_of(shape)}
+    # Versions of one model that differ in positions only take the same FLOP.
+    if len({flop_per_token(shape, 1024, "full") for shape in found.values()}) == 1:
+        return next(iter(found.items()))
+    few = f"{len(found)} of the known models have" if found else "None of the known models has"
+    raise ConfigError(
+        f"{few} the {counted:,} parameters that the log counts.",
+        where=f"{reading.name}:{reading.contents.evidence_line['parameters']}",
+        why="This log names its model by size only.",
+        fix="--model-name with the model that ran" + (f": {', '.join(found)}" if found else ""),
+    )
+
+
+def sizes_of(shape: ModelShape) -> set[int]:
+    """Return the parameters of a shape, with its own vocabulary and with one that is padded."""
+    return {parameters(replace(shape, vocabulary=words)).total for words in (shape.vocabulary, padded_vocabulary(shape))}
 
 
 def same_kind(logged: ModelShape, shape: ModelShape) -> bool:
@@ -341,8 +376,11 @@ def same_kind(logged: ModelShape, shape: ModelShape) -> bool:
     return (logged.experts, logged.kv_lora_rank, logged.kv_heads) == (shape.experts, shape.kv_lora_rank, shape.kv_heads)
 
 
-def check_model(reading: LogReading, shape: ModelShape, evidence: Evidence, flags: Flags) -> None:
+def check_model(reading: LogReading, shape: ModelShape, evidence: Evidence, flags: Flags) -> tuple[str, ...]:
     """Check what the log prints about the model against its shape: arguments, number of parameters, TFLOP/s.
+
+    Returns:
+        a note where the log prints none of them.
 
     Raises:
         ConfigError: the log contradicts the model; names the lines.
@@ -355,15 +393,54 @@ def check_model(reading: LogReading, shape: ModelShape, evidence: Evidence, flag
             f"{'; '.join(str(difference) for difference in found)} ({shape.name}).",
             where=", ".join(f"{name}:{line}" for line in lines),
             why="FLOP and MFU depend on the model.",
-            fix="--model-name auto, which takes the model from the log's arguments",
+            fix="a log of a transformer with full attention"
+            if other_layers(contents.arguments)
+            else "--model-name auto, which takes the model from the log's arguments",
         )
     check_parameters(reading, shape, evidence, flags)
-    workload = Workload(
+    workload = workload_of(evidence, flags)
+    check_rates(contents, workload, name)
+    check_flop(contents, workload, shape, name, None if flags.model == AUTO else f"--model-name {flags.model}")
+    if "num_layers" in contents.arguments or evidence.parameters is not None or logged_flop(contents, workload) is not None:
+        return ()
+    return (f"nothing in the log shows which model ran; --model-name {flags.model} is believed",)
+
+
+def workload_of(evidence: Evidence, flags: Flags) -> Workload:
+    """Return what the log states about the workload, else what the flags state."""
+    return Workload(
         gpus=evidence.world_size or flags.gpus,
         global_batch_sequences=evidence.global_batch_sequences or flags.global_batch_sequences,
         sequence_tokens=evidence.sequence_tokens or flags.sequence_tokens,
     )
-    check_flop(contents, workload, shape, name, f"--model-name {flags.model}")
+
+
+def check_rates(contents: LogContents, workload: Workload, log: str) -> None:
+    """Check the tokens/s that the log prints against its step times, batch and sequence length.
+
+    Raises:
+        ConfigError: they differ by more than RATE_TOLERANCE.
+    """
+    if not (workload.gpus and workload.sequence_tokens):
+        return
+    found = [
+        (rate * step.step_seconds * workload.gpus / (batch * workload.sequence_tokens), rate, step)
+        for step in contents.steps.values()
+        if is_printed(step) and step.step_seconds and (batch := batch_of(step, workload))
+        if (rate := finite_or_none(step.tokens_per_second_per_gpu)) and rate > 0 and not step.restarted
+    ]
+    if not found or abs(statistics.median(ratio for ratio, _, _ in found) - 1) <= RATE_TOLERANCE:
+        return
+    _, rate, step = sorted(found, key=itemgetter(0))[len(found) // 2]
+    batch, seconds = batch_of(step, workload) or 0, step.step_seconds or 0.0
+    ours = batch * workload.sequence_tokens / seconds / workload.gpus
+    raise ConfigError(
+        f"The log contradicts itself or a flag: step {step.step} has {rate:,.0f} tokens/s/GPU, and its batch, sequence length, "
+        f"time and GPUs make {ours:,.0f}.",
+        where=f"{log}:{step.line}",
+        why=f"{batch} sequences of {workload.sequence_tokens:,} tokens took {seconds:.4g} s on {workload.gpus} GPUs.",
+        fix="check --sequence-length, --global-batch-size and --num-gpus, where you gave them",
+    )
 
 
 def check_parameters(reading: LogReading, shape: ModelShape, evidence: Evidence, flags: Flags) -> None:
@@ -415,7 +492,8 @@ def extract(reading: LogReading, flags: Flags, source: LogSource, config: Config
     machine = machine_of(reading, flags, dialect)
     parsed = parse_with_flags(reading, flags, machine)
     check_strategy(reading, parsed.evidence, flags, machine, config)
-    check_model(reading, shape, parsed.evidence, claimed)
+    believed = check_model(reading, shape, parsed.evidence, claimed)
+    parsed = replace(parsed, evidence=replace(parsed.evidence, notes=(*parsed.evidence.notes, *believed)))
     ending = ending_of(reading, parsed.steps, dialect, growing=growing)
     engine = dialect.name if dialect else UNKNOWN_ENGINE
     truncated = source.truncated or ending.outcome == "interrupted"
@@ -427,6 +505,7 @@ def extract(reading: LogReading, flags: Flags, source: LogSource, config: Config
         engine=engine,
         matmul_dtype=parsed.evidence.matmul_dtype,
         recompute=parsed.evidence.recompute,
+        routing=parsed.evidence.routing,
         machine=machine,
         started_at=None,
         clock="framework",

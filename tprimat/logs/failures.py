@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 from pathlib import Path
 
+from tprimat.errors import WORKER_ERROR
+from tprimat.logs.fields import ESCAPES
 from tprimat.records.schema import Outcome, StepRecord
 
 
@@ -65,7 +67,7 @@ GPU_MEMORY = re.compile(
 LESS_MEMORY = "lower --micro-batch-size, or set recompute to full"
 
 PRIMARY = (
-    _signature("worker_refused", "failed", r"^error: (?P<what>.+)$", "{what}"),
+    _signature("worker_refused", "failed", rf"^{WORKER_ERROR}(?P<what>.+)$", "{what}"),
     _signature(
         "out_of_memory",
         "out_of_memory",
@@ -125,7 +127,7 @@ PRIMARY = (
     _signature(
         "missing_module",
         "failed",
-        r"(?:ModuleNotFoundError: )?No module named '?(?P<module>[\w.]+)'?",
+        r"(?:(?:ModuleNotFound|Import)Error: |\bpython[\d.]*: )No module named '?(?P<module>[\w.]+)'?",
         "The Python module {module} is missing where the engine runs.",
         "install {module} into the environment of the engine",
     ),
@@ -222,6 +224,9 @@ ECHOES = (
 )
 """Pure consequences of another rank's death: any other error is a better cause."""
 
+TRANSIENT = {"port_in_use", "rendezvous_timeout", "collective_error", "lost_peer"}
+"""Kinds of failures that a second start may not have: they come from the network between the ranks, not from the plan."""
+
 CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -255,12 +260,13 @@ def read_oom_count(path: Path) -> int | None:
     return int(found[1]) if found else None
 
 
-ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 ROOT_CAUSE = "Root Cause (first observed failure)"
 EXCEPTION = re.compile(r"(?:^|\] *:? *|\s)(?P<text>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Failure)(?:: .*)?)$")
 WRAPPERS = re.compile(r"ChildFailedError|Training execution failed: |^\[Primus\] Error: ")
 UNITS = {"bytes": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 MAX_CAUSE_CHARACTERS = 300
+LIMIT_SECONDS, WARNING_SECONDS = 10.0, 900.0
+"""How long before its time limit a scheduler's SIGTERM, or the warning that a user asked for, is about that limit."""
 LOSS_GROWTH = 1.5
 """An untrained model starts with a loss of about log(vocabulary); only a diverging run climbs this far above it."""
 
@@ -276,7 +282,8 @@ def classify(
     """Find the cause of death of a run that the launcher did not stop.
 
     Searches torchrun's root-cause block first, then the log of the rank that it names, then the whole log. Within each, classes
-    are tried in the order of PRIMARY, and the earliest line of a class is taken.
+    are tried in the order of PRIMARY, and the earliest line of a class is taken. An exception of the rank that failed first comes
+    before what any other process says.
 
     Args:
         exit_code: of the process; a negative number is a signal. Shells report 128 plus the signal number.
@@ -297,6 +304,7 @@ def classify(
     found = (
         search(PRIMARY, block)
         or search(PRIMARY, first_rank)
+        or own_exception(first_rank)
         or search(PRIMARY, texts)
         or killed(number, oom_killed, f"exit code {exit_code}")
         or crashed(number)
@@ -314,6 +322,45 @@ def classify(
     return dataclasses.replace(found, hint=memory_hint(found, alternatives))
 
 
+def stopped_by(name: str, seconds_left: float | None) -> Failure:
+    """Return why a run ended that its launcher stopped because of a signal.
+
+    Args:
+        name: of the signal, such as SIGTERM.
+        seconds_left: until the scheduler's time limit; None: there is none, or nobody knows.
+    """
+    margin = WARNING_SECONDS if name in {"SIGUSR1", "SIGUSR2"} else LIMIT_SECONDS
+    if seconds_left is None or seconds_left > margin or name in {"SIGINT", "SIGHUP"}:
+        return Failure(outcome="interrupted", cause=f"Stopped by {name}.")
+    when = f"{seconds_left:.0f} s before" if seconds_left > 0 else "at"
+    cause = f"The scheduler's time limit: {name} came {when} the end of the job."
+    return Failure(outcome="timed_out", cause=cause, hint="ask for more time, or fewer steps; --resume goes on")
+
+
+def earliest(found: Sequence[tuple[Failure, Sequence[str]]]) -> Failure:
+    """Return which of the failures of several nodes came first: causes before consequences, then by torchrun's own times.
+
+    Args:
+        found: what each node's log says, and its lines; at least one, the most likely first.
+    """
+    return min(found, key=lambda pair: (is_consequence(pair[0]), failed_at(pair[1])))[0]
+
+
+def is_consequence(failure: Failure) -> bool:
+    """Return whether a failure is how ranks end after one of them, perhaps on another node, has ended."""
+    kinds = {signature.kind for signature in (*SECONDARY, *ECHOES)}
+    text = f"{failure.cause} {failure.evidence or ''}"
+    return (
+        failure.kind in kinds or failure.outcome == "interrupted" or any(echo.pattern.search(text) is not None for echo in ECHOES)
+    )
+
+
+def failed_at(lines: Iterable[str]) -> str:
+    """Return when the first rank of a node failed, as torchrun writes it (2026-01-01_00:00:00); lines without it sort last."""
+    times = (re.match(r"time\s*: ([\d_:-]+)", line) for line in root_cause_block(meaningful(lines)))
+    return next((match[1] for match in times if match), "~")
+
+
 def add_log_hint(stopped: Failure, lines: Iterable[str]) -> Failure:
     """Add an error found in the log to the failure of a run that we stopped; our own signal does not count as one."""
     texts = meaningful(lines)
@@ -325,8 +372,8 @@ def add_log_hint(stopped: Failure, lines: Iterable[str]) -> Failure:
 
 
 def meaningful(lines: Iterable[str]) -> list[str]:
-    """Remove colours, empty lines and harmless lines that look like errors."""
-    return [text for line in lines if not BENIGN.search(text := ANSI.sub("", line).strip()) and text]
+    """Remove control sequences, empty lines and harmless lines that look like errors."""
+    return [text for line in lines if not BENIGN.search(text := ESCAPES.sub("", line).strip()) and text]
 
 
 def unfinished(steps: Sequence[StepRecord]) -> Failure | None:
@@ -348,7 +395,7 @@ def ended_early(steps: Sequence[StepRecord], planned: int) -> Failure | None:
         planned: number of the last step.
     """
     last = steps[-1].step
-    interval = last - steps[-2].step if len(steps) > 1 else last
+    interval = (last - steps[-2].step) // steps[-1].merged if len(steps) > 1 else last
     if last + interval > planned:
         return None
     cause = f"The process ended with exit status 0 after step {last} of {planned}."
@@ -503,6 +550,12 @@ def last_exception(lines: Sequence[str]) -> Failure | None:
             text = shortened(match["text"])
             return Failure(outcome="failed", cause=text, hint="the log has the whole traceback", evidence=shortened(line))
     return None
+
+
+def own_exception(lines: Sequence[str]) -> Failure | None:
+    """Return the exception of the rank that failed first, unless it only shows that another rank had trouble before."""
+    found = last_exception(lines)
+    return None if found is None or is_consequence(found) or search(SECONDARY, lines) else found
 
 
 def last_line(exit_code: int | None, lines: Sequence[str]) -> Failure:

@@ -52,15 +52,18 @@ GIGABYTE = 10**9
 GIBIBYTE = 2**30
 MEBIBYTE = 2**20
 
-ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+ESCAPES = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[^\[\]])?|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]"
+)
+"""Colours, titles, cursor moves and other control characters (ECMA-48)."""
 LEADING_NUMBER = re.compile(r"\s*([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf))", re.IGNORECASE)
 HUMAN_SUFFIXES = {"K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 MOST_DIGITS = 18
 
 
 def plain(text: str) -> str:
-    """Return the line without terminal colours."""
-    return ANSI.sub("", text) if "\x1b" in text else text
+    """Return the line without terminal colours and other control sequences."""
+    return ESCAPES.sub("", text) if "\x1b" in text else text
 
 
 def number(text: str | None) -> float | None:
@@ -152,8 +155,14 @@ SHAPE_ARGUMENTS = {
     "v_head_dim",
     "hybrid_override_pattern",
     "hybrid_layer_pattern",
+    "mtp_num_layers",
+    "checkpoint_activations",
+    "window_size",
+    "experimental_attention_variant",
 }
 """Megatron's arguments that describe the model; logs/shape.py reads them."""
+NARROW_DTYPES = {"fp8", "fp4", "int8", "int4"}
+"""Of products, in a program whose other dtype is bf16 or the like."""
 KNOWN_LATER = {"vocab_size", "padded_vocab_size"}
 """None in the dump where the tokenizer tells them after it."""
 RECOMPUTE = {"none": "none", "selective": "selective", "full": "full"}
@@ -170,8 +179,13 @@ def megatron_argument(name: str, value: str) -> Mapping[str, Any]:
         return {} if argument is None else {WHOLE_ARGUMENTS[name]: argument}
     if name in {"bf16", "fp16"}:
         return {"matmul_dtype": name} if truth(value) else {}
-    if name == "fp8":
-        return {"fp8": value.lower() in {"hybrid", "e4m3"}}
+    if name in {"fp8", "fp8_hybrid", "fp8_e4m3"}:  # two switches until 2023, of which one is False
+        asked = value.lower() in {"hybrid", "e4m3", "true"}
+        return {"fp8": asked} if asked or name == "fp8" else {}
+    if name == "fp4":
+        return {"matmul_dtype": "fp4"} if value.lower() in {"e2m1", "nvfp4"} else {}
+    if name == "checkpoint_activations":
+        return {"recompute": "full"} if truth(value) else {}
     if name == "recompute_granularity":
         return {"recompute": RECOMPUTE[value.lower()]} if value.lower() in RECOMPUTE else {}
     if name == "params_dtype":
@@ -180,6 +194,8 @@ def megatron_argument(name: str, value: str) -> Mapping[str, Any]:
         return {"sequence_parallel": flag} if (flag := truth(value)) is not None else {}
     if name == "transformer_impl":
         return {"transformer_engine": value == "transformer_engine"}
+    if name == "moe_router_force_load_balancing":
+        return {"routing": "balanced" if truth(value) else "natural"}
     if name == "mock_data":
         return {"data": "mock"} if truth(value) else {}
     if name == "optimizer":

@@ -2,6 +2,7 @@
 
 import codecs
 import hashlib
+import os
 import sys
 import time
 import zlib
@@ -9,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from io import BufferedReader
-from pathlib import Path
 from types import ModuleType
 
 from tprimat.errors import ConfigError, RecordError
@@ -55,6 +55,11 @@ class Hashing:
         return data
 
 
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a named pipe that nobody writes to as an empty file."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 @dataclass(slots=True)
 class LogLines:
     """A log as batches of lines. `truncated` and `sha256` are known at its end."""
@@ -84,7 +89,8 @@ class LogLines:
                 yield from self._text(Hashing(pipe))
             return
         try:
-            with Path(self.path).open("rb") as file:
+            with open(self.path, "rb", opener=_without_waiting) as file:
+                os.set_blocking(file.fileno(), True)
                 yield from self._text(Hashing(file))
         except OSError as error:
             raise RecordError(
@@ -285,6 +291,8 @@ class LogReading:
     def _recognise(self, batch: list[str]) -> int:
         """Return the index of the line that shows the dialect, from which on only this dialect reads."""
         for index, line in enumerate(batch):
+            if not line or line.isspace():
+                continue
             if dialect := dialect_of(line):
                 self.dialect = dialect
                 self.contents = self._candidates.get(dialect.name, self.contents)

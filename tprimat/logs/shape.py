@@ -20,10 +20,14 @@ VOCABULARY_TOLERANCE = 0.05
 """Frameworks pad the vocabulary, and tokenizers add words."""
 FLOP_TOLERANCE = 0.15
 """Between the FLOP of a token by the log's TFLOP/s and by the shape."""
+WITH_RECOMPUTATION = 4 / 3
+"""Megatron-DeepSpeed and GPT-NeoX count the second forward pass of recomputation in their TFLOP/s."""
 MOST_RATES = 1000
 """Lines with TFLOP/s that are looked at."""
 MAY_BE_NONE = {"num_experts", "q_lora_rank", "moe_shared_expert_intermediate_size"}
 """Arguments whose None describes the model; any other None is a default that Megatron has not filled in yet."""
+OTHER_LAYERS = ("hybrid_layer_pattern", "hybrid_override_pattern", "experimental_attention_variant", "window_size")
+"""Arguments of state-space layers, of linear attention and of sliding windows."""
 REPEATED = re.compile(r"\[([01])\]\s*\*\s*(\d+)")
 
 
@@ -34,6 +38,7 @@ class Difference:
     argument: str
     logged: object
     expected: object
+    """None: the model has no such thing."""
 
     def __str__(self) -> str:
         return f"{self.argument} is {self.logged} in the log and {self.expected} in the model"
@@ -84,8 +89,18 @@ def shape_of_arguments(arguments: Mapping[str, str]) -> ModelShape:
             why=f"It lacks {', '.join(missing)}.",
             fix="--model-name with the model that ran",
         )
-    if arguments.get("hybrid_layer_pattern", "None") != "None" or arguments.get("hybrid_override_pattern", "None") != "None":
-        raise ConfigError("The log is that of a model with other layers than attention.", fix="a log of a transformer")
+    if other := other_layers(arguments):
+        raise ConfigError(
+            "The log is that of a model with other layers than full attention.",
+            why=f"{other} is {arguments[other]}; the FLOP of such layers are not counted here.",
+            fix="a log of a transformer with full attention",
+        )
+    if number_of(arguments, "mtp_num_layers"):
+        raise ConfigError(
+            "The log is that of a model with multi-token prediction.",
+            why=f"mtp_num_layers is {arguments['mtp_num_layers']}; the FLOP of its further layers are not counted here.",
+            fix="a log without it",
+        )
     layers, hidden, heads = (number_of(arguments, name) or 0 for name in ("num_layers", "hidden_size", "num_attention_heads"))
     grouped = switch_of(arguments, "group_query_attention") is not False
     shape = ModelShape(
@@ -108,6 +123,11 @@ def shape_of_arguments(arguments: Mapping[str, str]) -> ModelShape:
     )
     shape = with_latent_attention(with_experts(shape, arguments), arguments)
     return replace(shape, name=size_name(shape))
+
+
+def other_layers(arguments: Mapping[str, str]) -> str | None:
+    """Return the argument that asks for layers whose FLOP are not those of full attention; None where none does."""
+    return next((name for name in OTHER_LAYERS if arguments.get(name, "None") != "None"), None)
 
 
 def with_experts(shape: ModelShape, arguments: Mapping[str, str]) -> ModelShape:
@@ -173,6 +193,10 @@ def differences(arguments: Mapping[str, str], shape: ModelShape) -> list[Differe
     dense = dense_layers_of(arguments)
     if shape.experts and dense is not None and "moe_layer_freq" in arguments and dense != shape.dense_first_layers:
         found.append(Difference("moe_layer_freq", f"{dense} dense layers", f"{shape.dense_first_layers} dense layers"))
+    if other := other_layers(arguments):
+        found.append(Difference(other, arguments[other], None))
+    if further := number_of(arguments, "mtp_num_layers"):
+        found.append(Difference("mtp_num_layers", further, 0))
     vocabulary, expected = number_of(arguments, "padded_vocab_size"), padded_vocabulary(shape)
     if vocabulary and abs(vocabulary / expected - 1) > VOCABULARY_TOLERANCE:
         found.append(Difference("padded_vocab_size", vocabulary, expected))
@@ -229,7 +253,7 @@ def logged_flop(contents: LogContents, workload: Workload) -> LoggedFlop | None:
     return LoggedFlop(statistics.median(found), min(lines), max(lines)) if found else None
 
 
-def check_flop(contents: LogContents, workload: Workload, shape: ModelShape, log: str, claim: str) -> None:
+def check_flop(contents: LogContents, workload: Workload, shape: ModelShape, log: str, claim: str | None) -> None:
     """Refuse a shape whose FLOP are not those of the TFLOP/s in the log, whether it counts half the attention square or all.
 
     Args:
@@ -237,7 +261,7 @@ def check_flop(contents: LogContents, workload: Workload, shape: ModelShape, log
         workload: what a step trains on.
         shape: the model's.
         log: the log's name.
-        claim: who states the shape, such as '--model-name llama'.
+        claim: who states the shape, such as '--model-name llama'; None: the log's own arguments.
 
     Raises:
         ConfigError: both differ by more than FLOP_TOLERANCE; names the lines.
@@ -246,14 +270,21 @@ def check_flop(contents: LogContents, workload: Workload, shape: ModelShape, log
     if sequence is None or logged is None:
         return
     causal, full = flop_per_token(shape, sequence, "causal"), flop_per_token(shape, sequence, "full")
-    if min(abs(logged.per_token / ours - 1) for ours in (causal, full)) <= FLOP_TOLERANCE:
+    repeated = WITH_RECOMPUTATION if switch_of(contents.arguments, "checkpoint_activations") else 1.0
+    if (
+        min(abs(logged.per_token / (ours * factor) - 1) for ours in (causal, full) for factor in (1.0, repeated))
+        <= FLOP_TOLERANCE
+    ):
         return
     raise ConfigError(
-        f"{claim} contradicts the log's TFLOP/s: they are those of {giga(logged.per_token)} a token, "
+        f"{claim or 'The model of the arguments'} contradicts the log's TFLOP/s: "
+        f"they are those of {giga(logged.per_token)} a token, "
         f"{shape.name} takes {giga(causal)} (causal) or {giga(full)} (full) at {units.count(sequence)} tokens.",
         where=f"{log}:{logged.first_line}-{logged.last_line}",
         why="FLOP and MFU depend on the model.",
-        fix="--model-name auto, where the log prints its arguments, or the model that ran under models in config.yaml",
+        fix="check --sequence-length, --global-batch-size and --num-gpus, where you gave them"
+        if claim is None
+        else "--model-name auto, where the log prints its arguments, or the model that ran under models in config.yaml",
     )
 
 

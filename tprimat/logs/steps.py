@@ -10,11 +10,26 @@ from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import Any
 
-from tprimat.logs.fields import LineFields
+from tprimat.logs.fields import NARROW_DTYPES, LineFields
 from tprimat.records.schema import RunRecord
 
 LARGEST = 2**53
 """Larger whole numbers are torn text, not counts."""
+CONFIGURATION = (
+    "world_size",
+    "tensor_parallel",
+    "pipeline_parallel",
+    "virtual_pipeline",
+    "context_parallel",
+    "expert_parallel",
+    "micro_batch_sequences",
+    "global_batch_sequences",
+    "sequence_tokens",
+    "matmul_dtype",
+    "fp8",
+    "recompute",
+)
+"""What the processes of one run share."""
 FIRST_VALUE_COUNTS = (
     "tokens_per_second_per_gpu",
     "sequences_per_second",
@@ -40,7 +55,9 @@ class LoggedStep:
     line: int | None = None
     """Number of its first line in the log, from 1."""
     begins: bool = False
-    """The first of the log, or of a restart that goes back to an earlier step."""
+    """The first of the log, or of a process that started again."""
+    restarted: bool = False
+    """The first of a process that started again, so that its time holds start-up."""
     loss: float | None = None
     grad_norm: float | None = None
     learning_rate: float | None = None
@@ -121,6 +138,8 @@ class LogContents:
     device_used_bytes: int | None = None
     restarts: int = 0
     """How often the step number went back."""
+    changes: list[str] = field(default_factory=list)
+    """What differed in processes that started again, so that the steps before them are those of another configuration."""
     run: RunRecord | None = None
     """The record that TPrimat printed before the first step."""
     _reports: dict[int, LineFields] = field(default_factory=dict)
@@ -128,6 +147,10 @@ class LogContents:
     _next_tflops: float | None = None
     """Printed on a line of its own before the step."""
     _in_dump: bool = False
+    _new_process: bool = False
+    """Settings of a process were printed after steps."""
+    _configuration: dict[str, Any] = field(default_factory=dict)
+    """Of the process that made the steps so far."""
     _rank: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -141,6 +164,8 @@ class LogContents:
             self._begin(fields.run)
         if fields.dump is not None or fields.step is not None:
             self._in_dump = fields.dump == "begins"
+        if self.steps and fields.step is None and (fields.dump == "begins" or "world_size" in fields.evidence):
+            self._new_process = True
         for name, value in fields.evidence.items():
             self._add_evidence(name, value, line, stepping=fields.step is not None)
         for name, text in fields.arguments.items():
@@ -178,9 +203,10 @@ class LogContents:
     def _add_evidence(self, name: str, value: Any, line: int, *, stepping: bool) -> None:
         """Keep the last value of the highest rank: frameworks print what was requested before what they run.
 
-        But fp8 runs on top of bf16.
+        But fp8 and narrower dtypes run on top of bf16.
         """
-        if (name == "matmul_dtype" and self.evidence.get(name) == "fp8") or not self._outranks(name, stepping=stepping):
+        narrow = name == "matmul_dtype" and self.evidence.get(name) in NARROW_DTYPES and value not in NARROW_DTYPES
+        if narrow or not self._outranks(name, stepping=stepping):
             return
         if self.evidence.get(name) != value:
             self.evidence[name] = value
@@ -190,24 +216,44 @@ class LogContents:
         known = self.steps.get(step)
         if known is not None and (not describes_step(fields) or known.repeats(fields) or known.step_seconds is None):
             known.add(fields)
+            self._new_process = False  # a copy of what another rank printed
         elif not describes_step(fields) and is_report(fields):
             self._reports[step] = fields
         else:
             self._open(fields, step, line)
 
     def _open(self, fields: LineFields, step: int, line: int) -> None:
-        begins = not self.steps
+        restarted = bool(self.steps) and (self._new_process or step <= self.newest)
         if self.steps and step <= self.newest:
             self._go_back(step)
-            begins = True
+        if restarted:
+            self._drop_other_configuration()
+        begins = restarted or not self.steps
+        if begins:
+            self._configuration = {name: self.evidence.get(name) for name in CONFIGURATION}
+            self._new_process = False
         if not self.steps:
             self.first_line = line
-        self._current = LoggedStep(step=step, line=line, begins=begins, tflops_per_gpu=self._next_tflops)
+        self._current = LoggedStep(
+            step=step, line=line, begins=begins, restarted=restarted and step > 1, tflops_per_gpu=self._next_tflops
+        )
         self._next_tflops = None
         self._current.add(fields)
         if report := self._reports.pop(step, None):
             self._current.add(report)
         self.steps[step] = self._current
+
+    def _drop_other_configuration(self) -> None:
+        """Drop the steps of earlier processes where this one runs something else: a record is that of one configuration."""
+        changed = [
+            f"{name} {former}, then {self.evidence.get(name)}"
+            for name, former in self._configuration.items()
+            if former is not None and self.evidence.get(name) != former
+        ]
+        if changed and self.steps:
+            self.changes.append(f"steps up to {self.newest} are left out, since a later process ran another configuration: ")
+            self.changes[-1] += "; ".join(changed)
+            self.steps.clear()
 
     def _go_back(self, step: int) -> None:
         """Drop the steps from `step` on: the run restarted, from the beginning or a checkpoint, and repeats them."""
@@ -265,6 +311,9 @@ def step_times(contents: LogContents, workload: Workload) -> tuple[dict[int, flo
         times |= dict.fromkeys(rates)
         if rates:
             notes.append(f"left out, with a rate of the framework's timer and no time: {names_of(rates)}")
+    if restarted := [step.step for step in contents.steps.values() if step.restarted and times[step.step] is not None]:
+        times |= dict.fromkeys(restarted)
+        notes.append(f"left out, since a process started again in it: {names_of(restarted)}")
     if ahead := ahead_of_device(contents, times):
         times |= dict.fromkeys(ahead)
         notes.append(f"left out, since the host ran ahead of the device: {names_of(ahead)}")
@@ -382,13 +431,15 @@ def correct_second(logged: Sequence[LoggedStep], workload: Workload) -> Correcti
     if third is None:
         note = f"step {second.step} is left out: its time may be a mean with step {first.step}"
         return Correction(second.step, None, None, note)
-    if log_distance(corrected, third) >= log_distance(mean, third):
+    if log_distance(corrected, third) >= log_distance(mean, third) or log_distance(corrected, mean) < LEAST_CORRECTION:
         return None
     loss = (count * second.loss - first.loss) / (count - 1) if second.loss and first.loss else None
     note = f"step {second.step}: the log prints the mean with step {first.step}; the step's own time and loss are derived"
     return Correction(second.step, corrected, loss, note)
 
 
+LEAST_CORRECTION = 0.01
+"""Relative change of a second time that noise does not make."""
 START_UP = 1.25
 """A process's first iteration takes more than so many times that of a later one."""
 

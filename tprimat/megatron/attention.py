@@ -28,7 +28,8 @@ class RotarySelfAttention(SelfAttention):  # type: ignore[misc]
     def __init__(self, config: TransformerConfig, *arguments: Any, rotary: Callable[[int], Rotation], **options: Any) -> None:
         super().__init__(config, *arguments, **options)
         self.rotary = rotary
-        self.fused = not config.qk_layernorm and config.num_query_groups >= config.tensor_model_parallel_size
+        norms_are_fused = not config.qk_layernorm or isinstance(self.q_layernorm, NormScale)
+        self.fused = norms_are_fused and config.num_query_groups >= config.tensor_model_parallel_size
 
     def get_query_key_value_tensors(self, hidden_states: Tensor, *arguments: Any, **options: Any) -> Any:
         """Project, split and rotate.
@@ -48,6 +49,10 @@ class RotarySelfAttention(SelfAttention):  # type: ignore[misc]
             return rotated(query, cos, sin), rotated(key, cos, sin), value
         joint, _ = self.linear_qkv(hidden_states)
         groups = joint.unflatten(-1, (self.num_query_groups_per_partition, -1, self.hidden_size_per_attention_head))
+        if isinstance(self.q_layernorm, NormScale):
+            # Called as modules, so that hooks which wait for gathered weights fire.
+            scales = self.q_layernorm(None), self.k_layernorm(None)
+            return SplitNormAndRotate.apply(groups, *scales, self.q_layernorm.eps, *self._rotation(joint))  # type: ignore[no-untyped-call]
         return SplitAndRotate.apply(groups, *self._rotation(joint))  # type: ignore[no-untyped-call]
 
     def _rotation(self, rows: Tensor) -> Rotation:
@@ -96,6 +101,75 @@ def _split_and_rotate(groups: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor,
 def _rotate_back_and_join(query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     queries = rotate(query, cos, -sin).reshape(*key.shape[:3], -1, key.shape[3])
     return torch.cat((queries, rotate(key, cos, -sin).unsqueeze(3), value.unsqueeze(3)), dim=3)
+
+
+class NormScale(torch.nn.Module):
+    """The scale of an RMSNorm that another module applies; it must be called, so that a hook can wait for gathered weights."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, _: None) -> torch.nn.Parameter:
+        """Return the scale, shape (hidden_size,)."""
+        return self.weight
+
+
+class SplitNormAndRotate(torch.autograd.Function):
+    """As SplitAndRotate, with an RMSNorm of each query and key head before its rotation (Qwen3, arXiv:2505.09388)."""
+
+    @staticmethod
+    def forward(ctx: Any, groups: Tensor, query_scale: Tensor, key_scale: Tensor, epsilon: float, *rotation: Tensor) -> Any:
+        """Run one kernel for each of the three.
+
+        Args:
+            ctx: stores the operands.
+            groups: see SplitAndRotate.
+            query_scale: shape (head_dim,).
+            key_scale: shape (head_dim,).
+            epsilon: of both norms.
+            rotation: cosines and sines.
+        """
+        ctx.save_for_backward(groups, query_scale, key_scale, *rotation)
+        ctx.epsilon = epsilon
+        return compiled(_split_norm_and_rotate)(groups, query_scale, key_scale, epsilon, *rotation)
+
+    @staticmethod
+    def backward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor | None, ...]:
+        """Rotate back, through the norms, and join."""
+        of_groups, *of_scales = compiled(_norm_backward_and_join)((query, key, value), ctx.saved_tensors, ctx.epsilon)
+        return of_groups, *of_scales, None, None, None
+
+
+def _split_norm_and_rotate(
+    groups: Tensor, query_scale: Tensor, key_scale: Tensor, epsilon: float, *rotation: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    query = F.rms_norm(groups[..., :-2, :].flatten(2, 3), query_scale.shape, query_scale, epsilon)
+    key = F.rms_norm(groups[..., -2, :], key_scale.shape, key_scale, epsilon)
+    return rotate(query, *rotation), rotate(key, *rotation), groups[..., -1, :].contiguous()
+
+
+def _norm_backward_and_join(
+    gradients: tuple[Tensor, Tensor, Tensor], saved: tuple[Tensor, ...], epsilon: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    (query, key, value), (groups, query_scale, key_scale, cos, sin) = gradients, saved
+    key_heads = key.shape[:3]
+    of_query, query_total = _norm_backward(
+        groups[..., :-2, :], rotate(query, cos, -sin).reshape(*key_heads, -1, key.shape[3]), query_scale, epsilon
+    )
+    of_key, key_total = _norm_backward(groups[..., -2:-1, :], rotate(key, cos, -sin).unsqueeze(3), key_scale, epsilon)
+    return torch.cat((of_query, of_key, value.unsqueeze(3)), dim=3), query_total, key_total
+
+
+def _norm_backward(x: Tensor, gradient: Tensor, scale: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Return the gradients of an RMSNorm's input and scale, from that of its result."""
+    wide, incoming = x.float(), gradient.float()
+    inverse = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + epsilon)
+    normed, scaled = wide * inverse, incoming * scale.float()
+    of_input = inverse * (scaled - normed * (normed * scaled).mean(dim=-1, keepdim=True))
+    return of_input.to(x.dtype), (incoming * normed).flatten(0, -2).sum(dim=0).to(scale.dtype)
 
 
 # Context parallelism by gathering keys and values, as Llama 3 was trained (arXiv:2407.21783, section 3.3.2).

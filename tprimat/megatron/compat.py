@@ -28,6 +28,7 @@ from megatron.core.optimizer import clip_grads
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from megatron.core.tensor_parallel import random as megatron_random
+from megatron.core.transformer import multi_latent_attention
 from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.transformer_layer import TransformerLayer
@@ -96,6 +97,16 @@ scaled_matmul = require("torch", torch, "_scaled_mm")
 fused_attention_choice = require("torch", torch, "_fused_sdp_choice")
 
 
+def has_grouped_matmul() -> bool:
+    """Whether this torch has a product of slices of rows with a matrix each."""
+    return hasattr(torch, "_grouped_mm")
+
+
+def grouped_matmul(rows: Tensor, matrices: Tensor, *, offs: Tensor) -> Tensor:
+    """Multiply slices of rows, which end at `offs`, each with a matrix of its own, by torch's grouped product."""
+    return require("torch", torch, "_grouped_mm")(rows, matrices, offs=offs)  # type: ignore[no-any-return]
+
+
 def attention_backend_name(query: Tensor, key: Tensor, value: Tensor, *, grouped: bool) -> str:
     """Return which kernels torch selects for causal attention: cudnn_attention, flash_attention, efficient_attention or math."""
     choice = fused_attention_choice(query, key, value, is_causal=True, enable_gqa=grouped)
@@ -116,6 +127,12 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     require("torch", config, "recompile_limit")
     config.recompile_limit = max(config.recompile_limit, MAX_SHAPES)
     return torch.compile(function, dynamic=False)
+
+
+@cache
+def compiled_for_any_rows(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the compiled version of a function whose tensors change their number of rows from call to call."""
+    return torch.compile(function)
 
 
 def compiled_graphs() -> tuple[int, int]:
@@ -189,6 +206,14 @@ def replace_norm_and_scaling(l2_norm: Callable[..., Any], scale: Callable[..., A
         require("megatron-core", clip_grads, "multi_tensor_scale_impl")
         clip_grads.l2_norm_impl = l2_norm
         clip_grads.multi_tensor_scale_impl = scale
+
+
+def do_without_te_in_latent_attention() -> None:
+    """Tell Megatron's latent attention that Transformer Engine is missing, where it is: 0.16.1 tests its placeholders instead."""
+    if not isinstance(require("megatron-core", multi_latent_attention, "HAVE_TE"), bool):
+        raise changed("megatron-core", "multi_latent_attention.HAVE_TE", "has another kind of flag")
+    if not isinstance(getattr(multi_latent_attention, "TELinear", None), type):
+        multi_latent_attention.HAVE_TE = False
 
 
 def replace_set_cuda_rng_state(replacement: Callable[..., None]) -> None:

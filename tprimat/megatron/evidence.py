@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.transformer import TransformerConfig
 from torch.nn import Parameter
 
 from tprimat.megatron import transformer_engine
@@ -14,7 +15,8 @@ from tprimat.megatron.fp8 import Fp8Products
 from tprimat.megatron.layers import SDPACoreAttention
 from tprimat.megatron.linear import ChosenProducts, LinearProducts
 from tprimat.megatron.module import MegatronModule
-from tprimat.records.schema import Evidence
+from tprimat.records.evidence import graded
+from tprimat.records.schema import Evidence, Routing
 
 REDIRECTED = "Megatron-Core's CUDA calls ran on the CPU: this shows that it works, not how fast anything is."
 
@@ -23,9 +25,9 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
     """Return evidence of a running module. Every rank must call it: the parameter count is summed over all of them."""
     seen, (compiled, from_cache) = module.observed, compiled_graphs()
     parameter = next(module.chunks[0].parameters())
-    return replace(
+    evidence = replace(
         parallel_sizes(),
-        sequence_parallel=module.config.sequence_parallel,
+        sequence_parallel=module.watch.sequence_parallel(seen.sequence_tokens) if seen else None,
         micro_batch_sequences=seen.micro_batch_sequences if seen else None,
         global_batch_sequences=seen.global_batch_sequences if seen else None,
         sequence_tokens=seen.sequence_tokens if seen else None,
@@ -34,15 +36,25 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
         matmul_dtype=_matmul_dtype(module, parameter.dtype),
         gradient_dtype=dtype_name(parameter.main_grad.dtype),
         parameters=count_parameters(module.chunk_parameters(), module.device),
-        recompute=module.config.recompute_granularity or "none",
+        recompute=module.watch.recompute,
+        routing=routing_of(module.config),
         attention=attention_backend(module),
         transformer_engine=bool(transformer_engine.te_modules(module.chunks)),
         optimizer=module.megatron_optimizer.description,
         data=None if module.sequences is None else module.sequences.description,
+        first_sequence=seen.first_sequence if seen else None,
         graphs_compiled=compiled,
         graphs_from_cache=from_cache,
         notes=(*((REDIRECTED,) if redirected else ()), *_uneven_stages(module)),
     )
+    return graded(evidence, {"routing": "resolved"})
+
+
+def routing_of(config: TransformerConfig) -> Routing | None:
+    """Return how the tokens of a model choose experts; None for a model without any."""
+    if config.num_moe_experts is None:
+        return None
+    return "balanced" if config.moe_router_force_load_balancing else "natural"
 
 
 def parallel_sizes() -> Evidence:
@@ -109,9 +121,12 @@ def layers_matmul_dtype(kernels: Sequence[LinearProducts], weights: torch.dtype)
 def count_parameters(parameters: Iterable[Parameter], device: torch.device) -> int:
     """Count each weight of the whole model once: slices are added up, copies are left out."""
     own = 0
-    if parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0:
-        first_slice = parallel_state.get_tensor_model_parallel_rank() == 0
-        for parameter in parameters:
+    first_replica = parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
+    first_slice = parallel_state.get_tensor_model_parallel_rank() == 0
+    for parameter in parameters:
+        if not getattr(parameter, "allreduce", True):  # so Megatron marks experts that are spread over ranks
+            own += parameter.numel() if parallel_state.get_expert_data_parallel_rank() == 0 else 0
+        elif first_replica:
             # `shared` marks the last stage's copy of a tied embedding.
             copy = getattr(parameter, "shared", False) and parallel_state.get_pipeline_model_parallel_world_size() > 1
             if not copy and (first_slice or getattr(parameter, "tensor_model_parallel", False)):

@@ -13,19 +13,26 @@ with the summed dimension contiguous:
     wgrad     dW = dY.T @ X   sums over n      dY and X transposed
 
 so a conversion writes the matrix and its transpose in one pass. A weight is converted once a step, in which it does not change.
+Finding a tensor's largest magnitude would be another pass over memory: the kernels of layers.py find each row's on the way, and
+leave them with the tensor. cuBLASLt adds wgrad to the fp32 buffer (cublaslt.py).
 
 Why it is right: scaling by one factor changes no ratio within a tensor, so what remains is rounding. Both products of the
 backward pass move partial sums to fp32 (`fast=False`). The output layer and attention stay in bf16; master weights, moments and
 the gradient buffer stay in fp32.
 """
 
-from typing import Any
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from tprimat.megatron import compat
+from tprimat.megatron import compat, cublaslt
 from tprimat.megatron.compat import compiled
+from tprimat.megatron.cublaslt import Scaled
+from tprimat.megatron.linear import row_maxima
 
 FORWARD_DTYPE, GRADIENT_DTYPE = torch.float8_e4m3fn, torch.float8_e5m2
 
@@ -38,18 +45,30 @@ def next_step() -> None:
     _step += 1
 
 
+@cache
+def _kernels() -> ModuleType | None:
+    """Return our kernels, if Triton is there to compile them."""
+    try:
+        return import_module("tprimat.megatron.fp8_kernels")
+    except ImportError:
+        return None
+
+
 def convert(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Convert a matrix to 8 bits.
 
     Args:
-        x: shape (rows, columns).
+        x: shape (rows, columns); `row_maxima` of linear.py spares the search for its largest magnitude.
         dtype: one of torch's float8 types.
 
     Returns:
         the matrix and its transpose (each contiguous), and the factor that undoes the scaling, shape ().
     """
-    largest = compiled(_largest)(x)
-    return compiled(_scaled)(x, largest, dtype)  # type: ignore[no-any-return]
+    searched = x if (maxima := row_maxima(x)) is None else maxima
+    if x.is_cuda and (kernels := _kernels()):
+        x = x.contiguous()
+        return kernels.scaled_and_transposed(x, kernels.largest_magnitude(searched.contiguous()), dtype)  # type: ignore[no-any-return]
+    return compiled(_scaled)(x, compiled(_largest)(searched), dtype)  # type: ignore[no-any-return]
 
 
 def _largest(x: Tensor) -> Tensor:
@@ -72,8 +91,36 @@ def _write(total: Tensor, product: Tensor) -> None:
     total.copy_(product)
 
 
-Scaled = tuple[Tensor, Tensor]
-"""A matrix of 8-bit numbers, and the factor that undoes its scaling, shape ()."""
+def accumulate(total: Tensor, a: Scaled, b: Scaled, *, overwrite: bool) -> None:
+    """Total += a @ b.T, or total =, with partial sums in fp32.
+
+    Args:
+        total: shape (m, n), fp32.
+        a: shape (m, k).
+        b: shape (n, k).
+        overwrite: total = instead.
+    """
+    if total.is_cuda and accumulates_on(total.device):
+        cublaslt.accumulate(total, a, b, overwrite=overwrite)
+    else:  # the product is rounded to bf16, far finer than what went into it
+        compiled(_write if overwrite else _add)(total, multiply(a, b, fast=False))
+
+
+@cache
+def accumulates_on(device: torch.device) -> bool:
+    """Whether cuBLASLt adds 8-bit products to fp32 on this device: tried on a small product and compared with one in fp32."""
+    if torch.version.cuda is None:
+        return False
+    generator = torch.Generator(device).manual_seed(0)
+    a, b = (torch.randn(64, 32, device=device, generator=generator).bfloat16() for _ in range(2))
+    total, expected = torch.full((64, 64), torch.nan, device=device), a.float() @ b.float().t()
+    try:
+        (small_a, _, scale_a), (small_b, _, scale_b) = convert(a, GRADIENT_DTYPE), convert(b, FORWARD_DTYPE)
+        for overwrite in (True, False):
+            cublaslt.accumulate(total, (small_a, scale_a), (small_b, scale_b), overwrite=overwrite)
+    except (OSError, AttributeError, RuntimeError):  # no such library, or not for this device
+        return False
+    return torch.allclose(total, 2 * expected, atol=4.0)
 
 
 def multiply(a: Scaled, b: Scaled, *, fast: bool, bias: Tensor | None = None) -> Tensor:
@@ -110,6 +157,8 @@ def multiplies_fp8(device: torch.device) -> bool:
 class Fp8Products:
     """The products of one weight."""
 
+    uses_row_maxima: ClassVar[bool] = True
+
     def __init__(self) -> None:
         self.products = 0
         """Forward products so far: the evidence that this ran."""
@@ -139,7 +188,6 @@ class Fp8Products:
         return multiply((small, scale), (transposed_weight, weight_scale), fast=False)
 
     def wgrad(self, total: Tensor, prepared: tuple[Tensor, ...], kept: Any, *, overwrite: bool) -> None:
-        """Total += gradient.T @ rows, or =; the product is rounded to bf16, far finer than what went into it."""
+        """Total += gradient.T @ rows, or =."""
         _, transposed, scale = prepared
-        transposed_rows, rows_scale = kept
-        compiled(_write if overwrite else _add)(total, multiply((transposed, scale), (transposed_rows, rows_scale), fast=False))
+        accumulate(total, (transposed, scale), kept, overwrite=overwrite)

@@ -5,6 +5,7 @@ products and collectives stay outside of them, in Megatron's order.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,16 +15,19 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
-from megatron.core.transformer.transformer_layer import TransformerLayer
+from megatron.core.transformer.transformer_layer import TransformerLayer, get_transformer_layer_offset
 from torch import Tensor
 
 from tprimat.facts.models import ModelShape
 from tprimat.megatron import attention as context_parallel
 from tprimat.megatron import compat
-from tprimat.megatron.attention import RotarySelfAttention, Rotation
+from tprimat.megatron.attention import NormScale, RotarySelfAttention, Rotation
 from tprimat.megatron.compat import compiled
-from tprimat.megatron.linear import ColumnLinear, RowLinear
+from tprimat.megatron.experts import ExpertsLayer, swiglu_gradients
+from tprimat.megatron.latent_attention import LatentAttention
+from tprimat.megatron.linear import ColumnLinear, RowLinear, with_row_maxima
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -72,6 +76,18 @@ class SumRMSNorm(CompiledRMSNorm):
         return compiled(_sum_and_norm)(x, residual, self.weight, self.eps)  # type: ignore[no-any-return]
 
 
+class SumRMSNormMaxima(SumRMSNorm):
+    """The same for products in 8 bits: the normalised tensor comes with its rows' maxima."""
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> DeferredSum:  # type: ignore[override]
+        """See SumRMSNorm."""
+        if residual is None:
+            normed, maxima = compiled(_norm_and_maxima)(x, self.weight, self.eps)
+            return x, with_row_maxima(normed, maxima)
+        stream, normed, maxima = compiled(_sum_norm_and_maxima)(x, residual, self.weight, self.eps)
+        return stream, with_row_maxima(normed, maxima)
+
+
 class FusedLayer(TransformerLayer):  # type: ignore[misc]
     """Megatron's TransformerLayer for training without dropout and biases; both of its norms are a SumRMSNorm."""
 
@@ -105,6 +121,21 @@ def _sum_and_norm(branch: Tensor, residual: Tensor, weight: Tensor, epsilon: flo
     return stream, rms_norm(stream, weight, epsilon)
 
 
+def _maxima(rows: Tensor) -> Tensor:
+    """Shape (..., columns) -> (...)."""
+    return rows.detach().abs().amax(dim=-1)
+
+
+def _norm_and_maxima(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    normed = rms_norm(x, weight, epsilon)
+    return normed, _maxima(normed)
+
+
+def _sum_norm_and_maxima(branch: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    stream, normed = _sum_and_norm(branch, residual, weight, epsilon)
+    return stream, normed, _maxima(normed)
+
+
 # SwiGLU's feed-forward block with an activation whose backward pass is one kernel at the memory's bandwidth.
 #
 # A compiled gradient that ends in a concatenation stays well below it. The same function with the two halves as separate outputs,
@@ -117,7 +148,12 @@ class SwiGLUMLP(MLP):  # type: ignore[misc]
     def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
         """Gate and up projection in one product, activation, down projection; shape (tokens, sequences, hidden) in and out."""
         joint, _none = self.linear_fc1(hidden_states)
-        out, _none = self.linear_fc2(SwiGLU.apply(joint))  # type: ignore[no-untyped-call]
+        if self.linear_fc2.products_type.uses_row_maxima:
+            active, maxima = SwiGLUMaxima.apply(joint)  # type: ignore[no-untyped-call]
+            active = with_row_maxima(active, maxima)
+        else:
+            active = SwiGLU.apply(joint)  # type: ignore[no-untyped-call]
+        out, _none = self.linear_fc2(active)
         return out, None
 
 
@@ -140,16 +176,47 @@ class SwiGLU(torch.autograd.Function):
         return out
 
 
+class SwiGLUMaxima(torch.autograd.Function):
+    """The same for products in 8 bits: both directions also find the largest magnitude of each row."""
+
+    @staticmethod
+    def forward(ctx: Any, joint: Tensor) -> tuple[Tensor, Tensor]:
+        """Shape (..., 2 x ffn), gate before up -> (..., ffn) and its rows' maxima, (...)."""
+        ctx.save_for_backward(joint)
+        out, maxima = compiled(_swiglu_and_maxima)(joint)
+        ctx.mark_non_differentiable(maxima)
+        return out, maxima
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> Tensor:
+        """Write both halves of the gradient into one buffer, and leave its rows' maxima with it."""
+        (joint,) = ctx.saved_tensors
+        out = torch.empty_like(joint)
+        halves = out.view(-1, out.shape[-1]).chunk(2, dim=-1)
+        maxima = compiled(_swiglu_backward_and_maxima)(gradient.flatten(0, -2), joint.flatten(0, -2), *halves)
+        return with_row_maxima(out, maxima)
+
+
 def _swiglu(joint: Tensor) -> Tensor:
     gate, up = joint.chunk(2, dim=-1)
     return F.silu(gate) * up
 
 
+def _swiglu_and_maxima(joint: Tensor) -> tuple[Tensor, Tensor]:
+    out = _swiglu(joint)
+    return out, _maxima(out)
+
+
 def _swiglu_backward(gradient: Tensor, joint: Tensor, gate_gradient: Tensor, up_gradient: Tensor) -> None:
-    gate, up = (half.float() for half in joint.chunk(2, dim=-1))
-    sigmoid = torch.sigmoid(gate)
-    gate_gradient.copy_(gradient * up * sigmoid * (1 + gate * (1 - sigmoid)))
-    up_gradient.copy_(gradient * gate * sigmoid)
+    for out, value in zip((gate_gradient, up_gradient), swiglu_gradients(gradient, joint), strict=True):
+        out.copy_(value)
+
+
+def _swiglu_backward_and_maxima(gradient: Tensor, joint: Tensor, gate_gradient: Tensor, up_gradient: Tensor) -> Tensor:
+    halves = [value.to(joint.dtype) for value in swiglu_gradients(gradient, joint)]
+    gate_gradient.copy_(halves[0])
+    up_gradient.copy_(halves[1])
+    return torch.maximum(_maxima(halves[0]), _maxima(halves[1]))
 
 
 # Core attention, and the spec that puts all of it together.
@@ -185,12 +252,20 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
         return out.permute(2, 0, 1, 3).reshape(query.shape[0], query.shape[1], -1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What all layers of a model are made of."""
+
+    compile_regions: bool = False
+    """Whether the element-wise parts are compiled."""
+    rotary: Callable[[int], Rotation] | None = None
+    """Tokens -> cosines and sines, for compiled regions; None leaves positions to Megatron."""
+    linear: tuple[type[ColumnLinear], type[RowLinear]] | None = None
+    """Modules for the matrix products; None leaves them to Megatron."""
+
+
 def block_spec(
-    config: TransformerConfig,
-    shape: ModelShape,
-    virtual_stage: int | None,
-    rotary: Callable[[int], Rotation] | None,
-    linear: tuple[type[ColumnLinear], type[RowLinear]] | None = None,
+    config: TransformerConfig, shape: ModelShape, virtual_stage: int | None, made_of: Parts
 ) -> TransformerBlockSubmodules:
     """Return the spec of the layers of one pipeline stage, or chunk of one, on torch alone.
 
@@ -198,29 +273,62 @@ def block_spec(
         config: of the whole model.
         shape: of the whole model.
         virtual_stage: chunk of this rank under virtual pipelining.
-        rotary: tokens -> cosines and sines, for compiled regions; None leaves positions to Megatron.
-        linear: modules for the matrix products; None leaves them to Megatron.
+        made_of: the same for all layers.
     """
     norm: type[torch.nn.Module] = LayerNorm
     if shape.norm == "rmsnorm":
-        norm = CompiledRMSNorm if rotary else RMSNorm
-    layer = get_gpt_layer_local_spec(normalization="RMSNorm" if shape.norm == "rmsnorm" else None, qk_layernorm=shape.qk_norm)
+        norm = CompiledRMSNorm if made_of.compile_regions else RMSNorm
+    kinds = expert_layers(config, shape, virtual_stage)
+    specs = {experts: _layer_spec(shape, norm, made_of, experts=experts) for experts in set(kinds)}
+    return TransformerBlockSubmodules(layer_specs=[specs[kind] for kind in kinds], layer_norm=norm)
+
+
+def expert_layers(config: TransformerConfig, shape: ModelShape, virtual_stage: int | None) -> list[bool]:
+    """Return for each layer of a pipeline stage, or chunk of one, whether it has experts."""
+    first = get_transformer_layer_offset(config, vp_stage=virtual_stage)
+    numbers = range(first, first + get_num_layers_to_build(config, vp_stage=virtual_stage))
+    return [shape.experts is not None and number >= shape.dense_first_layers for number in numbers]
+
+
+def _layer_spec(shape: ModelShape, norm: type[torch.nn.Module], made_of: Parts, *, experts: bool) -> ModuleSpec:
+    """Return the spec of a layer, with or without experts."""
+    latent = shape.kv_lora_rank is not None
+    if latent:
+        compat.do_without_te_in_latent_attention()
+    layer = get_gpt_layer_local_spec(
+        normalization="RMSNorm" if shape.norm == "rmsnorm" else None,
+        qk_layernorm=shape.qk_norm,
+        multi_latent_attention=latent,
+    )
     parts = layer.submodules
     parts.input_layernorm = parts.pre_mlp_layernorm = norm
     parts.sharded_state_dict_keys_map = {}
-    if rotary:
+    if made_of.rotary:
         parts.self_attention.module = RotarySelfAttention
-        parts.self_attention.params["rotary"] = rotary
-        if shape.gated and not shape.linear_bias:
-            parts.mlp.module = SwiGLUMLP
-        if shape.norm == "rmsnorm" and not shape.linear_bias:
-            layer.module, parts.input_layernorm, parts.pre_mlp_layernorm = FusedLayer, SumRMSNorm, SumRMSNorm
+        parts.self_attention.params["rotary"] = made_of.rotary
+    feed_forward: type[MLP] = MLP
+    if made_of.compile_regions and shape.gated and not shape.linear_bias:
+        feed_forward = parts.mlp.module = SwiGLUMLP
+    if made_of.compile_regions and shape.norm == "rmsnorm" and not shape.linear_bias:
+        maxima = made_of.linear is not None and made_of.linear[0].products_type.uses_row_maxima
+        fused_norm = SumRMSNormMaxima if maxima else SumRMSNorm
+        layer.module, parts.input_layernorm, parts.pre_mlp_layernorm = FusedLayer, fused_norm, fused_norm
     attention, mlp = parts.self_attention.submodules, parts.mlp.submodules
     attention.core_attention = SDPACoreAttention
-    if linear:
-        attention.linear_qkv, attention.linear_proj = linear
-        mlp.linear_fc1, mlp.linear_fc2 = linear
+    if made_of.linear:
+        column, row = mlp.linear_fc1, mlp.linear_fc2 = made_of.linear
+        attention.linear_proj = row
+        if latent:  # the narrow projections stay Megatron's until LatentAttention replaces them: no other module is accepted
+            attention.linear_q_proj = attention.linear_q_up_proj = attention.linear_kv_up_proj = column
+        else:
+            attention.linear_qkv = column
+    if latent:
+        parts.self_attention.module = LatentAttention
+        attention.q_layernorm = attention.kv_layernorm = norm
     if shape.qk_norm:
-        attention.q_layernorm = attention.k_layernorm = norm
-    layers = get_num_layers_to_build(config, vp_stage=virtual_stage)
-    return TransformerBlockSubmodules(layer_specs=[layer] * layers, layer_norm=norm)
+        fused = made_of.rotary is not None and shape.norm == "rmsnorm"
+        attention.q_layernorm = attention.k_layernorm = NormScale if fused else norm
+    if experts:
+        params = {"shared": mlp, "feed_forward": feed_forward, "compile_regions": made_of.compile_regions}
+        parts.mlp = ModuleSpec(module=ExpertsLayer, params=params)
+    return layer

@@ -24,7 +24,7 @@ starts the exchange of dX before it computes dW, which does not need it, and wai
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.distributed as dist
@@ -37,8 +37,28 @@ from tprimat.megatron.tp_overlap import TensorParallelExchange, exchange_of
 from tprimat.megatron.wgrad import accumulate_wgrad, claim_first_gradient
 
 
+def with_row_maxima(rows: Tensor, maxima: Tensor) -> Tensor:
+    """Leave with a tensor the largest magnitude of each of its rows, which the kernel that made it has found on the way."""
+    rows.row_maxima = maxima  # type: ignore[attr-defined]
+    return rows
+
+
+def row_maxima(rows: Tensor) -> Tensor | None:
+    """Return what with_row_maxima left; None for tensors of other kernels, and for copies."""
+    return getattr(rows, "row_maxima", None)
+
+
+def _as_matrix(rows: Tensor) -> Tensor:
+    """Flatten shape (tokens, sequences, columns) to (tokens x sequences, columns), with the maxima."""
+    flat, maxima = rows.flatten(0, 1), row_maxima(rows)
+    return flat if maxima is None else with_row_maxima(flat, maxima)
+
+
 class LinearProducts(Protocol):
     """The three products of one weight. All rows are matrices, shape (n, in) or (n, out)."""
+
+    uses_row_maxima: ClassVar[bool]
+    """Whether tensors should come with the largest magnitude of each row."""
 
     def forward(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return rows @ weight.T + bias, and what the backward pass needs of the rows."""
@@ -59,6 +79,8 @@ class LinearProducts(Protocol):
 
 class NativeProducts:
     """Products in the dtype of the weight."""
+
+    uses_row_maxima: ClassVar[bool] = False
 
     def forward(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
         """See LinearProducts."""
@@ -136,7 +158,7 @@ class ColumnParallelMatmul(torch.autograd.Function):
             out = (product if bias is None else product + bias).view(-1, rows.shape[1], weight.shape[0])
         else:
             full = tp.gathered(rows) if tp.sequence_parallel else rows
-            product, flat = tp.products.forward(full.flatten(0, 1), weight, bias)
+            product, flat = tp.products.forward(_as_matrix(full), weight, bias)
             out = product.view(*full.shape[:2], -1)
         ctx.save_for_backward(weight, *flat)
         return out
@@ -146,7 +168,7 @@ class ColumnParallelMatmul(torch.autograd.Function):
         """Compute dgrad, and sum it over ranks while wgrad is computed."""
         weight, *kept = ctx.saved_tensors
         tp, products, work = ctx.tp, ctx.tp.products, None
-        flat = gradient.flatten(0, 1)
+        flat = _as_matrix(gradient)
         bias = flat.sum(dim=0) if ctx.has_bias else None
         prepared = products.prepare(flat)
         if tp.exchange:
@@ -171,7 +193,7 @@ class RowParallelMatmul(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, weight: Parameter, tp: TensorParallelContext) -> Tensor:
         """Multiply, then sum over ranks; arguments as in ColumnParallelMatmul, weight of shape (out, in of this rank)."""
         ctx.tp = tp
-        flat = rows.flatten(0, 1)
+        flat = _as_matrix(rows)
         if tp.exchange:
             ctx.save_for_backward(weight, flat)
             return tp.exchange.multiply_and_reduce_scatter(flat, weight.t()).view(-1, rows.shape[1], weight.shape[0])
@@ -195,7 +217,7 @@ class RowParallelMatmul(torch.autograd.Function):
             prepared: tuple[Tensor, ...] = (full,)
         else:
             gradient = tp.gathered(gradient) if tp.sequence_parallel else gradient
-            prepared = products.prepare(gradient.flatten(0, 1))
+            prepared = products.prepare(_as_matrix(gradient))
             rows = products.dgrad(prepared, weight).view(*gradient.shape[:2], -1)
         return rows, _wgrad(weight, tp, prepared, tuple(kept)), None
 
@@ -209,7 +231,7 @@ class ChosenProducts:
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.tp_context = _context_of(self)
+        self.tp_context = context_of(self)
 
     @property
     def overwritten_weight(self) -> Parameter | None:
@@ -238,16 +260,17 @@ class RowLinear(ChosenProducts, RowParallelLinear):  # type: ignore[misc]
         return out if self.bias is None else out + self.bias, None
 
 
-def _context_of(module: Any) -> TensorParallelContext:
+def context_of(module: Any) -> TensorParallelContext:
+    """Return how the tensor ranks of a linear module of ours or of Megatron's exchange."""
     ranks = module.tp_group.size()
     sequence_parallel = bool(module.sequence_parallel and ranks > 1)
     return TensorParallelContext(
         group=module.tp_group,
         ranks=ranks,
         sequence_parallel=sequence_parallel,
-        exchange=exchange_of(module.tp_group) if module.overlapped and sequence_parallel else None,
+        exchange=exchange_of(module.tp_group) if getattr(module, "overlapped", False) and sequence_parallel else None,
         fused_wgrad=module.gradient_accumulation_fusion,
-        products=module.products_type(),
+        products=getattr(module, "products_type", NativeProducts)(),
     )
 
 

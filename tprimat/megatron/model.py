@@ -1,7 +1,8 @@
 """RunPlan -> Megatron-Core's GPTModel: the exact architecture, split as the plan says, with the same weights in every layout."""
 
+import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Any
 
@@ -10,44 +11,23 @@ import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.gpt import GPTModel
-from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
 from tprimat.errors import LaunchError
-from tprimat.facts.flops import attention_matrices, feed_forward_matrices
 from tprimat.facts.models import ModelShape, RopeScaling, padded_vocabulary
 from tprimat.megatron import transformer_engine
 from tprimat.megatron.attention import Rotation
 from tprimat.megatron.fp8 import Fp8Products
-from tprimat.megatron.layers import block_spec, defer_residual_add
+from tprimat.megatron.layers import Parts, block_spec, defer_residual_add, expert_layers
 from tprimat.megatron.linear import ColumnLinear, NativeProducts, RowLinear, linear_types
 from tprimat.megatron.loss import ChunkedLossModel
 from tprimat.megatron.options import ResolvedOptions
+from tprimat.megatron.routing import watch_routers
 from tprimat.megatron.wgrad import use_accumulating_embedding
+from tprimat.plan.layout import layers_of_last_stage
 from tprimat.plan.schema import RunPlan
-
-
-def layers_of_last_stage(shape: ModelShape, stages: int) -> int:
-    """Return how many layers the last pipeline stage gets, so that the slowest stage has the least to multiply.
-
-    The output layer is as much work as some layers; the other stages share the rest evenly.
-
-    Args:
-        shape: of the model; its matrices count, attention's products of tokens with tokens do not.
-        stages: pipeline stages, 2 or more.
-    """
-    layer = sum(matrix.active_parameters for matrix in [*attention_matrices(shape), *feed_forward_matrices(shape)])
-    output = padded_vocabulary(shape) * shape.hidden / layer
-    others = stages - 1
-
-    def slowest(last: int) -> float:
-        return max(last + output, (shape.layers - last) / others)
-
-    even = shape.layers // stages
-    choices = [last for last in range(1, even + 1) if (shape.layers - last) % others == 0]
-    return min(reversed(choices), key=slowest, default=even)
-
 
 INITIAL_STANDARD_DEVIATION = 0.02
 """Used by Megatron-LM, GPT-2 and Llama; divided by sqrt(2 layers) for the two projections back into the residual stream."""
@@ -60,8 +40,8 @@ PARAMETER_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp32": torch
 
 def _refuse(shape: ModelShape) -> None:
     """Refuse shapes that would train as something else."""
-    if shape.experts or shape.kv_lora_rank:
-        raise LaunchError(f"The embedded engine trains dense models only; {shape.name} has experts or latent attention.")
+    if shape.experts and (not shape.gated or shape.linear_bias):
+        raise LaunchError(f"The engine's experts are gated and have no biases; {shape.name} differs.")
     if shape.rope_scaling and _scaling_range(shape.rope_scaling) != MEGATRON_ROPE_SCALING:
         raise LaunchError(
             f"Megatron-Core scales rotary frequencies between {MEGATRON_ROPE_SCALING} only, not as {shape.name} does."
@@ -74,7 +54,8 @@ def transformer_config(plan: RunPlan, device: torch.device, options: ResolvedOpt
     _refuse(shape)
     dtype = PARAMETER_DTYPES[plan.precision]
     on_gpu = device.type == "cuda"
-    return TransformerConfig(
+    kind = TransformerConfig if shape.kv_lora_rank is None else MLATransformerConfig
+    return kind(
         num_layers=shape.layers,
         hidden_size=shape.hidden,
         num_attention_heads=shape.heads,
@@ -87,7 +68,7 @@ def transformer_config(plan: RunPlan, device: torch.device, options: ResolvedOpt
         layernorm_epsilon=shape.norm_epsilon,
         add_bias_linear=shape.linear_bias,
         add_qkv_bias=shape.qkv_bias,
-        qk_layernorm=shape.qk_norm,
+        qk_layernorm=shape.qk_norm or shape.kv_lora_rank is not None,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         tensor_model_parallel_size=layout.tensor,
@@ -115,6 +96,8 @@ def transformer_config(plan: RunPlan, device: torch.device, options: ResolvedOpt
         **(transformer_engine.settings(plan) if options.layers == "transformer_engine" else _unfused(plan, on_gpu)),
         **_stages(plan, options),
         **_recompute(plan),
+        **_experts(plan, options),
+        **_latent_attention(shape),
     )
 
 
@@ -151,6 +134,53 @@ def _recompute(plan: RunPlan) -> dict[str, Any]:
     return {}
 
 
+def _experts(plan: RunPlan, options: ResolvedOptions) -> dict[str, Any]:
+    """Return the settings of a mixture of experts, whose experts are whole on their rank."""
+    shape = plan.shape
+    if not shape.experts:
+        return {}
+    settings = {
+        "num_moe_experts": shape.experts,
+        "moe_ffn_hidden_size": shape.expert_ffn,
+        "moe_layer_freq": [int(number >= shape.dense_first_layers) for number in range(shape.layers)],
+        "moe_shared_expert_intermediate_size": (shape.expert_ffn or 0) * shape.shared_experts or None,
+        "expert_model_parallel_size": plan.layout.expert,
+        "expert_tensor_parallel_size": 1,
+        "moe_token_dispatcher_type": "alltoall",
+        "moe_router_topk": shape.experts_per_token,
+        "moe_router_dtype": "fp32",
+        "moe_router_score_function": shape.router_score,
+        "moe_router_pre_softmax": shape.router_score == "softmax" and not shape.router_normalized,
+        "moe_router_topk_scaling_factor": None if shape.router_scale == 1 else shape.router_scale,
+        "moe_router_enable_expert_bias": shape.router_bias,
+        "moe_router_num_groups": shape.router_groups,
+        "moe_router_group_topk": shape.router_best_groups,
+        "moe_router_load_balancing_type": "seq_aux_loss" if shape.balance_by_sequence else "aux_loss",
+        "moe_aux_loss_coeff": shape.balance_loss,
+        "moe_router_force_load_balancing": plan.routing == "balanced",
+    }
+    if options.layers == "transformer_engine":
+        settings |= {"moe_grouped_gemm": True, "moe_permute_fusion": True}
+    return settings
+
+
+def _latent_attention(shape: ModelShape) -> dict[str, Any]:
+    """Return the settings of multi-head latent attention, without the rescaling of positions that serves longer contexts."""
+    if shape.kv_lora_rank is None:
+        return {}
+    return {
+        "multi_latent_attention": True,
+        "q_lora_rank": shape.q_lora_rank,
+        "kv_lora_rank": shape.kv_lora_rank,
+        "qk_head_dim": shape.nope_head_dim,
+        "qk_pos_emb_head_dim": shape.rope_head_dim,
+        "v_head_dim": shape.value_head_dim,
+        "rope_type": "rope",
+        "rotary_base": shape.rope_base,
+        "rotary_scaling_factor": 1.0,
+    }
+
+
 def build_chunks(plan: RunPlan, config: TransformerConfig, options: ResolvedOptions) -> list[GPTModel]:
     """Build this rank's part of the model, one chunk or several under virtual pipelining, with initial weights."""
     stages = plan.layout.virtual_pipeline
@@ -159,14 +189,16 @@ def build_chunks(plan: RunPlan, config: TransformerConfig, options: ResolvedOpti
 
 def _build_chunk(plan: RunPlan, config: TransformerConfig, options: ResolvedOptions, virtual_stage: int | None) -> GPTModel:
     shape = plan.shape
-    rotary = _rotary(shape, config) if options.compiled_regions and shape.position == "rope" else None
+    latent = shape.kv_lora_rank is not None
+    rotary = _rotary(shape, config) if options.compiled_regions and shape.position == "rope" and not latent else None
     kind: Any = GPTModel
     if options.streamed_cross_entropy:
         kind = partial(ChunkedLossModel, compile_regions=options.compiled_regions)
     if options.layers == "transformer_engine":
-        spec = transformer_engine.block_spec(config, shape, virtual_stage)
+        spec = transformer_engine.block_spec(shape, expert_layers(config, shape, virtual_stage))
     else:
-        spec = block_spec(config, shape, virtual_stage, rotary, _linear(plan, options))
+        parts = Parts(compile_regions=options.compiled_regions, rotary=rotary, linear=_linear(plan, options))
+        spec = block_spec(config, shape, virtual_stage, parts)
     model = kind(
         config=config,
         transformer_layer_spec=spec,
@@ -185,6 +217,8 @@ def _build_chunk(plan: RunPlan, config: TransformerConfig, options: ResolvedOpti
     )
     if options.accumulate_weight_gradients and not shape.tied_embeddings and options.layers == "local":
         use_accumulating_embedding(model)
+    if options.layers == "transformer_engine":
+        watch_routers(model)
     defer_residual_add(model)
     _initialize(model, config, plan.seed, get_transformer_layer_offset(config, vp_stage=virtual_stage))
     return model
@@ -220,17 +254,38 @@ def _initialize(model: GPTModel, config: TransformerConfig, seed: int, first_lay
     Megatron's own initialisation differs between pipeline layouts; this one gives every layout the same model.
     """
     tied = model.share_embeddings_and_output_weights
+    experts_here = (config.num_moe_experts or 0) // parallel_state.get_expert_model_parallel_world_size()
+    first_expert = experts_here * parallel_state.get_expert_model_parallel_rank()
     for name, parameter in model.named_parameters():
         if parameter.dim() < 2:
             continue
         # The last stage's copy of a tied embedding must start like the first stage's; Megatron then keeps them equal.
         origin = "embedding.word_embeddings.weight" if tied and name == "output_layer.weight" else _global(name, first_layer)
-        generator = torch.Generator(parameter.device).manual_seed(zlib.crc32(f"{seed}:{origin}".encode()))
         deviation = INITIAL_STANDARD_DEVIATION
-        if name.endswith(("linear_proj.weight", "linear_fc2.weight")):
+        if LAST_OF_BLOCK.search(name):
             deviation /= (2 * config.num_layers) ** 0.5
         with torch.no_grad():
-            parameter.copy_(_slice_of_drawn(parameter, generator, _stride(name, config)) * deviation)
+            for source, matrix in _matrices(origin, parameter, first_expert):
+                generator = torch.Generator(parameter.device).manual_seed(zlib.crc32(f"{seed}:{source}".encode()))
+                ranks = 1 if ".experts." in name else _ranks_of(parameter)
+                matrix.copy_(_slice_of_drawn(matrix, generator, ranks, _stride(name, config)) * deviation)
+
+
+LAST_OF_BLOCK = re.compile(r"(linear_proj|linear_fc2)\.weight\d*$")
+"""Projections back into the residual stream."""
+EXPERT = re.compile(r"(.*\.experts\..*\.weight)(\d*)$")
+"""A weight of all experts of a rank, or of one, numbered on that rank (Transformer Engine)."""
+
+
+def _matrices(origin: str, parameter: Tensor, first_expert: int) -> Iterator[tuple[str, Tensor]]:
+    """Yield each matrix of a parameter with its global name; that of an expert has the expert's number among all."""
+    match = EXPERT.match(origin)
+    if match is None:
+        yield origin, parameter
+        return
+    name, number = match.groups()
+    for place, matrix in enumerate([parameter] if number else parameter, start=int(number or 0)):
+        yield f"{name}:{first_expert + place}", matrix
 
 
 def _global(name: str, first_layer: int) -> str:
@@ -246,14 +301,18 @@ def _stride(name: str, config: TransformerConfig) -> int:
     return 2 if config.gated_linear_unit and name.endswith("linear_fc1.weight") else 1
 
 
-def _slice_of_drawn(parameter: Tensor, generator: torch.Generator, stride: int) -> Tensor:
+def _ranks_of(parameter: Tensor) -> int:
+    """Return how many ranks share a parameter."""
     split = bool(getattr(parameter, "tensor_model_parallel", False))
-    ranks = parallel_state.get_tensor_model_parallel_world_size() if split else 1
-    dim = getattr(parameter, "partition_dim", 0) if split else 0
-    shape = list(parameter.shape)
+    return parallel_state.get_tensor_model_parallel_world_size() if split else 1
+
+
+def _slice_of_drawn(matrix: Tensor, generator: torch.Generator, ranks: int, stride: int) -> Tensor:
+    dim = getattr(matrix, "partition_dim", 0) if ranks > 1 else 0
+    shape = list(matrix.shape)
     shape[dim] *= ranks
     whole = torch.randn(shape, generator=generator, device=generator.device, dtype=torch.float32)
     if ranks == 1:
         return whole
-    blocks = torch.split(whole, parameter.shape[dim] // stride, dim=dim)
+    blocks = torch.split(whole, matrix.shape[dim] // stride, dim=dim)
     return torch.cat(blocks[parallel_state.get_tensor_model_parallel_rank() :: ranks], dim=dim)

@@ -1,7 +1,7 @@
 """Megatron-Core under a Lightning Trainer: one batch is one global batch, one training_step is one optimizer step."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +12,7 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -22,8 +23,11 @@ from tprimat.megatron.loss import set_micro_batches
 from tprimat.megatron.model import PARAMETER_DTYPES, build_chunks, transformer_config
 from tprimat.megatron.optimizer import Bf16AdamW, MegatronOptimizer
 from tprimat.megatron.options import ResolvedOptions
+from tprimat.megatron.routing import SUMS, load_sums
+from tprimat.megatron.watch import LayerWatch
 from tprimat.megatron.wgrad import begin_step, check_all_received, overwritten_weights
 from tprimat.plan.schema import RunPlan
+from tprimat.records.evidence import fingerprint
 from tprimat.train import startup
 from tprimat.train.callback import lightning
 from tprimat.train.data import GlobalBatches, RankPlace, Sequences, open_sequences
@@ -37,6 +41,8 @@ class ObservedBatch:
     global_batch_sequences: int
     sequence_tokens: int
     tokens_per_step: int
+    first_sequence: str
+    """Name of the tokens of this rank's first sequence."""
 
 
 class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
@@ -53,6 +59,8 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         """Of each chunk, the weights whose first gradient of a step overwrites."""
         self.sequences: Sequences | None = None
         self.observed: ObservedBatch | None = None
+        self.before_gradient_sync: list[Callable[[], None]] = []
+        """Called in each step when this rank has its gradients and goes on to wait for those of the others."""
 
     @property
     def micro_batch(self) -> int:
@@ -83,6 +91,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
             # Only the first chunk's buckets overlap from the start: Megatron-LM does the same under virtual pipelining.
             self.chunks.append(DistributedDataParallel(self.config, ddp, model, disable_bucketing=number > 0))
             self.overwritten.append(overwritten_weights(self.chunks[-1]))
+        self.watch = LayerWatch(next(part for part in self.chunks[0].modules() if isinstance(part, TransformerLayer)))
         startup.reached("model_built")
 
     def chunk_parameters(self) -> Iterator[torch.nn.Parameter]:
@@ -97,7 +106,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
             self.megatron_optimizer = Bf16AdamW(self.chunks, self.plan, fused=options.fused_adam)
         else:
             self.megatron_optimizer = MegatronOptimizer(self.chunks, self.plan, options)
-        self.config.finalize_model_grads_func = finalize_model_grads
+        self.config.finalize_model_grads_func = self._finalize_gradients
         self.config.grad_scale_func = self.megatron_optimizer.scale_loss
         if options.overlap_grad_reduce:
             functions = [chunk.no_sync for chunk in self.chunks]
@@ -119,7 +128,8 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
             batch_idx: unused.
 
         Returns:
-            loss (mean over the global batch, the same on every rank), grad_norm, learning_rate, tokens (over all ranks).
+            loss (mean over the global batch, the same on every rank), grad_norm, learning_rate, tokens (over all ranks), and in a
+            model with experts expert_load, rank_load and dropped.
         """
         del batch_idx
         optimizer = self.optimizers()
@@ -141,13 +151,21 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         check_all_received([weight for weights in self.overwritten for weight in weights])
         with self._profiled_optimizer():
             optimizer.step()
-        loss, tokens = self._over_all_ranks(losses, batch)
+        loss, tokens, *loads = self._over_all_ranks(losses, batch)
         if self.observed is None:
             self.observed = _observed(batch, int(tokens.item()))
             # What lives now stays: without this, Python searches all of it for garbage again and again while the GPU waits.
             gc.collect()
             gc.freeze()
-        return {"loss": loss, "grad_norm": self.megatron_optimizer.grad_norm, "learning_rate": rate, "tokens": tokens}
+        found = {"loss": loss, "grad_norm": self.megatron_optimizer.grad_norm, "learning_rate": rate, "tokens": tokens}
+        # Without a limit to what an expert takes, Megatron-Core drops nothing.
+        return {**found, "expert_load": loads[0], "rank_load": loads[1], "dropped": 0.0} if loads else found
+
+    def _finalize_gradients(self, *arguments: Any, **named: Any) -> None:
+        """Tell the callback that this rank has computed its gradients: from here on it waits for the others."""
+        for note in self.before_gradient_sync:
+            note()
+        finalize_model_grads(*arguments, **named)
 
     def _profiled_optimizer(self) -> AbstractContextManager[Any]:
         return torch.profiler.record_function("optimizer_step") if self.plan.profiling.enabled else nullcontext()
@@ -158,12 +176,13 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         inputs, labels, positions = (own_pieces(part).contiguous() for part in (tokens[:, :-1], tokens[:, 1:], every))
         return model(inputs, positions, None, labels=labels), _mean_loss
 
-    def _over_all_ranks(self, losses: list[dict[str, Tensor]], batch: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the mean loss of the global batch and the tokens that all ranks trained on, by one small all-reduce.
+    def _over_all_ranks(self, losses: list[dict[str, Tensor]], batch: list[Tensor]) -> tuple[Tensor, ...]:
+        """Return the mean loss of the global batch, the tokens that all ranks trained on, and the loads of experts and ranks.
 
-        A replica's last stage knows its loss, and each of its ranks its tokens: one rank of a replica reports each.
+        One small all-reduce gives all of them. A replica's last stage knows its loss, and each of its ranks its tokens: one rank
+        of a replica reports each. A dense model has no loads.
         """
-        totals = torch.zeros(2, device=self.device, dtype=torch.float64)
+        totals = torch.zeros(2 + SUMS, device=self.device, dtype=torch.float64)
         if parallel_state.get_tensor_model_parallel_rank() == 0:
             if losses:
                 replicas = parallel_state.get_data_parallel_world_size(with_context_parallel=True)
@@ -172,8 +191,12 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
                 shared_by = parallel_state.get_context_parallel_world_size()
                 # fill_, since assigning a Python number copies it from the host and waits for the device.
                 totals[1].fill_(sum(part.shape[0] * (part.shape[1] - 1) for part in batch) / shared_by)
+        has_experts = self.config.num_moe_experts is not None
+        if has_experts:
+            totals[2:] = load_sums(self.chunks, self.device)
         dist.all_reduce(totals)
-        return totals[0], totals[1]
+        expert, rank, times = totals[2:].unbind()
+        return (totals[0], totals[1], *((expert / times, rank / times) if has_experts else ()))
 
 
 def _observed(batch: list[Tensor], tokens: int) -> ObservedBatch:
@@ -183,6 +206,7 @@ def _observed(batch: list[Tensor], tokens: int) -> ObservedBatch:
         global_batch_sequences=rows * len(batch) * parallel_state.get_data_parallel_world_size(),
         sequence_tokens=length - 1,
         tokens_per_step=tokens,
+        first_sequence=fingerprint(batch[0][0, :-1].to("cpu", torch.int64).numpy().tobytes()),
     )
 
 
@@ -203,6 +227,7 @@ def initialize_parallel_state(plan: RunPlan) -> None:
         virtual_pipeline_model_parallel_size=layout.virtual_pipeline,
         context_parallel_size=layout.context,
         expert_model_parallel_size=layout.expert,
+        expert_tensor_parallel_size=1,  # experts are whole on their rank
         create_gloo_process_groups=False,  # for distributed checkpoints alone
     )
     tensor_parallel.model_parallel_cuda_manual_seed(plan.seed)

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
-from megatron.core.transformer import TransformerConfig
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from tprimat.facts.models import ModelShape
 from tprimat.plan.schema import RunPlan
@@ -20,19 +19,25 @@ AMAX_HISTORY = 1024
 """Steps whose largest value scales a tensor under delayed scaling; as in NeMo's recipes (nemo/collections/llm/recipes)."""
 
 
-def block_spec(config: TransformerConfig, shape: ModelShape, virtual_stage: int | None) -> TransformerBlockSubmodules:
+def block_spec(shape: ModelShape, experts: list[bool]) -> TransformerBlockSubmodules:
     """Return the spec of the layers of one pipeline stage, or chunk of one.
 
     Args:
-        config: of the whole model.
         shape: of the whole model.
-        virtual_stage: chunk of this rank under virtual pipelining.
+        experts: of each layer, whether it has experts.
     """
     from megatron.core.extensions.transformer_engine import TENorm
 
-    layer = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=shape.qk_norm)
-    layers = get_num_layers_to_build(config, vp_stage=virtual_stage)
-    return TransformerBlockSubmodules(layer_specs=[layer] * layers, layer_norm=TENorm)
+    specs = {
+        kind: get_gpt_layer_with_transformer_engine_spec(
+            num_experts=shape.experts if kind else None,
+            moe_grouped_gemm=kind,
+            qk_layernorm=shape.qk_norm or shape.kv_lora_rank is not None,
+            multi_latent_attention=shape.kv_lora_rank is not None,
+        )
+        for kind in set(experts)
+    }
+    return TransformerBlockSubmodules(layer_specs=[specs[kind] for kind in experts], layer_norm=TENorm)
 
 
 def settings(plan: RunPlan) -> dict[str, Any]:
@@ -40,7 +45,7 @@ def settings(plan: RunPlan) -> dict[str, Any]:
     fused: dict[str, Any] = {
         "bias_activation_fusion": True,
         "bias_dropout_fusion": True,
-        "apply_rope_fusion": plan.shape.position == "rope",
+        "apply_rope_fusion": plan.shape.position == "rope" and plan.shape.kv_lora_rank is None,
         "cross_entropy_fusion_impl": "te",
     }
     if plan.precision == "fp8":

@@ -3,14 +3,18 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.num_microbatches_calculator import get_num_microbatches
 from torch import Tensor
 
-from tprimat.megatron.evidence import REDIRECTED, count_parameters, dtype_name, matmul_dtype, parallel_sizes
+from tprimat.megatron.evidence import REDIRECTED, count_parameters, dtype_name, matmul_dtype, parallel_sizes, routing_of
+from tprimat.megatron.transformer_engine import multiplied_in_fp8, te_modules
+from tprimat.megatron.watch import LayerWatch
 from tprimat.nemo.recipe import Environment
 from tprimat.plan.schema import RunPlan
+from tprimat.records.evidence import fingerprint, graded
 from tprimat.records.schema import Evidence
 
 WITHOUT_TRANSFORMER_ENGINE = (
@@ -24,6 +28,8 @@ class FirstBatch:
 
     micro_batch_sequences: int
     sequence_tokens: int
+    first_sequence: str | None
+    """Name of the tokens of this rank's first sequence; None where context parallelism cuts it."""
 
     @property
     def global_batch_sequences(self) -> int:
@@ -38,23 +44,29 @@ class FirstBatch:
 
 
 class FirstBatchHook:
-    """Observes the first micro-batch that a model gets. Only the first pipeline stage, and so rank 0, gets tokens."""
+    """Observes the first micro-batch that a model gets, and how its first layer treats it.
+
+    Only the first pipeline stage, and so rank 0, gets tokens.
+    """
 
     def __init__(self) -> None:
         self.seen: FirstBatch | None = None
+        self.layer: LayerWatch | None = None
         self._hook: Any = None
 
     def attach(self, strategy: Any) -> None:
         """Hook into the model of a running strategy; the first micro-batch removes the hook."""
         model = _gpt_models(strategy)[0]
         self._hook = model.register_forward_pre_hook(self._observe, with_kwargs=True)
+        self.layer = LayerWatch(model.decoder.layers[0])
 
     def _observe(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tokens = args[0] if args else kwargs.get("input_ids")
         if isinstance(tokens, Tensor):
             rows, length = tokens.shape
             ranks = parallel_state.get_context_parallel_world_size()
-            self.seen = FirstBatch(micro_batch_sequences=rows, sequence_tokens=length * ranks)
+            name = fingerprint(tokens[0].to("cpu", torch.int64).numpy().tobytes()) if ranks == 1 else None
+            self.seen = FirstBatch(micro_batch_sequences=rows, sequence_tokens=length * ranks, first_sequence=name)
         self._hook.remove()
 
 
@@ -62,39 +74,46 @@ def observe(trainer: Any, watch: FirstBatchHook, plan: RunPlan, here: Environmen
     """Return evidence of a running trainer. Every rank must call it: the parameter count is summed over all of them."""
     strategy = trainer.strategy
     models = _gpt_models(strategy)
-    config = models[0].config
     parameters = [parameter for model in models for parameter in model.parameters()]
-    first, seen = parameters[0], watch.seen
-    transformer_engine = _runs_transformer_engine(models)
-    return replace(
+    first, seen, layer = parameters[0], watch.seen, watch.layer
+    fused = te_modules(models)
+    evidence = replace(
         parallel_sizes(),
-        sequence_parallel=config.sequence_parallel,
+        sequence_parallel=layer.sequence_parallel(seen.sequence_tokens) if seen and layer else None,
         micro_batch_sequences=seen.micro_batch_sequences if seen else None,
         global_batch_sequences=seen.global_batch_sequences if seen else None,
         sequence_tokens=seen.sequence_tokens if seen else None,
         tokens_per_step=seen.tokens_per_step if seen else None,
         parameter_dtype=dtype_name(first.dtype),
-        matmul_dtype="fp8" if config.fp8 and transformer_engine else matmul_dtype(first.dtype),
+        matmul_dtype=_matmul_dtype(fused, first.dtype, asked=plan.precision == "fp8"),
         gradient_dtype=dtype_name(first.main_grad.dtype),
         parameters=count_parameters(parameters, strategy.root_device),
-        recompute=config.recompute_granularity or "none",
-        attention="Transformer Engine" if transformer_engine else "torch scaled_dot_product_attention",
-        transformer_engine=transformer_engine,
+        recompute=layer.recompute if layer else None,
+        routing=routing_of(models[0].config),
+        attention="Transformer Engine" if fused else "torch scaled_dot_product_attention",
+        transformer_engine=bool(fused),
         optimizer=_optimizer(strategy.optimizers[0]),
-        data=f"NeMo MockDataModule (seed {plan.seed})" if plan.dataset == "mock" else trainer.datamodule.description,
+        data=trainer.datamodule.description,
+        first_sequence=seen.first_sequence if seen else None,
         notes=_notes(here),
     )
+    return graded(evidence, {"routing": "resolved"})
+
+
+def _matmul_dtype(fused: list[Any], weights: torch.dtype, *, asked: bool) -> str | None:
+    """Return what the linear layers multiply; None where fp8 was asked for and none has multiplied yet.
+
+    Only Transformer Engine multiplies in fp8 here: NeMo's configuration may say so, and its layers do something else.
+    """
+    in_fp8 = multiplied_in_fp8(fused) if fused else False
+    if asked and in_fp8 is None:
+        return None
+    return "fp8" if in_fp8 else matmul_dtype(weights)
 
 
 def _gpt_models(strategy: Any) -> list[Any]:
     """Return Megatron's own model of each chunk, from inside the wrappers for precision and gradients."""
     return [module for chunk in strategy.megatron_parallel for module in chunk.modules() if isinstance(module, GPTModel)]
-
-
-def _runs_transformer_engine(models: list[Any]) -> bool:
-    """Whether the model has layers of it: NeMo uses Megatron's local ones where the package is installed and fails to import."""
-    kinds = {type(module) for model in models for module in model.modules()}
-    return any(base.__module__.startswith("transformer_engine") for kind in kinds for base in kind.__mro__)
 
 
 def _optimizer(optimizer: Any) -> str:

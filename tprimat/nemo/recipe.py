@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 from tprimat.engines.nemo import LAYERS, OTHER_ENGINE, inexpressible, without_transformer_engine
 from tprimat.errors import LaunchError
 from tprimat.facts.models import ModelShape
-from tprimat.megatron.layers import block_spec
+from tprimat.megatron.layers import Parts, block_spec
 from tprimat.nemo import compat
 from tprimat.nemo.availability import pretrain_recipe
 from tprimat.plan.schema import RunPlan
@@ -97,8 +97,6 @@ REQUIRED_FIELDS = {
     "gated_linear_unit": True,
     "position_embedding_type": "rope",
     "add_bias_linear": False,
-    "qk_layernorm": False,
-    "num_moe_experts": None,
     "multi_latent_attention": False,
     "layernorm_zero_centered_gamma": False,
 }
@@ -114,6 +112,10 @@ def check_model_kind(config: Any, plan: RunPlan) -> None:
     """
     found = [(name, getattr(config, name, wanted), wanted) for name, wanted in REQUIRED_FIELDS.items()]
     found.append(("activation_func", getattr(config.activation_func, "__name__", None), ACTIVATION))
+    # A recipe for heads with norms, or for experts, knows more about them than `model_fields` sets.
+    found.append(("qk_layernorm", bool(getattr(config, "qk_layernorm", False)), plan.shape.qk_norm))
+    experts = getattr(config, "num_moe_experts", None)
+    found.append(("num_moe_experts", experts, None if plan.shape.experts is None else experts or "a number"))
     for name, value, wanted in found:
         if value != wanted:
             what = f"NeMo's recipe {plan.nemo_recipe} builds another kind of model than {plan.shape.name}: {name} is {value}."
@@ -127,7 +129,7 @@ def check_model_kind(config: Any, plan: RunPlan) -> None:
 
 def model_fields(shape: ModelShape) -> dict[str, Any]:
     """Return a shape in the names of NeMo's model configuration. For a recipe's own model these change nothing (tested)."""
-    fields = {
+    fields: dict[str, Any] = {
         "num_layers": shape.layers,
         "hidden_size": shape.hidden,
         "ffn_hidden_size": shape.ffn,
@@ -140,6 +142,12 @@ def model_fields(shape: ModelShape) -> dict[str, Any]:
         "share_embeddings_and_output_weights": shape.tied_embeddings,
         "vocab_size": shape.vocabulary,
     }
+    if shape.experts is not None:
+        fields |= {
+            "num_moe_experts": shape.experts,
+            "moe_router_topk": shape.experts_per_token,
+            "moe_ffn_hidden_size": shape.expert_ffn,
+        }
     if shape.rope_scaling is not None:
         scaling = shape.rope_scaling
         fields |= {
@@ -204,6 +212,11 @@ class SeededMockData(MockDataModule):  # type: ignore[misc]
         super().__init__(**settings)
         self.seed = seed
 
+    @property
+    def description(self) -> str:
+        """Name of the data, for the record."""
+        return f"NeMo MockDataModule (seed {self.seed})"
+
     def setup(self, stage: str = "") -> None:
         """Create the training data; a benchmark neither validates nor tests."""
         del stage
@@ -247,7 +260,7 @@ def build_recipe(plan: RunPlan, here: Environment, callbacks: Sequence[Any] = ()
     )
     check_model_kind(recipe.model.config, plan)
     recipe.trainer.plugins = _precision(plan)
-    _set_parallelism(recipe.trainer.strategy, plan)
+    _set_parallelism(recipe.trainer.strategy, plan, here)
     _set_model(recipe.model.config, plan)
     _set_data(recipe, plan, here)
     _set_optimizer(recipe.optim, plan)
@@ -268,13 +281,16 @@ def _refuse(plan: RunPlan, here: Environment) -> None:
         raise unfit
 
 
-def _set_parallelism(strategy: Any, plan: RunPlan) -> None:
+def _set_parallelism(strategy: Any, plan: RunPlan, here: Environment) -> None:
     layout = plan.layout
     strategy.tensor_model_parallel_size = layout.tensor
     strategy.pipeline_model_parallel_size = layout.pipeline
     strategy.virtual_pipeline_model_parallel_size = layout.virtual_pipeline
     strategy.context_parallel_size = layout.context
     strategy.expert_model_parallel_size = layout.expert
+    # See engines/primus.py; our own layers, in place of Transformer Engine's, have whole experts only.
+    whole = plan.shape.experts and (layout.expert > 1 or not here.transformer_engine)
+    strategy.expert_tensor_parallel_size = 1 if whole else None
     strategy.sequence_parallel = layout.sequence_parallel
     strategy.pipeline_dtype = DTYPES[plan.precision] if layout.pipeline > 1 else None
 
@@ -300,6 +316,9 @@ def _set_model(config: Any, plan: RunPlan) -> None:
     for name, value in model_fields(plan.shape).items():
         setattr(config, name, value)
     config.seq_length = plan.batch.sequence_tokens
+    if plan.shape.experts:
+        config.moe_router_force_load_balancing = plan.routing == "balanced"
+        config.moe_aux_loss_coeff = plan.shape.balance_loss
     if plan.recompute == "full":
         config.recompute_granularity = "full"
         config.recompute_method = "uniform"
@@ -380,7 +399,7 @@ class TorchBlockSpec:
 
     def __call__(self, config: TransformerConfig, vp_stage: int | None = None) -> TransformerBlockSubmodules:
         """Return the layers of one pipeline stage; NeMo passes arguments by these names."""
-        return block_spec(config, self.shape, vp_stage, rotary=None)
+        return block_spec(config, self.shape, vp_stage, Parts())
 
 
 def forward_step(model: Any, batch: dict[str, Tensor]) -> Tensor:
@@ -397,6 +416,7 @@ def torch_settings(shape: ModelShape) -> dict[str, Any]:
         "persist_layer_norm": False,
         "masked_softmax_fusion": False,
         "gradient_accumulation_fusion": False,
+        **({"moe_permute_fusion": False, "moe_grouped_gemm": False} if shape.experts else {}),
         "transformer_layer_spec": TorchBlockSpec(shape),
         "forward_step_fn": forward_step,
     }

@@ -80,7 +80,7 @@ class NemoCallback(BenchmarkCallback):
         return replace(
             launched_record(self.plan),
             software=software_versions(),
-            matmul_dtype=evidence.matmul_dtype,
+            matmul_dtype=evidence.matmul_dtype or self.plan.precision,
             evidence=evidence,
             mismatches=mismatches(self.plan, evidence),
         )

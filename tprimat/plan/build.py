@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from typing import TypeVar
 
 from tprimat.config.load import LoadedConfig, absolute_path
-from tprimat.config.schema import ModelConfig, PlatformOptimizations, Size
+from tprimat.config.schema import ModelConfig, PlatformOptimizations, Routing, Size
 from tprimat.errors import ConfigError, MissingLayoutError, UserError
 from tprimat.facts.accelerators import PlatformName
 from tprimat.facts.models import ModelShape, model_shape, tiny
@@ -17,6 +17,8 @@ from tprimat.plan.schema import Batch, Layout, PrimusStart, RunPlan
 K = TypeVar("K", bound=str)
 V = TypeVar("V")
 
+WORDS = "words"
+"""A tokenizer without a file: the most frequent words of the text itself."""
 STANDARD_LIBRARY = "text:stdlib"
 """Real text on every machine with Python: the sources of the standard library."""
 
@@ -29,6 +31,8 @@ class PlanRequest:
     strategy: str
     platform: PlatformName
     size: Size
+    routing: Routing | None = None
+    """Instead of the configuration's, in a model with experts."""
     engine: str
     engine_reason: str
     trainer: str | None = None
@@ -78,14 +82,13 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
         gpus_per_node=gpus,
         layout=layout,
         batch=batch,
+        routing=(request.routing or config.training.routing) if shape.experts else None,
         micro_batch_memory_bytes=config.benchmarking.micro_batch_memory_bytes,
         steps=config.training.duration.max_steps,
         precision=optimizations.precision,
         recompute=optimizations.recompute,
         dataset=_dataset(config.training.data.dataset, request.platform, loaded),
-        tokenizer=None
-        if config.training.data.tokenizer is None
-        else _absolute(config.training.data.tokenizer, loaded.where("training", "data", "tokenizer")),
+        tokenizer=_tokenizer(config.training.data.tokenizer, loaded),
         seed=config.experiment.seed,
         optimizer=config.training.optimizer,
         engine_options=optimizations.engine_options,
@@ -197,6 +200,12 @@ def _missing_layout(loaded: LoadedConfig, run: PlanRequest | RunPlan) -> Missing
 def _absolute(path: str, where: str) -> str:
     """Return an absolute path: a worker may start in another folder than the user."""
     return str(absolute_path(path, where))
+
+
+def _tokenizer(requested: str | None, loaded: LoadedConfig) -> str | None:
+    if requested is None or requested == WORDS:
+        return requested
+    return _absolute(requested, loaded.where("training", "data", "tokenizer"))
 
 
 def _dataset(requested: str, platform: PlatformName, loaded: LoadedConfig) -> str:

@@ -29,6 +29,7 @@ def first_record(plan: RunPlan, machine: Machine, started_at: str) -> RunRecord:
         context_parallel=layout.context,
         expert_parallel=layout.expert,
         data_parallel=layout.data,
+        routing=plan.routing,
         micro_batch_sequences=None if isinstance(micro, str) else micro,
         micro_batch_search=plan.micro_batch_search,
         global_batch_sequences=batch.global_batch_sequences,
@@ -40,6 +41,7 @@ def first_record(plan: RunPlan, machine: Machine, started_at: str) -> RunRecord:
         clock="step_end",
         outcome=outcome,
         command=plan.command,
+        prediction=plan.prediction,
     )
 
 
@@ -77,6 +79,9 @@ def _pairs(plan: RunPlan, evidence: Evidence) -> Iterator[tuple[str, object, obj
     yield "virtual pipeline", layout.virtual_pipeline or 1, evidence.virtual_pipeline
     yield "context parallel", layout.context, evidence.context_parallel
     yield "data parallel", layout.data, evidence.data_parallel
+    if plan.shape.experts:
+        yield "expert parallel", layout.expert, evidence.expert_parallel
+        yield "routing", plan.routing or "natural", evidence.routing
     yield "sequence parallel", layout.sequence_parallel, evidence.sequence_parallel
     if not isinstance(batch.micro_batch_sequences, str):
         yield "micro batch", batch.micro_batch_sequences, evidence.micro_batch_sequences

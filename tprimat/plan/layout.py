@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tprimat.config.schema import DataConfig, LayoutConfig
 from tprimat.errors import LayoutError
+from tprimat.facts.flops import attention_matrices, feed_forward_matrices, moe_matrices
 from tprimat.facts.models import ModelShape, padded_vocabulary
 from tprimat.plan.schema import Batch, Layout
 
@@ -153,11 +154,20 @@ def _check_experts(request: LayoutRequest, data: int) -> None:
     if experts % expert:
         what = f"num_moe_experts ({experts}) must be a multiple of expert_model_parallel_size ({expert})."
         raise LayoutError(what, where=where, fix=_listed(_divisors(experts), EXPERT))
-    if data % expert:
-        what = f"The data-parallel degree ({data}) must be a multiple of expert_model_parallel_size ({expert})."
-        raise LayoutError(
-            what, where=where, why="Experts are spread over data-parallel ranks.", fix=_listed(_divisors(data), EXPERT)
+    layout = request.layout
+    ranks = layout.tensor_model_parallel_size * layout.context_parallel_size * data
+    if ranks % expert:
+        pipeline = layout.pipeline_model_parallel_size
+        what = (
+            f"world_size ({ranks * pipeline}) is not divisible by expert_tensor_model_pipeline_parallel size "
+            f"({expert * pipeline})."
         )
+        why = f"Whole experts are spread over the ranks of a stage, of which TP x CP x DP leaves {ranks}."
+        raise LayoutError(what, where=where, why=why, fix=_listed(_common_divisors(experts, ranks), EXPERT))
+
+
+def _common_divisors(first: int, second: int) -> list[int]:
+    return [number for number in _divisors(first) if second % number == 0]
 
 
 def _check_sequence(request: LayoutRequest, layout: Layout) -> None:
@@ -232,3 +242,25 @@ def _check_accumulation(request: LayoutRequest, layout: Layout, steps: int) -> N
             why="The interleaved schedule runs micro-batches in rounds of one a stage.",
             fix=f"another global_batch_size or micro_batch_size, or leave {VIRTUAL} out",
         )
+
+
+def layers_of_last_stage(shape: ModelShape, stages: int) -> int:
+    """Return how many layers the last pipeline stage gets, so that the slowest stage has the least to multiply.
+
+    The output layer is as much work as some layers; the other stages share the rest evenly.
+
+    Args:
+        shape: of the model; its matrices count, attention's products of tokens with tokens do not.
+        stages: pipeline stages, 2 or more.
+    """
+    block = moe_matrices(shape) or feed_forward_matrices(shape)
+    layer = sum(matrix.active_parameters for matrix in [*attention_matrices(shape), *block])
+    output = padded_vocabulary(shape) * shape.hidden / layer
+    others = stages - 1
+
+    def slowest(last: int) -> float:
+        return max(last + output, (shape.layers - last) / others)
+
+    even = shape.layers // stages
+    choices = [last for last in range(1, even + 1) if (shape.layers - last) % others == 0]
+    return min(reversed(choices), key=slowest, default=even)

@@ -22,7 +22,7 @@ from tprimat.facts.accelerators import PlatformName
 from tprimat.facts.models import ModelShape
 from tprimat.facts.rows import RefuseUnknownKeys
 from tprimat.records.redaction import masked_environment
-from tprimat.records.schema import MicroBatchSearch
+from tprimat.records.schema import MicroBatchSearch, Routing, RunPrediction
 from tprimat.records.store import from_json, read_text, to_json, write_atomically
 
 __all__ = [
@@ -123,6 +123,8 @@ class RunPlan(RefuseUnknownKeys):
     gpus_per_node: int
     layout: Layout
     batch: Batch
+    routing: Routing | None = None
+    """How tokens choose experts; None for a model without any, and in plans from before this field."""
     micro_batch_search: MicroBatchSearch | None = None
     """How the micro-batch was found; None if the user gave it, or if it is still "auto", so that the worker searches for it."""
     micro_batch_memory_bytes: int | None = None
@@ -142,6 +144,8 @@ class RunPlan(RefuseUnknownKeys):
     """Holds this run's run.json, steps.jsonl and plan.json."""
     command: tuple[str, ...] = ()
     """The user's command line."""
+    prediction: RunPrediction | None = None
+    """Memory and time; None where they cannot be predicted, as on a CPU or before the micro-batch is found."""
     output_directory: str
     """Holds benchmark_*.json, training_*.log and profiles."""
 

@@ -43,6 +43,8 @@ class Effort:
     """Sampling ends after this time, but not before `at_least` samples; None: only after `repetitions`."""
     flush: bool = True
     """Overwrite the cache before each repetition."""
+    loaded_seconds: float | None = None
+    """Keep the device busy with the call for this long before measuring, so that its clock is that of sustained work."""
 
 
 BATCH_SECONDS = 0.05
@@ -97,6 +99,7 @@ class Stopwatch:
     def measure(self, call: Call, effort: Effort) -> tuple[float, ...]:
         """Return the seconds of each repetition of `call`."""
         expected = self._warm_up(call, effort)
+        self._load(call, expected, effort)
         if self.before_measuring:
             self.before_measuring()
         fixed = effort.relative_interval is None and effort.seconds is None
@@ -124,6 +127,12 @@ class Stopwatch:
                 break
             expected = self._sample(call, 1, flush=False)[0]
         return expected
+
+    def _load(self, call: Call, expected: float, effort: Effort) -> None:
+        """Call again and again without a pause for the host, until the time is over."""
+        started = self.clock()
+        while effort.loaded_seconds is not None and self.clock() - started < effort.loaded_seconds:
+            self._sample(call, max(1, int(BATCH_SECONDS / max(expected, 1e-9))), flush=False)
 
     def _sample(self, call: Call, count: int, *, flush: bool) -> list[float]:
         if self.device.type == "cuda":
@@ -233,7 +242,10 @@ def now() -> str:
 
 def reduced(effort: Effort, small: bool) -> Effort:
     """Return the effort with fewer calls for small sizes, which only prove that everything runs."""
-    return replace(effort, warmup=3, repetitions=20, warmup_seconds=0.05, seconds=0.1) if small else effort
+    if not small:
+        return effort
+    loaded = None if effort.loaded_seconds is None else 0.05
+    return replace(effort, warmup=3, repetitions=20, warmup_seconds=0.05, seconds=0.1, loaded_seconds=loaded)
 
 
 def measure(case: Case, bench: Bench) -> ProbeRecord:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tprimat.errors import ConfigError
-from tprimat.probe import attention, gemm, memory, transformer
+from tprimat.probe import attention, gemm, memory, pieces, transformer
 from tprimat.probe.case import Bench, Case, ProbeLog, run
 from tprimat.records.schema import ProbeRecord
 
@@ -31,6 +31,11 @@ def gemm_records(choice: Choice, bench: Bench, log: ProbeLog) -> Iterator[ProbeR
     yield from run(cases, bench, log)
 
 
+def round_records(choice: Choice, bench: Bench, log: ProbeLog) -> Iterator[ProbeRecord]:
+    """Measure some products in several rounds, so that rates show how much they differ from one round to the next."""
+    yield from run(gemm.round_cases(choice.dtypes, small=bench.small), bench, log)
+
+
 def probe_of(cases: Callable[..., list[Case]]) -> Probe:
     """Return the probe of a module with one list of cases and no choice of dtype."""
 
@@ -42,10 +47,12 @@ def probe_of(cases: Callable[..., list[Case]]) -> Probe:
 
 PROBES: dict[str, Probe] = {
     "gemm": gemm_records,
+    "rounds": round_records,
     "attention": probe_of(attention.cases),
     "memory": probe_of(memory.cases),
     "mlp": probe_of(transformer.mlp_cases),
     "transformer": probe_of(transformer.cases),
+    "pieces": probe_of(pieces.cases),
 }
 
 

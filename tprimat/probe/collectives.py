@@ -16,7 +16,7 @@ from typing import TypeVar
 import torch
 from torch import distributed
 
-from tprimat.probe import transformer
+from tprimat.probe import pieces, transformer
 from tprimat.probe.case import (
     REFUSALS,
     Bench,
@@ -103,6 +103,8 @@ OPERATIONS: dict[str, Callable[[torch.Tensor, int], Call]] = {
     "all_to_all": all_to_all,
     "send_recv": send_recv,
 }
+OVERLAPPED = ("all_gather", "reduce_scatter")
+"""What tensor ranks exchange while they multiply."""
 
 
 def prepare(operation: str, size: int, device: torch.device) -> Call:
@@ -130,17 +132,20 @@ def cases(backend: str, ranks: int, *, small: bool) -> list[Case]:
 
 
 def cases_on_ranks(kind: str, ranks: int, platform: str, *, small: bool) -> list[Case]:
-    """Return the cases of `collectives` or `ddp`."""
+    """Return the cases of `collectives`, `ddp` or `overlap`."""
     if kind == "ddp":
         return transformer.ddp_cases(ranks, small=small)
+    if kind == "overlap":
+        operations = {name: OPERATIONS[name] for name in OVERLAPPED}
+        return pieces.overlap_cases(ranks, operations, small=small)
     return cases(LIBRARY[platform], ranks, small=small)
 
 
 def all_measured(kind: str, ranks: int, known: Container[Identity], *, small: bool | None, detected: Machine | None) -> bool:
-    """Return whether every case of `collectives` or `ddp` is known, without starting the ranks.
+    """Return whether every case of a probe on several ranks is known, without starting the ranks.
 
     Args:
-        kind: `collectives` or `ddp`.
+        kind: `collectives`, `ddp` or `overlap`.
         ranks: number of ranks that would measure.
         known: what is measured.
         small: see open_bench.
@@ -217,7 +222,7 @@ def completed(record: ProbeRecord, seconds: tuple[float, ...], bench: Bench) -> 
 
 
 def run_on_all_ranks(kind: str, bench: Bench, log: ProbeLog) -> None:
-    """Measure what the first rank does not know yet of `collectives` or `ddp`; the first rank writes it."""
+    """Measure what the first rank does not know yet of `collectives`, `ddp` or `overlap`; the first rank writes it."""
     first = distributed.get_rank() == 0
     known = gather(log.known)[0]
     for case in cases_on_ranks(kind, distributed.get_world_size(), bench.machine.platform, small=bench.small):

@@ -239,6 +239,31 @@ def model_cases(workloads: tuple[Workload, ...], dtypes: tuple[str, ...], *, sma
     ]
 
 
+ROUNDS = 3
+ROUND_SHAPES = ("square 8K", "square 16K", "feed-forward 1")
+WARM_KIND, SUSTAINED_KIND = "gemm_warm", "gemm_sustained"
+SUSTAINED_SECONDS = 10.0
+"""Of full load before a sustained measurement: an H200 meets its power cap within one."""
+
+
+def round_cases(dtypes: tuple[str, ...], *, small: bool) -> list[Case]:
+    """Return some products in several rounds, warm and after sustained load: the same call, at other times of the device."""
+    products = [Product(m=m, k=k, n=n) for m, k, n in (SEED_SHAPES[name] for name in ROUND_SHAPES)]
+    return [
+        replace(
+            case_of(product.shrunk() if small else product, dtype, search_call(dtype)),
+            kind=kind,
+            shape={**(product.shrunk() if small else product).shape, "round": number},
+            effort=Effort(loaded_seconds=loaded),
+        )
+        for number in range(1, ROUNDS + 1)
+        for kind, loaded in ((WARM_KIND, None), (SUSTAINED_KIND, SUSTAINED_SECONDS))
+        for dtype in MODEL_DTYPES
+        if dtype in dtypes
+        for product in products
+    ]
+
+
 SEARCH_KIND = "gemm_search"
 SIDES = (1024, 2048, 3072, 4096, 5120, 6144, 8192, 10240, 12288, 14336, 16384, 18432, 20480)
 SMALL_SIDES = (64, 128, 256)

@@ -27,6 +27,10 @@ NUMBERS_ONLY = ("steps.jsonl", "telemetry.jsonl")
 REPORT = "report.html"
 LARGEST = 4 * 2**30
 """Most bytes of an unpacked archive."""
+MOST_EXPANSION = 200
+"""Most bytes of an unpacked archive for each of its own. Logs and records grow five- to twentyfold, zeros a thousandfold."""
+ALWAYS_ALLOWED = 16 * 2**20
+"""Bytes of an unpacked archive that need no such ratio."""
 
 
 def is_archive(path: Path) -> bool:
@@ -38,7 +42,8 @@ class _Bounded(io.RawIOBase):
     """A stream of limited length: a small file can unpack to any size."""
 
     def __init__(self, stream: gzip.GzipFile, where: Path, most: int) -> None:
-        self.stream, self.where, self.left = stream, where, most
+        self.most = min(most, max(ALWAYS_ALLOWED, MOST_EXPANSION * where.stat().st_size))
+        self.stream, self.where, self.left = stream, where, self.most
 
     def read(self, size: int = -1) -> bytes:
         """Return at most `size` bytes."""
@@ -46,8 +51,25 @@ class _Bounded(io.RawIOBase):
         content = self.stream.read(min(requested, self.left + 1))
         self.left -= len(content)
         if self.left < 0:
-            raise RecordError(f"{self.where} unpacks to more than {LARGEST:,} bytes.", where=str(self.where))
+            why = f"Archives of results grow up to {MOST_EXPANSION}-fold, and up to {LARGEST:,} bytes."
+            raise RecordError(f"{self.where} unpacks to more than {self.most:,} bytes.", where=str(self.where), why=why)
         return content
+
+
+@contextmanager
+def spare_folder() -> Iterator[Path]:
+    """Make a folder, and remove it at the end.
+
+    Raises:
+        RecordError: no temporary folder can be written.
+    """
+    try:
+        spare = tempfile.TemporaryDirectory(prefix="tprimat-")
+    except OSError as error:
+        what, fix = "No temporary folder can be written.", "TMPDIR=FOLDER in front of the command, where there is room"
+        raise RecordError(what, where=error.filename, why=error.strerror, fix=fix) from error
+    with spare as folder:
+        yield Path(folder)
 
 
 @contextmanager
@@ -57,18 +79,18 @@ def unpacked(path: Path, most: int = LARGEST) -> Iterator[Path]:
     Raises:
         RecordError: not an archive, damaged, too large, or with a path that leads outside.
     """
-    with tempfile.TemporaryDirectory(prefix="tprimat-") as folder:
+    with spare_folder() as folder:
         try:
             with (
                 gzip.open(path) as stream,
                 tarfile.open(fileobj=cast(IO[bytes], _Bounded(stream, path, most)), mode="r|") as members,
             ):
                 for member in members:
-                    _extract(members, member, Path(folder), path)
+                    _extract(members, member, folder, path)
         except (OSError, EOFError, zlib.error, tarfile.TarError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise RecordError(f"{path} is not a complete archive of results.", where=str(path), why=reason) from error
-        yield Path(folder)
+        yield folder
 
 
 def _extract(members: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, archive: Path) -> None:

@@ -6,7 +6,7 @@ seconds, TFLOP/s, GB (1e9 bytes), fractions 0..1. `run`, `metrics` and `steps` a
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -101,6 +101,8 @@ class RunResult:
     telemetry: tuple[TelemetrySample, ...] = ()
     stated_tokens_per_second: float | None = None
     """What a file of another program states in addition to its step times."""
+    contradictions: tuple[str, ...] = ()
+    """Where the file states something twice, and not the same."""
 
 
 def benchmark_file_name(run: RunRecord) -> str:
@@ -186,4 +188,19 @@ def own_result(document: dict[str, Any], path: Path) -> RunResult:
         RecordError: they do not fit this schema version.
     """
     run = checked(RunRecord, document["run"], path)
-    return RunResult(run=run, steps=checked(tuple[StepRecord, ...], document["steps"], path), path=path)
+    steps = checked(tuple[StepRecord, ...], document["steps"], path)
+    return RunResult(run=run, steps=steps, path=path, contradictions=tuple(_stated_otherwise(document, run, steps)))
+
+
+def _stated_otherwise(document: dict[str, Any], run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[str]:
+    """Yield where the familiar keys of a document do not say what its records say, as after a change by hand."""
+    expected = benchmark_document(run, steps, None)
+    for section in ("gpu_info", "parallelism_config", "training_config"):
+        stated = document.get(section)
+        for key, value in expected[section].items():
+            said = stated.get(key) if isinstance(stated, dict) else None
+            if said is not None and value is not None and said != value:
+                yield f"{section}.{key} is {said}, and {value} in its records"
+    times = document.get("raw_step_times")
+    if times is not None and times != expected["raw_step_times"]:
+        yield "raw_step_times are not those of its records"

@@ -9,7 +9,7 @@ from pathlib import Path
 from tprimat.errors import RecordError
 from tprimat.records.archive import is_archive, unpacked
 from tprimat.records.benchmark_file import RunResult, is_own_document, own_result
-from tprimat.records.legacy import read_legacy, stated_tokens_per_second
+from tprimat.records.legacy import read_legacy, stated_otherwise, stated_tokens_per_second
 from tprimat.records.schema import ProbeRecord
 from tprimat.records.store import RunDirectory, json_document, read_bytes, read_probes
 
@@ -105,7 +105,8 @@ def read_result(place: Path) -> RunResult:
     """
     if place.is_dir():
         folder = RunDirectory(place)
-        return RunResult(run=folder.read_run(), steps=folder.read_steps(), path=place, telemetry=folder.read_telemetry())
+        run, steps = folder.read_whole()
+        return RunResult(run=run, steps=steps, path=place, telemetry=folder.read_telemetry())
     content = read_bytes(place)
     document = json_document(content, place)
     if is_own_document(document):
@@ -113,7 +114,13 @@ def read_result(place: Path) -> RunResult:
     if not isinstance(document, dict):
         raise RecordError(f"{place} holds no result.", where=str(place), why="A result is one JSON object.")
     run, steps = read_legacy(document, place, content)
-    return RunResult(run=run, steps=steps, path=place, stated_tokens_per_second=stated_tokens_per_second(document))
+    return RunResult(
+        run=run,
+        steps=steps,
+        path=place,
+        stated_tokens_per_second=stated_tokens_per_second(document),
+        contradictions=stated_otherwise(document, run, steps),
+    )
 
 
 PROBES_FILE = "probes.jsonl"

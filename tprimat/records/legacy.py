@@ -6,6 +6,7 @@ value is missing, a `software_stack` of cuda, rocm, nemo or primus. What they om
 
 import hashlib
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,13 @@ ENGINES = {
 }
 MODELS = {"llama": "llama-3.1-8b", "qwen": "qwen-2.5-7b"}
 """What these names mean in TPrimat's files."""
+STATED_TOLERANCE = 0.2
+"""Between a figure that a file states and that of its steps; another choice of warm-up makes a few percent."""
+SIZES = {"llama": {"8", "8.0", "8.03"}, "qwen": {"7", "7.0", "7.6", "7.62"}}
+"""Billions of parameters in names of these models."""
+BILLIONS = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)\s?b(?![a-z])")
+OTHER_VERSION = re.compile(r"llama[\s-]?(?:[24]|3\.[02-9])|qwen[\s-]?(?:1\.5|2(?![._]?5)|3)|\bmoe\b|\bvl\b")
+"""Of models of these names with another shape."""
 ABSENT = ("", "n/a", "unknown", "none")
 
 
@@ -80,6 +88,28 @@ def stated_tokens_per_second(document: Mapping[str, Any]) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < LARGEST_REAL:
         return None
     return float(value)
+
+
+def stated_otherwise(document: Mapping[str, Any], run: RunRecord, steps: Sequence[StepRecord]) -> tuple[str, ...]:
+    """List further figures that a file states and its own steps contradict: throughput of a GPU, mean time of a step."""
+    metrics = document.get("performance_metrics")
+    if not isinstance(metrics, Mapping):
+        return ()
+    found = []
+    seconds = [step.step_seconds for step in steps]
+    parts = [part for part in (seconds, seconds[1:], seconds[len(seconds) // 2 :]) if part]
+    means = [sum(part) / len(part) for part in parts]
+    tokens, gpus = steps[0].tokens, run.machine.gpus
+    for name, unit, form, made in (
+        ("avg_step_time_seconds", "s", ".4g", means),
+        ("tokens_per_second_per_gpu", "tokens/s", ",.0f", [tokens / mean / gpus for mean in means] if tokens and gpus else []),
+    ):
+        stated = metrics.get(name)
+        if isinstance(stated, bool) or not isinstance(stated, int | float) or not made:
+            continue
+        if min(abs(stated / value - 1) for value in made) > STATED_TOLERANCE:
+            found.append(f"the file states {name} {stated:{form}}, and its own steps make {made[-1]:{form}} {unit}")
+    return tuple(found)
 
 
 class _Reader:
@@ -181,12 +211,12 @@ def _bytes(reader: _Reader, name: str, value: Any) -> int:
 
 
 def _model(reader: _Reader) -> str:
-    """Return llama or qwen where the file or its name says so, else the model as the file states it."""
+    """Return llama or qwen where the file says so, or without a model in it its name; else the model as the file states it."""
     stated = reader.text("model", "model_name")
-    for candidate in (stated or "", reader.path.stem):
-        known = [model for model in MODELS if model in candidate.lower()]
-        if len(known) == 1:
-            return known[0]
+    name = (reader.path.stem if stated is None else stated).lower()
+    known = [model for model in MODELS if model in name]
+    if len(known) == 1 and not OTHER_VERSION.search(name) and set(BILLIONS.findall(name)) <= SIZES[known[0]]:
+        return known[0]
     return stated or reader.path.stem
 
 

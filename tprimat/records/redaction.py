@@ -37,11 +37,16 @@ NO_SECRET = re.compile(r"""["']?(?:\d{1,7}|-?\d+\.\d+|None|null|true|false|<.*|\
 TOKENS: tuple[Rule, ...] = (
     (re.compile(r"\b(?:hf_|api_org_)[A-Za-z0-9]{16,}"), SECRET),
     (re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"), SECRET),
-    (re.compile(r"\b(?:gh[pousr]_|github_pat_|glpat-|xox[abprs]-|sk-|nvapi-|wandb_v\d_|AIza|GOCSPX-)[\w-]{16,}"), SECRET),
+    (
+        re.compile(r"\b(?:gh[pousr]_|github_pat_|glpat-|xox[abprs]-|sk-|nvapi-|wandb_v\d_|AIza|GOCSPX-|gsk_|xai-|r8_)[\w-]{16,}"),
+        SECRET,
+    ),
+    (re.compile(r"\b(?:key-[0-9a-f]{32}|\d{8,10}:AA[\w-]{33})\b"), SECRET),  # Mailgun, Telegram
+    (re.compile(r"(\bcurl\b[^\n]{0,200}?\s(?:-u|--user)[ =]?[\"']?[^\s:\"']+:)[^\s\"']+"), rf"\1{SECRET}"),
     (re.compile(r"\b(?:(?:sk|rk|pk|whsec)_(?:live_|test_|prod_)?[A-Za-z0-9]{16,}|(?:hv[sbr]|ya29)\.[\w-]{16,})"), SECRET),
-    (re.compile(r"(\b(?:Set-)?Cookie[\"']?\s*[:=]\s*)[^\n\"']+", re.I), rf"\1{SECRET}"),
-    (re.compile(r"(\bpassphrase\s*[:=]\s*)[^\n\"',;]+", re.I), rf"\1{SECRET}"),
-    (re.compile(r"(\"(?:auth|identitytoken|registrytoken)\"\s*:\s*\")[^\"]+"), rf"\1{SECRET}"),
+    (re.compile(r"(\b(?:Set-)?Cookie[\"']?\s*[:=]\s*[\"']?)[^\n\"']+", re.I), rf"\1{SECRET}"),
+    (re.compile(r"(passphrase[\"']?\s*[:=]\s*[\"']?)[^\n\"',;]+", re.I), rf"\1{SECRET}"),
+    (re.compile(r"(\"(?:auth|identitytoken|registrytoken)\\?\"\s*:\s*\\?\")[^\"\\]+"), rf"\1{SECRET}"),
     (re.compile(r"\b(machine\s+)\S+(\s+login\s+)\S+(\s+password\s+)\S+"), rf"\1{HOST}\2{USER}\3{SECRET}"),
     (re.compile(r"^(\s*(?:login|password|account)\s+)\S+(?=\s*$)", re.M), rf"\1{SECRET}"),
     (re.compile(r"\b((?:pwd|pass)\s*=\s*)(?!/)[^\s\"',;&]+", re.I), rf"\1{SECRET}"),
@@ -62,7 +67,8 @@ HOST_PLACES = (
     re.compile(
         r"\b((?:MASTER_ADDR|HOSTNAME|SLURMD_NODENAME|SLURM_\w*(?:NODELIST|NODE|HOST)\w*)[\"']?\s*[=:]\s*[\"']?)([^\s\"',;:]+)"
     ),
-    re.compile(r"(?i)\b((?:host|node)(?:name)?\s*[=:]\s*[\"']?)([\w.-]*[A-Za-z][\w.-]*)"),
+    re.compile(r"(?i)\b((?:host|node)(?:name)?[\"']?\s*[=:]\s*[\"']?)([\w.-]*[A-Za-z][\w.-]*)"),
+    re.compile(r"(?i)(\bnode \d+ \()([\w.-]+)(?=\))"),
     re.compile(r"(?i)(--(?:master|rdzv)[_-](?:addr|endpoint)[ =])([\w.-]+)"),
     re.compile(r"(\[)([\w.-]+)(?=\]:\d{2,5}\b)"),
 )

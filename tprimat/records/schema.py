@@ -48,6 +48,8 @@ def _plain(value: Any, depth: int = 0) -> Any:
 Version = Annotated[int, AfterValidator(_known_version)]
 WholeNumber = Annotated[int, Field(ge=0, le=LARGEST_WHOLE)]
 Count = Annotated[int, Field(ge=1, le=LARGEST_WHOLE)]
+Name = Annotated[str, Field(max_length=300, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
+"""What stands in tables and pictures: one line, which a terminal shows as it is."""
 StepNumber = Annotated[int, Field(ge=1, le=LARGEST_STEP)]
 Real = Annotated[float, Field(ge=-LARGEST_REAL, le=LARGEST_REAL, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, le=LARGEST_REAL, allow_inf_nan=False)]
@@ -91,6 +93,8 @@ class MicroBatchSearch(RefuseUnknownKeys):
 
 Outcome = Literal["running", "completed", "out_of_memory", "timed_out", "hung", "interrupted", "diverged", "failed"]
 Clock = Literal["step_end", "framework"]
+Routing = Literal["natural", "balanced"]
+"""How tokens choose experts: by the router, or at random, which gives all experts about as many (as Megatron-Core forces it)."""
 StartUp = Literal["rank_started", "imported", "process_group", "model_built", "training"]
 """Stages of a rank's start: Python runs, libraries are imported, ranks are connected, the model is built, steps begin."""
 
@@ -115,6 +119,14 @@ class StepRecord(RefuseUnknownKeys):
     peak_reserved_bytes: WholeNumber | None = None
     ended_at_seconds: Moment | None = None
     """Since the run's started_at, on the clock of the telemetry, so that power readings can be matched with steps."""
+    expert_load: NotNegative | None = None
+    """Tokens of the busiest expert over the mean of all experts of its layer, mean over layers and micro-batches: 1 is even."""
+    rank_load: NotNegative | None = None
+    """The same of the ranks that share the experts: the busiest is the one that the others wait for."""
+    dropped: Fraction | None = None
+    """Share of the choices of experts that were dropped because an expert was full."""
+    merged: Count = 1
+    """Consecutive steps that this record is the mean of, where a run has more than 40,000; `step` is the last of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +134,7 @@ class Machine(RefuseUnknownKeys):
     """The hardware of a run, as the machine itself names it."""
 
     platform: Backend
-    accelerator: str | None
+    accelerator: Name | None
     """Device name as torch or the vendor's SMI tool reports it; the processor's name on a CPU; None where a log omits it."""
     gpus_per_node: Count | None
     """Ranks on one node; on a CPU, processes."""
@@ -136,6 +148,24 @@ class Machine(RefuseUnknownKeys):
     def gpus(self) -> int | None:
         """World size; None where unknown."""
         return None if self.gpus_per_node is None or self.nodes is None else self.gpus_per_node * self.nodes
+
+
+Grade = Literal["observed", "resolved", "stated"]
+"""Of a fact: seen in the running program, resolved by the framework from its arguments, or what somebody wrote."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecord(RefuseUnknownKeys):
+    """One of the machines of a run."""
+
+    host: str
+    accelerator: str | None
+    """As in Machine."""
+    gpus: Count | None
+    """That a run there can see; None: no GPUs."""
+    memory_bytes: WholeNumber | None = None
+    """Of the smallest accelerator."""
+    driver: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,13 +193,19 @@ class Evidence(RefuseUnknownKeys):
     parameters: WholeNumber | None = None
     """Over all ranks, each weight counted once."""
     recompute: Literal["none", "selective", "full"] | None = None
+    routing: Routing | None = None
+    """Of tokens to experts; None in a model without any."""
     attention: str | None = None
     transformer_engine: bool | None = None
     optimizer: str | None = None
     data: str | None = None
+    first_sequence: str | None = None
+    """Name of the tokens of the first sequence that rank 0 trained on: equal for equal data in equal order."""
     graphs_compiled: WholeNumber | None = None
     """By torch.compile on rank 0; 0 with graphs_from_cache: the compile cache was warm."""
     graphs_from_cache: WholeNumber | None = None
+    grades: dict[str, Grade] = field(default_factory=dict)
+    """Of the facts above. Where a fact has none, as in older records, records.evidence derives it."""
     notes: tuple[str, ...] = ()
     """Anything a reader must know, such as 'CPU-redirected, not a measure of speed'."""
 
@@ -185,18 +221,40 @@ class LogSource(RefuseUnknownKeys):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunPrediction(RefuseUnknownKeys):
+    """What was predicted for a run before it started."""
+
+    allocated_bytes: Count
+    """Peak on the fullest rank."""
+    reserved_bytes: Count
+    """Peak that the allocator holds for it."""
+    memory: dict[str, WholeNumber]
+    """Part -> bytes at the peak."""
+    stage: WholeNumber
+    """Pipeline rank that needs most, from 0."""
+    moment: str
+    """What runs at the peak."""
+    step_seconds: Duration | None = None
+    """None where the accelerator is not known."""
+    time: dict[str, NotNegative] = field(default_factory=dict)
+    """Part -> seconds of a step."""
+    rates: str | None = None
+    """Where the rates come from: probes of the machine, or published figures."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord(RefuseUnknownKeys):
     """One training run: what was requested, what ran, how it ended. Its steps are in steps.jsonl next to it."""
 
     schema_version: Version = SCHEMA_VERSION
-    run_id: str
-    model: str
+    run_id: Name
+    model: Name
     """Key in config.yaml, such as llama."""
     size: Literal["full", "tiny"] = "full"
     shape: ModelShape | None = None
-    strategy: str | None
-    engine: str
-    matmul_dtype: str | None
+    strategy: Name | None
+    engine: Name
+    matmul_dtype: Name | None
     """What ran, where evidence shows it; otherwise what was requested."""
     recompute: Literal["none", "selective", "full"] | None = None
     tensor_parallel: Count | None
@@ -205,6 +263,8 @@ class RunRecord(RefuseUnknownKeys):
     context_parallel: Count | None = None
     expert_parallel: Count | None = None
     data_parallel: Count | None
+    routing: Routing | None = None
+    """Of tokens to experts, which decides how even the load is; None in a model without any, or where not known."""
     micro_batch_sequences: Count | None
     micro_batch_search: MicroBatchSearch | None = None
     """Where the user requested auto: the search that found micro_batch_sequences."""
@@ -212,6 +272,10 @@ class RunRecord(RefuseUnknownKeys):
     sequence_tokens: Count | None
     seed: Annotated[int, Field(ge=-LARGEST_WHOLE, le=LARGEST_WHOLE)] | None = None
     machine: Machine
+    nodes: tuple[NodeRecord, ...] = ()
+    """Each machine, in the order of the node ranks; empty in older records and in those from logs."""
+    job: str | None = None
+    """The scheduler and its name of the job that made the run, such as slurm 4711 or slurm 4711_3; None outside one."""
     software: dict[str, str] = field(default_factory=dict)
     """Package or driver -> version."""
     started_at: str | None
@@ -229,14 +293,19 @@ class RunRecord(RefuseUnknownKeys):
     evidence: Evidence | None = None
     mismatches: tuple[str, ...] = ()
     """Where evidence contradicts the request. Not empty: no analysis counts the run."""
-    prediction: None = None
-    """Always null: a key that every record has."""
+    prediction: RunPrediction | None = None
+    """None: not predicted, as on a CPU, or from before predictions."""
     engine_options: FreeForm = field(default_factory=dict)
     source: LogSource | None = None
     command: tuple[str, ...] = ()
     """The user's command line that started the run."""
+    rank_seconds: tuple[NotNegative, ...] = ()
+    """Median time of each rank from the start of a step until it has its own gradients and waits for those of the others; empty
+    where the trainer does not say."""
     profiled_steps: tuple[StepNumber, ...] = ()
     """Steps that the profiler slowed down by warming up, recording or writing its trace: not a measure of speed."""
+    steps_recorded: WholeNumber | None = None
+    """Steps that the launcher saw until the run ended: a steps.jsonl of a completed run with fewer has lost some."""
 
     @property
     def counts(self) -> bool:
@@ -353,7 +422,17 @@ class RunMetrics(RefuseUnknownKeys):
     peak_memory_bytes: int | None
     """Peak allocated on the worst rank inside the window."""
     peak_reserved_bytes: int | None = None
+    predicted_memory_error: float | None = None
+    """The predicted peak over the measured one, minus 1."""
+    predicted_step_error: float | None = None
+    """The predicted step over the measured one, minus 1."""
     final_loss: float | None
     joules_per_token: float | None = None
     cost_per_million_tokens: float | None = None
+    expert_load: float | None = None
+    """Tokens of the busiest expert over the mean, mean over the steady steps; None in a model without experts."""
+    rank_load: float | None = None
+    """The same of the ranks that share the experts."""
+    dropped: float | None = None
+    """Share of the choices of experts that were dropped, mean over the steady steps."""
     warnings: tuple[str, ...] = ()

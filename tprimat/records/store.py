@@ -11,7 +11,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -21,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from tprimat.errors import ConfigError, RecordError
 from tprimat.records.schema import SCHEMA_VERSION, MicroBatchTrial, ProbeRecord, RunRecord, StepRecord, TelemetrySample
+from tprimat.records.summary import summarised
 
 T = TypeVar("T")
 
@@ -28,6 +29,11 @@ LARGEST_DOCUMENT = 256 * 2**20
 """Bytes of a JSON document, which is read as a whole: ten times those of a run of a hundred thousand steps."""
 LARGEST_LINE = 2**20
 """Bytes of one line of a .jsonl file, which is read line by line."""
+
+
+RESERVE_FILE = ".room"
+RESERVE_BYTES = 1 << 15
+"""Several times a run.json and its temporary copy."""
 
 
 _adapters: dict[Any, TypeAdapter[Any]] = {}
@@ -210,19 +216,46 @@ def read_text(path: Path) -> str:
         raise RecordError(f"{path} cannot be read: it is not UTF-8 text.", where=str(path)) from error
 
 
+LINES_AT_ONCE = 1000
+"""Parsed together, which takes half the time of one by one."""
+
+
 def read_lines(kind: type[T], path: Path) -> Iterator[T]:
     """Yield the records of a .jsonl file. A last line cut short by a crash is skipped; a broken line elsewhere is an error."""
     if not os.path.lexists(path):
         return
     with opened(path) as file:
         number = 0
+        lines: list[bytes] = []
         while line := file.readline(LARGEST_LINE):
             number += 1
             if not line.endswith(b"\n"):
                 if len(line) < LARGEST_LINE:
-                    return
+                    break
+                yield from parse_lines(kind, lines, path, number)
                 where = f"{path}:{number}"
                 raise RecordError(f"{where} is too long.", where=where, why=f"A line has at most {LARGEST_LINE:,} bytes.")
+            lines.append(line)
+            if len(lines) == LINES_AT_ONCE:
+                yield from parse_lines(kind, lines, path, number + 1)
+                lines = []
+        yield from parse_lines(kind, lines, path, number + 1)
+
+
+def parse_lines(kind: type[T], lines: Sequence[bytes], path: Path, after: int) -> Iterator[T]:
+    """Yield the records of some lines of a .jsonl file; one by one where any of them is broken, to name it.
+
+    Args:
+        kind: of the records.
+        lines: each with its end; empty ones are skipped.
+        path: of the file, for messages.
+        after: number of the line after them.
+    """
+    text = b"[" + b",".join(line for line in lines if line != b"\n") + b"]"
+    try:
+        yield from adapter(list[kind]).validate_json(text)  # type: ignore[valid-type]  # a type made at run time
+    except (ValidationError, ConfigError):
+        for number, line in enumerate(lines, start=after - len(lines)):
             if line != b"\n":
                 yield from_json(kind, line, where=f"{path}:{number}")
 
@@ -276,13 +309,39 @@ class RunDirectory:
         """Read the current record; the outcome of a run under way is running."""
         return from_json(RunRecord, read_text(self.run_file), where=str(self.run_file))
 
+    def reserve_space(self) -> None:
+        """Keep room for the last record, so that a disk that fills up during the run does not leave it without an end."""
+        with contextlib.suppress(OSError):  # without room now, the first step says so
+            (self.path / RESERVE_FILE).write_bytes(b"\xff" * RESERVE_BYTES)
+
+    def release_space(self) -> None:
+        """Free the room for the last record."""
+        with contextlib.suppress(OSError):
+            (self.path / RESERVE_FILE).unlink()
+
     def append_step(self, step: StepRecord) -> None:
         """Append one step; it survives the end of this process."""
         append_line(self.steps_file, to_json(step))
 
     def read_steps(self) -> tuple[StepRecord, ...]:
-        """Read all complete steps."""
-        return tuple(read_lines(StepRecord, self.steps_file))
+        """Read all complete steps; of a long run, merged ones (records/summary.py)."""
+        return summarised(read_lines(StepRecord, self.steps_file))
+
+    def read_whole(self) -> tuple[RunRecord, tuple[StepRecord, ...]]:
+        """Read the record and the steps of a run.
+
+        Raises:
+            RecordError: one of them is damaged, or steps are missing that the run had when it completed.
+        """
+        run, steps = self.read_run(), self.read_steps()
+        if run.outcome == "completed" and len(steps) < (run.steps_recorded or 0):
+            raise RecordError(
+                f"{self.path} holds {len(steps)} of the {run.steps_recorded} steps of its run.",
+                where=str(self.steps_file),
+                why="They were lost after the run had ended.",
+                fix="copy the folder of the run again",
+            )
+        return run, steps
 
     def append_trial(self, trial: MicroBatchTrial) -> None:
         """Append one trial."""

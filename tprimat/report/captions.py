@@ -6,8 +6,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tprimat import units
-from tprimat.analyze.compare import Ranking, rankings, throughput
-from tprimat.analyze.groups import Group, Measured, accelerator_name, engine_words, layout, machine_name, ranks, tokens_per_step
+from tprimat.analyze.compare import QUESTION, Question, Ranking, rankings, throughput
+from tprimat.analyze.groups import (
+    Group,
+    Measured,
+    accelerator_name,
+    engine_words,
+    layout,
+    machine_name,
+    ranks,
+    routing_words,
+    tokens_per_step,
+)
 from tprimat.facts.published import SPELLING
 from tprimat.records.schema import RunRecord
 from tprimat.report.catalogue import MFU
@@ -42,6 +52,14 @@ class Workload:
     """What differs from the other workloads; empty where there is one."""
     configurations: tuple[Configuration, ...]
     """Fastest first, those without a throughput last."""
+    question: Question = QUESTION
+
+    @property
+    def ranking(self) -> Ranking:
+        """Return the ranking that holds the fastest configuration."""
+        best = self.configurations[0].group
+        found = rankings([one.group for one in self.configurations], self.question)
+        return next(ranking for ranking in found if best in ranking.groups)
 
     @property
     def run(self) -> RunRecord:
@@ -63,13 +81,14 @@ def _sequence(run: RunRecord) -> str:
     return "sequence not recorded" if run.sequence_tokens is None else f"sequence {units.count(run.sequence_tokens)}"
 
 
-WORK: tuple[Words, ...] = (
-    model_name,
-    lambda run: ranks(run) or "GPUs not recorded",
-    _sequence,
-    lambda run: run.matmul_dtype or "dtype not recorded",
-    _tokens,
-)
+WORK: dict[str, Words] = {
+    "model": model_name,
+    "gpus": lambda run: ranks(run) or "GPUs not recorded",
+    "sequence": _sequence,
+    "dtype": lambda run: run.matmul_dtype or "dtype not recorded",
+    "tokens": _tokens,
+    "routing": routing_words,
+}
 """What the configurations of one panel share."""
 
 
@@ -100,18 +119,25 @@ def _shape(run: RunRecord) -> str:
     return "" if run.shape is None else f"{run.shape.layers} layers of {run.shape.hidden}"
 
 
-def workloads(groups: Sequence[Group]) -> list[Workload]:
-    """Sort groups into workloads, those with the most configurations first, and name each group by what differs."""
+def workloads(groups: Sequence[Group], question: Question = QUESTION) -> list[Workload]:
+    """Sort groups into workloads, those with the most configurations first, and name each group by what differs.
+
+    Args:
+        groups: the configurations.
+        question: the traits that it is about do not part workloads.
+    """
     works: dict[tuple[str, ...], list[Group]] = {}
     for group in groups:
-        works.setdefault(tuple(words(group.run) for words in WORK), []).append(group)
+        shared = tuple(words(group.run) for key, words in WORK.items() if key not in question.varying)
+        works.setdefault(shared, []).append(group)
     ordered = sorted(works.items(), key=lambda item: -len(item[1]))
     titles = _distinguishing([key for key, _ in ordered])
-    names = _names([group for _, several in ordered for group in several], [len(several) for _, several in ordered])
+    named = [group for _, several in ordered for group in several]
+    names = _names(named, [len(several) for _, several in ordered], [WORK[key] for key in question.varying if key in WORK])
     found = []
     for title, (_, several) in zip(titles, ordered, strict=True):
         made = [Configuration(group=group, name=names[id(group)][0], label=names[id(group)][1]) for group in several]
-        found.append(Workload(title=title, configurations=tuple(sorted(made, key=_slowness))))
+        found.append(Workload(title=title, configurations=tuple(sorted(made, key=_slowness)), question=question))
     return found
 
 
@@ -143,12 +169,13 @@ def _columns_that_distinguish(rows: Sequence[tuple[object, ...]], order: Iterabl
     return shown[fixed:]
 
 
-def _names(groups: Sequence[Group], sizes: Sequence[int]) -> dict[int, tuple[str, str]]:
+def _names(groups: Sequence[Group], sizes: Sequence[int], more: Sequence[Words] = ()) -> dict[int, tuple[str, str]]:
     """Return name and label of each group, by identity.
 
     Args:
         groups: workload after workload.
         sizes: groups in each workload.
+        more: words of traits that vary within a workload because they are the question.
     """
     work = [place for place, size in enumerate(sizes) for _ in range(size)]
     named = not all(_mechanical(group.run) for group in groups)
@@ -161,6 +188,7 @@ def _names(groups: Sequence[Group], sizes: Sequence[int]) -> dict[int, tuple[str
         _recompute,
         _shape,
         lambda run: "timed by the framework" if run.clock == "framework" else "",
+        *more,
     ]
     rows = [
         (place, str(group.kind[0]).removesuffix(":"), *(words(group.run) for words in traits))
@@ -171,14 +199,14 @@ def _names(groups: Sequence[Group], sizes: Sequence[int]) -> dict[int, tuple[str
     details = _details(groups, alike)
     strategy = 3 if named else -1
     found = {}
-    for group, row, more in zip(groups, rows, details, strict=True):
+    for group, row, detail in zip(groups, rows, details, strict=True):
         run = group.run
         words = [str(row[i]) for i in shown if row[i]]
-        if not words and not more:
+        if not words and not detail:
             words = [_strategy(run) or short_layout(run) or model_name(run)] if named else [_by_layout(run)]
         behind = named and (strategy in shown or not shown) and short_layout(run) and short_layout(run) not in words
         label = [f"{part} ({short_layout(run)})" if behind and part == _strategy(run) else part for part in words]
-        found[id(group)] = (", ".join([*words, *more]), ", ".join([*label, *more]))
+        found[id(group)] = (", ".join([*words, *detail]), ", ".join([*label, *detail]))
     return found
 
 
@@ -279,7 +307,7 @@ def _single(work: Workload, where: str | None = None) -> str:
 def _finding(work: Workload) -> str:
     best = work.configurations[0]
     names = {id(configuration.group): configuration.name for configuration in work.configurations}
-    ranking = next(ranking for ranking in rankings([one.group for one in work.configurations]) if best.group in ranking.groups)
+    ranking = work.ranking
     if throughput(best.group) is None:
         return "throughput not known"
     lead = ranking.lead
@@ -293,6 +321,8 @@ def _finding(work: Workload) -> str:
     second = names[id(ranking.groups[1])]
     if lead.outcome == "faster":
         return f"{best.name} is fastest, {_ahead(ranking)} ahead of {_without(second, best.name)}"
+    if lead.outcome == "other loss":
+        return f"{best.name} ran {_ahead(ranking)} faster than {_without(second, best.name)}, to another loss"
     if lead.outcome == "these runs differ":
         return f"{best.name} ran {_ahead(ranking)} faster than {_without(second, best.name)}, in too few runs to rank them"
     tied = [_without(names[id(group)], best.name) for group in ranking.tied]
@@ -335,7 +365,18 @@ def subtitle(works: Sequence[Workload]) -> list[str]:
         _values(runs, lambda run: run.matmul_dtype or "dtype not recorded", "dtypes"),
         _values(runs, engine_name, "engines"),
     ]
-    return [" · ".join(filter(None, what)), " · ".join(filter(None, _amount(groups)))]
+    return [" · ".join(filter(None, what)), " · ".join(filter(None, _amount(groups))), *_differing(works)]
+
+
+def _differing(works: Sequence[Workload]) -> list[str]:
+    """Name the traits in which configurations of one workload differ; those with values that a reader may not expect."""
+    judged = [found for work in works for found in work.ranking.against_best if found is not None]
+    traits = {one.key: one for found in judged for one in found.traits}
+    warned = {one.key for found in judged for one in found.traits if one.effect == "warn"}
+    listed = [one.name for key, one in traits.items() if key not in warned]
+    cautions = [f"{one.name} ({' against '.join(one.words)})" for key, one in traits.items() if key in warned]
+    lines = [f"Configurations differ in {', '.join(listed)}"] if listed else []
+    return lines + ([f"Caution, they also differ in {', '.join(cautions)}"] if cautions else [])
 
 
 def _full_model(run: RunRecord) -> str:

@@ -133,6 +133,8 @@ PEAK_MEMORY = Metric(
     unit="GiB allocated in steady steps",
     scale=GIBIBYTE,
 )
+MEMORY_ERROR = Metric(key="predicted_memory_error", heading="memory predicted", over_runs="mean", show=units.signed_percent)
+STEP_ERROR = Metric(key="predicted_step_error", heading="step predicted", over_runs="mean", show=units.signed_percent)
 LOSS = Metric(
     key="final_loss",
     heading="loss",
@@ -155,7 +157,27 @@ COST = Metric(
     show_in_full=lambda value: f"{value:.4g}",
 )
 
-COLUMNS = (RUNS, STEPS, TOKENS, FLOPS, MFU, MATMUL_SHARE, STEP_TIME, PEAK_MEMORY, LOSS, ENERGY, COST)
+EXPERT_LOAD = Metric(key="expert_load", heading="busiest expert", over_runs="mean", show=lambda value: f"{value:.2f}x")
+RANK_LOAD = Metric(key="rank_load", heading="busiest rank", over_runs="mean", show=lambda value: f"{value:.2f}x")
+DROPPED = Metric(key="dropped", heading="dropped", over_runs="mean", show=units.percent)
+
+COLUMNS = (
+    RUNS,
+    STEPS,
+    TOKENS,
+    FLOPS,
+    MFU,
+    MATMUL_SHARE,
+    STEP_TIME,
+    STEP_ERROR,
+    PEAK_MEMORY,
+    MEMORY_ERROR,
+    LOSS,
+    ENERGY,
+    COST,
+    EXPERT_LOAD,
+    RANK_LOAD,
+)
 """Of a comparison and of the page's ranking."""
 CSV_FIELDS = (TOKENS_OF_ALL, TOKENS, FLOPS, MFU, STEP_TIME, STEP_TIME_MAD, PEAK_MEMORY, LOSS, ENERGY, COST)
 """Of one run."""

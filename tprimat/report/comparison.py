@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from tprimat import units
-from tprimat.analyze.compare import Difference, Verdict, rankings
+from tprimat.analyze.compare import QUESTION, Difference, Question, Verdict, rankings
 from tprimat.analyze.groups import Group, Measured, spread_between_runs
 from tprimat.analyze.published import Neighbour, Neighbourhood
 from tprimat.facts.accelerators import Backend
@@ -17,7 +17,7 @@ from tprimat.records.store import as_document
 from tprimat.report import winner
 from tprimat.report.catalogue import CSV_FIELDS, shown_columns, tera
 from tprimat.report.screen import PLAIN, Meaning, Screen
-from tprimat.report.tables import columns, csv_cell, with_interval
+from tprimat.report.tables import columns, csv_cell, escaped, table, with_interval
 from tprimat.report.winner import difference
 
 
@@ -30,9 +30,10 @@ class Comparison:
     not_counted: tuple[Measured, ...] = ()
     asked: bool = False
     """Whether the user named a baseline, or wants unlike workloads compared: then the verdicts are printed."""
+    question: Question = QUESTION
 
 
-MEANINGS: dict[str, Meaning] = {"faster": "winner", "refused": "refused", "slower": "warning"}
+MEANINGS: dict[str, Meaning] = {"faster": "winner", "refused": "refused", "slower": "warning", "other loss": "warning"}
 """Of a verdict's outcome."""
 MOST_NAMED = 6
 """Runs that a note names; the rest are counted."""
@@ -49,10 +50,12 @@ def text(comparison: Comparison, screen: Screen = PLAIN) -> str:
     """Format a comparison for a terminal: the winner and the table of each workload, what to know, the runs that do not count."""
     lines = []
     if comparison.groups:
-        lines += [winner.blocks(comparison.groups, screen, say_apart=not comparison.asked), ""]
+        blocks = winner.blocks(comparison.groups, screen, say_apart=not comparison.asked, question=comparison.question)
+        lines += [blocks, ""]
         if comparison.asked:
             lines += [screen.prose(sentence(verdict), 2, MEANINGS.get(verdict.outcome)) for verdict in comparison.verdicts] + [""]
-        lines += [screen.prose(line, 2, "quiet") for line in winner.caveats(comparison.groups, notes(comparison))]
+        caveats = winner.caveats(comparison.groups, notes(comparison), comparison.question)
+        lines += [screen.prose(line, 2, "quiet") for line in caveats]
     lines += [screen.prose(line, 2, "refused") for line in _not_counted(comparison)]
     return "\n".join(lines) + "\n"
 
@@ -110,7 +113,7 @@ def sentence(verdict: Verdict) -> str:
         return f"Not compared: {pair}, because they differ: {reason}. (--even-if-different compares all the same.)"
     ratio = f"ratio {verdict.ratio.value:.3f}"
     if verdict.ratio.low is not None and verdict.ratio.high is not None:
-        ratio += f", 95 % interval {verdict.ratio.low:.3f} to {verdict.ratio.high:.3f}"
+        ratio += f", {units.percent(verdict.question.confidence, 0)} interval {verdict.ratio.low:.3f} to {verdict.ratio.high:.3f}"
     else:
         ratio += ", no interval from a single step"
     what = verdict.outcome if verdict.outcome == "no difference shown" else change(verdict.ratio.value)
@@ -118,7 +121,9 @@ def sentence(verdict: Verdict) -> str:
         word = "faster" if verdict.ratio.value > 1 else "slower"
         what = f"these runs differ by {units.percent(abs(verdict.ratio.value - 1))}, not shown to be {word}"
     caution = f" They differ: {differing}." if differing else ""
-    return f"{pair}: {what} ({ratio}; {verdict.evidence}).{caution}"
+    caution += f" {winner.loss_words(verdict)}" if verdict.other_loss else ""
+    sides = winner.sides(verdict)
+    return f"{pair}: {what} ({ratio}; {verdict.evidence}).{caution}{f' {sides}' if sides else ''}"
 
 
 def runs_to_decide(verdict: Verdict, margin: float) -> str:
@@ -139,8 +144,7 @@ def change(ratio: float) -> str:
 def markdown(comparison: Comparison) -> str:
     """Format a comparison as a Markdown table and a list of remarks."""
     header, rows = rows_of(comparison)
-    lines = ["| " + " | ".join(row) + " |" for row in (header, ["---"] + ["---:"] * (len(header) - 1), *rows)]
-    return "\n".join([*lines, "", *(f"- {line}" for line in remarks(comparison))]) + "\n"
+    return "\n".join([table(header, rows), "", *(f"- {escaped(line)}" for line in remarks(comparison))]) + "\n"
 
 
 def comma_separated(comparison: Comparison) -> str:
@@ -175,17 +179,23 @@ def as_json(comparison: Comparison) -> str:
             for group in comparison.groups
         ],
         "verdicts": [
-            asdict(verdict) | {"differences": [difference(entry) for entry in verdict.differences], "words": sentence(verdict)}
+            asdict(verdict)
+            | {
+                "differences": [difference(entry) for entry in verdict.differences],
+                "other_loss": winner.loss_words(verdict) or None,
+                "traits": [{"trait": one.name, "sides": one.words, "effect": one.effect} for one in verdict.traits],
+                "words": sentence(verdict),
+            }
             for verdict in comparison.verdicts
         ],
         "rankings": [
             {
                 "workload": winner.heading(ranking),
-                "words": " ".join(winner.headline(ranking)),
+                "words": " ".join([*winner.headline(ranking), *winner.differing(ranking)]),
                 "lead": None if ranking.lead is None else as_document(ranking.lead.ratio),
                 "fastest_first": [group.label for group in ranking.groups],
             }
-            for ranking in rankings(comparison.groups)
+            for ranking in rankings(comparison.groups, comparison.question)
         ],
         "not_counted": [
             {"run_id": item.result.run.run_id, "path": str(item.result.path), "because": item.not_counted}

@@ -112,6 +112,7 @@ COLUMNS: tuple[Column, ...] = (
     _run("tokens_per_step", "tokens in one step, all GPUs", tokens_per_step),
     _run("matmul_dtype", "what the matrix units ran: bf16, fp8, fp32, ..."),
     _run("recompute", "none, selective or full"),
+    _run("routing", "of tokens to experts: natural, or balanced by force"),
     _seen("attention", "as seen in the run"),
     _seen("transformer_engine", "as seen in the run"),
     _seen("data", "as seen in the run"),
@@ -131,10 +132,15 @@ COLUMNS: tuple[Column, ...] = (
     _measured("step_seconds_mad", "scaled median absolute deviation of the step times"),
     _measured("peak_memory_bytes", "allocated on the worst rank"),
     _measured("peak_reserved_bytes", "reserved on the worst rank"),
+    _measured("predicted_memory_error", "predicted peak over the measured one, minus 1"),
+    _measured("predicted_step_error", "predicted step over the measured one, minus 1"),
     _measured("final_loss", "loss of the last step"),
     _measured("joules_per_token", "energy, all GPUs"),
     Column("watts_per_gpu", "mean power of one GPU", _watts_per_gpu, measured=True),
     _measured("cost_per_million_tokens", "in the currency of the price of a GPU hour"),
+    _measured("expert_load", "tokens of the busiest expert over the mean"),
+    _measured("rank_load", "the same of the ranks that share the experts"),
+    _measured("dropped", "share of the choices of experts that were dropped"),
     _measured("warnings", "what to know of the figures", lambda metrics: "; ".join(metrics.warnings) or None),
 )
 """Of every run. Behind them follow version_* and option_*, as far as any run has them."""

@@ -127,6 +127,28 @@ def clock(probe: ProbeRecord) -> str:
     return ", ".join(units.si(value, unit) for value, unit in read if value is not None) or units.ABSENT
 
 
+def rounds(probes: Probes) -> str | None:
+    """Tabulate products that were measured in several rounds: warm, and after sustained load."""
+    found: dict[tuple[str, str], dict[str, list[ProbeRecord]]] = {}
+    for probe in of_kind(probes, "gemm_warm", "gemm_sustained"):
+        if probe.seconds:
+            found.setdefault((probe.dtype, shape_of(probe)), {}).setdefault(probe.kind, []).append(probe)
+    rows = []
+    for (dtype, shape), kinds in found.items():
+        warm, loaded = (figures.rounds_of(kinds.get(kind, ())) for kind in ("gemm_warm", "gemm_sustained"))
+        lower = units.ABSENT if warm is None or loaded is None else units.signed_percent(loaded.median / warm.median - 1)
+        last = kinds.get("gemm_sustained", kinds.get("gemm_warm", []))[-1]
+        rows.append([dtype, shape, *_rounds(warm), *_rounds(loaded), lower, clock(last)])
+    header = ["dtype", "(m, k, n)", "warm", "between rounds", "sustained", "between rounds", "sustained vs warm", "clock, power"]
+    return table(header, rows, left=2) if rows else None
+
+
+def _rounds(found: figures.Rounds | None) -> list[str]:
+    if found is None:
+        return [units.ABSENT, units.ABSENT]
+    return [units.teraflops(found.median), f"{units.percent(found.spread)} over {found.count}"]
+
+
 def searched(probes: Probes) -> str | None:
     """Tabulate the fastest product that the search found, measured again."""
     winners = [probe for probe in of_kind(probes, "gemm") if (probe.variant or "").endswith(" searched") and probe.seconds]
@@ -344,3 +366,42 @@ def scaling_table(steps: Probes) -> str:
         "step",
     ]
     return table(header, rows, left=0)
+
+
+PIECE_KINDS = (
+    "fprop",
+    "dgrad",
+    "wgrad",
+    "grouped_fprop",
+    "grouped_dgrad",
+    "grouped_wgrad",
+    "region",
+    "launch",
+    "overlapped",
+)
+
+
+def pieces(probes: Probes) -> str | None:
+    """Tabulate what predictions are composed of, in the order of measurement."""
+    chosen = of_kind(probes, *PIECE_KINDS)
+    rows = [
+        [
+            probe.kind.replace("_", " "),
+            probe.variant or units.ABSENT,
+            ", ".join(f"{name} {value:,}" for name, value in probe.shape.items()),
+            time_of(probe),
+            _speed(probe),
+        ]
+        for probe in chosen
+        if probe.seconds
+    ]
+    return table(["piece", "of", "size", "median time", "rate"], rows, left=3) + refusals(chosen) if rows else None
+
+
+def _speed(probe: ProbeRecord) -> str:
+    """Format FLOP/s, bytes/s or launches/s, whichever the probe has."""
+    if "launches" in probe.shape:
+        each = figures.per_second(probe.shape["launches"], probe)
+        return units.ABSENT if each is None else f"{units.count(each.value)} launches/s"
+    moved = figures.bandwidth(probe)
+    return units.si(moved.value, "B/s") if moved else rate_of(probe)

@@ -84,7 +84,8 @@ def as_markdown(found: Sequence[FittedSeries]) -> str:
     blocks = []
     for scaled in found:
         table = tables.table(HEADER, rows_of(scaled.series))
-        blocks.append("\n".join([f"### {scaled.series.name}", "", table, "", *(f"- {line}" for line in remarks(scaled))]))
+        lines = (f"- {tables.escaped(line)}" for line in remarks(scaled))
+        blocks.append("\n".join([f"### {tables.escaped(scaled.series.name)}", "", table, "", *lines]))
     return "\n\n".join(blocks) + "\n"
 
 
@@ -96,6 +97,8 @@ def remarks(scaled: FittedSeries) -> list[str]:
     if len(layouts) > 1:
         each = ", ".join(f"{point.gpus} GPUs {point.layout}" for point in series.points)
         lines.append(f"Layouts differ, so that part of the difference is theirs: {each}.")
+    if series.differing:
+        lines.append(f"Caution, the points also differ in {', '.join(series.differing)}.")
     lines += [line for found in scaled.fits for line in _law(found, len(series.points))]
     if scaled.fits and min(found.deviation for found in scaled.fits) > LOOSE_FIT:
         lines.append(f"Neither law meets the points within {units.percent(LOOSE_FIT, 0)}: do not extrapolate with them.")
@@ -105,6 +108,9 @@ def remarks(scaled: FittedSeries) -> list[str]:
 
 
 def _law(found: Fit, points: int) -> list[str]:
+    if found.contention.value > 1:  # no share of the work: one GPU is faster than any number
+        name = "Amdahl's law" if found.coherency is None else "The USL"
+        return [f"{name} does not describe these points: throughput falls as GPUs are added."]
     contention = f"contention {_share(found.contention)}"
     off = f"rms deviation {units.percent(found.deviation)} over {points} points"
     if found.coherency is None:

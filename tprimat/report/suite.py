@@ -26,6 +26,12 @@ SECTIONS: tuple[Section, ...] = (
         "comparison of 2024-12-22. Averages are over the shapes of one table.",
         tables.gemm,
     ),
+    (
+        "Products in rounds",
+        "The same products in several rounds, each warm and after 10 s of full load. The range between rounds, over their "
+        "median, is how far a single figure of the tables above may be off; half the width of its interval is not.",
+        tables.rounds,
+    ),
     ("Calls and libraries", "The same product through two calls or two libraries.", tables.libraries),
     (
         "Products of the trained models",
@@ -72,10 +78,20 @@ SECTIONS: tuple[Section, ...] = (
     ),
 )
 
+PIECES: Section = (
+    "Pieces of a training step",
+    "What a prediction of a step is composed of. Products are named as in training: forward (fprop), for the gradient that flows "
+    "on (dgrad), for the weight's gradient with its fp32 sum (wgrad). Grouped products belong to experts, all with as many rows "
+    "or with skewed numbers. Regions and launches count both passes.",
+    tables.pieces,
+)
+"""Only on request; a page without it lacks nothing."""
+
 METHOD = """All figures come from the samples in probes.jsonl. Each repetition is timed with device events, after a warm-up of
 30 calls or 0.3 s. Repetitions end when the 95 % interval of the median is under 1 %, after one second, or after 200. The
 last-level cache is overwritten before each repetition, except for training steps and memory operations, whose data exceeds it.
-Times are medians; ± is half the width of the 95 % interval. Peaks are the dense ones of the data sheet."""
+Times are medians; ± is half the width of the 95 % interval of these repetitions, which follow one another. Peaks are the
+dense ones of the data sheet."""
 
 SMALL_SIZES = "On a CPU the sizes are small unless `--full` is given: they show that everything runs, not how fast it is."
 
@@ -106,7 +122,7 @@ def page_of(chosen: Sequence[ProbeRecord], preface: str = "", appendix: str = ""
 
 def sections(probes: Probes) -> list[str]:
     """Write the sections for which there are probes."""
-    bodies = [(title, text, make(probes)) for title, text, make in SECTIONS]
+    bodies = [(title, text, make(probes)) for title, text, make in (*SECTIONS, PIECES)]
     return [f"## {title}\n\n{text}\n\n{body}" for title, text, body in bodies if body]
 
 

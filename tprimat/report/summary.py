@@ -9,13 +9,18 @@ from tprimat.records.schema import RunMetrics, RunRecord, StartUp
 from tprimat.records.store import as_document
 from tprimat.report.catalogue import (
     COST,
+    DROPPED,
     ENERGY,
+    EXPERT_LOAD,
     FLOPS,
     LOSS,
     MATMUL_RATE,
     MATMUL_SHARE,
+    MEMORY_ERROR,
     MFU,
     PEAK_MEMORY,
+    RANK_LOAD,
+    STEP_ERROR,
     STEP_TIME,
     TOKENS,
     TOKENS_OF_ALL,
@@ -77,9 +82,12 @@ def _label(line: str) -> str:
 def _block(run: RunRecord, metrics: RunMetrics | str | None, log: Path) -> list[str]:
     gpus = run.machine.gpus
     ranks = ("process" if gpus == 1 else "processes") if run.machine.platform == "cpu" else "GPU" if gpus == 1 else "GPUs"
+    experts = f" EP={run.expert_parallel}" if run.expert_parallel not in {None, 1} else ""
+    routing = f" · {run.routing} routing" if run.routing else ""
+    ranks = f"{units.count(gpus)} {ranks} ({run.machine.accelerator or units.ABSENT})"
     lines = [
         f"{run.model} · {run.strategy} · TP={run.tensor_parallel} PP={run.pipeline_parallel} DP={run.data_parallel}"
-        f" · {units.count(gpus)} {ranks} ({run.machine.accelerator or units.ABSENT}) · {run.engine}, {run.matmul_dtype}"
+        f"{experts}{routing} · {ranks} · {run.engine}, {run.matmul_dtype}"
     ]
     if run.outcome != "completed":
         lines += _labelled("outcome", run.outcome.replace("_", " "))
@@ -110,12 +118,29 @@ def _measured(run: RunRecord, metrics: RunMetrics) -> list[str]:
         ("last loss", LOSS, ""),
         ("cost", COST, " per million tokens"),
         ("energy", ENERGY, " J per token"),
+        ("busiest expert", EXPERT_LOAD, " the tokens of the mean expert of its layer"),
+        ("busiest rank", RANK_LOAD, " the mean rank's tokens; the others wait for it"),
+        ("dropped", DROPPED, " of the choices of experts"),
     ):
         if metric.of_run(metrics) is not None:
             lines += _labelled(label, metric.in_full(metrics) + context)
+    lines += _labelled("predicted", _predicted(run, metrics))
     lines += _labelled("start", _start(run)) + _labelled("steady steps", metrics.window.rule)
     notes = (*metrics.warnings, *(run.evidence.notes if run.evidence else ()))
     return lines + [line for note in notes for line in _labelled("note", note)]
+
+
+def _predicted(run: RunRecord, metrics: RunMetrics) -> str | None:
+    """Return what was predicted before the run, and how far off it was."""
+    prediction, parts = run.prediction, []
+    if prediction is None:
+        return None
+    if metrics.predicted_step_error is not None:
+        error = STEP_ERROR.in_full(metrics)
+        parts.append(f"step {units.seconds(prediction.step_seconds)} ({error}), from {prediction.rates}")
+    if metrics.predicted_memory_error is not None:
+        parts.append(f"memory {units.gibibytes(prediction.allocated_bytes)} ({MEMORY_ERROR.in_full(metrics)})")
+    return "; ".join(parts) or None
 
 
 def _start(run: RunRecord) -> str | None:

@@ -11,6 +11,7 @@ from tprimat.report.screen import PLAIN, Painted, Screen
 
 CELLS = re.compile(r" (?<!\\)\| ")
 """What separates the cells of a row of Markdown."""
+MARKS = re.compile(r"[\\|]|<(?=[A-Za-z/!?])|\](?=[(\[:])|(?<=:)/(?=/)|(?<=www)\.")
 LABEL = 28
 """Columns that the name of a row may keep before others drop out for it."""
 
@@ -95,7 +96,12 @@ def _line(cells: Sequence[str], widths: Sequence[int], left: int, screen: Screen
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
     """Format a Markdown table: the first `left` columns flush left, the others, of numbers, flush right."""
     rule = [":--" if number < left else "--:" for number in range(len(header))]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (header, rule, *rows))
+    return "\n".join("| " + " | ".join(map(escaped, row)) + " |" for row in (header, rule, *rows))
+
+
+def escaped(text: str) -> str:
+    """Return text for a line of Markdown in which names and causes from files end no cell and become no link and no HTML."""
+    return MARKS.sub(r"\\\g<0>", text.replace("\n", " "))
 
 
 def markdown_as_text(page: str, screen: Screen = PLAIN, drop: Sequence[str] = ()) -> str:
@@ -121,7 +127,7 @@ def markdown_as_text(page: str, screen: Screen = PLAIN, drop: Sequence[str] = ()
 
 
 def _without_marks(text: str) -> str:
-    return text.replace("\\|", "|").replace("**", "").replace("`", "")
+    return re.sub(r"\\([\\|<\]/.])", r"\1", text.replace("**", "").replace("`", ""))
 
 
 def with_interval(estimate: Estimate | None, show: Callable[[float], str], between: str = ", ") -> str:

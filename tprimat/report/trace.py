@@ -9,6 +9,9 @@ from tprimat.report.tables import columns, table
 
 WORDS = {
     "matmul": "matmul",
+    "expert_matmul": "experts' matmul",
+    "router": "router",
+    "permute": "permutation of tokens",
     "attention": "attention",
     "norm_elementwise": "norm and elementwise",
     "optimizer": "optimizer",
@@ -16,6 +19,8 @@ WORDS = {
     "communication": "communication, exposed",
     "memory_copy": "memory copies, exposed",
 }
+RARE = {"expert_matmul", "router", "permute"}
+"""Of models with experts: shown only where there was such work."""
 WIDEST_NAME = 90
 
 
@@ -33,7 +38,8 @@ def markdown(summaries: Mapping[str, ProfileSummary]) -> str:
         summaries: heading of the column -> profile.
     """
     every = list(summaries.values())
-    rows = [[name, *(_part(kind, summary) for summary in every)] for kind, name in WORDS.items()]
+    shown = {part.kind for summary in every for part in summary.classes if part.calls or part.kind not in RARE}
+    rows = [[name, *(_part(kind, summary) for summary in every)] for kind, name in WORDS.items() if kind in shown]
     rows.append(["idle", *(_of_step(summary.idle_seconds, summary) for summary in every)])
     rows.append(["step", *(f"{units.seconds(summary.step_seconds)} (n = {len(summary.steps)})" for summary in every)])
     hidden = [summary.communication_seconds - summary.exposed_communication_seconds for summary in every]
@@ -71,6 +77,7 @@ def _classes(summary: ProfileSummary, screen: Screen) -> str:
             _calls(part.calls),
         ]
         for part in summary.classes
+        if part.calls or part.kind not in RARE
     ]
     rows.append(["idle", units.seconds(summary.idle_seconds), units.percent(summary.idle_share), units.ABSENT, units.ABSENT])
     rows.append(["step", units.seconds(summary.step_seconds), units.percent(1.0), units.ABSENT, units.ABSENT])

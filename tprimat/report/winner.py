@@ -2,11 +2,12 @@
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from tprimat import units
-from tprimat.analyze.compare import Difference, Ranking, comparable, rankings
-from tprimat.analyze.groups import TRAITS, Group, ranks, spread_between_runs, tokens_per_step
+from tprimat.analyze.compare import QUESTION, Difference, Question, Ranking, Verdict, comparable, rankings
+from tprimat.analyze.groups import LISTS, TRAITS, DifferingTrait, Group, ranks, spread_between_runs, tokens_per_step
+from tprimat.records.evidence import grade_of
 from tprimat.records.schema import Estimate
 from tprimat.report.catalogue import (
     COST,
@@ -31,20 +32,23 @@ DROP = [metric.heading for metric in (STEPS, FLOPS, LOSS, ENERGY, RUNS, STEP_TIM
 NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?%?")
 MOST_NAMED = 2
 """Runs that a note names; more are counted."""
+LONGEST_VALUES = 60
+"""Letters of a trait's values; longer ones are in the table or in the records."""
 MOST_TIED = 3
 """Names of configurations within noise; the rest are counted."""
 
 
-def blocks(groups: Sequence[Group], screen: Screen = PLAIN, *, say_apart: bool = True) -> str:
+def blocks(groups: Sequence[Group], screen: Screen = PLAIN, *, say_apart: bool = True, question: Question = QUESTION) -> str:
     """Return one block for each workload: what it is, the winner, and its configurations, fastest first.
 
     Args:
         groups: the configurations.
         screen: what the text must fit.
         say_apart: say why workloads of the same model are not compared, where no verdict follows that does.
+        question: which differences are allowed, and how sure the answer must be.
     """
     shown = shown_columns(groups)
-    found = rankings(groups)
+    found = rankings(groups, question)
     parts = []
     for number, ranking in enumerate(found):
         names = short_names(ranking.groups)
@@ -63,6 +67,7 @@ def blocks(groups: Sequence[Group], screen: Screen = PLAIN, *, say_apart: bool =
             del rows[0][2]
         lines = [screen.prose(heading(ranking), meaning="heading")]
         lines += [screen.prose(line, 2, "winner" if proven(ranking) else None) for line in headline(ranking)]
+        lines += [screen.prose(line, 2) for line in differing(ranking)]
         lines += [screen.prose(reason, 2, "quiet") for reason in apart(found[:number], ranking) if say_apart]
         parts.append("\n".join([*lines, "", columns(header, rows, screen=screen, drop=DROP)]))
     return "\n\n".join(parts)
@@ -81,10 +86,15 @@ def shared_words(groups: Sequence[Group]) -> list[str]:
     """Return the words with which the labels of all groups begin; of a single group its model and accelerator."""
     labels = [group.label.split(" ") for group in groups]
     if len(labels) == 1:
-        words = f"{TRAITS['model'](groups[0].run)} {TRAITS['accelerator'](groups[0].run)}".split(" ")
+        words = f"{TRAITS['model'].label(groups[0].run)} {TRAITS['accelerator'].label(groups[0].run)}".split(" ")
         return words if labels[0][: len(words)] == words else []
     same = (len(set(words)) == 1 for words in zip(*labels, strict=False))
-    return [labels[0][index] for index, _ in enumerate(itertools.takewhile(bool, same))]
+    shared = [labels[0][index] for index, _ in enumerate(itertools.takewhile(bool, same))]
+    for trait in TRAITS.values():  # 'micro-batch' of 'micro-batch 4' is not shared by itself
+        parts = trait.label(groups[0].run).split(" ")
+        cut = next((size for size in range(1, len(parts)) if shared[-size:] == parts[:size]), 0)
+        shared = shared[: len(shared) - cut]
+    return shared
 
 
 def short_names(groups: Sequence[Group]) -> dict[int, str]:
@@ -96,10 +106,81 @@ def short_names(groups: Sequence[Group]) -> dict[int, str]:
 def heading(ranking: Ranking) -> str:
     """Name what the configurations of a ranking share: model, accelerator, GPUs, tokens, sequence length, dtype."""
     run, tokens = ranking.best.run, tokens_per_step(ranking.best.run)
-    facts = [" ".join(shared_words(ranking.groups)) or run.model, ranks(run)]
-    facts += [f"{units.count(tokens)} tokens a step" if tokens else None]
-    facts += [f"sequence {units.count(run.sequence_tokens)}" if run.sequence_tokens else None, run.matmul_dtype]
-    return ", ".join(fact for fact in facts if fact)
+    facts = {
+        "": " ".join(shared_words(ranking.groups)) or run.model,
+        "gpus": ranks(run),
+        "tokens": f"{units.count(tokens)} tokens a step" if tokens else None,
+        "sequence": f"sequence {units.count(run.sequence_tokens)}" if run.sequence_tokens else None,
+        "dtype": run.matmul_dtype,
+    }
+    return ", ".join(fact for key, fact in facts.items() if fact and key not in ranking.question.varying)
+
+
+def differing(ranking: Ranking) -> list[str]:
+    """Say in one line in which traits the configurations of a ranking differ, and in another which of them may not matter.
+
+    Of two configurations both sides are named, of more the values of each trait.
+    """
+    judged = [found for found in ranking.against_best if found is not None]
+    if len(judged) == 1:
+        return lines_of_sides(judged[0].traits, (0, 1), ranking.question.varying)
+    found = [one for verdict in judged for one in verdict.traits]
+    warned = {one.key for one in found if one.effect == "warn"}
+    varying = ranking.question.varying
+    differ = [key for key in TRAITS if key in {one.key for one in found}]
+    lines = []
+    for before, keys in (
+        ("Varied", [key for key in differ if key in varying]),
+        ("They differ in", [key for key in differ if key not in {*varying, *warned}]),
+        ("Caution, they also differ in", [key for key in differ if key in warned - set(varying)]),
+    ):
+        if keys:
+            shown = [TRAITS[key].name + _values([one for one in found if one.key == key]) for key in keys]
+            lines.append(f"{before} {', '.join(shown)}.")
+    return lines
+
+
+def _values(found: Sequence[DifferingTrait]) -> str:
+    """Return a trait's values in parentheses, of a list the names of the parts that differ; nothing where there is no room."""
+    words = list(dict.fromkeys(words for one in found for words in one.words))
+    if found[0].key in LISTS:
+        parts = [part for text in words for part in text.removeprefix("without ").split(" and ")[0].split(", ")]
+        words = [part.replace("=", " ").split(" ")[0] for part in parts]
+    else:
+        values = dict.fromkeys(value for one in found for value in (one.first, one.second))
+        words = ["unknown" if value is None else str(value) for value in values]
+    text = " | ".join(dict.fromkeys(words))
+    return f" ({text})" if len(text) <= LONGEST_VALUES else ""
+
+
+def sides(verdict: Verdict) -> str:
+    """Name every trait in which the sides of a verdict differ: the candidate's against the baseline's."""
+    return " ".join(lines_of_sides(verdict.traits, (1, 0), verdict.question.varying))
+
+
+def lines_of_sides(traits: Sequence[DifferingTrait], order: tuple[int, int], varying: Collection[str] = ()) -> list[str]:
+    """Name the traits of two sides, those that are the question first.
+
+    Args:
+        traits: in which they differ; those that forbid a comparison are left out, except where they are the question.
+        order: which side comes first: (0, 1), or (1, 0) for the second.
+        varying: traits that are the question.
+    """
+    free = [one for one in traits if one.effect != "refuse"]
+    refused = any(one.effect == "refuse" for one in traits)
+    lines = []
+    for before, shown in (
+        ("Varied", [one for one in free if one.key in varying]),
+        (
+            "Also different" if refused else "What differs",
+            [one for one in free if one.key not in varying and one.effect == "list"],
+        ),
+        ("Caution, also different", [one for one in free if one.effect == "warn"]),
+    ):
+        if shown:
+            one, other = (", ".join(trait.words[side] for trait in shown) for side in order)
+            lines.append(f"{before}: {one} against {other}.")
+    return lines
 
 
 def headline(ranking: Ranking) -> list[str]:
@@ -116,9 +197,21 @@ def headline(ranking: Ranking) -> list[str]:
     rest = f"{_gain(lead)} {ahead} the next, {second}"
     if proven(ranking):
         return [f"{first} is fastest: {rest}{_within_noise(tied)}"]
+    if ranking.lead.other_loss is not None:
+        return [f"{first} ran fastest: {rest}{_within_noise(tied)}", loss_words(ranking.lead)]
     if ranking.lead.outcome == "these runs differ":
         return [f"{first} ran fastest: {rest}{_within_noise(tied)}; too few runs to call it the winner"]
     return [f"No winner: {first} leads, and {second} is within noise ({_gain(lead)}){_within_noise(tied)}"]
+
+
+def loss_words(verdict: Verdict) -> str:
+    """Say by how much the losses of two sides differ on the same data and seed; empty where nothing shows that they do."""
+    if verdict.other_loss is None:
+        return ""
+    look = verdict.other_loss.looks[-1]
+    value = look.difference.value
+    size = "is not a number" if value == float("inf") else f"differs by {value:+.1%}".replace("%", " %")
+    return f"No win: on the same data and seed the loss {size} (steps {look.first_step} to {look.step}); tprimat parity has more."
 
 
 def _within_noise(names: Sequence[str]) -> str:
@@ -184,18 +277,30 @@ def _side(value: object) -> str:
     return getattr(value, "name", None) or str(value)
 
 
-def caveats(groups: Sequence[Group], warnings: Mapping[str, Sequence[str]]) -> list[str]:
+def caveats(groups: Sequence[Group], warnings: Mapping[str, Sequence[str]], question: Question = QUESTION) -> list[str]:
     """Return what a reader must know about the numbers, each said once.
 
     Args:
         groups: what the tables show.
         warnings: warning -> runs or configurations that it applies to.
+        question: which differences are allowed, and how sure the answer must be.
     """
     lines = [f"Throughput is per GPU, with its 95 % interval: {_interval_words(groups)}."]
-    judged = [found for ranking in rankings(groups) for found in (*ranking.against_best, ranking.lead) if found is not None]
+    judged = [
+        found for ranking in rankings(groups, question) for found in (*ranking.against_best, ranking.lead) if found is not None
+    ]
     weakest = min(judged, key=lambda found: found.fewest_runs, default=None)
     if weakest is not None and "fewer" in weakest.evidence:
         lines.append(f"The weakest comparison here has {weakest.evidence}. Repeat with --runs 3.")
+    silent = dict.fromkeys(name for found in judged for name in found.unrecorded)
+    if silent:
+        lines.append(f"Not recorded on either side of a comparison, and so not known to be equal: {', '.join(silent)}.")
+    believed = [group.label for group in groups if grade_of(group.run, "matmul_dtype") == "stated"]
+    if believed:
+        lines.append(f"The dtype is stated, and not seen to run: {_places(believed, 'configurations')}.")
+    if question.confidence > QUESTION.confidence:
+        share = units.percent(question.confidence)
+        lines.append(f"Intervals of leads and ratios are of {share}, since the comparison is looked at several times.")
     spreads = [(spread, len(group.runs)) for group in groups if (spread := spread_between_runs(group)) is not None]
     if spreads and len(groups) > 1:
         low, high = min(spreads)[0], max(spreads)[0]

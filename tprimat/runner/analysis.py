@@ -8,15 +8,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tprimat.analyze import compare, peak
-from tprimat.analyze.compare import verdict
-from tprimat.analyze.groups import Measured, Origin, group_runs, measure
+from tprimat.analyze.compare import QUESTION, Question, verdict
+from tprimat.analyze.groups import Measured, Origin, group_runs, measure, without_copies
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.roofline import under_ceiling
 from tprimat.config.load import load_config
-from tprimat.errors import ConfigError, RecordError
+from tprimat.errors import ConfigError, RecordError, UserError
 from tprimat.facts.accelerators import PLATFORM_OF, Backend
 from tprimat.facts.models import model_shape
 from tprimat.facts.published import PublishedResult
+from tprimat.plan.evidence import mismatches
+from tprimat.plan.schema import read_plan
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.discover import check_probes, load_results, probes_in
 from tprimat.records.redaction import Redactor, redactor_of_this_machine
@@ -147,9 +149,23 @@ def read_results(
         RecordError: one of the places for probes holds none.
     """
     results, unreadable = load_results(paths)
+    results = [checked_against_plan(result) for result in results]
     records, damaged = probes_in([*paths, *check_probes(probes)])
     measured = [measure(result, under_ceiling(options, result.run, records), prices) for result in results]
-    return Results(measured=measured, problems=[*unreadable, *damaged])
+    return Results(measured=without_copies(measured), problems=[*unreadable, *damaged])
+
+
+def checked_against_plan(result: RunResult) -> RunResult:
+    """Return a run with what its evidence contradicts in the plan beside it, which may say more than its record."""
+    file, evidence = result.path / "plan.json", result.run.evidence
+    if evidence is None or not file.is_file():
+        return result
+    try:
+        found = mismatches(read_plan(file), evidence)
+    except UserError:
+        return result  # a plan of another version says nothing to this one
+    more = tuple(finding for finding in found if finding not in result.run.mismatches)
+    return replace(result, run=replace(result.run, mismatches=(*result.run.mismatches, *more))) if more else result
 
 
 def configured_prices(config: Path | None) -> dict[str, float]:
@@ -180,7 +196,10 @@ def first_path_of(paths: Sequence[Path]) -> Origin:
 
 
 def compare_runs(
-    measured: Sequence[Measured], paths: Sequence[Path], baseline: str | None, *, even_if_different: bool
+    measured: Sequence[Measured],
+    paths: Sequence[Path],
+    baseline: str | None,
+    question: Question = QUESTION,
 ) -> Comparison:
     """Compare every configuration with the baseline, or with the first configuration that is comparable.
 
@@ -188,7 +207,7 @@ def compare_runs(
         measured: all runs.
         paths: where they were read.
         baseline: a folder of results, or words of a label.
-        even_if_different: compare unlike workloads as well.
+        question: which differences are allowed, and how sure the answer must be.
 
     Raises:
         ConfigError: no run of the baseline counts, or its words fit no configuration.
@@ -202,12 +221,14 @@ def compare_runs(
         pairs = compare.pairs_with(baselines, groups)
     else:
         groups = group_runs(measured)
-        pairs = compare.pairs_with(compare.groups_named(baseline, groups), groups) if baseline else compare.default_pairs(groups)
+        named = compare.groups_named(baseline, groups) if baseline else []
+        pairs = compare.pairs_with(named, groups) if named else compare.default_pairs(groups, question)
     return Comparison(
         groups=tuple(groups),
-        verdicts=tuple(verdict(one, other, even_if_different=even_if_different) for one, other in pairs),
+        verdicts=tuple(verdict(one, other, question) for one, other in pairs),
         not_counted=tuple(item for item in measured if item.not_counted is not None),
-        asked=baseline is not None or even_if_different,
+        asked=baseline is not None or question.even_if_different,
+        question=question,
     )
 
 
@@ -216,7 +237,7 @@ class Gate:
     """Why a regression gate does not open; it opens where both are empty."""
 
     closed: tuple[str, ...] = ()
-    """Shown to be slower by more than the margin, or not to be compared."""
+    """Shown to be slower by more than the margin or to reach another loss, or not to be compared."""
     undecided: tuple[str, ...] = ()
     """The interval reaches beyond the margin."""
 
@@ -233,7 +254,7 @@ def regression_gate(comparison: Comparison, margin: float) -> Gate:
     closed, undecided = [], []
     for found in comparison.verdicts:
         passed = None if found.outcome == "refused" else found.no_slower_than(margin)
-        if found.outcome == "refused" or passed is False:
+        if found.outcome == "refused" or passed is False or found.other_loss is not None:
             closed.append(sentence(found))
         elif passed is None:
             undecided.append(f"{sentence(found)} {runs_to_decide(found, margin)}")

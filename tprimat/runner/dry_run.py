@@ -5,14 +5,15 @@ import os
 from collections.abc import Iterator, Mapping
 
 from tprimat import units
-from tprimat.engines.base import Command, engine_named
+from tprimat.engines.base import Command
 from tprimat.errors import LaunchError
 from tprimat.facts.accelerators import BACKEND_OF
 from tprimat.hardware.health import Check, check_disk
 from tprimat.hardware.nodes import DEFAULT_PORT, Nodes, find_nodes
-from tprimat.launch.torchrun import torchrun
-from tprimat.plan.memory import state_bytes
 from tprimat.plan.schema import RunPlan
+from tprimat.predict.memory import predict_memory
+from tprimat.runner.nodes import command_on
+from tprimat.runner.prediction import planned_workload
 from tprimat.runner.session import Session
 
 FIRST_NODE = Nodes(rank=0, master_address="FIRST_NODE", master_port=DEFAULT_PORT)
@@ -21,14 +22,11 @@ FIRST_NODE = Nodes(rank=0, master_address="FIRST_NODE", master_port=DEFAULT_PORT
 
 def command_shown(plan: RunPlan, environment: Mapping[str, str] = os.environ) -> Command:
     """Return the command of this node; without MASTER_ADDR that of the first node, under a name in place of its address."""
-    command = engine_named(plan.engine).command(plan)
-    if command.ranks_per_node is None:
-        return command
     try:
         nodes = find_nodes(plan.nodes, environment)
     except LaunchError:
         nodes = dataclasses.replace(FIRST_NODE, count=plan.nodes)
-    return dataclasses.replace(command, argv=(*torchrun(nodes, command.ranks_per_node), *command.argv), ranks_per_node=None)
+    return command_on(plan, nodes)
 
 
 def check_session(session: Session, environment: Mapping[str, str] = os.environ) -> Iterator[Check]:
@@ -66,16 +64,16 @@ def _nodes(plan: RunPlan, environment: Mapping[str, str]) -> Check:
 
 def _memory(session: Session, plan: RunPlan, *, several: bool) -> Check:
     name, whose = "memory", f"{plan.model} {plan.strategy}: " if several else ""
-    least = state_bytes(plan) if engine_named(plan.engine).keeps_whole_weights else None
-    if least is None:
-        return Check(
-            name=name, status="absent", finding=f"{whose}not estimated where weights are spread over data-parallel ranks"
-        )
-    what = f"{whose}at least {units.gibibytes(least)} a rank for weights, gradients and optimizer; activations add to it"
+    workload = None if plan.platform == "cpu" else planned_workload(plan)
+    if workload is None:
+        why = "on a CPU" if plan.platform == "cpu" else "before the micro-batch is found"
+        return Check(name=name, status="absent", finding=f"{whose}not predicted {why}")
+    need = predict_memory(workload)
+    what = f"{whose}{units.gibibytes(need.device_bytes)} predicted on the fullest rank"
     room = session.machine_of(plan).memory_bytes
     if room is None:
         return Check(name=name, status="ok", finding=what)
-    if least > room:
-        fix = "more tensor or pipeline parallelism, or another strategy"
+    if need.device_bytes > room:
+        fix = "more tensor or pipeline parallelism, or another strategy; tprimat plan lists what fits"
         return Check(name=name, status="problem", finding=f"{what}; a GPU has {units.gibibytes(room)}", fix=fix)
     return Check(name=name, status="ok", finding=f"{what}; a GPU has {units.gibibytes(room)}")

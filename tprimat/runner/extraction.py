@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tprimat import units
-from tprimat.analyze.metrics import impossible, run_metrics
+from tprimat.analyze.impossible import contradictions
+from tprimat.analyze.metrics import run_metrics
 from tprimat.config.load import load_config
 from tprimat.errors import ConfigError, MetricError, RecordError
 from tprimat.logs.extract import ExtractedRun, Flags, extract, failure_before_first_step
 from tprimat.logs.parse import LogLines, LogReading
-from tprimat.records.benchmark_file import benchmark_file_name, write_benchmark_file
+from tprimat.records.benchmark_file import RunResult, benchmark_file_name, write_benchmark_file
 from tprimat.records.discover import read_result
 from tprimat.records.schema import LogSource, RunMetrics, RunRecord
+from tprimat.report.tables import plural
 
 REWRITE_SECONDS = 1.0
 """Least time between two rewrites of the file while a log grows."""
@@ -110,8 +112,12 @@ def _print_remarks(extracted: ExtractedRun, metrics: RunMetrics | None) -> None:
         print(f"{run.outcome.replace('_', ' ')}: {run.cause}", file=sys.stderr)
     if run.hint:
         print(f"try: {run.hint}", file=sys.stderr)
-    for warning in impossible(metrics.mfu) if metrics else ():
-        print(f"warning: {warning}", file=sys.stderr)
+    reasons = contradictions(RunResult(run=run, steps=extracted.steps, path=Path()), metrics)
+    for reason in reasons:
+        print(f"warning: this will not count: {reason}", file=sys.stderr)
+    for warning in metrics.warnings if metrics is not None else ():
+        if warning not in reasons:
+            print(f"note: {warning}", file=sys.stderr)
     if metrics is not None and metrics.mfu_absent_because:
         print(f"note: no MFU, since {metrics.mfu_absent_because}", file=sys.stderr)
 
@@ -122,8 +128,8 @@ def summary(extracted: ExtractedRun, metrics: RunMetrics | None, path: Path) -> 
     rate = metrics.tokens_per_second_per_gpu if metrics else None
     time_text = f"{units.seconds(metrics.step_seconds.value)} median of {metrics.window.steps}" if metrics else units.ABSENT
     rows = (
-        ("log", f"{run.engine}, {len(extracted.steps)} steps, {run.outcome.replace('_', ' ')}"),
-        ("machine", f"{units.count(machine.gpus)} x {machine.accelerator or units.ABSENT} ({machine.platform})"),
+        ("log", f"{run.engine}, {plural(len(extracted.steps), 'step')}, {run.outcome.replace('_', ' ')}"),
+        ("machine", f"{units.count(machine.gpus)} x {machine.accelerator or 'unknown accelerator'} ({machine.platform})"),
         ("workload", f"{units.count(run.global_batch_sequences)} sequences of {units.count(run.sequence_tokens)} tokens a step"),
         ("step time", time_text),
         ("throughput", f"{units.count(rate.value)} tokens/s/GPU" if rate else units.ABSENT),

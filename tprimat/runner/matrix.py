@@ -195,6 +195,7 @@ def _check(loaded: LoadedConfig, model: str, platform: PlatformName, strategy: s
         text = f"not valid: {error.what}"
         return CheckedCell(model=model, platform=platform, strategy=strategy, description=text, error=error)
     layout, accumulation = plan.layout, plan.batch.accumulation_steps or "auto"
-    degrees = f"TP={layout.tensor} PP={layout.pipeline} DP={layout.data} on {layout.world_size}"
+    experts = f" EP={layout.expert}" if layout.expert > 1 else ""
+    degrees = f"TP={layout.tensor} PP={layout.pipeline} DP={layout.data}{experts} on {layout.world_size}"
     text = f"valid: {degrees}, GradAccum={accumulation}"
     return CheckedCell(model=model, platform=platform, strategy=strategy, description=text)

@@ -15,6 +15,7 @@ from tprimat.facts.accelerators import PLATFORM_OF
 from tprimat.hardware.nodes import this_machine
 from tprimat.launch.command import python_environment, run_command, run_ranks
 from tprimat.records.discover import PROBES_FILE
+from tprimat.records.lock import locked
 from tprimat.records.store import append_probe, read_probes, write_atomically
 from tprimat.report.suite import page
 
@@ -26,9 +27,11 @@ if TYPE_CHECKING:
     from tprimat.records.schema import ProbeRecord
 
 SINGLE_KINDS = ("gemm", "attention", "memory", "mlp", "transformer")
-RANK_KINDS = ("collectives", "ddp")
+RANK_KINDS = ("collectives", "ddp", "overlap")
 """Measured on several ranks."""
-KINDS = (*SINGLE_KINDS, *RANK_KINDS)
+ON_REQUEST = ("rounds", "pieces", "overlap")
+"""Not in `all`: rounds keep a GPU at full load for minutes, and only predictions need pieces and overlap."""
+KINDS = (*SINGLE_KINDS, "collectives", "ddp")
 RANKS_ON_A_PROCESSOR = 2
 DEFAULT_MICRO_BATCH = 4
 """For models whose micro-batch is 'auto'."""
@@ -68,8 +71,9 @@ def parse_kinds(text: str) -> tuple[str, ...]:
         return KINDS
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     for name in names:
-        if name not in KINDS:
-            raise ConfigError(f"There is no probe {name!r}.", where="--probe", fix=f"one or more of {', '.join(KINDS)}, or all")
+        if name not in {*KINDS, *ON_REQUEST}:
+            known = ", ".join((*KINDS, *ON_REQUEST))
+            raise ConfigError(f"There is no probe {name!r}.", where="--probe", fix=f"one or more of {known}, or all")
     if not names:
         raise ConfigError("No probe is named.", where="--probe", fix=f"one or more of {', '.join(KINDS)}, or all")
     return names
@@ -91,11 +95,16 @@ def require_torch() -> None:
 
 
 def measure(request: ProbeRequest) -> Iterator["ProbeRecord"]:
-    """Measure every requested probe, record by record."""
+    """Measure every requested probe, record by record.
+
+    Raises:
+        LaunchError: another launcher is writing to the output folder.
+    """
     deadline = None if request.seconds is None else time.monotonic() + request.seconds
-    for kind in request.kinds:
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        yield from measure_on_ranks(kind, request, left) if kind in RANK_KINDS else measure_here(kind, request, left)
+    with locked(request.output):
+        for kind in request.kinds:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            yield from measure_on_ranks(kind, request, left) if kind in RANK_KINDS else measure_here(kind, request, left)
 
 
 def measure_here(kind: str, request: ProbeRequest, seconds: float | None) -> Iterator["ProbeRecord"]:
@@ -157,7 +166,7 @@ def rank_arguments(kind: str, request: ProbeRequest, seconds: float | None) -> l
 
 
 def rank_counts(kind: str, requested: int | None) -> list[int]:
-    """Return the numbers of ranks to measure: all of them for collectives; 1, 2, 4 and so on, and all for DDP.
+    """Return the numbers of ranks to measure: all of them for collectives and overlap; 1, 2, 4 and so on, and all for DDP.
 
     Raises:
         ConfigError: there are more ranks than GPUs, or only one rank for a collective.
@@ -171,7 +180,7 @@ def rank_counts(kind: str, requested: int | None) -> list[int]:
     if kind == "ddp":
         return sorted({count for count in (1, 2, 4, 8) if count <= ranks} | {ranks})
     if ranks < 2:
-        raise ConfigError("A collective operation needs 2 ranks.", why=f"{gpus} GPU is visible.", fix="leave collectives out")
+        raise ConfigError("A collective operation needs 2 ranks.", why=f"{gpus} GPU is visible.", fix=f"leave {kind} out")
     return [ranks]
 
 
@@ -197,13 +206,15 @@ def configured_workloads(path: Path | None, backend: "Backend") -> "tuple[Worklo
 
 
 def workloads_of(config: "Config", platform: "PlatformName") -> "tuple[Workload, ...]":
-    """Return every model at every tensor-parallel degree and micro-batch that its strategies use on a platform."""
+    """Return each model of --model all at every tensor-parallel degree and micro-batch that its strategies use on a platform."""
     from tprimat.plan.build import shape_of
     from tprimat.probe.gemm import Workload
 
     data = config.training.data
     workloads = []
     for key, model in config.models.items():
+        if not model.in_all:
+            continue
         degrees: dict[int, set[int]] = {}
         for layout in layouts_of(config, key, platform):
             micro_batch = layout.micro_batch_size or data.micro_batch_size
@@ -262,14 +273,22 @@ def probes_to_skip(text: str) -> frozenset[str]:
     return names
 
 
-def run_suite(options: SuiteOptions) -> bool:
+def run_suite(options: SuiteOptions) -> int | None:
     """Run all probes that are not skipped, as far as the time budget allows.
 
     Measurements that the output folder holds for this machine and software are not repeated.
 
     Returns:
-        False if the user stopped it.
+        the signal that stopped it; None at its end.
+
+    Raises:
+        LaunchError: another launcher is writing to the output folder.
     """
+    with locked(options.output):
+        return _run_probes(options)
+
+
+def _run_probes(options: SuiteOptions) -> int | None:
     ends = None if options.time_budget_seconds is None else time.monotonic() + options.time_budget_seconds
     for probe in PROBES:
         left = None if ends is None else ends - time.monotonic()
@@ -279,16 +298,16 @@ def run_suite(options: SuiteOptions) -> bool:
             tell(f"{probe}: skipped, the time budget is spent")
         else:
             tell(f"{probe}:")
-            if not run_probe(probe, options, left):
-                return False
-    return True
+            if stopped_by := run_probe(probe, options, left):
+                return stopped_by
+    return None
 
 
-def run_probe(probe: str, options: SuiteOptions, seconds: float | None) -> bool:
+def run_probe(probe: str, options: SuiteOptions, seconds: float | None) -> int | None:
     """Run one probe in its own process, so that a crash ends no other.
 
     Returns:
-        False if the user stopped it.
+        the signal that stopped it.
     """
     arguments = [probe, "--resume", "--json", "--output", str(options.output)]
     arguments += [f"--{options.size}"] if options.size else []
@@ -298,7 +317,7 @@ def run_probe(probe: str, options: SuiteOptions, seconds: float | None) -> bool:
     ending = run_command(command, lambda line: None if line.startswith("{") else tell(line))
     if ending.exit_code:
         tell(f"{probe} ended with status {ending.exit_code}; its measurements so far are kept")
-    return ending.stopped is None or ending.stopped.outcome != "interrupted"
+    return ending.stop_signal
 
 
 def write_page(output: Path) -> Path:

@@ -11,11 +11,12 @@ from tprimat.analyze.groups import price_of
 from tprimat.analyze.metrics import MetricOptions, run_metrics
 from tprimat.analyze.roofline import under_ceiling
 from tprimat.config.load import absolute_path
-from tprimat.engines.base import Command, engine_named
+from tprimat.engines.base import engine_named
 from tprimat.errors import MetricError, RecordError
-from tprimat.hardware.nodes import find_nodes, gpus_of_ranks
+from tprimat.hardware.nodes import Nodes, gpus_of_ranks
+from tprimat.hardware.slurm import job_name
+from tprimat.launch.group import Group, SharedRun
 from tprimat.launch.run import Launch, LaunchResult, run, try_out
-from tprimat.launch.torchrun import torchrun
 from tprimat.launch.watchdog import Limits
 from tprimat.logs.extract import parsed_log, step_record
 from tprimat.logs.fields import LineFields
@@ -25,11 +26,13 @@ from tprimat.plan.evidence import first_record, mismatches, unproven
 from tprimat.plan.schema import RunPlan, write_plan
 from tprimat.records.benchmark_file import benchmark_file_name, write_benchmark_file
 from tprimat.records.discover import probes_in
-from tprimat.records.schema import Machine, RunMetrics, RunRecord, StepRecord
+from tprimat.records.schema import Machine, NodeRecord, RunMetrics, RunRecord, StepRecord
 from tprimat.records.store import RunDirectory
 from tprimat.runner.micro_batch import find_micro_batch
+from tprimat.runner.nodes import command_on, this_node
+from tprimat.runner.prediction import out_of_memory_hint
 from tprimat.runner.progress import Progress
-from tprimat.runner.session import Session
+from tprimat.runner.session import Session, with_prediction
 
 
 class FollowedLog:
@@ -93,25 +96,18 @@ class TrainingRun:
     log: Path
     traces: tuple[Path, ...] = ()
     """What the profiler recorded, one file a cycle."""
-    stopped: bool = False
-    """A signal asked for an end, so that no further run should start."""
-
-
-def command_of(plan: RunPlan) -> Command:
-    """Return the exact command that runs a plan on this node."""
-    command = engine_named(plan.engine).command(plan)
-    if command.ranks_per_node is None:
-        return command
-    prefix = torchrun(find_nodes(plan.nodes), command.ranks_per_node)
-    return dataclasses.replace(command, argv=(*prefix, *command.argv), ranks_per_node=None)
+    stop_signal: int | None = None
+    """A signal that asked for an end, so that no further run should start."""
+    transient: bool = False
+    """It failed of something that may be gone at a second start."""
 
 
 def announcement(plan: RunPlan) -> str:
     """Return the two lines that name the strategy and its layout, for console and log."""
     layout, batch = plan.layout, plan.batch
-    extra = "".join(
-        f", {name}={size}" for name, size in (("VPP", layout.virtual_pipeline), ("CP", layout.context)) if size not in {None, 1}
-    )
+    rare = (("VPP", layout.virtual_pipeline), ("CP", layout.context), ("EP", layout.expert))
+    extra = "".join(f", {name}={size}" for name, size in rare if size not in {None, 1})
+    extra += f", {plan.routing} routing" if plan.routing else ""
     accumulation = "auto" if batch.accumulation_steps is None else batch.accumulation_steps
     return (
         f"Using parallelism strategy: {plan.strategy}\n"
@@ -125,32 +121,44 @@ def log_path(session: Session, model: str) -> Path:
     return absolute_path(chosen, f"the variable {model.upper()}_LOG") if chosen else session.output / f"training_{model}.log"
 
 
-def run_plan(session: Session, plan: RunPlan, *, quiet: bool) -> TrainingRun:
+def run_plan(session: Session, plan: RunPlan, *, quiet: bool, group: Group | None = None) -> TrainingRun:
     """Run a plan to its end, whatever the end is, and leave its records behind.
+
+    Args:
+        session: the configuration and the machine.
+        plan: the run.
+        quiet: show no progress.
+        group: the other nodes; None on one node, and where the engine starts them itself.
 
     Raises:
         UserError: it cannot be started, or its folder cannot be written.
     """
     log = log_path(session, plan.model)
-    record = _starting(plan, session.machine_of(plan))
+    nodes = (this_node(plan),) if group is None else group.records
+    record = _starting(plan, session.machine_of(plan), nodes)
     if plan.batch.micro_batch_sequences == "auto":
-        found = search_first(session, plan, record)
+        found = search_first(session, plan, record, group)
         if isinstance(found, LaunchResult):
             return not_started(session, record, found, log)
-        plan = found
-        record = _starting(plan, record.machine)
-    launch = dataclasses.replace(launch_of(session, plan, record), logs=(log,), heading=announcement(plan))
+        plan = with_prediction(session, found)
+        record = _starting(plan, record.machine, nodes)
+    launch = dataclasses.replace(launch_of(session, plan, record, group), logs=(log,), heading=announcement(plan))
     write_plan(launch.directory.plan_file, plan)
     if not engine_named(plan.engine).runs_worker:
         launch = followed(launch, plan)
     record, result = run(launch, Progress(plan, record, quiet=quiet))
-    return dataclasses.replace(finish(session, record, result.steps, log), stopped=result.stop_requested)
+    if record.outcome == "out_of_memory":
+        record = dataclasses.replace(record, hint=out_of_memory_hint(plan, record.machine, record.hint))
+        launch.directory.write_run(record)
+    ended = finish(session, record, result.steps, log)
+    return dataclasses.replace(ended, stop_signal=result.stop_signal, transient=result.transient)
 
 
-def _starting(plan: RunPlan, machine: Machine) -> RunRecord:
+def _starting(plan: RunPlan, machine: Machine, nodes: tuple[NodeRecord, ...]) -> RunRecord:
     """Return the first record of a run, with what its engine knows."""
     engine = engine_named(plan.engine)
-    return dataclasses.replace(first_record(plan, machine, now()), clock=engine.clock, software=engine.software(plan))
+    record = first_record(plan, machine, now())
+    return dataclasses.replace(record, clock=engine.clock, software=engine.software(plan), nodes=nodes, job=job_name())
 
 
 def now() -> str:
@@ -158,11 +166,13 @@ def now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
-def launch_of(session: Session, plan: RunPlan, record: RunRecord) -> Launch:
-    """Return how to start and watch a plan on this machine."""
+def launch_of(session: Session, plan: RunPlan, record: RunRecord, group: Group | None) -> Launch:
+    """Return how to start and watch a plan from this machine."""
     benchmarking = session.loaded.config.benchmarking
+    place = Nodes() if group is None else group.place()
     return Launch(
-        command=command_of(plan),
+        command=command_on(plan, place),
+        shared=None if group is None else SharedRun(group=group, plan=plan, place=place),
         directory=RunDirectory(Path(plan.run_directory)),
         record=record,
         limits=Limits(
@@ -179,13 +189,17 @@ def launch_of(session: Session, plan: RunPlan, record: RunRecord) -> Launch:
     )
 
 
-def search_first(session: Session, plan: RunPlan, record: RunRecord) -> RunPlan | LaunchResult:
+def search_first(session: Session, plan: RunPlan, record: RunRecord, group: Group | None) -> RunPlan | LaunchResult:
     """Return the plan with the micro-batch that was found for it, or how the search ended. Creates the run's folder."""
     directory = RunDirectory(Path(plan.run_directory))
     write_plan(directory.plan_file, plan)
     directory.write_run(record)
     watcher = Progress(plan, record, quiet=True)
-    return find_micro_batch(plan, lambda attempt: try_out(launch_of(session, attempt, record), watcher), watcher.on_notice)
+
+    def attempt(trial: RunPlan) -> LaunchResult:
+        return try_out(launch_of(session, trial, record, group), watcher)
+
+    return find_micro_batch(plan, attempt, watcher.on_notice)
 
 
 def not_started(session: Session, record: RunRecord, result: LaunchResult, log: Path) -> TrainingRun:
@@ -194,7 +208,7 @@ def not_started(session: Session, record: RunRecord, result: LaunchResult, log: 
         record, outcome=result.outcome, exit_code=result.exit_code, cause=result.cause, hint=result.hint, ended_at=now()
     )
     RunDirectory(session.output / "runs" / record.run_id).write_run(ended)
-    return dataclasses.replace(finish(session, ended, (), log), stopped=result.stop_requested)
+    return dataclasses.replace(finish(session, ended, (), log), stop_signal=result.stop_signal)
 
 
 def followed(launch: Launch, plan: RunPlan) -> Launch:
@@ -226,18 +240,9 @@ def finish(session: Session, record: RunRecord, steps: tuple[StepRecord, ...], l
 
 
 def load_run(session: Session, record: RunRecord) -> TrainingRun:
-    """Read a run that was made before, with its steps. Its benchmark file stays as it is."""
+    """Read a run that was made before, with its steps, and write the benchmark file again: another run may have replaced it."""
     steps = RunDirectory(session.output / "runs" / record.run_id).read_steps()
-    metrics, unmeasured = metrics_of(session, record, steps)
-    return TrainingRun(
-        record=record,
-        steps=steps,
-        metrics=metrics,
-        unmeasured=unmeasured,
-        benchmark_file=session.output / benchmark_file_name(record),
-        log=log_path(session, record.model),
-        traces=traces_of(session, record),
-    )
+    return finish(session, record, steps, log_path(session, record.model))
 
 
 def traces_of(session: Session, record: RunRecord) -> tuple[Path, ...]:

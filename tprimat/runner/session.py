@@ -1,9 +1,11 @@
 """From a request to plans: read the configuration and the machine, and decide which runs to make."""
 
 import itertools
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import get_args
 
 from tprimat.config.load import (
     DEFAULT_STRATEGY,
@@ -15,19 +17,21 @@ from tprimat.config.load import (
     parse_setting,
     read_config,
 )
-from tprimat.config.schema import PlatformOptimizations, Size
+from tprimat.config.schema import PlatformOptimizations, Routing, Size
 from tprimat.config.tree import parse_scalar
 from tprimat.engines import AUTO
-from tprimat.engines.base import Choice, Here, choose, engine_named, fallback_from
+from tprimat.engines.base import Choice, Here, choose, engine_named, fallback_from, start_command
 from tprimat.errors import ConfigError, LaunchError, MissingLayoutError, UserError
 from tprimat.facts.accelerators import BACKEND_OF, PLATFORM_OF, PlatformName
-from tprimat.hardware.nodes import refuse_hidden_gpus, this_machine
-from tprimat.plan.build import STANDARD_LIBRARY, PlanRequest, build_plan, count_ranks, new_run_id
+from tprimat.hardware.nodes import Nodes, array_task, find_nodes, refuse_hidden_gpus, this_machine, told_nodes
+from tprimat.launch.torchrun import free_port
+from tprimat.plan.build import STANDARD_LIBRARY, WORDS, PlanRequest, build_plan, count_ranks, new_run_id, shape_at
 from tprimat.plan.figures import doubtful_figures
 from tprimat.plan.schema import RunPlan
-from tprimat.records.discover import check_probes
+from tprimat.records.discover import check_probes, probes_in
 from tprimat.records.environment import processor_name
 from tprimat.records.schema import Machine
+from tprimat.runner.prediction import predicted, refuse_too_large
 
 ALL_MODELS = "all"
 MOST_RUNS = 1000
@@ -54,6 +58,8 @@ class RunRequest:
     gpus: int | None = None
     """Ranks on each node."""
     nodes: int | None = None
+    hosts: tuple[str, ...] = ()
+    """Names of all nodes, this one first: the launchers of the others are started by ssh."""
     steps: int | str | None = None
     warmup: int | str | None = None
     micro_batch_size: int | str | None = None
@@ -61,6 +67,8 @@ class RunRequest:
     sequence_length: int | str | None = None
     precision: str | None = None
     data: str | None = None
+    routing: str | None = None
+    """Of tokens to experts: natural, balanced, or both, separated by a comma."""
     seed: int | str | None = None
     settings: tuple[str, ...] = ()
     """KEY=VALUE for any key of the configuration."""
@@ -68,6 +76,8 @@ class RunRequest:
     output: Path | None = None
     probes: tuple[Path, ...] = ()
     """Further places with probes of this machine."""
+    force: bool = False
+    """Start even a run that is predicted not to fit."""
     dry_run: bool = False
     """Plan only: GPUs need not be here, nor data for a machine with other GPUs."""
     command: tuple[str, ...] = ()
@@ -86,6 +96,10 @@ class Session:
     choices: EnvironmentChoices
     output: Path
     plans: tuple[RunPlan, ...]
+    place: Nodes = field(default_factory=Nodes)
+    """This machine's place among those whose launchers work together; the only one where the engine starts the others."""
+    follower: tuple[str, ...] = ()
+    """With --hosts: the command that starts the launcher of another node."""
     probes: tuple[Path, ...] = ()
     """Where probes of this machine lie, besides those in `output`."""
     notices: tuple[str, ...] = ()
@@ -111,6 +125,9 @@ def prepare(request: RunRequest) -> Session:
     size: Size = request.size or ("tiny" if platform == "cpu" else "full")
     settings = [parse_setting(text) for text in request.settings] + list(flag_settings(request, platform))
     loaded = read_config(request.config, size=size, settings=settings)
+    if request.nodes is None and not request.hosts and (told := started_on(loaded, platform)) is not None:
+        settings.append(told)
+        loaded = read_config(request.config, size=size, settings=settings)
     if (name := layout_name(request)) is not None:
         layout = layout_settings(request, name, models_of(loaded, request), platform)
         loaded = read_config(request.config, size=size, settings=[*settings, *layout])
@@ -118,15 +135,65 @@ def prepare(request: RunRequest) -> Session:
     output = absolute_path(
         request.output or choices.output_directory, "--output-dir" if request.output else "the variable OUTPUT_DIR"
     )
+    output = folder_of_task(output, array_task())
     session = Session(loaded=loaded, platform=platform, size=size, machine=machine, choices=choices, output=output, plans=())
     plans, left_out = _plans(session, request)
     notices = (*left_out, *(f"warning: {text}" for text in doubtful_figures(loaded)))
-    session = replace(session, plans=tuple(plans), probes=check_probes(request.probes), notices=notices)
+    session = replace(session, probes=check_probes(request.probes), notices=notices)
+    session = replace(session, plans=tuple(with_prediction(session, plan) for plan in plans))
     if not request.dry_run:
+        follower = follower_command(request, platform) if request.hosts else ()
+        session = replace(session, place=_place(session, request.hosts), follower=follower)
         _check_gpus(session)
+        for plan in () if request.force else session.plans:
+            refuse_too_large(plan, session.machine_of(plan))
     if not request.dry_run or _could_run_here(session):
         _check_data(session)
     return session
+
+
+def with_prediction(session: Session, plan: RunPlan) -> RunPlan:
+    """Return the plan with what is predicted for it on this machine."""
+    probes, _ = probes_in([session.output, *session.probes])
+    return predicted(plan, session.machine_of(plan), probes)
+
+
+def folder_of_task(output: Path, task: str | None) -> Path:
+    """Return the output folder of one task of an array job: its own, unless the user gave each task one, such as out-$TASK."""
+    if task is None or re.search(rf"(?:^|\D)0*{re.escape(task)}$", output.name):
+        return output
+    return output / f"array-{task}"
+
+
+def started_on(loaded: LoadedConfig, platform: PlatformName) -> Setting | None:
+    """Return the number of nodes on which the scheduler started this command, where the configuration leaves it at one."""
+    hardware, told = loaded.config.hardware.platforms.get(platform), told_nodes()
+    if told is None or told[0] <= 1 or (hardware is not None and hardware.nodes != 1):
+        return None
+    return Setting(("hardware", "platforms", platform, "nodes"), told[0], told[1])
+
+
+def follower_command(request: RunRequest, platform: PlatformName) -> tuple[str, ...]:
+    """Return the command that starts the launcher of another node, which follows the one here."""
+    asked = replace(request, platform=platform, nodes=len(request.hosts), output=None)
+    return (*start_command(), *words_of(asked))
+
+
+def _place(session: Session, hosts: tuple[str, ...] = ()) -> Nodes:
+    """Return this machine's place among the launchers of a run.
+
+    Raises:
+        LaunchError: the nodes are not described, or other than the plan needs.
+    """
+    plan = session.plans[0]
+    if hosts:
+        return Nodes(count=len(hosts), rank=0, master_address=hosts[0], master_port=free_port(), hosts=hosts)
+    if not engine_named(plan.engine).starts_nodes:
+        return find_nodes(plan.nodes)
+    if (told := told_nodes()) is not None and told[0] > 1:
+        what = f"{told[1]} is {told[0]}: each of these processes would start the whole run."
+        raise LaunchError(what, where=told[1], fix=f"the command by itself: {plan.engine} starts every node")
+    return Nodes()
 
 
 def _could_run_here(session: Session) -> bool:
@@ -150,8 +217,8 @@ def _check_data(session: Session) -> None:
     plan, data = session.plans[0], session.loaded.config.training.data
     if plan.dataset.startswith("text:") and plan.dataset != STANDARD_LIBRARY:
         _must_exist(session, plan.dataset.removeprefix("text:"), ("dataset", data.dataset))
-    if plan.tokenizer is not None:
-        _must_exist(session, plan.tokenizer, ("tokenizer", data.tokenizer))
+    if plan.tokenizer not in {None, WORDS}:
+        _must_exist(session, str(plan.tokenizer), ("tokenizer", data.tokenizer))
 
 
 def _must_exist(session: Session, path: str, asked: tuple[str, str | None]) -> None:
@@ -173,6 +240,11 @@ def _plans(session: Session, request: RunRequest) -> tuple[list[RunPlan], list[s
     if start is not None and start.launcher != "slurm":
         refuse_hidden_gpus(count_ranks(session.loaded, session.platform, _gpus_found(session))[1])
     strategies = _words(request.strategy or session.choices.strategy)
+    if not strategies:
+        place = "--parallel" if request.strategy else "the variable PARALLEL"
+        raise ConfigError(
+            f"{place} names no strategy.", where=place, fix=f"one of: {', '.join(session.loaded.config.parallelism)}"
+        )
     known = session.loaded.config.parallelism
     unknown = [] if request.strategy else [name for name in strategies if name not in {*known, DEFAULT_STRATEGY}]
     if unknown:
@@ -181,9 +253,10 @@ def _plans(session: Session, request: RunRequest) -> tuple[list[RunPlan], list[s
         )
     plans: list[RunPlan] = []
     missing: list[MissingLayoutError] = []
-    for strategy, model in itertools.product(strategies, models):
+    for strategy, (model, routing) in itertools.product(strategies, _routings(session, request, models)):
         planned = PlanRequest(
             model=model,
+            routing=routing,
             strategy=strategy,
             platform=session.platform,
             size=session.size,
@@ -198,7 +271,8 @@ def _plans(session: Session, request: RunRequest) -> tuple[list[RunPlan], list[s
             planned = _fitting(session.loaded, planned, choice)
         try:
             for number in range(1, request.runs + 1):
-                run_id = new_run_id(model, strategy) + (f"-{number}" if request.runs > 1 else "")
+                run_id = new_run_id(model, strategy) + (f"-{routing}" if routing else "")
+                run_id += f"-{number}" if request.runs > 1 else ""
                 folder = str(session.output / "runs" / run_id)
                 plans.append(plan_run(session.loaded, replace(planned, run_id=run_id, run_directory=folder)))
         except MissingLayoutError as error:
@@ -206,6 +280,31 @@ def _plans(session: Session, request: RunRequest) -> tuple[list[RunPlan], list[s
     if not plans:
         raise missing[0]
     return plans, [f"left out: {error}" for error in missing]
+
+
+def _routings(session: Session, request: RunRequest, models: Sequence[str]) -> list[tuple[str, Routing | None]]:
+    """Return each model with each routing that is asked for; a dense model once, and with None what the configuration says.
+
+    Raises:
+        ConfigError: there is no such routing, or none of the models has experts.
+    """
+    if request.routing is None:
+        return [(model, None) for model in models]
+    known: tuple[Routing, ...] = get_args(Routing)
+    asked = _words(request.routing)
+    if unknown := [word for word in asked if word not in known]:
+        what = f"There is no routing {unknown[0]!r:.40}."
+        raise ConfigError(what, where="--routing", fix=f"one of: {', '.join(known)}, or both with a comma")
+    found: list[tuple[str, Routing | None]] = []
+    for model in models:
+        mixture = model in session.loaded.config.models and shape_at(session.loaded, model, session.size).experts is not None
+        found += [(model, word) for word in known if word in asked] if mixture else [(model, None)]
+    if all(routing is None for _, routing in found):
+        why = (
+            f"Only tokens of models with experts are routed; {' and '.join(models)} {'has' if len(models) == 1 else 'have'} none."
+        )
+        raise ConfigError("--routing has nothing to route.", where="--routing", why=why, fix="leave it out, or --model qwen3_moe")
+    return found
 
 
 def _words(text: str) -> list[str]:
@@ -219,7 +318,12 @@ def models_of(loaded: LoadedConfig, request: RunRequest) -> list[str]:
     Raises:
         ConfigError: there is none.
     """
-    models = list(loaded.config.models) if request.model == ALL_MODELS else _words(request.model)
+    every = [name for name, model in loaded.config.models.items() if model.in_all]
+    models = every if request.model == ALL_MODELS else _words(request.model)
+    if not models and request.model != ALL_MODELS:
+        raise ConfigError(
+            f"--model is {request.model!r}.", where="--model", fix=f"one of: {', '.join(loaded.config.models)}, all"
+        )
     if not models:
         raise ConfigError("models is empty.", where=loaded.where("models"), fix="describe at least one model")
     return models
@@ -309,6 +413,7 @@ def flag_settings(request: RunRequest, platform: PlatformName) -> Iterator[Setti
     keys: dict[str, tuple[str, ...]] = {
         "gpus": (*hardware, "gpus_per_node"),
         "nodes": (*hardware, "nodes"),
+        "hosts": (*hardware, "nodes"),
         "steps": ("training", "duration", "max_steps"),
         "warmup": ("benchmarking", "warmup_steps"),
         "micro_batch_size": (*data, "micro_batch_size"),
@@ -320,5 +425,37 @@ def flag_settings(request: RunRequest, platform: PlatformName) -> Iterator[Setti
     }
     for name, path in keys.items():
         value = getattr(request, name)
+        value = (len(value) or None) if name == "hosts" else value
         if value is not None:
             yield Setting(path, parse_scalar(str(value)), f"--{name.replace('_', '-')}")
+
+
+FLAGS = {
+    "model": "--model",
+    "strategy": "--parallel",
+    **{name: f"--{name}" for name in ("tp", "pp", "vpp", "cp", "ep", "runs", "engine", "platform", "size", "gpus", "nodes")},
+    **{name: f"--{name}" for name in ("steps", "warmup", "precision", "data", "routing", "seed")},
+    "micro_batch_size": "--micro-batch-size",
+    "global_batch_size": "--global-batch-size",
+    "sequence_length": "--sequence-length",
+}
+"""Field of a request -> its flag."""
+
+
+def words_of(request: RunRequest) -> list[str]:
+    """Return the flags of ./benchmark.py that make a request again, with absolute paths."""
+    empty = RunRequest()
+    words = []
+    for name, flag in FLAGS.items():
+        value = getattr(request, name)
+        if value is not None and value != getattr(empty, name):
+            words += [flag, str(value)]
+    for name, path in (("--config", request.config), ("--output-dir", request.output)):
+        words += [] if path is None else [name, str(path.absolute())]
+    words += [word for place in request.probes for word in ("--probes", str(place.absolute()))]
+    return words + [word for setting in request.settings for word in ("--set", setting)]
+
+
+def any_degree(request: RunRequest) -> bool:
+    """Return whether a request describes a layout of its own."""
+    return any(getattr(request, name) is not None for name in ("tp", "pp", "vpp", "cp", "ep"))

@@ -3,29 +3,54 @@
 The records are the only state: a sweep that was stopped goes on from what is on disk.
 """
 
+import contextlib
 import dataclasses
+import itertools
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from tprimat import units
+from tprimat.engines.base import engine_named
 from tprimat.errors import LaunchError, RecordError, UserError
+from tprimat.hardware.gpus import users_of
+from tprimat.hardware.nodes import gpus_of_ranks
+from tprimat.hardware.slurm import job_start
+from tprimat.launch.group import Group
 from tprimat.launch.process import Interrupts
+from tprimat.launch.ssh import Started, started_on
+from tprimat.logs.failures import Failure
 from tprimat.plan.micro_batch import as_asked
 from tprimat.plan.schema import RunPlan, read_plan
+from tprimat.records.lock import locked
 from tprimat.records.redaction import masked_environment
 from tprimat.records.schema import RunRecord
 from tprimat.records.store import RunDirectory
 from tprimat.report.screen import screen_of
+from tprimat.runner.nodes import follow, gathered
 from tprimat.runner.progress import outcome_line
 from tprimat.runner.run import TrainingRun, announcement, load_run, log_path, run_plan
 from tprimat.runner.session import Session
 
+FREE_WITHIN_SECONDS = 30.0
+"""For an earlier run's processes to give their memory back."""
 COOLDOWN_SECONDS_ON_A_GPU = 20.0
 """Between runs, for drivers to release memory and for clocks and temperature to settle."""
-RUN_FIELDS = {"run_id", "run_directory", "output_directory", "engine_reason", "trainer", "command"}
-"""Fields of a plan that differ between two runs of the same configuration, and the trainer, which older plans lack."""
+RESULTS = {"failed", "out_of_memory", "diverged", "timed_out", "hung"}
+"""Outcomes that say something about a cell. Interrupted runs, and those without an end, do not."""
+SAME_SOFTWARE = ("torch", "megatron-core", "nemo-toolkit", "transformer-engine", "triton", "torchao", "torchtitan", "primus")
+"""Packages whose versions make two runs different measurements."""
+RUN_FIELDS = {"run_id", "run_directory", "output_directory", "engine_reason", "trainer", "command", "prediction"}
+"""Fields of a plan that differ between two runs of the same configuration, and what older plans lack."""
+
+ABANDONED = Failure(
+    outcome="interrupted",
+    cause="The launcher ended before it could record how: it was killed, or the disk was full.",
+    hint="--resume makes the run again",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +59,13 @@ class Cell:
 
     session: Session
     plan: RunPlan
+    label: str = ""
+    """What a sweep varies in it, such as tp=2 micro_batch_size=4."""
 
     @property
     def name(self) -> str:
-        """Model and strategy."""
-        return f"{self.plan.model} {self.plan.strategy}"
+        """Model and strategy, and what a sweep varies."""
+        return f"{self.plan.model} {self.plan.strategy}" + (f" ({self.label})" if self.label else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +79,8 @@ class CellResult:
     """`run` is an earlier run of the same plan."""
     cause: str | None = None
     """Why nothing could be started, or why the run failed."""
+    stop_signal: int | None = None
+    """A signal that asked for an end, during the run or the wait after it."""
 
     @property
     def counts(self) -> bool:
@@ -68,32 +97,60 @@ class Scheduler:
     load: Callable[[Cell, RunRecord], TrainingRun]
     """Read an earlier run of a cell."""
     notify: Callable[[str], None]
+    differs: Callable[[Cell, RunRecord], str | None] = lambda cell, record: None
+    """Why an earlier run of the same plan says nothing about this machine; None: it does."""
     cooldown_seconds: float = 0.0
     resume: bool = True
+    retry_failed: bool = True
+    """Make cells again whose newest run failed; False: a failure is a result too."""
 
     def run(self, cells: Sequence[Cell]) -> list[CellResult]:
         """Run all cells in order. A failure stops no other cell; a stop by the user leaves the rest without a result.
 
-        With `resume`, the newest earlier run of a plan decides: if it counts, it is reused; otherwise the plan runs. Where a plan
-        occurs more than once (repetitions), the second newest run decides for the second cell, and so on.
+        With `resume`, an earlier run of a plan that counts is reused, the newest first; without one the plan runs. Where a plan
+        occurs more than once (repetitions), each cell gets a run of its own.
         """
         earlier = earlier_runs(cells) if self.resume else []
         results: list[CellResult] = []
-        started = False
-        for cell in cells:
-            record = take_newest(earlier, cell.plan)
-            if record is not None and record.counts:
-                self.notify(f"{cell.name}: skipped, run {record.run_id} of {record.started_at} counts.")
-                results.append(CellResult(cell=cell, run=self.load(cell, record), reused=True))
+        seconds: list[float] = []
+        for place, cell in enumerate(cells):
+            record = self._earlier(earlier, cell)
+            if record is not None and (record.counts or (record.outcome in RESULTS and not self.retry_failed)):
+                results.append(self._reuse(cell, record))
                 continue
-            if started and not self._cool_down():
+            if seconds and (stop := self._cool_down()):
+                results[-1] = dataclasses.replace(results[-1], stop_signal=stop)
                 break
-            started = True
+            began = time.monotonic()
             results.append(self._start(cell))
-            run = results[-1].run
-            if run is not None and run.stopped:
+            if (run := results[-1].run) is not None and run.transient and not run.stop_signal and not self._cool_down():
+                self.notify(f"{cell.name}: {run.record.cause} Once more.")
+                results[-1] = dataclasses.replace(self._start(again(cell)), cell=cell)
+            seconds.append(time.monotonic() - began)
+            if (run := results[-1].run) is not None and run.stop_signal:
+                results[-1] = dataclasses.replace(results[-1], stop_signal=run.stop_signal)
                 break
+            if left := len(cells) - place - 1:
+                rest = left * (statistics.mean(seconds) + self.cooldown_seconds)
+                self.notify(f"{place + 1} of {len(cells)} done, {units.seconds(rest)} left if the others take as long.")
         return results
+
+    def _earlier(self, earlier: list[tuple[RunPlan, RunRecord]], cell: Cell) -> RunRecord | None:
+        """Return the newest earlier run of a plan that says something about this machine."""
+        while (record := take_first(earlier, cell.plan)) is not None:
+            if (why := self.differs(cell, record)) is None:
+                return record
+            if record.counts:
+                self.notify(f"{cell.name}: run {record.run_id} does not count here: {why}.")
+        return None
+
+    def _reuse(self, cell: Cell, record: RunRecord) -> CellResult:
+        if record.counts:
+            self.notify(f"{cell.name}: skipped, run {record.run_id} of {record.started_at} counts.")
+        else:
+            outcome = record.outcome.replace("_", " ")
+            self.notify(f"{cell.name}: skipped, run {record.run_id} ended: {outcome}. --retry-failed makes it again.")
+        return CellResult(cell=cell, run=self.load(cell, record), reused=True, cause=record.cause)
 
     def _start(self, cell: Cell) -> CellResult:
         try:
@@ -103,50 +160,144 @@ class Scheduler:
             return CellResult(cell=cell, cause=error.what)
         return CellResult(cell=cell, run=run, cause=run.record.cause)
 
-    def _cool_down(self) -> bool:
-        """Wait between two runs. Return False when a signal asked for an end."""
+    def _cool_down(self) -> int | None:
+        """Wait between two runs. Return the signal that asked for an end."""
         if self.cooldown_seconds <= 0:
-            return True
+            return None
         self.notify(f"cooling down for {self.cooldown_seconds:g} s.")
         end = time.monotonic() + self.cooldown_seconds
         with Interrupts() as interrupts:
             while (left := end - time.monotonic()) > 0 and not interrupts.count:
                 time.sleep(min(left, 0.1))
-        return not interrupts.count
+        return interrupts.first
 
 
-def run_cells(cells: Sequence[Cell], *, quiet: bool, resume: bool, messages: TextIO) -> list[CellResult]:
-    """Run cells for real, with progress on `messages`.
+def again(cell: Cell) -> Cell:
+    """Return a cell whose run has an id and a folder of its own."""
+    run_id = f"{cell.plan.run_id}-again"
+    folder = str(Path(cell.plan.run_directory).with_name(run_id))
+    return dataclasses.replace(cell, plan=dataclasses.replace(cell.plan, run_id=run_id, run_directory=folder))
+
+
+def interleaved(cells: Sequence[Cell]) -> list[Cell]:
+    """Return cells in the order A B C, C B A, A B C: what drifts over hours (heat, other users) then falls on all alike."""
+    kinds: list[tuple[dict[str, Any], list[Cell]]] = []
+    for cell in cells:
+        wanted = configuration(cell.plan)
+        found = next((repetitions for kind, repetitions in kinds if kind == wanted), None)
+        if found is None:
+            kinds.append((wanted, [cell]))
+        else:
+            found.append(cell)
+    rounds = itertools.zip_longest(*(repetitions for _, repetitions in kinds))
+    ordered = (one if number % 2 == 0 else one[::-1] for number, one in enumerate(rounds))
+    return [cell for one in ordered for cell in one if cell is not None]
+
+
+def differs_here(cell: Cell, record: RunRecord) -> str | None:
+    """Return why a run was made on something else than what is here: another accelerator, driver or library; None: it was not."""
+    here = cell.session.machine_of(cell.plan)
+    there = record.nodes[0].accelerator if record.nodes else record.machine.accelerator
+    software = engine_named(cell.plan.engine).software(cell.plan)
+    pairs = [("accelerator", there, here.accelerator), ("driver", record.machine.driver, here.driver)]
+    pairs += [(name, record.software.get(name), software.get(name)) for name in SAME_SOFTWARE]
+    return next((f"{name} {was or 'unknown'} there, {now or 'none'} here" for name, was, now in pairs if was != now), None)
+
+
+def run_cells(
+    cells: Sequence[Cell], *, quiet: bool, resume: bool, messages: TextIO, retry_failed: bool = True
+) -> list[CellResult]:
+    """Run cells for real, with progress on `messages`. Repetitions are interleaved.
 
     Raises:
-        LaunchError: an output folder cannot be written; nothing has been started then.
+        LaunchError: an output folder cannot be written, or another launcher is writing to it; nothing has been started then.
     """
-    for output in dict.fromkeys(cell.session.output for cell in cells):
-        make_writable(output)
+    session = cells[0].session
+    seconds = session.loaded.config.benchmarking.meeting_timeout_seconds
+    with contextlib.ExitStack() as open_until_the_end:
+        for output in dict.fromkeys(cell.session.output for cell in cells):
+            open_until_the_end.enter_context(locked(output, job_start()))
+            for run_id in close_abandoned(output):
+                print(f"run {run_id} has no end recorded, and its launcher is gone: now {ABANDONED.outcome}", file=messages)
+        watch = open_until_the_end.enter_context(other_hosts(session)).check
+        nodes = gathered(session.place, cells[0].plan, seconds, lambda text: print(text, file=messages, flush=True), watch)
+        group = open_until_the_end.enter_context(nodes)
+        cells = interleaved(cells)
+        scheduler = scheduler_of(cells, group, quiet=quiet, resume=resume, messages=messages)
+        results = dataclasses.replace(scheduler, retry_failed=retry_failed).run(cells)
+        if group is not None:
+            group.status = 0 if complete(results, cells) else 1
+        return results
+
+
+def scheduler_of(cells: Sequence[Cell], group: Group | None, *, quiet: bool, resume: bool, messages: TextIO) -> Scheduler:
+    """Return how cells become runs for real, on one node or on all of a group."""
     number = {cell.plan.run_id: position for position, cell in enumerate(cells, start=1)}
     fresh_logs: set[Path] = set()
 
     def start(cell: Cell) -> TrainingRun:
         plan, log = cell.plan, log_path(cell.session, cell.plan.model)
         if log not in fresh_logs:  # an earlier call wrote it; every run keeps a log of its own as well
-            log.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # what cannot be removed is reported when it cannot be written
+                log.unlink(missing_ok=True)
         fresh_logs.add(log)
         if not quiet:
             place = f"run {number[plan.run_id]} of {len(cells)}, " if len(cells) > 1 else ""
             print(f"{place}{plan.model}: engine {plan.engine} ({plan.engine_reason})\n{announcement(plan)}", file=messages)
-        ended = run_plan(cell.session, plan, quiet=quiet)
+        wait_until_free(plan, lambda text: print(text, file=messages, flush=True))
+        ended = run_plan(cell.session, plan, quiet=quiet, group=group)
         if len(cells) > 1 and not quiet:
             print(outcome_line(ended.record, ended.metrics, screen_of(messages)), file=messages)
         return ended
 
-    scheduler = Scheduler(
+    return Scheduler(
         start=start,
         load=lambda cell, record: load_run(cell.session, record),
-        notify=lambda text: print(text, file=messages),
+        notify=lambda text: print(text, file=messages, flush=True),
+        differs=differs_here,
         cooldown_seconds=max((cooldown(cell.session) for cell in cells), default=0.0),
         resume=resume,
     )
-    return scheduler.run(cells)
+
+
+def wait_until_free(plan: RunPlan, notify: Callable[[str], None]) -> None:
+    """Wait until no other program holds memory of the GPUs of a run here, such as the rest of an earlier run.
+
+    Raises:
+        LaunchError: some program goes on: what it does would be part of the measurement.
+    """
+    if plan.platform != "nvidia":  # AMD's tools list processes by GPU only on some systems
+        return
+    gpus, ends = gpus_of_ranks(plan.gpus_per_node), time.monotonic() + FREE_WITHIN_SECONDS
+    said = False
+    while users := users_of(gpus):
+        listed = "; ".join(f"GPU {user.gpu} by process {user.pid} ({units.gibibytes(user.bytes)})" for user in users)
+        if time.monotonic() > ends:
+            fix = "end it, or choose other GPUs with CUDA_VISIBLE_DEVICES"
+            raise LaunchError(f"In use: {listed}.", where="the GPUs", why="Its work would be part of the measurement.", fix=fix)
+        if not said:
+            notify(f"waiting for GPUs in use: {listed}")
+            said = True
+        time.sleep(1.0)
+
+
+def other_hosts(session: Session) -> contextlib.AbstractContextManager[Started]:
+    """Start the launchers of the other hosts of --hosts; none without that flag."""
+    if not session.follower:
+        return contextlib.nullcontext(Started({}))
+    return started_on(session.place, session.follower, Path.cwd())
+
+
+def follow_first_node(cell: Cell, messages: TextIO) -> int | None:
+    """Do this node's part of the runs of the first one, and return its exit status; None on the first node, which leads.
+
+    Raises:
+        LaunchError: the first node does not answer, or refuses.
+    """
+    place, seconds = cell.session.place, cell.session.loaded.config.benchmarking.meeting_timeout_seconds
+    if place.rank == 0:
+        return None
+    return follow(place, cell.plan, seconds, lambda text: print(text, file=messages, flush=True))
 
 
 def session_cells(sessions: Iterable[Session]) -> list[Cell]:
@@ -159,6 +310,12 @@ def complete(results: Sequence[CellResult], cells: Sequence[Cell]) -> bool:
     return len(results) == len(cells) and all(result.counts and result.run and result.run.benchmark_file for result in results)
 
 
+def exit_status(results: Sequence[CellResult], *, success: bool) -> int:
+    """Return 0 for success, 128 and the number of the signal that stopped the runs, or 1."""
+    stopped_by = next((result.stop_signal for result in results if result.stop_signal), None)
+    return 0 if success else 128 + stopped_by if stopped_by else 1
+
+
 def cooldown(session: Session) -> float:
     """Return the seconds to wait between two runs."""
     configured = session.loaded.config.benchmarking.cooldown_seconds
@@ -167,20 +324,21 @@ def cooldown(session: Session) -> float:
     return configured
 
 
-def make_writable(output: Path) -> None:
-    """Create the output folder, and check before training that results can be written.
-
-    Raises:
-        LaunchError: they cannot.
-    """
-    probe = output / ".writable"
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        probe.write_text("")
-        probe.unlink()
-    except OSError as error:
-        what = f"The output folder {output} cannot be written: {error.strerror}."
-        raise LaunchError(what, where="--output-dir", fix="--output-dir with a folder of yours, or free some space") from error
+def close_abandoned(output: Path) -> list[str]:
+    """Record an end for runs whose launcher ended without one, and return their ids. The caller holds the folder."""
+    closed = []
+    for path in sorted((output / "runs").glob("*/run.json")):
+        directory = RunDirectory(path.parent)
+        try:
+            record = directory.read_run()
+            if record.outcome == "running":
+                ended = dataclasses.replace(record, outcome=ABANDONED.outcome, cause=ABANDONED.cause, hint=ABANDONED.hint)
+                directory.release_space()
+                directory.write_run(ended)
+                closed.append(record.run_id)
+        except RecordError:  # damaged, or not ours to write: reported when the results are read
+            continue
+    return closed
 
 
 def configuration(plan: RunPlan) -> dict[str, Any]:
@@ -191,23 +349,24 @@ def configuration(plan: RunPlan) -> dict[str, Any]:
 
 
 def earlier_runs(cells: Iterable[Cell]) -> list[tuple[RunPlan, RunRecord]]:
-    """Return the runs in the cells' output folders whose plan and record are both readable, newest first."""
+    """Return the runs in the cells' output folders whose plan, record and steps are whole: those that count, the newest first."""
     folders = dict.fromkeys(Path(cell.plan.output_directory) / "runs" for cell in cells)
     files = (path for folder in folders for path in folder.glob("*/run.json"))
     found = [pair for path in files for pair in read_pair(RunDirectory(path.parent))]
-    return sorted(found, key=lambda pair: pair[1].started_at or "", reverse=True)
+    # Runs that count come first, whatever the clock said: it may have been set back since.
+    return sorted(found, key=lambda pair: (pair[1].counts, pair[1].started_at or ""), reverse=True)
 
 
 def read_pair(directory: RunDirectory) -> Iterator[tuple[RunPlan, RunRecord]]:
     """Yield plan and record, or nothing where one is missing or damaged: such a run is made again."""
     try:
-        yield read_plan(directory.plan_file), directory.read_run()
+        yield read_plan(directory.plan_file), directory.read_whole()[0]
     except RecordError:
         return
 
 
-def take_newest(earlier: list[tuple[RunPlan, RunRecord]], plan: RunPlan) -> RunRecord | None:
-    """Remove the newest earlier run of a plan from the list and return its record."""
+def take_first(earlier: list[tuple[RunPlan, RunRecord]], plan: RunPlan) -> RunRecord | None:
+    """Remove the first of the earlier runs of a plan from the list and return its record."""
     wanted = configuration(plan)
     for index, (former, record) in enumerate(earlier):
         if configuration(former) == wanted:

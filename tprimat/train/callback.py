@@ -8,7 +8,9 @@ so that measuring adds no synchronisation inside a step. Each step is on disk be
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Mapping
+import statistics
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from importlib import import_module
@@ -27,7 +29,7 @@ from tprimat.records.environment import software_versions
 from tprimat.records.schema import RunRecord, StepRecord
 from tprimat.records.store import RunDirectory
 from tprimat.train import startup
-from tprimat.train.device import PeakMemory, Timestamp, describe_machine, read_peak_memory, record_timestamp
+from tprimat.train.device import PeakMemory, Timestamp, describe_machine, read_peak_memory, record_timestamp, this_node
 from tprimat.train.step_log import StepLog
 
 LIGHTNING = "pytorch_lightning" if find_spec("pytorch_lightning") is not None else "lightning.pytorch"
@@ -95,7 +97,8 @@ class AnyTrainer:
             micro_batch_sequences=None,
             global_batch_sequences=None,
             sequence_tokens=None,
-            machine=describe_machine(nodes, max(1, int(trainer.world_size) // nodes)),
+            machine=(machine := describe_machine(nodes, max(1, int(trainer.world_size) // nodes))),
+            nodes=(this_node(machine),) if nodes == 1 else (),
             software=software_versions(),
             started_at=self.started_at,
             clock="step_end",
@@ -103,8 +106,13 @@ class AnyTrainer:
         )
 
 
+OWN_STEPS = 1000
+"""The newest steps of which a rank remembers its own time."""
 LOSS_METRICS = ("reduced_train_loss", "train_loss", "loss")
 """Names under which trainers log the loss; NeMo's is the first."""
+
+LOADS = ("expert_load", "rank_load", "dropped")
+"""What a trainer of a mixture of experts returns in addition; fields of StepRecord."""
 
 ON_DEVICE = float("nan")
 """Placeholder for a number that the host has not read yet; recognised by identity."""
@@ -122,8 +130,10 @@ class _PendingStep:
     values: Tensor
     """On the host, filled once `end` has passed: the numbers that were on the device, then peak allocated and reserved."""
     known: tuple[float | None, ...]
-    """Loss, gradient norm and tokens as the host knows them; None is absent, ON_DEVICE is in `values`."""
+    """Loss, gradient norm and tokens, then LOADS, as the host knows them; None is absent, ON_DEVICE is in `values`."""
     learning_rate: float | None
+    computed: Timestamp | None
+    """When this rank had its gradients, before it waited for those of the others; None: the module does not say."""
 
 
 class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
@@ -159,6 +169,8 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         self._last_step = 0
         self._ended_at_seconds: float | None = None
         self._learning_rate: float | None = None
+        self._computed: Timestamp | None = None
+        self._own_seconds: deque[float] = deque(maxlen=OWN_STEPS)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Record what runs, and start the clock."""
@@ -172,6 +184,8 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         if self._log is not None and trainer.global_rank == 0:
             self._log.start(run)
         self._last_step = trainer.global_step
+        if isinstance(hooks := getattr(pl_module, "before_gradient_sync", None), list):
+            hooks.append(lambda: self._note_computed(_device(pl_module)))
         read_peak_memory(_device(pl_module))
         if dist.is_initialized():
             dist.barrier()
@@ -192,7 +206,8 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
             return
         self._last_step = trainer.global_step
         device = _device(pl_module)
-        metrics = (_loss(trainer, outputs), _number(trainer, outputs, "grad_norm"), _output(outputs, "tokens"))
+        loads = (_output(outputs, name) for name in LOADS)
+        metrics = (_loss(trainer, outputs), _number(trainer, outputs, "grad_norm"), _output(outputs, "tokens"), *loads)
         on_device = [value.detach().double().reshape(1) for value in metrics if _is_on_device(value)]
         counters = torch.cat([*on_device, _worst_memory(read_peak_memory(device), device)])
         values = torch.empty_like(counters, device="cpu", pin_memory=device.type == "cuda")
@@ -204,9 +219,14 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
                 values=values,
                 known=tuple(_known_to_host(value) for value in metrics),
                 learning_rate=_output(outputs, "learning_rate", self._learning_rate),
+                computed=self._computed,
             )
         )
+        self._computed = None
         self._write(trainer, keep=1 if device.type == "cuda" else 0)
+
+    def _note_computed(self, device: torch.device) -> None:
+        self._computed = record_timestamp(device)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Write the remaining steps, and the record with what was observed of the batches."""
@@ -218,7 +238,7 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
             note_completed(self.directory)
 
     def _describe(self, trainer: Any, pl_module: Any) -> RunRecord:
-        run = self.describe(trainer, pl_module)
+        run = replace(self.describe(trainer, pl_module), rank_seconds=rank_medians(self._own_seconds, _device(pl_module)))
         if trainer.global_rank == 0:
             self.directory.write_run(run)
         return run
@@ -234,6 +254,8 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         while len(self._pending) > keep:
             pending = self._pending.pop(0)
             pending.end.wait()
+            if pending.computed is not None and self._last_end is not None:
+                self._own_seconds.append(pending.computed.seconds_since(self._last_end))
             if self._last_end is not None and trainer.global_rank == 0:
                 step = self._record(pending, self._last_end)
                 self.directory.append_step(step)
@@ -244,7 +266,8 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
     def _record(self, pending: _PendingStep, start: Timestamp) -> StepRecord:
         *read, allocated, reserved = pending.values.tolist()
         from_device = iter(read)
-        loss, norm, tokens = (next(from_device) if value is ON_DEVICE else value for value in pending.known)
+        loss, norm, tokens, *loads = (next(from_device) if value is ON_DEVICE else value for value in pending.known)
+        expert_load, rank_load, dropped = map(_finite, loads)  # as LOADS names them
         seconds = pending.end.seconds_since(start)
         if self._ended_at_seconds is not None:
             self._ended_at_seconds += seconds
@@ -259,7 +282,23 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
             peak_allocated_bytes=None if math.isnan(allocated) else int(allocated),
             peak_reserved_bytes=None if math.isnan(reserved) else int(reserved),
             ended_at_seconds=self._ended_at_seconds,
+            expert_load=expert_load,
+            rank_load=rank_load,
+            dropped=dropped,
         )
+
+
+def rank_medians(own: Collection[float], device: torch.device) -> tuple[float, ...]:
+    """Return the median of each rank's times, gathered once; empty where no rank has any. Every rank must call it."""
+    median = torch.tensor([statistics.median(own) if own else 0.0], dtype=torch.float64).to(device)
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    medians = [torch.empty_like(median) for _ in range(world)]
+    if world > 1:
+        dist.all_gather(medians, median)
+    else:
+        medians = [median]
+    values = tuple(float(value.item()) for value in medians)
+    return values if any(values) else ()
 
 
 def _is_on_device(value: Any) -> bool:

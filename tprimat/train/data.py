@@ -2,9 +2,11 @@
 
 import hashlib
 import os
+import re
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +21,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from tprimat.errors import LaunchError
+from tprimat.plan.build import WORDS
 from tprimat.plan.schema import RunPlan
 from tprimat.train.device import local_rank
 
@@ -109,6 +112,10 @@ def open_sequences(plan: RunPlan, vocabulary: int) -> Sequences:
 
 END_OF_DOCUMENT = 256
 """Byte-level token after each file; bytes are their own tokens 0..255."""
+WORD = re.compile(rb" ?[A-Za-z_]+|[0-9]|\n +|.", re.DOTALL)
+"""A word with the space before it, a digit, the beginning of an indented line, or any other byte."""
+FIRST_WORD = END_OF_DOCUMENT + 1
+MOST_WORD_TOKENS = 32_768
 MAX_TEXT_BYTES = 256 * 2**20
 """Text beyond this is left out, and the record says so: a benchmark reads far less."""
 END_OF_TEXT_TOKENS = ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>")
@@ -138,6 +145,10 @@ class TextSequences:
         """Sequences in one epoch."""
         return (self.tokens - 1) // self.sequence_tokens
 
+    def whole(self) -> NDArray[np.int64]:
+        """Return all tokens, shape (tokens,)."""
+        return np.asarray(self._dataset.get(0), dtype=np.int64)
+
     def highest_token(self) -> int:
         """Return the highest token, after reading all of them once."""
         return int(self._dataset.get(0).max())
@@ -163,15 +174,20 @@ class TextSequences:
 def open_text(plan: RunPlan, vocabulary: int) -> TextSequences:
     """Open the dataset of a plan's `text:PATH`; the first rank of each node builds it where it is not cached.
 
+    A cache that cannot be written is replaced by the run's folder.
+
     Raises:
         LaunchError: nothing to read, fewer tokens than one sequence, or tokens outside the model's vocabulary.
     """
     source = plan.dataset.removeprefix("text:")
-    prefix, tokenizer = _cached(source, plan.tokenizer)
-    if local_rank() == 0 and not Path(get_idx_path(str(prefix))).exists():
-        _build(prefix, source, plan.tokenizer)
+    encoding = Encoding(tokenizer=plan.tokenizer, vocabulary=vocabulary)
+    cached, tokenizer = _cached(source, encoding)
+    places = (cached, Path(plan.run_directory) / cached.name)
+    if local_rank() == 0 and not any(map(_is_built, places)):
+        _build_somewhere(places, source, encoding)
     if dist.is_initialized():
         dist.barrier()
+    prefix = next(filter(_is_built, places), cached)
     data = TextSequences(prefix, plan.seed, plan.batch.sequence_tokens, f"{plan.dataset} ({tokenizer})")
     highest = data.highest_token()
     if highest >= vocabulary:
@@ -199,14 +215,28 @@ def text_files(source: str) -> list[Path]:
     return files
 
 
-def _cached(source: str, tokenizer: str | None) -> tuple[Path, str]:
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """How text becomes tokens."""
+
+    tokenizer: str | None
+    """A tokenizer.json, WORDS, or None for bytes."""
+    vocabulary: int
+    """Tokens that the model knows."""
+
+
+def _cached(source: str, encoding: Encoding) -> tuple[Path, str]:
     """Return the cache path for exactly this content, and the tokenizer's name."""
+    tokenizer = encoding.tokenizer
     digest = hashlib.sha256()
     for text in _texts(source):
         digest.update(text)
         digest.update(b"\0")
     name = "bytes"
-    if tokenizer is not None:
+    if tokenizer == WORDS:
+        name = f"{WORDS}, at most {_most_tokens(encoding):,}"
+        digest.update(name.encode())
+    elif tokenizer is not None:
         digest.update(_read_tokenizer(tokenizer))
         name = Path(tokenizer).name
     if sum(file.stat().st_size for file in text_files(source)) > MAX_TEXT_BYTES:
@@ -222,10 +252,36 @@ def _read_tokenizer(path: str) -> bytes:
         raise LaunchError(f"The tokenizer {path} cannot be read: {error.strerror}.", fix="training.data.tokenizer") from error
 
 
-def _build(prefix: Path, source: str, tokenizer: str | None) -> None:
+def _is_built(prefix: Path) -> bool:
+    try:
+        return Path(get_idx_path(str(prefix))).exists()
+    except OSError:  # a folder that may not be entered
+        return False
+
+
+def _build_somewhere(places: Sequence[Path], source: str, encoding: Encoding) -> None:
+    """Build at the first place that can be written.
+
+    Raises:
+        LaunchError: there is none.
+    """
+    refused = []
+    for prefix in places:
+        try:
+            _build(prefix, source, encoding)
+        except OSError as error:
+            refused.append(f"{prefix.parent}: {error.strerror or error}")
+        else:
+            return
+    raise LaunchError(
+        f"The tokens of {source} cannot be stored.", why="; ".join(refused), fix="XDG_CACHE_HOME with a folder that has room"
+    )
+
+
+def _build(prefix: Path, source: str, encoding: Encoding) -> None:
     """Write the dataset under a temporary name, then move it, so that another run never sees half of it."""
     prefix.parent.mkdir(parents=True, exist_ok=True)
-    stream = np.concatenate(list(_encoded(source, tokenizer)))
+    stream = np.concatenate(list(_encoded(source, encoding)))
     with tempfile.TemporaryDirectory(dir=prefix.parent) as folder:
         partial = str(Path(folder) / "part")
         builder = IndexedDatasetBuilder(get_bin_path(partial), dtype=np.int32 if stream.max() > 65535 else np.uint16)
@@ -248,9 +304,40 @@ def _texts(source: str) -> Iterator[bytes]:
             return
 
 
-def _encoded(source: str, tokenizer: str | None) -> Iterator[NDArray[np.int32]]:
-    encode = _byte_tokens if tokenizer is None else _trained_tokens(tokenizer)
-    return map(encode, _texts(source))
+def _encoded(source: str, encoding: Encoding) -> Iterator[NDArray[np.int32]]:
+    return map(_encoder(source, encoding), _texts(source))
+
+
+def _encoder(source: str, encoding: Encoding) -> Callable[[bytes], NDArray[np.int32]]:
+    if encoding.tokenizer is None:
+        return _byte_tokens
+    if encoding.tokenizer == WORDS:
+        return word_tokens(_texts(source), _most_tokens(encoding))
+    return _trained_tokens(encoding.tokenizer)
+
+
+def _most_tokens(encoding: Encoding) -> int:
+    return min(encoding.vocabulary, MOST_WORD_TOKENS)
+
+
+def word_tokens(texts: Iterator[bytes], most: int) -> Callable[[bytes], NDArray[np.int32]]:
+    """Return an encoder with a token for each byte and for the words that are most frequent in some text.
+
+    Args:
+        texts: counted words.
+        most: tokens in all.
+    """
+    counts: Counter[bytes] = Counter()
+    for text in texts:
+        counts.update(word for word in WORD.findall(text) if len(word) > 1)
+    frequent = sorted(counts, key=lambda word: (-counts[word], word))[: max(0, most - FIRST_WORD)]
+    numbers = {word: [FIRST_WORD + place] for place, word in enumerate(frequent)}
+
+    def encode(text: bytes) -> NDArray[np.int32]:
+        tokens = [number for word in WORD.findall(text) for number in numbers.get(word, word)]
+        return np.asarray([*tokens, END_OF_DOCUMENT], dtype=np.int32)
+
+    return encode
 
 
 def _byte_tokens(text: bytes) -> NDArray[np.int32]:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 
 from tprimat.errors import LaunchError
 from tprimat.records.environment import processor_name
-from tprimat.records.schema import Machine
+from tprimat.records.schema import Machine, NodeRecord
 
 
 def describe_machine(nodes: int, gpus_per_node: int) -> Machine:
@@ -27,6 +28,12 @@ def describe_machine(nodes: int, gpus_per_node: int) -> Machine:
         nodes=nodes,
         memory_bytes=properties.total_memory,
     )
+
+
+def this_node(machine: Machine) -> NodeRecord:
+    """Return this machine as one of the nodes of a run."""
+    gpus = None if machine.platform == "cpu" else torch.cuda.device_count()
+    return NodeRecord(host=socket.gethostname(), accelerator=machine.accelerator, gpus=gpus, memory_bytes=machine.memory_bytes)
 
 
 def local_rank() -> int:

@@ -8,9 +8,12 @@ This file is started by its path, so that it is found from every working directo
 """
 
 import errno
+import fcntl
 import os
 import socket
+import struct
 import sys
+import tempfile
 from ipaddress import ip_address
 from typing import Any
 
@@ -20,6 +23,8 @@ LOOPBACK = "127.0.0.1"
 LOOPBACK_INTERFACE = "lo"
 STORE_TIMEOUT_SECONDS = 600
 """torchrun's own default."""
+SIOCGIFADDR = 0x8915
+"""Asks Linux for the address of an interface; netdevice(7)."""
 BACKLOG = 4096
 """Connections that wait to be accepted: the ranks of a large run connect at once."""
 
@@ -27,13 +32,21 @@ BACKLOG = 4096
 def main(arguments: list[str] | None = None) -> None:
     """Run torchrun with this rendezvous; `--rdzv-endpoint=127.0.0.1:0` keeps a single node on the loopback."""
     words = sys.argv[1:] if arguments is None else arguments
-    if any(word.startswith(f"--rdzv-endpoint={LOOPBACK}:") for word in words):
+    endpoint = next((word.partition("=")[2] for word in words if word.startswith("--rdzv-endpoint=")), "")
+    host, _, port = endpoint.rpartition(":")
+    if host == LOOPBACK:
         stay_on_the_loopback()
+    elif host:
+        use_the_interface_towards(host, int(port))
+    for name in [name for name in os.environ if name.startswith("PET_")]:  # Kubeflow's, which torchrun would read as flags
+        del os.environ[name]
     from torch.distributed import run
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
     rendezvous_handler_registry.register(BACKEND, create_handler)
-    run.main([f"--rdzv-backend={BACKEND}", *words])
+    # With the pid in its name, the launcher finds the folder where torchrun is killed (launch/process_tree.py).
+    with tempfile.TemporaryDirectory(prefix=f"tprimat-torchrun-{os.getpid()}-", ignore_cleanup_errors=True) as logs:
+        run.main([f"--rdzv-backend={BACKEND}", f"--log-dir={logs}", *words])
 
 
 def stay_on_the_loopback() -> None:
@@ -47,6 +60,32 @@ def stay_on_the_loopback() -> None:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={LOOPBACK_INTERFACE}")  # "=": exactly this name, not a prefix
     os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:2")  # resolv.conf(5)
     socket.getfqdn = lambda name="": name or "localhost"
+
+
+def use_the_interface_towards(host: str, port: int) -> None:
+    """Let gloo connect the ranks through the interface that leads to the first node. The user's own setting wins.
+
+    By itself gloo takes the address to which the machine's own name resolves, which on many machines is a loopback.
+    """
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)  # sends nothing: the kernel only chooses the way
+            own = probe.getsockname()[0]
+            name = next((name for _, name in socket.if_nameindex() if address_of(probe, name) == own), None)
+    except OSError:  # no such name: the rendezvous itself says so
+        return
+    if name is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+
+
+def address_of(any_socket: socket.socket, interface: str) -> str | None:
+    """Return the IPv4 address of an interface; None where it has none."""
+    try:
+        answer = fcntl.ioctl(any_socket, SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+    except OSError:
+        return None
+    return socket.inet_ntoa(answer[20:24])
 
 
 def create_handler(parameters: Any) -> Any:

@@ -9,7 +9,7 @@ import warnings
 from importlib import import_module
 from pathlib import Path
 
-from tprimat.errors import RecordError, UserError
+from tprimat.errors import WORKER_ERROR, RecordError, UserError
 from tprimat.plan.schema import RunPlan, read_plan
 from tprimat.train import startup
 
@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         train(read_plan(options.plan))
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        print(f"{WORKER_ERROR}{error}", file=sys.stderr)  # noqa: T201
         return 2
     return 0
 

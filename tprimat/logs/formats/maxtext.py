@@ -13,6 +13,17 @@ SIGNS = (("completed step:", "seconds:"),)
 FIELD = re.compile(r"([\w/]+(?: step)?): ([^,\s]+)")
 SETTING = re.compile(r"Config param (\w+): (\S+)")
 SETTINGS = {"max_target_length": "sequence_tokens", "global_batch_size_to_train_on": "global_batch_sequences"}
+SHAPE = {
+    "num_decoder_layers": "num_layers",
+    "emb_dim": "hidden_size",
+    "mlp_dim": "ffn_hidden_size",
+    "num_query_heads": "num_attention_heads",
+    "num_kv_heads": "num_query_groups",
+    "head_dim": "kv_channels",
+    "num_experts": "num_experts",
+}
+"""MaxText's settings that describe the model -> Megatron's arguments."""
+QUANTIZED = ("fp8", "int8", "int4")
 DEVICES = re.compile(r"Num_devices: (\d+)")
 MARKS = ("completed step:", "Config param", "Num_devices")
 
@@ -34,11 +45,18 @@ def read_setting(name: str, value: str) -> LineFields | None:
         return LineFields(total_steps=whole(value))
     if name in SETTINGS and (setting := whole(value)) is not None:
         return LineFields(evidence={SETTINGS[name]: setting})
-    if name == "quantization" and "fp8" in value:
-        return LineFields(evidence={"matmul_dtype": "fp8"})
+    if name in SHAPE:
+        return LineFields(arguments={SHAPE[name]: "None" if (name, value) == ("num_experts", "1") else value})
+    if name == "quantization":
+        return LineFields(evidence={"matmul_dtype": dtype}) if (dtype := quantized(value)) else None
     if name == "dtype":
         return LineFields(evidence={"matmul_dtype": {"bfloat16": "bf16", "float32": "fp32"}.get(value, value)})
     return None
+
+
+def quantized(value: str) -> str | None:
+    """Return the dtype of products in 'fp8_full', 'int8' or 'intmp'; None where they keep `dtype`."""
+    return next((dtype for dtype in QUANTIZED if dtype in value), value if value not in {"", "None", "none"} else None)
 
 
 def read_step(text: str) -> LineFields | None:

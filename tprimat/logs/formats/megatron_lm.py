@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from tprimat.logs.fields import (
+    HUMAN_SUFFIXES,
     KNOWN_LATER,
     MEBIBYTE,
     SHAPE_ARGUMENTS,
@@ -34,6 +35,7 @@ SIZES = {
     "pipeline-model-parallel": "pipeline_parallel",
 }
 PARAMETERS = re.compile(r"number of parameters on \(tensor, pipeline\) model parallel rank \(\d+, \d+\): (\d+)")
+HUMAN_FLOPS = re.compile(r"([\d.]+)([KMGT]?)FLOPS")
 MEMORY = re.compile(r"\(after (\d+) iterations\) memory \(MB\)")
 VOCABULARY = re.compile(r"padded vocab \(size: \d+\).*\(new size: (\d+)\)")
 MARKS = (
@@ -92,7 +94,7 @@ def read_iteration(text: str, **others: Any) -> LineFields | None:
         total_steps=count(match[2]),
         step_seconds=scaled(number(elapsed), 1e-3),
         tokens_per_second_per_gpu=number(tokens),
-        tflops_per_gpu=number(flop),
+        tflops_per_gpu=number(flop) if flop else teraflops(fields.get("approx flops per GPU")),
         loss=number(fields.get("lm loss") or fields.get("lm_loss") or fields.get("loss")),
         grad_norm=number(fields.get("grad norm")),
         learning_rate=number(fields.get("learning rate")),
@@ -113,6 +115,12 @@ def pairs(text: str) -> dict[str, str]:
     return found
 
 
+def teraflops(text: str | None) -> float | None:
+    """Return 37.9 for '37.9TFLOPS' and 0.5 for '500.0GFLOPS', as GPT-NeoX prints them."""
+    match = HUMAN_FLOPS.fullmatch(text or "")
+    return None if match is None else float(match[1]) * HUMAN_SUFFIXES.get(match[2], 1.0) / 1e12
+
+
 def read_argument(text: str) -> LineFields | None:
     """Read one row of the argument dump: '  name ........ value'."""
     match = ARGUMENT.search(text)
@@ -123,9 +131,9 @@ def argument(name: str, value: str) -> LineFields | None:
     """Return one Megatron argument, however it was printed; None for arguments that records do not keep."""
     if name == "train_iters":
         return LineFields(total_steps=whole(value))
-    if name in SHAPE_ARGUMENTS:
-        return None if name in KNOWN_LATER and whole(value) is None else LineFields(arguments={name: value})
     evidence = megatron_argument(name, value)
+    if name in SHAPE_ARGUMENTS:
+        return None if name in KNOWN_LATER and whole(value) is None else LineFields(arguments={name: value}, evidence=evidence)
     return LineFields(evidence=evidence) if evidence else None
 
 

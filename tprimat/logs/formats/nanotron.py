@@ -45,6 +45,7 @@ def read_iteration(text: str) -> LineFields | None:
         total_steps=count(match[2]),
         step_seconds=scaled(human(fields.get("time_per_iteration_ms") or fields.get("elapsed_time_per_iteration_ms")), 1e-3),
         tokens_per_second_per_gpu=human(fields.get("tokens_per_sec_per_gpu")),
+        tflops_per_gpu=human(fields.get("model_tflops_per_gpu")),
         loss=human(fields.get("lm_loss")),
         grad_norm=human(fields.get("grad_norm")),
         learning_rate=human(fields.get("lr")),

@@ -15,12 +15,13 @@ SIGNS = (("step:", "loss:", "tps:"), ("step:", "loss:", "wps:"))
 FIELD = re.compile(r"(step|loss|grad_norm|memory|tps|wps|tflops):\s*(\S+)")
 CAPACITY = re.compile(r"(?:CUDA|GPU|HIP|XPU) capacity: (.+) with ([\d.]+)GiB memory")
 MESH = re.compile(r"device mesh with [\[(](.*?)[\])], [\[(]([\d, ]+)[\])]")
-DEGREES = re.compile(r"\b(pp|dp_replicate|dp_shard|cp|tp)=(\d+)")
+DEGREES = re.compile(r"\b(pp|dp_replicate|dp_shard|cp|tp|ep)=(\d+)")
 """Of the line 'Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard=4, …', which replaced the other in 2025."""
 PRECISION = re.compile(r'"mixed_precision_param": "(bfloat16|float32)"')
 """In the configuration that --job.print_config prints."""
 DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
-DIMENSIONS = {"tp": "tensor_parallel", "pp": "pipeline_parallel", "cp": "context_parallel"}
+DIMENSIONS = {"tp": "tensor_parallel", "pp": "pipeline_parallel", "cp": "context_parallel", "ep": "expert_parallel"}
+FORCED = '"moe_force_load_balance": true'
 TRAINER = re.compile(
     r"(?:local batch size (?P<local>\d+), )?global batch size (?P<whole>\d+).*?"
     r"sequence length (?P<sequence>\d+), total steps (?P<steps>\d+)"
@@ -37,7 +38,9 @@ MARKS = (
     "mixed_precision_param",
     "Mixed precision training is disabled",
     "Float8",
+    "MX training",
     "Training completed",
+    FORCED,
 )
 
 
@@ -70,6 +73,10 @@ def read_fact(text: str) -> LineFields | None:
         return LineFields(evidence={"matmul_dtype": "fp32"})
     if "Float8" in text and "training active" in text:
         return LineFields(evidence={"matmul_dtype": "fp8"})
+    if FORCED in text:
+        return LineFields(evidence={"routing": "balanced"})
+    if "MX training active" in text:
+        return LineFields(evidence={"matmul_dtype": "fp4" if "fp4" in text else "fp8"})
     if "Training completed" in text:
         return LineFields(finished=True)
     return None
@@ -108,7 +115,7 @@ def degrees_of(degrees: Iterable[tuple[str, int]]) -> Mapping[str, Any]:
     evidence: dict[str, Any] = dict.fromkeys(DIMENSIONS.values(), 1)
     world, replicas = 1, 1
     for name, degree in degrees:
-        world *= degree
+        world *= 1 if name == "ep" else degree
         if name in DIMENSIONS:
             evidence[DIMENSIONS[name]] = degree
         elif name.startswith("dp"):

@@ -9,6 +9,7 @@ from tprimat import units
 from tprimat.analyze.compare import Ranking, Verdict, throughput
 from tprimat.analyze.groups import Group, Measured, accelerator_name, kind_of, machine_name, ranks, tokens_per_step
 from tprimat.analyze.roofline import Limit, limits
+from tprimat.records.evidence import facts, grade_of
 from tprimat.records.schema import Evidence, RunRecord
 from tprimat.report.catalogue import (
     FLOPS,
@@ -22,6 +23,7 @@ from tprimat.report.catalogue import (
 )
 from tprimat.report.comparison import Comparison, change, notes, run_name
 from tprimat.report.plots.style import Look
+from tprimat.report.winner import differing, loss_words
 
 TILES = (TOKENS, FLOPS, MFU, MATMUL_SHARE, STEP_TIME, PEAK_MEMORY)
 """Figures on a workload's card."""
@@ -51,7 +53,7 @@ def cards(rankings: Sequence[Ranking]) -> list[Card]:
 def _card(ranking: Ranking) -> Card:
     best = ranking.best
     tiles = [(metric.heading, metric.text(best)) for metric in TILES if metric.of_group(best) is not None]
-    paragraphs = [_lead(ranking), *_other_machines(ranking), *_distance_from_limits(best)]
+    paragraphs = [_lead(ranking), *differing(ranking), *_other_machines(ranking), *_distance_from_limits(best)]
     return Card(
         workload=workload(best.run),
         best=brief(best),
@@ -86,6 +88,8 @@ def _headline(ranking: Ranking) -> str:
         return ": throughput not known"
     if len(ranking.groups) == 1:
         return " is the only configuration of this workload"
+    if ranking.lead is not None and ranking.lead.outcome == "other loss":
+        return " ran fastest, to another loss"
     if ranking.lead is not None and ranking.lead.outcome == "these runs differ":
         return " ran fastest, in too few runs to rank it"
     if ranking.tied:
@@ -104,6 +108,9 @@ def _lead(ranking: Ranking) -> str:
         than = "as" if faster.endswith("as fast") else "than"
         wide = f" The measurements of {', '.join(tied)} vary too much to show a difference." if tied else ""
         return f"It is {faster} {than} {brief(ranking.groups[1])}, the next ({_uncertainty(lead)}).{wide}"
+    if lead.outcome == "other loss":
+        ahead = f"It ran {change(lead.ratio.value)} than {brief(ranking.groups[1])}, the next ({_uncertainty(lead)})."
+        return f"{ahead} {loss_words(lead)}"
     if lead.outcome == "these runs differ":
         ahead = f"It ran {change(lead.ratio.value)} than {brief(ranking.groups[1])}, the next ({_uncertainty(lead)})."
         return f"{ahead} Three runs of each would rank them: --runs 3."
@@ -318,15 +325,18 @@ def evidence_source(evidence: Evidence) -> str:
     return "the running framework" if evidence.source == "running_framework" else "its log"
 
 
-def evidence_fields(evidence: Evidence) -> str:
-    """Return what is known of a run, in the words of its record."""
-    pairs = [
-        (name.replace("_", " "), getattr(evidence, name))
-        for name in Evidence.__dataclass_fields__
-        if name not in {"source", "notes", "__pydantic_config__"}
-    ]
-    known = [f"{name} {units.count(value) if type(value) is int else value}" for name, value in pairs if value is not None]
-    return "; ".join([*known, *evidence.notes]) or "nothing more"
+def evidence_fields(run: RunRecord) -> list[tuple[str, str]]:
+    """Return what is known of a run in the words of its record, by grade: observed, resolved; then its notes."""
+    if run.evidence is None:
+        return []
+    by_grade: dict[str, list[str]] = {}
+    for name, value in facts(run.evidence).items():
+        words = f"{name.replace('_', ' ')} {units.count(value) if type(value) is int else value}"
+        by_grade.setdefault(grade_of(run, name) or "stated", []).append(words)
+    if grade_of(run, "matmul_dtype") == "stated":
+        by_grade.setdefault("stated", []).append(f"dtype {run.matmul_dtype}")
+    found = [(grade, "; ".join(by_grade[grade])) for grade in ("observed", "resolved", "stated") if grade in by_grade]
+    return [*found, *([("note", "; ".join(run.evidence.notes).rstrip("."))] if run.evidence.notes else [])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

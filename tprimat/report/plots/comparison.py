@@ -103,7 +103,7 @@ def draw_comparison(
 
 def comparison_sheet(comparison: Comparison, published: Sequence[Neighbourhood] = ()) -> Sheet:
     """Return the picture of a comparison, before it is drawn."""
-    works = workloads(comparison.groups)
+    works = workloads(comparison.groups, comparison.question)
     shown = colours(works)
     unlike = sorted({entry.what for verdict in comparison.verdicts if verdict.ratio for entry in verdict.differences})
     warning = [f"NOT LIKE FOR LIKE, they differ in {', '.join(unlike)}"] if unlike else []

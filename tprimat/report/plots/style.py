@@ -45,6 +45,7 @@ SETTINGS: dict[str, Any] = {
     "legend.frameon": False,
     "savefig.dpi": DOTS_PER_INCH,
     "svg.hashsalt": "tprimat",
+    "text.parse_math": False,
     "hatch.linewidth": 0.6,
 }
 

@@ -1,0 +1,155 @@
+"""Runs that cannot be what they say are shown with the reason and not counted, whoever wrote them."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from commands import run_command
+
+from tprimat.analyze.groups import group_runs, measure
+from tprimat.analyze.metrics import MetricOptions
+from tprimat.config.load import read_config
+from tprimat.facts.flops import parameters
+from tprimat.facts.models import model_shape, padded_vocabulary
+from tprimat.plan.build import PlanRequest, build_plan
+from tprimat.plan.schema import write_plan
+from tprimat.records.benchmark_file import benchmark_document
+from tprimat.records.discover import read_result
+from tprimat.records.schema import Evidence
+from tprimat.records.store import to_json
+from tprimat.runner.analysis import read_results
+
+ROOT = Path(__file__).parents[2]
+FOREIGN = ROOT / "tests" / "runs" / "foreign" / "train_amd_prim_llama.json"
+LLAMA = ROOT / "tests" / "runs" / "h100" / "runs" / "h100-llama-0"
+WHOLE = replace(model_shape("llama-3.1-8b"), vocabulary=padded_vocabulary(model_shape("llama-3.1-8b")))
+SEEN = Evidence(source="running_framework", world_size=8, tensor_parallel=1, parameters=parameters(WHOLE).total)
+
+
+@pytest.fixture
+def sound():
+    result = read_result(LLAMA)
+    return replace(result, run=replace(result.run, evidence=SEEN))
+
+
+def faster(result, factor):
+    steps = [
+        replace(step, step_seconds=step.step_seconds / factor, ended_at_seconds=step.ended_at_seconds / factor)
+        for step in result.steps
+    ]
+    return replace(result, steps=tuple(steps))
+
+
+def ran(**fields):
+    return lambda result: replace(result, run=replace(result.run, **fields))
+
+
+def seen(**fields):
+    return lambda result: replace(result, run=replace(result.run, evidence=replace(result.run.evidence, **fields)))
+
+
+def stepped(**fields):
+    return lambda result: replace(result, steps=tuple(replace(step, **fields) for step in result.steps))
+
+
+def last_loss_lost(result):
+    return replace(result, steps=(*result.steps[:-1], replace(result.steps[-1], loss=None, finite=False)))
+
+
+TRAPS = [
+    (lambda result: faster(result, 10), "MFU is 348%, which no hardware can reach"),
+    (stepped(tokens=1_000_000), "a step has 1,000,000 tokens, and 128 sequences of 2,048 make 262,144"),
+    (last_loss_lost, "the loss is not a number in 1 of 40 steps"),
+    (stepped(step_seconds=2.0), "its steps take 78 s in sum, and 190.7 s passed"),
+    (
+        lambda result: replace(result, stated_tokens_per_second=80_000.0),
+        "the file states 80,000 tokens/s, and its own steps make 59,",
+    ),
+    (seen(tensor_parallel=2), "tensor parallel is 1 in the record and 2 in its evidence"),
+    (seen(matmul_dtype="fp8"), "dtype is bf16 in the record and fp8 in its evidence"),
+    (seen(context_parallel=2), "context parallel is 1 in the record and 2 in its evidence"),
+    (seen(tokens_per_step=77), "tokens a step is 262144 in the record and 77 in its evidence"),
+    (seen(world_size=4), "GPU count is 8 in the record and 4 in its evidence"),
+    (seen(parameters=7_000_000_000), "7,000,000,000 parameters ran, and the recorded shape has 8,030,261,248"),
+    (ran(tensor_parallel=4, evidence=None), "its layout needs 32 GPUs, and 8 ran"),
+    (ran(micro_batch_sequences=3), "a batch of 128 sequences is no multiple of micro-batch 3 on 8 replicas"),
+]
+
+
+def counted(result):
+    return measure(result, MetricOptions()).not_counted
+
+
+def test_a_sound_run_counts(sound):
+    assert counted(sound) is None
+    assert counted(replace(sound, stated_tokens_per_second=62_000.0)) is None
+    assert counted(stepped(finite=False)(sound)) is None, "a gradient norm may overflow where the loss is finite"
+
+
+@pytest.mark.parametrize(("trap", "reason"), TRAPS, ids=[reason for _, reason in TRAPS])
+def test_what_cannot_be_is_not_counted_and_the_reason_is_given(sound, trap, reason):
+    item = measure(trap(sound), MetricOptions())
+    assert reason in item.not_counted
+    assert item.metrics is not None
+    assert group_runs([item]) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"tokens_per_second": 90_000}, "the file states 90,000 tokens/s"),
+        ({"tokens_per_second": 54_000}, None),
+    ],
+)
+def test_a_file_of_another_program_is_held_to_its_own_steps(tmp_path, change, reason):
+    document = json.loads(FOREIGN.read_text()) | {"performance_metrics": change}
+    (tmp_path / FOREIGN.name).write_text(json.dumps(document))
+    done = run_command("compare.py", "--results-dir", tmp_path, "--output", tmp_path / "c.md")
+    assert done.returncode == (0 if reason is None else 1)
+    assert (f"{FOREIGN.name}: this cannot be: {reason}" in done.stdout) == (reason is not None)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("training_config", "precision", "fp8"),
+        ("parallelism_config", "tensor_model_parallel_size", 4),
+        ("gpu_info", "device_count", 4),
+    ],
+)
+def test_a_file_of_ours_that_was_changed_by_hand_is_not_counted(tmp_path, sound, section, key, value):
+    document = benchmark_document(sound.run, sound.steps, None)
+    path = tmp_path / "benchmark_cuda_llama.json"
+    path.write_text(json.dumps(document))
+    assert counted(read_result(path)) is None
+    document[section][key] = value
+    path.write_text(json.dumps(document))
+    assert f"{section}.{key} is {value}, and" in counted(read_result(path))
+
+
+def test_a_run_is_held_to_the_plan_beside_it(tmp_path):
+    shutil.copytree(LLAMA, tmp_path / "run")
+    request = PlanRequest(
+        model="llama",
+        strategy="truly_identical",
+        platform="nvidia",
+        size="full",
+        engine="megatron",
+        engine_reason="",
+        gpus_found=8,
+    )
+    write_plan(tmp_path / "run" / "plan.json", build_plan(read_config(environment={}), request))
+    run = replace(read_result(LLAMA).run, evidence=Evidence(source="log", tensor_parallel=1))
+    (tmp_path / "run" / "run.json").write_text(to_json(run))
+    (item,) = read_results([tmp_path], MetricOptions(), {}).measured
+    assert "tensor parallel: 4 was asked for, 1 ran" in item.not_counted
+
+
+def test_a_foreign_fp8_is_stated_and_not_proven(tmp_path):
+    document = json.loads(FOREIGN.read_text()) | {"precision": "fp8"}
+    (tmp_path / FOREIGN.name).write_text(json.dumps(document))
+    done = run_command("compare.py", "--results-dir", tmp_path, "--output", tmp_path / "c.md")
+    assert "The dtype is stated, and not seen to run: llama MI300X." in done.stdout
+    assert done.returncode == 0

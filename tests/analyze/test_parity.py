@@ -1,0 +1,124 @@
+"""The sequential test of losses: how often it is wrong, what it sees, and which runs are pairs."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tprimat.analyze.parity import FIRST_LOOK, judge, looks_until, mismatches_of_pair, pairs_of
+from tprimat.records.discover import read_result
+from tprimat.records.schema import Evidence
+
+LLAMA = Path(__file__).parents[1] / "runs" / "h100" / "runs" / "h100-llama-0"
+MARGIN = 0.01
+CASES = 600
+
+
+def series(rng, steps, rho):
+    """AR(1) noise of unit spread."""
+    noise = rng.normal(size=steps)
+    values = [noise[0]]
+    for value in noise[1:]:
+        values.append(rho * values[-1] + np.sqrt(1 - rho**2) * value)
+    return np.array(values)
+
+
+def pairs_with(rng, difference, *, seeds, rho, steps=100, spread=0.005, between=0.003):
+    """Losses whose true relative difference is known, with noise of each step and of each seed."""
+    found = {}
+    for seed in range(seeds):
+        reference = 2 + 8 * np.exp(-np.arange(steps) / 30)
+        own = between * rng.normal() if seeds > 1 else 0.0
+        candidate = reference * (1 + difference + own + spread * series(rng, steps, rho))
+        found[seed] = [tuple(dict(enumerate(map(float, curve), 1)) for curve in (reference, candidate))]
+    return found
+
+
+@pytest.mark.parametrize(("seeds", "rho"), [(1, 0.0), (1, 0.5), (1, 0.8), (3, 0.5), (5, 0.5)])
+def test_at_the_margin_neither_verdict_comes_in_more_than_one_of_twenty_cases(seeds, rho):
+    """The hardest truth: a difference of just the margin, looked at five times."""
+    rng = np.random.default_rng(7 * seeds + int(10 * rho))
+    outcomes = [judge(pairs_with(rng, MARGIN, seeds=seeds, rho=rho), MARGIN).outcome for _ in range(CASES)]
+    assert outcomes.count("refuted") <= 0.05 * CASES
+    assert outcomes.count("parity") <= 0.05 * CASES
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_equal_losses_are_shown_to_be_equal_and_unlike_ones_are_refuted_before_the_end(seeds):
+    rng = np.random.default_rng(3)
+    equal = [judge(pairs_with(rng, 0.0, seeds=seeds, rho=0.3, between=0.0005), MARGIN) for _ in range(100)]
+    assert sum(found.outcome == "parity" for found in equal) >= 85
+    assert all(found.step == 100 for found in equal)
+    unlike = [judge(pairs_with(rng, -0.05, seeds=seeds, rho=0.3, between=0.0005), MARGIN) for _ in range(100)]
+    assert sum(found.outcome == "refuted" for found in unlike) >= 95
+    assert np.median([found.step for found in unlike]) <= 16
+
+
+@pytest.mark.parametrize("growth", [1.0005, 1.002, 1.01])
+def test_an_early_agreement_does_not_hide_a_late_divergence(growth):
+    curve = dict.fromkeys(range(1, 101), 2.0)
+    late = {step: 2.0 if step < 60 else 2.0 * growth ** (step - 59) for step in curve}
+    assert judge({1: [(curve, late)]}, MARGIN).outcome != "parity"
+    lasting = {step: 2.0 * growth ** (40 * (step > 20)) for step in curve}
+    assert judge({1: [(curve, lasting)]}, MARGIN).outcome == "refuted"
+
+
+def test_a_loss_that_is_not_a_number_refutes():
+    curve = dict.fromkeys(range(1, 21), 2.0)
+    found = judge({1: [(curve, curve | {14: float("nan")})]}, MARGIN)
+    assert (found.outcome, found.step) == ("refuted", 16)
+
+
+def test_a_single_step_decides_nothing():
+    assert judge({1: [({1: 2.0}, {1: 2.0})]}, MARGIN).outcome == "undecided"
+
+
+@pytest.mark.parametrize("steps", [1, 7, 8, 9, 64, 1000])
+def test_looks_double_and_end_with_the_last_step(steps):
+    looks = looks_until(steps)
+    assert looks[-1] == steps
+    assert looks == sorted(set(looks))
+    assert all(look >= FIRST_LOOK for look in looks[:-1])
+
+
+@pytest.fixture
+def run():
+    result = read_result(LLAMA)
+    return replace(result, run=replace(result.run, seed=5, evidence=Evidence(source="log", data="mock", first_sequence="abc")))
+
+
+def changed(result, *, seen=None, step=None, **fields):
+    evidence = replace(result.run.evidence, **(seen or {}))
+    steps = tuple(replace(one, **(step or {})) for one in result.steps)
+    return replace(result, run=replace(result.run, evidence=evidence, **fields), steps=steps)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"seed": 6}, "seed"),
+        ({"seed": None}, "seed"),
+        ({"model": "qwen"}, "model"),
+        ({"shape": None}, "model's shape"),
+        ({"global_batch_sequences": 64}, "tokens a step"),
+        ({"sequence_tokens": 4096, "global_batch_sequences": 64}, "sequence length"),
+        ({"seen": {"data": "text"}}, "data"),
+        ({"seen": {"data": None}}, "data"),
+        ({"seen": {"first_sequence": "abd"}}, "first sequence"),
+        ({"step": {"learning_rate": 1e-3}}, "learning rate of step 1"),
+        ({"step": {"learning_rate": None}}, "learning rate of step 1"),
+    ],
+)
+def test_runs_of_another_seed_data_or_schedule_are_no_pair(run, change, field):
+    assert mismatches_of_pair(run, run) == []
+    (found,) = mismatches_of_pair(run, changed(run, **change))
+    assert found.field == field
+    assert found.reference != found.candidate
+    assert pairs_of([run], [changed(run, **change)]) == ({}, [found])
+
+
+def test_another_dtype_engine_or_layout_is_what_parity_is_about(run):
+    other = changed(run, matmul_dtype="fp8", engine="nemo", tensor_parallel=8, data_parallel=1)
+    pairs, _ = pairs_of([run, changed(run, seed=6)], [changed(other, seed=6), other])
+    assert list(pairs) == [5, 6]

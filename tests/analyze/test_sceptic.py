@@ -1,0 +1,104 @@
+"""Claims that records do not carry: copies, other models of one name, figures that contradict steps, mixed scaling series."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from commands import run_command
+
+from tprimat.analyze.groups import measure, without_copies
+from tprimat.analyze.impossible import contradictions
+from tprimat.analyze.metrics import MetricOptions
+from tprimat.records.discover import read_result
+from tprimat.records.store import to_json
+
+ROOT = Path(__file__).parents[2]
+LLAMA = ROOT / "tests" / "runs" / "h100" / "runs" / "h100-llama-0"
+FOREIGN = ROOT / "tests" / "runs" / "foreign" / "train_nvd_nemo_qwen.json"
+
+
+def write(folder, run, steps):
+    place = folder / "runs" / run.run_id
+    place.mkdir(parents=True)
+    (place / "run.json").write_text(to_json(run) + "\n", encoding="utf8")
+    (place / "steps.jsonl").write_text("".join(to_json(step) + "\n" for step in steps), encoding="utf8")
+
+
+def test_a_copy_under_another_name_repeats_nothing():
+    result = read_result(LLAMA)
+    copy = replace(result, run=replace(result.run, run_id="copy"))
+    other = replace(copy, steps=tuple(replace(step, step_seconds=step.step_seconds * 1.01) for step in copy.steps))
+    found = without_copies([measure(one, MetricOptions()) for one in (result, copy, other)])
+    assert [item.not_counted is None for item in found] == [True, False, True]
+    assert f"those of {result.run.run_id} to the digit" in found[1].not_counted
+
+
+def test_more_memory_than_a_gpu_has_is_impossible():
+    result = read_result(LLAMA)
+    steps = tuple(replace(step, peak_allocated_bytes=200 * 2**30) for step in result.steps)
+    assert any("peak memory is 200.0 GiB" in reason for reason in contradictions(replace(result, steps=steps), None))
+    assert not contradictions(result, None)
+
+
+@pytest.mark.parametrize(
+    ("stated", "model"),
+    [
+        ("llama", "llama"),
+        ("Llama-3.1-8B", "llama"),
+        ("meta_llama3_8b", "llama"),
+        ("qwen2.5_7B", "qwen"),
+        ("llama3-70b", "llama3-70b"),
+        ("llama2", "llama2"),
+        ("Llama-3.2-3B", "Llama-3.2-3B"),
+        ("qwen3", "qwen3"),
+        ("mistral-7b", "mistral-7b"),
+        (None, "qwen"),
+    ],
+)
+def test_another_model_of_a_known_name_has_no_shape(stated, model, tmp_path):
+    document = json.loads(FOREIGN.read_text(encoding="utf8")) | ({"model": stated} if stated else {})
+    (tmp_path / FOREIGN.name).write_text(json.dumps(document), encoding="utf8")
+    run = read_result(tmp_path / FOREIGN.name).run
+    assert (run.model, run.shape is not None) == (model, model in {"llama", "qwen"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "counts"),
+    [
+        ("avg_step_time_seconds", 2.49, True),
+        ("avg_step_time_seconds", 1.0, False),
+        ("tokens_per_second_per_gpu", 6580.0, True),
+        ("tokens_per_second_per_gpu", 52_000.0, False),
+    ],
+)
+def test_every_stated_figure_is_compared_with_the_steps(name, value, counts, tmp_path):
+    document = json.loads(FOREIGN.read_text(encoding="utf8")) | {"performance_metrics": {name: value}}
+    (tmp_path / FOREIGN.name).write_text(json.dumps(document), encoding="utf8")
+    found = measure(read_result(tmp_path / FOREIGN.name), MetricOptions())
+    assert (found.not_counted is None) == counts
+    assert counts or f"the file states {name}" in found.not_counted
+
+
+def test_a_scaling_series_names_what_else_differs_in_it(tmp_path):
+    result = read_result(LLAMA)
+    for gpus, watts in ((4, 700.0), (8, 500.0)):
+        machine = replace(result.run.machine, gpus_per_node=gpus, power_limit_watts=watts)
+        run = replace(result.run, run_id=f"on-{gpus}", machine=machine, data_parallel=gpus)
+        seconds = [replace(step, step_seconds=step.step_seconds * 8 / gpus, ended_at_seconds=None) for step in result.steps]
+        write(tmp_path, run, seconds)
+    out = run_command("scaling", tmp_path, cwd=tmp_path).stdout
+    assert "Caution, the points also differ in power limit (700 W | 500 W)." in out
+
+
+def test_a_run_is_no_evidence_of_parity_with_itself():
+    done = run_command("parity", LLAMA, LLAMA)
+    assert (done.returncode, "hold the same run" in done.stderr) == (2, True)
+
+
+def test_peaks_say_when_a_dtype_is_only_stated(tmp_path):
+    document = json.loads(FOREIGN.read_text(encoding="utf8"))
+    document["training_config"]["precision"] = "fp8"
+    (tmp_path / FOREIGN.name).write_text(json.dumps(document), encoding="utf8")
+    out = run_command("peak", "--results-dir", tmp_path, cwd=tmp_path).stdout
+    assert "The dtype is stated, and not seen to run: qwen on 8 x H100 SXM." in out

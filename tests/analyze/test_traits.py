@@ -1,0 +1,181 @@
+"""A trap for each trait: two runs that differ in it alone are never repetitions, and a comparison says so as the table says."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tprimat.analyze.compare import Question, verdict
+from tprimat.analyze.groups import TRAITS, group_runs, measure
+from tprimat.analyze.metrics import MetricOptions
+from tprimat.facts.models import model_shape
+from tprimat.records.discover import read_result
+from tprimat.records.schema import Evidence
+from tprimat.report.comparison import sentence
+
+ROOT = Path(__file__).parents[2]
+LLAMA = ROOT / "tests" / "runs" / "h100" / "runs" / "h100-llama-0"
+PAGE = (ROOT / "docs" / "comparisons.md").read_text(encoding="utf8")
+WORDS = {"refuse": "refused", "warn": "warned of", "list": "listed"}
+
+OPTIONS = {"optimizer_states": "fp32"}
+EVIDENCE = Evidence(
+    source="running_framework",
+    attention="flash",
+    optimizer="DistributedOptimizer over AdamW",
+    matmul_dtype="bf16",
+    parameter_dtype="bfloat16",
+    gradient_dtype="float32",
+    sequence_parallel=False,
+    data="mock (seed 1234)",
+)
+
+
+def seen(**fields):
+    return lambda run: replace(run, evidence=replace(run.evidence, **fields))
+
+
+def ran(**fields):
+    return lambda run: replace(run, **fields)
+
+
+def on(**fields):
+    return lambda run: replace(run, machine=replace(run.machine, **fields))
+
+
+TRAPS = {
+    "model": ran(model="qwen"),
+    "accelerator": on(accelerator="AMD Instinct MI300X", platform="rocm"),
+    "gpus": on(gpus_per_node=4),
+    "nodes": on(gpus_per_node=4, nodes=2),
+    "strategy": ran(strategy="balanced"),
+    "layout": ran(tensor_parallel=2, data_parallel=4),
+    "engine": ran(engine="nemo"),
+    "dtype": ran(matmul_dtype="fp8"),
+    "evidence": seen(grades={"matmul_dtype": "resolved"}),
+    "routing": ran(
+        shape=replace(model_shape("llama-3.1-8b"), experts=8, experts_per_token=2, expert_ffn=14336), routing="balanced"
+    ),
+    "global-batch": ran(global_batch_sequences=64),
+    "micro-batch": ran(micro_batch_sequences=2),
+    "tokens": seen(tokens_per_step=131072),
+    "sequence": ran(sequence_tokens=4096),
+    "recompute": ran(recompute="full"),
+    "clock": ran(clock="framework"),
+    "options": ran(engine_options={"fused_adam": True}),
+    "shape": ran(shape=replace(model_shape("llama-3.1-8b"), ffn=8192)),
+    "optimizer-states": ran(engine_options={"optimizer_states": "bf16"}),
+    "attention": seen(attention="cudnn"),
+    "optimizer": seen(optimizer="AdamW"),
+    "weights": seen(parameter_dtype="float32"),
+    "gradients": seen(gradient_dtype="bfloat16"),
+    "sequence-parallel": seen(sequence_parallel=True),
+    "data": seen(data="text in tokens.bin"),
+    "power-limit": on(power_limit_watts=500.0),
+    "driver": on(driver="570.1"),
+    "software": ran(software={"torch": "2.10.0"}),
+}
+FORGOTTEN = {
+    "dtype": ran(matmul_dtype=None),
+    "tokens": lambda run: replace(run, global_batch_sequences=None, evidence=replace(run.evidence, tokens_per_step=None)),
+    "sequence": ran(sequence_tokens=None),
+    "gpus": on(gpus_per_node=None),
+    "shape": ran(shape=None),
+    "optimizer-states": ran(engine_options={}),
+    "recompute": ran(recompute=None),
+    "attention": seen(attention=None),
+    "data": seen(data=None),
+    "power-limit": on(power_limit_watts=None),
+    "driver": on(driver=None),
+    "software": ran(software={}),
+}
+
+
+@pytest.fixture
+def known():
+    """A run that records every trait."""
+    result = read_result(LLAMA)
+    machine = replace(result.run.machine, power_limit_watts=700.0, driver="580.1")
+    evidence = replace(EVIDENCE, tokens_per_step=result.run.global_batch_sequences * result.run.sequence_tokens)
+    run = replace(
+        result.run, machine=machine, evidence=evidence, recompute="none", software={"torch": "2.11.0"}, engine_options=OPTIONS
+    )
+    return replace(result, run=run)
+
+
+def groups_of(*results):
+    measured = [measure(result, MetricOptions()) for result in results]
+    return group_runs([replace(item, not_counted=None) for item in measured])
+
+
+def judged(known, trap, **options):
+    other = replace(known, run=trap(replace(known.run, run_id="other")))
+    first, second = groups_of(known, other)
+    return verdict(first, second, Question(**options))
+
+
+def test_every_trait_has_a_trap():
+    assert list(TRAPS) == list(TRAITS)
+
+
+@pytest.mark.parametrize("key", TRAITS)
+def test_runs_that_differ_in_one_trait_are_two_configurations_and_the_verdict_names_both_sides(key, known):
+    found = judged(known, TRAPS[key])
+    (trait,) = [one for one in found.traits if one.key == key]
+    assert trait.effect == TRAITS[key].effect
+    assert (found.outcome == "refused") == any(one.effect == "refuse" for one in found.traits)
+    words = sentence(found)
+    if trait.effect == "refuse":
+        assert f"{trait.name} " in words.partition("they differ: ")[2]
+    else:
+        before = "Caution, also different: " if trait.effect == "warn" else "What differs: "
+        candidate, _, baseline = words.partition(before)[2].partition(" against ")
+        assert trait.words[1] in candidate
+        assert trait.words[0] in baseline
+
+
+@pytest.mark.parametrize("key", FORGOTTEN)
+def test_what_one_side_does_not_record_is_not_equal(key, known):
+    found = judged(known, FORGOTTEN[key])
+    (trait,) = [one for one in found.traits if one.key == key]
+    assert trait.effect == (TRAITS[key].unknown or TRAITS[key].effect)
+    assert "not recorded" in sentence(found) or f"{trait.name} unknown" in sentence(found)
+
+
+def test_what_neither_side_records_is_said_to_be_unknown(known):
+    result = replace(known, run=replace(known.run, evidence=replace(known.run.evidence, attention=None, data=None)))
+    found = judged(result, ran(strategy="balanced"))
+    assert found.unrecorded == ("attention", "data")
+    assert [one.key for one in found.traits] == ["strategy"]
+
+
+def test_a_trait_that_is_the_question_may_differ_and_whatever_else_differs_is_then_warned_of(known):
+    def fp8_by_nemo(run):
+        return replace(run, matmul_dtype="fp8", engine="nemo", micro_batch_sequences=2)
+
+    assert judged(known, fp8_by_nemo).outcome == "refused"
+    found = judged(known, fp8_by_nemo, varying=("dtype",))
+    assert found.outcome == "no difference shown"
+    assert {one.key: one.effect for one in found.traits} == {"dtype": "list", "engine": "warn", "micro-batch": "warn"}
+    assert "Varied: fp8 against bf16." in sentence(found)
+    assert "Caution, also different: nemo, micro-batch 2 against megatron, micro-batch 1." in sentence(found)
+
+
+def test_power_limits_of_unlike_accelerators_are_listed(known):
+    def other(run):
+        return replace(
+            run, machine=replace(run.machine, accelerator="AMD Instinct MI300X", platform="rocm", power_limit_watts=750.0)
+        )
+
+    assert {one.key: one.effect for one in judged(known, other).traits} == {"accelerator": "list", "power-limit": "list"}
+
+
+@pytest.mark.parametrize("key", TRAITS)
+def test_the_page_of_comparisons_has_each_trait(key):
+    trait = TRAITS[key]
+    unknown = "" if trait.unknown is None else f"; unknown: {WORDS[trait.unknown]}"
+    assert f"\n| `{key}` | {trait.name} | {WORDS[trait.effect]}{unknown} | {trait.why} |\n" in PAGE
+
+
+def test_and_no_other():
+    assert PAGE.count("\n| `") == len(TRAITS)

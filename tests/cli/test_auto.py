@@ -1,0 +1,84 @@
+"""--parallel auto on a machine whose NVML shows two H200 and whose torchtitan replays steps: the choice, and the race."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import FAKE_PACKAGES, fake_nvml, run_command
+from runs.make_runs import a_run, steps_of
+
+from tprimat.analyze.groups import group_runs, measure
+from tprimat.analyze.metrics import MetricOptions
+from tprimat.records.benchmark_file import RunResult
+from tprimat.runner.auto import still_in
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    for name in os.environ:
+        if name.startswith(("SLURM_", "CUDA_", "NVIDIA_")):
+            monkeypatch.delenv(name)
+
+    def benchmark(*words):
+        here = {"FAKE_GPUS": "[{}, {}]", "PATH": "/usr/bin:/bin", "PYTHONPATH": str(FAKE_PACKAGES)}
+        asked = ("--engine", "torchtitan", "--model", "llama", "--parallel", "auto", "--global-batch-size", "16")
+        with fake_nvml():
+            return run_command("benchmark.py", *asked, *words, environment={**here, "OUTPUT_DIR": str(tmp_path / "out")})
+
+    return benchmark
+
+
+def test_the_fastest_layout_by_prediction_is_planned(machine):
+    done = machine("--dry-run", "--json")
+    assert done.returncode == 0, done.stderr
+    (plan,) = json.loads(done.stdout)["plans"]
+    assert plan["layout"]["tensor"] * plan["layout"]["pipeline"] * plan["layout"]["context"] * plan["layout"]["data"] == 2
+    assert plan["batch"]["micro_batch_sequences"] > 1
+    assert plan["prediction"]["step_seconds"] > 0
+
+
+def test_what_contradicts_auto_is_explained(machine):
+    for words, said in (
+        (("--tp", "2"), "--parallel auto chooses --tp itself."),
+        (("--micro-batch-size", "2"), "--parallel auto chooses --micro-batch-size itself."),
+        (("--measure", "1"), "--measure is 1."),
+    ):
+        done = machine(*words)
+        assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+    alone = run_command("benchmark.py", "--measure", "2")
+    assert "add --parallel auto" in alone.stderr
+    here = run_command("benchmark.py", "--parallel", "auto", "--model", "llama")
+    assert (here.returncode, "--parallel auto cannot choose here." in here.stderr) == (2, True)
+
+
+class Named:
+    """A contender with a plan of one strategy."""
+
+    def __init__(self, strategy):
+        self.name = strategy
+        plan = type("Plan", (), {"strategy": strategy})()
+        self.session = type("Session", (), {"plans": (plan,)})()
+
+
+def groups_of(**means):
+    found = []
+    for place, (strategy, mean) in enumerate(means.items()):
+        for number in range(2):
+            run = a_run(f"{strategy}-{number}", strategy=strategy)
+            noise = np.random.default_rng(10 * place + number)
+            seconds = mean * (1 + 0.01 * noise.normal()) * (1 + 0.005 * noise.normal(size=30))
+            steps = tuple(steps_of(run, seconds, seed=number))
+            found.append(measure(RunResult(path=Path(strategy), run=run, steps=steps), MetricOptions()))
+    return {group.run.strategy: group for group in group_runs(found)}
+
+
+def test_only_what_can_no_longer_win_is_dropped():
+    contenders = [Named("fast"), Named("near"), Named("slow"), Named("failed")]
+    stay, dropped = still_in(contenders, groups_of(fast=5.0, near=5.01, slow=7.5))
+    assert [one.name for one in stay] == ["fast", "near"]
+    reasons = {one.name: why for one, why in dropped}
+    assert reasons["failed"] == "it has no run that counts"
+    assert "slower than" in reasons["slow"]
+    assert set(reasons) == {"failed", "slow"}

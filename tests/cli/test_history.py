@@ -1,0 +1,109 @@
+"""tprimat history: an index that only saves time, changes of rate with what changed, and the gate against the last good runs."""
+
+import json
+import re
+
+import pytest
+from commands import ROOT, run_command
+
+from tprimat.records import index
+from tprimat.records.index import INDEX_FILE
+from tprimat.runner import history as engine
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Write a run folder with a given rate."""
+    source = next(iter(sorted((ROOT / "tests" / "runs").glob("**/run.json"))), None)
+    if source is not None:
+        record = json.loads(source.read_text())
+    else:
+        path = next(iter(sorted((ROOT / "tests" / "runs").glob("**/benchmark_*.json"))))
+        record = json.loads(path.read_text())["run"]
+    record.update(outcome="completed", mismatches=[], cause=None, profiled_steps=[])
+
+    def write(number, rate, folder="results", **fields):
+        run = {**record, "run_id": f"r{number:03d}", "started_at": f"2026-01-{number + 1:02d}T00:00:00.000+00:00", **fields}
+        path = tmp_path / folder / "runs" / run["run_id"]
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "run.json").write_text(json.dumps(run))
+        tokens = run["global_batch_sequences"] * run["sequence_tokens"]
+        seconds = tokens / rate / run["machine"]["gpus_per_node"]
+        steps = [{"step": step, "step_seconds": (1 + step % 3 / 1000) * seconds, "tokens": tokens} for step in range(1, 31)]
+        (path / "steps.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+        return path
+
+    return write
+
+
+def history(folder, *flags):
+    return run_command("history", *flags, cwd=folder)
+
+
+def test_a_change_is_shown_with_what_changed_and_drawn_on_a_page(make, tmp_path):
+    for number in range(12):
+        make(number, 1000 + number % 2 if number < 7 else 900, software={"torch": "2.12" if number < 7 else "2.13"})
+    make(12, 10, outcome="failed", cause="a cable")
+    done = history(tmp_path, "results", "--output", "history.html")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"-10\.\d % since 2026-01-08 00:00 \(run r007\)\n    torch: 2\.12 -> 2\.13", done.stdout), done.stdout
+    assert "12 runs, 2026-01-01 to 2026-01-12" in done.stdout
+    page = (tmp_path / "history.html").read_text()
+    assert page.count("<circle") == 12
+    assert page.count("<line class=change") == 1
+    assert not re.search(r"(src|href)=|https?://", page), "it opens offline"
+
+
+def test_a_run_is_read_once_until_it_changes(make, tmp_path, monkeypatch):
+    paths = [make(number, 1000) for number in range(5)]
+    read = []
+    derive = engine.derive
+    monkeypatch.setattr(engine, "derive", lambda path: read.append(path.name) or derive(path))
+    first = history(tmp_path, "results")
+    assert len(read) == 5
+    assert history(tmp_path, "results").stdout == first.stdout
+    assert len(read) == 5
+    make(2, 500)
+    (paths[4] / "run.json").unlink()
+    assert "4 runs" in history(tmp_path, "results").stdout
+    assert read[5:] == ["r002"]
+    monkeypatch.setattr(index, "own_version", lambda: "another")
+    history(tmp_path, "results")
+    assert len(read) == 10, "another version derives other numbers"
+    (tmp_path / "results" / INDEX_FILE).write_bytes(b"no database" * 1000)
+    assert "4 runs" in history(tmp_path, "results").stdout
+
+
+def test_a_damaged_record_is_named_and_the_others_count(make, tmp_path):
+    make(0, 1000)
+    (make(1, 1000) / "run.json").write_text("{")
+    done = history(tmp_path, "results")
+    assert done.returncode == 1
+    assert "skipped: " in done.stderr
+    assert "1 run," in done.stdout
+
+
+@pytest.mark.parametrize(("rate", "status"), [(1000, 0), (850, 1)])
+def test_the_gate_compares_with_the_last_good_runs(make, tmp_path, rate, status):
+    for number in range(10):
+        make(number, 2000 if number < 4 else 1000 + number)  # faster long ago: only the last five count
+    make(10, 3, outcome="failed")
+    for number in (20, 21, 22):
+        make(number, rate + number / 10, folder="new")
+    done = history(tmp_path, "results", "--against", "new", "--fail-if-slower", "5%")
+    assert done.returncode == status, done.stdout + done.stderr
+    assert "the last 5" in done.stdout
+
+
+def test_new_runs_of_a_configuration_without_a_past_keep_the_gate_closed(make, tmp_path):
+    make(0, 1000)
+    make(1, 1000, folder="new", strategy="another")
+    done = history(tmp_path, "results", "--against", "new", "--fail-if-slower", "5%")
+    assert done.returncode == 1
+    assert "nothing to compare" in done.stderr
+
+
+def test_mistakes_are_explained(tmp_path):
+    assert "--fail-if-slower needs new runs" in history(tmp_path, "--fail-if-slower", "3%").stderr
+    missing = history(tmp_path, "nowhere")
+    assert (missing.returncode, "There is no folder nowhere" in missing.stderr) == (2, True)

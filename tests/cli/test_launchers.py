@@ -1,0 +1,194 @@
+"""./benchmark.py with a fake Primus under faults: two at once, a reader who stalls, signals, no folder, no space."""
+
+import contextlib
+import json
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from commands import ROOT
+from fake_primus import make_machine
+
+
+@pytest.fixture
+def launcher(tmp_path):
+    machine, started = make_machine(tmp_path), []
+
+    def start(script, *words, act="once", before=(), environment=None, **how):
+        kept = {key: os.environ[key] for key in ("HOME", "LANG") if key in os.environ}
+        environment = {**kept, **machine, "FAKE_PRIMUS": act, **(environment or {})}
+        command = [*before, sys.executable, str(ROOT / script), *map(str, words)]
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment, text=True, **{**pipes, **how})
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def benchmark(launcher, *words, **how):
+    return launcher("benchmark.py", "--model", "llama", "--steps", "6", *words, **how)
+
+
+def until(condition, process):
+    ends = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+
+
+def hanging(launcher, folder, **how):
+    process = benchmark(launcher, "--output-dir", folder, act="hang", **how)
+    until(lambda: list(folder.glob("runs/*/steps.jsonl")), process)
+    return process
+
+
+def outcomes(folder):
+    return sorted(json.loads(path.read_text())["outcome"] for path in folder.glob("runs/*/run.json"))
+
+
+def test_the_second_launcher_is_refused_reading_is_not_and_a_killed_one_leaves_no_lock(launcher, tmp_path):
+    folder = tmp_path / "out"
+    first = hanging(launcher, folder)
+    log = (folder / "training_llama.log").read_bytes()
+    second = benchmark(launcher, "--output-dir", folder)
+    out, err = second.communicate(timeout=60)
+    assert (second.returncode, out) == (2, "")
+    assert err.startswith(f"error: The output folder {folder} is in use.\n"), err
+    assert f"Process {first.pid} on this machine" in err
+    probing = launcher("benchmark.py", "--probe", "memory", "--output-dir", folder)
+    assert "is in use" in probing.communicate(timeout=60)[1]
+    assert probing.returncode == 2
+    assert (folder / "training_llama.log").read_bytes() == log
+    elsewhere = benchmark(launcher, "--output-dir", tmp_path / "other")
+    assert elsewhere.wait(60) == 0
+    reader = launcher("compare.py", "--results-dir", folder, tmp_path / "other")
+    out, err = reader.communicate(timeout=60)
+    assert reader.returncode == 0, err
+    assert "no end was recorded" in out + err
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    third = benchmark(launcher, "--output-dir", folder)
+    assert third.wait(60) == 0, third.communicate()
+    assert outcomes(folder) == ["completed", "interrupted"]
+    assert "its launcher is gone: now interrupted" in third.stderr.read()
+
+
+@pytest.fixture
+def terminal():
+    """Both ends of a terminal that nobody reads, and that is full."""
+    ours, theirs = pty.openpty()
+    os.set_blocking(theirs, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(theirs, b"x" * 1000)
+    os.set_blocking(theirs, True)
+    yield ours, theirs
+    os.close(ours)
+
+
+def on(terminal):
+    return dict.fromkeys(("stdin", "stdout", "stderr"), terminal[1])
+
+
+def read_all(terminal):
+    os.close(terminal[1])
+    text = b""
+    while True:
+        try:
+            text += os.read(terminal[0], 1 << 16)
+        except OSError:  # nobody holds the other end any more
+            return text.decode()
+
+
+def test_a_terminal_that_nobody_reads_stops_no_training_and_shows_the_summary_later(launcher, terminal, tmp_path):
+    folder = tmp_path / "out"
+    process = benchmark(launcher, "--steps", "2000", "--output-dir", folder, **on(terminal))
+    until(lambda: outcomes(folder) == ["completed"], process)
+    assert process.poll() is None, "the summary waits for its reader"
+    text = read_all(terminal)
+    assert process.wait(60) == 0
+    assert "tokens/s/GPU" in text
+    assert sum(b"iteration" in line for line in (folder / "training_llama.log").open("rb")) >= 2000
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
+def test_a_signal_ends_a_run_whose_terminal_nobody_reads(number, status, launcher, terminal, tmp_path):
+    folder = tmp_path / "out"
+    process = hanging(launcher, folder, **on(terminal))
+    process.send_signal(number)
+    assert process.wait(20) == status
+    assert outcomes(folder) == ["interrupted"]
+
+
+def test_the_watchdog_ends_a_hung_run_whose_terminal_nobody_reads(launcher, terminal, tmp_path):
+    folder = tmp_path / "out"
+    limits = ("--set", "benchmarking.hang_minimum_seconds=2", "--set", "benchmarking.hang_factor=2")
+    process = benchmark(launcher, *limits, "--output-dir", folder, act="hang", **on(terminal))
+    until(lambda: outcomes(folder) == ["hung"], process)
+    read_all(terminal)
+    assert process.wait(20) == 1
+
+
+@pytest.mark.parametrize("what", ["moved", "deleted", "replaced"])
+def test_a_run_whose_folder_goes_away_has_not_completed(what, launcher, tmp_path):
+    folder = tmp_path / "out"
+    process = hanging(launcher, folder)
+    if what == "deleted":
+        shutil.rmtree(folder)
+    else:
+        folder.rename(tmp_path / "moved")
+    if what == "replaced":
+        shutil.copytree(tmp_path / "moved", folder)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "was moved or deleted" in err
+    assert "Traceback" not in out + err
+    assert outcomes(folder) == ["failed"]
+
+
+def test_a_folder_in_the_place_of_the_log_costs_no_run(launcher, tmp_path):
+    folder = tmp_path / "out"
+    (folder / "training_llama.log").mkdir(parents=True)
+    process = benchmark(launcher, "--output-dir", folder)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "training_llama.log cannot be written" in err
+    assert outcomes(folder) == ["completed"]
+
+
+SMALL_DISK = """\
+mount -t tmpfs -o size=$1 none "$2" || exit 99
+shift 2
+"$@"
+code=$?
+cp -r "$DISK/out" "$COPY"
+df --output=avail "$DISK" | tail -1 >&2
+exit $code
+"""
+
+
+@pytest.mark.skipif(subprocess.run(["unshare", "-m", "true"], check=False).returncode != 0, reason="needs a mount namespace")
+def test_a_full_disk_leaves_the_outcome_in_the_record_and_on_the_console(launcher, tmp_path):
+    disk, copy = tmp_path / "disk", tmp_path / "copy"
+    disk.mkdir()
+    words = ["--steps", "1000", "--output-dir", str(disk / "out")]
+    before = ["unshare", "-m", "sh", "-c", SMALL_DISK, "sh", "160k", str(disk)]
+    process = benchmark(launcher, *words, before=before, environment={"DISK": str(disk), "COPY": str(copy)})
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 1, err
+    assert "No space left on device" in err
+    assert "Traceback" not in out + err
+    assert outcomes(copy) == ["failed"]
+    assert "steps.jsonl cannot be written: No space left on device" in out
+    assert not list(copy.rglob(".room"))

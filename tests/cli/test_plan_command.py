@@ -1,0 +1,90 @@
+"""`tprimat plan` as a user runs it: in a process of its own, on a machine without a GPU."""
+
+import json
+
+import pytest
+from commands import run_command
+
+QUESTION = ("--architecture", "llama-3.1-70b", "--accelerator", "NVIDIA H100 80GB HBM3", "--gpus", "64")
+
+
+def test_the_answer_is_one_screen(tmp_path):
+    picture = tmp_path / "plan.png"
+    done = run_command("plan", *QUESTION, "--picture", picture)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("llama-3.1-70b on 64 GPUs in 8 nodes (H100 SXM): 128 x 8,192 tokens a step, bf16")
+    assert len(lines) < 45
+    assert "published figures of H100 SXM" in done.stdout
+    assert any(line.startswith("fastest   ") for line in lines)
+    assert "missing, most of it" in done.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_document_has_every_layout():
+    done = run_command("plan", *QUESTION, "--json")
+    found = json.loads(done.stdout)
+    best, other = found["fitting"][0], found["too_large"][0]
+    degrees = [best[name] for name in ("tensor_parallel", "pipeline_parallel", "context_parallel", "data_parallel")]
+    assert degrees[0] * degrees[1] * degrees[2] * degrees[3] == 64
+    assert best["low"] < best["tokens_per_second_per_gpu"] < best["high"]
+    assert sum(best["memory"].values()) == best["allocated_bytes"] < best["reserved_bytes"] < best["device_bytes"]
+    assert sum(best["time"].values()) == pytest.approx(best["step_seconds"])
+    assert best["missing_bytes"] == 0 < other["missing_bytes"]
+    assert "step_seconds" not in other
+
+
+def test_a_model_that_fits_nowhere_is_exit_status_1():
+    done = run_command("plan", "--architecture", "llama-3.1-405b", "--accelerator", "RTX 4090", "--gpus", "8")
+    assert done.returncode == 1
+    assert "Nothing fits" in done.stdout
+
+
+def test_layers_that_no_equal_stages_hold_are_planned_for_megatron_lm():
+    done = run_command("plan", "--architecture", "llama-3.1-405b", "--accelerator", "H100 SXM", "--gpus", "1024", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["question"]["implementation"] == "Megatron-Core with Transformer Engine"
+    assert any(row["pipeline_parallel"] == 16 for row in found["fitting"])  # of 126 layers
+
+
+def test_more_gpus_give_more_until_the_batch_is_too_small_to_share():
+    words = ("--architecture", "gpt-3-175b", "--accelerator", "H100 SXM", "--gpus", "96,1024,4608", "--sequence-length", "2048")
+    strong = run_command("plan", *words, "--global-batch-size", "2304")
+    assert strong.returncode == 0, strong.stderr
+    assert "strong scaling, 2304 sequences" in strong.stdout
+    assert "Megatron-Core performance benchmarks page" in strong.stdout
+    fixed = json.loads(run_command("plan", *words, "--global-batch-size", "2304", "--json").stdout)["scaling"]
+    rates = [answer["fitting"][0]["tokens_per_second_per_gpu"] for answer in fixed]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] < 0.95 * rates[0]
+    grown = json.loads(run_command("plan", *words, "--json").stdout)["scaling"]
+    assert grown[-1]["fitting"][0]["tokens_per_second_per_gpu"] > rates[-1]
+    assert run_command("plan", *words[:4], "--gpus", "8,x").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--architecture", "llama-3.1-70b", "--accelerator", "H100"), "H100 SXM, H100 PCIe, H100 NVL"),
+        (("--architecture", "llama-4"), "There is no model 'llama-4'."),
+        ((*QUESTION, "--nodes", "7"), "64 GPUs are not the same number on each of 7 nodes."),
+        ((*QUESTION, "--gpus", "63", "--nodes", "9", "--global-batch-size", "5"), "There is no legal layout."),
+        ((*QUESTION, "--sequence-length", "999999"), "out of range"),
+        (("--architecture", "llama-3.1-8b", "--accelerator", "A100 SXM 80GB", "--precision", "fp8"), "does not multiply fp8"),
+        (("--architecture", "llama-3.1-8b"), "this machine is not known"),
+    ],
+)
+def test_a_mistake_is_explained(words, said):
+    done = run_command("plan", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+
+
+def test_the_benchmark_plans_its_own_models():
+    done = run_command("benchmark.py", "--plan", "H100 SXM", "--model", "qwen", "--gpus", "8", "--json")
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)["plans"]
+    asked = found["question"]
+    assert (asked["model"], asked["gpus"], asked["sequence_tokens"]) == ("qwen-2.5-7b", 8, 2048)
+    assert all(row["tensor_parallel"] in {1, 2, 4} for row in found["fitting"])

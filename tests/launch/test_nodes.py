@@ -1,0 +1,342 @@
+"""Several launchers, one run: each test starts the launchers of two nodes on this machine, with a fake trainer for the ranks."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from a_launch import ROOT, wait_for
+
+from tprimat.errors import LaunchError
+from tprimat.hardware.nodes import Nodes
+from tprimat.launch.group import Hello, join, meet
+from tprimat.logs.failures import classify, earliest
+from tprimat.plan.schema import read_plan
+from tprimat.records.schema import NodeRecord
+from tprimat.records.store import RunDirectory
+from tprimat.runner.nodes import refuse_unlike
+from tprimat.runner.session import folder_of_task
+
+NODE = str(Path(__file__).parent / "a_node.py")
+TRAINS = ("pace", 0.02, "steps", 4)
+
+
+@pytest.fixture
+def node(tmp_path, cookie):
+    """Start the launcher of a node; its output folder is `out`."""
+    del cookie  # ends what a test leaves behind
+    port = free_port()
+    started = []
+
+    def start(rank, *words, flags=(), **environment):
+        command = [sys.executable, NODE, "--nodes", "2", "--gpus", "1", "--platform", "cpu", "--model", "llama"]
+        command += ["--steps", "4", "--output-dir", "out", "--set", "benchmarking.meeting_timeout_seconds=20", *map(str, flags)]
+        given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": str(rank), "FAKE_WORDS": json.dumps(words)}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        started.append(subprocess.Popen(command, cwd=tmp_path, env={**os.environ, **given, **environment}, **pipes))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.stdout.close()
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def ends(*processes):
+    """Exit status and output of each launcher."""
+    texts = [process.communicate(timeout=120)[0] for process in processes]
+    return [(process.returncode, text) for process, text in zip(processes, texts, strict=True)]
+
+
+def the_record(folder):
+    (path,) = (folder / "out" / "runs").glob("*/run.json")
+    return RunDirectory(path.parent).read_run()
+
+
+def the_run(folder):
+    (path,) = (folder / "out" / "runs").iterdir()
+    return path
+
+
+def test_two_launchers_make_one_run_and_the_first_one_decides_what_counts(node, tmp_path, left_behind):
+    follower, first = node(1, "line", "hello from node 1", flags=["--runs", 2]), node(0, *TRAINS, flags=["--runs", 2])
+    (status, said), (other_status, other_said) = ends(first, follower)
+    assert (status, other_status) == (0, 0), said + other_said
+    runs = sorted((tmp_path / "out" / "runs").iterdir())
+    assert len(runs) == 2
+    for run in runs:
+        record, log = RunDirectory(run).read_run(), (run / "node-1" / "training.log").read_text()
+        assert (record.outcome, record.machine.nodes, [n.host for n in record.nodes]) == (
+            "completed",
+            2,
+            [socket.gethostname()] * 2,
+        )
+        seen, here = (json.loads(text.splitlines()[0]) for text in (log, (run / "training.log").read_text().split("\n", 2)[2]))
+        assert "hello from node 1" in log
+        assert seen["store"] == here["store"], "the ranks of both nodes meet at one place"
+        assert (seen["rank"], seen["folder"]) == (1, str(run / "node-1"))
+        assert read_plan(run / "node-1" / "plan.json").run_id == read_plan(run / "plan.json").run_id == run.name
+    assert not (tmp_path / "out" / "runs" / "node-1").exists()
+    again = [node(rank, *TRAINS, flags=["--runs", 2, "--resume"]) for rank in (1, 0)]
+    (other_status, _), (status, said) = ends(*again)
+    assert (status, other_status, said.count("skipped, run")) == (0, 0, 2)
+    assert sorted((tmp_path / "out" / "runs").iterdir()) == runs
+    assert not left_behind()
+
+
+def test_a_node_that_never_comes_and_a_first_node_that_cannot_be_found_are_named_at_once(node, tmp_path):
+    soon = ["--set", "benchmarking.meeting_timeout_seconds=2"]
+    launchers = [
+        node(0, *TRAINS, flags=soon),
+        node(1, *TRAINS, flags=soon, MASTER_PORT=str(free_port())),
+        node(1, *TRAINS, flags=soon, MASTER_ADDR="nowhere.invalid"),
+    ]
+    expected = [
+        "Node 1 of 2 did not join within 2 s.",
+        "The first node, 127.0.0.1, did not answer on port",
+        "The name of the first node, nowhere.invalid, does not resolve",
+    ]
+    for (status, text), words in zip(ends(*launchers), expected, strict=True):
+        assert status == 2
+        assert words in text
+    assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_a_lost_node_ends_the_run_and_is_named(node, tmp_path, left_behind):
+    first, follower = node(0, *TRAINS, "sleep", 100), node(1, "sleep", 100)
+    wait_for(lambda: list(tmp_path.glob("out/runs/*/steps.jsonl")) and list(tmp_path.glob("out/runs/*/node-1/training.log")))
+    follower.kill()
+    ((status, _),) = ends(first)
+    record = the_record(tmp_path)
+    assert (status, record.outcome) == (1, "failed")
+    assert record.cause == f"Node 1 ({socket.gethostname()}) was lost: its launcher ended."
+    wait_for(lambda: not left_behind())
+
+
+def test_when_the_first_node_dies_the_others_stop_their_ranks(node, tmp_path, left_behind):
+    first, follower = node(0, "sleep", 100), node(1, "sleep", 100)
+    wait_for(lambda: list(tmp_path.glob("out/runs/*/node-1/training.log")))
+    first.kill()
+    ((status, text),) = ends(follower)
+    assert status == 1
+    assert "node 1 of 2: the first node was lost" in text
+    wait_for(lambda: not left_behind())
+
+
+def test_the_cause_is_that_of_the_node_whose_ranks_failed_first(node, tmp_path, left_behind):
+    first = node(0, *TRAINS, "sleep", 100)
+    follower = node(1, "sleep", 0.5, "raise", "RuntimeError", "the cable is loose")
+    (status, _), (other_status, _) = ends(first, follower)
+    record = the_record(tmp_path)
+    assert (status, other_status, record.outcome) == (1, 1, "failed")
+    assert record.cause == f"Node 1 ({socket.gethostname()}): RuntimeError: the cable is loose"
+    assert len(RunDirectory(the_run(tmp_path)).read_steps()) == 4
+    assert not left_behind()
+
+
+def test_a_failure_of_the_first_node_stops_the_others(node, tmp_path, left_behind):
+    (status, _), (other_status, text) = ends(
+        node(0, "await", str(tmp_path / "go"), 1, "raise", "OSError", "no such device"),
+        starts_first(node(1, "line", "begun", "sleep", 100), tmp_path),
+    )
+    record = the_record(tmp_path)
+    assert (status, other_status, record.cause) == (1, 1, "OSError: no such device")
+    assert "stopped after" in text
+    assert not left_behind()
+
+
+def starts_first(follower, folder):
+    """Let the first node's trainer go on when the follower's has begun."""
+    wait_for(lambda: any("begun" in path.read_text() for path in folder.glob("out/runs/*/node-1/training.log")))
+    (folder / "go").write_text("\n")
+    return follower
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_signal_to_either_launcher_ends_the_run_on_both(node, tmp_path, left_behind, rank):
+    launchers = [node(0, "pace", 0.02, "steps", 2, "sleep", 100), node(1, "sleep", 100)]
+    wait_for(lambda: list(tmp_path.glob("out/runs/*/steps.jsonl")) and list(tmp_path.glob("out/runs/*/node-1/training.log")))
+    launchers[rank].send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    ends(*launchers)
+    record = the_record(tmp_path)
+    assert record.outcome == "interrupted"
+    assert "SIGTERM" in record.cause
+    assert (f"Node 1 ({socket.gethostname()})" in record.cause) == (rank == 1)
+    assert time.monotonic() - began < 30, "the grace period of the ranks, not a time limit of the run"
+    assert not left_behind()
+
+
+def test_a_hang_stops_all_nodes_and_leaves_the_stacks_of_each(node, tmp_path, left_behind):
+    limits = ["--set", "benchmarking.hang_minimum_seconds=1", "--set", "benchmarking.hang_factor=2"]
+    launchers = [node(0, *TRAINS[:3], 2, "sleep", 100, flags=limits), node(1, "faulthandler", "SIGUSR1", "sleep", 100)]
+    ends(*launchers)
+    assert the_record(tmp_path).outcome == "hung"
+    folder = the_run(tmp_path) / "node-1"
+    stacks = (folder / "stacks.txt").read_text() if (folder / "stacks.txt").exists() else (folder / "training.log").read_text()
+    assert "fake_trainer.py" in stacks
+    assert not left_behind()
+
+
+def test_nodes_with_different_programs_do_not_start(node, tmp_path):
+    launchers = [node(0, *TRAINS), node(1, *TRAINS, FAKE_VERSION="0.0.1")]
+    for status, text in ends(*launchers):
+        assert status == 2
+        assert "The nodes have different software: tprimat" in text
+    assert not (tmp_path / "out" / "runs").exists()
+
+
+# The meeting itself, without launchers.
+
+
+def hello(rank, *, count=2, job="7", host=None):
+    node = NodeRecord(host=host or f"gpu{rank}", accelerator=None, gpus=None)
+    return Hello(rank=rank, count=count, job=job, software={"tprimat": "1"}, node=node)
+
+
+@pytest.fixture
+def place():
+    return Nodes(count=2, rank=0, master_address="127.0.0.1", master_port=free_port(), job="7", hosts=("gpu0", "gpu1"))
+
+
+def meets(place, *others, seconds=1.0):
+    """Let the first node wait while others connect, from a thread that ends with it."""
+    import threading
+
+    def visit():
+        for other in others:
+            other()
+
+    thread = threading.Thread(target=visit, daemon=True)
+    thread.start()
+    try:
+        return meet(place, hello(0), seconds, lambda _: None)
+    finally:
+        thread.join()
+
+
+def test_strangers_and_nodes_of_other_runs_do_not_take_a_place(place):
+    links = []
+
+    def stranger():
+        wait_for(lambda: open_to(place.master_port))
+        with socket.create_connection(("127.0.0.1", place.master_port)) as connection:
+            connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
+
+    def of(rank, **fields):
+        return lambda: links.append(join(place, hello(rank, **fields), 5))
+
+    group = meets(place, stranger, of(1, job="8"), of(2), of(1, count=3), of(1, host="right"), seconds=20)
+    assert [node.host for node in group.records] == ["gpu0", "right"]
+    *wrong, right = links
+    for link in wrong:
+        (message,) = wait_for_messages(link)
+        assert "The run at this address is job 7 on 2 nodes" in message.what
+    assert right.poll() == []
+
+
+def open_to(port):
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", port)) == 0
+
+
+def wait_for_messages(link):
+    messages = []
+    wait_for(lambda: messages.extend(link.poll()) or messages)
+    return messages
+
+
+def test_who_is_missing_is_named_with_its_host(place):
+    with pytest.raises(LaunchError, match=r"Node 1 \(gpu1\) of 2 did not join within 1 s\.") as error:
+        meets(place)
+    assert error.value.where == f"127.0.0.1:{place.master_port}"
+
+
+def test_a_port_in_use_is_no_traceback(place):
+    with socket.create_server(("127.0.0.1", place.master_port)), pytest.raises(LaunchError, match="cannot be used"):
+        meets(place)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        ((("NVIDIA H200", 8), ("NVIDIA H100", 8)), "different accelerators: gpu0: 8 x NVIDIA H200; gpu1: 8 x NVIDIA H100"),
+        ((("NVIDIA H200", 8), ("NVIDIA H200", 4)), "needs 8 GPUs on each node"),
+        ((("NVIDIA H200", 8), (None, None)), "gpu1: no x cuda"),
+    ],
+)
+def test_unlike_accelerators_are_refused(an_nvidia_plan, nodes, message):
+    records = [NodeRecord(host=f"gpu{rank}", accelerator=name, gpus=gpus) for rank, (name, gpus) in enumerate(nodes)]
+    with pytest.raises(LaunchError, match=message):
+        refuse_unlike(records, an_nvidia_plan)
+    refuse_unlike([records[0]] * 2, an_nvidia_plan)
+
+
+@pytest.fixture
+def an_nvidia_plan(tmp_path):
+    from tprimat.runner.session import RunRequest, prepare
+
+    request = RunRequest(model="llama", platform="nvidia", gpus=8, nodes=2, size="full", dry_run=True, output=tmp_path)
+    return prepare(request).plans[0]
+
+
+TORCHRUN = """\
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-01-01_00:00:{second:02}
+  rank      : {rank} (local_rank: 0)
+  exitcode  : 1 (pid: 7)
+============================================================"""
+
+
+def test_a_cause_comes_before_its_consequences_and_an_earlier_one_before_a_later_one():
+    def failed(rank, second, text):
+        lines = [text, *TORCHRUN.format(second=second, rank=rank).splitlines()]
+        return classify(1, lines, ()), lines
+
+    echo = failed(0, 3, "[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:1234")
+    cause = failed(1, 5, "[rank1]: ValueError: a wrong shape")
+    assert earliest([echo, cause]) == cause[0], "whatever the clocks of the nodes say"
+    other = failed(0, 4, "[rank0]: KeyError: 'loss'")
+    assert earliest([cause, other]) == earliest([other, cause]) == other[0]
+
+
+def test_two_launchers_train_one_model(tmp_path, cookie, left_behind):
+    """Real torchrun, gloo and Megatron-Core, one rank on each node."""
+    del cookie
+    command = [sys.executable, str(ROOT / "benchmark.py"), "--nodes", "2", "--gpus", "1", "--platform", "cpu", "--model", "llama"]
+    command += ["--steps", "2", "--global-batch-size", "4", "--output-dir", "out"]
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    environments = [{**os.environ, **place, "NODE_RANK": str(rank)} for rank in (0, 1)]
+    launchers = [subprocess.Popen(command, cwd=tmp_path, env=environment, **pipes) for environment in environments]
+    (status, text), (other_status, other_text) = ends(*launchers)
+    assert (status, other_status) == (0, 0), text + other_text
+    record = the_record(tmp_path)
+    assert (record.counts, record.evidence.data_parallel) == (True, 2)
+    assert json.loads((tmp_path / "out" / "benchmark_cpu_llama.json").read_text())["run"]["run_id"] == record.run_id
+    assert not left_behind()
+
+
+@pytest.mark.parametrize(
+    ("folder", "task", "expected"),
+    [
+        ("out", None, "out"),
+        ("out", "3", "out/array-3"),
+        ("out-3", "3", "out-3"),
+        ("out-003", "3", "out-003"),
+        ("out-13", "3", "out-13/array-3"),
+        ("3", "3", "3"),
+    ],
+)
+def test_tasks_of_an_array_job_write_into_folders_of_their_own(folder, task, expected):
+    assert folder_of_task(Path(folder), task) == Path(expected)

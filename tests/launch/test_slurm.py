@@ -1,0 +1,243 @@
+"""Runs on a real SLURM cluster of two nodes (tests/slurm_cluster.py), with a fake trainer for the ranks."""
+
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from a_launch import ROOT, first_record, wait_for
+
+from tprimat.launch.slurm import Task
+from tprimat.records.store import RunDirectory
+from tprimat.runner.submit import close_runs
+
+sys.path.insert(0, str(ROOT / "tests"))
+from slurm_cluster import Cluster, missing
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+NODE = str(Path(__file__).parent / "a_node.py")
+FLAGS = ("--gpus", 1, "--platform", "cpu", "--model", "llama", "--steps", 4)
+LONG = ("pace", 0.02, "steps", 2, "sleep", 100)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    one = Cluster(tmp_path_factory.mktemp("slurm"))
+    try:
+        one.up()
+        yield one
+    finally:
+        one.down()
+
+
+@pytest.fixture
+def launcher(tmp_path):
+    """The command line of a launcher; the trainers of both nodes do the same."""
+
+    def words(*trainer, flags=()):
+        environment = f"FAKE_WORDS={json.dumps([str(word) for word in trainer])}"
+        return ["env", environment, sys.executable, NODE, *FLAGS, "--output-dir", tmp_path / "out", *flags]
+
+    return words
+
+
+@pytest.fixture
+def submit(cluster, tmp_path):
+    """Submit a job that runs a command, and return its number."""
+
+    def start(command, *options, srun=True):
+        script = tmp_path / "job.sh"
+        words = shlex.join(map(str, [*(["srun"] if srun else []), *command]))
+        script.write_text(f"#!/bin/sh\nexec {words}\n")
+        output = (
+            f"--output={tmp_path}/job-%a.txt"
+            if any("--array" in option for option in options)
+            else f"--output={tmp_path}/job.txt"
+        )
+        done = cluster.enter(0, "sbatch", "--parsable", "--open-mode=append", output, "--nodes=2", *options, script)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    return start
+
+
+@pytest.fixture
+def ended(cluster):
+    """Wait for the end of a job, and return its state."""
+
+    def wait(job, seconds=40.0):
+        def state():
+            return cluster.enter(0, "squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T").stdout.split()
+
+        wait_for(lambda: not {"PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SIGNALING"} & set(state()), seconds)
+        cluster.wait_idle()
+        return state()[0]
+
+    return wait
+
+
+def records(folder):
+    return [RunDirectory(path.parent).read_run() for path in sorted(folder.glob("**/runs/*/run.json"))]
+
+
+def is_training(folder):
+    return lambda: list(folder.glob("out/**/runs/*/steps.jsonl")) and list(folder.glob("out/**/runs/*/node-1/training.log"))
+
+
+def test_srun_on_two_nodes_is_one_run_as_it_is(cluster, launcher, tmp_path):
+    done = cluster.enter(0, "srun", "--nodes=2", "--label", *launcher("pace", 0.02, "steps", 4))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (record,) = records(tmp_path)
+    assert (record.outcome, [node.host for node in record.nodes]) == ("completed", list(cluster.nodes))
+    assert f"1: node 1 of 2 follows {cluster.nodes[0]}" in done.stderr
+
+
+def test_a_job_that_forgets_srun_and_one_that_starts_every_rank_are_refused_at_once(cluster, launcher, submit, ended, tmp_path):
+    assert ended(submit(launcher(flags=["--nodes", 2]), srun=False)) == "FAILED"
+    text = (tmp_path / "job.txt").read_text()
+    assert "srun did not start this: it runs on one node of the 2 in the job" in text
+    done = cluster.enter(0, "srun", "--nodes=2", "--ntasks=4", *launcher())
+    assert "srun started 4 tasks on 2 nodes" in done.stderr
+    assert not records(tmp_path)
+
+
+def test_a_cancelled_job_leaves_an_interrupted_run(cluster, launcher, submit, ended, tmp_path):
+    job = submit(launcher(*LONG))
+    wait_for(is_training(tmp_path))
+    cluster.enter(0, "scancel", job)
+    assert ended(job) == "CANCELLED"
+    (record,) = records(tmp_path)
+    assert (record.outcome, record.cause) == ("interrupted", "Stopped by SIGTERM.")
+
+
+def test_the_warning_before_a_time_limit_ends_the_run_as_such(cluster, launcher, submit, ended, tmp_path):
+    job = submit(launcher(*LONG), "--time=5")
+    wait_for(is_training(tmp_path))
+    cluster.enter(0, "scancel", "--signal=USR1", job)
+    ended(job)
+    (record,) = records(tmp_path)
+    assert record.outcome == "timed_out"
+    assert record.cause.startswith("The scheduler's time limit: SIGUSR1 came")
+
+
+def test_a_requeued_job_makes_what_is_missing(cluster, launcher, submit, ended, tmp_path):
+    first = tmp_path / "first"
+    words = ("pace", 0.02, "steps", 4, "await", first, 1)
+    job = submit(launcher(*words, flags=["--resume"]), "--requeue")
+    wait_for(is_training(tmp_path))
+    cluster.enter(0, "scontrol", "requeue", job, check=True)
+    wait_for(lambda: [record.outcome for record in records(tmp_path)] == ["interrupted"])
+    first.write_text("\n")
+
+    def begins_again():  # not in two minutes, as SLURM would have it
+        cluster.enter(0, "scontrol", "update", f"jobid={job}", "starttime=now")
+        return len(records(tmp_path)) == 2
+
+    wait_for(begins_again, 40)
+    assert ended(job) == "COMPLETED"
+    assert [record.outcome for record in records(tmp_path)] == ["interrupted", "completed"]
+
+
+# --launcher slurm: the launcher submits, follows and cancels.
+
+
+@pytest.fixture
+def submits(cluster, launcher, tmp_path):
+    """Run ./benchmark.py --launcher slurm on the first node; its job starts the fake trainer on both."""
+
+    def start(*trainer, flags=()):
+        flags = ["--launcher", "slurm", "--nodes", 2, "--set", "cluster.slurm.exclusive=false", *flags]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        words = cluster.words(0, *launcher(*trainer, flags=flags))
+        return subprocess.Popen(list(map(str, words)), cwd=tmp_path, env=cluster.environment, **pipes)
+
+    return start
+
+
+def number_of(folder):
+    return next(iter(folder.glob("out/slurm-*.log"))).stem.removeprefix("slurm-")
+
+
+def test_a_submitted_job_is_followed_to_its_end_and_its_record_names_it(submits, cluster, tmp_path):
+    text = submits("pace", 0.02, "steps", 4).communicate(timeout=60)[0]
+    job = number_of(tmp_path)
+    assert f"job {job}: completed on" in text
+    assert "llama step 4/4" in text, "what the job printed"
+    (record,) = records(tmp_path)
+    assert (record.outcome, record.job, len(record.nodes)) == ("completed", f"slurm {job}", 2)
+    assert "#SBATCH --nodes=2\n" in (tmp_path / "out" / "slurm.sh").read_text()
+
+
+def test_ctrl_c_cancels_the_job_and_a_dead_job_leaves_no_run_without_an_end(submits, cluster, tmp_path):
+    process = submits(*LONG)
+    wait_for(is_training(tmp_path))
+    process.send_signal(signal.SIGINT)
+    text = process.communicate(timeout=60)[0]
+    assert process.returncode == 1
+    assert "CANCELLED" in text
+    assert [record.outcome for record in records(tmp_path)] == ["interrupted"]
+    cluster.wait_idle()
+
+
+def test_several_strategies_are_an_array_with_one_folder_a_task(submits, cluster, tmp_path):
+    flags = ["--parallel", "minimal_communication,balanced", "--set", "cluster.slurm.array_tasks=2", "--gpus", 2]
+    process = submits("pace", 0.02, "steps", 4, flags=flags)
+    text = process.communicate(timeout=90)[0]
+    assert process.returncode == 0, text
+    found = {record.strategy: record.job for record in records(tmp_path)}
+    assert {strategy: job.partition("_")[2] for strategy, job in found.items()} == {"minimal_communication": "0", "balanced": "1"}
+    assert {path.parts[-4] for path in (tmp_path / "out").glob("*/runs/*/run.json")} == {"array-0", "array-1"}
+    cluster.wait_idle()
+
+
+def test_a_node_with_a_disk_of_its_own_gets_the_plan_through_the_connection(cluster, launcher, tmp_path):
+    (tmp_path / "out").mkdir()
+    cluster.enter(1, "mount", "-t", "tmpfs", "tmpfs", tmp_path / "out", check=True)
+    try:
+        done = cluster.enter(0, "srun", "--nodes=2", *launcher("pace", 0.02, "steps", 4))
+        assert done.returncode == 0, done.stderr
+        (record,) = records(tmp_path)
+        assert record.outcome == "completed"
+        assert not list(tmp_path.glob("out/runs/*/node-1"))
+        there = cluster.enter(1, "find", tmp_path / "out", "-name", "plan.json").stdout
+        assert f"{record.run_id}/node-1/plan.json" in there
+    finally:
+        cluster.enter(1, "umount", tmp_path / "out")
+
+
+@pytest.mark.parametrize(("state", "outcome"), [("TIMEOUT", "timed_out"), ("NODE_FAIL", "failed"), ("COMPLETED", "running")])
+def test_what_slurm_says_of_a_job_becomes_the_end_of_a_run_that_recorded_none(tmp_path, state, outcome):
+    for job, folder in (("slurm 7", "a"), ("slurm 70", "b"), (None, "c")):
+        (tmp_path / "runs" / folder).mkdir(parents=True)
+        RunDirectory(tmp_path / "runs" / folder).write_run(first_record(run_id=folder, job=job))
+    close_runs(tmp_path, "7", [Task(name="7", state=state)])
+    assert [record.outcome for record in records(tmp_path)] == [outcome, "running", "running"]
+
+
+def test_a_cable_that_is_pulled_is_noticed_within_a_minute(cluster, launcher, submit, ended, tmp_path):
+    job = submit(launcher(*LONG))
+    wait_for(is_training(tmp_path))
+    cluster.cable(1, "down")
+    try:
+        wait_for(lambda: records(tmp_path)[0].outcome != "running", 60)
+    finally:
+        cluster.cable(1, "up")
+    (record,) = records(tmp_path)
+    assert record.cause == f"Node 1 ({cluster.nodes[1]}) was lost: the machine does not answer."
+    cluster.enter(0, "scancel", job)
+    ended(job)
+
+
+def test_a_node_without_power_is_named_within_a_minute(cluster, launcher, submit, tmp_path):  # the last one here
+    submit(launcher(*LONG))
+    wait_for(is_training(tmp_path))
+    cluster.kill_node(1)
+    began = time.monotonic()
+    wait_for(lambda: records(tmp_path)[0].outcome != "running")
+    assert time.monotonic() - began < 60
+    (record,) = records(tmp_path)
+    assert (record.outcome, record.cause) == ("failed", f"Node 1 ({cluster.nodes[1]}) was lost: its launcher ended.")

@@ -1,0 +1,108 @@
+"""Predicted memory against what H200 used, and against what must hold for any workload."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tprimat.facts.models import model_shape
+from tprimat.plan.schema import Layout
+from tprimat.predict.memory import predict_memory
+from tprimat.predict.workload import EMBEDDED, TRANSFORMER_ENGINE, Recompute, Workload
+from tprimat.records.discover import load_results
+from tprimat.runner.prediction import recorded_workload
+
+H200 = Path(__file__).parents[2] / "benchmarks" / "records" / "h200"
+MEASURED = [
+    ("engine/dp_mbs1", 0.001),
+    ("engine/tp4_mbs4", 0.001),
+    ("engine/tp2_pp2_mbs4", 0.001),
+    ("two-gpus/engine/pp2_vpp2_mbs4", 0.005),
+    ("fp8/dp_mbs4_fp8", 0.001),
+    ("one-gpu/qwen_one_gpu", 0.002),
+    ("qwen3-8b/embedded-full-bf16", 0.006),
+    ("with-transformer-engine/transformer_engine/dp_mbs4_fp8/1", 0.002),
+    ("switches/one/streamed_cross_entropy", 0.002),
+    ("switches/one/compiled_regions", 0.002),
+    ("nemo/qwen_tp2_pp2_mbs4", 0.005),
+]
+"""Folder of a record, and how far the prediction may be off."""
+
+
+def workload(**changes):
+    parts = {
+        "shape": model_shape("llama-3.1-8b"),
+        "layout": Layout(data=4),
+        "micro_batch": 2,
+        "accumulation_steps": 8,
+        "sequence_tokens": 2048,
+        "implementation": EMBEDDED,
+    }
+    return Workload(**{**parts, **changes})
+
+
+@pytest.mark.parametrize(("folder", "error"), MEASURED)
+def test_an_h200_used_what_is_predicted(folder, error):
+    result = load_results([H200 / folder])[0][0]
+    work = recorded_workload(result.run)
+    assert work is not None
+    used = max(step.peak_allocated_bytes for step in result.steps)
+    assert predict_memory(work).allocated_bytes == pytest.approx(used, rel=error)
+
+
+@pytest.mark.parametrize(
+    ("changes", "bytes_of_a_weight"),
+    [
+        ({}, 2 + 4 + 12 / 4),
+        ({"distributed_optimizer": False}, 2 + 4 + 12),
+        ({"layout": Layout(tensor=4)}, (2 + 4 + 12) / 4),
+        ({"precision": "fp32"}, 4 + 4 + 8 / 4),
+        ({"optimizer_states": "bf16"}, 2 + 2 + 4),
+    ],
+)
+def test_weights_gradients_and_states_are_counted(changes, bytes_of_a_weight):
+    parts = predict_memory(workload(**changes)).parts
+    states = parts["weights"] + parts["gradients"] + parts["optimizer"]
+    assert states == pytest.approx(8_030_261_248 * bytes_of_a_weight, rel=1e-4)
+
+
+def allocated(**changes):
+    return predict_memory(workload(**changes)).allocated_bytes
+
+
+def test_recomputation_and_parallelism_need_less():
+    whole = allocated()
+    assert allocated(recompute=Recompute(granularity="full")) < allocated(recompute=Recompute(granularity="selective")) < whole
+    assert allocated(layout=Layout(tensor=2, data=2, sequence_parallel=True)) < allocated(layout=Layout(tensor=2, data=2))
+    assert allocated(layout=Layout(context=2, data=2)) < whole
+    some = Recompute(granularity="full", method="block", layers=8)
+    assert allocated(recompute=Recompute(granularity="full")) < allocated(recompute=some) < whole
+
+
+def test_a_deeper_pipeline_holds_as_many_activations_on_its_first_stage():
+    deep = [predict_memory(workload(layout=Layout(pipeline=stages), implementation=TRANSFORMER_ENGINE)) for stages in (2, 4)]
+    assert deep[0].parts["activations"] == pytest.approx(deep[1].parts["activations"], rel=0.01)
+    interleaved = workload(layout=Layout(pipeline=4, virtual_pipeline=2), implementation=TRANSFORMER_ENGINE)
+    assert predict_memory(interleaved).parts["activations"] > deep[1].parts["activations"]
+
+
+def test_experts_are_spread_and_their_tokens_stay():
+    shape = model_shape("mixtral-8x7b")
+    alone, spread = (
+        predict_memory(workload(shape=shape, implementation=TRANSFORMER_ENGINE, layout=Layout(expert=ranks, data=8)))
+        for ranks in (1, 8)
+    )
+    assert spread.parts["weights"] < alone.parts["weights"] / 4
+    assert spread.parts["activations"] == alone.parts["activations"]
+
+
+def test_fp8_adds_copies_of_the_weights_and_halves_inputs():
+    low, high = (predict_memory(workload(precision=precision)) for precision in ("fp8", "bf16"))
+    assert low.parts["8-bit copies"] == 2 * 32 * (4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336)
+    assert low.parts["activations"] < high.parts["activations"]
+
+
+def test_the_moment_of_the_peak_is_named():
+    assert "loss" in predict_memory(workload()).moment
+    assert predict_memory(workload(layout=Layout(pipeline=4))).moment == "backward pass of a layer"
+    assert replace(workload(), micro_batch=4).tokens == 8192

@@ -1,0 +1,51 @@
+"""What is said about a run before it starts and after it ran out of memory."""
+
+from dataclasses import replace
+
+import pytest
+
+from tprimat.config.load import Setting, read_config
+from tprimat.errors import LaunchError
+from tprimat.plan.build import PlanRequest
+from tprimat.records.schema import Machine
+from tprimat.runner.prediction import out_of_memory_hint, predicted, refuse_too_large
+from tprimat.runner.session import plan_run
+
+H200 = Machine(platform="cuda", accelerator="NVIDIA H200", gpus_per_node=8, nodes=1, memory_bytes=150_000_000_000)
+
+
+def plan(gpus, micro_batch, strategy="minimal_communication"):
+    settings = [Setting(("training", "data", "micro_batch_size"), micro_batch, "test")]
+    request = PlanRequest(
+        model="llama",
+        strategy=strategy,
+        platform="nvidia",
+        size="full",
+        engine="megatron",
+        engine_reason="test",
+        gpus_found=gpus,
+        run_id="run",
+        run_directory="run",
+        output_directory=".",
+    )
+    return plan_run(read_config(size="full", settings=settings, environment={}), request)
+
+
+def test_a_model_that_fits_no_layout_needs_more_gpus():
+    enough = "2 GPUs, the fewest that this model fits by prediction"
+    alone = predicted(plan(1, 1), H200, ())
+    assert out_of_memory_hint(alone, H200, "otherwise") == enough
+    with pytest.raises(LaunchError) as refused:
+        refuse_too_large(predicted(plan(1, 16), H200, ()), H200)
+    assert refused.value.fix == f"{enough}; --force runs it all the same"
+
+
+def test_fragments_are_named_first_and_then_the_same_layout_with_less():
+    hint = out_of_memory_hint(predicted(plan(8, 16), H200, ()), H200, "otherwise")
+    first, rest = hint.split("; then ")
+    assert first == "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    assert rest.startswith("what fits by prediction: --micro-batch-size ")
+
+
+def test_a_processor_has_no_prediction_to_offer():
+    assert out_of_memory_hint(replace(plan(8, 1), platform="cpu"), H200, "otherwise") == "otherwise"

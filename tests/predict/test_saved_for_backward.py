@@ -1,0 +1,65 @@
+"""What one layer of the engine's model keeps for the backward pass, to the byte."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from planning import ROOT, make_plan
+
+from tprimat.plan.schema import Layout, write_plan
+from tprimat.predict.memory import layer_activations
+from tprimat.predict.workload import EMBEDDED, Workload
+
+CASES = {
+    "llama": ("llama", 2, {}),
+    "qwen": ("qwen", 1, {}),
+    "wider": ("llama", 1, {"ffn": 384, "kv_heads": 32}),
+}
+"""Model, sequences, and what its tiny shape has otherwise."""
+
+
+@pytest.fixture(scope="module")
+def layers(tmp_path_factory):
+    """Plan and saved bytes of each case, measured in one process."""
+    folder = tmp_path_factory.mktemp("saved")
+    settings = {
+        "hardware.platforms.cpu.gpus_per_node": 1,
+        "training.data.sequence_length": 64,
+        "platform_optimizations.cpu.precision": "bf16",
+        "platform_optimizations.cpu.engine_options.compiled_regions": True,
+    }
+    plans = {}
+    for name, (model, sequences, changes) in CASES.items():
+        plan = make_plan(folder, model, settings | {"training.data.micro_batch_size": sequences})
+        plans[name] = replace(plan, shape=replace(plan.shape, **changes))
+        write_plan(folder / f"{name}.json", plans[name])
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / "saved_for_backward.py"), *(str(folder / f"{name}.json") for name in plans)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    saved = [json.loads(line)["layer"] for line in done.stdout.splitlines()[-len(plans) :]]
+    return dict(zip(plans, zip(plans.values(), saved, strict=True), strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_a_layer_saves_what_is_predicted(layers, name):
+    plan, saved = layers[name]
+    work = Workload(
+        shape=plan.shape,
+        layout=Layout(),
+        micro_batch=plan.batch.micro_batch_sequences,
+        accumulation_steps=1,
+        sequence_tokens=plan.batch.sequence_tokens,
+        implementation=EMBEDDED,
+    )
+    assert layer_activations(work, moe=False).total == saved

@@ -1,0 +1,106 @@
+"""The layouts that are searched are those that TPrimat's own plans accept, and they are ranked by their predictions."""
+
+from dataclasses import replace
+
+import pytest
+
+from tprimat.config.schema import DataConfig, LayoutConfig
+from tprimat.errors import LayoutError
+from tprimat.facts.accelerators import find_accelerator
+from tprimat.facts.models import model_shape
+from tprimat.plan.layout import LayoutRequest, resolve
+from tprimat.predict.rates import published_rates
+from tprimat.predict.search import MOST_CHUNKS, Question, layouts, reason, search, workloads
+from tprimat.predict.workload import EMBEDDED, TRANSFORMER_ENGINE
+
+H100 = find_accelerator("H100 SXM")
+
+
+def question(**changes):
+    asked = {
+        "shape": model_shape("llama-3.1-8b"),
+        "gpus": 16,
+        "gpus_per_node": 8,
+        "memory_bytes": H100.memory_bytes,
+        "global_batch": 32,
+        "sequence_tokens": 2048,
+        "precision": "bf16",
+        "implementation": EMBEDDED,
+        "equal_stages": True,
+    }
+    return Question(**{**asked, **changes})
+
+
+def accepted(asked, **degrees):
+    """What plan/layout.py makes of some degrees; None where it refuses them."""
+    names = {"tensor": "tensor_model_parallel_size", "pipeline": "pipeline_model_parallel_size"}
+    names |= {"virtual": "virtual_pipeline_model_parallel_size", "context": "context_parallel_size"}
+    names |= {"expert": "expert_model_parallel_size", "micro": "micro_batch_size"}
+    request = LayoutRequest(
+        shape=asked.shape,
+        layout=LayoutConfig(**{names[name]: degree for name, degree in degrees.items()}),
+        data=DataConfig(sequence_length=asked.sequence_tokens, global_batch_size=asked.global_batch),
+        world_size=asked.gpus,
+        where_layout=str,
+        where_data=str,
+    )
+    try:
+        return resolve(request)[0]
+    except LayoutError:
+        return None
+
+
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen-2.5-7b", "mixtral-8x7b"])
+def test_every_legal_layout_is_searched_and_no_other(model):
+    asked = question(shape=model_shape(model))
+    found = set(layouts(asked))
+    degrees = (1, 2, 3, 4, 7, 8, 16)
+    legal = set()
+    for tensor in (1, 2, 4, 8):
+        for pipeline in degrees:
+            for virtual in [None, *(chunks for chunks in range(2, MOST_CHUNKS + 1))]:
+                for context in degrees:
+                    for expert in (1, 2, 4, 8):
+                        layout = accepted(
+                            asked, tensor=tensor, pipeline=pipeline, virtual=virtual, context=context, expert=expert, micro=1
+                        )
+                        legal |= {layout} - {None}
+    with_batch = {work.layout for work in workloads(asked) if work.micro_batch == 1}
+    assert with_batch == legal
+    assert with_batch <= found
+
+
+def test_every_micro_batch_is_one_that_a_plan_takes():
+    asked = question()
+    for work in workloads(asked):
+        layout = work.layout
+        chosen = {"tensor": layout.tensor, "pipeline": layout.pipeline, "virtual": layout.virtual_pipeline}
+        assert accepted(asked, **chosen, context=layout.context, micro=work.micro_batch) == layout
+        assert work.micro_batch * work.accumulation_steps * layout.data == asked.global_batch
+
+
+def test_the_ranking_is_by_time_and_what_is_too_large_says_by_how_much():
+    answer = search(question(), published_rates(H100, 8))
+    seconds = [candidate.time.step_seconds for candidate in answer.fitting]
+    assert seconds == sorted(seconds)
+    assert all(candidate.memory.device_bytes <= H100.memory_bytes for candidate in answer.fitting)
+    for candidate in answer.too_large:
+        assert candidate.memory.device_bytes - candidate.missing_bytes == H100.memory_bytes
+    best = answer.fitting[0]
+    assert reason(best, best) == ""
+    assert all(reason(candidate, best) for candidate in answer.fitting[1:])
+    fits = {candidate.degrees for candidate in answer.fitting}
+    assert not fits & {candidate.degrees for candidate in answer.nearly()}
+
+
+def test_more_memory_loses_no_layout_and_recomputation_is_a_last_resort():
+    small, large = (search(question(memory_bytes=size * 2**30), published_rates(H100, 8)) for size in (30, 80))
+    assert {candidate.workload for candidate in small.fitting} < {candidate.workload for candidate in large.fitting}
+    assert large.fitting[0].workload.recompute.granularity == "none"
+    assert large.fitting[0].time.step_seconds <= small.fitting[0].time.step_seconds
+
+
+def test_stages_may_differ_by_a_layer_where_the_framework_lets_them():
+    asked = question(shape=model_shape("deepseek-v3"), gpus=512, global_batch=1024, implementation=TRANSFORMER_ENGINE)
+    assert {layout.pipeline for layout in layouts(asked)} == {1}
+    assert {1, 2, 4, 8, 16, 32} <= {layout.pipeline for layout in layouts(replace(asked, equal_stages=False))}

@@ -1,0 +1,125 @@
+"""The parts of a step: against a replay of the schedule, against each other, and against what must hold anywhere."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tprimat.facts.accelerators import accelerators, find_accelerator
+from tprimat.facts.flops import flop_per_token
+from tprimat.facts.models import model_shape
+from tprimat.plan.schema import Layout
+from tprimat.predict.rates import probed_rates, published_rates
+from tprimat.predict.time import bubble_share, predict_time
+from tprimat.predict.workload import EMBEDDED, TRANSFORMER_ENGINE, Recompute, Workload
+from tprimat.records.discover import probes_in
+
+H200 = Path(__file__).parents[2] / "benchmarks" / "records" / "h200"
+RATES = published_rates(find_accelerator("NVIDIA H200"), 8)
+
+
+def workload(**changes):
+    parts = {
+        "shape": model_shape("llama-3.1-8b"),
+        "layout": Layout(data=8),
+        "micro_batch": 4,
+        "accumulation_steps": 4,
+        "sequence_tokens": 2048,
+        "implementation": EMBEDDED,
+    }
+    return Workload(**{**parts, **changes})
+
+
+def replayed(forward, backward, stages, micro_batches):
+    """Seconds of Megatron-Core's 1F1B schedule, operation by operation, on stages of equal work."""
+    orders = []
+    for stage in range(stages):
+        ahead = min(stages - stage - 1, micro_batches)
+        order = [("f", number) for number in range(ahead)]
+        for number in range(micro_batches - ahead):
+            order += [("f", ahead + number), ("b", number)]
+        orders.append(order + [("b", number) for number in range(micro_batches - ahead, micro_batches)])
+    done, free, place = {}, [0.0] * stages, [0] * stages
+    while any(place[stage] < len(orders[stage]) for stage in range(stages)):
+        for stage in range(stages):
+            while place[stage] < len(orders[stage]):
+                kind, number = orders[stage][place[stage]]
+                first = stage == 0 if kind == "f" else stage == stages - 1
+                before = (kind, stage + (-1 if kind == "f" else 1), number)
+                needed = 0.0 if first and kind == "f" else done.get(("f", stage, number) if first else before)
+                if needed is None:
+                    break
+                free[stage] = max(free[stage], needed) + (forward if kind == "f" else backward)
+                done[kind, stage, number] = free[stage]
+                place[stage] += 1
+    return max(free)
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (4, 8), (8, 8), (4, 32)])
+def test_the_bubble_is_that_of_the_replayed_schedule(stages, micro_batches):
+    busy = 3.0 * micro_batches
+    whole = replayed(1.0, 2.0, stages, micro_batches)
+    work = workload(layout=Layout(pipeline=stages), accumulation_steps=micro_batches)
+    assert bubble_share(work) == pytest.approx((whole - busy) / whole)
+
+
+def test_interleaving_divides_the_bubble():
+    plain, virtual = (
+        predict_time(workload(layout=Layout(pipeline=4, virtual_pipeline=chunks), implementation=TRANSFORMER_ENGINE), RATES)
+        for chunks in (None, 2)
+    )
+    assert virtual.parts["bubble"] == pytest.approx(plain.parts["bubble"] / 2, rel=1e-6)
+
+
+WITH_BF16 = [accelerator for accelerator in accelerators() if "bf16" in accelerator.dense_flops]
+
+
+@pytest.mark.parametrize("accelerator", WITH_BF16, ids=lambda accelerator: accelerator.name)
+def test_no_step_is_faster_than_the_dense_peak(accelerator):
+    work = workload()
+    time = predict_time(work, published_rates(accelerator, 8))
+    rate = time.tokens_per_second_per_gpu * flop_per_token(work.shape, work.sequence_tokens)
+    assert 0.05 < rate / accelerator.dense_flops["bf16"] < 0.85
+
+
+def test_parts_are_seconds_of_one_step():
+    time = predict_time(workload(layout=Layout(tensor=2, pipeline=2, data=2, sequence_parallel=True)), RATES)
+    assert all(seconds >= 0 for seconds in time.parts.values())
+    assert {"tensor", "bubble", "replicas", "optimizer"} <= {part for part, seconds in time.parts.items() if seconds}
+    assert time.step_seconds == pytest.approx(sum(time.parts.values()))
+
+
+def test_recomputation_takes_another_forward_pass():
+    once, again = (
+        predict_time(workload(recompute=Recompute(granularity=kind)), RATES).parts["products"] for kind in ("none", "full")
+    )
+    assert 1.25 < again / once < 1.4
+
+
+def test_experts_between_nodes_cost_more_than_in_one():
+    shape = model_shape("mixtral-8x7b")
+    layout = Layout(expert=8, data=8)
+    work = workload(shape=shape, layout=layout, implementation=TRANSFORMER_ENGINE)
+    near, far = (predict_time(work, published_rates(find_accelerator("H100 SXM"), node)).parts["experts"] for node in (8, 4))
+    assert far > near > 0
+
+
+def test_little_work_is_bound_by_the_host():
+    tiny = workload(shape=model_shape("gpt-124m"), micro_batch=1, sequence_tokens=128)
+    assert predict_time(tiny, RATES).parts["host"] > 0
+    assert predict_time(workload(), RATES).parts["host"] == 0
+
+
+def test_probes_replace_published_rates():
+    probes, _ = probes_in([H200 / "probes-1gpu", H200 / "probes-4gpu"])
+    accelerator = find_accelerator("NVIDIA H200")
+    measured = probed_rates(probes, accelerator, 8)
+    assert measured.measured
+    assert measured.source.startswith("probes")
+    # Probed itself, and between probed shapes.
+    assert measured.product_seconds(16384, 16384, 16384, "bf16") == pytest.approx(12.8e-3, rel=0.02)
+    assert 500e12 < 2.0 * 6000 * 5000 * 4500 / measured.product_seconds(6000, 5000, 4500, "bf16") < 800e12
+    assert measured.exchange_seconds("all_gather", 2**28, 4) == pytest.approx(662.9e-6, rel=0.01)
+    assert measured.exchange_seconds("all_gather", 2**31, 4) > measured.exchange_seconds("all_gather", 2**30, 4)
+    assert probed_rates([], accelerator, 8).flops == published_rates(accelerator, 8).flops
+    assert replace(measured, products={}).product_seconds(4096, 4096, 4096, "bf16") > 0

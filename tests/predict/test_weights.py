@@ -1,0 +1,66 @@
+"""The weights of a rank, for every model of the table, are those of the model that Megatron-Core builds."""
+
+from dataclasses import replace
+
+import pytest
+from meta_models import shallow, weights_of_rank
+
+from tprimat.facts.flops import parameters
+from tprimat.facts.models import models, padded_vocabulary
+from tprimat.plan.schema import Layout
+from tprimat.predict.stages import stages_of, weights_of
+from tprimat.predict.workload import TRANSFORMER_ENGINE, Workload
+
+LAYERS = 4
+"""Layers are equal, or of two kinds; more of them only take time."""
+SPLIT = Layout(tensor=2, pipeline=2, data=2)
+
+
+def workload(shape, layout=SPLIT):
+    return Workload(
+        shape=shape,
+        layout=layout,
+        micro_batch=1,
+        accumulation_steps=4,
+        sequence_tokens=512,
+        implementation=TRANSFORMER_ENGINE,
+    )
+
+
+def predicted(shape, layout):
+    work = workload(shape, layout)
+    return [weights_of(work, stage).total for stage in stages_of(work)]
+
+
+def built(shape, layout):
+    return [weights_of_rank(shape, layout, stage) for stage in range(layout.pipeline)]
+
+
+@pytest.mark.parametrize("name", sorted(models()))
+def test_each_rank_holds_what_megatron_builds(name):
+    shape = shallow(models()[name], LAYERS)
+    # Megatron's local layers split latent attention's first matrices, which Transformer Engine's keep whole.
+    layout = replace(SPLIT, tensor=1) if shape.kv_lora_rank else SPLIT
+    assert predicted(shape, layout) == built(shape, layout)
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-v2-lite"])
+def test_experts_are_spread_over_their_ranks(name):
+    shape = shallow(models()[name], LAYERS)
+    layout = Layout(expert=4, data=4)
+    assert predicted(shape, layout) == built(shape, layout)
+    whole = predicted(shape, Layout())[0]
+    assert sum(predicted(shape, layout)) < whole / 2
+
+
+@pytest.mark.parametrize("name", sorted(models()))
+def test_one_rank_holds_the_whole_model(name):
+    shape = models()[name]
+    assert predicted(shape, Layout()) == [parameters(replace(shape, vocabulary=padded_vocabulary(shape))).total]
+
+
+def test_the_embedded_engine_gives_the_last_stage_fewer_layers():
+    from tprimat.predict.workload import EMBEDDED
+
+    work = replace(workload(models()["llama-3.1-8b"], Layout(pipeline=2)), implementation=EMBEDDED)
+    assert [stage.layers for stage in stages_of(work)] == [17, 15]

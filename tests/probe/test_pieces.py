@@ -1,0 +1,139 @@
+"""The pieces of a training step: each is the operation that its name says, and predictions use what was measured."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tprimat.facts.accelerators import find_accelerator
+from tprimat.facts.models import model_shape
+from tprimat.plan.schema import Layout
+from tprimat.predict.rates import BESIDE, probed_rates
+from tprimat.predict.time import predict_time
+from tprimat.predict.workload import EMBEDDED, Workload
+from tprimat.probe import collectives, pieces
+from tprimat.probe.case import empty_record, measure, open_bench
+from tprimat.probe.gemm import Product
+
+CPU = torch.device("cpu")
+H200 = find_accelerator("NVIDIA H200")
+
+
+@pytest.fixture(scope="module")
+def bench():
+    return open_bench(device=CPU, small=True)
+
+
+def test_a_weight_gradient_is_added_to_its_sum():
+    call = pieces.wgrad_call(Product(m=32, k=64, n=16), CPU)
+    first = call().clone()
+    assert first.dtype == torch.float32
+    assert torch.allclose(call(), 2 * first)
+
+
+@pytest.mark.parametrize("kind", ["grouped_fprop", "grouped_dgrad", "grouped_wgrad"])
+def test_grouped_products_are_each_experts_own(kind):
+    counts = [48, 0, 16]
+    call = pieces.grouped_call(kind, counts, 32, 64, CPU)
+    rows, weights = call.args
+    result = call()
+    for number, (part, start) in enumerate(zip(counts, (0, 48, 48), strict=True)):
+        own = slice(start, start + part)
+        if kind == "grouped_wgrad":
+            expected, found = rows[:, own] @ weights[own], result[number]
+        else:
+            expected, found = rows[own] @ weights[number], result[own]
+        assert torch.allclose(found.float(), expected.float(), rtol=0.05, atol=0.5)
+
+
+@pytest.mark.parametrize("skewed", [False, True])
+@pytest.mark.parametrize(("total", "experts"), [(16384, 8), (65536, 128)])
+def test_no_row_is_lost_and_only_skewed_experts_differ(total, experts, skewed):
+    counts = pieces.rows_of_experts(total, experts, skewed=skewed)
+    assert (len(counts), sum(counts)) == (experts, total)
+    assert all(count % pieces.ALIGNMENT == 0 for count in counts)
+    assert (max(counts) > 1.8 * total / experts) == skewed
+
+
+def test_a_region_gives_the_gradients_of_all_its_inputs():
+    inputs = [torch.randn(4, 8, requires_grad=True) for _ in range(2)] + [torch.randn(8, requires_grad=True)]
+    gradients = pieces.forward_and_backward(pieces.sum_and_norm, inputs)()
+    assert [gradient.shape for gradient in gradients] == [(4, 8), (4, 8), (8,)]
+    assert torch.equal(gradients[0], gradients[1])  # a sum passes its gradient on to both
+
+
+def test_every_piece_is_measured_or_refused_with_a_reason(bench):
+    one_of_each = {
+        (case.kind, case.variant if case.kind in {"region", "launch"} else ""): case for case in pieces.cases(small=True)
+    }
+    assert {kind for kind, _ in one_of_each} == {
+        *("fprop", "dgrad", "wgrad", "grouped_fprop", "grouped_dgrad", "grouped_wgrad"),
+        *("attention_forward", "attention_backward", "region", "launch"),
+    }
+    for case in one_of_each.values():
+        record = measure(replace(case, effort=replace(case.effort, repetitions=2)), bench)
+        assert bool(record.seconds) != bool(record.error), case.title
+
+
+def test_exchanges_are_measured_alone_and_beside_the_same_products():
+    cases = collectives.cases_on_ranks("overlap", 4, "cuda", small=False)
+    names = [case.variant for case in cases]
+    assert names[0] == "products"
+    assert {name.removesuffix(BESIDE) for name in names if name.endswith(BESIDE)} == {"all_gather", "reduce_scatter"}
+    assert len(names) == len({(case.variant, *case.shape.items()) for case in cases}) == 9
+
+
+def probes(bench, **speeds):
+    """Records of H200's pieces, all products at 500 TFLOP/s, but some kinds as given."""
+    records = []
+    for case in [*pieces.cases(small=False), *collectives.cases_on_ranks("overlap", 2, "cuda", small=False)]:
+        seconds = (case.flop or 0) / speeds.get(case.kind, 500e12) or 1e-3
+        if case.kind == "region":
+            seconds = case.bytes / speeds["region"]
+        if case.kind == "launch":
+            seconds = case.shape["launches"] * speeds["launch"]
+        if case.kind == "overlapped":
+            seconds = {"products": 10e-3}.get(case.variant, 12e-3 if case.variant.endswith(BESIDE) else 8e-3)
+        records.append(replace(empty_record(case, bench), seconds=(seconds,) * 6))
+    return records
+
+
+def test_predictions_use_what_was_measured(bench):
+    rates = probed_rates(probes(bench, wgrad=400e12, region=3e12, launch=7e-6, grouped_fprop=300e12), H200, 8)
+    assert rates.product_seconds(4096, 4096, 8192, "bf16", "wgrad") == pytest.approx(2 * 4096 * 4096 * 8192 / 400e12)
+    assert rates.product_seconds(4096, 4096, 8192, "bf16", "dgrad") == pytest.approx(2 * 4096 * 4096 * 8192 / 500e12)
+    assert rates.product_seconds(2048, 28672, 4096, "bf16", "grouped_fprop") == pytest.approx(2 * 2048 * 28672 * 4096 / 300e12)
+    assert (rates.region_bandwidth, rates.launch_seconds) == (pytest.approx(3e12), pytest.approx(7e-6))
+    assert rates.overlapped_share == pytest.approx(0.25)  # 2 of 8 ms stay visible
+
+
+def test_a_sum_that_the_product_contains_is_not_counted_twice(bench):
+    rates = probed_rates(probes(bench, wgrad=500e12, region=4e12, launch=1e-6), H200, 8)
+    work = Workload(
+        shape=model_shape("llama-3.1-8b"),
+        layout=Layout(data=8),
+        micro_batch=4,
+        accumulation_steps=4,
+        sequence_tokens=2048,
+        implementation=EMBEDDED,
+    )
+    apart = replace(rates, passes={key: value for key, value in rates.passes.items() if key[1] != "wgrad"})
+    assert predict_time(work, rates).parts["products"] < predict_time(work, apart).parts["products"]
+
+
+def test_a_clock_that_load_lowers_lowers_what_is_predicted(bench):
+    case = next(case for case in pieces.cases(small=False) if case.kind == "fprop")
+
+    def both(slower, dtype="bf16"):
+        kinds = (("gemm_warm", 1.0), ("gemm_sustained", slower))
+        return [
+            replace(empty_record(case, bench), kind=kind, dtype=dtype, seconds=(case.flop / 500e12 * times,) * 6)
+            for kind, times in kinds
+        ]
+
+    measured = probes(bench, region=4e12, launch=1e-6)
+    free, capped = (probed_rates([*measured, *more], H200, 8) for more in ([], [*both(1.25), *both(1.5, "fp8")]))
+    for kind in ("fprop", "dgrad"):
+        seconds = [rates.product_seconds(4096, 4096, 4096, "bf16", kind) for rates in (free, capped)]
+        assert seconds[1] == pytest.approx(1.25 * seconds[0])
+    assert probed_rates([*measured, *both(0.9)], H200, 8).flops == free.flops  # noise makes nothing faster

@@ -1,0 +1,51 @@
+"""Facts have grades; older records get theirs from where their facts came from, and never a better one."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tprimat.records.discover import read_result
+from tprimat.records.evidence import facts, fingerprint, grade_of, graded
+from tprimat.records.schema import Evidence
+
+RUN = read_result(Path(__file__).parents[1] / "runs" / "h100" / "runs" / "h100-llama-0").run
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "name", "grade"),
+    [
+        ({"source": "running_framework", "matmul_dtype": "bf16"}, {}, "matmul_dtype", "observed"),
+        ({"source": "running_framework", "recompute": "none"}, {}, "recompute", "resolved"),
+        ({"source": "running_framework", "recompute": "none", "grades": {"recompute": "observed"}}, {}, "recompute", "observed"),
+        ({"source": "running_framework", "sequence_parallel": False}, {}, "sequence_parallel", "resolved"),
+        ({"source": "running_framework", "matmul_dtype": "fp8", "transformer_engine": True}, {}, "matmul_dtype", "resolved"),
+        (
+            {"source": "running_framework", "matmul_dtype": "fp8", "transformer_engine": True},
+            {"layers": "x"},
+            "matmul_dtype",
+            "observed",
+        ),
+        ({"source": "log", "matmul_dtype": "fp8"}, {}, "matmul_dtype", "resolved"),
+        ({"source": "log"}, {}, "matmul_dtype", "stated"),
+        ({"source": "log"}, {}, "attention", None),
+    ],
+)
+def test_the_grade_of_a_fact(fields, options, name, grade):
+    assert grade_of(replace(RUN, evidence=Evidence(**fields), engine_options=options), name) == grade
+
+
+def test_without_evidence_a_record_only_states():
+    assert grade_of(replace(RUN, evidence=None), "matmul_dtype") == "stated"
+    assert grade_of(replace(RUN, evidence=None, matmul_dtype=None), "matmul_dtype") is None
+
+
+def test_every_known_fact_gets_a_grade():
+    evidence = graded(Evidence(source="log", matmul_dtype="bf16", sequence_parallel=False), {"matmul_dtype": "resolved"})
+    assert facts(evidence) == {"matmul_dtype": "bf16", "sequence_parallel": False}
+    assert evidence.grades == {"matmul_dtype": "resolved", "sequence_parallel": "observed"}
+
+
+def test_a_sequence_is_named_by_its_tokens():
+    assert fingerprint(b"\x01") != fingerprint(b"\x02")
+    assert len(fingerprint(b"")) == 16

@@ -1,0 +1,121 @@
+"""Mixtures of experts: the same losses and gradient norms however experts, tokens and layers are spread over ranks."""
+
+from dataclasses import replace
+
+import pytest
+from planning import make_plan, train_together
+
+from tprimat.facts.models import model_shape, tiny
+
+STEPS = 3
+SEQUENCES = 4
+TOKENS = 32
+LAYOUT_KEYS = {
+    "ep": "expert_model_parallel_size",
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "vpp": "virtual_pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
+}
+OURS = {
+    "accumulate_weight_gradients": True,
+    "streamed_cross_entropy": True,
+    "compiled_regions": True,
+    "compiled_adam": True,
+}
+"""What a GPU has by default; on a CPU nothing is compiled."""
+
+SHAPES = {
+    "mixtral": replace(tiny(model_shape("mixtral-8x7b")), layers=4),
+    "qwen": replace(tiny(model_shape("qwen3-30b-a3b")), layers=4, experts=16, experts_per_token=4),
+    "lite": replace(tiny(model_shape("deepseek-v2-lite")), layers=4, heads=8, kv_heads=8, experts=16),
+    "v3": replace(tiny(model_shape("deepseek-v3")), layers=4, hidden=64, heads=8, kv_heads=8, experts=16, dense_first_layers=2),
+}
+"""Two models with whole weights, two with latent attention, shared experts and dense first layers."""
+
+CASES = {
+    "mixtral": [
+        (1, {}),
+        (2, {"ep": 2}),
+        (4, {"ep": 4}),
+        (4, {"ep": 2, "tp": 2}),
+        (4, {"ep": 2, "pp": 2}),
+        (2, {"ep": 2, "distributed_optimizer": False, "recompute": "full"}),
+        (2, {"tp": 2}),
+        (2, {"ep": 2, "routing": "balanced"}),
+    ],
+    "qwen": [(1, {}), (4, {"ep": 4, "tp": 2, **OURS}), (2, {"ep": 2, "cp": 2})],
+    "lite": [(1, {}), (2, {"pp": 2, **OURS})],
+    "v3": [(1, {}), (4, {"ep": 4, "tp": 2}), (2, {"pp": 2, "vpp": 2})],
+}
+"""Ranks, and how the model is spread over them; the first is the reference."""
+
+BALANCED = len(CASES["mixtral"]) - 1
+"""The case with forced balance, whose losses are its own."""
+
+
+def plan_of(folder, model, ranks, case):
+    layout = "parallelism.minimal_communication.mixtral.cpu"
+    replicas = ranks // (case.get("tp", 1) * case.get("pp", 1) * case.get("cp", 1))
+    settings = {
+        "training.duration.max_steps": STEPS,
+        "training.data.global_batch_size": SEQUENCES,
+        "training.data.sequence_length": TOKENS,
+        "training.data.micro_batch_size": 1,
+        "training.optimizer.learning_rate": 1e-3,
+        "hardware.platforms.cpu.gpus_per_node": ranks,
+        f"{layout}.expert_model_parallel_size": 1,
+    }
+    assert SEQUENCES % replicas == 0
+    for key, value in case.items():
+        if key in LAYOUT_KEYS:
+            settings[f"{layout}.{LAYOUT_KEYS[key]}"] = value
+        elif key == "routing":
+            settings["training.routing"] = value
+        elif key == "recompute":
+            settings["platform_optimizations.cpu.recompute"] = value
+        else:
+            settings[f"platform_optimizations.cpu.engine_options.{key}"] = value
+    return replace(make_plan(folder, "mixtral", settings), shape=SHAPES[model])
+
+
+NAMES = [(model, number) for model, cases in CASES.items() for number in range(len(cases))]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Every case."""
+    folder = tmp_path_factory.mktemp("experts")
+    plans = {(model, number): plan_of(folder / f"{model}-{number}", model, *CASES[model][number]) for model, number in NAMES}
+    return dict(zip(plans, train_together(list(plans.values())), strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "number"), [name for name in NAMES if name != ("mixtral", BALANCED)])
+def test_losses_and_gradient_norms_do_not_depend_on_where_the_experts_are(trained, model, number):
+    (run, steps), (_, reference) = trained[model, number], trained[model, 0]
+    assert len(steps) == STEPS
+    assert run.mismatches == ()
+    assert run.evidence.expert_parallel == CASES[model][number][1].get("ep", 1)
+    assert [step.loss for step in steps] == pytest.approx([step.loss for step in reference], abs=1e-5)
+    assert [step.grad_norm for step in steps] == pytest.approx([step.grad_norm for step in reference], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_the_load_of_experts_and_ranks_is_recorded(trained):
+    for model, number in NAMES:
+        experts, (_, steps) = SHAPES[model].experts, trained[model, number]
+        spread = CASES[model][number][1].get("ep", 1)
+        for step in steps:
+            assert 1 <= step.rank_load <= spread
+            assert step.rank_load <= step.expert_load <= experts
+            assert (step.rank_load > 1) == (spread > 1)
+            assert step.dropped == 0
+
+
+@pytest.mark.slow
+def test_forced_balance_is_recorded_and_more_even(trained):
+    (natural, uneven), (forced, even) = trained["mixtral", 1], trained["mixtral", BALANCED]
+    assert (natural.evidence.routing, forced.evidence.routing) == (natural.routing, forced.routing) == ("natural", "balanced")
+    assert forced.mismatches == ()
+    assert sum(step.expert_load for step in even) < sum(step.expert_load for step in uneven)

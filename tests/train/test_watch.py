@@ -1,0 +1,64 @@
+"""What runs is seen in the modules: a layer that is recomputed runs first without gradients, whatever its configuration says."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from tprimat.megatron import watch
+
+
+class Attention(torch.nn.Module):
+    def forward(self, x):
+        return x.square()
+
+
+class Layer(torch.nn.Module):
+    """A layer whose attention may be recomputed, with the names of Megatron's modules."""
+
+    def __init__(self, recomputes):
+        super().__init__()
+        self.self_attention = torch.nn.Module()
+        self.self_attention.core_attention = Attention()
+        self.recomputes = recomputes
+
+    def forward(self, hidden_states):
+        attention = self.self_attention.core_attention
+        return hidden_states + (
+            checkpoint(attention, hidden_states, use_reentrant=True) if self.recomputes else attention(hidden_states)
+        )
+
+
+@pytest.fixture
+def tensor_ranks(monkeypatch):
+    """Two tensor ranks that share a sequence of 32 tokens, as Megatron's parallel state says."""
+    state = SimpleNamespace(get_tensor_model_parallel_world_size=lambda: 2, get_context_parallel_world_size=lambda: 1)
+    monkeypatch.setattr(watch, "parallel_state", state)
+
+
+@pytest.mark.parametrize(
+    ("recomputes", "around", "seen"),
+    [
+        (False, lambda layer, x: layer(hidden_states=x), "none"),
+        (True, lambda layer, x: layer(hidden_states=x), "selective"),
+        (False, lambda layer, x: checkpoint(layer, x, use_reentrant=True), "full"),
+    ],
+)
+def test_what_is_recomputed_is_seen_in_the_first_call(recomputes, around, seen):
+    layer = Layer(recomputes)
+    found = watch.LayerWatch(layer)
+    assert found.recompute is None
+    around(layer, torch.ones(16, 1, 8, requires_grad=True)).sum().backward()
+    assert found.recompute == seen
+    assert not layer._forward_pre_hooks
+    assert not layer.self_attention.core_attention._forward_pre_hooks
+
+
+@pytest.mark.parametrize(("tokens", "split"), [(16, True), (32, False)])
+def test_the_tokens_between_layers_show_whether_ranks_split_them(tensor_ranks, tokens, split):
+    layer = Layer(recomputes=False)
+    found = watch.LayerWatch(layer)
+    assert found.sequence_parallel(32) is None
+    layer((torch.ones(tokens, 1, 8), torch.ones(tokens, 1, 8))[0])
+    assert found.sequence_parallel(32) is split

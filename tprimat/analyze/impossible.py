@@ -1,0 +1,112 @@
+"""Runs whose record contradicts itself or physics, from any program: shown with the reason, and not counted."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from statistics import median
+
+from tprimat.analyze.metrics import impossible
+from tprimat.facts.flops import parameters
+from tprimat.facts.models import padded_vocabulary
+from tprimat.records.benchmark_file import RunResult
+from tprimat.records.schema import RunMetrics, RunRecord, StepRecord
+
+TOLERANCE = 0.2
+"""Between two figures of one file that should be the same; another choice of warm-up makes a few percent."""
+PARAMETER_TOLERANCE = 0.02
+"""Frameworks pad the vocabulary differently."""
+SAME_FACTS = (
+    ("tensor parallel", "tensor_parallel"),
+    ("pipeline parallel", "pipeline_parallel"),
+    ("data parallel", "data_parallel"),
+    ("micro-batch", "micro_batch_sequences"),
+    ("global batch", "global_batch_sequences"),
+    ("sequence length", "sequence_tokens"),
+    ("dtype", "matmul_dtype"),
+    ("recompute", "recompute"),
+)
+"""Fields that a record and its evidence share."""
+OPTIONAL_DEGREES = (
+    ("virtual pipeline", "virtual_pipeline"),
+    ("context parallel", "context_parallel"),
+    ("expert parallel", "expert_parallel"),
+)
+"""Fields where none is the same as 1."""
+
+
+def contradictions(result: RunResult, metrics: RunMetrics | None) -> tuple[str, ...]:
+    """List why a run cannot be what it says; empty where nothing contradicts it."""
+    run, steps = result.run, result.steps
+    return (
+        *result.contradictions,
+        *_against_evidence(run),
+        *_against_arithmetic(run),
+        *_memory(run, steps),
+        *_steps(run, steps),
+        *(impossible(metrics.mfu) if metrics else ()),
+        *_stated_rate(result.stated_tokens_per_second, steps),
+    )
+
+
+def _against_evidence(run: RunRecord) -> Iterator[str]:
+    """Compare a record with its own evidence: a file may have been changed since it was written."""
+    evidence = run.evidence
+    if evidence is None:
+        return
+    pairs = [(words, getattr(run, name), getattr(evidence, name)) for words, name in SAME_FACTS]
+    pairs += [(words, getattr(run, name) or 1, getattr(evidence, name) or 1) for words, name in OPTIONAL_DEGREES]
+    pairs.append(("GPU count", run.machine.gpus, evidence.world_size))
+    if run.global_batch_sequences and run.sequence_tokens:
+        pairs.append(("tokens a step", run.global_batch_sequences * run.sequence_tokens, evidence.tokens_per_step))
+    for words, recorded, ran in pairs:
+        if recorded is not None and ran is not None and recorded != ran:
+            yield f"{words} is {recorded} in the record and {ran} in its evidence"
+    if run.shape is not None and evidence.parameters is not None and evidence.source == "running_framework":
+        expected = parameters(replace(run.shape, vocabulary=padded_vocabulary(run.shape))).total
+        if abs(evidence.parameters / expected - 1) > PARAMETER_TOLERANCE:
+            yield f"{evidence.parameters:,} parameters ran, and the recorded shape has {expected:,}"
+
+
+def _against_arithmetic(run: RunRecord) -> Iterator[str]:
+    degrees = (run.tensor_parallel, run.pipeline_parallel, run.data_parallel, run.machine.gpus)
+    if None not in degrees:
+        tensor, pipeline, data, gpus = (degree or 1 for degree in degrees)
+        ranks = tensor * pipeline * data * (run.context_parallel or 1)
+        if ranks != gpus:
+            yield f"its layout needs {ranks} GPUs, and {gpus} ran"
+    whole, micro, data_ranks = run.global_batch_sequences, run.micro_batch_sequences, run.data_parallel
+    if whole and micro and data_ranks and whole % (micro * data_ranks):
+        yield f"a batch of {whole} sequences is no multiple of micro-batch {micro} on {data_ranks} replicas"
+
+
+def _memory(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[str]:
+    """Compare the peak with the memory of a GPU; the resident set of a CPU's process has no such bound."""
+    peak, memory = max((step.peak_allocated_bytes or 0 for step in steps), default=0), run.machine.memory_bytes
+    if run.machine.platform != "cpu" and memory and peak > (1 + TOLERANCE) * memory:
+        yield f"its peak memory is {peak / 2**30:.1f} GiB, and its GPU has {memory / 2**30:.1f} GiB"
+
+
+def _steps(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[str]:
+    """Compare the steps with the batch, with finite losses, and with the moments at which they ended."""
+    batch, length = run.global_batch_sequences, run.sequence_tokens
+    tokens = [step.tokens for step in steps if step.tokens is not None]
+    if batch and length and tokens and abs(median(tokens) / (batch * length) - 1) > 1e-6:
+        yield f"a step has {median(tokens):,.0f} tokens, and {batch} sequences of {length:,} make {batch * length:,}"
+    if lost := sum(not step.finite and step.loss is None for step in steps):
+        yield f"the loss is not a number in {lost} of {len(steps)} steps"
+    timed = [step for step in steps if step.ended_at_seconds is not None]
+    if len(timed) == len(steps) > 1:
+        passed = (timed[-1].ended_at_seconds or 0) - (timed[0].ended_at_seconds or 0)
+        summed = sum(step.step_seconds for step in timed[1:])
+        if abs(passed / summed - 1) > TOLERANCE:
+            yield f"its steps take {summed:.4g} s in sum, and {passed:.4g} s passed between their ends"
+
+
+def _stated_rate(stated: float | None, steps: Sequence[StepRecord]) -> Iterator[str]:
+    """Compare a stated throughput with that of the steps: of all, and of those after the first, which starts up."""
+    measured = [
+        sum(step.tokens or 0 for step in part) / sum(step.step_seconds for step in part)
+        for part in (steps, steps[1:], steps[len(steps) // 2 :])
+        if part and all(step.tokens for step in part)
+    ]
+    if stated is not None and measured and min(abs(stated / rate - 1) for rate in measured) > TOLERANCE:
+        yield f"the file states {stated:,.0f} tokens/s, and its own steps make {measured[-1]:,.0f}"

@@ -1,0 +1,218 @@
+"""Judge whether two ways to train reach the same losses: pairs of runs on the same seed and data, and a sequential test.
+
+The quantity is the relative difference of the losses, candidate over reference - 1, as a mean over the later half of the steps
+so far. It is looked at after FIRST_LOOK steps, twice as many, and so on to the end. Each look gets an equal share of the 5 %
+of false alarms (Bonferroni), so that looking often costs confidence instead of creating findings.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from tprimat.analyze.groups import TRAITS, tokens_per_step
+from tprimat.records.benchmark_file import RunResult
+from tprimat.records.schema import RunRecord
+from tprimat.statistics import FALSE_ALARM, Array, Interval, mean_interval
+
+FIRST_LOOK = 8
+"""Steps before the first look: four of them make its mean."""
+FEWEST_SEEDS = 3
+"""From this many on, the interval is that of the spread between seeds; with fewer, of the steps."""
+LEAST_INFLATION = 5.0
+"""Of the variance of a mean over steps: that of AR(1) noise of 2/3, since a short series cannot show how much its steps depend on
+each other. False alarms then stay below 5 % up to AR(1) of 0.8 (tests/analyze/test_parity.py)."""
+RATE_TOLERANCE = 1e-6
+"""Between the learning rates of a pair."""
+
+Outcome = Literal["parity", "refuted", "undecided"]
+Curve = Mapping[int, float]
+"""Step -> loss; not a number where the loss was none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """The relative difference of the losses as known after some steps."""
+
+    step: int
+    first_step: int
+    """Of the steps that it averages."""
+    difference: Interval
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parity:
+    """What the losses of some pairs show."""
+
+    outcome: Outcome
+    step: int
+    """At which it was decided, or the last one."""
+    within: float
+    """Margin, as a fraction of the loss."""
+    looks: tuple[Look, ...]
+    differences: tuple[tuple[int, tuple[float, ...]], ...]
+    """Step -> relative difference of each seed."""
+    seeds: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mismatch:
+    """Why two runs are no pair."""
+
+    field: str
+    reference: object
+    candidate: object
+
+
+def looks_until(steps: int) -> list[int]:
+    """Return the numbers of steps after which the losses are looked at."""
+    found = []
+    place = FIRST_LOOK
+    while place < steps:
+        found.append(place)
+        place *= 2
+    return [*found, steps]
+
+
+def judge(pairs: Mapping[object, Sequence[tuple[Curve, Curve]]], within: float) -> Parity:
+    """Test whether the losses of candidates are within a margin of their references.
+
+    Args:
+        pairs: by seed, the curves of reference and candidate; several pairs of one seed count as their mean.
+        within: the margin, as a fraction.
+    """
+    steps = sorted(set.intersection(*(set(curve) for several in pairs.values() for pair in several for curve in pair)))
+    rows = np.array([np.mean([_difference(pair, steps) for pair in several], axis=0) for several in pairs.values()])
+    places = looks_until(len(steps))
+    confidence = 1 - FALSE_ALARM / len(places)
+    looks: list[Look] = []
+    outcome: Outcome = "undecided"
+    for place in places:
+        part = rows[:, place // 2 : place]
+        lost = bool(np.isnan(part).any())
+        interval = Interval(value=float("inf"), low=float("inf"), high=float("inf")) if lost else _interval(part, confidence)
+        looks.append(Look(step=steps[place - 1], first_step=steps[place // 2], difference=interval))
+        outcome = _outcome(interval, within)
+        if outcome == "refuted":
+            break
+    return Parity(
+        outcome=outcome,
+        step=looks[-1].step,
+        within=within,
+        looks=tuple(looks),
+        differences=tuple((step, tuple(map(float, rows[:, index]))) for index, step in enumerate(steps)),
+        seeds=len(pairs),
+    )
+
+
+def _difference(pair: tuple[Curve, Curve], steps: Sequence[int]) -> Array:
+    reference, candidate = (np.array([curve[step] for step in steps]) for curve in pair)
+    relative = np.full(len(steps), np.nan)
+    np.divide(candidate, reference, out=relative, where=reference != 0)
+    relative[(candidate == 0) & (reference == 0)] = 1
+    return relative - 1
+
+
+def _interval(part: Array, confidence: float) -> Interval:
+    """Return the mean difference of some steps, shape (seeds, steps): by seeds where there are enough, else by steps."""
+    if len(part) >= FEWEST_SEEDS:
+        return mean_interval(part.mean(axis=1), confidence)
+    return mean_interval(part.mean(axis=0), confidence, LEAST_INFLATION)
+
+
+def _outcome(interval: Interval, within: float) -> Outcome:
+    if interval.low is None or interval.high is None:
+        return "undecided"
+    if interval.low > within or interval.high < -within:
+        return "refuted"
+    return "parity" if -within < interval.low and interval.high < within else "undecided"
+
+
+LOSS_MARGIN = 0.02
+"""Difference of losses from which a gain in speed is no win."""
+MOST_CHECKED = 8
+"""Runs of a configuration whose losses are compared before their speeds."""
+
+
+def other_loss(references: Sequence[RunResult], candidates: Sequence[RunResult]) -> Parity | None:
+    """Return what refutes that runs of one engine reach the same losses on the same data and seed; None where nothing does.
+
+    Engines draw other initial weights from one seed; between them, `tprimat parity` judges when it is asked to.
+    """
+    if references[0].run.engine != candidates[0].run.engine:
+        return None
+    pairs, _ = pairs_of(references[:MOST_CHECKED], candidates[:MOST_CHECKED])
+    found = judge(pairs, LOSS_MARGIN) if pairs else None
+    return found if found is not None and found.outcome == "refuted" else None
+
+
+# Which runs are pairs.
+
+
+def curve_of(result: RunResult) -> Curve:
+    """Return the losses of a run, not a number where a step's loss was none; steps whose loss is not recorded are left out."""
+    nan = float("nan")
+    return {
+        step.step: nan if step.loss is None else step.loss for step in result.steps if step.loss is not None or not step.finite
+    }
+
+
+def mismatches_of_pair(reference: RunResult, candidate: RunResult) -> list[Mismatch]:
+    """Return why the losses of two runs do not compare: seed, model, batch, data or learning rates. Unknown is not equal."""
+    one, other = reference.run, candidate.run
+    facts: list[tuple[str, object, object]] = [
+        ("seed", one.seed, other.seed),
+        *((TRAITS[key].name, TRAITS[key].value(one), TRAITS[key].value(other)) for key in ("model", "shape", "data")),
+        ("tokens a step", tokens_per_step(one), tokens_per_step(other)),
+        ("sequence length", one.sequence_tokens, other.sequence_tokens),
+    ]
+    found = [Mismatch(field=name, reference=first, candidate=second) for name, first, second in facts if not _same(first, second)]
+    tokens = _first_sequence(one), _first_sequence(other)
+    if None not in tokens and tokens[0] != tokens[1]:
+        found.append(Mismatch(field="first sequence", reference=tokens[0], candidate=tokens[1]))
+    return found + _unlike_rates(reference, candidate)
+
+
+def _same(first: object, second: object) -> bool:
+    return first is not None and first == second
+
+
+def _first_sequence(run: RunRecord) -> str | None:
+    return None if run.evidence is None else run.evidence.first_sequence
+
+
+def _unlike_rates(reference: RunResult, candidate: RunResult) -> list[Mismatch]:
+    """Return the first step of unlike learning rates: a schedule that follows the number of steps changes every loss."""
+    rates = {step.step: step.learning_rate for step in candidate.steps}
+    for step in reference.steps:
+        one, other = step.learning_rate, rates.get(step.step)
+        if step.step not in rates:
+            continue
+        if one is None or other is None or abs(one - other) > RATE_TOLERANCE * max(abs(one), abs(other)):
+            return [Mismatch(field=f"learning rate of step {step.step}", reference=one, candidate=other)]
+    return []
+
+
+def pairs_of(
+    references: Sequence[RunResult], candidates: Sequence[RunResult]
+) -> tuple[dict[object, list[tuple[Curve, Curve]]], list[Mismatch]]:
+    """Pair the runs of two sides by seed, repetitions in order.
+
+    Returns:
+        the pairs by seed; and of the most alike runs that are none, why.
+    """
+    pairs: dict[object, list[tuple[Curve, Curve]]] = {}
+    nearest: list[Mismatch] | None = None
+    left = list(candidates)
+    for reference in references:
+        for candidate in left:
+            found = mismatches_of_pair(reference, candidate)
+            if not found:
+                pairs.setdefault(reference.run.seed, []).append((curve_of(reference), curve_of(candidate)))
+                left.remove(candidate)
+                break
+            if nearest is None or len(found) < len(nearest):
+                nearest = found
+    usable = {seed: [pair for pair in several if set(pair[0]) & set(pair[1])] for seed, several in pairs.items()}
+    return {seed: several for seed, several in usable.items() if several}, nearest or []

@@ -1,0 +1,78 @@
+"""Predict which layout trains a model fastest on some GPUs, and what fits, in seconds and without any GPU.
+
+tprimat plan --architecture llama-3.1-70b --accelerator "NVIDIA H100 80GB HBM3" --gpus 64
+tprimat plan --architecture mixtral-8x7b --accelerator MI300X --gpus 64 --nodes 8 --sequence-length 4096
+tprimat plan --architecture llama-3.1-8b --probes output     on this machine, by its own probes
+tprimat plan --architecture llama-3.1-8b --picture plan.png
+tprimat plan --architecture llama-3.1-405b --accelerator "H100 SXM" --gpus 1024,4096,16384       what more GPUs give
+
+exit status: 0, 1 where nothing fits, 2 a mistake in what was asked
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from tprimat.cli.common import add_probes, positive, print_json
+from tprimat.engines import ENGINE_NAMES
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    parser.add_argument("--architecture", required=True, metavar="MODEL", help="a name of tprimat models")
+    parser.add_argument("--accelerator", metavar="NAME", help="a device name or a row of tprimat models (this machine's)")
+    parser.add_argument(
+        "--gpus", type=counts, metavar="N,...", help="all of them, or several numbers to compare (this machine's; 8 of another)"
+    )
+    parser.add_argument("--nodes", type=positive, metavar="N", help="machines (as many as hold 8 GPUs each)")
+    parser.add_argument("--global-batch-size", type=positive, metavar="N", help="sequences of a step (2 a GPU, at least 128)")
+    parser.add_argument("--sequence-length", type=positive, metavar="N", help="tokens (8192, or the model's context)")
+    parser.add_argument("--precision", choices=("bf16", "fp8"), default="bf16", help="default: bf16")
+    parser.add_argument(
+        "--engine", choices=(*ENGINE_NAMES, "megatron-lm"), help="default: megatron; megatron-lm for what it cannot train"
+    )
+    add_probes(parser, "")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw memory and time of the fastest layouts by part")
+    parser.add_argument("--json", action="store_true", help="all layouts as one JSON document")
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Parse one or more numbers of GPUs, for argparse."""
+    return tuple(dict.fromkeys(positive(part.strip()) for part in text.split(",")))
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit status: 0, or 1 where nothing fits."""
+    from tprimat.report import plan
+    from tprimat.report.screen import screen_of
+    from tprimat.runner.planning import PlanRequest, answer, answers
+
+    request = PlanRequest(
+        architecture=options.architecture,
+        accelerator=options.accelerator,
+        gpus=options.gpus[0] if options.gpus else None,
+        nodes=options.nodes,
+        global_batch=options.global_batch_size,
+        sequence_tokens=options.sequence_length,
+        precision=options.precision,
+        engine=options.engine,
+        probes=tuple(options.probes),
+    )
+    if options.gpus and len(options.gpus) > 1:
+        several = answers(request, options.gpus)
+        if options.json:
+            print_json({"scaling": [plan.document(*one) for one in several]})
+        else:
+            print(plan.scaling_text(several, screen_of(sys.stdout), fixed_batch=options.global_batch_size is not None))
+        return 0 if all(one.fitting for one, _ in several) else 1
+    found, rates = answer(request)
+    if options.json:
+        print_json(plan.document(found, rates))
+    else:
+        print(plan.text(found, rates, screen_of(sys.stdout)))
+    if options.picture:
+        from tprimat.report.plots.plan import draw_plan
+
+        draw_plan(found, rates, options.picture)
+        print(f"written: {options.picture}", file=sys.stderr)
+    return 0 if found.fitting else 1

@@ -1,0 +1,171 @@
+"""Runs as jobs of SLURM: the script for sbatch, and what became of a job.
+
+Sources: the manuals of sbatch, srun, squeue, sacct and scancel (22.05 and later).
+"""
+
+import re
+import shlex
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from tprimat.errors import LaunchError
+from tprimat.logs.failures import Failure
+
+SRUN = ("srun", "--kill-on-bad-exit=1", "--cpu-bind=none")
+"""Starts a command once on every node, with all cores of the job."""
+ANSWER_SECONDS = 60.0
+"""For one answer; a busy controller takes long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What to submit."""
+
+    name: str
+    directory: Path
+    """Working directory."""
+    log: str
+    """File for the output, in which %j is the number of the job, and %A and %a those of an array and its task."""
+    nodes: int
+    gpus_per_node: int | None
+    """None: no GPUs are asked for."""
+    options: tuple[str, ...] = ()
+    """More options of sbatch, such as --partition=gpu."""
+    command: tuple[str, ...]
+    """Starts a launcher on every node."""
+    tasks: tuple[tuple[str, ...], ...] = ()
+    """For an array job: what each task adds to the command."""
+    at_once: int = 1
+    """Tasks of an array that may run at the same time."""
+
+
+def script(job: Job) -> str:
+    """Return the script for sbatch. Every word is quoted, and the shell has nothing to expand but the number of the task."""
+    options = [
+        f"--job-name={job.name}",
+        f"--chdir={job.directory}",
+        f"--output={job.log}",
+        "--open-mode=append",
+        f"--nodes={job.nodes}",
+        "--ntasks-per-node=1",
+        *([] if job.gpus_per_node is None else [f"--gpus-per-node={job.gpus_per_node}"]),
+        "--requeue",
+        *([f"--array=0-{len(job.tasks) - 1}%{job.at_once}"] if job.tasks else []),
+        *job.options,
+    ]
+    if broken := [option for option in options if not option.isprintable()]:
+        raise LaunchError(f"{broken[0]!r} is no option of sbatch.", why="An option is one line of its script.")
+    lines = ["#!/bin/bash", *(f"#SBATCH {shlex.quote(option)}" for option in options), ""]
+    words = shlex.join(job.command)
+    if not job.tasks:
+        return "\n".join([*lines, f"exec {words}", ""])
+    cases = [f"{number}) set -- {shlex.join(task)} ;;" for number, task in enumerate(job.tasks)]
+    return "\n".join([*lines, 'case "$SLURM_ARRAY_TASK_ID" in', *cases, "esac", f'exec {words} "$@"', ""])
+
+
+def submit(path: Path) -> str:
+    """Submit a script, and return the number of the job.
+
+    Raises:
+        LaunchError: there is no sbatch, or it refuses.
+    """
+    number = ask("sbatch", "--parsable", str(path)).strip().partition(";")[0]
+    if not number.isdigit():
+        raise LaunchError(f"sbatch answered {number!r} instead of the number of a job.")
+    return number
+
+
+def cancel(number: str) -> None:
+    """End a job and all its tasks.
+
+    Raises:
+        LaunchError: scancel fails.
+    """
+    ask("scancel", number)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A job, or one task of an array, as SLURM sees it now."""
+
+    name: str
+    """Such as 4711, or 4711_3."""
+    state: str
+    """Such as PENDING, in capitals."""
+    reason: str | None = None
+    """Why it waits or ended so."""
+    nodes: str | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will happen."""
+        return self.state in FINAL
+
+
+FINAL: dict[str, Failure | None] = {
+    "COMPLETED": None,
+    "FAILED": Failure(outcome="failed", cause="The job failed.", hint="its log has the reason"),
+    "TIMEOUT": Failure(
+        outcome="timed_out", cause="SLURM ended the job at its time limit.", hint="ask for more time, or fewer steps"
+    ),
+    "DEADLINE": Failure(
+        outcome="timed_out", cause="SLURM ended the job at its deadline.", hint="a later --deadline, or fewer steps"
+    ),
+    "NODE_FAIL": Failure(outcome="failed", cause="A node of the job failed.", hint="the same call makes what is missing"),
+    "BOOT_FAIL": Failure(outcome="failed", cause="A node of the job did not start.", hint="the same call makes what is missing"),
+    "OUT_OF_MEMORY": Failure(
+        outcome="out_of_memory",
+        cause="SLURM ended the job because it exceeded its main memory.",
+        hint="--mem=0 among cluster.slurm.arguments gives a job all of a node's",
+    ),
+    "PREEMPTED": Failure(outcome="interrupted", cause="A job of higher priority took its nodes.", hint="the same call goes on"),
+    "CANCELLED": Failure(outcome="interrupted", cause="The job was cancelled.", hint="the same call goes on"),
+    "REVOKED": Failure(outcome="interrupted", cause="Another cluster runs the job.", hint=None),
+}
+"""States in which a job stays -> what they mean for a run that did not record its own end."""
+
+
+def tasks_of(number: str) -> list[Task]:
+    """Return the tasks of a job, or the job itself; empty where SLURM no longer knows it.
+
+    Raises:
+        LaunchError: SLURM does not answer.
+    """
+    try:
+        text = ask("squeue", "--noheader", "--array", "--states=all", f"--jobs={number}", "--format=%i|%T|%r|%N")
+    except UnknownJobError:
+        text = ask(
+            "sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={number}", "--format=JobID,State,Reason,NodeList"
+        )
+    found = [line.split("|") for line in text.splitlines() if line.count("|") >= 3]
+    return [
+        Task(name=name, state=state.split()[0], reason=None if reason in {"None", ""} else reason, nodes=nodes or None)
+        for name, state, reason, nodes, *_ in found
+    ]
+
+
+class UnknownJobError(LaunchError):
+    """SLURM has forgotten a job."""
+
+
+def ask(*command: str) -> str:
+    """Return what a program of SLURM prints.
+
+    Raises:
+        UnknownJobError: there is no such job any more.
+        LaunchError: there is no such program, it fails, or it does not answer.
+    """
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False, errors="replace")
+    except FileNotFoundError as error:
+        fix = "start this on a login node of the cluster"
+        raise LaunchError(f"There is no {command[0]} here.", where="--launcher slurm", fix=fix) from error
+    except subprocess.TimeoutExpired as error:
+        raise LaunchError(f"{command[0]} did not answer within {ANSWER_SECONDS:g} s.") from error
+    if done.returncode == 0:
+        return done.stdout
+    text = " ".join(re.sub(r"^\w+: error: ", "", line) for line in done.stderr.splitlines() if line.strip())
+    if "Invalid job id" in text:
+        raise UnknownJobError(f"SLURM does not know the job: {text}")
+    raise LaunchError(f"{command[0]} failed: {text or f'exit status {done.returncode}'}.", where=shlex.join(command))

@@ -1,0 +1,73 @@
+"""Start the launchers of the other nodes by ssh, for --hosts."""
+
+import contextlib
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from tprimat.errors import LaunchError
+from tprimat.hardware.nodes import Nodes
+
+OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
+"""Never ask for a password, and notice a host that is gone."""
+END_SECONDS = 15.0
+"""For the other launchers to end after the first one has let them go."""
+
+
+class Started:
+    """The ssh processes of the other hosts."""
+
+    def __init__(self, processes: Mapping[str, "subprocess.Popen[bytes]"]) -> None:
+        self._processes = processes
+
+    def check(self) -> None:
+        """See that they all run.
+
+        Raises:
+            LaunchError: one has ended, whose launcher therefore does not come.
+        """
+        for host, process in self._processes.items():
+            if (status := process.poll()) is not None:
+                reason = "ssh could not start it" if status == 255 else f"it ended with status {status}"
+                what = f"The launcher on {host} is not there: {reason}."
+                fix = f"`ssh {host} true` must work without a password, and the same folder and Python be there"
+                raise LaunchError(what, where="--hosts", fix=fix)
+
+
+@contextlib.contextmanager
+def started_on(place: Nodes, command: Sequence[str], directory: Path) -> Iterator[Started]:
+    """Start a command on every host but the first one, and see that it ends; what it prints goes to stderr.
+
+    Args:
+        place: of the first node, with the names of all hosts.
+        command: the launcher and its flags.
+        directory: in which it starts there.
+
+    Raises:
+        LaunchError: there is no ssh.
+    """
+    processes = {}
+    try:
+        for rank, host in enumerate(place.hosts[1:], start=1):
+            told = (f"MASTER_ADDR={place.master_address}", f"MASTER_PORT={place.master_port}", f"NODE_RANK={rank}")
+            remote = f"cd {shlex.quote(str(directory))} && exec {shlex.join(['env', *told, *command])}"
+            # In a session of its own, Ctrl-C reaches the launcher here, which ends the others in order.
+            processes[host] = subprocess.Popen(
+                ["ssh", *OPTIONS, host, remote],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr,
+                stderr=sys.stderr,
+                start_new_session=True,
+            )
+        yield Started(processes)
+    except FileNotFoundError as error:
+        raise LaunchError("There is no ssh here.", where="--hosts", fix="start the command on each host by hand") from error
+    finally:
+        for process in processes.values():
+            try:
+                process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

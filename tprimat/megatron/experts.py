@@ -1,0 +1,338 @@
+"""A mixture of experts in place of the feed-forward block: routing, the exchange of tokens between ranks, and the experts.
+
+The problem: each token passes a few of many experts (arXiv:1701.06538), and under expert parallelism (GShard, arXiv:2006.16668)
+the experts are spread over ranks. So rows of hidden states travel to the ranks of their experts and back, in both passes, and how
+many go where is known only when the router has run. Megatron-Core without Transformer Engine moves each row through masks and
+copies, and stops the host several times in a layer to ask for the numbers.
+
+What is done:
+- Each choice of an expert by a token gets a place in the order of experts, by one prefix sum. Rows are written to places and
+  added up from places (rows.py), in both passes, without masks and atomic additions: results do not depend on timing.
+- Ranks tell each other how many rows they send, and the host reads these numbers while the device already gathers rows, and
+  computes the shared experts, if the model has them. With a single rank the host reads nothing.
+- The weights of a token's experts are applied where the rows come back, so that they need not travel.
+- The backward pass returns the rows' gradients while it computes the gradients of the experts' weights.
+- Rows are kept in buffers of rounded lengths, because buffers of ever new lengths leave the allocator with gaps.
+
+Experts are whole on their rank, and tensor parallelism does not split them: the ranks of a tensor-parallel group have different
+tokens (sequence parallelism), and experts may be spread over them as over replicas.
+"""
+
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.module import MegatronModule
+from torch import Tensor
+from torch.nn import Parameter
+
+from tprimat.megatron.compat import compiled_for_any_rows
+from tprimat.megatron.grouped import ExpertProducts, add_expert_gradient, products_for
+from tprimat.megatron.router import Router, Routing
+from tprimat.megatron.rows import add_up, gather, spread, weights_gradient
+from tprimat.megatron.wgrad import claim_first_gradient
+
+LENGTHS = 16
+"""Buffers for received rows are multiples of the sent rows / LENGTHS long."""
+
+
+# Where each row goes.
+
+
+def order_by_expert(counts: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Say how rows that ranks sent, each sorted by expert, become rows sorted by expert.
+
+    Args:
+        counts: shape (ranks, experts), rows from each rank for each expert.
+        length: of the result, at least the sum of counts; row numbers behind that sum are some valid ones.
+
+    Returns:
+        for each row of the result the received row to read, shape (length,), and how many rows each expert and all before it
+        have, shape (experts,), int32.
+    """
+    ranks, experts = counts.shape
+    received = counts.long()
+    begins = (received.flatten().cumsum(0) - received.flatten()).view(ranks, experts)
+    by_expert = received.t().flatten()
+    stops = by_expert.cumsum(0)
+    row = torch.arange(length, device=counts.device)
+    part = torch.searchsorted(stops, row, right=True).clamp(max=ranks * experts - 1)
+    source = begins.t().flatten()[part] + row - (stops - by_expert)[part]
+    return torch.where(row < stops[-1], source, 0), stops.view(experts, ranks)[:, -1].to(torch.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Computation:
+    """How a rank computes."""
+
+    products: ExpertProducts
+    fused_wgrad: bool
+    """Whether weight gradients go straight into the fp32 buffer."""
+    compile_regions: bool
+
+    def run_any(self, function: Any) -> Any:
+        """Compile a function of tensors with changing numbers of rows, or do not."""
+        return compiled_for_any_rows(function) if self.compile_regions else function
+
+
+class Exchange:
+    """The rows of one micro-batch on their way to the experts and back.
+
+    Args:
+        routing: of the tokens here.
+        group: ranks that share the experts.
+        experts_here: number of experts on each of them.
+        how: the rank computes.
+    """
+
+    def __init__(self, routing: Routing, group: dist.ProcessGroup, experts_here: int, how: Computation) -> None:
+        self.group, self.ranks, self.experts_here, self.how = group, group.size(), experts_here, how
+        self.places, self.ends, self.counts = routing.places, routing.ends, routing.counts
+        self.arranged = False
+        if self.ranks > 1:
+            self._ask_for_counts()
+
+    def _ask_for_counts(self) -> None:
+        """Begin to tell all ranks how many rows go where, and to copy all numbers to the host."""
+        everyone = self.counts.new_empty(self.ranks, self.counts.numel())
+        dist.all_gather_into_tensor(everyone.view(-1), self.counts, group=self.group)
+        self._everyone = everyone
+        self._on_host = everyone
+        self._copied: torch.cuda.Event | None = None
+        if everyone.is_cuda:
+            self._on_host = torch.empty(everyone.shape, dtype=everyone.dtype, pin_memory=True)
+            self._on_host.copy_(everyone, non_blocking=True)
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record()
+
+    def _read_counts(self) -> None:
+        """Wait until the numbers are on the host."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        rank = self.group.rank()
+        numbers = self._on_host.view(self.ranks, self.ranks, self.experts_here).sum(dim=-1).tolist()
+        self.sent_rows: list[int] = numbers[rank]
+        self.received_rows: list[int] = [row[rank] for row in numbers]
+        self.arriving = sum(self.received_rows)
+        step = max(1, -(-self.places.numel() // LENGTHS))
+        self.length = step * max(1, -(-self.arriving // step))
+
+    def _arrange(self) -> None:
+        """Arrange what arrives by expert."""
+        first = self.group.rank() * self.experts_here
+        arrange = self.how.run_any(order_by_expert)
+        self.received, self.ends = arrange(self._everyone[:, first : first + self.experts_here], self.length)
+
+    def to_experts(self, rows: Tensor) -> Tensor:
+        """Move rows, sorted by expert over all ranks, to the experts of this rank: (tokens x k, hidden) -> (n, hidden)."""
+        if self.ranks == 1:
+            return rows
+        if not self.arranged:
+            self._read_counts()
+        arrived = rows.new_empty(self.length, rows.shape[1])
+        work = dist.all_to_all_single(
+            arrived[: self.arriving], rows, self.received_rows, self.sent_rows, group=self.group, async_op=True
+        )
+        if not self.arranged:
+            self._arrange()  # while the rows travel
+            self.arranged = True
+        work.wait()
+        return gather(arrived, self.received)
+
+    def from_experts(self, rows: Tensor) -> "Returning":
+        """Begin to move rows back: (n, hidden) -> (tokens x k, hidden)."""
+        if self.ranks == 1:
+            return Returning(rows, None)
+        leaving = spread(rows[: self.arriving], self.received[: self.arriving, None])
+        back = rows.new_empty(sum(self.sent_rows), rows.shape[1])
+        work = dist.all_to_all_single(back, leaving, self.sent_rows, self.received_rows, group=self.group, async_op=True)
+        return Returning(back, work, leaving)
+
+
+@dataclass(frozen=True, slots=True)
+class Returning:
+    """Rows on their way back."""
+
+    rows: Tensor
+    work: dist.Work | None
+    leaving: Tensor | None = None
+    """Being read until they have arrived."""
+
+    def wait(self) -> Tensor:
+        """Return the rows."""
+        if self.work is not None:
+            self.work.wait()
+        return self.rows
+
+
+# One rank's experts.
+
+
+def swiglu(joint: Tensor) -> Tensor:
+    """silu(gate) x up: (n, 2 x ffn), gate before up -> (n, ffn)."""
+    gate, up = joint.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * up
+
+
+def swiglu_gradient(gradient: Tensor, joint: Tensor, gate_gradient: Tensor, up_gradient: Tensor) -> None:
+    """Write the gradients of both halves."""
+    for out, value in zip((gate_gradient, up_gradient), swiglu_gradients(gradient, joint), strict=True):
+        out.copy_(value)
+
+
+def swiglu_gradients(gradient: Tensor, joint: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of gate and up projection in fp32, each of the shape of `gradient`."""
+    gate, up = (half.float() for half in joint.chunk(2, dim=-1))
+    sigmoid = torch.sigmoid(gate)
+    return gradient * up * sigmoid * (1 + gate * (1 - sigmoid)), gradient * gate * sigmoid
+
+
+class RoutedExperts(torch.autograd.Function):
+    """The exchange and the experts, from the tokens of this rank to the results for them."""
+
+    @staticmethod
+    def forward(ctx: Any, exchange: "Exchange", hidden: Tensor, weights: Tensor, *matrices: Parameter) -> Tensor:
+        """Send rows to their experts, compute, and add up what comes back.
+
+        Args:
+            ctx: keeps what the backward pass needs.
+            exchange: where each row goes.
+            hidden: shape (tokens, hidden).
+            weights: of each token's experts, shape (tokens, k), fp32.
+            matrices: gate above up projection, shape (experts here, 2 x ffn, hidden), and down projection, shape (experts here,
+                hidden, ffn).
+        """
+        (up, down), how = matrices, exchange.how
+        rows = exchange.to_experts(spread(hidden, exchange.places))
+        joint = how.products.forward(rows, up, exchange.ends)
+        activated = how.run_any(swiglu)(joint)
+        results = exchange.from_experts(how.products.forward(activated, down, exchange.ends)).wait()
+        ctx.exchange = exchange
+        ctx.save_for_backward(weights, up, down, rows, joint, activated, results)
+        return add_up(results, exchange.places, weights)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Send gradients the same way, and compute those of the weights while the others travel back."""
+        weights, up, down, rows, joint, activated, results = ctx.saved_tensors
+        exchange, how = ctx.exchange, ctx.exchange.how
+        out = exchange.to_experts(spread(gradient, exchange.places, weights))
+        of_activated = how.products.dgrad(out, down, exchange.ends)
+        of_joint = torch.empty_like(joint)
+        how.run_any(swiglu_gradient)(of_activated, joint, *of_joint.chunk(2, dim=-1))
+        returning = exchange.from_experts(how.products.dgrad(of_joint, up, exchange.ends))
+        of_down = _weight_gradient(down, out, activated, exchange.ends, how)
+        of_up = _weight_gradient(up, of_joint, rows, exchange.ends, how)
+        of_weights = weights_gradient(gradient, results, exchange.places)
+        return None, add_up(returning.wait(), exchange.places), of_weights, of_up, of_down
+
+
+def _weight_gradient(weight: Parameter, gradient: Tensor, rows: Tensor, ends: Tensor, how: Computation) -> Tensor:
+    """Add a gradient to the fp32 buffer, if Megatron has one, and return an empty tensor for autograd; otherwise return it."""
+    found = how.products.wgrad(gradient, rows, ends)
+    total = getattr(weight, "main_grad", None)
+    if not how.fused_wgrad or total is None:
+        return found.to(weight.dtype)
+    add_expert_gradient(total, found, overwrite=claim_first_gradient(weight))
+    weight.grad_added_to_main_grad = True  # type: ignore[attr-defined]
+    return torch.empty_like(weight)
+
+
+@torch.no_grad()
+def _draw_own(weight: Tensor, experts: int, draw: Callable[[Tensor], Any]) -> None:
+    """Draw the weights of all experts in turn, on every rank alike, and keep this rank's."""
+    first = weight.shape[0] * parallel_state.get_expert_model_parallel_rank()
+    for expert in range(experts):
+        mine = first <= expert < first + weight.shape[0]
+        draw(weight[expert - first] if mine else torch.empty_like(weight[0]))
+
+
+class ExpertWeights(torch.nn.Module):
+    """One weight of each expert of this rank, shape (experts here, out, in)."""
+
+    def __init__(self, config: TransformerConfig, outputs: int, inputs: int, draw: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        here = config.num_moe_experts // parallel_state.get_expert_model_parallel_world_size()
+        device = torch.device("cpu") if config.use_cpu_initialization else torch.device("cuda", torch.cuda.current_device())
+        self.weight = Parameter(torch.empty(here, outputs, inputs, dtype=config.params_dtype, device=device))
+        if config.perform_initialization:
+            _draw_own(self.weight, config.num_moe_experts, draw)
+        self.accumulates = config.gradient_accumulation_fusion
+        # Other ranks of the replica may have other experts, or other tokens for the same ones.
+        spread_out = config.expert_model_parallel_size > 1 or config.tensor_model_parallel_size > 1
+        self.weight.allreduce = not spread_out  # type: ignore[attr-defined]
+        self.weight.tensor_model_parallel = True  # type: ignore[attr-defined]
+
+    def forward(self) -> Parameter:
+        """Return the weight. Called as a module, so that hooks which wait for gathered weights fire."""
+        return self.weight
+
+    @property
+    def overwritten_weight(self) -> Parameter | None:
+        """The weight, if its first gradient of a step overwrites."""
+        return self.weight if self.accumulates else None
+
+
+class Experts(torch.nn.Module):
+    """The experts of this rank, gated, without biases."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        width, hidden = config.moe_ffn_hidden_size, config.hidden_size
+        self.linear_fc1 = ExpertWeights(config, 2 * width, hidden, config.init_method)
+        self.linear_fc2 = ExpertWeights(config, hidden, width, config.output_layer_init_method)
+
+
+class ExpertsLayer(MegatronModule):  # type: ignore[misc]
+    """A router and its experts, in place of Megatron's MLP.
+
+    Args:
+        config: of the whole model.
+        shared: the linear modules of the experts that every token passes.
+        feed_forward: the class of those experts together.
+        compile_regions: whether the element-wise parts are compiled.
+    """
+
+    def __init__(
+        self, config: TransformerConfig, shared: MLPSubmodules, feed_forward: type[MLP], compile_regions: bool, **_: Any
+    ) -> None:
+        super().__init__(config=config)
+        self.router = Router(config, compile_regions)
+        self.experts = Experts(config)
+        self.shared_experts: MLP | None = None
+        if width := config.moe_shared_expert_intermediate_size:
+            own = copy(config)
+            own.ffn_hidden_size = width
+            group = parallel_state.get_tensor_model_parallel_group()
+            self.shared_experts = feed_forward(own, shared, ffn_hidden_size=width, tp_group=group)
+        weight = self.experts.linear_fc1.weight
+        self.how = Computation(
+            products=products_for(weight.dtype, weight.device),
+            fused_wgrad=config.gradient_accumulation_fusion,
+            compile_regions=compile_regions,
+        )
+        self.counts: list[Tensor] = []
+        """Of each forward pass in this step: this rank's rows for each of all experts."""
+
+    def set_layer_number(self, layer_number: int) -> None:
+        """Tell the router, as Megatron asks."""
+        self.router.set_layer_number(layer_number)
+
+    def forward(self, hidden: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+        """Pass each token through its experts; shape (tokens of this rank, sequences, hidden) in and out."""
+        group = parallel_state.get_expert_model_parallel_group()
+        with torch.profiler.record_function("moe_router"):
+            routing = self.router(hidden)
+            exchange = Exchange(routing, group, self.experts.linear_fc1.weight.shape[0], self.how)
+        if torch.is_grad_enabled():
+            self.counts.append(routing.counts)
+        shared = None if self.shared_experts is None else self.shared_experts(hidden)[0]
+        matrices = self.experts.linear_fc1(), self.experts.linear_fc2()
+        out = RoutedExperts.apply(exchange, hidden.flatten(0, 1), routing.weights, *matrices).view_as(hidden)  # type: ignore[no-untyped-call]
+        return out if shared is None else out + shared, None

@@ -1,0 +1,69 @@
+"""How evenly the tokens of a step were spread over experts and over the ranks that share them, as the running model saw it."""
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.transformer.moe.router import TopKRouter
+from torch import Tensor
+
+from tprimat.megatron.experts import ExpertsLayer
+
+
+class RoutingCounts:
+    """Counts the choices of each expert in every forward pass of one of Megatron's own routers."""
+
+    def __init__(self, router: TopKRouter) -> None:
+        self.counts: list[Tensor] = []
+        router.register_forward_hook(self._count)
+
+    def _count(self, router: TopKRouter, inputs: tuple[Tensor, ...], result: tuple[Tensor, Tensor]) -> None:
+        """Count the routing map of a forward pass, shape (tokens, experts)."""
+        del router, inputs
+        if torch.is_grad_enabled():
+            self.counts.append(result[1].sum(dim=0, dtype=torch.int32))
+
+
+def watch_routers(model: torch.nn.Module) -> None:
+    """Count the choices that Megatron's own routers in a model make; our layers count by themselves."""
+    for part in model.modules():
+        if type(part) is TopKRouter:
+            part.routing_counts = RoutingCounts(part)  # type: ignore[assignment]
+
+
+SUMS = 3
+"""Numbers that `load_sums` returns."""
+
+
+def load_sums(chunks: Iterable[torch.nn.Module], device: torch.device) -> Tensor:
+    """Sum up the loads of the busiest expert and the busiest rank over this rank's layers and micro-batches; forget the counts.
+
+    The ranks that share experts must all call it. Nothing waits for the device.
+
+    Args:
+        chunks: of this rank's part of the model.
+        device: of the result.
+
+    Returns:
+        shape (3,), fp64: the sum over layers and micro-batches of tokens of the busiest expert over the mean, the same of ranks,
+        and the number of layers times micro-batches. Each is the same on all ranks that share experts.
+    """
+    layers: list[ExpertsLayer | RoutingCounts] = []
+    for part in (part for chunk in chunks for part in chunk.modules()):
+        counter = part if isinstance(part, ExpertsLayer) else getattr(part, "routing_counts", None)
+        layers += [] if counter is None else [counter]
+    counts = [count for layer in layers for count in layer.counts]
+    for layer in layers:
+        layer.counts.clear()
+    if not counts:
+        return torch.zeros(SUMS, dtype=torch.float64, device=device)
+    own = torch.stack(counts)
+    group = parallel_state.get_expert_model_parallel_group()
+    ranks = group.size()
+    if ranks > 1:
+        dist.all_reduce(own, group=group)
+    of_experts = own.double()
+    of_ranks = of_experts.view(len(counts), ranks, -1).sum(dim=-1)
+    busiest = [(load.amax(dim=1) / load.mean(dim=1)).sum() for load in (of_experts, of_ranks)]
+    return torch.stack([*busiest, torch.full_like(busiest[0], len(counts))])

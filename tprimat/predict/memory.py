@@ -1,0 +1,416 @@
+"""Predict the memory of a training step on each rank, by part.
+
+What stays from step to step (weights, gradients, master weights, moments) is counted. Activations are derived: each module
+of a layer keeps the tensors that its backward pass reads, and a tensor that two modules keep counts once (Korthikanti et al.,
+arXiv 2205.05198, section 4, do so for one such layer). A stage holds them for as many micro-batches as its schedule has in
+flight. On top comes the largest of a few moments: the loss, its backward pass, and the backward pass of a layer.
+
+All sizes are bytes. torch rounds each tensor up to 512 bytes, which is not counted.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from tprimat.predict.stages import Stage, Weights, chunks_in_flight, layer_weights, stages_of, weights_of
+from tprimat.predict.workload import Workload
+
+Part = Literal["weights", "gradients", "optimizer", "8-bit copies", "activations", "loss", "backward", "buffers"]
+PARTS: tuple[Part, ...] = (
+    "weights",
+    "gradients",
+    "optimizer",
+    "8-bit copies",
+    "activations",
+    "loss",
+    "backward",
+    "buffers",
+)
+
+FP32_BYTES = 4
+MOMENTS = 2
+FRAGMENTS, MOST_FRAGMENTS = 0.03, 0.05
+"""torch reserves more than it has allocated, because freed pieces do not fit what comes next: this share in the median of our
+configurations on H200, and what nine in ten stay below."""
+CONTEXT_BYTES = 2**30
+"""What the driver, kernels, cuDNN and NCCL take beside torch's allocator; see `MemoryPrediction.outside_bytes`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPrediction:
+    """The memory of the pipeline stage that needs most, at its peak."""
+
+    parts: Mapping[Part, int]
+    stage: int
+    """Pipeline rank, from 0."""
+    moment: str
+    """What runs at the peak."""
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Peak of tensors: what torch.cuda.max_memory_allocated reports."""
+        return sum(self.parts.values())
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Peak that torch's allocator holds, fragments included."""
+        return round(self.allocated_bytes * (1 + FRAGMENTS))
+
+    @property
+    def outside_bytes(self) -> int:
+        """What the driver, kernels and NCCL take beside torch's allocator."""
+        return CONTEXT_BYTES
+
+    @property
+    def device_bytes(self) -> int:
+        """Everything that must fit the accelerator, with room for fragments."""
+        return round(self.allocated_bytes * (1 + MOST_FRAGMENTS)) + self.outside_bytes
+
+
+def predict_memory(workload: Workload) -> MemoryPrediction:
+    """Return the memory of the stage that needs most: the first, second or last, since those between hold fewer micro-batches."""
+    stages, layers = stages_of(workload), _layers(workload)
+    candidates = [stages[number] for number in sorted({0, min(1, len(stages) - 1), len(stages) - 1})]
+    return max((_of_stage(workload, stage, layers) for stage in candidates), key=lambda prediction: prediction.allocated_bytes)
+
+
+def predict_memory_of_last_stage(workload: Workload) -> MemoryPrediction:
+    """Return the memory of the last stage, which is what Megatron-LM logs to TensorBoard (the writer is on the last rank)."""
+    return _of_stage(workload, stages_of(workload)[-1], _layers(workload))
+
+
+Layers = Mapping[bool, "LayerActivations"]
+"""Whether a layer has experts -> what it keeps of one micro-batch."""
+
+
+def _layers(workload: Workload) -> Layers:
+    kinds = (False, True) if workload.shape.experts else (False,)
+    return {moe: layer_activations(workload, moe=moe) for moe in kinds}
+
+
+def _of_stage(workload: Workload, stage: Stage, layers: Layers) -> MemoryPrediction:
+    weights = weights_of(workload, stage)
+    moment, loss, backward = _worst_moment(workload, stage, layers)
+    parts: dict[Part, int] = {
+        **state_bytes(workload, weights),
+        "activations": _kept_activations(workload, stage, layers),
+        "loss": loss,
+        "backward": backward,
+        "buffers": _buffers(workload, stage),
+    }
+    return MemoryPrediction(parts={part: parts[part] for part in PARTS}, stage=stage.index, moment=moment)
+
+
+def state_bytes(workload: Workload, weights: Weights) -> dict[Part, int]:
+    """Return what one rank keeps from step to step for its weights."""
+    if workload.implementation.shards_weights:
+        return _sharded_state_bytes(workload, weights)
+    low = workload.precision != "fp32"
+    if workload.optimizer_states == "bf16":
+        found = {"weights": 2 * weights.total, "gradients": 2 * weights.total, "optimizer": MOMENTS * 2 * weights.total}
+    else:
+        states = FP32_BYTES * (MOMENTS + low)
+        shards = (workload.replicas, workload.expert_replicas) if workload.distributed_optimizer else (1, 1)
+        found = {
+            "weights": (2 if low else 4) * weights.total,
+            "gradients": FP32_BYTES * weights.total,
+            "optimizer": states * weights.dense // shards[0] + states * weights.experts // shards[1],
+        }
+    copies = 2 * weights.layer_matrices if workload.precision == "fp8" else 0
+    return {
+        "weights": found["weights"],
+        "gradients": found["gradients"],
+        "optimizer": found["optimizer"],
+        "8-bit copies": copies,
+    }
+
+
+def _sharded_state_bytes(workload: Workload, weights: Weights) -> dict[Part, int]:
+    """FSDP2 keeps fp32 weights, gradients and moments of its share; unsharded bf16 weights come and go (see `_buffers`)."""
+    share = weights.total // workload.replicas
+    return {
+        "weights": FP32_BYTES * share,
+        "gradients": FP32_BYTES * share,
+        "optimizer": MOMENTS * FP32_BYTES * share,
+        "8-bit copies": 0,
+    }
+
+
+# Activations of one layer for one micro-batch on one rank: module -> bytes.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerActivations:
+    """What one layer keeps for its backward pass, by what recomputation can drop."""
+
+    stream: int
+    """Inputs of both norms: the residual stream."""
+    norm_outputs: int
+    attention_inputs: int
+    """Queries, keys and values."""
+    attention_output: int
+    attention_scores: int
+    """Of unfused attention, and the sums of flash attention."""
+    latents: int
+    """Of latent attention: compressed queries, keys and values."""
+    masks: int
+    """Of dropout on the residual branches."""
+    router: int
+    dispatched: int
+    """Tokens as the experts receive them."""
+    hidden: int
+    """Outputs of the first feed-forward matrix."""
+    activated: int
+    """Inputs of the second."""
+    shared_hidden: int
+    """Both, of shared experts."""
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(int(getattr(self, name)) for name in self.__slots__)
+
+    def recomputed(self, modules: tuple[str, ...]) -> set[str]:
+        """Return the fields that are computed again where these modules are."""
+        moe = self.dispatched > 0
+        dropped = {
+            "core_attn": {"attention_scores"},
+            "layernorm": {"norm_outputs"},
+            "mla_up_proj": {"attention_inputs"} if self.latents else set(),
+            "mlp": set() if moe else {"hidden", "activated"},
+            "moe_act": {"activated"} if moe else set(),
+            "shared_experts": {"shared_hidden"},
+            "moe": {"router", "dispatched", "hidden", "activated", "shared_hidden"} if moe else set(),
+        }
+        return set().union(*(dropped.get(module, set()) for module in modules))
+
+    def offloaded(self, modules: tuple[str, ...]) -> set[str]:
+        """Return the fields that wait in main memory."""
+        moe = self.dispatched > 0
+        moved = {
+            "attn_norm": {"stream"},
+            "mlp_norm": {"stream"},
+            "qkv_linear": {"norm_outputs"},
+            "core_attn": {"attention_inputs", "attention_scores"},
+            "attn_proj": {"attention_output"},
+            "expert_fc1": {"dispatched"},
+            "moe_act": {"hidden"} if moe else set(),
+        }
+        return set().union(*(moved.get(module, set()) for module in modules))
+
+    def without(self, fields: set[str]) -> int:
+        """Return what is left without some fields."""
+        return self.total - sum(int(getattr(self, name)) for name in fields)
+
+
+def layer_activations(workload: Workload, *, moe: bool) -> LayerActivations:
+    """Return what one layer keeps of one micro-batch on one rank."""
+    shape, layout, code = workload.shape, workload.layout, workload.implementation
+    tokens, size, tensor = workload.tokens, workload.element_bytes, layout.tensor
+    split = tokens // workload.sequence_ranks
+    stored = 1 if workload.precision == "fp8" else size
+    stream = split * shape.hidden * size
+    gathered = tokens if code.keeps_gathered_inputs else split
+    query, values = shape.heads * shape.head_dim // tensor, shape.heads * shape.value_dim // tensor
+    keys = (shape.heads if shape.kv_lora_rank is not None else shape.kv_heads) * shape.head_dim // tensor
+    key_values = (shape.heads * (shape.head_dim + shape.value_dim) // tensor) if shape.kv_lora_rank is not None else 2 * keys
+    gathers = code.gathers_keys_values and layout.context > 1
+    attention_inputs = tokens * (query + key_values * (layout.context if gathers else 1)) * size
+    if code.keeps_joint_projection and shape.kv_lora_rank is None:
+        attention_inputs += tokens * (query + keys) * size
+    output = tokens * values * size * (2 if gathers else 1)  # the halves of a sequence are attended to apart, and joined
+    if workload.precision == "fp8":
+        output += tokens * values  # attention keeps its output, the projection an 8-bit copy of it
+    ffn = _feed_forward(workload, moe=moe, stored=stored)
+    if shape.gated and not code.fused_activation:
+        ffn["hidden"] *= 2  # silu(gate) and the shifted other half, besides the two halves
+    return LayerActivations(
+        stream=2 * stream + 2 * split * FP32_BYTES * (2 if shape.norm == "layernorm" else 1),
+        norm_outputs=2 * gathered * shape.hidden * stored,
+        attention_inputs=attention_inputs,
+        attention_output=output,
+        attention_scores=_scores(workload),
+        latents=_latents(workload, split, stored),
+        masks=2 * split * shape.hidden if workload.hidden_dropout else 0,
+        **ffn,
+    )
+
+
+def _scores(workload: Workload) -> int:
+    shape, size = workload.shape, workload.element_bytes
+    heads = shape.heads // workload.layout.tensor
+    if workload.implementation.attention == "flash":
+        return workload.tokens * heads * FP32_BYTES
+    kept = size + (1 + size if workload.attention_dropout else 0)
+    return workload.tokens * workload.sequence_tokens * heads * kept
+
+
+def _latents(workload: Workload, split: int, stored: int) -> int:
+    shape, size = workload.shape, workload.element_bytes
+    if shape.kv_lora_rank is None:
+        return 0
+    query = shape.q_lora_rank or 0
+    inputs = query + shape.kv_lora_rank + (shape.rope_head_dim or 0)
+    return split * (inputs * size + (query + shape.kv_lora_rank) * stored)
+
+
+def _feed_forward(workload: Workload, *, moe: bool, stored: int) -> dict[str, int]:
+    shape, size, tensor = workload.shape, workload.element_bytes, workload.layout.tensor
+    halves = 2 if shape.gated else 1
+    if not moe:
+        width = shape.ffn // tensor
+        return {
+            "router": 0,
+            "dispatched": 0,
+            "hidden": workload.tokens * halves * width * size,
+            "activated": workload.tokens * width * stored,
+            "shared_hidden": 0,
+        }
+    experts, chosen, inner = shape.experts or 0, shape.experts_per_token or 0, shape.expert_ffn or 0
+    split = workload.tokens // workload.sequence_ranks
+    rows = expert_rows(workload)
+    width = inner // workload.expert_tensor_ranks
+    shared = shape.shared_experts * inner // tensor
+    return {
+        # Scores and probabilities in fp32 and the map, of all experts; indices, places and weights of the chosen ones.
+        "router": split * (experts * (2 * FP32_BYTES + 1) + chosen * (8 + 8 + FP32_BYTES)),
+        "dispatched": rows * shape.hidden * stored,
+        # Without SwiGLU no fused function weights the result, so that it exists before and after.
+        "hidden": rows * (halves if shape.gated else 2) * width * size + rows * FP32_BYTES,
+        "activated": rows * width * stored,
+        "shared_hidden": workload.tokens * (halves * shared * size + shared * stored),
+    }
+
+
+def expert_rows(workload: Workload) -> int:
+    """Return the tokens that the experts of one rank receive from a micro-batch when they are spread evenly."""
+    chosen = workload.shape.experts_per_token or 0
+    return workload.tokens // workload.sequence_ranks * chosen * workload.expert_tensor_ranks
+
+
+def _kept_activations(workload: Workload, stage: Stage, layers: Layers) -> int:
+    """Return the activations of all micro-batches in flight on one rank of a stage."""
+    kept = {moe: layer.without(_dropped(workload, layer)) for moe, layer in layers.items()}
+    total = 0
+    for held, (dense, moe) in zip(chunks_in_flight(workload, stage.index), stage.chunks, strict=True):
+        total += held * _kept_by_chunk(workload, kept, dense, moe)
+    return total + stage.mtp_layers * kept[bool(workload.shape.experts)]
+
+
+def _dropped(workload: Workload, kept: LayerActivations) -> set[str]:
+    """Return the fields of a layer that do not stay on the device between its forward and its backward pass."""
+    recompute = workload.recompute
+    recomputed = kept.recomputed(recompute.modules) if recompute.granularity == "selective" else set()
+    return recomputed | kept.offloaded(workload.offloaded)
+
+
+def _kept_by_chunk(workload: Workload, kept: Mapping[bool, int], dense: int, moe: int) -> int:
+    recompute = workload.recompute
+    if recompute.granularity != "full":
+        return sum(count * kept[kind] for kind, count in ((False, dense), (True, moe)) if count)
+    input_bytes = stream_bytes(workload)
+    if recompute.method == "uniform":
+        return -(-(dense + moe) // recompute.layers) * input_bytes
+    first = min(recompute.layers, dense + moe)
+    left_dense = max(0, dense - first)
+    left_moe = moe - max(0, first - dense)
+    left = sum(count * kept[kind] for kind, count in ((False, left_dense), (True, left_moe)) if count)
+    return first * input_bytes + left
+
+
+def stream_bytes(workload: Workload) -> int:
+    """Return the residual stream of one micro-batch on one rank: what travels between stages."""
+    return workload.tokens // workload.sequence_ranks * workload.shape.hidden * workload.element_bytes
+
+
+# The moments at which memory can peak, besides what is kept.
+
+
+def _worst_moment(workload: Workload, stage: Stage, layers: Layers) -> tuple[str, int, int]:
+    """Return the moment with the largest need, and its bytes for the loss and for the backward pass of a layer."""
+    layer = _backward_of_layer(workload, stage, layers)
+    moments = [("backward pass of a layer", 0, layer)]
+    if stage.output:
+        forward, backward = _loss(workload)
+        moments += [("loss", forward, 0), ("backward pass of the loss", backward, 0)]
+    return max(moments, key=lambda moment: moment[1] + moment[2])
+
+
+def _loss(workload: Workload) -> tuple[int, int]:
+    """Return what loss and output layer need, forward and backward."""
+    shape, code, size, tokens = workload.shape, workload.implementation, workload.element_bytes, workload.tokens
+    words = workload.vocabulary // workload.layout.tensor
+    hidden = tokens * shape.hidden
+    split = hidden // workload.sequence_ranks
+    weight = 0 if code.reuses_dummy_gradients else words * shape.hidden * size
+    if workload.loss == "chunked":
+        # While one chunk's logits are multiplied, the last chunk's logits and gradient still exist.
+        chunk = min(code.loss_chunk_tokens, tokens) * words * size
+        copies = 3 if tokens > code.loss_chunk_tokens else 2
+        forward = chunk * copies + (split + 2 * hidden) * size
+        if code.eager_loss:
+            # Probabilities, the targets as numbers, their difference, and the targets as a mask.
+            forward += chunk // size * (3 * FP32_BYTES + 1) - chunk
+        if workload.sequence_ranks > 1:
+            forward += split * size
+        backward = split * size + hidden * (size + 2 * FP32_BYTES) + weight
+        if not code.accumulates_weight_gradients:
+            # The weight's gradient waits in fp32 from the forward pass, is scaled into a second tensor, and converted.
+            fp32 = words * shape.hidden * FP32_BYTES
+            forward += fp32
+            backward = max(backward + fp32, (split + hidden) * size + 2 * fp32 + weight)
+        return forward, backward
+    logits = tokens * words
+    copies = {"in_place": 0, "compiled_away": 0, "native": FP32_BYTES, "compiled": 2 * FP32_BYTES}[workload.loss]
+    kept = FP32_BYTES if copies else size
+    earlier = workload.mtp_layers * logits * kept
+    ends = 2 * split * size
+    forward = logits * (size + copies) + ends + earlier
+    softmax = {"in_place": 0, "compiled_away": size}.get(workload.loss, FP32_BYTES)
+    produced = logits * size + weight + hidden * size
+    if code.shards_weights:
+        produced += words * shape.hidden * FP32_BYTES  # the gradient as the reduce-scatter sends it
+    return forward, max(logits * (size + softmax), produced) + ends + earlier
+
+
+def _backward_of_layer(workload: Workload, stage: Stage, layers: Layers) -> int:
+    """Return what the backward pass of one layer needs besides what the layer kept."""
+    moe = stage.moe_layers > 0
+    kept = layers[moe]
+    size = workload.element_bytes
+    stream = stream_bytes(workload)
+    # The activation's backward pass: gradients of both its sides exist, and its output is no longer needed.
+    rows_width = kept.activated * size // (1 if workload.precision == "fp8" else size)
+    gradients = stream + rows_width + kept.hidden - kept.activated
+    if moe:
+        gradients += expert_rows(workload) * workload.shape.hidden * size
+    recompute = workload.recompute
+    if recompute.granularity == "full":
+        count = recompute.layers if recompute.method == "uniform" else 1
+        return gradients + kept.total * min(count, max(stage.layers, 1))
+    return gradients + kept.total - kept.without(_dropped(workload, kept))
+
+
+def _buffers(workload: Workload, stage: Stage) -> int:
+    """Return workspaces, dummy gradients, gathered weights, and buffers for exchanges between ranks."""
+    code, shape, size = workload.implementation, workload.shape, workload.element_bytes
+    total = code.buffers_bytes
+    if code.reuses_dummy_gradients:
+        words = workload.vocabulary // workload.layout.tensor
+        kinds = [moe for moe, count in ((False, stage.dense_layers), (True, stage.moe_layers)) if count]
+        total += sum(_dummy_gradients(workload, moe=moe) for moe in kinds) + (words * shape.hidden * size if stage.output else 0)
+    if workload.sequence_ranks > 1 and not code.keeps_gathered_inputs:
+        total += workload.tokens * shape.hidden * size
+    if code.shards_weights:
+        layer = layer_weights(workload, moe=False)
+        table = workload.vocabulary // workload.layout.tensor * shape.hidden
+        total += size * (2 * layer.total + (table if stage.output else 0))
+    return total
+
+
+def _dummy_gradients(workload: Workload, *, moe: bool) -> int:
+    """Return one gradient for each shape of weight in a layer, in the dtype of the weights."""
+    weights = layer_weights(workload, moe=moe)
+    experts = (workload.shape.experts or 1) // workload.layout.expert
+    routed = weights.experts // max(1, experts)
+    return workload.element_bytes * (weights.layer_matrices - weights.experts + routed)

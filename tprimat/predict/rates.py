@@ -1,0 +1,256 @@
+"""How fast a machine multiplies, moves memory and exchanges between GPUs: from its own probes, or from published figures.
+
+Between probed shapes a product's rate is their mean, weighted by closeness in the logarithms of the three dimensions. Probes in
+a search for the fastest shape run at clocks that no training keeps, and do not count.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from statistics import median
+
+from tprimat.facts.accelerators import Accelerator
+from tprimat.records.schema import ProbeRecord
+
+PRODUCT_KINDS = ("gemm", "model_gemm", "fprop")
+PASS_KINDS = ("dgrad", "wgrad", "grouped_fprop", "grouped_dgrad", "grouped_wgrad")
+"""Products that are measured apart: their operands lie differently in memory, or many small ones run as one."""
+ROUND_KINDS = ("gemm_warm", "gemm_sustained")
+BUS_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
+BESIDE = " beside products"
+NEAR_OCTAVES = 0.75
+"""Distance, in powers of two, at which a probe's weight has fallen to exp(-1/2)."""
+SUSTAINED_SHARE = 0.87
+"""Rate at the power cap over the fastest short burst: 690 of 794 TFLOP/s on H200, bf16 (docs/h200.md, ml-engineering's MAMF)."""
+USUAL_SHARE = 0.7
+"""Sustained rate over the dense peak, for accelerators without a measured one: that of H100 and H200."""
+BANDWIDTH_SHARE = 0.88
+"""Copying over the data sheet's memory bandwidth: 4,220 of 4,800 GB/s on H200."""
+LINK_SHARE = 0.8
+"""A large collective over one direction of the links: 357 of 450 GB/s on H200."""
+NETWORK_SHARE = 0.85
+ATTENTION_SHARES = (0.8, 0.65)
+"""Fused causal attention over products, forward and backward: 560 and 450 of 690 TFLOP/s on H200 at 4 k tokens."""
+LINK_LATENCY_SECONDS = 10e-6
+NETWORK_LATENCY_SECONDS = 20e-6
+LAUNCH_SECONDS = 5e-6
+"""One kernel from Python, where nothing is measured."""
+OVERLAPPED_SHARE = 0.56
+"""Of the exchanges between tensor ranks that stays visible where products overlap with them: 0.180 of 0.321 s a step in the
+profile of TP2 on H200 (benchmarks/records/h200/profiles/tp2.json). Both wait for the same memory."""
+
+
+Sample = tuple[float, float, float, float]
+"""log2 of m, n, k of a product, and FLOP/s."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """One machine."""
+
+    accelerator: str
+    source: str
+    """probes or published figures, in words."""
+    measured: bool
+    flops: Mapping[str, float]
+    """dtype -> FLOP/s of large products, sustained."""
+    products: Mapping[str, tuple[Sample, ...]] = field(default_factory=dict)
+    """dtype -> log2 of m, n, k, and FLOP/s."""
+    passes: Mapping[tuple[str, str], tuple[Sample, ...]] = field(default_factory=dict)
+    """dtype and kind, of PASS_KINDS -> the same. wgrad adds to an fp32 sum; m, n, k of grouped products are one expert's."""
+    attention: tuple[tuple[int, int, float, float], ...] = ()
+    """Tokens of a sequence, heads of all sequences, FLOP/s forward, FLOP/s backward; by causal FLOP."""
+    attention_flops: tuple[float, float]
+    bandwidth: float
+    """Bytes/s read and written."""
+    region_bandwidth: float | None = None
+    """The same in compiled element-wise regions; None: not measured, as `bandwidth`."""
+    collectives: Mapping[tuple[str, int], tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    """Kind and ranks -> message bytes and seconds, ascending."""
+    link: float
+    """Bytes/s of a large collective between the GPUs of a node, one direction."""
+    network: float
+    """Bytes/s of one GPU to other nodes, one direction."""
+    gpus_per_node: int
+    launch_seconds: float = LAUNCH_SECONDS
+    overlapped_share: float = OVERLAPPED_SHARE
+    """Of an exchange beside products, the part by which both together take longer."""
+
+    def product_seconds(self, m: int, n: int, k: int, dtype: str, kind: str = "fprop") -> float:
+        """Return how long one product of (m, k) and (k, n) takes; a kind that is not measured is as fast as fprop."""
+        samples = self.passes.get((dtype, kind)) or self.products.get(dtype, ())
+        return 2.0 * m * n * k / _rate(samples, m, n, k, self.flops[dtype])
+
+    def adds_gradients(self, dtype: str, kind: str) -> bool:
+        """Return whether the seconds of wgrad are measured, and so contain reading and writing the fp32 sum."""
+        return kind == "wgrad" and (dtype, kind) in self.passes
+
+    def attention_seconds(self, flop: float, tokens: int, heads: int, *, backward: bool) -> float:
+        """Return how long causal attention of so many FLOP takes, at the measured length and number of heads nearest to these."""
+        if not self.attention:
+            return flop / self.attention_flops[backward]
+
+        def distance(sample: tuple[int, int, float, float]) -> tuple[float, float]:
+            return abs(math.log(sample[0] / tokens)), abs(math.log(sample[1] / heads))
+
+        *_, forward_rate, backward_rate = min(self.attention, key=distance)
+        return flop / (backward_rate if backward else forward_rate)
+
+    def exchange_seconds(self, kind: str, size: float, ranks: int, stride: int = 1) -> float:
+        """Return how long a collective takes.
+
+        Args:
+            kind: all_gather, reduce_scatter, all_reduce, all_to_all or send_recv.
+            size: bytes of the whole message: gathered, before scattering, or sent.
+            ranks: of the group.
+            stride: distance of neighbours in the group; groups of neighbours share the network of a node.
+        """
+        if ranks < 2 or size <= 0:
+            return 0.0
+        here = max(1, self.gpus_per_node // stride)
+        if ranks <= here and (samples := self.collectives.get((kind, ranks))):
+            return _interpolated(samples, size)
+        steps = {"all_reduce": 2.0, "send_recv": ranks / (ranks - 1)}.get(kind, 1.0)
+        moved = size * steps * (ranks - 1) / ranks
+        if ranks <= here:
+            return moved / self.link + LINK_LATENCY_SECONDS * math.log2(ranks)
+        if kind == "all_to_all":
+            outside = moved * (ranks - here) / (ranks - 1)
+            return outside / self.network + (moved - outside) / self.link + NETWORK_LATENCY_SECONDS * math.log2(ranks)
+        wide = min(self.link, self.network * (1 if kind == "send_recv" else here))
+        return moved / wide + NETWORK_LATENCY_SECONDS * math.log2(ranks)
+
+
+@lru_cache(maxsize=65536)
+def _rate(samples: tuple[Sample, ...], m: int, n: int, k: int, otherwise: float) -> float:
+    if not samples:
+        return otherwise
+    place = (math.log2(m), math.log2(n), math.log2(k))
+    distances = [sum((here - there) ** 2 for here, there in zip(place, sample[:3], strict=True)) for sample in samples]
+    nearest = min(distances)
+    weights = [math.exp((nearest - distance) / (2 * NEAR_OCTAVES**2)) for distance in distances]
+    return sum(weight * sample[3] for weight, sample in zip(weights, samples, strict=True)) / sum(weights)
+
+
+def _interpolated(samples: Sequence[tuple[int, float]], size: float) -> float:
+    """Return the seconds of a message between two that were measured, or by the bandwidth of the largest."""
+    largest, seconds = samples[-1]
+    if size >= largest:
+        return seconds * size / largest
+    if size <= samples[0][0]:
+        return samples[0][1]
+    after = next(number for number, (measured, _) in enumerate(samples) if measured > size)
+    (low, low_seconds), (high, high_seconds) = samples[after - 1], samples[after]
+    share = (size - low) / (high - low)
+    return low_seconds + share * (high_seconds - low_seconds)
+
+
+def published_rates(accelerator: Accelerator, gpus_per_node: int) -> Rates:
+    """Return the rates of an accelerator that nobody has probed here, from its data sheet and published measurements."""
+    flops: dict[str, float] = {
+        dtype: SUSTAINED_SHARE * measured if (measured := accelerator.measured_flops.get(dtype)) else USUAL_SHARE * peak
+        for dtype, peak in accelerator.dense_flops.items()
+    }
+    half = flops.get("bf16") or flops.get("fp16") or max(flops.values())
+    link = accelerator.link_bytes_per_second or 2 * accelerator.network_bytes_per_second
+    return Rates(
+        accelerator=accelerator.name,
+        source=f"published figures of {accelerator.name}",
+        measured=False,
+        flops=flops,
+        attention_flops=(half * ATTENTION_SHARES[0], half * ATTENTION_SHARES[1]),
+        bandwidth=accelerator.bandwidth_bytes_per_second * BANDWIDTH_SHARE,
+        link=link / 2 * LINK_SHARE,
+        network=accelerator.network_bytes_per_second * NETWORK_SHARE,
+        gpus_per_node=gpus_per_node,
+    )
+
+
+def probed_rates(probes: Iterable[ProbeRecord], accelerator: Accelerator, gpus_per_node: int) -> Rates:
+    """Return the rates of a machine by its own probes; what no probe measured is as published."""
+    published = published_rates(accelerator, gpus_per_node)
+    usable = [probe for probe in probes if probe.seconds]
+    products: dict[str, list[Sample]] = {}
+    collectives: dict[tuple[str, int], list[tuple[int, float]]] = {}
+    passes: dict[tuple[str, str], list[Sample]] = {}
+    halves: dict[tuple[int, int], dict[bool, float]] = {}
+    copies, regions, launches = [], [], []
+    for probe in usable:
+        seconds, shape = median(probe.seconds), probe.shape
+        if probe.kind in PRODUCT_KINDS and probe.flop and "searched" not in (probe.variant or ""):
+            products.setdefault(probe.dtype, []).append((*_place(shape), probe.flop / seconds))
+        elif probe.kind in PASS_KINDS and probe.flop:
+            passes.setdefault((probe.dtype, probe.kind), []).append((*_place(shape), probe.flop / seconds))
+        elif probe.kind in {"attention_forward", "attention_backward"} and probe.flop:
+            backward = probe.kind.endswith("backward")
+            rates = halves.setdefault((shape["sequence"], shape["batch"] * shape["heads"]), {})
+            rates[backward] = max(rates.get(backward, 0.0), probe.flop / seconds)
+        elif probe.kind == "copy" and probe.bytes:
+            copies.append(probe.bytes / seconds)
+        elif probe.kind == "region" and probe.bytes:
+            regions.append(probe.bytes / seconds)
+        elif probe.kind == "launch" and probe.variant == "autograd":
+            launches.append(seconds / shape["launches"])
+        elif probe.kind in BUS_KINDS and "message_bytes" in shape and "ranks" in shape:
+            collectives.setdefault((probe.kind, shape["ranks"]), []).append((shape["message_bytes"], seconds))
+    kept = sustained_shares(usable)
+    products = {dtype: _slowed(samples, kept.get(dtype, 1.0)) for dtype, samples in products.items()}
+    passes = {key: _slowed(samples, kept.get(key[0], 1.0)) for key, samples in passes.items()}
+    flops = {dtype: median(sorted(sample[3] for sample in samples)[-8:]) for dtype, samples in products.items()}
+    return replace(
+        published,
+        source=f"probes of {accelerator.name}",
+        measured=True,
+        flops={**published.flops, **flops},
+        products={dtype: tuple(samples) for dtype, samples in products.items()},
+        passes={key: tuple(samples) for key, samples in passes.items()},
+        attention=tuple((*place, found[False], found[True]) for place, found in sorted(halves.items()) if len(found) == 2),
+        bandwidth=max(copies, default=published.bandwidth),
+        region_bandwidth=median(regions) if regions else None,
+        collectives={key: tuple(sorted(samples)) for key, samples in collectives.items()},
+        launch_seconds=max(launches, default=published.launch_seconds),
+        overlapped_share=_overlapped_share(usable) or published.overlapped_share,
+    )
+
+
+def sustained_shares(probes: Iterable[ProbeRecord]) -> dict[str, float]:
+    """Return by dtype what sustained load leaves of a warm product's rate: the power cap lowers the clock of a training run.
+
+    It is the median over the products that were measured both ways (tprimat probe rounds).
+    """
+    rates: dict[tuple[str, tuple[int, ...]], dict[str, list[float]]] = {}
+    for probe in probes:
+        if probe.kind in ROUND_KINDS and probe.flop and probe.seconds:
+            place = rates.setdefault((probe.dtype, tuple(probe.shape[side] for side in ("m", "n", "k"))), {})
+            place.setdefault(probe.kind, []).append(probe.flop / median(probe.seconds))
+    shares: dict[str, list[float]] = {}
+    for (dtype, _), kinds in rates.items():
+        if len(kinds) == len(ROUND_KINDS):
+            warm, sustained = (median(kinds[kind]) for kind in ROUND_KINDS)
+            shares.setdefault(dtype, []).append(min(1.0, sustained / warm))
+    return {dtype: median(found) for dtype, found in shares.items()}
+
+
+def _slowed(samples: Sequence[Sample], share: float) -> list[Sample]:
+    return [(m, n, k, rate * share) for m, n, k, rate in samples]
+
+
+def _place(shape: Mapping[str, int]) -> tuple[float, float, float]:
+    return math.log2(shape["m"]), math.log2(shape["n"]), math.log2(shape["k"])
+
+
+def _overlapped_share(probes: Sequence[ProbeRecord]) -> float | None:
+    """Return (both at once - products alone) / exchange alone: the median of all exchanges that were measured so."""
+    times = {
+        (probe.variant, probe.shape["ranks"], probe.shape.get("message_bytes", 0)): median(probe.seconds)
+        for probe in probes
+        if probe.kind == "overlapped"
+    }
+    shares = []
+    for (variant, ranks, size), both in times.items():
+        name = (variant or "").removesuffix(BESIDE)
+        alone, products = times.get((name, ranks, size)), times.get(("products", ranks, 0))
+        if name != variant and alone and products:
+            shares.append(min(1.0, max(0.0, (both - products) / alone)))
+    return median(shares) if shares else None

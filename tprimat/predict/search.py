@@ -1,0 +1,217 @@
+"""Find the fastest layout of a model on some GPUs: every legal one, whether it fits, and how fast it should be."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from tprimat.facts.models import ModelShape
+from tprimat.plan.layout import valid_tensor_degrees
+from tprimat.plan.schema import Layout
+from tprimat.predict.memory import MemoryPrediction, predict_memory
+from tprimat.predict.rates import Rates
+from tprimat.predict.time import TimePart, TimePrediction, predict_time
+from tprimat.predict.workload import Implementation, Precision, Recompute, Workload
+
+RECOMPUTE: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")
+MOST_CHUNKS = 8
+"""Virtual stages: more only add messages."""
+MOST_MICRO_BATCH = 16
+MOST_CONTEXT = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What to find a layout for."""
+
+    shape: ModelShape
+    gpus: int
+    gpus_per_node: int
+    memory_bytes: int
+    """Of one accelerator, as a program may use it."""
+    global_batch: int
+    """Sequences."""
+    sequence_tokens: int
+    precision: Precision
+    implementation: Implementation
+    equal_stages: bool
+    """Every pipeline stage must have the same number of layers, as TPrimat's own plans require; False: one more or less."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One legal layout with its predictions."""
+
+    workload: Workload
+    memory: MemoryPrediction
+    time: TimePrediction | None
+    """None where it does not fit."""
+    missing_bytes: int
+    """What it needs beyond the memory that is there; 0: it fits."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the memory suffices."""
+        return self.missing_bytes == 0
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        """TP, PP, CP and EP; variants of one layout differ in model chunks, micro-batch or recomputation."""
+        layout = self.workload.layout
+        return layout.tensor, layout.pipeline, layout.context, layout.expert
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """All candidates: those that fit, fastest first; and the others, least missing first."""
+
+    question: Question
+    fitting: tuple[Candidate, ...]
+    too_large: tuple[Candidate, ...]
+
+    def layouts(self) -> list[Candidate]:
+        """Return the fastest variant of each layout that fits, fastest first."""
+        return _first_of_each(self.fitting)
+
+    def nearly(self) -> list[Candidate]:
+        """Return the smallest variant of each layout of which none fits, least missing first."""
+        known = {candidate.degrees for candidate in self.fitting}
+        return [candidate for candidate in _first_of_each(self.too_large) if candidate.degrees not in known]
+
+
+def _first_of_each(candidates: tuple[Candidate, ...]) -> list[Candidate]:
+    found: dict[tuple[int, ...], Candidate] = {}
+    for candidate in candidates:
+        found.setdefault(candidate.degrees, candidate)
+    return list(found.values())
+
+
+def search(question: Question, rates: Rates) -> Answer:
+    """Predict every legal layout."""
+    fitting: list[Candidate] = []
+    too_large: list[Candidate] = []
+    for workload in workloads(question):
+        memory = predict_memory(workload)
+        missing = max(0, memory.device_bytes - question.memory_bytes)
+        time = predict_time(workload, rates) if missing == 0 else None
+        candidate = Candidate(workload=workload, memory=memory, time=time, missing_bytes=missing)
+        (too_large if missing else fitting).append(candidate)
+    fitting.sort(key=lambda candidate: candidate.time.step_seconds if candidate.time else 0.0)
+    too_large.sort(key=lambda candidate: candidate.missing_bytes)
+    return Answer(question=question, fitting=tuple(fitting), too_large=tuple(too_large))
+
+
+def workloads(question: Question) -> Iterator[Workload]:
+    """Yield every legal layout with every micro-batch and every kind of recomputation.
+
+    Tensor ranks share a node. Of the recomputations that save memory, full is tried with one layer at a time.
+    """
+    for layout in layouts(question):
+        for micro, steps in _micro_batches(question, layout):
+            for granularity in RECOMPUTE:
+                yield Workload(
+                    shape=question.shape,
+                    layout=layout,
+                    micro_batch=micro,
+                    accumulation_steps=steps,
+                    sequence_tokens=question.sequence_tokens,
+                    implementation=question.implementation,
+                    precision=question.precision,
+                    recompute=Recompute(granularity=granularity),
+                    expert_tensor=1 if question.shape.experts else None,
+                )
+
+
+def layouts(question: Question) -> Iterator[Layout]:
+    """Yield every way to divide the model and the batch over the GPUs."""
+    shape, gpus = question.shape, question.gpus
+    for tensor in tensor_degrees(shape):
+        if gpus % tensor or question.gpus_per_node % tensor:
+            continue
+        for pipeline in _divisors(gpus // tensor):
+            if pipeline > shape.layers or (question.equal_stages and shape.layers % pipeline):
+                continue
+            for context in _divisors(gpus // tensor // pipeline):
+                if context > MOST_CONTEXT or not _cuts(question, tensor, context):
+                    continue
+                data = gpus // (tensor * pipeline * context)
+                if question.global_batch % data:
+                    continue
+                whole = Layout(tensor=tensor, pipeline=pipeline, context=context, data=data, sequence_parallel=tensor > 1)
+                for chunks in _chunks(shape, pipeline):
+                    for expert in _expert_degrees(shape, tensor * context * data):
+                        yield replace(whole, virtual_pipeline=chunks, expert=expert)
+
+
+def tensor_degrees(shape: ModelShape) -> list[int]:
+    """Return the legal tensor degrees; with experts, their width must divide as well."""
+    if shape.kv_lora_rank is not None:
+        degrees = [degree for degree in _divisors(shape.heads) if not shape.ffn % degree]
+    else:
+        degrees = valid_tensor_degrees(shape)
+    return [degree for degree in degrees if not (shape.expert_ffn or 0) % degree]
+
+
+def _divisors(number: int) -> list[int]:
+    small = [divisor for divisor in range(1, int(number**0.5) + 1) if number % divisor == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})
+
+
+def _cuts(question: Question, tensor: int, context: int) -> bool:
+    pieces = context * (2 if context > 1 else 1) * tensor
+    return question.sequence_tokens % pieces == 0
+
+
+def _chunks(shape: ModelShape, pipeline: int) -> list[int | None]:
+    if pipeline == 1 or shape.layers % pipeline:
+        return [None]
+    return [None, *(chunks for chunks in _divisors(shape.layers // pipeline) if 1 < chunks <= MOST_CHUNKS)]
+
+
+def _expert_degrees(shape: ModelShape, ranks: int) -> list[int]:
+    """Return the degrees that give each of the ranks of a stage whole experts."""
+    if not shape.experts:
+        return [1]
+    return [degree for degree in _divisors(shape.experts) if ranks % degree == 0]
+
+
+def _micro_batches(question: Question, layout: Layout) -> Iterator[tuple[int, int]]:
+    """Yield micro-batches and accumulation steps; the interleaved schedule runs in rounds of one a stage."""
+    share = question.global_batch // layout.data
+    size = 1
+    while size <= min(share, MOST_MICRO_BATCH):
+        steps = share // size
+        if share % size == 0 and not (layout.virtual_pipeline and steps % layout.pipeline):
+            yield size, steps
+        size *= 2
+
+
+# Why a layout loses.
+
+REASONS: Mapping[TimePart, str] = {
+    "products": "its products take longer",
+    "attention": "attention takes longer",
+    "memory": "more passes over memory",
+    "tensor": "exchanges between tensor ranks",
+    "context": "exchanges between context ranks",
+    "experts": "exchanges between expert ranks",
+    "pipeline": "messages between stages",
+    "bubble": "stages wait in the pipeline's bubble",
+    "replicas": "exchanges between replicas",
+    "optimizer": "a larger share of the optimizer on each rank",
+    "host": "too little work in each kernel for the host to keep up",
+}
+
+
+def reason(candidate: Candidate, best: Candidate) -> str:
+    """Return the one part of the step that costs a candidate most against the best, in words."""
+    if candidate.time is None or best.time is None or candidate is best:
+        return ""
+    extra = {part: candidate.time.parts[part] - best.time.parts[part] for part in REASONS}
+    part = max(extra, key=lambda name: extra[name])
+    share = extra[part] / best.time.step_seconds
+    here, there = candidate.workload.recompute.granularity, best.workload.recompute.granularity
+    if part in {"products", "memory", "attention"} and here == "full" != there:
+        return f"computes activations twice, +{share:.0%}"
+    if part == "products" and candidate.workload.micro_batch < best.workload.micro_batch:
+        return f"products of fewer rows, +{share:.0%}"
+    return f"{REASONS[part]}, +{share:.0%}"

@@ -1,0 +1,187 @@
+"""What each pipeline stage holds: layers, weights, and micro-batches in flight."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tprimat.facts.flops import attention_matrices, feed_forward_matrices, moe_matrices
+from tprimat.facts.models import ModelShape
+from tprimat.plan.layout import layers_of_last_stage
+from tprimat.predict.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """The part of a model on one pipeline rank."""
+
+    index: int
+    chunks: tuple[tuple[int, int], ...]
+    """Of each model chunk (one without virtual stages): dense layers, layers of experts."""
+    embedding: bool
+    output: bool
+    mtp_layers: int
+
+    @property
+    def dense_layers(self) -> int:
+        """Layers with a dense feed-forward block."""
+        return sum(dense for dense, _ in self.chunks)
+
+    @property
+    def moe_layers(self) -> int:
+        """Layers of experts, multi-token prediction included."""
+        return sum(moe for _, moe in self.chunks)
+
+    @property
+    def layers(self) -> int:
+        """All layers."""
+        return self.dense_layers + self.moe_layers
+
+
+def stages_of(workload: Workload) -> list[Stage]:
+    """Return the stages of a workload, first to last."""
+    shape, layout = workload.shape, workload.layout
+    pipeline, virtual = layout.pipeline, layout.virtual_pipeline or 1
+    counts = _layers_by_chunk(workload, pipeline * virtual)
+    first = 0
+    bounds = []
+    for count in counts:
+        bounds.append((first, first + count))
+        first += count
+    stages = []
+    for index in range(pipeline):
+        last = index == pipeline - 1
+        stages.append(
+            Stage(
+                index=index,
+                chunks=tuple(_kinds(shape, *bounds[chunk * pipeline + index]) for chunk in range(virtual)),
+                embedding=index == 0,
+                output=last,
+                mtp_layers=workload.mtp_layers if last else 0,
+            )
+        )
+    return stages
+
+
+def _layers_by_chunk(workload: Workload, chunks: int) -> tuple[int, ...]:
+    layers, layout = workload.shape.layers, workload.layout
+    if workload.chunk_layers:
+        return workload.chunk_layers
+    if workload.implementation.balanced_stages and layout.pipeline > 1 and layout.virtual_pipeline is None:
+        last = layers_of_last_stage(workload.shape, layout.pipeline)
+        return (*[(layers - last) // (chunks - 1)] * (chunks - 1), last)
+    return tuple(layers // chunks + (number < layers % chunks) for number in range(chunks))
+
+
+def _kinds(shape: ModelShape, first: int, last: int) -> tuple[int, int]:
+    """Return how many of the layers first to last (exclusive) are dense, and how many have experts."""
+    if shape.experts is None:
+        return last - first, 0
+    dense = max(0, min(last, shape.dense_first_layers) - first)
+    return dense, last - first - dense
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Weights of one rank."""
+
+    dense: int = 0
+    """Everything but routed experts."""
+    experts: int = 0
+    layer_matrices: int = 0
+    """Those among both that are matrices inside layers, which fp8 converts."""
+
+    def __add__(self, other: "Weights") -> "Weights":
+        return Weights(
+            dense=self.dense + other.dense,
+            experts=self.experts + other.experts,
+            layer_matrices=self.layer_matrices + other.layer_matrices,
+        )
+
+    def times(self, count: int) -> "Weights":
+        """Return the weights of so many equal parts."""
+        return Weights(dense=self.dense * count, experts=self.experts * count, layer_matrices=self.layer_matrices * count)
+
+    @property
+    def total(self) -> int:
+        """All weights."""
+        return self.dense + self.experts
+
+
+def weights_of(workload: Workload, stage: Stage) -> Weights:
+    """Return the weights that one rank of a stage holds, as Megatron-Core builds them."""
+    shape, tensor = workload.shape, workload.layout.tensor
+    norm = shape.hidden * _norm_width(shape)
+    found = layer_weights(workload, moe=False).times(stage.dense_layers)
+    found += layer_weights(workload, moe=True).times(stage.moe_layers)
+    table = workload.vocabulary // tensor * shape.hidden
+    outer = 0
+    if stage.embedding:
+        outer += table + (shape.context_tokens * shape.hidden if shape.position == "learned" else 0)
+    if stage.output:
+        outer += norm
+        shared_here = shape.tied_embeddings and stage.embedding
+        outer += 0 if shared_here else table
+    if stage.mtp_layers:
+        # Two norms and a projection of the joined states in front of each layer, and a norm behind it.
+        outer += stage.mtp_layers * (3 * norm + 2 * shape.hidden * shape.hidden // tensor)
+        found += layer_weights(workload, moe=bool(shape.experts)).times(stage.mtp_layers)
+        if not stage.embedding:
+            outer += table
+    return found + Weights(dense=outer)
+
+
+@lru_cache(maxsize=4096)
+def _layer_weights(shape: ModelShape, tensor: int, expert_tensor: int, expert: int, moe: bool) -> Weights:
+    matrices = attention_matrices(shape) + (moe_matrices(shape) if moe else feed_forward_matrices(shape))
+    dense = experts = matrices_dense = matrices_experts = 0
+    for matrix in matrices:
+        routed = matrix.copies > 1
+        ranks = expert_tensor if routed else tensor
+        share = matrix.inputs * matrix.outputs // (1 if matrix.split == "none" else ranks)
+        bias = _bias(shape, matrix.name, matrix.outputs) // (ranks if matrix.split == "outputs" else 1)
+        if routed:
+            copies = matrix.copies // expert
+            experts += copies * (share + bias)
+            matrices_experts += copies * share
+        else:
+            dense += share + bias
+            matrices_dense += share if matrix.name != "router" else 0
+    width = _norm_width(shape)
+    inner = 2 * shape.head_dim if shape.qk_norm and shape.kv_lora_rank is None else 0
+    if shape.kv_lora_rank is not None:
+        inner += shape.kv_lora_rank + (shape.q_lora_rank or 0)
+    dense += width * (2 * shape.hidden + inner)
+    return Weights(dense=dense, experts=experts, layer_matrices=matrices_dense + matrices_experts)
+
+
+def layer_weights(workload: Workload, *, moe: bool) -> Weights:
+    """Return the weights of one layer on one rank."""
+    layout = workload.layout
+    return _layer_weights(workload.shape, layout.tensor, workload.expert_tensor_ranks, layout.expert, moe)
+
+
+def _bias(shape: ModelShape, name: str, outputs: int) -> int:
+    if name == "router":
+        return 0
+    return outputs if shape.linear_bias or (shape.qkv_bias and name == "qkv") else 0
+
+
+def _norm_width(shape: ModelShape) -> int:
+    return 2 if shape.norm == "layernorm" else 1
+
+
+def chunks_in_flight(workload: Workload, stage: int) -> list[int]:
+    """Return how many micro-batches of each model chunk a stage holds at its fullest, by Megatron-Core's 1F1B schedules.
+
+    The interleaved schedule runs (stages - stage - 1) x 2 + (chunks - 1) x stages forward passes ahead, in rounds of one
+    micro-batch a stage (Narayanan et al., arXiv 2104.04473, section 2.2).
+    """
+    pipeline, steps = workload.layout.pipeline, workload.accumulation_steps
+    virtual = workload.layout.virtual_pipeline
+    if virtual is None:
+        return [min(steps, pipeline - stage)]
+    group = workload.interleaved_group or pipeline
+    total = min(steps * virtual, (pipeline - stage - 1) * 2 + (virtual - 1) * group + 1)
+    held = [0] * virtual
+    for number in range(total):
+        held[number // group % virtual] += 1
+    return held

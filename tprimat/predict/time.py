@@ -1,0 +1,353 @@
+"""Predict the seconds of a training step, by part.
+
+A step is composed of pieces at their exact shapes: each product forward, for the gradient that flows on (dgrad) and for the
+weight's (wgrad); attention; what only passes over memory; exchanges between ranks as far as nothing hides them; the bubble of the
+pipeline's schedule; the optimizer. The device is as fast as `Rates` say, and the host launches no faster than they say.
+
+Nothing here is fitted to a training run. `analyze` of the ledger (predict/accuracy.py) may scale all of it by one factor.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tprimat.facts.flops import WeightMatrix, attention_matrices, feed_forward_matrices, moe_matrices
+from tprimat.predict.memory import expert_rows
+from tprimat.predict.rates import Rates
+from tprimat.predict.stages import Stage, Weights, stages_of, weights_of
+from tprimat.predict.workload import Workload
+
+TimePart = Literal[
+    "products", "attention", "memory", "tensor", "context", "experts", "pipeline", "bubble", "replicas", "optimizer", "host"
+]
+TIME_PARTS: tuple[TimePart, ...] = (
+    "products",
+    "attention",
+    "memory",
+    "tensor",
+    "context",
+    "experts",
+    "pipeline",
+    "bubble",
+    "replicas",
+    "optimizer",
+    "host",
+)
+KERNELS_OF_A_LAYER = 55
+"""Launches for one layer and micro-batch, forward and backward: 7,000 in 128 of them in the profile of DP4 on H200."""
+ADAM_BYTES = 30
+"""A weight: gradient, master and both moments are read, three of them and the bf16 weight written."""
+NORM_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimePrediction:
+    """One step."""
+
+    parts: Mapping[TimePart, float]
+    """Seconds; together the step."""
+    tokens: int
+    """Of all ranks."""
+    gpus: int
+    source: str
+    """Where the rates come from."""
+
+    @property
+    def step_seconds(self) -> float:
+        """The whole step."""
+        return sum(self.parts.values())
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float:
+        """Throughput."""
+        return self.tokens / self.step_seconds / self.gpus
+
+
+@dataclass(slots=True)
+class Piece:
+    """Seconds of one micro-batch on one stage, by part."""
+
+    products: float = 0.0
+    attention: float = 0.0
+    memory: float = 0.0
+    tensor: float = 0.0
+    context: float = 0.0
+    experts: float = 0.0
+
+    def add(self, other: "Piece", times: float = 1.0) -> None:
+        """Add another piece, so many times."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + times * getattr(other, name))
+
+    @property
+    def total(self) -> float:
+        """All parts."""
+        return sum(float(getattr(self, name)) for name in self.__slots__)
+
+
+def predict_time(workload: Workload, rates: Rates) -> TimePrediction:
+    """Return the time of a step on a machine."""
+    stages = stages_of(workload)
+    layout, steps = workload.layout, workload.accumulation_steps
+    dense, moe = _layer(workload, rates, moe=False), _layer(workload, rates, moe=True) if workload.shape.experts else Piece()
+    pieces = [_stage_piece(workload, rates, stage, dense, moe) for stage in stages]
+    totals = [_with_host(workload, rates, stage, piece.total) for stage, piece in zip(stages, pieces, strict=True)]
+    slowest = max(range(len(stages)), key=lambda number: totals[number])
+    piece, virtual = pieces[slowest], layout.virtual_pipeline or 1
+    fill = (sum(totals) - totals[slowest]) / virtual
+    sends = _pipeline_exchange(workload, rates, virtual)
+    weights = weights_of(workload, stages[slowest])
+    parts: dict[TimePart, float] = {
+        "products": steps * piece.products,
+        "attention": steps * piece.attention,
+        "memory": steps * piece.memory,
+        "tensor": steps * piece.tensor,
+        "context": steps * piece.context,
+        "experts": steps * piece.experts,
+        "host": steps * (totals[slowest] - piece.total),
+        "bubble": fill,
+        "pipeline": sends,
+        "replicas": _replica_exchange(workload, rates, weights, totals[slowest]),
+        "optimizer": _optimizer(workload, rates, weights),
+    }
+    return TimePrediction(
+        parts={part: parts[part] for part in TIME_PARTS},
+        tokens=workload.tokens_per_step,
+        gpus=layout.world_size,
+        source=rates.source,
+    )
+
+
+def _with_host(workload: Workload, rates: Rates, stage: Stage, seconds: float) -> float:
+    """Return the time of a micro-batch, at least what the host needs to launch it."""
+    return max(seconds, (stage.layers + 1) * KERNELS_OF_A_LAYER * rates.launch_seconds)
+
+
+def _stage_piece(workload: Workload, rates: Rates, stage: Stage, dense: Piece, moe: Piece) -> Piece:
+    piece = Piece()
+    piece.add(dense, stage.dense_layers)
+    piece.add(moe, stage.moe_layers)
+    if stage.mtp_layers:
+        piece.add(moe if workload.shape.experts else dense, stage.mtp_layers)
+    if stage.output:
+        piece.add(_output(workload, rates), 1 + stage.mtp_layers)
+    return piece
+
+
+def _layer(workload: Workload, rates: Rates, *, moe: bool) -> Piece:
+    shape, dtype = workload.shape, _product_dtype(workload)
+    piece = Piece()
+    matrices = attention_matrices(shape) + (moe_matrices(shape) if moe else feed_forward_matrices(shape))
+    recompute = workload.recompute.granularity == "full"
+    for matrix in matrices:
+        piece.products += _products(workload, rates, matrix, dtype, again=recompute)
+    forward, backward = _attention(workload, rates)
+    again = 1 if workload.recompute.granularity in {"full", "selective"} else 0
+    piece.attention = forward * (1 + again) + backward
+    piece.memory = _memory_bytes(workload, matrices, moe=moe, again=recompute) / (rates.region_bandwidth or rates.bandwidth)
+    piece.tensor = _tensor_exchange(workload, rates, again=recompute)
+    piece.context = _context_exchange(workload, rates, forward)
+    piece.experts = _expert_exchange(workload, rates, again=recompute) if moe else 0.0
+    return piece
+
+
+def _product_dtype(workload: Workload) -> str:
+    return workload.precision
+
+
+def _products(workload: Workload, rates: Rates, matrix: WeightMatrix, dtype: str, *, again: bool) -> float:
+    routed = matrix.copies > 1
+    ranks = workload.expert_tensor_ranks if routed else workload.layout.tensor
+    outputs = matrix.outputs // (ranks if matrix.split == "outputs" else 1)
+    inputs = matrix.inputs // (ranks if matrix.split == "inputs" else 1)
+    copies = matrix.copies // workload.layout.expert if routed else 1
+    rows = max(1, expert_rows(workload) // copies) if routed else workload.tokens
+    if matrix.split == "none":
+        rows = max(1, rows // workload.sequence_ranks)
+    kind = "grouped_" if copies > 1 else ""
+    forward = rates.product_seconds(rows, outputs, inputs, dtype, f"{kind}fprop")
+    dgrad = rates.product_seconds(rows, inputs, outputs, dtype, f"{kind}dgrad")
+    wgrad, accumulate = _weight_gradient(workload, rates, (outputs, inputs, rows), dtype, f"{kind}wgrad")
+    return copies * (forward * (2 if again else 1) + dgrad + wgrad + accumulate)
+
+
+def _weight_gradient(workload: Workload, rates: Rates, sides: tuple[int, int, int], dtype: str, kind: str) -> tuple[float, float]:
+    """Return the seconds of a weight gradient's product, and of adding it to the fp32 sum, unless the product is measured so."""
+    if rates.adds_gradients(dtype, kind) and workload.implementation.accumulates_weight_gradients:
+        return rates.product_seconds(*sides, dtype, kind), 0.0
+    plain = "fprop" if rates.adds_gradients(dtype, kind) else kind
+    added = sides[0] * sides[1] * _accumulation_bytes(workload) / rates.bandwidth
+    return rates.product_seconds(*sides, dtype, plain), added
+
+
+def _accumulation_bytes(workload: Workload) -> int:
+    """Return the bytes a weight that adding its gradient to the fp32 sum moves besides the product itself."""
+    return 8 if workload.implementation.accumulates_weight_gradients else 2 + 2 + 8
+
+
+def _output(workload: Workload, rates: Rates) -> Piece:
+    """Return output layer and loss, which stay in the wider type under fp8."""
+    shape, dtype = workload.shape, "bf16" if workload.precision == "fp8" else workload.precision
+    words, tokens, size = workload.vocabulary // workload.layout.tensor, workload.tokens, workload.element_bytes
+    seconds = (
+        rates.product_seconds(tokens, words, shape.hidden, dtype)
+        + rates.product_seconds(tokens, shape.hidden, words, dtype, "dgrad")
+        + rates.product_seconds(words, shape.hidden, tokens, dtype)
+        + words * shape.hidden * 8 / rates.bandwidth
+    )
+    passes = {"chunked": 4 * size, "in_place": 3 * size, "compiled_away": 4 * size}.get(
+        workload.implementation.loss, 8 * size + 24
+    )
+    return Piece(products=seconds, memory=tokens * words * passes / rates.bandwidth)
+
+
+def _attention(workload: Workload, rates: Rates) -> tuple[float, float]:
+    """Return the seconds of attention's own products, forward and backward, by causal FLOP."""
+    shape, layout = workload.shape, workload.layout
+    heads = shape.heads // layout.tensor
+    flop = 2 * workload.tokens * workload.sequence_tokens * heads * (shape.head_dim + shape.value_dim) / 2
+    heads *= max(1, workload.micro_batch)
+    forward = rates.attention_seconds(flop, workload.sequence_tokens, heads, backward=False)
+    # The backward pass multiplies five times where the forward pass multiplies twice.
+    return forward, rates.attention_seconds(2.5 * flop, workload.sequence_tokens, heads, backward=True)
+
+
+def _memory_bytes(workload: Workload, matrices: Sequence[WeightMatrix], *, moe: bool, again: bool) -> float:
+    """Return the bytes that norms, rotation, activation, and conversions to 8 bits read and write in one layer."""
+    shape, layout, size = workload.shape, workload.layout, workload.element_bytes
+    split = workload.tokens / workload.sequence_ranks
+    joint = (shape.heads + 2 * shape.kv_heads) * shape.head_dim / layout.tensor
+    halves = 2 if shape.gated else 1
+    rows, width = workload.tokens, shape.ffn / layout.tensor
+    if moe:
+        rows, width = expert_rows(workload), (shape.expert_ffn or 0) / workload.expert_tensor_ranks
+    forward = split * 8 * shape.hidden + workload.tokens * 2 * joint + rows * (halves + 1) * width
+    backward = split * 12 * shape.hidden + workload.tokens * 2 * joint + rows * (2 * halves + 1) * width
+    if moe:
+        forward += 6 * rows * shape.hidden  # tokens are sorted by expert, and back
+        backward += 6 * rows * shape.hidden
+    total = size * (forward * (2 if again else 1) + backward)
+    if workload.precision == "fp8":
+        total += _conversion_bytes(workload, matrices, again=again)
+    return total
+
+
+def _conversion_bytes(workload: Workload, matrices: Sequence[WeightMatrix], *, again: bool) -> float:
+    """Return the bytes of finding the largest value, then writing 8 bits in both orientations, of rows and gradients."""
+    tensor, moved = workload.layout.tensor, 2 + 2 + 1 + 1
+    total = 0.0
+    for matrix in matrices:
+        rows = expert_rows(workload) if matrix.copies > 1 else workload.tokens
+        outputs = matrix.outputs / (tensor if matrix.split == "outputs" else 1)
+        inputs = matrix.inputs / (tensor if matrix.split == "inputs" else 1)
+        total += rows * moved * (inputs * (2 if again else 1) + outputs)
+    return total
+
+
+def _tensor_exchange(workload: Workload, rates: Rates, *, again: bool) -> float:
+    """Return the exchanges between tensor ranks that are not hidden, of one layer.
+
+    Under sequence parallelism a layer gathers twice and scatters twice in each pass; in the backward pass wgrad hides the two
+    scatters. Without it, the forward pass sums twice, and wgrad hides the sums of the backward pass.
+    """
+    layout, size = workload.layout, workload.element_bytes
+    if layout.tensor == 1:
+        return 0.0
+    message = workload.tokens * workload.shape.hidden * size
+    if not layout.sequence_parallel:
+        one = rates.exchange_seconds("all_reduce", message, layout.tensor)
+        return one * (4 if again else 2)
+    gather = rates.exchange_seconds("all_gather", message, layout.tensor)
+    scatter = rates.exchange_seconds("reduce_scatter", message, layout.tensor)
+    passes = 2 if again else 1
+    if workload.implementation.overlaps_tensor_parallel and workload.precision != "fp8":
+        return rates.overlapped_share * (2 * (gather + scatter) * passes + 2 * (gather + scatter))
+    return 2 * (gather + scatter) * passes + 2 * gather
+
+
+def _context_exchange(workload: Workload, rates: Rates, attention: float) -> float:
+    """Return the exchange of keys and values between context ranks that is not hidden, of one layer."""
+    shape, layout = workload.shape, workload.layout
+    if layout.context == 1:
+        return 0.0
+    heads = shape.heads if shape.kv_lora_rank is not None else shape.kv_heads
+    message = (
+        workload.tokens * layout.context * heads * (shape.head_dim + shape.value_dim) / layout.tensor * workload.element_bytes
+    )
+    gather = rates.exchange_seconds("all_gather", message, layout.context, layout.tensor)
+    scatter = rates.exchange_seconds("reduce_scatter", message, layout.context, layout.tensor)
+    if workload.implementation.gathers_keys_values:
+        return gather + gather + scatter
+    # Around a ring, all but what takes longer than the attention in the meantime is hidden.
+    return max(0.0, gather - attention) + max(0.0, gather + scatter - 2.5 * attention)
+
+
+def _expert_exchange(workload: Workload, rates: Rates, *, again: bool) -> float:
+    """Return the exchange of tokens between expert ranks, of one layer: there and back, in both passes."""
+    layout = workload.layout
+    if layout.expert == 1:
+        return 0.0
+    message = expert_rows(workload) / workload.expert_tensor_ranks * workload.shape.hidden * workload.element_bytes
+    one = rates.exchange_seconds("all_to_all", message, layout.expert, layout.tensor * layout.context)
+    return one * (6 if again else 4)
+
+
+def _pipeline_exchange(workload: Workload, rates: Rates, virtual: int) -> float:
+    """Return the messages between stages that nothing hides: those that fill and drain the pipeline."""
+    layout = workload.layout
+    if layout.pipeline == 1:
+        return 0.0
+    message = workload.tokens / workload.sequence_ranks * workload.shape.hidden * workload.element_bytes
+    stride = layout.world_size // layout.pipeline
+    one = rates.exchange_seconds("send_recv", message, 2, stride)
+    return one * 2 * ((layout.pipeline - 1) + workload.accumulation_steps * virtual)
+
+
+def _replica_exchange(workload: Workload, rates: Rates, weights: Weights, micro_batch: float) -> float:
+    """Return the exchange of gradients and weights between replicas that neither pass of a micro-batch hides."""
+    layout = workload.layout
+    exposed = 0.0
+    groups = (
+        (weights.dense, workload.replicas, layout.tensor),
+        (weights.experts, workload.expert_replicas, layout.tensor * layout.expert),
+    )
+    scatter = gather = 0.0
+    for count, ranks, stride in groups:
+        kind = "reduce_scatter" if workload.distributed_optimizer else "all_reduce"
+        scatter += rates.exchange_seconds(kind, 4.0 * count, ranks, stride)
+        if workload.distributed_optimizer:
+            gather += rates.exchange_seconds("all_gather", 2.0 * count, ranks, stride)
+    if workload.implementation.shards_weights:
+        # Weights are gathered for every pass, and gradients scattered after every micro-batch.
+        # Copies into and out of each message, and conversions between its dtype and the weights', pass over memory.
+        copies = weights.total * (14 + 20 / workload.replicas) / rates.bandwidth
+        each = gather * 2 + scatter
+        return workload.accumulation_steps * (copies + max(rates.overlapped_share * each, each - micro_batch))
+    layers = max(1, workload.shape.layers // layout.pipeline)
+    exposed += max(scatter / layers, scatter - micro_batch * 2 / 3)
+    exposed += max(gather / layers, gather - micro_batch / 3)
+    return exposed
+
+
+def _optimizer(workload: Workload, rates: Rates, weights: Weights) -> float:
+    """Return the norm of all gradients and Adam's update."""
+    if workload.implementation.shards_weights or workload.distributed_optimizer:
+        own = weights.dense / workload.replicas + weights.experts / workload.expert_replicas
+    else:
+        own = float(weights.total)
+    conversion = 6 * weights.layer_matrices if workload.precision == "fp8" else 0
+    return (own * (ADAM_BYTES + NORM_BYTES) + conversion) / rates.bandwidth
+
+
+def bubble_share(workload: Workload) -> float:
+    """Return the share of a step that stages of equal work wait for each other."""
+    layout = workload.layout
+    idle = (layout.pipeline - 1) / (layout.virtual_pipeline or 1)
+    return idle / (workload.accumulation_steps + idle)
+
+
+def launches(workload: Workload) -> int:
+    """Return about how many kernels one rank launches in a step."""
+    layers = math.ceil(workload.shape.layers / workload.layout.pipeline)
+    return workload.accumulation_steps * layers * KERNELS_OF_A_LAYER

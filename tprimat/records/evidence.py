@@ -1,0 +1,46 @@
+"""How well a fact about a run is known: observed in the running program, resolved by the framework, or only stated."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import fields, replace
+
+from tprimat.records.schema import Evidence, Grade, RunRecord
+
+ONCE_READ_FROM_CONFIGURATION = ("recompute", "sequence_parallel", "data")
+"""Facts that records without grades took from the framework's configuration."""
+NO_FACTS = ("source", "grades", "notes")
+
+
+def facts(evidence: Evidence) -> dict[str, object]:
+    """Return what is known of a run, by field."""
+    names = [one.name for one in fields(evidence) if one.name not in NO_FACTS]
+    return {name: value for name in names if (value := getattr(evidence, name)) is not None}
+
+
+def graded(evidence: Evidence, exceptions: Mapping[str, Grade]) -> Evidence:
+    """Return evidence whose facts are graded as observed, but for some exceptions."""
+    return replace(evidence, grades={name: exceptions.get(name, "observed") for name in facts(evidence)})
+
+
+def grade_of(run: RunRecord, name: str) -> Grade | None:
+    """Return how well a fact is known; None where it is not recorded.
+
+    A record without grades is an older one, or from a log: what a framework prints of its settings is resolved. What only the
+    record holds, and no evidence, is what somebody stated.
+    """
+    evidence = run.evidence
+    value = None if evidence is None else getattr(evidence, name)
+    if evidence is None or value is None:
+        return None if getattr(run, name, None) is None else "stated"
+    if name in evidence.grades:
+        return evidence.grades[name]
+    if evidence.source == "log" or name in ONCE_READ_FROM_CONFIGURATION:
+        return "resolved"
+    # An engine without recorded options took fp8 from Transformer Engine's configuration.
+    believed = name == "matmul_dtype" and value == "fp8" and evidence.transformer_engine and not run.engine_options
+    return "resolved" if believed else "observed"
+
+
+def fingerprint(tokens: bytes) -> str:
+    """Return the name of a sequence of tokens, given as little-endian 64-bit numbers."""
+    return hashlib.sha256(tokens).hexdigest()[:16]

@@ -1,0 +1,74 @@
+"""An index of run folders in SQLite: what was derived from each, so that a tree of thousands is read once.
+
+It holds nothing that the records do not: deleting it costs time only. A run is derived again when its files change.
+"""
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from tprimat.records.environment import own_version
+
+INDEX_FILE = ".tprimat-index.sqlite"
+FILES = ("run.json", "steps.jsonl")
+"""A run is derived again when one of them has another size or time."""
+
+
+def derived(folders: Sequence[Path], derive: Callable[[Path], str]) -> list[str]:
+    """Return a text for each run folder below some folders, from the index where the run has not changed.
+
+    Args:
+        folders: to search.
+        derive: makes the text from a run folder; the version of this program belongs to the index, so it may change.
+    """
+    found = []
+    for folder in folders:
+        with contextlib.closing(_opened(folder)) as index, index:
+            known = {path: (stamp, text) for path, stamp, text in index.execute("SELECT path, stamp, text FROM runs")}
+            fresh = []
+            for path in run_folders(folder):
+                name, stamp = str(path.relative_to(folder)), _stamp(path)
+                if known.get(name, ("", ""))[0] != stamp:
+                    known[name] = (stamp, derive(path))
+                    fresh.append((name, *known[name]))
+                found.append(known[name][1])
+            index.executemany("INSERT OR REPLACE INTO runs VALUES (?, ?, ?)", fresh)
+    return found
+
+
+def run_folders(folder: Path) -> Iterator[Path]:
+    """Yield the folders of runs below a folder, by name."""
+    for place, folders, names in os.walk(folder):
+        folders.sort()
+        if "run.json" in names:
+            folders[:] = []  # node-1 and micro_batch are parts of the run
+            yield Path(place)
+
+
+def _stamp(path: Path) -> str:
+    parts = []
+    for name in FILES:
+        with contextlib.suppress(OSError):
+            status = (path / name).stat()
+            parts.append(f"{status.st_size}@{status.st_mtime_ns}")
+    return " ".join(parts)
+
+
+def _opened(folder: Path) -> sqlite3.Connection:
+    """Return the index of a folder; an empty one in memory where it cannot be written, is damaged or is of another version."""
+    try:
+        index = sqlite3.connect(folder / INDEX_FILE)
+        index.execute("CREATE TABLE IF NOT EXISTS runs (path TEXT PRIMARY KEY, stamp TEXT NOT NULL, text TEXT NOT NULL)")
+        index.execute("CREATE TABLE IF NOT EXISTS made_by (version TEXT)")
+        version = own_version()
+        if index.execute("SELECT version FROM made_by").fetchall() != [(version,)]:
+            index.execute("DELETE FROM runs")
+            index.execute("DELETE FROM made_by")
+            index.execute("INSERT INTO made_by VALUES (?)", (version,))
+            index.commit()
+    except sqlite3.Error:
+        index = sqlite3.connect(":memory:")
+        index.execute("CREATE TABLE runs (path TEXT PRIMARY KEY, stamp TEXT NOT NULL, text TEXT NOT NULL)")
+    return index

@@ -1,0 +1,105 @@
+"""A history as text, and as one HTML page with a curve for each configuration."""
+
+from collections.abc import Sequence
+from html import escape
+
+from tprimat import units
+from tprimat.analyze.history import Change, Course, Entry
+from tprimat.report.screen import PLAIN, Screen
+from tprimat.report.tables import plural
+
+MOST_FACTS = 12
+"""Of one change; the others are counted."""
+WIDTH, HEIGHT, MARGIN = 860, 180, 42
+
+
+def text(courses: Sequence[Course], screen: Screen = PLAIN) -> str:
+    """Return each configuration with its newest rate, and below it each change with what changed then."""
+    if not courses:
+        return "No run counts."
+    return "\n\n".join(_course(course, screen) for course in courses)
+
+
+def _course(course: Course, screen: Screen) -> str:
+    runs = course.entries
+    first, last = runs[0].started_at[:10], runs[-1].started_at[:10]
+    when = first if first == last else f"{first} to {last}"
+    lines = [screen.prose(course.label, 2, "heading")]
+    lines.append(f"  {plural(len(runs), 'run')}, {when}; the newest {units.significant(runs[-1].rate or 0)} tokens/s/GPU")
+    if not course.changes:
+        lines.append("  no change of rate is shown")
+    for change in course.changes:
+        words = f"  {sentence(change, runs[change.place])}"
+        lines.append(screen.prose(words, 4, "refused" if change.ratio < 1 else "winner"))
+        lines += [screen.prose(f"    {line}", 6) for line in what_changed(change)]
+    return "\n".join(lines)
+
+
+def sentence(change: Change, after: Entry) -> str:
+    """Return by how much the rate changed, and since when."""
+    moment = after.started_at[:16].replace("T", " ")
+    return f"{units.signed_percent(change.ratio - 1)} since {moment} (run {after.run_id})"
+
+
+def what_changed(change: Change) -> list[str]:
+    """Return a line for each fact that changed between the runs around a change."""
+    if not change.facts:
+        return ["nothing that is recorded changed: clocks, heat, other users and the network are not"]
+    lines = [f"{name}: {before} -> {after}" for name, before, after in change.facts[:MOST_FACTS]]
+    return lines + ([f"and {len(change.facts) - MOST_FACTS} more"] if len(change.facts) > MOST_FACTS else [])
+
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 900px; margin: 2em auto; padding: 0 1em; color: #1b1f24 }
+h2 { font-size: 1em; margin: 2.2em 0 0 } p { margin: .3em 0; color: #57606a } li { margin: .2em 0 }
+svg { width: 100%; height: auto } .line { fill: none; stroke: #8c959f } .run { fill: #0969da } .change { stroke: #cf222e }
+text { font-size: 11px; fill: #57606a } .slower { color: #cf222e } .faster { color: #1a7f37 }
+@media (prefers-color-scheme: dark) { body { background: #0d1117; color: #e6edf3 } .run { fill: #4493f8 } }
+"""
+
+
+def page(courses: Sequence[Course]) -> str:
+    """Return one page that opens offline: a curve for each configuration, its changes marked and explained."""
+    sections = "\n".join(map(_section, courses)) or "<p>No run counts.</p>"
+    head = f"<meta charset=utf-8><meta name=viewport content='width=device-width'><title>History</title><style>{STYLE}</style>"
+    return f"<!doctype html><html lang=en><head>{head}</head><body><h1>History</h1>{sections}</body></html>\n"
+
+
+def _section(course: Course) -> str:
+    items = []
+    for change in course.changes:
+        facts = "".join(f"<li>{escape(line)}" for line in what_changed(change))
+        kind = "slower" if change.ratio < 1 else "faster"
+        items.append(f"<li><b class={kind}>{escape(sentence(change, course.entries[change.place]))}</b><ul>{facts}</ul>")
+    told = f"<ul>{''.join(items)}</ul>" if items else "<p>No change of rate is shown.</p>"
+    return f"<h2>{escape(course.label)}</h2>{_curve(course)}{told}"
+
+
+def _curve(course: Course) -> str:
+    """Return the rates as SVG: runs in order, since what happens between them takes no place; the axis begins at 0."""
+    rates = [entry.rate or 0.0 for entry in course.entries]
+    top, wide = max(rates) * 1.05, max(1, len(rates) - 1)
+    points = [
+        (MARGIN + (WIDTH - 2 * MARGIN) * place / wide, HEIGHT - MARGIN / 2 - (HEIGHT - MARGIN) * rate / top)
+        for place, rate in enumerate(rates)
+    ]
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    dots = "".join(
+        f"<circle class=run cx={x:.1f} cy={y:.1f} r=3><title>{escape(_about(entry))}</title></circle>"
+        for (x, y), entry in zip(points, course.entries, strict=True)
+    )
+    marks = "".join(
+        f"<line class=change x1={x:.1f} x2={x:.1f} y1={MARGIN / 2} y2={HEIGHT - MARGIN / 2} />"
+        for change in course.changes
+        for x in [(points[change.place - 1][0] + points[change.place][0]) / 2]
+    )
+    labels = (
+        f"<text x={MARGIN} y=12>{units.significant(max(rates))} tokens/s/GPU</text>"
+        f"<text x={MARGIN} y={HEIGHT - 4}>{course.entries[0].started_at[:10]}</text>"
+        f"<text x={WIDTH - MARGIN} y={HEIGHT - 4} text-anchor=end>{course.entries[-1].started_at[:10]}</text>"
+    )
+    return f"<svg viewBox='0 0 {WIDTH} {HEIGHT}' role=img><polyline class=line points='{line}' />{marks}{dots}{labels}</svg>"
+
+
+def _about(entry: Entry) -> str:
+    return f"{entry.run_id}: {units.significant(entry.rate or 0)} tokens/s/GPU"

@@ -1,0 +1,290 @@
+"""The answer to "which layout is fastest, and does it fit": one screen of text, and everything as a document."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tprimat import units
+from tprimat.facts.accelerators import find_accelerator, peak_dense_flops
+from tprimat.facts.flops import flop_per_token
+from tprimat.facts.published import results
+from tprimat.predict.memory import PARTS, MemoryPrediction, Part
+from tprimat.predict.rates import Rates
+from tprimat.predict.search import Answer, Candidate, Question, reason
+from tprimat.predict.time import TIME_PARTS, TimePart
+from tprimat.predict.workload import Workload
+from tprimat.report.screen import PLAIN, Painted, Screen
+from tprimat.report.tables import columns, plural
+
+MOST_ROWS = 12
+MOST_TOO_LARGE = 4
+TIME_ERROR = {True: 0.15, False: 0.2}
+"""Measured by probes or not -> relative error that nine in ten predictions of dense models stay within (docs/accuracy.md)."""
+MEMORY_NAMES: Mapping[Part, str] = {part: "backward pass" if part == "backward" else part for part in PARTS}
+TIME_NAMES: Mapping[TimePart, str] = {
+    "products": "products",
+    "attention": "attention",
+    "memory": "passes over memory",
+    "tensor": "tensor exchange",
+    "context": "context exchange",
+    "experts": "expert exchange",
+    "pipeline": "stage messages",
+    "bubble": "pipeline bubble",
+    "replicas": "replica exchange",
+    "optimizer": "optimizer",
+    "host": "host",
+}
+
+
+def layout_name(workload: Workload) -> str:
+    """Name a layout: 'TP4 PP2 VPP2 CP2 EP8 DP4'; degrees of 1 are left out, except those of DP."""
+    layout = workload.layout
+    degrees = {
+        "TP": layout.tensor,
+        "PP": layout.pipeline,
+        "VPP": layout.virtual_pipeline or 1,
+        "CP": layout.context,
+        "EP": layout.expert,
+    }
+    return " ".join([*(f"{name}{degree}" for name, degree in degrees.items() if degree > 1), f"DP{layout.data}"])
+
+
+def interval(candidate: Candidate, rates: Rates) -> tuple[float, float, float]:
+    """Return tokens/s/GPU, and the ends of its interval by the published error of such predictions."""
+    assert candidate.time is not None
+    value, error = candidate.time.tokens_per_second_per_gpu, TIME_ERROR[rates.measured]
+    return value, value / (1 + error), value / (1 - error)
+
+
+def text(answer: Answer, rates: Rates, screen: Screen = PLAIN) -> str:
+    """Format the answer for a terminal."""
+    layouts = answer.layouts()
+    parts = [_question(answer.question, rates, screen), _rates(rates, screen)]
+    if layouts:
+        parts += [_best(layouts[0], answer.question, rates, screen), _table(layouts, answer.question, rates, screen)]
+        parts.append(_bars(layouts[0], screen))
+    else:
+        parts.append(screen.prose(f"Nothing fits {units.gibibytes(answer.question.memory_bytes)} a GPU.", meaning="refused"))
+    if nearly := answer.nearly():
+        parts.append(_too_large(nearly, answer.question, screen))
+    return "\n\n".join(parts)
+
+
+def _question(question: Question, rates: Rates, screen: Screen) -> str:
+    nodes = question.gpus // question.gpus_per_node
+    where = plural(question.gpus, "GPU") + (f" in {nodes} nodes" if nodes > 1 else "")
+    work = f"{question.global_batch} x {question.sequence_tokens:,} tokens a step, {question.precision}"
+    return screen.prose(
+        f"{question.shape.name} on {where} ({rates.accelerator}): {work}, {question.implementation.name}", meaning="heading"
+    )
+
+
+def _rates(rates: Rates, screen: Screen) -> str:
+    error = units.percent(TIME_ERROR[rates.measured], 0)
+    hint = "" if rates.measured else "; probes of the machine (tprimat probe) make them sharper"
+    proof = f"On up to 4 H200, nine in ten steps of dense models were within {error} of it"
+    return screen.prose(f"Predicted from {rates.source}. {proof}; mixtures of experts took longer (docs/accuracy.md){hint}.")
+
+
+def _best(best: Candidate, question: Question, rates: Rates, screen: Screen) -> str:
+    value, low, high = interval(best, rates)
+    work = best.workload
+    rate = f"{units.count(value)} [{units.count(low)}, {units.count(high)}] tokens/s/GPU"
+    memory = f"{units.gibibytes(best.memory.device_bytes)} of {units.gibibytes(question.memory_bytes)}"
+    again = "" if work.recompute.granularity == "none" else f", recompute {work.recompute.granularity}"
+    name = screen.paint(layout_name(work), "winner")
+    return f"fastest   {name}, micro-batch {work.micro_batch}{again}\n          {rate}, {memory} a GPU\n          {flags(work)}"
+
+
+def flags(workload: Workload) -> str:
+    """Return the flags of ./benchmark.py that ask for a layout."""
+    layout = workload.layout
+    named = {
+        "--tp": layout.tensor,
+        "--pp": layout.pipeline,
+        "--vpp": layout.virtual_pipeline,
+        "--cp": layout.context if layout.context > 1 else None,
+        "--ep": layout.expert if layout.expert > 1 else None,
+        "--micro-batch-size": workload.micro_batch,
+        "--global-batch-size": workload.micro_batch * workload.accumulation_steps * layout.data,
+        "--sequence-length": workload.sequence_tokens,
+    }
+    return " ".join(f"{flag} {value}" for flag, value in named.items() if value is not None)
+
+
+def scaling_text(answers: Sequence[tuple[Answer, Rates]], screen: Screen = PLAIN, *, fixed_batch: bool) -> str:
+    """Format what several numbers of GPUs give, with published results of the same model.
+
+    Args:
+        answers: one for each number of GPUs.
+        screen: of the terminal.
+        fixed_batch: strong scaling: the same batch for all numbers.
+    """
+    (first, rates), *_ = answers
+    question = first.question
+    kind = f"strong scaling, {question.global_batch} sequences" if fixed_batch else "weak scaling, the batch grows with the GPUs"
+    work = f"{question.sequence_tokens:,} tokens each, {question.precision}, {question.implementation.name}"
+    title = f"{question.shape.name} ({rates.accelerator}): {kind}, {work}"
+    rows = []
+    per_gpu = None
+    for answer, _ in answers:
+        best = answer.fitting[0] if answer.fitting else None
+        if best is None or best.time is None:
+            rows.append([f"{answer.question.gpus:,}", str(answer.question.global_batch), "nothing fits", *[units.ABSENT] * 5])
+            continue
+        value, low, high = interval(best, rates)
+        per_gpu = per_gpu or value
+        rows.append(
+            [
+                f"{answer.question.gpus:,}",
+                str(answer.question.global_batch),
+                layout_name(best.workload),
+                f"{units.count(value)} [{units.count(low)}, {units.count(high)}]",
+                units.percent(mfu(best, rates), 0),
+                units.percent(value / per_gpu, 0),
+                units.si(best.time.step_seconds, "s"),
+                units.gibibytes(best.memory.device_bytes),
+            ]
+        )
+    header = ["GPUs", "sequences", "fastest layout", "tokens/s/GPU", "MFU", "efficiency", "step", "memory"]
+    shown = columns(header, rows, left=0, screen=screen, drop=["step", "sequences", "memory"])
+    return "\n\n".join(
+        [screen.prose(title, meaning="heading"), _rates(rates, screen), shown, *_published(question, rates, screen)]
+    )
+
+
+def mfu(candidate: Candidate, rates: Rates) -> float | None:
+    """Return the share of the dense peak that model FLOP reach, counted causal."""
+    peak = peak_dense_flops(rates.accelerator, candidate.workload.precision)
+    if peak is None or candidate.time is None:
+        return None
+    work = candidate.workload
+    return candidate.time.tokens_per_second_per_gpu * flop_per_token(work.shape, work.sequence_tokens, "causal") / peak
+
+
+def _published(question: Question, rates: Rates, screen: Screen) -> list[str]:
+    """Return what others reached with this model on this accelerator."""
+    rows = [
+        [f"{result.gpus:,}", result.dtype or units.ABSENT, units.percent(result.mfu, 0), result.source]
+        for result in results()
+        if result.shape == question.shape.name
+        and result.gpus
+        and result.mfu
+        and (device := find_accelerator(result.accelerator)) is not None
+        and device.name == rates.accelerator
+    ]
+    table = columns(["GPUs", "dtype", "MFU", "source"], sorted(rows, key=lambda row: int(row[0].replace(",", ""))), left=0)
+    return [screen.prose("Published, each with its own batch, layout and way to count:"), table] if rows else []
+
+
+def _table(layouts: Sequence[Candidate], question: Question, rates: Rates, screen: Screen) -> str:
+    best = layouts[0]
+    rows = []
+    for candidate in layouts[:MOST_ROWS]:
+        assert candidate.time is not None
+        name = layout_name(candidate.workload)
+        recompute = candidate.workload.recompute.granularity
+        rows.append(
+            [
+                Painted(name, "winner") if candidate is best else name,
+                "fastest" if candidate is best else reason(candidate, best),
+                str(candidate.workload.micro_batch),
+                "" if recompute == "none" else recompute,
+                units.count(candidate.time.tokens_per_second_per_gpu),
+                units.percent(best_share(candidate, best), 0),
+                units.gibibytes(candidate.memory.device_bytes),
+            ]
+        )
+    header = ["layout", "why not", "micro-batch", "recompute", "tokens/s/GPU", "of best", "memory"]
+    shown = columns(header, rows, left=2, screen=screen, drop=["recompute", "micro-batch"])
+    more = len(layouts) - len(rows)
+    return shown + (f"\n{plural(more, 'more layout')} fit; --json has all of them" if more > 0 else "")
+
+
+def best_share(candidate: Candidate, best: Candidate) -> float:
+    """Return the throughput of a candidate over that of the best."""
+    assert candidate.time is not None
+    assert best.time is not None
+    return best.time.step_seconds / candidate.time.step_seconds
+
+
+def _bars(best: Candidate, screen: Screen) -> str:
+    assert best.time is not None
+    memory = _shares({MEMORY_NAMES[part]: value for part, value in best.memory.parts.items()}, units.gibibytes)
+    time = _shares({TIME_NAMES[part]: value for part, value in best.time.parts.items()}, lambda value: units.si(value, "s"))
+    moment = f"memory    {memory}; at its peak in the {best.memory.moment}"
+    return "\n".join(screen.prose(line, 10) for line in (moment, f"step      {time}"))
+
+
+def _shares(parts: Mapping[str, float], show: Any) -> str:
+    whole = sum(parts.values())
+    large = sorted(((value, name) for name, value in parts.items() if value >= 0.01 * whole), reverse=True)
+    return ", ".join(f"{name} {show(value)}" for value, name in large)
+
+
+def _too_large(nearly: Sequence[Candidate], question: Question, screen: Screen) -> str:
+    lines = [f"too large for {units.gibibytes(question.memory_bytes)} with any micro-batch and recomputation:"]
+    lines += [
+        f"  {layout_name(candidate.workload)}: {units.gibibytes(candidate.missing_bytes)} missing, "
+        f"most of it {largest_part(candidate.memory)}"
+        for candidate in nearly[:MOST_TOO_LARGE]
+    ]
+    if len(nearly) > MOST_TOO_LARGE:
+        lines.append(f"  and {plural(len(nearly) - MOST_TOO_LARGE, 'more layout')}")
+    return "\n".join(screen.prose(line, 4) for line in lines)
+
+
+def largest_part(memory: MemoryPrediction) -> str:
+    """Return the name of the largest part."""
+    return MEMORY_NAMES[max(memory.parts, key=lambda part: memory.parts[part])]
+
+
+def document(answer: Answer, rates: Rates) -> dict[str, Any]:
+    """Return everything in SI units."""
+    question = answer.question
+    return {
+        "question": {
+            "model": question.shape.name,
+            "accelerator": rates.accelerator,
+            "gpus": question.gpus,
+            "gpus_per_node": question.gpus_per_node,
+            "memory_bytes": question.memory_bytes,
+            "global_batch_sequences": question.global_batch,
+            "sequence_tokens": question.sequence_tokens,
+            "precision": question.precision,
+            "implementation": question.implementation.name,
+        },
+        "rates": {"source": rates.source, "measured": rates.measured, "relative_error": TIME_ERROR[rates.measured]},
+        "fitting": [_row(candidate, answer, rates) for candidate in answer.fitting],
+        "too_large": [_row(candidate, answer, rates) for candidate in answer.too_large],
+    }
+
+
+def _row(candidate: Candidate, answer: Answer, rates: Rates) -> dict[str, Any]:
+    work, time = candidate.workload, candidate.time
+    layout = work.layout
+    row: dict[str, Any] = {
+        "tensor_parallel": layout.tensor,
+        "pipeline_parallel": layout.pipeline,
+        "virtual_pipeline": layout.virtual_pipeline,
+        "context_parallel": layout.context,
+        "expert_parallel": layout.expert,
+        "data_parallel": layout.data,
+        "micro_batch_sequences": work.micro_batch,
+        "recompute": work.recompute.granularity,
+        "memory": {part: value for part, value in candidate.memory.parts.items() if value},
+        "allocated_bytes": candidate.memory.allocated_bytes,
+        "reserved_bytes": candidate.memory.reserved_bytes,
+        "device_bytes": candidate.memory.device_bytes,
+        "missing_bytes": candidate.missing_bytes,
+    }
+    if time is not None:
+        value, low, high = interval(candidate, rates)
+        row |= {
+            "step_seconds": time.step_seconds,
+            "time": {part: time.parts[part] for part in TIME_PARTS if time.parts[part]},
+            "tokens_per_second_per_gpu": value,
+            "low": low,
+            "high": high,
+            "why_not": reason(candidate, answer.fitting[0]),
+        }
+    return row

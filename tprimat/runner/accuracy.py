@@ -1,0 +1,293 @@
+"""Score predictions: against our own records with the machine's probes, rows of Megatron-LM's tests, and published results."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tprimat.analyze.groups import Measured
+from tprimat.analyze.metrics import MetricOptions
+from tprimat.errors import RecordError
+from tprimat.facts.accelerators import Accelerator, find_accelerator, peak_dense_flops
+from tprimat.facts.flops import flop_per_token
+from tprimat.facts.megatron_cases import options_left_out
+from tprimat.facts.models import model_shape
+from tprimat.facts.published import PublishedResult, rebase, results
+from tprimat.plan.schema import Layout
+from tprimat.predict.accuracy import Score, with_factors
+from tprimat.predict.megatron_options import workload_of_options
+from tprimat.predict.memory import predict_memory, predict_memory_of_last_stage
+from tprimat.predict.others import calculon_estimate, megatron_estimate
+from tprimat.predict.rates import published_rates
+from tprimat.predict.time import predict_time
+from tprimat.predict.workload import TRANSFORMER_ENGINE, Workload
+from tprimat.records.discover import probes_in
+from tprimat.records.store import read_text
+from tprimat.report.plan import layout_name
+from tprimat.runner.analysis import read_results
+from tprimat.runner.planning import rates_of
+from tprimat.runner.prediction import recorded_workload
+
+FEWEST_STEPS = 5
+GPUS_OF_A_TEST = 8
+GPUS_OF_A_GB200_NODE = 4
+MACHINES = {"a100": "A100 SXM 80GB", "h100": "H100 SXM", "gb200": "GB200"}
+"""As rows of Megatron-LM's tests call them -> name in the table."""
+LARGE_BYTES, SMALL_BYTES = 4e9, 1e9
+CALCULON, MEGATRON = "calculon", "Megatron-LM's estimator"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """All scores."""
+
+    memory: tuple[Score, ...] = ()
+    time: tuple[Score, ...] = ()
+    """Of our records, with probes where there are some."""
+    time_without_probes: tuple[Score, ...] = ()
+    goldens: tuple[Score, ...] = ()
+    published: tuple[Score, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    workload: Workload
+    measured: Measured
+    accelerator: Accelerator
+
+
+def score_records(paths: Sequence[Path], probes: Sequence[Path]) -> Ledger:
+    """Score the results in some folders: each configuration once, at the median of its runs."""
+    found = read_results(paths, MetricOptions(), {})
+    runs: dict[tuple[Workload, str | None], list[_Run]] = {}
+    for measured in found.measured:
+        run, workload = measured.result.run, recorded_workload(measured.result.run)
+        accelerator = find_accelerator(run.machine.accelerator)
+        enough = run.outcome == "completed" and not run.mismatches and len(measured.result.steps) >= FEWEST_STEPS
+        if workload is not None and accelerator is not None and enough:
+            runs.setdefault((workload, run.routing), []).append(
+                _Run(workload=workload, measured=measured, accelerator=accelerator)
+            )
+    samples, _ = probes_in(probes)
+    memory, time, bare = [], [], []
+    for (workload, _), same in runs.items():
+        first = same[0]
+        group, name = _group(first), _name(first)
+        memory += _memory_score(group, name, workload, [one.measured for one in same])
+        seconds = [one.measured.metrics.step_seconds.value for one in same if one.measured.metrics]
+        if not seconds:
+            continue
+        node = first.measured.result.run.machine.gpus_per_node or workload.layout.world_size
+        score = Score(
+            name=name,
+            group=group,
+            measured=median(seconds),
+            predicted=predict_time(workload, rates_of(first.accelerator, node, samples)).step_seconds,
+            layout=layout_name(workload),
+            workload=_question(first),
+        )
+        time.append(score)
+        bare.append(replace(score, predicted=predict_time(workload, published_rates(first.accelerator, node)).step_seconds))
+    return Ledger(memory=tuple(memory), time=tuple(with_factors(time)), time_without_probes=tuple(bare))
+
+
+def _group(run: _Run) -> str:
+    record, code = run.measured.result.run, run.workload.implementation
+    mixtures = ", mixtures" if run.workload.shape.experts else ""
+    return f"{run.accelerator.name}, {record.matmul_dtype}, {code.name}{mixtures}"
+
+
+def _name(run: _Run) -> str:
+    work, record = run.workload, run.measured.result.run
+    again = "" if work.recompute.granularity == "none" else f" recompute {work.recompute.granularity}"
+    states = " bf16 states" if work.optimizer_states == "bf16" else ""
+    off = [name for name, value in record.engine_options.items() if value is False and name in NAMED_SWITCHES]
+    switched = f" without {', '.join(off)}" if off and work.implementation.name == "embedded" else ""
+    shape = work.shape.name
+    again += f" {record.routing} routing" if record.routing else ""
+    return f"{shape} {layout_name(work)} MBS{work.micro_batch} s{work.sequence_tokens}{again}{states}{switched}"
+
+
+NAMED_SWITCHES = {
+    "streamed_cross_entropy",
+    "compiled_regions",
+    "accumulate_weight_gradients",
+    "balanced_stages",
+    "distributed_optimizer",
+}
+
+
+def _question(run: _Run) -> str:
+    work, group = run.workload, _group(run)
+    whole = work.micro_batch * work.accumulation_steps * work.layout.data
+    return f"{group}: {work.shape.name}, {work.layout.world_size} GPUs, {whole} x {work.sequence_tokens}"
+
+
+def _memory_score(group: str, name: str, workload: Workload, same: Sequence[Measured]) -> list[Score]:
+    """Return the score of the allocated peak; of the reserved one where a framework prints no other."""
+    steps = [step for measured in same for step in measured.result.steps]
+    allocated = [step.peak_allocated_bytes for step in steps if step.peak_allocated_bytes]
+    reserved = [step.peak_reserved_bytes for step in steps if step.peak_reserved_bytes]
+    prediction = predict_memory(workload)
+    if not allocated and not reserved:
+        return []
+    others: dict[str, float] = {MEGATRON: megatron_estimate(workload)}
+    if (found := calculon_estimate(workload)) is not None:
+        others[CALCULON] = found
+    return [
+        Score(
+            name=name,
+            group=group if allocated else f"{group} (reserved)",
+            measured=float(max(allocated or reserved)),
+            predicted=prediction.allocated_bytes if allocated else prediction.reserved_bytes,
+            others=others,
+            layout=layout_name(workload),
+            workload=group,
+        )
+    ]
+
+
+# Rows of Megatron-LM's functional tests.
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Read rows in the format of benchmarks/records/megatron-goldens/rows.jsonl.
+
+    Raises:
+        RecordError: the file cannot be read, or a line is no row.
+    """
+    rows = []
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise RecordError(f"Line {number} is not JSON.", where=f"{path}:{number}", why=str(error)) from error
+        if not isinstance(row, dict) or not isinstance(row.get("options"), dict):
+            raise RecordError(
+                f"Line {number} is no row.", where=f"{path}:{number}", why="A row has options.", fix="one object a line"
+            )
+        rows.append(row)
+    return rows
+
+
+def row_workload(row: Mapping[str, Any]) -> Workload:
+    """Return the workload of a row; its case may add options that the row leaves out.
+
+    Raises:
+        RecordError: an option is missing or makes no sense.
+    """
+    case = str(row.get("case", ""))
+    single = case.endswith("_1node") and row.get("machine") == "gb200"
+    gpus = int(row.get("gpus") or (GPUS_OF_A_GB200_NODE if single else GPUS_OF_A_TEST))
+    try:
+        return workload_of_options({**options_left_out(case), **row["options"]}, gpus)
+    except KeyError as error:
+        raise RecordError(f"The row {case} cannot be predicted.", where=case, why=f"Its option {error} is missing.") from error
+    except (TypeError, ValueError, ZeroDivisionError, ArithmeticError) as error:
+        raise RecordError(f"The row {case} cannot be predicted.", where=case, why=f"{type(error).__name__}: {error}") from error
+
+
+def predict_row(row: Mapping[str, Any]) -> tuple[int, float | None]:
+    """Return the allocated peak of a row's last rank, and its step's seconds where the accelerator is known."""
+    workload = row_workload(row)
+    peak = predict_memory_of_last_stage(workload).allocated_bytes
+    name = str(row.get("machine", ""))
+    accelerator = find_accelerator(MACHINES.get(name, name))
+    if accelerator is None or workload.precision not in accelerator.dense_flops:
+        return peak, None
+    node = min(GPUS_OF_A_TEST, workload.layout.world_size)
+    return peak, predict_time(workload, published_rates(accelerator, node)).step_seconds
+
+
+def score_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[list[Score], list[Score], list[dict[str, Any]]]:
+    """Return scores of memory and of time, and the rows with their predictions."""
+    memory, time, answered = [], [], []
+    for row in rows:
+        try:
+            peak, seconds = predict_row(row)
+        except RecordError as error:
+            answered.append({**row, "predicted_peak_bytes": None, "predicted_step_seconds": None, "error": str(error.why)})
+            continue
+        answered.append({**row, "predicted_peak_bytes": peak, "predicted_step_seconds": seconds})
+        measured, step = row.get("peak_allocated_bytes"), row.get("median_step_seconds")
+        name = f"{row.get('case')} on {row.get('machine')}, {row.get('environment')}"
+        if measured and measured >= SMALL_BYTES:
+            workload = row_workload(row)
+            others: dict[str, float] = {MEGATRON: megatron_estimate(workload)}
+            if (found := calculon_estimate(workload)) is not None:
+                others[CALCULON] = found
+            group = "over 4 GB" if measured >= LARGE_BYTES else "1 to 4 GB"
+            memory.append(Score(name=name, group=group, measured=float(measured), predicted=peak, others=others))
+        if step and seconds is not None:
+            group = "steps of 0.5 s and more" if step >= 0.5 else "shorter steps"
+            time.append(Score(name=name, group=group, measured=float(step), predicted=seconds))
+    return memory, time, answered
+
+
+# Published results.
+
+
+def score_published() -> list[Score]:
+    """Score published throughput whose model, accelerator, batch and layout are stated.
+
+    A micro-batch or a number of model chunks that the source leaves out is the fastest that fits.
+    """
+    scores = []
+    for result in results():
+        workloads = list(_published_workloads(result))
+        accelerator = find_accelerator(result.accelerator)
+        if not workloads or accelerator is None:
+            continue
+        node = min(GPUS_OF_A_TEST, result.gpus or GPUS_OF_A_TEST)
+        rates = published_rates(accelerator, node)
+        fitting = [work for work in workloads if predict_memory(work).allocated_bytes < accelerator.memory_bytes] or workloads
+        best = min((predict_time(work, rates) for work in fitting), key=lambda time: time.step_seconds)
+        measured = _tokens_per_second(result)
+        if measured is not None and measured * flop_per_token(workloads[0].shape, workloads[0].sequence_tokens) < _peak(result):
+            predicted = best.tokens_per_second_per_gpu
+            scores.append(Score(name=result.name, group="published", measured=1 / measured, predicted=1 / predicted))
+    return scores
+
+
+def _peak(result: PublishedResult) -> float:
+    """Return the dense peak; a source that states more contradicts itself."""
+    return peak_dense_flops(result.accelerator, result.dtype) or math.inf
+
+
+def _tokens_per_second(result: PublishedResult) -> float | None:
+    if result.tokens_per_second_per_gpu:
+        return result.tokens_per_second_per_gpu
+    causal = rebase(result).flops_per_second_per_gpu
+    if causal is None or result.shape is None or result.sequence_tokens is None:
+        return None
+    return causal / flop_per_token(model_shape(result.shape), result.sequence_tokens)
+
+
+def _published_workloads(result: PublishedResult) -> Iterable[Workload]:
+    stated = (result.shape, result.gpus, result.sequence_tokens, result.global_batch_sequences, result.tensor_parallel)
+    if any(value is None for value in stated) or result.dtype not in {"bf16", "fp8"}:
+        return
+    shape, gpus = model_shape(result.shape or ""), result.gpus or 1
+    tensor, pipeline, context = result.tensor_parallel or 1, result.pipeline_parallel or 1, result.context_parallel or 1
+    data = gpus // (tensor * pipeline * context)
+    share = (result.global_batch_sequences or 1) // max(1, data)
+    layout = Layout(tensor=tensor, pipeline=pipeline, context=context, data=data, sequence_parallel=tensor > 1)
+    chunks = [None] if pipeline == 1 else [None, *(count for count in (2, 4, 6, 7, 8) if shape.layers // pipeline % count == 0)]
+    for micro in [result.micro_batch_sequences] if result.micro_batch_sequences else [1, 2, 4]:
+        if micro is None or data < 1 or share % micro:
+            continue
+        for count in chunks:
+            yield Workload(
+                shape=shape,
+                layout=replace(layout, virtual_pipeline=count),
+                micro_batch=micro,
+                accumulation_steps=share // micro,
+                sequence_tokens=result.sequence_tokens or 1,
+                implementation=replace(TRANSFORMER_ENGINE, loss="in_place"),
+                precision="fp8" if result.dtype == "fp8" else "bf16",
+            )

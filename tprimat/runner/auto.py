@@ -1,0 +1,162 @@
+"""`--parallel auto`: take the layout that is predicted to be fastest, or measure the first few and keep the best."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from tprimat import units
+from tprimat.analyze.compare import Question, verdict
+from tprimat.analyze.groups import Group
+from tprimat.errors import ConfigError, LaunchError, UserError
+from tprimat.facts.accelerators import find_accelerator
+from tprimat.predict.search import Candidate
+from tprimat.report.plan import layout_name
+from tprimat.runner.combine import groups_of
+from tprimat.runner.planning import answer_for
+from tprimat.runner.run import TrainingRun
+from tprimat.runner.session import RunRequest, Session, models_of, prepare
+from tprimat.statistics import CONFIDENCE
+
+AUTO = "auto"
+BRIEF_STEPS = 12
+"""Of a run that is only to rank layouts."""
+ROUNDS = 3
+"""Runs of each layout at most; one that can no longer win gets fewer."""
+MOST_MEASURED = 8
+RACE = Question(even_if_different=True, confidence=1 - (1 - CONFIDENCE) / ROUNDS)
+"""Other layouts and batches are the point; each round looks once, and all looks together are as sure as one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """One of the layouts that are measured."""
+
+    session: Session
+    """Holds a plan for each round."""
+    candidate: Candidate
+
+    @property
+    def name(self) -> str:
+        """Its layout."""
+        return layout_name(self.candidate.workload)
+
+
+def auto_sessions(request: RunRequest, measured: int | None) -> list[Contender]:
+    """Return the layouts that are predicted to be fastest, of each model: the first, or as many as are to be measured.
+
+    Raises:
+        UserError: the accelerator is not known, nothing fits, or the request names a layout as well.
+    """
+    given = [flag for flag in ("tp", "pp", "vpp", "cp", "ep", "micro_batch_size") if getattr(request, flag) is not None]
+    if given:
+        flag = given[0].replace("_", "-")
+        raise ConfigError(f"--parallel auto chooses --{flag} itself.", where="--parallel", fix=f"leave out --{flag}")
+    if measured is not None and not 2 <= measured <= MOST_MEASURED:
+        raise ConfigError(f"--measure is {measured}.", where="--measure", fix=f"2 to {MOST_MEASURED}")
+    alone = replace(request, strategy=None, tp=1, runs=1, dry_run=True)
+    first = prepare(alone)
+    machine = first.machine_of(first.plans[0])
+    if find_accelerator(machine.accelerator) is None:
+        why = f"The accelerator ({machine.accelerator or 'none'}) is not in the table, so that nothing can be predicted for it."
+        fix = "a strategy of config.yaml; tprimat plan answers for machines that are not here"
+        raise LaunchError("--parallel auto cannot choose here.", where="--parallel", why=why, fix=fix)
+    contenders: list[Contender] = []
+    for model in models_of(first.loaded, request):
+        (plan,) = prepare(replace(alone, model=model)).plans
+        answer, _ = answer_for(plan, machine.accelerator, [first.output, *first.probes])
+        asked = replace(request, model=model, platform=first.platform)
+        found = list(islice(_contenders(asked, answer.layouts(), measured), measured or 1))
+        if not found:
+            raise LaunchError(f"No layout of {model} fits.", where="--gpus", fix="more GPUs, or tprimat plan for what is missing")
+        contenders += found
+    return contenders
+
+
+def _contenders(request: RunRequest, layouts: Sequence[Candidate], measured: int | None) -> Iterator[Contender]:
+    """Yield the layouts that the engine accepts, fastest first."""
+    for candidate in layouts:
+        with suppress(UserError):  # the engine cannot run this one
+            yield Contender(session=prepare(_requested(request, candidate, measured)), candidate=candidate)
+
+
+def _requested(request: RunRequest, candidate: Candidate, measured: int | None) -> RunRequest:
+    work, layout = candidate.workload, candidate.workload.layout
+    recompute = f"platform_optimizations.{request.platform}.recompute={work.recompute.granularity}"
+    return replace(
+        request,
+        strategy=None,
+        tp=layout.tensor,
+        pp=layout.pipeline,
+        vpp=layout.virtual_pipeline,
+        cp=layout.context,
+        ep=layout.expert,
+        micro_batch_size=work.micro_batch,
+        settings=(*request.settings, recompute),
+        runs=request.runs if measured is None else ROUNDS,
+        steps=request.steps if measured is None or request.steps is not None else BRIEF_STEPS,
+    )
+
+
+def race(
+    contenders: Sequence[Contender], start: Callable[[list[Session]], list[TrainingRun]], notify: Callable[[str], None]
+) -> list[TrainingRun]:
+    """Run contenders in rounds, and drop each that can no longer win: its interval lies below the best's.
+
+    Args:
+        contenders: with a plan for each round.
+        start: runs sessions with one plan each.
+        notify: is told what was dropped.
+    """
+    runs: list[TrainingRun] = []
+    left = list(contenders)
+    for number in range(ROUNDS):
+        runs += start([replace(one.session, plans=(one.session.plans[number],)) for one in left])
+        if any(run.stop_signal for run in runs):
+            break
+        groups = {group.run.strategy: group for group in groups_of(runs)}
+        left, dropped = still_in(left, groups)
+        for one, why in dropped:
+            notify(f"{one.name} can no longer win: {why}")
+        if len(left) < 2:
+            break
+    return runs
+
+
+def still_in(left: Sequence[Contender], groups: dict[str | None, Group]) -> tuple[list[Contender], list[tuple[Contender, str]]]:
+    """Return which contenders may still win, and the others with the reason."""
+    measured = [one for one in left if _strategy(one) in groups]
+    failed = [(one, "it has no run that counts") for one in left if one not in measured]
+    if not measured:
+        return [], failed
+    best = max(measured, key=lambda one: _rate(groups[_strategy(one)]))
+    stay, dropped = [], failed
+    for one in measured:
+        ratio = None if one is best else verdict(groups[_strategy(best)], groups[_strategy(one)], RACE).ratio
+        if ratio is not None and ratio.high is not None and ratio.high < 1:
+            dropped.append((one, f"{units.percent(1 - ratio.value)} slower than {best.name}"))
+        else:
+            stay.append(one)
+    return stay, dropped
+
+
+def _strategy(one: Contender) -> str:
+    return one.session.plans[0].strategy
+
+
+def _rate(group: Group) -> float:
+    rates = [item.metrics.tokens_per_second for item in group.runs if item.metrics and item.metrics.tokens_per_second]
+    return sum(rates) / len(rates) if rates else 0.0
+
+
+def conclusion(contenders: Sequence[Contender], runs: Sequence[TrainingRun]) -> str:
+    """Say which layout was fastest, and how far its prediction was off."""
+    groups = {group.run.strategy: group for group in groups_of(runs)}
+    known = [one for one in contenders if _strategy(one) in groups]
+    if not known:
+        return "auto: no layout has a run that counts."
+    best = max(known, key=lambda one: _rate(groups[_strategy(one)]))
+    place = contenders.index(best) + 1
+    errors = [item.metrics.predicted_step_error for item in groups[_strategy(best)].runs if item.metrics]
+    off = units.signed_percent(errors[0]) if errors and errors[0] is not None else units.ABSENT
+    return f"auto: {best.name} is the fastest measured; it was predicted as number {place}, its step off by {off}."

@@ -1,0 +1,103 @@
+"""tprimat doctor --nodes: every GPU of some nodes against its neighbours, named where it is slower."""
+
+import json
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tprimat import units
+from tprimat.engines.base import Command
+from tprimat.errors import LaunchError
+from tprimat.hardware.health import Check
+from tprimat.hardware.nodes import find_nodes, this_machine, told_nodes
+from tprimat.launch.command import python_environment, run_command
+from tprimat.launch.torchrun import torchrun
+
+MARK = "tprimat health: "
+"""As tprimat/probe/health.py prints it; importing that would import torch."""
+SLOWER = 0.05
+"""How much slower than its neighbours a GPU is before it is named."""
+LIMIT_SECONDS = 300.0
+CPU_RANKS = 2
+MEASURES = {
+    "product_flops": ("matrix product", units.teraflops),
+    "copy_bytes_per_second": ("memory", lambda value: f"{value / 1e9:,.0f} GB/s"),
+    "node_reduce_bytes_per_second": ("node all-reduce", lambda value: f"{value / 1e9:,.1f} GB/s"),
+}
+"""Field of the measurement -> its name, and how a value is written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """What the first node found; on the others there is nothing to show."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def well(self) -> bool:
+        """Whether no GPU is slower than its neighbours."""
+        return all(check.status != "problem" for check in self.checks)
+
+
+def examine_nodes(count: int | None, gpus: int | None, notify: Callable[[str], None]) -> Health:
+    """Measure all GPUs of this node, or with the others of a job, of all of them.
+
+    Args:
+        count: of nodes; None: as many as the scheduler started this on, or one.
+        gpus: on each node; None: all.
+        notify: takes the output of the ranks.
+
+    Raises:
+        LaunchError: the nodes are not described, or the ranks failed.
+    """
+    told = told_nodes()
+    place = find_nodes(count or (told[0] if told else 1))
+    machine = this_machine()
+    ranks = gpus or (machine.gpus_per_node if machine else None) or CPU_RANKS
+    lines: list[str] = []
+
+    def keep(line: str) -> None:
+        lines.append(line)
+        if not line.startswith(MARK):
+            notify(line)
+
+    command = Command(argv=(*torchrun(place, ranks), "-m", "tprimat.probe.health"), environment=python_environment(ranks))
+    ending = run_command(command, keep, LIMIT_SECONDS)
+    if ending.exit_code != 0 or ending.stopped:
+        last = next((line for line in reversed(lines) if line.strip()), "nothing was printed")
+        why = ending.stopped.cause if ending.stopped else f"torchrun ended with status {ending.exit_code}: {last}"
+        raise LaunchError("The ranks could not be measured.", why=why, fix="the same command on every node, or with srun")
+    if place.rank > 0:
+        return Health(checks=())
+    document = next(line.removeprefix(MARK) for line in lines if line.startswith(MARK))
+    return Health(checks=tuple(judged(json.loads(document), on_cpu=machine is None)))
+
+
+def judged(found: Sequence[dict[str, float | int | str | None]], *, on_cpu: bool) -> Iterator[Check]:
+    """Compare every rank with the median of all, measure by measure, and name those that are slower.
+
+    Args:
+        found: one RankHealth a rank, as JSON.
+        on_cpu: the ranks are processes on a CPU, whose speeds say nothing.
+    """
+    for field, (name, show) in MEASURES.items():
+        values = {index: value for index, one in enumerate(found) if isinstance(value := one[field], int | float)}
+        if not values:
+            continue
+        usual = statistics.median(values.values())
+        finding = (
+            f"{show(usual)} in the middle, {show(min(values.values()))} to {show(max(values.values()))}, {len(values)} ranks"
+        )
+        slow = [index for index, value in values.items() if value < usual * (1 - SLOWER)]
+        if on_cpu or not slow:
+            yield Check(name=name, status="ok", finding=finding + ("; processes on a CPU say nothing of speed" if on_cpu else ""))
+            continue
+        named = ", ".join(
+            f"GPU {found[index]['gpu']} on {found[index]['host']} is {1 - values[index] / usual:.0%} slower" for index in slow
+        )
+        fix = "leave it out (CUDA_VISIBLE_DEVICES, --exclude of SLURM); nvidia-smi -q shows its clocks, limits and errors"
+        yield Check(name=name, status="problem", finding=f"{named}; {finding}", fix=fix)
+    whole = [value for one in found if isinstance(value := one["all_reduce_bytes_per_second"], int | float)]
+    if whole:
+        finding = f"{min(whole) / 1e9:,.1f} GB/s over {len(whole)} ranks on {len({one['host'] for one in found})} nodes"
+        yield Check(name="all-reduce", status="ok", finding=finding)

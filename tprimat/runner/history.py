@@ -1,0 +1,96 @@
+"""The history of all records in some folders, and the gate that compares new runs with its last good ones."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from tprimat.analyze.compare import Question, verdict
+from tprimat.analyze.groups import Group, Measured, measure
+from tprimat.analyze.history import OVER_TIME, Course, Entry, courses, entry_of
+from tprimat.analyze.metrics import MetricOptions
+from tprimat.errors import RecordError
+from tprimat.records.discover import read_result
+from tprimat.records.index import derived
+from tprimat.records.store import from_json, to_json
+from tprimat.report.comparison import Comparison
+
+QUESTION = Question(varying=OVER_TIME)
+"""What may differ between the runs of a history: that is what it is asked about."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What is known of the past."""
+
+    courses: tuple[Course, ...]
+    not_counted: tuple[Entry, ...]
+    problems: tuple[str, ...]
+    """Runs that could not be read."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Derived:
+    """What the index holds of a run."""
+
+    entry: Entry | None = None
+    problem: str | None = None
+
+
+def derive(path: Path) -> str:
+    """Return what the index holds of a run folder."""
+    try:
+        item = measure(read_result(path), MetricOptions())
+    except RecordError as error:
+        return to_json(Derived(problem=error.what))
+    return to_json(Derived(entry=entry_of(item, str(path))))
+
+
+def read_history(folders: Sequence[Path]) -> History:
+    """Read all runs below some folders.
+
+    Raises:
+        RecordError: there is no such folder.
+    """
+    for folder in folders:
+        if not folder.is_dir():
+            raise RecordError(f"There is no folder {folder}.", where=str(folder), fix="a folder with runs below it")
+    items = [from_json(Derived, text, where="the index") for text in derived(folders, derive)]
+    unique = {item.entry.run_id: item.entry for item in items if item.entry is not None}
+    return History(
+        courses=tuple(courses(list(unique.values()))),
+        not_counted=tuple(entry for entry in unique.values() if entry.not_counted is not None),
+        problems=tuple(item.problem for item in items if item.problem is not None),
+    )
+
+
+def against_history(history: History, new: Path, last: int) -> Comparison:
+    """Compare each configuration of some new runs with the last good runs of the same configuration in a history.
+
+    Args:
+        history: what to compare with.
+        new: the folder of the new runs; they may be in the history as well.
+        last: how many runs of the history count.
+
+    Raises:
+        RecordError: a run cannot be read.
+    """
+    fresh = read_history([new])
+    known = {course.configuration: course for course in history.courses}
+    groups: list[Group] = []
+    verdicts = []
+    for course in fresh.courses:
+        own = {entry.run_id for entry in course.entries}
+        former = known.get(course.configuration)
+        past = [] if former is None else [entry for entry in former.entries if entry.run_id not in own][-last:]
+        candidate = _group(f"new: {course.label}", course.entries)
+        groups.append(candidate)
+        if past:
+            baseline = _group(f"the last {len(past)}", past)
+            groups.append(baseline)
+            verdicts.append(verdict(baseline, candidate, QUESTION))
+    return Comparison(groups=tuple(groups), verdicts=tuple(verdicts), not_counted=(), asked=True, question=QUESTION)
+
+
+def _group(label: str, entries: Sequence[Entry]) -> Group:
+    runs: list[Measured] = [measure(read_result(Path(entry.path)), MetricOptions()) for entry in entries]
+    return Group(label=label, kind=(label,), runs=tuple(runs))

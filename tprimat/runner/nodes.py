@@ -1,0 +1,243 @@
+"""A run over several nodes: which nodes there are, and what the launchers of the nodes after the first one do."""
+
+import contextlib
+import dataclasses
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from tprimat.engines.base import Command, engine_named
+from tprimat.errors import LaunchError, UserError
+from tprimat.facts.accelerators import BACKEND_OF
+from tprimat.hardware.nodes import Nodes, gpus_of_ranks, this_machine
+from tprimat.hardware.sampler import Telemetry
+from tprimat.launch.group import (
+    POLL_SECONDS,
+    Ended,
+    Goodbye,
+    Group,
+    Hello,
+    Link,
+    LostError,
+    Message,
+    Part,
+    Refused,
+    Stop,
+    join,
+    meet,
+    refusal_of,
+    tail_of,
+)
+from tprimat.launch.process import GRACE_SECONDS, Child, Interrupts, Output, Supervisor
+from tprimat.launch.stacks import Stack, describe, take_stacks
+from tprimat.launch.torchrun import torchrun
+from tprimat.logs.failures import Failure
+from tprimat.plan.schema import RunPlan, write_plan
+from tprimat.records.environment import processor_name, software_versions
+from tprimat.records.schema import Machine, NodeRecord
+from tprimat.records.store import RunDirectory
+
+EQUAL_SOFTWARE = ("tprimat", "torch", "megatron-core")
+"""Packages of one version on all nodes: ranks that disagree hang, or measure something else."""
+LOST = 1
+"""Exit status of a node whose first node is gone."""
+
+Notify = Callable[[str], None]
+
+
+def node_record(machine: Machine | None, platform_is_cpu: bool) -> NodeRecord:
+    """Return this machine as a node of a run."""
+    if machine is None or platform_is_cpu:
+        return NodeRecord(host=socket.gethostname(), accelerator=processor_name() if platform_is_cpu else None, gpus=None)
+    return NodeRecord(
+        host=socket.gethostname(),
+        accelerator=machine.accelerator,
+        gpus=machine.gpus_per_node,
+        memory_bytes=machine.memory_bytes,
+        driver=machine.driver,
+    )
+
+
+def this_node(plan: RunPlan) -> NodeRecord:
+    """Return this machine as a node of a plan's run."""
+    return node_record(this_machine(), plan.platform == "cpu")
+
+
+def hello_of(nodes: Nodes, plan: RunPlan) -> Hello:
+    """Return what this node says of itself."""
+    versions = software_versions()
+    software = {name: versions.get(name, "none") for name in EQUAL_SOFTWARE}
+    return Hello(rank=nodes.rank, count=nodes.count, job=nodes.job, software=software, node=this_node(plan))
+
+
+# The first node.
+
+
+@contextlib.contextmanager
+def gathered(
+    nodes: Nodes, plan: RunPlan, seconds: float, notify: Notify, watch: Callable[[], None] = lambda: None
+) -> Iterator[Group | None]:
+    """Wait for the other nodes, and let them go at the end; None on one node.
+
+    Args:
+        nodes: this node's place, the first one.
+        plan: of one of the runs: what each node must have.
+        seconds: how long to wait.
+        notify: takes a line for the user.
+        watch: raises a LaunchError when a node cannot come any more.
+
+    Raises:
+        LaunchError: a node did not come, or does not fit.
+    """
+    if nodes.count == 1:
+        yield None
+        return
+    notify(f"node 0 of {nodes.count} waits for the others, for at most {seconds:.0f} s")
+    group = meet(nodes, hello_of(nodes, plan), seconds, lambda found: refuse_unlike(found, plan), watch)
+    try:
+        notify("nodes: " + ", ".join(node.host for node in group.records))
+        yield group
+    finally:
+        group.close()
+
+
+def refuse_unlike(found: Sequence[NodeRecord], plan: RunPlan) -> None:
+    """Refuse nodes whose accelerators differ: the slowest would set the pace, and the result would have no name.
+
+    Raises:
+        LaunchError: names them.
+    """
+    if plan.platform == "cpu":
+        return
+    kinds = {(node.accelerator, node.memory_bytes) for node in found}
+    listed = "; ".join(f"{node.host}: {node.gpus or 'no'} x {node.accelerator or BACKEND_OF[plan.platform]}" for node in found)
+    if len(kinds) > 1:
+        raise LaunchError(
+            f"The nodes have different accelerators: {listed}.",
+            why="The slowest sets the pace of all, and the result would be that of no machine.",
+            fix="nodes of one kind; with SLURM, --constraint names it",
+        )
+    if any((node.gpus or 0) < plan.gpus_per_node for node in found):
+        what = f"The plan needs {plan.gpus_per_node} GPUs on each node; there are {listed}."
+        raise LaunchError(what, where="--gpus", fix="--gpus with a number that every node has")
+
+
+# The other nodes.
+
+
+def follow(nodes: Nodes, plan: RunPlan, seconds: float, notify: Notify) -> int:
+    """Do this node's part of each run that the first node starts, until it has no more.
+
+    Args:
+        nodes: this node's place, not the first one.
+        plan: what this node would run by itself: says what it must have.
+        seconds: how long to look for the first node.
+        notify: takes a line for the user.
+
+    Returns:
+        the first node's exit status; 128 and the number of the signal that stopped this node.
+
+    Raises:
+        LaunchError: the first node does not answer, or refuses.
+    """
+    name = f"node {nodes.rank} of {nodes.count}"
+    with Interrupts() as interrupts:
+        try:
+            link = join(nodes, hello_of(nodes, plan), seconds)
+            notify(f"{name} follows {nodes.master_address}")
+            inbox: deque[Message] = deque()
+            follower = Follower(link, inbox, nodes, interrupts, lambda text: notify(f"{name}: {text}"))
+            while not interrupts.count:
+                inbox.extend(link.poll())
+                while inbox:
+                    message = inbox.popleft()
+                    if isinstance(message, Goodbye):
+                        return message.status
+                    if isinstance(message, Refused):
+                        raise refusal_of(message)
+                    if isinstance(message, Part):
+                        link.send(follower.run(message))
+                time.sleep(POLL_SECONDS)
+        except LostError as error:
+            notify(f"{name}: the first node was lost: {error}.")
+            return LOST
+    return 128 + (interrupts.first or signal.SIGINT)
+
+
+class Follower:
+    """This node's part of each run. What arrives meanwhile goes to the inbox, since a Stop may follow its Part at once."""
+
+    def __init__(self, link: Link, inbox: deque[Message], nodes: Nodes, interrupts: Interrupts, notify: Notify) -> None:
+        self._link = link
+        self._inbox = inbox
+        self._nodes = nodes
+        self._interrupts = interrupts
+        self._notify = notify
+
+    def run(self, part: Part) -> Ended:
+        """Start the ranks, stop them when the first node says so, and return how they ended."""
+        try:
+            return self._run(part)
+        except UserError as error:
+            self._notify(error.what)
+            return Ended(number=part.number, exit_code=None, error=error.what)
+
+    def _run(self, part: Part) -> Ended:
+        # One writer a folder: plan, log and telemetry of this node are in a folder of its own, on a shared disk or on its own.
+        plan = dataclasses.replace(part.plan, run_directory=str(Path(part.plan.run_directory) / f"node-{self._nodes.rank}"))
+        directory = RunDirectory(Path(plan.run_directory))
+        write_plan(directory.plan_file, plan)
+        for trial in part.trials:
+            directory.append_trial(trial)
+        address = part.store_address or self._nodes.master_address
+        place = dataclasses.replace(self._nodes, master_address=address, master_port=part.store_port)
+        output = Output((directory.log_file,), lambda _: None, self._notify)
+        gpus = () if plan.platform == "cpu" else gpus_of_ranks(plan.gpus_per_node)
+        began = time.monotonic()
+        with Telemetry(directory, part.started_at, gpus, self._notify):
+            child = Child(command_on(plan, place), GRACE_SECONDS)
+            supervisor = Supervisor(child, output, GRACE_SECONDS, self._interrupts)
+
+            def order() -> Stop | None:
+                return next((message for message in self._inbox if isinstance(message, Stop)), None)
+
+            def tick(now: float) -> Failure | None:
+                del now
+                self._inbox.extend(self._link.poll())
+                stop = order()
+                return None if stop is None else Failure(outcome="interrupted", cause=stop.cause)
+
+            def before_stop(why: Failure, listen: Callable[[], str]) -> Failure:
+                self._notify(f"{why.cause} Stopping it.")
+                if (stop := order()) is not None and stop.stacks:
+                    self._save_stacks(directory.path / "stacks.txt", take_stacks(child.members(), listen))
+                return why
+
+            ending = supervisor.run(tick, before_stop)
+        how = "stopped" if ending.stopped else "ended well" if ending.exit_code == 0 else f"ended with status {ending.exit_code}"
+        self._notify(f"{plan.run_id} {how} after {time.monotonic() - began:.0f} s; its log is {directory.log_file}")
+        stopped_here = ending.stopped is not None and order() is None
+        return Ended(
+            number=part.number,
+            exit_code=ending.exit_code,
+            stopped=ending.stopped.cause if stopped_here and ending.stopped else None,
+            lines=tail_of(list(output.tail)) if ending.exit_code != 0 else (),
+        )
+
+    def _save_stacks(self, path: Path, stacks: list[Stack]) -> None:
+        try:
+            path.write_text(describe(stacks), encoding="utf8")
+        except OSError as error:
+            self._notify(f"The stacks cannot be written to {path}: {error.strerror or error}.")
+
+
+def command_on(plan: RunPlan, place: Nodes) -> Command:
+    """Return the exact command that runs a plan on one of its nodes."""
+    command = engine_named(plan.engine).command(plan)
+    if command.ranks_per_node is None:
+        return command
+    prefix = torchrun(place, command.ranks_per_node)
+    return dataclasses.replace(command, argv=(*prefix, *command.argv), ranks_per_node=None)

@@ -1,0 +1,217 @@
+"""Answer which layout is fastest and fits: from what a user asks to a question, the machine's rates, and all candidates."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+
+from tprimat.engines.base import Settings, engine_named
+from tprimat.errors import ConfigError
+from tprimat.facts.accelerators import Accelerator, accelerators, find_accelerator
+from tprimat.facts.models import ModelShape, model_shape
+from tprimat.hardware.nodes import this_machine
+from tprimat.plan.schema import EngineOptions, Layout, RunPlan
+from tprimat.predict.rates import Rates, probed_rates, published_rates
+from tprimat.predict.search import Answer, Candidate, Question, search
+from tprimat.predict.workload import TRANSFORMER_ENGINE, Implementation, Precision
+from tprimat.records.discover import probes_in
+from tprimat.records.schema import ProbeRecord
+
+USUAL_GPUS_PER_NODE = 8
+USUAL_SEQUENCE_TOKENS = 8192
+SMALLEST_BATCH = 128
+SEQUENCES_PER_GPU = 2
+USABLE_SHARE = 0.99
+"""Of an accelerator's memory as built; the driver keeps the rest (139.8 of 141 GiB on H200)."""
+MEGATRON_LM = "megatron-lm"
+"""Megatron-LM with Transformer Engine, which TPrimat predicts and reads logs of, but does not start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """What a user asks. None: this machine, or the usual."""
+
+    architecture: str
+    accelerator: str | None = None
+    gpus: int | None = None
+    nodes: int | None = None
+    global_batch: int | None = None
+    sequence_tokens: int | None = None
+    precision: Precision = "bf16"
+    engine: str | None = None
+    probes: tuple[Path, ...] = ()
+
+
+def answer(request: PlanRequest) -> tuple[Answer, Rates]:
+    """Predict every legal layout of a model of the table.
+
+    Where no engine is named and nothing fits the embedded one, whose stages are equal, Megatron-LM's layouts are the answer.
+
+    Raises:
+        ConfigError: a name or a number that makes no sense, or a batch that no layout divides.
+    """
+    found = _answer_of(request)
+    if found[0].fitting or request.engine is not None:
+        return found
+    other = _answer_of(replace(request, engine=MEGATRON_LM))
+    return other if other[0].fitting else found
+
+
+def answers(request: PlanRequest, counts: Sequence[int]) -> list[tuple[Answer, Rates]]:
+    """Predict for several numbers of GPUs, all with the engine that the largest number takes.
+
+    Raises:
+        ConfigError: as `answer`.
+    """
+    engine = request.engine
+    if engine is None:
+        largest, _ = answer(replace(request, gpus=max(counts)))
+        engine = MEGATRON_LM if largest.question.implementation.name == TRANSFORMER_ENGINE.name else None
+    return [answer(replace(request, gpus=count, engine=engine)) for count in counts]
+
+
+def _answer_of(request: PlanRequest) -> tuple[Answer, Rates]:
+    shape = model_shape(request.architecture)
+    accelerator, found = accelerator_of(request.accelerator)
+    gpus, per_node = _gpus(request, found)
+    implementation, equal = _implementation(request.engine, shape)
+    question = Question(
+        shape=shape,
+        gpus=gpus,
+        gpus_per_node=per_node,
+        memory_bytes=usable_bytes(accelerator),
+        global_batch=request.global_batch or _usual_batch(gpus),
+        sequence_tokens=request.sequence_tokens or min(USUAL_SEQUENCE_TOKENS, shape.context_tokens),
+        precision=request.precision,
+        implementation=implementation,
+        equal_stages=equal,
+    )
+    return _answer(question, accelerator, request.probes)
+
+
+def answer_for(plan: RunPlan, accelerator_name: str | None, probes: Sequence[Path]) -> tuple[Answer, Rates]:
+    """Predict every legal layout for the model, batch, precision and engine of a plan, whatever its own layout is.
+
+    Raises:
+        ConfigError: the accelerator is not known, or no layout divides the batch.
+    """
+    accelerator, _ = accelerator_of(accelerator_name)
+    return _answer(_question_of(plan, accelerator), accelerator, probes)
+
+
+def candidates_for(plan: RunPlan, accelerator: Accelerator, gpus: int | None = None) -> tuple[Candidate, ...]:
+    """Return what fits in place of a plan, fastest first, on its GPUs or on so many.
+
+    Raises:
+        ConfigError: there is no legal layout.
+    """
+    question = _question_of(plan, accelerator)
+    if gpus is not None:
+        question = replace(question, gpus=gpus, gpus_per_node=max(question.gpus_per_node, min(gpus, USUAL_GPUS_PER_NODE)))
+    return _answer(question, accelerator, ())[0].fitting
+
+
+def _question_of(plan: RunPlan, accelerator: Accelerator) -> Question:
+    settings = Settings(shape=plan.shape, layout=Layout(), options=asdict(plan.engine_options), transformer_engine=None)
+    implementation = engine_named(plan.engine).implementation(settings)
+    if implementation is None or plan.precision == "fp32":
+        what = f"The engine {plan.engine} in {plan.precision} cannot be predicted."
+        raise ConfigError(what, where="--plan", fix="--engine megatron --precision bf16")
+    return Question(
+        shape=plan.shape,
+        gpus=plan.nodes * plan.gpus_per_node,
+        gpus_per_node=plan.gpus_per_node,
+        memory_bytes=usable_bytes(accelerator),
+        global_batch=plan.batch.global_batch_sequences,
+        sequence_tokens=plan.batch.sequence_tokens,
+        precision=plan.precision,
+        implementation=implementation,
+        equal_stages=True,
+    )
+
+
+def _answer(question: Question, accelerator: Accelerator, probes: Sequence[Path]) -> tuple[Answer, Rates]:
+    shape, tokens, batch = question.shape, question.sequence_tokens, question.global_batch
+    if tokens > shape.context_tokens:
+        what = f"A sequence of {tokens} tokens is out of range."
+        raise ConfigError(what, where="--sequence-length", fix=f"1 to {shape.context_tokens:,} tokens")
+    if question.precision not in accelerator.dense_flops:
+        what = f"{accelerator.name} does not multiply {question.precision}."
+        raise ConfigError(what, where="--precision", fix=", ".join(accelerator.dense_flops))
+    rates = rates_of(accelerator, question.gpus_per_node, probes_in(probes)[0])
+    result = search(question, rates)
+    if not result.fitting and not result.too_large:
+        why = f"No layout divides {batch} sequences of {tokens:,} tokens over {question.gpus} GPUs."
+        fix = f"--global-batch-size {_usual_batch(question.gpus)}"
+        raise ConfigError("There is no legal layout.", where="--gpus", why=why, fix=fix)
+    return result, rates
+
+
+def usable_bytes(accelerator: Accelerator) -> int:
+    """Return the memory that a program may use."""
+    return round(accelerator.memory_bytes * USABLE_SHARE)
+
+
+def rates_of(accelerator: Accelerator, gpus_per_node: int, probes: Sequence[ProbeRecord]) -> Rates:
+    """Return the rates of an accelerator: by the probes that ran on one, else as published."""
+    own = [probe for probe in probes if find_accelerator(probe.machine.accelerator) is accelerator]
+    return probed_rates(own, accelerator, gpus_per_node) if own else published_rates(accelerator, gpus_per_node)
+
+
+def accelerator_of(name: str | None) -> tuple[Accelerator, int | None]:
+    """Return the accelerator of a name, or for None this machine's and how many of it are here.
+
+    Raises:
+        ConfigError: it is not in the table.
+    """
+    if name is not None:
+        accelerator = find_accelerator(name)
+        if accelerator is None:
+            names = [accelerator.name for accelerator in accelerators()]
+            known = [known for known in names if name.lower() in known.lower()]
+            near = known or get_close_matches(name, names, n=3, cutoff=0.3) or names
+            what = f"There is no accelerator {name!r}."
+            raise ConfigError(what, where="--accelerator", why="Its data sheet is not in the table.", fix=", ".join(near))
+        return accelerator, None
+    machine = this_machine()
+    accelerator = find_accelerator(machine.accelerator) if machine else None
+    if accelerator is None:
+        seen = f"It shows {machine.accelerator}, which is not in the table." if machine else "It shows no GPU."
+        fix = '--accelerator "H100 SXM" --gpus 8, or another of tprimat models --table accelerators'
+        raise ConfigError("The accelerator of this machine is not known.", where="--accelerator", why=seen, fix=fix)
+    return accelerator, machine.gpus_per_node if machine else None
+
+
+def _gpus(request: PlanRequest, found: int | None) -> tuple[int, int]:
+    """Return the number of GPUs, and how many of them are in one node."""
+    gpus = request.gpus or (found or USUAL_GPUS_PER_NODE) * (request.nodes or 1)
+    nodes = request.nodes or max(1, -(-gpus // USUAL_GPUS_PER_NODE))
+    if gpus % nodes:
+        raise ConfigError(
+            f"{gpus} GPUs are not the same number on each of {nodes} nodes.",
+            where="--nodes",
+            fix=f"--gpus {gpus // nodes * nodes}",
+        )
+    return gpus, gpus // nodes
+
+
+def _usual_batch(gpus: int) -> int:
+    """Return two sequences a GPU, at least 128, as a power of two or a multiple of the GPUs."""
+    wanted = max(SMALLEST_BATCH, SEQUENCES_PER_GPU * gpus)
+    return wanted if wanted % gpus == 0 else -(-wanted // gpus) * gpus
+
+
+def _implementation(engine: str | None, shape: ModelShape) -> tuple[Implementation, bool]:
+    """Return how the layers of an engine use memory, and whether it needs equal pipeline stages.
+
+    Without a choice: the embedded engine for dense models, and for others Megatron-LM with Transformer Engine.
+    """
+    sparse = bool(shape.experts or shape.kv_lora_rank)
+    if engine == MEGATRON_LM or (engine is None and sparse):
+        return replace(TRANSFORMER_ENGINE, loss="in_place"), False
+    chosen = engine_named(engine or "megatron")
+    settings = Settings(shape=shape, layout=Layout(), options=asdict(EngineOptions()), transformer_engine=None)
+    implementation = chosen.implementation(settings)
+    if implementation is None:
+        raise ConfigError(f"The memory of the engine {engine} is not known.", where="--engine", fix=MEGATRON_LM)
+    return implementation, True

@@ -1,0 +1,150 @@
+"""Predict a plan before it runs, from the engine's use of memory and the machine's rates; and name what would fit instead."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+from tprimat import units
+from tprimat.engines import MODULES
+from tprimat.engines.base import Settings, engine_named
+from tprimat.errors import ConfigError, LaunchError
+from tprimat.facts.accelerators import Accelerator, find_accelerator
+from tprimat.plan.schema import RunPlan
+from tprimat.predict.memory import predict_memory
+from tprimat.predict.search import Candidate
+from tprimat.predict.time import predict_time
+from tprimat.predict.workload import Workload, layout_of_record, workload_of_plan, workload_of_record
+from tprimat.records.schema import Machine, ProbeRecord, RunPrediction, RunRecord
+from tprimat.report.plan import layout_name
+from tprimat.runner.planning import candidates_for, rates_of
+
+ERROR_OF_MEMORY = 0.05
+"""A run is refused only where it would not fit if the prediction were too high by this much; docs/accuracy.md has the errors."""
+MOST_ALTERNATIVES = 3
+MOST_DOUBLINGS = 7
+EXPANDABLE = ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+"""torch's allocator then grows its pieces instead of keeping fragments: the first remedy of its own documentation."""
+
+
+def planned_workload(plan: RunPlan) -> Workload | None:
+    """Return the workload of a plan on a GPU; None where the engine's use of memory, or the micro-batch, is not known."""
+    options = asdict(plan.engine_options)
+    settings = Settings(shape=plan.shape, layout=plan.layout, options=options, transformer_engine=None)
+    implementation = engine_named(plan.engine).implementation(settings)
+    return None if implementation is None else workload_of_plan(plan, implementation)
+
+
+def recorded_workload(run: RunRecord) -> Workload | None:
+    """Return the workload of a run that was measured; None where its record does not say all of it."""
+    layout = layout_of_record(run)
+    if run.engine not in MODULES or run.shape is None or layout is None:
+        return None
+    te = run.evidence.transformer_engine if run.evidence is not None else None
+    settings = Settings(shape=run.shape, layout=layout, options=run.engine_options, transformer_engine=te)
+    implementation = engine_named(run.engine).implementation(settings)
+    if implementation is None:
+        return None
+    if layout.tensor == 1:  # a switch without effect must not tell two runs apart
+        implementation = replace(implementation, overlaps_tensor_parallel=False)
+    return workload_of_record(run, layout, implementation)
+
+
+def predicted(plan: RunPlan, machine: Machine, probes: Sequence[ProbeRecord]) -> RunPlan:
+    """Return the plan with its prediction: none on a CPU, and none before the micro-batch is found."""
+    workload = None if plan.platform == "cpu" else planned_workload(plan)
+    if workload is None:
+        return replace(plan, prediction=None)
+    memory = predict_memory(workload)
+    prediction = RunPrediction(
+        allocated_bytes=memory.allocated_bytes,
+        reserved_bytes=memory.reserved_bytes,
+        memory={part: size for part, size in memory.parts.items() if size},
+        stage=memory.stage,
+        moment=memory.moment,
+    )
+    accelerator = find_accelerator(machine.accelerator)
+    if accelerator is not None and workload.precision in accelerator.dense_flops:
+        rates = rates_of(accelerator, plan.gpus_per_node, probes)
+        time = predict_time(workload, rates)
+        parts: dict[str, float] = {part: seconds for part, seconds in time.parts.items() if seconds}
+        prediction = replace(prediction, step_seconds=time.step_seconds, time=parts, rates=rates.source)
+    return replace(plan, prediction=prediction)
+
+
+def refuse_too_large(plan: RunPlan, machine: Machine) -> None:
+    """Refuse a plan that cannot fit even if its prediction is too high by the usual error.
+
+    Raises:
+        LaunchError: names what is missing, and what fits.
+    """
+    need, room = plan.prediction, machine.memory_bytes
+    if need is None or room is None or need.allocated_bytes <= room * (1 + ERROR_OF_MEMORY):
+        return
+    largest = max(need.memory, key=lambda part: need.memory[part])
+    accelerator = find_accelerator(machine.accelerator)
+    fits, more = alternatives(plan, accelerator), enough_gpus(plan, accelerator)
+    ways = [f"what fits: {', '.join(fits)}"] if fits else [more] if more else []
+    raise LaunchError(
+        f"{plan.model} under {plan.strategy} needs {units.gibibytes(need.allocated_bytes)} on the fullest rank, by prediction.",
+        where="--parallel",
+        why=f"A GPU has {units.gibibytes(room)}. Most of it are {largest}, {units.gibibytes(need.memory[largest])}.",
+        fix="; ".join([*ways, "--force runs it all the same"]),
+    )
+
+
+def alternatives(plan: RunPlan, accelerator: Accelerator | None) -> list[str]:
+    """Return flags of what fits by prediction: the plan's own layout with less at once, then the fastest other layouts."""
+    if accelerator is None or plan.platform == "cpu":
+        return []
+    try:
+        found = candidates_for(plan, accelerator)
+    except ConfigError:  # no legal layout for this batch
+        return []
+    layout = plan.layout
+    own = (layout.tensor, layout.pipeline, layout.context, layout.expert)
+    same = [candidate for candidate in found if candidate.degrees == own and _differs(candidate, plan)]
+    others = {candidate.degrees: candidate for candidate in reversed(found) if candidate.degrees != own}
+    fastest = sorted(others.values(), key=lambda candidate: candidate.time.step_seconds if candidate.time else 0.0)
+    return [_words(candidate, plan) for candidate in [*same[:1], *fastest][:MOST_ALTERNATIVES]]
+
+
+def enough_gpus(plan: RunPlan, accelerator: Accelerator | None) -> str | None:
+    """Say how many GPUs, of the numbers that double the plan's, are the fewest that the model fits; None if no number does."""
+    here = plan.nodes * plan.gpus_per_node
+    if accelerator is None or plan.platform == "cpu":
+        return None
+    for times in (2**power for power in range(1, MOST_DOUBLINGS + 1)):
+        try:
+            if candidates_for(plan, accelerator, here * times):
+                return f"{here * times} GPUs, the fewest that this model fits by prediction"
+        except ConfigError:  # the batch has too few sequences
+            return None
+    return None
+
+
+def _differs(candidate: Candidate, plan: RunPlan) -> bool:
+    work = candidate.workload
+    return work.micro_batch != plan.batch.micro_batch_sequences or work.recompute.granularity != plan.recompute
+
+
+def _words(candidate: Candidate, plan: RunPlan) -> str:
+    work = candidate.workload
+    words = [f"--micro-batch-size {work.micro_batch}"] if work.micro_batch != plan.batch.micro_batch_sequences else []
+    if work.recompute.granularity != plan.recompute:
+        words.append(f"recompute {work.recompute.granularity}")
+    same = work.layout == plan.layout
+    named = "" if same else f"{layout_name(work)}{' ' if words else ''}"
+    return f"{named}{' '.join(words)} ({units.gibibytes(candidate.memory.device_bytes)})"
+
+
+def out_of_memory_hint(plan: RunPlan, machine: Machine, otherwise: str | None) -> str | None:
+    """Return what to try after a run out of memory: fragments first, then what fits by prediction."""
+    if plan.platform == "cpu":
+        return otherwise
+    name, value = EXPANDABLE
+    accelerator = find_accelerator(machine.accelerator)
+    fits = alternatives(plan, accelerator)
+    if not fits and (more := enough_gpus(plan, accelerator)):
+        return more
+    first = [] if value in plan.environment.get(name, "") else [f"export {name}={value}"]
+    rest = [f"what fits by prediction: {', '.join(fits)}"] if fits else [otherwise] if otherwise else []
+    return "; then ".join([*first, *rest]) or None

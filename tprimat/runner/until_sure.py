@@ -1,0 +1,220 @@
+"""Repeat configurations in turn, A B B A, until their comparison is decided or a number of runs is reached.
+
+Looking after each block of runs and stopping when a verdict shows would find differences that are not there: each look gets an
+equal share of the 5 % of false alarms instead (Bonferroni), which the confidence of the comparison's intervals says.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tprimat.analyze.compare import Question, Verdict
+from tprimat.analyze.groups import Group, accelerator_name, differing_traits
+from tprimat.config.load import environment_choices, read_config
+from tprimat.errors import ConfigError, LaunchError
+from tprimat.facts.accelerators import BACKEND_OF, find_accelerator
+from tprimat.hardware.nodes import this_machine
+from tprimat.plan.build import new_run_id
+from tprimat.plan.schema import RunPlan, read_plan
+from tprimat.records.redaction import UNKNOWN
+from tprimat.report.comparison import Comparison
+from tprimat.report.winner import lines_of_sides
+from tprimat.runner.session import Session
+from tprimat.runner.sweep import Cell, run_cells
+from tprimat.statistics import FALSE_ALARM, FEWEST_RUNS
+
+BLOCK = 2
+"""Runs of each side between two looks: A B B A."""
+
+
+def looks_between(runs: int, most: int) -> list[int]:
+    """Return the numbers of runs a side at which a comparison is looked at, the first one now.
+
+    Args:
+        runs: of the smaller side now.
+        most: at which it ends.
+    """
+    later = [*range(FEWEST_RUNS, most, BLOCK), most]
+    return [runs, *(count for count in later if count > runs)]
+
+
+def question_when_sure(
+    compare: Callable[[Question], Comparison], question: Question, most: int, margin: float | None
+) -> Question:
+    """Repeat undecided configurations, and return the question with the confidence at which the answer must be read.
+
+    Args:
+        compare: reads all runs, and compares them.
+        question: of the comparison.
+        most: runs of a configuration.
+        margin: of a gate, which then decides; None: until a configuration is shown to be faster or slower.
+
+    Raises:
+        ConfigError: `most` is too small to name a winner.
+        LaunchError: a run cannot be repeated here, failed, or is another configuration than the one it repeats.
+    """
+    if most < FEWEST_RUNS:
+        what = f"--until-sure is {most}."
+        why = f"Fewer than {FEWEST_RUNS} runs a side name no winner."
+        raise ConfigError(what, where="--until-sure", why=why, fix=f"--until-sure {FEWEST_RUNS}")
+
+    def decided(found: Verdict) -> bool:
+        if found.outcome == "refused" or found.other_loss is not None:
+            return True
+        return found.outcome in {"faster", "slower"} if margin is None else found.no_slower_than(margin) is not None
+
+    fewest = min((found.fewest_runs for found in compare(question).verdicts if found.outcome != "refused"), default=most)
+    asked = replace(question, confidence=confidence_of(looks_between(fewest, most)))
+    Repetitions(most=most, read=lambda: compare(asked), start=run_again, decided=decided).run()
+    return asked
+
+
+def confidence_of(looks: Sequence[int]) -> float:
+    """Return the confidence of each look that leaves 5 % of false alarms to all of them."""
+    return 1 - FALSE_ALARM / len(looks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repetitions:
+    """How runs are repeated until a comparison is decided."""
+
+    most: int
+    """Runs of a configuration."""
+    read: Callable[[], Comparison]
+    """Compare all runs that there are, at the confidence of one look."""
+    start: Callable[[Sequence[Group]], None]
+    """Run configurations once more each, in this order."""
+    decided: Callable[[Verdict], bool]
+
+    def run(self) -> Comparison:
+        """Repeat the configurations of every undecided verdict, and return the comparison that decides or has all runs.
+
+        Raises:
+            LaunchError: a run cannot be repeated here, failed, or is another configuration than the one it repeats.
+        """
+        while True:
+            comparison = self.read()
+            todo = self._undecided(comparison)
+            if not todo:
+                return comparison
+            target = looks_between(min(len(group.runs) for group in todo), self.most)[1]
+            for order in in_turn([target - len(group.runs) for group in todo]):
+                before = comparison
+                self.start([todo[place] for place in order])
+                comparison = self.read()
+                check_repeated([todo[place] for place in order], before, comparison)
+
+    def _undecided(self, comparison: Comparison) -> list[Group]:
+        """Return the configurations that need more runs, in order of the comparison."""
+        by_label = {group.label: group for group in comparison.groups}
+        open_ones = [found for found in comparison.verdicts if not self.decided(found)]
+        labels = {label for found in open_ones for label in (found.baseline, found.candidate)}
+        return [group for label, group in by_label.items() if label in labels and len(group.runs) < self.most]
+
+
+def in_turn(missing: Sequence[int]) -> list[list[int]]:
+    """Return which configurations run in each pass, every second pass backwards, so that drift falls on all alike.
+
+    Args:
+        missing: runs that each configuration lacks.
+    """
+    passes = []
+    for number in range(max(missing, default=0)):
+        places = [place for place, count in enumerate(missing) if count > number]
+        passes.append(places[::-1] if number % 2 else places)
+    return passes
+
+
+def check_repeated(repeated: Sequence[Group], before: Comparison, after: Comparison) -> None:
+    """Check that each repetition counts and joined its configuration.
+
+    Raises:
+        LaunchError: one did not.
+    """
+    known = {item.result.run.run_id for group in before.groups for item in group.runs}
+    known |= {item.result.run.run_id for item in before.not_counted}
+    for group in repeated:
+        ids = {item.result.run.run_id for item in group.runs}
+        now = next((other for other in after.groups if ids & {item.result.run.run_id for item in other.runs}), None)
+        if now is not None and {item.result.run.run_id for item in now.runs} - known:
+            continue
+        new = [other for other in after.groups if not {item.result.run.run_id for item in other.runs} & known]
+        alike = [other for other in new if other.run.strategy == group.run.strategy]
+        lines = lines_of_sides(differing_traits(group.run, alike[0].run), (1, 0)) if alike else []
+        failed = [item.not_counted for item in after.not_counted if item.result.run.run_id not in known]
+        raise LaunchError(
+            f"A repetition of {group.label} does not belong to it.",
+            where="--until-sure",
+            why=" ".join(lines) or "; ".join(filter(None, failed)) or "It is not among the results that are compared.",
+            fix="repeat where the first runs were made, with the same versions, and name their output folder in --results-dir",
+        )
+
+
+def run_again(groups: Sequence[Group]) -> None:
+    """Run configurations once more each, from the plans in their folders, into their output folders.
+
+    Raises:
+        LaunchError: a plan is missing or was made for another machine.
+    """
+    cells = [cell_of(group) for group in groups]
+    results = run_cells(cells, quiet=True, resume=False, messages=sys.stderr)
+    if len(results) < len(cells) or any(result.stop_signal for result in results):
+        raise LaunchError("The repetitions were stopped.", where="--until-sure", fix="the same command goes on where it ended")
+
+
+def cell_of(group: Group) -> Cell:
+    """Return one more run of a configuration.
+
+    Raises:
+        LaunchError: there is no plan of it here, or this is another machine.
+    """
+    folders = [item.result.path for item in group.runs if (item.result.path / "plan.json").is_file()]
+    if not folders:
+        raise LaunchError(
+            f"No plan of {group.label} is here.",
+            where="--until-sure",
+            why="A run is repeated from the plan.json in its folder.",
+            fix="--results-dir with folders that ./benchmark.py wrote on this machine",
+        )
+    folder = folders[-1].resolve()
+    output = folder.parent.parent
+    plan = read_plan(folder / "plan.json")
+    run_id = new_run_id(plan.model, plan.strategy)
+    plan = replace(plan, run_id=run_id, run_directory=str(output / "runs" / run_id), output_directory=str(output))
+    return Cell(session=session_of(plan, group, output), plan=plan)
+
+
+def session_of(plan: RunPlan, group: Group, output: Path) -> Session:
+    """Return the session of a repeated plan.
+
+    Raises:
+        LaunchError: this is another machine, or the plan's environment is not in its file.
+    """
+    machine = this_machine()
+    here = machine.accelerator if machine is not None else None
+    same = plan.platform == "cpu" or (
+        machine is not None
+        and BACKEND_OF[plan.platform] == machine.platform
+        and find_accelerator(here) is find_accelerator(group.run.machine.accelerator)
+    )
+    if not same:
+        what = f"{group.label} ran on {accelerator_name(group.run)}, and this machine has {here or 'no GPU'}."
+        raise LaunchError(what, where="--until-sure", fix="repeat it there")
+    hidden = [name for name, value in plan.environment.items() if value.startswith(UNKNOWN[:-1])]
+    if hidden:
+        raise LaunchError(
+            f"The plan of {group.label} does not keep the values of {', '.join(hidden)}.",
+            where="--until-sure",
+            why="Values of unknown environment variables are not written.",
+            fix="./benchmark.py with --runs",
+        )
+    return Session(
+        loaded=read_config(size=plan.size),
+        platform=plan.platform,
+        size=plan.size,
+        machine=machine,
+        choices=environment_choices(),
+        output=output,
+        plans=(plan,),
+    )

@@ -35,9 +35,11 @@ SLOW = (
 
 
 def pytest_configure():
-    """A shell starts its background jobs deaf to SIGINT, which tests send to programs that would inherit that."""
+    """A shell starts its background jobs deaf to SIGINT, and nohup to SIGHUP: programs that tests send them to would inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_ignore_collect(collection_path, config):

@@ -3,7 +3,7 @@
 tprimat probe gemm,memory
 tprimat probe all --output output --time-budget 240
 tprimat probe gemm --dtype bf16,fp8 --json
-tprimat probe rounds --dtype bf16,fp8                   the same products three times, warm and after 10 s of full load
+tprimat probe rounds --dtype bf16,fp8                   the same products three times, warm and under sustained load
 tprimat probe pieces,overlap                            what predictions of a step are composed of
 """
 

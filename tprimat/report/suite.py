@@ -28,8 +28,9 @@ SECTIONS: tuple[Section, ...] = (
     ),
     (
         "Products in rounds",
-        "The same products in several rounds, each warm and after 10 s of full load. The range between rounds, over their "
-        "median, is how far a single figure of the tables above may be off; half the width of its interval is not.",
+        "The same products in several rounds, each warm and under sustained load (on a GPU, 10 s of it before the first sample). "
+        "The range between rounds, over their median, is how far a single figure of the tables above may be off; half the width "
+        "of its interval is not.",
         tables.rounds,
     ),
     ("Calls and libraries", "The same product through two calls or two libraries.", tables.libraries),

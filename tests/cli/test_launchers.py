@@ -133,7 +133,7 @@ def test_a_signal_ends_a_run_whose_terminal_nobody_reads(number, status, launche
 
 def test_the_watchdog_ends_a_hung_run_whose_terminal_nobody_reads(launcher, terminal, tmp_path):
     folder = tmp_path / "out"
-    limits = ("--set", "benchmarking.hang_minimum_seconds=2", "--set", "benchmarking.hang_factor=2")
+    limits = ("--set", "benchmarking.hang_minimum_seconds=2", "--set", "benchmarking.hang_factor=0.1")
     process = benchmark(launcher, *limits, "--output-dir", folder, act="hang", **on(terminal))
     until(lambda: outcomes(folder) == ["hung"], process)
     read_all(terminal)

@@ -97,7 +97,7 @@ def test_a_primus_run_that_fails_says_why(machine, tmp_path, act, outcome, word)
 
 
 def test_a_primus_run_that_goes_silent_is_stopped(machine, tmp_path):
-    done = machine("--set", "benchmarking.hang_minimum_seconds=0.5", "--set", "benchmarking.hang_factor=2", act="hang")
+    done = machine("--set", "benchmarking.hang_minimum_seconds=0.5", "--set", "benchmarking.hang_factor=0.1", act="hang")
     assert done.returncode == 1
     assert run_of(tmp_path)[0]["outcome"] == "hung"
 

@@ -35,7 +35,7 @@ SLOW = (
 
 
 def pytest_configure():
-    """A shell starts its background jobs deaf to SIGINT, and nohup to SIGHUP: programs that tests send them to would inherit that."""
+    """A shell starts background jobs deaf to SIGINT, nohup to SIGHUP: programs that tests send these to would inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:

@@ -234,14 +234,13 @@ class RoutedExperts(torch.autograd.Function):
 
 
 def _weight_gradient(weight: Parameter, gradient: Tensor, rows: Tensor, ends: Tensor, how: Computation) -> Tensor:
-    """Add a gradient to the fp32 buffer, if Megatron has one, and return an empty tensor for autograd; otherwise return it."""
-    found = how.products.wgrad(gradient, rows, ends)
+    """Return a gradient for autograd, after adding it to the fp32 buffer if Megatron has one; then nobody reads it again."""
+    found = how.products.wgrad(gradient, rows, ends).to(weight.dtype)
     total = getattr(weight, "main_grad", None)
-    if not how.fused_wgrad or total is None:
-        return found.to(weight.dtype)
-    add_expert_gradient(total, found, overwrite=claim_first_gradient(weight))
-    weight.grad_added_to_main_grad = True  # type: ignore[attr-defined]
-    return torch.empty_like(weight)
+    if how.fused_wgrad and total is not None:
+        add_expert_gradient(total, found, overwrite=claim_first_gradient(weight))
+        weight.grad_added_to_main_grad = True  # type: ignore[attr-defined]
+    return found
 
 
 @torch.no_grad()

@@ -158,6 +158,8 @@ class LayerActivations:
     router: int
     dispatched: int
     """Tokens as the experts receive them."""
+    returned: int
+    """Their results as the tokens' ranks receive them."""
     hidden: int
     """Outputs of the first feed-forward matrix."""
     activated: int
@@ -180,7 +182,7 @@ class LayerActivations:
             "mlp": set() if moe else {"hidden", "activated"},
             "moe_act": {"activated"} if moe else set(),
             "shared_experts": {"shared_hidden"},
-            "moe": {"router", "dispatched", "hidden", "activated", "shared_hidden"} if moe else set(),
+            "moe": {"router", "dispatched", "returned", "hidden", "activated", "shared_hidden"} if moe else set(),
         }
         return set().union(*(dropped.get(module, set()) for module in modules))
 
@@ -262,21 +264,24 @@ def _feed_forward(workload: Workload, *, moe: bool, stored: int) -> dict[str, in
         return {
             "router": 0,
             "dispatched": 0,
+            "returned": 0,
             "hidden": workload.tokens * halves * width * size,
             "activated": workload.tokens * width * stored,
             "shared_hidden": 0,
         }
+    code = workload.implementation
     experts, chosen, inner = shape.experts or 0, shape.experts_per_token or 0, shape.expert_ffn or 0
     split = workload.tokens // workload.sequence_ranks
-    rows = expert_rows(workload)
+    rows = _room_for_rows(workload)
     width = inner // workload.expert_tensor_ranks
     shared = shape.shared_experts * inner // tensor
     return {
         # Scores and probabilities in fp32 and the map, of all experts; indices, places and weights of the chosen ones.
         "router": split * (experts * (2 * FP32_BYTES + 1) + chosen * (8 + 8 + FP32_BYTES)),
         "dispatched": rows * shape.hidden * stored,
+        "returned": split * chosen * shape.hidden * size if code.keeps_returned_rows else 0,
         # Without SwiGLU no fused function weights the result, so that it exists before and after.
-        "hidden": rows * (halves if shape.gated else 2) * width * size + rows * FP32_BYTES,
+        "hidden": rows * (halves if shape.gated else 2) * width * size + (0 if code.keeps_returned_rows else rows * FP32_BYTES),
         "activated": rows * width * stored,
         "shared_hidden": workload.tokens * (halves * shared * size + shared * stored),
     }
@@ -286,6 +291,12 @@ def expert_rows(workload: Workload) -> int:
     """Return the tokens that the experts of one rank receive from a micro-batch when they are spread evenly."""
     chosen = workload.shape.experts_per_token or 0
     return workload.tokens // workload.sequence_ranks * chosen * workload.expert_tensor_ranks
+
+
+def _room_for_rows(workload: Workload) -> int:
+    """Return the rows for which that rank has buffers: some rank receives a little more than others, and takes a step more."""
+    step = workload.implementation.received_rows_step if workload.layout.expert > 1 else 0.0
+    return int(expert_rows(workload) * (1 + step))
 
 
 def _kept_activations(workload: Workload, stage: Stage, layers: Layers) -> int:
@@ -383,12 +394,23 @@ def _backward_of_layer(workload: Workload, stage: Stage, layers: Layers) -> int:
     rows_width = kept.activated * size // (1 if workload.precision == "fp8" else size)
     gradients = stream + rows_width + kept.hidden - kept.activated
     if moe:
-        gradients += expert_rows(workload) * workload.shape.hidden * size
+        gradients += _backward_of_experts(workload)
     recompute = workload.recompute
     if recompute.granularity == "full":
         count = recompute.layers if recompute.method == "uniform" else 1
         return gradients + kept.total * min(count, max(stage.layers, 1))
     return gradients + kept.total - kept.without(_dropped(workload, kept))
+
+
+def _backward_of_experts(workload: Workload) -> int:
+    """Return what else exists while rows' gradients travel back: those that arrived, and in the embedded engine both ends'."""
+    code, size = workload.implementation, workload.element_bytes
+    rows = _room_for_rows(workload) * workload.shape.hidden * size
+    if not code.keeps_returned_rows:
+        return rows
+    weights = layer_weights(workload, moe=True).experts * size  # gradients, before they are added to the buffer
+    sent = workload.tokens // workload.sequence_ranks * (workload.shape.experts_per_token or 0) * workload.shape.hidden * size
+    return rows + (rows + sent if workload.layout.expert > 1 else rows) + weights
 
 
 def _buffers(workload: Workload, stage: Stage) -> int:

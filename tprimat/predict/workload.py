@@ -59,6 +59,10 @@ class Implementation:
     """The last pipeline stage has fewer layers, because its output layer costs as much as several."""
     gathers_keys_values: bool = False
     """Under context parallelism each rank keeps all ranks' keys and values; False: they travel around a ring in both passes."""
+    keeps_returned_rows: bool = False
+    """The results of experts are kept as they came back, because the weights of a token's experts are applied there."""
+    received_rows_step: float = 0.0
+    """Buffers of rows for experts are multiples of this part of the rows that a rank sends."""
     shards_weights: bool = False
     """FSDP: weights, gradients and states are spread over data-parallel ranks and gathered layer by layer."""
     buffers_bytes: int = 0
@@ -236,6 +240,8 @@ EMBEDDED = Implementation(
     overlaps_tensor_parallel=True,
     balanced_stages=True,
     gathers_keys_values=True,
+    keeps_returned_rows=True,
+    received_rows_step=1 / 16,
     buffers_bytes=WORKSPACES,
 )
 """tprimat/megatron with its own layers, all switches on."""

@@ -640,6 +640,8 @@ def nothing_measured(contents: LogContents) -> Failure:
     """Return why a log holds no measured step, where it names no failure."""
     if not contents.steps:
         return Failure(outcome="failed", cause="The log ends before the first step without saying why.")
+    if any(is_printed(step) for step in contents.steps.values()):
+        return Failure(outcome="failed", cause=f"The log times {len(contents.steps)} steps, and none counts: see the notes.")
     return Failure(
         outcome="failed",
         cause=f"The log names {len(contents.steps)} steps, and none has a time.",

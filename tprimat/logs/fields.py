@@ -29,6 +29,8 @@ class LineFields:
     grad_norm: float | None = None
     learning_rate: float | None = None
     global_batch_sequences: int | None = None
+    consumed_sequences: int | None = None
+    """Of all steps so far."""
     skipped_steps: int | None = None
     nan_steps: int | None = None
     peak_allocated_bytes: int | None = None

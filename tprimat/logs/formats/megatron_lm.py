@@ -99,6 +99,7 @@ def read_iteration(text: str, **others: Any) -> LineFields | None:
         grad_norm=number(fields.get("grad norm")),
         learning_rate=number(fields.get("learning rate")),
         global_batch_sequences=whole(fields.get("global batch size")),
+        consumed_sequences=whole(fields.get("consumed samples")),
         skipped_steps=whole(fields.get("number of skipped iterations")),
         nan_steps=whole(fields.get("number of nan iterations")),
         **others,

@@ -44,5 +44,6 @@ def read_progress(text: str) -> LineFields | None:
         grad_norm=number(fields.get("grad_norm")),
         learning_rate=number(fields.get("lr")),
         global_batch_sequences=whole(fields.get("global_batch_size")),
+        consumed_sequences=whole(fields.get("consumed_samples")),
         peak_allocated_bytes=in_bytes(number(fields.get("peak_memory_usage")), 1),
     )

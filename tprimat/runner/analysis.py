@@ -27,6 +27,7 @@ from tprimat.records.store import as_document, checked
 from tprimat.report.comparison import Comparison, runs_to_decide, sentence
 from tprimat.report.html.page import Report, html_report
 from tprimat.report.peak import PeakAnalysis
+from tprimat.report.winner import held_words
 
 # The ./benchmark.py command that runs a published configuration on this machine.
 
@@ -254,7 +255,11 @@ def regression_gate(comparison: Comparison, margin: float) -> Gate:
     closed, undecided = [], []
     for found in comparison.verdicts:
         passed = None if found.outcome == "refused" else found.no_slower_than(margin)
-        if found.outcome == "refused" or passed is False or found.other_loss is not None:
+        favoured = passed is not None and found.handicapped == ("baseline" if passed else "candidate")
+        if favoured and found.other_loss is None:
+            name = found.baseline if passed else found.candidate
+            undecided.append(f"{sentence(found)} Repeat it on cool GPUs: {held_words(found, name)}.")
+        elif found.outcome == "refused" or passed is False or found.other_loss is not None:
             closed.append(sentence(found))
         elif passed is None:
             undecided.append(f"{sentence(found)} {runs_to_decide(found, margin)}")

@@ -371,8 +371,8 @@ def of_machine(reason: str) -> bool:
 def _throttling(clocks: Mapping[str, float] | None) -> tuple[str, ...]:
     if not clocks:
         return ()
-    shares = ", ".join(f"{reason} in {share:.0%}" for reason, share in clocks.items())
-    return (f"clocks were held back: {shares} of the readings",)
+    found = (f"clocks were held back in {share:.0%} of the readings: {reason}" for reason, share in clocks.items())
+    return ("; ".join(found),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

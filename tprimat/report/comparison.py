@@ -133,8 +133,8 @@ def sentence(verdict: Verdict) -> str:
         what += winner.although(verdict)
     caution = f" They differ: {differing}." if differing else ""
     caution += f" {winner.loss_words(verdict)}" if verdict.other_loss else ""
-    caution += f" Speed alone: {verdict.losses_open}." if verdict.losses_open else ""
-    sides = winner.sides(verdict)
+    speed_alone = f"Speed alone: {verdict.losses_open}." if verdict.losses_open else ""
+    sides = " ".join(filter(None, (winner.sides(verdict), speed_alone)))
     return f"{pair}: {what} ({ratio}; {verdict.evidence}).{caution}{f' {sides}' if sides else ''}"
 
 

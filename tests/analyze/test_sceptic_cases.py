@@ -249,3 +249,178 @@ def test_a_cut_log_and_a_single_line_say_what_is_not_known(extracted):
     assert "the log begins at step 500, which is no slower than the others: it counts" in done.stderr
     done, _ = extracted(DUMP.format(more="") + iteration(500, 14.0, last=500) + END)
     assert "nothing tells whether its time holds start-up" in done.stderr
+
+
+def moe(**settings):
+    """Arguments of a mixture of 128 experts, and others."""
+    shape = {
+        "num_layers": 48,
+        "hidden_size": 2048,
+        "ffn_hidden_size": 6144,
+        "num_attention_heads": 32,
+        "num_query_groups": 4,
+        "group_query_attention": True,
+        "kv_channels": 128,
+        "swiglu": True,
+        "padded_vocab_size": 151936,
+        "num_experts": 128,
+        "moe_ffn_hidden_size": 768,
+        "moe_layer_freq": 1,
+        "moe_router_topk": 8,
+        "qk_layernorm": True,
+    }
+    return "".join(f"  {name} ................ {value}\n" for name, value in (shape | settings).items())
+
+
+def steady(**fields):
+    return "".join(iteration(step, 14.0 + 30 * (step == 1), last=12, **fields) for step in range(1, 13)) + END
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (moe(moe_router_force_load_balancing=True), "8,192 tokens a step, balanced routing"),
+        (moe(moe_router_force_load_balancing=False), "8,192 tokens a step, natural routing"),
+        (moe(), "8,192 tokens a step, routing unknown"),
+        (moe(moe_expert_capacity_factor=1.25), "experts drop tokens above a capacity of 1.25: FLOP and MFU count all"),
+    ],
+)
+def test_how_experts_were_fed_is_said_beside_the_rate(more, says, extracted):
+    done, _ = extracted(DUMP.format(more=more) + steady(), model="auto")
+    assert done.returncode == 0, done.stderr
+    assert says in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("argument", "caution"),
+    [
+        ("reset_attention_mask", "attention ends at each document"),
+        ("sft", "tokens include padding"),
+    ],
+)
+def test_what_makes_a_step_smaller_than_it_looks_follows_the_run_into_every_analysis(argument, caution, extracted, tmp_path):
+    done, result = extracted(DUMP.format(more=f"  {argument} ................ True\n") + steady())
+    assert caution in done.stderr
+    assert any(caution in warning for warning in measure(result, MetricOptions()).metrics.warnings)
+    done, result = extracted(DUMP.format(more=f"  {argument} ................ False\n") + steady())
+    assert caution not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "model", "says"),
+    [
+        ("  decoder_seq_length .............. 128\n", "llama", "decoder_seq_length is 128"),
+        ("  window_size ..................... (1024,0)\n", "llama", "window_size is (1024,0)"),
+        (moe() + "  decoder_seq_length .............. 128\n", "auto", "other layers than full attention"),
+    ],
+)
+def test_work_whose_flop_are_not_counted_is_refused(more, model, says, extracted):
+    done, result = extracted(DUMP.format(more=more) + steady(), model=model)
+    assert (done.returncode, result, says in done.stderr) == (2, None, True)
+
+
+def test_samples_that_grow_by_another_number_than_the_batch_are_refused(extracted):
+    lines = "".join(iteration(step, 14.0, consumed=64 * step, last=12) for step in range(1, 13))
+    done, result = extracted(DUMP.format(more="") + lines + END)
+    assert (done.returncode, result) == (2, None)
+    assert "consumed samples grow by 64 a step, the batch is 128" in done.stderr
+
+
+def test_another_configuration_earlier_in_the_log_and_missing_lines_are_named(extracted):
+    text = DUMP.format(more="") + "".join(iteration(step, 14.0, last=4) for step in range(1, 5))
+    text += DUMP.format(more="") + "".join(iteration(step, 28.0, batch=256, last=12) for step in (1, 2, 3, 4, 8, 9, 10, 11, 12))
+    done, result = extracted(text + END)
+    assert result.run.global_batch_sequences == 256
+    assert (
+        "steps from 1 to 4 are left out, since a later process ran another configuration: global_batch_sequences 128"
+        in done.stderr
+    )
+    assert "lines are missing in the log: from step 5 on" in done.stderr
+
+
+def test_lines_out_of_order_are_called_so(extracted):
+    lines = [iteration(step, 14.0 + step / 100, last=12) for step in range(1, 13)]
+    done, _ = extracted(DUMP.format(more="") + "".join(reversed(lines)) + END)
+    assert "lines are out of order, or of several processes" in done.stderr
+
+
+MAXTEXT = """Num_devices: 8, shape (1, 1, 8)
+Config param dtype: bfloat16
+Config param global_batch_size_to_train_on: 24
+Config param max_target_length: 8192
+"""
+NEMO = "".join(f"Initializing distributed: GLOBAL_RANK: {rank}, MEMBER: {rank + 1}/8\n" for rank in range(8))
+BRIDGE = "model:\n  bf16: true\n  context_parallel_size: 1\n  pipeline_model_parallel_size: 1\n  seq_length: 8192\n"
+BRIDGE += "  tensor_model_parallel_size: 1\n"
+
+
+def completed(step, weights=196608):
+    return f"completed step: {step}, seconds: 2.660, Tokens/s/device: 9239.1, total_weights: {weights}, loss: 9.1\n"
+
+
+def epoch(step, consumed=128):
+    return (
+        f"Training epoch 0, iteration {step}/11 | lr: 1e-05 | global_batch_size: 128 | global_step: {step} | "
+        f"train_step_timing in s: 14.01 | consumed_samples: {(step + 1) * consumed}\n"
+    )
+
+
+def bridge(step):
+    return f"Step Time : 14.00s GPU utilization: 481.9MODEL_TFLOP/s/GPU\n{iteration(step, 14.0, last=12)}"
+
+
+def tuned(step):
+    rate = 2000 + 100 * (step % 3)
+    return f"Step {step} | loss:1.7 lr:2e-07 tokens_per_second_per_gpu:{rate} peak_memory_active:38.1 peak_memory_alloc:37.5 \n"
+
+
+def neox(step, flop="481.7TFLOPS"):
+    return (
+        f" samples/sec: 9.142 | iteration {10 * step:8d}/     120 | elapsed time per iteration (ms): 14002.0 | "
+        f"approx flops per GPU: {flop} | lm_loss: 1.0E+01 | loss scale: 1.0 | number of skipped iterations:   0 |\n"
+    )
+
+
+NEOX = (
+    "  train_batch_size ................ 128.........................default\n"
+    "  seq_length ...................... 8192........................updated\n"
+    "  world_size ...................... 8...........................default\n"
+    "  precision ....................... bfloat16....................updated\n"
+)
+FEW = ("--num-gpus", 8, "--global-batch-size", 16, "--sequence-length", 8192)
+
+
+@pytest.mark.parametrize(
+    ("log", "flags", "status", "says"),
+    [
+        ((MAXTEXT, completed), (), 0, "9,239 tokens/s/GPU"),
+        ((MAXTEXT, lambda step: completed(step, 78643)), (), 0, "40% of the tokens have a loss, the others are padding"),
+        ((MAXTEXT, lambda step: completed(step, 4 * 196608)), (), 2, "4.00 times the tokens of its batch have a loss"),
+        ((MAXTEXT + "Config param attention_type: local_sliding\n", completed), (), 2, "window_size is local_sliding"),
+        ((NEMO, epoch), ("--sequence-length", 8192), 0, "caution: nothing in the log shows which model ran"),
+        ((NEMO, lambda step: epoch(step, 256)), ("--sequence-length", 8192), 2, "consumed samples grow by 256 a step"),
+        (
+            (NEMO + "[NeMo I] Adding lora to: 0.self_attention.linear_qkv\n", epoch),
+            ("--sequence-length", 8192),
+            2,
+            "peft is lora",
+        ),
+        ((BRIDGE + "peft:\n  _target_: megatron.bridge.peft.lora.LoRA\n", bridge), ("--num-gpus", 8), 2, "peft is lora"),
+        (
+            (BRIDGE + "dataset:\n    packed_sequence_size: 8192\n", bridge),
+            ("--num-gpus", 8),
+            0,
+            "attention ends at each document",
+        ),
+        ((BRIDGE + "dataset:\n    packed_sequence_size: -1\n", bridge), ("--num-gpus", 8), 0, "9,362 tokens/s/GPU"),
+        (("", tuned), FEW, 0, "torchtune counts unmasked tokens only"),
+        (("", neox), (), 0, "no throughput, since the tokens of a step are not known"),
+        ((NEOX, neox), (), 0, "48.7 %"),
+        ((NEOX, lambda step: neox(step, "3.85PFLOPS")), (), 2, "contradicts the log's TFLOP/s"),
+    ],
+)
+def test_logs_of_other_frameworks_say_what_their_rates_leave_out(log, flags, status, says, extracted):
+    head, line = log
+    begin = 0 if head.startswith(("Num_devices", "Initializing")) else 1
+    done, _ = extracted(head + "".join(map(line, range(begin, begin + 12))), *flags)
+    assert (done.returncode, says in done.stdout + done.stderr) == (status, True), done.stdout + done.stderr

@@ -269,7 +269,7 @@ def test_steps_of_an_earlier_process_with_another_configuration_are_left_out():
     lines += dumped(world_size=4) + iterations(31, [90.0] + [12.0] * 29)
     result = parsed_log(collect(lines, "megatron-lm"), Workload())
     assert (column(result, "step"), column(result, "step_seconds")) == (list(range(32, 61)), [12.0] * 29)
-    assert any("steps up to 30 are left out" in note and "world_size 8, then 4" in note for note in result.notes)
+    assert any("steps from 1 to 30 are left out" in note and "world_size 8, then 4" in note for note in result.notes)
 
 
 @pytest.mark.parametrize(

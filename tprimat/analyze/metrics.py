@@ -11,6 +11,7 @@ import numpy as np
 from tprimat.analyze.window import Warmup, is_state, steady_steps, steady_window
 from tprimat.facts.accelerators import peak_dense_flops, peak_sparse_flops
 from tprimat.facts.flops import flop_per_token, seed_flop_per_token
+from tprimat.records.evidence import cautions
 from tprimat.records.schema import Estimate, RunMetrics, RunRecord, StepRecord, TelemetrySample, Window
 from tprimat.statistics import Array, Interval, TwoStates, median_interval, ratio_of_sums, scaled_mad, two_states
 
@@ -318,7 +319,8 @@ def _warnings(run: RunRecord, steps: Sequence[StepRecord], steady: Sequence[Step
             "and its interval is at least as wide as printed"
         )
     if not_finite := sum(not step.finite for step in steady):
-        found.append(f"{not_finite} of {window.steps} steady steps have a loss or gradient norm that is not finite")
+        found.append(f"{not_finite} of {window.steps} steady steps have a skipped update, or a loss or norm that is not finite")
+    found += cautions(run.evidence)
     if run.clock == "framework":
         found.append("step times are the framework's own, not measured at the end of each step")
     return tuple(found)

@@ -39,6 +39,7 @@ FIRST_VALUE_COUNTS = (
     "learning_rate",
     "global_batch_sequences",
     "consumed_sequences",
+    "target_tokens",
 )
 
 
@@ -65,6 +66,8 @@ class LoggedStep:
     global_batch_sequences: int | None = None
     consumed_sequences: int | None = None
     """Of all steps so far."""
+    target_tokens: int | None = None
+    """Those that have a loss, without padding."""
     failed: bool = False
     """The framework skipped the update or counted a NaN."""
     peak_allocated_bytes: int | None = None
@@ -227,10 +230,11 @@ class LogContents:
 
     def _open(self, fields: LineFields, step: int, line: int) -> None:
         restarted = bool(self.steps) and (self._new_process or step <= self.newest)
+        first = next(iter(self.steps), step)
         if self.steps and step <= self.newest:
             self._go_back(step)
         if restarted:
-            self._drop_other_configuration()
+            self._drop_other_configuration(first)
         begins = restarted or not self.steps
         if begins:
             self._configuration = {name: self.evidence.get(name) for name in CONFIGURATION}
@@ -246,16 +250,18 @@ class LogContents:
             self._current.add(report)
         self.steps[step] = self._current
 
-    def _drop_other_configuration(self) -> None:
+    def _drop_other_configuration(self, first: int) -> None:
         """Drop the steps of earlier processes where this one runs something else: a record is that of one configuration."""
         changed = [
             f"{name} {former}, then {self.evidence.get(name)}"
             for name, former in self._configuration.items()
             if former is not None and self.evidence.get(name) != former
         ]
-        if changed and self.steps:
-            self.changes.append(f"steps up to {self.newest} are left out, since a later process ran another configuration: ")
-            self.changes[-1] += "; ".join(changed)
+        if changed:
+            self.changes.append(
+                f"steps from {first} to {self.newest} are left out, since a later process ran another configuration: "
+                f"{'; '.join(changed)}"
+            )
             self.steps.clear()
 
     def _go_back(self, step: int) -> None:
@@ -372,8 +378,7 @@ def first_line_of(contents: LogContents, times: Mapping[int, float | None]) -> t
         return [], None
     first = logged[0].step
     rest = [seconds for step in logged[1:] if (seconds := times[step.step]) is not None]
-    interval = min((later.step - former.step for former, later in pairwise(logged)), default=1)
-    if 1 < first <= interval:
+    if 1 < first <= interval_of(logged) and is_mean(logged[0]):
         return ([first], f"left out, since it is a mean with start-up: step {first}") if rest else ([], None)
     begins = f"the log begins at step {first}"
     if not rest:
@@ -437,16 +442,26 @@ def timing_notes(contents: LogContents, workload: Workload) -> list[str]:
     notes = []
     if any(seconds is not None and not has_time for seconds, has_time in zip(times, printed, strict=True)):
         notes.append("step times are derived from printed rates, with the digits that those have")
-    gap = min((later.step - former.step for former, later in pairwise(steps)), default=1)
+    gap = interval_of(steps)
     if gap > 1:
-        means = any(
-            step.mean_since_reset or (not has_time and (step.tokens_per_second_per_gpu or 0) > 0)
-            for step, has_time in zip(steps, printed, strict=True)
-        )
+        means = any(is_mean(step) for step in steps)
         notes.append(f"the log has one line for {gap} steps" + ("; each time is the mean over them" if means else ""))
+    if lost := [former.step + gap for former, later in pairwise(steps) if former.step > 1 and later.step > former.step + gap]:
+        notes.append(f"lines are missing in the log: from {names_of(lost)} on")
     if untimed := times.count(None):
         notes.append(f"{untimed} logged steps have no time and are left out")
     return notes
+
+
+def interval_of(steps: Sequence[LoggedStep]) -> int:
+    """Return how many steps a line stands for: the most frequent distance between lines."""
+    return statistics.mode([later.step - former.step for former, later in pairwise(steps)] or [1])
+
+
+def is_mean(step: LoggedStep) -> bool:
+    """Whether the time of a line is a mean over the steps since the line before, rather than that of its last step."""
+    derived = not is_printed(step) and bool(step.tokens_per_second_per_gpu or step.sequences_per_second)
+    return step.mean_since_reset or derived
 
 
 FIRST_STEPS = 100

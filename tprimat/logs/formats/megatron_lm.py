@@ -35,7 +35,7 @@ SIZES = {
     "pipeline-model-parallel": "pipeline_parallel",
 }
 PARAMETERS = re.compile(r"number of parameters on \(tensor, pipeline\) model parallel rank \(\d+, \d+\): (\d+)")
-HUMAN_FLOPS = re.compile(r"([\d.]+)([KMGT]?)FLOPS")
+HUMAN_FLOPS = re.compile(r"([\d.]+)([KMGTP]?)FLOPS")
 MEMORY = re.compile(r"\(after (\d+) iterations\) memory \(MB\)")
 VOCABULARY = re.compile(r"padded vocab \(size: \d+\).*\(new size: (\d+)\)")
 MARKS = (

@@ -145,7 +145,7 @@ def test_what_one_side_does_not_record_is_not_equal(key, known):
 def test_what_neither_side_records_is_said_to_be_unknown(known):
     result = replace(known, run=replace(known.run, evidence=replace(known.run.evidence, attention=None, data=None)))
     found = judged(result, ran(strategy="balanced"))
-    assert found.unrecorded == ("attention", "data")
+    assert found.unrecorded == ("attention", "data", "whether clocks were held back")
     assert [one.key for one in found.traits] == ["strategy"]
 
 

@@ -130,11 +130,11 @@ def test_unlike_workloads_are_refused_with_what_differs_and_shown_only_when_aske
     folders = ("--results-dir", RUNS / "foreign" / "train_amd_prim_llama.json", RUNS / "foreign" / "benchmark_rocm_llama.json")
     done = compare(*folders, cwd=tmp_path)
     assert "Not compared with the workload above, because they differ:" in done.stdout
-    assert "tokens a step 131,072 and 262,144" in done.stdout
+    assert "tokens a step 262,144 against 131,072" in done.stdout
     assert "dtype that ran not recorded in either" in done.stdout
     anyway = compare(*folders, "--even-if-different", "--output", tmp_path / "c.svg", cwd=tmp_path)
     assert "slower" in anyway.stdout
-    assert "tokens a step 131,072 and 262,144. Also different:" in anyway.stdout
+    assert "tokens a step 262,144 against 131,072. Also different:" in anyway.stdout
     assert any("NOT LIKE FOR LIKE" in word for word in words_of(tmp_path / "c.svg"))
 
 
@@ -326,4 +326,4 @@ def test_without_a_baseline_each_run_meets_the_first_that_it_may_be_compared_wit
     compare("--results-dir", tmp_path, "--output", tmp_path / "x.json")
     verdicts = json.loads((tmp_path / "x.json").read_text())["verdicts"]
     assert [verdict["outcome"] for verdict in verdicts] == ["refused", "no difference shown"]
-    assert verdicts[0]["differences"] == ["tokens a step 131,072 and 262,144"]
+    assert verdicts[0]["differences"] == ["tokens a step 262,144 against 131,072"]

@@ -46,7 +46,10 @@ def test_a_change_is_shown_with_what_changed_and_drawn_on_a_page(make, tmp_path)
     make(12, 10, outcome="failed", cause="a cable")
     done = history(tmp_path, "results", "--output", "history.html")
     assert done.returncode == 0, done.stderr
-    assert re.search(r"-10\.\d % since 2026-01-08 00:00 \(run r007\)\n    torch: 2\.12 -> 2\.13", done.stdout), done.stdout
+    assert re.search(
+        r"-10\.\d % since 2026-01-08 00:00 \(run r007; medians of 7 runs before and 5 since\)\n    torch: 2\.12 -> 2\.13",
+        done.stdout,
+    ), done.stdout
     assert "12 runs, 2026-01-01 to 2026-01-12" in done.stdout
     page = (tmp_path / "history.html").read_text()
     assert page.count("<circle") == 12

@@ -61,8 +61,8 @@ def test_a_margin_may_be_given_and_one_seed_says_how_little_it_shows(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"seeds": (4,)}, "No run of a is a pair with one of b: seed is 1 and 4."),
-        ({"seeds": (1,), "sequence_tokens": 1024, "global_batch_sequences": 256}, "sequence length is 2048 and 1024"),
+        ({"seeds": (4,)}, "No run of A (a) is a pair with one of B (b): seed is 1 in A and 4 in B."),
+        ({"seeds": (1,), "sequence_tokens": 1024, "global_batch_sequences": 256}, "sequence length is 2048 in A and 1024 in B"),
     ],
 )
 def test_runs_that_are_no_pair_are_refused_with_field_and_both_values(tmp_path, changes, says):

@@ -315,7 +315,7 @@ def test_token_rates_that_contradict_the_times_are_refused():
 
 def test_a_model_that_nothing_in_the_log_shows_is_said_to_be_believed():
     run = run_of(nanotron("7.79K"), "qwen", gpus=8, accelerator="H100 SXM")
-    assert "nothing in the log shows which model ran; --model-name qwen is believed" in run.evidence.notes
+    assert "caution: nothing in the log shows which model ran; --model-name qwen is believed" in run.evidence.notes
     assert not any("believed" in note for note in run_of(lines_of("primus_deepseek_v2_lite"), "auto").evidence.notes)
 
 

@@ -55,7 +55,7 @@ def test_no_difference_shown_names_no_winner():
 def test_a_refusal_lists_what_differs():
     entries = (Difference(what="tokens a step", first=262144, second=None), Difference(what="clock", first="a", second="b"))
     verdict = dataclasses.replace(FASTER, outcome="refused", ratio=None, differences=entries)
-    assert "they differ: tokens a step 262,144 and not recorded; clock a and b." in sentence(verdict)
+    assert "they differ: tokens a step not recorded against 262,144; clock b against a." in sentence(verdict)
 
 
 def test_columns_that_nobody_filled_are_left_out_and_one_step_says_n_is_1():

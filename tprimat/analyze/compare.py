@@ -1,20 +1,29 @@
 """Judge whether one group of runs is faster than another, or why the two must not be compared; rank those that may."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from tprimat.analyze.groups import FORBIDDING, DifferingTrait, Group, differing_traits, group_estimate, unrecorded
-from tprimat.analyze.parity import Parity, other_loss
+from tprimat.analyze.groups import (
+    FORBIDDING,
+    DifferingTrait,
+    Group,
+    differing_traits,
+    group_estimate,
+    group_held_back,
+    unrecorded,
+)
+from tprimat.analyze.metrics import of_machine
+from tprimat.analyze.parity import Parity, check_losses
 from tprimat.analyze.window import steady_steps
 from tprimat.errors import ConfigError
 from tprimat.records.schema import Estimate, RunRecord, StepRecord
 from tprimat.statistics import BETWEEN_RUNS, CONFIDENCE, FEWEST_RUNS, Rate, cliffs_delta, more_runs, rate_of, ratio_of_rates
 
-Outcome = Literal["faster", "slower", "other loss", "these runs differ", "no difference shown", "refused"]
+Outcome = Literal["faster", "slower", "other loss", "held back", "these runs differ", "no difference shown", "refused"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +78,7 @@ class Verdict:
     candidate: str
     outcome: Outcome
     """"these runs differ": the interval excludes 1, but one side has too few runs to show more than that. "other loss": it does,
-    and the losses differ on the same data and seed."""
+    and the losses differ on the same data. "held back": it does, and heat or a power brake held back the slower side's clocks."""
     ratio: Estimate | None
     """Throughput of one GPU, candidate over baseline; None when refused."""
     differences: tuple[Difference, ...]
@@ -81,7 +90,11 @@ class Verdict:
     unrecorded: tuple[str, ...] = ()
     """Traits that neither side records."""
     other_loss: Parity | None = None
-    """What refutes that both sides reach the same losses on the same data and seed; None where nothing does."""
+    """What refutes that both sides reach the same losses on the same data; None where nothing does."""
+    losses_open: str = ""
+    """Why it is not shown whether both sides reach the same losses; empty where it is."""
+    held_back: tuple[Mapping[str, float], Mapping[str, float]] = ({}, {})
+    """Of baseline and candidate: what held the clocks back -> share of the readings in their worst run."""
     fewest_runs: int = 1
     """On the smaller side."""
     slower_steps: float | None = None
@@ -92,6 +105,16 @@ class Verdict:
         if self.ratio is None or self.ratio.low is None or self.ratio.high is None:
             return None
         return True if self.ratio.low > 1 - margin else False if self.ratio.high < 1 - margin else None
+
+    @property
+    def handicapped(self) -> Literal["baseline", "candidate"] | None:
+        """Return the side whose clocks the state of its machine held back more: heat or a power brake, not a power limit."""
+        one, other = (
+            max((share for reason, share in side.items() if of_machine(reason)), default=0.0) for side in self.held_back
+        )
+        if one == other or max(one, other) < LEAST_HELD_BACK:
+            return None
+        return "baseline" if one > other else "candidate"
 
     def runs_to_pass(self, margin: float) -> int | None:
         """Return how many runs a side would show `no_slower_than(margin)` at this ratio and spread; None where none would."""
@@ -120,7 +143,8 @@ def verdict(baseline: Group, candidate: Group, question: Question = QUESTION) ->
         evidence=evidence,
         traits=traits,
         question=question,
-        unrecorded=tuple(unrecorded(baseline.run, candidate.run)),
+        unrecorded=(*unrecorded(baseline.run, candidate.run), *_unread_clocks(baseline, candidate)),
+        held_back=(group_held_back(baseline) or {}, group_held_back(candidate) or {}),
     )
     if differences and not question.even_if_different:
         return refusal
@@ -129,19 +153,31 @@ def verdict(baseline: Group, candidate: Group, question: Question = QUESTION) ->
         return refusal
     ratio = ratio_of_rates(first, second, question.confidence)
     outcome: Outcome = "no difference shown"
-    loss = other_loss(*([item.result for item in group.runs] for group in (baseline, candidate)))
+    losses = check_losses(*([item.result for item in group.runs] for group in (baseline, candidate)))
     if ratio.low is not None and ratio.high is not None and not ratio.low <= 1 <= ratio.high:
         shown: Outcome = "faster" if ratio.low > 1 else "slower"
         outcome = shown if min(len(first), len(second)) >= FEWEST_RUNS else "these runs differ"
-        outcome = outcome if loss is None else "other loss"
+        outcome = "held back" if refusal.handicapped == ("baseline" if shown == "faster" else "candidate") else outcome
+        outcome = outcome if losses.refuted is None else "other loss"
     return replace(
         refusal,
         outcome=outcome,
-        other_loss=loss,
+        other_loss=losses.refuted,
+        losses_open=losses.open_because,
         ratio=Estimate(value=ratio.value, low=ratio.low, high=ratio.high, samples=len(first) + len(second)),
         fewest_runs=min(len(first), len(second)),
         slower_steps=cliffs_delta(_all_seconds(candidate), _all_seconds(baseline)),
     )
+
+
+LEAST_HELD_BACK = 0.01
+"""Share of the readings from which clocks that are held back belong to a verdict."""
+
+
+def _unread_clocks(baseline: Group, candidate: Group) -> list[str]:
+    read = [group_held_back(group) is not None for group in (baseline, candidate)]
+    on_gpu = "cpu" not in {baseline.run.machine.platform, candidate.run.machine.platform}
+    return ["whether clocks were held back"] if on_gpu and not any(read) else []
 
 
 def _rates(group: Group) -> list[Rate]:

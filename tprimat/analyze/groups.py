@@ -59,7 +59,13 @@ def measure(result: RunResult, options: MetricOptions, prices: Mapping[str, floa
         reason = "what ran is not what was asked: " + "; ".join(run.mismatches)
     price = options.cost_per_gpu_hour if options.cost_per_gpu_hour is not None else price_of(run, prices)
     stated = result.stated_tokens_per_second
-    chosen = replace(options, telemetry=result.telemetry, cost_per_gpu_hour=price, stated_tokens_per_second=stated)
+    chosen = replace(
+        options,
+        telemetry=result.telemetry,
+        held_back=result.held_back,
+        cost_per_gpu_hour=price,
+        stated_tokens_per_second=stated,
+    )
     try:
         metrics = run_metrics(run, result.steps, options=chosen)
     except MetricError as error:
@@ -537,6 +543,13 @@ def group_estimate(group: Group, pick: Callable[[RunMetrics], Estimate | None]) 
     if len(present) == 1:
         return present[0]
     return scaled(mean_of_runs(np.array([estimate.value for estimate in present])), 1.0, len(present))
+
+
+def group_held_back(group: Group) -> dict[str, float] | None:
+    """Return what held clocks back in a group, with the share of the readings in its worst run; None where none was read."""
+    found = [item.metrics.held_back for item in group.runs if item.metrics is not None and item.metrics.held_back is not None]
+    reasons = {reason for one in found for reason in one}
+    return {reason: max(one.get(reason, 0.0) for one in found) for reason in sorted(reasons)} if found else None
 
 
 def group_mean(group: Group, pick: Callable[[RunMetrics], float | None]) -> float | None:

@@ -66,6 +66,8 @@ class Change:
     """Number of the first run after it."""
     ratio: float
     """Rate after it over the rate before it, each the median up to the next change."""
+    runs: tuple[int, int]
+    """Behind each of the two medians."""
     facts: tuple[tuple[str, str, str], ...]
     """Name, value before and value after, of each fact that changed there."""
 
@@ -118,8 +120,13 @@ def changes_of(runs: Sequence[Entry]) -> tuple[Change, ...]:
     edges = [0, *places, len(rates)]
     medians = [float(np.median(rates[low:high])) for low, high in itertools.pairwise(edges)]
     return tuple(
-        Change(place=place, ratio=after / before, facts=changed_facts(runs[place - 1], runs[place]))
-        for place, before, after in zip(places, medians, medians[1:], strict=False)
+        Change(
+            place=place,
+            ratio=medians[number + 1] / medians[number],
+            runs=(place - edges[number], edges[number + 2] - place),
+            facts=changed_facts(runs[place - 1], runs[place]),
+        )
+        for number, place in enumerate(places)
     )
 
 

@@ -1,8 +1,8 @@
 """Derive the metrics of a run from its steps. Everything that prints or draws a rate gets it from `run_metrics`."""
 
 import statistics
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +11,7 @@ import numpy as np
 from tprimat.analyze.window import Warmup, is_state, steady_steps, steady_window
 from tprimat.facts.accelerators import peak_dense_flops, peak_sparse_flops
 from tprimat.facts.flops import flop_per_token, seed_flop_per_token
+from tprimat.records.evidence import cautions
 from tprimat.records.schema import Estimate, RunMetrics, RunRecord, StepRecord, TelemetrySample, Window
 from tprimat.statistics import Array, Interval, TwoStates, median_interval, ratio_of_sums, scaled_mad, two_states
 
@@ -72,8 +73,10 @@ NOTABLE_DRIFT = 0.005
 """Relative change of step time over a window that is worth a warning; long runs show smaller trends, which are irrelevant."""
 STATED_TOLERANCE = 0.02
 """Tolerated between a stated throughput and ours: another choice of warm-up steps makes a percent or two."""
-THROTTLING = ("thermal", "power", "brake", "slowdown", "cap")
-"""Throttle reasons of NVML and AMD SMI that mean a clock below the requested one."""
+OF_MACHINE = ("thermal", "hot", "brake", "slowdown")
+"""Throttle reasons of NVML and AMD SMI that are a state of the machine, which another day may not have."""
+THROTTLING = (*OF_MACHINE, "power", "cap")
+"""Throttle reasons that mean a clock below the requested one. A power cap belongs to the configuration that draws the power."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +90,8 @@ class MetricOptions:
     cost_per_gpu_hour: float | None = None
     """In the user's currency."""
     telemetry: Sequence[TelemetrySample] = ()
+    held_back: Mapping[str, float] | None = None
+    """What a file states of clocks that were held back, for runs without telemetry."""
     gemm_ceiling_flops: float | None = None
     """Best matrix multiplication rate that was measured on this accelerator in this dtype, FLOP/s."""
     gemm_ceiling_notes: tuple[str, ...] = ()
@@ -121,6 +126,7 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
     energy, no_energy = _energy(options, steady, window, gpus)
     mfu = scaled(flops, 1 / peak, count) if flops and peak else None
     predicted = run.prediction.step_seconds if run.prediction else None
+    clocks = held_back(options.telemetry, steady) if options.telemetry else options.held_back
     return RunMetrics(
         window=window,
         step_seconds=scaled(_unless(states, median_interval(seconds)), 1.0, count),
@@ -147,6 +153,7 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
         expert_load=_mean(step.expert_load for step in steady),
         rank_load=_mean(step.rank_load for step in steady),
         dropped=_mean(step.dropped for step in steady),
+        held_back=None if clocks is None else dict(clocks),
         warnings=(
             *impossible(mfu),
             *_warnings(run, steps, steady, window),
@@ -154,7 +161,7 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
             *stragglers(run),
             *_two_speeds(states),
             *_contradiction(options.stated_tokens_per_second, measured),
-            *(*_throttling(options.telemetry), *((no_energy,) if no_energy else ()), *options.gemm_ceiling_notes),
+            *(*_throttling(clocks), *((no_energy,) if no_energy else ()), *options.gemm_ceiling_notes),
         ),
     )
 
@@ -312,7 +319,8 @@ def _warnings(run: RunRecord, steps: Sequence[StepRecord], steady: Sequence[Step
             "and its interval is at least as wide as printed"
         )
     if not_finite := sum(not step.finite for step in steady):
-        found.append(f"{not_finite} of {window.steps} steady steps have a loss or gradient norm that is not finite")
+        found.append(f"{not_finite} of {window.steps} steady steps have a skipped update, or a loss or norm that is not finite")
+    found += cautions(run.evidence)
     if run.clock == "framework":
         found.append("step times are the framework's own, not measured at the end of each step")
     return tuple(found)
@@ -342,16 +350,31 @@ def impossible(mfu: Estimate | None) -> tuple[str, ...]:
     return (f"MFU is {mfu.value:.0%}, which no hardware can reach: model, GPU, dtype, batch or sequence are not what ran",)
 
 
-def _throttling(samples: Sequence[TelemetrySample]) -> tuple[str, ...]:
-    if not samples:
+def held_back(samples: Sequence[TelemetrySample], steady: Sequence[StepRecord]) -> dict[str, float]:
+    """Return what held clocks back, with its share of the readings during the steady steps; of all where no reading is theirs."""
+    first, last = steady[0].ended_at_seconds, steady[-1].ended_at_seconds
+    within = samples
+    if first is not None and last is not None:
+        start = first - steady[0].step_seconds
+        within = [sample for sample in samples if start <= sample.at_seconds <= last] or samples
+    counts = Counter(reason for sample in within for reason in sample.throttle_reasons if _throttles(reason))
+    return {reason: count / len(within) for reason, count in sorted(counts.items())}
+
+
+def _throttles(reason: str) -> bool:
+    return any(word in reason.lower() for word in THROTTLING)
+
+
+def of_machine(reason: str) -> bool:
+    """Whether a throttle reason is a state of the machine, such as heat, rather than its power limit."""
+    return any(word in reason.lower() for word in OF_MACHINE)
+
+
+def _throttling(clocks: Mapping[str, float] | None) -> tuple[str, ...]:
+    if not clocks:
         return ()
-    slowed = [
-        sample for sample in samples if any(word in reason.lower() for reason in sample.throttle_reasons for word in THROTTLING)
-    ]
-    if not slowed:
-        return ()
-    reasons = sorted({reason for sample in slowed for reason in sample.throttle_reasons})
-    return (f"clocks were held back in {len(slowed) / len(samples):.0%} of the readings: {', '.join(reasons)}",)
+    found = (f"clocks were held back in {share:.0%} of the readings: {reason}" for reason, share in clocks.items())
+    return ("; ".join(found),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ import numpy as np
 from tprimat.analyze.groups import TRAITS, tokens_per_step
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.schema import RunRecord
-from tprimat.statistics import FALSE_ALARM, Array, Interval, mean_interval
+from tprimat.statistics import FALSE_ALARM, Array, Interval, Rate, mean_interval, ratio_of_rates
 
 FIRST_LOOK = 8
 """Steps before the first look: four of them make its mean."""
@@ -54,6 +54,8 @@ class Parity:
     differences: tuple[tuple[int, tuple[float, ...]], ...]
     """Step -> relative difference of each seed."""
     seeds: int
+    paired: bool = True
+    """Whether each run was compared with one of the same seed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,19 @@ class Mismatch:
     field: str
     reference: object
     candidate: object
+
+    def __str__(self) -> str:
+        if self.reference is None and self.candidate is None:
+            return f"{self.field} is recorded on neither side"
+        return f"{self.field} is {_words(self.reference)} on one side and {_words(self.candidate)} on the other"
+
+
+OF_A_SEED = {"seed", "first sequence"}
+"""Fields that follow the seed."""
+
+
+def _words(value: object) -> str:
+    return "not recorded" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def looks_until(steps: int) -> list[int]:
@@ -135,16 +150,101 @@ MOST_CHECKED = 8
 """Runs of a configuration whose losses are compared before their speeds."""
 
 
-def other_loss(references: Sequence[RunResult], candidates: Sequence[RunResult]) -> Parity | None:
-    """Return what refutes that runs of one engine reach the same losses on the same data and seed; None where nothing does.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossCheck:
+    """Whether two sides of a comparison of speeds reach the same losses."""
 
-    Engines draw other initial weights from one seed; between them, `tprimat parity` judges when it is asked to.
+    parity: Parity | None
+    """None: they cannot be compared."""
+    open_because: str
+    """Why it is not shown that the losses are the same or not; empty where it is."""
+
+    @property
+    def refuted(self) -> Parity | None:
+        """Return what shows that the losses differ by more than LOSS_MARGIN; None where nothing does."""
+        return self.parity if self.parity is not None and self.parity.outcome == "refuted" else None
+
+
+def check_losses(references: Sequence[RunResult], candidates: Sequence[RunResult]) -> LossCheck:
+    """Compare the losses of two sides: pair by pair on equal seeds, else between sides with FEWEST_SEEDS seeds each.
+
+    Engines draw other initial weights from one seed, so that runs of two engines are never pairs here.
     """
-    if references[0].run.engine != candidates[0].run.engine:
-        return None
-    pairs, _ = pairs_of(references[:MOST_CHECKED], candidates[:MOST_CHECKED])
-    found = judge(pairs, LOSS_MARGIN) if pairs else None
-    return found if found is not None and found.outcome == "refuted" else None
+    one, other = references[:MOST_CHECKED], candidates[:MOST_CHECKED]
+    same_engine = one[0].run.engine == other[0].run.engine
+    pairs, why = pairs_of(one, other) if same_engine else ({}, [])
+    if not pairs and (apart := _curves_by_seed(one, other)) is not None:
+        return _checked(judge_apart(*apart, LOSS_MARGIN))
+    if pairs:
+        return _checked(judge(pairs, LOSS_MARGIN))
+    return LossCheck(parity=None, open_because=f"losses were not compared: {_no_pair(one, other, why)}")
+
+
+def _checked(parity: Parity) -> LossCheck:
+    undecided = f"{parity.step} steps do not decide whether the losses are the same within {LOSS_MARGIN:.0%}".replace("%", " %")
+    return LossCheck(parity=parity, open_because=undecided if parity.outcome == "undecided" else "")
+
+
+def _no_pair(references: Sequence[RunResult], candidates: Sequence[RunResult], why: Sequence["Mismatch"]) -> str:
+    """Say why no losses of two sides compare."""
+    silent = [not any(map(curve_of, side)) for side in (references, candidates)]
+    if any(silent):
+        return "neither side has any" if all(silent) else "one side has none"
+    seeds = f"{FEWEST_SEEDS} seeds a side would do"
+    if not why and references[0].run.engine != candidates[0].run.engine:
+        shared = [one for one in mismatches_of_pair(references[0], candidates[0]) if one.field not in OF_A_SEED]
+        return "; ".join(map(str, shared)) or f"two engines draw other initial weights from one seed ({seeds})"
+    if why and all(one.field in OF_A_SEED for one in why) and None not in (why[0].reference, why[0].candidate):
+        return f"{why[0]} ({seeds})"
+    return "; ".join(map(str, why)) or "they have no step in common"
+
+
+def _curves_by_seed(
+    references: Sequence[RunResult], candidates: Sequence[RunResult]
+) -> tuple[list[list[Curve]], list[list[Curve]]] | None:
+    """Return the curves of each side by seed; None where a side has fewer than FEWEST_SEEDS, or where more than seeds differ."""
+    sides: list[list[list[Curve]]] = []
+    for results in (references, candidates):
+        seeds: dict[int, list[Curve]] = {}
+        for result in results:
+            alike = all(one.field in OF_A_SEED for one in mismatches_of_pair(references[0], result))
+            if not alike or result.run.seed is None:
+                return None
+            seeds.setdefault(result.run.seed, []).append(curve_of(result))
+        sides.append(list(seeds.values()))
+    return None if min(map(len, sides)) < FEWEST_SEEDS else (sides[0], sides[1])
+
+
+def judge_apart(references: Sequence[Sequence[Curve]], candidates: Sequence[Sequence[Curve]], within: float) -> Parity:
+    """Test whether the mean losses of two sides with other seeds are within a margin, once, over the later half of all steps.
+
+    Args:
+        references: curves by seed; those of one seed count as their mean.
+        candidates: as references.
+        within: the margin, as a fraction.
+    """
+    curves = [curve for side in (references, candidates) for several in side for curve in several]
+    steps = sorted(set.intersection(*map(set, curves)))
+    late = steps[len(steps) // 2 :]
+    sides = [[[curve[step] for curve in several for step in late] for several in side] for side in (references, candidates)]
+    means = [[float(np.mean(losses)) if late else 0.0 for losses in side] for side in sides]
+    usable = bool(late) and all(np.isfinite(mean) and mean > 0 for side in means for mean in side)
+    interval = Interval(value=float("inf"), low=float("inf"), high=float("inf"))
+    if usable:
+        one, other = ([Rate(log=float(np.log(mean)), error=None, freedom=0) for mean in side] for side in means)
+        ratio = ratio_of_rates(one, other)
+        ends = (ratio.value, ratio.low, ratio.high)
+        value, low, high = (None if end is None else end - 1 for end in ends)
+        interval = Interval(value=value or 0.0, low=low, high=high)
+    return Parity(
+        outcome=_outcome(interval, within) if late else "undecided",
+        step=steps[-1] if steps else 0,
+        within=within,
+        looks=(Look(step=steps[-1], first_step=late[0], difference=interval),) if late else (),
+        differences=(),
+        seeds=min(len(references), len(candidates)),
+        paired=False,
+    )
 
 
 # Which runs are pairs.

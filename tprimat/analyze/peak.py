@@ -4,8 +4,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tprimat.analyze.compare import Question, Verdict, verdict
+from tprimat.analyze.compare import Question, Verdict, comparable, verdict
 from tprimat.analyze.groups import (
+    TRAITS,
     Group,
     Measured,
     group_estimate,
@@ -239,6 +240,20 @@ def remarks(best: Sequence[Entry]) -> list[str]:
     return unlike_workloads(best) + stated + [f"{warning} ({', '.join(where)})" for warning, where in places.items()]
 
 
+def other_work(entries: Sequence[Entry], best: Sequence[Entry]) -> list[str]:
+    """Name what else ran on the machine of a peak with its model, and did other work: no rank among them says which is faster."""
+    notes = []
+    for entry in best:
+        place = (entry.platform, entry.model)
+        likes = [other for other in entries if (other.platform, other.model) == place and other is not entry]
+        apart = [found for other in likes if (found := comparable(entry.run, other.run))]
+        if apart:
+            fields = ", ".join(dict.fromkeys(one.what for found in apart for one in found))
+            count = f"{len(apart)} other configuration{'s' * (len(apart) > 1)}"
+            notes.append(f"{entry.model} on {entry.platform}: {count} did other work than the peak ({fields}).")
+    return notes
+
+
 def unlike_workloads(best: Sequence[Entry]) -> list[str]:
     """Return, for each model, the workloads behind its peaks where they differ."""
     notes = []
@@ -258,5 +273,6 @@ def workload(run: RunRecord) -> str:
         "tokens a step not recorded" if tokens is None else f"{tokens:,} tokens a step",
         "sequence not recorded" if run.sequence_tokens is None else f"sequences of {run.sequence_tokens:,}",
         run.matmul_dtype or "dtype not proven",
+        TRAITS["routing"].label(run),
     ]
-    return ", ".join(words)
+    return ", ".join(filter(None, words))

@@ -35,6 +35,8 @@ class Point:
     tokens: float | None
     """In total; None where only a rate is known."""
     layout: str = ""
+    runs: int | None = None
+    """Behind it; None: a printed figure."""
 
     @property
     def per_gpu(self) -> float:
@@ -59,6 +61,15 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A configuration that was measured, and is a point of no series."""
+
+    label: str
+    gpus: int | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
     """One workload on rising numbers of GPUs."""
 
@@ -68,6 +79,8 @@ class Series:
     """By number of GPUs, each number once, two or more."""
     differing: tuple[str, ...] = ()
     """Further traits in which the points differ, with their values."""
+    left_out: tuple[LeftOut, ...] = ()
+    """Configurations that counted and are in no series, at the series that is most like them."""
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -117,19 +130,54 @@ def _equal(values: Sequence[float]) -> bool:
 
 
 def series_of(groups: Sequence[Group]) -> list[Series]:
-    """Return every weak and strong series of one layout among groups of runs.
+    """Return every weak and strong series of one layout among groups of runs, and at each what is in none.
 
     Where no layout ran on several numbers of GPUs, the fastest of each number form a series of changing layouts.
     """
     measured = [group for group in groups if _point(group) is not None]
-    found = [*_series_of_equal_work(measured, _same_layout), *_series_of_other_work(measured, _same_layout)]
-    return found or [*_series_of_equal_work(measured, _same_job), *_series_of_other_work(measured, _same_job)]
+    found: list[tuple[Series, list[Group]]] = []
+    for key in (_same_layout, _same_job):
+        found = found or [*_series_of_equal_work(measured, key), *_series_of_other_work(measured, key)]
+    used = {id(group) for _, members in found for group in members}
+    left: list[list[LeftOut]] = [[] for _ in found]
+    for group in groups if found else ():
+        if id(group) not in used:
+            place = max(range(len(found)), key=lambda place: _likeness(group, found[place][1]))
+            left[place].append(LeftOut(label=group.label, gpus=group.run.machine.gpus, why=_why_left_out(group, found[place][1])))
+    return [replace(one, left_out=tuple(out)) for (one, _), out in zip(found, left, strict=True)]
+
+
+def _likeness(group: Group, members: Sequence[Group]) -> int:
+    return max(sum(one == other for one, other in zip(member.kind, group.kind, strict=True)) for member in members)
+
+
+def _why_left_out(group: Group, members: Sequence[Group]) -> str:
+    """Say why a configuration is no point of the series that is most like it."""
+    if _point(group) is None:
+        return "its throughput or number of GPUs is not known"
+    run, nearest = group.run, max(members, key=lambda member: _likeness(group, [member]))
+    same_gpus = next((member for member in members if member.run.machine.gpus == run.machine.gpus), None)
+    differing = [
+        f"{one.name} {one.words[1].removeprefix(f'{one.name} ')}, not {one.words[0].removeprefix(f'{one.name} ')}"
+        for one in differing_traits(nearest.run, run)
+        if one.key not in FOLLOWS_GPUS - {"strategy", "layout"} and (one.key != "layout" or _split(nearest.run) != _split(run))
+    ]
+    if same_gpus is not None and (_same_layout(group) == _same_layout(same_gpus) or not differing):
+        return "slower than the point on as many GPUs"
+    return "; ".join(differing[:MOST_REASONS]) or "another number of tokens a step"
+
+
+MOST_REASONS = 3
+"""Traits that say why a configuration is in no series."""
+
+
+def _split(run: RunRecord) -> tuple[object, ...]:
+    return (run.tensor_parallel, run.pipeline_parallel, run.context_parallel, run.expert_parallel)
 
 
 def _same_layout(group: Group) -> tuple[object, ...]:
     run = group.run
-    split = (run.tensor_parallel, run.pipeline_parallel, run.context_parallel, run.expert_parallel)
-    return (*_same_job(group), run.strategy, *split, run.micro_batch_sequences)
+    return (*_same_job(group), run.strategy, *_split(run), run.micro_batch_sequences)
 
 
 def _same_job(group: Group) -> tuple[object, ...]:
@@ -139,7 +187,7 @@ def _same_job(group: Group) -> tuple[object, ...]:
     return (run.model, run.size, shape, *machine, run.engine, run.matmul_dtype, run.sequence_tokens, run.recompute)
 
 
-def _series_of_equal_work(groups: Sequence[Group], key: Key) -> list[Series]:
+def _series_of_equal_work(groups: Sequence[Group], key: Key) -> list[tuple[Series, list[Group]]]:
     """Return series of equal work per step, or per step and GPU."""
     found = []
     for per_gpu in (True, False):
@@ -152,7 +200,7 @@ def _series_of_equal_work(groups: Sequence[Group], key: Key) -> list[Series]:
     return found
 
 
-def _series_of_other_work(groups: Sequence[Group], key: Key) -> list[Series]:
+def _series_of_other_work(groups: Sequence[Group], key: Key) -> list[tuple[Series, list[Group]]]:
     """Return series of unequal or unknown work, for keys without a series of equal work."""
     kinds: dict[tuple[object, ...], list[Group]] = {}
     for group in groups:
@@ -164,8 +212,8 @@ def _series_of_other_work(groups: Sequence[Group], key: Key) -> list[Series]:
     ]
 
 
-def _series_of_fastest(groups: Sequence[Group]) -> Series | None:
-    """Build a series from the fastest group of each number of GPUs; None for a single number."""
+def _series_of_fastest(groups: Sequence[Group]) -> tuple[Series, list[Group]] | None:
+    """Build a series from the fastest group of each number of GPUs, with these groups; None for a single number."""
     best: dict[int, tuple[Point, Group]] = {}
     for group in groups:
         point = _point(group)
@@ -177,7 +225,7 @@ def _series_of_fastest(groups: Sequence[Group]) -> Series | None:
     run = chosen[0][1].run
     name = f"{run.model} on {accelerator_name(run)}, {run.strategy or 'strategy unknown'}"
     found = series(name, [point for point, _ in chosen], [tokens_per_step(group.run) for _, group in chosen])
-    return replace(found, differing=_differing([group.run for _, group in chosen]))
+    return replace(found, differing=_differing([group.run for _, group in chosen])), [group for _, group in chosen]
 
 
 FOLLOWS_GPUS = {"gpus", "nodes", "tokens", "global-batch", "strategy", "layout"}
@@ -208,6 +256,7 @@ def _point(group: Group) -> Point | None:
         tokens_per_second=Estimate(value=rate.value * machine.gpus, low=ends[0], high=ends[1], samples=rate.samples),
         tokens=total,
         layout=layout(group.run),
+        runs=len(group.runs),
     )
 
 

@@ -43,19 +43,20 @@ def run(options: argparse.Namespace) -> int:
     for problem in history.problems:
         print(f"skipped: {problem}", file=sys.stderr)
     if options.output is not None:
-        write_atomically(options.output, page(history.courses))
+        write_atomically(options.output, page(history.courses, history.not_counted))
         print(f"written: {options.output}", file=sys.stderr)
     if options.against is None:
         if options.json:
             print_json(as_document(history))
         else:
-            print(text(history.courses, screen_of(sys.stdout)))
+            print(text(history.courses, screen_of(sys.stdout), history.not_counted))
         return 1 if history.problems or not history.courses else 0
-    comparison = against_history(history, options.against, options.last)
+    comparison, alone = against_history(history, options.against, options.last)
     print(compared(comparison, screen_of(sys.stdout)), end="")
     gate = Gate() if margin is None else regression_gate(comparison, margin)
-    for reason in (*gate.closed, *gate.undecided):
-        print(f"gate: {reason}", file=sys.stderr)
-    if gate.closed or history.problems or not comparison.groups:
+    without_past = [f"{label}: no past run of this configuration counts" for label in alone]
+    for reason in (*gate.closed, *without_past, *gate.undecided):
+        print(f"{'note' if margin is None else 'gate'}: {reason}", file=sys.stderr)
+    if gate.closed or (without_past and margin is not None) or history.problems or not comparison.groups:
         return 1
     return 3 if gate.undecided else 0

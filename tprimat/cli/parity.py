@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from tprimat.cli.common import fraction, print_json
+from tprimat.errors import ConfigError
 
 PICTURE = Path("parity.png")
 
@@ -22,6 +23,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the verdict as one JSON document")
 
 
+WIDEST = 0.2
+"""Losses that differ by more are those of another model."""
+
+
+def margin(text: str) -> float:
+    """Parse --within as a fraction above 0 and up to WIDEST.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    value = fraction(text, "--within", "1% or 0.01")
+    if 0 < value <= WIDEST:
+        return value
+    why = "An interval is never inside a margin of nothing." if value == 0 else "Such losses are those of another model."
+    raise ConfigError(f"--within is {text!r}.", where="--within", why=why, fix="above 0, and up to 20%: 1% or 0.01")
+
+
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0 for parity, 1 where it is refuted, 3 where the steps do not decide."""
     from tprimat.report.parity import as_document, text
@@ -29,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     from tprimat.report.screen import screen_of
     from tprimat.runner.parity import compare_losses
 
-    report = compare_losses(options.reference, options.candidate, fraction(options.within, "--within", "1% or 0.01"))
+    report = compare_losses(options.reference, options.candidate, margin(options.within))
     if options.json:
         print_json(as_document(report))
     else:

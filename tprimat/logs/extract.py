@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any
 
@@ -15,7 +16,7 @@ from tprimat.facts.flops import flop_per_token, parameters
 from tprimat.facts.models import ModelShape, model_shape, models, padded_vocabulary
 from tprimat.logs.failures import Failure, classify, diverging
 from tprimat.logs.parse import Dialect, LogReading
-from tprimat.logs.shape import check_flop, differences, logged_flop, number_of, other_layers, shape_of_arguments
+from tprimat.logs.shape import cautions_of, check_flop, differences, logged_flop, number_of, other_layers, shape_of_arguments
 from tprimat.logs.steps import (
     LARGEST,
     LogContents,
@@ -24,8 +25,10 @@ from tprimat.logs.steps import (
     batch_of,
     correct_seconds,
     is_printed,
+    mean_batch,
     step_times,
 )
+from tprimat.records.evidence import CAUTION
 from tprimat.records.schema import Evidence, LogSource, Machine, RunRecord, StepRecord
 
 SEQUENCE_UNIT = 64
@@ -37,6 +40,8 @@ RATE_TOLERANCE = 0.2
 """Between the tokens/s that a log prints and those of its step times."""
 AUTO = "auto"
 """Instead of a model's name: take the shape from the log."""
+OFTEN = 3
+"""Restarts from which a log may not be one run in order."""
 UNKNOWN_ENGINE = "unknown"
 """Of a run that failed before its log showed the framework."""
 ONE_NODE_GPUS = 8
@@ -77,6 +82,8 @@ def parsed_log(contents: LogContents, workload: Workload) -> ParsedLog:
     steps, peak_notes = carry_peaks(steps)
     notes += peak_notes
     notes += contents.changes
+    if contents.restarts >= OFTEN and 2 * contents.restarts >= len(contents.steps):
+        notes.append("the step number goes back as often as it rises: lines are out of order, or of several processes")
     if contents.restarts:
         notes.append(f"the log holds {contents.restarts + 1} attempts; of repeated steps the last attempt counts")
     evidence, evidence_notes = evidence_of(contents)
@@ -393,17 +400,69 @@ def check_model(reading: LogReading, shape: ModelShape, evidence: Evidence, flag
             f"{'; '.join(str(difference) for difference in found)} ({shape.name}).",
             where=", ".join(f"{name}:{line}" for line in lines),
             why="FLOP and MFU depend on the model.",
-            fix="a log of a transformer with full attention"
+            fix="a log of training all weights, with full attention"
             if other_layers(contents.arguments)
             else "--model-name auto, which takes the model from the log's arguments",
         )
     check_parameters(reading, shape, evidence, flags)
+    check_consumed(contents, workload_of(evidence, flags), name)
     workload = workload_of(evidence, flags)
     check_rates(contents, workload, name)
     check_flop(contents, workload, shape, name, None if flags.model == AUTO else f"--model-name {flags.model}")
-    if "num_layers" in contents.arguments or evidence.parameters is not None or logged_flop(contents, workload) is not None:
-        return ()
-    return (f"nothing in the log shows which model ran; --model-name {flags.model} is believed",)
+    cautions = [*cautions_of(contents.arguments), *padding(contents, workload)]
+    if not ("num_layers" in contents.arguments or evidence.parameters is not None or logged_flop(contents, workload) is not None):
+        cautions.append(f"nothing in the log shows which model ran; --model-name {flags.model} is believed")
+    return tuple(CAUTION + words for words in cautions)
+
+
+FULL = 0.99
+"""Share of a step's tokens with a loss, from which it counts as full: the last token of a sequence has none."""
+
+
+def padding(contents: LogContents, workload: Workload) -> list[str]:
+    """Say how many of the tokens have a loss, where the log counts them and many have none.
+
+    Raises:
+        ConfigError: more have a loss than a step has tokens.
+    """
+    shares = [
+        step.target_tokens / (batch * workload.sequence_tokens)
+        for step in contents.steps.values()
+        if step.target_tokens and workload.sequence_tokens and (batch := batch_of(step, workload))
+    ]
+    if not shares or FULL <= statistics.median(shares) <= 1:
+        return []
+    share = statistics.median(shares)
+    if share > 1:
+        raise ConfigError(
+            f"The log contradicts itself or a flag: {share:.2f} times the tokens of its batch have a loss.",
+            where="total_weights",
+            fix="check --sequence-length and --global-batch-size, where you gave them",
+        )
+    return [f"{share:.0%} of the tokens have a loss, the others are padding: tokens/s and MFU count all"]
+
+
+def check_consumed(contents: LogContents, workload: Workload, log: str) -> None:
+    """Check the samples that the log counts against its global batch.
+
+    Raises:
+        ConfigError: they grow by another number in most steps.
+    """
+    found = [
+        (step, mean_batch(former, step), batch_of(step, workload))
+        for former, step in pairwise(contents.steps.values())
+        if mean_batch(former, step)  # some logs of other programs repeat one number
+    ]
+    wrong = [one for one in found if one[2] is not None and one[1] != one[2]]
+    if 2 * len(wrong) <= len(found) or len({batch for _, _, batch in found}) > 1:
+        return
+    step, counted, batch = wrong[0]
+    raise ConfigError(
+        f"The log contradicts itself or a flag: consumed samples grow by {counted:g} a step, the batch is {batch}.",
+        where=f"{log}:{step.line}",
+        why="Tokens a second follow the batch.",
+        fix="a log as the framework wrote it, or another --global-batch-size",
+    )
 
 
 def workload_of(evidence: Evidence, flags: Flags) -> Workload:
@@ -493,6 +552,8 @@ def extract(reading: LogReading, flags: Flags, source: LogSource, config: Config
     parsed = parse_with_flags(reading, flags, machine)
     check_strategy(reading, parsed.evidence, flags, machine, config)
     believed = check_model(reading, shape, parsed.evidence, claimed)
+    if dialect is not None and dialect.unmasked_rate and parsed.steps:
+        believed += (f"{CAUTION}{dialect.name} counts unmasked tokens only: step times hold where every sequence is full",)
     parsed = replace(parsed, evidence=replace(parsed.evidence, notes=(*parsed.evidence.notes, *believed)))
     ending = ending_of(reading, parsed.steps, dialect, growing=growing)
     engine = dialect.name if dialect else UNKNOWN_ENGINE
@@ -640,6 +701,8 @@ def nothing_measured(contents: LogContents) -> Failure:
     """Return why a log holds no measured step, where it names no failure."""
     if not contents.steps:
         return Failure(outcome="failed", cause="The log ends before the first step without saying why.")
+    if any(is_printed(step) for step in contents.steps.values()):
+        return Failure(outcome="failed", cause=f"The log times {len(contents.steps)} steps, and none counts: see the notes.")
     return Failure(
         outcome="failed",
         cause=f"The log names {len(contents.steps)} steps, and none has a time.",

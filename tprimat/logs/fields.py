@@ -29,6 +29,10 @@ class LineFields:
     grad_norm: float | None = None
     learning_rate: float | None = None
     global_batch_sequences: int | None = None
+    consumed_sequences: int | None = None
+    """Of all steps so far."""
+    target_tokens: int | None = None
+    """Tokens of the step that have a loss, without padding."""
     skipped_steps: int | None = None
     nan_steps: int | None = None
     peak_allocated_bytes: int | None = None
@@ -57,7 +61,7 @@ ESCAPES = re.compile(
 )
 """Colours, titles, cursor moves and other control characters (ECMA-48)."""
 LEADING_NUMBER = re.compile(r"\s*([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf))", re.IGNORECASE)
-HUMAN_SUFFIXES = {"K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
+HUMAN_SUFFIXES = {"K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12, "P": 1e15}
 MOST_DIGITS = 18
 
 
@@ -121,9 +125,11 @@ WHOLE_ARGUMENTS = {
     "data_parallel_size": "data_parallel",
     "micro_batch_size": "micro_batch_sequences",
     "global_batch_size": "global_batch_sequences",
+    "train_batch_size": "global_batch_sequences",
+    "train_micro_batch_size_per_gpu": "micro_batch_sequences",
     "seq_length": "sequence_tokens",
 }
-"""Megatron's argument -> field of records.schema.Evidence."""
+"""Argument of Megatron, or of GPT-NeoX -> field of records.schema.Evidence."""
 SHAPE_ARGUMENTS = {
     "num_layers",
     "hidden_size",
@@ -158,6 +164,12 @@ SHAPE_ARGUMENTS = {
     "mtp_num_layers",
     "checkpoint_activations",
     "window_size",
+    "decoder_seq_length",
+    "peft",
+    "moe_expert_capacity_factor",
+    "reset_attention_mask",
+    "sft",
+    "packed_sequence_size",
     "experimental_attention_variant",
 }
 """Megatron's arguments that describe the model; logs/shape.py reads them."""
@@ -165,6 +177,8 @@ NARROW_DTYPES = {"fp8", "fp4", "int8", "int4"}
 """Of products, in a program whose other dtype is bf16 or the like."""
 KNOWN_LATER = {"vocab_size", "padded_vocab_size"}
 """None in the dump where the tokenizer tells them after it."""
+NEOX_DTYPES = {"bfloat16": "bf16", "fp16": "fp16", "fp32": "fp32"}
+"""Of its argument `precision`, which it prints as 'bfloat16.......updated'."""
 RECOMPUTE = {"none": "none", "selective": "selective", "full": "full"}
 
 
@@ -177,8 +191,9 @@ def megatron_argument(name: str, value: str) -> Mapping[str, Any]:
     if name in WHOLE_ARGUMENTS:
         argument = whole(value)
         return {} if argument is None else {WHOLE_ARGUMENTS[name]: argument}
-    if name in {"bf16", "fp16"}:
-        return {"matmul_dtype": name} if truth(value) else {}
+    if name in {"bf16", "fp16", "precision"}:
+        dtype = NEOX_DTYPES.get(value.partition(".")[0]) if name == "precision" else name if truth(value) else None
+        return {"matmul_dtype": dtype} if dtype else {}
     if name in {"fp8", "fp8_hybrid", "fp8_e4m3"}:  # two switches until 2023, of which one is False
         asked = value.lower() in {"hybrid", "e4m3", "true"}
         return {"fp8": asked} if asked or name == "fp8" else {}

@@ -188,6 +188,8 @@ class Dialect:
     """Every line with fields holds one of them."""
     platform: Backend | None
     """Where the framework runs on one platform only."""
+    unmasked_rate: bool
+    """Whether its rate leaves out tokens without a loss."""
     marks_its_end: bool
     """Whether a log without a closing line was cut short."""
 
@@ -206,6 +208,7 @@ def _dialect(module: ModuleType) -> Dialect:
         signs=module.SIGNS,
         marks=module.MARKS,
         platform=getattr(module, "PLATFORM", None),
+        unmasked_rate=getattr(module, "UNMASKED_RATE", False),
         marks_its_end=module.NAME in MARK_THEIR_END,
     )
 

@@ -26,8 +26,17 @@ MOST_RATES = 1000
 """Lines with TFLOP/s that are looked at."""
 MAY_BE_NONE = {"num_experts", "q_lora_rank", "moe_shared_expert_intermediate_size"}
 """Arguments whose None describes the model; any other None is a default that Megatron has not filled in yet."""
-OTHER_LAYERS = ("hybrid_layer_pattern", "hybrid_override_pattern", "experimental_attention_variant", "window_size")
-"""Arguments of state-space layers, of linear attention and of sliding windows."""
+OTHER_LAYERS = (
+    "hybrid_layer_pattern",
+    "hybrid_override_pattern",
+    "experimental_attention_variant",
+    "window_size",
+    "decoder_seq_length",
+    "peft",
+)
+"""Arguments of state-space layers, linear attention, sliding windows, decoders beside an encoder, and adapters beside frozen
+weights: their FLOP are others."""
+NONE = {"None", "null"}
 REPEATED = re.compile(r"\[([01])\]\s*\*\s*(\d+)")
 
 
@@ -91,9 +100,11 @@ def shape_of_arguments(arguments: Mapping[str, str]) -> ModelShape:
         )
     if other := other_layers(arguments):
         raise ConfigError(
-            "The log is that of a model with other layers than full attention.",
-            why=f"{other} is {arguments[other]}; the FLOP of such layers are not counted here.",
-            fix="a log of a transformer with full attention",
+            "The log is that of adapters beside frozen weights."
+            if other == "peft"
+            else "The log is that of a model with other layers than full attention.",
+            why=f"{other} is {arguments[other]}; its FLOP are not counted here.",
+            fix="a log of training all weights, with full attention",
         )
     if number_of(arguments, "mtp_num_layers"):
         raise ConfigError(
@@ -127,7 +138,24 @@ def shape_of_arguments(arguments: Mapping[str, str]) -> ModelShape:
 
 def other_layers(arguments: Mapping[str, str]) -> str | None:
     """Return the argument that asks for layers whose FLOP are not those of full attention; None where none does."""
-    return next((name for name in OTHER_LAYERS if arguments.get(name, "None") != "None"), None)
+    return next((name for name in OTHER_LAYERS if arguments.get(name, "None") not in NONE), None)
+
+
+def cautions_of(arguments: Mapping[str, str]) -> list[str]:
+    """Say which arguments make tokens or FLOP of a step fewer than batch, sequence and shape do."""
+    found = []
+    if (
+        switch_of(arguments, "reset_attention_mask")
+        or switch_of(arguments, "sft")
+        or number_of(arguments, "packed_sequence_size")
+    ):
+        found.append("sequences are packed: attention ends at each document, and FLOP and MFU count that of whole sequences")
+    if switch_of(arguments, "sft"):
+        found.append("sequences of fine-tuning are padded: tokens include padding")
+    if arguments.get("moe_expert_capacity_factor", "None") not in NONE:
+        capacity = arguments["moe_expert_capacity_factor"]
+        found.append(f"experts drop tokens above a capacity of {capacity}: FLOP and MFU count all")
+    return found
 
 
 def with_experts(shape: ModelShape, arguments: Mapping[str, str]) -> ModelShape:

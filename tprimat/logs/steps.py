@@ -5,7 +5,7 @@ Frameworks repeat lines, spread a step over several lines, restart from a checkp
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import Any
@@ -38,6 +38,8 @@ FIRST_VALUE_COUNTS = (
     "grad_norm",
     "learning_rate",
     "global_batch_sequences",
+    "consumed_sequences",
+    "target_tokens",
 )
 
 
@@ -62,6 +64,10 @@ class LoggedStep:
     grad_norm: float | None = None
     learning_rate: float | None = None
     global_batch_sequences: int | None = None
+    consumed_sequences: int | None = None
+    """Of all steps so far."""
+    target_tokens: int | None = None
+    """Those that have a loss, without padding."""
     failed: bool = False
     """The framework skipped the update or counted a NaN."""
     peak_allocated_bytes: int | None = None
@@ -224,10 +230,11 @@ class LogContents:
 
     def _open(self, fields: LineFields, step: int, line: int) -> None:
         restarted = bool(self.steps) and (self._new_process or step <= self.newest)
+        first = next(iter(self.steps), step)
         if self.steps and step <= self.newest:
             self._go_back(step)
         if restarted:
-            self._drop_other_configuration()
+            self._drop_other_configuration(first)
         begins = restarted or not self.steps
         if begins:
             self._configuration = {name: self.evidence.get(name) for name in CONFIGURATION}
@@ -243,16 +250,18 @@ class LogContents:
             self._current.add(report)
         self.steps[step] = self._current
 
-    def _drop_other_configuration(self) -> None:
+    def _drop_other_configuration(self, first: int) -> None:
         """Drop the steps of earlier processes where this one runs something else: a record is that of one configuration."""
         changed = [
             f"{name} {former}, then {self.evidence.get(name)}"
             for name, former in self._configuration.items()
             if former is not None and self.evidence.get(name) != former
         ]
-        if changed and self.steps:
-            self.changes.append(f"steps up to {self.newest} are left out, since a later process ran another configuration: ")
-            self.changes[-1] += "; ".join(changed)
+        if changed:
+            self.changes.append(
+                f"steps from {first} to {self.newest} are left out, since a later process ran another configuration: "
+                f"{'; '.join(changed)}"
+            )
             self.steps.clear()
 
     def _go_back(self, step: int) -> None:
@@ -317,7 +326,67 @@ def step_times(contents: LogContents, workload: Workload) -> tuple[dict[int, flo
     if ahead := ahead_of_device(contents, times):
         times |= dict.fromkeys(ahead)
         notes.append(f"left out, since the host ran ahead of the device: {names_of(ahead)}")
+    for left_out, note in (other_batches(contents, workload), first_line_of(contents, times)):
+        times |= dict.fromkeys(left_out)
+        notes += [note] if note else []
     return times, notes
+
+
+def other_batches(contents: LogContents, workload: Workload) -> tuple[list[int], str | None]:
+    """Return the steps of another global batch than the last one, as in a batch ramp-up, and a note.
+
+    A line for several steps prints the batch of the last of them. It counts where the samples consumed since the line before show
+    that all had this batch, or where that line had it.
+    """
+    logged = list(contents.steps.values())
+    batches = {step.step: batch_of(step, workload) for step in logged}
+    sizes = {batch for batch in batches.values() if batch is not None}
+    if len(sizes) < 2:
+        return [], None
+    steady = batches[logged[-1].step]
+    left_out = [step.step for step in logged if batches[step.step] != steady]
+    left_out += [
+        step.step
+        for former, step in pairwise(logged)
+        if batches[former.step] != steady == batches[step.step]
+        and step.step - former.step > 1
+        and mean_batch(former, step) != steady
+    ]
+    changes = f"the global batch changes from {min(sizes)} to {max(sizes)} sequences"
+    return left_out, f"{changes}: only steps with the last, {steady}, count; left out: {names_of(sorted(left_out))}"
+
+
+def mean_batch(former: LoggedStep, step: LoggedStep) -> float | None:
+    """Return the mean global batch of the steps since the line before, by the samples consumed; None where not printed."""
+    if former.consumed_sequences is None or step.consumed_sequences is None or step.begins:
+        return None
+    return (step.consumed_sequences - former.consumed_sequences) / (step.step - former.step)
+
+
+SLOW_FIRST_LINE = 1.05
+"""Times the median of the other lines, from which the first line of a log that begins later than step 1 holds start-up."""
+
+
+def first_line_of(contents: LogContents, times: Mapping[int, float | None]) -> tuple[list[int], str | None]:
+    """Return the first line where it holds the start of a process although its number is not 1, and a note.
+
+    Step 1 is left out of every analysis. So is a first line for several steps, which is a mean with step 1. A log that begins
+    later is resumed or cut, and only its times can tell: a resumed process starts slowly.
+    """
+    logged = list(contents.steps.values())
+    if not logged or logged[0].step == 1 or times[logged[0].step] is None:
+        return [], None
+    first = logged[0].step
+    rest = [seconds for step in logged[1:] if (seconds := times[step.step]) is not None]
+    if 1 < first <= interval_of(logged) and is_mean(logged[0]):
+        return ([first], f"left out, since it is a mean with start-up: step {first}") if rest else ([], None)
+    begins = f"the log begins at step {first}"
+    if not rest:
+        return [], f"{begins} and has one line: nothing tells whether its time holds start-up"
+    slowness = (times[first] or 0) / statistics.median(rest)
+    if slowness > SLOW_FIRST_LINE and (times[first] or 0) > max(rest):
+        return [first], f"{begins}, which takes {slowness:.2f} times as long as the others: left out as start-up"
+    return [], f"{begins}, which is no slower than the others: it counts"
 
 
 MOST_NAMES = 10
@@ -373,16 +442,26 @@ def timing_notes(contents: LogContents, workload: Workload) -> list[str]:
     notes = []
     if any(seconds is not None and not has_time for seconds, has_time in zip(times, printed, strict=True)):
         notes.append("step times are derived from printed rates, with the digits that those have")
-    gap = min((later.step - former.step for former, later in pairwise(steps)), default=1)
+    gap = interval_of(steps)
     if gap > 1:
-        means = any(
-            step.mean_since_reset or (not has_time and (step.tokens_per_second_per_gpu or 0) > 0)
-            for step, has_time in zip(steps, printed, strict=True)
-        )
+        means = any(is_mean(step) for step in steps)
         notes.append(f"the log has one line for {gap} steps" + ("; each time is the mean over them" if means else ""))
+    if lost := [former.step + gap for former, later in pairwise(steps) if former.step > 1 and later.step > former.step + gap]:
+        notes.append(f"lines are missing in the log: from {names_of(lost)} on")
     if untimed := times.count(None):
         notes.append(f"{untimed} logged steps have no time and are left out")
     return notes
+
+
+def interval_of(steps: Sequence[LoggedStep]) -> int:
+    """Return how many steps a line stands for: the most frequent distance between lines."""
+    return statistics.mode([later.step - former.step for former, later in pairwise(steps)] or [1])
+
+
+def is_mean(step: LoggedStep) -> bool:
+    """Whether the time of a line is a mean over the steps since the line before, rather than that of its last step."""
+    derived = not is_printed(step) and bool(step.tokens_per_second_per_gpu or step.sequences_per_second)
+    return step.mean_since_reset or derived
 
 
 FIRST_STEPS = 100

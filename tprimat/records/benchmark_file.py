@@ -6,7 +6,8 @@ seconds, TFLOP/s, GB (1e9 bytes), fractions 0..1. `run`, `metrics` and `steps` a
 """
 
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -99,6 +100,8 @@ class RunResult:
     path: Path
     """File or folder that it was read from."""
     telemetry: tuple[TelemetrySample, ...] = ()
+    held_back: Mapping[str, float] | None = None
+    """What the file states of clocks that were held back, where telemetry is not with it."""
     stated_tokens_per_second: float | None = None
     """What a file of another program states in addition to its step times."""
     contradictions: tuple[str, ...] = ()
@@ -189,7 +192,30 @@ def own_result(document: dict[str, Any], path: Path) -> RunResult:
     """
     run = checked(RunRecord, document["run"], path)
     steps = checked(tuple[StepRecord, ...], document["steps"], path)
-    return RunResult(run=run, steps=steps, path=path, contradictions=tuple(_stated_otherwise(document, run, steps)))
+    return RunResult(
+        run=run,
+        steps=steps,
+        path=path,
+        held_back=_held_back(document.get("metrics")),
+        contradictions=tuple(_stated_otherwise(document, run, steps)),
+    )
+
+
+HELD_BACK = re.compile(r"clocks were held back in (\d+)% of the readings: (.+)")
+"""The warning that older files have instead of the field."""
+
+
+def _held_back(metrics: Any) -> dict[str, float] | None:
+    """Return what a document's metrics say of clocks that were held back; None where they say nothing."""
+    if not isinstance(metrics, dict):
+        return None
+    stated, warnings = metrics.get("held_back"), metrics.get("warnings")
+    if isinstance(stated, dict):
+        return {
+            str(reason): float(share) for reason, share in stated.items() if isinstance(share, int | float) and 0 <= share <= 1
+        }
+    found = [HELD_BACK.fullmatch(text) for text in warnings if isinstance(text, str)] if isinstance(warnings, list) else []
+    return {match[2]: int(match[1]) / 100 for match in found if match} or None
 
 
 def _stated_otherwise(document: dict[str, Any], run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[str]:

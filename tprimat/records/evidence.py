@@ -8,6 +8,8 @@ from tprimat.records.schema import Evidence, Grade, RunRecord
 
 ONCE_READ_FROM_CONFIGURATION = ("recompute", "sequence_parallel", "data")
 """Facts that records without grades took from the framework's configuration."""
+CAUTION = "caution: "
+"""Begins a note of a log that belongs to every analysis of its run."""
 NO_FACTS = ("source", "grades", "notes")
 
 
@@ -15,6 +17,11 @@ def facts(evidence: Evidence) -> dict[str, object]:
     """Return what is known of a run, by field."""
     names = [one.name for one in fields(evidence) if one.name not in NO_FACTS]
     return {name: value for name in names if (value := getattr(evidence, name)) is not None}
+
+
+def cautions(evidence: Evidence | None) -> list[str]:
+    """Return the notes of a log that belong to every analysis of its run."""
+    return [] if evidence is None else [note.removeprefix(CAUTION) for note in evidence.notes if note.startswith(CAUTION)]
 
 
 def graded(evidence: Evidence, exceptions: Mapping[str, Grade]) -> Evidence:

@@ -435,4 +435,6 @@ class RunMetrics(RefuseUnknownKeys):
     """The same of the ranks that share the experts."""
     dropped: float | None = None
     """Share of the choices of experts that were dropped, mean over the steady steps."""
+    held_back: dict[str, float] | None = None
+    """What held clocks back, such as 'power cap' -> share 0..1 of the readings during the steady steps; None: not read."""
     warnings: tuple[str, ...] = ()

@@ -320,7 +320,10 @@ def _finding(work: Workload) -> str:
         )
     second = names[id(ranking.groups[1])]
     if lead.outcome == "faster":
-        return f"{best.name} is fastest, {_ahead(ranking)} ahead of {_without(second, best.name)}"
+        held = ", although its clocks were held back" if lead.handicapped else ""
+        return f"{best.name} is fastest, {_ahead(ranking)} ahead of {_without(second, best.name)}{held}"
+    if lead.outcome == "held back":
+        return f"{best.name} ran {_ahead(ranking)} faster than {_without(second, best.name)}, whose clocks were held back"
     if lead.outcome == "other loss":
         return f"{best.name} ran {_ahead(ranking)} faster than {_without(second, best.name)}, to another loss"
     if lead.outcome == "these runs differ":

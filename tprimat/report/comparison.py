@@ -33,7 +33,13 @@ class Comparison:
     question: Question = QUESTION
 
 
-MEANINGS: dict[str, Meaning] = {"faster": "winner", "refused": "refused", "slower": "warning", "other loss": "warning"}
+MEANINGS: dict[str, Meaning] = {
+    "faster": "winner",
+    "refused": "refused",
+    "slower": "warning",
+    "other loss": "warning",
+    "held back": "warning",
+}
 """Of a verdict's outcome."""
 MOST_NAMED = 6
 """Runs that a note names; the rest are counted."""
@@ -120,9 +126,15 @@ def sentence(verdict: Verdict) -> str:
     if verdict.outcome == "these runs differ":
         word = "faster" if verdict.ratio.value > 1 else "slower"
         what = f"these runs differ by {units.percent(abs(verdict.ratio.value - 1))}, not shown to be {word}"
+    if verdict.outcome == "held back":
+        slower = verdict.baseline if verdict.ratio.value > 1 else verdict.candidate
+        what = f"ran {what}, and no winner, since {winner.held_words(verdict, slower)}"
+    elif verdict.outcome in {"faster", "slower", "these runs differ"}:
+        what += winner.although(verdict)
     caution = f" They differ: {differing}." if differing else ""
     caution += f" {winner.loss_words(verdict)}" if verdict.other_loss else ""
-    sides = winner.sides(verdict)
+    speed_alone = f"Speed alone: {verdict.losses_open}." if verdict.losses_open else ""
+    sides = " ".join(filter(None, (winner.sides(verdict), speed_alone)))
     return f"{pair}: {what} ({ratio}; {verdict.evidence}).{caution}{f' {sides}' if sides else ''}"
 
 
@@ -183,6 +195,7 @@ def as_json(comparison: Comparison) -> str:
             | {
                 "differences": [difference(entry) for entry in verdict.differences],
                 "other_loss": winner.loss_words(verdict) or None,
+                "losses_open": verdict.losses_open or None,
                 "traits": [{"trait": one.name, "sides": one.words, "effect": one.effect} for one in verdict.traits],
                 "words": sentence(verdict),
             }

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 
 from tprimat import units
-from tprimat.analyze.history import Change, Course, Entry
+from tprimat.analyze.history import LEAST_RUNS, Change, Course, Entry
 from tprimat.report.screen import PLAIN, Screen
 from tprimat.report.tables import plural
 
@@ -13,11 +13,27 @@ MOST_FACTS = 12
 WIDTH, HEIGHT, MARGIN = 860, 180, 42
 
 
-def text(courses: Sequence[Course], screen: Screen = PLAIN) -> str:
-    """Return each configuration with its newest rate, and below it each change with what changed then."""
-    if not courses:
-        return "No run counts."
-    return "\n\n".join(_course(course, screen) for course in courses)
+def text(courses: Sequence[Course], screen: Screen = PLAIN, not_counted: Sequence[Entry] = ()) -> str:
+    """Return each configuration with its newest rate and its changes, each with what changed then; last what does not count."""
+    blocks = [_course(course, screen) for course in courses] or ["No run counts."]
+    lost = "\n".join(screen.prose(line, 2, "refused") for line in lost_lines(not_counted))
+    return "\n\n".join([*blocks, lost] if lost else blocks)
+
+
+MOST_LOST = 20
+"""Runs that do not count, by name; the others are counted."""
+
+
+def lost_lines(entries: Sequence[Entry]) -> list[str]:
+    """Return a line for each run that does not count, with the reason."""
+    lines = [f"Not counted: {entry.run_id}: {entry.not_counted}" for entry in entries[:MOST_LOST]]
+    return lines + ([f"Not counted: {plural(len(entries) - MOST_LOST, 'more run')}"] if len(entries) > MOST_LOST else [])
+
+
+def unchanged(runs: Sequence[Entry]) -> str:
+    """Say that no change is shown, or that there are too few runs to show one."""
+    fewest = 2 * LEAST_RUNS
+    return "no change of rate is shown" if len(runs) >= fewest else f"fewer than {fewest} runs show no change of rate"
 
 
 def _course(course: Course, screen: Screen) -> str:
@@ -27,7 +43,7 @@ def _course(course: Course, screen: Screen) -> str:
     lines = [screen.prose(course.label, 2, "heading")]
     lines.append(f"  {plural(len(runs), 'run')}, {when}; the newest {units.significant(runs[-1].rate or 0)} tokens/s/GPU")
     if not course.changes:
-        lines.append("  no change of rate is shown")
+        lines.append(f"  {unchanged(runs)}")
     for change in course.changes:
         words = f"  {sentence(change, runs[change.place])}"
         lines.append(screen.prose(words, 4, "refused" if change.ratio < 1 else "winner"))
@@ -38,7 +54,9 @@ def _course(course: Course, screen: Screen) -> str:
 def sentence(change: Change, after: Entry) -> str:
     """Return by how much the rate changed, and since when."""
     moment = after.started_at[:16].replace("T", " ")
-    return f"{units.signed_percent(change.ratio - 1)} since {moment} (run {after.run_id})"
+    before, since = change.runs
+    behind = f"medians of {plural(before, 'run')} before and {since} since"
+    return f"{units.signed_percent(change.ratio - 1)} since {moment} (run {after.run_id}; {behind})"
 
 
 def what_changed(change: Change) -> list[str]:
@@ -58,9 +76,10 @@ text { font-size: 11px; fill: #57606a } .slower { color: #cf222e } .faster { col
 """
 
 
-def page(courses: Sequence[Course]) -> str:
+def page(courses: Sequence[Course], not_counted: Sequence[Entry] = ()) -> str:
     """Return one page that opens offline: a curve for each configuration, its changes marked and explained."""
     sections = "\n".join(map(_section, courses)) or "<p>No run counts.</p>"
+    sections += "".join(f"<p>{escape(line)}</p>" for line in lost_lines(not_counted))
     head = f"<meta charset=utf-8><meta name=viewport content='width=device-width'><title>History</title><style>{STYLE}</style>"
     return f"<!doctype html><html lang=en><head>{head}</head><body><h1>History</h1>{sections}</body></html>\n"
 
@@ -71,7 +90,7 @@ def _section(course: Course) -> str:
         facts = "".join(f"<li>{escape(line)}" for line in what_changed(change))
         kind = "slower" if change.ratio < 1 else "faster"
         items.append(f"<li><b class={kind}>{escape(sentence(change, course.entries[change.place]))}</b><ul>{facts}</ul>")
-    told = f"<ul>{''.join(items)}</ul>" if items else "<p>No change of rate is shown.</p>"
+    told = f"<ul>{''.join(items)}</ul>" if items else f"<p>{unchanged(course.entries).capitalize()}.</p>"
     return f"<h2>{escape(course.label)}</h2>{_curve(course)}{told}"
 
 

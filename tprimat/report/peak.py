@@ -46,6 +46,8 @@ class PeakAnalysis:
     by_convention: Sequence[tuple[Entry, Mapping[str, Entry]]]
     """Each peak, counted in every way."""
     notes: Sequence[str]
+    lead: str
+    """By how much the overall peak leads the next configuration of its work; empty where there is none."""
     without_rate: Sequence[str]
     """Configurations that ran but have no throughput."""
     not_counted: Sequence[Measured]
@@ -145,6 +147,7 @@ def _overall(analysis: PeakAnalysis, screen: Screen) -> str:
         ("throughput", f"{units.count(best.tokens_per_second)} tokens/s"),
         ("per GPU", f"{with_interval(best.per_gpu, units.count, ' .. ')} tokens/s"),
         *_compute(best),
+        *([("lead", analysis.lead)] if analysis.lead else []),
         ("step time", f"{step_time(best)}, mean of {best.steps} steady steps, {plural(len(best.group.runs), 'run')}"),
         ("in 24 hours", _day(best)),
     ]

@@ -1,11 +1,11 @@
 """Report scaling as text, Markdown or JSON."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from tprimat import units
-from tprimat.analyze.scaling import Fit, Kind, Row, Series
+from tprimat.analyze.scaling import Fit, Kind, LeftOut, Row, Series
 from tprimat.records.schema import Estimate
 from tprimat.report import tables
 from tprimat.report.screen import PLAIN, Screen
@@ -99,12 +99,32 @@ def remarks(scaled: FittedSeries) -> list[str]:
         lines.append(f"Layouts differ, so that part of the difference is theirs: {each}.")
     if series.differing:
         lines.append(f"Caution, the points also differ in {', '.join(series.differing)}.")
+    lines += [repetition(series)] if repetition(series) else []
+    lines += [left_out_words(one) for one in series.left_out]
     lines += [line for found in scaled.fits for line in _law(found, len(series.points))]
     if scaled.fits and min(found.deviation for found in scaled.fits) > LOOSE_FIT:
         lines.append(f"Neither law meets the points within {units.percent(LOOSE_FIT, 0)}: do not extrapolate with them.")
     if not scaled.fits or len(series.points) < 4:
         lines.append(f"{len(series.points)} numbers of GPUs say little about a law; 4 or more bound its parameters.")
     return lines
+
+
+def repetition(series: Series) -> str:
+    """Say how many runs are behind each point, and so what its interval covers; empty for printed figures."""
+    runs = [point.runs for point in series.points if point.runs is not None]
+    if not runs:
+        return ""
+    if max(runs) == 1:
+        return "One run a point: its interval is that of its steps, and not of the next run."
+    count = f"{min(runs)} to {max(runs)}" if min(runs) < max(runs) else str(runs[0])
+    single = "; where there is one, that of its steps" if min(runs) == 1 else ""
+    return f"{count} runs a point: intervals are between runs{single}."
+
+
+def left_out_words(one: LeftOut) -> str:
+    """Name a configuration that is no point of a series, and why."""
+    count = "GPUs not known" if one.gpus is None else configuration(one.gpus, None)
+    return f"Not a point here: {one.label if count in one.label else f'{one.label} ({count})'}: {one.why.rstrip('.')}."
 
 
 def _law(found: Fit, points: int) -> list[str]:
@@ -146,6 +166,7 @@ def as_document(found: Sequence[FittedSeries]) -> list[dict[str, Any]]:
             "name": scaled.series.name,
             "kind": scaled.series.kind,
             "points": [_document(row) for row in scaled.series.rows],
+            "left_out": [asdict(one) for one in scaled.series.left_out],
             "laws": [
                 {
                     "law": law.law,

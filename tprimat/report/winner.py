@@ -5,8 +5,9 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from tprimat import units
-from tprimat.analyze.compare import QUESTION, Difference, Question, Ranking, Verdict, comparable, rankings
+from tprimat.analyze.compare import LEAST_HELD_BACK, QUESTION, Difference, Question, Ranking, Verdict, comparable, rankings
 from tprimat.analyze.groups import LISTS, TRAITS, DifferingTrait, Group, ranks, spread_between_runs, tokens_per_step
+from tprimat.analyze.metrics import of_machine
 from tprimat.records.evidence import grade_of
 from tprimat.records.schema import Estimate
 from tprimat.report.catalogue import (
@@ -123,7 +124,8 @@ def differing(ranking: Ranking) -> list[str]:
     """
     judged = [found for found in ranking.against_best if found is not None]
     if len(judged) == 1:
-        return lines_of_sides(judged[0].traits, (0, 1), ranking.question.varying)
+        return [*lines_of_sides(judged[0].traits, (0, 1), ranking.question.varying), *clock_words(judged[0])]
+    clocks = list(dict.fromkeys(line for verdict in judged for line in clock_words(verdict)))
     found = [one for verdict in judged for one in verdict.traits]
     warned = {one.key for one in found if one.effect == "warn"}
     varying = ranking.question.varying
@@ -137,7 +139,30 @@ def differing(ranking: Ranking) -> list[str]:
         if keys:
             shown = [TRAITS[key].name + _values([one for one in found if one.key == key]) for key in keys]
             lines.append(f"{before} {', '.join(shown)}.")
-    return lines
+    return lines + clocks
+
+
+NOTABLE_SHARE = 0.1
+"""Difference of the shares of readings with clocks held back, from which two sides are said to differ."""
+
+
+def clock_words(verdict: Verdict) -> list[str]:
+    """Say what held back the clocks of each side, where heat or a power brake did, or where the sides differ in it."""
+    one, other = verdict.held_back
+    reasons = [
+        reason
+        for reason in sorted({*one, *other})
+        if (of_machine(reason) and max(one.get(reason, 0.0), other.get(reason, 0.0)) >= LEAST_HELD_BACK)
+        or abs(one.get(reason, 0.0) - other.get(reason, 0.0)) >= NOTABLE_SHARE
+    ]
+    if not reasons:
+        return []
+    shares = ", ".join(
+        f"{reason} in {units.percent(one.get(reason, 0.0), 0)} of the readings of {verdict.baseline} and "
+        f"{units.percent(other.get(reason, 0.0), 0)} of {verdict.candidate}"
+        for reason in reasons
+    )
+    return [f"Clocks were held back: {shares}."]
 
 
 def _values(found: Sequence[DifferingTrait]) -> str:
@@ -155,7 +180,7 @@ def _values(found: Sequence[DifferingTrait]) -> str:
 
 def sides(verdict: Verdict) -> str:
     """Name every trait in which the sides of a verdict differ: the candidate's against the baseline's."""
-    return " ".join(lines_of_sides(verdict.traits, (1, 0), verdict.question.varying))
+    return " ".join([*lines_of_sides(verdict.traits, (1, 0), verdict.question.varying), *clock_words(verdict)])
 
 
 def lines_of_sides(traits: Sequence[DifferingTrait], order: tuple[int, int], varying: Collection[str] = ()) -> list[str]:
@@ -196,7 +221,9 @@ def headline(ranking: Ranking) -> list[str]:
     ahead = "ahead of" if lead.value < 2 else "as fast as"
     rest = f"{_gain(lead)} {ahead} the next, {second}"
     if proven(ranking):
-        return [f"{first} is fastest: {rest}{_within_noise(tied)}"]
+        return [f"{first} is fastest: {rest}{_within_noise(tied)}{although(ranking.lead)}"]
+    if ranking.lead.outcome == "held back":
+        return [f"{first} ran fastest: {rest}{_within_noise(tied)}; no winner, since {held_words(ranking.lead, second)}"]
     if ranking.lead.other_loss is not None:
         return [f"{first} ran fastest: {rest}{_within_noise(tied)}", loss_words(ranking.lead)]
     if ranking.lead.outcome == "these runs differ":
@@ -204,14 +231,33 @@ def headline(ranking: Ranking) -> list[str]:
     return [f"No winner: {first} leads, and {second} is within noise ({_gain(lead)}){_within_noise(tied)}"]
 
 
+def held_words(verdict: Verdict, name: str) -> str:
+    """Say what the machine held back on the handicapped side of a verdict; empty where neither is."""
+    if verdict.handicapped is None:
+        return ""
+    shares = verdict.held_back[verdict.handicapped == "candidate"]
+    causes = [f"{reason} in {units.percent(share, 0)} of its readings" for reason, share in shares.items() if of_machine(reason)]
+    return f"the clocks of {name} were held back: {', '.join(causes)}"
+
+
+def although(verdict: Verdict) -> str:
+    """Say that the faster side's clocks were held back, where they were."""
+    faster = "candidate" if verdict.ratio is not None and verdict.ratio.value > 1 else "baseline"
+    name = verdict.candidate if faster == "candidate" else verdict.baseline
+    return f", although {held_words(verdict, name)}" if verdict.handicapped == faster else ""
+
+
 def loss_words(verdict: Verdict) -> str:
-    """Say by how much the losses of two sides differ on the same data and seed; empty where nothing shows that they do."""
+    """Say by how much the losses of two sides differ on the same data; empty where nothing shows that they do."""
     if verdict.other_loss is None:
         return ""
     look = verdict.other_loss.looks[-1]
     value = look.difference.value
     size = "is not a number" if value == float("inf") else f"differs by {value:+.1%}".replace("%", " %")
-    return f"No win: on the same data and seed the loss {size} (steps {look.first_step} to {look.step}); tprimat parity has more."
+    found = verdict.other_loss
+    seeds = "on the same data and seed" if found.paired else f"on the same data, over {found.seeds} seeds or more a side,"
+    more = "; tprimat parity has more" if found.paired else ""
+    return f"No win: {seeds} the loss {size} (steps {look.first_step} to {look.step}){more}."
 
 
 def _within_noise(names: Sequence[str]) -> str:
@@ -264,11 +310,11 @@ def apart(earlier: Sequence[Ranking], ranking: Ranking) -> list[str]:
 
 
 def difference(entry: Difference) -> str:
-    """Put a difference into words."""
+    """Put a difference into words: the candidate's value against the baseline's."""
     if entry.first is None and entry.second is None:
         return f"{entry.what} not recorded in either"
     first, second = ("not recorded" if value is None else _side(value) for value in (entry.first, entry.second))
-    return f"{entry.what} {first} and {second}"
+    return f"{entry.what} {second} against {first}"
 
 
 def _side(value: object) -> str:
@@ -295,6 +341,7 @@ def caveats(groups: Sequence[Group], warnings: Mapping[str, Sequence[str]], ques
     silent = dict.fromkeys(name for found in judged for name in found.unrecorded)
     if silent:
         lines.append(f"Not recorded on either side of a comparison, and so not known to be equal: {', '.join(silent)}.")
+    lines += open_losses(judged)
     believed = [group.label for group in groups if grade_of(group.run, "matmul_dtype") == "stated"]
     if believed:
         lines.append(f"The dtype is stated, and not seen to run: {_places(believed, 'configurations')}.")
@@ -307,6 +354,19 @@ def caveats(groups: Sequence[Group], warnings: Mapping[str, Sequence[str]], ques
         runs = _range([str(number) for _, number in spreads])
         lines.append(f"Repeated runs differ by {_range([units.percent(low, 2), units.percent(high, 2)])} ({runs} runs each).")
     return lines + merged(warnings)
+
+
+MOST_REASONS = 2
+"""Why losses were not compared; further reasons are counted."""
+
+
+def open_losses(judged: Sequence[Verdict]) -> list[str]:
+    """Say of which comparisons it is not shown that both sides reach the same losses, and why."""
+    reasons = list(dict.fromkeys(found.losses_open for found in judged if found.losses_open))
+    if not reasons:
+        return []
+    rest = f"; and {len(reasons) - MOST_REASONS} more reasons" if len(reasons) > MOST_REASONS else ""
+    return [f"Speed alone: {'; '.join(reasons[:MOST_REASONS])}{rest}."]
 
 
 def _interval_words(groups: Sequence[Group]) -> str:

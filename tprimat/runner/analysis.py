@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tprimat.analyze import compare, peak
-from tprimat.analyze.compare import QUESTION, Question, verdict
-from tprimat.analyze.groups import Measured, Origin, group_runs, measure, without_copies
+from tprimat.analyze.compare import QUESTION, Question, Ranking, verdict
+from tprimat.analyze.groups import Group, Measured, Origin, group_runs, measure, without_copies
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.roofline import under_ceiling
 from tprimat.config.load import load_config
@@ -27,6 +27,7 @@ from tprimat.records.store import as_document, checked
 from tprimat.report.comparison import Comparison, runs_to_decide, sentence
 from tprimat.report.html.page import Report, html_report
 from tprimat.report.peak import PeakAnalysis
+from tprimat.report.winner import headline, held_words, proven
 
 # The ./benchmark.py command that runs a published configuration on this machine.
 
@@ -254,7 +255,11 @@ def regression_gate(comparison: Comparison, margin: float) -> Gate:
     closed, undecided = [], []
     for found in comparison.verdicts:
         passed = None if found.outcome == "refused" else found.no_slower_than(margin)
-        if found.outcome == "refused" or passed is False or found.other_loss is not None:
+        favoured = passed is not None and found.handicapped == ("baseline" if passed else "candidate")
+        if favoured and found.other_loss is None:
+            name = found.baseline if passed else found.candidate
+            undecided.append(f"{sentence(found)} Repeat it on cool GPUs: {held_words(found, name)}.")
+        elif found.outcome == "refused" or passed is False or found.other_loss is not None:
             closed.append(sentence(found))
         elif passed is None:
             undecided.append(f"{sentence(found)} {runs_to_decide(found, margin)}")
@@ -282,6 +287,7 @@ def analyse_peaks(
     entries = peak.ranked_entries(groups)
     best = peak.peaks(entries)
     ranked = {id(entry.group) for entry in entries}
+    leads = {id(entry): found for entry in best[:MOST_EXPLAINED] if (found := peak_lead(groups, entry)) is not None}
     return PeakAnalysis(
         counted_as=conventions(options),
         flops_words="6n of rounded sizes" if options.seed_conventions else f"{options.flops_convention} FLOP count",
@@ -292,10 +298,25 @@ def analyse_peaks(
         projections=peak.project(best[0], list(nodes), efficiency) if best else (),
         efficiency=efficiency,
         by_convention=[(entry, peak.by_convention(entry, options.warmup)) for entry in best[:MOST_EXPLAINED]],
-        notes=peak.remarks(best[:MOST_EXPLAINED]),
+        lead=" ".join(headline(leads[id(best[0])])) if best and id(best[0]) in leads else "",
+        notes=[
+            *(
+                f"{entry.model} on {entry.platform}: {' '.join(headline(leads[id(entry)]))}."
+                for entry in best[1:MOST_EXPLAINED]
+                if id(entry) in leads and not proven(leads[id(entry)])
+            ),
+            *peak.other_work(entries, best[:MOST_EXPLAINED]),
+            *peak.remarks(best[:MOST_EXPLAINED]),
+        ],
         without_rate=[group.label for group in groups if id(group) not in ranked],
         not_counted=[item for item in measured if item.not_counted is not None],
     )
+
+
+def peak_lead(groups: Sequence[Group], entry: peak.Entry) -> Ranking | None:
+    """Return the ranking that a peak leads; None where nothing else did its work."""
+    found = (ranking for ranking in compare.rankings(groups) if ranking.best is entry.group and ranking.lead is not None)
+    return next(found, None)
 
 
 def conventions(options: MetricOptions) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tprimat import units
+from tprimat.analyze.groups import routing_words
 from tprimat.analyze.impossible import contradictions
 from tprimat.analyze.metrics import run_metrics
 from tprimat.config.load import load_config
@@ -14,6 +15,7 @@ from tprimat.logs.extract import ExtractedRun, Flags, extract, failure_before_fi
 from tprimat.logs.parse import LogLines, LogReading
 from tprimat.records.benchmark_file import RunResult, benchmark_file_name, write_benchmark_file
 from tprimat.records.discover import read_result
+from tprimat.records.evidence import CAUTION
 from tprimat.records.schema import LogSource, RunMetrics, RunRecord
 from tprimat.report.tables import plural
 
@@ -116,8 +118,13 @@ def _print_remarks(extracted: ExtractedRun, metrics: RunMetrics | None) -> None:
     for reason in reasons:
         print(f"warning: this will not count: {reason}", file=sys.stderr)
     for warning in metrics.warnings if metrics is not None else ():
-        if warning not in reasons:
+        if warning not in reasons and CAUTION + warning not in extracted.notes:
             print(f"note: {warning}", file=sys.stderr)
+    if metrics is not None and metrics.tokens_per_second is None:
+        print(
+            "note: no throughput, since the tokens of a step are not known: --global-batch-size, --sequence-length",
+            file=sys.stderr,
+        )
     if metrics is not None and metrics.mfu_absent_because:
         print(f"note: no MFU, since {metrics.mfu_absent_because}", file=sys.stderr)
 
@@ -127,10 +134,11 @@ def summary(extracted: ExtractedRun, metrics: RunMetrics | None, path: Path) -> 
     run, machine = extracted.run, extracted.run.machine
     rate = metrics.tokens_per_second_per_gpu if metrics else None
     time_text = f"{units.seconds(metrics.step_seconds.value)} median of {metrics.window.steps}" if metrics else units.ABSENT
+    work = f"{units.count(run.global_batch_sequences)} sequences of {units.count(run.sequence_tokens)}"
     rows = (
         ("log", f"{run.engine}, {plural(len(extracted.steps), 'step')}, {run.outcome.replace('_', ' ')}"),
         ("machine", f"{units.count(machine.gpus)} x {machine.accelerator or 'unknown accelerator'} ({machine.platform})"),
-        ("workload", f"{units.count(run.global_batch_sequences)} sequences of {units.count(run.sequence_tokens)} tokens a step"),
+        ("workload", ", ".join(filter(None, (f"{work} tokens a step", routing_words(run))))),
         ("step time", time_text),
         ("throughput", f"{units.count(rate.value)} tokens/s/GPU" if rate else units.ABSENT),
         ("MFU", units.percent(metrics.mfu.value) if metrics and metrics.mfu else units.ABSENT),

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tprimat.analyze.compare import Question, verdict
@@ -63,13 +64,16 @@ def read_history(folders: Sequence[Path]) -> History:
     )
 
 
-def against_history(history: History, new: Path, last: int) -> Comparison:
+def against_history(history: History, new: Path, last: int) -> tuple[Comparison, tuple[str, ...]]:
     """Compare each configuration of some new runs with the last good runs of the same configuration in a history.
 
     Args:
         history: what to compare with.
         new: the folder of the new runs; they may be in the history as well.
         last: how many runs of the history count.
+
+    Returns:
+        the comparison, and the label of each new configuration that has no past.
 
     Raises:
         RecordError: a run cannot be read.
@@ -78,6 +82,7 @@ def against_history(history: History, new: Path, last: int) -> Comparison:
     known = {course.configuration: course for course in history.courses}
     groups: list[Group] = []
     verdicts = []
+    alone = []
     for course in fresh.courses:
         own = {entry.run_id for entry in course.entries}
         former = known.get(course.configuration)
@@ -88,9 +93,19 @@ def against_history(history: History, new: Path, last: int) -> Comparison:
             baseline = _group(f"the last {len(past)}", past)
             groups.append(baseline)
             verdicts.append(verdict(baseline, candidate, QUESTION))
-    return Comparison(groups=tuple(groups), verdicts=tuple(verdicts), not_counted=(), asked=True, question=QUESTION)
+        else:
+            alone.append(candidate.label)
+    lost = [replace(measured_again(entry), not_counted=entry.not_counted) for entry in fresh.not_counted]
+    comparison = Comparison(
+        groups=tuple(groups), verdicts=tuple(verdicts), not_counted=tuple(lost), asked=True, question=QUESTION
+    )
+    return comparison, tuple(alone)
+
+
+def measured_again(entry: Entry) -> Measured:
+    """Return the run of an entry with its metrics."""
+    return measure(read_result(Path(entry.path)), MetricOptions())
 
 
 def _group(label: str, entries: Sequence[Entry]) -> Group:
-    runs: list[Measured] = [measure(read_result(Path(entry.path)), MetricOptions()) for entry in entries]
-    return Group(label=label, kind=(label,), runs=tuple(runs))
+    return Group(label=label, kind=(label,), runs=tuple(map(measured_again, entries)))

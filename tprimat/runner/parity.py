@@ -6,7 +6,7 @@ from pathlib import Path
 from tprimat.analyze.groups import TRAITS, differing_traits, group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.parity import curve_of, judge, pairs_of
-from tprimat.errors import ConfigError, RecordError
+from tprimat.errors import ConfigError, RecordError, UserError
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.discover import load_results
 from tprimat.report.parity import ParityReport
@@ -27,7 +27,7 @@ def compare_losses(reference: Path, candidate: Path, within: float) -> ParityRep
         RecordError: a file is damaged, or there is no run.
         ConfigError: a side holds several configurations, or no run of one side is a pair with one of the other.
     """
-    sides = read_side(reference), read_side(candidate)
+    sides = read_sides(reference, candidate)
     if same := {result.run.run_id for result in sides[0]} & {result.run.run_id for result in sides[1]}:
         raise ConfigError(
             f"{reference} and {candidate} hold the same run: {min(same)}.",
@@ -36,9 +36,9 @@ def compare_losses(reference: Path, candidate: Path, within: float) -> ParityRep
         )
     pairs, why = pairs_of(*sides)
     if not pairs:
-        differ = "; ".join(f"{one.field} is {_words(one.reference)} and {_words(one.candidate)}" for one in why)
+        differ = "; ".join(f"{one.field} is {_words(one.reference)} in A and {_words(one.candidate)} in B" for one in why)
         raise ConfigError(
-            f"No run of {reference} is a pair with one of {candidate}: {differ or 'they have no step in common'}.",
+            f"No run of A ({reference}) is a pair with one of B ({candidate}): {differ or 'they have no step in common'}.",
             where="A and B",
             why="Losses compare on the same seed, model, data, batch and learning rates, which follow the number of steps.",
             fix="./benchmark.py --seed 1 for both sides, with the same --steps and --data",
@@ -52,6 +52,30 @@ def compare_losses(reference: Path, candidate: Path, within: float) -> ParityRep
         pairs=sum(map(len, pairs.values())),
         traits=tuple(differing_traits(one, other, TRAITS)),
         same_weights=one.engine == other.engine,
+    )
+
+
+def read_sides(reference: Path, candidate: Path) -> tuple[list[RunResult], list[RunResult]]:
+    """Return the runs of both sides.
+
+    Raises:
+        UserError: a side cannot be used; where neither can, both say why.
+    """
+    sides: list[list[RunResult]] = []
+    wrong: list[tuple[str, UserError]] = []
+    for name, path in (("A", reference), ("B", candidate)):
+        try:
+            sides.append(read_side(path))
+        except UserError as error:
+            wrong.append((name, error))
+    if not wrong:
+        return sides[0], sides[1]
+    kind = type(wrong[0][1]) if len(wrong) == 1 else ConfigError
+    raise kind(
+        " ".join(f"{name}: {error.what}" for name, error in wrong),
+        where=", ".join(dict.fromkeys(error.where or name for name, error in wrong)),
+        why=" ".join(dict.fromkeys(filter(None, (error.why for _, error in wrong)))) or None,
+        fix="\n".join(dict.fromkeys(filter(None, (error.fix for _, error in wrong)))) or None,
     )
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Literal
 
 from tprimat.analyze.groups import Measured, group_runs
-from tprimat.analyze.scaling import Point, Series, fit, series, series_of
+from tprimat.analyze.scaling import LeftOut, Point, Series, fit, series, series_of
 from tprimat.errors import ConfigError, MetricError, RecordError
 from tprimat.records.discover import PROBES_FILE
 from tprimat.records.schema import Estimate
 from tprimat.records.store import read_text
+from tprimat.report.comparison import run_name
 from tprimat.report.scaling import FittedSeries
 from tprimat.runner.session import RunRequest, Session, prepare
 
@@ -92,6 +93,12 @@ def scaling_of(measured: Sequence[Measured]) -> list[FittedSeries]:
         MetricError: no configuration ran on two numbers of GPUs.
     """
     found = series_of(group_runs(measured))
+    if found and (lost := [item for item in measured if item.not_counted is not None]):
+        more = tuple(
+            LeftOut(label=run_name(item), gpus=item.result.run.machine.gpus, why=f"not counted, {item.not_counted}")
+            for item in lost
+        )
+        found[0] = dataclasses.replace(found[0], left_out=(*found[0].left_out, *more))
     if not found:
         counted = sum(item.not_counted is None for item in measured)
         raise MetricError(

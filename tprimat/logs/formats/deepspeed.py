@@ -72,6 +72,7 @@ def read_iteration(text: str) -> LineFields | None:
         grad_norm=number(fields.get("grad_norm")),
         learning_rate=number(fields.get("learning_rate")),
         global_batch_sequences=whole(fields.get("global_batch_size")),
+        consumed_sequences=whole(fields.get("consumed_samples")),
         skipped_steps=whole(fields.get("number_of_skipped_iterations")),
         nan_steps=whole(fields.get("number_of_nan_iterations")),
         evidence={"sequence_tokens": length} if (length := whole(fields.get("actual_seqlen"))) else {},

@@ -23,6 +23,8 @@ SHAPE = {
     "num_experts": "num_experts",
 }
 """MaxText's settings that describe the model -> Megatron's arguments."""
+WINDOWED = {"local_sliding", "chunk"}
+"""Kinds of attention within a window."""
 QUANTIZED = ("fp8", "int8", "int4")
 DEVICES = re.compile(r"Num_devices: (\d+)")
 MARKS = ("completed step:", "Config param", "Num_devices")
@@ -47,6 +49,8 @@ def read_setting(name: str, value: str) -> LineFields | None:
         return LineFields(evidence={SETTINGS[name]: setting})
     if name in SHAPE:
         return LineFields(arguments={SHAPE[name]: "None" if (name, value) == ("num_experts", "1") else value})
+    if name == "attention_type":
+        return LineFields(arguments={"window_size": value}) if value in WINDOWED else None
     if name == "quantization":
         return LineFields(evidence={"matmul_dtype": dtype}) if (dtype := quantized(value)) else None
     if name == "dtype":
@@ -72,4 +76,5 @@ def read_step(text: str) -> LineFields | None:
         tokens_per_second_per_gpu=number(fields.get("Tokens/s/device")),
         tflops_per_gpu=number(fields.get("TFLOP/s/device")),
         loss=number(fields.get("loss")),
+        target_tokens=whole(fields.get("total_weights")),
     )

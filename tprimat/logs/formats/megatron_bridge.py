@@ -16,7 +16,16 @@ SHAPE_SETTING = re.compile(r"^  (\w+): (\S+)\s*$")
 RENAMED = {"num_moe_experts": "num_experts", "gated_linear_unit": "swiglu"}
 SHAPE_MARKS = tuple(f"  {name}: " for name in (*sorted(SHAPE_ARGUMENTS), *RENAMED))
 TFLOPS = re.compile(r"([\d.]+)\s*MODEL_TFLOP/s/GPU")
-MARKS = (*megatron_lm.MARKS, "mem-max-allocated-gigabytes", "MODEL_TFLOP/s/GPU", *SETTINGS, *SHAPE_MARKS)
+MARKS = (
+    *megatron_lm.MARKS,
+    "mem-max-allocated-gigabytes",
+    "MODEL_TFLOP/s/GPU",
+    "peft.lora",
+    "Adding lora to",
+    "packed_sequence_size: ",
+    *SETTINGS,
+    *SHAPE_MARKS,
+)
 
 
 def read_line(text: str) -> LineFields | None:
@@ -28,6 +37,10 @@ def read_line(text: str) -> LineFields | None:
         return read_memory(plain(text))
     if "MODEL_TFLOP/s/GPU" in text and "elapsed time" not in text:
         return LineFields(tflops_per_gpu=number(match[1])) if (match := TFLOPS.search(text)) else None
+    if "peft.lora" in text or "Adding lora to" in text:
+        return LineFields(arguments={"peft": "lora"})
+    if "packed_sequence_size: " in text and (match := SETTING.search(plain(text))):
+        return LineFields(arguments={match[1]: match[2]})
     if match := SHAPE_SETTING.match(text):
         name = RENAMED.get(match[1], match[1])
         if name in SHAPE_ARGUMENTS:

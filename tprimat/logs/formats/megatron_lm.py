@@ -35,7 +35,7 @@ SIZES = {
     "pipeline-model-parallel": "pipeline_parallel",
 }
 PARAMETERS = re.compile(r"number of parameters on \(tensor, pipeline\) model parallel rank \(\d+, \d+\): (\d+)")
-HUMAN_FLOPS = re.compile(r"([\d.]+)([KMGT]?)FLOPS")
+HUMAN_FLOPS = re.compile(r"([\d.]+)([KMGTP]?)FLOPS")
 MEMORY = re.compile(r"\(after (\d+) iterations\) memory \(MB\)")
 VOCABULARY = re.compile(r"padded vocab \(size: \d+\).*\(new size: (\d+)\)")
 MARKS = (
@@ -99,6 +99,7 @@ def read_iteration(text: str, **others: Any) -> LineFields | None:
         grad_norm=number(fields.get("grad norm")),
         learning_rate=number(fields.get("learning rate")),
         global_batch_sequences=whole(fields.get("global batch size")),
+        consumed_sequences=whole(fields.get("consumed samples")),
         skipped_steps=whole(fields.get("number of skipped iterations")),
         nan_steps=whole(fields.get("number of nan iterations")),
         **others,

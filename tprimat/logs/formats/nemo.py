@@ -11,7 +11,7 @@ SIGNS = (("train_step_timing in s:", "iteration "),)
 PROGRESS = re.compile(r"Training epoch \d+, iteration (\d+)/(\d+)")
 MEMBERS = re.compile(r"GLOBAL_RANK: \d+, MEMBER: \d+/(\d+)")
 GROUPS = re.compile(r"All (tensor|pipeline|context) (?:model )?parallel group ranks: \[\[([\d, ]+)\]")
-MARKS = ("Training epoch", "GLOBAL_RANK", "parallel group ranks: [[", "`Trainer.fit` stopped")
+MARKS = ("Training epoch", "GLOBAL_RANK", "parallel group ranks: [[", "`Trainer.fit` stopped", "Adding lora to")
 
 
 def read_line(text: str) -> LineFields | None:
@@ -22,6 +22,8 @@ def read_line(text: str) -> LineFields | None:
         return LineFields(evidence={"world_size": count(match[1])})
     if "parallel group ranks: [[" in text and (match := GROUPS.search(text)):
         return LineFields(evidence={f"{match[1]}_parallel": match[2].count(",") + 1})
+    if "Adding lora to" in text:
+        return LineFields(arguments={"peft": "lora"})
     if "`Trainer.fit` stopped" in text:
         return LineFields(finished=True)
     return None
@@ -44,5 +46,6 @@ def read_progress(text: str) -> LineFields | None:
         grad_norm=number(fields.get("grad_norm")),
         learning_rate=number(fields.get("lr")),
         global_batch_sequences=whole(fields.get("global_batch_size")),
+        consumed_sequences=whole(fields.get("consumed_samples")),
         peak_allocated_bytes=in_bytes(number(fields.get("peak_memory_usage")), 1),
     )

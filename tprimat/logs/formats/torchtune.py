@@ -10,6 +10,8 @@ from tprimat.logs.fields import GIBIBYTE, LineFields, count, in_bytes, number, p
 NAME = "torchtune"
 SIGNS = (("Step ", "| loss:", "tokens_per_second_per_gpu:"),)
 
+UNMASKED_RATE = True
+
 STEP = re.compile(r"Step (\d+) \|")
 FIELD = re.compile(r"(\w+):(\S+)")
 MARKS = ("Step ",)

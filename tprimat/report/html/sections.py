@@ -23,7 +23,7 @@ from tprimat.report.catalogue import (
 )
 from tprimat.report.comparison import Comparison, change, notes, run_name
 from tprimat.report.plots.style import Look
-from tprimat.report.winner import differing, loss_words
+from tprimat.report.winner import although, differing, held_words, loss_words
 
 TILES = (TOKENS, FLOPS, MFU, MATMUL_SHARE, STEP_TIME, PEAK_MEMORY)
 """Figures on a workload's card."""
@@ -90,6 +90,8 @@ def _headline(ranking: Ranking) -> str:
         return " is the only configuration of this workload"
     if ranking.lead is not None and ranking.lead.outcome == "other loss":
         return " ran fastest, to another loss"
+    if ranking.lead is not None and ranking.lead.outcome == "held back":
+        return " ran fastest, against clocks that were held back"
     if ranking.lead is not None and ranking.lead.outcome == "these runs differ":
         return " ran fastest, in too few runs to rank it"
     if ranking.tied:
@@ -107,7 +109,11 @@ def _lead(ranking: Ranking) -> str:
         faster = change(lead.ratio.value)
         than = "as" if faster.endswith("as fast") else "than"
         wide = f" The measurements of {', '.join(tied)} vary too much to show a difference." if tied else ""
-        return f"It is {faster} {than} {brief(ranking.groups[1])}, the next ({_uncertainty(lead)}).{wide}"
+        held = although(lead)
+        return f"It is {faster} {than} {brief(ranking.groups[1])}, the next ({_uncertainty(lead)}){held}.{wide}"
+    if lead.outcome == "held back":
+        ahead = f"It ran {change(lead.ratio.value)} than {brief(ranking.groups[1])}, the next ({_uncertainty(lead)})."
+        return f"{ahead} No winner, since {held_words(lead, brief(ranking.groups[1]))}."
     if lead.outcome == "other loss":
         ahead = f"It ran {change(lead.ratio.value)} than {brief(ranking.groups[1])}, the next ({_uncertainty(lead)})."
         return f"{ahead} {loss_words(lead)}"

@@ -8,7 +8,8 @@ import numpy as np
 
 from tprimat import units
 from tprimat.report.plots.style import Look, figure, looks, save
-from tprimat.report.scaling import FittedSeries
+from tprimat.report.scaling import FittedSeries, left_out_words, repetition
+from tprimat.report.tables import plural
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,6 +19,9 @@ MOST_SERIES = 8
 MOST_LINES = 3
 """Series that the headline speaks of."""
 SMALL = 8.5
+MOST_LEFT_OUT = 4
+LONGEST_LINE = 190
+"""Letters under both panels."""
 
 
 def draw_throughput(found: Sequence[FittedSeries], path: Path) -> None:
@@ -45,7 +49,7 @@ def draw_throughput(found: Sequence[FittedSeries], path: Path) -> None:
         _axes(overall, found, logarithmic=True)
         _axes(single, found)
         single.legend(loc="lower left", fontsize=SMALL)
-        _captions(picture, found)
+        _captions(picture, found, bars=True)
         save(picture, path)
 
 
@@ -65,7 +69,7 @@ def draw_multiplier(found: Sequence[FittedSeries], path: Path) -> None:
             _line(share, gpus, [row.efficiency * 100 for row in rows], look)
             if len(found) == 1:
                 _values(times, gpus, [row.multiplier for row in rows], [f"{row.multiplier:.2f} x" for row in rows], -12)
-                _values(share, gpus, [row.efficiency * 100 for row in rows], [units.percent(row.efficiency) for row in rows])
+                _values(share, gpus, [row.efficiency * 100 for row in rows], [units.percent(row.efficiency) for row in rows], -14)
         first = min(scaled.series.points[0].gpus for scaled in found)
         last = max(scaled.series.points[-1].gpus for scaled in found)
         times.plot([first, last], [1, last / first], color="#999999", linestyle=":", label="proportional")
@@ -79,19 +83,34 @@ def draw_multiplier(found: Sequence[FittedSeries], path: Path) -> None:
         save(picture, path)
 
 
-def _captions(picture: "Figure", found: Sequence[FittedSeries]) -> None:
+def _captions(picture: "Figure", found: Sequence[FittedSeries], *, bars: bool = False) -> None:
     """Write the finding above the panels, one line a series, and what was measured below them."""
     picture.suptitle("\n".join(map(_finding, found[:MOST_LINES])), x=0.01, ha="left", fontsize=12.5, fontweight="bold")
     layouts = dict.fromkeys(point.layout for scaled in found for point in scaled.series.points if point.layout)
-    samples = [point.tokens_per_second.samples for scaled in found for point in scaled.series.points]
+    repeated = dict.fromkeys(filter(None, (repetition(scaled.series) for scaled in found)))
     rest = f"{len(found) - MOST_LINES} more series" if len(found) > MOST_LINES else ""
     parts = (
         " and ".join(dict.fromkeys(f"{one.series.kind} scaling" for one in found if one.series.kind != "unknown")),
         f"layouts {', '.join(layouts)}" if layouts else "",
-        "one figure a point" if max(samples) == 1 else f"{min(samples)} to {max(samples)} samples a point, bars: 95 % intervals",
+        "bars: 95 % intervals" if bars else "",
+        " ".join(repeated) if repeated else "one figure a point",
         rest,
     )
-    picture.supxlabel(" · ".join(filter(None, parts)), x=0.01, ha="left", fontsize=SMALL)
+    lines = [" · ".join(filter(None, parts)), *left_out_lines(found)]
+    picture.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=SMALL)
+
+
+def left_out_lines(found: Sequence[FittedSeries]) -> list[str]:
+    """Return a line for each configuration that is no point, of many the first ones and how many more, and undrawn series."""
+    lines = [left_out_words(one) for scaled in found for one in scaled.series.left_out]
+    more = [f"{plural(len(lines) - MOST_LEFT_OUT, 'more configuration')} not shown: the text names them."]
+    undrawn = [f"{len(found) - MOST_SERIES} series of {len(found)} are not drawn."] if len(found) > MOST_SERIES else []
+    return undrawn + [shortened(line) for line in lines[:MOST_LEFT_OUT]] + (more if len(lines) > MOST_LEFT_OUT else [])
+
+
+def shortened(line: str) -> str:
+    """Cut a line to what fits under the panels."""
+    return line if len(line) <= LONGEST_LINE else line[: LONGEST_LINE - 1] + "…"
 
 
 def _finding(scaled: FittedSeries) -> str:
@@ -144,6 +163,7 @@ def _axes(axes: "Axes", found: Sequence[FittedSeries], *, logarithmic: bool = Fa
     if logarithmic:
         axes.set_yscale("log", base=2)
         axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
+        axes.margins(y=0.12)
         axes.set_ylabel(f"{axes.get_ylabel()} (log scale)")
     else:
         axes.set_ylim(0, 1.1 * axes.get_ylim()[1])

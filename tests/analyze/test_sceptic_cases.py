@@ -1,0 +1,450 @@
+"""What a sceptic would catch: verdicts without their losses or clocks, points that vanish, logs whose steps are not alike."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from commands import run_command
+
+from tprimat.analyze.compare import verdict
+from tprimat.analyze.groups import group_runs, measure
+from tprimat.analyze.metrics import MetricOptions
+from tprimat.records.benchmark_file import write_benchmark_file
+from tprimat.records.discover import load_results, read_result
+from tprimat.records.schema import TelemetrySample
+from tprimat.records.store import to_json
+from tprimat.report.comparison import Comparison, sentence
+from tprimat.report.plots.scaling import left_out_lines
+from tprimat.report.winner import headline, open_losses, proven, rankings
+from tprimat.runner.analysis import read_results, regression_gate
+from tprimat.runner.scaling import scaling_of
+
+RUNS = Path(__file__).parents[1] / "runs"
+FAST, SLOW = 0.95, 1.0
+
+
+def three(times, *, seeds=(1, 2, 3), losses=1.0, hot=0.0, reason="thermal (hardware)", **fields):
+    """Three recorded runs of one configuration: their times and losses multiplied, a share of their readings throttled."""
+    found = []
+    for result, seed in zip(load_results([RUNS / "mi300x"])[0], seeds, strict=True):
+        evidence = replace(result.run.evidence, data="mock")
+        run = replace(
+            result.run, run_id=f"{times}-{seed}-{losses}", seed=seed, evidence=evidence, **{"strategy": str(times), **fields}
+        )
+        steps = tuple(
+            replace(one, step_seconds=one.step_seconds * times, ended_at_seconds=None, loss=one.loss * losses)
+            for one in result.steps
+        )
+        readings = [TelemetrySample(at_seconds=at, gpu=0, throttle_reasons=(reason,) * (at < 100 * hot)) for at in range(100)]
+        found.append(replace(result, run=run, steps=steps, telemetry=tuple(readings)))
+    return found
+
+
+def groups_of(*sides):
+    return group_runs([measure(result, MetricOptions()) for side in sides for result in side])
+
+
+@pytest.mark.parametrize(
+    ("other", "outcome", "words"),
+    [
+        ({}, "faster", ""),
+        ({"seeds": (4, 5, 6)}, "faster", ""),
+        ({"seeds": (4, 5, 6), "losses": 1.1}, "other loss", "over 3 seeds or more a side, the loss differs by +10.0 %"),
+        ({"seeds": (4, 5, 6), "losses": 1.1, "engine": "nemo"}, "other loss", "the loss differs by +10.0 %"),
+        (
+            {"seeds": (4, 4, 4)},
+            "faster",
+            "losses were not compared: seed is 1 on one side and 4 on the other (3 seeds a side would do)",
+        ),
+        ({"seeds": (4, 4, 4), "engine": "nemo"}, "faster", "two engines draw other initial weights from one seed"),
+        ({"seeds": (None,) * 3}, "faster", "losses were not compared: seed is 1 on one side and not recorded on the other"),
+    ],
+)
+def test_losses_are_compared_by_seed_or_between_seeds_or_the_verdict_says_why_not(other, outcome, words):
+    judged = verdict(*groups_of(three(SLOW), three(FAST, **other)))
+    assert judged.outcome == outcome
+    assert words in sentence(judged)
+    assert (
+        ("Speed alone: " in sentence(judged)) == bool(judged.losses_open) == ("not compared" in words or "two engines" in words)
+    )
+    assert open_losses([judged]) == ([f"Speed alone: {judged.losses_open}."] if judged.losses_open else [])
+
+
+def test_heat_on_the_slower_side_leaves_no_winner_and_no_gate_open_or_closed():
+    slow, fast = groups_of(three(SLOW, hot=0.4), three(FAST))
+    judged = verdict(slow, fast)
+    assert (judged.outcome, judged.handicapped) == ("held back", "baseline")
+    assert "no winner, since the clocks of" in sentence(judged)
+    assert "thermal (hardware) in 40 % of its readings" in sentence(judged)
+    (ranking,) = rankings([slow, fast])
+    assert not proven(ranking)
+    assert "no winner, since the clocks of" in headline(ranking)[0]
+    for pair in ((slow, fast), (fast, slow)):
+        gate = regression_gate(Comparison(groups=(), verdicts=(verdict(*pair),)), 0.03)
+        assert (len(gate.closed), len(gate.undecided)) == (0, 1)
+        assert "Repeat it on cool GPUs" in gate.undecided[0]
+
+
+def test_a_winner_in_spite_of_heat_is_one_and_a_power_cap_belongs_to_the_configuration():
+    judged = verdict(*groups_of(three(SLOW), three(FAST, hot=0.4)))
+    assert judged.outcome == "faster"
+    assert "although the clocks of" in sentence(judged)
+    judged = verdict(*groups_of(three(SLOW, hot=0.9, reason="power cap"), three(FAST, hot=0.1, reason="power cap")))
+    assert (judged.outcome, judged.handicapped) == ("faster", None)
+    assert "Clocks were held back: power cap in 90 % of the readings of" in sentence(judged)
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_benchmark_file_alone_still_says_that_clocks_were_held_back(old, tmp_path):
+    source = RUNS / "h100" / "runs" / "h100-llama-0"
+    place = tmp_path / "runs" / "hot"
+    place.mkdir(parents=True)
+    for name in ("run.json", "steps.jsonl"):
+        (place / name).write_bytes((source / name).read_bytes())
+    result = read_result(place)
+    telemetry = tuple(TelemetrySample(at_seconds=at, gpu=0, throttle_reasons=("power cap",) * (at % 4 > 0)) for at in range(40))
+    metrics = measure(replace(result, telemetry=telemetry), MetricOptions()).metrics
+    assert metrics.held_back == {"power cap": 0.75}
+    write_benchmark_file(tmp_path / "benchmark_cuda_llama.json", result.run, result.steps, metrics)
+    if old:
+        document = json.loads((tmp_path / "benchmark_cuda_llama.json").read_text(encoding="utf8"))
+        del document["metrics"]["held_back"]
+        document["metrics"]["warnings"] = ["clocks were held back in 75% of the readings: power cap"]
+        (tmp_path / "benchmark_cuda_llama.json").write_text(json.dumps(document), encoding="utf8")
+    alone = read_result(tmp_path / "benchmark_cuda_llama.json")
+    assert measure(alone, MetricOptions()).metrics.held_back == {"power cap": 0.75}
+
+
+def write(folder, result, gpus, times=1.0, **fields):
+    machine = replace(result.run.machine, gpus_per_node=gpus)
+    run = replace(result.run, machine=machine, **{"data_parallel": gpus, **fields})
+    place = folder / "runs" / run.run_id
+    place.mkdir(parents=True)
+    (place / "run.json").write_text(to_json(run) + "\n", encoding="utf8")
+    steps = [replace(one, step_seconds=one.step_seconds * 8 / gpus * times, ended_at_seconds=None) for one in result.steps]
+    (place / "steps.jsonl").write_text("".join(to_json(one) + "\n" for one in steps), encoding="utf8")
+
+
+def test_scaling_names_every_run_that_is_no_point_and_why(tmp_path):
+    result = read_result(RUNS / "h100" / "runs" / "h100-llama-0")
+    for gpus in (2, 4, 8):
+        write(tmp_path, result, gpus, 1 + gpus / 100, run_id=f"on-{gpus}")
+    write(tmp_path, result, 8, 1.1, run_id="split", tensor_parallel=2, data_parallel=4)
+    write(tmp_path, result, 4, 0.7, run_id="narrow", matmul_dtype="fp8")
+    write(tmp_path, result, 4, 1.2, run_id="unlike", engine_options={"x": 1})
+    write(tmp_path, result, 2, run_id="broken", outcome="failed", cause="rank 3 ended")
+    done = run_command("scaling", tmp_path, "--format", "json", "--output", tmp_path, cwd=tmp_path)
+    (series,) = json.loads(done.stdout)
+    assert {one["why"] for one in series["left_out"]} == {
+        "layout TP2 PP1 DP4, not TP1 PP1 DP8",
+        "dtype that ran fp8, not bf16",
+        "slower than the point on as many GPUs",
+        "not counted, failed: rank 3 ended",
+    }
+    assert sum(line.startswith("Not a point here: ") for line in series["remarks"]) == 4
+    assert "One run a point: its interval is that of its steps, and not of the next run." in series["remarks"]
+    lines = left_out_lines(scaling_of(read_results([tmp_path], MetricOptions(), {}).measured))
+    assert len(lines) == 4
+
+
+@pytest.mark.parametrize(
+    ("margin", "why"),
+    [("0%", "margin of nothing"), ("0", "nothing"), ("-1%", "It takes"), ("50%", "another model"), ("nan", "It takes")],
+)
+def test_a_margin_of_losses_that_no_test_can_use_is_refused(margin, why):
+    done = run_command("parity", "a", "b", f"--within={margin}")
+    assert (done.returncode, f"--within is '{margin}'" in done.stderr, why in done.stderr) == (2, True, True)
+
+
+def test_both_sides_of_parity_are_named_whichever_comes_first(tmp_path):
+    for order in (("one", "other"), ("other", "one")):
+        done = run_command("parity", *order, cwd=tmp_path)
+        assert done.returncode == 2
+        assert all(name in done.stderr for name in ("A: ", "B: ", "one", "other"))
+
+
+def test_a_peak_within_noise_says_so_where_it_is_quoted_and_names_other_work(tmp_path):
+    result = read_result(RUNS / "h100" / "runs" / "h100-llama-0")
+    write(tmp_path, result, 8, run_id="a", strategy="dp")
+    write(tmp_path, result, 8, 1.0005, run_id="b", strategy="other")
+    write(tmp_path, result, 8, 1.2, run_id="c", matmul_dtype="fp8")
+    out = run_command("analyze_peak_throughput.py", "--results-dir", tmp_path, cwd=tmp_path).stdout
+    assert "lead                No winner: dp leads, and other is within noise (0.1 % [" in out
+    assert "llama on 8 x H100 SXM: 1 other configuration did other work than the peak (dtype that ran)." in out
+
+
+def test_history_names_runs_that_do_not_count_and_configurations_without_a_past(tmp_path):
+    result = read_result(RUNS / "h100" / "runs" / "h100-llama-0")
+    write(tmp_path / "old", result, 8, run_id="a")
+    for run_id, fields in (("b", {}), ("c", {"strategy": "new"}), ("d", {"outcome": "failed", "cause": "rank 3 ended"})):
+        write(tmp_path / "new", result, 8, run_id=run_id, **fields)
+    done = run_command("history", tmp_path / "new", cwd=tmp_path)
+    assert "fewer than 4 runs show no change of rate" in done.stdout
+    assert "Not counted: d: failed: rank 3 ended" in done.stdout
+    done = run_command("history", tmp_path / "old", "--against", tmp_path / "new", "--fail-if-slower", "20%", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "Not counted: d: failed: rank 3 ended" in done.stdout
+    assert "no past run of this configuration counts" in done.stderr
+
+
+# Logs.
+
+DUMP = """using world size: 8, data-parallel size: 8, context-parallel size: 1
+------------------------ arguments ------------------------
+  bf16 ............................................ True
+  seq_length ...................................... 8192
+  world_size ...................................... 8
+{more}-------------------- end of arguments ---------------------
+"""
+
+
+def iteration(step, seconds, *, batch=128, consumed=None, last=60, more="", loss="1.1E+01"):
+    return (
+        f" [2026-08-22 07:39:11.165432] iteration {step:8d}/{last:8d} | consumed samples: {consumed or step * batch:12d} | "
+        f"elapsed time per iteration (ms): {seconds * 1e3:.1f} | learning rate: 1.0E-05 | global batch size: {batch:5d} | "
+        f"lm loss: {loss} | loss scale: 1.0 | grad norm: 5.1 | number of skipped iterations:   0 |{more}\n"
+    )
+
+
+END = "[after training is done] datetime: 2026-08-22 07:41:02 \n"
+
+
+@pytest.fixture
+def extracted(tmp_path):
+    """Extract a log; return the process and the result, None where there is none."""
+
+    def run(text, *flags, model="llama", gpu="NVIDIA H100 80GB HBM3", name="train.log"):
+        (tmp_path / name).write_text(text, encoding="utf8")
+        words = ("--log-file", tmp_path / name, "--model-name", model, "--output", tmp_path / "out.json", *flags)
+        done = run_command("extract_primus_metrics.py", *words, *(("--gpu", gpu) if gpu else ()))
+        return done, read_result(tmp_path / "out.json") if (tmp_path / "out.json").exists() else None
+
+    return run
+
+
+@pytest.mark.parametrize("interval", [1, 5])
+def test_steps_of_a_batch_ramp_up_do_not_count(interval, extracted):
+    consumed, text, seconds = 0, DUMP.format(more=""), []
+    for step in range(1, 61):
+        batch = min(128, 32 * (1 + (step - 1) // 13))
+        consumed += batch
+        seconds.append(batch / 10 + 10 * (step == 1))
+        if step % interval == 0:
+            text += iteration(step, sum(seconds[-interval:]) / interval, batch=batch, consumed=consumed)
+    done, result = extracted(text + END)
+    assert done.returncode == 0, done.stderr
+    assert {step.tokens for step in result.steps} == {128 * 8192}
+    assert {step.step_seconds for step in result.steps} == {12.8}
+    assert "the global batch changes from" in done.stderr
+    assert f"{10 * 8192 / 8:,.0f} tokens/s/GPU" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("first", "interval", "steps", "note"),
+    [
+        (
+            1001,
+            1,
+            [1002, 1003],
+            "the log begins at step 1001, which takes 2.14 times as long as the others: left out as start-up",
+        ),
+        (
+            1010,
+            10,
+            [1020, 1030],
+            "the log begins at step 1010, which takes 2.14 times as long as the others: left out as start-up",
+        ),
+        (10, 10, [20, 30], "left out, since it is a mean with start-up: step 10"),
+    ],
+)
+def test_a_first_line_that_holds_start_up_does_not_count_without_a_trace_of_it(first, interval, steps, note, extracted):
+    times = (30.0, 14.0, 14.01)
+    done, result = extracted(
+        DUMP.format(more="") + "".join(iteration(first + interval * i, one, last=steps[-1]) for i, one in enumerate(times)) + END
+    )
+    assert [step.step for step in result.steps] == steps
+    assert note in done.stderr
+
+
+def test_a_cut_log_and_a_single_line_say_what_is_not_known(extracted):
+    done, result = extracted(DUMP.format(more="") + "".join(iteration(500 + i, 14.0, last=502) for i in range(3)) + END)
+    assert len(result.steps) == 3
+    assert "the log begins at step 500, which is no slower than the others: it counts" in done.stderr
+    done, _ = extracted(DUMP.format(more="") + iteration(500, 14.0, last=500) + END)
+    assert "nothing tells whether its time holds start-up" in done.stderr
+
+
+def moe(**settings):
+    """Arguments of a mixture of 128 experts, and others."""
+    shape = {
+        "num_layers": 48,
+        "hidden_size": 2048,
+        "ffn_hidden_size": 6144,
+        "num_attention_heads": 32,
+        "num_query_groups": 4,
+        "group_query_attention": True,
+        "kv_channels": 128,
+        "swiglu": True,
+        "padded_vocab_size": 151936,
+        "num_experts": 128,
+        "moe_ffn_hidden_size": 768,
+        "moe_layer_freq": 1,
+        "moe_router_topk": 8,
+        "qk_layernorm": True,
+    }
+    return "".join(f"  {name} ................ {value}\n" for name, value in (shape | settings).items())
+
+
+def steady(**fields):
+    return "".join(iteration(step, 14.0 + 30 * (step == 1), last=12, **fields) for step in range(1, 13)) + END
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (moe(moe_router_force_load_balancing=True), "8,192 tokens a step, balanced routing"),
+        (moe(moe_router_force_load_balancing=False), "8,192 tokens a step, natural routing"),
+        (moe(), "8,192 tokens a step, routing unknown"),
+        (moe(moe_expert_capacity_factor=1.25), "experts drop tokens above a capacity of 1.25: FLOP and MFU count all"),
+    ],
+)
+def test_how_experts_were_fed_is_said_beside_the_rate(more, says, extracted):
+    done, _ = extracted(DUMP.format(more=more) + steady(), model="auto")
+    assert done.returncode == 0, done.stderr
+    assert says in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("argument", "caution"),
+    [
+        ("reset_attention_mask", "attention ends at each document"),
+        ("sft", "tokens include padding"),
+    ],
+)
+def test_what_makes_a_step_smaller_than_it_looks_follows_the_run_into_every_analysis(argument, caution, extracted, tmp_path):
+    done, result = extracted(DUMP.format(more=f"  {argument} ................ True\n") + steady())
+    assert caution in done.stderr
+    assert any(caution in warning for warning in measure(result, MetricOptions()).metrics.warnings)
+    done, result = extracted(DUMP.format(more=f"  {argument} ................ False\n") + steady())
+    assert caution not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "model", "says"),
+    [
+        ("  decoder_seq_length .............. 128\n", "llama", "decoder_seq_length is 128"),
+        ("  window_size ..................... (1024,0)\n", "llama", "window_size is (1024,0)"),
+        (moe() + "  decoder_seq_length .............. 128\n", "auto", "other layers than full attention"),
+    ],
+)
+def test_work_whose_flop_are_not_counted_is_refused(more, model, says, extracted):
+    done, result = extracted(DUMP.format(more=more) + steady(), model=model)
+    assert (done.returncode, result, says in done.stderr) == (2, None, True)
+
+
+def test_samples_that_grow_by_another_number_than_the_batch_are_refused(extracted):
+    lines = "".join(iteration(step, 14.0, consumed=64 * step, last=12) for step in range(1, 13))
+    done, result = extracted(DUMP.format(more="") + lines + END)
+    assert (done.returncode, result) == (2, None)
+    assert "consumed samples grow by 64 a step, the batch is 128" in done.stderr
+
+
+def test_another_configuration_earlier_in_the_log_and_missing_lines_are_named(extracted):
+    text = DUMP.format(more="") + "".join(iteration(step, 14.0, last=4) for step in range(1, 5))
+    text += DUMP.format(more="") + "".join(iteration(step, 28.0, batch=256, last=12) for step in (1, 2, 3, 4, 8, 9, 10, 11, 12))
+    done, result = extracted(text + END)
+    assert result.run.global_batch_sequences == 256
+    assert (
+        "steps from 1 to 4 are left out, since a later process ran another configuration: global_batch_sequences 128"
+        in done.stderr
+    )
+    assert "lines are missing in the log: from step 5 on" in done.stderr
+
+
+def test_lines_out_of_order_are_called_so(extracted):
+    lines = [iteration(step, 14.0 + step / 100, last=12) for step in range(1, 13)]
+    done, _ = extracted(DUMP.format(more="") + "".join(reversed(lines)) + END)
+    assert "lines are out of order, or of several processes" in done.stderr
+
+
+MAXTEXT = """Num_devices: 8, shape (1, 1, 8)
+Config param dtype: bfloat16
+Config param global_batch_size_to_train_on: 24
+Config param max_target_length: 8192
+"""
+NEMO = "".join(f"Initializing distributed: GLOBAL_RANK: {rank}, MEMBER: {rank + 1}/8\n" for rank in range(8))
+BRIDGE = "model:\n  bf16: true\n  context_parallel_size: 1\n  pipeline_model_parallel_size: 1\n  seq_length: 8192\n"
+BRIDGE += "  tensor_model_parallel_size: 1\n"
+
+
+def completed(step, weights=196608):
+    return f"completed step: {step}, seconds: 2.660, Tokens/s/device: 9239.1, total_weights: {weights}, loss: 9.1\n"
+
+
+def epoch(step, consumed=128):
+    return (
+        f"Training epoch 0, iteration {step}/11 | lr: 1e-05 | global_batch_size: 128 | global_step: {step} | "
+        f"train_step_timing in s: 14.01 | consumed_samples: {(step + 1) * consumed}\n"
+    )
+
+
+def bridge(step):
+    return f"Step Time : 14.00s GPU utilization: 481.9MODEL_TFLOP/s/GPU\n{iteration(step, 14.0, last=12)}"
+
+
+def tuned(step):
+    rate = 2000 + 100 * (step % 3)
+    return f"Step {step} | loss:1.7 lr:2e-07 tokens_per_second_per_gpu:{rate} peak_memory_active:38.1 peak_memory_alloc:37.5 \n"
+
+
+def neox(step, flop="481.7TFLOPS"):
+    return (
+        f" samples/sec: 9.142 | iteration {10 * step:8d}/     120 | elapsed time per iteration (ms): 14002.0 | "
+        f"approx flops per GPU: {flop} | lm_loss: 1.0E+01 | loss scale: 1.0 | number of skipped iterations:   0 |\n"
+    )
+
+
+NEOX = (
+    "  train_batch_size ................ 128.........................default\n"
+    "  seq_length ...................... 8192........................updated\n"
+    "  world_size ...................... 8...........................default\n"
+    "  precision ....................... bfloat16....................updated\n"
+)
+FEW = ("--num-gpus", 8, "--global-batch-size", 16, "--sequence-length", 8192)
+
+
+@pytest.mark.parametrize(
+    ("log", "flags", "status", "says"),
+    [
+        ((MAXTEXT, completed), (), 0, "9,239 tokens/s/GPU"),
+        ((MAXTEXT, lambda step: completed(step, 78643)), (), 0, "40% of the tokens have a loss, the others are padding"),
+        ((MAXTEXT, lambda step: completed(step, 4 * 196608)), (), 2, "4.00 times the tokens of its batch have a loss"),
+        ((MAXTEXT + "Config param attention_type: local_sliding\n", completed), (), 2, "window_size is local_sliding"),
+        ((NEMO, epoch), ("--sequence-length", 8192), 0, "caution: nothing in the log shows which model ran"),
+        ((NEMO, lambda step: epoch(step, 256)), ("--sequence-length", 8192), 2, "consumed samples grow by 256 a step"),
+        (
+            (NEMO + "[NeMo I] Adding lora to: 0.self_attention.linear_qkv\n", epoch),
+            ("--sequence-length", 8192),
+            2,
+            "peft is lora",
+        ),
+        ((BRIDGE + "peft:\n  _target_: megatron.bridge.peft.lora.LoRA\n", bridge), ("--num-gpus", 8), 2, "peft is lora"),
+        (
+            (BRIDGE + "dataset:\n    packed_sequence_size: 8192\n", bridge),
+            ("--num-gpus", 8),
+            0,
+            "attention ends at each document",
+        ),
+        ((BRIDGE + "dataset:\n    packed_sequence_size: -1\n", bridge), ("--num-gpus", 8), 0, "9,362 tokens/s/GPU"),
+        (("", tuned), FEW, 0, "torchtune counts unmasked tokens only"),
+        (("", neox), (), 0, "no throughput, since the tokens of a step are not known"),
+        ((NEOX, neox), (), 0, "48.7 %"),
+        ((NEOX, lambda step: neox(step, "3.85PFLOPS")), (), 2, "contradicts the log's TFLOP/s"),
+    ],
+)
+def test_logs_of_other_frameworks_say_what_their_rates_leave_out(log, flags, status, says, extracted):
+    head, line = log
+    begin = 0 if head.startswith(("Num_devices", "Initializing")) else 1
+    done, _ = extracted(head + "".join(map(line, range(begin, begin + 12))), *flags)
+    assert (done.returncode, says in done.stdout + done.stderr) == (status, True), done.stdout + done.stderr

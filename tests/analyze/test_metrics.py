@@ -8,7 +8,9 @@ import pytest
 from tprimat.analyze.metrics import MetricOptions, run_metrics, stragglers
 from tprimat.errors import MetricError
 from tprimat.facts.models import ModelShape
+from tprimat.records.discover import read_result
 from tprimat.records.schema import Machine, NodeRecord, RunRecord, StepRecord, TelemetrySample
+from tprimat.records.store import RunDirectory
 
 H100 = Machine(platform="cuda", accelerator="NVIDIA H100 80GB HBM3", gpus_per_node=8, nodes=1)
 LLAMA = ModelShape(
@@ -168,7 +170,7 @@ def test_energy_is_power_integrated_over_the_window_of_all_gpus():
 
 @pytest.mark.parametrize(
     ("telemetry", "reason"),
-    [(readings(7), "read on 7 GPU"), (readings(8, until=20.0), "do not span"), (readings(8)[:8], "do not span")],
+    [(readings(7), "read on 7 of 8 GPUs"), (readings(8, until=20.0), "do not span"), (readings(8)[:8], "do not span")],
 )
 def test_energy_is_absent_where_readings_are_missing(telemetry, reason):
     metrics = run_metrics(RUN, steps_of([4.0] * 10), options=MetricOptions(telemetry=telemetry))
@@ -237,6 +239,27 @@ def test_energy_is_not_counted_across_profiled_steps():
     assert present.joules_per_token == pytest.approx(8 * 700 / (128 * 2048))
     assert absent.joules_per_token is None
     assert "energy absent: profiled steps lie between the steady ones" in absent.warnings
+
+
+@pytest.mark.parametrize("shared_disk", [True, False])
+def test_energy_over_nodes_is_that_of_all_or_says_whose_is_missing(tmp_path, shared_disk):
+    run = dataclasses.replace(RUN, machine=dataclasses.replace(H100, gpus_per_node=4, nodes=2))
+    directory = RunDirectory(tmp_path)
+    directory.write_run(run)
+    for step in steps_of([1.0] * 6):
+        directory.append_step(step)
+    for folder, watts in ((tmp_path, 700.0), *([(tmp_path / "node-1", 500.0)] if shared_disk else [])):
+        folder.mkdir(exist_ok=True)
+        for sample in (TelemetrySample(at_seconds=t / 2, gpu=g, power_watts=watts) for t in range(13) for g in range(4)):
+            RunDirectory(folder).append_telemetry(sample)
+    result = read_result(tmp_path)
+    metrics = run_metrics(result.run, result.steps, options=dataclasses.replace(KEEP, telemetry=result.telemetry))
+    if shared_disk:
+        assert metrics.joules_per_token == pytest.approx(4 * (700 + 500) / (128 * 2048))
+    else:
+        assert metrics.joules_per_token is None
+        why = "energy absent: no power was read on node 1 of 2; its readings may be on a disk of its own"
+        assert why in metrics.warnings
 
 
 def test_a_rank_that_makes_the_others_wait_is_named_with_its_node():

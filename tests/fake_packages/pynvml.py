@@ -19,6 +19,8 @@ GPU = {
     "links": 18,
     "processes": [],
     "uncorrected_errors": 0,
+    "remapped_rows": [0, 0, False, False],
+    "pci": [0, 0x1B, 0],
     "pcie_width": 16,
     "reasons": 0,
 }
@@ -125,6 +127,15 @@ def nvmlDeviceGetComputeRunningProcesses(device):  # noqa: N802
 def nvmlDeviceGetTotalEccErrors(device, kind, counter):  # noqa: N802
     assert (kind, counter) == (1, 0)
     return supported(value(device, "uncorrected_errors"))
+
+
+def nvmlDeviceGetRemappedRows(device):  # noqa: N802
+    return supported(value(device, "remapped_rows"))
+
+
+def nvmlDeviceGetPciInfo(device):  # noqa: N802
+    domain, bus, number = value(device, "pci")
+    return Numbers(domain=domain, bus=bus, device=number)
 
 
 def nvmlDeviceGetCurrPcieLinkWidth(device):  # noqa: N802

@@ -36,7 +36,12 @@ def node(tmp_path, cookie):
     def start(rank, *words, flags=(), **environment):
         command = [sys.executable, NODE, "--nodes", "2", "--gpus", "1", "--platform", "cpu", "--model", "llama"]
         command += ["--steps", "4", "--output-dir", "out", "--set", "benchmarking.meeting_timeout_seconds=20", *map(str, flags)]
-        given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": str(rank), "FAKE_WORDS": json.dumps(words)}
+        given = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "NODE_RANK": str(rank),
+            "FAKE_WORDS": json.dumps(list(map(str, words))),
+        }
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         started.append(subprocess.Popen(command, cwd=tmp_path, env={**os.environ, **given, **environment}, **pipes))
         return started[-1]
@@ -176,14 +181,19 @@ def test_a_signal_to_either_launcher_ends_the_run_on_both(node, tmp_path, left_b
     assert not left_behind()
 
 
-def test_a_hang_stops_all_nodes_and_leaves_the_stacks_of_each(node, tmp_path, left_behind):
+def test_a_hang_stops_all_nodes_and_joins_what_their_ranks_waited_for(node, tmp_path, left_behind):
+    recorded = json.loads((Path(__file__).parent / "flight_records.json").read_text())
+    (tmp_path / "records.json").write_text(json.dumps(recorded["rank 1 sleeps before an all_reduce of ranks 0 and 1"]))
+    waits = ("records", tmp_path / "records.json", "faulthandler", "SIGUSR1")
     limits = ["--set", "benchmarking.hang_minimum_seconds=1", "--set", "benchmarking.hang_factor=2"]
-    launchers = [node(0, *TRAINS[:3], 2, "sleep", 100, flags=limits), node(1, "faulthandler", "SIGUSR1", "sleep", 100)]
+    launchers = [node(0, *waits, *TRAINS[:3], 2, "sleep", 100, flags=limits), node(1, *waits, "sleep", 100)]
     ends(*launchers)
-    assert the_record(tmp_path).outcome == "hung"
+    record = the_record(tmp_path)
+    assert record.outcome == "hung"
+    assert "Rank 1 has not entered all_reduce number 2 of the group of ranks 0 and 1, in which rank 0 waits." in record.cause
     folder = the_run(tmp_path) / "node-1"
-    stacks = (folder / "stacks.txt").read_text() if (folder / "stacks.txt").exists() else (folder / "training.log").read_text()
-    assert "fake_trainer.py" in stacks
+    assert (folder / "flight-recorder" / "rank-1.json").exists()
+    assert "fake_trainer.py" in (folder / "stacks.txt").read_text()
     assert not left_behind()
 
 

@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import os
 import re
 import stat
@@ -7,7 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from a_launch import Notes, a_launch, leftovers
+from a_launch import ROOT, Notes, a_launch, leftovers
+from planning import make_plan
 
 from tprimat.hardware.nodes import Nodes
 from tprimat.launch import process
@@ -15,6 +17,7 @@ from tprimat.launch.run import run
 from tprimat.launch.stacks import Stack, culprit, find_py_spy
 from tprimat.launch.torchrun import torchrun
 from tprimat.launch.watchdog import Limits, Watchdog
+from tprimat.plan.schema import write_plan
 
 
 def test_a_run_that_does_not_start_is_stopped(tmp_path, left_behind):
@@ -69,34 +72,45 @@ def test_a_worker_that_asked_for_it_prints_its_stacks_before_it_is_stopped(tmp_p
     assert record.hint == "stacks.txt in the run's folder shows where each rank waits"
 
 
-RANK = """
-import faulthandler, os, signal, time
+TRAINER = """
+import time
+from pathlib import Path
+import torch
 import torch.distributed as dist
 
 def load_batch():
     time.sleep(600)
 
-faulthandler.register(signal.SIGUSR1)
-dist.init_process_group("gloo")
-if dist.get_rank() == 0:
-    with open(os.environ["FAKE_STEPS"], "a") as file:
+def train(plan):
+    dist.init_process_group("gloo")
+    pair = dist.new_group([0, 1], group_desc="PAIR")
+    for _ in range(3):
+        dist.all_reduce(torch.ones(4), group=pair)
+    if dist.get_rank() == 1:
+        load_batch()
+    with open(Path(plan.run_directory) / "steps.jsonl", "a") as file:
         file.write('{"step": 1, "step_seconds": 0.1}\\n')
-    dist.barrier()
-else:
-    load_batch()
+    dist.all_gather_into_tensor(torch.empty(8), torch.ones(4), group=pair)
 """
 
 
-def test_the_rank_that_the_others_wait_for_is_named(tmp_path, left_behind, monkeypatch):
+def test_the_rank_that_the_others_wait_for_is_named_with_the_collective_that_it_has_not_entered(
+    tmp_path, left_behind, monkeypatch
+):
     monkeypatch.setattr("tprimat.launch.stacks.find_py_spy", lambda: None)
-    (tmp_path / "rank.py").write_text(RANK)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
+    (tmp_path / "hangs.py").write_text(TRAINER)
     plain = a_launch(tmp_path / "run", limits={"hang_factor": 3.0, "hang_minimum_seconds": 2.0})
-    argv = (*torchrun(Nodes(), 2), str(tmp_path / "rank.py"))
+    write_plan(tmp_path / "plan.json", dataclasses.replace(make_plan(tmp_path / "run", "llama", {}), trainer="hangs"))
+    argv = (*torchrun(Nodes(), 2), "-m", "tprimat.train.worker", "--plan", str(tmp_path / "plan.json"))
     record, _ = run(dataclasses.replace(plain, command=dataclasses.replace(plain.command, argv=argv)), Notes())
     assert record.outcome == "hung"
-    assert "Rank 1 is in load_batch (rank.py:6), where no other rank is." in record.cause
+    assert "Rank 1 is in load_batch (hangs.py:8), where no other rank is." in record.cause
+    assert record.cause.endswith("Rank 1 has not entered all_gather number 4 of group PAIR, in which rank 0 waits.")
     stacks = (tmp_path / "run" / "stacks.txt").read_text()
-    assert re.search(r"Rank 0, process \d+: stack\n(.|\n)*in barrier", stacks), stacks
+    assert re.search(r"Rank 0, process \d+: stack\n(.|\n)*in all_gather", stacks), stacks
+    recorded = [json.loads(path.read_text()) for path in sorted((tmp_path / "run" / "flight-recorder").iterdir())]
+    assert [document["rank"] for document in recorded] == [0, 1]
     assert not left_behind()
     assert not leftovers()
 

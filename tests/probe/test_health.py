@@ -7,8 +7,10 @@ import sys
 import pytest
 from commands import ROOT, fake_nvml
 
+from tprimat.hardware import health
 from tprimat.hardware.gpus import visible_gpus
 from tprimat.hardware.health import check_errors
+from tprimat.probe.health import node_errors
 from tprimat.runner.health import MARK as READ
 from tprimat.runner.health import judged
 
@@ -61,6 +63,65 @@ def test_memory_errors_and_narrow_links_are_named(monkeypatch):
         assert check_errors(visible_gpus({})).status == "ok"
 
 
+def test_faulty_rows_of_memory_are_named(monkeypatch):
+    with fake_nvml():
+        rows = [[0, 0, False, False], [0, 2, True, False], [0, 9, True, True], None]
+        monkeypatch.setenv("FAKE_GPUS", json.dumps([{"remapped_rows": one} for one in rows]))
+        assert check_errors(visible_gpus({})).finding == (
+            "GPU 1: a faulty row of its memory is replaced at the next reset; "
+            "GPU 2: a faulty row of its memory could not be replaced"
+        )
+
+
+KERNEL_LOG = """\
+6,1201,9112233,-;NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.86.15
+4,1733,8801123456,-;NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
+4,1734,8801123999,-;NVRM: Xid (PCI:0000:1b:00): 31, pid=4711, name=python, Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS
+4,1735,8801124999,-;NVRM: Xid (PCI:0000:1B:00): 48, pid=4711, name=python, DBE (double bit error) ECC Error in FBPA
+4,1736,8801125999,-;NVRM: Xid (PCI:0000:1b:00): 48, pid=4711, name=python, DBE (double bit error) ECC Error in FBPA
+4,1737,8801126999,-;NVRM: Xid (PCI:0000:1b:00): 149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 03
+"""
+"""In the form of /dev/kmsg, with the messages of NVIDIA's driver."""
+
+
+def test_errors_that_the_driver_reported_to_the_kernel_are_named_with_the_gpu(monkeypatch, tmp_path):
+    log = tmp_path / "kmsg"
+    log.write_text(KERNEL_LOG)
+    monkeypatch.setattr(health, "KERNEL_LOG", log)
+    with fake_nvml():
+        monkeypatch.setenv("FAKE_GPUS", json.dumps([{"pci": [0, 0x1A, 0]}, {"pci": [0, 0x1B, 0]}]))
+        check = health.check_xids(visible_gpus({}))
+        assert check.status == "problem"
+        assert check.finding == (
+            "the GPU at PCI 0000:3b:00: XID 79 (fell off the bus); "
+            "GPU 1: XID 48 (memory error that could not be corrected), 2 times; "
+            "GPU 1: XID 149 (NETIR_LINK_EVT  Fatal   XC0 i0 Link 03)"
+        )
+        log.write_text("".join(line for line in KERNEL_LOG.splitlines(keepends=True) if ": 31," in line))
+        check = health.check_xids(visible_gpus({}))
+        assert (check.status, check.finding) == ("ok", "GPU 1: XID 31 (a program's access to memory that is not its own)")
+        log.write_text("6,1,1,-;Linux version 6.8\n")
+        assert health.check_xids(visible_gpus({})).finding == "none in the kernel's log"
+        log.unlink()
+        assert health.check_xids(visible_gpus({})).status == "absent"
+
+
+def test_what_a_driver_reports_is_named_with_the_node(monkeypatch, tmp_path):
+    monkeypatch.setattr(health, "KERNEL_LOG", tmp_path / "kmsg")
+    with fake_nvml():
+        monkeypatch.setenv("FAKE_GPUS", json.dumps([{}, {"uncorrected_errors": 3}]))
+        found = ranks()
+        found[0]["errors"] = node_errors()
+        monkeypatch.setenv("FAKE_GPUS", json.dumps([{}]))
+        found[4]["errors"] = node_errors()
+    assert [one.get("errors") for one in found[3:5]] == [None, ()]
+    check = list(judged(found, on_cpu=False))[-1]
+    assert (check.name, check.status) == ("GPU errors", "problem")
+    assert check.finding == "gpu0: GPU 1: 3 uncorrected memory errors since the driver was loaded"
+    found[0]["errors"] = ()
+    assert list(judged(found, on_cpu=False))[-1].finding == "none reported by the driver on gpu0, gpu1"
+
+
 def test_real_ranks_are_measured_and_judged():
     from tprimat.probe.health import MARK
 
@@ -71,4 +132,4 @@ def test_real_ranks_are_measured_and_judged():
     document = json.loads(done.stdout)
     assert document["well"]
     assert [check["name"] for check in document["checks"]] == ["matrix product", "memory", "node all-reduce", "all-reduce"]
-    assert "over 2 ranks on 1 nodes" in document["checks"][-1]["finding"]
+    assert "over 2 ranks on 1 node" in document["checks"][-1]["finding"]

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import takewhile
 
 from planning import ROOT, make_plan
 
@@ -23,8 +24,11 @@ def test_a_worker_that_waits_prints_its_stack_when_it_is_asked(tmp_path):
         try:
             assert "waiting\n" in iter(worker.stdout.readline, "")
             worker.send_signal(signal.SIGUSR1)
-            printed = [worker.stderr.readline() for _ in range(3)]
+            printed = list(takewhile(lambda line: "in main" not in line, iter(worker.stderr.readline, "")))
         finally:
             worker.kill()
-    assert "most recent call first" in printed[0]
-    assert "in train" in printed[1]
+    *_, begins, trainer, worker_train = printed
+    assert "Current thread" in begins
+    assert "most recent call first" in begins
+    assert "waits.py" in trainer
+    assert "in train" in worker_train

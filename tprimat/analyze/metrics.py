@@ -12,7 +12,7 @@ from tprimat.analyze.window import Warmup, is_state, steady_steps, steady_window
 from tprimat.facts.accelerators import peak_dense_flops, peak_sparse_flops
 from tprimat.facts.flops import flop_per_token, seed_flop_per_token
 from tprimat.records.evidence import cautions
-from tprimat.records.schema import Estimate, RunMetrics, RunRecord, StepRecord, TelemetrySample, Window
+from tprimat.records.schema import Estimate, Machine, RunMetrics, RunRecord, StepRecord, TelemetrySample, Window
 from tprimat.statistics import Array, Interval, TwoStates, median_interval, ratio_of_sums, scaled_mad, two_states
 
 
@@ -38,7 +38,7 @@ def joules(samples: Sequence[TelemetrySample], steps: Sequence[StepRecord], gpus
     for sample in readings:
         by_gpu[sample.gpu].append(sample)
     if len(by_gpu) != gpus:
-        return None, f"energy absent: power was read on {len(by_gpu)} GPU(s), and {gpus} ran"
+        return None, f"energy absent: power was read on {len(by_gpu)} of {gpus} GPUs"
     total = 0.0
     for gpu, series in sorted(by_gpu.items()):
         part = _integral(series, start, last)
@@ -123,7 +123,7 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
     peak, no_peak = _peak(run, options)
     per_gpu = scaled(rate, 1 / gpus, count) if rate and gpus else None
     flops = scaled(rate, flop / gpus, count) if rate and gpus and flop else None
-    energy, no_energy = _energy(options, steady, window, gpus)
+    energy, no_energy = _energy(run, options, steady, window, gpus)
     mfu = scaled(flops, 1 / peak, count) if flops and peak else None
     predicted = run.prediction.step_seconds if run.prediction else None
     clocks = held_back(options.telemetry, steady) if options.telemetry else options.held_back
@@ -283,14 +283,26 @@ def _peak(run: RunRecord, options: MetricOptions) -> tuple[float | None, str | N
 
 
 def _energy(
-    options: MetricOptions, steps: Sequence[StepRecord], window: Window, gpus: int | None
+    run: RunRecord, options: MetricOptions, steps: Sequence[StepRecord], window: Window, gpus: int | None
 ) -> tuple[float | None, str | None]:
     """Return the joules of the steady steps, which must be consecutive, or why there are none."""
     if gpus is None:
         return None, None
     if window.left_out and options.telemetry:
         return None, "energy absent: profiled steps lie between the steady ones"
-    return joules(options.telemetry, steps, gpus)
+    energy, why = joules(options.telemetry, steps, gpus)
+    if why is not None and (unread := _nodes_unread(run.machine, options.telemetry)):
+        return None, f"energy absent: no power was read on {unread}; its readings may be on a disk of its own"
+    return energy, why
+
+
+def _nodes_unread(machine: Machine, samples: Sequence[TelemetrySample]) -> str:
+    """Return the nodes of which there are no readings of power, where others have some: 'node 1 of 2'."""
+    if not machine.gpus_per_node or not machine.nodes:
+        return ""
+    read = {sample.gpu // machine.gpus_per_node for sample in samples if sample.power_watts is not None}
+    unread = [f"node {node}" for node in range(machine.nodes) if node not in read]
+    return f"{', '.join(unread)} of {machine.nodes}" if unread else ""
 
 
 def _no_rate(rate: Interval | None, gpus: int | None) -> str:

@@ -1,10 +1,12 @@
 """What a machine offers a training besides software (GPUs, network, shared memory, disk, SLURM), and what to do about it."""
 
 import os
+import re
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, Queue
@@ -24,6 +26,29 @@ NAME_SECONDS = 5.0
 """Longest wait for a name server."""
 UNCORRECTED, SINCE_BOOT = 1, 0
 """NVML's kinds of ECC errors and of counters."""
+KERNEL_LOG = Path("/dev/kmsg")
+RECORD_BYTES = 1 << 13
+"""The longest record of the kernel's log, which gives one with each read."""
+XID = re.compile(r"NVRM: Xid \(PCI:(?P<address>[0-9a-fA-F:]+)[^)]*\): (?P<number>\d+),?(?P<text>.*)")
+XID_MEANINGS = {
+    13: "a program's exception",
+    31: "a program's access to memory that is not its own",
+    43: "a program's channel was reset",
+    45: "a program ended in the middle of its work",
+    48: "memory error that could not be corrected",
+    63: "a faulty row of its memory is to be replaced",
+    64: "a faulty row of its memory could not be replaced",
+    74: "NVLink error",
+    79: "fell off the bus",
+    92: "many memory errors that were corrected",
+    94: "memory error that ended one program",
+    95: "memory error that ends all programs on it",
+    119: "its system processor does not answer",
+    120: "error of its system processor",
+}
+"""NVIDIA, XID Errors (docs.nvidia.com/deploy/xid-errors), in short words; of others the driver's own text is shown."""
+PROGRAM_XIDS = {13, 31, 43, 45}
+"""Usually a program's mistake, not the machine's."""
 MAX_LINKS = 18
 """NVLinks of one GPU (H100, H200, B200)."""
 
@@ -53,6 +78,8 @@ def machine_checks(output: Path, environment: Mapping[str, str] = os.environ) ->
         yield check_links(gpus)
     if gpus and gpus[0].platform == "cuda":
         yield check_errors(gpus)
+    if (gpus and gpus[0].platform == "cuda") or xid_lines():  # a GPU that fell off the bus is no GPU any more
+        yield check_xids(gpus)
     yield check_host_name(socket.gethostname())
     yield check_port()
     yield check_shared_memory(SHARED_MEMORY)
@@ -100,22 +127,119 @@ def check_links(gpus: tuple[Gpu, ...]) -> Check:
 def check_errors(gpus: tuple[Gpu, ...]) -> Check:
     """Look at each NVIDIA GPU for memory errors that could not be corrected, and for a PCIe link narrower than it could be."""
     try:
-        nvml = open_nvml()
+        found = gpu_errors(gpus)
     except LookupError as error:
         return Check(name="GPU errors", status="absent", finding=str(error))
-    found = []
-    for index in (gpu.index for gpu in gpus if gpu.index is not None):
-        device = query_nvml(nvml, "nvmlDeviceGetHandleByIndex", index)
-        errors = query_nvml(nvml, "nvmlDeviceGetTotalEccErrors", device, UNCORRECTED, SINCE_BOOT)
-        if errors:
-            found.append(f"GPU {index}: {errors} uncorrected memory errors since the driver was loaded")
-        width, widest = (query_nvml(nvml, f"nvmlDeviceGet{kind}PcieLinkWidth", device) for kind in ("Curr", "Max"))
-        if width and widest and width < widest:
-            found.append(f"GPU {index}: PCIe x{width} of x{widest}")
     if found:
-        fix = "nvidia-smi -q -d ECC,ROW_REMAPPER, and dmesg | grep Xid; reset the GPU or leave it out"
+        fix = "nvidia-smi -q -d ECC,ROW_REMAPPER; reset the GPU or leave it out"
         return Check(name="GPU errors", status="problem", finding="; ".join(found), fix=fix)
     return Check(name="GPU errors", status="ok", finding="no uncorrected memory errors, full PCIe width")
+
+
+def gpu_errors(gpus: tuple[Gpu, ...]) -> list[str]:
+    """Return a sentence on each thing that NVML reports to be wrong with these GPUs.
+
+    Raises:
+        LookupError: NVML cannot be asked.
+    """
+    nvml, found = open_nvml(), []
+    for gpu in gpus:
+        device = None if gpu.uuid is None else query_nvml(nvml, "nvmlDeviceGetHandleByUUID", gpu.uuid)
+        if device is None:
+            continue
+        errors = query_nvml(nvml, "nvmlDeviceGetTotalEccErrors", device, UNCORRECTED, SINCE_BOOT)
+        if errors:
+            found.append(f"GPU {gpu.index}: {errors} uncorrected memory errors since the driver was loaded")
+        _, _, pending, failed = query_nvml(nvml, "nvmlDeviceGetRemappedRows", device) or (0, 0, 0, 0)
+        if failed:
+            found.append(f"GPU {gpu.index}: a faulty row of its memory could not be replaced")
+        elif pending:
+            found.append(f"GPU {gpu.index}: a faulty row of its memory is replaced at the next reset")
+        width, widest = (query_nvml(nvml, f"nvmlDeviceGet{kind}PcieLinkWidth", device) for kind in ("Curr", "Max"))
+        if width and widest and width < widest:
+            found.append(f"GPU {gpu.index}: PCIe x{width} of x{widest}")
+    return found
+
+
+def check_xids(gpus: tuple[Gpu, ...]) -> Check:
+    """Look into the kernel's log for errors that NVIDIA's driver has reported since the machine started."""
+    lines = xid_lines()
+    if lines is None:
+        finding = "the kernel's log cannot be read here"
+        return Check(
+            name="XID errors", status="absent", finding=finding, fix="sudo dmesg | grep Xid shows what the driver reported"
+        )
+    machine, programs = xid_errors(lines, gpus)
+    if machine:
+        fix = "NVIDIA's list of XID errors says what each asks for; reset the GPU, or leave it out"
+        return Check(name="XID errors", status="problem", finding="; ".join(machine), fix=fix)
+    finding = "; ".join(programs) or "none in the kernel's log"
+    return Check(name="XID errors", status="ok", finding=finding)
+
+
+def xid_errors(lines: Iterable[str], gpus: tuple[Gpu, ...]) -> tuple[list[str], list[str]]:
+    """Return a sentence on each kind of XID error and GPU: those of the machine, and those that programs cause.
+
+    Args:
+        lines: of the kernel's log.
+        gpus: to name a GPU by its number; one that is not among them is named by its PCI address.
+    """
+    index_of = pci_addresses(gpus)
+    times: Counter[tuple[str, int]] = Counter()
+    texts = {}
+    for found in filter(None, map(XID.search, lines)):
+        key = (found["address"].lower(), int(found["number"]))
+        times[key] += 1
+        texts[key] = XID_MEANINGS.get(key[1]) or found["text"].rpartition(", ")[2].strip(" .")
+    machine: list[str] = []
+    programs: list[str] = []
+    for (address, number), count in times.items():
+        name = f"GPU {index_of[address]}" if address in index_of else f"the GPU at PCI {address}"
+        often = "" if count == 1 else f", {count} times"
+        sentence = f"{name}: XID {number} ({texts[address, number]}){often}"
+        (programs if number in PROGRAM_XIDS else machine).append(sentence)
+    return machine, programs
+
+
+def pci_addresses(gpus: tuple[Gpu, ...]) -> dict[str, int]:
+    """Return PCI address, as the kernel writes it ('0000:3b:00'), -> number of the GPU."""
+    try:
+        nvml = open_nvml()
+    except LookupError:
+        return {}
+    found = {}
+    for gpu in gpus:
+        device = None if gpu.uuid is None else query_nvml(nvml, "nvmlDeviceGetHandleByUUID", gpu.uuid)
+        place = None if device is None else query_nvml(nvml, "nvmlDeviceGetPciInfo", device)
+        if place is not None and gpu.index is not None:
+            found[f"{place.domain:04x}:{place.bus:02x}:{place.device:02x}"] = gpu.index
+    return found
+
+
+def xid_lines(log: Path | None = None) -> list[str] | None:
+    """Return the lines of the kernel's log with an XID error; None where the log cannot be read, as in most containers.
+
+    The kernel keeps the newest lines only.
+    """
+    try:
+        descriptor = os.open(log or KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
+    data = b""
+    try:
+        while True:
+            try:
+                piece = os.read(descriptor, RECORD_BYTES)
+            except BrokenPipeError:  # the kernel has overwritten the next record
+                continue
+            if not piece:
+                break
+            data += piece
+    except OSError:  # would block: the end of the log; or not permitted
+        pass
+    finally:
+        os.close(descriptor)
+    return [line for line in data.decode("utf8", errors="replace").splitlines() if XID.search(line)] if data else None
 
 
 def check_host_name(name: str, limit_seconds: float = NAME_SECONDS) -> Check:

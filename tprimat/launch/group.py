@@ -29,6 +29,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from tprimat.errors import LaunchError
 from tprimat.hardware.nodes import Nodes
+from tprimat.launch.collectives import RankRecord
+from tprimat.launch.stacks import Stack
 from tprimat.logs.failures import Failure
 from tprimat.plan.schema import RunPlan
 from tprimat.records.schema import MicroBatchTrial, NodeRecord
@@ -98,7 +100,7 @@ class Stop:
     kind: Literal["stop"] = "stop"
     cause: str
     stacks: bool
-    """Save the stacks of the processes first."""
+    """The run hangs: save where the processes stand first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +117,10 @@ class Ended:
     """Why they could not be started."""
     lines: tuple[str, ...] = ()
     """The end of the log."""
+    stacks: tuple[Stack, ...] = ()
+    """Where the ranks of a hung run stood."""
+    collectives: tuple[RankRecord, ...] = ()
+    """How far their collectives had come."""
 
     @property
     def failed(self) -> bool:
@@ -312,6 +318,12 @@ class Group:
         """Return name and end of each other node whose ranks failed, of their own accord or not, the first one first."""
         failed = [rank for rank, ended in self._ended.items() if ended.failed]
         return [(self.name(rank).capitalize(), self._ended[rank]) for rank in failed]
+
+    def stood(self) -> tuple[list[Stack], list[RankRecord]]:
+        """Return where the ranks of the other nodes stood when a hung run was stopped."""
+        ends = sorted(self._ended.items())
+        stacks = [replace(each, node=self.records[rank].host) for rank, ended in ends for each in ended.stacks]
+        return stacks, [each for _, ended in ends for each in ended.collectives]
 
     def stop(self, cause: str, *, stacks: bool = False) -> None:
         """Let the other nodes stop their ranks; a second call changes nothing."""

@@ -13,6 +13,7 @@ from tprimat.errors import LaunchError, RecordError, UserError
 from tprimat.hardware.gpus import Gpu
 from tprimat.hardware.sampler import Telemetry
 from tprimat.hardware.slurm import TimeLimit
+from tprimat.launch.collectives import RankRecord, missing_ranks, take_records
 from tprimat.launch.group import PART_FAILED, Group, SharedRun
 from tprimat.launch.process import GRACE_SECONDS, Child, Ending, Interrupts, Output, Supervisor
 from tprimat.launch.stacks import Stack, culprit, describe, take_stacks
@@ -317,6 +318,8 @@ class Attempt:
         self._time_limit = TimeLimit()
         self._oom_kills_before = count_oom_kills()
         self._steps = StepSummary()
+        self._stacks: list[Stack] = []
+        self._collectives: list[RankRecord] = []
         self._source: StepSource
         if launch.step_of_line is None:
             self._source = WrittenSteps(launch.directory.steps_file, watcher.on_notice)
@@ -362,7 +365,11 @@ class Attempt:
             self._watcher.on_notice(f"{why.cause} Stopping it.")
             if shared is not None:
                 shared.group.stop(why.cause, stacks=why.outcome in {"hung", "timed_out"})
-            return self._with_stacks(why, take_stacks(child.members(), listen)) if identity(place) == folder else why
+            if identity(place) != folder:
+                return why
+            self._collectives = take_records(child.members(), place)
+            self._stacks = take_stacks(child.members(), listen)
+            return self._with_stacks(why)
 
         ending = supervisor.run(tick, before_stop)
         return self._result(ending, None if shared is None else self._end_elsewhere(shared.group, ending))
@@ -373,11 +380,9 @@ class Attempt:
             group.stop("The ranks of the first node have ended.")
         return group.finish(self._launch.grace_seconds + OTHER_NODES_SECONDS)
 
-    def _with_stacks(self, why: Failure, stacks: list[Stack]) -> Failure:
-        """Save where the processes stand. Return the failure, with the rank that keeps the others waiting."""
-        text, found, path = describe(stacks), culprit(stacks), self._launch.directory.path / "stacks.txt"
-        if found is not None:
-            why = dataclasses.replace(why, cause=f"{why.cause} {found}")
+    def _with_stacks(self, why: Failure) -> Failure:
+        """Save where the processes stand, and return the failure with a hint at that."""
+        text, path = describe(self._stacks), self._launch.directory.path / "stacks.txt"
         if not text:
             self._watcher.on_notice("No stacks are saved: py-spy is not installed, and no process prints its own.")
             return why if why.hint else dataclasses.replace(why, hint="pip install py-spy: it shows where each rank waits")
@@ -386,8 +391,19 @@ class Attempt:
         except OSError as error:
             self._watcher.on_notice(f"The stacks cannot be written to {path}: {error.strerror or error}.")
             return why
-        self._watcher.on_notice(f"The stacks of {len(stacks)} processes are in {path}.")
+        self._watcher.on_notice(f"The stacks of {len(self._stacks)} processes are in {path}.")
         return why if why.hint else dataclasses.replace(why, hint="stacks.txt in the run's folder shows where each rank waits")
+
+    def _with_culprit(self, why: Failure) -> Failure:
+        """Return the failure of a run that was stopped, with the rank that kept the others waiting, on whichever node."""
+        stacks, collectives = self._stacks, self._collectives
+        if self._launch.shared is not None:
+            elsewhere = self._launch.shared.group.stood()
+            stacks, collectives = stacks + elsewhere[0], collectives + elsewhere[1]
+        found = [culprit(stacks)]
+        if why.outcome == "hung" or not self._steps:  # a run that only takes too long has collectives on their way
+            found.append(missing_ranks(collectives))
+        return dataclasses.replace(why, cause=" ".join((why.cause, *filter(None, found))))
 
     def _on_line(self, text: str) -> None:
         self._source.on_line(text)
@@ -419,7 +435,7 @@ class Attempt:
             return elsewhere  # a node is lost or was stopped: the ranks here only followed
         if stopped is None or stopped.kind == PART_FAILED:
             return self._cause_in_the_logs(ending, lines)
-        return add_log_hint(stopped, lines) if stopped.outcome in {"hung", "timed_out"} else stopped
+        return add_log_hint(self._with_culprit(stopped), lines) if stopped.outcome in {"hung", "timed_out"} else stopped
 
     def _cause_in_the_logs(self, ending: Ending, lines: list[str]) -> Failure | None:
         """Return why the ranks failed, on whichever node they failed first; None: they did not."""

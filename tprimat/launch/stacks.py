@@ -32,6 +32,8 @@ class Stack:
     """Its letter in proc(5)."""
     text: str
     """What py-spy or faulthandler printed; empty where it did not answer."""
+    node: str = ""
+    """Name of its node, where the run is on several."""
 
     @property
     def place(self) -> tuple[str, str, str] | None:
@@ -94,7 +96,8 @@ def culprit(stacks: Sequence[Stack]) -> str | None:
     ranks = list({each.rank: each for each in reversed(stacks) if each.rank is not None}.values())  # not their children
     for each in ranks:
         if each.state in STATES:
-            return f"{name_of(each)} (process {each.pid}) {STATES[each.state]}."
+            where = f" on {each.node}" if each.node else ""
+            return f"{name_of(each)} (process {each.pid}{where}) {STATES[each.state]}."
     known = [each for each in ranks if each.place is not None]
     if len(known) < 2 or len(known) < len(ranks):
         return None

@@ -5,6 +5,7 @@ first rank prints one JSON document; runner/health.py judges it. python -m tprim
 """
 
 import json
+import os
 import socket
 import sys
 import time
@@ -14,6 +15,8 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import distributed
 
+from tprimat.hardware.gpus import visible_gpus
+from tprimat.hardware.health import gpu_errors, xid_errors, xid_lines
 from tprimat.probe.collectives import gather, process_group
 
 MARK = "tprimat health: "
@@ -38,6 +41,20 @@ class RankHealth:
     """Bus bandwidth of an all-reduce over the ranks of its node, as nccl-tests define it; None for a single rank."""
     all_reduce_bytes_per_second: float | None
     """The same over all ranks."""
+    errors: tuple[str, ...] | None = None
+    """What the driver and the kernel's log report of all GPUs of its node; from the first rank of each node that can be asked."""
+
+
+def node_errors() -> tuple[str, ...] | None:
+    """Return what the driver and the kernel's log report of this node's GPUs; None where neither can be asked."""
+    gpus, lines = visible_gpus(os.environ), xid_lines()
+    try:
+        found = gpu_errors(gpus)
+    except LookupError:
+        if not lines:
+            return None
+        found = []
+    return (*found, *xid_errors(lines or (), gpus)[0])
 
 
 def best_seconds(call: Callable[[], object], device: torch.device, repetitions: int) -> float:
@@ -85,6 +102,7 @@ def examine(device: torch.device) -> RankHealth:
         copy_bytes_per_second=2 * source.numel() / copied,
         node_reduce_bytes_per_second=reduced(buffer, device, len(members[host]), groups[host]),
         all_reduce_bytes_per_second=reduced(buffer, device, world, None),
+        errors=node_errors() if members[host][0] == rank else None,
     )
 
 

@@ -12,7 +12,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -355,9 +355,20 @@ class RunDirectory:
         """Append one reading."""
         append_line(self.telemetry_file, to_json(sample))
 
-    def read_telemetry(self) -> tuple[TelemetrySample, ...]:
-        """Read all readings."""
-        return tuple(read_lines(TelemetrySample, self.telemetry_file))
+    def read_telemetry(self, gpus_per_node: int | None = None) -> tuple[TelemetrySample, ...]:
+        """Read all readings, those of other nodes too (node-1 and so on, as far as they are on this disk).
+
+        Args:
+            gpus_per_node: GPUs of the run on each node, from which follow the numbers of other nodes' GPUs in the run; without
+                it only the first node's are read.
+        """
+        found = list(read_lines(TelemetrySample, self.telemetry_file))
+        for file in self.path.glob(f"node-*/{self.telemetry_file.name}") if gpus_per_node else ():
+            node = file.parent.name.removeprefix("node-")
+            if node.isdecimal():
+                first = int(node) * (gpus_per_node or 0)
+                found += [replace(sample, gpu=first + sample.gpu) for sample in read_lines(TelemetrySample, file)]
+        return tuple(found)
 
 
 def append_probe(path: Path, probe: ProbeRecord) -> None:

@@ -4,6 +4,7 @@ import json
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tprimat import units
 from tprimat.engines.base import Command
@@ -73,7 +74,7 @@ def examine_nodes(count: int | None, gpus: int | None, notify: Callable[[str], N
     return Health(checks=tuple(judged(json.loads(document), on_cpu=machine is None)))
 
 
-def judged(found: Sequence[dict[str, float | int | str | None]], *, on_cpu: bool) -> Iterator[Check]:
+def judged(found: Sequence[dict[str, Any]], *, on_cpu: bool) -> Iterator[Check]:
     """Compare every rank with the median of all, measure by measure, and name those that are slower.
 
     Args:
@@ -99,5 +100,12 @@ def judged(found: Sequence[dict[str, float | int | str | None]], *, on_cpu: bool
         yield Check(name=name, status="problem", finding=f"{named}; {finding}", fix=fix)
     whole = [value for one in found if isinstance(value := one["all_reduce_bytes_per_second"], int | float)]
     if whole:
-        finding = f"{min(whole) / 1e9:,.1f} GB/s over {len(whole)} ranks on {len({one['host'] for one in found})} nodes"
+        nodes = len({one["host"] for one in found})
+        finding = f"{min(whole) / 1e9:,.1f} GB/s over {len(whole)} ranks on {nodes} node{'' if nodes == 1 else 's'}"
         yield Check(name="all-reduce", status="ok", finding=finding)
+    reported = {one["host"]: one["errors"] for one in found if one.get("errors") is not None}
+    if errors := [f"{host}: {text}" for host, texts in reported.items() for text in texts]:
+        fix = "nvidia-smi -q -d ECC,ROW_REMAPPER and sudo dmesg | grep Xid, there; reset the GPU, or leave it or its node out"
+        yield Check(name="GPU errors", status="problem", finding="; ".join(errors), fix=fix)
+    elif reported:
+        yield Check(name="GPU errors", status="ok", finding=f"none reported by the driver on {', '.join(reported)}")

@@ -14,6 +14,7 @@ from tprimat.errors import LaunchError, UserError
 from tprimat.facts.accelerators import BACKEND_OF
 from tprimat.hardware.nodes import Nodes, gpus_of_ranks, this_machine
 from tprimat.hardware.sampler import Telemetry
+from tprimat.launch.collectives import RankRecord, take_records
 from tprimat.launch.group import (
     POLL_SECONDS,
     Ended,
@@ -196,6 +197,8 @@ class Follower:
         place = dataclasses.replace(self._nodes, master_address=address, master_port=part.store_port)
         output = Output((directory.log_file,), lambda _: None, self._notify)
         gpus = () if plan.platform == "cpu" else gpus_of_ranks(plan.gpus_per_node)
+        stacks: list[Stack] = []
+        collectives: list[RankRecord] = []
         began = time.monotonic()
         with Telemetry(directory, part.started_at, gpus, self._notify):
             child = Child(command_on(plan, place), GRACE_SECONDS)
@@ -213,7 +216,9 @@ class Follower:
             def before_stop(why: Failure, listen: Callable[[], str]) -> Failure:
                 self._notify(f"{why.cause} Stopping it.")
                 if (stop := order()) is not None and stop.stacks:
-                    self._save_stacks(directory.path / "stacks.txt", take_stacks(child.members(), listen))
+                    collectives.extend(take_records(child.members(), directory.path))
+                    stacks.extend(take_stacks(child.members(), listen))
+                    self._save_stacks(directory.path / "stacks.txt", stacks)
                 return why
 
             ending = supervisor.run(tick, before_stop)
@@ -225,6 +230,8 @@ class Follower:
             exit_code=ending.exit_code,
             stopped=ending.stopped.cause if stopped_here and ending.stopped else None,
             lines=tail_of(list(output.tail)) if ending.exit_code != 0 else (),
+            stacks=tuple(each for each in stacks if each.rank is not None),
+            collectives=tuple(collectives),
         )
 
     def _save_stacks(self, path: Path, stacks: list[Stack]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tprimat.errors import WORKER_ERROR, RecordError, UserError
 from tprimat.plan.schema import RunPlan, read_plan
-from tprimat.train import startup
+from tprimat.train import flight_recorder, startup
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -28,7 +28,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     faulthandler.register(signal.SIGUSR1)  # prints the stack of a hung rank, for a launcher without py-spy
     try:
-        train(read_plan(options.plan))
+        plan = read_plan(options.plan)
+        flight_recorder.answer_requests(Path(plan.run_directory), int(os.environ.get("RANK", "0")))
+        train(plan)
     except UserError as error:
         print(f"{WORKER_ERROR}{error}", file=sys.stderr)  # noqa: T201
         return 2

@@ -1,0 +1,260 @@
+"""Which rank of a hung run is missing from which collective, from the records that torch's flight recorder keeps on every rank.
+
+`train/flight_recorder.py` writes the records. gloo records collectives alone, NCCL also what passes between two ranks.
+"""
+
+import json
+import re
+import signal
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tprimat.launch import process_tree
+from tprimat.launch.stacks import STATES, rank_of, state_of
+
+FOLDER = "flight-recorder"
+"""As tprimat/train/flight_recorder.py names it, which is not imported: launchers stay free of torch."""
+ANSWER_SECONDS = 3.0
+"""A rank that has not answered by then never will: something holds Python's lock."""
+WAITING_SECONDS = 1.0
+"""A rank waits in a collective that it entered longer ago than this. Others may be on their way."""
+MOST_SENTENCES = 2
+"""What a deadlock of two groups needs."""
+MOST_NAMED = 6
+"""Ranks in a sentence; more are counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """How far one rank has come in the collectives of one process group."""
+
+    group: str
+    """torch's name of the group, which is the same on all its ranks."""
+    description: str
+    """What the program calls it, such as 'default_pg' or 'TENSOR_MODEL_PARALLEL_GROUP'."""
+    backend: str
+    """'nccl' or 'gloo', each of which counts by itself; empty where torch has forgotten all but the count."""
+    entered: int
+    """Number of the last collective that this rank has entered; they count from 1."""
+    waits_in: int | None = None
+    """Number of the collective that it waits in; None: it waits in none."""
+    operation: str = ""
+    """Of that collective, such as 'all_reduce'."""
+    members: tuple[int, ...] = ()
+    """The ranks of the group, where this rank waits; empty where torch does not tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRecord:
+    """What the flight recorder of one rank says."""
+
+    rank: int
+    places: tuple[Place, ...] | None
+    """None: the rank did not answer."""
+    waits_for_one: bool = False
+    """Whether it waits for a message of a single other rank."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for anyone."""
+        return self.waits_for_one or any(place.waits_in is not None for place in self.places or ())
+
+
+def take_records(pids: set[int], folder: Path) -> list[RankRecord]:
+    """Let the ranks of this node write down what their flight recorders hold.
+
+    Args:
+        pids: all processes of the run. Those that do not wait for SIGUSR2 are left alone: they could die of it.
+        folder: the run's folder on this node.
+
+    Returns:
+        one record for each rank that should answer, in their order.
+    """
+    ranks = {pid: rank for pid in pids if (rank := rank_of(pid)) is not None and blocks_signal(pid, signal.SIGUSR2)}
+    files = {rank: folder / FOLDER / f"rank-{rank}.json" for rank in sorted(set(ranks.values()))}
+    for path in files.values():
+        path.unlink(missing_ok=True)  # of an earlier start in this folder
+    able = {pid: rank for pid, rank in ranks.items() if state_of(pid) not in STATES}
+    process_tree.send(set(able), signal.SIGUSR2)
+    ends = time.monotonic() + ANSWER_SECONDS
+    while time.monotonic() < ends and not all(files[rank].exists() for rank in able.values()):
+        time.sleep(0.02)
+    return [read_record(path, rank) for rank, path in files.items()]
+
+
+def blocks_signal(pid: int, number: int) -> bool:
+    """Return whether the main thread of a process blocks a signal (SigBlk in /proc/PID/status), so that it cannot die of it."""
+    try:
+        status = (process_tree.PROC / str(pid) / "status").read_text(encoding="utf8", errors="replace")
+    except OSError:
+        return False
+    mask = re.search(r"^SigBlk:\s*([0-9a-f]+)", status, re.MULTILINE)
+    return mask is not None and bool(int(mask[1], 16) >> (number - 1) & 1)
+
+
+def read_record(path: Path, rank: int) -> RankRecord:
+    """Read the file of one rank; one that is missing, or not what torch writes today, is no answer."""
+    try:
+        return parse_record(json.loads(path.read_text(encoding="utf8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return RankRecord(rank=rank, places=None)
+
+
+def parse_record(document: dict[str, Any]) -> RankRecord:
+    """Return what the file of a rank says.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: torch has changed the fields that are read here.
+    """
+    places: dict[tuple[str, str], Place] = {}
+    waits_for_one = False
+    for recorder in document["recorders"]:
+        # torch forgets the oldest entries, but not how many there were in a group.
+        entered = {str(name): int(status["last_enqueued_collective"]) for name, status in recorder.get("pg_status", {}).items()}
+        ranks = {str(name): json.loads(config["ranks"]) for name, config in recorder.get("pg_config", {}).items()}
+        calls: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        for entry in recorder.get("entries", ()):
+            if entry["is_p2p"]:
+                waits_for_one = waits_for_one or waits(entry, document["taken_ns"])
+            else:
+                calls.setdefault((str(entry["process_group"][0]), operation_of(entry)[0]), []).append(entry)
+        for (name, backend), entries in calls.items():
+            waiting = min((entry for entry in entries if waits(entry, document["taken_ns"])), key=number_of, default=None)
+            members = document["groups"].get(name) or ranks.get(name) or ()
+            places[name, backend] = Place(
+                group=name,
+                description=str(entries[-1]["process_group"][1]),
+                backend=backend,
+                entered=max(entered.get(name, 0), *map(number_of, entries)),
+                waits_in=None if waiting is None else number_of(waiting),
+                operation="" if waiting is None else operation_of(waiting)[1],
+                members=() if waiting is None else tuple(map(int, members)),
+            )
+        for name in entered.keys() - {name for name, _ in calls}:
+            places[name, ""] = Place(group=name, description="", backend="", entered=entered[name])
+    return RankRecord(rank=int(document["rank"]), places=tuple(places.values()), waits_for_one=waits_for_one)
+
+
+def waits(entry: dict[str, Any], now_ns: int) -> bool:
+    """Return whether a rank has been in an operation for so long that it waits."""
+    ended = entry["retired"] or entry["state"] == "completed"
+    return not ended and now_ns - int(entry["time_created_ns"]) > WAITING_SECONDS * 1e9
+
+
+def operation_of(entry: dict[str, Any]) -> tuple[str, str]:
+    """Return backend and operation, such as 'nccl' and 'all_reduce'."""
+    backend, _, operation = str(entry["profiling_name"]).partition(":")
+    return backend, operation
+
+
+def number_of(entry: dict[str, Any]) -> int:
+    """Return the number of a collective in its group."""
+    return int(entry["collective_seq_id"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """The ranks that wait in one collective of a group."""
+
+    place: Place
+    waiting: tuple[int, ...]
+    absent: tuple[int, ...]
+    """Ranks that have not entered it."""
+    silent: tuple[int, ...]
+    """Ranks that did not answer."""
+
+
+def missing_ranks(records: Sequence[RankRecord]) -> str | None:
+    """Return a sentence on who is missing from which collective; None where the records do not show it.
+
+    Where several groups wait for each other, the ranks named are those that wait for nobody; in a deadlock, all are named.
+    """
+    waits = list(waits_of(records))
+    busy = {record.rank for record in records if record.waits}
+    absent = [wait for wait in waits if wait.absent]
+    if first := [wait for wait in absent if not busy & set(wait.absent)] or absent:
+        return " ".join(map(absence, first[:MOST_SENTENCES]))
+    for wait in waits:
+        unlike = {other.place.operation: other for other in waits if same_collective(other, wait)}
+        if len(unlike) > 1:
+            return disagreement(list(unlike.values()))
+    for wait in waits:
+        if wait.silent:
+            mute = f"{names(wait.silent).lower()} {verb(wait.silent, 'does', 'do')} not answer"
+            return f"{names(wait.waiting)} {verb(wait.waiting, 'waits', 'wait')} in {collective(wait.place)}; {mute}."
+        if wait.place.members:
+            still = f"{names(wait.waiting).lower()} {verb(wait.waiting, 'is', 'are')} still in it"
+            return f"All its ranks have entered {collective(wait.place)}; {still}."
+    return None
+
+
+def waits_of(records: Sequence[RankRecord]) -> Iterable[Wait]:
+    """Yield each collective in which ranks wait, once."""
+    places = {record.rank: record.places for record in records if record.places is not None}
+    silent = {record.rank for record in records if record.places is None}
+    seen = set()
+    for place in (place for found in places.values() for place in found if place.waits_in is not None):
+        key = (place.group, place.backend, place.waits_in, place.operation)
+        if key in seen:
+            continue
+        seen.add(key)
+        backends = {place.backend, ""}
+        there = {rank: p for rank, found in places.items() for p in found if p.group == place.group and p.backend in backends}
+        members = set(place.members) or set(there)
+        entered = {rank: there[rank].entered if rank in there else 0 for rank in members & set(places)}
+        alike = [rank for rank, other in there.items() if (other.waits_in, other.operation) == (place.waits_in, place.operation)]
+        yield Wait(
+            place=place,
+            waiting=tuple(sorted(alike)),
+            absent=tuple(sorted(rank for rank, number in entered.items() if number < (place.waits_in or 0))),
+            silent=tuple(sorted(members & silent)),
+        )
+
+
+def same_collective(one: Wait, other: Wait) -> bool:
+    """Return whether both are the same call of the same group, whatever the operation."""
+    a, b = one.place, other.place
+    return (a.group, a.backend, a.waits_in) == (b.group, b.backend, b.waits_in)
+
+
+def absence(wait: Wait) -> str:
+    """Return 'Rank 1 has not entered all_gather number 4 of group default_pg, in which rank 0 waits.'."""
+    return (
+        f"{names(wait.absent)} {verb(wait.absent, 'has', 'have')} not entered {collective(wait.place)}, "
+        f"in which {names(wait.waiting).lower()} {verb(wait.waiting, 'waits', 'wait')}."
+    )
+
+
+def disagreement(waits: Sequence[Wait]) -> str:
+    """Return 'Ranks disagree on number 4 of group default_pg: rank 1 is in broadcast, ranks 0 and 2 are in all_reduce.'."""
+    place = waits[0].place
+    parts = [f"{names(wait.waiting).lower()} {verb(wait.waiting, 'is', 'are')} in {wait.place.operation}" for wait in waits]
+    return f"Ranks disagree on collective number {place.waits_in} of {group_of(place)}: {', '.join(parts)}."
+
+
+def collective(place: Place) -> str:
+    """Return 'all_gather number 4 of group default_pg'."""
+    return f"{place.operation} number {place.waits_in} of {group_of(place)}"
+
+
+def group_of(place: Place) -> str:
+    """Return 'group default_pg', or the ranks of a group that the program has not named."""
+    if place.description not in {"", "undefined"}:
+        return f"group {place.description}"
+    return f"the group of {names(place.members).lower()}" if place.members else f"group {place.group}"
+
+
+def names(ranks: Sequence[int]) -> str:
+    """Return 'Rank 3', 'Ranks 0, 2 and 3', or '64 ranks'."""
+    if len(ranks) > MOST_NAMED:
+        return f"{len(ranks)} ranks"
+    listed = [str(rank) for rank in ranks]
+    return f"Rank {listed[0]}" if len(listed) == 1 else f"Ranks {', '.join(listed[:-1])} and {listed[-1]}"
+
+
+def verb(ranks: Sequence[int], one: str, several: str) -> str:
+    """Return the form of a verb that fits the number of ranks."""
+    return one if len(ranks) == 1 else several

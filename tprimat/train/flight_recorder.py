@@ -1,0 +1,82 @@
+"""Write torch's flight recorder to a file when the launcher asks for it, while the main thread hangs in a collective.
+
+torch records the collectives that each rank has entered and left. In a hang, the records of all ranks together show which rank
+is missing from which collective; `launch/collectives.py` reads them. SIGUSR2 asks. It is blocked in every thread, and one thread
+waits for it: a Python signal handler would have to wait until the main thread comes back from the collective.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+FOLDER = "flight-recorder"
+"""In the run's folder; one file a rank."""
+BUFFER_SIZE, OLD_BUFFER_SIZE = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
+"""How many collectives torch remembers. torch 2.9 renamed the variable, and warns where it finds the old name."""
+RENAMED_IN = (2, 9)
+ENTRIES = "2000"
+"""The default of recent versions of torch. Older ones record nothing by default."""
+RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+"""torch has one recorder for NCCL and one for other backends, and each call only where it was built with that recorder."""
+
+
+def answer_requests(run_directory: Path, rank: int) -> None:
+    """Answer each SIGUSR2 with a file. Call it in the main thread, before it starts others and before torch is imported."""
+    if not {BUFFER_SIZE, OLD_BUFFER_SIZE} & set(os.environ):
+        os.environ[BUFFER_SIZE if torch_version() >= RENAMED_IN else OLD_BUFFER_SIZE] = ENTRIES
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+
+    def answer() -> None:
+        while True:
+            signal.sigwait({signal.SIGUSR2})
+            write_record(run_directory / FOLDER / f"rank-{rank}.json", rank)
+
+    Thread(target=answer, name="flight recorder", daemon=True).start()
+
+
+def torch_version() -> tuple[int, ...]:
+    """Return major and minor version of the torch that is installed, without importing it; empty where there is none."""
+    try:
+        return tuple(int(word) for word in version("torch").split(".")[:2])
+    except (PackageNotFoundError, ValueError):
+        return ()
+
+
+def write_record(path: Path, rank: int) -> None:
+    """Write what torch has recorded on this rank; without a word where the disk is full, since the run is about to be stopped."""
+    document = {"rank": rank, "taken_ns": time.time_ns(), "groups": groups(), "recorders": recorders()}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(".part")
+        unfinished.write_text(json.dumps(document), encoding="utf8")
+        unfinished.replace(path)
+    except OSError:
+        return
+
+
+def recorders() -> list[dict[str, Any]]:
+    """Return the documents of torch's recorders; none before torch is imported, and where torch has none."""
+    c10d = sys.modules.get("torch._C._distributed_c10d")
+    found = []
+    for name in RECORDERS:
+        try:
+            found.append(json.loads(getattr(c10d, name)()))
+        except (AttributeError, RuntimeError, ValueError):
+            continue
+    return found
+
+
+def groups() -> dict[str, list[int]]:
+    """Return the name of each process group of this rank and the ranks in it, which torch's recorder knows under NCCL alone."""
+    module = sys.modules.get("torch.distributed.distributed_c10d")
+    try:
+        found = module._get_all_pg_configs()  # type: ignore[union-attr]
+        return {str(group["pg_name"]): [int(rank) for rank in group["ranks"]] for group in found}
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
+        return {}

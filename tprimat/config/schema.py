@@ -241,6 +241,27 @@ class PrimusOptions(RefuseUnknownKeys):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NemoOptions(RefuseUnknownKeys):
+    """What NVIDIA's tuned recipes change in a plain one, under NeMo's own names. None: as the recipe has it.
+
+    The losses change slightly with grad_reduce_in_fp32 and cross_entropy_fusion_impl.
+    """
+
+    cross_entropy_fusion_impl: Literal["native", "te"] | None = None
+    """native: Megatron-Core's, with whole logits in fp32. te: Transformer Engine's, which writes the gradient over the logits."""
+    grad_reduce_in_fp32: Flag | None = None
+    """Keep and reduce gradients in fp32; false: in bf16, half the memory and half the traffic."""
+    overlap_grad_reduce: Flag | None = None
+    """Reduce gradients between replicas during the backward pass."""
+    overlap_param_gather: Flag | None = None
+    """Gather updated weights during the next forward pass; needs overlap_grad_reduce."""
+    tp_comm_overlap: Flag | None = None
+    """Exchange between tensor ranks during matrix products, by Transformer Engine; needs sequence parallelism."""
+    enable_cuda_graph: Flag | None = None
+    """Launch each layer as one CUDA graph, by Transformer Engine's random numbers; without recomputation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlatformOptimizations(RefuseUnknownKeys):
     """Choices that differ between platforms."""
 
@@ -250,6 +271,7 @@ class PlatformOptimizations(RefuseUnknownKeys):
     environment: dict[Variable, str] = field(default_factory=dict)
     """Variables for the framework's processes, such as NCCL_*."""
     primus: PrimusOptions = field(default_factory=PrimusOptions)
+    nemo: NemoOptions = field(default_factory=NemoOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,6 +100,20 @@ def observe(trainer: Any, watch: FirstBatchHook, plan: RunPlan, here: Environmen
     return graded(evidence, {"routing": "resolved"})
 
 
+def running_options(trainer: Any) -> dict[str, Any]:
+    """Return the options of NeMo's that run, under their names, read from the built model and from the wrappers of its chunks."""
+    model = _gpt_models(trainer.strategy)[0]
+    config, replicas = model.config, trainer.strategy.megatron_parallel[0].ddp_config
+    return {
+        "cross_entropy_fusion_impl": config.cross_entropy_fusion_impl if config.cross_entropy_loss_fusion else None,
+        "grad_reduce_in_fp32": replicas.grad_reduce_in_fp32,
+        "overlap_grad_reduce": replicas.overlap_grad_reduce,
+        "overlap_param_gather": replicas.overlap_param_gather,
+        "tp_comm_overlap": config.tp_comm_overlap,
+        "enable_cuda_graph": config.cuda_graph_impl != "none",
+    }
+
+
 def _matmul_dtype(fused: list[Any], weights: torch.dtype, *, asked: bool) -> str | None:
     """Return what the linear layers multiply; None where fp8 was asked for and none has multiplied yet.
 

@@ -92,6 +92,7 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
         seed=config.experiment.seed,
         optimizer=config.training.optimizer,
         engine_options=optimizations.engine_options,
+        nemo=optimizations.nemo,
         profiling=config.profiling,
         environment=optimizations.environment,
         run_directory=request.run_directory,

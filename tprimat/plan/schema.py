@@ -8,6 +8,7 @@ from typing import Literal
 from tprimat.config.schema import (
     REMOVED_ENGINE_OPTIONS,
     EngineOptions,
+    NemoOptions,
     OptimizerConfig,
     Precision,
     PrimusLauncher,
@@ -29,6 +30,7 @@ __all__ = [
     "Batch",
     "EngineOptions",
     "Layout",
+    "NemoOptions",
     "PlatformName",
     "PrimusLauncher",
     "PrimusOptions",
@@ -138,6 +140,8 @@ class RunPlan(RefuseUnknownKeys):
     seed: int
     optimizer: OptimizerConfig
     engine_options: EngineOptions
+    nemo: NemoOptions = field(default_factory=NemoOptions)
+    """For the engine nemo."""
     profiling: ProfilingConfig
     environment: dict[str, str]
     run_directory: str

@@ -113,7 +113,7 @@ def state_bytes(workload: Workload, weights: Weights) -> dict[Part, int]:
         shards = (workload.replicas, workload.expert_replicas) if workload.distributed_optimizer else (1, 1)
         found = {
             "weights": (2 if low else 4) * weights.total,
-            "gradients": FP32_BYTES * weights.total,
+            "gradients": workload.gradient_bytes * weights.total,
             "optimizer": states * weights.dense // shards[0] + states * weights.experts // shards[1],
         }
     copies = 2 * weights.layer_matrices if workload.precision == "fp8" else 0

@@ -315,7 +315,7 @@ def _replica_exchange(workload: Workload, rates: Rates, weights: Weights, micro_
     scatter = gather = 0.0
     for count, ranks, stride in groups:
         kind = "reduce_scatter" if workload.distributed_optimizer else "all_reduce"
-        scatter += rates.exchange_seconds(kind, 4.0 * count, ranks, stride)
+        scatter += rates.exchange_seconds(kind, float(workload.gradient_bytes) * count, ranks, stride)
         if workload.distributed_optimizer:
             gather += rates.exchange_seconds("all_gather", 2.0 * count, ranks, stride)
     if workload.implementation.shards_weights:

@@ -49,6 +49,8 @@ class Implementation:
     """SwiGLU is one function that keeps its argument; False: torch keeps both factors of the product as well."""
     reuses_dummy_gradients: bool = False
     """Transformer Engine hands autograd one dummy gradient a weight shape and keeps it; others allocate one for each product."""
+    reduces_in_fp32: bool = True
+    """Gradients are kept and reduced in fp32; False: in the dtype of the weights."""
     accumulates_weight_gradients: bool = True
     """Products add to the fp32 gradients directly."""
     fp8_keeps_row_major: bool = False
@@ -143,6 +145,11 @@ class Workload:
     def element_bytes(self) -> int:
         """Of an activation."""
         return 4 if self.precision == "fp32" else 2
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of a weight's gradient, as it is kept and reduced between replicas."""
+        return 4 if self.implementation.reduces_in_fp32 else self.element_bytes
 
     @property
     def loss(self) -> Loss:

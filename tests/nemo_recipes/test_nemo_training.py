@@ -85,7 +85,12 @@ SEEDS = (5, 6)
 OPTIONS = {
     "overlapped": {"precision": "fp32", "nemo.overlap_grad_reduce": True, "nemo.overlap_param_gather": True},
     "in turn": {"precision": "fp32", "nemo.overlap_grad_reduce": False, "nemo.overlap_param_gather": False},
-    "bf16 gradients": {"precision": "bf16", "nemo.grad_reduce_in_fp32": False},
+    "bf16 gradients": {
+        "precision": "bf16",
+        "nemo.grad_reduce_in_fp32": False,
+        "recompute": "selective",
+        "recompute_modules": ["layernorm", "mlp"],
+    },
 }
 """Qwen over two replicas; its recipe says nothing of them."""
 PROFILED = {
@@ -189,6 +194,7 @@ def test_the_options_of_the_tuned_recipes_run_as_asked_and_overlap_changes_no_lo
         }
     assert (halved.mismatches, halved.evidence.gradient_dtype) == ((), "bfloat16")
     assert halved.engine_options["grad_reduce_in_fp32"] is False
+    assert (halved.evidence.recompute, halved.evidence.recompute_modules) == ("selective", ("layernorm", "mlp"))
 
 
 @pytest.mark.parametrize(("model", "experts"), MIXTURES)

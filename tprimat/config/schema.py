@@ -16,6 +16,8 @@ from tprimat.facts.rows import RefuseUnknownKeys
 
 Precision = Literal["bf16", "fp8", "fp32"]
 Recompute = Literal["none", "selective", "full"]
+RecomputeModule = Literal["core_attn", "layernorm", "mlp", "moe", "shared_experts", "mla_up_proj"]
+"""Megatron-Core's names."""
 PrimusLauncher = Literal["direct", "container", "slurm", "script"]
 Scalar = bool | int | float | str | None
 Size = Literal["full", "tiny"]
@@ -267,6 +269,8 @@ class PlatformOptimizations(RefuseUnknownKeys):
 
     precision: Precision = "bf16"
     recompute: Recompute = "none"
+    recompute_modules: Annotated[tuple[RecomputeModule, ...], Field(min_length=1)] | None = None
+    """What recompute: selective computes again; None: core_attn."""
     engine_options: EngineOptions = field(default_factory=EngineOptions)
     environment: dict[Variable, str] = field(default_factory=dict)
     """Variables for the framework's processes, such as NCCL_*."""

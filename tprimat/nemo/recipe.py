@@ -359,6 +359,7 @@ def _set_model(config: Any, plan: RunPlan) -> None:
         config.recompute_num_layers = 1
     else:
         config.recompute_granularity = None if plan.recompute == "none" else "selective"
+        config.recompute_modules = list(plan.recompute_modules) or None
 
 
 def _set_data(recipe: Any, plan: RunPlan, here: Environment) -> None:

@@ -15,6 +15,7 @@ from tprimat.config.schema import (
     PrimusOptions,
     ProfilingConfig,
     Recompute,
+    RecomputeModule,
     Scalar,
     Size,
 )
@@ -134,6 +135,8 @@ class RunPlan(RefuseUnknownKeys):
     steps: int
     precision: Precision
     recompute: Recompute
+    recompute_modules: tuple[RecomputeModule, ...] = ()
+    """In alphabetical order, under selective; empty otherwise, and in plans from before this field, where it was core_attn."""
     dataset: str
     """mock or text:PATH."""
     tokenizer: str | None

@@ -78,6 +78,10 @@ class Recompute:
     modules: tuple[str, ...] = ("core_attn",)
     """For selective."""
 
+    def repeats(self, *modules: str) -> bool:
+        """Whether all of a layer is computed again, or any of these modules."""
+        return self.granularity == "full" or (self.granularity == "selective" and any(one in self.modules for one in modules))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
@@ -182,10 +186,14 @@ def workload_of_plan(plan: RunPlan, implementation: Implementation) -> Workload 
         implementation=implementation,
         expert_tensor=1 if plan.shape.experts else None,
         precision=plan.precision,
-        recompute=Recompute(granularity=plan.recompute),
+        recompute=_recompute(plan.recompute, plan.recompute_modules),
         optimizer_states=plan.engine_options.optimizer_states,
         distributed_optimizer=plan.engine_options.distributed_optimizer,
     )
+
+
+def _recompute(granularity: Literal["none", "selective", "full"], modules: tuple[str, ...]) -> Recompute:
+    return Recompute(granularity=granularity, modules=modules) if modules else Recompute(granularity=granularity)
 
 
 def layout_of_record(run: RunRecord) -> Layout | None:
@@ -222,7 +230,7 @@ def workload_of_record(run: RunRecord, layout: Layout, implementation: Implement
         implementation=implementation,
         expert_tensor=1 if run.shape.experts else None,
         precision=precision,
-        recompute=Recompute(granularity=run.recompute or "none"),
+        recompute=_recompute(run.recompute or "none", run.recompute_modules),
         optimizer_states="bf16" if options.get("optimizer_states") == "bf16" else "fp32",
         distributed_optimizer=options.get("distributed_optimizer") is not False,
     )

@@ -9,9 +9,11 @@ import pytest
 
 from tprimat.config.load import Setting, read_config
 from tprimat.engines import nemo
-from tprimat.engines.base import Here, choose
+from tprimat.engines.base import Here, Settings, choose
 from tprimat.errors import LaunchError
 from tprimat.plan.build import PlanRequest, build_plan
+from tprimat.predict.memory import predict_memory
+from tprimat.predict.workload import workload_of_plan
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -101,6 +103,49 @@ def test_a_shape_that_no_recipe_can_express_is_refused_before_the_start(architec
 )
 def test_other_plans_that_nemo_cannot_carry_out_are_refused(settings, what):
     assert nemo.ENGINE.refusal(plan_of(**settings), place).what == what
+
+
+@pytest.mark.parametrize(
+    ("options", "refused", "why"),
+    [
+        ({"tp_comm_overlap": True}, "tp_comm_overlap is true.", "without tensor and sequence parallelism"),
+        ({"enable_cuda_graph": True}, "enable_cuda_graph is true.", "no CUDA graphs with recomputation, and recompute is full"),
+        ({"grad_reduce_in_fp32": False}, "grad_reduce_in_fp32 is false.", "Gradients have the dtype of the weights"),
+        ({"overlap_param_gather": True}, "overlap_param_gather is true.", "It needs overlap_grad_reduce"),
+        ({"overlap_grad_reduce": False}, "overlap_grad_reduce is false.", "The recipe may overlap the gathering"),
+    ],
+)
+def test_an_option_that_contradicts_the_plan_is_refused_with_its_place(options, refused, why):
+    settings = {f"platform_optimizations__nvidia__nemo__{name}": value for name, value in options.items()}
+    unsplit = {"parallelism__balanced__llama__nvidia__tensor_model_parallel_size": 1}
+    other = {"platform_optimizations__nvidia__precision": "fp32", "platform_optimizations__nvidia__recompute": "full"}
+    error = nemo.ENGINE.refusal(plan_of(**settings, **unsplit, **other), place)
+    assert (error.what, error.where) == (refused, f"platform_optimizations.nvidia.nemo.{next(iter(options))}")
+    assert why in error.why
+    assert error.fix
+
+
+def test_options_that_need_transformer_engine_say_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(nemo, "can_import", lambda _: False)
+    for name, value in (("cross_entropy_fusion_impl", "te"), ("tp_comm_overlap", True), ("enable_cuda_graph", True)):
+        error = nemo.ENGINE.refusal(plan_of(**{f"platform_optimizations__nvidia__nemo__{name}": value}), place)
+        assert error.what.startswith(f"{name} is {str(value).lower()}, and Transformer Engine is not installed here")
+        assert "pip install transformer-engine" in error.fix
+
+
+def test_memory_is_predicted_with_the_loss_and_the_gradients_that_are_asked_for():
+    def predicted(**options):
+        plan = plan_of(
+            **{f"platform_optimizations__nvidia__nemo__{name}": value for name, value in options.items()},
+            training__data__micro_batch_size=4,
+        )
+        settings = Settings(shape=plan.shape, layout=plan.layout, options=nemo.ENGINE.options(plan), transformer_engine=True)
+        code = nemo.ENGINE.implementation(settings)
+        return predict_memory(workload_of_plan(plan, code)).parts
+
+    own, tuned = predicted(), predicted(cross_entropy_fusion_impl="te", grad_reduce_in_fp32=False)
+    assert tuned["gradients"] * 2 == own["gradients"]
+    assert tuned["loss"] < own["loss"] / 2
 
 
 def test_the_two_models_of_the_configuration_are_accepted():

@@ -136,6 +136,11 @@ def test_an_interleaved_pipeline_uses_the_key_that_megatron_does_not_overwrite()
         (["training.data.micro_batch_size=auto"], {}, "cannot search"),
         (["training.data.dataset=text:/a"], {}, "mock data"),
         (["profiling.enabled=true"], {}, "does not profile"),
+        (
+            ["platform_optimizations.amd.recompute=selective", "platform_optimizations.amd.recompute_modules=[mlp]"],
+            {},
+            "not told to recompute mlp",
+        ),
         (["models.llama.primus_config=null"], {}, "no Primus model file"),
         ([], {"size": "tiny"}, "full model only"),
         ([], {"primus": None}, "which Primus to start"),

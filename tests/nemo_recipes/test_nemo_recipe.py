@@ -267,9 +267,49 @@ def test_without_transformer_engine_the_model_is_built_from_torch():
     assert "transformer_layer_spec" not in own.__arguments__
 
 
+TUNED = {
+    "cross_entropy_fusion_impl": "te",
+    "grad_reduce_in_fp32": False,
+    "overlap_grad_reduce": True,
+    "overlap_param_gather": True,
+    "tp_comm_overlap": True,
+    "enable_cuda_graph": True,
+}
+
+
+@pytest.mark.parametrize("model", ["llama", "qwen"])
+def test_the_options_of_the_tuned_recipes_reach_the_recipe(model):
+    import fiddle
+
+    recipe = recipe_of(plan_of(model, **{f"platform_optimizations__nvidia__nemo__{key}": value for key, value in TUNED.items()}))
+    config, strategy = recipe.model.config, recipe.trainer.strategy
+    assert (config.cross_entropy_loss_fusion, config.cross_entropy_fusion_impl) == (True, "te")
+    assert (config.enable_cuda_graph, config.use_te_rng_tracker, strategy.use_te_rng_tracker) == (True, True, True)
+    replicas = fiddle.build(strategy.ddp)
+    assert (replicas.overlap_grad_reduce, replicas.overlap_param_gather, replicas.check_for_nan_in_grad) == (True, True, True)
+    assert recipe.optim.config.overlap_param_gather is True
+    assert recipe.trainer.plugins.grad_reduce_in_fp32 is False
+    (overlap,) = [one for one in recipe.trainer.callbacks if "Overlap" in type(fiddle.build(one)).__name__]
+    wanted = fiddle.build(overlap).user_comm_overlap_cfg
+    assert (wanted.tp_comm_overlap, wanted.overlap_grad_reduce, wanted.overlap_param_gather) == (True, True, True)
+
+
+def test_an_option_that_nemo_turns_off_with_a_warning_is_a_mismatch():
+    from tprimat.nemo.run import ignored_options
+
+    plan = plan_of("llama", platform_optimizations__nvidia__nemo__tp_comm_overlap=True)
+    running = {**TUNED, "tp_comm_overlap": False}
+    assert ignored_options(plan, running) == ("tp_comm_overlap: True was asked for, False ran",)
+    assert ignored_options(plan, TUNED) == ignored_options(plan_of("llama"), running) == ()
+
+
 @pytest.mark.parametrize(
     ("settings", "what"),
     [
+        (
+            {"platform_optimizations__nvidia__nemo__cross_entropy_fusion_impl": "te"},
+            "cross_entropy_fusion_impl is te, and Transformer Engine is not installed here",
+        ),
         ({"platform_optimizations__nvidia__precision": "fp8"}, "NeMo cannot train in fp8 here"),
         (
             {"parallelism__balanced__llama__nvidia__context_parallel_size": 2},

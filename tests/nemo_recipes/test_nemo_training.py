@@ -82,6 +82,17 @@ CASES = [(model, name) for model in ("llama", "qwen") for name in LAYOUTS]
 MIXTURES = [("qwen3_moe", 2), ("mixtral", 2), ("mixtral", 1)]
 """Model and ranks that share its experts."""
 SEEDS = (5, 6)
+OPTIONS = {
+    "overlapped": {"precision": "fp32", "nemo.overlap_grad_reduce": True, "nemo.overlap_param_gather": True},
+    "in turn": {"precision": "fp32", "nemo.overlap_grad_reduce": False, "nemo.overlap_param_gather": False},
+    "bf16 gradients": {
+        "precision": "bf16",
+        "nemo.grad_reduce_in_fp32": False,
+        "recompute": "selective",
+        "recompute_modules": ["layernorm", "mlp"],
+    },
+}
+"""Qwen over two replicas; its recipe says nothing of them."""
 PROFILED = {
     "hardware__platforms__cpu__gpus_per_node": 2,
     "training__duration__max_steps": 6,
@@ -109,6 +120,10 @@ def trained(tmp_path_factory):
         plans["text", seed] = plan_of(folder / f"text-{seed}", "qwen", 1, 2, **text)
     for model, experts in MIXTURES:
         plans[model, experts] = mixture_plan(folder / f"{model}-ep{experts}", model, experts)
+    for name, options in OPTIONS.items():
+        given = {f"platform_optimizations.cpu.{key}": value for key, value in options.items()}
+        where = folder / name.replace(" ", "-")
+        plans["options", name] = plan_of(where, "qwen", hardware__platforms__cpu__gpus_per_node=2, **given)
     plans["text", "profiled"] = plan_of(folder / "profiled", "llama", **PROFILED)
     return {"folder": folder, **dict(zip(plans, train_together(list(plans.values())), strict=True))}
 
@@ -162,6 +177,24 @@ def test_the_seed_decides_on_weights_and_data_and_a_broken_transformer_engine_is
     assert abs(first[0].loss - third[0].loss) > 1e-4
     assert abs(first[0].grad_norm - third[0].grad_norm) > 1e-4
     assert (one.seed, one.evidence.data, again.evidence.transformer_engine) == (5, "NeMo MockDataModule (seed 5)", False)
+
+
+def test_the_options_of_the_tuned_recipes_run_as_asked_and_overlap_changes_no_loss(trained):
+    (overlapped, first), (in_turn, second), (halved, _) = (trained["options", name] for name in OPTIONS)
+    assert [step.loss for step in first] == pytest.approx([step.loss for step in second], abs=1e-6)
+    for run, overlap in ((overlapped, True), (in_turn, False)):
+        assert (run.mismatches, run.evidence.data_parallel, run.evidence.gradient_dtype) == ((), 2, "float32")
+        assert run.engine_options == {
+            "cross_entropy_fusion_impl": "native",
+            "grad_reduce_in_fp32": True,
+            "overlap_grad_reduce": overlap,
+            "overlap_param_gather": overlap,
+            "tp_comm_overlap": False,
+            "enable_cuda_graph": False,
+        }
+    assert (halved.mismatches, halved.evidence.gradient_dtype) == ((), "bfloat16")
+    assert halved.engine_options["grad_reduce_in_fp32"] is False
+    assert (halved.evidence.recompute, halved.evidence.recompute_modules) == ("selective", ("layernorm", "mlp"))
 
 
 @pytest.mark.parametrize(("model", "experts"), MIXTURES)

@@ -38,6 +38,40 @@ def test_what_was_not_said_is_no_mismatch(plan):
     assert mismatches(plan, Evidence(source="running_framework")) == ()
 
 
+def test_modules_are_recomputed_as_asked(plan):
+    asked = replace(plan, recompute="selective", recompute_modules=("layernorm", "mlp"))
+    ran = Evidence(source="running_framework", recompute="selective", recompute_modules=("core_attn",))
+    assert mismatches(asked, ran) == ("recomputed modules: layernorm, mlp was asked for, core_attn ran",)
+    assert mismatches(asked, replace(ran, recompute_modules=("layernorm", "mlp"))) == ()
+    assert mismatches(asked, replace(ran, recompute="none", recompute_modules=None)) == (
+        "recompute: selective was asked for, none ran",
+    )
+
+
+@pytest.mark.parametrize(
+    ("recompute", "modules", "what"),
+    [
+        ("none", ["mlp"], "recompute_modules is set, and recompute is none."),
+        ("selective", ["mlp", "moe"], "recompute_modules has moe, and llama-3.1-8b-tiny has no experts."),
+        ("selective", ["mla_up_proj"], "recompute_modules has mla_up_proj, and llama-3.1-8b-tiny has no latent attention."),
+    ],
+)
+def test_modules_that_cannot_be_recomputed_are_refused(tmp_path, recompute, modules, what):
+    settings = {"platform_optimizations.cpu.recompute": recompute, "platform_optimizations.cpu.recompute_modules": modules}
+    with pytest.raises(ConfigError) as refused:
+        make_plan(tmp_path, "llama", settings)
+    assert (refused.value.what, bool(refused.value.fix)) == (what, True)
+
+
+def test_attention_alone_is_recomputed_where_no_module_is_named(tmp_path):
+    assert make_plan(tmp_path, "llama", {"platform_optimizations.cpu.recompute": "selective"}).recompute_modules == ("core_attn",)
+    both = {
+        "platform_optimizations.cpu.recompute": "selective",
+        "platform_optimizations.cpu.recompute_modules": ["mlp", "core_attn"],
+    }
+    assert make_plan(tmp_path, "llama", both).recompute_modules == ("core_attn", "mlp")
+
+
 def test_the_counted_parameters_must_be_those_of_the_shape_as_trained(plan):
     expected = parameters(replace(plan.shape, vocabulary=padded_vocabulary(plan.shape))).total
     assert mismatches(plan, Evidence(source="running_framework", parameters=expected)) == ()

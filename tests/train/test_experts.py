@@ -45,7 +45,11 @@ CASES = {
         (2, {"ep": 2, "routing": "balanced"}),
     ],
     "qwen": [(1, {}), (4, {"ep": 4, "tp": 2, **OURS}), (2, {"ep": 2, "cp": 2})],
-    "lite": [(1, {}), (2, {"pp": 2, **OURS})],
+    "lite": [
+        (1, {}),
+        (2, {"pp": 2, **OURS, "recompute_modules": ["moe", "layernorm", "mlp"]}),
+        (1, {"recompute_modules": ["shared_experts", "mla_up_proj"]}),
+    ],
     "v3": [(1, {}), (4, {"ep": 4, "tp": 2}), (2, {"pp": 2, "vpp": 2})],
 }
 """Ranks, and how the model is spread over them; the first is the reference."""
@@ -74,9 +78,11 @@ def plan_of(folder, model, ranks, case):
             settings["training.routing"] = value
         elif key == "recompute":
             settings["platform_optimizations.cpu.recompute"] = value
-        else:
+        elif key != "recompute_modules":
             settings[f"platform_optimizations.cpu.engine_options.{key}"] = value
-    return replace(make_plan(folder, "mixtral", settings), shape=SHAPES[model])
+    plan = replace(make_plan(folder, "mixtral", settings), shape=SHAPES[model])
+    modules = tuple(sorted(case.get("recompute_modules", ())))
+    return replace(plan, recompute="selective", recompute_modules=modules) if modules else plan
 
 
 NAMES = [(model, number) for model, cases in CASES.items() for number in range(len(cases))]
@@ -97,6 +103,7 @@ def test_losses_and_gradient_norms_do_not_depend_on_where_the_experts_are(traine
     assert len(steps) == STEPS
     assert run.mismatches == ()
     assert run.evidence.expert_parallel == CASES[model][number][1].get("ep", 1)
+    assert run.evidence.recompute_modules == (tuple(sorted(CASES[model][number][1].get("recompute_modules", ()))) or None)
     assert [step.loss for step in steps] == pytest.approx([step.loss for step in reference], abs=1e-5)
     assert [step.grad_norm for step in steps] == pytest.approx([step.grad_norm for step in reference], rel=1e-4)
 

@@ -30,6 +30,7 @@ VARIANTS = {
         "1 rank, plain optimizer": {"distributed_optimizer": False},
         "1 rank, compiled Adam": {"compiled_adam": True},
         "1 rank, full recompute": {"recompute": "full"},
+        "1 rank, selective recompute of layernorm and mlp": {"recompute": "selective", "recompute_modules": ["mlp", "layernorm"]},
         "1 rank, joint cut and rotation": {"compiled_regions": True},
         "1 rank, gradients straight into the buffer": {"accumulate_weight_gradients": True, "streamed_cross_entropy": True},
         "1 rank, tied, gradients straight into the buffer": {
@@ -68,6 +69,13 @@ VARIANTS = {
             "sequence_parallel": False,
         },
         "pp2, streamed cross-entropy": {"pp": 2, "streamed_cross_entropy": True},
+        "tp2, selective recompute of core_attn, layernorm and mlp by our layers": {
+            "tp": 2,
+            "recompute": "selective",
+            "recompute_modules": ["core_attn", "layernorm", "mlp"],
+            "accumulate_weight_gradients": True,
+            "compiled_regions": True,
+        },
         "tp2, overlapped": {"tp": 2, "overlap_tensor_parallel": True, "compiled_regions": True},
         "tp2, gradients straight into the buffer": {
             "tp": 2,
@@ -145,8 +153,8 @@ def variant_plan(folder, model, ranks, variant):
             settings[f"{layout}.{DIVISION[key]}"] = value
         elif key in {"sequence_parallel", "micro_batch_size"}:
             settings[f"{layout}.{key}"] = value
-        elif key == "recompute":
-            settings[f"{OPTIONS}.recompute"] = value
+        elif key in {"recompute", "recompute_modules"}:
+            settings[f"{OPTIONS}.{key}"] = value
         else:
             settings[f"{OPTIONS}.engine_options.{key}"] = value
     plan = make_plan(folder, model, settings)
@@ -199,6 +207,8 @@ def test_what_ran_is_read_back_and_agrees_with_the_plan(trained, model, name):
 def test_recomputation_and_sequence_parallelism_are_seen_in_the_layers(trained, model, name):
     evidence = trained[model, name][0].evidence
     assert evidence.recompute == ("full" if "full" in name else "selective" if "selective" in name else "none")
+    modules = [module for module in ("core_attn", "layernorm", "mlp") if module in name]
+    assert evidence.recompute_modules == (tuple(modules or ["core_attn"]) if "selective" in name else None)
     assert evidence.sequence_parallel == ("tp" in name and "without sequence" not in name)
     assert {evidence.grades[fact] for fact in ("recompute", "sequence_parallel", "matmul_dtype", "data")} == {"observed"}
 

@@ -119,6 +119,16 @@ def test_layers_of_transformer_engine_are_refused_off_nvidia_and_with_switches_o
     assert place == (key and f"platform_optimizations.{platform}.engine_options.{key}")
 
 
+def test_norms_are_not_recomputed_apart_from_products_in_8_bits(tmp_path):
+    plan = replace(make_plan(tmp_path, "llama", {}), platform="nvidia", precision="fp8", recompute="selective")
+    refused = ENGINE.refusal(replace(plan, recompute_modules=("layernorm", "mlp")), lambda *keys: ".".join(keys))
+    assert (refused.what, refused.where) == (
+        "The embedded engine's own layers cannot recompute layernorm in fp8.",
+        "platform_optimizations.nvidia.recompute_modules",
+    )
+    assert ENGINE.refusal(replace(plan, recompute_modules=("mlp",)), lambda *keys: ".".join(keys)) is None
+
+
 def test_an_engine_that_hides_transformer_engine_does_not_import_it(tmp_path):
     package = tmp_path / "transformer_engine"
     package.mkdir()

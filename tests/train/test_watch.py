@@ -7,6 +7,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from tprimat.megatron import watch
+from tprimat.megatron.watch import Recomputed
 
 
 class Attention(torch.nn.Module):
@@ -40,25 +41,36 @@ def tensor_ranks(monkeypatch):
 @pytest.mark.parametrize(
     ("recomputes", "around", "seen"),
     [
-        (False, lambda layer, x: layer(hidden_states=x), "none"),
-        (True, lambda layer, x: layer(hidden_states=x), "selective"),
-        (False, lambda layer, x: checkpoint(layer, x, use_reentrant=True), "full"),
+        (False, lambda layer, x: layer(hidden_states=x), Recomputed("none", None)),
+        (True, lambda layer, x: layer(hidden_states=x), Recomputed("selective", ("core_attn",))),
+        (False, lambda layer, x: checkpoint(layer, x, use_reentrant=True), Recomputed("full", None)),
     ],
 )
 def test_what_is_recomputed_is_seen_in_the_first_call(recomputes, around, seen):
     layer = Layer(recomputes)
-    found = watch.LayerWatch(layer)
-    assert found.recompute is None
+    found = watch.LayerWatch([layer])
+    assert found.recomputed() is None
     around(layer, torch.ones(16, 1, 8, requires_grad=True)).sum().backward()
-    assert found.recompute == seen
+    assert found.recomputed() == seen
     assert not layer._forward_pre_hooks
     assert not layer.self_attention.core_attention._forward_pre_hooks
+
+
+def test_experts_are_seen_in_the_first_layer_that_has_some_and_are_no_mlp():
+    dense, moe = Layer(recomputes=False), Layer(recomputes=False)
+    dense.mlp, moe.mlp = Attention(), torch.nn.Module()
+    moe.mlp.router = Attention()
+    found = watch.LayerWatch([dense, moe, Layer(recomputes=True)])
+    x = torch.ones(16, 1, 8, requires_grad=True)
+    dense.mlp(dense(hidden_states=x))
+    checkpoint(moe.mlp.router, moe(hidden_states=x), use_reentrant=True)
+    assert found.recomputed() == Recomputed("selective", ("moe",))
 
 
 @pytest.mark.parametrize(("tokens", "split"), [(16, True), (32, False)])
 def test_the_tokens_between_layers_show_whether_ranks_split_them(tensor_ranks, tokens, split):
     layer = Layer(recomputes=False)
-    found = watch.LayerWatch(layer)
+    found = watch.LayerWatch([layer])
     assert found.sequence_parallel(32) is None
     layer((torch.ones(tokens, 1, 8), torch.ones(tokens, 1, 8))[0])
     assert found.sequence_parallel(32) is split

@@ -300,7 +300,7 @@ TRAITS: Mapping[str, Trait] = {
     ),
     "recompute": Trait(
         name="recompute",
-        value=lambda run: run.recompute,
+        value=lambda run: run.recompute_words,
         words="recompute {}",
         effect="list",
         why="A setting: memory for time.",

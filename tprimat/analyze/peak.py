@@ -159,7 +159,7 @@ def _settings(run: RunRecord) -> dict[str, object]:
         "sequence": run.sequence_tokens,
         "GBS": run.global_batch_sequences,
         "MBS": run.micro_batch_sequences,
-        "recompute": run.recompute,
+        "recompute": run.recompute_words,
     }
 
 

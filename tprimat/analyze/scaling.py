@@ -184,7 +184,7 @@ def _same_job(group: Group) -> tuple[object, ...]:
     run = group.run
     shape = None if run.shape is None else replace(run.shape, source=None)
     machine = (accelerator_name(run), run.clock)
-    return (run.model, run.size, shape, *machine, run.engine, run.matmul_dtype, run.sequence_tokens, run.recompute)
+    return (run.model, run.size, shape, *machine, run.engine, run.matmul_dtype, run.sequence_tokens, run.recompute_words)
 
 
 def _series_of_equal_work(groups: Sequence[Group], key: Key) -> list[tuple[Series, list[Group]]]:

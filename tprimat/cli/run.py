@@ -344,12 +344,12 @@ def _show_plans(session: "Session", *, as_json: bool) -> int:
     for plan in session.plans:
         command = command_shown(plan)
         variables = [f"{name}={shlex.quote(value)}" for name, value in shown_environment(command.environment, plan).items()]
-        batch = plan.batch
+        batch, recompute = plan.batch, " ".join([plan.recompute, *plan.recompute_modules])
         print(f"{plan.model} ({plan.shape.name}) on {plan.platform}, engine {plan.engine}: {plan.engine_reason}")
         print(announcement(plan))
         print(
             f"Workload: {plan.steps} steps of {batch.global_batch_sequences} x {batch.sequence_tokens} tokens, micro-batch "
-            f"{batch.micro_batch_sequences}, {plan.precision}, recompute {plan.recompute}, data {plan.dataset}"
+            f"{batch.micro_batch_sequences}, {plan.precision}, recompute {recompute}, data {plan.dataset}"
         )
         print("Command: " + Redactor().secrets(" ".join([*variables, shlex.join(command.argv)])) + "\n")
     show_checks(checks)

@@ -16,6 +16,8 @@ from tprimat.facts.rows import RefuseUnknownKeys
 
 Precision = Literal["bf16", "fp8", "fp32"]
 Recompute = Literal["none", "selective", "full"]
+RecomputeModule = Literal["core_attn", "layernorm", "mlp", "moe", "shared_experts", "mla_up_proj"]
+"""Megatron-Core's names."""
 PrimusLauncher = Literal["direct", "container", "slurm", "script"]
 Scalar = bool | int | float | str | None
 Size = Literal["full", "tiny"]
@@ -241,15 +243,39 @@ class PrimusOptions(RefuseUnknownKeys):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NemoOptions(RefuseUnknownKeys):
+    """What NVIDIA's tuned recipes change in a plain one, under NeMo's own names. None: as the recipe has it.
+
+    The losses change slightly with grad_reduce_in_fp32 and cross_entropy_fusion_impl.
+    """
+
+    cross_entropy_fusion_impl: Literal["native", "te"] | None = None
+    """native: Megatron-Core's, with whole logits in fp32. te: Transformer Engine's, which writes the gradient over the logits."""
+    grad_reduce_in_fp32: Flag | None = None
+    """Keep and reduce gradients in fp32; false: in bf16, half the memory and half the traffic."""
+    overlap_grad_reduce: Flag | None = None
+    """Reduce gradients between replicas during the backward pass."""
+    overlap_param_gather: Flag | None = None
+    """Gather updated weights during the next forward pass; needs overlap_grad_reduce."""
+    tp_comm_overlap: Flag | None = None
+    """Exchange between tensor ranks during matrix products, by Transformer Engine; needs sequence parallelism."""
+    enable_cuda_graph: Flag | None = None
+    """Launch each layer as one CUDA graph, by Transformer Engine's random numbers; without recomputation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlatformOptimizations(RefuseUnknownKeys):
     """Choices that differ between platforms."""
 
     precision: Precision = "bf16"
     recompute: Recompute = "none"
+    recompute_modules: Annotated[tuple[RecomputeModule, ...], Field(min_length=1)] | None = None
+    """What recompute: selective computes again; None: core_attn."""
     engine_options: EngineOptions = field(default_factory=EngineOptions)
     environment: dict[Variable, str] = field(default_factory=dict)
     """Variables for the framework's processes, such as NCCL_*."""
     primus: PrimusOptions = field(default_factory=PrimusOptions)
+    nemo: NemoOptions = field(default_factory=NemoOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

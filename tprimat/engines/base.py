@@ -4,7 +4,7 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -56,7 +56,7 @@ class Settings:
     shape: ModelShape
     layout: Layout
     options: Mapping[str, Any]
-    """Switches of the embedded engine; from a record as they were resolved."""
+    """Switches of the engine; from a record as they were resolved."""
     transformer_engine: bool | None
     """Whether Transformer Engine's layers run; None: not known yet."""
 
@@ -107,6 +107,10 @@ class Engine(ABC):
         Raises:
             UserError: the plan cannot be expressed; `refusal` reports it earlier.
         """
+
+    def options(self, plan: RunPlan) -> dict[str, Any]:
+        """Return the switches of this engine in a plan."""
+        return asdict(plan.engine_options)
 
     def implementation(self, settings: Settings) -> Implementation | None:
         """Return how the engine's layers use memory on a GPU, for predictions; None: not known."""

@@ -31,6 +31,7 @@ class EmbeddedEngine(WorkerEngine):
             _refuse_experts(plan, where)
             or _refuse_repeated_tokens(plan, where)
             or _refuse_fp8(plan, where)
+            or _refuse_recomputation(plan, where)
             or _refuse_bf16_states(plan, where)
             or _refuse_transformer_engine(plan, where)
         )
@@ -106,6 +107,16 @@ def _fp8_dimensions(plan: RunPlan) -> Iterator[tuple[str, int]]:
             yield f"{matrix.name}: a dimension", size // (plan.layout.tensor if matrix.split == side else 1)
     if isinstance(plan.batch.micro_batch_sequences, int):
         yield "A micro-batch", plan.batch.micro_batch_sequences * plan.batch.sequence_tokens // plan.layout.context
+
+
+def _refuse_recomputation(plan: RunPlan, where: Where) -> ConfigError | None:
+    """Refuse to recompute norms apart from the products that need more of them than their output."""
+    if plan.engine_options.layers != "local" or plan.precision != "fp8" or "layernorm" not in plan.recompute_modules:
+        return None
+    what = "The embedded engine's own layers cannot recompute layernorm in fp8."
+    place = where("platform_optimizations", plan.platform, "recompute_modules")
+    why = "Products in 8 bits need the norm's output together with its rows' maxima."
+    return ConfigError(what, where=place, why=why, fix="recompute_modules: [mlp], or recompute: full")
 
 
 def _refuse_bf16_states(plan: RunPlan, where: Where) -> ConfigError | None:

@@ -6,9 +6,9 @@ A recipe is a kind of model whose dimensions can be set; its kind of layer canno
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tprimat.engines.base import (
     Availability,
@@ -20,7 +20,7 @@ from tprimat.engines.base import (
     refuse_bf16_states,
     refuse_search,
 )
-from tprimat.errors import LaunchError, UserError
+from tprimat.errors import ConfigError, LaunchError, UserError
 from tprimat.facts.models import ModelShape
 from tprimat.plan.schema import PlatformName, RunPlan
 from tprimat.predict.workload import NEMO_ON_TORCH, Implementation
@@ -71,17 +71,32 @@ class NemoEngine(WorkerEngine):
             refuse_bf16_states(self.name, plan, where)
             or refuse_search(plan, where, why="NeMo's recipes have no search for it.", fix=fix)
             or inexpressible(plan)
+            or _contradicting_options(plan, where)
         ):
             return refused
         refused_without = without_transformer_engine(plan)
         return refused_without if refused_without and not can_import(f"{TRANSFORMER_ENGINE}.pytorch") else None
 
+    def options(self, plan: RunPlan) -> dict[str, Any]:
+        """Return NeMo's own."""
+        return asdict(plan.nemo)
+
     def implementation(self, settings: Settings) -> Implementation | None:
         """Tell Transformer Engine's layers from torch's; Qwen's recipe leaves the fused activation off (Qwen2Config)."""
         fused = not settings.shape.name.startswith("qwen")
-        if settings.transformer_engine is False or not is_installed(TRANSFORMER_ENGINE):
-            return replace(NEMO_ON_TORCH, fused_activation=fused)
-        return replace(TRANSFORMER_ENGINE_LAYERS, loss="in_place", fused_activation=fused)
+        code = replace(
+            NEMO_ON_TORCH, fused_activation=fused, reduces_in_fp32=settings.options.get("grad_reduce_in_fp32") is not False
+        )
+        known = settings.transformer_engine
+        if not (is_installed(TRANSFORMER_ENGINE) if known is None else known):
+            return code
+        in_place = settings.options.get("cross_entropy_fusion_impl") == "te"
+        return replace(
+            TRANSFORMER_ENGINE_LAYERS,
+            loss="in_place" if in_place else code.loss,
+            fused_activation=fused,
+            reduces_in_fp32=code.reduces_in_fp32,
+        )
 
 
 def missing_modules() -> list[str]:
@@ -152,6 +167,32 @@ def _missing_of_experts(shape: ModelShape, recipe: str) -> Iterator[str]:
         yield f"router_score: {shape.router_score}, router_normalized: {str(shape.router_normalized).lower()}"
 
 
+def _contradicting_options(plan: RunPlan, where: Where) -> ConfigError | None:
+    """Say which option of NeMo's would be ignored, or stop NeMo after its start; None: none."""
+    options = plan.nemo
+
+    def refused(name: str, why: str, fix: str) -> ConfigError:
+        place = where("platform_optimizations", plan.platform, "nemo", name)
+        return ConfigError(f"{name} is {str(getattr(options, name)).lower()}.", where=place, why=why, fix=fix)
+
+    if options.tp_comm_overlap and not (plan.layout.tensor > 1 and plan.layout.sequence_parallel):
+        why = f"NeMo ignores it without tensor and sequence parallelism; this layout has TP{plan.layout.tensor}."
+        return refused("tp_comm_overlap", why, "tp_comm_overlap: null, or --tp 2")
+    if options.enable_cuda_graph and plan.recompute != "none":
+        why = f"Megatron-Core has no CUDA graphs with recomputation, and recompute is {plan.recompute}."
+        return refused("enable_cuda_graph", why, "enable_cuda_graph: null, or recompute: none")
+    if options.grad_reduce_in_fp32 is False and plan.precision == "fp32":
+        why = "Gradients have the dtype of the weights, which is fp32."
+        return refused("grad_reduce_in_fp32", why, "grad_reduce_in_fp32: null, or --precision bf16")
+    if options.overlap_param_gather and not options.overlap_grad_reduce:
+        why = "It needs overlap_grad_reduce, which is not true."
+        return refused("overlap_param_gather", why, "overlap_grad_reduce: true beside it")
+    if options.overlap_grad_reduce is False and options.overlap_param_gather is None:
+        why = "The recipe may overlap the gathering of weights, which needs it."
+        return refused("overlap_grad_reduce", why, "overlap_param_gather: false beside it")
+    return None
+
+
 def without_transformer_engine(plan: RunPlan) -> LaunchError | None:
     """Say why NeMo cannot run the plan without a working Transformer Engine; None: it can."""
     if plan.precision == "fp8":
@@ -167,6 +208,19 @@ def without_transformer_engine(plan: RunPlan) -> LaunchError | None:
             why="Attention over ranks (context parallelism) is Transformer Engine's.",
             fix=f"context_parallel_size: 1, or {INSTALL_TRANSFORMER_ENGINE}",
         )
+    for name, asked in (
+        ("cross_entropy_fusion_impl", plan.nemo.cross_entropy_fusion_impl == "te"),
+        ("tp_comm_overlap", plan.nemo.tp_comm_overlap),
+        ("enable_cuda_graph", plan.nemo.enable_cuda_graph),
+    ):
+        if asked:
+            value = str(getattr(plan.nemo, name)).lower()
+            return LaunchError(
+                f"{name} is {value}, and Transformer Engine is not installed here, or does not import.",
+                where=f"platform_optimizations.{plan.platform}.nemo.{name}",
+                why="It is a part of Transformer Engine.",
+                fix=f"{name}: null, or {INSTALL_TRANSFORMER_ENGINE}",
+            )
     return None
 
 

@@ -187,6 +187,13 @@ def refuse_unsupported(plan: RunPlan) -> None:
         raise LaunchError(f"The engine primus trains on mock data, not on {plan.dataset}.", where="--data", fix="--data mock")
     if plan.profiling.enabled:
         raise LaunchError("The engine primus does not profile.", where="profiling.enabled", fix="--engine megatron")
+    if plan.recompute_modules not in {(), ("core_attn",)}:
+        raise LaunchError(
+            f"The engine primus is not told to recompute {', '.join(plan.recompute_modules)}.",
+            where="platform_optimizations.amd.recompute_modules",
+            why="Its log does not say which modules it recomputed.",
+            fix="recompute_modules: null, or recompute: full, or --engine megatron",
+        )
 
 
 def experiment(plan: RunPlan) -> dict[str, object]:

@@ -26,7 +26,7 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import clip_grads
 from megatron.core.optimizer.optimizer import MegatronOptimizer
-from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
+from megatron.core.tensor_parallel import CheckpointWithoutOutput, ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from megatron.core.tensor_parallel import random as megatron_random
 from megatron.core.transformer import multi_latent_attention
 from megatron.core.transformer.attention import SelfAttention
@@ -214,6 +214,14 @@ def do_without_te_in_latent_attention() -> None:
         raise changed("megatron-core", "multi_latent_attention.HAVE_TE", "has another kind of flag")
     if not isinstance(getattr(multi_latent_attention, "TELinear", None), type):
         multi_latent_attention.HAVE_TE = False
+
+
+def recompute_norms_without_fp8() -> None:
+    """Let Megatron recompute norms without Transformer Engine: its default for "no fp8" is False, and it tests for None."""
+    begin = require("megatron-core", CheckpointWithoutOutput, "__init__", ("self", "fp8"))
+    if begin.__defaults__ not in {(False,), (None,)}:
+        raise changed("megatron-core", "CheckpointWithoutOutput", "has other defaults")
+    begin.__defaults__ = (None,)
 
 
 def replace_set_cuda_rng_state(replacement: Callable[..., None]) -> None:

@@ -25,6 +25,7 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
     """Return evidence of a running module. Every rank must call it: the parameter count is summed over all of them."""
     seen, (compiled, from_cache) = module.observed, compiled_graphs()
     parameter = next(module.chunks[0].parameters())
+    again = module.watch.recomputed(module.device)
     evidence = replace(
         parallel_sizes(),
         sequence_parallel=module.watch.sequence_parallel(seen.sequence_tokens) if seen else None,
@@ -36,7 +37,8 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
         matmul_dtype=_matmul_dtype(module, parameter.dtype),
         gradient_dtype=dtype_name(parameter.main_grad.dtype),
         parameters=count_parameters(module.chunk_parameters(), module.device),
-        recompute=module.watch.recompute,
+        recompute=again.recompute if again else None,
+        recompute_modules=again.modules if again else None,
         routing=routing_of(module.config),
         attention=attention_backend(module),
         transformer_engine=bool(transformer_engine.te_modules(module.chunks)),

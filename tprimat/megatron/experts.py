@@ -26,6 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.tensor_parallel import checkpoint
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.module import MegatronModule
@@ -316,6 +317,8 @@ class ExpertsLayer(MegatronModule):  # type: ignore[misc]
             fused_wgrad=config.gradient_accumulation_fusion,
             compile_regions=compile_regions,
         )
+        self.recomputed = set(config.recompute_modules) if config.recompute_granularity == "selective" else set()
+        """Megatron's names of what the backward pass computes again."""
         self.counts: list[Tensor] = []
         """Of each forward pass in this step: this rank's rows for each of all experts."""
 
@@ -325,13 +328,22 @@ class ExpertsLayer(MegatronModule):  # type: ignore[misc]
 
     def forward(self, hidden: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
         """Pass each token through its experts; shape (tokens of this rank, sequences, hidden) in and out."""
+        if "moe" in self.recomputed:
+            return checkpoint(self._through_experts, False, hidden), None
+        return self._through_experts(hidden), None
+
+    def _through_experts(self, hidden: Tensor) -> Tensor:
         group = parallel_state.get_expert_model_parallel_group()
         with torch.profiler.record_function("moe_router"):
             routing = self.router(hidden)
             exchange = Exchange(routing, group, self.experts.linear_fc1.weight.shape[0], self.how)
         if torch.is_grad_enabled():
             self.counts.append(routing.counts)
-        shared = None if self.shared_experts is None else self.shared_experts(hidden)[0]
+        shared = None
+        if self.shared_experts is not None and "shared_experts" in self.recomputed:
+            shared = checkpoint(self.shared_experts, False, hidden)[0]
+        elif self.shared_experts is not None:
+            shared = self.shared_experts(hidden)[0]
         matrices = self.experts.linear_fc1(), self.experts.linear_fc2()
         out = RoutedExperts.apply(exchange, hidden.flatten(0, 1), routing.weights, *matrices).view_as(hidden)  # type: ignore[no-untyped-call]
-        return out if shared is None else out + shared, None
+        return out if shared is None else out + shared  # type: ignore[no-any-return]

@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from megatron.core import tensor_parallel
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.tensor_parallel import CheckpointWithoutOutput
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.module import MegatronModule
@@ -94,17 +96,41 @@ class FusedLayer(TransformerLayer):  # type: ignore[misc]
     defers_residual_add = False
     """Whether the next layer computes the sum at the end of this one, together with its first norm."""
 
+    def _sum_and_norm(self, norm: SumRMSNorm, *summands: Tensor) -> tuple[Tensor, Tensor, CheckpointWithoutOutput | None]:
+        """Return the sum, the same normalised, and what drops the latter after its use where it is recomputed.
+
+        The norm is called as a module, so that hooks which wait for gathered weights fire.
+        """
+        if not self.recompute_input_layernorm:
+            return *norm(*summands), None
+        stream = summands[0] if len(summands) == 1 else summands[0] + summands[1]
+        dropped = CheckpointWithoutOutput()
+        return stream, dropped.checkpoint(lambda x: norm(x)[1], stream), dropped
+
     def forward(
         self, hidden_states: Tensor | DeferredSum, attention_mask: Tensor | None = None, **_: Any
     ) -> tuple[Tensor | DeferredSum, None]:
         """Attention and feed-forward block, each around the residual stream; shape (tokens, sequences, hidden) in and out."""
         summands = hidden_states if isinstance(hidden_states, tuple) else (hidden_states,)
-        # Called as modules, so that hooks which wait for gathered weights fire.
-        stream, normed = self.input_layernorm(*summands)
+        stream, normed, dropped = self._sum_and_norm(self.input_layernorm, *summands)
         attention, _none = self.self_attention(normed, attention_mask=attention_mask)
-        stream, normed = self.pre_mlp_layernorm(attention, stream)
-        feed_forward, _none = self.mlp(normed)
+        if dropped:
+            dropped.discard_output_and_register_recompute(attention)
+        stream, normed, dropped = self._sum_and_norm(self.pre_mlp_layernorm, attention, stream)
+        if self.recompute_mlp:
+            feed_forward, _none = tensor_parallel.checkpoint(self.mlp, False, normed)
+        else:
+            feed_forward, _none = self.mlp(normed)
+        if dropped:
+            dropped.discard_output_and_register_recompute(feed_forward)
         return (feed_forward, stream) if self.defers_residual_add else feed_forward + stream, None
+
+
+def tell_experts_from_mlp(model: GPTModel) -> None:
+    """Keep Megatron from recomputing our experts as an mlp, since it knows only its own class of them; see ExpertsLayer."""
+    for layer in model.decoder.layers:
+        if isinstance(layer.mlp, ExpertsLayer):
+            layer.recompute_mlp = False
 
 
 def defer_residual_add(model: GPTModel) -> None:
@@ -278,6 +304,7 @@ def block_spec(
     norm: type[torch.nn.Module] = LayerNorm
     if shape.norm == "rmsnorm":
         norm = CompiledRMSNorm if made_of.compile_regions else RMSNorm
+    compat.recompute_norms_without_fp8()
     kinds = expert_layers(config, shape, virtual_stage)
     specs = {experts: _layer_spec(shape, norm, made_of, experts=experts) for experts in set(kinds)}
     return TransformerBlockSubmodules(layer_specs=[specs[kind] for kind in kinds], layer_norm=norm)

@@ -20,7 +20,7 @@ from tprimat.facts.models import ModelShape, RopeScaling, padded_vocabulary
 from tprimat.megatron import transformer_engine
 from tprimat.megatron.attention import Rotation
 from tprimat.megatron.fp8 import Fp8Products
-from tprimat.megatron.layers import Parts, block_spec, defer_residual_add, expert_layers
+from tprimat.megatron.layers import Parts, block_spec, defer_residual_add, expert_layers, tell_experts_from_mlp
 from tprimat.megatron.linear import ColumnLinear, NativeProducts, RowLinear, linear_types
 from tprimat.megatron.loss import ChunkedLossModel
 from tprimat.megatron.options import ResolvedOptions
@@ -130,7 +130,7 @@ def _recompute(plan: RunPlan) -> dict[str, Any]:
     if plan.recompute == "full":
         return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     if plan.recompute == "selective":
-        return {"recompute_granularity": "selective"}
+        return {"recompute_granularity": "selective", "recompute_modules": list(plan.recompute_modules) or None}
     return {}
 
 
@@ -220,6 +220,7 @@ def _build_chunk(plan: RunPlan, config: TransformerConfig, options: ResolvedOpti
     if options.layers == "transformer_engine":
         watch_routers(model)
     defer_residual_add(model)
+    tell_experts_from_mlp(model)
     _initialize(model, config, plan.seed, get_transformer_layer_offset(config, vp_stage=virtual_stage))
     return model
 

@@ -91,7 +91,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
             # Only the first chunk's buckets overlap from the start: Megatron-LM does the same under virtual pipelining.
             self.chunks.append(DistributedDataParallel(self.config, ddp, model, disable_bucketing=number > 0))
             self.overwritten.append(overwritten_weights(self.chunks[-1]))
-        self.watch = LayerWatch(next(part for part in self.chunks[0].modules() if isinstance(part, TransformerLayer)))
+        self.watch = LayerWatch([part for chunk in self.chunks for part in chunk.modules() if isinstance(part, TransformerLayer)])
         startup.reached("model_built")
 
     def chunk_parameters(self) -> Iterator[torch.nn.Parameter]:

@@ -1,45 +1,96 @@
-"""What the first call of a rank's first layer shows: whether it is recomputed, and how its tokens are split.
+"""What the first calls of a rank's layers show: what is recomputed, and how tokens are split.
 
 A configuration says what was asked for. Recomputation runs the forward pass once without gradients, and sequence parallelism
 gives each tensor rank its share of the tokens between the layers: both are seen in the running modules.
 """
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
+PLACES: Mapping[str, str] = {
+    "core_attn": "self_attention.core_attention",
+    "layernorm": "pre_mlp_layernorm",
+    "mla_up_proj": "self_attention.linear_kv_up_proj",
+    "mlp": "mlp",
+    "moe": "mlp.router",
+    "shared_experts": "mlp.shared_experts",
+}
+"""Megatron's name of what selective recomputation computes again -> a module inside it, of a layer."""
+LAYER = "layer"
+NOT_SEEN, KEPT, RECOMPUTED = -1, 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """What the backward pass computes again."""
+
+    recompute: Literal["none", "selective", "full"]
+    modules: tuple[str, ...] | None
+    """Under selective, Megatron's names in alphabetical order."""
+
 
 class LayerWatch:
-    """Observes the first forward pass of a transformer layer, then removes itself."""
+    """Observes the first forward pass of a rank's first layer, and of the first with experts; its hooks remove themselves."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layers: Sequence[Any]) -> None:
         self._stream_tokens: int | None = None
-        self._keeps_layer: bool | None = None
-        self._keeps_attention: bool | None = None
-        self._on_layer = layer.register_forward_pre_hook(self._see_layer, with_kwargs=True)
-        self._on_attention = layer.self_attention.core_attention.register_forward_pre_hook(self._see_attention)
+        self._seen = dict.fromkeys((LAYER, *PLACES), NOT_SEEN)
+        first = layers[0]
+        with_experts = [layer for layer in layers if has_router(layer)][:1]
+        self._on_layer = first.register_forward_pre_hook(self._see_layer, with_kwargs=True)
+        for layer in {id(layer): layer for layer in (first, *with_experts)}.values():
+            for name in PLACES:
+                self._watch(name, layer)
+
+    def _watch(self, name: str, layer: Any) -> None:
+        """Hook into a module of a layer, if the layer has it; an mlp with a router is none."""
+        try:
+            module = attrgetter(PLACES[name])(layer)
+        except AttributeError:
+            return
+        if isinstance(module, torch.nn.Module) and not (name == "mlp" and has_router(layer)):
+            hooks: list[Any] = []
+            hooks.append(module.register_forward_pre_hook(partial(self._see_module, name, hooks)))
 
     def _see_layer(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         stream = args[0] if args else kwargs["hidden_states"]
         first: Tensor = stream[0] if isinstance(stream, tuple) else stream
         self._stream_tokens = first.shape[0]
-        self._keeps_layer = torch.is_grad_enabled()
+        self._seen[LAYER] = KEPT if torch.is_grad_enabled() else RECOMPUTED
         self._on_layer.remove()
 
-    def _see_attention(self, *_: Any) -> None:
-        self._keeps_attention = torch.is_grad_enabled()
-        self._on_attention.remove()
+    def _see_module(self, name: str, hooks: list[Any], *_: Any) -> None:
+        self._seen[name] = max(self._seen[name], KEPT if torch.is_grad_enabled() else RECOMPUTED)
+        hooks.pop().remove()
 
-    @property
-    def recompute(self) -> Literal["none", "selective", "full"] | None:
-        """What the backward pass computes again; None before the first step."""
-        if self._keeps_layer is None or self._keeps_attention is None:
+    def recomputed(self, device: torch.device | None = None) -> Recomputed | None:
+        """Return what the backward pass computes again; None before the first step.
+
+        Args:
+            device: of a tensor for all ranks, which must then all call this, since a stage may lack a kind of layer; None asks
+                this rank alone.
+        """
+        seen = self._seen
+        if device is not None:
+            everywhere = torch.tensor(list(seen.values()), device=device)
+            dist.all_reduce(everywhere, op=dist.ReduceOp.MAX)
+            seen = dict(zip(seen, everywhere.tolist(), strict=True))
+        if seen[LAYER] == NOT_SEEN:
             return None
-        if not self._keeps_layer:
-            return "full"
-        return "none" if self._keeps_attention else "selective"
+        if seen[LAYER] == RECOMPUTED:
+            return Recomputed("full", None)
+        again = tuple(name for name in PLACES if seen[name] == RECOMPUTED)
+        if "moe" in again:  # the shared experts are inside
+            again = tuple(name for name in again if name != "shared_experts")
+        return Recomputed("selective", again) if again else Recomputed("none", None)
 
     def sequence_parallel(self, sequence_tokens: int) -> bool | None:
         """Return whether tensor ranks split the tokens between the layers; None before the first step.
@@ -52,3 +103,8 @@ class LayerWatch:
         ranks: int = parallel_state.get_tensor_model_parallel_world_size()
         own: int = sequence_tokens // parallel_state.get_context_parallel_world_size()
         return ranks > 1 and self._stream_tokens * ranks == own
+
+
+def has_router(layer: Any) -> bool:
+    """Whether a layer has experts."""
+    return hasattr(getattr(layer, "mlp", None), "router")

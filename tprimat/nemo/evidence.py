@@ -58,7 +58,7 @@ class FirstBatchHook:
         """Hook into the model of a running strategy; the first micro-batch removes the hook."""
         model = _gpt_models(strategy)[0]
         self._hook = model.register_forward_pre_hook(self._observe, with_kwargs=True)
-        self.layer = LayerWatch(model.decoder.layers[0])
+        self.layer = LayerWatch([layer for chunk in _gpt_models(strategy) for layer in chunk.decoder.layers])
 
     def _observe(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tokens = args[0] if args else kwargs.get("input_ids")
@@ -77,6 +77,7 @@ def observe(trainer: Any, watch: FirstBatchHook, plan: RunPlan, here: Environmen
     parameters = [parameter for model in models for parameter in model.parameters()]
     first, seen, layer = parameters[0], watch.seen, watch.layer
     fused = te_modules(models)
+    again = layer.recomputed(strategy.root_device) if layer else None
     evidence = replace(
         parallel_sizes(),
         sequence_parallel=layer.sequence_parallel(seen.sequence_tokens) if seen and layer else None,
@@ -88,7 +89,8 @@ def observe(trainer: Any, watch: FirstBatchHook, plan: RunPlan, here: Environmen
         matmul_dtype=_matmul_dtype(fused, first.dtype, asked=plan.precision == "fp8"),
         gradient_dtype=dtype_name(first.main_grad.dtype),
         parameters=count_parameters(parameters, strategy.root_device),
-        recompute=layer.recompute if layer else None,
+        recompute=again.recompute if again else None,
+        recompute_modules=again.modules if again else None,
         routing=routing_of(models[0].config),
         attention="Transformer Engine" if fused else "torch scaled_dot_product_attention",
         transformer_engine=bool(fused),
@@ -98,6 +100,20 @@ def observe(trainer: Any, watch: FirstBatchHook, plan: RunPlan, here: Environmen
         notes=_notes(here),
     )
     return graded(evidence, {"routing": "resolved"})
+
+
+def running_options(trainer: Any) -> dict[str, Any]:
+    """Return the options of NeMo's that run, under their names, read from the built model and from the wrappers of its chunks."""
+    model = _gpt_models(trainer.strategy)[0]
+    config, replicas = model.config, trainer.strategy.megatron_parallel[0].ddp_config
+    return {
+        "cross_entropy_fusion_impl": config.cross_entropy_fusion_impl if config.cross_entropy_loss_fusion else None,
+        "grad_reduce_in_fp32": replicas.grad_reduce_in_fp32,
+        "overlap_grad_reduce": replicas.overlap_grad_reduce,
+        "overlap_param_gather": replicas.overlap_param_gather,
+        "tp_comm_overlap": config.tp_comm_overlap,
+        "enable_cuda_graph": config.cuda_graph_impl != "none",
+    }
 
 
 def _matmul_dtype(fused: list[Any], weights: torch.dtype, *, asked: bool) -> str | None:

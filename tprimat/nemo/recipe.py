@@ -11,12 +11,14 @@ from typing import Any
 import lightning.pytorch
 import nemo_run
 import torch
+from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from nemo.collections.common.tokenizers.null_tokenizer import NullTokenizer
 from nemo.collections.llm.gpt.data.mock import MockDataModule
 from nemo.collections.llm.recipes.precision import mixed_precision
 from nemo.core.optim.lr_scheduler import PolynomialDecayAnnealing
+from nemo.lightning.pytorch.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback
 from nemo.lightning.pytorch.optim import lr_scheduler
 from nemo.lightning.pytorch.optim.base import LRSchedulerModule
 from nemo.lightning.pytorch.plugins import MegatronDataSampler, MegatronMixedPrecision
@@ -29,7 +31,7 @@ from tprimat.facts.models import ModelShape
 from tprimat.megatron.layers import Parts, block_spec
 from tprimat.nemo import compat
 from tprimat.nemo.availability import pretrain_recipe
-from tprimat.plan.schema import RunPlan
+from tprimat.plan.schema import NemoOptions, RunPlan
 from tprimat.train.data import Sequences, open_sequences
 
 
@@ -261,6 +263,7 @@ def build_recipe(plan: RunPlan, here: Environment, callbacks: Sequence[Any] = ()
     check_model_kind(recipe.model.config, plan)
     recipe.trainer.plugins = _precision(plan)
     _set_parallelism(recipe.trainer.strategy, plan, here)
+    _set_options(recipe, plan.nemo)
     _set_model(recipe.model.config, plan)
     _set_data(recipe, plan, here)
     _set_optimizer(recipe.optim, plan)
@@ -295,6 +298,37 @@ def _set_parallelism(strategy: Any, plan: RunPlan, here: Environment) -> None:
     strategy.pipeline_dtype = DTYPES[plan.precision] if layout.pipeline > 1 else None
 
 
+def _set_options(recipe: Any, options: NemoOptions) -> None:
+    """Set what the user wants otherwise than the recipe has it; None leaves the recipe's own."""
+    config, strategy = recipe.model.config, recipe.trainer.strategy
+    if options.cross_entropy_fusion_impl is not None:
+        config.cross_entropy_loss_fusion = True
+        config.cross_entropy_fusion_impl = options.cross_entropy_fusion_impl
+    if options.enable_cuda_graph is not None:
+        config.enable_cuda_graph = options.enable_cuda_graph
+        config.use_te_rng_tracker = strategy.use_te_rng_tracker = options.enable_cuda_graph
+    given = {
+        name: value
+        for name in ("grad_reduce_in_fp32", "overlap_grad_reduce", "overlap_param_gather")
+        if (value := getattr(options, name)) is not None
+    }
+    if given and isinstance(getattr(strategy, "ddp", ""), str):  # a word for NeMo's default
+        strategy.ddp = nemo_run.Config(DistributedDataParallelConfig, check_for_nan_in_grad=True)
+    for name, value in given.items():
+        setattr(strategy.ddp, name, value)
+    if options.overlap_param_gather is not None:
+        recipe.optim.config.overlap_param_gather = options.overlap_param_gather
+    if options.grad_reduce_in_fp32 is not None:
+        recipe.trainer.plugins.grad_reduce_in_fp32 = options.grad_reduce_in_fp32
+
+
+def _overlap_of_tensor_ranks(strategy: Any) -> Any:
+    """Return NeMo's callback for it. It would choose the overlap of replicas as well, so it is told what the strategy has."""
+    ddp = getattr(strategy, "ddp", None)
+    kept = {name: bool(getattr(ddp, name, False)) for name in ("overlap_grad_reduce", "overlap_param_gather")}
+    return nemo_run.Config(MegatronCommOverlapCallback, tp_comm_overlap=True, **kept)
+
+
 DTYPES = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp32": torch.float32}
 """Precision -> dtype of weights and of messages between pipeline stages."""
 
@@ -325,6 +359,7 @@ def _set_model(config: Any, plan: RunPlan) -> None:
         config.recompute_num_layers = 1
     else:
         config.recompute_granularity = None if plan.recompute == "none" else "selective"
+        config.recompute_modules = list(plan.recompute_modules) or None
 
 
 def _set_data(recipe: Any, plan: RunPlan, here: Environment) -> None:
@@ -368,7 +403,8 @@ def _set_optimizer(optim: Any, plan: RunPlan) -> None:
 def _set_trainer(recipe: Any, plan: RunPlan, callbacks: Sequence[Any]) -> None:
     trainer = recipe.trainer
     trainer.max_steps = plan.steps
-    trainer.callbacks = [*(getattr(trainer, "callbacks", None) or []), *callbacks]
+    overlap = [_overlap_of_tensor_ranks(trainer.strategy)] if plan.nemo.tp_comm_overlap else []
+    trainer.callbacks = [*(getattr(trainer, "callbacks", None) or []), *overlap, *callbacks]
     trainer.limit_val_batches = 0
     trainer.limit_test_batches = 0
     trainer.num_sanity_val_steps = 0

@@ -1,7 +1,7 @@
 """Train a plan with NeMo 2's own recipe and trainer. Importing this module imports nothing of NeMo."""
 
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,13 +74,20 @@ class NemoCallback(BenchmarkCallback):
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     def _what_runs(self, trainer: Any, _: Any) -> RunRecord:
-        from tprimat.nemo.evidence import observe
+        from tprimat.nemo.evidence import observe, running_options
 
-        evidence = observe(trainer, self.watch, self.plan, self.here)
+        evidence, options = observe(trainer, self.watch, self.plan, self.here), running_options(trainer)
         return replace(
             launched_record(self.plan),
             software=software_versions(),
             matmul_dtype=evidence.matmul_dtype or self.plan.precision,
             evidence=evidence,
-            mismatches=mismatches(self.plan, evidence),
+            engine_options=options,
+            mismatches=(*mismatches(self.plan, evidence), *ignored_options(self.plan, options)),
         )
+
+
+def ignored_options(plan: RunPlan, running: dict[str, Any]) -> tuple[str, ...]:
+    """List the options of NeMo's that were asked for and that do not run: some NeMo turns off with a warning only."""
+    asked = {name: value for name, value in asdict(plan.nemo).items() if value is not None}
+    return tuple(f"{name}: {value} was asked for, {running[name]} ran" for name, value in asked.items() if running[name] != value)

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from typing import TypeVar
 
 from tprimat.config.load import LoadedConfig, absolute_path
-from tprimat.config.schema import ModelConfig, PlatformOptimizations, Routing, Size
+from tprimat.config.schema import ModelConfig, PlatformOptimizations, RecomputeModule, Routing, Size
 from tprimat.errors import ConfigError, MissingLayoutError, UserError
 from tprimat.facts.accelerators import PlatformName
 from tprimat.facts.models import ModelShape, model_shape, tiny
@@ -87,11 +87,13 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
         steps=config.training.duration.max_steps,
         precision=optimizations.precision,
         recompute=optimizations.recompute,
+        recompute_modules=_recompute_modules(loaded, request.platform, shape),
         dataset=_dataset(config.training.data.dataset, request.platform, loaded),
         tokenizer=_tokenizer(config.training.data.tokenizer, loaded),
         seed=config.experiment.seed,
         optimizer=config.training.optimizer,
         engine_options=optimizations.engine_options,
+        nemo=optimizations.nemo,
         profiling=config.profiling,
         environment=optimizations.environment,
         run_directory=request.run_directory,
@@ -118,6 +120,34 @@ def _check_fp8(loaded: LoadedConfig, platform: PlatformName) -> None:
         where = loaded.where("platform_optimizations", platform, "precision")
         why = "No processor multiplies 8-bit floating point; Megatron-Core would silently run another type."
         raise ConfigError("fp8 cannot run on a CPU.", where=where, why=why, fix="--precision bf16 or --precision fp32")
+
+
+NEEDED_BY_MODULES: Mapping[str, tuple[str, str]] = {
+    "moe": ("experts", "experts"),
+    "shared_experts": ("shared_experts", "shared experts"),
+    "mla_up_proj": ("kv_lora_rank", "latent attention"),
+}
+"""Module to recompute -> field of a shape that has it, and in words."""
+
+
+def _recompute_modules(loaded: LoadedConfig, platform: PlatformName, shape: ModelShape) -> tuple[RecomputeModule, ...]:
+    """Return the modules that are computed again, sorted; refuse those that the model lacks, and any without `selective`."""
+    settings = loaded.config.platform_optimizations.get(platform, PlatformOptimizations())
+    asked = settings.recompute_modules
+    where = loaded.where("platform_optimizations", platform, "recompute_modules")
+    if settings.recompute != "selective":
+        if asked is None:
+            return ()
+        what = f"recompute_modules is set, and recompute is {settings.recompute}."
+        raise ConfigError(what, where=where, why="Modules are chosen under selective only.", fix="recompute: selective")
+    for module in asked or ():
+        field, words = NEEDED_BY_MODULES.get(module, ("layers", ""))
+        if not getattr(shape, field):
+            left = [name for name in asked or () if name != module] or ["core_attn"]
+            fix = f"recompute_modules: [{', '.join(left)}]"
+            raise ConfigError(f"recompute_modules has {module}, and {shape.name} has no {words}.", where=where, fix=fix)
+    inside = {"shared_experts"} if "moe" in (asked or ()) else set()
+    return tuple(sorted(set(asked or ("core_attn",)) - inside))
 
 
 def new_run_id(model: str, strategy: str) -> str:

@@ -23,6 +23,7 @@ def first_record(plan: RunPlan, machine: Machine, started_at: str) -> RunRecord:
         engine=plan.engine,
         matmul_dtype=plan.precision,
         recompute=plan.recompute,
+        recompute_modules=plan.recompute_modules,
         tensor_parallel=layout.tensor,
         pipeline_parallel=layout.pipeline,
         virtual_pipeline=layout.virtual_pipeline,
@@ -90,6 +91,8 @@ def _pairs(plan: RunPlan, evidence: Evidence) -> Iterator[tuple[str, object, obj
     yield "tokens a step", batch.tokens_per_step, evidence.tokens_per_step
     yield "matmul dtype", plan.precision, evidence.matmul_dtype
     yield "recompute", plan.recompute, evidence.recompute
+    if plan.recompute_modules and plan.recompute == evidence.recompute and evidence.recompute_modules is not None:
+        yield "recomputed modules", ", ".join(plan.recompute_modules), ", ".join(evidence.recompute_modules)
     if evidence.source == "running_framework":  # a log reports the parameters of one rank
         trained = replace(plan.shape, vocabulary=padded_vocabulary(plan.shape))
         yield "parameters", parameters(trained).total, evidence.parameters

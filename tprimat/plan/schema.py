@@ -8,12 +8,14 @@ from typing import Literal
 from tprimat.config.schema import (
     REMOVED_ENGINE_OPTIONS,
     EngineOptions,
+    NemoOptions,
     OptimizerConfig,
     Precision,
     PrimusLauncher,
     PrimusOptions,
     ProfilingConfig,
     Recompute,
+    RecomputeModule,
     Scalar,
     Size,
 )
@@ -29,6 +31,7 @@ __all__ = [
     "Batch",
     "EngineOptions",
     "Layout",
+    "NemoOptions",
     "PlatformName",
     "PrimusLauncher",
     "PrimusOptions",
@@ -132,12 +135,16 @@ class RunPlan(RefuseUnknownKeys):
     steps: int
     precision: Precision
     recompute: Recompute
+    recompute_modules: tuple[RecomputeModule, ...] = ()
+    """In alphabetical order, under selective; empty otherwise, and in plans from before this field, where it was core_attn."""
     dataset: str
     """mock or text:PATH."""
     tokenizer: str | None
     seed: int
     optimizer: OptimizerConfig
     engine_options: EngineOptions
+    nemo: NemoOptions = field(default_factory=NemoOptions)
+    """For the engine nemo."""
     profiling: ProfilingConfig
     environment: dict[str, str]
     run_directory: str

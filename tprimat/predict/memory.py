@@ -113,7 +113,7 @@ def state_bytes(workload: Workload, weights: Weights) -> dict[Part, int]:
         shards = (workload.replicas, workload.expert_replicas) if workload.distributed_optimizer else (1, 1)
         found = {
             "weights": (2 if low else 4) * weights.total,
-            "gradients": FP32_BYTES * weights.total,
+            "gradients": workload.gradient_bytes * weights.total,
             "optimizer": states * weights.dense // shards[0] + states * weights.experts // shards[1],
         }
     copies = 2 * weights.layer_matrices if workload.precision == "fp8" else 0
@@ -145,6 +145,8 @@ class LayerActivations:
 
     stream: int
     """Inputs of both norms: the residual stream."""
+    norm_statistics: int
+    """One number a row, or two, of both norms."""
     norm_outputs: int
     attention_inputs: int
     """Queries, keys and values."""
@@ -177,7 +179,7 @@ class LayerActivations:
         moe = self.dispatched > 0
         dropped = {
             "core_attn": {"attention_scores"},
-            "layernorm": {"norm_outputs"},
+            "layernorm": {"norm_outputs", "norm_statistics"},
             "mla_up_proj": {"attention_inputs"} if self.latents else set(),
             "mlp": set() if moe else {"hidden", "activated"},
             "moe_act": {"activated"} if moe else set(),
@@ -190,8 +192,8 @@ class LayerActivations:
         """Return the fields that wait in main memory."""
         moe = self.dispatched > 0
         moved = {
-            "attn_norm": {"stream"},
-            "mlp_norm": {"stream"},
+            "attn_norm": {"stream", "norm_statistics"},
+            "mlp_norm": {"stream", "norm_statistics"},
             "qkv_linear": {"norm_outputs"},
             "core_attn": {"attention_inputs", "attention_scores"},
             "attn_proj": {"attention_output"},
@@ -227,7 +229,8 @@ def layer_activations(workload: Workload, *, moe: bool) -> LayerActivations:
     if shape.gated and not code.fused_activation:
         ffn["hidden"] *= 2  # silu(gate) and the shifted other half, besides the two halves
     return LayerActivations(
-        stream=2 * stream + 2 * split * FP32_BYTES * (2 if shape.norm == "layernorm" else 1),
+        stream=2 * stream,
+        norm_statistics=2 * split * FP32_BYTES * (2 if shape.norm == "layernorm" else 1),
         norm_outputs=2 * gathered * shape.hidden * stored,
         attention_inputs=attention_inputs,
         attention_output=output,
@@ -312,6 +315,8 @@ def _dropped(workload: Workload, kept: LayerActivations) -> set[str]:
     """Return the fields of a layer that do not stay on the device between its forward and its backward pass."""
     recompute = workload.recompute
     recomputed = kept.recomputed(recompute.modules) if recompute.granularity == "selective" else set()
+    if workload.implementation.keeps_gathered_inputs and workload.sequence_ranks > 1:
+        recomputed.discard("norm_outputs")  # what is kept is not the norm's output, but that of all tensor ranks
     return recomputed | kept.offloaded(workload.offloaded)
 
 

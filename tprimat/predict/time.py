@@ -135,20 +135,35 @@ def _stage_piece(workload: Workload, rates: Rates, stage: Stage, dense: Piece, m
     return piece
 
 
+MODULES_OF_MATRICES: Mapping[str, tuple[str, ...]] = {
+    "q": ("mla_up_proj",),
+    "q_up": ("mla_up_proj",),
+    "kv_up": ("mla_up_proj",),
+    "mlp_up": ("mlp",),
+    "mlp_down": ("mlp",),
+    "router": ("moe",),
+    "expert_up": ("moe",),
+    "expert_down": ("moe",),
+    "shared_expert_up": ("moe", "shared_experts"),
+    "shared_expert_down": ("moe", "shared_experts"),
+}
+"""Matrix -> the modules with which its product is computed again."""
+
+
 def _layer(workload: Workload, rates: Rates, *, moe: bool) -> Piece:
     shape, dtype = workload.shape, _product_dtype(workload)
     piece = Piece()
     matrices = attention_matrices(shape) + (moe_matrices(shape) if moe else feed_forward_matrices(shape))
     recompute = workload.recompute.granularity == "full"
     for matrix in matrices:
-        piece.products += _products(workload, rates, matrix, dtype, again=recompute)
+        again = workload.recompute.repeats(*MODULES_OF_MATRICES.get(matrix.name, ()))
+        piece.products += _products(workload, rates, matrix, dtype, again=again)
     forward, backward = _attention(workload, rates)
-    again = 1 if workload.recompute.granularity in {"full", "selective"} else 0
-    piece.attention = forward * (1 + again) + backward
+    piece.attention = forward * (1 + workload.recompute.repeats("core_attn")) + backward
     piece.memory = _memory_bytes(workload, matrices, moe=moe, again=recompute) / (rates.region_bandwidth or rates.bandwidth)
     piece.tensor = _tensor_exchange(workload, rates, again=recompute)
     piece.context = _context_exchange(workload, rates, forward)
-    piece.experts = _expert_exchange(workload, rates, again=recompute) if moe else 0.0
+    piece.experts = _expert_exchange(workload, rates, again=workload.recompute.repeats("moe")) if moe else 0.0
     return piece
 
 
@@ -315,7 +330,7 @@ def _replica_exchange(workload: Workload, rates: Rates, weights: Weights, micro_
     scatter = gather = 0.0
     for count, ranks, stride in groups:
         kind = "reduce_scatter" if workload.distributed_optimizer else "all_reduce"
-        scatter += rates.exchange_seconds(kind, 4.0 * count, ranks, stride)
+        scatter += rates.exchange_seconds(kind, float(workload.gradient_bytes) * count, ranks, stride)
         if workload.distributed_optimizer:
             gather += rates.exchange_seconds("all_gather", 2.0 * count, ranks, stride)
     if workload.implementation.shards_weights:

@@ -49,6 +49,8 @@ class Implementation:
     """SwiGLU is one function that keeps its argument; False: torch keeps both factors of the product as well."""
     reuses_dummy_gradients: bool = False
     """Transformer Engine hands autograd one dummy gradient a weight shape and keeps it; others allocate one for each product."""
+    reduces_in_fp32: bool = True
+    """Gradients are kept and reduced in fp32; False: in the dtype of the weights."""
     accumulates_weight_gradients: bool = True
     """Products add to the fp32 gradients directly."""
     fp8_keeps_row_major: bool = False
@@ -79,6 +81,10 @@ class Recompute:
     """uniform: layers between two kept inputs; block: leading layers of each stage or chunk that are recomputed."""
     modules: tuple[str, ...] = ("core_attn",)
     """For selective."""
+
+    def repeats(self, *modules: str) -> bool:
+        """Whether all of a layer is computed again, or any of these modules."""
+        return self.granularity == "full" or (self.granularity == "selective" and any(one in self.modules for one in modules))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +155,11 @@ class Workload:
         return 4 if self.precision == "fp32" else 2
 
     @property
+    def gradient_bytes(self) -> int:
+        """Of a weight's gradient, as it is kept and reduced between replicas."""
+        return 4 if self.implementation.reduces_in_fp32 else self.element_bytes
+
+    @property
     def loss(self) -> Loss:
         """How the loss is computed over this many tensor ranks."""
         code = self.implementation
@@ -179,10 +190,14 @@ def workload_of_plan(plan: RunPlan, implementation: Implementation) -> Workload 
         implementation=implementation,
         expert_tensor=1 if plan.shape.experts else None,
         precision=plan.precision,
-        recompute=Recompute(granularity=plan.recompute),
+        recompute=_recompute(plan.recompute, plan.recompute_modules),
         optimizer_states=plan.engine_options.optimizer_states,
         distributed_optimizer=plan.engine_options.distributed_optimizer,
     )
+
+
+def _recompute(granularity: Literal["none", "selective", "full"], modules: tuple[str, ...]) -> Recompute:
+    return Recompute(granularity=granularity, modules=modules) if modules else Recompute(granularity=granularity)
 
 
 def layout_of_record(run: RunRecord) -> Layout | None:
@@ -219,7 +234,7 @@ def workload_of_record(run: RunRecord, layout: Layout, implementation: Implement
         implementation=implementation,
         expert_tensor=1 if run.shape.experts else None,
         precision=precision,
-        recompute=Recompute(granularity=run.recompute or "none"),
+        recompute=_recompute(run.recompute or "none", run.recompute_modules),
         optimizer_states="bf16" if options.get("optimizer_states") == "bf16" else "fp32",
         distributed_optimizer=options.get("distributed_optimizer") is not False,
     )

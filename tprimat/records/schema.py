@@ -193,6 +193,8 @@ class Evidence(RefuseUnknownKeys):
     parameters: WholeNumber | None = None
     """Over all ranks, each weight counted once."""
     recompute: Literal["none", "selective", "full"] | None = None
+    recompute_modules: tuple[Name, ...] | None = None
+    """Under selective, those of this rank's layers that were computed again, in alphabetical order."""
     routing: Routing | None = None
     """Of tokens to experts; None in a model without any."""
     attention: str | None = None
@@ -257,6 +259,8 @@ class RunRecord(RefuseUnknownKeys):
     matmul_dtype: Name | None
     """What ran, where evidence shows it; otherwise what was requested."""
     recompute: Literal["none", "selective", "full"] | None = None
+    recompute_modules: tuple[Name, ...] = ()
+    """Under selective, in alphabetical order; empty in older records, where it was core_attn."""
     tensor_parallel: Count | None
     pipeline_parallel: Count | None
     virtual_pipeline: Count | None = None
@@ -306,6 +310,13 @@ class RunRecord(RefuseUnknownKeys):
     """Steps that the profiler slowed down by warming up, recording or writing its trace: not a measure of speed."""
     steps_recorded: WholeNumber | None = None
     """Steps that the launcher saw until the run ended: a steps.jsonl of a completed run with fewer has lost some."""
+
+    @property
+    def recompute_words(self) -> str | None:
+        """What is computed again: none, selective, full, or selective of other modules than attention alone."""
+        if self.recompute != "selective" or self.recompute_modules in {(), ("core_attn",)}:
+            return self.recompute
+        return f"selective ({', '.join(self.recompute_modules)})"
 
     @property
     def counts(self) -> bool:

@@ -112,7 +112,7 @@ def _strategy(run: RunRecord) -> str:
 
 
 def _recompute(run: RunRecord) -> str:
-    return "" if run.recompute is None else f"{'no' if run.recompute == 'none' else run.recompute} recompute"
+    return "" if run.recompute is None else f"{'no' if run.recompute == 'none' else run.recompute_words} recompute"
 
 
 def _shape(run: RunRecord) -> str:

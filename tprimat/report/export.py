@@ -111,7 +111,7 @@ COLUMNS: tuple[Column, ...] = (
     _run("sequence_tokens", "tokens in one sequence"),
     _run("tokens_per_step", "tokens in one step, all GPUs", tokens_per_step),
     _run("matmul_dtype", "what the matrix units ran: bf16, fp8, fp32, ..."),
-    _run("recompute", "none, selective or full"),
+    _run("recompute", "none, selective (of which modules, if not of attention alone) or full", lambda run: run.recompute_words),
     _run("routing", "of tokens to experts: natural, or balanced by force"),
     _seen("attention", "as seen in the run"),
     _seen("transformer_engine", "as seen in the run"),

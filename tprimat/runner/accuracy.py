@@ -102,7 +102,7 @@ def _group(run: _Run) -> str:
 
 def _name(run: _Run) -> str:
     work, record = run.workload, run.measured.result.run
-    again = "" if work.recompute.granularity == "none" else f" recompute {work.recompute.granularity}"
+    again = "" if work.recompute.granularity == "none" else f" recompute {record.recompute_words}"
     states = " bf16 states" if work.optimizer_states == "bf16" else ""
     off = [name for name, value in record.engine_options.items() if value is False and name in NAMED_SWITCHES]
     switched = f" without {', '.join(off)}" if off and work.implementation.name == "embedded" else ""

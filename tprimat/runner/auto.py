@@ -82,7 +82,8 @@ def _contenders(request: RunRequest, layouts: Sequence[Candidate], measured: int
 
 def _requested(request: RunRequest, candidate: Candidate, measured: int | None) -> RunRequest:
     work, layout = candidate.workload, candidate.workload.layout
-    recompute = f"platform_optimizations.{request.platform}.recompute={work.recompute.granularity}"
+    own = f"platform_optimizations.{request.platform}.recompute"
+    recompute = (f"{own}={work.recompute.granularity}", f"{own}_modules=null")
     return replace(
         request,
         strategy=None,
@@ -92,7 +93,7 @@ def _requested(request: RunRequest, candidate: Candidate, measured: int | None) 
         cp=layout.context,
         ep=layout.expert,
         micro_batch_size=work.micro_batch,
-        settings=(*request.settings, recompute),
+        settings=(*request.settings, *recompute),
         runs=request.runs if measured is None else ROUNDS,
         steps=request.steps if measured is None or request.steps is not None else BRIEF_STEPS,
     )

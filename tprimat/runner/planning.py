@@ -112,8 +112,9 @@ def candidates_for(plan: RunPlan, accelerator: Accelerator, gpus: int | None = N
 
 
 def _question_of(plan: RunPlan, accelerator: Accelerator) -> Question:
-    settings = Settings(shape=plan.shape, layout=Layout(), options=asdict(plan.engine_options), transformer_engine=None)
-    implementation = engine_named(plan.engine).implementation(settings)
+    engine = engine_named(plan.engine)
+    settings = Settings(shape=plan.shape, layout=Layout(), options=engine.options(plan), transformer_engine=None)
+    implementation = engine.implementation(settings)
     if implementation is None or plan.precision == "fp32":
         what = f"The engine {plan.engine} in {plan.precision} cannot be predicted."
         raise ConfigError(what, where="--plan", fix="--engine megatron --precision bf16")

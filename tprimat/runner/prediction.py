@@ -1,7 +1,7 @@
 """Predict a plan before it runs, from the engine's use of memory and the machine's rates; and name what would fit instead."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from tprimat import units
 from tprimat.engines import MODULES
@@ -27,9 +27,9 @@ EXPANDABLE = ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 def planned_workload(plan: RunPlan) -> Workload | None:
     """Return the workload of a plan on a GPU; None where the engine's use of memory, or the micro-batch, is not known."""
-    options = asdict(plan.engine_options)
-    settings = Settings(shape=plan.shape, layout=plan.layout, options=options, transformer_engine=None)
-    implementation = engine_named(plan.engine).implementation(settings)
+    engine = engine_named(plan.engine)
+    settings = Settings(shape=plan.shape, layout=plan.layout, options=engine.options(plan), transformer_engine=None)
+    implementation = engine.implementation(settings)
     return None if implementation is None else workload_of_plan(plan, implementation)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from planning import ROOT, make_plan
 
+from tprimat.facts.models import model_shape, tiny
 from tprimat.plan.schema import Layout, write_plan
 from tprimat.predict.memory import layer_activations
 from tprimat.predict.workload import EMBEDDED, Workload
@@ -21,6 +22,9 @@ CASES = {
     "mlp": ("llama", 2, {}),
     "core_attn": ("llama", 1, {}),
     "layernorm": ("llama", 1, {}),
+    "norms of queries and keys": ("qwen3-8b", 2, {}),
+    "experts": ("qwen3-30b-a3b", 2, {}),
+    "wider experts": ("mixtral-8x7b", 1, {"expert_ffn": 256}),
 }
 """Model, sequences, and what its tiny shape has otherwise; the name has what is recomputed."""
 MODULES = ("core_attn", "layernorm", "mlp")
@@ -38,7 +42,10 @@ def layers(tmp_path_factory):
     }
     plans = {}
     for name, (model, sequences, changes) in CASES.items():
-        plan = make_plan(folder, model, settings | {"training.data.micro_batch_size": sequences})
+        configured = model if model in {"llama", "qwen"} else "llama"
+        plan = make_plan(folder, configured, settings | {"training.data.micro_batch_size": sequences})
+        if model != configured:
+            plan = replace(plan, shape=tiny(model_shape(model)))
         modules = tuple(module for module in MODULES if module in name)
         recompute = "selective" if modules else "none"
         plans[name] = replace(plan, shape=replace(plan.shape, **changes), recompute=recompute, recompute_modules=modules)
@@ -68,6 +75,7 @@ def test_a_layer_saves_what_is_predicted(layers, name):
         sequence_tokens=plan.batch.sequence_tokens,
         implementation=EMBEDDED,
     )
-    kept = layer_activations(work, moe=False)
+    kept = layer_activations(work, moe=bool(plan.shape.experts))
     mask = 4 if "core_attn" in plan.recompute_modules else 0  # Megatron keeps the kind of mask as a number
-    assert kept.without(kept.recomputed(plan.recompute_modules)) + mask == saved
+    found = kept.without(kept.recomputed(plan.recompute_modules)) + mask
+    assert found == pytest.approx(saved, abs=0.2 * kept.router)  # of a router's small tensors, the loss decides which are kept

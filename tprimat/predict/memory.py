@@ -222,6 +222,8 @@ def layer_activations(workload: Workload, *, moe: bool) -> LayerActivations:
     attention_inputs = tokens * (query + key_values * (layout.context if gathers else 1)) * size
     if code.keeps_joint_projection and shape.kv_lora_rank is None:
         attention_inputs += tokens * (query + keys) * size
+    if shape.qk_norm and not code.keeps_joint_projection and shape.kv_lora_rank is None:
+        attention_inputs += tokens * (query + key_values) * size  # as they were before their norms
     output = tokens * values * size * (2 if gathers else 1)  # the halves of a sequence are attended to apart, and joined
     if workload.precision == "fp8":
         output += tokens * values  # attention keeps its output, the projection an 8-bit copy of it

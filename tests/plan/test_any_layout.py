@@ -67,7 +67,14 @@ def broken_rules(request):
     tensor, pipeline = layout.tensor_model_parallel_size, layout.pipeline_model_parallel_size
     virtual, context = layout.virtual_pipeline_model_parallel_size, layout.context_parallel_size
     replicas, rest = divmod(ranks, tensor * pipeline * context)
-    if rest or any(count % tensor for count in (shape.heads, shape.kv_heads, shape.ffn, padded_vocabulary(shape))):
+    if rest:
+        yield max(
+            (tensor, "layout tensor_model_parallel_size"),
+            (pipeline, "layout pipeline_model_parallel_size"),
+            (context, "layout context_parallel_size"),
+            key=lambda degree: degree[0],
+        )[1]
+    if any(count % tensor for count in (shape.heads, shape.kv_heads, shape.ffn, padded_vocabulary(shape))):
         yield "layout tensor_model_parallel_size"
     if shape.layers % pipeline:
         yield "layout pipeline_model_parallel_size"

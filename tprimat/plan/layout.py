@@ -121,7 +121,8 @@ def _divide_ranks(request: LayoutRequest) -> Layout:
     if world % parts:
         what = f"world size ({world}) is not divisible by {parts}."
         fix = f"--gpus {parts * max(1, world // parts)}, or a strategy with a smaller product"
-        raise LayoutError(what, where=request.where_layout(TENSOR), why=f"{product} ranks hold one replica.", fix=fix)
+        largest = max((TENSOR, PIPELINE, CONTEXT), key=lambda degree: getattr(requested, degree))
+        raise LayoutError(what, where=request.where_layout(largest), why=f"{product} ranks hold one replica.", fix=fix)
     data = world // parts
     if requested.data_parallel_size not in {None, data}:
         raise LayoutError(

@@ -62,7 +62,7 @@ def test_nine_panels_with_figures_counts_and_a_refusal(tmp_path):
     assert "87,933 (n = 1 run, 11 steps)" in words
     assert "43.5 %" in words
     assert any("not compared, different: tokens a step" in text for text in words)
-    assert "Peak throughput: qwen on 8 x MI300X, 87,933 tokens/s, 36.7 % of its matrix peak" in words
+    assert "Peak throughput: qwen on 8 x MI300X in bf16, 87,933 tokens/s, 36.7 % of its matrix peak, 1 run" in words
 
 
 def test_the_default_is_the_png_that_users_know(tmp_path):

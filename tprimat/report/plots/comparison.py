@@ -7,7 +7,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tprimat.analyze.groups import Group
+from tprimat.analyze.compare import rankings
+from tprimat.analyze.groups import Group, Measured
 from tprimat.analyze.published import Neighbourhood
 from tprimat.records.schema import StepRecord
 from tprimat.report.captions import Configuration, Workload, headline, subtitle, workloads
@@ -27,6 +28,7 @@ from tprimat.report.plots.style import (
     wrapped,
 )
 from tprimat.report.tables import plural
+from tprimat.report.winner import open_losses
 from tprimat.units import ABSENT, GIBIBYTE, TERA, percent, seconds, significant
 
 if TYPE_CHECKING:
@@ -127,7 +129,7 @@ def comparison_sheet(comparison: Comparison, published: Sequence[Neighbourhood] 
             _published_panel(published, works, shown),
         ],
         legend=list(shown.items()) if len(shown) > 1 else (),
-        notes=[*notes, *_not_counted(comparison)],
+        notes=[*notes, *_speed_alone(comparison), *not_counted_notes(comparison.not_counted)],
     )
 
 
@@ -137,12 +139,18 @@ def colours(works: Sequence[Workload]) -> dict[str, Look]:
     return looks_of([one.name for rank in ranks for one in rank if one is not None])
 
 
-def _not_counted(comparison: Comparison) -> list[str]:
+def _speed_alone(comparison: Comparison) -> list[str]:
+    found = rankings(comparison.groups, comparison.question)
+    return open_losses([one for ranking in found for one in ranking.against_best if one is not None])
+
+
+def not_counted_notes(not_counted: Sequence[Measured]) -> list[str]:
+    """Name the runs that a picture leaves out, of many the first ones and how many more."""
     named = [
         f"{item.result.run.model} {item.result.run.strategy or run_name(item)} ({item.result.run.outcome.replace('_', ' ')})"
         if item.result.run.outcome != "completed"
         else f"{run_name(item)} ({item.not_counted})"
-        for item in comparison.not_counted
+        for item in not_counted
     ]
     rest = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
     return [f"Not counted: {', '.join(named[:MOST_NAMED])}{rest}."] if named else []

@@ -14,9 +14,10 @@ from tprimat.records.schema import Estimate
 from tprimat.report.captions import Configuration, Workload, headline, subtitle, workloads
 from tprimat.report.catalogue import MATMUL_RATE, MATMUL_SHARE, PEAK_MEMORY, tera
 from tprimat.report.peak import PeakAnalysis, step_time
-from tprimat.report.plots.comparison import MOST_WORKLOADS, colours
+from tprimat.report.plots.comparison import MOST_WORKLOADS, colours, not_counted_notes
 from tprimat.report.plots.sheet import Canvas, Panel, Sheet, draw_sheet, rest_note
 from tprimat.report.plots.style import SMALL, Bar, Look, bars, place_labels, rows_height, thousands
+from tprimat.report.tables import plural
 from tprimat.units import TERA
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ def peak_sheet(analysis: PeakAnalysis) -> Sheet:
         notes += [f"{len(rows) - most} more {what} in the table."] if len(rows) > most else []
     if drawn.rank == "process":
         notes.append("A CPU run shows that a configuration works, not how fast it is: no FLOP/s and no utilization.")
+    notes += not_counted_notes(analysis.not_counted)
     return Sheet(
         headline=[_peak(analysis.peaks[0]), *(headline(works) if len(analysis.entries) > 1 else ())],
         subtitle=subtitle(works),
@@ -119,8 +121,10 @@ def peak_sheet(analysis: PeakAnalysis) -> Sheet:
 
 
 def _peak(best: Entry) -> str:
+    dtype = f" in {best.run.matmul_dtype}" if best.run.matmul_dtype else ""
     share = f", {units.percent(best.utilization.value)} of its matrix peak" if best.utilization else ""
-    return f"Peak throughput: {best.model} on {best.platform}, {units.count(best.tokens_per_second)} tokens/s{share}"
+    rate = f"{units.count(best.tokens_per_second)} tokens/s{share}, {plural(len(best.group.runs), 'run')}"
+    return f"Peak throughput: {best.model} on {best.platform}{dtype}, {rate}"
 
 
 def _scaled(estimate: Estimate | None, factor: float) -> Estimate | None:

@@ -6,11 +6,13 @@ from pathlib import Path
 import numpy as np
 
 from tprimat import units
+from tprimat.analyze.parity import FEWEST_SEEDS
 from tprimat.report.parity import ParityReport, verdict
 from tprimat.report.plots.style import figure, looks, save
 from tprimat.report.tables import plural
 
 SMALL = 8.5
+LOOKS = "mean, interval (95 % for all looks together)"
 CENTRAL = 0.9
 """Share of the differences that the axis shows for sure: early ones may be so large that nothing else could be seen."""
 
@@ -45,14 +47,33 @@ def draw_parity(report: ParityReport, path: Path) -> None:
             [((look.difference.high or 0) - look.difference.value) * 100 for look in shown],
         ]
         differences.errorbar(
-            [look.step for look in shown], centres, yerr=arms, fmt="o", color=second.colour, capsize=3, label="mean and interval"
+            [look.step for look in shown],
+            centres,
+            yerr=arms,
+            fmt="o",
+            color=second.colour,
+            capsize=3,
+            label=LOOKS,
         )
         sizes = [abs(value) * 100 for _, each in parity.differences for value in each if math.isfinite(value)]
         reach = max(4 * margin, 1.2 * float(np.quantile(sizes, CENTRAL)) if sizes else 0.0)
         differences.set_ylim(-reach, reach)
         differences.set(title="Difference of the losses", xlabel="optimizer step", ylabel="% of the reference's loss")
         differences.legend(fontsize=SMALL)
-        picture.suptitle(verdict(report), x=0.01, ha="left", fontsize=12.5, fontweight="bold")
+        picture.suptitle(_headline(report), x=0.01, ha="left", fontsize=12.5, fontweight="bold")
         sides = f"{report.candidate} against {report.reference} · {plural(report.pairs, 'pair')}, {plural(parity.seeds, 'seed')}"
-        picture.supxlabel(f"{sides} · same data, batch and learning rates", x=0.01, ha="left", fontsize=SMALL)
+        few = parity.seeds < FEWEST_SEEDS
+        spread = "intervals of the steps: for these runs only" if few else "intervals between seeds"
+        picture.supxlabel(f"{sides} · same data, batch and learning rates · {spread}", x=0.01, ha="left", fontsize=SMALL)
         save(picture, path)
+
+
+LONGEST_NAME = 40
+"""Letters of a side in the headline; longer ones are in the caption."""
+
+
+def _headline(report: ParityReport) -> str:
+    words, names = verdict(report).rstrip("."), (report.candidate, report.reference)
+    if max(map(len, names)) > LONGEST_NAME:
+        return f"{words} ({plural(report.parity.seeds, 'seed')})"
+    return f"{names[0]} against {names[1]}: {words[0].lower()}{words[1:]} ({plural(report.parity.seeds, 'seed')})"

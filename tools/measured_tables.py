@@ -8,14 +8,19 @@ A table stands between <!-- table ARGUMENTS --> and <!-- end -->, where ARGUMENT
 <!-- profile ARGUMENTS --> and <!-- end -->, where they follow `tprimat trace --markdown`.
 """
 
+import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from page import page_parser, replace_blocks, update_page
-
 ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT)]
+
+from page import page_parser, replace_blocks, update_page  # noqa: E402
+
+from tprimat.statistics import FEWEST_RUNS  # noqa: E402
+
 PAGES = ("measured.md", "moe.md")
 
 
@@ -25,7 +30,18 @@ def table(arguments: str) -> str:
         output = Path(folder) / "table.md"
         command = [sys.executable, "compare.py", "--results-dir", *arguments.split(), "--output", str(output)]
         subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-        return output.read_text(encoding="utf8").split("\n\n")[0] + "\n"
+        return without_lone_intervals(output.read_text(encoding="utf8").split("\n\n")[0]) + "\n"
+
+
+INTERVAL = re.compile(r" \[[^\]|]*\]")
+
+
+def without_lone_intervals(markdown: str) -> str:
+    """Drop the intervals of rows with fewer than FEWEST_RUNS runs: a reader would take them for those of the next run."""
+    lines = markdown.splitlines()
+    place = [cell.strip() for cell in lines[0].split("|")].index("runs")
+    rows = [line if int(line.split("|")[place]) >= FEWEST_RUNS else INTERVAL.sub("", line) for line in lines[2:]]
+    return "\n".join([*lines[:2], *rows])
 
 
 def profile(arguments: str) -> str:

@@ -16,7 +16,18 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tools")]
 
 from page import page_parser, replace_blocks, update_page  # noqa: E402
-from record_figures import NOTHING, OURS, by_layout, engine_groups, groups_in, probes_of, rate, steps, times  # noqa: E402
+from record_figures import (  # noqa: E402
+    NOTHING,
+    OURS,
+    by_layout,
+    engine_groups,
+    groups_in,
+    probes_of,
+    rate,
+    repeated,
+    steps,
+    times,
+)
 from speed_layouts import LAYOUTS, Layout  # noqa: E402
 from switch_figures import exchanges, forward_sums, no_gain, switches, unswitched  # noqa: E402
 
@@ -27,7 +38,7 @@ from tprimat.analyze.roofline import step_breakdown  # noqa: E402
 from tprimat.analyze.trace import ProfileSummary  # noqa: E402
 from tprimat.records.schema import RunRecord  # noqa: E402
 from tprimat.records.store import from_json  # noqa: E402
-from tprimat.report.tables import table, with_interval  # noqa: E402
+from tprimat.report.tables import table  # noqa: E402
 from tprimat.report.trace import markdown  # noqa: E402
 
 MEASURED = (
@@ -76,15 +87,15 @@ def layout_row(layout: Layout, group: Group, peer: Group | None) -> list[str]:
     reached = mfu if layout.target_mfu else rate(group)
     return [
         f"`{layout.name}`",
-        with_interval(rate(group), units.count),
+        repeated(rate(group), units.count, group),
         steps(group),
         f"{flops.value / 1e12:.0f}" if flops else units.ABSENT,
         units.percent(mfu.value) if mfu else units.ABSENT,
         units.percent(sum(shares) / len(shares)) if shares else units.ABSENT,
         units.gibibytes(max(run.peak_memory_bytes or 0 for run in metrics) or None),
-        with_interval(rate(peer), units.count) if peer else units.ABSENT,
+        repeated(rate(peer), units.count, peer) if peer else units.ABSENT,
         steps(peer) if peer else units.ABSENT,
-        with_interval(ratio, times),
+        repeated(ratio, times, peer, group) if peer else units.ABSENT,
         f"{reserved(group)} / {reserved(peer)}" if peer else units.ABSENT,
         target(layout),
         units.percent(reached.value / wanted) if reached and wanted else units.ABSENT,
@@ -257,7 +268,7 @@ def micro_batch_search(results: Path) -> str:
                 units.gibibytes(min(trial.limit_bytes for trial in search.trials if trial.limit_bytes)),
                 str(run.micro_batch_sequences),
                 units.gibibytes(metrics.peak_memory_bytes),
-                with_interval(rate(group), units.count),
+                repeated(rate(group), units.count, group),
                 steps(group),
             ]
         )

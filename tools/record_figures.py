@@ -1,6 +1,6 @@
 """What the pages made from recorded results share: selecting runs and formatting figures."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tprimat.analyze.groups import Group, group_estimate, group_runs, measure
@@ -8,6 +8,8 @@ from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.roofline import under_ceiling
 from tprimat.records.discover import load_results, probes_in
 from tprimat.records.schema import Estimate, ProbeRecord
+from tprimat.report.tables import with_interval
+from tprimat.statistics import FEWEST_RUNS
 
 NOTHING = "Nothing is recorded yet."
 OURS = ("engine", "fp8", "one-gpu")
@@ -46,6 +48,16 @@ def rate(group: Group) -> Estimate | None:
 def steps(group: Group) -> str:
     """Write the number of steady steps of each run."""
     return "+".join(str(item.metrics.window.steps) for item in group.runs if item.metrics)
+
+
+def repeated(estimate: Estimate | None, show: Callable[[float], str], *groups: Group) -> str:
+    """Write a figure with its interval where each group behind it ran FEWEST_RUNS times, and the figure alone elsewhere.
+
+    The interval of one run is that of its steps; a reader would take it for that of the next run.
+    """
+    if estimate is None or min(len(group.runs) for group in groups) >= FEWEST_RUNS:
+        return with_interval(estimate, show)
+    return show(estimate.value)
 
 
 def times(value: float) -> str:

@@ -6,7 +6,7 @@ from dataclasses import fields
 from itertools import product
 from pathlib import Path
 
-from record_figures import NOTHING, groups_in, rate, steps, times
+from record_figures import NOTHING, groups_in, rate, repeated, steps, times
 
 from tprimat import units
 from tprimat.analyze.compare import Question, verdict
@@ -14,7 +14,7 @@ from tprimat.analyze.groups import Group, group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.config.schema import EngineOptions
 from tprimat.records.schema import RunRecord
-from tprimat.report.tables import table, with_interval
+from tprimat.report.tables import table
 
 
 def options_of(run: RunRecord) -> dict[str, object]:
@@ -87,15 +87,15 @@ def switches(results: Path) -> str:
             [
                 f"`{name}`",
                 described(run),
-                with_interval(rate(off), units.count),
-                with_interval(rate(on), units.count),
+                repeated(rate(off), units.count, off),
+                repeated(rate(on), units.count, on),
                 f"{steps(off)} / {steps(on)}",
-                with_interval(gain, times),
+                repeated(gain, times, off, on),
                 " / ".join(units.gibibytes(size or None) for size in memory),
                 loss_differences(off, on),
             ]
         )
-    header = ("switch", "workload", "off, tokens/s/GPU", "on, tokens/s/GPU", "n off / on", "on / off")
+    header = ("switch", "workload", "off, tokens/s/GPU", "on, tokens/s/GPU", "n off / on", "on / off, our clock")
     header += ("memory off / on", "loss, step 1 / largest")
     return table(header, rows, left=2) + unmeasured(results) if rows else NOTHING
 
@@ -113,7 +113,8 @@ def no_gain(results: Path) -> str:
     for name, off, on in sorted(switch_pairs(results), key=lambda pair: pair[0]):
         gain = verdict(off, on, Question(even_if_different=True)).ratio
         if gain and gain.low is not None and gain.low <= 1:
-            found.append(f"- `{name}`, {described(on.run)}: {with_interval(gain, times)} times the rate without it.")
+            runs = "one run a side" if len(off.runs) == len(on.runs) == 1 else f"{len(off.runs)} and {len(on.runs)} runs"
+            found.append(f"- `{name}`, {described(on.run)}: {repeated(gain, times, off, on)} times the rate without it ({runs}).")
     return "\n".join(found) or "Every switch that was measured shows a gain."
 
 
@@ -142,7 +143,7 @@ def forward_sums(results: Path) -> str:
     folders = {"in pieces": results / "switches" / "tensor" / "on-1"}
     folders |= {"through NCCL": results / "exchange" / "forward-sums-through-nccl"}
     found = [(name, group) for name, folder in folders.items() for group in groups_in(folder, [])]
-    rows = [[name, described(group.run), with_interval(rate(group), units.count), steps(group)] for name, group in found]
+    rows = [[name, described(group.run), repeated(rate(group), units.count, group), steps(group)] for name, group in found]
     return table(("sums", "workload", "tokens/s/GPU", "n"), rows, left=2) if rows else NOTHING
 
 
@@ -164,11 +165,18 @@ def unswitched(results: Path) -> str:
                 [
                     change,
                     described(on.run),
-                    with_interval(rate(off), units.count),
-                    with_interval(rate(on), units.count),
+                    repeated(rate(off), units.count, off),
+                    repeated(rate(on), units.count, on),
                     f"{steps(off)} / {steps(on)}",
-                    with_interval(verdict(off, on, Question(even_if_different=True)).ratio, times),
+                    repeated(verdict(off, on, Question(even_if_different=True)).ratio, times, off, on),
                 ]
             )
-    header = ("change", "workload", "without, tokens/s/GPU", "with, tokens/s/GPU", "n without / with", "with / without")
+    header = (
+        "change",
+        "workload",
+        "without, tokens/s/GPU",
+        "with, tokens/s/GPU",
+        "n without / with",
+        "with / without, our clock",
+    )
     return table(header, rows, left=2) if rows else NOTHING

@@ -188,6 +188,23 @@ def test_history_names_runs_that_do_not_count_and_configurations_without_a_past(
     assert "no past run of this configuration counts" in done.stderr
 
 
+def test_losses_after_other_numbers_of_steps_and_a_requested_warmup_are_called_so(tmp_path):
+    result = read_result(RUNS / "h100" / "runs" / "h100-llama-0")
+    write(tmp_path, result, 8, run_id="a")
+    write(tmp_path, replace(result, steps=result.steps[:20]), 8, 1.01, run_id="b", strategy="other")
+    out = run_command("compare.py", "--results-dir", tmp_path, "--output", tmp_path / "c.md", cwd=tmp_path).stdout
+    assert "Losses in the table are those after 20 to 40 steps, and so do not compare." in out
+    warnings = measure(result, MetricOptions(warmup=30)).metrics.warnings
+    assert any("29 steps after step 1 are left out as requested" in warning for warning in warnings)
+    assert not any("speed still changes" in warning for warning in warnings)
+
+
+def test_more_than_proportional_scaling_is_questioned(tmp_path):
+    (tmp_path / "t.csv").write_text("gpus,tokens per second\n1,9000\n2,30000\n", encoding="utf8")
+    out = run_command("scaling", "--table", "t.csv", cwd=tmp_path).stdout
+    assert "More than proportional (166.7 %)" in out
+
+
 # Logs.
 
 DUMP = """using world size: 8, data-parallel size: 8, context-parallel size: 1

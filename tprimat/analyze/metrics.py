@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from tprimat.analyze.window import Warmup, is_state, steady_steps, steady_window
+from tprimat.analyze.window import REQUESTED, Warmup, is_state, steady_steps, steady_window
 from tprimat.facts.accelerators import peak_dense_flops, peak_sparse_flops
 from tprimat.facts.flops import flop_per_token, seed_flop_per_token
 from tprimat.records.evidence import cautions
@@ -346,6 +346,10 @@ def _first_stretch(
     if not is_state(len(cut), len(steps)):
         return []
     counted = [step.step_seconds for step in steady]
+    if window.rule.startswith(REQUESTED):
+        change = statistics.fmean(cut + counted) / statistics.fmean(counted) - 1
+        length = f"{abs(change):.1%} {'longer' if change > 0 else 'less'}"
+        return [f"{len(cut)} steps after step 1 are left out as requested; with them a mean step takes {length}"]
     kind = "slow" if statistics.fmean(cut) > statistics.fmean(counted) else "fast"
     change = statistics.fmean(cut + counted) / statistics.fmean(counted) - 1
     length = f"{abs(change):.1%} {'longer' if change > 0 else 'less'}"

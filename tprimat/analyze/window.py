@@ -93,9 +93,13 @@ def _check(steps: Sequence[StepRecord]) -> None:
             )
 
 
+REQUESTED = "excluded steps up to"
+"""Begins the rule of a window whose warm-up the user chose."""
+
+
 def _fixed(left: Sequence[StepRecord], warmup: int) -> tuple[int, str]:
     skipped = bisect_right(left, warmup, key=lambda step: step.step)
-    return skipped, f"excluded steps up to {warmup}: as requested" if warmup > 0 else "excluded none: as requested"
+    return skipped, f"{REQUESTED} {warmup}: as requested" if warmup > 0 else "excluded none: as requested"
 
 
 def _auto(left: Sequence[StepRecord], seconds: Array) -> tuple[int, str]:

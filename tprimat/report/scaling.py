@@ -19,6 +19,8 @@ KINDS: dict[Kind, str] = {
 }
 LOOSE_FIT = 0.03
 """Relative deviation from which a law does not describe a series."""
+SUPERLINEAR = 1.05
+"""Efficiency from which a series is asked what else changed."""
 HEADER = (
     "Configuration",
     "Total tokens",
@@ -99,6 +101,10 @@ def remarks(scaled: FittedSeries) -> list[str]:
         lines.append(f"Layouts differ, so that part of the difference is theirs: {each}.")
     if series.differing:
         lines.append(f"Caution, the points also differ in {', '.join(series.differing)}.")
+    if (most := max(row.efficiency for row in series.rows)) > SUPERLINEAR:
+        lines.append(
+            f"More than proportional ({units.percent(most)}): more than the number of GPUs differs, or the first point is slow."
+        )
     lines += [repetition(series)] if repetition(series) else []
     lines += [left_out_words(one) for one in series.left_out]
     lines += [line for found in scaled.fits for line in _law(found, len(series.points))]

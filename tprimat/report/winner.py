@@ -342,6 +342,9 @@ def caveats(groups: Sequence[Group], warnings: Mapping[str, Sequence[str]], ques
     if silent:
         lines.append(f"Not recorded on either side of a comparison, and so not known to be equal: {', '.join(silent)}.")
     lines += open_losses(judged)
+    ends = sorted({item.result.steps[-1].step for group in groups for item in group.runs if item.result.steps})
+    if judged and len(ends) > 1:
+        lines.append(f"Losses in the table are those after {ends[0]} to {ends[-1]} steps, and so do not compare.")
     believed = [group.label for group in groups if grade_of(group.run, "matmul_dtype") == "stated"]
     if believed:
         lines.append(f"The dtype is stated, and not seen to run: {_places(believed, 'configurations')}.")

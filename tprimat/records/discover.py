@@ -106,7 +106,7 @@ def read_result(place: Path) -> RunResult:
     if place.is_dir():
         folder = RunDirectory(place)
         run, steps = folder.read_whole()
-        return RunResult(run=run, steps=steps, path=place, telemetry=folder.read_telemetry(run.machine.gpus_per_node))
+        return RunResult(run=run, steps=steps, path=place, telemetry=folder.read_telemetry(run.machine))
     content = read_bytes(place)
     document = json_document(content, place)
     if is_own_document(document):

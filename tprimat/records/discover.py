@@ -87,7 +87,7 @@ def find_results(path: Path) -> Iterator[Path]:
         return
     if not os.path.isdir(path):  # noqa: PTH112
         fix = "name a folder that holds run.json or benchmark_*.json files"
-        raise RecordError(f"There is no {path}.", where=str(path), fix=fix)
+        raise RecordError(f"There is no file or folder {path}.", where=str(path), fix=fix)
     files = []
     for folder, folders, names in os.walk(path):
         folders.sort()

@@ -74,14 +74,23 @@ def _t_within(angle: float, freedom: int) -> float:
     return 2 / math.pi * (angle + (sine * total if freedom > 1 else 0.0))
 
 
+def median(values: Array) -> float:
+    """Return the median of a series without NaN. numpy's own takes twenty times as long for a short one."""
+    half = len(values) // 2
+    if len(values) % 2:
+        return float(np.partition(values, half)[half])
+    ordered = np.partition(values, (half - 1, half))
+    return float((ordered[half - 1] + ordered[half]) / 2)
+
+
 def scaled_mad(values: Array) -> float:
     """Return the median absolute deviation, scaled to estimate a standard deviation (Hampel 1974).
 
     Where more than half of the values are equal, as in logs that print few digits, the MAD is 0; then the scaled mean absolute
     deviation takes its place (Iglewicz and Hoaglin 1993, page 12).
     """
-    distance = np.abs(values - np.median(values))
-    spread = float(np.median(distance)) * MAD_TO_SIGMA
+    distance = np.abs(values - median(values))
+    spread = median(distance) * MAD_TO_SIGMA
     return spread if spread > 0 else float(distance.mean()) * MEAN_DEVIATION_TO_SIGMA
 
 
@@ -92,7 +101,7 @@ def outliers(values: Array) -> int:
     """
     if len(values) < 6:
         return 0
-    return int((np.abs(values - np.median(values)) > 3 * scaled_mad(values)).sum())
+    return int((np.abs(values - median(values)) > 3 * scaled_mad(values)).sum())
 
 
 def autocorrelation(values: Array, evidence: float = 1.645) -> float:
@@ -150,7 +159,7 @@ def median_interval(values: Array) -> Interval:
     Autocorrelation widens both arms by the square root of the variance inflation. Arms are factors (lengths on the log scale), so
     that a duration stays positive.
     """
-    n, centre = len(values), float(np.median(values))
+    n, centre = len(values), median(values)
     if n < 2:
         return Interval(value=centre, low=None, high=None)
     if n < 6:
@@ -220,6 +229,12 @@ def group_means(values: Array) -> tuple[Array, int]:
     return values[:whole].reshape(-1, size).mean(axis=1), size
 
 
+@lru_cache(maxsize=4)  # the largest takes two megabytes
+def _pairs(count: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the places of all pairs of a series, the earlier and the later one."""
+    return np.triu_indices(count, 1)
+
+
 def drift(values: Array) -> Drift | None:
     """Mann-Kendall trend test with tie correction (Mann 1945, Kendall 1975) and Theil-Sen slope (Sen 1968); None below 10 values.
 
@@ -230,9 +245,9 @@ def drift(values: Array) -> Drift | None:
         return None
     series, size = group_means(values)
     n = len(series)
-    early, late = np.triu_indices(n, 1)
+    early, late = _pairs(n)
     rise = series[late] - series[early]
-    slope = float(np.median(rise / (late - early)))
+    slope = median(rise / (late - early))
     score = float(np.sign(rise).sum())
     _, ties = np.unique(series, return_counts=True)
     variance = (n * (n - 1) * (2 * n + 5) - float((ties * (ties - 1) * (2 * ties + 5)).sum())) / 18
@@ -270,7 +285,7 @@ def unsteady_prefix(values: Array) -> Prefix:
     if len(values) < 4:
         return Prefix(count=0)
     steady = values[len(values) // 2 :]
-    level = float(np.median(steady))
+    level = median(steady)
     spread = max(scaled_mad(steady), 1e-3 * level)
     distance = np.clip((values[: len(values) // 2] - level) / spread, -4, 4)
     slower = np.cumsum(3 * (distance - 1.5))

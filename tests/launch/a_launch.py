@@ -90,12 +90,12 @@ def leftovers():
     return [pid for pid in found if pid.isdigit() and not Path("/proc", pid).exists()]
 
 
-def wait_for(condition, seconds=120.0):
-    """Wait until the condition holds; the limit only ends a test that would wait forever."""
+def wait_for(condition, seconds=120.0, pause=0.02):
+    """Wait until the condition holds; the limit only ends a test that would wait forever. What costs much is asked rarely."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.02)
+        time.sleep(pause)
 
 
 def main():

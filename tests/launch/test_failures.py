@@ -145,6 +145,23 @@ HEADS = "ValueError: num_attention_heads (28) must be a multiple of tensor_model
         ("OSError: [Errno 28] No space left on device", "failed", "The disk is full."),
         ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***", "timed_out", "time limit"),
         ("slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 ***", "interrupted", "cancelled"),
+        ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO NODE FAILURE ***", "failed", "lost a node"),
+        ("[rank0]: torch.AcceleratorError: CUDA error: device-side assert triggered", "failed", "impossible value"),
+        (
+            "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients joined.",
+            "timed_out",
+            "did not find each other",
+        ),
+        (
+            "[rank0]:     assert order is not None\n[rank0]:            ^^^^^^\n[rank0]: AssertionError",
+            "failed",
+            "AssertionError: assert order is not None",
+        ),
+        (
+            "[rank1]: RuntimeError: Error(s) in loading state_dict for GPTModel:\n[rank1]: \tsize mismatch for weight: 2 and 3",
+            "failed",
+            "GPTModel: size mismatch for weight: 2 and 3",
+        ),
         (TORCHRUN_KILLED, "failed", "killed with SIGKILL"),
         ("RuntimeError: the gears broke", "failed", "RuntimeError: the gears broke"),
         ("torch.distributed.elastic.SignalException: Process 41337 got signal: 15", "interrupted", "signal 15"),

@@ -10,7 +10,7 @@ import numpy as np
 
 from tprimat.errors import MetricError
 from tprimat.records.schema import StepRecord, Window
-from tprimat.statistics import Array, drift, outliers, unsteady_prefix
+from tprimat.statistics import Array, drift, median, outliers, unsteady_prefix
 
 Warmup = int | Literal["auto"]
 
@@ -53,7 +53,7 @@ def _window(first: int, last: int, seconds: Array, rule: str, slowed: Sequence[i
         steps=len(seconds),
         outliers=outliers(seconds),
         rule=rule,
-        drift_per_step=trend.slope / float(np.median(seconds)) if trend is not None and significant else None,
+        drift_per_step=trend.slope / median(seconds) if trend is not None and significant else None,
         left_out=tuple(step for step in slowed if first < step < last),
     )
 

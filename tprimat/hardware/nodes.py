@@ -120,7 +120,7 @@ def refuse_ranks(environment: Mapping[str, str]) -> None:
     Raises:
         LaunchError: torchrun or srun started several.
     """
-    why = "It starts torchrun itself, once on each node, and torchrun starts the ranks."
+    why = "TPrimat starts torchrun once on each node, and torchrun starts the ranks."
     if "TORCHELASTIC_RUN_ID" in environment:
         raise LaunchError("torchrun started this command.", where="TORCHELASTIC_RUN_ID", why=why, fix="start it without torchrun")
     if in_slurm_step(environment):

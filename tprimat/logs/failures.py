@@ -162,6 +162,13 @@ PRIMARY = (
         "install the build of torch for this GPU and its driver",
     ),
     _signature(
+        "device_assert",
+        "failed",
+        r"device-side assert triggered",
+        "A kernel found an impossible value, such as an index beyond the end of a table (device-side assert).",
+        "the line with 'Assertion' in the log names it; a token of the data may lie beyond the vocabulary",
+    ),
+    _signature(
         "gpu_fault",
         "failed",
         r"Memory access fault by GPU|HSA_STATUS_ERROR\w*|(?:HIP|CUDA) error: (?!out of memory)"
@@ -175,6 +182,13 @@ PRIMARY = (
         r"CANCELLED AT \S+ DUE TO TIME LIMIT",
         "The scheduler ended the job at its time limit.",
         "ask for more time, or fewer steps",
+    ),
+    _signature(
+        "node_failure",
+        "failed",
+        r"CANCELLED AT \S+ DUE TO NODE FAILURE",
+        "The scheduler lost a node of the job.",
+        "the scheduler's log names it; --resume makes the run again",
     ),
     _signature("scheduler", "interrupted", r"CANCELLED AT \S+", "The scheduler cancelled the job.", None),
 )
@@ -191,7 +205,8 @@ SECONDARY = (
     _signature(
         "rendezvous_timeout",
         "timed_out",
-        r"client socket has timed out after|RendezvousTimeoutError|RendezvousConnectionError",
+        r"client socket has timed out after|waiting for clients\. \d+/\d+ clients joined"
+        r"|RendezvousTimeoutError|RendezvousConnectionError",
         "The ranks did not find each other.",
         "start the same command on every node; MASTER_ADDR must be the first node, and its port reachable",
     ),
@@ -262,6 +277,10 @@ def read_oom_count(path: Path) -> int | None:
 
 ROOT_CAUSE = "Root Cause (first observed failure)"
 EXCEPTION = re.compile(r"(?:^|\] *:? *|\s)(?P<text>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Failure)(?:: .*)?)$")
+RANK_MARK = re.compile(r"^\[rank\d+\]:\s*")
+ASSERT = re.compile(r"assert .+")
+LINES_OF_A_FRAME = 3
+"""The file, its source, and marks below it."""
 WRAPPERS = re.compile(r"ChildFailedError|Training execution failed: |^\[Primus\] Error: ")
 UNITS = {"bytes": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 MAX_CAUSE_CHARACTERS = 300
@@ -542,14 +561,26 @@ def signalled(number: int | None) -> Failure | None:
 
 def last_exception(lines: Sequence[str]) -> Failure | None:
     """Return the last exception that matches no signature, ignoring wrappers and echoes of another rank's death."""
-    own = (
-        line for line in reversed(lines) if not WRAPPERS.search(line) and not any(echo.pattern.search(line) for echo in ECHOES)
-    )
-    for line in own:
+    for index in reversed(range(len(lines))):
+        line = lines[index]
+        if WRAPPERS.search(line) or any(echo.pattern.search(line) for echo in ECHOES):
+            continue
         if match := EXCEPTION.search(line):
-            text = shortened(match["text"])
+            text = shortened(match["text"] + more_of_exception(match["text"], lines, index))
             return Failure(outcome="failed", cause=text, hint="the log has the whole traceback", evidence=shortened(line))
     return None
+
+
+def more_of_exception(text: str, lines: Sequence[str], index: int) -> str:
+    """Return what the line of an exception leaves out: the next line after a colon, the condition of an assert without a text."""
+    if text.endswith(":"):
+        following = lines[index + 1] if index + 1 < len(lines) else ""
+        return f" {RANK_MARK.sub('', following).strip()}"
+    if ":" not in text:
+        for line in reversed(lines[max(0, index - LINES_OF_A_FRAME) : index]):
+            if match := ASSERT.match(RANK_MARK.sub("", line)):
+                return f": {match[0]}"
+    return ""
 
 
 def own_exception(lines: Sequence[str]) -> Failure | None:

@@ -87,7 +87,7 @@ def find_results(path: Path) -> Iterator[Path]:
         return
     if not os.path.isdir(path):  # noqa: PTH112
         fix = "name a folder that holds run.json or benchmark_*.json files"
-        raise RecordError(f"There is no {path}.", where=str(path), fix=fix)
+        raise RecordError(f"There is no file or folder {path}.", where=str(path), fix=fix)
     files = []
     for folder, folders, names in os.walk(path):
         folders.sort()
@@ -106,7 +106,7 @@ def read_result(place: Path) -> RunResult:
     if place.is_dir():
         folder = RunDirectory(place)
         run, steps = folder.read_whole()
-        return RunResult(run=run, steps=steps, path=place, telemetry=folder.read_telemetry(run.machine.gpus_per_node))
+        return RunResult(run=run, steps=steps, path=place, telemetry=folder.read_telemetry(run.machine))
     content = read_bytes(place)
     document = json_document(content, place)
     if is_own_document(document):

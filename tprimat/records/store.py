@@ -20,7 +20,7 @@ import pydantic_core
 from pydantic import TypeAdapter, ValidationError
 
 from tprimat.errors import ConfigError, RecordError
-from tprimat.records.schema import SCHEMA_VERSION, MicroBatchTrial, ProbeRecord, RunRecord, StepRecord, TelemetrySample
+from tprimat.records.schema import SCHEMA_VERSION, Machine, MicroBatchTrial, ProbeRecord, RunRecord, StepRecord, TelemetrySample
 from tprimat.records.summary import summarised
 
 T = TypeVar("T")
@@ -355,19 +355,18 @@ class RunDirectory:
         """Append one reading."""
         append_line(self.telemetry_file, to_json(sample))
 
-    def read_telemetry(self, gpus_per_node: int | None = None) -> tuple[TelemetrySample, ...]:
+    def read_telemetry(self, machine: Machine | None = None) -> tuple[TelemetrySample, ...]:
         """Read all readings, those of other nodes too (node-1 and so on, as far as they are on this disk).
 
         Args:
-            gpus_per_node: GPUs of the run on each node, from which follow the numbers of other nodes' GPUs in the run; without
-                it only the first node's are read.
+            machine: of the run's record. From its GPUs on each node follow the numbers that other nodes' GPUs have in the run.
         """
         found = list(read_lines(TelemetrySample, self.telemetry_file))
-        for file in self.path.glob(f"node-*/{self.telemetry_file.name}") if gpus_per_node else ():
-            node = file.parent.name.removeprefix("node-")
-            if node.isdecimal():
-                first = int(node) * (gpus_per_node or 0)
-                found += [replace(sample, gpu=first + sample.gpu) for sample in read_lines(TelemetrySample, file)]
+        if machine is None or not machine.gpus_per_node or (machine.nodes or 1) == 1:
+            return tuple(found)
+        for node in range(1, machine.nodes or 1):
+            samples = read_lines(TelemetrySample, self.path / f"node-{node}" / self.telemetry_file.name)
+            found += [replace(sample, gpu=node * machine.gpus_per_node + sample.gpu) for sample in samples]
         return tuple(found)
 
 

@@ -6,6 +6,7 @@ means of equally many steps still gives a valid interval of the mean. Up to MOST
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain, islice
 
 from tprimat.records.schema import StepRecord
 
@@ -79,7 +80,11 @@ def _most(values: Iterable[int | None]) -> int | None:
 
 def summarised(steps: Iterable[StepRecord]) -> tuple[StepRecord, ...]:
     """Return steps, merged where there are more than MOST_STEPS."""
+    rest = iter(steps)
+    found = tuple(islice(rest, MOST_STEPS + 1))
+    if len(found) <= MOST_STEPS:
+        return found
     summary = StepSummary()
-    for step in steps:
+    for step in chain(found, rest):
         summary.add(step)
     return summary.steps()

@@ -258,7 +258,7 @@ def metrics_of(session: Session, record: RunRecord, steps: tuple[StepRecord, ...
         flops_convention=benchmarking.flops_convention,
         warmup=benchmarking.warmup_steps,
         cost_per_gpu_hour=price_of(record, benchmarking.cloud_costs),
-        telemetry=RunDirectory(session.output / "runs" / record.run_id).read_telemetry(record.machine.gpus_per_node),
+        telemetry=RunDirectory(session.output / "runs" / record.run_id).read_telemetry(record.machine),
     )
     probes, damaged = probes_in([session.output, *session.probes])
     for problem in damaged:

@@ -72,8 +72,11 @@ def _refuse_experts(plan: RunPlan, where: Where) -> ConfigError | None:
         return ConfigError(what, where=place, why=why, fix=f"expert_model_parallel_size: {plan.layout.tensor}, or layers: local")
     if plan.precision == "fp8" and plan.engine_options.layers == "local":
         precision = where("platform_optimizations", plan.platform, "precision")
-        why = "Its grouped products are in bf16."
-        return ConfigError("The embedded engine's experts do not run in fp8.", where=precision, why=why, fix="--precision bf16")
+        why = "The grouped products of its own layers are in bf16."
+        options = f"--set platform_optimizations.{plan.platform}.engine_options"
+        other = f", or {options}.layers=transformer_engine, whose experts multiply in fp8" if plan.platform == "nvidia" else ""
+        what = "The embedded engine's own experts do not run in fp8."
+        return ConfigError(what, where=precision, why=why, fix=f"--precision bf16{other}")
     return None
 
 

@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -72,7 +73,7 @@ def test_both_routings_are_planned_in_turn_for_models_with_experts_alone():
         (("--model", "llama", "--ep", "2"), "expert_model_parallel_size is 2, and llama-3.1-8b-tiny has no experts."),
         (
             ("--model", "mixtral", "--precision", "fp8", "--platform", "nvidia"),
-            "The embedded engine's experts do not run in fp8.",
+            "The embedded engine's own experts do not run in fp8.",
         ),
     ],
 )
@@ -81,6 +82,12 @@ def test_a_mistake_with_experts_is_explained_before_anything_starts(flags, what)
     assert done.returncode == 2
     assert f"error: {what}" in done.stderr
     assert "  try   " in done.stderr
+
+
+def test_who_asks_for_experts_in_fp8_is_told_which_layers_have_them(tmp_path):
+    flags = ("--dry-run", "--platform", "nvidia", "--model", "mixtral", "--precision", "fp8", "--output-dir", tmp_path)
+    way_out = re.search(r"--set \S+=transformer_engine", call(*flags).stderr)[0]
+    assert call(*flags, *way_out.split()).returncode == 0
 
 
 def test_the_default_is_the_dense_models():

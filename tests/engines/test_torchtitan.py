@@ -172,6 +172,7 @@ TP4 = "parallelism.balanced.llama.nvidia={{tensor_model_parallel_size: 4{}}}"
         (["profiling.enabled=true"], {}, "The engine torchtitan does not profile."),
         (["training.optimizer.gradient_clipping=0"], {}, "torchtitan always clips gradients."),
         (["platform_optimizations.nvidia.engine_options.optimizer_states=bf16"], {}, "optimizer_states is bf16."),
+        (["platform_optimizations.nvidia.engine_options.gradients=bf16"], {}, "gradients is bf16."),
     ],
 )
 def test_what_torchtitan_cannot_do_is_refused_with_the_way_out(changes, fields, what):

@@ -106,3 +106,15 @@ def test_the_moment_of_the_peak_is_named():
     assert "loss" in predict_memory(workload()).moment
     assert predict_memory(workload(layout=Layout(pipeline=4))).moment == "backward pass of a layer"
     assert replace(workload(), micro_batch=4).tokens == 8192
+
+
+def test_gradients_in_bf16_save_two_bytes_a_weight_until_the_update_needs_them_in_fp32():
+    halved = replace(EMBEDDED, reduces_in_fp32=False)
+    own, less = (
+        predict_memory(workload(micro_batch=4, layout=Layout(data=2), implementation=code)) for code in (EMBEDDED, halved)
+    )
+    assert own.parts["gradients"] == 2 * less.parts["gradients"]
+    assert own.allocated_bytes - less.allocated_bytes == less.parts["gradients"]
+    small = predict_memory(workload(micro_batch=1, sequence_tokens=512, layout=Layout(data=2), implementation=halved))
+    assert (small.moment, small.parts["activations"]) == ("update of the weights", 0)
+    assert small.parts["gradients"] == 2 * less.parts["gradients"]  # 2 bytes a weight, and 4 of half of them

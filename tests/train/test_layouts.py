@@ -120,6 +120,16 @@ FOR_LLAMA_ALONE = {
     "1 rank, compiled Adam",
     "dp2, compiled Adam",
     "dp2, plain optimizer, compiled Adam",
+    "1 rank, full recompute",
+    "1 rank, selective recompute of layernorm and mlp",
+    "pp2, tied, streamed cross-entropy",
+    "pp2, streamed cross-entropy",
+    "tp2, streamed cross-entropy without sequence parallelism",
+    "cp2, streamed cross-entropy",
+    "pp2 vpp2",
+    "dp2",
+    "tp2, compiled Adam",
+    "pp2, tied, compiled Adam",
     "1 rank, gradients straight into the buffer",
     "1 rank, tied, gradients straight into the buffer",
     "1 rank, wide vocabulary",
@@ -135,7 +145,7 @@ FOR_LLAMA_ALONE = {
     "dp4",
     "tp2 pp2 dp2",
 }
-"""What has nothing to do with where the models differ: heads, layers, the bias of the joint projection."""
+"""What has nothing to do with where the models differ: heads, and the bias of the joint projection."""
 
 
 def variants_of(model, ranks):

@@ -44,7 +44,15 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("precision")
     masters = {**BF16_STATES, "platform_optimizations.cpu.engine_options.optimizer_states": "fp32"}
     reference = {**reference_run.SETTINGS, **reference_run.WORKLOAD}
+    options = "platform_optimizations.cpu.engine_options"
+    gradients = {
+        **masters,
+        f"{options}.gradients": "bf16",
+        f"{options}.compiled_adam": True,
+        "hardware.platforms.cpu.gpus_per_node": 2,
+    }
     plans = {
+        "bf16 gradients": make_plan(folder / "gradients", "qwen", gradients),
         "bf16 states": make_plan(folder / "bf16", "qwen", BF16_STATES),
         "masters": make_plan(folder / "masters", "qwen", masters),
         "bf16": make_plan(folder / "plain", "llama", FP8, layers=FP8_LAYERS),
@@ -69,6 +77,22 @@ def test_the_first_step_is_that_of_fp32_states_and_the_loss_falls(trained):
     assert bf16[0].grad_norm == pytest.approx(masters[0].grad_norm, rel=0.01)
     assert bf16[-1].loss < bf16[0].loss - 0.2
     assert bf16[-1].loss != masters[-1].loss
+
+
+def test_gradients_in_bf16_update_fp32_masters_of_two_replicas(trained):
+    (run, halved), (_, masters) = trained["bf16 gradients"], trained["masters"]
+    assert (run.mismatches, run.evidence.gradient_dtype, run.evidence.data_parallel) == ((), "bfloat16", 2)
+    assert run.engine_options["gradients"] == "bf16"
+    assert run.evidence.optimizer.startswith("DistributedOptimizer over")
+    assert [step.loss for step in halved] == pytest.approx([step.loss for step in masters], rel=0.01)
+    assert [step.grad_norm for step in halved] == pytest.approx([step.grad_norm for step in masters], rel=0.05)
+    assert halved[-1].grad_norm != masters[-1].grad_norm
+
+
+def test_gradients_in_bf16_of_fp32_weights_are_refused(tmp_path):
+    with pytest.raises(ConfigError) as refused:
+        make_plan(tmp_path, "qwen", {"platform_optimizations.cpu.engine_options.gradients": "bf16"})
+    assert (refused.value.what, refused.value.fix) == ("gradients is bf16.", "gradients: fp32, or --precision bf16")
 
 
 @pytest.mark.parametrize(

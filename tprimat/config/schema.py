@@ -195,7 +195,7 @@ REMOVED_ENGINE_OPTIONS = {
 class EngineOptions(RefuseUnknownKeys):
     """Switches of the embedded engine for speed and memory.
 
-    The losses change with optimizer_states, and under fp8 with layers and fp8_scaling.
+    The losses change with gradients and optimizer_states, and under fp8 with layers and fp8_scaling.
     """
 
     layers: Literal["local", "transformer_engine"] = "local"
@@ -221,6 +221,8 @@ class EngineOptions(RefuseUnknownKeys):
     """torch.optim.AdamW(fused=True); auto: on a GPU."""
     compiled_adam: Flag | Literal["auto"] = "auto"
     """Clip and update in one pass over the memory by torch.compile, instead of fused_adam; auto: on a GPU."""
+    gradients: Literal["fp32", "bf16"] = "fp32"
+    """How gradients are summed up over micro-batches and replicas. bf16: 2 bytes a weight less, and half the traffic."""
     optimizer_states: Literal["fp32", "bf16"] = "fp32"
     """bf16: gradients and Adam's moments in bf16 and no fp32 masters, 8 bytes a weight instead of 18; on one rank alone, and
     for measuring only: small updates are lost."""

@@ -192,15 +192,16 @@ def fallback_from(choice: Choice, refusal: UserError) -> Choice:
 
 
 def refuse_bf16_states(engine: str, plan: RunPlan, where: Where) -> ConfigError | None:
-    """Refuse bf16 optimizer states, which only the embedded engine has."""
-    if plan.engine_options.optimizer_states == "fp32":
-        return None
-    return ConfigError(
-        "optimizer_states is bf16.",
-        where=where("platform_optimizations", plan.platform, "engine_options", "optimizer_states"),
-        why=f"The engine {engine} has none.",
-        fix="optimizer_states: fp32, or --engine megatron",
-    )
+    """Refuse bf16 optimizer states and gradients, which are switches of the embedded engine."""
+    for name in ("optimizer_states", "gradients"):
+        if getattr(plan.engine_options, name) != "fp32":
+            return ConfigError(
+                f"{name} is bf16.",
+                where=where("platform_optimizations", plan.platform, "engine_options", name),
+                why=f"The engine {engine} has no such switch.",
+                fix=f"{name}: fp32, or --engine megatron",
+            )
+    return None
 
 
 def refuse_search(plan: RunPlan, where: Where, why: str, fix: str) -> ConfigError | None:

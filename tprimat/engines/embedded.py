@@ -32,6 +32,7 @@ class EmbeddedEngine(WorkerEngine):
             or _refuse_repeated_tokens(plan, where)
             or _refuse_fp8(plan, where)
             or _refuse_recomputation(plan, where)
+            or _refuse_bf16_gradients(plan, where)
             or _refuse_bf16_states(plan, where)
             or _refuse_transformer_engine(plan, where)
         )
@@ -39,8 +40,10 @@ class EmbeddedEngine(WorkerEngine):
     def implementation(self, settings: Settings) -> Implementation | None:
         """Read the switches; auto means what a GPU has."""
         on = {name: value is not False for name, value in settings.options.items()}
+        in_fp32 = settings.options.get("gradients", "fp32") == "fp32"
         if settings.options.get("layers") == "transformer_engine":
-            return replace(TRANSFORMER_ENGINE, loss="in_place", balanced_stages=on.get("balanced_stages", True))
+            balanced = on.get("balanced_stages", True)
+            return replace(TRANSFORMER_ENGINE, loss="in_place", balanced_stages=balanced, reduces_in_fp32=in_fp32)
         compiled = on.get("compiled_regions", True)
         return replace(
             EMBEDDED,
@@ -49,6 +52,7 @@ class EmbeddedEngine(WorkerEngine):
             keeps_joint_projection=not compiled,
             accumulates_weight_gradients=on.get("accumulate_weight_gradients", True),
             balanced_stages=on.get("balanced_stages", True),
+            reduces_in_fp32=in_fp32,
             overlaps_tensor_parallel=on.get("overlap_tensor_parallel", True),
         )
 
@@ -68,8 +72,11 @@ def _refuse_experts(plan: RunPlan, where: Where) -> ConfigError | None:
         return ConfigError(what, where=place, why=why, fix=f"expert_model_parallel_size: {plan.layout.tensor}, or layers: local")
     if plan.precision == "fp8" and plan.engine_options.layers == "local":
         precision = where("platform_optimizations", plan.platform, "precision")
-        why = "Its grouped products are in bf16."
-        return ConfigError("The embedded engine's experts do not run in fp8.", where=precision, why=why, fix="--precision bf16")
+        why = "The grouped products of its own layers are in bf16."
+        options = f"--set platform_optimizations.{plan.platform}.engine_options"
+        other = f", or {options}.layers=transformer_engine, whose experts multiply in fp8" if plan.platform == "nvidia" else ""
+        what = "The embedded engine's own experts do not run in fp8."
+        return ConfigError(what, where=precision, why=why, fix=f"--precision bf16{other}")
     return None
 
 
@@ -117,6 +124,15 @@ def _refuse_recomputation(plan: RunPlan, where: Where) -> ConfigError | None:
     place = where("platform_optimizations", plan.platform, "recompute_modules")
     why = "Products in 8 bits need the norm's output together with its rows' maxima."
     return ConfigError(what, where=place, why=why, fix="recompute_modules: [mlp], or recompute: full")
+
+
+def _refuse_bf16_gradients(plan: RunPlan, where: Where) -> ConfigError | None:
+    """Refuse bf16 gradients of fp32 weights."""
+    if plan.engine_options.gradients == "fp32" or plan.precision != "fp32":
+        return None
+    place = where("platform_optimizations", plan.platform, "engine_options", "gradients")
+    why = "The weights are fp32, and their gradients with them."
+    return ConfigError("gradients is bf16.", where=place, why=why, fix="gradients: fp32, or --precision bf16")
 
 
 def _refuse_bf16_states(plan: RunPlan, where: Where) -> ConfigError | None:

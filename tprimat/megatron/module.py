@@ -79,7 +79,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         precision = PARAMETER_DTYPES[plan.precision]
         ddp = DistributedDataParallelConfig(
             use_distributed_optimizer=options.distributed_optimizer,
-            grad_reduce_in_fp32=options.optimizer_states == "fp32",
+            grad_reduce_in_fp32=options.gradients == "fp32",
             overlap_grad_reduce=options.overlap_grad_reduce,
             overlap_param_gather=options.overlap_param_gather,
             average_in_collective=self.device.type == "cuda",  # gloo only sums; then Megatron scales the buffer beforehand

@@ -29,6 +29,7 @@ class ResolvedOptions:
     overlap_param_gather: bool
     overlap_tensor_parallel: bool
     balanced_stages: bool
+    gradients: str
     optimizer_states: str
 
 
@@ -78,5 +79,6 @@ def resolve(plan: RunPlan, device: torch.device) -> ResolvedOptions:
         and ours
         and precision != "fp8",
         balanced_stages=options.balanced_stages,
+        gradients=options.gradients if options.optimizer_states == "fp32" else "bf16",
         optimizer_states=options.optimizer_states,
     )

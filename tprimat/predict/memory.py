@@ -98,7 +98,19 @@ def _of_stage(workload: Workload, stage: Stage, layers: Layers) -> MemoryPredict
         "backward": backward,
         "buffers": _buffers(workload, stage),
     }
+    widened = _widened_gradients(workload, weights)
+    if widened > parts["activations"] + loss + backward:
+        parts |= {"activations": 0, "loss": 0, "backward": 0, "gradients": parts["gradients"] + widened}
+        moment = "update of the weights"
     return MemoryPrediction(parts={part: parts[part] for part in PARTS}, stage=stage.index, moment=moment)
+
+
+def _widened_gradients(workload: Workload, weights: Weights) -> int:
+    """Return the copies in fp32 of gradients in bf16 that the update of fp32 masters needs, when activations are gone."""
+    if workload.gradient_bytes == FP32_BYTES or workload.optimizer_states == "bf16" or workload.implementation.shards_weights:
+        return 0
+    shards = (workload.replicas, workload.expert_replicas) if workload.distributed_optimizer else (1, 1)
+    return FP32_BYTES * (weights.dense // shards[0] + weights.experts // shards[1])
 
 
 def state_bytes(workload: Workload, weights: Weights) -> dict[Part, int]:

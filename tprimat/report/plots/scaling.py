@@ -49,7 +49,8 @@ def draw_throughput(found: Sequence[FittedSeries], path: Path) -> None:
         _axes(overall, found, logarithmic=True)
         _axes(single, found)
         single.legend(loc="lower left", fontsize=SMALL)
-        _captions(picture, found, bars=True)
+        bars = any(point.tokens_per_second.low is not None for scaled in found for point in scaled.series.points)
+        _captions(picture, found, bars=bars)
         save(picture, path)
 
 

@@ -166,7 +166,9 @@ def test_the_gate_closes_on_a_regression_and_opens_within_the_margin(regression,
     assert "gate: " in closed.stderr
     assert "these runs differ by 4.8 %, not shown to be slower" in closed.stderr
     assert f"{after}: llama H100 SXM against {before}: llama H100 SXM" in closed.stderr
-    assert compare(*arguments, "8%").returncode == 0
+    opened = compare(*arguments, "8%")
+    assert opened.returncode == 0
+    assert "gate: open: nothing is slower than its baseline by more than 8.0 %.\n" in opened.stderr
     undecided = compare(*arguments, "5%")
     assert undecided.returncode == 3
     assert re.search(r"Undecided at a margin of 5.0 %: \d+ runs a side would show it to be within", undecided.stderr)

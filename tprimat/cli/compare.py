@@ -94,9 +94,20 @@ def run(options: argparse.Namespace) -> int:
     gate = Gate() if margin is None else regression_gate(comparison, margin)
     for reason in (*gate.closed, *gate.undecided):
         print(f"gate: {reason}", file=sys.stderr)
+    if margin is not None and not gate.closed and not gate.undecided:
+        print(f"gate: {opened(comparison, margin)}", file=sys.stderr)
     if results.problems or gate.closed or not comparison.groups:
         return 1
     return 3 if gate.undecided else 0
+
+
+def opened(comparison: "Comparison", margin: float) -> str:
+    """Say what an open gate has shown, and on which runs."""
+    from tprimat.report.tables import plural
+    from tprimat.units import percent
+
+    missing = plural(len(comparison.not_counted), "run") + " did not count" if comparison.not_counted else ""
+    return f"open: nothing is slower than its baseline by more than {percent(margin)}{missing and f'; {missing}'}."
 
 
 def output_path(options: argparse.Namespace) -> Path:

@@ -1,4 +1,4 @@
-"""Private names of torch, Megatron-Core, Lightning and NeMo are used in two files alone, which notice when one changes."""
+"""Private names of torch, Megatron-Core, Lightning and NeMo are used in three files alone, which notice when one changes."""
 
 import ast
 from pathlib import Path
@@ -13,7 +13,8 @@ from tprimat.megatron import compat
 
 PACKAGE = Path(compat.__file__).parents[1]
 ROOMS = ("megatron", "nemo", "train")
-COMPAT = {PACKAGE / "megatron" / "compat.py", PACKAGE / "nemo" / "compat.py"}
+COMPAT = {PACKAGE / "megatron" / "compat.py", PACKAGE / "nemo" / "compat.py", PACKAGE / "train" / "flight_recorder.py"}
+"""The last one is for every engine, and does without a name that torch does not have."""
 FILES = [file for room in ROOMS for file in sorted((PACKAGE / room).rglob("*.py")) if file not in COMPAT]
 
 

@@ -3,7 +3,8 @@
 Such names may change with any release. What is cheap to check is checked when this module is imported: that the name exists and,
 where the engine replaces or copies a function, that its parameters or its source are the known ones. What is optional or slow to
 import (the compiler, symmetric memory) is checked at first use. No other file of the trainers touches a private name of these
-packages (tests/train/test_compat.py); NeMo's are in tprimat/nemo/compat.py.
+packages (tests/train/test_compat.py); NeMo's are in tprimat/nemo/compat.py, those of torch's recorder in
+tprimat/train/flight_recorder.py.
 
 Import it after `tprimat.megatron.bootstrap` has done its work, because it imports Megatron-Core.
 """

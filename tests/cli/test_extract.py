@@ -66,6 +66,7 @@ def test_a_log_of_experts_has_the_parameters_that_its_paper_states(log, name, mo
     assert result.run.shape == model_shape(shape)
     routing = {"mixtral": "natural", "qwen3_moe": "balanced"}  # as each dump says
     assert result.run.routing == routing.get(model)
+    assert result.run.expert_capacity == ("unlimited" if model in routing else None)
     total, active, uncounted = stated
     count = parameters(result.run.shape)
     assert count.total / 1e9 == pytest.approx(total, abs=0.05)

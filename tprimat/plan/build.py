@@ -83,6 +83,7 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
         layout=layout,
         batch=batch,
         routing=(request.routing or config.training.routing) if shape.experts else None,
+        moe_expert_capacity_factor=config.training.moe_expert_capacity_factor if shape.experts else None,
         micro_batch_memory_bytes=config.benchmarking.micro_batch_memory_bytes,
         steps=config.training.duration.max_steps,
         precision=optimizations.precision,

@@ -56,6 +56,9 @@ TRAPS = {
     "routing": ran(
         shape=replace(model_shape("llama-3.1-8b"), experts=8, experts_per_token=2, expert_ffn=14336), routing="balanced"
     ),
+    "expert-capacity": ran(
+        shape=replace(model_shape("llama-3.1-8b"), experts=8, experts_per_token=2, expert_ffn=14336), expert_capacity=1.25
+    ),
     "global-batch": ran(global_batch_sequences=64),
     "micro-batch": ran(micro_batch_sequences=2),
     "tokens": seen(tokens_per_step=131072),

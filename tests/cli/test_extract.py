@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 from commands import run_command, run_script
 
+from tprimat.facts.flops import flop_per_token, parameters
+from tprimat.facts.models import model_shape
 from tprimat.logs.parse import NAMES
 from tprimat.records.discover import read_result
 
@@ -43,6 +46,36 @@ def result_of(path):
 def test_the_help_names_every_dialect():
     text = "".join(run_script(SCRIPT.name, "--help").stdout.split())
     assert all(name in text for name in ("auto", *NAMES))
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "shape", "stated"),
+    [
+        ("megatron_lm_mixtral", "mixtral", "mixtral-8x7b", (46.7, 12.9, 0)),
+        ("primus_qwen3_30b_a3b", "qwen3_moe", "qwen3-30b-a3b", (30.5, 3.3, 0)),
+        ("primus_deepseek_v2_lite", "deepseek-v2-lite", "deepseek-v2-lite", (15.7, 2.4, 102_400 * 2048)),
+    ],
+)
+def test_a_log_of_experts_has_the_parameters_that_its_paper_states(log, name, model, shape, stated):
+    """arXiv 2401.04088; 2505.09388, table 2; 2405.04434, appendix B, whose 2.4 is that without the embedding."""
+    path = log(name)
+    done = extract("--log-file", path, "--model-name", "auto", "--gpu", "MI300X", "--num-nodes", "2")
+    assert done.returncode == 0, done.stderr
+    (made,) = path.parent.glob(f"benchmark_*_{model}.json")
+    result = result_of(made)
+    assert result.run.shape == model_shape(shape)
+    routing = {"mixtral": "natural", "qwen3_moe": "balanced"}  # as each dump says
+    assert result.run.routing == routing.get(model)
+    assert result.run.expert_capacity == ("unlimited" if model in routing else None)
+    total, active, uncounted = stated
+    count = parameters(result.run.shape)
+    assert count.total / 1e9 == pytest.approx(total, abs=0.05)
+    assert (count.active - uncounted) / 1e9 == pytest.approx(active, abs=0.06)
+    printed = re.findall(r"\(TFLOP/s/GPU\): ([0-9.]+)", path.read_text(encoding="utf8"))[2:]
+    gpus = result.run.machine.gpus
+    ours = [flop_per_token(result.run.shape, 4096) * step.tokens / 1e12 for step in result.steps[2:]]
+    ours = [flop / step.step_seconds / gpus for flop, step in zip(ours, result.steps[2:], strict=True)]
+    assert ours == pytest.approx([float(rate) for rate in printed], rel=0.01)
 
 
 def test_our_own_log_says_all_that_the_record_needs(log):

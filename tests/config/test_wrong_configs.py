@@ -43,7 +43,7 @@ training.data.sequence_length is 'long'.
             """\
 speed is not a key of training.
   at    --set training.speed
-  try   one of: routing, data, optimizer, duration""",
+  try   one of: routing, moe_expert_capacity_factor, data, optimizer, duration""",
         ),
         (
             "models.mine.name.first=Mine",

@@ -89,6 +89,13 @@ def test_a_mixture_of_experts_with_fewer_layers_is_a_flavor_that_it_imports(tmp_
     assert done.stdout == "12\n"
 
 
+def test_experts_that_drop_tokens_are_refused():
+    layout = "parallelism.balanced.qwen3_moe.nvidia={expert_model_parallel_size: 2}"
+    refusal = ENGINE.refusal(plan_of(MIXTURE, layout, "training.moe_expert_capacity_factor=1.25", model="qwen3_moe"), place)
+    assert refusal.what == "torchtitan's experts drop no tokens."
+    assert refusal.fix.startswith("leave it out, or --engine")
+
+
 def test_other_mixtures_are_refused_by_name():
     layout = "parallelism.balanced.mixtral.nvidia={expert_model_parallel_size: 2}"
     refusal = ENGINE.refusal(plan_of(layout, model="mixtral"), place)

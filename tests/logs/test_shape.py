@@ -105,6 +105,13 @@ def test_each_argument_of_experts_and_latent_attention_counts(change, name, said
     assert (run.model, run.shape.name) == (name, name)
 
 
+@pytest.mark.parametrize(("factor", "capacity"), [("1.25", 1.25), ("None", "unlimited"), ("-1.0", "unlimited")])
+def test_what_an_expert_takes_is_read(factor, capacity):
+    assert (
+        run_of(changed(lines_of("primus_qwen3_30b_a3b"), moe_expert_capacity_factor=factor), "auto").expert_capacity == capacity
+    )
+
+
 def test_auto_finds_the_model_of_the_configuration():
     lines = [f"  {name} ........ {value}" for name, value in dense().items()] + lines_of("primus_core_head")[1:]
     assert run_of(lines, "auto").model == "llama"

@@ -88,7 +88,7 @@ def broken_rules(request):
         not shape.experts or shape.experts % expert or ranks // pipeline % expert
     ):
         yield "layout expert_model_parallel_size"
-    if layout.sequence_parallel is True and tensor == 1:
+    if (layout.sequence_parallel is True and tensor == 1) or (shape.experts and layout.sequence_parallel is False and tensor > 1):
         yield "layout sequence_parallel"
     pieces = (2 * context if context > 1 else 1) * (tensor if layout.sequence_parallel in {True, "auto"} else 1)
     if data.sequence_length > shape.context_tokens or data.sequence_length % pieces:
@@ -143,9 +143,9 @@ def test_a_layout_is_resolved_exactly_where_no_rule_is_broken(request):
 @settings(max_examples=40, deadline=None)
 def test_the_suggested_tensor_degrees_are_those_that_are_accepted(shape):
     def accepted(tensor):
-        layout = LayoutConfig(tensor_model_parallel_size=tensor, sequence_parallel=False)
+        layout = LayoutConfig(tensor_model_parallel_size=tensor)
         places = {"where_layout": str, "where_data": str}
-        data = DataConfig(global_batch_size=1, sequence_length=1)
+        data = DataConfig(global_batch_size=1, sequence_length=tensor)
         return refusal_of(LayoutRequest(shape=shape, layout=layout, data=data, world_size=tensor, **places)) is None
 
     assert valid_tensor_degrees(shape) == [tensor for tensor in range(1, shape.heads + 1) if accepted(tensor)]

@@ -154,6 +154,12 @@ def test_experts_divide_over_the_ranks_of_a_stage():
     assert complaint(LLAMA, ep=2) == "expert_model_parallel_size is 2, and llama-3.1-8b has no experts."
 
 
+def test_experts_under_tensor_parallelism_need_sequence_parallelism():
+    refused = "MoE and tensor parallelism are enabled without also enabling sequence parallelism."
+    assert complaint(model_shape("mixtral-8x7b"), tp=2, ep=2, sequence_parallel=False) == refused
+    assert divide(model_shape("mixtral-8x7b"), tp=2, ep=2)[0].sequence_parallel
+
+
 @pytest.mark.parametrize(("ranks", "parts"), [(6, 4), (2, 4), (9, 2)])
 def test_ranks_that_make_no_whole_replica_are_refused(ranks, parts):
     assert complaint(LLAMA, ranks=ranks, tp=parts) == f"world size ({ranks}) is not divisible by {parts}."

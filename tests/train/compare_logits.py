@@ -36,17 +36,34 @@ def compare(plan):
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
     tokens = torch.randint(0, plan.shape.vocabulary, (2, plan.batch.sequence_tokens), generator=generator)
     positions = torch.arange(tokens.shape[1]).expand_as(tokens)
-    with torch.no_grad():
-        ours = model(tokens, positions, None)
+    factor = plan.moe_expert_capacity_factor
+    with torch.set_grad_enabled(factor is not None):
+        ours = model.eval()(tokens, positions, None)
         if plan.shape.experts:
-            reference = ReferenceMixture(plan.shape, weights)
+            reference = ReferenceMixture(plan.shape, weights, factor)
         else:
             reference = ReferenceModel(plan.shape, split_fused_weights(weights, plan.shape))
         theirs = reference(tokens)
-    print(json.dumps({"difference": (ours - theirs).abs().max().item(), "largest": theirs.abs().max().item()}))
+    found = {"difference": (ours - theirs).abs().max().item(), "largest": theirs.abs().max().item()}
+    if factor is not None:
+        found |= {"dropped": reference.dropped, **compare_gradients(model, ours, theirs, generator)}
+    print(json.dumps(found))
+
+
+def compare_gradients(model, ours, theirs, generator):
+    """The largest gradient of any weight, and the largest difference, of any function of the logits."""
+    direction = torch.randn(ours.shape, generator=generator)
+    parameters = list(model.parameters())
+    of_ours, of_theirs = (torch.autograd.grad((out * direction).sum(), parameters) for out in (ours, theirs))
+    pairs = list(zip(of_ours, of_theirs, strict=True))
+    return {
+        "gradient_difference": max((one - two).abs().max().item() / two.abs().max().item() for one, two in pairs),
+        "least_gradient": min(two.abs().max().item() for _, two in pairs),
+    }
 
 
 if __name__ == "__main__":
+    torch.use_deterministic_algorithms(mode=True)  # fills memory that nobody has written with NaN
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
     plans = [read_plan(Path(path)) for path in sys.argv[1:]]
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

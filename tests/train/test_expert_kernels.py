@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from megatron.core.transformer.moe.moe_utils import (
+    apply_router_token_dropping,
     compute_routing_scores_for_aux_loss,
     switch_load_balancing_loss_func,
     topk_routing_with_score_function,
@@ -13,7 +14,7 @@ from megatron.core.transformer.moe.moe_utils import (
 from tprimat.megatron import grouped, rows
 from tprimat.megatron.experts import order_by_expert
 from tprimat.megatron.grouped import GroupedProducts, LoopedProducts
-from tprimat.megatron.router import Choice, balance_loss, choose, sorted_places
+from tprimat.megatron.router import Choice, balance_loss, choose, sorted_places, within_capacity
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="compares a GPU's kernels with a CPU's: there is no GPU")
 
@@ -39,6 +40,22 @@ def test_places_sort_choices_by_expert_and_then_by_token(made):
     for expert in range(number):
         own = places[experts == expert]
         assert own.tolist() == sorted(own.tolist())
+
+
+@given(choices(), st.floats(0.1, 3), st.integers(0, 99))
+def test_an_expert_takes_what_megatrons_takes_and_dropped_choices_are_placed_behind(made, factor, seed):
+    experts, number = made
+    weights = 0.1 + torch.rand(experts.shape, generator=torch.Generator().manual_seed(seed))
+    table = torch.zeros(len(experts), number).scatter_(1, experts, weights)
+    _, taken = apply_router_token_dropping(table, table > 0, experts.shape[1], factor)
+    kept = within_capacity(weights, experts, number, factor)
+    wanted = taken.gather(1, experts)
+    assert torch.equal(torch.ones_like(wanted) if kept is None else kept, wanted)
+    places, ends = sorted_places(experts, number, kept)
+    assert places.flatten().sort().values.tolist() == list(range(experts.numel()))
+    assert ends.tolist() == taken.sum(0).cumsum(0).tolist()
+    assert torch.equal(places < ends[-1], wanted)
+    assert experts[wanted][places[wanted].argsort()].tolist() == sorted(experts[wanted].tolist())
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=3, max_size=3), min_size=1, max_size=4), st.integers(0, 5))

@@ -43,6 +43,9 @@ CASES = {
         (2, {"ep": 2, "distributed_optimizer": False, "recompute": "full"}),
         (2, {"tp": 2}),
         (2, {"ep": 2, "routing": "balanced"}),
+        (1, {"capacity": 0.75}),
+        (2, {"ep": 2, "capacity": 0.75, "recompute_modules": ["moe"]}),
+        (1, {"capacity": 100.0}),
     ],
     "qwen": [(1, {}), (4, {"ep": 4, "tp": 2, **OURS}), (2, {"ep": 2, "cp": 2})],
     "lite": [
@@ -54,8 +57,9 @@ CASES = {
 }
 """Ranks, and how the model is spread over them; the first is the reference."""
 
-BALANCED = len(CASES["mixtral"]) - 1
-"""The case with forced balance, whose losses are its own."""
+BALANCED, DROPPING, DROPPING_SPREAD, ROOMY = range(len(CASES["mixtral"]) - 4, len(CASES["mixtral"]))
+"""The cases with forced balance and with full experts, whose losses are their own, and one whose experts are never full."""
+OF_THEIR_OWN = {("mixtral", BALANCED): 0, ("mixtral", DROPPING): 0, ("mixtral", DROPPING_SPREAD): DROPPING}
 
 
 def plan_of(folder, model, ranks, case):
@@ -76,6 +80,8 @@ def plan_of(folder, model, ranks, case):
             settings[f"{layout}.{LAYOUT_KEYS[key]}"] = value
         elif key == "routing":
             settings["training.routing"] = value
+        elif key == "capacity":
+            settings["training.moe_expert_capacity_factor"] = value
         elif key == "recompute":
             settings["platform_optimizations.cpu.recompute"] = value
         elif key != "recompute_modules":
@@ -97,9 +103,9 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "number"), [name for name in NAMES if name != ("mixtral", BALANCED)])
+@pytest.mark.parametrize(("model", "number"), [name for name in NAMES if OF_THEIR_OWN.get(name) != 0])
 def test_losses_and_gradient_norms_do_not_depend_on_where_the_experts_are(trained, model, number):
-    (run, steps), (_, reference) = trained[model, number], trained[model, 0]
+    (run, steps), (_, reference) = trained[model, number], trained[model, OF_THEIR_OWN.get((model, number), 0)]
     assert len(steps) == STEPS
     assert run.mismatches == ()
     assert run.evidence.expert_parallel == CASES[model][number][1].get("ep", 1)
@@ -117,7 +123,11 @@ def test_the_load_of_experts_and_ranks_is_recorded(trained):
             assert 1 <= step.rank_load <= spread
             assert step.rank_load <= step.expert_load <= experts
             assert (step.rank_load > 1) == (spread > 1)
-            assert step.dropped == 0
+            assert (
+                (0 < step.dropped < 1)
+                if (model, number) in {("mixtral", DROPPING), ("mixtral", DROPPING_SPREAD)}
+                else step.dropped == 0
+            )
 
 
 @pytest.mark.slow
@@ -126,3 +136,16 @@ def test_forced_balance_is_recorded_and_more_even(trained):
     assert (natural.evidence.routing, forced.evidence.routing) == (natural.routing, forced.routing) == ("natural", "balanced")
     assert forced.mismatches == ()
     assert sum(step.expert_load for step in even) < sum(step.expert_load for step in uneven)
+
+
+@pytest.mark.slow
+def test_a_capacity_drops_choices_and_is_recorded(trained):
+    (run, steps), (spread, same) = trained["mixtral", DROPPING], trained["mixtral", DROPPING_SPREAD]
+    assert run.expert_capacity == run.evidence.expert_capacity == spread.evidence.expert_capacity == 0.75
+    assert trained["mixtral", ROOMY][0].evidence.expert_capacity == 100
+    assert trained["mixtral", 0][0].evidence.expert_capacity == "unlimited"
+    assert [step.dropped for step in steps] == pytest.approx([step.dropped for step in same])
+    assert steps[0].dropped >= 0.25  # three of four choices have room, were all even
+    assert [step.loss for step in steps] != pytest.approx([step.loss for step in trained["mixtral", 0][1]], abs=1e-5)
+    losses = [[step.loss for step in trained["mixtral", number][1]] for number in (0, ROOMY)]
+    assert losses[0] == losses[1]  # to the last bit

@@ -159,7 +159,7 @@ def test_the_same_tokens_on_several_tensor_ranks_are_refused_before_anything_sta
     setting = f"parallelism.minimal_communication={{'{model}': {{cpu: {layout}}}}}"
     done = benchmark(tmp_path, "--config", configuration(tmp_path, [model]), "--gpus", "2", "--set", setting)
     assert done.returncode == 2
-    assert "needs sequence parallelism under tensor parallelism" in done.stderr
+    assert "MoE and tensor parallelism are enabled without also enabling sequence parallelism." in done.stderr
     assert not (tmp_path / "out").exists()
 
 

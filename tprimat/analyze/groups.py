@@ -225,6 +225,16 @@ def _routing(run: RunRecord) -> str | None:
     return run.routing if run.shape is not None and run.shape.experts is not None else ""
 
 
+def _expert_capacity(run: RunRecord) -> object:
+    """Return what an expert takes before it drops tokens; empty for a model without experts.
+
+    Records of ours from before the field name the engine's options: no engine of ours could drop tokens then.
+    """
+    if run.shape is None or run.shape.experts is None:
+        return ""
+    return run.expert_capacity or ("unlimited" if run.engine_options else None)
+
+
 def routing_words(run: RunRecord) -> str:
     """Return how tokens chose experts, in words; empty for a model without any."""
     return TRAITS["routing"].label(run)
@@ -269,6 +279,14 @@ TRAITS: Mapping[str, Trait] = {
         words="{} routing",
         effect="refuse",
         why="Forced balance spares the wait for the busiest rank; no real training has it.",
+    ),
+    "expert-capacity": Trait(
+        name="expert capacity",
+        value=_expert_capacity,
+        words="expert capacity {}",
+        effect="refuse",
+        unknown="warn",
+        why="Tokens that an expert drops cost nothing and learn nothing.",
     ),
     "global-batch": Trait(
         name="global batch",

@@ -163,6 +163,8 @@ class TrainingConfig(RefuseUnknownKeys):
 
     routing: Routing = "natural"
     """Of tokens to experts, in models that have some: by the router, or forced to be even, which no real training has."""
+    moe_expert_capacity_factor: Positive | None = None
+    """Times the mean load of a rank's experts in a micro-batch: choices of an expert beyond it are dropped; null: none are."""
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     duration: DurationConfig = field(default_factory=DurationConfig)

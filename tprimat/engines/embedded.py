@@ -81,14 +81,13 @@ def _refuse_experts(plan: RunPlan, where: Where) -> ConfigError | None:
 
 
 def _refuse_repeated_tokens(plan: RunPlan, where: Where) -> ConfigError | None:
-    """Refuse the same tokens on several tensor ranks, where the model needs each rank's own."""
-    if plan.layout.tensor == 1 or plan.layout.sequence_parallel or not (plan.shape.experts or plan.shape.kv_lora_rank):
+    """Refuse the same tokens on several tensor ranks, where latent attention needs each rank's own; plan/layout.py: experts."""
+    if plan.layout.tensor == 1 or plan.layout.sequence_parallel or not plan.shape.kv_lora_rank:
         return None
-    what = "experts" if plan.shape.experts else "latent attention"
     return ConfigError(
-        f"{plan.shape.name} has {what}, which needs sequence parallelism under tensor parallelism.",
+        f"{plan.shape.name} has latent attention, which needs sequence parallelism under tensor parallelism.",
         where=where("parallelism", plan.strategy, plan.model, plan.platform, "sequence_parallel"),
-        why="Otherwise each tensor rank would compute the same tokens once more (for experts Megatron-Core refuses it, too).",
+        why="Otherwise each tensor rank would compute the same tokens once more.",
         fix="sequence_parallel: auto",
     )
 

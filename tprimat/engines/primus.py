@@ -108,6 +108,7 @@ def _experts(plan: RunPlan) -> dict[str, Value]:
         "moe_ffn_hidden_size": shape.expert_ffn,
         "expert_tensor_parallel_size": 1 if plan.layout.expert > 1 else plan.layout.tensor,
         "moe_router_force_load_balancing": plan.routing == "balanced",
+        "moe_expert_capacity_factor": plan.moe_expert_capacity_factor,
     }
 
 

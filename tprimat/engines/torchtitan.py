@@ -166,6 +166,9 @@ def _unsupported_layout(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
 def _unsupported_work(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
     """Yield an error for each setting that has no counterpart in torchtitan."""
     settings = ("platform_optimizations", plan.platform)
+    if plan.moe_expert_capacity_factor is not None:
+        place = where("training", "moe_expert_capacity_factor")
+        yield LaunchError("torchtitan's experts drop no tokens.", where=place, fix=f"leave it out, or {OTHER_ENGINE}")
     if plan.precision == "fp8" and plan.shape.experts:
         what, why = "torchtitan's experts in fp8 are not measured.", "It converts grouped products by other rules than ours."
         yield LaunchError(what, where=where(*settings, "precision"), why=why, fix="--precision bf16")

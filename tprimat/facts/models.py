@@ -36,6 +36,10 @@ class RopeScaling(RefuseUnknownKeys):
     original_context_tokens: int
 
 
+def _divisors(number: int) -> str:
+    return ", ".join(str(divisor) for divisor in range(1, number + 1) if number % divisor == 0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape(RefuseUnknownKeys):
     """The dimensions of a decoder-only transformer.
@@ -146,7 +150,7 @@ class ModelShape(RefuseUnknownKeys):
             raise ConfigError(
                 f"Model {self.name} has {self.heads} heads and {self.kv_heads} key/value heads.",
                 why="Each key/value head serves the same number of heads.",
-                fix=f"kv_heads: {', '.join(str(number) for number in range(1, self.heads + 1) if self.heads % number == 0)}",
+                fix=f"kv_heads: {_divisors(self.heads)}",
             )
 
     def _check_router(self) -> None:
@@ -155,27 +159,56 @@ class ModelShape(RefuseUnknownKeys):
                 f"Model {self.name} has router_score: {self.router_score!r:.40}.", fix=f"one of {', '.join(ROUTER_SCORES)}"
             )
         if self.router_bias and self.router_score != "sigmoid":
-            why = "Megatron-Core adds an expert's bias to sigmoid scores only."
+            why = "Expert bias for aux-loss-free routing only supports sigmoid score function."
             raise ConfigError(
                 f"Model {self.name} has router_bias and {self.router_score} scores.", why=why, fix="router_score: sigmoid"
             )
-        if self.experts and self.experts_per_token and not 1 <= self.experts_per_token <= self.experts:
-            what = f"Model {self.name} has {self.experts} experts and {self.experts_per_token} for each token."
-            raise ConfigError(what, why="A token chooses different experts.", fix=f"experts_per_token: 1 to {self.experts}")
+        self._check_experts()
         if self.dense_first_layers > self.layers:
             what = f"Model {self.name} has {self.layers} layers, of which the first {self.dense_first_layers} are dense."
             raise ConfigError(what, fix=f"dense_first_layers: 0 to {self.layers}")
         self._check_groups()
 
+    def _check_experts(self) -> None:
+        """Check that there are experts, each with a width, and as many as a token chooses."""
+        if self.experts is None:
+            for key in ("shared_experts", "dense_first_layers", "router_bias", "router_groups"):
+                if getattr(self, key):
+                    raise ConfigError(
+                        f"Model {self.name} has {key}: {str(getattr(self, key)).lower()}, and no experts.",
+                        why="It would be ignored.",
+                        fix=f"add experts, experts_per_token and expert_ffn, or remove {key}",
+                    )
+        for key in ("experts", "expert_ffn"):
+            if getattr(self, key) == 0:
+                raise ConfigError(
+                    f"Model {self.name} has {key}: 0.", why="It must be 1 or more.", fix="leave it out without experts"
+                )
+        chosen = self.experts_per_token
+        if self.experts is not None and chosen is not None and not 1 <= chosen <= self.experts:
+            what = f"Model {self.name} has {self.experts} experts and {chosen} for each token."
+            raise ConfigError(what, why="A token chooses different experts.", fix=f"experts_per_token: 1 to {self.experts}")
+
     def _check_groups(self) -> None:
-        groups, best = self.router_groups, self.router_best_groups
-        if groups is None or best is None or self.experts is None or self.experts_per_token is None:
+        """Check what Megatron-Core asserts of groups, in its words, and that the best groups have the experts that are chosen."""
+        groups, best, experts, chosen = self.router_groups, self.router_best_groups, self.experts, self.experts_per_token
+        if groups is None or best is None or experts is None or chosen is None:
             return
-        if groups < 1 or self.experts % groups or not 1 <= best <= groups or self.experts_per_token % best:
-            raise ConfigError(
-                f"Model {self.name} has router_groups: {groups} and router_best_groups: {best}.",
-                why=f"They divide {self.experts} experts evenly, and {self.experts_per_token} choices over the best groups.",
-            )
+        name = f"Model {self.name}"
+        if groups < 1 or experts % groups:
+            what = f"{name}: num_moe_experts ({experts}) should be divisible by moe_router_num_groups ({groups})."
+            raise ConfigError(what, why="Groups have the same number of experts.", fix=f"router_groups: {_divisors(experts)}")
+        if not 1 <= best <= groups:
+            what = f"{name}: moe_router_group_topk ({best}) should be smaller than moe_router_num_groups ({groups}), or equal."
+            raise ConfigError(what, why="A token uses the best of these groups.", fix=f"router_best_groups: 1 to {groups}")
+        if chosen % best:
+            what = f"{name}: moe_router_topk ({chosen}) is no multiple of moe_router_group_topk ({best})."
+            why = f"A group is judged by its best {chosen} / {best} experts."
+            raise ConfigError(what, why=why, fix=f"router_best_groups: {_divisors(chosen)}")
+        if chosen > best * (experts // groups):
+            what = f"{name}: a token chooses {chosen} experts, and its {best} best groups have {best * (experts // groups)}."
+            why = f"Each of {groups} groups has {experts // groups} of {experts} experts."
+            raise ConfigError(what, why=why, fix="fewer router_groups, or more router_best_groups")
 
     @property
     def moe_layers(self) -> int:

@@ -121,6 +121,8 @@ def evidence_of(contents: LogContents) -> tuple[Evidence, list[str]]:
         notes.append("fp8 was requested, but Megatron ignores it without Transformer Engine")
     if number_of(contents.arguments, "num_experts") is None and evidence.get("routing") == "natural":
         evidence.pop("routing")  # printed for dense models, too
+    if number_of(contents.arguments, "num_experts") is None:
+        evidence.pop("expert_capacity", None)
     degrees = [evidence.get(name) for name in ("tensor_parallel", "pipeline_parallel", "expert_parallel")]
     of_rank = evidence.pop("rank_parameters", None)
     if degrees[0] == 1 and all(degree in {None, 1} for degree in degrees):
@@ -567,6 +569,7 @@ def extract(reading: LogReading, flags: Flags, source: LogSource, config: Config
         matmul_dtype=parsed.evidence.matmul_dtype,
         recompute=parsed.evidence.recompute,
         routing=parsed.evidence.routing,
+        expert_capacity=parsed.evidence.expert_capacity,
         machine=machine,
         started_at=None,
         clock="framework",

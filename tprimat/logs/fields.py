@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -110,11 +110,24 @@ def in_bytes(value: float | None, unit: int) -> int | None:
     return None if value is None or not math.isfinite(value * unit) else round(value * unit)
 
 
+def capacity(text: str) -> float | str:
+    """Return the capacity of an expert that Megatron's argument states; None and negative ones are none."""
+    value = number(text)
+    return value if value is not None and math.isfinite(value) and value > 0 else "unlimited"
+
+
 def truth(text: str) -> bool | None:
     """Return the value of 'True' or 'false', as Python and YAML print them."""
     return {"true": True, "false": False}.get(text.strip().lower())
 
 
+PLAIN_ARGUMENTS: dict[str, tuple[str, Callable[[str], object]]] = {
+    "params_dtype": ("parameter_dtype", lambda value: value.removeprefix("torch.")),
+    "transformer_impl": ("transformer_engine", lambda value: value == "transformer_engine"),
+    "moe_expert_capacity_factor": ("expert_capacity", capacity),
+    "optimizer": ("optimizer", str),
+}
+"""Argument -> field of the evidence, and what its text says of it."""
 WHOLE_ARGUMENTS = {
     "world_size": "world_size",
     "tensor_model_parallel_size": "tensor_parallel",
@@ -203,16 +216,13 @@ def megatron_argument(name: str, value: str) -> Mapping[str, Any]:
         return {"recompute": "full"} if truth(value) else {}
     if name == "recompute_granularity":
         return {"recompute": RECOMPUTE[value.lower()]} if value.lower() in RECOMPUTE else {}
-    if name == "params_dtype":
-        return {"parameter_dtype": value.removeprefix("torch.")}
     if name == "sequence_parallel":
         return {"sequence_parallel": flag} if (flag := truth(value)) is not None else {}
-    if name == "transformer_impl":
-        return {"transformer_engine": value == "transformer_engine"}
     if name == "moe_router_force_load_balancing":
         return {"routing": "balanced" if truth(value) else "natural"}
     if name == "mock_data":
         return {"data": "mock"} if truth(value) else {}
-    if name == "optimizer":
-        return {"optimizer": value}
+    if name in PLAIN_ARGUMENTS:
+        fact, read = PLAIN_ARGUMENTS[name]
+        return {fact: read(value)}
     return {}

@@ -16,7 +16,7 @@ from tprimat.megatron.layers import SDPACoreAttention
 from tprimat.megatron.linear import ChosenProducts, LinearProducts
 from tprimat.megatron.module import MegatronModule
 from tprimat.records.evidence import graded
-from tprimat.records.schema import Evidence, Routing
+from tprimat.records.schema import Evidence, ExpertCapacity, Routing
 
 REDIRECTED = "Megatron-Core's CUDA calls ran on the CPU: this shows that it works, not how fast anything is."
 
@@ -40,6 +40,7 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
         recompute=again.recompute if again else None,
         recompute_modules=again.modules if again else None,
         routing=routing_of(module.config),
+        expert_capacity=capacity_of(module.config),
         attention=attention_backend(module),
         transformer_engine=bool(transformer_engine.te_modules(module.chunks)),
         optimizer=module.megatron_optimizer.description,
@@ -49,7 +50,7 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
         graphs_from_cache=from_cache,
         notes=(*((REDIRECTED,) if redirected else ()), *_uneven_stages(module)),
     )
-    return graded(evidence, {"routing": "resolved"})
+    return graded(evidence, {"routing": "resolved", "expert_capacity": "resolved"})
 
 
 def routing_of(config: TransformerConfig) -> Routing | None:
@@ -57,6 +58,11 @@ def routing_of(config: TransformerConfig) -> Routing | None:
     if config.num_moe_experts is None:
         return None
     return "balanced" if config.moe_router_force_load_balancing else "natural"
+
+
+def capacity_of(config: TransformerConfig) -> ExpertCapacity | None:
+    """Return how much an expert takes; None for a model without any."""
+    return None if config.num_moe_experts is None else config.moe_expert_capacity_factor or "unlimited"
 
 
 def parallel_sizes() -> Evidence:

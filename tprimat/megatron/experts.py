@@ -94,7 +94,7 @@ class Exchange:
 
     def __init__(self, routing: Routing, group: dist.ProcessGroup, experts_here: int, how: Computation) -> None:
         self.group, self.ranks, self.experts_here, self.how = group, group.size(), experts_here, how
-        self.places, self.ends, self.counts = routing.places, routing.ends, routing.counts
+        self.places, self.ends, self.counts, self.drops = routing.places, routing.ends, routing.counts, routing.drops
         self.arranged = False
         if self.ranks > 1:
             self._ask_for_counts()
@@ -138,7 +138,12 @@ class Exchange:
             self._read_counts()
         arrived = rows.new_empty(self.length, rows.shape[1])
         work = dist.all_to_all_single(
-            arrived[: self.arriving], rows, self.received_rows, self.sent_rows, group=self.group, async_op=True
+            arrived[: self.arriving],
+            rows[: sum(self.sent_rows)],
+            self.received_rows,
+            self.sent_rows,
+            group=self.group,
+            async_op=True,
         )
         if not self.arranged:
             self._arrange()  # while the rows travel
@@ -147,12 +152,16 @@ class Exchange:
         return gather(arrived, self.received)
 
     def from_experts(self, rows: Tensor) -> "Returning":
-        """Begin to move rows back: (n, hidden) -> (tokens x k, hidden)."""
+        """Begin to move rows back: (n, hidden) -> (tokens x k, hidden); those of dropped choices are 0."""
         if self.ranks == 1:
+            if self.drops:
+                behind = torch.arange(rows.shape[0], device=rows.device) >= self.ends[-1]
+                rows = rows.masked_fill(behind[:, None], 0)
             return Returning(rows, None)
         leaving = spread(rows[: self.arriving], self.received[: self.arriving, None])
-        back = rows.new_empty(sum(self.sent_rows), rows.shape[1])
-        work = dist.all_to_all_single(back, leaving, self.sent_rows, self.received_rows, group=self.group, async_op=True)
+        back, sent = rows.new_empty(self.places.numel(), rows.shape[1]), sum(self.sent_rows)
+        back[sent:] = 0
+        work = dist.all_to_all_single(back[:sent], leaving, self.sent_rows, self.received_rows, group=self.group, async_op=True)
         return Returning(back, work, leaving)
 
 
@@ -321,6 +330,8 @@ class ExpertsLayer(MegatronModule):  # type: ignore[misc]
         """Megatron's names of what the backward pass computes again."""
         self.counts: list[Tensor] = []
         """Of each forward pass in this step: this rank's rows for each of all experts."""
+        self.choices = 0
+        """Of experts by this rank's tokens in a forward pass, dropped ones included."""
 
     def set_layer_number(self, layer_number: int) -> None:
         """Tell the router, as Megatron asks."""
@@ -339,6 +350,7 @@ class ExpertsLayer(MegatronModule):  # type: ignore[misc]
             exchange = Exchange(routing, group, self.experts.linear_fc1.weight.shape[0], self.how)
         if torch.is_grad_enabled():
             self.counts.append(routing.counts)
+            self.choices = routing.places.numel()
         shared = None
         if self.shared_experts is not None and "shared_experts" in self.recomputed:
             shared = checkpoint(self.shared_experts, False, hidden)[0]

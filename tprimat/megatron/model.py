@@ -158,6 +158,7 @@ def _experts(plan: RunPlan, options: ResolvedOptions) -> dict[str, Any]:
         "moe_router_load_balancing_type": "seq_aux_loss" if shape.balance_by_sequence else "aux_loss",
         "moe_aux_loss_coeff": shape.balance_loss,
         "moe_router_force_load_balancing": plan.routing == "balanced",
+        "moe_expert_capacity_factor": plan.moe_expert_capacity_factor,
     }
     if options.layers == "transformer_engine":
         settings |= {"moe_grouped_gemm": True, "moe_permute_fusion": True}

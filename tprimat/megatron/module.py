@@ -158,8 +158,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
             gc.collect()
             gc.freeze()
         found = {"loss": loss, "grad_norm": self.megatron_optimizer.grad_norm, "learning_rate": rate, "tokens": tokens}
-        # Without a limit to what an expert takes, Megatron-Core drops nothing.
-        return {**found, "expert_load": loads[0], "rank_load": loads[1], "dropped": 0.0} if loads else found
+        return {**found, **dict(zip(("expert_load", "rank_load", "dropped"), loads, strict=True))} if loads else found
 
     def _finalize_gradients(self, *arguments: Any, **named: Any) -> None:
         """Tell the callback that this rank has computed its gradients: from here on it waits for the others."""
@@ -177,10 +176,11 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         return model(inputs, positions, None, labels=labels), _mean_loss
 
     def _over_all_ranks(self, losses: list[dict[str, Tensor]], batch: list[Tensor]) -> tuple[Tensor, ...]:
-        """Return the mean loss of the global batch, the tokens that all ranks trained on, and the loads of experts and ranks.
+        """Return the mean loss of the global batch, the tokens that all ranks trained on, and how the experts were loaded.
 
-        One small all-reduce gives all of them. A replica's last stage knows its loss, and each of its ranks its tokens: one rank
-        of a replica reports each. A dense model has no loads.
+        The last are the loads of the busiest expert and rank, and the share of dropped choices; a dense model has none. One small
+        all-reduce gives all of them. A replica's last stage knows its loss, and each of its ranks its tokens: one rank of a
+        replica reports each.
         """
         totals = torch.zeros(2 + SUMS, device=self.device, dtype=torch.float64)
         if parallel_state.get_tensor_model_parallel_rank() == 0:
@@ -195,8 +195,8 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         if has_experts:
             totals[2:] = load_sums(self.chunks, self.device)
         dist.all_reduce(totals)
-        expert, rank, times = totals[2:].unbind()
-        return (totals[0], totals[1], *((expert / times, rank / times) if has_experts else ()))
+        *sums, times = totals[2:].unbind()
+        return (totals[0], totals[1], *((part / times for part in sums) if has_experts else ()))
 
 
 def _observed(batch: list[Tensor], tokens: int) -> ObservedBatch:

@@ -5,6 +5,7 @@ know. Its result is a table of all experts for each token, mostly zeros; here it
 what the exchange needs. The choice is the same (tests/train/test_experts.py compares both).
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -63,23 +64,55 @@ def choose(logits: Tensor, bias: Tensor | None, choice: Choice) -> tuple[Tensor,
     return weights * choice.scale, experts
 
 
-def sorted_places(experts: Tensor, number: int) -> tuple[Tensor, Tensor]:
-    """Sort choices by expert, and those of one expert by token.
+def within_capacity(weights: Tensor, experts: Tensor, number: int, factor: float) -> Tensor | None:
+    """Say which choices their experts take: of each expert those with the largest weights (GShard, arXiv:2006.16668, 2.2).
+
+    Megatron-Core's moe_token_drop_policy probs, by its formula of the capacity.
+
+    Args:
+        weights: shape (tokens, k).
+        experts: the same shape, different numbers in each row.
+        number: of all experts.
+        factor: an expert takes this times the mean of all experts, rounded up.
+
+    Returns:
+        shape (tokens, k), bool; None where each expert has room for all tokens.
+    """
+    tokens, each = experts.shape
+    capacity = math.ceil(tokens * each / number * factor)
+    if capacity >= tokens:
+        return None
+    table = weights.new_full((tokens, number), -1.0).scatter_(1, experts, weights.detach())
+    taken = torch.zeros_like(table, dtype=torch.bool)
+    taken.scatter_(0, table.topk(capacity, dim=0, sorted=False).indices, value=True)
+    return taken.gather(1, experts)
+
+
+def sorted_places(experts: Tensor, number: int, kept: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Sort choices by expert, and those of one expert by token; dropped ones come last.
 
     Args:
         experts: shape (tokens, k), different numbers in each row.
         number: of all experts.
+        kept: which choices are not dropped, shape (tokens, k); None for all.
 
     Returns:
-        the place of each choice, shape (tokens, k), and for each expert the number of choices up to its last, shape
+        the place of each choice, shape (tokens, k), and for each expert the number of kept choices up to its last, shape
         (number,), int32.
     """
     tokens = experts.shape[0]
     chosen = torch.zeros(number, tokens, dtype=torch.int32, device=experts.device)
-    chosen.scatter_(0, experts.t(), 1)
+    if kept is None:
+        chosen.scatter_(0, experts.t(), 1)
+    else:
+        chosen.scatter_(0, experts.t(), kept.t().to(torch.int32))
     up_to = chosen.view(-1).cumsum(0, dtype=torch.int32)
     at = experts * tokens + torch.arange(tokens, device=experts.device)[:, None]
-    return up_to[at] - 1, up_to.view(number, tokens)[:, -1].contiguous()
+    places, ends = up_to[at] - 1, up_to.view(number, tokens)[:, -1].contiguous()
+    if kept is not None:
+        behind = ends[-1] + (~kept).view(-1).cumsum(0, dtype=torch.int32).view_as(places) - 1
+        places = torch.where(kept, places, behind)
+    return places, ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +120,15 @@ class Routing:
     """Where the tokens of a rank go."""
 
     weights: Tensor
-    """Of each token's experts, shape (tokens, k), fp32."""
+    """Of each token's experts, shape (tokens, k), fp32; 0 where a choice is dropped."""
     places: Tensor
-    """Of each choice in the order of experts, shape (tokens, k)."""
+    """Of each choice in the order of experts, shape (tokens, k); dropped ones are behind all others."""
     ends: Tensor
-    """Choices of each expert and all before it, shape (experts,), int32."""
+    """Choices of each expert and all before it, without dropped ones, shape (experts,), int32."""
     counts: Tensor
-    """Choices of each expert, shape (experts,), int32."""
+    """Choices of each expert, without dropped ones, shape (experts,), int32."""
+    drops: bool = False
+    """Whether choices may be dropped."""
 
 
 def balance_loss(scores: Tensor, counts: Tensor, tokens: int, experts_per_token: int) -> Tensor:
@@ -174,21 +209,26 @@ class Router(TopKRouter):  # type: ignore[misc]
         if self.config.moe_router_force_load_balancing:
             logits = apply_random_logits(logits)
         weights, experts = self.run(choose)(logits.flatten(0, 1), self.expert_bias, self.choice)
-        places, ends = sorted_places(experts, self.num_experts)
+        kept, factor = None, self.config.moe_expert_capacity_factor
+        if factor is not None:
+            kept = within_capacity(weights, experts, self.num_experts, factor)
+        places, ends = sorted_places(experts, self.num_experts, kept)
+        if kept is not None:
+            weights = weights * kept
         counts = torch.diff(ends, prepend=ends.new_zeros(1))
         if self.training and torch.is_grad_enabled():
             if self.expert_bias is not None:
                 self.local_tokens_per_expert += counts
-            weights = self._balanced(weights, experts, counts, logits)
-        return Routing(weights, places, ends, counts)
+            weights = self._balanced(weights, experts, counts if kept is None else None, logits)
+        return Routing(weights, places, ends, counts, drops=kept is not None)
 
-    def _balanced(self, weights: Tensor, experts: Tensor, counts: Tensor, logits: Tensor) -> Tensor:
+    def _balanced(self, weights: Tensor, experts: Tensor, counts: Tensor | None, logits: Tensor) -> Tensor:
         """Attach the load-balancing loss to the weights.
 
         Args:
             weights: shape (tokens x sequences, k).
             experts: the same shape.
-            counts: shape (experts,), int32.
+            counts: of these choices, shape (experts,), int32; None: they are to be counted.
             logits: shape (tokens, sequences, experts).
         """
         sequences, by_sequence = logits.shape[1], self.get_aux_loss_coeff("seq_aux_loss")
@@ -196,7 +236,7 @@ class Router(TopKRouter):  # type: ignore[misc]
         if not coefficient:
             return weights
         scores = self.run(_scores)(logits, self.choice.score)
-        if by_sequence or self.expert_bias is not None:
+        if by_sequence or self.expert_bias is not None or counts is None:
             if self.expert_bias is not None:  # the loss judges what the router would choose without the bias
                 experts = scores.topk(self.topk, dim=-1).indices.flatten(0, 1)
             judged = _counts(experts, self.num_experts, sequences if by_sequence else 1)

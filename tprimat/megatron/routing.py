@@ -16,13 +16,15 @@ class RoutingCounts:
 
     def __init__(self, router: TopKRouter) -> None:
         self.counts: list[Tensor] = []
+        self.choices = 0
         router.register_forward_hook(self._count)
 
     def _count(self, router: TopKRouter, inputs: tuple[Tensor, ...], result: tuple[Tensor, Tensor]) -> None:
         """Count the routing map of a forward pass, shape (tokens, experts)."""
-        del router, inputs
+        del inputs
         if torch.is_grad_enabled():
             self.counts.append(result[1].sum(dim=0, dtype=torch.int32))
+            self.choices = result[1].shape[0] * router.topk
 
 
 def watch_routers(model: torch.nn.Module) -> None:
@@ -32,12 +34,12 @@ def watch_routers(model: torch.nn.Module) -> None:
             part.routing_counts = RoutingCounts(part)  # type: ignore[assignment]
 
 
-SUMS = 3
+SUMS = 4
 """Numbers that `load_sums` returns."""
 
 
 def load_sums(chunks: Iterable[torch.nn.Module], device: torch.device) -> Tensor:
-    """Sum up the loads of the busiest expert and the busiest rank over this rank's layers and micro-batches; forget the counts.
+    """Sum up loads and the share of dropped choices over this rank's layers and micro-batches; forget the counts.
 
     The ranks that share experts must all call it. Nothing waits for the device.
 
@@ -46,8 +48,9 @@ def load_sums(chunks: Iterable[torch.nn.Module], device: torch.device) -> Tensor
         device: of the result.
 
     Returns:
-        shape (3,), fp64: the sum over layers and micro-batches of tokens of the busiest expert over the mean, the same of ranks,
-        and the number of layers times micro-batches. Each is the same on all ranks that share experts.
+        shape (4,), fp64: the sum over layers and micro-batches of tokens of the busiest expert over the mean, the same of ranks,
+        the share of choices that were dropped, and the number of layers times micro-batches. Each is the same on all ranks that
+        share experts.
     """
     layers: list[ExpertsLayer | RoutingCounts] = []
     for part in (part for chunk in chunks for part in chunk.modules()):
@@ -66,4 +69,5 @@ def load_sums(chunks: Iterable[torch.nn.Module], device: torch.device) -> Tensor
     of_experts = own.double()
     of_ranks = of_experts.view(len(counts), ranks, -1).sum(dim=-1)
     busiest = [(load.amax(dim=1) / load.mean(dim=1)).sum() for load in (of_experts, of_ranks)]
-    return torch.stack([*busiest, torch.full_like(busiest[0], len(counts))])
+    dropped = (1 - of_experts.sum(dim=1) / (layers[0].choices * ranks)).sum()  # all micro-batches have as many tokens
+    return torch.stack([*busiest, dropped, torch.full_like(dropped, len(counts))])

@@ -9,7 +9,15 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.num_microbatches_calculator import get_num_microbatches
 from torch import Tensor
 
-from tprimat.megatron.evidence import REDIRECTED, count_parameters, dtype_name, matmul_dtype, parallel_sizes, routing_of
+from tprimat.megatron.evidence import (
+    REDIRECTED,
+    capacity_of,
+    count_parameters,
+    dtype_name,
+    matmul_dtype,
+    parallel_sizes,
+    routing_of,
+)
 from tprimat.megatron.transformer_engine import multiplied_in_fp8, te_modules
 from tprimat.megatron.watch import LayerWatch
 from tprimat.nemo.recipe import Environment
@@ -92,6 +100,7 @@ def observe(trainer: Any, watch: FirstBatchHook, plan: RunPlan, here: Environmen
         recompute=again.recompute if again else None,
         recompute_modules=again.modules if again else None,
         routing=routing_of(models[0].config),
+        expert_capacity=capacity_of(models[0].config),
         attention="Transformer Engine" if fused else "torch scaled_dot_product_attention",
         transformer_engine=bool(fused),
         optimizer=_optimizer(strategy.optimizers[0]),
@@ -99,7 +108,7 @@ def observe(trainer: Any, watch: FirstBatchHook, plan: RunPlan, here: Environmen
         first_sequence=seen.first_sequence if seen else None,
         notes=_notes(here),
     )
-    return graded(evidence, {"routing": "resolved"})
+    return graded(evidence, {"routing": "resolved", "expert_capacity": "resolved"})
 
 
 def running_options(trainer: Any) -> dict[str, Any]:

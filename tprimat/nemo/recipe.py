@@ -352,6 +352,7 @@ def _set_model(config: Any, plan: RunPlan) -> None:
     config.seq_length = plan.batch.sequence_tokens
     if plan.shape.experts:
         config.moe_router_force_load_balancing = plan.routing == "balanced"
+        config.moe_expert_capacity_factor = plan.moe_expert_capacity_factor
         config.moe_aux_loss_coeff = plan.shape.balance_loss
     if plan.recompute == "full":
         config.recompute_granularity = "full"

@@ -83,6 +83,7 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
         layout=layout,
         batch=batch,
         routing=(request.routing or config.training.routing) if shape.experts else None,
+        moe_expert_capacity_factor=config.training.moe_expert_capacity_factor if shape.experts else None,
         micro_batch_memory_bytes=config.benchmarking.micro_batch_memory_bytes,
         steps=config.training.duration.max_steps,
         precision=optimizations.precision,
@@ -165,13 +166,25 @@ def shape_at(loaded: LoadedConfig, model: str, size: Size) -> ModelShape:
     """Return the shape of a configured model in a size.
 
     Raises:
-        ConfigError: its architecture is the name of no known shape.
+        ConfigError: its architecture is the name of no known shape, or Megatron-Core refuses its router.
     """
     try:
-        return shape_of(loaded.config.models[model], size)
+        shape = shape_of(loaded.config.models[model], size)
+        _check_single_choice(shape)
+        return shape
     except ConfigError as error:
         where = loaded.where("models", model, "architecture")
         raise ConfigError(error.what, where=where, why=error.why, fix=error.fix) from error
+
+
+def _check_single_choice(shape: ModelShape) -> None:
+    """Refuse what Megatron-Core refuses: softmax over a single chosen expert. The shape of a log may have it: it did run."""
+    if shape.experts and shape.experts_per_token == 1 and shape.router_score == "softmax" and shape.router_normalized:
+        raise ConfigError(
+            f"Model {shape.name} has softmax scores, normalized over 1 expert for each token.",
+            why="The weight would always be 1. Megatron-Core: Please use --moe-router-pre-softmax when topk is 1.",
+            fix="router_normalized: false",
+        )
 
 
 def count_ranks(loaded: LoadedConfig, platform: PlatformName, found: int | None) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from tprimat.facts.flops import parameters
 from tprimat.facts.models import padded_vocabulary
 from tprimat.plan.schema import RunPlan
-from tprimat.records.schema import Evidence, Machine, Outcome, RunRecord
+from tprimat.records.schema import Evidence, ExpertCapacity, Machine, Outcome, RunRecord
 
 
 def first_record(plan: RunPlan, machine: Machine, started_at: str) -> RunRecord:
@@ -31,6 +31,7 @@ def first_record(plan: RunPlan, machine: Machine, started_at: str) -> RunRecord:
         expert_parallel=layout.expert,
         data_parallel=layout.data,
         routing=plan.routing,
+        expert_capacity=planned_capacity(plan),
         micro_batch_sequences=None if isinstance(micro, str) else micro,
         micro_batch_search=plan.micro_batch_search,
         global_batch_sequences=batch.global_batch_sequences,
@@ -44,6 +45,11 @@ def first_record(plan: RunPlan, machine: Machine, started_at: str) -> RunRecord:
         command=plan.command,
         prediction=plan.prediction,
     )
+
+
+def planned_capacity(plan: RunPlan) -> ExpertCapacity | None:
+    """Return how much an expert takes; None for a model without experts."""
+    return (plan.moe_expert_capacity_factor or "unlimited") if plan.shape.experts else None
 
 
 def mismatches(plan: RunPlan, evidence: Evidence) -> tuple[str, ...]:
@@ -83,6 +89,7 @@ def _pairs(plan: RunPlan, evidence: Evidence) -> Iterator[tuple[str, object, obj
     if plan.shape.experts:
         yield "expert parallel", layout.expert, evidence.expert_parallel
         yield "routing", plan.routing or "natural", evidence.routing
+        yield "expert capacity", planned_capacity(plan), evidence.expert_capacity
     yield "sequence parallel", layout.sequence_parallel, evidence.sequence_parallel
     if not isinstance(batch.micro_batch_sequences, str):
         yield "micro batch", batch.micro_batch_sequences, evidence.micro_batch_sequences

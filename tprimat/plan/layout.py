@@ -151,7 +151,8 @@ def _check_experts(request: LayoutRequest, data: int) -> None:
     where = request.where_layout(EXPERT)
     if not experts:
         what = f"expert_model_parallel_size is {expert}, and {request.shape.name} has no experts."
-        raise LayoutError(what, where=where, fix=f"{EXPERT}: 1")
+        why = "num_moe_experts must be non None to use expert-parallel."
+        raise LayoutError(what, where=where, why=why, fix=f"{EXPERT}: 1")
     if experts % expert:
         what = f"num_moe_experts ({experts}) must be a multiple of expert_model_parallel_size ({expert})."
         raise LayoutError(what, where=where, fix=_listed(_divisors(experts), EXPERT))
@@ -178,6 +179,13 @@ def _check_sequence(request: LayoutRequest, layout: Layout) -> None:
             where=request.where_layout("sequence_parallel"),
             why="Sequence parallelism cuts a sequence over the tensor-parallel ranks.",
             fix=f"sequence_parallel: auto, or raise {TENSOR}",
+        )
+    if request.shape.experts and layout.tensor > 1 and not layout.sequence_parallel:
+        raise LayoutError(
+            "MoE and tensor parallelism are enabled without also enabling sequence parallelism.",
+            where=request.where_layout("sequence_parallel"),
+            why="Each tensor rank would compute the same tokens once more, and Megatron-Core stops in the first step.",
+            fix="sequence_parallel: auto",
         )
     tokens, where = request.data.sequence_length, request.where_data("sequence_length")
     if tokens > request.shape.context_tokens:

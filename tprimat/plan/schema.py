@@ -128,6 +128,8 @@ class RunPlan(RefuseUnknownKeys):
     batch: Batch
     routing: Routing | None = None
     """How tokens choose experts; None for a model without any, and in plans from before this field."""
+    moe_expert_capacity_factor: float | None = None
+    """Times the mean load of a rank's experts in a micro-batch; choices of an expert beyond it are dropped. None: none are."""
     micro_batch_search: MicroBatchSearch | None = None
     """How the micro-batch was found; None if the user gave it, or if it is still "auto", so that the worker searches for it."""
     micro_batch_memory_bytes: int | None = None

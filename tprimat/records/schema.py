@@ -94,6 +94,8 @@ class MicroBatchSearch(RefuseUnknownKeys):
 Outcome = Literal["running", "completed", "out_of_memory", "timed_out", "hung", "interrupted", "diverged", "failed"]
 Clock = Literal["step_end", "framework"]
 Routing = Literal["natural", "balanced"]
+ExpertCapacity = Annotated[float, Field(gt=0, le=LARGEST_REAL, allow_inf_nan=False)] | Literal["unlimited"]
+"""What an expert takes of a rank's micro-batch, times the mean of all experts; more is dropped."""
 """How tokens choose experts: by the router, or at random, which gives all experts about as many (as Megatron-Core forces it)."""
 StartUp = Literal["rank_started", "imported", "process_group", "model_built", "training"]
 """Stages of a rank's start: Python runs, libraries are imported, ranks are connected, the model is built, steps begin."""
@@ -197,6 +199,7 @@ class Evidence(RefuseUnknownKeys):
     """Under selective, those of this rank's layers that were computed again, in alphabetical order."""
     routing: Routing | None = None
     """Of tokens to experts; None in a model without any."""
+    expert_capacity: ExpertCapacity | None = None
     attention: str | None = None
     transformer_engine: bool | None = None
     optimizer: str | None = None
@@ -269,6 +272,8 @@ class RunRecord(RefuseUnknownKeys):
     data_parallel: Count | None
     routing: Routing | None = None
     """Of tokens to experts, which decides how even the load is; None in a model without any, or where not known."""
+    expert_capacity: ExpertCapacity | None = None
+    """None in a model without experts, where not known, and in records from before this field."""
     micro_batch_sequences: Count | None
     micro_batch_search: MicroBatchSearch | None = None
     """Where the user requested auto: the search that found micro_batch_sequences."""

@@ -108,6 +108,8 @@ def announcement(plan: RunPlan) -> str:
     rare = (("VPP", layout.virtual_pipeline), ("CP", layout.context), ("EP", layout.expert))
     extra = "".join(f", {name}={size}" for name, size in rare if size not in {None, 1})
     extra += f", {plan.routing} routing" if plan.routing else ""
+    capacity = plan.moe_expert_capacity_factor
+    extra += "" if capacity is None else f", expert capacity {capacity:g}"
     accumulation = "auto" if batch.accumulation_steps is None else batch.accumulation_steps
     return (
         f"Using parallelism strategy: {plan.strategy}\n"

@@ -65,7 +65,7 @@ def test_the_default_folder_is_output(tmp_path):
     empty.mkdir()
     done = compare(cwd=empty)
     assert done.returncode == 2
-    assert "No result could be read." in done.stderr
+    assert done.stderr.startswith("error: There is no file or folder output.\n  at    output\n  try   ./benchmark.py writes ")
     assert "Traceback" not in done.stderr
 
 

@@ -127,7 +127,7 @@ def test_energy_and_configured_prices_become_columns(tmp_path):
         (["--nodes", "1,two"], "not a list of node counts"),
         (["--scaling-efficiency", "1.5"], "--scaling-efficiency is '1.5'."),
         (["--seed-conventions", "--peak", "sparse"], "already says"),
-        (["--results-dir", "nowhere"], "No result could be read."),
+        (["--results-dir", "nowhere"], "There is no file or folder nowhere."),
         ([], "no folder of results"),
     ],
 )

@@ -264,26 +264,27 @@ def ranking_table(rankings: Sequence[Ranking], appearance: Sequence[Look]) -> Ra
     """Return the table of all rankings; `appearance` has one look per group."""
     groups = [group for ranking in rankings for group in ranking.groups]
     metrics = shown_columns(groups)
+    headings = {metric: heading_of(metric, groups) for metric in metrics}
     workloads: list[tuple[str, list[Row]]] = []
     place = 0
     for ranking in rankings:
         rows = []
         for group, verdict in zip(ranking.groups, ranking.against_best, strict=True):
-            cells = [_against_best(ranking, group, verdict), *(_cell(metric, group) for metric in metrics)]
+            cells = [_against_best(ranking, group, verdict), *(_cell(metric, headings[metric], group) for metric in metrics)]
             traits = {name: trait(group.run) for name, trait in TRAITS.items()}
             rows.append(Row(place=place, label=brief(group), look=appearance[place], traits=traits, cells=cells))
             place += 1
         workloads.append((workload(ranking.best.run), rows))
     values = {name: sorted({trait(group.run) for group in groups}) for name, trait in TRAITS.items()}
     return RankingTable(
-        headings=["configuration", AGAINST_BEST, *(metric.heading for metric in metrics)],
+        headings=["configuration", AGAINST_BEST, *headings.values()],
         workloads=workloads,
         choices={name: several for name, several in values.items() if len(several) > 1},
     )
 
 
-def _cell(metric: Metric, group: Group) -> Cell:
-    return Cell(heading=metric.heading, text=metric.text(group), sort=metric.value(group))
+def _cell(metric: Metric, heading: str, group: Group) -> Cell:
+    return Cell(heading=heading, text=metric.text(group), sort=metric.value(group))
 
 
 def _against_best(ranking: Ranking, group: Group, verdict: Verdict | None) -> Cell:

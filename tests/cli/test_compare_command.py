@@ -65,7 +65,7 @@ def test_the_default_folder_is_output(tmp_path):
     empty.mkdir()
     done = compare(cwd=empty)
     assert done.returncode == 2
-    assert "No result could be read." in done.stderr
+    assert done.stderr.startswith("error: There is no file or folder output.\n  at    output\n  try   ./benchmark.py writes ")
     assert "Traceback" not in done.stderr
 
 
@@ -110,7 +110,12 @@ def test_a_cpu_run_is_drawn_in_tokens_and_says_why(tmp_path):
     words = words_of(path)
     assert "Throughput per rank in tokens/s" in words
     assert any("no TFLOP/s on a CPU" in word for word in words)
-    assert "A CPU run shows that a configuration works, not how fast it is." in words
+    caution = "A CPU run shows that a strategy works, never how fast it is."
+    assert caution in words
+    assert caution in " ".join(done.stdout.split())
+    assert "per GPU" not in done.stdout
+    assert "/GPU" not in done.stdout
+    assert any(word.endswith("a CPU does not show how fast") for word in words)
 
 
 def test_csv_json_and_markdown_hold_the_runs(tmp_path):

@@ -47,6 +47,17 @@ def test_every_command_says_its_version(command):
     assert (done.returncode, done.stdout) == (0, f"tprimat {__version__}\n")
 
 
+@pytest.mark.parametrize(
+    ("command", "order"), [("report", "RESULTS"), ("archive", "RESULTS OUT.tar.gz"), ("parity", "A B"), ("history", "FOLDERS")]
+)
+def test_who_names_results_by_a_flag_is_told_that_their_place_does(command, order, capsys):
+    with pytest.raises(SystemExit) as end:
+        main([command, "--results-dir", "output"])
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: leave out --results-dir and name the folders alone: tprimat {command} {order} ")
+
+
 def plans(*flags):
     done = run_command("benchmark.py", "--dry-run", "--json", *flags)
     assert done.returncode == 0, done.stderr

@@ -68,6 +68,29 @@ def test_a_script_in_another_folder_is_named_there(monkeypatch):
         assert suggestion("run", options_of("run", []), 0, COMMANDS).startswith(f"next: {script} --results-dir output ")
 
 
+def after(name, words, status=0):
+    return suggestion(name, options_of(name, words), status, COMMANDS)
+
+
+def test_the_folder_of_an_extracted_log_is_compared(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["tprimat", "extract"])
+    words = ["--model-name", "llama", "--log-file"]
+    assert after("extract", [*words, "logs/train.log"]).startswith("next: tprimat compare --results-dir logs ")
+    assert after("extract", [*words, "-"]).startswith("next: tprimat compare --results-dir . ")
+    assert after("extract", [*words, "logs/train.log", "--output", "out/x.json"]).startswith(
+        "next: tprimat compare --results-dir out "
+    )
+
+
+@pytest.mark.parametrize("words", [["--report"], ["--archive", "x.tar.gz"], ["--probe", "gemm"]])
+def test_nothing_follows_what_failed(words):
+    assert after("run", words, status=2) is None
+
+
+def test_the_plan_for_another_machine_is_not_started_on_this_one():
+    assert after("run", ["--dry-run", "--platform", "nvidia"]) is None
+
+
 def test_it_is_said_on_a_terminal_only(tmp_path):
     shutil.copytree(RUNS / "cpu", tmp_path / "output")
     assert "next:" not in run_command("compare.py", "--format", "md", cwd=tmp_path).stderr

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from commands import run_command
 
+from tprimat.cli.main import start
 from tprimat.records.schema import TelemetrySample
 from tprimat.records.store import RunDirectory
 
@@ -126,7 +127,7 @@ def test_energy_and_configured_prices_become_columns(tmp_path):
         (["--nodes", "1,two"], "not a list of node counts"),
         (["--scaling-efficiency", "1.5"], "--scaling-efficiency is '1.5'."),
         (["--seed-conventions", "--peak", "sparse"], "already says"),
-        (["--results-dir", "nowhere"], "No result could be read."),
+        (["--results-dir", "nowhere"], "There is no file or folder nowhere."),
         ([], "no folder of results"),
     ],
 )
@@ -137,3 +138,12 @@ def test_a_mistake_is_explained_without_a_traceback(tmp_path, arguments, words):
     assert done.returncode == 2
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_cpu_promises_no_day_and_no_more_nodes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert start("peak", "peak", ["--results-dir", str(RUNS / "cpu")]) == 0
+    out = capsys.readouterr().out
+    assert "A CPU run shows that a strategy works, never how fast it is." in out
+    for promise in ("More nodes", "in 24 hours", "per GPU", "/GPU"):
+        assert promise not in out

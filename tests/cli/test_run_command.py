@@ -245,6 +245,7 @@ MISTAKES = [
         ["--warmup", "5", "--steps", "5"],
         "warmup_steps is 5, and a run has 5 steps.\n  at    --warmup benchmarking.warmup_steps\n",
     ),
+    (["--set", "trainin.steps=3"], "trainin is not a key of the configuration.\n  at    --set trainin\n"),
     (["--set", "speed=fast"], "speed is not a key of the configuration.\n  at    --set speed\n"),
     (["--set", "models={}"], "models is empty.\n  at    --set models\n"),
     (["--config", "nothing.yaml"], "nothing.yaml cannot be read: No such file or directory.\n  at    nothing.yaml\n"),

@@ -1,5 +1,7 @@
 """Matrix products: what is multiplied, what is counted, and that settings do not leak."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -91,6 +93,19 @@ def test_a_second_run_measures_only_what_is_new(bench, tmp_path):
     assert again == kept
     assert read_probes(file) == (kept, added)
     assert len(messages) == 2
+    assert messages[0].startswith("1/1 gemm torch.matmul fp32 ")
+    assert messages[1].startswith("2/2 gemm F.linear fp32 ")
+
+
+def test_progress_says_how_long_the_rest_takes(bench, monkeypatch):
+    messages = []
+    ticks = iter(range(0, 1000, 30))
+    monkeypatch.setattr("tprimat.probe.case.time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    cases = [gemm.case_of(PRODUCT, "fp32", variant) for variant in ("torch.matmul", "F.linear", "torch.matmul")]
+    log = open_log(None, resume=False, seconds=None, tell=messages.append)
+    list(run(cases, bench, log))
+    assert messages[0].endswith(", about 60 s left")
+    assert "left" not in messages[2]
 
 
 def test_a_spent_time_budget_leaves_cases_and_says_how_many(bench, tmp_path):

@@ -303,7 +303,7 @@ def test_nothing_to_report_on_is_the_users_mistake(tmp_path):
     )
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
-    assert "No result could be read." in done.stderr
+    assert "There is no file or folder" in done.stderr
 
 
 def test_a_note_that_ends_with_a_period_gets_no_second_one():

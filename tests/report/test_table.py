@@ -65,7 +65,7 @@ def test_columns_that_nobody_filled_are_left_out_and_one_step_says_n_is_1():
     header, (row,) = rows_of(comparison)
     assert "MFU" not in header
     assert "energy/token" not in header
-    assert row[header.index("tokens/s/GPU")].endswith("(n = 1)")
+    assert row[header.index("tokens/s/process")].endswith("(n = 1)")
 
 
 def test_a_warning_that_holds_for_many_runs_is_said_once():

@@ -139,6 +139,11 @@ def ranks(run: RunRecord) -> str | None:
     return f"{count:,} {nouns[count != 1]}" if count else None
 
 
+def on_cpu(groups: Iterable[Group]) -> bool:
+    """Return whether every configuration ran on a CPU, which shows that it works and never how fast it is."""
+    return all(group.run.machine.platform == "cpu" for group in groups)
+
+
 def machine_name(run: RunRecord) -> str:
     """Return '8 x H100 SXM', or '8 processes (AMD EPYC)', since processes share one CPU."""
     name = accelerator_name(run)

@@ -12,9 +12,13 @@ FAILED = "doctor"
 def _after_run(options: argparse.Namespace, status: int) -> str | None:
     output = options.output_dir or "output"
     if options.dry_run:
+        if options.platform is not None:
+            return None  # the plan may be of another machine than this one
         return _join(["run", *(word for word in sys.argv[1:] if word not in {"--dry-run", "--json", "run"})])
     if options.plan is not None:
         return None  # what to run is in the answer
+    if status and (options.archive or options.report or options.probe):
+        return None  # the message has said what to try
     if options.archive:
         return _join(["compare", "--results-dir", options.archive])
     if options.report:
@@ -36,7 +40,10 @@ def _after_compare(options: argparse.Namespace, status: int) -> str | None:
 
 
 def _after_extract(options: argparse.Namespace, status: int) -> str | None:
-    return None if status else _join(["compare", "--results-dir", str(Path(options.output).parent if options.output else ".")])
+    if status:
+        return None
+    folder = options.output.parent if options.output else Path() if options.log_file == "-" else Path(options.log_file).parent
+    return _join(["compare", "--results-dir", str(folder)])
 
 
 def _after_report(options: argparse.Namespace, status: int) -> str | None:

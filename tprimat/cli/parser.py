@@ -3,10 +3,14 @@
 import argparse
 import difflib
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from tprimat import __version__
+
+RESULTS = {"results", "folders", "reference"}
+"""Positional arguments that are folders of results."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -20,10 +24,19 @@ class Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> Any:
         """Parse a command line; exit with status 2 where it is wrong."""
+        self._refuse_results_dir(sys.argv[1:] if args is None else args)
         options, unknown = self.parse_known_args(args, namespace)
         if unknown:
             self.error(self._unknown(unknown[0].partition("=")[0]))
         return options
+
+    def _refuse_results_dir(self, words: Sequence[str]) -> None:
+        """Refuse the flag where folders of results are given by position, before such a word is called missing."""
+        places = [action for action in self._actions if not action.option_strings]
+        used = any(word.partition("=")[0] == "--results-dir" for word in words)
+        if used and "--results-dir" not in self._option_string_actions and places and places[0].dest in RESULTS:
+            order = " ".join(str(action.metavar or action.dest.upper()) for action in places)
+            self.error(f"leave out --results-dir and name the folders alone: {self.prog} {order}")
 
     def _unknown(self, word: str) -> str:
         if not word.startswith("-"):

@@ -101,8 +101,10 @@ def print_tables(records: Sequence["ProbeRecord"]) -> None:
     from tprimat.analyze.probes import newest_of_each
     from tprimat.report.probes import LESS_IMPORTANT
     from tprimat.report.screen import screen_of
-    from tprimat.report.suite import sections
+    from tprimat.report.suite import SMALL_SIZES, sections
     from tprimat.report.tables import markdown_as_text
 
-    page = "\n\n".join(sections(newest_of_each(records)))
+    newest = newest_of_each(records)
+    caution = [SMALL_SIZES] if newest[-1].machine.platform == "cpu" else []
+    page = "\n\n".join([*caution, *sections(newest)])
     print(markdown_as_text(page, screen_of(sys.stdout), LESS_IMPORTANT))

@@ -88,9 +88,9 @@ def run_grid(options: argparse.Namespace, request: "RunRequest") -> int:
     if any(result.counts for result in results):
         folder = results[0].cell.session.output
         words = ["--results-dir", str(folder), "--output", str(folder / "sweep.png")]
+        print(file=sys.stderr)
         with contextlib.redirect_stdout(io.StringIO()):
-            drawn = start("compare", "compare.py", words) == 0
-        print(f"\npicture: {folder / 'sweep.png'}", file=sys.stderr)
+            drawn = start("compare", "compare.py", words) == 0  # which says where the picture is
     return exit_status(results, success=complete and drawn)
 
 

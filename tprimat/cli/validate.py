@@ -9,7 +9,7 @@ from tprimat.errors import UserError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
-    parser.add_argument("--config", type=Path, help="instead of config.yaml")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="instead of config.yaml")
     parser.add_argument("--gpus", type=int, metavar="N", help="GPUs on each node (default: what the file says, else 8)")
 
 

@@ -256,7 +256,10 @@ def put(tree: Tree, path: Sequence[str], value: Any, origin: str) -> None:
     """Set one key and create the mappings above it that are missing."""
     here = tree.values
     for depth, key in enumerate(path[:-1], 1):
-        child = here.setdefault(key, {})
+        if key not in here:
+            here[key] = {}
+            tree.origins[tuple(path[:depth])] = origin  # so that a mistyped key has the place where it was typed
+        child = here[key]
         if not isinstance(child, dict):
             place = ".".join(path[:depth])
             raise ConfigError(f"{place} is a value and has no keys below it.", where=f"{origin} {'.'.join(path)}")

@@ -15,10 +15,8 @@ from tprimat.megatron.fp8 import Fp8Products
 from tprimat.megatron.layers import SDPACoreAttention
 from tprimat.megatron.linear import ChosenProducts, LinearProducts
 from tprimat.megatron.module import MegatronModule
-from tprimat.records.evidence import graded
+from tprimat.records.evidence import REDIRECTED, graded
 from tprimat.records.schema import Evidence, ExpertCapacity, Routing
-
-REDIRECTED = "Megatron-Core's CUDA calls ran on the CPU: this shows that it works, not how fast anything is."
 
 
 def observe(module: MegatronModule, redirected: bool) -> Evidence:

@@ -9,20 +9,12 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.num_microbatches_calculator import get_num_microbatches
 from torch import Tensor
 
-from tprimat.megatron.evidence import (
-    REDIRECTED,
-    capacity_of,
-    count_parameters,
-    dtype_name,
-    matmul_dtype,
-    parallel_sizes,
-    routing_of,
-)
+from tprimat.megatron.evidence import capacity_of, count_parameters, dtype_name, matmul_dtype, parallel_sizes, routing_of
 from tprimat.megatron.transformer_engine import multiplied_in_fp8, te_modules
 from tprimat.megatron.watch import LayerWatch
 from tprimat.nemo.recipe import Environment
 from tprimat.plan.schema import RunPlan
-from tprimat.records.evidence import fingerprint, graded
+from tprimat.records.evidence import REDIRECTED, fingerprint, graded
 from tprimat.records.schema import Evidence
 
 WITHOUT_TRANSFORMER_ENGINE = (

@@ -194,9 +194,8 @@ class Case:
     @property
     def title(self) -> str:
         """Name for progress messages."""
-        return " ".join(
-            str(part) for part in (self.kind, self.variant or "", self.dtype, "x".join(map(str, self.shape.values())))
-        )
+        parts = (self.kind, self.variant, self.dtype, "x".join(map(str, self.shape.values())))
+        return " ".join(part for part in parts if part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,9 +372,13 @@ def open_log(file: Path | None, *, resume: bool, seconds: float | None, tell: Ca
 
 
 def run(cases: Iterable[Case], bench: Bench, log: ProbeLog) -> Iterator[ProbeRecord]:
-    """Measure the cases in order, except known ones, until the time budget is spent; write each record at once."""
-    remaining = 0
-    for case in cases:
+    """Measure the cases in order, except known ones, until the time budget is spent; write each record at once.
+
+    Progress counts the cases and says how long the rest takes at this pace.
+    """
+    remaining, measured, every = 0, 0, list(cases)
+    started = time.monotonic()
+    for number, case in enumerate(every, 1):
         found = log.known.get(identity(case, bench.machine, bench.software))
         if found is None and log.out_of_time:
             remaining += 1
@@ -383,12 +386,23 @@ def run(cases: Iterable[Case], bench: Bench, log: ProbeLog) -> Iterator[ProbeRec
         record = found or measure(case, bench)
         if found is None:
             log.write(record)
-            log.tell(f"{case.title}: {record.error or summary(record)}")
+            measured += 1
+            left = (time.monotonic() - started) / measured * (len(every) - number)
+            log.tell(f"{number}/{len(every)} {case.title}: {record.error or summary(record)}{_left(left)}")
         yield record
         if record.error and case.fallback:
             yield from run((case.fallback,), bench, log)
     if remaining:
         log.tell(f"The time budget is spent: {remaining} cases are left; --resume continues with them.")
+
+
+def _left(seconds: float) -> str:
+    """Say how long the rest takes, where that is worth waiting for."""
+    return f", about {seconds:.0f} s left" if seconds >= WORTH_TELLING else ""
+
+
+WORTH_TELLING = 5.0
+"""Seconds; a shorter wait is not announced."""
 
 
 def summary(record: ProbeRecord) -> str:

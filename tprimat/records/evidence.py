@@ -10,6 +10,8 @@ ONCE_READ_FROM_CONFIGURATION = ("recompute", "sequence_parallel", "data")
 """Facts that records without grades took from the framework's configuration."""
 CAUTION = "caution: "
 """Begins a note of a log that belongs to every analysis of its run."""
+REDIRECTED = "Megatron-Core's CUDA calls ran on the CPU: this shows that it works, not how fast anything is."
+"""The note of a run whose trainer has no CPU of its own."""
 NO_FACTS = ("source", "grades", "notes")
 
 

@@ -14,6 +14,7 @@ from tprimat.analyze.groups import (
     engine_words,
     layout,
     machine_name,
+    on_cpu,
     ranks,
     routing_words,
     tokens_per_step,
@@ -275,6 +276,8 @@ def headline(works: Sequence[Workload]) -> list[str]:
     """Return the finding, in one line for each workload, at most MOST_HEADLINES."""
     if not works:
         return ["No run counts"]
+    if on_cpu([one.group for work in works for one in work.configurations]):
+        return [_on_a_cpu(works)]
     if all(len(work.configurations) == 1 for work in works):
         machines = {machine_name(work.run) for work in works}
         where = f" on {machines.pop()}" if len(machines) == 1 else ""
@@ -282,6 +285,18 @@ def headline(works: Sequence[Workload]) -> list[str]:
     lines = [_prefixed(work, _finding(work)) for work in works[:MOST_HEADLINES]]
     lines[-1] += _rest(works)
     return lines
+
+
+def _on_a_cpu(works: Sequence[Workload]) -> str:
+    """Say what trained under what; no speed, which a CPU does not show."""
+    models = list(dict.fromkeys(model_name(work.run) for work in works))
+    names = list(dict.fromkeys(one.name for work in works for one in work.configurations))
+    machines = list(dict.fromkeys(machine_name(work.run) for work in works))
+    listed = [
+        ", ".join(words[:MOST_LISTED]) + (f" and {len(words) - MOST_LISTED} more" if len(words) > MOST_LISTED else "")
+        for words in (models, names, machines)
+    ]
+    return f"{listed[0]} train{'s' * (len(models) == 1)} under {listed[1]} on {listed[2]}; a CPU does not show how fast"
 
 
 def _rest(works: Sequence[Workload]) -> str:
@@ -319,15 +334,17 @@ def _finding(work: Workload) -> str:
             else f"{best.name} has the highest throughput"
         )
     second = names[id(ranking.groups[1])]
+    rival = _without(second, best.name)
+    faster = f"{_ahead(ranking, 'faster than')} {rival}"
     if lead.outcome == "faster":
         held = ", although its clocks were held back" if lead.handicapped else ""
-        return f"{best.name} is fastest, {_ahead(ranking)} ahead of {_without(second, best.name)}{held}"
+        return f"{best.name} is fastest, {_ahead(ranking, 'ahead of')} {rival}{held}"
     if lead.outcome == "held back":
-        return f"{best.name} ran {_ahead(ranking)} faster than {_without(second, best.name)}, whose clocks were held back"
+        return f"{best.name} ran {faster}, whose clocks were held back"
     if lead.outcome == "other loss":
-        return f"{best.name} ran {_ahead(ranking)} faster than {_without(second, best.name)}, to another loss"
+        return f"{best.name} ran {faster}, to another loss"
     if lead.outcome == "these runs differ":
-        return f"{best.name} ran {_ahead(ranking)} faster than {_without(second, best.name)}, in too few runs to rank them"
+        return f"{best.name} ran {faster}, in too few runs to rank them"
     tied = [_without(names[id(group)], best.name) for group in ranking.tied]
     rest = f" and {len(tied) - 2} more" if len(tied) > 2 else ""
     return f"{best.name} leads within the noise of {', '.join(tied[:2])}{rest}"
@@ -338,14 +355,17 @@ def _without(name: str, other: str) -> str:
     return ", ".join(part for part in name.split(", ") if part not in other.split(", ")) or name
 
 
-def _ahead(ranking: Ranking) -> str:
+def _ahead(ranking: Ranking, words: str) -> str:
+    """Return '8.4 % [8.1, 8.7] faster than', or '4.48 times [3.68, 5.47] as fast as' from 2 on."""
     ratio = ranking.lead.ratio if ranking.lead else None
     assert ratio is not None
-    text = units.percent(ratio.value - 1)
-    if ratio.low is None or ratio.high is None:
-        return text
-    low, high = (f"{(end - 1) * 100:.1f}" for end in (ratio.low, ratio.high))
-    return f"{text} [{low}, {high}]"
+    ends = [end for end in (ratio.low, ratio.high) if end is not None]
+    if ratio.value >= 2:
+        text, words, shown = f"{ratio.value:.2f} times", "as fast as", [f"{end:.2f}" for end in ends]
+    else:
+        text, shown = units.percent(ratio.value - 1), [f"{(end - 1) * 100:.1f}" for end in ends]
+    interval = f" [{', '.join(shown)}]" if len(shown) == 2 else ""
+    return f"{text}{interval} {words}"
 
 
 # The subtitle: what the runs were.

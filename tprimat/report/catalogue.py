@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Literal
 
 from tprimat import units
-from tprimat.analyze.groups import Group, group_estimate, group_mean, group_worst
+from tprimat.analyze.groups import Group, group_estimate, group_mean, group_worst, on_cpu
 from tprimat.records.schema import Estimate, RunMetrics
 from tprimat.report.tables import with_interval
 from tprimat.units import GIBIBYTE, TERA
@@ -181,6 +181,15 @@ COLUMNS = (
 """Of a comparison and of the page's ranking."""
 CSV_FIELDS = (TOKENS_OF_ALL, TOKENS, FLOPS, MFU, STEP_TIME, STEP_TIME_MAD, PEAK_MEMORY, LOSS, ENERGY, COST)
 """Of one run."""
+
+
+CPU_CAUTION = "A CPU run shows that a strategy works, never how fast it is."
+"""Said wherever rates of a CPU are shown."""
+
+
+def heading_of(metric: Metric, groups: Sequence[Group]) -> str:
+    """Return a column's heading: rates are per GPU, or per process where everything ran on a CPU."""
+    return metric.heading.replace("/GPU", "/process") if on_cpu(groups) else metric.heading
 
 
 def shown_columns(groups: Sequence[Group]) -> list[Metric]:

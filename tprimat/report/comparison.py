@@ -15,7 +15,7 @@ from tprimat.facts.published import PublishedResult
 from tprimat.records.schema import RunMetrics
 from tprimat.records.store import as_document
 from tprimat.report import winner
-from tprimat.report.catalogue import CSV_FIELDS, shown_columns, tera
+from tprimat.report.catalogue import CPU_CAUTION, CSV_FIELDS, heading_of, shown_columns, tera
 from tprimat.report.screen import PLAIN, Meaning, Screen
 from tprimat.report.tables import columns, csv_cell, escaped, table, with_interval
 from tprimat.report.winner import difference
@@ -48,7 +48,7 @@ MOST_NAMED = 6
 def rows_of(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     """Return the header and the cells of the table."""
     metrics = shown_columns(comparison.groups)
-    header = ["configuration", *(metric.heading for metric in metrics)]
+    header = ["configuration", *(heading_of(metric, comparison.groups) for metric in metrics)]
     return header, [[group.label, *(metric.text(group) for metric in metrics)] for group in comparison.groups]
 
 
@@ -68,7 +68,8 @@ def text(comparison: Comparison, screen: Screen = PLAIN) -> str:
 
 def remarks(comparison: Comparison) -> list[str]:
     """Return verdicts, reasons for a missing MFU, warnings and runs that do not count, one line each."""
-    lines = [sentence(verdict) for verdict in comparison.verdicts] + spreads(comparison)
+    lines = [CPU_CAUTION] if any(group.run.machine.platform == "cpu" for group in comparison.groups) else []
+    lines += [sentence(verdict) for verdict in comparison.verdicts] + spreads(comparison)
     lines += [f"{note}: {_abbreviated(places)}" for note, places in notes(comparison).items()]
     return lines + _not_counted(comparison)
 

@@ -6,10 +6,11 @@ from typing import Any
 
 from tprimat import units
 from tprimat.analyze.compare import Verdict
-from tprimat.analyze.groups import Measured
+from tprimat.analyze.groups import Measured, on_cpu
 from tprimat.analyze.peak import SECONDS_PER_DAY, Entry, Projection, configuration_names, workload
 from tprimat.report.catalogue import (
     COST,
+    CPU_CAUTION,
     ENERGY,
     MATMUL_RATE,
     MATMUL_SHARE,
@@ -19,6 +20,7 @@ from tprimat.report.catalogue import (
     TOKENS,
     TOKENS_OF_ALL,
     Metric,
+    heading_of,
     tera,
 )
 from tprimat.report.comparison import run_name, sentence
@@ -109,8 +111,9 @@ def table(entries: Sequence[Entry], shown: Sequence[tuple[str, Cell]], left: int
     """Format columns of text, optional ones only where a row has a value."""
     cells = {name: [cell(entry) for entry in entries] for name, cell in shown}
     headings = [name for name in cells if name not in OPTIONAL or any(cell != units.ABSENT for cell in cells[name])]
+    per_gpu = heading_of(TOKENS, [entry.group for entry in entries])
     return columns(
-        headings,
+        [per_gpu if name == TOKENS.heading else name for name in headings],
         [list(row) for row in zip(*(cells[name] for name in headings), strict=True)],
         left=left,
         screen=screen,
@@ -145,16 +148,18 @@ def _overall(analysis: PeakAnalysis, screen: Screen) -> str:
         ("best configuration", f"{best.model} on {best.platform}: {best.configuration}, engine {best.run.engine}"),
         ("work", workload(best.run)),
         ("throughput", f"{units.count(best.tokens_per_second)} tokens/s"),
-        ("per GPU", f"{with_interval(best.per_gpu, units.count, ' .. ')} tokens/s"),
+        (f"per {'process' if on_cpu([best.group]) else 'GPU'}", f"{with_interval(best.per_gpu, units.count, ' .. ')} tokens/s"),
         *_compute(best),
         *([("lead", analysis.lead)] if analysis.lead else []),
         ("step time", f"{step_time(best)}, mean of {best.steps} steady steps, {plural(len(best.group.runs), 'run')}"),
-        ("in 24 hours", _day(best)),
+        *([] if on_cpu([best.group]) else [("in 24 hours", _day(best))]),
     ]
     body = "\n".join(
         screen.prose(f"  {label:<20}{value}", 22, "winner" if label == rows[0][0] else None) for label, value in rows
     )
-    return _section("Overall peak throughput", f"{body}\n\n{screen.prose(analysis.counted_as)}", screen)
+    words = [CPU_CAUTION] if any(on_cpu([entry.group]) for entry in analysis.entries) else []
+    words.append(analysis.counted_as)
+    return _section("Overall peak throughput", "\n\n".join([body, *map(screen.prose, words)]), screen)
 
 
 def _compute(entry: Entry) -> list[tuple[str, str]]:

@@ -43,7 +43,8 @@ def spread(estimate: Estimate) -> str:
     """Format half the interval's width, relative to the value."""
     if estimate.low is None or estimate.high is None:
         return ""
-    return f" ± {units.percent((estimate.high - estimate.low) / 2 / estimate.value)}"
+    share = (estimate.high - estimate.low) / 2 / estimate.value
+    return " ± over 100 %" if share > 1 else f" ± {units.percent(share)}"
 
 
 def rate_of(probe: ProbeRecord) -> str:

@@ -12,6 +12,7 @@ from tprimat.records.evidence import grade_of
 from tprimat.records.schema import Estimate
 from tprimat.report.catalogue import (
     COST,
+    CPU_CAUTION,
     ENERGY,
     FLOPS,
     LOSS,
@@ -22,13 +23,14 @@ from tprimat.report.catalogue import (
     STEP_TIME,
     STEPS,
     TOKENS,
+    heading_of,
     shown_columns,
 )
 from tprimat.report.screen import PLAIN, Painted, Screen
 from tprimat.report.tables import columns, with_interval
 
 VS_BEST = "vs fastest"
-DROP = [metric.heading for metric in (STEPS, FLOPS, LOSS, ENERGY, RUNS, STEP_TIME, MATMUL_SHARE, COST, PEAK_MEMORY, MFU, TOKENS)]
+DROPPED_FIRST = (STEPS, FLOPS, LOSS, ENERGY, RUNS, STEP_TIME, MATMUL_SHARE, COST, PEAK_MEMORY, MFU, TOKENS)
 """Columns in the order in which a narrow terminal loses them."""
 NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?%?")
 MOST_NAMED = 2
@@ -62,7 +64,8 @@ def blocks(groups: Sequence[Group], screen: Screen = PLAIN, *, say_apart: bool =
             ]
             for position, group in enumerate(ranking.groups)
         ]
-        header = ["configuration", TOKENS.heading, VS_BEST, *(metric.heading for metric in shown if metric is not TOKENS)]
+        named = {metric: heading_of(metric, ranking.groups) for metric in (*DROPPED_FIRST, *shown)}
+        header = ["configuration", named[TOKENS], VS_BEST, *(named[metric] for metric in shown if metric is not TOKENS)]
         if len(rows) == 1:
             header.remove(VS_BEST)
             del rows[0][2]
@@ -70,7 +73,9 @@ def blocks(groups: Sequence[Group], screen: Screen = PLAIN, *, say_apart: bool =
         lines += [screen.prose(line, 2, "winner" if proven(ranking) else None) for line in headline(ranking)]
         lines += [screen.prose(line, 2) for line in differing(ranking)]
         lines += [screen.prose(reason, 2, "quiet") for reason in apart(found[:number], ranking) if say_apart]
-        parts.append("\n".join([*lines, "", columns(header, rows, screen=screen, drop=DROP)]))
+        parts.append(
+            "\n".join([*lines, "", columns(header, rows, screen=screen, drop=[named[metric] for metric in DROPPED_FIRST])])
+        )
     return "\n\n".join(parts)
 
 
@@ -331,7 +336,10 @@ def caveats(groups: Sequence[Group], warnings: Mapping[str, Sequence[str]], ques
         warnings: warning -> runs or configurations that it applies to.
         question: which differences are allowed, and how sure the answer must be.
     """
-    lines = [f"Throughput is per GPU, with its 95 % interval: {_interval_words(groups)}."]
+    cpu = [group for group in groups if group.run.machine.platform == "cpu"]
+    lines = [CPU_CAUTION] if cpu else []
+    unit = "process" if len(cpu) == len(groups) else "GPU"
+    lines.append(f"Throughput is per {unit}, with its 95 % interval: {_interval_words(groups)}.")
     judged = [
         found for ranking in rankings(groups, question) for found in (*ranking.against_best, ranking.lead) if found is not None
     ]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tprimat.analyze import compare, peak
 from tprimat.analyze.compare import QUESTION, Question, Ranking, verdict
-from tprimat.analyze.groups import Group, Measured, Origin, group_runs, measure, without_copies
+from tprimat.analyze.groups import Group, Measured, Origin, group_runs, measure, on_cpu, without_copies
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.roofline import under_ceiling
 from tprimat.config.load import load_config
@@ -295,7 +295,7 @@ def analyse_peaks(
         entries=entries,
         peaks=best,
         verdicts=peak.against_the_best(best[:MOST_EXPLAINED], even_if_different=even_if_different),
-        projections=peak.project(best[0], list(nodes), efficiency) if best else (),
+        projections=peak.project(best[0], list(nodes), efficiency) if best and not on_cpu([best[0].group]) else (),
         efficiency=efficiency,
         by_convention=[(entry, peak.by_convention(entry, options.warmup)) for entry in best[:MOST_EXPLAINED]],
         lead=" ".join(headline(leads[id(best[0])])) if best and id(best[0]) in leads else "",

@@ -6,6 +6,7 @@ from typing import Any
 from tprimat.analyze.compare import rankings
 from tprimat.analyze.groups import Group, Measured, group_runs
 from tprimat.records.benchmark_file import RunResult
+from tprimat.records.evidence import REDIRECTED
 from tprimat.records.store import as_document
 from tprimat.report import winner
 from tprimat.report.catalogue import MFU, TOKENS
@@ -42,6 +43,8 @@ def _notes(groups: Sequence[Group]) -> dict[str, list[str]]:
             if absent and item is group.runs[0]:
                 found.setdefault(absent, []).append(f"{run.model} {run.strategy}")
             for note in (*(metrics.warnings if metrics else ()), *(run.evidence.notes if run.evidence else ())):
+                if note == REDIRECTED:
+                    continue  # the caution about CPUs says the same
                 found.setdefault(note, []).append(f"{run.model} {run.strategy}")
     return found
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 
 from tprimat import units
 from tprimat.analyze.compare import Ranking, Verdict, throughput
-from tprimat.analyze.groups import Group, Measured, accelerator_name, kind_of, machine_name, ranks, tokens_per_step
+from tprimat.analyze.groups import Group, Measured, accelerator_name, kind_of, machine_name, on_cpu, ranks, tokens_per_step
 from tprimat.analyze.roofline import Limit, limits
 from tprimat.records.evidence import facts, grade_of
 from tprimat.records.schema import Evidence, RunRecord
 from tprimat.report.catalogue import (
+    CPU_CAUTION,
     FLOPS,
     MATMUL_SHARE,
     MFU,
@@ -19,6 +20,7 @@ from tprimat.report.catalogue import (
     STEP_TIME,
     TOKENS,
     Metric,
+    heading_of,
     shown_columns,
 )
 from tprimat.report.comparison import Comparison, change, notes, run_name
@@ -52,8 +54,9 @@ def cards(rankings: Sequence[Ranking]) -> list[Card]:
 
 def _card(ranking: Ranking) -> Card:
     best = ranking.best
-    tiles = [(metric.heading, metric.text(best)) for metric in TILES if metric.of_group(best) is not None]
-    paragraphs = [_lead(ranking), *differing(ranking), *_other_machines(ranking), *_distance_from_limits(best)]
+    tiles = [(heading_of(metric, [best]), metric.text(best)) for metric in TILES if metric.of_group(best) is not None]
+    caution = CPU_CAUTION if on_cpu([best]) else ""
+    paragraphs = [caution, _lead(ranking), *differing(ranking), *_other_machines(ranking), *_distance_from_limits(best)]
     return Card(
         workload=workload(best.run),
         best=brief(best),
@@ -105,21 +108,18 @@ def _lead(ranking: Ranking) -> str:
     if lead is None or lead.ratio is None:
         return ""
     tied = [brief(group) for group in ranking.tied]
+    faster = change(lead.ratio.value)
+    ahead = f"{faster} {'as' if faster.endswith('as fast') else 'than'} {brief(ranking.groups[1])}, the next"
     if lead.outcome == "faster":
-        faster = change(lead.ratio.value)
-        than = "as" if faster.endswith("as fast") else "than"
         wide = f" The measurements of {', '.join(tied)} vary too much to show a difference." if tied else ""
         held = although(lead)
-        return f"It is {faster} {than} {brief(ranking.groups[1])}, the next ({_uncertainty(lead)}){held}.{wide}"
+        return f"It is {ahead} ({_uncertainty(lead)}){held}.{wide}"
     if lead.outcome == "held back":
-        ahead = f"It ran {change(lead.ratio.value)} than {brief(ranking.groups[1])}, the next ({_uncertainty(lead)})."
-        return f"{ahead} No winner, since {held_words(lead, brief(ranking.groups[1]))}."
+        return f"It ran {ahead} ({_uncertainty(lead)}). No winner, since {held_words(lead, brief(ranking.groups[1]))}."
     if lead.outcome == "other loss":
-        ahead = f"It ran {change(lead.ratio.value)} than {brief(ranking.groups[1])}, the next ({_uncertainty(lead)})."
-        return f"{ahead} {loss_words(lead)}"
+        return f"It ran {ahead} ({_uncertainty(lead)}). {loss_words(lead)}"
     if lead.outcome == "these runs differ":
-        ahead = f"It ran {change(lead.ratio.value)} than {brief(ranking.groups[1])}, the next ({_uncertainty(lead)})."
-        return f"{ahead} Three runs of each would rank them: --runs 3."
+        return f"It ran {ahead} ({_uncertainty(lead)}). Three runs of each would rank them: --runs 3."
     names = ", ".join(tied[:3]) + (" and others" if len(tied) > 3 else "")
     return f"No difference is shown to {names} ({units.signed_percent(lead.ratio.value - 1)}; {_uncertainty(lead)})."
 
@@ -264,26 +264,27 @@ def ranking_table(rankings: Sequence[Ranking], appearance: Sequence[Look]) -> Ra
     """Return the table of all rankings; `appearance` has one look per group."""
     groups = [group for ranking in rankings for group in ranking.groups]
     metrics = shown_columns(groups)
+    headings = {metric: heading_of(metric, groups) for metric in metrics}
     workloads: list[tuple[str, list[Row]]] = []
     place = 0
     for ranking in rankings:
         rows = []
         for group, verdict in zip(ranking.groups, ranking.against_best, strict=True):
-            cells = [_against_best(ranking, group, verdict), *(_cell(metric, group) for metric in metrics)]
+            cells = [_against_best(ranking, group, verdict), *(_cell(metric, headings[metric], group) for metric in metrics)]
             traits = {name: trait(group.run) for name, trait in TRAITS.items()}
             rows.append(Row(place=place, label=brief(group), look=appearance[place], traits=traits, cells=cells))
             place += 1
         workloads.append((workload(ranking.best.run), rows))
     values = {name: sorted({trait(group.run) for group in groups}) for name, trait in TRAITS.items()}
     return RankingTable(
-        headings=["configuration", AGAINST_BEST, *(metric.heading for metric in metrics)],
+        headings=["configuration", AGAINST_BEST, *headings.values()],
         workloads=workloads,
         choices={name: several for name, several in values.items() if len(several) > 1},
     )
 
 
-def _cell(metric: Metric, group: Group) -> Cell:
-    return Cell(heading=metric.heading, text=metric.text(group), sort=metric.value(group))
+def _cell(metric: Metric, heading: str, group: Group) -> Cell:
+    return Cell(heading=heading, text=metric.text(group), sort=metric.value(group))
 
 
 def _against_best(ranking: Ranking, group: Group, verdict: Verdict | None) -> Cell:

@@ -12,7 +12,7 @@ from tprimat.analyze.groups import Group, Measured
 from tprimat.analyze.published import Neighbourhood
 from tprimat.records.schema import StepRecord
 from tprimat.report.captions import Configuration, Workload, headline, subtitle, workloads
-from tprimat.report.catalogue import FLOPS, MATMUL_SHARE, MFU, PEAK_MEMORY, TOKENS, Metric
+from tprimat.report.catalogue import CPU_CAUTION, FLOPS, MATMUL_SHARE, MFU, PEAK_MEMORY, TOKENS, Metric
 from tprimat.report.comparison import Comparison, run_name, theirs
 from tprimat.report.plots.sheet import Canvas, Panel, Sheet, draw_sheet, rest_note
 from tprimat.report.plots.style import (
@@ -114,7 +114,7 @@ def comparison_sheet(comparison: Comparison, published: Sequence[Neighbourhood] 
     if len(works) > MOST_WORKLOADS:
         notes.append(f"Curves: of the {MOST_WORKLOADS} workloads with the most configurations.")
     if any(work.run.machine.platform == "cpu" for work in works):
-        notes.append("A CPU run shows that a configuration works, not how fast it is.")
+        notes.append(CPU_CAUTION)
     hidden = len(comparison.groups) - MOST_GROUPS
     notes += [f"{plural(hidden, 'more configuration')} in the table."] if hidden > 0 else []
     return Sheet(

@@ -12,7 +12,7 @@ from tprimat.analyze.groups import accelerator_name
 from tprimat.analyze.peak import Entry
 from tprimat.records.schema import Estimate
 from tprimat.report.captions import Configuration, Workload, headline, subtitle, workloads
-from tprimat.report.catalogue import MATMUL_RATE, MATMUL_SHARE, PEAK_MEMORY, tera
+from tprimat.report.catalogue import CPU_CAUTION, MATMUL_RATE, MATMUL_SHARE, PEAK_MEMORY, tera
 from tprimat.report.peak import PeakAnalysis, step_time
 from tprimat.report.plots.comparison import MOST_WORKLOADS, colours, not_counted_notes
 from tprimat.report.plots.sheet import Canvas, Panel, Sheet, draw_sheet, rest_note
@@ -99,10 +99,10 @@ def peak_sheet(analysis: PeakAnalysis) -> Sheet:
     for rows, most, what in ((analysis.peaks, MOST_PEAKS, "peaks"), (analysis.entries, MOST_CONFIGURATIONS, "configurations")):
         notes += [f"{len(rows) - most} more {what} in the table."] if len(rows) > most else []
     if drawn.rank == "process":
-        notes.append("A CPU run shows that a configuration works, not how fast it is: no FLOP/s and no utilization.")
+        notes.append(f"{CPU_CAUTION} Panels of FLOP/s, utilization and machines are for GPUs.")
     notes += not_counted_notes(analysis.not_counted)
     return Sheet(
-        headline=[_peak(analysis.peaks[0]), *(headline(works) if len(analysis.entries) > 1 else ())],
+        headline=[_peak(analysis.peaks[0]), *(headline(works) if len(analysis.entries) > 1 or drawn.rank == "process" else ())],
         subtitle=subtitle(works),
         panels=[
             *_speed(drawn),

@@ -140,7 +140,7 @@ def test_with_what_was_measured_on_h200_no_text_leaves_the_picture_or_covers_ano
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"), [(["--output", "x.gif"], "not a picture"), (["--results-dir", "no"], "No result")]
+    ("arguments", "words"), [(["--output", "x.gif"], "not a picture"), (["--results-dir", "no"], "There is no file or folder")]
 )
 def test_a_mistake_is_explained_without_a_traceback(tmp_path, arguments, words):
     shutil.copytree(RUNS / "cpu", tmp_path / "output")

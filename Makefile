@@ -9,7 +9,7 @@ TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
 TORCH_BUILD := $(if $(TORCH),--extra-index-url https://download.pytorch.org/whl/$(TORCH) torch==$(TORCH_VERSION)+$(TORCH))
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install
 NEMO_PIP := $(VENV)-nemo/bin/python -m pip --disable-pip-version-check install --constraint constraints-nemo.txt
-PYTEST := $(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST := $(VENV)/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help audit benchmark doctor test test-quick lint install install-dev nemo test-nemo notice

@@ -48,7 +48,7 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def pytest_collection_modifyitems(items):
-    """Mark the slow tests, and start them first: two workers then end at about the same time."""
+    """Mark the slow tests, and start them first: the workers then end at about the same time."""
     for item in items:
         if rank_of(item.path) < len(SLOW):
             item.add_marker(pytest.mark.slow)

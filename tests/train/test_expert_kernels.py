@@ -12,9 +12,10 @@ from megatron.core.transformer.moe.moe_utils import (
 )
 
 from tprimat.megatron import grouped, rows
-from tprimat.megatron.experts import order_by_expert
+from tprimat.megatron.experts import LENGTHS, order_by_expert
 from tprimat.megatron.grouped import GroupedProducts, LoopedProducts
 from tprimat.megatron.router import Choice, balance_loss, choose, sorted_places, within_capacity
+from tprimat.predict.workload import EMBEDDED
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="compares a GPU's kernels with a CPU's: there is no GPU")
 
@@ -174,3 +175,7 @@ def test_a_gpu_multiplies_groups_of_any_length_in_one_kernel():
         (one.wgrad(gradient, data, ends), other.wgrad(gradient, data, ends)),
     ):
         assert float((made.float() - wanted.float()).norm() / wanted.float().norm()) < 1e-2
+
+
+def test_the_prediction_of_memory_knows_the_steps_of_the_buffers():
+    assert EMBEDDED.received_rows_step == 1 / LENGTHS

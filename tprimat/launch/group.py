@@ -9,7 +9,7 @@
     waits for all                          send Ended: how their ranks ended, with the end of their log
     sends Goodbye after the last run       exit with its status
 
-Messages are JSON documents, one a line; nothing is pickled. The kernel's keep-alive probes notice a machine that is gone. A
+Messages are JSON documents, one per line; nothing is pickled. The kernel's keep-alive probes notice a machine that is gone. A
 suspended launcher counts as alive, since its kernel answers them.
 """
 

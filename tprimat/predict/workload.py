@@ -64,7 +64,7 @@ class Implementation:
     keeps_returned_rows: bool = False
     """The results of experts are kept as they came back, because the weights of a token's experts are applied there."""
     received_rows_step: float = 0.0
-    """Buffers of rows for experts are multiples of this part of the rows that a rank sends."""
+    """Buffers of rows for experts are multiples of this part of the rows that a rank sends (LENGTHS in megatron/experts.py)."""
     shards_weights: bool = False
     """FSDP: weights, gradients and states are spread over data-parallel ranks and gathered layer by layer."""
     buffers_bytes: int = 0

@@ -71,8 +71,9 @@ class Row:
 
 def on_cpu(layout: Layout, ranks: int) -> Layout:
     """Return the same split with little work, in fp32."""
-    replicas = ranks // (layout.tensor * layout.pipeline)
-    return replace(layout, micro_batch=1, global_batch=4 * replicas, sequence=64, precision="fp32", layers=layout.layers and 2)
+    replicas = ranks // (layout.tensor * layout.pipeline * layout.context)
+    little = {"micro_batch": 1, "global_batch": 4 * replicas, "sequence": 64, "layers": layout.layers and 2}
+    return replace(layout, **little, precision="fp32", optimizer_states="fp32")
 
 
 def request_of(layout: Layout, options: argparse.Namespace, ranks: int, output: Path) -> RunRequest:
@@ -82,10 +83,13 @@ def request_of(layout: Layout, options: argparse.Namespace, ranks: int, output: 
         f"{strategy}.tensor_model_parallel_size={layout.tensor}",
         f"{strategy}.pipeline_model_parallel_size={layout.pipeline}",
         f"{strategy}.expert_model_parallel_size={layout.expert}",
+        f"{strategy}.context_parallel_size={layout.context}",
         f"training.routing={layout.routing}",
     ]
     if layout.virtual:
         settings.append(f"{strategy}.virtual_pipeline_model_parallel_size={layout.virtual}")
+    if layout.recompute != "none":
+        settings.append(f"platform_optimizations.{options.platform}.recompute={layout.recompute}")
     if layout.optimizer_states != "fp32":
         settings.append(f"platform_optimizations.{options.platform}.engine_options.optimizer_states={layout.optimizer_states}")
     return RunRequest(
@@ -101,6 +105,7 @@ def request_of(layout: Layout, options: argparse.Namespace, ranks: int, output: 
         precision=layout.precision,
         config=config_of(layout, options.output),
         output=output,
+        probes=tuple(options.probes),
         settings=(*settings, *options.settings),
         command=("benchmarks/engine_speed.py", *sys.argv[1:]),
     )
@@ -132,6 +137,7 @@ def run_engine(request: RunRequest, *, resume: bool) -> None:
     words += ["--config", str(request.config)] if request.config else []
     words += ["--parallel", str(request.strategy), "--output-dir", str(request.output)]
     words += [word for setting in request.settings for word in ("--set", setting)]
+    words += [word for place in request.probes for word in ("--probes", str(place))]
     words += ["--resume"] if resume else []
     subprocess.run([sys.executable, str(ROOT / "benchmark.py"), "--json", *words], stdout=subprocess.DEVNULL, check=False)
 
@@ -271,6 +277,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--platform", choices=("nvidia", "amd", "cpu"), help="default: what this machine is")
     parser.add_argument("--gpus", type=int, help="use fewer than there are; on a CPU, processes")
     parser.add_argument("--equal-work", action="store_true", help="scale the global batches, meant for 4 GPUs, to those here")
+    parser.add_argument("--probes", type=Path, action="append", default=[], help="of this machine, for the predictions")
     parser.add_argument("--set", action="append", default=[], dest="settings", metavar="KEY=VALUE")
     options = parser.parse_args()
     machine = this_machine()

@@ -16,6 +16,7 @@ class Layout:
     tensor: int = 1
     pipeline: int = 1
     expert: int = 1
+    context: int = 1
     virtual: int | None = None
     gpus: int | None = None
     """None: all that are there."""
@@ -24,6 +25,7 @@ class Layout:
     sequence: int = 2048
     precision: str = "bf16"
     optimizer_states: str = "fp32"
+    recompute: str = "none"
     architecture: str | None = None
     """A row of models.yaml instead of the model's own."""
     layers: int | None = None
@@ -37,7 +39,7 @@ class Layout:
     def ranks(self, here: int) -> int | None:
         """GPUs that it takes of those that are here; None where it cannot run on them."""
         ranks = self.gpus or here
-        replica = self.tensor * self.pipeline
+        replica = self.tensor * self.pipeline * self.context
         fits = 0 < ranks <= here and ranks % replica == 0 and self.global_batch % (self.micro_batch * ranks // replica) == 0
         fits = fits and ranks % (self.expert * self.pipeline) == 0
         return ranks if fits else None
@@ -52,6 +54,30 @@ def _mixture(name: str, **changes: Any) -> Layout:
     common = {"model": "qwen3_moe", "gpus": 2, "micro_batch": 2, "global_batch": 64, "sequence": 4096, "layers": 12}
     return Layout(name=name, **{**common, **changes})
 
+
+def _short(name: str, **changes: Any) -> Layout:
+    """Return a layout of two GPUs with small batches: what it takes and how long is predicted before it runs."""
+    return Layout(name=f"short_{name}", **{"gpus": 2, "global_batch": 16, **changes})
+
+
+SHORT = (
+    _short("dp_mbs1", micro_batch=1),
+    _short("dp_mbs2", micro_batch=2),
+    _short("dp_mbs4"),
+    _short("dp_mbs4_bf16_states", optimizer_states="bf16"),
+    _short("dp_mbs4_selective", recompute="selective"),
+    _short("dp_mbs8_full", micro_batch=8, recompute="full"),
+    _short("tp2_mbs8", tensor=2, micro_batch=8),
+    _short("tp2_mbs4_fp8", tensor=2, precision="fp8"),
+    _short("qwen_tp2_mbs4", model="qwen", tensor=2),
+    _short("cp2_s8192", context=2, micro_batch=1, global_batch=4, sequence=8192),
+    _short("cp2_s32768", context=2, micro_batch=1, global_batch=2, sequence=32768),
+    _short("pp2_vpp2_mbs2", pipeline=2, virtual=2, micro_batch=2),
+    _short("pp2_vpp4_mbs2", pipeline=2, virtual=4, micro_batch=2),
+    _short("1b_dp_mbs4", architecture="llama-3.2-1b"),
+    _short("3b_dp_mbs4", architecture="llama-3.2-3b"),
+)
+"""Each varies one thing that memory or time depend on."""
 
 LAYOUTS = (
     Layout(name="dp_mbs4", target_tokens_per_second_per_gpu=12_400),
@@ -74,4 +100,5 @@ LAYOUTS = (
     _mixture("moe_ep1_one_gpu", gpus=1, layers=4, global_batch=32),
     _mixture("moe_olmoe_ep1", architecture="olmoe-1b-7b", layers=None),
     _mixture("moe_olmoe_ep2", architecture="olmoe-1b-7b", layers=None, expert=2),
+    *SHORT,
 )

@@ -63,6 +63,7 @@ def headline() -> str:
 
 BLOCKS = {
     "headline": headline,
+    "foretold": lambda: accuracy.foretold_rows(ledger().foretold),
     "memory": lambda: accuracy.memory_table(ledger().memory),
     "memory_rows": lambda: accuracy.memory_rows(ledger().memory),
     "time": lambda: accuracy.time_table(ledger().time),

@@ -122,8 +122,10 @@ def test_the_error_that_plans_state_is_that_of_the_ledger():
         dense = [score for score in found if "mixtures" not in score.group]
         assert sum(abs(score.error) <= TIME_ERROR[measured] for score in dense) / len(dense) >= 0.9, measured
         mixtures = [score for score in found if "mixtures" in score.group]
-        assert mixtures
-        assert all(score.error < 0 for score in mixtures), "plans say that mixtures took longer than predicted"
+        longer = [score for score in mixtures if not measured or "Transformer Engine" in score.group]
+        assert longer
+        assert all(score.error < -0.15 for score in longer), "plans say that they took longer than predicted"
+        assert all(abs(score.error) < TIME_ERROR[measured] for score in mixtures if score not in longer)
 
 
 def test_the_first_choice_is_near_the_best():

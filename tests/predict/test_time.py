@@ -9,7 +9,7 @@ from tprimat.facts.accelerators import accelerators, find_accelerator
 from tprimat.facts.flops import flop_per_token
 from tprimat.facts.models import model_shape
 from tprimat.plan.schema import Layout
-from tprimat.predict.rates import probed_rates, published_rates
+from tprimat.predict.rates import probed_rates, published_rates, sustained_shares
 from tprimat.predict.time import bubble_share, predict_time
 from tprimat.predict.workload import EMBEDDED, TRANSFORMER_ENGINE, Recompute, Workload
 from tprimat.records.discover import probes_in
@@ -116,8 +116,10 @@ def test_probes_replace_published_rates():
     measured = probed_rates(probes, accelerator, 8)
     assert measured.measured
     assert measured.source.startswith("probes")
-    # Probed itself, and between probed shapes.
-    assert measured.product_seconds(16384, 16384, 16384, "bf16") == pytest.approx(12.8e-3, rel=0.02)
+    # Probed itself, at the clock of sustained work, and between probed shapes.
+    sustained = sustained_shares(probes)["bf16"]
+    assert 0.9 < sustained < 1
+    assert measured.product_seconds(16384, 16384, 16384, "bf16") == pytest.approx(12.8e-3 / sustained, rel=0.02)
     assert 500e12 < 2.0 * 6000 * 5000 * 4500 / measured.product_seconds(6000, 5000, 4500, "bf16") < 800e12
     assert measured.exchange_seconds("all_gather", 2**28, 4) == pytest.approx(662.9e-6, rel=0.01)
     assert measured.exchange_seconds("all_gather", 2**31, 4) > measured.exchange_seconds("all_gather", 2**30, 4)

@@ -19,6 +19,8 @@ PASS_KINDS = ("dgrad", "wgrad", "grouped_fprop", "grouped_dgrad", "grouped_wgrad
 ROUND_KINDS = ("gemm_warm", "gemm_sustained")
 BUS_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 BESIDE = " beside products"
+UNDER_LOAD = ", under load"
+"""Ends the variants of products that were measured at the clock of sustained work."""
 NEAR_OCTAVES = 0.75
 """Distance, in powers of two, at which a probe's weight has fallen to exp(-1/2)."""
 SUSTAINED_SHARE = 0.87
@@ -74,8 +76,8 @@ class Rates:
     """Bytes/s of one GPU to other nodes, one direction."""
     gpus_per_node: int
     launch_seconds: float = LAUNCH_SECONDS
-    overlapped_share: float = OVERLAPPED_SHARE
-    """Of an exchange beside products, the part by which both together take longer."""
+    overlapped: tuple[tuple[int, float], ...] = ((0, OVERLAPPED_SHARE),)
+    """Message bytes -> of an exchange beside products, the part by which both together take longer; ascending."""
 
     def product_seconds(self, m: int, n: int, k: int, dtype: str, kind: str = "fprop") -> float:
         """Return how long one product of (m, k) and (k, n) takes; a kind that is not measured is as fast as fprop."""
@@ -96,6 +98,10 @@ class Rates:
 
         *_, forward_rate, backward_rate = min(self.attention, key=distance)
         return flop / (backward_rate if backward else forward_rate)
+
+    def overlapped_share(self, size: float) -> float:
+        """Return the part of an exchange that stays visible beside products, at the measured message nearest to `size` bytes."""
+        return min(self.overlapped, key=lambda sample: abs(math.log((sample[0] + 1) / (size + 1))))[1]
 
     def exchange_seconds(self, kind: str, size: float, ranks: int, stride: int = 1) -> float:
         """Return how long a collective takes.
@@ -170,18 +176,24 @@ def published_rates(accelerator: Accelerator, gpus_per_node: int) -> Rates:
 def probed_rates(probes: Iterable[ProbeRecord], accelerator: Accelerator, gpus_per_node: int) -> Rates:
     """Return the rates of a machine by its own probes; what no probe measured is as published."""
     published = published_rates(accelerator, gpus_per_node)
-    usable = [probe for probe in probes if probe.seconds]
+    usable = _newest(probe for probe in probes if probe.seconds)
+    loaded = {(probe.kind, probe.dtype) for probe in usable if _under_load(probe)}
     products: dict[str, list[Sample]] = {}
     collectives: dict[tuple[str, int], list[tuple[int, float]]] = {}
     passes: dict[tuple[str, str], list[Sample]] = {}
     halves: dict[tuple[int, int], dict[bool, float]] = {}
     copies, regions, launches = [], [], []
+    kept = sustained_shares(usable)
     for probe in usable:
         seconds, shape = median(probe.seconds), probe.shape
+        sustained = 1.0 if _under_load(probe) else kept.get(probe.dtype, 1.0)
+        if (probe.kind, probe.dtype) in loaded and not _under_load(probe):
+            continue  # the same product in a burst
         if probe.kind in PRODUCT_KINDS and probe.flop and "searched" not in (probe.variant or ""):
-            products.setdefault(probe.dtype, []).append((*_place(shape), probe.flop / seconds))
+            products.setdefault(probe.dtype, []).append((*_place(shape), sustained * probe.flop / seconds))
         elif probe.kind in PASS_KINDS and probe.flop:
-            passes.setdefault((probe.dtype, probe.kind), []).append((*_place(shape), probe.flop / seconds))
+            rate = sustained * probe.flop / seconds
+            passes.setdefault((probe.dtype, probe.kind), []).append((*_place(shape), rate))
         elif probe.kind in {"attention_forward", "attention_backward"} and probe.flop:
             backward = probe.kind.endswith("backward")
             rates = halves.setdefault((shape["sequence"], shape["batch"] * shape["heads"]), {})
@@ -194,9 +206,6 @@ def probed_rates(probes: Iterable[ProbeRecord], accelerator: Accelerator, gpus_p
             launches.append(seconds / shape["launches"])
         elif probe.kind in BUS_KINDS and "message_bytes" in shape and "ranks" in shape:
             collectives.setdefault((probe.kind, shape["ranks"]), []).append((shape["message_bytes"], seconds))
-    kept = sustained_shares(usable)
-    products = {dtype: _slowed(samples, kept.get(dtype, 1.0)) for dtype, samples in products.items()}
-    passes = {key: _slowed(samples, kept.get(key[0], 1.0)) for key, samples in passes.items()}
     flops = {dtype: median(sorted(sample[3] for sample in samples)[-8:]) for dtype, samples in products.items()}
     return replace(
         published,
@@ -210,7 +219,7 @@ def probed_rates(probes: Iterable[ProbeRecord], accelerator: Accelerator, gpus_p
         region_bandwidth=median(regions) if regions else None,
         collectives={key: tuple(sorted(samples)) for key, samples in collectives.items()},
         launch_seconds=max(launches, default=published.launch_seconds),
-        overlapped_share=_overlapped_share(usable) or published.overlapped_share,
+        overlapped=_overlapped(usable) or published.overlapped,
     )
 
 
@@ -232,25 +241,34 @@ def sustained_shares(probes: Iterable[ProbeRecord]) -> dict[str, float]:
     return {dtype: median(found) for dtype, found in shares.items()}
 
 
-def _slowed(samples: Sequence[Sample], share: float) -> list[Sample]:
-    return [(m, n, k, rate * share) for m, n, k, rate in samples]
+def _newest(probes: Iterable[ProbeRecord]) -> list[ProbeRecord]:
+    """Return of each operation and shape the last measurement; an older one may come from another version of the software."""
+    found = {}
+    for probe in sorted(probes, key=lambda probe: probe.started_at):
+        found[probe.kind, probe.variant, probe.dtype, tuple(sorted(probe.shape.items()))] = probe
+    return list(found.values())
+
+
+def _under_load(probe: ProbeRecord) -> bool:
+    return (probe.variant or "").endswith(UNDER_LOAD)
 
 
 def _place(shape: Mapping[str, int]) -> tuple[float, float, float]:
     return math.log2(shape["m"]), math.log2(shape["n"]), math.log2(shape["k"])
 
 
-def _overlapped_share(probes: Sequence[ProbeRecord]) -> float | None:
-    """Return (both at once - products alone) / exchange alone: the median of all exchanges that were measured so."""
-    times = {
-        (probe.variant, probe.shape["ranks"], probe.shape.get("message_bytes", 0)): median(probe.seconds)
-        for probe in probes
-        if probe.kind == "overlapped"
-    }
-    shares = []
+def _overlapped(probes: Sequence[ProbeRecord]) -> tuple[tuple[int, float], ...]:
+    """Return (both at once - products alone) / exchange alone by message size: the median of all exchanges measured so."""
+    times: dict[tuple[str | None, int, int], list[float]] = {}
+    for probe in probes:
+        if probe.kind == "overlapped":
+            place = (probe.variant, probe.shape["ranks"], probe.shape.get("message_bytes", 0))
+            times.setdefault(place, []).append(median(probe.seconds))
+    shares: dict[int, list[float]] = {}
     for (variant, ranks, size), both in times.items():
         name = (variant or "").removesuffix(BESIDE)
         alone, products = times.get((name, ranks, size)), times.get(("products", ranks, 0))
         if name != variant and alone and products:
-            shares.append(min(1.0, max(0.0, (both - products) / alone)))
-    return median(shares) if shares else None
+            visible = (median(both) - median(products)) / median(alone)
+            shares.setdefault(size, []).append(min(1.0, max(0.0, visible)))
+    return tuple(sorted((size, median(found)) for size, found in shares.items()))

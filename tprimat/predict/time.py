@@ -39,6 +39,8 @@ KERNELS_OF_A_LAYER = 55
 ADAM_BYTES = 30
 """A weight: gradient, master and both moments are read, three of them and the bf16 weight written."""
 NORM_BYTES = 4
+BUCKET_BYTES = 160e6
+"""Of gradients that Megatron-Core scatters at once: 40 million in fp32 (DistributedDataParallelConfig.bucket_size)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,7 +279,7 @@ def _tensor_exchange(workload: Workload, rates: Rates, *, again: bool) -> float:
     scatter = rates.exchange_seconds("reduce_scatter", message, layout.tensor)
     passes = 2 if again else 1
     if workload.implementation.overlaps_tensor_parallel and workload.precision != "fp8":
-        return rates.overlapped_share * (2 * (gather + scatter) * passes + 2 * (gather + scatter))
+        return rates.overlapped_share(message) * (2 * (gather + scatter) * passes + 2 * (gather + scatter))
     return 2 * (gather + scatter) * passes + 2 * gather
 
 
@@ -322,7 +324,7 @@ def _pipeline_exchange(workload: Workload, rates: Rates, virtual: int) -> float:
 def _replica_exchange(workload: Workload, rates: Rates, weights: Weights, micro_batch: float) -> float:
     """Return the exchange of gradients and weights between replicas that neither pass of a micro-batch hides."""
     layout = workload.layout
-    exposed = 0.0
+    layers = max(1, workload.shape.layers // layout.pipeline)
     groups = (
         (weights.dense, workload.replicas, layout.tensor),
         (weights.experts, workload.expert_replicas, layout.tensor * layout.expert),
@@ -338,11 +340,10 @@ def _replica_exchange(workload: Workload, rates: Rates, weights: Weights, micro_
         # Copies into and out of each message, and conversions between its dtype and the weights', pass over memory.
         copies = weights.total * (14 + 20 / workload.replicas) / rates.bandwidth
         each = gather * 2 + scatter
-        return workload.accumulation_steps * (copies + max(rates.overlapped_share * each, each - micro_batch))
-    layers = max(1, workload.shape.layers // layout.pipeline)
-    exposed += max(scatter / layers, scatter - micro_batch * 2 / 3)
-    exposed += max(gather / layers, gather - micro_batch / 3)
-    return exposed
+        share = rates.overlapped_share(2.0 * weights.total / layers)
+        return workload.accumulation_steps * (copies + max(share * each, each - micro_batch))
+    share = rates.overlapped_share(BUCKET_BYTES)
+    return max(share * scatter, scatter - micro_batch * 2 / 3) + max(share * gather, gather - micro_batch / 3)
 
 
 def _optimizer(workload: Workload, rates: Rates, weights: Weights) -> float:

@@ -83,6 +83,22 @@ def time_rows(scores: Sequence[Score]) -> str:
     return table(["configuration", "group", "measured", "predicted", "raw error", "with factor"], rows, left=2)
 
 
+def foretold_rows(scores: Sequence[tuple[Score, Score]]) -> str:
+    """Return memory and step of each configuration beside what was predicted before it ran."""
+    rows = [
+        [
+            memory.name,
+            memory.group,
+            units.gibibytes(memory.measured),
+            units.signed_percent(memory.error),
+            units.si(time.measured, "s"),
+            units.signed_percent(time.error),
+        ]
+        for memory, time in scores
+    ]
+    return table(["configuration", "group", "memory", "error", "step", "error"], rows, left=2)
+
+
 def rate_rows(scores: Sequence[Score]) -> str:
     """Return published throughput and what is predicted for it; scores are seconds of a token on one GPU."""
     rows = [

@@ -19,6 +19,8 @@ MOST_ROWS = 12
 MOST_TOO_LARGE = 4
 TIME_ERROR = {True: 0.15, False: 0.2}
 """Measured by probes or not -> relative error that nine in ten predictions of dense models stay within (docs/accuracy.md)."""
+MIXTURES = {True: "mixtures of experts with Transformer Engine's layers", False: "mixtures of experts"}
+"""Measured by probes or not -> the models whose steps took longer."""
 MEMORY_NAMES: Mapping[Part, str] = {part: "backward pass" if part == "backward" else part for part in PARTS}
 TIME_NAMES: Mapping[TimePart, str] = {
     "products": "products",
@@ -82,7 +84,7 @@ def _rates(rates: Rates, screen: Screen) -> str:
     error = units.percent(TIME_ERROR[rates.measured], 0)
     hint = "" if rates.measured else "; probes of the machine (tprimat probe) make them sharper"
     proof = f"On up to 4 H200, nine in ten steps of dense models were within {error} of it"
-    return screen.prose(f"Predicted from {rates.source}. {proof}; mixtures of experts took longer (docs/accuracy.md){hint}.")
+    return screen.prose(f"Predicted from {rates.source}. {proof}; {MIXTURES[rates.measured]} took longer (docs/accuracy.md){hint}.")
 
 
 def _best(best: Candidate, question: Question, rates: Rates, screen: Screen) -> str:

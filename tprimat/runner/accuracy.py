@@ -47,6 +47,8 @@ class Ledger:
     memory: tuple[Score, ...] = ()
     time: tuple[Score, ...] = ()
     """Of our records, with probes where there are some."""
+    foretold: tuple[tuple[Score, Score], ...] = ()
+    """Memory and time of our records as they were predicted before each run, by the version of that day."""
     time_without_probes: tuple[Score, ...] = ()
     goldens: tuple[Score, ...] = ()
     published: tuple[Score, ...] = ()
@@ -72,10 +74,11 @@ def score_records(paths: Sequence[Path], probes: Sequence[Path]) -> Ledger:
                 _Run(workload=workload, measured=measured, accelerator=accelerator)
             )
     samples, _ = probes_in(probes)
-    memory, time, bare = [], [], []
+    memory, time, bare, foretold = [], [], [], []
     for (workload, _), same in runs.items():
         first = same[0]
         group, name = _group(first), _name(first)
+        foretold += _foretold(group, name, [one.measured for one in same])
         memory += _memory_score(group, name, workload, [one.measured for one in same])
         seconds = [one.measured.metrics.step_seconds.value for one in same if one.measured.metrics]
         if not seconds:
@@ -91,7 +94,37 @@ def score_records(paths: Sequence[Path], probes: Sequence[Path]) -> Ledger:
         )
         time.append(score)
         bare.append(replace(score, predicted=predict_time(workload, published_rates(first.accelerator, node)).step_seconds))
-    return Ledger(memory=tuple(memory), time=tuple(with_factors(time)), time_without_probes=tuple(bare))
+    return Ledger(memory=tuple(memory), time=tuple(with_factors(time)), time_without_probes=tuple(bare), foretold=tuple(foretold))
+
+
+def _foretold(group: str, name: str, runs: Sequence[Measured]) -> list[tuple[Score, Score]]:
+    """Return memory and time that were predicted before each of some like runs and measured in it, at their medians."""
+    told = [
+        (prediction, run.metrics)
+        for run in runs
+        if (prediction := run.result.run.prediction) is not None
+        and prediction.step_seconds is not None
+        and run.metrics is not None
+        and run.metrics.peak_memory_bytes is not None
+    ]
+    if not told:
+        return []
+    return [
+        (
+            Score(
+                name=name,
+                group=group,
+                measured=median(metrics.peak_memory_bytes or 0 for _, metrics in told),
+                predicted=median(prediction.allocated_bytes for prediction, _ in told),
+            ),
+            Score(
+                name=name,
+                group=group,
+                measured=median(metrics.step_seconds.value for _, metrics in told),
+                predicted=median(prediction.step_seconds or 0.0 for prediction, _ in told),
+            ),
+        )
+    ]
 
 
 def _group(run: _Run) -> str:

@@ -1,7 +1,7 @@
 """Self-attention that splits the joint projection into queries, keys and values and rotates them by position, in one kernel each.
 
 Megatron-Core splits, copies the queries (necessary under grouped-query attention) and rotates in a chain of small kernels, each
-of which reads and writes all queries; and the same in the backward pass. Below it: context parallelism.
+of which reads and writes all queries; and the same in the backward pass.
 """
 
 from collections.abc import Callable
@@ -9,12 +9,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from megatron.core import parallel_state
-from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.attention import SelfAttention
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 
 from tprimat.megatron.compat import compiled
 
@@ -170,53 +167,3 @@ def _norm_backward(x: Tensor, gradient: Tensor, scale: Tensor, epsilon: float) -
     normed, scaled = wide * inverse, incoming * scale.float()
     of_input = inverse * (scaled - normed * (normed * scaled).mean(dim=-1, keepdim=True))
     return of_input.to(x.dtype), (incoming * normed).flatten(0, -2).sum(dim=0).to(scale.dtype)
-
-
-# Context parallelism by gathering keys and values, as Llama 3 was trained (arXiv:2407.21783, section 3.3.2).
-#
-# A sequence is cut into twice as many pieces as there are ranks. Rank r keeps piece r and its mirror image, so that all ranks
-# have the same work under the causal mask. Each rank gathers all keys and values and attends from its own two pieces.
-
-
-def own_pieces(tokens: Tensor) -> Tensor:
-    """Return this rank's part of sequences of shape (sequences, tokens): its piece, then the mirror image."""
-    ranks = parallel_state.get_context_parallel_world_size()
-    if ranks == 1:
-        return tokens
-    pieces = tokens.chunk(2 * ranks, dim=1)
-    rank = parallel_state.get_context_parallel_rank()
-    return torch.cat([pieces[rank], pieces[2 * ranks - 1 - rank]], dim=1)
-
-
-def attention_over_gathered_kv(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attend causally from this rank's two pieces to everything before them.
-
-    Args:
-        query: shape (tokens of this rank, sequences, heads, head_dim).
-        key: shape (tokens of this rank, sequences, key/value heads, head_dim).
-        value: as key.
-
-    Returns:
-        shape (sequences, heads, tokens of this rank, head_dim).
-    """
-    ranks, rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
-    keys, values = (_gather_sequence(part, ranks) for part in (key, value))
-    halves = query.permute(1, 2, 0, 3).chunk(2, dim=2)
-    length = halves[0].shape[2]
-    grouped = query.shape[2] != key.shape[2]
-    outputs = []
-    for half, piece in zip(halves, (rank, 2 * ranks - 1 - rank), strict=True):
-        seen = (piece + 1) * length
-        mask = causal_lower_right(length, seen)
-        outputs.append(
-            F.scaled_dot_product_attention(half, keys[:, :, :seen], values[:, :, :seen], attn_mask=mask, enable_gqa=grouped)
-        )
-    return torch.cat(outputs, dim=2)
-
-
-def _gather_sequence(part: Tensor, ranks: int) -> Tensor:
-    """Gather all ranks' keys or values in the order of the sequence, shape (sequences, heads, tokens, head_dim)."""
-    gathered = gather_from_sequence_parallel_region(part, group=parallel_state.get_context_parallel_group())
-    pieces = gathered.chunk(2 * ranks, dim=0)  # rank 0's two, rank 1's two, ...
-    in_order = [pieces[2 * number] if number < ranks else pieces[2 * (2 * ranks - 1 - number) + 1] for number in range(2 * ranks)]
-    return torch.cat(in_order).permute(1, 2, 0, 3)

@@ -18,7 +18,7 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from threading import Thread
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -112,6 +112,62 @@ def attention_backend_name(query: Tensor, key: Tensor, value: Tensor, *, grouped
     """Return which kernels torch selects for causal attention: cudnn_attention, flash_attention, efficient_attention or math."""
     choice = fused_attention_choice(query, key, value, is_causal=True, enable_gqa=grouped)
     return SDPBackend(choice).name.lower()
+
+
+Operands = tuple[Tensor, Tensor, Tensor]
+"""Queries, keys and values, or the gradients of these."""
+Results = tuple[Tensor, Tensor]
+"""Result of attention, and the logarithm of the sum of each row."""
+
+
+class AttentionKernels(Protocol):
+    """Fused attention that also returns the logarithm of the sum of each row.
+
+    Operands have the shape (sequences, heads, tokens, head_dim), sums (sequences, heads, tokens, 1) in fp32.
+    """
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple[Tensor, Tensor, Any]:
+        """Return result, sums, and what the backward pass needs besides them."""
+
+    def backward(self, gradient: Tensor, operands: Operands, results: Results, state: Any, *, causal: bool) -> Operands:
+        """Return the gradients of queries, keys and values; result and sums may be over more keys than these."""
+
+
+class CudnnAttention:
+    """cuDNN's, in 16 bits, also with fewer key/value heads than heads."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple[Tensor, Tensor, Any]:
+        """See AttentionKernels."""
+        attend = require("torch", torch.ops.aten, "_scaled_dot_product_cudnn_attention")
+        out, sums, first, second, longest, longest_key, seed, offset, _ = attend(query, key, value, None, True, 0.0, causal)
+        return out, sums, (seed, offset, None, first, second, longest, longest_key)
+
+    def backward(self, gradient: Tensor, operands: Operands, results: Results, state: Any, *, causal: bool) -> Operands:
+        """See AttentionKernels."""
+        differentiate = require("torch", torch.ops.aten, "_scaled_dot_product_cudnn_attention_backward")
+        return differentiate(gradient, *operands, *results, *state, 0.0, causal)  # type: ignore[no-any-return]
+
+
+class CpuAttention:
+    """torch's for processors, which takes as many key/value heads as heads."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple[Tensor, Tensor, Any]:
+        """See AttentionKernels."""
+        attend = require("torch", torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
+        times = query.shape[1] // key.shape[1]
+        out, sums = attend(query, *(part.repeat_interleave(times, dim=1) for part in (key, value)), 0.0, causal)
+        return out, sums.unsqueeze(-1), None
+
+    def backward(self, gradient: Tensor, operands: Operands, results: Results, state: Any, *, causal: bool) -> Operands:
+        """See AttentionKernels."""
+        differentiate = require("torch", torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward")
+        query, key, value = operands
+        out, sums = results
+        times = query.shape[1] // key.shape[1]
+        wide = [part.repeat_interleave(times, dim=1) for part in (key, value)]
+        of_query, *rest = differentiate(gradient, query, *wide, out, sums.squeeze(-1), 0.0, causal)
+        of_key, of_value = (part.unflatten(1, (-1, times)).sum(dim=2) for part in rest)
+        return of_query, of_key, of_value
 
 
 # torch's compiler, for the element-wise parts that all layers share.

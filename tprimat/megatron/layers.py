@@ -23,10 +23,10 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, get_tr
 from torch import Tensor
 
 from tprimat.facts.models import ModelShape
-from tprimat.megatron import attention as context_parallel
 from tprimat.megatron import compat
 from tprimat.megatron.attention import NormScale, RotarySelfAttention, Rotation
 from tprimat.megatron.compat import compiled
+from tprimat.megatron.context_parallel import attention_over_gathered_kv
 from tprimat.megatron.experts import ExpertsLayer, swiglu_gradients
 from tprimat.megatron.latent_attention import LatentAttention
 from tprimat.megatron.linear import ColumnLinear, RowLinear, with_row_maxima
@@ -269,7 +269,7 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
             shape (tokens, sequences, heads x head_dim).
         """
         if self.config.context_parallel_size > 1:
-            out = context_parallel.attention_over_gathered_kv(query, key, value)
+            out = attention_over_gathered_kv(query, key, value)
         else:
             q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
             grouped = query.shape[2] != key.shape[2]

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from tprimat.errors import LaunchError
 from tprimat.megatron import compat, fp8
-from tprimat.megatron.attention import own_pieces
+from tprimat.megatron.context_parallel import own_pieces
 from tprimat.megatron.loss import set_micro_batches
 from tprimat.megatron.model import PARAMETER_DTYPES, build_chunks, transformer_config
 from tprimat.megatron.optimizer import Bf16AdamW, MegatronOptimizer

@@ -84,7 +84,8 @@ def _rates(rates: Rates, screen: Screen) -> str:
     error = units.percent(TIME_ERROR[rates.measured], 0)
     hint = "" if rates.measured else "; probes of the machine (tprimat probe) make them sharper"
     proof = f"On up to 4 H200, nine in ten steps of dense models were within {error} of it"
-    return screen.prose(f"Predicted from {rates.source}. {proof}; {MIXTURES[rates.measured]} took longer (docs/accuracy.md){hint}.")
+    longer = MIXTURES[rates.measured]
+    return screen.prose(f"Predicted from {rates.source}. {proof}; {longer} took longer (docs/accuracy.md){hint}.")
 
 
 def _best(best: Candidate, question: Question, rates: Rates, screen: Screen) -> str:

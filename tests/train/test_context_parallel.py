@@ -1,0 +1,78 @@
+"""Attention of one piece of a sequence to everything before it, by two kernels, against torch's attention with a mask."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tprimat.megatron import context_parallel
+from tprimat.megatron.compat import CpuAttention
+from tprimat.megatron.context_parallel import agree, attend, kernels_for
+
+NO_GPU = "runs cuDNN's kernels: there is no GPU"
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_GPU))]
+
+
+def operands(device="cpu", before=0, kv_heads=2, tokens=32, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(before)
+    shapes = ((2, 4, tokens, 64), (2, kv_heads, before + tokens, 64), (2, kv_heads, before + tokens, 64))
+    return [torch.randn(shape, generator=generator).to(device, dtype).requires_grad_() for shape in shapes]
+
+
+def differentiated(call, given):
+    out = call(*given)
+    gradient = torch.randn(out.shape, generator=torch.Generator().manual_seed(7)).to(out)
+    return [out, *torch.autograd.grad(out, given, gradient)]
+
+
+def with_mask(query, key, value):
+    before = key.shape[2] - query.shape[2]
+    mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril(before)
+    times = query.shape[1] // key.shape[1]
+    return F.scaled_dot_product_attention(
+        query, key.repeat_interleave(times, 1), value.repeat_interleave(times, 1), attn_mask=mask
+    )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("before", [0, 32, 96])
+def test_two_kernels_give_what_a_mask_gives(device, before, kv_heads):
+    dtype, near = (torch.float32, 1e-5) if device == "cpu" else (torch.bfloat16, 3e-2)
+    given = operands(device, before, kv_heads, 32 if device == "cpu" else 128, dtype)
+    assert kernels_for(*given) is not None
+    for ours, wanted in zip(differentiated(attend, given), differentiated(with_mask, given), strict=True):
+        torch.testing.assert_close(ours, wanted, atol=near, rtol=near)
+
+
+class Wrong(CpuAttention):
+    def __init__(self, what):
+        self.what = what
+
+    def forward(self, query, key, value, *, causal):
+        if self.what == "raises":
+            raise RuntimeError("no such kernel")
+        return super().forward(query, key, value, causal=causal and self.what != "forgets the mask")
+
+    def backward(self, gradient, operands, results, state, *, causal):
+        found = super().backward(gradient, operands, results, state, causal=causal)
+        return tuple(part * (0.9 if self.what == "scales gradients" else 1.0) for part in found)
+
+
+@pytest.mark.parametrize(
+    ("what", "right"), [("nothing", True), ("raises", False), ("forgets the mask", False), ("scales gradients", False)]
+)
+def test_kernels_that_go_wrong_are_not_used(what, right):
+    assert agree(Wrong(what), torch.device("cpu"), torch.float32, (4, 2, 64)) is right
+
+
+def test_without_kernels_torch_attends_with_the_mask(monkeypatch):
+    given = operands(before=32)
+    wanted = differentiated(attend, given)
+    monkeypatch.setattr(context_parallel, "kernels_for", lambda *_: None)
+    for ours, theirs in zip(differentiated(attend, given), wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_values_of_another_width_need_the_mask():
+    query, key, value = operands()
+    assert kernels_for(query, key, value[..., :32]) is None

@@ -158,13 +158,6 @@ def test_autocorrelation_is_found_and_white_noise_is_left_alone():
     assert sum(value > 0 for value in white) / 500 < 0.08
 
 
-def test_cliffs_delta_is_the_mann_whitney_statistic():
-    rng = np.random.default_rng(2)
-    first, second = rng.integers(0, 9, 30).astype(float), rng.integers(2, 11, 17).astype(float)
-    u = stats.mannwhitneyu(first, second).statistic
-    assert statistics.cliffs_delta(first, second) == pytest.approx(2 * u / (30 * 17) - 1)
-
-
 def rates(rng, runs, between, n=20, noise=0.01):
     """Runs of n steps whose true rates vary by `between`."""
     levels = np.exp(between * rng.normal(size=runs))

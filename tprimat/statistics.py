@@ -309,14 +309,6 @@ def _is_step(early: Array, late: Array) -> bool:
     return levels < float(((whole - line) ** 2).sum())
 
 
-def cliffs_delta(first: Array, second: Array) -> float:
-    """Return P(first > second) - P(first < second), in -1..1 (Cliff 1993, doi:10.1037/0033-2909.114.3.494)."""
-    ordered = np.sort(second)
-    below = np.searchsorted(ordered, first, side="left").sum()
-    above = (len(second) - np.searchsorted(ordered, first, side="right")).sum()
-    return float(below - above) / (len(first) * len(second))
-
-
 def mean_interval(values: Array, confidence: float = CONFIDENCE, least_inflation: float = 1.0) -> Interval:
     """Return the mean of a series with Student's interval, widened by autocorrelation; none for a single value.
 

@@ -20,8 +20,8 @@ from tprimat.analyze.metrics import of_machine
 from tprimat.analyze.parity import Parity, check_losses
 from tprimat.analyze.window import steady_steps
 from tprimat.errors import ConfigError
-from tprimat.records.schema import Estimate, RunRecord, StepRecord
-from tprimat.statistics import BETWEEN_RUNS, CONFIDENCE, FEWEST_RUNS, Rate, cliffs_delta, more_runs, rate_of, ratio_of_rates
+from tprimat.records.schema import Estimate, RunRecord
+from tprimat.statistics import BETWEEN_RUNS, CONFIDENCE, FEWEST_RUNS, Rate, more_runs, rate_of, ratio_of_rates
 
 Outcome = Literal["faster", "slower", "other loss", "held back", "these runs differ", "no difference shown", "refused"]
 
@@ -97,8 +97,6 @@ class Verdict:
     """Of baseline and candidate: what held the clocks back -> share of the readings in their worst run."""
     fewest_runs: int = 1
     """On the smaller side."""
-    slower_steps: float | None = None
-    """Cliff's delta of step times, -1..1: 1 when every step of the candidate takes longer than every one of the baseline."""
 
     def no_slower_than(self, margin: float) -> bool | None:
         """Judge non-inferiority: True where the whole interval lies above 1 - margin, False where all lies below, else None."""
@@ -166,7 +164,6 @@ def verdict(baseline: Group, candidate: Group, question: Question = QUESTION) ->
         losses_open=losses.open_because,
         ratio=Estimate(value=ratio.value, low=ratio.low, high=ratio.high, samples=len(first) + len(second)),
         fewest_runs=min(len(first), len(second)),
-        slower_steps=cliffs_delta(_all_seconds(candidate), _all_seconds(baseline)),
     )
 
 
@@ -181,26 +178,18 @@ def _unread_clocks(baseline: Group, candidate: Group) -> list[str]:
 
 
 def _rates(group: Group) -> list[Rate]:
-    """Return the throughput of each run, per GPU, so that a forced comparison across GPU counts compares single GPUs."""
-    found = []
-    for steps, gpus in _steady(group):
-        tokens = np.array([(step.tokens or 0) / gpus for step in steps])
-        found.append(rate_of(tokens, np.array([step.step_seconds for step in steps])))
-    return found
+    """Return the throughput of each run, per GPU, so that a forced comparison across GPU counts compares single GPUs.
 
-
-def _all_seconds(group: Group) -> np.ndarray:
-    return np.array([step.step_seconds for steps, _ in _steady(group) for step in steps])
-
-
-def _steady(group: Group) -> list[tuple[tuple[StepRecord, ...], int]]:
-    """Return the steady steps of each run and its GPUs; nothing where a run lacks tokens or GPUs."""
+    Nothing where a run lacks tokens or GPUs.
+    """
     found = []
     for item in group.runs:
         gpus = item.result.run.machine.gpus
         if item.metrics is None or item.metrics.tokens_per_second is None or gpus is None:
             return []
-        found.append((steady_steps(item.result.steps, item.metrics.window), gpus))
+        steps = steady_steps(item.result.steps, item.metrics.window)
+        tokens = np.array([(step.tokens or 0) / gpus for step in steps])
+        found.append(rate_of(tokens, np.array([step.step_seconds for step in steps])))
     return found
 
 

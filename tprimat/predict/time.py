@@ -356,13 +356,6 @@ def _optimizer(workload: Workload, rates: Rates, weights: Weights) -> float:
     return (own * (ADAM_BYTES + NORM_BYTES) + conversion) / rates.bandwidth
 
 
-def bubble_share(workload: Workload) -> float:
-    """Return the share of a step that stages of equal work wait for each other."""
-    layout = workload.layout
-    idle = (layout.pipeline - 1) / (layout.virtual_pipeline or 1)
-    return idle / (workload.accumulation_steps + idle)
-
-
 def launches(workload: Workload) -> int:
     """Return about how many kernels one rank launches in a step."""
     layers = math.ceil(workload.shape.layers / workload.layout.pipeline)

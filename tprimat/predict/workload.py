@@ -19,8 +19,6 @@ Loss = Literal["chunked", "in_place", "compiled_away", "native", "compiled"]
 
 OFFLOADABLE = ("attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act")
 """Modules whose activations Megatron-Core moves to main memory."""
-RECOMPUTABLE = ("core_attn", "layernorm", "mlp", "moe", "moe_act", "mla_up_proj", "shared_experts")
-"""Modules that Megatron-Core recomputes selectively."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +51,6 @@ class Implementation:
     """Gradients are kept and reduced in fp32; False: in the dtype of the weights."""
     accumulates_weight_gradients: bool = True
     """Products add to the fp32 gradients directly."""
-    fp8_keeps_row_major: bool = False
-    """Under fp8 the input is kept in both orientations; False: only the one that wgrad reads."""
     overlaps_tensor_parallel: bool = False
     """A product starts on the piece that is here while the next travels between tensor ranks."""
     balanced_stages: bool = False

@@ -60,10 +60,6 @@ def _part(metric: Metric, metrics: RunMetrics, end: str) -> float | None:
     return part
 
 
-def _parameters(run: RunRecord) -> int | None:
-    return None if run.shape is None else parameters(run.shape).total
-
-
 def _watts_per_gpu(item: Measured) -> float | None:
     """Return the mean power of one GPU over the steady steps: energy of a token x tokens per second / GPUs."""
     metrics, gpus = item.metrics, item.result.run.machine.gpus

@@ -90,10 +90,6 @@ def page_data(rankings: Sequence[Ranking], runs: Sequence[Measured], appearance:
     }
 
 
-def _group(group: Group, look: Look, panels: Panels, names: Mapping[str, str]) -> dict[str, Any]:
-    return {"label": group.label, **asdict(look), "runs": [_series(item, panels, names) for item in group.runs[:MOST_CURVES]]}
-
-
 def short_names(runs: Sequence[Measured]) -> dict[str, str]:
     """Return a short name by the whole one: the id without the moment of its start, or the folder that tells files apart.
 

@@ -138,6 +138,7 @@ def write(comparison: "Comparison", path: Path, neighbours: "list[Neighbourhood]
     if suffix in writers:
         write_atomically(path, redactor_of_this_machine().text(writers[suffix](comparison)))
         return
-    from tprimat.report.plots.comparison import draw_comparison
+    from tprimat.report.plots.comparison import comparison_sheet
+    from tprimat.report.plots.sheet import draw_sheet
 
-    draw_comparison(comparison, path, neighbours, panels=panels_of(options), dark=options.dark)
+    draw_sheet(comparison_sheet(comparison, neighbours), path, panels=panels_of(options), dark=options.dark)

@@ -25,7 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0, or 1 when a file was bad."""
-    from tprimat.report.plots.peak import draw_peaks
+    from tprimat.report.plots.peak import peak_sheet
+    from tprimat.report.plots.sheet import draw_sheet
     from tprimat.runner.analysis import analyse_peaks
 
     results, metrics = read_peak_results(options)
@@ -35,6 +36,6 @@ def run(options: argparse.Namespace) -> int:
         raise RecordError(
             "No run counts, so there is nothing to draw.", why=causes, fix="./analyze_peak_throughput.py names them"
         )
-    draw_peaks(analysis, options.output, panels=panels_of(options), dark=options.dark)
+    draw_sheet(peak_sheet(analysis), options.output, panels=panels_of(options), dark=options.dark)
     print(f"written: {options.output}", file=sys.stderr)
     return 1 if results.problems else 0

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tprimat.analyze.compare import rankings
@@ -14,7 +13,7 @@ from tprimat.records.schema import StepRecord
 from tprimat.report.captions import Configuration, Workload, headline, subtitle, workloads
 from tprimat.report.catalogue import CPU_CAUTION, FLOPS, MATMUL_SHARE, MFU, PEAK_MEMORY, TOKENS, Metric
 from tprimat.report.comparison import Comparison, run_name, theirs
-from tprimat.report.plots.sheet import Canvas, Panel, Sheet, draw_sheet, rest_note
+from tprimat.report.plots.sheet import Canvas, Panel, Sheet, rest_note
 from tprimat.report.plots.style import (
     LABEL_INCHES,
     NO_BREAK,
@@ -79,32 +78,8 @@ CURVES = (
 )
 
 
-def draw_comparison(
-    comparison: Comparison,
-    path: Path,
-    published: Sequence[Neighbourhood] = (),
-    *,
-    panels: Sequence[str] | None = None,
-    dark: bool = False,
-) -> None:
-    """Draw a comparison into one picture.
-
-    Args:
-        comparison: with at least one group.
-        path: .png, .svg or .pdf.
-        published: results to set below ours.
-        panels: names of the panels to draw; all that have data by default.
-        dark: on dark paper.
-
-    Raises:
-        ConfigError: there is no such panel, or none of them has data.
-        UserError: another suffix, or a folder that cannot be written.
-    """
-    draw_sheet(comparison_sheet(comparison, published), path, panels=panels, dark=dark)
-
-
 def comparison_sheet(comparison: Comparison, published: Sequence[Neighbourhood] = ()) -> Sheet:
-    """Return the picture of a comparison, before it is drawn."""
+    """Return the picture of a comparison of at least one group, before it is drawn; published results stand below ours."""
     works = workloads(comparison.groups, comparison.question)
     shown = colours(works)
     unlike = sorted({entry.what for verdict in comparison.verdicts if verdict.ratio for entry in verdict.differences})

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from statistics import quantiles
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ from tprimat.report.captions import Configuration, Workload, headline, subtitle,
 from tprimat.report.catalogue import CPU_CAUTION, MATMUL_RATE, MATMUL_SHARE, PEAK_MEMORY, tera
 from tprimat.report.peak import PeakAnalysis, step_time
 from tprimat.report.plots.comparison import MOST_WORKLOADS, colours, not_counted_notes
-from tprimat.report.plots.sheet import Canvas, Panel, Sheet, draw_sheet, rest_note
+from tprimat.report.plots.sheet import Canvas, Panel, Sheet, rest_note
 from tprimat.report.plots.style import SMALL, Bar, Look, bars, place_labels, rows_height, thousands
 from tprimat.report.tables import plural
 from tprimat.units import TERA
@@ -73,24 +72,8 @@ class Drawn:
         return [entry for entry in self.analysis.entries[:MOST_CONFIGURATIONS] if id(entry.group) in inside]
 
 
-def draw_peaks(analysis: PeakAnalysis, path: Path, *, panels: Sequence[str] | None = None, dark: bool = False) -> None:
-    """Draw an analysis into one picture.
-
-    Args:
-        analysis: with at least one peak.
-        path: .png, .svg or .pdf.
-        panels: names of the panels to draw; all that have data by default.
-        dark: on dark paper.
-
-    Raises:
-        ConfigError: there is no such panel, or none of them has data.
-        UserError: another suffix, or a folder that cannot be written.
-    """
-    draw_sheet(peak_sheet(analysis), path, panels=panels, dark=dark)
-
-
 def peak_sheet(analysis: PeakAnalysis) -> Sheet:
-    """Return the picture of an analysis, before it is drawn."""
+    """Return the picture of an analysis with at least one peak, before it is drawn."""
     works = workloads([entry.group for entry in analysis.entries])
     looks = colours(works)
     drawn = Drawn(analysis, works, looks)

@@ -131,11 +131,11 @@ def test_a_run_that_failed_or_ran_something_else_is_not_counted():
 def test_unlike_workloads_are_refused_and_the_difference_is_named(what, fields):
     one, two = recorded("h100", "llama-0")[0], recorded("h100", "llama-1")[0]
     two = with_batch(two, *fields["batch"]) if "batch" in fields else changed(two, **fields)
-    assert [difference.what for difference in comparable(one.run, two.run)] == [what]
+    assert [difference.name for difference in comparable(one.run, two.run)] == [what]
     first, second = groups_of(one, two)
     judged = verdict(first, second)
     assert (judged.outcome, judged.ratio) == ("refused", None)
-    assert [difference.what for difference in judged.differences] == [what]
+    assert [difference.name for difference in judged.differences] == [what]
     shown = verdict(first, second, Question(even_if_different=True))
     assert shown.ratio is not None
     assert shown.differences == judged.differences
@@ -143,7 +143,7 @@ def test_unlike_workloads_are_refused_and_the_difference_is_named(what, fields):
 
 def test_a_dtype_that_neither_run_proves_is_a_difference():
     one, two = (changed(result, matmul_dtype=None) for result in recorded("h100", "llama")[:2])
-    assert [difference.what for difference in comparable(one.run, two.run)] == ["dtype that ran"]
+    assert [difference.name for difference in comparable(one.run, two.run)] == ["dtype that ran"]
 
 
 @pytest.mark.parametrize(
@@ -153,13 +153,13 @@ def test_routing_must_be_known_and_equal_where_there_are_experts(first, second, 
     one = recorded("h100", "llama-0")[0].run
     shape = model_shape("mixtral-8x7b")
     runs = [dataclasses.replace(one, shape=shape, model="mixtral", routing=routing) for routing in (first, second)]
-    assert [difference.what for difference in comparable(*runs)] == ["routing"] * refused
+    assert [difference.name for difference in comparable(*runs)] == ["routing"] * refused
 
 
 def test_another_gpu_count_is_a_difference():
     one = recorded("h100", "llama-0")[0].run
     two = dataclasses.replace(one, machine=dataclasses.replace(one.machine, nodes=2))
-    assert [difference.what for difference in comparable(one, two)] == ["GPU count"]
+    assert [difference.name for difference in comparable(one, two)] == ["GPU count"]
 
 
 def test_a_faster_machine_is_shown_with_its_ratio():

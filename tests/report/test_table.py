@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tprimat.analyze.compare import Difference, Verdict, rankings
-from tprimat.analyze.groups import group_runs, measure
+from tprimat.analyze.compare import Verdict, rankings
+from tprimat.analyze.groups import DifferingTrait, group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.records.discover import load_results
 from tprimat.records.schema import Estimate
@@ -23,7 +23,6 @@ FASTER = Verdict(
     candidate="B",
     outcome="faster",
     ratio=Estimate(value=1.12, low=1.1, high=1.14, samples=6),
-    differences=(),
     evidence="3 and 3 runs",
 )
 
@@ -53,8 +52,12 @@ def test_no_difference_shown_names_no_winner():
 
 
 def test_a_refusal_lists_what_differs():
-    entries = (Difference(what="tokens a step", first=262144, second=None), Difference(what="clock", first="a", second="b"))
-    verdict = dataclasses.replace(FASTER, outcome="refused", ratio=None, differences=entries)
+    pairs = (("tokens", 262144, None), ("clock", "a", "b"))
+    traits = tuple(
+        DifferingTrait(key=key, first=one, second=other, words=(str(one), str(other)), effect="refuse")
+        for key, one, other in pairs
+    )
+    verdict = dataclasses.replace(FASTER, outcome="refused", ratio=None, traits=traits)
     assert "they differ: tokens a step not recorded against 262,144; clock b against a." in sentence(verdict)
 
 

@@ -1,6 +1,6 @@
 """Judge whether one group of runs is faster than another, or why the two must not be compared; rank those that may."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -26,32 +26,13 @@ from tprimat.statistics import BETWEEN_RUNS, CONFIDENCE, FEWEST_RUNS, Rate, more
 Outcome = Literal["faster", "slower", "other loss", "held back", "these runs differ", "no difference shown", "refused"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """A trait that must be equal and is not, or is not known to be."""
-
-    what: str
-    first: object
-    second: object
+def comparable(first: RunRecord, second: RunRecord, varying: Collection[str] = ()) -> tuple[DifferingTrait, ...]:
+    """Return the differences between two workloads that forbid comparing their speeds, but for those that are the question."""
+    return _forbidding(differing_traits(first, second, varying, FORBIDDING))
 
 
-def comparable(first: RunRecord, second: RunRecord, varying: Collection[str] = ()) -> tuple[Difference, ...]:
-    """Return the differences between two workloads that forbid comparing their speeds; empty where there are none.
-
-    Args:
-        first: one side.
-        second: the other side.
-        varying: traits that are the question, and so do not forbid it.
-    """
-    return tuple(map(_refused, filter(_forbids, differing_traits(first, second, varying, FORBIDDING))))
-
-
-def _forbids(found: DifferingTrait) -> bool:
-    return found.effect == "refuse"
-
-
-def _refused(found: DifferingTrait) -> Difference:
-    return Difference(what=found.name, first=found.first, second=found.second)
+def _forbidding(traits: Iterable[DifferingTrait]) -> tuple[DifferingTrait, ...]:
+    return tuple(trait for trait in traits if trait.effect == "refuse")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +62,6 @@ class Verdict:
     and the losses differ on the same data. "held back": it does, and heat or a power brake held back the slower side's clocks."""
     ratio: Estimate | None
     """Throughput of one GPU, candidate over baseline; None when refused."""
-    differences: tuple[Difference, ...]
     evidence: str
     """The number of repeated runs behind it, in words."""
     traits: tuple[DifferingTrait, ...] = ()
@@ -97,6 +77,11 @@ class Verdict:
     """Of baseline and candidate: what held the clocks back -> share of the readings in their worst run."""
     fewest_runs: int = 1
     """On the smaller side."""
+
+    @property
+    def differences(self) -> tuple[DifferingTrait, ...]:
+        """Return the traits whose difference forbids the comparison."""
+        return _forbidding(self.traits)
 
     def no_slower_than(self, margin: float) -> bool | None:
         """Judge non-inferiority: True where the whole interval lies above 1 - margin, False where all lies below, else None."""
@@ -129,22 +114,18 @@ def verdict(baseline: Group, candidate: Group, question: Question = QUESTION) ->
     Runs are the unit: the interval is that of their spread. With a single run on a side it assumes how far runs differ
     (statistics.BETWEEN_RUNS). With fewer than statistics.FEWEST_RUNS the outcome speaks of these runs only.
     """
-    traits = tuple(differing_traits(baseline.run, candidate.run, question.varying))
-    differences = tuple(map(_refused, filter(_forbids, traits)))
-    evidence = _evidence(len(baseline.runs), len(candidate.runs))
     refusal = Verdict(
         baseline=baseline.label,
         candidate=candidate.label,
         outcome="refused",
         ratio=None,
-        differences=differences,
-        evidence=evidence,
-        traits=traits,
+        evidence=_evidence(len(baseline.runs), len(candidate.runs)),
+        traits=tuple(differing_traits(baseline.run, candidate.run, question.varying)),
         question=question,
         unrecorded=(*unrecorded(baseline.run, candidate.run), *_unread_clocks(baseline, candidate)),
         held_back=(group_held_back(baseline) or {}, group_held_back(candidate) or {}),
     )
-    if differences and not question.even_if_different:
+    if refusal.differences and not question.even_if_different:
         return refusal
     first, second = _rates(baseline), _rates(candidate)
     if not first or not second:

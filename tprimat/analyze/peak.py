@@ -248,7 +248,7 @@ def other_work(entries: Sequence[Entry], best: Sequence[Entry]) -> list[str]:
         likes = [other for other in entries if (other.platform, other.model) == place and other is not entry]
         apart = [found for other in likes if (found := comparable(entry.run, other.run))]
         if apart:
-            fields = ", ".join(dict.fromkeys(one.what for found in apart for one in found))
+            fields = ", ".join(dict.fromkeys(one.name for found in apart for one in found))
             count = f"{len(apart)} other configuration{'s' * (len(apart) > 1)}"
             notes.append(f"{entry.model} on {entry.platform}: {count} did other work than the peak ({fields}).")
     return notes

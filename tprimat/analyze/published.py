@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tprimat.analyze.compare import Difference, rankings
+from tprimat.analyze.compare import rankings
 from tprimat.analyze.groups import Group, accelerator_name
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.peak import Entry, entry_of, recounted
@@ -24,13 +24,21 @@ UNKNOWN_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """What a published configuration does not share with ours, or does not state."""
+
+    name: str
+    ours: object
+    theirs: object
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbour:
     """A published result next to one of ours."""
 
     result: PublishedResult
     rebased: Rebased
     differences: tuple[Difference, ...]
-    """Ours first."""
     ratio: float
     """Model FLOP/s of one of our GPUs over one of theirs, both causal. For orientation, not a verdict: see the differences."""
 
@@ -87,17 +95,17 @@ def _differences(run: RunRecord, result: PublishedResult) -> tuple[Difference, .
         ("CP", run.context_parallel, result.context_parallel),
         ("engine", run.engine, result.engine),
     )
-    return tuple(Difference(what=what, first=ours, second=other) for what, ours, other in pairs if ours != other)
+    return tuple(Difference(name=name, ours=ours, theirs=other) for name, ours, other in pairs if ours != other)
 
 
 def _distance(differences: Sequence[Difference]) -> float:
     """Return how unlike two configurations are: sizes by their ratio in octaves, names by their weight."""
-    return sum(DISTANCES.get(one.what, OTHER_DISTANCE) * _octaves(one) for one in differences)
+    return sum(DISTANCES.get(one.name, OTHER_DISTANCE) * _octaves(one) for one in differences)
 
 
 def _octaves(difference: Difference) -> float:
-    if difference.first is None or difference.second is None:
+    if difference.ours is None or difference.theirs is None:
         return UNKNOWN_SHARE
-    if isinstance(difference.first, int) and isinstance(difference.second, int):
-        return abs(math.log2(difference.first / difference.second))
+    if isinstance(difference.ours, int) and isinstance(difference.theirs, int):
+        return abs(math.log2(difference.ours / difference.theirs))
     return 1.0

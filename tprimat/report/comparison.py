@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from tprimat import units
-from tprimat.analyze.compare import QUESTION, Difference, Question, Verdict, rankings
+from tprimat.analyze.compare import QUESTION, Question, Verdict, rankings
 from tprimat.analyze.groups import Group, Measured, spread_between_runs
-from tprimat.analyze.published import Neighbour, Neighbourhood
+from tprimat.analyze.published import Difference, Neighbour, Neighbourhood
 from tprimat.facts.accelerators import Backend
 from tprimat.facts.published import PublishedResult
 from tprimat.records.schema import RunMetrics
@@ -270,8 +270,8 @@ def _block(found: Neighbourhood, screen: Screen) -> str:
 
 def theirs(neighbour: Neighbour) -> str:
     """Say what a published result has where it differs from ours, for a line next to ours."""
-    stated = [f"{one.what} {_plain(one.second)}" for one in neighbour.differences if one.second is not None]
-    silent = [one.what for one in neighbour.differences if one.second is None]
+    stated = [f"{one.name} {_plain(one.theirs)}" for one in neighbour.differences if one.theirs is not None]
+    silent = [one.name for one in neighbour.differences if one.theirs is None]
     unknown = [f"not stated: {', '.join(silent)}"] if silent else []
     return "; ".join([*([", ".join(stated)] if stated else []), *unknown]) or "nothing that the source states"
 
@@ -301,8 +301,7 @@ def _printed(neighbour: Neighbour) -> str:
 
 
 def _difference(one: Difference) -> str:
-    first, second = (_plain(value) for value in (one.first, one.second))
-    return f"{one.what} {first} here, {second} there"
+    return f"{one.name} {_plain(one.ours)} here, {_plain(one.theirs)} there"
 
 
 def _plain(value: object) -> str:

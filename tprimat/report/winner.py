@@ -5,7 +5,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from tprimat import units
-from tprimat.analyze.compare import LEAST_HELD_BACK, QUESTION, Difference, Question, Ranking, Verdict, comparable, rankings
+from tprimat.analyze.compare import LEAST_HELD_BACK, QUESTION, Question, Ranking, Verdict, comparable, rankings
 from tprimat.analyze.groups import LISTS, TRAITS, DifferingTrait, Group, ranks, spread_between_runs, tokens_per_step
 from tprimat.analyze.metrics import of_machine
 from tprimat.records.evidence import grade_of
@@ -314,12 +314,12 @@ def apart(earlier: Sequence[Ranking], ranking: Ranking) -> list[str]:
     return [f"Not compared with the workload above, because they differ: {words}. (--even-if-different compares all the same.)"]
 
 
-def difference(entry: Difference) -> str:
+def difference(entry: DifferingTrait) -> str:
     """Put a difference into words: the candidate's value against the baseline's."""
     if entry.first is None and entry.second is None:
-        return f"{entry.what} not recorded in either"
+        return f"{entry.name} not recorded in either"
     first, second = ("not recorded" if value is None else _side(value) for value in (entry.first, entry.second))
-    return f"{entry.what} {second} against {first}"
+    return f"{entry.name} {second} against {first}"
 
 
 def _side(value: object) -> str:

@@ -82,7 +82,7 @@ def comparison_sheet(comparison: Comparison, published: Sequence[Neighbourhood] 
     """Return the picture of a comparison of at least one group, before it is drawn; published results stand below ours."""
     works = workloads(comparison.groups, comparison.question)
     shown = colours(works)
-    unlike = sorted({entry.what for verdict in comparison.verdicts if verdict.ratio for entry in verdict.differences})
+    unlike = sorted({entry.name for verdict in comparison.verdicts if verdict.ratio for entry in verdict.differences})
     warning = [f"NOT LIKE FOR LIKE, they differ in {', '.join(unlike)}"] if unlike else []
     names = {one.name for work in works for one in work.configurations}
     notes = [rest_note(len(names) - len(shown))] if len(names) > len(shown) else []

@@ -263,7 +263,7 @@ def _machines(analysis: PeakAnalysis) -> Panel:
         one, other = peak_of[verdict.candidate], peak_of[verdict.baseline]
         label = f"{one.model}: {one.platform} over {other.platform}"
         if verdict.ratio is None:
-            differing = ", ".join(entry.what for entry in verdict.differences)
+            differing = ", ".join(entry.name for entry in verdict.differences)
             rows.append(Bar(label=label, value=None, text=f"not compared, different: {differing}"))
             continue
         ratio = verdict.ratio

@@ -12,7 +12,7 @@ from tprimat.errors import ConfigError
 from tprimat.facts.accelerators import Dtype, find_accelerator, peak_dense_flops
 from tprimat.facts.flops import FlopConvention, flop_per_token
 from tprimat.facts.models import ModelShape, models
-from tprimat.facts.rows import Row, Units, in_si, read_rows
+from tprimat.facts.rows import Prepare, Row, T, Units, in_si, read_rows
 
 FILE = "published.yaml"
 PLACE = f"tprimat/data/{FILE}"
@@ -24,6 +24,7 @@ ROW_UNITS: Units = {
     "bandwidth_gb_per_second": ("bandwidth_bytes_per_second", 1e9),
     "link_gb_per_second": ("link_bytes_per_second", 1e9),
 }
+IN_SI = partial(in_si, units=ROW_UNITS)
 
 SPELLING = {"megatron": "Megatron", "nemo": "NeMo", "primus": "Primus"}
 """Frameworks whose makers write them with capitals, by the name of their engine or log format."""
@@ -125,44 +126,38 @@ def results() -> tuple[PublishedResult, ...]:
     Raises:
         ConfigError: here and below, a row is not valid, or names a model or accelerator that is not in its table.
     """
-    rows = read_rows(FILE, "results", PublishedResult, _result_fields)
-    for row in rows:
-        _check_known(row.name, shape=row.shape, accelerator=row.accelerator)
-    return rows
+    return _rows("results", PublishedResult, _result_fields)
 
 
 @cache
 def sizes() -> tuple[PublishedSize, ...]:
     """Return all published parameter counts."""
-    rows = read_rows(FILE, "sizes", PublishedSize)
-    for row in rows:
-        _check_known("sizes", shape=row.shape)
-    return rows
+    return _rows("sizes", PublishedSize)
 
 
 @cache
 def weights() -> tuple[PublishedWeights, ...]:
     """Return all published sizes of weights in memory."""
-    rows = read_rows(FILE, "weights", PublishedWeights, partial(in_si, units=ROW_UNITS))
-    for row in rows:
-        _check_known("weights", shape=row.shape)
-    return rows
+    return _rows("weights", PublishedWeights)
 
 
 @cache
 def hardware() -> tuple[PublishedHardware, ...]:
     """Return all published figures of accelerators."""
-    rows = read_rows(FILE, "hardware", PublishedHardware, partial(in_si, units=ROW_UNITS))
+    return _rows("hardware", PublishedHardware)
+
+
+def _rows(section: str, kind: type[T], prepare: Prepare = IN_SI) -> tuple[T, ...]:
+    """Read a section, whose models and accelerators must be in their tables."""
+    rows = read_rows(FILE, section, kind, prepare)
     for row in rows:
-        _check_known("hardware", accelerator=row.accelerator)
+        shape, accelerator = getattr(row, "shape", None), getattr(row, "accelerator", None)
+        place = f"{PLACE}, {getattr(row, 'name', section)}"
+        if shape is not None and shape not in models():
+            raise ConfigError(f"There is no model {shape!r} in models.yaml.", where=place)
+        if accelerator is not None and find_accelerator(accelerator) is None:
+            raise ConfigError(f"There is no accelerator {accelerator!r} in accelerators.yaml.", where=place)
     return rows
-
-
-def _check_known(place: str, *, shape: str | None = None, accelerator: str | None = None) -> None:
-    if shape is not None and shape not in models():
-        raise ConfigError(f"There is no model {shape!r} in models.yaml.", where=f"{PLACE}, {place}")
-    if accelerator is not None and find_accelerator(accelerator) is None:
-        raise ConfigError(f"There is no accelerator {accelerator!r} in accelerators.yaml.", where=f"{PLACE}, {place}")
 
 
 def _result_fields(row: Row) -> Row:

@@ -40,7 +40,7 @@ def read_rows(file: str, section: str, kind: type[T], prepare: Prepare = dict) -
     Raises:
         ConfigError: not YAML, an unknown or missing key, a value of the wrong type, or two rows of the same name.
     """
-    rows = _document(DATA / file).get(section)
+    rows = document(DATA / file).get(section)
     if not isinstance(rows, list):
         raise ConfigError(f"{section} is not a list of rows.", where=_place(file))
     read: dict[str, T] = {}
@@ -70,14 +70,15 @@ def in_si(row: Row, units: Units) -> Row:
 
 
 @cache
-def _document(path: Path) -> dict[str, Any]:
+def document(path: Path) -> dict[str, Any]:
+    """Return the content of a YAML file; empty where it is no mapping."""
     import yaml  # imported late: programs that look up no fact should start fast
 
     try:
-        document = yaml.load(path.read_text(encoding="utf8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        found = yaml.load(path.read_text(encoding="utf8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except yaml.YAMLError as error:
         raise ConfigError(f"{path.name} is not valid YAML.", where=_place(path.name), why=str(error)) from error
-    return document if isinstance(document, dict) else {}
+    return found if isinstance(found, dict) else {}
 
 
 def _place(file: str, section: str | None = None, number: int = 0, name: object = None) -> str:

@@ -227,7 +227,7 @@ def rankings(groups: Sequence[Group], question: Question = QUESTION) -> list[Ran
 
 
 def _ranking(field: Sequence[Group], question: Question) -> Ranking:
-    ranked = sorted(field, key=_slowness)
+    ranked = sorted(field, key=slowness)
     best, alike = ranked[0], replace(question, even_if_different=False)
     judged = tuple(None if group is best or throughput(best) is None else verdict(best, group, alike) for group in ranked)
     second = ranked[1] if len(ranked) > 1 and throughput(ranked[1]) is not None else None
@@ -235,7 +235,8 @@ def _ranking(field: Sequence[Group], question: Question) -> Ranking:
     return Ranking(groups=tuple(ranked), against_best=judged, lead=lead, question=question)
 
 
-def _slowness(group: Group) -> float:
+def slowness(group: Group) -> float:
+    """Return what sorts groups, the fastest first and those without a throughput last."""
     rate = throughput(group)
     return float("inf") if rate is None else -rate.value
 

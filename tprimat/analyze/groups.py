@@ -118,6 +118,11 @@ def tokens_per_step(run: RunRecord) -> int | None:
     return run.global_batch_sequences * run.sequence_tokens
 
 
+def model_name(run: RunRecord) -> str:
+    """Return 'llama', or 'llama tiny' for a size other than the full one."""
+    return run.model if run.size == "full" else f"{run.model} {run.size}"
+
+
 def accelerator_name(run: RunRecord) -> str:
     """Return our short name where the accelerator is known, else the name that the machine reported."""
     known = find_accelerator(run.machine.accelerator)
@@ -248,7 +253,7 @@ def routing_words(run: RunRecord) -> str:
 TRAITS: Mapping[str, Trait] = {
     "model": Trait(
         name="model",
-        value=lambda run: run.model if run.size == "full" else f"{run.model} {run.size}",
+        value=model_name,
         effect="refuse",
         why="A token of another model is other work.",
     ),
@@ -469,7 +474,7 @@ def _sides(key: str, first: RunRecord, second: RunRecord) -> tuple[str, str]:
     one, other = trait.label(first), trait.label(second)
     if key in LISTS and None not in {trait.value(first), trait.value(second)}:
         parts = one.split(", "), other.split(", ")
-        one, other = (_few([part for part in mine if part not in theirs]) for mine, theirs in (parts, parts[::-1]))
+        one, other = (few([part for part in mine if part not in theirs], MOST_PARTS) for mine, theirs in (parts, parts[::-1]))
         one, other = one or f"without {_names_of(other)}", other or f"without {_names_of(one)}"
     return one, other
 
@@ -478,9 +483,9 @@ MOST_PARTS = 2
 """Options or packages that a difference names; more are counted."""
 
 
-def _few(parts: Sequence[str]) -> str:
-    rest = f" and {len(parts) - MOST_PARTS} more" if len(parts) > MOST_PARTS else ""
-    return ", ".join(parts[:MOST_PARTS]) + rest
+def few(parts: Sequence[str], most: int) -> str:
+    """Return 'a, b', of more than `most` parts the first ones and how many more: 'a, b and 3 more'."""
+    return ", ".join(parts[:most]) + (f" and {len(parts) - most} more" if len(parts) > most else "")
 
 
 def _names_of(parts: str) -> str:

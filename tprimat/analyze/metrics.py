@@ -346,13 +346,11 @@ def _first_stretch(
     if not is_state(len(cut), len(steps)):
         return []
     counted = [step.step_seconds for step in steady]
-    if window.rule.startswith(REQUESTED):
-        change = statistics.fmean(cut + counted) / statistics.fmean(counted) - 1
-        length = f"{abs(change):.1%} {'longer' if change > 0 else 'less'}"
-        return [f"{len(cut)} steps after step 1 are left out as requested; with them a mean step takes {length}"]
-    kind = "slow" if statistics.fmean(cut) > statistics.fmean(counted) else "fast"
     change = statistics.fmean(cut + counted) / statistics.fmean(counted) - 1
     length = f"{abs(change):.1%} {'longer' if change > 0 else 'less'}"
+    if window.rule.startswith(REQUESTED):
+        return [f"{len(cut)} steps after step 1 are left out as requested; with them a mean step takes {length}"]
+    kind = "slow" if statistics.fmean(cut) > statistics.fmean(counted) else "fast"
     found = [f"{len(cut)} {kind} steps after step 1 are left out; with them a mean step takes {length}"]
     if len(cut) >= (len(steps) - 1) // 2:
         found.append("the speed still changes in the middle of the run: run longer to see it steady")

@@ -13,6 +13,7 @@ from tprimat.analyze.groups import (
     layout,
     machine_name,
     measure,
+    model_name,
     tokens_per_step,
 )
 from tprimat.analyze.metrics import MetricOptions
@@ -65,7 +66,7 @@ class Entry:
         """Return the model's key, with its size unless it is the full one, and with its shape unless it is the usual one."""
         run = self.run
         if run.size != "full":
-            return f"{run.model} {run.size}"
+            return model_name(run)
         usual = USUAL_SHAPES.get(run.model)
         return run.model if run.shape is None or usual in {None, run.shape.name} else f"{run.model} ({run.shape.name})"
 

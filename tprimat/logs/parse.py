@@ -29,6 +29,7 @@ from tprimat.logs.formats import (
     tprimat,
 )
 from tprimat.logs.steps import LogContents
+from tprimat.records.store import without_waiting
 
 # The lines of a log: from a file, a gzip file or a pipe, also while it is being written. Memory stays small.
 
@@ -53,11 +54,6 @@ class Hashing:
         data = self._file.read1(size)
         self.sha256.update(data)
         return data
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    """Open a named pipe that nobody writes to as an empty file."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 @dataclass(slots=True)
@@ -89,7 +85,7 @@ class LogLines:
                 yield from self._text(Hashing(pipe))
             return
         try:
-            with open(self.path, "rb", opener=_without_waiting) as file:
+            with open(self.path, "rb", opener=without_waiting) as file:
                 os.set_blocking(file.fileno(), True)
                 yield from self._text(Hashing(file))
         except OSError as error:

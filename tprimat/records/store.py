@@ -63,10 +63,8 @@ def from_json(kind: type[T], text: str | bytes, *, where: str) -> T:
     """
     try:
         return adapter(kind).validate_json(text)
-    except ValidationError as error:
+    except (ValidationError, ConfigError) as error:
         raise RecordError(f"{where} is not a valid {kind.__name__}.", where=where, why=explain(error)) from error
-    except ConfigError as error:
-        raise RecordError(f"{where} is not a valid {kind.__name__}.", where=where, why=f"{error.what} {error.why}") from error
 
 
 def checked(kind: type[T], values: object, path: Path) -> T:
@@ -77,12 +75,9 @@ def checked(kind: type[T], values: object, path: Path) -> T:
     """
     try:
         return adapter(kind).validate_python(adapter(type(values)).dump_python(values))
-    except ValidationError as error:
+    except (ValidationError, ConfigError) as error:
         what = f"{path} does not fit schema version {SCHEMA_VERSION}."
         raise RecordError(what, where=str(path), why=explain(error)) from error
-    except ConfigError as error:
-        what = f"{path} does not fit schema version {SCHEMA_VERSION}."
-        raise RecordError(what, where=str(path), why=f"{error.what} {error.why}") from error
 
 
 def json_document(content: bytes, path: Path) -> Any:
@@ -99,8 +94,10 @@ def json_document(content: bytes, path: Path) -> Any:
         raise RecordError(f"{path} is not JSON.", where=f"{path}{line}", why=reason) from error
 
 
-def explain(error: ValidationError, most: int = 3) -> str:
-    """Return the findings of pydantic, one per line."""
+def explain(error: ValidationError | ConfigError, most: int = 3) -> str:
+    """Return the findings of pydantic, one per line; or what a model's shape refuses."""
+    if isinstance(error, ConfigError):
+        return f"{error.what} {error.why}"
     findings = error.errors(include_url=False, include_input=False)
     lines = [f"{'.'.join(str(part) for part in finding['loc']) or 'document'}: {finding['msg']}" for finding in findings[:most]]
     if len(findings) > most:
@@ -176,7 +173,7 @@ def opened(path: Path, most: int | None = None) -> Iterator[IO[bytes]]:
         RecordError: missing, unreadable, not a regular file, or too large.
     """
     try:
-        with open(path, "rb", opener=_without_waiting) as file:
+        with open(path, "rb", opener=without_waiting) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise RecordError(
@@ -190,7 +187,8 @@ def opened(path: Path, most: int | None = None) -> Iterator[IO[bytes]]:
         raise RecordError(f"{path} cannot be read: {reason}.", where=str(path)) from error
 
 
-def _without_waiting(path: str, flags: int) -> int:
+def without_waiting(path: str, flags: int) -> int:
+    """Open a named pipe that nobody writes to as an empty file."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 

@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tprimat import units
-from tprimat.analyze.compare import QUESTION, Question, Ranking, rankings, throughput
+from tprimat.analyze.compare import QUESTION, Question, Ranking, rankings, slowness, throughput
 from tprimat.analyze.groups import (
     Group,
     Measured,
     accelerator_name,
     engine_words,
+    few,
     layout,
     machine_name,
+    model_name,
     on_cpu,
     ranks,
     routing_words,
@@ -66,11 +68,6 @@ class Workload:
     def run(self) -> RunRecord:
         """Return the record of the fastest configuration's first run."""
         return self.configurations[0].group.run
-
-
-def model_name(run: RunRecord) -> str:
-    """Return 'llama', or 'llama tiny' for a size other than the full one."""
-    return run.model if run.size == "full" else f"{run.model} {run.size}"
 
 
 def _tokens(run: RunRecord) -> str:
@@ -138,13 +135,9 @@ def workloads(groups: Sequence[Group], question: Question = QUESTION) -> list[Wo
     found = []
     for title, (_, several) in zip(titles, ordered, strict=True):
         made = [Configuration(group=group, name=names[id(group)][0], label=names[id(group)][1]) for group in several]
-        found.append(Workload(title=title, configurations=tuple(sorted(made, key=_slowness)), question=question))
+        made.sort(key=lambda one: slowness(one.group))
+        found.append(Workload(title=title, configurations=tuple(made), question=question))
     return found
-
-
-def _slowness(configuration: Configuration) -> float:
-    rate = throughput(configuration.group)
-    return float("inf") if rate is None else -rate.value
 
 
 def _distinguishing(keys: Sequence[tuple[str, ...]]) -> list[str]:
@@ -292,11 +285,8 @@ def _on_a_cpu(works: Sequence[Workload]) -> str:
     models = list(dict.fromkeys(model_name(work.run) for work in works))
     names = list(dict.fromkeys(one.name for work in works for one in work.configurations))
     machines = list(dict.fromkeys(machine_name(work.run) for work in works))
-    listed = [
-        ", ".join(words[:MOST_LISTED]) + (f" and {len(words) - MOST_LISTED} more" if len(words) > MOST_LISTED else "")
-        for words in (models, names, machines)
-    ]
-    return f"{listed[0]} train{'s' * (len(models) == 1)} under {listed[1]} on {listed[2]}; a CPU does not show how fast"
+    what, how, where = (few(words, MOST_LISTED) for words in (models, names, machines))
+    return f"{what} train{'s' * (len(models) == 1)} under {how} on {where}; a CPU does not show how fast"
 
 
 def _rest(works: Sequence[Workload]) -> str:

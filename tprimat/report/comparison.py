@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from tprimat import units
 from tprimat.analyze.compare import QUESTION, Question, Verdict, rankings
-from tprimat.analyze.groups import Group, Measured, spread_between_runs
+from tprimat.analyze.groups import Group, Measured, few, spread_between_runs
 from tprimat.analyze.published import Difference, Neighbour, Neighbourhood
 from tprimat.facts.accelerators import Backend
 from tprimat.facts.published import PublishedResult
@@ -70,7 +70,7 @@ def remarks(comparison: Comparison) -> list[str]:
     """Return verdicts, reasons for a missing MFU, warnings and runs that do not count, one line each."""
     lines = [CPU_CAUTION] if any(group.run.machine.platform == "cpu" for group in comparison.groups) else []
     lines += [sentence(verdict) for verdict in comparison.verdicts] + spreads(comparison)
-    lines += [f"{note}: {_abbreviated(places)}" for note, places in notes(comparison).items()]
+    lines += [f"{note}: {few(places, MOST_NAMED)}" for note, places in notes(comparison).items()]
     return lines + _not_counted(comparison)
 
 
@@ -99,11 +99,6 @@ def notes(comparison: Comparison) -> dict[str, list[str]]:
         for warning in item.metrics.warnings if item.metrics else ():
             found.setdefault(f"Note, {warning}", []).append(run_name(item))
     return found
-
-
-def _abbreviated(places: Sequence[str]) -> str:
-    rest = f" and {len(places) - MOST_NAMED} more" if len(places) > MOST_NAMED else ""
-    return ", ".join(places[:MOST_NAMED]) + rest
 
 
 def run_name(item: Measured) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from tprimat import units
 from tprimat.analyze.compare import LEAST_HELD_BACK, QUESTION, Question, Ranking, Verdict, comparable, rankings
-from tprimat.analyze.groups import LISTS, TRAITS, DifferingTrait, Group, ranks, spread_between_runs, tokens_per_step
+from tprimat.analyze.groups import LISTS, TRAITS, DifferingTrait, Group, few, ranks, spread_between_runs, tokens_per_step
 from tprimat.analyze.metrics import of_machine
 from tprimat.records.evidence import grade_of
 from tprimat.records.schema import Estimate
@@ -266,10 +266,7 @@ def loss_words(verdict: Verdict) -> str:
 
 
 def _within_noise(names: Sequence[str]) -> str:
-    if not names:
-        return ""
-    rest = f" and {len(names) - MOST_TIED} more" if len(names) > MOST_TIED else ""
-    return f"; {len(names)} within noise: {', '.join(names[:MOST_TIED])}{rest}"
+    return f"; {len(names)} within noise: {few(names, MOST_TIED)}" if names else ""
 
 
 def _alone(group: Group) -> list[str]:

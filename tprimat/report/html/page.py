@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 
 from tprimat import units
 from tprimat.analyze.compare import Ranking, Verdict
-from tprimat.analyze.groups import Group, Measured
+from tprimat.analyze.groups import Group, Measured, few
 from tprimat.errors import LaunchError, RecordError
 from tprimat.report.captions import workloads
 from tprimat.report.comparison import Comparison, run_name, sentence, spreads
@@ -173,8 +173,7 @@ def _appearance(groups: Sequence[Group]) -> list[Look]:
 
 def _title(groups: Sequence[Group]) -> str:
     models = list(dict.fromkeys(group.run.model for group in groups))
-    named = ", ".join(models[:3]) + (f" and {len(models) - 3} more" if len(models) > 3 else "")
-    return f"Training throughput: {named}" if models else "Training throughput"
+    return f"Training throughput: {few(models, 3)}" if models else "Training throughput"
 
 
 def _facts(report: Report) -> str:

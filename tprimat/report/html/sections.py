@@ -7,7 +7,17 @@ from dataclasses import dataclass, replace
 
 from tprimat import units
 from tprimat.analyze.compare import Ranking, Verdict, throughput
-from tprimat.analyze.groups import Group, Measured, accelerator_name, kind_of, machine_name, on_cpu, ranks, tokens_per_step
+from tprimat.analyze.groups import (
+    Group,
+    Measured,
+    accelerator_name,
+    kind_of,
+    machine_name,
+    model_name,
+    on_cpu,
+    ranks,
+    tokens_per_step,
+)
 from tprimat.analyze.roofline import Limit, limits
 from tprimat.records.evidence import facts, grade_of
 from tprimat.records.schema import Evidence, RunRecord
@@ -71,7 +81,7 @@ def workload(run: RunRecord) -> str:
     tokens, sequence = tokens_per_step(run), run.sequence_tokens
     return ", ".join(
         [
-            run.model if run.size == "full" else f"{run.model} {run.size}",
+            model_name(run),
             "tokens a step not recorded" if tokens is None else f"{units.count(tokens)} tokens a step",
             "sequence length not recorded" if sequence is None else f"sequences of {units.count(sequence)}",
             run.matmul_dtype or "dtype not recorded",

@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from tprimat.analyze.compare import rankings
-from tprimat.analyze.groups import Group, Measured
+from tprimat.analyze.groups import Group, Measured, few
 from tprimat.analyze.published import Neighbourhood
 from tprimat.records.schema import StepRecord
 from tprimat.report.captions import Configuration, Workload, headline, subtitle, workloads
@@ -127,8 +127,7 @@ def not_counted_notes(not_counted: Sequence[Measured]) -> list[str]:
         else f"{run_name(item)} ({item.not_counted})"
         for item in not_counted
     ]
-    rest = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
-    return [f"Not counted: {', '.join(named[:MOST_NAMED])}{rest}."] if named else []
+    return [f"Not counted: {few(named, MOST_NAMED)}."] if named else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

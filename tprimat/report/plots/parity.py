@@ -8,10 +8,9 @@ import numpy as np
 from tprimat import units
 from tprimat.analyze.parity import FEWEST_SEEDS
 from tprimat.report.parity import ParityReport, verdict
-from tprimat.report.plots.style import figure, looks, save
+from tprimat.report.plots.style import SMALL, figure, looks, save
 from tprimat.report.tables import plural
 
-SMALL = 8.5
 LOOKS = "mean, interval (95 % for all looks together)"
 CENTRAL = 0.9
 """Share of the differences that the axis shows for sure: early ones may be so large that nothing else could be seen."""

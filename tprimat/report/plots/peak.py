@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tprimat import units
 from tprimat.analyze.groups import accelerator_name
+from tprimat.analyze.metrics import scaled
 from tprimat.analyze.peak import Entry
 from tprimat.records.schema import Estimate
 from tprimat.report.captions import Configuration, Workload, headline, subtitle, workloads
@@ -111,10 +112,7 @@ def _peak(best: Entry) -> str:
 
 
 def _scaled(estimate: Estimate | None, factor: float) -> Estimate | None:
-    if estimate is None:
-        return None
-    low, high = (None if end is None else end * factor for end in (estimate.low, estimate.high))
-    return Estimate(value=estimate.value * factor, low=low, high=high, samples=estimate.samples)
+    return None if estimate is None else scaled(estimate, factor, estimate.samples)
 
 
 def _peak_bars(

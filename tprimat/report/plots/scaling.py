@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tprimat import units
-from tprimat.report.plots.style import Look, figure, looks, save
+from tprimat.report.plots.style import MOST_SERIES, SMALL, Look, figure, looks, save
 from tprimat.report.scaling import FittedSeries, left_out_words, repetition
 from tprimat.report.tables import plural
 
@@ -15,10 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_SERIES = 8
 MOST_LINES = 3
 """Series that the headline speaks of."""
-SMALL = 8.5
 MOST_LEFT_OUT = 4
 LONGEST_LINE = 190
 """Letters under both panels."""

@@ -64,7 +64,8 @@ def parsed_log(contents: LogContents, workload: Workload) -> ParsedLog:
         contents: all lines of the log.
         workload: fills in what the log does not state; where both do, they must agree (the caller checks).
     """
-    workload = merged_workload(contents, workload)
+    evidence, evidence_notes = evidence_of(contents)
+    workload = merged_workload(evidence, workload)
     times, notes = step_times(contents, workload)
     steps = [
         step_record(step, seconds, workload) for step in contents.steps.values() if (seconds := times[step.step]) is not None
@@ -86,17 +87,15 @@ def parsed_log(contents: LogContents, workload: Workload) -> ParsedLog:
         notes.append("the step number goes back as often as it rises: lines are out of order, or of several processes")
     if contents.restarts:
         notes.append(f"the log holds {contents.restarts + 1} attempts; of repeated steps the last attempt counts")
-    evidence, evidence_notes = evidence_of(contents)
     return ParsedLog(steps=tuple(steps), evidence=evidence, notes=(*notes, *evidence_notes))
 
 
-def merged_workload(contents: LogContents, workload: Workload) -> Workload:
-    """Return what the log states about the workload, else what the caller states."""
-    evidence = contents.evidence
+def merged_workload(evidence: Evidence, stated: Workload) -> Workload:
+    """Return what the log states about the workload, else what the caller or the user states."""
     return Workload(
-        gpus=world_size(evidence) or workload.gpus,
-        global_batch_sequences=evidence.get("global_batch_sequences") or workload.global_batch_sequences,
-        sequence_tokens=evidence.get("sequence_tokens") or workload.sequence_tokens,
+        gpus=evidence.world_size or stated.gpus,
+        global_batch_sequences=evidence.global_batch_sequences or stated.global_batch_sequences,
+        sequence_tokens=evidence.sequence_tokens or stated.sequence_tokens,
     )
 
 
@@ -209,6 +208,11 @@ class Flags:
     sequence_tokens: int | None = None
     accelerator: str | None = None
     strategy: str | None = None
+
+    @property
+    def workload(self) -> Workload:
+        """Return what they state of a step."""
+        return Workload(gpus=self.gpus, global_batch_sequences=self.global_batch_sequences, sequence_tokens=self.sequence_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,8 +411,8 @@ def check_model(reading: LogReading, shape: ModelShape, evidence: Evidence, flag
             else "--model-name auto, which takes the model from the log's arguments",
         )
     check_parameters(reading, shape, evidence, flags)
-    check_consumed(contents, workload_of(evidence, flags), name)
-    workload = workload_of(evidence, flags)
+    workload = merged_workload(evidence, flags.workload)
+    check_consumed(contents, workload, name)
     check_rates(contents, workload, name)
     check_flop(contents, workload, shape, name, None if flags.model == AUTO else f"--model-name {flags.model}")
     cautions = [*cautions_of(contents.arguments), *padding(contents, workload)]
@@ -464,15 +468,6 @@ def check_consumed(contents: LogContents, workload: Workload, log: str) -> None:
         where=f"{log}:{step.line}",
         why="Tokens a second follow the batch.",
         fix="a log as the framework wrote it, or another --global-batch-size",
-    )
-
-
-def workload_of(evidence: Evidence, flags: Flags) -> Workload:
-    """Return what the log states about the workload, else what the flags state."""
-    return Workload(
-        gpus=evidence.world_size or flags.gpus,
-        global_batch_sequences=evidence.global_batch_sequences or flags.global_batch_sequences,
-        sequence_tokens=evidence.sequence_tokens or flags.sequence_tokens,
     )
 
 
@@ -601,14 +596,10 @@ def own_run(reading: LogReading, run: RunRecord, flags: Flags, source: LogSource
     named, recorded = flags.accelerator, run.machine.accelerator
     if named and (find_accelerator(named) is None or find_accelerator(named) is not find_accelerator(recorded or "")):
         check_claim(Claim("--gpu", named, recorded, None), reading.name)
-    parsed = parsed_log(
-        reading.contents,
-        Workload(
-            gpus=run.machine.gpus,
-            global_batch_sequences=run.global_batch_sequences,
-            sequence_tokens=run.sequence_tokens,
-        ),
+    workload = Workload(
+        gpus=run.machine.gpus, global_batch_sequences=run.global_batch_sequences, sequence_tokens=run.sequence_tokens
     )
+    parsed = parsed_log(reading.contents, workload)
     dialect = reading.check(None)
     ending = ending_of(reading, parsed.steps, dialect, growing=growing)
     ended = replace(
@@ -628,11 +619,7 @@ def parse_with_flags(reading: LogReading, flags: Flags, machine: Machine) -> Par
     contents = reading.contents
     derived = None if "sequence_tokens" in contents.evidence else sequence_from_rates(contents, machine.gpus)
     check_claim(Claim("--sequence-length", flags.sequence_tokens, derived, contents.first_line), reading.name)
-    workload = Workload(
-        gpus=machine.gpus,
-        global_batch_sequences=flags.global_batch_sequences,
-        sequence_tokens=flags.sequence_tokens or derived,
-    )
+    workload = replace(flags.workload, gpus=machine.gpus, sequence_tokens=flags.sequence_tokens or derived)
     parsed = parsed_log(contents, workload)
     notes = [*parsed.notes]
     if derived is not None:

@@ -36,9 +36,7 @@ class Measured:
 def price_of(run: RunRecord, prices: Mapping[str, float]) -> float | None:
     """Return the price of one GPU hour of the run's accelerator, or None.
 
-    Args:
-        run: any run.
-        prices: by accelerator, under its short name (H200) or any device name (NVIDIA H200 141GB HBM3e).
+    `prices` are by accelerator, under its short name (H200) or any device name (NVIDIA H200 141GB HBM3e).
     """
     known = find_accelerator(run.machine.accelerator)
     for name, price in prices.items():
@@ -440,13 +438,8 @@ def differing_traits(
 ) -> list[DifferingTrait]:
     """Return each trait in which two runs differ, with its effect on comparing them. Unknown is not equal.
 
-    A trait that neither records is among them only if it then forbids the comparison; `unrecorded` lists the others.
-
-    Args:
-        first: one side.
-        second: the other side.
-        varying: traits that are the question, which are listed. Where some are named, what would be listed is warned of.
-        among: the traits to look at.
+    A trait that neither records is among them only if it then forbids the comparison; `unrecorded` lists the others. Traits that
+    are the question (`varying`) are listed; where there are some, what would be listed is warned of.
     """
     found = []
     same_accelerator = accelerator_name(first) == accelerator_name(second)
@@ -495,10 +488,8 @@ def _names_of(parts: str) -> str:
 def group_runs(measured: Sequence[Measured], origin: Origin | None = None) -> list[Group]:
     """Group the runs that count by configuration, in order of first appearance.
 
-    Args:
-        measured: runs of any kind.
-        origin: names where a run comes from. Runs of different origins then belong to different groups, and labels begin with
-            the name. Without it a configuration is one group wherever its files are.
+    Runs of different origins belong to different groups, whose labels begin with the origin's name. Without `origin` a
+    configuration is one group wherever its files are.
     """
     kinds: dict[Kind, list[Measured]] = {}
     for item in measured:
@@ -535,12 +526,7 @@ def _labels(kinds: Sequence[Kind], prefixes: int) -> list[str]:
 
 
 def _distinctive_parts(lists: Sequence[str], others: Sequence[Kind]) -> list[str]:
-    """Return of each comma-separated list what differs from the majority of lists with the same other words.
-
-    Args:
-        lists: such as 'fused_adam=True, load_ahead=True'.
-        others: the other words of each label.
-    """
+    """Return of each list, such as 'fused_adam=True, load_ahead=True', what differs from most lists with the same other words."""
     parts = [text.split(", ") for text in lists]
     sizes = Counter(others)
     seen = Counter((other, part) for mine, other in zip(parts, others, strict=True) for part in mine)

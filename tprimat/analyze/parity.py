@@ -91,11 +91,9 @@ def looks_until(steps: int) -> list[int]:
 
 
 def judge(pairs: Mapping[object, Sequence[tuple[Curve, Curve]]], within: float) -> Parity:
-    """Test whether the losses of candidates are within a margin of their references.
+    """Test whether the losses of candidates are within a margin, a fraction, of their references.
 
-    Args:
-        pairs: by seed, the curves of reference and candidate; several pairs of one seed count as their mean.
-        within: the margin, as a fraction.
+    `pairs` are the curves of reference and candidate by seed; several pairs of one seed count as their mean.
     """
     steps = sorted(set.intersection(*(set(curve) for several in pairs.values() for pair in several for curve in pair)))
     rows = np.array([np.mean([_difference(pair, steps) for pair in several], axis=0) for several in pairs.values()])
@@ -218,10 +216,7 @@ def _curves_by_seed(
 def judge_apart(references: Sequence[Sequence[Curve]], candidates: Sequence[Sequence[Curve]], within: float) -> Parity:
     """Test whether the mean losses of two sides with other seeds are within a margin, once, over the later half of all steps.
 
-    Args:
-        references: curves by seed; those of one seed count as their mean.
-        candidates: as references.
-        within: the margin, as a fraction.
+    Each side has its curves by seed; those of one seed count as their mean. The margin is a fraction.
     """
     curves = [curve for side in (references, candidates) for several in side for curve in several]
     steps = sorted(set.intersection(*map(set, curves)))

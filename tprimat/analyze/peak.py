@@ -188,13 +188,7 @@ class Projection:
 
 
 def project(entry: Entry, nodes: Sequence[int], efficiency: float) -> list[Projection]:
-    """Project throughput to more nodes: linearly, and at an assumed efficiency beyond the measured number of nodes.
-
-    Args:
-        entry: the measured configuration.
-        nodes: numbers of machines.
-        efficiency: assumed above the measured number of machines, 0..1.
-    """
+    """Project throughput to more nodes: linearly, and at an assumed efficiency (0..1) beyond the measured number of nodes."""
     measured = entry.run.machine.nodes or 1
     return [
         Projection(

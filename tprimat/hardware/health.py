@@ -66,12 +66,7 @@ class Check:
 
 
 def machine_checks(output: Path, environment: Mapping[str, str] = os.environ) -> Iterator[Check]:
-    """Look at everything but the software.
-
-    Args:
-        output: where results would go.
-        environment: of a run.
-    """
+    """Look at everything but the software; `output` is where results would go."""
     gpus = visible_gpus(environment)
     yield check_gpus(gpus)
     if len(gpus) > 1 and gpus[0].platform == "cuda":
@@ -180,9 +175,7 @@ def check_xids(gpus: tuple[Gpu, ...]) -> Check:
 def xid_errors(lines: Iterable[str], gpus: tuple[Gpu, ...]) -> tuple[list[str], list[str]]:
     """Return a sentence on each kind of XID error and GPU: those of the machine, and those that programs cause.
 
-    Args:
-        lines: of the kernel's log.
-        gpus: to name a GPU by its number; one that is not among them is named by its PCI address.
+    A GPU that is not among `gpus` is named by its PCI address.
     """
     index_of = pci_addresses(gpus)
     times: Counter[tuple[str, int]] = Counter()

@@ -60,9 +60,7 @@ class ParsedLog:
 def parsed_log(contents: LogContents, workload: Workload) -> ParsedLog:
     """Turn the contents of a log into records.
 
-    Args:
-        contents: all lines of the log.
-        workload: fills in what the log does not state; where both do, they must agree (the caller checks).
+    The workload fills in what the log does not state; where both do, they must agree (the caller checks).
     """
     evidence, evidence_notes = evidence_of(contents)
     workload = merged_workload(evidence, workload)
@@ -524,14 +522,7 @@ class ExtractedRun:
 
 
 def extract(reading: LogReading, flags: Flags, source: LogSource, config: Config, *, growing: bool = False) -> ExtractedRun:
-    """Return the record of the run that wrote a log.
-
-    Args:
-        reading: the log.
-        flags: what the user states.
-        source: where the log came from.
-        config: names models and strategies.
-        growing: more lines are to come.
+    """Return the record of the run that wrote a log, to which more lines may come (`growing`).
 
     Raises:
         ConfigError: a flag contradicts the log, or neither states something that is needed.

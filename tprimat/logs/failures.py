@@ -359,8 +359,7 @@ def stopped_by(name: str, seconds_left: float | None) -> Failure:
 def earliest(found: Sequence[tuple[Failure, Sequence[str]]]) -> Failure:
     """Return which of the failures of several nodes came first: causes before consequences, then by torchrun's own times.
 
-    Args:
-        found: what each node's log says, and its lines; at least one, the most likely first.
+    Each is what a node's log says, with its lines; at least one, the most likely first.
     """
     return min(found, key=lambda pair: (is_consequence(pair[0]), failed_at(pair[1])))[0]
 
@@ -405,13 +404,9 @@ def unfinished(steps: Sequence[StepRecord]) -> Failure | None:
 
 
 def ended_early(steps: Sequence[StepRecord], planned: int) -> Failure | None:
-    """Return a failure if a process that reports success has not reached the last step.
+    """Return a failure if a process that reports success has not reached its last planned step. At least one was measured.
 
     A framework that logs every tenth step may end up to nine steps after its last line.
-
-    Args:
-        steps: the steps that were measured, one at least.
-        planned: number of the last step.
     """
     last = steps[-1].step
     interval = (last - steps[-2].step) // steps[-1].merged if len(steps) > 1 else last

@@ -284,12 +284,7 @@ def logged_flop(contents: LogContents, workload: Workload) -> LoggedFlop | None:
 def check_flop(contents: LogContents, workload: Workload, shape: ModelShape, log: str, claim: str | None) -> None:
     """Refuse a shape whose FLOP are not those of the TFLOP/s in the log, whether it counts half the attention square or all.
 
-    Args:
-        contents: of the log.
-        workload: what a step trains on.
-        shape: the model's.
-        log: the log's name.
-        claim: who states the shape, such as '--model-name llama'; None: the log's own arguments.
+    `claim` says who states the shape, such as '--model-name llama'; None: the log's own arguments.
 
     Raises:
         ConfigError: both differ by more than FLOP_TOLERANCE; names the lines.

@@ -51,11 +51,8 @@ class Holder:
 def locked(folder: Path, job: tuple[str, int] | None = None) -> Iterator[None]:
     """Hold a results folder, which is created if it is missing.
 
-    A lock whose holder has ended is taken over. Processes that the holder started are let in: they work for it.
-
-    Args:
-        folder: to hold.
-        job: the scheduler's job of this process, and how often it has been started again.
+    A lock whose holder has ended is taken over. Processes that the holder started are let in: they work for it. `job` is the
+    scheduler's job of this process, and how often it has been started again.
 
     Raises:
         LaunchError: another launcher holds the folder, or it cannot be written.

@@ -203,9 +203,7 @@ def known_tokens() -> tuple[tuple[tuple[str, ...], re.Pattern[str]], ...]:
 def masked_environment(environment: Mapping[str, Any], *, marked: bool = False) -> dict[str, Any]:
     """Return the variables of an environment without the values of those that we do not know.
 
-    Args:
-        environment: name -> value.
-        marked: keep a short digest in place of each value, which shows that two are equal.
+    Marked, each keeps a short digest in place of its value, which shows that two are equal.
     """
     found = {}
     for name, value in environment.items():

@@ -106,12 +106,7 @@ def explain(error: ValidationError | ConfigError, most: int = 3) -> str:
 
 
 def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
-    """Replace a file atomically: readers and crashes leave the old text or the new one, never a part.
-
-    Args:
-        path: the file.
-        text: its content.
-        private: only this user may read it.
+    """Replace a file atomically: readers and crashes leave the old text or the new one. Only this user may read a private one.
 
     Raises:
         RecordError: the folder cannot be written, or the disk is full.
@@ -163,11 +158,9 @@ def cannot_write(path: Path, error: OSError) -> RecordError:
 
 @contextlib.contextmanager
 def opened(path: Path, most: int | None = None) -> Iterator[IO[bytes]]:
-    """Open a regular file for reading. A pipe or a device would never end, so it is refused without waiting.
+    """Open a regular file, or a link to one, of at most so many bytes for reading.
 
-    Args:
-        path: links to regular files are followed.
-        most: bytes that the file may have; None: any number.
+    A pipe or a device would never end, so it is refused without waiting.
 
     Raises:
         RecordError: missing, unreadable, not a regular file, or too large.
@@ -243,11 +236,7 @@ def read_lines(kind: type[T], path: Path) -> Iterator[T]:
 def parse_lines(kind: type[T], lines: Sequence[bytes], path: Path, after: int) -> Iterator[T]:
     """Yield the records of some lines of a .jsonl file; one by one where any of them is broken, to name it.
 
-    Args:
-        kind: of the records.
-        lines: each with its end; empty ones are skipped.
-        path: of the file, for messages.
-        after: number of the line after them.
+    Empty lines are skipped; `after` is the number of the line after them.
     """
     text = b"[" + b",".join(line for line in lines if line != b"\n") + b"]"
     try:
@@ -356,8 +345,7 @@ class RunDirectory:
     def read_telemetry(self, machine: Machine | None = None) -> tuple[TelemetrySample, ...]:
         """Read all readings, those of other nodes too (node-1 and so on, as far as they are on this disk).
 
-        Args:
-            machine: of the run's record. From its GPUs on each node follow the numbers that other nodes' GPUs have in the run.
+        From the GPUs on each node of the run's machine follow the numbers that other nodes' GPUs have in the run.
         """
         found = list(read_lines(TelemetrySample, self.telemetry_file))
         if machine is None or not machine.gpus_per_node or (machine.nodes or 1) == 1:

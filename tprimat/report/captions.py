@@ -120,9 +120,7 @@ def _shape(run: RunRecord) -> str:
 def workloads(groups: Sequence[Group], question: Question = QUESTION) -> list[Workload]:
     """Sort groups into workloads, those with the most configurations first, and name each group by what differs.
 
-    Args:
-        groups: the configurations.
-        question: the traits that it is about do not part workloads.
+    The traits that the question is about do not part workloads.
     """
     works: dict[tuple[str, ...], list[Group]] = {}
     for group in groups:
@@ -149,10 +147,7 @@ def _distinguishing(keys: Sequence[tuple[str, ...]]) -> list[str]:
 def _columns_that_distinguish(rows: Sequence[tuple[object, ...]], order: Iterable[int], fixed: int = 0) -> list[int]:
     """Return the columns, in order, each of which splits rows that the columns before it leave equal.
 
-    Args:
-        rows: of equal length.
-        order: the columns that may be taken.
-        fixed: this many first columns are there already, and are not returned.
+    The first `fixed` columns are there already, and are not returned.
     """
     shown = list(range(fixed))
     for index in order:
@@ -164,12 +159,9 @@ def _columns_that_distinguish(rows: Sequence[tuple[object, ...]], order: Iterabl
 
 
 def _names(groups: Sequence[Group], sizes: Sequence[int], more: Sequence[Words] = ()) -> dict[int, tuple[str, str]]:
-    """Return name and label of each group, by identity.
+    """Return name and label of each group, by identity; the groups stand workload after workload, of so many groups each.
 
-    Args:
-        groups: workload after workload.
-        sizes: groups in each workload.
-        more: words of traits that vary within a workload because they are the question.
+    `more` are words of traits that vary within a workload because they are the question.
     """
     work = [place for place, size in enumerate(sizes) for _ in range(size)]
     named = not all(_mechanical(group.run) for group in groups)

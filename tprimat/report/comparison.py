@@ -226,10 +226,7 @@ Reproduce = Callable[[PublishedResult, Backend], str]
 def published_text(found: Sequence[Neighbourhood], reproduce: Reproduce, screen: Screen = PLAIN) -> str:
     """Return, for a terminal, a table and the differences for each configuration of ours, then each source.
 
-    Args:
-        found: configurations with their nearest published results.
-        reproduce: gives the command that runs a published configuration on a machine of a backend.
-        screen: what the text must fit.
+    `reproduce` gives the command that runs a published configuration on a machine of a backend.
     """
     if not found:
         return NO_NEIGHBOURS

@@ -303,11 +303,6 @@ TABLES = {
 
 
 def text_of(rows: Mapping[str, Sequence[Row]], screen: Screen = PLAIN) -> str:
-    """Return tables as text for a terminal; tables without rows are left out.
-
-    Args:
-        rows: key of TABLES -> rows.
-        screen: what they must fit.
-    """
+    """Return tables, key of TABLES -> rows, as text for a terminal; tables without rows are left out."""
     titles = {name: screen.prose(TABLES[name].title, meaning="heading") for name in rows}
     return "\n\n".join(f"{titles[name]}\n\n{TABLES[name].text(found, screen)}" for name, found in rows.items() if found)

@@ -115,12 +115,9 @@ def flags(workload: Workload) -> str:
 
 
 def scaling_text(answers: Sequence[tuple[Answer, Rates]], screen: Screen = PLAIN, *, fixed_batch: bool) -> str:
-    """Format what several numbers of GPUs give, with published results of the same model.
+    """Format what several numbers of GPUs give, an answer each, with published results of the same model.
 
-    Args:
-        answers: one for each number of GPUs.
-        screen: of the terminal.
-        fixed_batch: strong scaling: the same batch for all numbers.
+    With a fixed batch (strong scaling) all have the same one.
     """
     (first, rates), *_ = answers
     question = first.question

@@ -103,13 +103,7 @@ def page(probes: Sequence[ProbeRecord]) -> str:
 
 
 def page_of(chosen: Sequence[ProbeRecord], preface: str = "", appendix: str = "") -> str:
-    """Write the page from selected probes, one for each operation at each size.
-
-    Args:
-        chosen: one probe or more.
-        preface: paragraphs below the title.
-        appendix: sections below all others.
-    """
+    """Write the page from selected probes, one for each operation at each size, between a preface and an appendix."""
     parts = [f"# What {chosen[-1].machine.accelerator or chosen[-1].machine.platform} reaches"]
     parts += [preface] if preface else []
     parts += [f"## System\n\n{tables.system(chosen)}", METHOD]

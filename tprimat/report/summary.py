@@ -53,10 +53,7 @@ STAGES: dict[StartUp, str] = {
 def summary(rows: Sequence[Row], screen: Screen = PLAIN, *, brief: bool = False) -> str:
     """Format one block per run: what ran, how fast, with which uncertainty, and notes.
 
-    Args:
-        rows: the runs.
-        screen: what the text must fit.
-        brief: leave out notes and start of the runs that count, for a call of several runs, whose notes follow once.
+    Brief, for a call of several runs, whose notes follow once: without notes and start of the runs that count.
     """
     blocks = [(run, _block(run, metrics, log)) for run, metrics, log in rows]
     if brief:

@@ -107,10 +107,7 @@ def escaped(text: str) -> str:
 def markdown_as_text(page: str, screen: Screen = PLAIN, drop: Sequence[str] = ()) -> str:
     """Return Markdown for a terminal: aligned tables that fit, titles without hashes, paragraphs broken between words.
 
-    Args:
-        page: paragraphs, titles and tables.
-        screen: what it must fit.
-        drop: headings in the order in which they drop out of tables.
+    Columns drop out of tables in the order of the headings in `drop`.
     """
     found = []
     for block in page.split("\n\n"):

@@ -32,11 +32,7 @@ def text(summary: ProfileSummary, screen: Screen = PLAIN) -> str:
 
 
 def markdown(summaries: Mapping[str, ProfileSummary]) -> str:
-    """Format the share of each class of work in a mean step, one column per profile; the rows down to idle add up to the step.
-
-    Args:
-        summaries: heading of the column -> profile.
-    """
+    """Format the share of each class of work in a mean step, one column per profile; the rows down to idle add up to the step."""
     every = list(summaries.values())
     shown = {part.kind for summary in every for part in summary.classes if part.calls or part.kind not in RARE}
     rows = [[name, *(_part(kind, summary) for summary in every)] for kind, name in WORDS.items() if kind in shown]

@@ -44,11 +44,7 @@ MOST_TIED = 3
 def blocks(groups: Sequence[Group], screen: Screen = PLAIN, *, say_apart: bool = True, question: Question = QUESTION) -> str:
     """Return one block for each workload: what it is, the winner, and its configurations, fastest first.
 
-    Args:
-        groups: the configurations.
-        screen: what the text must fit.
-        say_apart: say why workloads of the same model are not compared, where no verdict follows that does.
-        question: which differences are allowed, and how sure the answer must be.
+    `say_apart`: why workloads of the same model are not compared, where no verdict follows that says it.
     """
     shown = shown_columns(groups)
     found = rankings(groups, question)
@@ -189,12 +185,9 @@ def sides(verdict: Verdict) -> str:
 
 
 def lines_of_sides(traits: Sequence[DifferingTrait], order: tuple[int, int], varying: Collection[str] = ()) -> list[str]:
-    """Name the traits of two sides, those that are the question first.
+    """Name the traits of two sides, those that are the question first, in an order of sides: (0, 1), or (1, 0) for the second.
 
-    Args:
-        traits: in which they differ; those that forbid a comparison are left out, except where they are the question.
-        order: which side comes first: (0, 1), or (1, 0) for the second.
-        varying: traits that are the question.
+    Traits that forbid a comparison are left out, except where they are the question.
     """
     free = [one for one in traits if one.effect != "refuse"]
     refused = any(one.effect == "refuse" for one in traits)
@@ -326,13 +319,7 @@ def _side(value: object) -> str:
 
 
 def caveats(groups: Sequence[Group], warnings: Mapping[str, Sequence[str]], question: Question = QUESTION) -> list[str]:
-    """Return what a reader must know about the numbers, each said once.
-
-    Args:
-        groups: what the tables show.
-        warnings: warning -> runs or configurations that it applies to.
-        question: which differences are allowed, and how sure the answer must be.
-    """
+    """Return what a reader must know about the numbers, each said once; `warnings` with the runs that they apply to."""
     cpu = [group for group in groups if group.run.machine.platform == "cpu"]
     lines = [CPU_CAUTION] if cpu else []
     unit = "process" if len(cpu) == len(groups) else "GPU"

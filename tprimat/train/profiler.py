@@ -152,9 +152,7 @@ def make_profile(plan: RunPlan, on_trace_ready: Any) -> profile:
 def is_slowed(plan: RunPlan, index: int) -> bool:
     """Whether the profiler slows a step down, by warming up, recording, or writing the trace of the cycle before it.
 
-    Args:
-        plan: holds the schedule.
-        index: of the step; the first step of training has index 0.
+    The first step of training has index 0.
     """
     action = profiler_schedule(plan)
     after_a_cycle = index > 0 and action(index - 1) == ProfilerAction.RECORD_AND_SAVE

@@ -64,15 +64,9 @@ def resume_garbage_collection() -> None:
 
 
 def prefetch_gpu(device: int) -> Thread | None:
-    """Have the CUDA driver open a GPU on a thread while this process imports its libraries.
+    """Have the CUDA driver open a GPU, one of CUDA_VISIBLE_DEVICES, on a thread while this process imports its libraries.
 
-    torch then uses the context that it finds.
-
-    Args:
-        device: number of the GPU among those in CUDA_VISIBLE_DEVICES.
-
-    Returns:
-        the thread; None where there is no CUDA driver.
+    torch then uses the context that it finds. None where there is no CUDA driver.
     """
     try:
         driver = ctypes.CDLL(CUDA_DRIVER)

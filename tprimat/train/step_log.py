@@ -15,12 +15,7 @@ from tprimat.records.store import RUN_LINE, to_json
 
 
 class StepLog:
-    """Write the lines of one run to stdout. Rank 0 alone calls it.
-
-    Args:
-        plan: the run.
-        profiled_steps: steps that the profiler will slow down.
-    """
+    """Write the lines of one run to stdout; it says which steps the profiler will slow down. Rank 0 alone calls it."""
 
     def __init__(self, plan: RunPlan, profiled_steps: tuple[int, ...] = ()) -> None:
         self._plan = plan

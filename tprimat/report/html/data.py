@@ -62,10 +62,7 @@ def shown_panels(groups: Sequence[Group]) -> Panels:
 def page_data(rankings: Sequence[Ranking], runs: Sequence[Measured], appearance: Sequence[Look]) -> dict[str, Any]:
     """Return the data as plain lists and dictionaries; absent values are None.
 
-    Args:
-        rankings: whose groups the rows of the ranking refer to by place.
-        runs: all runs, including those that do not count.
-        appearance: one per group.
+    Rows of the ranking refer to groups by their place in `rankings`; `runs` are all, counted or not; each group has a look.
     """
     groups = [group for ranking in rankings for group in ranking.groups]
     work = [place for place, ranking in enumerate(rankings) for _ in ranking.groups]

@@ -321,12 +321,7 @@ def two_unlike(runs: Sequence[Measured]) -> tuple[int, int]:
 
 
 def warnings(comparison: Comparison, names: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return each warning with its runs: those of the comparison, then those of runs that do not count.
-
-    Args:
-        comparison: all groups and runs.
-        names: short names of runs, by their whole ones.
-    """
+    """Return each warning with the short names of its runs: those of the comparison, then those of runs that do not count."""
     found = {note.removeprefix("Note, "): places for note, places in notes(comparison).items()}
     for item in comparison.not_counted:
         for mismatch in item.result.run.mismatches:

@@ -140,14 +140,9 @@ def _bar_panel(
     which: str,
     more: Callable[["Axes", Canvas], None] | None = None,
 ) -> Panel:
-    """Return a panel of bars.
+    """Return a panel of bars, with the words of its title and of its axis; `more` draws what else it shows.
 
-    Args:
-        key: its name on the command line.
-        words: its title, and what its axis counts.
-        rows: the bars.
-        which: names what the rows are, for panels with the same rows side by side.
-        more: draws what else the panel shows.
+    Panels whose rows are the same (`which`) label them once where they stand side by side.
     """
     title, axis = words
     inches = WIDE_LABEL_INCHES if which == "every" else LABEL_INCHES

@@ -288,12 +288,9 @@ def fit_texts(axes: "Axes") -> None:
 
 
 def thousands(axes: "Axes", *, vertical: bool = False, scale: float = 1) -> None:
-    """Format ticks with thousands separators and equal decimals (12,000; 0.5, 1.0), and only a few of them.
+    """Format ticks with thousands separators and equal decimals (12,000; 0.5, 1.0), in units of `scale`, and only a few of them.
 
-    Args:
-        axes: with its limits set; an axis without ticks stays empty.
-        vertical: the y axis instead of the x axis.
-        scale: what a tick counts.
+    The axis has its limits; one without ticks stays empty.
     """
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -312,15 +309,10 @@ def thousands(axes: "Axes", *, vertical: bool = False, scale: float = 1) -> None
 def place_labels(
     axes: "Axes", points: Sequence[tuple[float, float, str]], size: float = 8, *, vertical: bool = False
 ) -> "list[Text]":
-    """Label points so that no label leaves the axes or covers a point or another label; one without room is left out.
+    """Label points (x, y, label) so that no label leaves the axes or covers a point or another label.
 
-    The layout of the figure must be known.
-
-    Args:
-        axes: with the points drawn, and its limits set.
-        points: x, y and label of each, the most important first.
-        size: of the text, in points.
-        vertical: try above and below only, because points stand in rows.
+    The most important point comes first; one without room has no label. The layout of the figure and the axes' limits must be
+    known. Vertical: above and below only, because points stand in rows.
     """
     from matplotlib.transforms import Bbox
 

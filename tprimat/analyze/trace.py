@@ -10,7 +10,7 @@ Events have times in microseconds (Chrome's Trace Event Format); here they are s
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, get_args
@@ -98,9 +98,6 @@ def _first(patterns: tuple[tuple[WorkClass, str], ...], name: str) -> WorkClass:
     return next((kind for kind, pattern in patterns if re.search(pattern, small)), "other")
 
 
-Floats = npt.NDArray[np.float64]
-Indices = npt.NDArray[np.int64]
-
 CLASSES: tuple[WorkClass, ...] = get_args(WorkClass)
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 """Kineto's categories of work on an accelerator, for CUPTI and ROCm."""
@@ -115,35 +112,18 @@ INHERITED: tuple[WorkClass, ...] = ("attention", "optimizer", "communication")
 """Operators inside one of these classes belong to it, unless they communicate."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spans:
-    """Columns of equal length, one entry per span."""
+SPAN = np.dtype([("start", "f8"), ("end", "f8"), ("kind", "i8"), ("name", "i8"), ("begins", "f8")])
+"""One span: its kind counts in CLASSES, its name in the names of all spans; `begins` is 0 for the later parts of an event."""
+Spans = npt.NDArray[np.void]
+"""Of dtype SPAN, shape (n,)."""
 
-    starts: Floats
-    ends: Floats
-    kinds: Indices
-    """Into CLASSES."""
-    names: Indices
-    """Into `texts`."""
-    calls: Floats
-    """1 where an event begins, 0 for its later parts."""
-    texts: tuple[str, ...]
 
-    def where(self, chosen: npt.NDArray[np.bool_]) -> "Spans":
-        """Return the chosen spans."""
-        return Spans(
-            starts=self.starts[chosen],
-            ends=self.ends[chosen],
-            kinds=self.kinds[chosen],
-            names=self.names[chosen],
-            calls=self.calls[chosen],
-            texts=self.texts,
-        )
-
-    def inside(self, start: float, end: float) -> "Spans":
-        """Return the spans that reach into a window, cut at its ends."""
-        part = self.where((self.ends > start) & (self.starts < end))
-        return replace(part, starts=np.clip(part.starts, start, end), ends=np.clip(part.ends, start, end))
+def inside(spans: Spans, start: float, end: float) -> Spans:
+    """Return the spans that reach into a window, cut at its ends."""
+    part = spans[(spans["end"] > start) & (spans["start"] < end)]
+    for edge in ("start", "end"):
+        part[edge] = np.clip(part[edge], start, end)
+    return part
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +186,11 @@ def _read(event: Mapping[str, Any], first: float) -> TraceEvent:
     return TraceEvent(event["cat"], str(event["name"]), start / 1e6, end / 1e6, (event.get("pid"), event.get("tid")))
 
 
-def device_spans(events: Sequence[TraceEvent]) -> Spans:
-    """Return kernels and copies of the accelerator. Small kernels inside a stream's range of optimizer or router belong to it."""
+def device_spans(events: Sequence[TraceEvent]) -> tuple[Spans, list[str]]:
+    """Return kernels and copies of the accelerator, and their names.
+
+    Small kernels inside a range of optimizer or router of their stream belong to it.
+    """
     work = [event for event in events if event.category in DEVICE_WORK]
     ranges: dict[tuple[Any, Any], list[tuple[float, float, WorkClass]]] = defaultdict(list)
     for event in events:
@@ -227,8 +210,8 @@ def _kind(event: TraceEvent, ranges: Mapping[tuple[Any, Any], Sequence[tuple[flo
     return next((mark for start, end, mark in around if start <= event.start and event.end <= end), kind)
 
 
-def host_spans(events: Sequence[TraceEvent]) -> Spans:
-    """Return operators of the host without nested ones, so that each moment of a thread counts once."""
+def host_spans(events: Sequence[TraceEvent]) -> tuple[Spans, list[str]]:
+    """Return operators of the host without nested ones, so that each moment of a thread counts once, and their names."""
     threads: dict[tuple[Any, Any], list[TraceEvent]] = defaultdict(list)
     for event in events:
         if event.category == "cpu_op" or _marks(event):
@@ -283,17 +266,10 @@ def _nested_kind(event: TraceEvent, around: Sequence[_Open]) -> WorkClass:
     return outer if outer in INHERITED and own != "communication" else own
 
 
-def _columns(rows: Sequence[_Row]) -> Spans:
-    texts = tuple(dict.fromkeys(row.name for row in rows))
-    place = {text: i for i, text in enumerate(texts)}
-    return Spans(
-        starts=np.array([row.start for row in rows], dtype=np.float64),
-        ends=np.array([row.end for row in rows], dtype=np.float64),
-        kinds=np.array([CLASSES.index(row.kind) for row in rows], dtype=np.int64),
-        names=np.array([place[row.name] for row in rows], dtype=np.int64),
-        calls=np.array([row.begins for row in rows], dtype=np.float64),
-        texts=texts,
-    )
+def _columns(rows: Sequence[_Row]) -> tuple[Spans, list[str]]:
+    place = {name: number for number, name in enumerate(dict.fromkeys(row.name for row in rows))}
+    cells = [(row.start, row.end, CLASSES.index(row.kind), place[row.name], row.begins) for row in rows]
+    return np.array(cells, dtype=SPAN), list(place)
 
 
 def step_windows(events: Sequence[TraceEvent], category: str) -> list[StepWindow]:
@@ -390,21 +366,21 @@ def summarise(trace: Mapping[str, Any], *, top: int = TOP) -> ProfileSummary:
     """
     events = complete_events(trace["traceEvents"])
     on_device = any(event.category in DEVICE_WORK for event in events)
-    spans = device_spans(events) if on_device else host_spans(events)
-    if not len(spans.starts):
+    spans, names = device_spans(events) if on_device else host_spans(events)
+    if not len(spans):
         raise MetricError("The trace holds no kernel and no operator.", fix="profile at least one whole step")
     windows, notes = _windows(
         step_windows(events, "user_annotation"), step_windows(events, "gpu_user_annotation"), spans, on_device
     )
-    parts = [(window, spans.inside(window.start, window.end)) for window in windows]
+    parts = [(window, inside(spans, window.start, window.end)) for window in windows]
     unfinished = trace.get("tprimat_unfinished")
-    parts = [(window, part) for window, part in parts if len(part.starts) and window.number != unfinished]
+    parts = [(window, part) for window, part in parts if len(part) and window.number != unfinished]
     if unfinished is not None:
         notes = (*notes, "training failed in the last step of the trace, which is left out")
     if not parts:
         raise MetricError("No kernel and no operator runs inside a profiled step.", fix="profile at least one whole step")
     origin = trace.get("tprimat")
-    return _summary(origin if isinstance(origin, dict) else {}, parts, on_device, notes, top)
+    return _summary(origin if isinstance(origin, dict) else {}, parts, on_device, notes, _top(parts, names, top))
 
 
 def _windows(
@@ -424,17 +400,24 @@ NO_STEPS = "no ProfilerStep# in the trace: all of it counts as one step"
 
 
 def _whole(spans: Spans) -> StepWindow:
-    return StepWindow(0, float(spans.starts.min()), float(spans.ends.max()))
+    return StepWindow(0, float(spans["start"].min()), float(spans["end"].max()))
+
+
+Part = tuple[StepWindow, Spans]
+"""A step, and the spans in it."""
+
+
+def _mean_step(parts: Sequence[Part]) -> float:
+    return sum(window.end - window.start for window, _ in parts) / len(parts)
 
 
 def _summary(
-    origin: dict[str, Any], parts: Sequence[tuple[StepWindow, Spans]], on_device: bool, notes: tuple[str, ...], top: int
+    origin: dict[str, Any], parts: Sequence[Part], on_device: bool, notes: tuple[str, ...], top: tuple[KernelTime, ...]
 ) -> ProfileSummary:
-    count = len(parts)
-    step = sum(window.end - window.start for window, _ in parts) / count
+    count, step = len(parts), _mean_step(parts)
     own = {kind: sum(_own_seconds(part)[kind] for _, part in parts) / count for kind in ORDER}
     busy = {kind: sum(covered(_of(part, (kind,))) for _, part in parts) / count for kind in ORDER}
-    calls = {kind: sum(float(_of(part, (kind,)).calls.sum()) for _, part in parts) / count for kind in ORDER}
+    calls = {kind: sum(float(_of(part, (kind,))["begins"].sum()) for _, part in parts) / count for kind in ORDER}
     first = origin.get("step_of_profiler_step_0")
     shift = first if isinstance(first, int) else 0
     idle = step - sum(own.values())
@@ -458,13 +441,13 @@ def _summary(
         exposed_communication_seconds=own["communication"],
         idle_seconds=idle,
         idle_share=idle / step,
-        top=_top(parts, step, top),
+        top=top,
         notes=notes,
     )
 
 
 def _of(part: Spans, kinds: Sequence[WorkClass]) -> Spans:
-    return part.where(np.isin(part.kinds, [CLASSES.index(kind) for kind in kinds]))
+    return part[np.isin(part["kind"], [CLASSES.index(kind) for kind in kinds])]
 
 
 def _own_seconds(part: Spans) -> dict[WorkClass, float]:
@@ -475,27 +458,26 @@ def _own_seconds(part: Spans) -> dict[WorkClass, float]:
 
 def covered(spans: Spans) -> float:
     """Return the seconds in which at least one span runs: the length of their union."""
-    if not len(spans.starts):
+    if not len(spans):
         return 0.0
-    order = np.argsort(spans.starts, kind="stable")
-    starts: Floats = spans.starts[order]
-    reach: Floats = np.maximum.accumulate(spans.ends[order])
+    ordered = spans[np.argsort(spans["start"], kind="stable")]
+    starts, reach = ordered["start"], np.maximum.accumulate(ordered["end"])
     gaps = np.maximum(starts[1:] - reach[:-1], 0.0)
     return float(reach[-1] - starts[0] - gaps.sum())
 
 
-def _top(parts: Sequence[tuple[StepWindow, Spans]], step: float, most: int) -> tuple[KernelTime, ...]:
+def _top(parts: Sequence[Part], names: Sequence[str], most: int) -> tuple[KernelTime, ...]:
     """Return the kernels that take most of a step. One name may have two classes, such as elementwise and optimizer."""
-    texts, kinds = parts[0][1].texts, len(CLASSES)
-    seconds, calls = np.zeros(len(texts) * kinds), np.zeros(len(texts) * kinds)
+    step, kinds = _mean_step(parts), len(CLASSES)
+    seconds, calls = np.zeros(len(names) * kinds), np.zeros(len(names) * kinds)
     for _, part in parts:
-        key = part.names * kinds + part.kinds
-        seconds += np.bincount(key, weights=part.ends - part.starts, minlength=len(seconds)) / len(parts)
-        calls += np.bincount(key, weights=part.calls, minlength=len(calls)) / len(parts)
+        key = part["name"] * kinds + part["kind"]
+        seconds += np.bincount(key, weights=part["end"] - part["start"], minlength=len(seconds)) / len(parts)
+        calls += np.bincount(key, weights=part["begins"], minlength=len(calls)) / len(parts)
     largest = [int(key) for key in np.argsort(-seconds, kind="stable")[:most] if seconds[key] > 0]
     return tuple(
         KernelTime(
-            name=texts[key // kinds],
+            name=names[key // kinds],
             kind=CLASSES[key % kinds],
             seconds=float(seconds[key]),
             share=float(seconds[key]) / step,

@@ -1,11 +1,11 @@
 """How far predictions were from measurements, as tables in Markdown and as a document."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from tprimat import units
-from tprimat.predict.accuracy import Choice, Errors, Score, choices, errors, factor
+from tprimat.predict.accuracy import Errors, Score, choices, errors, factor
 from tprimat.report.tables import table
 
 ERROR_HEADER = ["rows", "mean error", "worst", "bias", "within 5 %", "within 10 %"]
@@ -24,12 +24,15 @@ def memory_table(scores: Sequence[Score]) -> str:
 
 
 def _other(scores: Sequence[Score], name: str) -> str:
-    found = [score.others[name] / score.measured - 1 for score in scores if score.others and name in score.others]
-    summed = errors(found)
-    if summed is None:
+    found = _errors_of_other(scores, name)
+    if found is None:
         return units.ABSENT
-    covered = "" if len(found) == len(scores) else f" ({len(found)} rows)"
-    return f"{units.percent(summed.mean_absolute, 1)}{covered}"
+    covered = "" if found.rows == len(scores) else f" ({found.rows} rows)"
+    return f"{units.percent(found.mean_absolute, 1)}{covered}"
+
+
+def _errors_of_other(scores: Sequence[Score], name: str) -> Errors | None:
+    return errors(score.others[name] / score.measured - 1 for score in scores if score.others and name in score.others)
 
 
 def time_table(scores: Sequence[Score]) -> str:
@@ -54,30 +57,14 @@ def error_table(scores: Sequence[Score]) -> str:
 
 def memory_rows(scores: Sequence[Score]) -> str:
     """Return each configuration's memory."""
-    rows = [
-        [
-            score.name,
-            score.group,
-            units.gibibytes(score.measured),
-            units.gibibytes(score.predicted),
-            units.signed_percent(score.error),
-        ]
-        for score in scores
-    ]
+    rows = [[score.name, score.group, *_figures(score, units.gibibytes)] for score in scores]
     return table(["configuration", "group", "measured", "predicted", "error"], rows, left=2)
 
 
 def time_rows(scores: Sequence[Score]) -> str:
     """Return each configuration's step."""
     rows = [
-        [
-            score.name,
-            score.group,
-            units.si(score.measured, "s"),
-            units.si(score.predicted, "s"),
-            units.signed_percent(score.error),
-            units.ABSENT if score.fitted_error is None else units.signed_percent(score.fitted_error),
-        ]
+        [score.name, score.group, *_figures(score, lambda value: units.si(value, "s")), units.signed_percent(score.fitted_error)]
         for score in scores
     ]
     return table(["configuration", "group", "measured", "predicted", "raw error", "with factor"], rows, left=2)
@@ -101,26 +88,18 @@ def foretold_rows(scores: Sequence[tuple[Score, Score]]) -> str:
 
 def rate_rows(scores: Sequence[Score]) -> str:
     """Return published throughput and what is predicted for it; scores are seconds of a token on one GPU."""
-    rows = [
-        [
-            score.name,
-            units.count(1 / score.measured),
-            units.count(1 / score.predicted),
-            units.signed_percent(score.predicted / score.measured - 1),
-        ]
-        for score in scores
-    ]
+    rows = [[score.name, *_figures(score, lambda seconds: units.count(1 / seconds))] for score in scores]
     return table(["published result", "tokens/s/GPU", "predicted", "error of the step"], rows)
 
 
 def worst_rows(scores: Sequence[Score], least: float) -> str:
     """Return the rows whose error is at least so large, worst first; equal rows of a case once."""
     found = sorted((score for score in scores if abs(score.error) >= least), key=lambda score: -abs(score.error))
-    rows = [
-        [score.name, units.gibibytes(score.measured), units.gibibytes(score.predicted), units.signed_percent(score.error)]
-        for score in found
-    ]
-    return table(["row", "measured", "predicted", "error"], rows)
+    return table(["row", "measured", "predicted", "error"], [[score.name, *_figures(score, units.gibibytes)] for score in found])
+
+
+def _figures(score: Score, show: Callable[[float], str]) -> list[str]:
+    return [show(score.measured), show(score.predicted), units.signed_percent(score.error)]
 
 
 def choice_table(scores: Sequence[Score]) -> str:
@@ -169,22 +148,20 @@ def _group_document(scores: Sequence[Score]) -> dict[str, Any]:
     if fitted is not None:
         found |= {"factor": factor(scores), "fitted": asdict(fitted)}
     for name in dict.fromkeys(name for score in scores for name in score.others or {}):
-        values = [score.others[name] / score.measured - 1 for score in scores if score.others and name in score.others]
-        summed = errors(values)
-        found[name] = None if summed is None else asdict(summed)
+        other = _errors_of_other(scores, name)
+        found[name] = None if other is None else asdict(other)
     return found
 
 
 def choices_document(scores: Sequence[Score]) -> list[dict[str, Any]]:
     """Return what the predictions would have chosen."""
-    return [_choice_document(choice) for choice in choices(scores)]
-
-
-def _choice_document(choice: Choice) -> dict[str, Any]:
-    return {
-        "workload": choice.workload,
-        "layouts": choice.layouts,
-        "chosen": choice.chosen.name,
-        "best": choice.best.name,
-        "slower_by": choice.loss,
-    }
+    return [
+        {
+            "workload": choice.workload,
+            "layouts": choice.layouts,
+            "chosen": choice.chosen.name,
+            "best": choice.best.name,
+            "slower_by": choice.loss,
+        }
+        for choice in choices(scores)
+    ]

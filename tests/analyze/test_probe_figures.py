@@ -43,7 +43,7 @@ TABLE = [product(*shape, milliseconds) for shape, (milliseconds, _) in BF16_TABL
 @pytest.mark.parametrize(("shape", "row"), BF16_TABLE.items())
 def test_rates_are_the_published_ones(shape, row):
     milliseconds, published = row
-    rate = probes.flop_rate(product(*shape, milliseconds)).value / 1e12
+    rate = probes.flop_rate(product(*shape, milliseconds)) / 1e12
     assert rate == pytest.approx(published, rel=0.005)
 
 
@@ -57,15 +57,6 @@ def test_efficiency_is_of_the_dense_peak_of_this_very_accelerator():
     assert probes.share_of_peak(record) == pytest.approx(1022 / 2307, rel=0.01)
     unknown = Machine(platform="rocm", accelerator="AMD Instinct MI999", gpus_per_node=1, nodes=1)
     assert probes.share_of_peak(product(64, 64, 64, 1.0, machine=unknown)) is None
-
-
-def test_a_rates_interval_is_the_times_interval_turned_round():
-    record = product(64, 64, 64, 1.0, seconds=tuple(0.001 + step * 1e-5 for step in range(12)))
-    time, rate = probes.median_seconds(record), probes.flop_rate(record)
-    assert rate.low == pytest.approx(record.flop / time.high)
-    assert rate.high == pytest.approx(record.flop / time.low)
-    assert rate.low < rate.value < rate.high
-    assert rate.samples == 12
 
 
 def test_a_refusal_has_no_rate():
@@ -82,14 +73,14 @@ def test_a_refusal_has_no_rate():
 )
 def test_bus_bandwidth_over_four_ranks_follows_nccl_tests(kind, factor):
     record = product(1, 1, 1, 4.0, kind=kind, shape={"message_bytes": 2**30, "ranks": 4}, flop=None, bytes=2**30)
-    assert probes.bandwidth(record).value == pytest.approx(2**30 / 4e-3)
+    assert probes.bandwidth(record) == pytest.approx(2**30 / 4e-3)
     assert probes.bus_bandwidth(record) == pytest.approx(factor * 2**30 / 4e-3)
 
 
 def test_a_transformers_published_step_gives_its_published_rates():
     shape = {"batch": 8, "sequence": 1024, "parameters": 5_243_000_000, "ranks": 1}
     record = product(1, 1, 1, 445.7, kind="transformer_step", shape=shape)
-    assert probes.tokens_per_second(record).value == pytest.approx(18381, rel=0.001)
+    assert probes.tokens_per_second(record) == pytest.approx(18381, rel=0.001)
     assert probes.six_n_rate(record) / 1e12 == pytest.approx(578.3, rel=0.001)
 
 

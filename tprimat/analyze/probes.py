@@ -26,22 +26,18 @@ def median_seconds(probe: ProbeRecord) -> Estimate | None:
     return scaled(median_interval(np.array(probe.seconds)), 1.0, len(probe.seconds)) if probe.seconds else None
 
 
-def per_second(amount: float | None, probe: ProbeRecord) -> Estimate | None:
-    """Return an amount per repetition over the median time; the interval's ends swap."""
+def per_second(amount: float | None, probe: ProbeRecord) -> float | None:
+    """Return an amount per repetition over the median time."""
     time = median_seconds(probe)
-    if time is None or amount is None:
-        return None
-    low = None if time.high is None else amount / time.high
-    high = None if not time.low or time.low <= 0 else amount / time.low
-    return Estimate(value=amount / time.value, low=low, high=high, samples=time.samples)
+    return None if time is None or amount is None else amount / time.value
 
 
-def flop_rate(probe: ProbeRecord) -> Estimate | None:
+def flop_rate(probe: ProbeRecord) -> float | None:
     """Return the FLOP/s of all ranks."""
     return per_second(probe.flop, probe)
 
 
-def bandwidth(probe: ProbeRecord) -> Estimate | None:
+def bandwidth(probe: ProbeRecord) -> float | None:
     """Return bytes/s: read and written for memory, algorithm bandwidth (message over time) for a collective."""
     return per_second(probe.bytes, probe)
 
@@ -49,39 +45,37 @@ def bandwidth(probe: ProbeRecord) -> Estimate | None:
 def bus_bandwidth(probe: ProbeRecord) -> float | None:
     """Return the bus bandwidth of a collective operation in bytes/s."""
     rate, factor = bandwidth(probe), BUS_FACTORS.get(probe.kind)
-    return None if rate is None or factor is None else rate.value * factor(probe.shape["ranks"])
+    return None if rate is None or factor is None else rate * factor(probe.shape["ranks"])
 
 
 def share_of_peak(probe: ProbeRecord) -> float | None:
     """Return the share of all ranks' dense peak in the probe's dtype; None where the data sheet is not known."""
     rate, peak = flop_rate(probe), peak_dense_flops(probe.machine.accelerator, probe.dtype)
-    return None if rate is None or peak is None else rate.value / peak / (probe.machine.gpus or 1)
+    return None if rate is None or peak is None else rate / peak / (probe.machine.gpus or 1)
 
 
 def share_of_bandwidth(probe: ProbeRecord) -> float | None:
     """Return the share of the data sheet's memory bandwidth."""
     rate, accelerator = bandwidth(probe), find_accelerator(probe.machine.accelerator)
-    return None if rate is None or accelerator is None else rate.value / accelerator.bandwidth_bytes_per_second
+    return None if rate is None or accelerator is None else rate / accelerator.bandwidth_bytes_per_second
 
 
-def samples_per_second(probe: ProbeRecord) -> Estimate | None:
+def samples_per_second(probe: ProbeRecord) -> float | None:
     """Return the sequences/s, or inputs/s of the three-layer network, of all ranks."""
     batch = probe.shape.get("batch")
     return per_second(None if batch is None else batch * probe.shape.get("ranks", 1), probe)
 
 
-def tokens_per_second(probe: ProbeRecord) -> Estimate | None:
+def tokens_per_second(probe: ProbeRecord) -> float | None:
     """Return the tokens/s of a transformer's step on all ranks."""
-    parts = (probe.shape.get("batch"), probe.shape.get("sequence"))
-    if None in parts:
-        return None
-    return per_second(probe.shape["batch"] * probe.shape["sequence"] * probe.shape.get("ranks", 1), probe)
+    samples, tokens = samples_per_second(probe), probe.shape.get("sequence")
+    return None if samples is None or tokens is None else samples * tokens
 
 
 def six_n_rate(probe: ProbeRecord) -> float | None:
     """Return the FLOP/s of a transformer's step on all ranks by 6n: embeddings count, attention does not."""
     tokens, parameters = tokens_per_second(probe), probe.shape.get("parameters")
-    return None if tokens is None or parameters is None else 6 * parameters * tokens.value
+    return None if tokens is None or parameters is None else 6 * parameters * tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +130,7 @@ def _measured_later(failure: ProbeRecord, records: Sequence[ProbeRecord]) -> boo
 
 def fastest(probes: Sequence[ProbeRecord]) -> ProbeRecord | None:
     """Return the probe with the highest FLOP rate."""
-    rated = [(rate.value, number) for number, probe in enumerate(probes) if (rate := flop_rate(probe))]
+    rated = [(rate, number) for number, probe in enumerate(probes) if (rate := flop_rate(probe))]
     return probes[max(rated)[1]] if rated else None
 
 
@@ -158,7 +152,7 @@ class Rounds:
 
 def rounds_of(probes: Iterable[ProbeRecord]) -> Rounds | None:
     """Return the rates of rounds of one product, one median each; None below two rounds."""
-    rates = sorted(rate.value for probe in probes if (rate := flop_rate(probe)))
+    rates = sorted(rate for probe in probes if (rate := flop_rate(probe)))
     if len(rates) < 2:
         return None
     return Rounds(median=float(np.median(rates)), slowest=rates[0], fastest=rates[-1], count=len(rates))
@@ -179,14 +173,14 @@ def share_of_fastest_product(step: ProbeRecord, probes: Sequence[ProbeRecord]) -
     rate, best = flop_rate(step), fastest_product(alike, step.dtype)
     ceiling = flop_rate(best) if best else None
     on_cpu = step.machine.platform == "cpu"
-    return None if rate is None or ceiling is None or on_cpu else rate.value / (step.machine.gpus or 1) / ceiling.value
+    return None if rate is None or ceiling is None or on_cpu else rate / (step.machine.gpus or 1) / ceiling
 
 
 def scaling_efficiency(step: ProbeRecord, steps: Sequence[ProbeRecord]) -> float | None:
     """Return the throughput over that of one rank times the ranks; None where one rank was not measured."""
     one = next((tokens_per_second(probe) for probe in steps if probe.shape["ranks"] == 1), None)
     tokens = tokens_per_second(step)
-    return tokens.value / one.value / step.shape["ranks"] if tokens and one else None
+    return tokens / one / step.shape["ranks"] if tokens and one else None
 
 
 def settings_of(probes: Iterable[ProbeRecord]) -> list[Setting]:
@@ -196,5 +190,5 @@ def settings_of(probes: Iterable[ProbeRecord]) -> list[Setting]:
 
 def mean_rate(probes: Sequence[ProbeRecord]) -> float | None:
     """Return the arithmetic mean of the FLOP rates, as the suite's tables average them."""
-    rates = [rate.value for probe in probes if (rate := flop_rate(probe))]
+    rates = [rate for probe in probes if (rate := flop_rate(probe))]
     return sum(rates) / len(rates) if rates else None

@@ -44,7 +44,7 @@ def gemm_ceiling(run: RunRecord, probes: Sequence[ProbeRecord]) -> Ceiling:
     rate = flop_rate(best) if best else None
     if best is None or rate is None:
         return Ceiling(flop_per_second=None, notes=left_out)
-    return Ceiling(flop_per_second=rate.value, probe=best, notes=(*left_out, *_unknown_settings(target, run.machine.platform)))
+    return Ceiling(flop_per_second=rate, probe=best, notes=(*left_out, *_unknown_settings(target, run.machine.platform)))
 
 
 def _why_not_alike(run: Setting, probe: Setting) -> str | None:
@@ -154,7 +154,7 @@ def step_breakdown(run: RunRecord, metrics: RunMetrics, probes: Sequence[ProbeRe
         return None
     ceiling = gemm_ceiling(run, probes).flop_per_second
     flops = None if ceiling is None else metrics.flop_per_token * batch * sequence / gpus / ceiling
-    copy = max((rate.value for probe in probes if probe.kind == "copy" and (rate := bandwidth(probe))), default=None)
+    copy = max((rate for probe in probes if probe.kind == "copy" and (rate := bandwidth(probe))), default=None)
     states = OPTIMIZER_BYTES.get(str(run.engine_options.get("optimizer_states", "fp32")))
     own = parameters(shape).total / (tensor * pipeline)
     others = (data - 1) / data

@@ -49,8 +49,7 @@ def spread(estimate: Estimate) -> str:
 
 def rate_of(probe: ProbeRecord) -> str:
     """Format FLOP/s, or a dash for a refusal."""
-    rate = figures.flop_rate(probe)
-    return units.teraflops(rate.value if rate else None)
+    return units.teraflops(figures.flop_rate(probe))
 
 
 def shape_of(probe: ProbeRecord) -> str:
@@ -109,7 +108,7 @@ def gemm(probes: Probes) -> str | None:
 
 def gemm_of_dtype(dtype: str, probes: Probes) -> str:
     """Tabulate the shapes in one dtype."""
-    ordered = sorted(probes, key=lambda probe: -(rate.value if (rate := figures.flop_rate(probe)) else 0.0))
+    ordered = sorted(probes, key=lambda probe: -(figures.flop_rate(probe) or 0.0))
     rows = [
         [shape_of(probe), description(probe), time_of(probe), str(len(probe.seconds)), rate_of(probe), share(probe), clock(probe)]
         for probe in ordered
@@ -181,8 +180,8 @@ def libraries(probes: Probes) -> str | None:
         for shape in dict.fromkeys(shape for _, shape in found):
             rate, other = found.get((first, shape)), found.get((second, shape))
             if rate and other:
-                difference = units.signed_percent(rate.value / other.value - 1)
-                rows.append([shape, units.teraflops(rate.value), units.teraflops(other.value), difference])
+                difference = units.signed_percent(rate / other - 1)
+                rows.append([shape, units.teraflops(rate), units.teraflops(other), difference])
         if rows:
             parts.append(table(["(m, k, n), bf16", first, second, "difference"], rows))
     return "\n\n".join(parts) or None
@@ -243,7 +242,7 @@ def memory(probes: Probes) -> str | None:
             probe.kind,
             units.message_size(probe.shape["array_bytes"]),
             time_of(probe),
-            units.si(rate.value, "B/s"),
+            units.si(rate, "B/s"),
             units.percent(figures.share_of_bandwidth(probe)),
         ]
         for probe in of_kind(probes, "copy", "triad", "fill")
@@ -262,7 +261,7 @@ def collectives(probes: Probes) -> str | None:
             units.count(probe.shape["ranks"]),
             units.message_size(probe.shape["message_bytes"]),
             time_of(probe),
-            units.si(rate.value, "B/s"),
+            units.si(rate, "B/s"),
             units.si(figures.bus_bandwidth(probe), "B/s"),
         ]
         for probe in chosen
@@ -283,9 +282,9 @@ def mlp(probes: Probes) -> str | None:
                 ["batch", units.count(probe.shape["batch"])],
                 ["steps", units.count(len(probe.seconds))],
                 ["total time", units.seconds(sum(probe.seconds))],
-                ["**samples/s**", f"**{units.count(rate.value)}**"],
+                ["**samples/s**", f"**{units.count(rate)}**"],
                 ["step time", time_of(probe)],
-                ["rate", units.teraflops(flops.value)],
+                ["rate", units.teraflops(flops)],
             ]
             parts.append(table(["metric", "value"], rows))
     return "\n\n".join(parts) + refusals(of_kind(probes, "mlp_step")) or None
@@ -314,15 +313,14 @@ def transformer_results(probes: Probes) -> str | None:
 
 def training_row(probe: ProbeRecord, probes: Probes) -> list[str]:
     """Describe one model on one device; all probes are needed for the fastest product among them."""
-    tokens, rate = figures.tokens_per_second(probe), figures.flop_rate(probe)
     return [
         probe.variant or units.ABSENT,
         str(probe.shape["batch"]),
         str(probe.shape["sequence"]),
-        units.count(tokens.value if tokens else None),
+        units.count(figures.tokens_per_second(probe)),
         units.teraflops(figures.six_n_rate(probe)),
-        units.teraflops(rate.value if rate else None),
-        units.percent(figures.share_of_peak(probe)),
+        rate_of(probe),
+        share(probe),
         units.percent(figures.share_of_fastest_product(probe, probes)),
         units.gibibytes(probe.peak_allocated_bytes),
         time_of(probe),
@@ -343,12 +341,12 @@ def scaling_table(steps: Probes) -> str:
     """List one model by number of ranks."""
     rows = []
     for probe in steps:
-        ranks, tokens, total = probe.shape["ranks"], figures.tokens_per_second(probe), figures.six_n_rate(probe)
+        ranks, total = probe.shape["ranks"], figures.six_n_rate(probe)
         rows.append(
             [
                 str(ranks),
                 units.count(probe.shape["batch"] * ranks),
-                units.count(tokens.value if tokens else None),
+                units.count(figures.tokens_per_second(probe)),
                 units.teraflops(total),
                 units.teraflops(None if total is None else total / ranks),
                 units.gibibytes(probe.peak_allocated_bytes),
@@ -356,30 +354,11 @@ def scaling_table(steps: Probes) -> str:
                 time_of(probe),
             ]
         )
-    header = [
-        "devices",
-        "global batch",
-        "tokens/s",
-        "total rate, 6N",
-        "rate per device",
-        "memory per device",
-        "scaling efficiency",
-        "step",
-    ]
-    return table(header, rows, left=0)
+    header = ["devices", "global batch", "tokens/s", "total rate, 6N", "rate per device", "memory per device"]
+    return table([*header, "scaling efficiency", "step"], rows, left=0)
 
 
-PIECE_KINDS = (
-    "fprop",
-    "dgrad",
-    "wgrad",
-    "grouped_fprop",
-    "grouped_dgrad",
-    "grouped_wgrad",
-    "region",
-    "launch",
-    "overlapped",
-)
+PIECE_KINDS = ("fprop", "dgrad", "wgrad", "grouped_fprop", "grouped_dgrad", "grouped_wgrad", "region", "launch", "overlapped")
 
 
 def pieces(probes: Probes) -> str | None:
@@ -403,6 +382,6 @@ def _speed(probe: ProbeRecord) -> str:
     """Format FLOP/s, bytes/s or launches/s, whichever the probe has."""
     if "launches" in probe.shape:
         each = figures.per_second(probe.shape["launches"], probe)
-        return units.ABSENT if each is None else f"{units.count(each.value)} launches/s"
+        return units.ABSENT if each is None else f"{units.count(each)} launches/s"
     moved = figures.bandwidth(probe)
-    return units.si(moved.value, "B/s") if moved else rate_of(probe)
+    return units.si(moved, "B/s") if moved else rate_of(probe)

@@ -173,7 +173,7 @@ def memory_sentences(probes: Probes) -> list[str]:
     if best is None or rate is None:
         return []
     part, probe = best
-    return [f"Memory moves up to {units.si(rate.value, 'B/s')} ({probe.kind}), {units.percent(part)} of the data sheet."]
+    return [f"Memory moves up to {units.si(rate, 'B/s')} ({probe.kind}), {units.percent(part)} of the data sheet."]
 
 
 def collective_sentences(probes: Probes) -> list[str]:

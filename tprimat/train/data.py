@@ -281,7 +281,7 @@ def _build_somewhere(places: Sequence[Path], source: str, encoding: Encoding) ->
 def _build(prefix: Path, source: str, encoding: Encoding) -> None:
     """Write the dataset under a temporary name, then move it, so that another run never sees half of it."""
     prefix.parent.mkdir(parents=True, exist_ok=True)
-    stream = np.concatenate(list(_encoded(source, encoding)))
+    stream = np.concatenate(list(map(_encoder(source, encoding), _texts(source))))
     with tempfile.TemporaryDirectory(dir=prefix.parent) as folder:
         partial = str(Path(folder) / "part")
         builder = IndexedDatasetBuilder(get_bin_path(partial), dtype=np.int32 if stream.max() > 65535 else np.uint16)
@@ -302,10 +302,6 @@ def _texts(source: str) -> Iterator[bytes]:
         left -= len(text)
         if left <= 0:
             return
-
-
-def _encoded(source: str, encoding: Encoding) -> Iterator[NDArray[np.int32]]:
-    return map(_encoder(source, encoding), _texts(source))
 
 
 def _encoder(source: str, encoding: Encoding) -> Callable[[bytes], NDArray[np.int32]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tprimat import units
-from tprimat.analyze.compare import Ranking, Verdict, throughput
+from tprimat.analyze.compare import Outcome, Ranking, Verdict, throughput
 from tprimat.analyze.groups import (
     Group,
     Measured,
@@ -29,7 +29,6 @@ from tprimat.report.catalogue import (
     PEAK_MEMORY,
     STEP_TIME,
     TOKENS,
-    Metric,
     heading_of,
     shown_columns,
 )
@@ -96,20 +95,22 @@ def brief(group: Group) -> str:
     return group.label.rpartition(": ")[2]
 
 
+UNPROVEN: Mapping[Outcome, str] = {
+    "other loss": "to another loss",
+    "held back": "against clocks that were held back",
+    "these runs differ": "in too few runs to rank it",
+}
+"""Of a lead that makes no winner."""
+
+
 def _headline(ranking: Ranking) -> str:
     if throughput(ranking.best) is None:
         return ": throughput not known"
     if len(ranking.groups) == 1:
         return " is the only configuration of this workload"
-    if ranking.lead is not None and ranking.lead.outcome == "other loss":
-        return " ran fastest, to another loss"
-    if ranking.lead is not None and ranking.lead.outcome == "held back":
-        return " ran fastest, against clocks that were held back"
-    if ranking.lead is not None and ranking.lead.outcome == "these runs differ":
-        return " ran fastest, in too few runs to rank it"
-    if ranking.tied:
-        return " leads, but not by more than the noise"
-    return " trains fastest"
+    if ranking.lead is not None and ranking.lead.outcome in UNPROVEN:
+        return f" ran fastest, {UNPROVEN[ranking.lead.outcome]}"
+    return " leads, but not by more than the noise" if ranking.tied else " trains fastest"
 
 
 def _lead(ranking: Ranking) -> str:
@@ -120,16 +121,16 @@ def _lead(ranking: Ranking) -> str:
     tied = [brief(group) for group in ranking.tied]
     faster = change(lead.ratio.value)
     ahead = f"{faster} {'as' if faster.endswith('as fast') else 'than'} {brief(ranking.groups[1])}, the next"
+    ran = f"It ran {ahead} ({_uncertainty(lead)})."
     if lead.outcome == "faster":
         wide = f" The measurements of {', '.join(tied)} vary too much to show a difference." if tied else ""
-        held = although(lead)
-        return f"It is {ahead} ({_uncertainty(lead)}){held}.{wide}"
+        return f"It is {ahead} ({_uncertainty(lead)}){although(lead)}.{wide}"
     if lead.outcome == "held back":
-        return f"It ran {ahead} ({_uncertainty(lead)}). No winner, since {held_words(lead, brief(ranking.groups[1]))}."
+        return f"{ran} No winner, since {held_words(lead, brief(ranking.groups[1]))}."
     if lead.outcome == "other loss":
-        return f"It ran {ahead} ({_uncertainty(lead)}). {loss_words(lead)}"
+        return f"{ran} {loss_words(lead)}"
     if lead.outcome == "these runs differ":
-        return f"It ran {ahead} ({_uncertainty(lead)}). Three runs of each would rank them: --runs 3."
+        return f"{ran} Three runs of each would rank them: --runs 3."
     names = ", ".join(tied[:3]) + (" and others" if len(tied) > 3 else "")
     return f"No difference is shown to {names} ({units.signed_percent(lead.ratio.value - 1)}; {_uncertainty(lead)})."
 
@@ -280,7 +281,10 @@ def ranking_table(rankings: Sequence[Ranking], appearance: Sequence[Look]) -> Ra
     for ranking in rankings:
         rows = []
         for group, verdict in zip(ranking.groups, ranking.against_best, strict=True):
-            cells = [_against_best(ranking, group, verdict), *(_cell(metric, headings[metric], group) for metric in metrics)]
+            cells = [
+                _against_best(ranking, group, verdict),
+                *(Cell(heading=headings[one], text=one.text(group), sort=one.value(group)) for one in metrics),
+            ]
             traits = {name: trait(group.run) for name, trait in TRAITS.items()}
             rows.append(Row(place=place, label=brief(group), look=appearance[place], traits=traits, cells=cells))
             place += 1
@@ -291,10 +295,6 @@ def ranking_table(rankings: Sequence[Ranking], appearance: Sequence[Look]) -> Ra
         workloads=workloads,
         choices={name: several for name, several in values.items() if len(several) > 1},
     )
-
-
-def _cell(metric: Metric, heading: str, group: Group) -> Cell:
-    return Cell(heading=heading, text=metric.text(group), sort=metric.value(group))
 
 
 def _against_best(ranking: Ranking, group: Group, verdict: Verdict | None) -> Cell:

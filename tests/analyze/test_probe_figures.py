@@ -129,10 +129,9 @@ def run_on(machine=MI350X, software=SOFTWARE, dtype="bf16"):
 def test_the_ceiling_is_the_fastest_product_in_the_runs_dtype():
     fp8 = product(8192, 8192, 8192, 0.5, dtype="fp8")
     candidate = product(8192, 8192, 8192, 0.1, kind="gemm_search")
-    ceiling = gemm_ceiling(run_on(), [*TABLE, fp8, candidate])
-    assert ceiling.probe.shape == {"m": 8192, "k": 8192, "n": 8192}
-    assert ceiling.flop_per_second == pytest.approx(1104e12, rel=0.001)
-    assert ceiling.notes == ()
+    ceiling, notes = gemm_ceiling(run_on(), [*TABLE, fp8, candidate])
+    assert ceiling == pytest.approx(1104e12, rel=0.001)
+    assert notes == ()
 
 
 @pytest.mark.parametrize(
@@ -149,17 +148,17 @@ def test_the_ceiling_is_the_fastest_product_in_the_runs_dtype():
 def test_probes_of_another_setting_are_not_used_and_that_is_said(changes, software, said):
     fields = {"platform": "rocm", "accelerator": MI350X.accelerator, "gpus_per_node": 8, "nodes": 1}
     machine = Machine(**fields | {"driver": "6.14", "power_limit_watts": 1000.0} | changes)
-    ceiling = gemm_ceiling(run_on(machine, software), TABLE)
-    assert ceiling.flop_per_second is None
-    assert said in " ".join(ceiling.notes)
+    ceiling, notes = gemm_ceiling(run_on(machine, software), TABLE)
+    assert ceiling is None
+    assert said in " ".join(notes)
 
 
 def test_a_driver_that_the_run_does_not_tell_is_noted():
     machine = Machine(platform="rocm", accelerator=MI350X.accelerator, gpus_per_node=8, nodes=1)
-    ceiling = gemm_ceiling(run_on(machine), TABLE)
-    assert ceiling.flop_per_second
-    assert "driver and power limit" in ceiling.notes[0]
+    ceiling, notes = gemm_ceiling(run_on(machine), TABLE)
+    assert ceiling
+    assert "driver and power limit" in notes[0]
 
 
 def test_without_a_probe_in_its_dtype_a_run_has_no_ceiling():
-    assert gemm_ceiling(run_on(dtype="fp8"), TABLE).notes == ("no matrix product was probed in fp8",)
+    assert gemm_ceiling(run_on(dtype="fp8"), TABLE) == (None, ("no matrix product was probed in fp8",))

@@ -116,6 +116,16 @@ def tokens_per_step(run: RunRecord) -> int | None:
     return run.global_batch_sequences * run.sequence_tokens
 
 
+def work_words(run: RunRecord) -> list[str]:
+    """Return what one step works on: tokens, sequence length, dtype."""
+    tokens, sequence = tokens_per_step(run), run.sequence_tokens
+    return [
+        "tokens a step not recorded" if tokens is None else f"{tokens:,} tokens a step",
+        "sequence length not recorded" if sequence is None else f"sequences of {sequence:,}",
+        run.matmul_dtype or "dtype not recorded",
+    ]
+
+
 def model_name(run: RunRecord) -> str:
     """Return 'llama', or 'llama tiny' for a size other than the full one."""
     return run.model if run.size == "full" else f"{run.model} {run.size}"

@@ -23,6 +23,8 @@ FEWEST_SEEDS = 3
 LEAST_INFLATION = 5.0
 """Of the variance of a mean over steps: that of AR(1) noise of 2/3, since a short series cannot show how much its steps depend on
 each other. False alarms then stay below 5 % up to AR(1) of 0.8 (tests/analyze/test_parity.py)."""
+NOT_A_NUMBER = Interval(value=float("inf"), low=float("inf"), high=float("inf"))
+"""The difference of losses of which one is none."""
 RATE_TOLERANCE = 1e-6
 """Between the learning rates of a pair."""
 
@@ -103,8 +105,7 @@ def judge(pairs: Mapping[object, Sequence[tuple[Curve, Curve]]], within: float) 
     outcome: Outcome = "undecided"
     for place in places:
         part = rows[:, place // 2 : place]
-        lost = bool(np.isnan(part).any())
-        interval = Interval(value=float("inf"), low=float("inf"), high=float("inf")) if lost else _interval(part, confidence)
+        interval = NOT_A_NUMBER if np.isnan(part).any() else _interval(part, confidence)
         looks.append(Look(step=steps[place - 1], first_step=steps[place // 2], difference=interval))
         outcome = _outcome(interval, within)
         if outcome == "refuted":
@@ -224,7 +225,7 @@ def judge_apart(references: Sequence[Sequence[Curve]], candidates: Sequence[Sequ
     sides = [[[curve[step] for curve in several for step in late] for several in side] for side in (references, candidates)]
     means = [[float(np.mean(losses)) if late else 0.0 for losses in side] for side in sides]
     usable = bool(late) and all(np.isfinite(mean) and mean > 0 for side in means for mean in side)
-    interval = Interval(value=float("inf"), low=float("inf"), high=float("inf"))
+    interval = NOT_A_NUMBER
     if usable:
         one, other = ([Rate(log=float(np.log(mean)), error=None, freedom=0) for mean in side] for side in means)
         ratio = ratio_of_rates(one, other)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from tprimat.analyze.compare import Question, Verdict, comparable, verdict
 from tprimat.analyze.groups import (
-    TRAITS,
     Group,
     Measured,
     group_estimate,
@@ -14,7 +13,9 @@ from tprimat.analyze.groups import (
     machine_name,
     measure,
     model_name,
+    routing_words,
     tokens_per_step,
+    work_words,
 )
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.window import Warmup
@@ -263,11 +264,4 @@ def unlike_workloads(best: Sequence[Entry]) -> list[str]:
 
 def workload(run: RunRecord) -> str:
     """Describe what one step works on."""
-    tokens = tokens_per_step(run)
-    words = [
-        "tokens a step not recorded" if tokens is None else f"{tokens:,} tokens a step",
-        "sequence not recorded" if run.sequence_tokens is None else f"sequences of {run.sequence_tokens:,}",
-        run.matmul_dtype or "dtype not proven",
-        TRAITS["routing"].label(run),
-    ]
-    return ", ".join(filter(None, words))
+    return ", ".join(filter(None, (*work_words(run), routing_words(run))))

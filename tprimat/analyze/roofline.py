@@ -13,38 +13,28 @@ from tprimat.records.schema import ProbeRecord, RunMetrics, RunRecord
 ON_CPU = "no share of a measured matrix product is shown: the probes of a processor are small, and its processes share it"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ceiling:
-    """The fastest matrix product measured on a run's machine, or why there is none."""
-
-    flop_per_second: float | None
-    """Of one accelerator."""
-    probe: ProbeRecord | None = None
-    notes: tuple[str, ...] = ()
-    """Why probes were excluded, or what could not be compared."""
-
-
-def gemm_ceiling(run: RunRecord, probes: Sequence[ProbeRecord]) -> Ceiling:
+def gemm_ceiling(run: RunRecord, probes: Sequence[ProbeRecord]) -> tuple[float | None, tuple[str, ...]]:
     """Find the fastest product in the run's dtype among probes of the same accelerator, driver, torch and power limit.
+
+    Returns its FLOP/s on one accelerator, None where there is none; and why probes were excluded, or what could not be compared.
 
     A run that does not record its driver or power limit still has a ceiling, with a note. A run that does not record its torch
     version has none, because nothing then shows that it shares a machine with the probes. A CPU has no ceiling: its probes are
     small, and the processes of a run share it.
     """
     if run.machine.platform == "cpu":
-        return Ceiling(flop_per_second=None, notes=(ON_CPU,))
+        return None, (ON_CPU,)
     wanted = [probe for probe in probes if probe.kind in PRODUCTS and probe.dtype == run.matmul_dtype and probe.seconds]
     if not wanted:
-        return Ceiling(flop_per_second=None, notes=(f"no matrix product was probed in {run.matmul_dtype or 'its dtype'}",))
+        return None, (f"no matrix product was probed in {run.matmul_dtype or 'its dtype'}",)
     target = setting_of(run.machine, run.software)
     differences = [_why_not_alike(target, setting_of(probe.machine, probe.software)) for probe in wanted]
     usable = [probe for probe, why in zip(wanted, differences, strict=True) if why is None]
     left_out = tuple(dict.fromkeys(why for why in differences if why))
     best = fastest(usable)
-    rate = flop_rate(best) if best else None
-    if best is None or rate is None:
-        return Ceiling(flop_per_second=None, notes=left_out)
-    return Ceiling(flop_per_second=rate, probe=best, notes=(*left_out, *_unknown_settings(target, run.machine.platform)))
+    if best is None:
+        return None, left_out
+    return flop_rate(best), (*left_out, *_unknown_settings(target))
 
 
 def _why_not_alike(run: Setting, probe: Setting) -> str | None:
@@ -62,10 +52,8 @@ def _why_not_alike(run: Setting, probe: Setting) -> str | None:
     return None
 
 
-def _unknown_settings(run: Setting, platform: str) -> tuple[str, ...]:
-    """Return a note on what a GPU run does not record and so could not be compared."""
-    if platform == "cpu":
-        return ()
+def _unknown_settings(run: Setting) -> tuple[str, ...]:
+    """Return a note on what a run does not record and so could not be compared."""
     absent = [name for name, value in (("driver", run.driver), ("power limit", run.power_limit_watts)) if value is None]
     return (f"the run does not tell its {' and '.join(absent)}, which the probes may not share",) if absent else ()
 
@@ -110,8 +98,8 @@ def under_ceiling(options: MetricOptions, run: RunRecord, probes: Sequence[Probe
     """Return the options with the fastest product measured on the run's machine, and with notes on excluded probes."""
     if not probes:
         return options
-    ceiling = gemm_ceiling(run, probes)
-    return replace(options, gemm_ceiling_flops=ceiling.flop_per_second, gemm_ceiling_notes=ceiling.notes)
+    ceiling, notes = gemm_ceiling(run, probes)
+    return replace(options, gemm_ceiling_flops=ceiling, gemm_ceiling_notes=notes)
 
 
 # What each part of a training step would take alone, at the rates that probes of the same machine reached.
@@ -152,7 +140,7 @@ def step_breakdown(run: RunRecord, metrics: RunMetrics, probes: Sequence[ProbeRe
     batch, sequence, shape, gpus = run.global_batch_sequences, run.sequence_tokens, run.shape, run.machine.gpus
     if not (tensor and pipeline and data and batch and sequence and shape and gpus and metrics.flop_per_token):
         return None
-    ceiling = gemm_ceiling(run, probes).flop_per_second
+    ceiling, _ = gemm_ceiling(run, probes)
     flops = None if ceiling is None else metrics.flop_per_token * batch * sequence / gpus / ceiling
     copy = max((rate for probe in probes if probe.kind == "copy" and (rate := bandwidth(probe))), default=None)
     states = OPTIMIZER_BYTES.get(str(run.engine_options.get("optimizer_states", "fp32")))

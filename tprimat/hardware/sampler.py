@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from types import TracebackType
 from typing import Any
@@ -321,12 +321,6 @@ def device_of(gpu: Gpu) -> str:
 
 def sample(reading: Reading, rank: int, at_seconds: float) -> TelemetrySample:
     """Convert a reading to a record."""
-    return TelemetrySample(
-        at_seconds=round(at_seconds, 3),
-        gpu=rank,
-        power_watts=reading.power_watts,
-        clock_hertz=reading.clock_hertz,
-        temperature_celsius=reading.temperature_celsius,
-        utilization=reading.utilization,
-        throttle_reasons=reading.throttle_reasons,
-    )
+    values = asdict(reading)
+    del values["device"]
+    return TelemetrySample(at_seconds=round(at_seconds, 3), gpu=rank, **values)

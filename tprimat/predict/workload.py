@@ -166,11 +166,6 @@ class Workload:
         """Tokens that all ranks train on."""
         return self.micro_batch * self.accumulation_steps * self.layout.data * self.sequence_tokens
 
-    def with_micro_batch(self, sequences: int) -> "Workload":
-        """Return the same step with another micro-batch; the global batch stays."""
-        whole = self.micro_batch * self.accumulation_steps
-        return replace(self, micro_batch=sequences, accumulation_steps=whole // sequences)
-
 
 def workload_of_plan(plan: RunPlan, implementation: Implementation) -> Workload | None:
     """Return the workload of a plan; None where its micro-batch is not known yet."""

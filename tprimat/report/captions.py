@@ -25,6 +25,7 @@ from tprimat.facts.published import SPELLING
 from tprimat.records.schema import RunRecord
 from tprimat.report.catalogue import MFU
 from tprimat.report.tables import plural
+from tprimat.report.winner import gain
 
 MOST_LISTED = 3
 """Values of a trait that a subtitle lists, more are counted; and switches that a label names."""
@@ -340,14 +341,7 @@ def _without(name: str, other: str) -> str:
 def _ahead(ranking: Ranking, words: str) -> str:
     """Return '8.4 % [8.1, 8.7] faster than', or '4.48 times [3.68, 5.47] as fast as' from 2 on."""
     ratio = ranking.lead.ratio if ranking.lead else None
-    assert ratio is not None
-    ends = [end for end in (ratio.low, ratio.high) if end is not None]
-    if ratio.value >= 2:
-        text, words, shown = f"{ratio.value:.2f} times", "as fast as", [f"{end:.2f}" for end in ends]
-    else:
-        text, shown = units.percent(ratio.value - 1), [f"{(end - 1) * 100:.1f}" for end in ends]
-    interval = f" [{', '.join(shown)}]" if len(shown) == 2 else ""
-    return f"{text}{interval} {words}"
+    return f"{gain(ratio)} {'as fast as' if ratio and ratio.value >= 2 else words}"
 
 
 # The subtitle: what the runs were.

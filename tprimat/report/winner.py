@@ -215,9 +215,9 @@ def headline(ranking: Ranking) -> list[str]:
     lead = ranking.lead.ratio
     tied = [names[id(group)] for group in ranking.tied if group is not ranking.groups[1]]
     if lead is None or lead.low is None or lead.high is None:
-        return [f"{first} leads {second} by {_gain(lead)}; single steps have no interval"]
+        return [f"{first} leads {second} by {gain(lead)}; single steps have no interval"]
     ahead = "ahead of" if lead.value < 2 else "as fast as"
-    rest = f"{_gain(lead)} {ahead} the next, {second}"
+    rest = f"{gain(lead)} {ahead} the next, {second}"
     if proven(ranking):
         return [f"{first} is fastest: {rest}{_within_noise(tied)}{although(ranking.lead)}"]
     if ranking.lead.outcome == "held back":
@@ -226,7 +226,7 @@ def headline(ranking: Ranking) -> list[str]:
         return [f"{first} ran fastest: {rest}{_within_noise(tied)}", loss_words(ranking.lead)]
     if ranking.lead.outcome == "these runs differ":
         return [f"{first} ran fastest: {rest}{_within_noise(tied)}; too few runs to call it the winner"]
-    return [f"No winner: {first} leads, and {second} is within noise ({_gain(lead)}){_within_noise(tied)}"]
+    return [f"No winner: {first} leads, and {second} is within noise ({gain(lead)}){_within_noise(tied)}"]
 
 
 def held_words(verdict: Verdict, name: str) -> str:
@@ -271,7 +271,7 @@ def _alone(group: Group) -> list[str]:
     return [f"{with_interval(rate, units.count)} tokens/s/GPU: mean of {runs} runs, 95 % interval between runs{differ}"]
 
 
-def _gain(ratio: Estimate | None) -> str:
+def gain(ratio: Estimate | None) -> str:
     """Format how much faster: '8.4 % [8.1, 8.7]', or '12.5 times [7.4, 21.0]' from 2 on."""
     if ratio is None:
         return units.ABSENT

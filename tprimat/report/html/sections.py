@@ -7,17 +7,7 @@ from dataclasses import dataclass, replace
 
 from tprimat import units
 from tprimat.analyze.compare import Outcome, Ranking, Verdict, throughput
-from tprimat.analyze.groups import (
-    Group,
-    Measured,
-    accelerator_name,
-    kind_of,
-    machine_name,
-    model_name,
-    on_cpu,
-    ranks,
-    tokens_per_step,
-)
+from tprimat.analyze.groups import Group, Measured, accelerator_name, kind_of, machine_name, model_name, on_cpu, ranks, work_words
 from tprimat.analyze.roofline import Limit, limits
 from tprimat.records.evidence import facts, grade_of
 from tprimat.records.schema import Evidence, RunRecord
@@ -77,17 +67,8 @@ def _card(ranking: Ranking) -> Card:
 
 def workload(run: RunRecord) -> str:
     """Describe what runs must share to be ranked together."""
-    tokens, sequence = tokens_per_step(run), run.sequence_tokens
-    return ", ".join(
-        [
-            model_name(run),
-            "tokens a step not recorded" if tokens is None else f"{units.count(tokens)} tokens a step",
-            "sequence length not recorded" if sequence is None else f"sequences of {units.count(sequence)}",
-            run.matmul_dtype or "dtype not recorded",
-            ranks(run) or "GPU count not recorded",
-            *(["timed by the framework"] if run.clock == "framework" else []),
-        ]
-    )
+    clock = ["timed by the framework"] if run.clock == "framework" else []
+    return ", ".join([model_name(run), *work_words(run), ranks(run) or "GPU count not recorded", *clock])
 
 
 def brief(group: Group) -> str:

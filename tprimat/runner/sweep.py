@@ -21,6 +21,7 @@ from tprimat.hardware.nodes import gpus_of_ranks
 from tprimat.hardware.slurm import job_start
 from tprimat.launch.group import Group
 from tprimat.launch.process import Interrupts
+from tprimat.launch.run import with_outcome
 from tprimat.launch.ssh import Started, started_on
 from tprimat.logs.failures import Failure
 from tprimat.plan.micro_batch import as_asked
@@ -217,7 +218,7 @@ def run_cells(
     with contextlib.ExitStack() as open_until_the_end:
         for output in dict.fromkeys(cell.session.output for cell in cells):
             open_until_the_end.enter_context(locked(output, job_start()))
-            for run_id in close_abandoned(output):
+            for run_id in end_unfinished((output / "runs").glob("*/run.json"), lambda _: ABANDONED):
                 print(f"run {run_id} has no end recorded, and its launcher is gone: now {ABANDONED.outcome}", file=messages)
         watch = open_until_the_end.enter_context(other_hosts(session)).check
         nodes = gathered(session.place, cells[0].plan, seconds, lambda text: print(text, file=messages, flush=True), watch)
@@ -324,21 +325,20 @@ def cooldown(session: Session) -> float:
     return configured
 
 
-def close_abandoned(output: Path) -> list[str]:
-    """Record an end for runs whose launcher ended without one, and return their ids. The caller holds the folder."""
-    closed = []
-    for path in sorted((output / "runs").glob("*/run.json")):
+def end_unfinished(files: Iterable[Path], failure_of: Callable[[RunRecord], Failure | None]) -> list[str]:
+    """Record an end for runs whose launchers ended without one, where there is a failure for it, and return their ids."""
+    ended = []
+    for path in sorted(files):
         directory = RunDirectory(path.parent)
         try:
             record = directory.read_run()
-            if record.outcome == "running":
-                ended = dataclasses.replace(record, outcome=ABANDONED.outcome, cause=ABANDONED.cause, hint=ABANDONED.hint)
+            if record.outcome == "running" and (failure := failure_of(record)) is not None:
                 directory.release_space()
-                directory.write_run(ended)
-                closed.append(record.run_id)
+                directory.write_run(with_outcome(record, failure))
+                ended.append(record.run_id)
         except RecordError:  # damaged, or not ours to write: reported when the results are read
             continue
-    return closed
+    return ended
 
 
 def configuration(plan: RunPlan) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from tprimat.errors import LaunchError
 from tprimat.hardware.nodes import Nodes
 from tprimat.launch.collectives import RankRecord
 from tprimat.launch.stacks import Stack
+from tprimat.launch.torchrun import free_port
 from tprimat.logs.failures import Failure
 from tprimat.plan.schema import RunPlan
 from tprimat.records.schema import MicroBatchTrial, NodeRecord
@@ -165,16 +166,6 @@ class Link:
     def fileno(self) -> int:
         """Return the descriptor, for selectors."""
         return self._socket.fileno()
-
-    @property
-    def own_address(self) -> str:
-        """The IP address of this end."""
-        return str(self._socket.getsockname()[0])
-
-    @property
-    def other_address(self) -> str:
-        """The IP address of the other end."""
-        return str(self._socket.getpeername()[0])
 
     def send(self, message: Message) -> None:
         """Send a message.
@@ -566,14 +557,6 @@ def resolve(host: str, port: int, seconds: float) -> tuple[socket.AddressFamily,
             fix = "MASTER_ADDR with its IP address, or a line for it in /etc/hosts"
             raise LaunchError(what, where="MASTER_ADDR", fix=fix) from error
         return family, str(address[0])
-
-
-def free_port(address: str) -> int:
-    """Return a TCP port that nobody listens on at this moment."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family) as server:
-        server.bind((address, 0))
-        return int(server.getsockname()[1])
 
 
 # The other nodes.

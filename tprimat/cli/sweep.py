@@ -127,13 +127,14 @@ def draw(folders: Sequence[str], probes: Sequence[Path]) -> bool:
 def show(entries: "Sequence[MatrixEntry]", results: "Sequence[CellResult]", folders: Sequence[str], *, as_json: bool) -> None:
     """Print the table of all cells, or the same as one JSON document."""
     from tprimat.report.screen import screen_of
-    from tprimat.runner.matrix import matrix_document, matrix_table, sweep_winners
+    from tprimat.runner.combine import combined
+    from tprimat.runner.matrix import matrix_document, matrix_table
 
     if as_json:
         print_json(matrix_document(entries, results))
         return
     screen = screen_of(sys.stdout)
-    if winners := sweep_winners(results, screen):
+    if winners := combined([result.run for result in results if result.run is not None], screen):
         print("\n" + winners)
     print("\n" + matrix_table(entries, results, screen))
     if len(folders) > 1:

@@ -204,12 +204,16 @@ def refuse_bf16_states(engine: str, plan: RunPlan, where: Where) -> ConfigError 
     return None
 
 
-def refuse_search(plan: RunPlan, where: Where, why: str, fix: str) -> ConfigError | None:
-    """Refuse micro_batch_size: auto for an engine or a machine that cannot search."""
+def refuse_search(engine: str, plan: RunPlan, where: Where) -> ConfigError | None:
+    """Refuse micro_batch_size: auto for an engine that cannot search."""
     if plan.batch.micro_batch_sequences != "auto":
         return None
-    place = where("training", "data", "micro_batch_size")
-    return ConfigError("micro_batch_size is auto.", where=place, why=why, fix=fix)
+    return ConfigError(
+        "micro_batch_size is auto.",
+        where=where("training", "data", "micro_batch_size"),
+        why=f"The engine {engine} has no search for it.",
+        fix="--engine megatron to find it, then --micro-batch-size with that number",
+    )
 
 
 # Engines whose training runs in our own worker under torchrun and writes its own records.

@@ -19,7 +19,7 @@ from tprimat.engines.base import Availability, Command, Engine, Here, Settings, 
 from tprimat.errors import ConfigError, LaunchError, UserError
 from tprimat.logs.fields import LineFields
 from tprimat.logs.formats import primus as log_format
-from tprimat.plan.schema import PlatformName, PrimusLauncher, PrimusOptions, PrimusStart, RunPlan, Scalar
+from tprimat.plan.schema import PlatformName, PrimusOptions, PrimusStart, RunPlan, Scalar
 from tprimat.predict.workload import TRANSFORMER_ENGINE, Implementation
 
 # A plan as Primus's settings: the keys of its pre_trainer module, the experiment file and command-line overrides. Megatron
@@ -349,7 +349,7 @@ def find_installation(options: PrimusOptions, primus_path: str | None, nodes: in
         LaunchError: Primus is missing, its version lacks the launcher, or the launcher cannot be measured on several nodes.
     """
     found = look(primus_path)
-    launcher = _choose_launcher(options, found)
+    launcher = ("direct" if found.cli else "script") if options.launcher == "auto" else options.launcher
     program = found.script if launcher == "script" else found.cli
     if program is None:
         wanted = SCRIPT if launcher == "script" else DIRECT
@@ -373,12 +373,6 @@ def find_installation(options: PrimusOptions, primus_path: str | None, nodes: in
         slurm_arguments=options.slurm_arguments,
         overrides=options.overrides,
     )
-
-
-def _choose_launcher(options: PrimusOptions, found: Installation) -> PrimusLauncher:
-    if options.launcher != "auto":
-        return options.launcher
-    return "direct" if found.cli else "script"
 
 
 def version_of(root: Path) -> str | None:

@@ -68,12 +68,8 @@ class TorchtitanEngine(Engine):
 
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
         """Refuse what torchtitan cannot do, or would do differently from the plan."""
-        fix = "--engine megatron to find it, then --micro-batch-size with that number"
-        return (
-            refuse_bf16_states(self.name, plan, where)
-            or refuse_search(plan, where, why="torchtitan has no search for it.", fix=fix)
-            or next(_unsupported(plan, where), None)
-        )
+        refusals = chain(_unsupported_model(plan, where), _unsupported_layout(plan, where), _unsupported_work(plan, where))
+        return refuse_bf16_states(self.name, plan, where) or refuse_search(self.name, plan, where) or next(refusals, None)
 
     def implementation(self, settings: Settings) -> Implementation | None:
         """FSDP2."""
@@ -102,10 +98,6 @@ class TorchtitanEngine(Engine):
     def read_line(self, text: str) -> LineFields | None:
         """Parse one line of the log."""
         return log_format.read_line(text)
-
-
-def _unsupported(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
-    return chain(_unsupported_model(plan, where), _unsupported_layout(plan, where), _unsupported_work(plan, where))
 
 
 def _unsupported_model(plan: RunPlan, where: Where) -> Iterator[LaunchError]:

@@ -142,12 +142,11 @@ def _how(group: argparse._ArgumentGroup) -> None:
 def request_of(options: argparse.Namespace, program: str = "./benchmark.py") -> "RunRequest":
     """Return what the flags of `add_request` ask for."""
     from tprimat.records.redaction import masked_command
-    from tprimat.runner.session import RunRequest
+    from tprimat.runner.session import FLAGS, RunRequest
 
-    same = ("model", "runs", "engine", "platform", "size", "gpus", "nodes", "steps", "warmup", "micro_batch_size")
-    more = ("global_batch_size", "sequence_length", "precision", "data", "routing", "seed", "config", "dry_run", "force")
+    same = (*FLAGS, "config", "dry_run", "force")
     return RunRequest(
-        **{name: getattr(options, name) for name in (*same, *more, *DEGREES)},
+        **{name: getattr(options, name) for name in same if name != "strategy"},
         strategy=options.parallel,
         hosts=tuple(word.strip() for word in (options.hosts or "").split(",") if word.strip()),
         settings=tuple(options.settings),

@@ -427,29 +427,29 @@ def flag_settings(request: RunRequest, platform: PlatformName) -> Iterator[Setti
         value = getattr(request, name)
         value = (len(value) or None) if name == "hosts" else value
         if value is not None:
-            yield Setting(path, parse_scalar(str(value)), f"--{name.replace('_', '-')}")
+            yield Setting(path, parse_scalar(str(value)), flag_of(name))
 
 
-FLAGS = {
-    "model": "--model",
-    "strategy": "--parallel",
-    **{name: f"--{name}" for name in ("tp", "pp", "vpp", "cp", "ep", "runs", "engine", "platform", "size", "gpus", "nodes")},
-    **{name: f"--{name}" for name in ("steps", "warmup", "precision", "data", "routing", "seed")},
-    "micro_batch_size": "--micro-batch-size",
-    "global_batch_size": "--global-batch-size",
-    "sequence_length": "--sequence-length",
-}
-"""Field of a request -> its flag."""
+FLAGS = (
+    *("model", "strategy", *DEGREES, "runs", "engine", "platform", "size", "gpus", "nodes", "steps", "warmup", "precision"),
+    *("data", "routing", "seed", "micro_batch_size", "global_batch_size", "sequence_length"),
+)
+"""Fields of a request that are flags with one value."""
+
+
+def flag_of(field: str) -> str:
+    """Return the flag of a field of a request."""
+    return "--parallel" if field == "strategy" else f"--{field.replace('_', '-')}"
 
 
 def words_of(request: RunRequest) -> list[str]:
     """Return the flags of ./benchmark.py that make a request again, with absolute paths."""
     empty = RunRequest()
     words = []
-    for name, flag in FLAGS.items():
+    for name in FLAGS:
         value = getattr(request, name)
         if value is not None and value != getattr(empty, name):
-            words += [flag, str(value)]
+            words += [flag_of(name), str(value)]
     for name, path in (("--config", request.config), ("--output-dir", request.output)):
         words += [] if path is None else [name, str(path.absolute())]
     words += [word for place in request.probes for word in ("--probes", str(place.absolute()))]
@@ -458,4 +458,4 @@ def words_of(request: RunRequest) -> list[str]:
 
 def any_degree(request: RunRequest) -> bool:
     """Return whether a request describes a layout of its own."""
-    return any(getattr(request, name) is not None for name in ("tp", "pp", "vpp", "cp", "ep"))
+    return any(getattr(request, name) is not None for name in DEGREES)

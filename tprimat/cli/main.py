@@ -65,16 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def start(name: str, prog: str, arguments: Sequence[str] | None = None, *, suggest: bool = False) -> int:
-    """Run one command to its end.
+    """Run one command to its end, and return its exit status.
 
-    Args:
-        name: of the command.
-        prog: the program's name in usage and help.
-        arguments: its flags; the process's own by default.
-        suggest: name the next command on a terminal: for the command that the user typed, not for one that it calls.
-
-    Returns:
-        the exit status.
+    `suggest` names the next command on a terminal: for the command that the user typed, not for one that it calls.
     """
     try:
         check_words(sys.argv[1:] if arguments is None else arguments)

@@ -63,16 +63,14 @@ class RankRecord:
 
 
 def take_records(pids: set[int], folder: Path) -> list[RankRecord]:
-    """Let the ranks of this node write down what their flight recorders hold.
+    """Let the ranks of this node write down what their flight recorders hold, in the run's folder on this node.
 
-    Args:
-        pids: all processes of the run. Those that do not wait for SIGUSR2 are left alone: they could die of it.
-        folder: the run's folder on this node.
+    Processes that do not wait for SIGUSR2 are left alone: they could die of it.
 
     Returns:
         one record for each rank that should answer, in their order.
     """
-    answering = [pid for pid in pids if in_signal_set("SigBlk", pid, signal.SIGUSR2)]  # the signal cannot kill them
+    answering = [pid for pid in pids if in_signal_set("SigBlk", pid, signal.SIGUSR2)]
     ranks = {pid: rank for pid in answering if (rank := rank_of(pid)) is not None}
     files = {rank: folder / FOLDER / f"rank-{rank}.json" for rank in sorted(set(ranks.values()))}
     for path in files.values():

@@ -111,10 +111,6 @@ class Watcher(Protocol):
 def run(launch: Launch, watcher: Watcher) -> tuple[RunRecord, LaunchResult]:
     """Start a run, follow it to its end, and record how it ended.
 
-    Args:
-        launch: what to start.
-        watcher: receives every line and step while the run is in progress.
-
     Returns:
         the record as written to run.json, and the result with the steps.
 

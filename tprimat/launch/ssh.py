@@ -40,11 +40,6 @@ class Started:
 def started_on(place: Nodes, command: Sequence[str], directory: Path) -> Iterator[Started]:
     """Start a command on every host but the first one, and see that it ends; what it prints goes to stderr.
 
-    Args:
-        place: of the first node, with the names of all hosts.
-        command: the launcher and its flags.
-        directory: in which it starts there.
-
     Raises:
         LaunchError: there is no ssh.
     """

@@ -60,11 +60,7 @@ def take_stacks(pids: set[int], listen: Callable[[], str]) -> list[Stack]:
     """Return the Python stacks of a run's processes, with py-spy or, where that is missing, with faulthandler.
 
     Without py-spy, SIGUSR1 goes to one process after the other, if it handles it: our workers call faulthandler.register(SIGUSR1)
-    and print their stacks. A process without a handler would die of the signal, so it does not get one.
-
-    Args:
-        pids: all processes of the run.
-        listen: reads what the run prints until it is silent.
+    and print their stacks, which `listen` reads. A process without a handler would die of the signal, so it does not get one.
     """
     py_spy = find_py_spy()
     began = time.monotonic()

@@ -256,11 +256,8 @@ def _check_accumulation(request: LayoutRequest, layout: Layout, steps: int) -> N
 def layers_of_last_stage(shape: ModelShape, stages: int) -> int:
     """Return how many layers the last pipeline stage gets, so that the slowest stage has the least to multiply.
 
-    The output layer is as much work as some layers; the other stages share the rest evenly.
-
-    Args:
-        shape: of the model; its matrices count, attention's products of tokens with tokens do not.
-        stages: pipeline stages, 2 or more.
+    The output layer is as much work as some layers; the other stages share the rest evenly. Only matrices
+    count, not attention's products of tokens with tokens. There are 2 stages or more.
     """
     block = moe_matrices(shape) or feed_forward_matrices(shape)
     layer = sum(matrix.active_parameters for matrix in [*attention_matrices(shape), *block])

@@ -142,15 +142,7 @@ def cases_on_ranks(kind: str, ranks: int, platform: str, *, small: bool) -> list
 
 
 def all_measured(kind: str, ranks: int, known: Container[Identity], *, small: bool | None, detected: Machine | None) -> bool:
-    """Return whether every case of a probe on several ranks is known, without starting the ranks.
-
-    Args:
-        kind: `collectives`, `ddp` or `overlap`.
-        ranks: number of ranks that would measure.
-        known: what is measured.
-        small: see open_bench.
-        detected: this machine as its vendor's tool describes it.
-    """
+    """Return whether every case of a probe on several ranks is known, without starting the ranks."""
     device = default_device()
     machine, software = describe_machine(device, ranks, detected), describe_software()
     small = device.type == "cpu" if small is None else small

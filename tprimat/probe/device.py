@@ -34,13 +34,7 @@ def cache_bytes(device: torch.device) -> int:
 
 
 def describe_machine(device: torch.device, ranks: int = 1, detected: Machine | None = None) -> Machine:
-    """Describe the hardware as torch names it.
-
-    Args:
-        device: what is measured.
-        ranks: processes that take part in the measurement.
-        detected: this machine as its vendor's tool describes it; torch knows neither the driver nor the power limit.
-    """
+    """Describe the hardware as torch names it, and what only its vendor's tool has detected: driver and power limit."""
     if device.type != "cuda":
         return Machine(platform="cpu", accelerator=processor_name(), gpus_per_node=ranks, nodes=1)
     return Machine(

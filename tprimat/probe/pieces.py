@@ -323,13 +323,7 @@ def products_alone(product: gemm.Product, device: torch.device) -> Call:
 
 
 def overlap_cases(ranks: int, operations: dict[str, Callable[[Tensor, int], Call]], *, small: bool) -> list[Case]:
-    """Return the products alone, each collective alone, and both at once.
-
-    Args:
-        ranks: of this measurement.
-        operations: collectives by name, of a buffer and the ranks, whose calls take `async_op`.
-        small: sizes for a processor.
-    """
+    """Return the products alone, each collective alone, and both at once. The calls of the collectives take `async_op`."""
     product = OVERLAPPED_PRODUCT.shrunk() if small else OVERLAPPED_PRODUCT
     flop = OVERLAPPED_PRODUCTS * product.flop
     whole: dict[str, int] = {**product.shape, "ranks": ranks}

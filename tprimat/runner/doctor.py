@@ -33,10 +33,6 @@ TRAINING = (("Megatron-Core", ("megatron-core",)), ("Lightning", ("pytorch-light
 def examine(output: Path, primus_path: str | None = None) -> tuple[list[Check], bool]:
     """Look at software and machine.
 
-    Args:
-        output: where results would go.
-        primus_path: the user's checkout of Primus.
-
     Returns:
         the checks in the order in which a reader wants them, and whether some engine can train here.
     """
@@ -74,12 +70,7 @@ def import_answer(module: str, program: str) -> Mapping[str, Any] | str:
 
 
 def check_torch(found: Mapping[str, Any] | str, gpus: str | None) -> Check:
-    """Say for what torch is built, and whether it sees the GPUs.
-
-    Args:
-        found: what torch says about itself.
-        gpus: backend of the GPUs here, cuda or rocm.
-    """
+    """Say for what torch is built, and whether it sees the GPUs."""
     if isinstance(found, str):
         return Check(name="torch", status="problem", finding=found, fix=INSTALL)
     built = "rocm" if found["hip"] else "cuda" if found["cuda"] else None

@@ -75,12 +75,7 @@ def examine_nodes(count: int | None, gpus: int | None, notify: Callable[[str], N
 
 
 def judged(found: Sequence[dict[str, Any]], *, on_cpu: bool) -> Iterator[Check]:
-    """Compare every rank with the median of all, measure by measure, and name those that are slower.
-
-    Args:
-        found: one RankHealth a rank, as JSON.
-        on_cpu: the ranks are processes on a CPU, whose speeds say nothing.
-    """
+    """Compare every rank with the median of all, measure by measure, and name those that are slower."""
     for field, (name, show) in MEASURES.items():
         values = {index: value for index, one in enumerate(found) if isinstance(value := one[field], int | float)}
         if not values:

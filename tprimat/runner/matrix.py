@@ -145,11 +145,7 @@ class CheckedCell:
 
 
 def check_matrix(config: Path | None, gpus: int | None) -> Iterator[CheckedCell]:
-    """Plan each cell.
-
-    Args:
-        config: the file; None for TPrimat's own.
-        gpus: on each node; None for what the file says.
+    """Plan each cell of a configuration, by default TPrimat's own and with the number of GPUs that it states.
 
     Raises:
         ConfigError: the file itself is wrong.

@@ -25,11 +25,6 @@ Start = Callable[[RunPlan], LaunchResult]
 def find_micro_batch(plan: RunPlan, start: Start, say: Callable[[str], None]) -> RunPlan | LaunchResult:
     """Look for the largest micro-batch that fits.
 
-    Args:
-        plan: its micro-batch is "auto".
-        start: makes an attempt.
-        say: prints what is tried and what was found.
-
     Returns:
         the plan with the number, and how it was found; or the end of an attempt that was stopped, that failed otherwise than
         for memory, or that could not run the smallest size.
@@ -65,12 +60,6 @@ def try_sizes(
     plan: RunPlan, before: Sequence[MicroBatchTrial], folder: Path, start: Start
 ) -> tuple[tuple[MicroBatchTrial, ...], LaunchResult]:
     """Start the ranks once; they try sizes until they know the answer or run out of memory.
-
-    Args:
-        plan: of the run.
-        before: what earlier attempts found.
-        folder: of this attempt.
-        start: starts the ranks.
 
     Returns:
         all trials so far, and how the attempt ended.

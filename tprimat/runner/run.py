@@ -126,11 +126,7 @@ def log_path(session: Session, model: str) -> Path:
 def run_plan(session: Session, plan: RunPlan, *, quiet: bool, group: Group | None = None) -> TrainingRun:
     """Run a plan to its end, whatever the end is, and leave its records behind.
 
-    Args:
-        session: the configuration and the machine.
-        plan: the run.
-        quiet: show no progress.
-        group: the other nodes; None on one node, and where the engine starts them itself.
+    `group` are the other nodes; None on one node, and where the engine starts them itself.
 
     Raises:
         UserError: it cannot be started, or its folder cannot be written.

@@ -58,10 +58,7 @@ def explicit(request: RunRequest) -> tuple[RunRequest, Session]:
 def slurm_job(request: RunRequest, session: Session, more: Sequence[str]) -> Job:
     """Return the job that makes the runs of a session: one after the other, or as an array where the configuration says so.
 
-    Args:
-        request: with everything that the job's machine would decide otherwise.
-        session: its plans.
-        more: flags besides the request.
+    The request says everything that the job's machine would decide otherwise; `more` are flags besides it.
     """
     options, plan = session.loaded.config.cluster.slurm, session.plans[0]
     cells = list(dict.fromkeys((plan.model, plan.strategy) for plan in session.plans))
@@ -120,11 +117,6 @@ def on_every_node(container: ContainerOptions, session: Session) -> tuple[str, .
 def submit_to_slurm(request: RunRequest, more: Sequence[str], messages: TextIO) -> int:
     """Submit a job that makes the runs of a request, and follow it to its end; Ctrl-C cancels it.
 
-    Args:
-        request: what to run.
-        more: flags of ./benchmark.py besides the request.
-        messages: takes the state of the job and what it prints.
-
     Returns:
         the exit status: 0 when the job completed, 1 when it did not.
 
@@ -151,13 +143,7 @@ def submit_to_slurm(request: RunRequest, more: Sequence[str], messages: TextIO) 
 
 
 def follow_job(number: str, job: Job, say: Callable[[str], None]) -> list[Task]:
-    """Follow a job to its end, and return its tasks as they ended. SIGINT and SIGTERM cancel it; a hang-up leaves it alone.
-
-    Args:
-        number: of the job.
-        job: what was submitted.
-        say: takes each change of state, and what a job of one task prints.
-    """
+    """Follow a job to its end, and return its tasks as they ended. SIGINT and SIGTERM cancel it; a hang-up leaves it alone."""
     log = None if job.tasks else GrowingFile(Path(job.log.replace("%%", "%").replace("%j", number)))
     known: dict[str, tuple[str, str | None]] = {}
     cancelled = False
@@ -237,11 +223,6 @@ def workload(request: RunRequest, session: Session, more: Sequence[str]) -> Work
 
 def submit_to_kubernetes(request: RunRequest, more: Sequence[str], messages: TextIO) -> int:
     """Create the objects that make the runs of a request, and say how to follow them.
-
-    Args:
-        request: what to run.
-        more: flags of ./benchmark.py besides the request.
-        messages: takes what kubectl says.
 
     Raises:
         UserError: the request cannot be met, or kubectl refuses.

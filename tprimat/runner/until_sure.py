@@ -29,12 +29,7 @@ BLOCK = 2
 
 
 def looks_between(runs: int, most: int) -> list[int]:
-    """Return the numbers of runs a side at which a comparison is looked at, the first one now.
-
-    Args:
-        runs: of the smaller side now.
-        most: at which it ends.
-    """
+    """Return the numbers of runs a side at which a comparison is looked at, from those of the smaller side now."""
     later = [*range(FEWEST_RUNS, most, BLOCK), most]
     return [runs, *(count for count in later if count > runs)]
 
@@ -108,10 +103,9 @@ def undecided(comparison: Comparison, decided: Callable[[Verdict], bool], most: 
 
 
 def in_turn(missing: Sequence[int]) -> list[list[int]]:
-    """Return which configurations run in each pass, every second pass backwards, so that drift falls on all alike.
+    """Return which configurations run in each pass, each as often as it lacks runs; every second pass runs backwards.
 
-    Args:
-        missing: runs that each configuration lacks.
+    Drift then falls on all alike.
     """
     passes = []
     for number in range(max(missing, default=0)):

@@ -181,10 +181,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from tprimat.engines.base import engine_named, require_worker_modules
     from tprimat.runner.scaling import gpu_counts, scaling_sessions
     from tprimat.runner.session import prepare
-    from tprimat.runner.sweep import complete, exit_status, follow_first_node, run_cells, session_cells
+    from tprimat.runner.sweep import complete, exit_status, run_cells, session_cells
 
     request = request_of(options)
     if options.launcher != "here":
@@ -208,10 +207,6 @@ def _train(options: argparse.Namespace) -> int:
     if options.dry_run:
         return max([_show_plans(session, as_json=options.json) for session in sessions])
     cells = session_cells(sessions)
-    if engine_named(cells[0].plan.engine).runs_worker:
-        require_worker_modules()
-    if (status := follow_first_node(cells[0], sys.stderr)) is not None:
-        return status
     results = run_cells(cells, quiet=options.quiet, resume=options.resume, messages=sys.stderr)
     runs = [result.run for result in results if result.run is not None]
     if not (options.scaling and options.json):
@@ -225,7 +220,6 @@ def _train(options: argparse.Namespace) -> int:
 
 def _train_auto(options: argparse.Namespace, request: "RunRequest") -> int:
     """Train under the layout that is predicted to be fastest, or measure the first few briefly."""
-    from tprimat.engines.base import require_worker_modules
     from tprimat.runner.auto import auto_sessions, conclusion, race
     from tprimat.runner.sweep import complete, exit_status, run_cells, session_cells
 
@@ -233,7 +227,6 @@ def _train_auto(options: argparse.Namespace, request: "RunRequest") -> int:
     sessions = [contender.session for contender in contenders]
     if options.dry_run:
         return max([_show_plans(session, as_json=options.json) for session in sessions])
-    require_worker_modules()
     finished = True
     everything: list[CellResult] = []
 

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import itertools
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from tprimat import units
-from tprimat.engines.base import engine_named
+from tprimat.engines.base import engine_named, require_worker_modules
 from tprimat.errors import LaunchError, RecordError, UserError
 from tprimat.hardware.gpus import users_of
 from tprimat.hardware.nodes import gpus_of_ranks
@@ -211,9 +212,15 @@ def run_cells(
     """Run cells for real, with progress on `messages`. Repetitions are interleaved.
 
     Raises:
-        LaunchError: an output folder cannot be written, or another launcher is writing to it; nothing has been started then.
+        LaunchError: an output folder cannot be written, another launcher is writing to it, or training lacks a package; nothing
+            has been started then.
+        SystemExit: this is not the first node, whose runs have ended: with its status.
     """
     session = cells[0].session
+    if engine_named(cells[0].plan.engine).runs_worker:
+        require_worker_modules()
+    if (status := follow_first_node(cells[0], messages)) is not None:
+        sys.exit(status)
     seconds = session.loaded.config.benchmarking.meeting_timeout_seconds
     with contextlib.ExitStack() as open_until_the_end:
         for output in dict.fromkeys(cell.session.output for cell in cells):

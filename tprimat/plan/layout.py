@@ -52,9 +52,19 @@ def resolve(request: LayoutRequest) -> tuple[Layout, Batch]:
     return layout, _divide_batch(request, layout)
 
 
+def split_counts(shape: ModelShape) -> dict[str, int]:
+    """Return what tensor parallelism divides: every rank has whole heads, and equal shares of width and vocabulary."""
+    return {
+        "num_attention_heads": shape.heads,
+        "num_query_groups": shape.kv_heads,
+        "ffn_hidden_size": shape.ffn,
+        "padded_vocab_size": padded_vocabulary(shape),
+    }
+
+
 def valid_tensor_degrees(shape: ModelShape) -> list[int]:
-    """Return the degrees that give every rank whole attention and key/value heads and equal shares of width and vocabulary."""
-    counts = (shape.heads, shape.kv_heads, shape.ffn, padded_vocabulary(shape))
+    """Return the degrees that divide all that tensor parallelism splits."""
+    counts = split_counts(shape).values()
     return [degree for degree in range(1, shape.heads + 1) if not any(count % degree for count in counts)]
 
 
@@ -68,22 +78,15 @@ def _listed(numbers: Iterator[int] | list[int], label: str) -> str:
 
 def _check_heads(request: LayoutRequest) -> None:
     shape, tensor = request.shape, request.layout.tensor_model_parallel_size
-    fix = _listed(valid_tensor_degrees(shape), TENSOR)
-    if shape.heads % tensor:
-        what = f"num_attention_heads ({shape.heads}) must be a multiple of tensor_model_parallel_size ({tensor})."
-    elif shape.kv_heads % tensor:
-        what = f"num_query_groups ({shape.kv_heads}) must be a multiple of tensor_model_parallel_size ({tensor})."
-    elif shape.ffn % tensor:
-        what = f"ffn_hidden_size ({shape.ffn}) must be a multiple of tensor_model_parallel_size ({tensor})."
-    elif padded_vocabulary(shape) % tensor:
-        what = f"padded_vocab_size ({padded_vocabulary(shape)}) must be a multiple of tensor_model_parallel_size ({tensor})."
-    else:
-        return
-    why = (
-        f"{shape.name} has {shape.heads} attention heads, {shape.kv_heads} key/value heads and a feed-forward width of "
-        f"{shape.ffn}; each rank needs whole heads of both and an equal share of the width."
-    )
-    raise LayoutError(what, where=request.where_layout(TENSOR), why=why, fix=fix)
+    for name, count in split_counts(shape).items():
+        if count % tensor:
+            raise LayoutError(
+                f"{name} ({count}) must be a multiple of {TENSOR} ({tensor}).",
+                where=request.where_layout(TENSOR),
+                why=f"{shape.name} has {shape.heads} attention heads, {shape.kv_heads} key/value heads and a feed-forward width "
+                f"of {shape.ffn}; each rank needs whole heads of both and an equal share of the width.",
+                fix=_listed(valid_tensor_degrees(shape), TENSOR),
+            )
 
 
 def _check_layers(request: LayoutRequest) -> None:
@@ -145,7 +148,7 @@ def _divide_ranks(request: LayoutRequest) -> Layout:
 
 
 def _check_experts(request: LayoutRequest, data: int) -> None:
-    expert, experts = request.layout.expert_model_parallel_size, getattr(request.shape, "experts", None) or 0
+    expert, experts = request.layout.expert_model_parallel_size, request.shape.experts or 0
     if expert == 1:
         return
     where = request.where_layout(EXPERT)

@@ -105,6 +105,11 @@ class Session:
     notices: tuple[str, ...] = ()
     """What the user should know of the configuration before the runs start."""
 
+    @property
+    def is_here(self) -> bool:
+        """Whether this machine is of the kind that the plans are for."""
+        return self.platform == "cpu" or (self.machine is not None and BACKEND_OF[self.platform] == self.machine.platform)
+
     def machine_of(self, plan: RunPlan) -> Machine:
         """Return the machine as a record names it before a worker has looked closer."""
         if self.machine is not None and BACKEND_OF[plan.platform] == self.machine.platform:
@@ -147,7 +152,7 @@ def prepare(request: RunRequest) -> Session:
         _check_gpus(session)
         for plan in () if request.force else session.plans:
             refuse_too_large(plan, session.machine_of(plan))
-    if not request.dry_run or _could_run_here(session):
+    if not request.dry_run or session.is_here:
         _check_data(session)
     return session
 
@@ -196,18 +201,10 @@ def _place(session: Session, hosts: tuple[str, ...] = ()) -> Nodes:
     return Nodes()
 
 
-def _could_run_here(session: Session) -> bool:
-    """Return whether a dry run plans for this machine, so that its data should be here."""
-    machine = session.machine
-    return session.platform == "cpu" or (machine is not None and BACKEND_OF[session.platform] == machine.platform)
-
-
 def _check_gpus(session: Session) -> None:
     """Find out before training that there are GPUs. Under slurm they may be elsewhere: Primus starts from a login node."""
     start, platform = session.plans[0].primus, session.platform
-    if platform == "cpu" or (start is not None and start.launcher == "slurm"):
-        return
-    if session.machine is None or BACKEND_OF[platform] != session.machine.platform:
+    if not session.is_here and (start is None or start.launcher != "slurm"):
         fix = "--dry-run to see the plan, or --platform cpu"
         raise LaunchError(f"This machine shows no {platform} GPU.", where="--platform", fix=fix)
 

@@ -579,11 +579,6 @@ def _unreachable(nodes: Nodes, address: str, seconds: float, error: Exception) -
     )
 
 
-def refusal_of(message: Refused) -> LaunchError:
-    """Return the first node's refusal as this node's error."""
-    return LaunchError(message.what, where="the first node", why=message.why, fix=message.fix)
-
-
 def tail_of(lines: Sequence[str]) -> tuple[str, ...]:
     """Return the last lines of a log, at most TAIL_CHARACTERS of them."""
     found: list[str] = []

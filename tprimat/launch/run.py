@@ -89,23 +89,18 @@ class Watcher(Protocol):
 
     def on_line(self, text: str) -> None:
         """Take one line of output, without its line end."""
-        ...
 
     def on_wait(self, seconds: float) -> None:
         """Called several times a second until the first step, with the time since the start."""
-        ...
 
     def on_step(self, step: StepRecord) -> None:
         """Take one finished step."""
-        ...
 
     def on_notice(self, text: str) -> None:
         """Take one sentence about the launch itself."""
-        ...
 
     def on_end(self, result: LaunchResult) -> None:
         """Take the result; all processes of the run have ended."""
-        ...
 
 
 def run(launch: Launch, watcher: Watcher) -> tuple[RunRecord, LaunchResult]:

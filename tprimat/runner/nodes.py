@@ -29,7 +29,6 @@ from tprimat.launch.group import (
     Stop,
     join,
     meet,
-    refusal_of,
     tail_of,
 )
 from tprimat.launch.process import GRACE_SECONDS, Child, Interrupts, Output, Supervisor
@@ -147,7 +146,7 @@ def follow(nodes: Nodes, plan: RunPlan, seconds: float, notify: Notify) -> int:
                     if isinstance(message, Goodbye):
                         return message.status
                     if isinstance(message, Refused):
-                        raise refusal_of(message)
+                        raise LaunchError(message.what, where="the first node", why=message.why, fix=message.fix)
                     if isinstance(message, Part):
                         link.send(follower.run(message))
                 time.sleep(POLL_SECONDS)

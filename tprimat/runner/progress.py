@@ -3,7 +3,6 @@
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from tprimat import units
@@ -116,7 +115,6 @@ class Progress:
 
     def on_end(self, result: LaunchResult) -> None:
         """End the live line."""
-        del result
         self._close_line()
 
     def _is_due(self, step: StepRecord) -> bool:
@@ -147,17 +145,11 @@ def outcome_line(record: RunRecord, metrics: RunMetrics | None, screen: Screen =
     return screen.prose(f"{name}{record.outcome.replace('_', ' ')}: {why}", 4, "refused")
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One part of the line of a step."""
+def step_parts(plan: RunPlan, step: StepRecord, rates: StepRates) -> list[tuple[int, str]]:
+    """Return step, step time, throughput, FLOP/s, loss, memory and time left, as far as they are known.
 
-    rank: int
-    """The part with the highest rank is left out first where the terminal is narrow."""
-    text: str
-
-
-def step_parts(plan: RunPlan, step: StepRecord, rates: StepRates) -> list[Part]:
-    """Return step, step time, throughput, FLOP/s, loss, memory and time left, as far as they are known."""
+    Each part has a rank: the one with the highest is left out first where the terminal is narrow.
+    """
     show: list[tuple[int, float | None, Callable[[float], str]]] = [
         (2, step.step_seconds, units.seconds),
         (3, rates.tokens_per_second, lambda value: f"{units.count(value)} tokens/s"),
@@ -166,20 +158,20 @@ def step_parts(plan: RunPlan, step: StepRecord, rates: StepRates) -> list[Part]:
         (6, step.peak_allocated_bytes, units.gibibytes),
         (1, (plan.steps - step.step) * step.step_seconds, lambda value: f"{units.seconds(value)} left"),
     ]
-    return [Part(0, f"  {plan.model} step {step.step}/{plan.steps}")] + [Part(r, text(value)) for r, value, text in show if value]
+    return [(0, f"  {plan.model} step {step.step}/{plan.steps}"), *((rank, text(value)) for rank, value, text in show if value)]
 
 
 def step_line(plan: RunPlan, step: StepRecord, rates: StepRates, screen: Screen = PLAIN) -> str:
     """Format a step; on a terminal with a bar, and without the parts that do not fit."""
     parts = step_parts(plan, step, rates)
     if screen.width is None:
-        return JOINT.join(part.text for part in parts)
+        return JOINT.join(text for _, text in parts)
     room = screen.width - 1 - BAR_CHARACTERS - 1
-    while len(parts) > 1 and len(JOINT.join(part.text for part in parts)) > room:
-        parts.remove(max(parts, key=lambda part: part.rank))
+    while len(parts) > 1 and len(JOINT.join(text for _, text in parts)) > room:
+        parts.remove(max(parts))
     done = round(BAR_CHARACTERS * step.step / plan.steps)
     bar = screen.paint("━" * done, "winner") + screen.paint("─" * (BAR_CHARACTERS - done), "quiet")
-    head, *rest = (part.text for part in parts)
+    head, *rest = (text for _, text in parts)
     return JOINT.join([f"{head} {bar}", *rest])
 
 

@@ -56,7 +56,6 @@ class NemoEngine(WorkerEngine):
 
     def available(self, here: Here) -> Availability:
         """Look for the modules that the recipes import."""
-        del here
         missing = missing_modules()
         if not missing:
             return Availability(reason="NeMo is installed")

@@ -278,12 +278,6 @@ def workspace(plan: RunPlan) -> PurePath:
     return PurePath(plan.run_directory) / "primus"
 
 
-def rank_error_logs(plan: RunPlan) -> str:
-    """Return the glob pattern of all ranks' tracebacks; primus-cli hides those of most ranks from the console."""
-    folder = workspace(plan) / WORK_GROUP / USER_NAME / plan.run_id
-    return str(folder / "logs" / MODULE / "rank-*" / "error.log")
-
-
 # Where Primus is installed, and how it is started.
 
 DIRECT = "runner/primus-cli-direct.sh"
@@ -412,7 +406,6 @@ class PrimusEngine(Engine):
 
     def implementation(self, settings: Settings) -> Implementation | None:
         """Transformer Engine's layers, with its loss, as the settings for MI300X ask."""
-        del settings
         return replace(TRANSFORMER_ENGINE, loss="in_place")
 
     def available(self, here: Here) -> Availability:
@@ -444,8 +437,9 @@ class PrimusEngine(Engine):
         return {self.name: plan.primus.version} if plan.primus and plan.primus.version else {}
 
     def error_logs(self, plan: RunPlan) -> tuple[str, ...]:
-        """Return the pattern of the ranks' own error logs: primus-cli hides most ranks' output from the console."""
-        return (rank_error_logs(plan),)
+        """Return the pattern of all ranks' tracebacks; primus-cli hides those of most ranks from the console."""
+        folder = workspace(plan) / WORK_GROUP / USER_NAME / plan.run_id
+        return (str(folder / "logs" / MODULE / "rank-*" / "error.log"),)
 
     def command(self, plan: RunPlan) -> Command:
         """Return the launcher with the generated experiment and every setting of the plan.

@@ -31,7 +31,6 @@ from tprimat.logs.fields import LineFields
 from tprimat.logs.formats import torchtitan as log_format
 from tprimat.plan.schema import RunPlan
 from tprimat.predict.workload import FSDP, Implementation
-from tprimat.records.environment import software_versions
 
 INSTALL = "pip install '.[torchtitan]'; or --engine megatron"
 OTHER_ENGINE = "--engine megatron"
@@ -60,7 +59,6 @@ class TorchtitanEngine(Engine):
 
     def available(self, here: Here) -> Availability:
         """Look for the package."""
-        del here
         if is_installed(self.name):
             return Availability(reason="torchtitan is installed")
         error = LaunchError("torchtitan is not installed.", why="The engine torchtitan starts it.", fix=INSTALL)
@@ -73,13 +71,7 @@ class TorchtitanEngine(Engine):
 
     def implementation(self, settings: Settings) -> Implementation | None:
         """FSDP2."""
-        del settings
         return FSDP
-
-    def software(self, plan: RunPlan) -> dict[str, str]:
-        """Return the versions in this Python, in which torchtitan runs too."""
-        del plan
-        return software_versions()
 
     def command(self, plan: RunPlan) -> Command:
         """Return torchtitan.train on every rank, with the console of local rank 0 only, and its inputs.

@@ -196,7 +196,6 @@ class Follower:
                 return next((message for message in self._inbox if isinstance(message, Stop)), None)
 
             def tick(now: float) -> Failure | None:
-                del now
                 self._inbox.extend(self._link.poll())
                 stop = order()
                 return None if stop is None else Failure(outcome="interrupted", cause=stop.cause)

@@ -77,11 +77,10 @@ def settings(plan: RunPlan) -> dict[str, Value]:
         LaunchError: Primus cannot run the plan.
     """
     refuse_unsupported(plan)
-    return {**_model(plan), **_experts(plan), **_layout(plan), **_batch(plan), **_optimizer(plan), **_arithmetic(plan)}
-
-
-def _model(plan: RunPlan) -> dict[str, Value]:
-    shape = plan.shape
+    shape, layout, batch, options = plan.shape, plan.layout, plan.batch, plan.engine_options
+    if isinstance(batch.micro_batch_sequences, str):
+        raise LaunchError("Primus cannot search for a micro-batch that fits.", fix="--micro-batch-size 1")
+    granularity, method, layers = RECOMPUTE[plan.recompute]
     return {
         "num_layers": shape.layers,
         "hidden_size": shape.hidden,
@@ -90,6 +89,29 @@ def _model(plan: RunPlan) -> dict[str, Value]:
         "group_query_attention": shape.kv_heads != shape.heads,
         "num_query_groups": shape.kv_heads,
         "kv_channels": shape.head_dim,
+        **_experts(plan),
+        "tensor_model_parallel_size": layout.tensor,
+        "pipeline_model_parallel_size": layout.pipeline,
+        "num_virtual_stages_per_pipeline_rank": layout.virtual_pipeline,
+        "context_parallel_size": layout.context,
+        "expert_model_parallel_size": layout.expert,
+        "sequence_parallel": layout.sequence_parallel,
+        "use_distributed_optimizer": options.distributed_optimizer,
+        "overlap_grad_reduce": options.overlap_grad_reduce,
+        "overlap_param_gather": options.overlap_param_gather and options.distributed_optimizer,
+        "micro_batch_size": batch.micro_batch_sequences,
+        "global_batch_size": batch.global_batch_sequences,
+        "seq_length": batch.sequence_tokens,
+        "max_position_embeddings": batch.sequence_tokens,
+        "train_iters": plan.steps,
+        "seed": plan.seed,
+        **_optimizer(plan),
+        "bf16": plan.precision != "fp32",
+        "fp16": False,
+        "fp8": "hybrid" if plan.precision == "fp8" else None,
+        "recompute_granularity": granularity,
+        "recompute_method": method,
+        "recompute_num_layers": layers,
     }
 
 
@@ -112,35 +134,6 @@ def _experts(plan: RunPlan) -> dict[str, Value]:
     }
 
 
-def _layout(plan: RunPlan) -> dict[str, Value]:
-    layout, options = plan.layout, plan.engine_options
-    return {
-        "tensor_model_parallel_size": layout.tensor,
-        "pipeline_model_parallel_size": layout.pipeline,
-        "num_virtual_stages_per_pipeline_rank": layout.virtual_pipeline,
-        "context_parallel_size": layout.context,
-        "expert_model_parallel_size": layout.expert,
-        "sequence_parallel": layout.sequence_parallel,
-        "use_distributed_optimizer": options.distributed_optimizer,
-        "overlap_grad_reduce": options.overlap_grad_reduce,
-        "overlap_param_gather": options.overlap_param_gather and options.distributed_optimizer,
-    }
-
-
-def _batch(plan: RunPlan) -> dict[str, Value]:
-    batch = plan.batch
-    if isinstance(batch.micro_batch_sequences, str):
-        raise LaunchError("Primus cannot search for a micro-batch that fits.", fix="--micro-batch-size 1")
-    return {
-        "micro_batch_size": batch.micro_batch_sequences,
-        "global_batch_size": batch.global_batch_sequences,
-        "seq_length": batch.sequence_tokens,
-        "max_position_embeddings": batch.sequence_tokens,
-        "train_iters": plan.steps,
-        "seed": plan.seed,
-    }
-
-
 def _optimizer(plan: RunPlan) -> dict[str, Value]:
     """Return the embedded engine's schedule. Megatron requires the warm-up to be shorter than the decay, even in a short run."""
     requested = plan.optimizer
@@ -157,18 +150,6 @@ def _optimizer(plan: RunPlan) -> dict[str, Value]:
         "adam_beta2": float(requested.beta2),
         "adam_eps": float(requested.epsilon),
         "clip_grad": float(requested.gradient_clipping),
-    }
-
-
-def _arithmetic(plan: RunPlan) -> dict[str, Value]:
-    granularity, method, layers = RECOMPUTE[plan.recompute]
-    return {
-        "bf16": plan.precision != "fp32",
-        "fp16": False,
-        "fp8": "hybrid" if plan.precision == "fp8" else None,
-        "recompute_granularity": granularity,
-        "recompute_method": method,
-        "recompute_num_layers": layers,
     }
 
 

@@ -53,13 +53,9 @@ def add_measuring(parser: argparse.ArgumentParser, output: str) -> None:
     sizes.add_argument("--full", dest="small", action="store_false", help="full sizes even on a CPU")
 
 
-def request_of(options: argparse.Namespace) -> ProbeRequest:
-    """Convert the command line.
-
-    Raises:
-        ConfigError: it names a probe that does not exist.
-    """
-    return ProbeRequest(
+def run(options: argparse.Namespace) -> int:
+    """Exit status: 0, 1 if ranks failed."""
+    request = ProbeRequest(
         kinds=parse_kinds(options.kinds),
         output=options.output,
         small=options.small,
@@ -69,11 +65,6 @@ def request_of(options: argparse.Namespace) -> ProbeRequest:
         ranks=options.ranks,
         resume=options.resume,
     )
-
-
-def run(options: argparse.Namespace) -> int:
-    """Exit status: 0, 1 if ranks failed."""
-    request = request_of(options)
     require_torch()
     from tprimat.probe.device import is_rank
 

@@ -177,7 +177,10 @@ def fixed_calls(effort: Effort, *, small: bool) -> Effort:
 
 
 def measure_on_all_ranks(case: Case, bench: Bench) -> ProbeRecord:
-    """Time one case on every rank at once; a refusal on one rank is a refusal on all."""
+    """Time one case on every rank at once; a refusal on one rank is a refusal on all.
+
+    The record has the slowest rank's time of each repetition, the highest memory peak, and this rank's clock and power.
+    """
     record = empty_record(case, bench)
     free_memory(case, bench)
     call, error = None, None
@@ -197,11 +200,6 @@ def measure_on_all_ranks(case: Case, bench: Bench) -> ProbeRecord:
     if refusals:
         gc.collect()
         return replace(record, error=refusals[0])
-    return completed(record, seconds, bench)
-
-
-def completed(record: ProbeRecord, seconds: tuple[float, ...], bench: Bench) -> ProbeRecord:
-    """Add the slowest rank's time of each repetition, the highest memory peak, and this rank's clock and power."""
     peaks = [peak for peak in gather(peak_memory(bench.device)) if peak is not None]
     load = bench.gauges.take()
     return replace(

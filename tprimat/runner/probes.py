@@ -20,7 +20,7 @@ from tprimat.records.store import append_probe, read_probes, write_atomically
 from tprimat.report.suite import page
 
 if TYPE_CHECKING:
-    from tprimat.config.schema import Config, LayoutConfig
+    from tprimat.config.schema import Config
     from tprimat.facts.accelerators import Backend, PlatformName
     from tprimat.probe.case import Bench
     from tprimat.probe.gemm import Workload
@@ -217,7 +217,7 @@ def workloads_of(config: "Config", platform: "PlatformName") -> "tuple[Workload,
         if not model.in_all:
             continue
         degrees: dict[int, set[int]] = {}
-        for layout in layouts_of(config, key, platform):
+        for layout in (models[key][platform] for models in config.parallelism.values() if platform in models.get(key, {})):
             micro_batch = layout.micro_batch_size or data.micro_batch_size
             sequences = DEFAULT_MICRO_BATCH if micro_batch == "auto" else micro_batch
             degrees.setdefault(sequences, set()).add(layout.tensor_model_parallel_size)
@@ -232,11 +232,6 @@ def workloads_of(config: "Config", platform: "PlatformName") -> "tuple[Workload,
             for sequences, ranks in sorted(degrees.items())
         ]
     return tuple(workloads)
-
-
-def layouts_of(config: "Config", model: str, platform: "PlatformName") -> "list[LayoutConfig]":
-    """Return the layouts of one model in all strategies that have one."""
-    return [models[model][platform] for models in config.parallelism.values() if model in models and platform in models[model]]
 
 
 # The suite: every probe in order, each in its own process, and one page from the records.

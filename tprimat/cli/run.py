@@ -3,7 +3,7 @@
 import argparse
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,6 @@ from tprimat.engines import AUTO, ENGINE_NAMES
 from tprimat.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tprimat.plan.schema import RunPlan
     from tprimat.runner.run import TrainingRun
     from tprimat.runner.session import RunRequest, Session
     from tprimat.runner.sweep import CellResult
@@ -335,7 +334,8 @@ def _show_plans(session: "Session", *, as_json: bool) -> int:
         return int(failed)
     for plan in session.plans:
         command = command_shown(plan)
-        variables = [f"{name}={shlex.quote(value)}" for name, value in shown_environment(command.environment, plan).items()]
+        environment = {**command.environment, **masked_environment(plan.environment)}
+        variables = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
         batch, recompute = plan.batch, " ".join([plan.recompute, *plan.recompute_modules])
         print(f"{plan.model} ({plan.shape.name}) on {plan.platform}, engine {plan.engine}: {plan.engine_reason}")
         print(announcement(plan))
@@ -347,13 +347,6 @@ def _show_plans(session: "Session", *, as_json: bool) -> int:
     show_checks(checks)
     print("Nothing was started or written.")
     return int(failed)
-
-
-def shown_environment(environment: "Mapping[str, str]", plan: "RunPlan") -> "dict[str, str]":
-    """Return the variables of a command; of those that the user sets, the values that we do not know are masked."""
-    from tprimat.records.redaction import masked_environment
-
-    return {**environment, **masked_environment(plan.environment)}
 
 
 def _output_dir(options: argparse.Namespace) -> str:

@@ -115,9 +115,9 @@ class Engine(ABC):
         """Return how the engine's layers use memory on a GPU, for predictions; None: not known."""
         return None
 
-    @abstractmethod
     def read_line(self, text: str) -> LineFields | None:
-        """Parse one line of the log; None for a line without information."""
+        """Parse one line of the log; None for a line without information, as all are where a worker writes the steps itself."""
+        return None
 
     def prepare(self, here: Here) -> PrimusStart | None:
         """Look up what the plan must record about the installation.
@@ -285,7 +285,3 @@ class WorkerEngine(Engine):
             environment={**bytecode_cache(), **plan.environment},
             directory=str(ROOT) if IN_A_CHECKOUT and not name else None,
         )
-
-    def read_line(self, text: str) -> LineFields | None:
-        """Nothing: the worker writes steps.jsonl itself."""
-        return None

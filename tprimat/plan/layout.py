@@ -6,6 +6,7 @@ copy heads if the degree is a multiple of their number.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import gcd
 
 from tprimat.config.schema import DataConfig, LayoutConfig
 from tprimat.errors import LayoutError
@@ -168,11 +169,7 @@ def _check_experts(request: LayoutRequest, data: int) -> None:
             f"({expert * pipeline})."
         )
         why = f"Whole experts are spread over the ranks of a stage, of which TP x CP x DP leaves {ranks}."
-        raise LayoutError(what, where=where, why=why, fix=_listed(_common_divisors(experts, ranks), EXPERT))
-
-
-def _common_divisors(first: int, second: int) -> list[int]:
-    return [number for number in _divisors(first) if second % number == 0]
+        raise LayoutError(what, where=where, why=why, fix=_listed(_divisors(gcd(experts, ranks)), EXPERT))
 
 
 def _check_sequence(request: LayoutRequest, layout: Layout) -> None:

@@ -28,8 +28,8 @@ def cache_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         l2 = int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0))
         return max(l2, INFINITY_CACHE_BYTES if torch.version.hip else 0, MIN_GPU_CACHE_BYTES)
-    sizes = [read_text(path) for path in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))]
-    kibibytes = [int(size[:-1]) for size in sizes if size and size.endswith("K") and size[:-1].isdigit()]
+    sizes = [path.read_text(encoding="utf8").strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    kibibytes = [int(size[:-1]) for size in sizes if size.endswith("K") and size[:-1].isdigit()]
     return max(kibibytes) * 1024 if kibibytes else DEFAULT_CPU_CACHE_BYTES
 
 
@@ -62,14 +62,6 @@ def describe_software() -> dict[str, str]:
         if torch.distributed.is_available() and torch.distributed.is_nccl_available():
             found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
     return found
-
-
-def read_text(path: Path) -> str | None:
-    """Read a small system file; None if it is missing or empty."""
-    try:
-        return path.read_text(encoding="utf8").strip() or None
-    except OSError:
-        return None
 
 
 def visible_gpus() -> int:

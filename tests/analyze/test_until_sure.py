@@ -13,7 +13,7 @@ from tprimat.analyze.metrics import MetricOptions
 from tprimat.errors import ConfigError, LaunchError
 from tprimat.records.discover import read_result
 from tprimat.report.comparison import Comparison
-from tprimat.runner.until_sure import Repetitions, confidence_of, in_turn, looks_between, question_when_sure
+from tprimat.runner.until_sure import confidence_of, in_turn, looks_between, question_when_sure, repeat
 from tprimat.statistics import rate_of, ratio_of_rates
 
 LLAMA = read_result(Path(__file__).parents[1] / "runs" / "h100" / "runs" / "h100-llama-0")
@@ -82,7 +82,7 @@ def test_a_clear_difference_ends_after_three_runs_a_side_in_turn():
     bench = Bench({"a": 1.0, "b": 1.05})
     for name in ("a", "b"):
         bench.run(name)
-    found = Repetitions(most=9, read=bench.read, start=bench.start, decided=decided).run()
+    found = repeat(bench.read, bench.start, decided, most=9)
     assert (found.verdicts[0].outcome, bench.order) == ("faster", ["a", "b", "a", "b", "b", "a"])
 
 
@@ -90,7 +90,7 @@ def test_no_difference_ends_with_all_runs():
     bench = Bench({"a": 1.0, "b": 1.0})
     for name in ("a", "b"):
         bench.run(name)
-    found = Repetitions(most=5, read=bench.read, start=bench.start, decided=decided).run()
+    found = repeat(bench.read, bench.start, decided, most=5)
     assert found.verdicts[0].outcome == "no difference shown"
     assert [len(group.runs) for group in found.groups] == [5, 5]
 
@@ -108,7 +108,7 @@ def test_a_repetition_that_is_another_configuration_is_refused():
         ]
 
     with pytest.raises(LaunchError, match="does not belong to it") as caught:
-        Repetitions(most=5, read=bench.read, start=start_with_other_versions, decided=decided).run()
+        repeat(bench.read, start_with_other_versions, decided, most=5)
     assert "torch 2.99" in str(caught.value)
 
 

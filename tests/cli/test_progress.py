@@ -15,8 +15,7 @@ from tprimat.plan.schema import RunPlan
 from tprimat.records.discover import load_results
 from tprimat.records.schema import StartUp, StepRecord
 from tprimat.report.screen import Screen
-from tprimat.runner.progress import Progress, outcome_line, step_line
-from tprimat.runner.waiting import AWAITED
+from tprimat.runner.progress import AWAITED, Progress, outcome_line, step_line
 from tprimat.train import startup
 
 RUNS = Path(__file__).parents[1] / "runs"

@@ -139,7 +139,7 @@ def test_memory_is_predicted_with_the_loss_and_the_gradients_that_are_asked_for(
             **{f"platform_optimizations__nvidia__nemo__{name}": value for name, value in options.items()},
             training__data__micro_batch_size=4,
         )
-        settings = Settings(shape=plan.shape, layout=plan.layout, options=nemo.ENGINE.options(plan), transformer_engine=True)
+        settings = Settings(shape=plan.shape, options=nemo.ENGINE.options(plan), transformer_engine=True)
         code = nemo.ENGINE.implementation(settings)
         return predict_memory(workload_of_plan(plan, code)).parts
 

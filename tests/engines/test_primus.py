@@ -18,7 +18,7 @@ from fake_primus import make_checkout, value_of  # noqa: E402
 
 from tprimat.config.load import parse_setting, read_config  # noqa: E402
 from tprimat.config.schema import PrimusOptions  # noqa: E402
-from tprimat.engines.primus import ENGINE, find_installation, rank_error_logs, settings, word  # noqa: E402  # noqa: E402
+from tprimat.engines.primus import ENGINE, find_installation, settings, word  # noqa: E402  # noqa: E402
 from tprimat.errors import ConfigError, LaunchError  # noqa: E402
 from tprimat.plan.build import PlanRequest, build_plan  # noqa: E402
 from tprimat.plan.schema import PrimusStart  # noqa: E402
@@ -167,7 +167,7 @@ def test_a_further_key_may_neither_contradict_the_plan_nor_be_without_effect(key
 
 
 def test_the_logs_of_the_ranks_lie_in_the_run_s_own_folder():
-    assert rank_error_logs(plan_of()).startswith("/results/runs/a-run-llama-truly_identical/primus/")
+    assert ENGINE.error_logs(plan_of())[0].startswith("/results/runs/a-run-llama-truly_identical/primus/")
 
 
 def test_a_checkout_with_modes_is_started_by_its_cli_and_an_older_one_by_its_script(tmp_path):

@@ -22,7 +22,7 @@ def test_a_signal_to_the_launcher_stops_the_run_and_keeps_what_was_measured(laun
     process.send_signal(number)
     answer = json.loads(process.communicate()[0])
     assert answer["record"] == "interrupted"
-    assert number.name in answer["result"]["cause"]
+    assert number.name in answer["result"]["failure"]["cause"]
     assert len(answer["result"]["steps"]) == 2
     assert json.loads((tmp_path / "run.json").read_text())["outcome"] == "interrupted"
     assert not left_behind()

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tprimat.facts.flops import parameters
+from tprimat.facts.models import model_shape
 from tprimat.facts.models import models as known_models
 from tprimat.probe import gemm, transformer
 from tprimat.probe.transformer import build
@@ -93,7 +94,8 @@ def test_the_three_layer_network_has_134_million_weights_and_learns():
 
 
 def test_the_products_of_a_model_under_a_split_add_up_to_its_matmul_weights():
-    workload = gemm.DEFAULT_WORKLOADS[0]
+    shape = model_shape("llama-3.1-8b")
+    workload = gemm.Workload(model="llama", shape=shape, tensor_parallel=(1, 2, 4), micro_batch=4, sequence=2048)
     for ranks in workload.tensor_parallel:
         rows = {
             case.variant: case.shape["k"] * case.shape["n"]

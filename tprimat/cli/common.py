@@ -5,7 +5,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tprimat.errors import ConfigError, RecordError
 
@@ -96,10 +96,9 @@ def metric_options(options: argparse.Namespace, **more: Any) -> "MetricOptions":
     """
     from tprimat.analyze.metrics import MetricOptions
 
-    skipped = warmup_steps(options.warmup)
     return MetricOptions(
         flops_convention=options.flops,
-        warmup="auto" if skipped is None else skipped,
+        warmup=warmup_steps(options.warmup),
         cost_per_gpu_hour=options.cost_per_gpu_hour,
         **more,
     )
@@ -159,14 +158,14 @@ def fraction(text: str, flag: str, example: str = "3% or 0.03") -> float:
     return value
 
 
-def warmup_steps(text: str) -> int | None:
-    """Parse a number of steps; None for auto.
+def warmup_steps(text: str) -> int | Literal["auto"]:
+    """Parse a number of steps, or auto.
 
     Raises:
         ConfigError: it is neither.
     """
     if text == "auto":
-        return None
+        return "auto"
     if not text.isdecimal() or len(text) > 9:
         raise ConfigError(f"{text[:40]!r} is not a number of steps.", where="--warmup", fix="a whole number, or auto")
     return int(text)
@@ -185,3 +184,8 @@ def positive(text: str) -> int:
     if not text.isdecimal() or len(text) > 8 or not 1 <= int(text) <= 10_000_000:
         raise argparse.ArgumentTypeError(f"{text[:40]} is not a number from 1 to 10,000,000")
     return int(text)
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Parse '1,2,4', each number once, for argparse."""
+    return tuple(dict.fromkeys(positive(part.strip()) for part in text.split(",")))

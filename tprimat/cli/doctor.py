@@ -60,12 +60,13 @@ def run(options: argparse.Namespace) -> int:
 def _nodes(options: argparse.Namespace) -> int:
     from tprimat.runner.health import examine_nodes
 
-    health = examine_nodes(options.nodes, options.gpus, lambda line: print(line, file=sys.stderr))
+    checks = examine_nodes(options.nodes, options.gpus, lambda line: print(line, file=sys.stderr))
+    well = all(check.status != "problem" for check in checks)
     if options.json:
-        print_json({"well": health.well, "checks": [dataclasses.asdict(check) for check in health.checks]})
+        print_json({"well": well, "checks": [dataclasses.asdict(check) for check in checks]})
     else:
-        show_checks(health.checks)
-    return 0 if health.well else 1
+        show_checks(checks)
+    return 0 if well else 1
 
 
 def show_checks(checks: "Iterable[Check]") -> None:

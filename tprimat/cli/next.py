@@ -82,11 +82,7 @@ NEXT: dict[str, Callable[[argparse.Namespace, int], str | None]] = {
 def suggestion(name: str, options: argparse.Namespace, status: int, commands: dict[str, str]) -> str | None:
     """Return the next command as this user would type it, and what it does.
 
-    Args:
-        name: of the command that has ended.
-        options: its flags.
-        status: its exit status.
-        commands: name -> summary, with the script in brackets where there is one.
+    `commands` maps names to summaries, with the script in brackets where there is one.
     """
     words = NEXT[name](options, status) if name in NEXT else None
     if words is None:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tprimat.cli.common import add_counting, add_results_dir, fraction, metric_options, print_json, read, results_dirs
+from tprimat.cli.common import add_counting, add_results_dir, counts, fraction, metric_options, print_json, read, results_dirs
 from tprimat.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_peak_counting(parser)
     parser.add_argument("--show-all", action="store_true", help="show every configuration, not only the peaks")
     parser.add_argument("--even-if-different", action="store_true", help="compare machines although their work differs")
-    parser.add_argument("--nodes", default="1,2,4,8", metavar="LIST", help="node counts to project to (1,2,4,8)")
+    parser.add_argument("--nodes", type=counts, default="1,2,4,8", metavar="LIST", help="node counts to project to (1,2,4,8)")
     parser.add_argument("--scaling-efficiency", default="0.9", metavar="SHARE", help="assumed beyond the measured nodes (0.9)")
     parser.add_argument("--output", type=Path, default=SUMMARY_FILE, metavar="FILE", help=f"the whole analysis ({SUMMARY_FILE})")
     parser.add_argument("--json", action="store_true", help="print the analysis as one JSON document")
@@ -47,10 +47,10 @@ def run(options: argparse.Namespace) -> int:
     from tprimat.report.screen import screen_of
     from tprimat.runner.analysis import analyse_peaks
 
-    nodes, efficiency = node_counts(options.nodes), efficiency_of(options.scaling_efficiency)
+    efficiency = efficiency_of(options.scaling_efficiency)
     results, metrics = read_peak_results(options)
     analysis = analyse_peaks(
-        results.measured, metrics, nodes=nodes, efficiency=efficiency, even_if_different=options.even_if_different
+        results.measured, metrics, nodes=options.nodes, efficiency=efficiency, even_if_different=options.even_if_different
     )
     if options.json:
         print_json(as_document(analysis))
@@ -78,18 +78,6 @@ def read_peak_results(options: argparse.Namespace) -> "tuple[Results, MetricOpti
         )
     metrics = metric_options(options, peak=options.peak, seed_conventions=options.seed_conventions)
     return read(options, results_dirs(options) or result_folders(), metrics), metrics
-
-
-def node_counts(text: str) -> list[int]:
-    """Parse '1,2,4' as [1, 2, 4].
-
-    Raises:
-        ConfigError: it is no list of whole numbers from 1.
-    """
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isdecimal() and len(part) < 8 and int(part) > 0 for part in parts):
-        raise ConfigError(f"{text[:40]!r} is not a list of node counts.", where="--nodes", fix="--nodes 1,2,4,8")
-    return [int(part) for part in parts]
 
 
 def efficiency_of(text: str) -> float:

@@ -13,7 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from tprimat.cli.common import add_probes, positive, print_json
+from tprimat.cli.common import add_probes, counts, positive, print_json
 from tprimat.engines import ENGINE_NAMES
 
 
@@ -34,11 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_probes(parser, "")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw memory and time of the fastest layouts by part")
     parser.add_argument("--json", action="store_true", help="all layouts as one JSON document")
-
-
-def counts(text: str) -> tuple[int, ...]:
-    """Parse one or more numbers of GPUs, for argparse."""
-    return tuple(dict.fromkeys(positive(part.strip()) for part in text.split(",")))
 
 
 def run(options: argparse.Namespace) -> int:

@@ -36,25 +36,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     known, apart = ", ".join((*KINDS, *ON_REQUEST)), ", ".join(ON_REQUEST)
     parser.add_argument("kinds", help=f"comma-separated: {known}, or all but {apart}")
-    parser.add_argument("--output", type=Path, default=Path("output"), metavar="DIR", help=f"folder of {PROBES_FILE} (./output)")
-    parser.add_argument("--time-budget", type=float, metavar="S", help="start no measurement after this many seconds")
+    add_measuring(parser, f"folder of {PROBES_FILE}")
     parser.add_argument("--dtype", metavar="LIST", help="of matrix products: bf16,fp8,fp16,tf32,fp32 (all)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="measure the matrix products of its models (config.yaml)")
-    parser.add_argument("--ranks", type=positive, metavar="N", help="of collectives and ddp (every GPU; 2 on a CPU)")
     parser.add_argument("--resume", action="store_true", help=f"skip what {PROBES_FILE} contains for this machine and software")
     parser.add_argument("--json", action="store_true", help="print the records, one per line")
+
+
+def add_measuring(parser: argparse.ArgumentParser, output: str) -> None:
+    """Add the flags that say how long and at which sizes is measured, and where the records go."""
+    parser.add_argument("--output", type=Path, default=Path("output"), metavar="DIR", help=f"{output} (./output)")
+    parser.add_argument("--time-budget", type=float, metavar="S", help="start no measurement after this many seconds")
+    parser.add_argument("--ranks", type=positive, metavar="N", help="of collectives and ddp (every GPU; 2 on a CPU)")
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument("--small", dest="small", action="store_true", default=None, help="small sizes (the default on a CPU)")
     sizes.add_argument("--full", dest="small", action="store_false", help="full sizes even on a CPU")
 
 
-def request_of(options: argparse.Namespace) -> ProbeRequest:
-    """Convert the command line.
-
-    Raises:
-        ConfigError: it names a probe that does not exist.
-    """
-    return ProbeRequest(
+def run(options: argparse.Namespace) -> int:
+    """Exit status: 0, 1 if ranks failed."""
+    request = ProbeRequest(
         kinds=parse_kinds(options.kinds),
         output=options.output,
         small=options.small,
@@ -64,11 +65,6 @@ def request_of(options: argparse.Namespace) -> ProbeRequest:
         ranks=options.ranks,
         resume=options.resume,
     )
-
-
-def run(options: argparse.Namespace) -> int:
-    """Exit status: 0, 1 if ranks failed."""
-    request = request_of(options)
     require_torch()
     from tprimat.probe.device import is_rank
 

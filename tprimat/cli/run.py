@@ -3,7 +3,7 @@
 import argparse
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,6 @@ from tprimat.engines import AUTO, ENGINE_NAMES
 from tprimat.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tprimat.plan.schema import RunPlan
     from tprimat.runner.run import TrainingRun
     from tprimat.runner.session import RunRequest, Session
     from tprimat.runner.sweep import CellResult
@@ -142,12 +141,11 @@ def _how(group: argparse._ArgumentGroup) -> None:
 def request_of(options: argparse.Namespace, program: str = "./benchmark.py") -> "RunRequest":
     """Return what the flags of `add_request` ask for."""
     from tprimat.records.redaction import masked_command
-    from tprimat.runner.session import RunRequest
+    from tprimat.runner.session import FLAGS, RunRequest
 
-    same = ("model", "runs", "engine", "platform", "size", "gpus", "nodes", "steps", "warmup", "micro_batch_size")
-    more = ("global_batch_size", "sequence_length", "precision", "data", "routing", "seed", "config", "dry_run", "force")
+    same = (*FLAGS, "config", "dry_run", "force")
     return RunRequest(
-        **{name: getattr(options, name) for name in (*same, *more, *DEGREES)},
+        **{name: getattr(options, name) for name in same if name != "strategy"},
         strategy=options.parallel,
         hosts=tuple(word.strip() for word in (options.hosts or "").split(",") if word.strip()),
         settings=tuple(options.settings),
@@ -182,10 +180,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from tprimat.engines.base import engine_named, require_worker_modules
     from tprimat.runner.scaling import gpu_counts, scaling_sessions
     from tprimat.runner.session import prepare
-    from tprimat.runner.sweep import complete, exit_status, follow_first_node, run_cells, session_cells
+    from tprimat.runner.sweep import complete, exit_status, run_cells, session_cells
 
     request = request_of(options)
     if options.launcher != "here":
@@ -209,10 +206,6 @@ def _train(options: argparse.Namespace) -> int:
     if options.dry_run:
         return max([_show_plans(session, as_json=options.json) for session in sessions])
     cells = session_cells(sessions)
-    if engine_named(cells[0].plan.engine).runs_worker:
-        require_worker_modules()
-    if (status := follow_first_node(cells[0], sys.stderr)) is not None:
-        return status
     results = run_cells(cells, quiet=options.quiet, resume=options.resume, messages=sys.stderr)
     runs = [result.run for result in results if result.run is not None]
     if not (options.scaling and options.json):
@@ -226,7 +219,6 @@ def _train(options: argparse.Namespace) -> int:
 
 def _train_auto(options: argparse.Namespace, request: "RunRequest") -> int:
     """Train under the layout that is predicted to be fastest, or measure the first few briefly."""
-    from tprimat.engines.base import require_worker_modules
     from tprimat.runner.auto import auto_sessions, conclusion, race
     from tprimat.runner.sweep import complete, exit_status, run_cells, session_cells
 
@@ -234,7 +226,6 @@ def _train_auto(options: argparse.Namespace, request: "RunRequest") -> int:
     sessions = [contender.session for contender in contenders]
     if options.dry_run:
         return max([_show_plans(session, as_json=options.json) for session in sessions])
-    require_worker_modules()
     finished = True
     everything: list[CellResult] = []
 
@@ -343,7 +334,8 @@ def _show_plans(session: "Session", *, as_json: bool) -> int:
         return int(failed)
     for plan in session.plans:
         command = command_shown(plan)
-        variables = [f"{name}={shlex.quote(value)}" for name, value in shown_environment(command.environment, plan).items()]
+        environment = {**command.environment, **masked_environment(plan.environment)}
+        variables = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
         batch, recompute = plan.batch, " ".join([plan.recompute, *plan.recompute_modules])
         print(f"{plan.model} ({plan.shape.name}) on {plan.platform}, engine {plan.engine}: {plan.engine_reason}")
         print(announcement(plan))
@@ -355,13 +347,6 @@ def _show_plans(session: "Session", *, as_json: bool) -> int:
     show_checks(checks)
     print("Nothing was started or written.")
     return int(failed)
-
-
-def shown_environment(environment: "Mapping[str, str]", plan: "RunPlan") -> "dict[str, str]":
-    """Return the variables of a command; of those that the user sets, the values that we do not know are masked."""
-    from tprimat.records.redaction import masked_environment
-
-    return {**environment, **masked_environment(plan.environment)}
 
 
 def _output_dir(options: argparse.Namespace) -> str:

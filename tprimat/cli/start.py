@@ -30,15 +30,7 @@ ENVIRONMENT = ROOT / ".venv"
 
 
 def script(name: str = "", prog: str = "") -> int:
-    """Run `tprimat`, or one command under a script's name, as a whole process.
-
-    Args:
-        name: of the command; the first argument by default.
-        prog: the script's name in usage and help.
-
-    Returns:
-        the exit status.
-    """
+    """Run `tprimat`, or one command under a script's name, as a whole process. Returns the exit status."""
     problem = find_environment()
     if problem:
         return refuse(problem)

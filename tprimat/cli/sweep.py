@@ -102,16 +102,11 @@ def make_runs(
     Raises:
         UserError: none of them can run here.
     """
-    from tprimat.engines.base import engine_named, require_worker_modules
-    from tprimat.runner.sweep import follow_first_node, run_cells
+    from tprimat.runner.sweep import run_cells
 
     cells = [cell for entry in entries for cell in entry.cells]
     if not cells:
         raise next(entry.refusal for entry in entries if entry.refusal is not None)
-    if engine_named(cells[0].plan.engine).runs_worker:
-        require_worker_modules()
-    if (status := follow_first_node(cells[0], sys.stderr)) is not None:
-        sys.exit(status)
     results = run_cells(cells, quiet=options.quiet, resume=resume, messages=sys.stderr, retry_failed=retry_failed)
     return results, len(results) == len(cells) and all(result.counts for result in results)
 
@@ -127,13 +122,14 @@ def draw(folders: Sequence[str], probes: Sequence[Path]) -> bool:
 def show(entries: "Sequence[MatrixEntry]", results: "Sequence[CellResult]", folders: Sequence[str], *, as_json: bool) -> None:
     """Print the table of all cells, or the same as one JSON document."""
     from tprimat.report.screen import screen_of
-    from tprimat.runner.matrix import matrix_document, matrix_table, sweep_winners
+    from tprimat.runner.combine import combined
+    from tprimat.runner.matrix import matrix_document, matrix_table
 
     if as_json:
         print_json(matrix_document(entries, results))
         return
     screen = screen_of(sys.stdout)
-    if winners := sweep_winners(results, screen):
+    if winners := combined([result.run for result in results if result.run is not None], screen):
         print("\n" + winners)
     print("\n" + matrix_table(entries, results, screen))
     if len(folders) > 1:

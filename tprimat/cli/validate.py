@@ -15,8 +15,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0 all cells are valid, 1 some are not."""
+    from tprimat.config.load import read_config
+    from tprimat.plan.figures import doubtful_figures
     from tprimat.report.screen import screen_of
-    from tprimat.runner.matrix import check_matrix, warnings_about
+    from tprimat.runner.matrix import check_matrix
 
     cells, screen = list(check_matrix(options.config, options.gpus)), screen_of(sys.stdout)
     widths = [
@@ -31,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
     for errors in alike.values():
         more = f"\n  {len(errors) - 1} more cells have the same problem" if len(errors) > 1 else ""
         print(f"\nerror: {errors[0]}{more}", file=sys.stderr)
-    for warning in warnings_about(options.config):
+    for warning in doubtful_figures(read_config(options.config)):
         print(f"warning: {warning}", file=sys.stderr)
     failures, defined = sum(map(len, alike.values())), sum(not cell.left_out for cell in cells)
     left_out = f", {len(cells) - defined} left out" if defined < len(cells) else ""

@@ -14,7 +14,7 @@ from tprimat.engines import AUTO, ENGINE_NAMES, FALLBACK, MODULES
 from tprimat.errors import ConfigError, LaunchError, UserError
 from tprimat.facts.models import ModelShape
 from tprimat.logs.fields import LineFields
-from tprimat.plan.schema import Layout, PlatformName, PrimusOptions, PrimusStart, RunPlan
+from tprimat.plan.schema import PlatformName, PrimusOptions, PrimusStart, RunPlan
 from tprimat.predict.workload import Implementation
 from tprimat.records.environment import software_versions
 from tprimat.records.store import RunDirectory
@@ -54,10 +54,9 @@ class Settings:
     """What decides how an engine's layers use memory: of a plan, or of the record of a run."""
 
     shape: ModelShape
-    layout: Layout
     options: Mapping[str, Any]
     """Switches of the engine; from a record as they were resolved."""
-    transformer_engine: bool | None
+    transformer_engine: bool | None = None
     """Whether Transformer Engine's layers run; None: not known yet."""
 
 
@@ -114,12 +113,11 @@ class Engine(ABC):
 
     def implementation(self, settings: Settings) -> Implementation | None:
         """Return how the engine's layers use memory on a GPU, for predictions; None: not known."""
-        del settings
         return None
 
-    @abstractmethod
     def read_line(self, text: str) -> LineFields | None:
-        """Parse one line of the log; None for a line without information."""
+        """Parse one line of the log; None for a line without information, as all are where a worker writes the steps itself."""
+        return None
 
     def prepare(self, here: Here) -> PrimusStart | None:
         """Look up what the plan must record about the installation.
@@ -127,17 +125,14 @@ class Engine(ABC):
         Raises:
             LaunchError: the installation cannot be started as requested.
         """
-        del here
         return None
 
     def software(self, plan: RunPlan) -> dict[str, str]:
-        """Return package versions for the run's first record. A worker replaces them with what it finds."""
-        del plan
-        return {}
+        """Return package versions for the first record, by default this Python's. A worker replaces them with what it finds."""
+        return software_versions()
 
     def error_logs(self, plan: RunPlan) -> tuple[str, ...]:
         """Return glob patterns of files with tracebacks that do not reach the console."""
-        del plan
         return ()
 
 
@@ -152,6 +147,12 @@ def engine_named(name: str) -> Engine:
     engine = import_module(MODULES[name]).ENGINE
     assert isinstance(engine, Engine)
     return engine
+
+
+def implementation_of(plan: RunPlan) -> Implementation | None:
+    """Return how the layers of a plan's engine use memory on a GPU; None: not known."""
+    engine = engine_named(plan.engine)
+    return engine.implementation(Settings(shape=plan.shape, options=engine.options(plan)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,12 +205,16 @@ def refuse_bf16_states(engine: str, plan: RunPlan, where: Where) -> ConfigError 
     return None
 
 
-def refuse_search(plan: RunPlan, where: Where, why: str, fix: str) -> ConfigError | None:
-    """Refuse micro_batch_size: auto for an engine or a machine that cannot search."""
+def refuse_search(engine: str, plan: RunPlan, where: Where) -> ConfigError | None:
+    """Refuse micro_batch_size: auto for an engine that cannot search."""
     if plan.batch.micro_batch_sequences != "auto":
         return None
-    place = where("training", "data", "micro_batch_size")
-    return ConfigError("micro_batch_size is auto.", where=place, why=why, fix=fix)
+    return ConfigError(
+        "micro_batch_size is auto.",
+        where=where("training", "data", "micro_batch_size"),
+        why=f"The engine {engine} has no search for it.",
+        fix="--engine megatron to find it, then --micro-batch-size with that number",
+    )
 
 
 # Engines whose training runs in our own worker under torchrun and writes its own records.
@@ -223,19 +228,6 @@ IN_A_CHECKOUT = all((ROOT / name).is_file() for name in SCRIPTS.values())
 def start_command() -> tuple[str, ...]:
     """Return the words that start ./benchmark.py with this Python, on any machine that has the same checkout or package."""
     return (sys.executable, str(ROOT / "benchmark.py")) if IN_A_CHECKOUT else (sys.executable, "-m", "tprimat", "run")
-
-
-def worker_command(plan: RunPlan) -> Command:
-    """Return the training script of the plan's model, to run once on each rank."""
-    arguments = ("--plan", str(RunDirectory(Path(plan.run_directory)).plan_file))
-    name = SCRIPTS.get(plan.model) if IN_A_CHECKOUT else None
-    script = (str(ROOT / name),) if name else ("-m", "tprimat.train.worker")
-    return Command(
-        argv=(*script, *arguments),
-        ranks_per_node=plan.gpus_per_node,
-        environment={**bytecode_cache(), **plan.environment},
-        directory=str(ROOT) if IN_A_CHECKOUT and not name else None,
-    )
 
 
 def bytecode_cache(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -283,15 +275,13 @@ class WorkerEngine(Engine):
     clock: ClassVar[Literal["step_end", "framework"]] = "step_end"
 
     def command(self, plan: RunPlan) -> Command:
-        """Return the worker, to run on every rank."""
-        return worker_command(plan)
-
-    def software(self, plan: RunPlan) -> dict[str, str]:
-        """Return the versions in this Python, which the worker runs in too."""
-        del plan
-        return software_versions()
-
-    def read_line(self, text: str) -> LineFields | None:
-        """Nothing: the worker writes steps.jsonl itself."""
-        del text
-        return None
+        """Return the training script of the plan's model, to run once on each rank."""
+        arguments = ("--plan", str(RunDirectory(Path(plan.run_directory)).plan_file))
+        name = SCRIPTS.get(plan.model) if IN_A_CHECKOUT else None
+        script = (str(ROOT / name),) if name else ("-m", "tprimat.train.worker")
+        return Command(
+            argv=(*script, *arguments),
+            ranks_per_node=plan.gpus_per_node,
+            environment={**bytecode_cache(), **plan.environment},
+            directory=str(ROOT) if IN_A_CHECKOUT and not name else None,
+        )

@@ -22,7 +22,6 @@ class EmbeddedEngine(WorkerEngine):
 
     def available(self, here: Here) -> Availability:
         """Always: a plan needs no package."""
-        del here
         return Availability(reason="always there")
 
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:

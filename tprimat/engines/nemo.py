@@ -56,7 +56,6 @@ class NemoEngine(WorkerEngine):
 
     def available(self, here: Here) -> Availability:
         """Look for the modules that the recipes import."""
-        del here
         missing = missing_modules()
         if not missing:
             return Availability(reason="NeMo is installed")
@@ -66,10 +65,9 @@ class NemoEngine(WorkerEngine):
 
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
         """Refuse what no recipe can express and, where the plan needs Transformer Engine, try to import it."""
-        fix = "--engine megatron to find it, then --micro-batch-size with that number"
         if refused := (
             refuse_bf16_states(self.name, plan, where)
-            or refuse_search(plan, where, why="NeMo's recipes have no search for it.", fix=fix)
+            or refuse_search(self.name, plan, where)
             or inexpressible(plan)
             or _contradicting_options(plan, where)
         ):

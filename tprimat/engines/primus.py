@@ -19,7 +19,7 @@ from tprimat.engines.base import Availability, Command, Engine, Here, Settings, 
 from tprimat.errors import ConfigError, LaunchError, UserError
 from tprimat.logs.fields import LineFields
 from tprimat.logs.formats import primus as log_format
-from tprimat.plan.schema import PlatformName, PrimusLauncher, PrimusOptions, PrimusStart, RunPlan, Scalar
+from tprimat.plan.schema import PlatformName, PrimusOptions, PrimusStart, RunPlan, Scalar
 from tprimat.predict.workload import TRANSFORMER_ENGINE, Implementation
 
 # A plan as Primus's settings: the keys of its pre_trainer module, the experiment file and command-line overrides. Megatron
@@ -77,11 +77,10 @@ def settings(plan: RunPlan) -> dict[str, Value]:
         LaunchError: Primus cannot run the plan.
     """
     refuse_unsupported(plan)
-    return {**_model(plan), **_experts(plan), **_layout(plan), **_batch(plan), **_optimizer(plan), **_arithmetic(plan)}
-
-
-def _model(plan: RunPlan) -> dict[str, Value]:
-    shape = plan.shape
+    shape, layout, batch, options = plan.shape, plan.layout, plan.batch, plan.engine_options
+    if isinstance(batch.micro_batch_sequences, str):
+        raise LaunchError("Primus cannot search for a micro-batch that fits.", fix="--micro-batch-size 1")
+    granularity, method, layers = RECOMPUTE[plan.recompute]
     return {
         "num_layers": shape.layers,
         "hidden_size": shape.hidden,
@@ -90,6 +89,29 @@ def _model(plan: RunPlan) -> dict[str, Value]:
         "group_query_attention": shape.kv_heads != shape.heads,
         "num_query_groups": shape.kv_heads,
         "kv_channels": shape.head_dim,
+        **_experts(plan),
+        "tensor_model_parallel_size": layout.tensor,
+        "pipeline_model_parallel_size": layout.pipeline,
+        "num_virtual_stages_per_pipeline_rank": layout.virtual_pipeline,
+        "context_parallel_size": layout.context,
+        "expert_model_parallel_size": layout.expert,
+        "sequence_parallel": layout.sequence_parallel,
+        "use_distributed_optimizer": options.distributed_optimizer,
+        "overlap_grad_reduce": options.overlap_grad_reduce,
+        "overlap_param_gather": options.overlap_param_gather and options.distributed_optimizer,
+        "micro_batch_size": batch.micro_batch_sequences,
+        "global_batch_size": batch.global_batch_sequences,
+        "seq_length": batch.sequence_tokens,
+        "max_position_embeddings": batch.sequence_tokens,
+        "train_iters": plan.steps,
+        "seed": plan.seed,
+        **_optimizer(plan),
+        "bf16": plan.precision != "fp32",
+        "fp16": False,
+        "fp8": "hybrid" if plan.precision == "fp8" else None,
+        "recompute_granularity": granularity,
+        "recompute_method": method,
+        "recompute_num_layers": layers,
     }
 
 
@@ -112,35 +134,6 @@ def _experts(plan: RunPlan) -> dict[str, Value]:
     }
 
 
-def _layout(plan: RunPlan) -> dict[str, Value]:
-    layout, options = plan.layout, plan.engine_options
-    return {
-        "tensor_model_parallel_size": layout.tensor,
-        "pipeline_model_parallel_size": layout.pipeline,
-        "num_virtual_stages_per_pipeline_rank": layout.virtual_pipeline,
-        "context_parallel_size": layout.context,
-        "expert_model_parallel_size": layout.expert,
-        "sequence_parallel": layout.sequence_parallel,
-        "use_distributed_optimizer": options.distributed_optimizer,
-        "overlap_grad_reduce": options.overlap_grad_reduce,
-        "overlap_param_gather": options.overlap_param_gather and options.distributed_optimizer,
-    }
-
-
-def _batch(plan: RunPlan) -> dict[str, Value]:
-    batch = plan.batch
-    if isinstance(batch.micro_batch_sequences, str):
-        raise LaunchError("Primus cannot search for a micro-batch that fits.", fix="--micro-batch-size 1")
-    return {
-        "micro_batch_size": batch.micro_batch_sequences,
-        "global_batch_size": batch.global_batch_sequences,
-        "seq_length": batch.sequence_tokens,
-        "max_position_embeddings": batch.sequence_tokens,
-        "train_iters": plan.steps,
-        "seed": plan.seed,
-    }
-
-
 def _optimizer(plan: RunPlan) -> dict[str, Value]:
     """Return the embedded engine's schedule. Megatron requires the warm-up to be shorter than the decay, even in a short run."""
     requested = plan.optimizer
@@ -157,18 +150,6 @@ def _optimizer(plan: RunPlan) -> dict[str, Value]:
         "adam_beta2": float(requested.beta2),
         "adam_eps": float(requested.epsilon),
         "clip_grad": float(requested.gradient_clipping),
-    }
-
-
-def _arithmetic(plan: RunPlan) -> dict[str, Value]:
-    granularity, method, layers = RECOMPUTE[plan.recompute]
-    return {
-        "bf16": plan.precision != "fp32",
-        "fp16": False,
-        "fp8": "hybrid" if plan.precision == "fp8" else None,
-        "recompute_granularity": granularity,
-        "recompute_method": method,
-        "recompute_num_layers": layers,
     }
 
 
@@ -278,12 +259,6 @@ def workspace(plan: RunPlan) -> PurePath:
     return PurePath(plan.run_directory) / "primus"
 
 
-def rank_error_logs(plan: RunPlan) -> str:
-    """Return the glob pattern of all ranks' tracebacks; primus-cli hides those of most ranks from the console."""
-    folder = workspace(plan) / WORK_GROUP / USER_NAME / plan.run_id
-    return str(folder / "logs" / MODULE / "rank-*" / "error.log")
-
-
 # Where Primus is installed, and how it is started.
 
 DIRECT = "runner/primus-cli-direct.sh"
@@ -349,7 +324,7 @@ def find_installation(options: PrimusOptions, primus_path: str | None, nodes: in
         LaunchError: Primus is missing, its version lacks the launcher, or the launcher cannot be measured on several nodes.
     """
     found = look(primus_path)
-    launcher = _choose_launcher(options, found)
+    launcher = ("direct" if found.cli else "script") if options.launcher == "auto" else options.launcher
     program = found.script if launcher == "script" else found.cli
     if program is None:
         wanted = SCRIPT if launcher == "script" else DIRECT
@@ -373,12 +348,6 @@ def find_installation(options: PrimusOptions, primus_path: str | None, nodes: in
         slurm_arguments=options.slurm_arguments,
         overrides=options.overrides,
     )
-
-
-def _choose_launcher(options: PrimusOptions, found: Installation) -> PrimusLauncher:
-    if options.launcher != "auto":
-        return options.launcher
-    return "direct" if found.cli else "script"
 
 
 def version_of(root: Path) -> str | None:
@@ -418,7 +387,6 @@ class PrimusEngine(Engine):
 
     def implementation(self, settings: Settings) -> Implementation | None:
         """Transformer Engine's layers, with its loss, as the settings for MI300X ask."""
-        del settings
         return replace(TRANSFORMER_ENGINE, loss="in_place")
 
     def available(self, here: Here) -> Availability:
@@ -450,8 +418,9 @@ class PrimusEngine(Engine):
         return {self.name: plan.primus.version} if plan.primus and plan.primus.version else {}
 
     def error_logs(self, plan: RunPlan) -> tuple[str, ...]:
-        """Return the pattern of the ranks' own error logs: primus-cli hides most ranks' output from the console."""
-        return (rank_error_logs(plan),)
+        """Return the pattern of all ranks' tracebacks; primus-cli hides those of most ranks from the console."""
+        folder = workspace(plan) / WORK_GROUP / USER_NAME / plan.run_id
+        return (str(folder / "logs" / MODULE / "rank-*" / "error.log"),)
 
     def command(self, plan: RunPlan) -> Command:
         """Return the launcher with the generated experiment and every setting of the plan.

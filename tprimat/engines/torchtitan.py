@@ -31,7 +31,6 @@ from tprimat.logs.fields import LineFields
 from tprimat.logs.formats import torchtitan as log_format
 from tprimat.plan.schema import RunPlan
 from tprimat.predict.workload import FSDP, Implementation
-from tprimat.records.environment import software_versions
 
 INSTALL = "pip install '.[torchtitan]'; or --engine megatron"
 OTHER_ENGINE = "--engine megatron"
@@ -60,7 +59,6 @@ class TorchtitanEngine(Engine):
 
     def available(self, here: Here) -> Availability:
         """Look for the package."""
-        del here
         if is_installed(self.name):
             return Availability(reason="torchtitan is installed")
         error = LaunchError("torchtitan is not installed.", why="The engine torchtitan starts it.", fix=INSTALL)
@@ -68,22 +66,12 @@ class TorchtitanEngine(Engine):
 
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
         """Refuse what torchtitan cannot do, or would do differently from the plan."""
-        fix = "--engine megatron to find it, then --micro-batch-size with that number"
-        return (
-            refuse_bf16_states(self.name, plan, where)
-            or refuse_search(plan, where, why="torchtitan has no search for it.", fix=fix)
-            or next(_unsupported(plan, where), None)
-        )
+        refusals = chain(_unsupported_model(plan, where), _unsupported_layout(plan, where), _unsupported_work(plan, where))
+        return refuse_bf16_states(self.name, plan, where) or refuse_search(self.name, plan, where) or next(refusals, None)
 
     def implementation(self, settings: Settings) -> Implementation | None:
         """FSDP2."""
-        del settings
         return FSDP
-
-    def software(self, plan: RunPlan) -> dict[str, str]:
-        """Return the versions in this Python, in which torchtitan runs too."""
-        del plan
-        return software_versions()
 
     def command(self, plan: RunPlan) -> Command:
         """Return torchtitan.train on every rank, with the console of local rank 0 only, and its inputs.
@@ -102,10 +90,6 @@ class TorchtitanEngine(Engine):
     def read_line(self, text: str) -> LineFields | None:
         """Parse one line of the log."""
         return log_format.read_line(text)
-
-
-def _unsupported(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
-    return chain(_unsupported_model(plan, where), _unsupported_layout(plan, where), _unsupported_work(plan, where))
 
 
 def _unsupported_model(plan: RunPlan, where: Where) -> Iterator[LaunchError]:

@@ -4,7 +4,6 @@
 """
 
 import json
-import re
 import signal
 import time
 from collections.abc import Iterable, Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tprimat.launch import process_tree
-from tprimat.launch.stacks import STATES, rank_of, state_of
+from tprimat.launch.stacks import STATES, in_signal_set, rank_of, state_of
 
 FOLDER = "flight-recorder"
 """As tprimat/train/flight_recorder.py names it, which is not imported: launchers stay free of torch."""
@@ -64,16 +63,15 @@ class RankRecord:
 
 
 def take_records(pids: set[int], folder: Path) -> list[RankRecord]:
-    """Let the ranks of this node write down what their flight recorders hold.
+    """Let the ranks of this node write down what their flight recorders hold, in the run's folder on this node.
 
-    Args:
-        pids: all processes of the run. Those that do not wait for SIGUSR2 are left alone: they could die of it.
-        folder: the run's folder on this node.
+    Processes that do not wait for SIGUSR2 are left alone: they could die of it.
 
     Returns:
         one record for each rank that should answer, in their order.
     """
-    ranks = {pid: rank for pid in pids if (rank := rank_of(pid)) is not None and blocks_signal(pid, signal.SIGUSR2)}
+    answering = [pid for pid in pids if in_signal_set("SigBlk", pid, signal.SIGUSR2)]
+    ranks = {pid: rank for pid in answering if (rank := rank_of(pid)) is not None}
     files = {rank: folder / FOLDER / f"rank-{rank}.json" for rank in sorted(set(ranks.values()))}
     for path in files.values():
         path.unlink(missing_ok=True)  # of an earlier start in this folder
@@ -83,16 +81,6 @@ def take_records(pids: set[int], folder: Path) -> list[RankRecord]:
     while time.monotonic() < ends and not all(files[rank].exists() for rank in able.values()):
         time.sleep(0.02)
     return [read_record(path, rank) for rank, path in files.items()]
-
-
-def blocks_signal(pid: int, number: int) -> bool:
-    """Return whether the main thread of a process blocks a signal (SigBlk in /proc/PID/status), so that it cannot die of it."""
-    try:
-        status = (process_tree.PROC / str(pid) / "status").read_text(encoding="utf8", errors="replace")
-    except OSError:
-        return False
-    mask = re.search(r"^SigBlk:\s*([0-9a-f]+)", status, re.MULTILINE)
-    return mask is not None and bool(int(mask[1], 16) >> (number - 1) & 1)
 
 
 def read_record(path: Path, rank: int) -> RankRecord:

@@ -1,17 +1,21 @@
-"""Run one command, or one module on several ranks of this machine, to its end."""
+"""Run one command, or one module on several ranks of this machine, to its end; and ask a scheduler."""
 
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 
 from tprimat.engines.base import Command
+from tprimat.errors import LaunchError
 from tprimat.hardware.nodes import Nodes
 from tprimat.launch.process import GRACE_SECONDS, Child, Ending, Interrupts, Output, Supervisor
 from tprimat.launch.torchrun import torchrun
 from tprimat.logs.failures import Failure
 
 DEFAULT_LIMIT_SECONDS = 900.0
+ANSWER_SECONDS = 60.0
+"""For one answer of a scheduler; a busy one takes long."""
 
 
 def run_command(command: Command, on_line: Callable[[str], None], limit_seconds: float = DEFAULT_LIMIT_SECONDS) -> Ending:
@@ -49,3 +53,19 @@ def python_environment(ranks: int = 1) -> dict[str, str]:
     """Return the variables with which a child finds this Python's modules and each rank gets a fair share of the cores."""
     cores = max(1, (os.cpu_count() or 1) // ranks)  # torchrun alone would give each rank one
     return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": str(cores)}
+
+
+def answer_of(command: Sequence[str], where: str, fix: str, text: str | None = None) -> "subprocess.CompletedProcess[str]":
+    """Return how a scheduler's program ended, with what it printed.
+
+    Raises:
+        LaunchError: there is no such program, or it does not answer.
+    """
+    try:
+        return subprocess.run(
+            command, input=text, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False, errors="replace"
+        )
+    except FileNotFoundError as error:
+        raise LaunchError(f"There is no {command[0]} here.", where=where, fix=fix) from error
+    except subprocess.TimeoutExpired as error:
+        raise LaunchError(f"{command[0]} did not answer within {ANSWER_SECONDS:g} s.") from error

@@ -31,6 +31,7 @@ from tprimat.errors import LaunchError
 from tprimat.hardware.nodes import Nodes
 from tprimat.launch.collectives import RankRecord
 from tprimat.launch.stacks import Stack
+from tprimat.launch.torchrun import free_port
 from tprimat.logs.failures import Failure
 from tprimat.plan.schema import RunPlan
 from tprimat.records.schema import MicroBatchTrial, NodeRecord
@@ -166,16 +167,6 @@ class Link:
         """Return the descriptor, for selectors."""
         return self._socket.fileno()
 
-    @property
-    def own_address(self) -> str:
-        """The IP address of this end."""
-        return str(self._socket.getsockname()[0])
-
-    @property
-    def other_address(self) -> str:
-        """The IP address of the other end."""
-        return str(self._socket.getpeername()[0])
-
     def send(self, message: Message) -> None:
         """Send a message.
 
@@ -240,15 +231,7 @@ class Group:
     """All nodes of a run, as the first one sees them."""
 
     def __init__(self, nodes: Nodes, own: Hello, links: dict[int, Link], hellos: dict[int, Hello], address: str | None) -> None:
-        """Take a complete group; `meet` makes one.
-
-        Args:
-            nodes: the first node's place.
-            own: what it says of itself.
-            links: rank -> the connection to each other node.
-            hellos: rank -> what that node says of itself.
-            address: the IP address that the first node listens on; None where it listens on all.
-        """
+        """Take a complete group; `meet` makes one. `address` is where the first node listens; None: on all of its addresses."""
         self.nodes = nodes
         self.records = tuple(hello.node for _, hello in sorted({**hellos, nodes.rank: own}.items()))
         self.status = 1
@@ -289,11 +272,7 @@ class Group:
             raise LaunchError(f"{self._loss()} No further run can start.", fix="the same call with --resume goes on from here")
 
     def check(self, now: float) -> Failure | None:
-        """Return why the run must end: a node is lost, or its ranks have failed and those of this node go on.
-
-        Args:
-            now: on the monotonic clock.
-        """
+        """Return why the run must end: a node is lost, or its ranks have failed and those of this node go on."""
         self._poll()
         if self._first_failure is not None:
             rank, at = self._first_failure
@@ -333,9 +312,6 @@ class Group:
 
     def finish(self, seconds: float) -> Failure | None:
         """Wait until the ranks of all nodes have ended.
-
-        Args:
-            seconds: the longest time to wait.
 
         Returns:
             why the run did not end well elsewhere; None: all nodes did their part, or were stopped by this one.
@@ -407,12 +383,7 @@ def meet(
 ) -> Group:
     """Wait on the first node until all others have connected.
 
-    Args:
-        nodes: this node's place, of rank 0.
-        own: what it says of itself.
-        seconds: how long to wait.
-        check: raises a LaunchError for nodes that cannot run together.
-        watch: called while waiting; raises a LaunchError when a node cannot come any more.
+    `check` raises a LaunchError for nodes that cannot run together, `watch` for one that cannot come any more.
 
     Raises:
         LaunchError: a node did not come, or does not fit; the nodes that came know it too.
@@ -568,14 +539,6 @@ def resolve(host: str, port: int, seconds: float) -> tuple[socket.AddressFamily,
         return family, str(address[0])
 
 
-def free_port(address: str) -> int:
-    """Return a TCP port that nobody listens on at this moment."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family) as server:
-        server.bind((address, 0))
-        return int(server.getsockname()[1])
-
-
 # The other nodes.
 
 
@@ -614,11 +577,6 @@ def _unreachable(nodes: Nodes, address: str, seconds: float, error: Exception) -
         why=f"This is {nodes.name(nodes.rank)} of {nodes.count}.",
         fix="start the same command there with NODE_RANK=0, and open the port between the nodes",
     )
-
-
-def refusal_of(message: Refused) -> LaunchError:
-    """Return the first node's refusal as this node's error."""
-    return LaunchError(message.what, where="the first node", why=message.why, fix=message.fix)
 
 
 def tail_of(lines: Sequence[str]) -> tuple[str, ...]:

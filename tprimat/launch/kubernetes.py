@@ -4,8 +4,6 @@ Sources: kubeflow/trainer, pkg/apis/trainer/v1alpha1 and pkg/constants (the PET_
 on indexed Jobs. tests/launch/test_kubernetes.py validates both against the published schemas; neither has run on a cluster.
 """
 
-import shutil
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,6 +11,7 @@ from typing import Any, Literal
 import yaml
 
 from tprimat.errors import LaunchError
+from tprimat.launch.command import answer_of
 
 Kind = Literal["trainjob", "job"]
 RESULTS = "/results"
@@ -22,7 +21,6 @@ CONTAINER = "node"
 PORT = 29500
 RESOURCES: Mapping[str, str] = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu"}
 """Platform -> the resource that its device plugin offers."""
-ANSWER_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,14 +120,8 @@ def create(text: str) -> str:
     Raises:
         LaunchError: there is no kubectl, or it refuses.
     """
-    if shutil.which("kubectl") is None:
-        fix = "--dry-run prints the manifest for `kubectl create -f -` elsewhere"
-        raise LaunchError("There is no kubectl here.", where="--launcher kubernetes", fix=fix)
-    command = ["kubectl", "create", "-f", "-"]
-    try:
-        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise LaunchError(f"kubectl did not answer within {ANSWER_SECONDS:g} s.") from error
+    fix = "--dry-run prints the manifest for `kubectl create -f -` elsewhere"
+    done = answer_of(("kubectl", "create", "-f", "-"), where="--launcher kubernetes", fix=fix, text=text)
     if done.returncode != 0:
         raise LaunchError(f"kubectl failed: {' '.join(done.stderr.split()) or f'exit status {done.returncode}'}")
     return done.stdout.strip()

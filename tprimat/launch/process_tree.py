@@ -23,40 +23,43 @@ SIGKILL_TIMEOUT_SECONDS = 3.0
 CHECK_INTERVAL_SECONDS = 0.1
 
 
+def read_proc(pid: int, name: str) -> bytes:
+    """Return a file of a process in /proc; empty where the process is gone or another user's."""
+    try:
+        return (PROC / str(pid) / name).read_bytes()
+    except OSError:
+        return b""
+
+
+def environment_of(pid: int) -> list[bytes]:
+    """Return the NAME=VALUE words that a process was started with."""
+    return read_proc(pid, "environ").split(b"\0")
+
+
 @dataclass(frozen=True, slots=True)
 class Process:
     """One row of the process table."""
 
-    pid: int
+    state: str
+    """Its letter in proc(5)."""
     parent: int
     session: int
-    zombie: bool
+
+
+def find_process(pid: int) -> Process | None:
+    """Return the row of a process; None where it has ended."""
+    text = read_proc(pid, "stat").decode("utf8", errors="replace")
+    if not text:
+        return None
+    # The name is in parentheses and may contain any character; proc(5).
+    state, parent, _group, session = text[text.rfind(")") + 2 :].split()[:4]
+    return Process(state, int(parent), int(session))
 
 
 def process_table() -> dict[int, Process]:
     """Return all processes by pid; empty where there is no /proc (macOS)."""
-    table = {}
-    for entry in PROC.iterdir() if PROC.is_dir() else ():
-        if not entry.name.isdigit():
-            continue
-        try:
-            text = (entry / "stat").read_text(encoding="utf8", errors="replace")
-        except OSError:  # it ended in the meantime
-            continue
-        # The name is in parentheses and may contain any character; proc(5).
-        state, parent, _group, session = text[text.rfind(")") + 2 :].split()[:4]
-        pid = int(entry.name)
-        table[pid] = Process(pid, int(parent), int(session), state in "ZX")
-    return table
-
-
-def has_marker(pid: int, marker: str) -> bool:
-    """Return whether the process was started with the marker in its environment."""
-    try:
-        environment = (PROC / str(pid) / "environ").read_bytes()
-    except OSError:  # gone, or another user's
-        return False
-    return f"{MARKER}={marker}".encode() in environment.split(b"\0")
+    pids = [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()] if PROC.is_dir() else []
+    return {pid: found for pid in pids if (found := find_process(pid)) is not None}
 
 
 def members(marker: str, root: int | None) -> set[int]:
@@ -69,10 +72,11 @@ def members(marker: str, root: int | None) -> set[int]:
     table = process_table()
     if not table:
         return {root} if root is not None and alive(root) else set()
-    found = {p.pid for p in table.values() if (root is not None and root in (p.pid, p.session)) or has_marker(p.pid, marker)}
-    while children := {p.pid for p in table.values() if p.parent in found} - found:
+    word = f"{MARKER}={marker}".encode()
+    found = {pid for pid, p in table.items() if (root is not None and root in (pid, p.session)) or word in environment_of(pid)}
+    while children := {pid for pid, p in table.items() if p.parent in found} - found:
         found |= children
-    return {pid for pid in found if not table[pid].zombie} - {os.getpid()}
+    return {pid for pid in found if table[pid].state not in "ZX"} - {os.getpid()}
 
 
 def alive(pid: int) -> bool:

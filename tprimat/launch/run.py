@@ -20,14 +20,14 @@ from tprimat.launch.stacks import Stack, culprit, describe, take_stacks
 from tprimat.launch.torchrun import free_port, with_port
 from tprimat.launch.watchdog import Limits, Watchdog
 from tprimat.logs.failures import TRANSIENT, Failure, add_log_hint, classify, count_oom_kills, earliest, ended_early, stopped_by
-from tprimat.records.schema import Outcome, RunRecord, StepRecord
+from tprimat.records.schema import RunRecord, StepRecord
 from tprimat.records.store import RunDirectory, from_json, to_json, write_atomically
 from tprimat.records.summary import StepSummary
 
 MAX_ERROR_LOG_BYTES = 1 << 20
 LEAVE_IT = "leave the output folder in its place until the run has ended"
 PIECE_BYTES = 4 << 20
-"""Of steps.jsonl, read at once: several times its longest line."""
+"""Of a growing file, read at once: several times its longest line."""
 OTHER_NODES_SECONDS = 6.0
 """For the other nodes to report their end, beyond the grace period of their ranks."""
 
@@ -68,22 +68,20 @@ class Launch:
 class LaunchResult:
     """How a launch ended."""
 
-    outcome: Outcome
+    failure: Failure | None
+    """Why the run did not complete; None: it did."""
     exit_code: int | None
     """Of the process; negative signal number if a signal ended it."""
-    cause: str | None
-    hint: str | None
     duration_seconds: float
-    evidence: str | None = None
-    """The log line that shows the cause."""
     steps: tuple[StepRecord, ...] = ()
     """All steps, even if the disk was full; of a long run, merged ones (records/summary.py)."""
     stop_signal: int | None = None
     """A signal asked the launcher to stop: start nothing after this run."""
-    port_in_use: bool = False
-    """A second start on another port may succeed."""
-    transient: bool = False
-    """The cause may be gone at a second start: the network between ranks, or a port."""
+
+    @property
+    def transient(self) -> bool:
+        """Whether the cause may be gone at a second start: the network between ranks, or a port."""
+        return self.failure is not None and self.failure.kind in TRANSIENT
 
 
 class Watcher(Protocol):
@@ -91,31 +89,22 @@ class Watcher(Protocol):
 
     def on_line(self, text: str) -> None:
         """Take one line of output, without its line end."""
-        ...
 
     def on_wait(self, seconds: float) -> None:
         """Called several times a second until the first step, with the time since the start."""
-        ...
 
     def on_step(self, step: StepRecord) -> None:
         """Take one finished step."""
-        ...
 
     def on_notice(self, text: str) -> None:
         """Take one sentence about the launch itself."""
-        ...
 
     def on_end(self, result: LaunchResult) -> None:
         """Take the result; all processes of the run have ended."""
-        ...
 
 
 def run(launch: Launch, watcher: Watcher) -> tuple[RunRecord, LaunchResult]:
     """Start a run, follow it to its end, and record how it ended.
-
-    Args:
-        launch: what to start.
-        watcher: receives every line and step while the run is in progress.
 
     Returns:
         the record as written to run.json, and the result with the steps.
@@ -152,9 +141,10 @@ def try_out(launch: Launch, watcher: Watcher) -> LaunchResult:
 def attempt_twice(launch: Launch, watcher: Watcher, interrupts: Interrupts) -> LaunchResult:
     """Start the command, and once more on another port if its port was in use."""
     result = Attempt(launch, watcher, interrupts).run()
-    if result.port_in_use and not result.steps and launch.nodes == 1:
+    failure = result.failure
+    if failure is not None and failure.kind == "port_in_use" and not result.steps and launch.nodes == 1:
         port = free_port()
-        watcher.on_notice(f"{result.cause} Starting once more on port {port}.")
+        watcher.on_notice(f"{failure.cause} Starting once more on port {port}.")
         again = dataclasses.replace(launch, command=with_port(launch.command, port), heading="")
         result = Attempt(again, watcher, interrupts).run()
     return result
@@ -164,7 +154,7 @@ def launcher_failure(error: BaseException | None) -> LaunchResult:
     """Return the result of a run that could not be started, or whose launcher failed."""
     cause = error.what if isinstance(error, UserError) else f"The launcher failed: {error!r}."
     fix = error.fix if isinstance(error, UserError) else None
-    return LaunchResult(outcome="failed", exit_code=None, cause=cause, hint=fix, duration_seconds=0.0)
+    return LaunchResult(failure=Failure(outcome="failed", cause=cause, hint=fix), exit_code=None, duration_seconds=0.0)
 
 
 def final_record(launch: Launch, result: LaunchResult) -> tuple[RunRecord, LaunchResult]:
@@ -176,16 +166,20 @@ def final_record(launch: Launch, result: LaunchResult) -> tuple[RunRecord, Launc
     if launch.complete is not None:
         record, steps = launch.complete(record)
         result = dataclasses.replace(result, steps=steps or result.steps)
-    ended = dataclasses.replace(
-        record,
-        steps_recorded=len(result.steps),
-        outcome=result.outcome,
-        exit_code=result.exit_code,
-        cause=result.cause,
-        hint=result.hint,
-        ended_at=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
-    )
-    return ended, result
+    return with_end(dataclasses.replace(record, steps_recorded=len(result.steps)), result), result
+
+
+def with_end(record: RunRecord, result: LaunchResult) -> RunRecord:
+    """Return the record of a run that has just ended."""
+    ended_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    return with_outcome(dataclasses.replace(record, exit_code=result.exit_code, ended_at=ended_at), result.failure)
+
+
+def with_outcome(record: RunRecord, failure: Failure | None) -> RunRecord:
+    """Return a record with a run's outcome and its cause; None: it completed."""
+    if failure is None:
+        return dataclasses.replace(record, outcome="completed", cause=None, hint=None)
+    return dataclasses.replace(record, outcome=failure.outcome, cause=failure.cause, hint=failure.hint)
 
 
 def write_end(
@@ -202,7 +196,7 @@ def write_end(
         except RecordError as error:
             watcher.on_notice(error.what)
             if record.outcome == "completed":
-                record = dataclasses.replace(record, outcome="failed", cause=error.what, hint=error.fix)
+                record = with_outcome(record, Failure(outcome="failed", cause=error.what, hint=error.fix))
     directory.release_space()
     try:
         directory.write_run(record)
@@ -211,48 +205,41 @@ def write_end(
     return record
 
 
-class StepSource(Protocol):
-    """Returns each step once, in the order in which the steps ended."""
+class GrowingFile:
+    """The whole lines that a file gets, also when it does not exist yet."""
 
-    def on_line(self, text: str) -> None:
-        """Take a line of the log."""
-        ...
-
-    def poll(self) -> Iterable[StepRecord]:
-        """Return the steps since the last call."""
-        ...
-
-    @property
-    def failure(self) -> Failure | None:
-        """Why steps of a run that completed are not on disk."""
-        ...
-
-
-class WrittenSteps:
-    """Follow the steps.jsonl that a worker appends to. An incomplete last line is left for the next call."""
-
-    def __init__(self, path: Path, on_notice: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, offset: int = 0) -> None:
         self._path = path
-        self._on_notice = on_notice
-        self._offset = path.stat().st_size if path.exists() else 0
+        self._offset = offset
 
-    def on_line(self, text: str) -> None:
-        """Ignore the log."""
-
-    def poll(self) -> Iterator[StepRecord]:
-        """Yield the steps since the last call, read piece by piece: a fast worker may have written many."""
-        while complete := self._read():
-            self._offset += len(complete)
-            yield from (step for line in complete.splitlines() if (step := self._parse(line)) is not None)
-
-    def _read(self) -> bytes:
+    def new_lines(self) -> list[bytes]:
+        """Return the lines since the last call, piece by piece; none where there are no more."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
                 data = file.read(PIECE_BYTES)
         except OSError:  # not created yet
-            return b""
-        return data[: data.rfind(b"\n") + 1]
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return whole.splitlines()
+
+
+class WrittenSteps:
+    """Follow the steps.jsonl that a worker appends to."""
+
+    def __init__(self, path: Path, on_notice: Callable[[str], None]) -> None:
+        self._path = path
+        self._on_notice = on_notice
+        self._file = GrowingFile(path, path.stat().st_size if path.exists() else 0)
+
+    def on_line(self, text: str) -> None:
+        """Ignore the log."""
+
+    def poll(self) -> Iterator[StepRecord]:
+        """Yield the steps since the last call: a fast worker may have written many."""
+        while lines := self._file.new_lines():
+            yield from (step for line in lines if (step := self._parse(line)) is not None)
 
     @property
     def failure(self) -> Failure | None:
@@ -320,7 +307,7 @@ class Attempt:
         self._steps = StepSummary()
         self._stacks: list[Stack] = []
         self._collectives: list[RankRecord] = []
-        self._source: StepSource
+        self._source: WrittenSteps | LoggedSteps
         if launch.step_of_line is None:
             self._source = WrittenSteps(launch.directory.steps_file, watcher.on_notice)
         else:
@@ -414,16 +401,11 @@ class Attempt:
         if ending.survivors:
             self._watcher.on_notice(f"Even SIGKILL cannot end the processes {sorted(ending.survivors)}; please check them.")
         return LaunchResult(
-            outcome=failure.outcome if failure else "completed",
+            failure=failure,
             exit_code=ending.exit_code,
-            cause=failure.cause if failure else None,
-            hint=failure.hint if failure else None,
             duration_seconds=ending.duration_seconds,
             steps=self._steps.steps(),
-            evidence=failure.evidence if failure else None,
             stop_signal=self._interrupts.first,
-            port_in_use=failure is not None and failure.kind == "port_in_use",
-            transient=failure is not None and failure.kind in TRANSIENT,
         )
 
     def _failure(self, ending: Ending, lines: list[str], elsewhere: Failure | None) -> Failure | None:

@@ -5,17 +5,15 @@ Sources: the manuals of sbatch, srun, squeue, sacct and scancel (22.05 and later
 
 import re
 import shlex
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from tprimat.errors import LaunchError
+from tprimat.launch.command import answer_of
 from tprimat.logs.failures import Failure
 
 SRUN = ("srun", "--kill-on-bad-exit=1", "--cpu-bind=none")
 """Starts a command once on every node, with all cores of the job."""
-ANSWER_SECONDS = 60.0
-"""For one answer; a busy controller takes long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,13 +154,7 @@ def ask(*command: str) -> str:
         UnknownJobError: there is no such job any more.
         LaunchError: there is no such program, it fails, or it does not answer.
     """
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False, errors="replace")
-    except FileNotFoundError as error:
-        fix = "start this on a login node of the cluster"
-        raise LaunchError(f"There is no {command[0]} here.", where="--launcher slurm", fix=fix) from error
-    except subprocess.TimeoutExpired as error:
-        raise LaunchError(f"{command[0]} did not answer within {ANSWER_SECONDS:g} s.") from error
+    done = answer_of(command, where="--launcher slurm", fix="start this on a login node of the cluster")
     if done.returncode == 0:
         return done.stdout
     text = " ".join(re.sub(r"^\w+: error: ", "", line) for line in done.stderr.splitlines() if line.strip())

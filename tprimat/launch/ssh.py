@@ -4,7 +4,7 @@ import contextlib
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tprimat.errors import LaunchError
@@ -16,39 +16,25 @@ END_SECONDS = 15.0
 """For the other launchers to end after the first one has let them go."""
 
 
-class Started:
-    """The ssh processes of the other hosts."""
+@contextlib.contextmanager
+def started_on(place: Nodes, command: Sequence[str], directory: Path) -> Iterator[Callable[[], None]]:
+    """Start a command on every host but the first one, and see that it ends; what it prints goes to stderr.
 
-    def __init__(self, processes: Mapping[str, "subprocess.Popen[bytes]"]) -> None:
-        self._processes = processes
+    Yields a check that all of them run, which raises a LaunchError where one has ended: its launcher does not come.
 
-    def check(self) -> None:
-        """See that they all run.
+    Raises:
+        LaunchError: there is no ssh.
+    """
+    processes: dict[str, subprocess.Popen[bytes]] = {}
 
-        Raises:
-            LaunchError: one has ended, whose launcher therefore does not come.
-        """
-        for host, process in self._processes.items():
+    def check() -> None:
+        for host, process in processes.items():
             if (status := process.poll()) is not None:
                 reason = "ssh could not start it" if status == 255 else f"it ended with status {status}"
                 what = f"The launcher on {host} is not there: {reason}."
                 fix = f"`ssh {host} true` must work without a password, and the same folder and Python be there"
                 raise LaunchError(what, where="--hosts", fix=fix)
 
-
-@contextlib.contextmanager
-def started_on(place: Nodes, command: Sequence[str], directory: Path) -> Iterator[Started]:
-    """Start a command on every host but the first one, and see that it ends; what it prints goes to stderr.
-
-    Args:
-        place: of the first node, with the names of all hosts.
-        command: the launcher and its flags.
-        directory: in which it starts there.
-
-    Raises:
-        LaunchError: there is no ssh.
-    """
-    processes = {}
     try:
         for rank, host in enumerate(place.hosts[1:], start=1):
             told = (f"MASTER_ADDR={place.master_address}", f"MASTER_PORT={place.master_port}", f"NODE_RANK={rank}")
@@ -61,7 +47,7 @@ def started_on(place: Nodes, command: Sequence[str], directory: Path) -> Iterato
                 stderr=sys.stderr,
                 start_new_session=True,
             )
-        yield Started(processes)
+        yield check
     except FileNotFoundError as error:
         raise LaunchError("There is no ssh here.", where="--hosts", fix="start the command on each host by hand") from error
     finally:

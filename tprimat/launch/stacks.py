@@ -60,11 +60,7 @@ def take_stacks(pids: set[int], listen: Callable[[], str]) -> list[Stack]:
     """Return the Python stacks of a run's processes, with py-spy or, where that is missing, with faulthandler.
 
     Without py-spy, SIGUSR1 goes to one process after the other, if it handles it: our workers call faulthandler.register(SIGUSR1)
-    and print their stacks. A process without a handler would die of the signal, so it does not get one.
-
-    Args:
-        pids: all processes of the run.
-        listen: reads what the run prints until it is silent.
+    and print their stacks, which `listen` reads. A process without a handler would die of the signal, so it does not get one.
     """
     py_spy = find_py_spy()
     began = time.monotonic()
@@ -75,7 +71,7 @@ def take_stacks(pids: set[int], listen: Callable[[], str]) -> list[Stack]:
             pass
         elif py_spy is not None:
             text = stack(py_spy, pid)
-        elif state_of(pid) not in STATES and handles_signal(pid, signal.SIGUSR1):
+        elif state_of(pid) not in STATES and in_signal_set("SigCgt", pid, signal.SIGUSR1):
             process_tree.send({pid}, signal.SIGUSR1)
             text = listen()
         stacks.append(Stack(pid=pid, rank=rank_of(pid), state=state_of(pid), text=text))
@@ -118,22 +114,15 @@ def name_of(each: Stack) -> str:
 
 def rank_of(pid: int) -> int | None:
     """Return the rank that torchrun gave a process in its environment."""
-    try:
-        words = (process_tree.PROC / str(pid) / "environ").read_bytes().split(b"\0")
-    except OSError:
-        return None
-    names = dict(word.partition(b"=")[::2] for word in words)
+    names = dict(word.partition(b"=")[::2] for word in process_tree.environment_of(pid))
     rank = names.get(b"RANK", b"")
     return int(rank) if rank.isdigit() and b"LOCAL_RANK" in names else None
 
 
 def state_of(pid: int) -> str:
     """Return the letter of a process's state; empty where it has ended."""
-    try:
-        text = (process_tree.PROC / str(pid) / "stat").read_text(encoding="utf8", errors="replace")
-    except OSError:
-        return ""
-    return text[text.rfind(")") + 2 :][:1]
+    found = process_tree.find_process(pid)
+    return "" if found is None else found.state
 
 
 def find_py_spy() -> str | None:
@@ -167,11 +156,7 @@ def is_python(pid: int) -> bool:
         return False
 
 
-def handles_signal(pid: int, number: int) -> bool:
-    """Return whether the process has a handler for a signal (SigCgt in /proc/PID/status, proc(5))."""
-    try:
-        status = (process_tree.PROC / str(pid) / "status").read_text(encoding="utf8", errors="replace")
-    except OSError:
-        return False
-    mask = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
+def in_signal_set(name: str, pid: int, number: int) -> bool:
+    """Return whether a signal is in a set of a process's main thread: SigCgt, those that it handles, or SigBlk (proc(5))."""
+    mask = re.search(rf"^{name}:\s*([0-9a-f]+)".encode(), process_tree.read_proc(pid, "status"), re.MULTILINE)
     return mask is not None and bool(int(mask[1], 16) >> (number - 1) & 1)

@@ -26,12 +26,11 @@ def torchrun(nodes: Nodes, ranks_per_node: int) -> tuple[str, ...]:
     return (*start, f"--nnodes={nodes.count}", endpoint, f"--rdzv-conf=rank={nodes.rank}")
 
 
-def free_port() -> int:
-    """Return a TCP port that nobody is listening on at this moment."""
-    with socket.socket() as server:
-        server.bind(("", 0))
-        port: int = server.getsockname()[1]
-        return port
+def free_port(address: str = "") -> int:
+    """Return a TCP port that nobody listens on at this moment, at an IP address or at all of them."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as server:
+        server.bind((address, 0))
+        return int(server.getsockname()[1])
 
 
 def with_port(command: Command, port: int) -> Command:

@@ -62,9 +62,10 @@ class Watchdog:
             self._last_progress = min(now, self._last_progress + now - self._last_check)
         self._last_check = now
         if limits.run_timeout_seconds is not None and now - self.started > limits.run_timeout_seconds:
+            limit = f"{limits.run_timeout_flag} allows" if limits.run_timeout_flag else "run_timeout_seconds"
             return Failure(
                 outcome="timed_out",
-                cause=f"The run took longer than {self._limit_name()} ({limits.run_timeout_seconds:g} s); {self._progress()}.",
+                cause=f"The run took longer than {limit} ({limits.run_timeout_seconds:g} s); {self._progress()}.",
                 hint=f"raise {limits.run_timeout_flag or 'benchmarking.run_timeout_seconds'}, or ask for fewer steps",
             )
         if self._last_step is None:
@@ -82,10 +83,6 @@ class Watchdog:
             outcome="hung",
             cause=f"No step for {now - self._last_progress:.0f} s, while a step takes {median:.3g} s; {self._progress()}.",
         )
-
-    def _limit_name(self) -> str:
-        flag = self.limits.run_timeout_flag
-        return f"{flag} allows" if flag else "run_timeout_seconds"
 
     def _progress(self) -> str:
         if self._last_step is None:

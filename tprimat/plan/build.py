@@ -240,15 +240,10 @@ def _missing_layout(loaded: LoadedConfig, run: PlanRequest | RunPlan) -> Missing
     )
 
 
-def _absolute(path: str, where: str) -> str:
-    """Return an absolute path: a worker may start in another folder than the user."""
-    return str(absolute_path(path, where))
-
-
 def _tokenizer(requested: str | None, loaded: LoadedConfig) -> str | None:
     if requested is None or requested == WORDS:
         return requested
-    return _absolute(requested, loaded.where("training", "data", "tokenizer"))
+    return str(absolute_path(requested, loaded.where("training", "data", "tokenizer")))
 
 
 def _dataset(requested: str, platform: PlatformName, loaded: LoadedConfig) -> str:
@@ -258,7 +253,7 @@ def _dataset(requested: str, platform: PlatformName, loaded: LoadedConfig) -> st
     if requested in {"mock", STANDARD_LIBRARY}:
         return requested
     if requested.startswith("text:") and len(requested) > len("text:"):
-        return "text:" + _absolute(requested.removeprefix("text:"), where)
+        return f"text:{absolute_path(requested.removeprefix('text:'), where)}"
     raise ConfigError(
         f"dataset is {requested!r}.", where=where, why="It must be mock, text:PATH or auto.", fix="--data text:PATH"
     )

@@ -6,14 +6,13 @@ from dataclasses import replace
 from tprimat.facts.flops import parameters
 from tprimat.facts.models import padded_vocabulary
 from tprimat.plan.schema import RunPlan
-from tprimat.records.schema import Evidence, ExpertCapacity, Machine, Outcome, RunRecord
+from tprimat.records.schema import Evidence, ExpertCapacity, Machine, RunRecord
 
 
 def first_record(plan: RunPlan, machine: Machine, started_at: str) -> RunRecord:
     """Return the record of a run that has not reported anything yet. The launcher adds what the engine knows."""
     layout, batch = plan.layout, plan.batch
     micro = batch.micro_batch_sequences
-    outcome: Outcome = "running"
     return RunRecord(
         run_id=plan.run_id,
         model=plan.model,
@@ -41,7 +40,7 @@ def first_record(plan: RunPlan, machine: Machine, started_at: str) -> RunRecord:
         software={},
         started_at=started_at,
         clock="step_end",
-        outcome=outcome,
+        outcome="running",
         command=plan.command,
         prediction=plan.prediction,
     )

@@ -6,6 +6,7 @@ copy heads if the degree is a multiple of their number.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import gcd
 
 from tprimat.config.schema import DataConfig, LayoutConfig
 from tprimat.errors import LayoutError
@@ -52,9 +53,19 @@ def resolve(request: LayoutRequest) -> tuple[Layout, Batch]:
     return layout, _divide_batch(request, layout)
 
 
+def split_counts(shape: ModelShape) -> dict[str, int]:
+    """Return what tensor parallelism divides: every rank has whole heads, and equal shares of width and vocabulary."""
+    return {
+        "num_attention_heads": shape.heads,
+        "num_query_groups": shape.kv_heads,
+        "ffn_hidden_size": shape.ffn,
+        "padded_vocab_size": padded_vocabulary(shape),
+    }
+
+
 def valid_tensor_degrees(shape: ModelShape) -> list[int]:
-    """Return the degrees that give every rank whole attention and key/value heads and equal shares of width and vocabulary."""
-    counts = (shape.heads, shape.kv_heads, shape.ffn, padded_vocabulary(shape))
+    """Return the degrees that divide all that tensor parallelism splits."""
+    counts = split_counts(shape).values()
     return [degree for degree in range(1, shape.heads + 1) if not any(count % degree for count in counts)]
 
 
@@ -68,22 +79,15 @@ def _listed(numbers: Iterator[int] | list[int], label: str) -> str:
 
 def _check_heads(request: LayoutRequest) -> None:
     shape, tensor = request.shape, request.layout.tensor_model_parallel_size
-    fix = _listed(valid_tensor_degrees(shape), TENSOR)
-    if shape.heads % tensor:
-        what = f"num_attention_heads ({shape.heads}) must be a multiple of tensor_model_parallel_size ({tensor})."
-    elif shape.kv_heads % tensor:
-        what = f"num_query_groups ({shape.kv_heads}) must be a multiple of tensor_model_parallel_size ({tensor})."
-    elif shape.ffn % tensor:
-        what = f"ffn_hidden_size ({shape.ffn}) must be a multiple of tensor_model_parallel_size ({tensor})."
-    elif padded_vocabulary(shape) % tensor:
-        what = f"padded_vocab_size ({padded_vocabulary(shape)}) must be a multiple of tensor_model_parallel_size ({tensor})."
-    else:
-        return
-    why = (
-        f"{shape.name} has {shape.heads} attention heads, {shape.kv_heads} key/value heads and a feed-forward width of "
-        f"{shape.ffn}; each rank needs whole heads of both and an equal share of the width."
-    )
-    raise LayoutError(what, where=request.where_layout(TENSOR), why=why, fix=fix)
+    for name, count in split_counts(shape).items():
+        if count % tensor:
+            raise LayoutError(
+                f"{name} ({count}) must be a multiple of {TENSOR} ({tensor}).",
+                where=request.where_layout(TENSOR),
+                why=f"{shape.name} has {shape.heads} attention heads, {shape.kv_heads} key/value heads and a feed-forward width "
+                f"of {shape.ffn}; each rank needs whole heads of both and an equal share of the width.",
+                fix=_listed(valid_tensor_degrees(shape), TENSOR),
+            )
 
 
 def _check_layers(request: LayoutRequest) -> None:
@@ -145,7 +149,7 @@ def _divide_ranks(request: LayoutRequest) -> Layout:
 
 
 def _check_experts(request: LayoutRequest, data: int) -> None:
-    expert, experts = request.layout.expert_model_parallel_size, getattr(request.shape, "experts", None) or 0
+    expert, experts = request.layout.expert_model_parallel_size, request.shape.experts or 0
     if expert == 1:
         return
     where = request.where_layout(EXPERT)
@@ -165,11 +169,7 @@ def _check_experts(request: LayoutRequest, data: int) -> None:
             f"({expert * pipeline})."
         )
         why = f"Whole experts are spread over the ranks of a stage, of which TP x CP x DP leaves {ranks}."
-        raise LayoutError(what, where=where, why=why, fix=_listed(_common_divisors(experts, ranks), EXPERT))
-
-
-def _common_divisors(first: int, second: int) -> list[int]:
-    return [number for number in _divisors(first) if second % number == 0]
+        raise LayoutError(what, where=where, why=why, fix=_listed(_divisors(gcd(experts, ranks)), EXPERT))
 
 
 def _check_sequence(request: LayoutRequest, layout: Layout) -> None:
@@ -256,11 +256,8 @@ def _check_accumulation(request: LayoutRequest, layout: Layout, steps: int) -> N
 def layers_of_last_stage(shape: ModelShape, stages: int) -> int:
     """Return how many layers the last pipeline stage gets, so that the slowest stage has the least to multiply.
 
-    The output layer is as much work as some layers; the other stages share the rest evenly.
-
-    Args:
-        shape: of the model; its matrices count, attention's products of tokens with tokens do not.
-        stages: pipeline stages, 2 or more.
+    The output layer is as much work as some layers; the other stages share the rest evenly. Only matrices
+    count, not attention's products of tokens with tokens. There are 2 stages or more.
     """
     block = moe_matrices(shape) or feed_forward_matrices(shape)
     layer = sum(matrix.active_parameters for matrix in [*attention_matrices(shape), *block])

@@ -31,12 +31,7 @@ def trial_micro_batches(layout: Layout, accumulation_steps: int) -> int:
 
 
 def next_candidate(sizes: Sequence[int], trials: Sequence[MicroBatchTrial]) -> int | None:
-    """Return the size to try next, or None once the largest that fits is known.
-
-    Args:
-        sizes: ascending.
-        trials: of these sizes.
-    """
+    """Return which of some ascending sizes to try next, or None once the largest that fits is known."""
     best = largest_that_fits(trials)
     too_large = min((trial.micro_batch_sequences for trial in trials if not trial.fits), default=None)
     open_sizes = [size for size in sizes if (best or 0) < size and (too_large is None or size < too_large)]
@@ -57,12 +52,7 @@ def largest_that_fits(trials: Sequence[MicroBatchTrial]) -> int | None:
 
 
 def predicted_bytes(trials: Sequence[MicroBatchTrial], size: int) -> int:
-    """Predict the memory of a size from the line through the two largest measured sizes.
-
-    Args:
-        trials: two of them with a peak.
-        size: sequences.
-    """
+    """Predict the memory of a size from the line through the two largest measured sizes."""
     peaks = sorted((trial.micro_batch_sequences, trial.peak_bytes) for trial in trials if trial.peak_bytes is not None)
     (less, low), (more, high) = peaks[-2:]
     return round(high + (size - more) * (high - low) / (more - less))

@@ -214,13 +214,9 @@ class Bench:
 def open_bench(
     *, small: bool | None = None, device: torch.device | None = None, ranks: int = 1, detected: Machine | None = None
 ) -> Bench:
-    """Describe the device and set up its timer.
+    """Describe a device, by default the first GPU if there is one, and set up its timer.
 
-    Args:
-        small: use sizes for a processor; None: if the device is one.
-        device: None: the first GPU if there is one.
-        ranks: processes that measure together.
-        detected: this machine as its vendor's tool describes it.
+    `small` sizes are for a processor, and their default there; `detected` is this machine as its vendor's tool describes it.
     """
     device = device or default_device()
     gauges = Gauges(device)

@@ -13,8 +13,8 @@ from tprimat.records.schema import ProbeRecord
 class Choice:
     """Dtypes and models of the matrix products."""
 
-    dtypes: tuple[str, ...] = gemm.DTYPES
-    workloads: tuple[gemm.Workload, ...] = gemm.DEFAULT_WORKLOADS
+    dtypes: tuple[str, ...]
+    workloads: tuple[gemm.Workload, ...]
 
 
 Probe = Callable[[Choice, Bench, ProbeLog], Iterator[ProbeRecord]]

@@ -142,15 +142,7 @@ def cases_on_ranks(kind: str, ranks: int, platform: str, *, small: bool) -> list
 
 
 def all_measured(kind: str, ranks: int, known: Container[Identity], *, small: bool | None, detected: Machine | None) -> bool:
-    """Return whether every case of a probe on several ranks is known, without starting the ranks.
-
-    Args:
-        kind: `collectives`, `ddp` or `overlap`.
-        ranks: number of ranks that would measure.
-        known: what is measured.
-        small: see open_bench.
-        detected: this machine as its vendor's tool describes it.
-    """
+    """Return whether every case of a probe on several ranks is known, without starting the ranks."""
     device = default_device()
     machine, software = describe_machine(device, ranks, detected), describe_software()
     small = device.type == "cpu" if small is None else small
@@ -185,7 +177,10 @@ def fixed_calls(effort: Effort, *, small: bool) -> Effort:
 
 
 def measure_on_all_ranks(case: Case, bench: Bench) -> ProbeRecord:
-    """Time one case on every rank at once; a refusal on one rank is a refusal on all."""
+    """Time one case on every rank at once; a refusal on one rank is a refusal on all.
+
+    The record has the slowest rank's time of each repetition, the highest memory peak, and this rank's clock and power.
+    """
     record = empty_record(case, bench)
     free_memory(case, bench)
     call, error = None, None
@@ -205,11 +200,6 @@ def measure_on_all_ranks(case: Case, bench: Bench) -> ProbeRecord:
     if refusals:
         gc.collect()
         return replace(record, error=refusals[0])
-    return completed(record, seconds, bench)
-
-
-def completed(record: ProbeRecord, seconds: tuple[float, ...], bench: Bench) -> ProbeRecord:
-    """Add the slowest rank's time of each repetition, the highest memory peak, and this rank's clock and power."""
     peaks = [peak for peak in gather(peak_memory(bench.device)) if peak is not None]
     load = bench.gauges.take()
     return replace(

@@ -28,19 +28,13 @@ def cache_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         l2 = int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0))
         return max(l2, INFINITY_CACHE_BYTES if torch.version.hip else 0, MIN_GPU_CACHE_BYTES)
-    sizes = [read_text(path) for path in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))]
-    kibibytes = [int(size[:-1]) for size in sizes if size and size.endswith("K") and size[:-1].isdigit()]
+    sizes = [path.read_text(encoding="utf8").strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    kibibytes = [int(size[:-1]) for size in sizes if size.endswith("K") and size[:-1].isdigit()]
     return max(kibibytes) * 1024 if kibibytes else DEFAULT_CPU_CACHE_BYTES
 
 
 def describe_machine(device: torch.device, ranks: int = 1, detected: Machine | None = None) -> Machine:
-    """Describe the hardware as torch names it.
-
-    Args:
-        device: what is measured.
-        ranks: processes that take part in the measurement.
-        detected: this machine as its vendor's tool describes it; torch knows neither the driver nor the power limit.
-    """
+    """Describe the hardware as torch names it, and what only its vendor's tool has detected: driver and power limit."""
     if device.type != "cuda":
         return Machine(platform="cpu", accelerator=processor_name(), gpus_per_node=ranks, nodes=1)
     return Machine(
@@ -68,14 +62,6 @@ def describe_software() -> dict[str, str]:
         if torch.distributed.is_available() and torch.distributed.is_nccl_available():
             found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
     return found
-
-
-def read_text(path: Path) -> str | None:
-    """Read a small system file; None if it is missing or empty."""
-    try:
-        return path.read_text(encoding="utf8").strip() or None
-    except OSError:
-        return None
 
 
 def visible_gpus() -> int:

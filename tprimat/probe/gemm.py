@@ -12,8 +12,8 @@ luck, a fresh measurement is not.
 """
 
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
@@ -22,7 +22,7 @@ import torch
 from torch.nn import functional
 
 from tprimat.facts.flops import SEED_SHAPES, gemm_shapes
-from tprimat.facts.models import ModelShape, model_shape, tiny
+from tprimat.facts.models import ModelShape, tiny
 from tprimat.probe.case import Bench, Call, Case, Effort, ProbeLog, measure, summary
 from tprimat.records.schema import ProbeRecord
 
@@ -127,12 +127,11 @@ def blas_library(name: str | None) -> Iterator[None]:
         preferred(before)
 
 
-def settings(dtype: str, library: str | None = None) -> AbstractContextManager[object]:
+@contextmanager
+def settings(dtype: str, library: str | None = None) -> Iterator[None]:
     """Combine precision and library."""
-    stack = ExitStack()
-    stack.enter_context(fp32_precision(dtype))
-    stack.enter_context(blas_library(library))
-    return stack
+    with fp32_precision(dtype), blas_library(library):
+        yield
 
 
 def case_of(product: Product, dtype: str, call: str) -> Case:
@@ -148,10 +147,15 @@ def case_of(product: Product, dtype: str, call: str) -> Case:
     )
 
 
+def products_of(names: Iterable[str], *, small: bool) -> list[Product]:
+    """Return some of the seven shapes by name."""
+    products = (Product(m=m, k=k, n=n) for m, k, n in map(SEED_SHAPES.__getitem__, names))
+    return [product.shrunk() if small else product for product in products]
+
+
 def seed_products(*, small: bool) -> list[Product]:
     """Return the seven shapes, smallest first."""
-    products = [Product(m=m, k=k, n=n) for m, k, n in SEED_SHAPES.values()]
-    return sorted((product.shrunk() if small else product for product in products), key=lambda product: product.flop)
+    return sorted(products_of(SEED_SHAPES, small=small), key=lambda product: product.flop)
 
 
 def seed_cases(dtypes: tuple[str, ...], *, small: bool) -> list[Case]:
@@ -191,15 +195,9 @@ class Workload:
     model: str
     """Key in the configuration."""
     shape: ModelShape
-    tensor_parallel: tuple[int, ...] = (1, 2, 4)
-    micro_batch: int = 4
-    sequence: int = 2048
-
-
-DEFAULT_WORKLOADS = (
-    Workload(model="llama", shape=model_shape("llama-3.1-8b")),
-    Workload(model="qwen", shape=model_shape("qwen-2.5-7b")),
-)
+    tensor_parallel: tuple[int, ...]
+    micro_batch: int
+    sequence: int
 
 
 def shrunk(workload: Workload) -> Workload:
@@ -248,19 +246,18 @@ SUSTAINED_SECONDS = 10.0
 
 def round_cases(dtypes: tuple[str, ...], *, small: bool) -> list[Case]:
     """Return some products in several rounds, warm and after sustained load: the same call, at other times of the device."""
-    products = [Product(m=m, k=k, n=n) for m, k, n in (SEED_SHAPES[name] for name in ROUND_SHAPES)]
     return [
         replace(
-            case_of(product.shrunk() if small else product, dtype, search_call(dtype)),
+            case_of(product, dtype, search_call(dtype)),
             kind=kind,
-            shape={**(product.shrunk() if small else product).shape, "round": number},
+            shape={**product.shape, "round": number},
             effort=Effort(loaded_seconds=loaded),
         )
         for number in range(1, ROUNDS + 1)
         for kind, loaded in ((WARM_KIND, None), (SUSTAINED_KIND, SUSTAINED_SECONDS))
         for dtype in MODEL_DTYPES
         if dtype in dtypes
-        for product in products
+        for product in products_of(ROUND_SHAPES, small=small)
     ]
 
 
@@ -291,12 +288,9 @@ def rate(record: ProbeRecord) -> float:
 
 def neighbours(product: Product, sides: tuple[int, ...]) -> Iterator[Product]:
     """Yield the products that differ from this one in one side."""
-    for side in sides:
-        yield Product(m=side, k=product.k, n=product.n)
-    for side in sides:
-        yield Product(m=product.m, k=side, n=product.n)
-    for side in sides:
-        yield Product(m=product.m, k=product.k, n=side)
+    for name in product.shape:
+        for side in sides:
+            yield replace(product, **{name: side})
 
 
 def search(dtype: str, bench: Bench, log: ProbeLog) -> Iterator[ProbeRecord]:
@@ -325,8 +319,8 @@ def search(dtype: str, bench: Bench, log: ProbeLog) -> Iterator[ProbeRecord]:
 
 def start_products(*, small: bool) -> list[Product]:
     """Return the first candidates: the fixed shapes, so that the search never finds less than their table shows."""
-    shapes = [(SMALL_SIDES[-1],) * 3] if small else SEED_SHAPES.values()
-    return [Product(m=m, k=k, n=n) for m, k, n in shapes]
+    side = SMALL_SIDES[-1]
+    return [Product(m=side, k=side, n=side)] if small else products_of(SEED_SHAPES, small=False)
 
 
 def measure_winner(best: Product, dtype: str, bench: Bench, log: ProbeLog) -> Iterator[ProbeRecord]:

@@ -19,7 +19,7 @@ from torch import Tensor, distributed
 from torch.nn import functional
 
 from tprimat.facts.flops import gemm_shapes
-from tprimat.facts.models import ModelShape, model_shape, tiny
+from tprimat.facts.models import model_shape, tiny
 from tprimat.probe import attention, gemm
 from tprimat.probe.case import Call, Case, Effort
 
@@ -147,7 +147,7 @@ def grouped_cases(*, small: bool) -> list[Case]:
     for name in EXPERT_MODELS[:1] if small else EXPERT_MODELS:
         shape = model_shape(name)
         shape = tiny(shape) if small else shape
-        total = (SMALL_EXPERT_TOKENS if small else EXPERT_TOKENS) * _chosen(shape)
+        total = (SMALL_EXPERT_TOKENS if small else EXPERT_TOKENS) * (shape.experts_per_token or 1)
         hidden, ffn, experts = shape.hidden, shape.expert_ffn or shape.ffn, shape.experts or 1
         for skewed in (False, True):
             counts = rows_of_experts(total, experts, skewed=skewed)
@@ -170,10 +170,6 @@ def grouped_cases(*, small: bool) -> list[Case]:
                         )
                     )
     return cases
-
-
-def _chosen(shape: ModelShape) -> int:
-    return shape.experts_per_token or 1
 
 
 # Attention, regions, launches.
@@ -327,13 +323,7 @@ def products_alone(product: gemm.Product, device: torch.device) -> Call:
 
 
 def overlap_cases(ranks: int, operations: dict[str, Callable[[Tensor, int], Call]], *, small: bool) -> list[Case]:
-    """Return the products alone, each collective alone, and both at once.
-
-    Args:
-        ranks: of this measurement.
-        operations: collectives by name, of a buffer and the ranks, whose calls take `async_op`.
-        small: sizes for a processor.
-    """
+    """Return the products alone, each collective alone, and both at once. The calls of the collectives take `async_op`."""
     product = OVERLAPPED_PRODUCT.shrunk() if small else OVERLAPPED_PRODUCT
     flop = OVERLAPPED_PRODUCTS * product.flop
     whole: dict[str, int] = {**product.shape, "ranks": ranks}

@@ -50,8 +50,6 @@ class Ledger:
     foretold: tuple[tuple[Score, Score], ...] = ()
     """Memory and time of our records as they were predicted before each run, by the version of that day."""
     time_without_probes: tuple[Score, ...] = ()
-    goldens: tuple[Score, ...] = ()
-    published: tuple[Score, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,20 +165,23 @@ def _memory_score(group: str, name: str, workload: Workload, same: Sequence[Meas
     prediction = predict_memory(workload)
     if not allocated and not reserved:
         return []
-    others: dict[str, float] = {MEGATRON: megatron_estimate(workload)}
-    if (found := calculon_estimate(workload)) is not None:
-        others[CALCULON] = found
     return [
         Score(
             name=name,
             group=group if allocated else f"{group} (reserved)",
             measured=float(max(allocated or reserved)),
             predicted=prediction.allocated_bytes if allocated else prediction.reserved_bytes,
-            others=others,
+            others=other_estimates(workload),
             layout=layout_name(workload),
             workload=group,
         )
     ]
+
+
+def other_estimates(workload: Workload) -> dict[str, float]:
+    """Return the memory by other programs' formulas, as far as they answer."""
+    found = {MEGATRON: megatron_estimate(workload), CALCULON: calculon_estimate(workload)}
+    return {name: size for name, size in found.items() if size is not None}
 
 
 # Rows of Megatron-LM's functional tests.
@@ -250,10 +251,7 @@ def score_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[list[Score], list[Sco
         measured, step = row.get("peak_allocated_bytes"), row.get("median_step_seconds")
         name = f"{row.get('case')} on {row.get('machine')}, {row.get('environment')}"
         if measured and measured >= SMALL_BYTES:
-            workload = row_workload(row)
-            others: dict[str, float] = {MEGATRON: megatron_estimate(workload)}
-            if (found := calculon_estimate(workload)) is not None:
-                others[CALCULON] = found
+            others = other_estimates(row_workload(row))
             group = "over 4 GB" if measured >= LARGE_BYTES else "1 to 4 GB"
             memory.append(Score(name=name, group=group, measured=float(measured), predicted=peak, others=others))
         if step and seconds is not None:

@@ -60,10 +60,6 @@ def command(result: PublishedResult, backend: Backend) -> list[str]:
     """Return the words of the command for a published configuration that `refusal` accepts.
 
     What the source does not say is left to config.yaml, except for a global batch that the ranks can divide.
-
-    Args:
-        result: what others ran.
-        backend: of this machine.
     """
     model = CONFIGURED_MODELS.get(result.shape or "", "llama")
     words = ["./benchmark.py", "--model", model, "--parallel", STRATEGY, *_gpu_flags(result)]

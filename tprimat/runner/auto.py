@@ -15,10 +15,9 @@ from tprimat.report.plan import layout_name
 from tprimat.runner.combine import groups_of
 from tprimat.runner.planning import answer_for
 from tprimat.runner.run import TrainingRun
-from tprimat.runner.session import RunRequest, Session, models_of, prepare
+from tprimat.runner.session import DEGREES, RunRequest, Session, flag_of, models_of, prepare
 from tprimat.statistics import CONFIDENCE
 
-AUTO = "auto"
 BRIEF_STEPS = 12
 """Of a run that is only to rank layouts."""
 ROUNDS = 3
@@ -48,10 +47,9 @@ def auto_sessions(request: RunRequest, measured: int | None) -> list[Contender]:
     Raises:
         UserError: the accelerator is not known, nothing fits, or the request names a layout as well.
     """
-    given = [flag for flag in ("tp", "pp", "vpp", "cp", "ep", "micro_batch_size") if getattr(request, flag) is not None]
+    given = [flag_of(name) for name in (*DEGREES, "micro_batch_size") if getattr(request, name) is not None]
     if given:
-        flag = given[0].replace("_", "-")
-        raise ConfigError(f"--parallel auto chooses --{flag} itself.", where="--parallel", fix=f"leave out --{flag}")
+        raise ConfigError(f"--parallel auto chooses {given[0]} itself.", where="--parallel", fix=f"leave out {given[0]}")
     if measured is not None and not 2 <= measured <= MOST_MEASURED:
         raise ConfigError(f"--measure is {measured}.", where="--measure", fix=f"2 to {MOST_MEASURED}")
     alone = replace(request, strategy=None, tp=1, runs=1, dry_run=True)

@@ -33,16 +33,12 @@ TRAINING = (("Megatron-Core", ("megatron-core",)), ("Lightning", ("pytorch-light
 def examine(output: Path, primus_path: str | None = None) -> tuple[list[Check], bool]:
     """Look at software and machine.
 
-    Args:
-        output: where results would go.
-        primus_path: the user's checkout of Primus.
-
     Returns:
         the checks in the order in which a reader wants them, and whether some engine can train here.
     """
     machine = this_machine()
     python = Check(name="Python", status="ok", finding=f"{platform.python_version()} at {sys.executable}")
-    found = torch_answer()
+    found = import_answer("torch", TORCH_PROGRAM)
     torch = check_torch(found, machine.platform if machine else None)
     packages = [check_package(name, distributions) for name, distributions in TRAINING]
     here = Here(platform=PLATFORM_OF[machine.platform] if machine else "cpu", primus_path=primus_path)
@@ -52,13 +48,8 @@ def examine(output: Path, primus_path: str | None = None) -> tuple[list[Check], 
     return checks, embedded or any(engine.status == "ok" for engine in engines)
 
 
-def torch_answer() -> Mapping[str, Any] | str:
-    """Import torch in a process of its own. Returns what it says about itself, or why it cannot be imported."""
-    return import_answer("torch", TORCH_PROGRAM)
-
-
 def import_answer(module: str, program: str) -> Mapping[str, Any] | str:
-    """Run a program that imports a module and prints JSON. Returns the JSON, or one line about what went wrong."""
+    """Run a program that imports a module and prints JSON. Return the JSON, or one line about what went wrong."""
     if find_spec(module) is None:
         return "not installed"
     try:
@@ -74,12 +65,7 @@ def import_answer(module: str, program: str) -> Mapping[str, Any] | str:
 
 
 def check_torch(found: Mapping[str, Any] | str, gpus: str | None) -> Check:
-    """Say for what torch is built, and whether it sees the GPUs.
-
-    Args:
-        found: what torch says about itself.
-        gpus: backend of the GPUs here, cuda or rocm.
-    """
+    """Say for what torch is built, and whether it sees the GPUs."""
     if isinstance(found, str):
         return Check(name="torch", status="problem", finding=found, fix=INSTALL)
     built = "rocm" if found["hip"] else "cuda" if found["cuda"] else None

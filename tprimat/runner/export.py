@@ -98,7 +98,7 @@ def _mlflow(runs: Sequence[Measured], rows: Sequence[Row], path: Path) -> list[s
             continue
         target = client.create_run(experiment, run_name=run_id, tags={RUN_TAG: run_id}).info.run_id
         points = [
-            entities.Metric(f"step/{name}", value, _milliseconds(step.ended_at_seconds), step.step)
+            entities.Metric(f"step/{name}", value, int(1000 * (step.ended_at_seconds or 0)), step.step)
             for step in item.result.steps
             for name, value in step_values(step).items()
         ]
@@ -115,10 +115,6 @@ def _mlflow(runs: Sequence[Measured], rows: Sequence[Row], path: Path) -> list[s
 
 MLFLOW_METRICS, MLFLOW_PARAMETERS, MLFLOW_CHARACTERS = 1000, 100, 500
 """MLflow's limits: metrics and parameters of one batch, characters of a parameter."""
-
-
-def _milliseconds(seconds: float | None) -> int:
-    return 0 if seconds is None else int(seconds * 1000)
 
 
 def _wandb(runs: Sequence[Measured], rows: Sequence[Row], path: Path) -> list[str]:

@@ -3,7 +3,6 @@
 import json
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tprimat import units
@@ -28,20 +27,8 @@ MEASURES = {
 """Field of the measurement -> its name, and how a value is written."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Health:
-    """What the first node found; on the others there is nothing to show."""
-
-    checks: tuple[Check, ...]
-
-    @property
-    def well(self) -> bool:
-        """Whether no GPU is slower than its neighbours."""
-        return all(check.status != "problem" for check in self.checks)
-
-
-def examine_nodes(count: int | None, gpus: int | None, notify: Callable[[str], None]) -> Health:
-    """Measure all GPUs of this node, or with the others of a job, of all of them.
+def examine_nodes(count: int | None, gpus: int | None, notify: Callable[[str], None]) -> list[Check]:
+    """Measure all GPUs of this node, or with the others of a job, of all of them; only the first node has something to show.
 
     Args:
         count: of nodes; None: as many as the scheduler started this on, or one.
@@ -69,18 +56,13 @@ def examine_nodes(count: int | None, gpus: int | None, notify: Callable[[str], N
         why = ending.stopped.cause if ending.stopped else f"torchrun ended with status {ending.exit_code}: {last}"
         raise LaunchError("The ranks could not be measured.", why=why, fix="the same command on every node, or with srun")
     if place.rank > 0:
-        return Health(checks=())
+        return []
     document = next(line.removeprefix(MARK) for line in lines if line.startswith(MARK))
-    return Health(checks=tuple(judged(json.loads(document), on_cpu=machine is None)))
+    return list(judged(json.loads(document), on_cpu=machine is None))
 
 
 def judged(found: Sequence[dict[str, Any]], *, on_cpu: bool) -> Iterator[Check]:
-    """Compare every rank with the median of all, measure by measure, and name those that are slower.
-
-    Args:
-        found: one RankHealth a rank, as JSON.
-        on_cpu: the ranks are processes on a CPU, whose speeds say nothing.
-    """
+    """Compare every rank with the median of all, measure by measure, and name those that are slower."""
     for field, (name, show) in MEASURES.items():
         values = {index: value for index, one in enumerate(found) if isinstance(value := one[field], int | float)}
         if not values:

@@ -67,10 +67,7 @@ def read_history(folders: Sequence[Path]) -> History:
 def against_history(history: History, new: Path, last: int) -> tuple[Comparison, tuple[str, ...]]:
     """Compare each configuration of some new runs with the last good runs of the same configuration in a history.
 
-    Args:
-        history: what to compare with.
-        new: the folder of the new runs; they may be in the history as well.
-        last: how many runs of the history count.
+    The new runs may be in the history as well.
 
     Returns:
         the comparison, and the label of each new configuration that has no past.

@@ -13,11 +13,9 @@ from tprimat.engines import FALLBACK
 from tprimat.errors import MissingLayoutError, UserError
 from tprimat.facts.accelerators import PlatformName
 from tprimat.plan.build import PlanRequest
-from tprimat.plan.figures import doubtful_figures
 from tprimat.records.store import as_document
 from tprimat.report.screen import PLAIN, Painted, Screen
 from tprimat.report.tables import columns, with_interval
-from tprimat.runner.combine import combined
 from tprimat.runner.session import RunRequest, plan_run, prepare
 from tprimat.runner.sweep import Cell, CellResult, session_cells
 
@@ -84,11 +82,6 @@ def matrix_table(entries: Sequence[MatrixEntry], results: Sequence[CellResult], 
     return "\n".join([table, *(screen.prose(f"{', '.join(names)}: {why}", 2, "warning") for why, names in reasons.items())])
 
 
-def sweep_winners(results: Sequence[CellResult], screen: Screen = PLAIN) -> str:
-    """Return the winner and the table of each workload of a sweep; empty where no run counts."""
-    return combined([result.run for result in results if result.run is not None], screen)
-
-
 def matrix_document(entries: Sequence[MatrixEntry], results: Sequence[CellResult]) -> dict[str, Any]:
     """Return the same as data."""
     runs = {result.cell.plan.run_id: result.run for result in results if result.run is not None}
@@ -152,11 +145,7 @@ class CheckedCell:
 
 
 def check_matrix(config: Path | None, gpus: int | None) -> Iterator[CheckedCell]:
-    """Plan each cell.
-
-    Args:
-        config: the file; None for TPrimat's own.
-        gpus: on each node; None for what the file says.
+    """Plan each cell of a configuration, by default TPrimat's own and with the number of GPUs that it states.
 
     Raises:
         ConfigError: the file itself is wrong.
@@ -171,11 +160,6 @@ def check_matrix(config: Path | None, gpus: int | None) -> Iterator[CheckedCell]
                     yield _check(loaded, model, platform, strategy)
 
 
-def warnings_about(config: Path | None) -> list[str]:
-    """Return where a configuration states figures of a model that differ from ours."""
-    return doubtful_figures(read_config(config))
-
-
 def _check(loaded: LoadedConfig, model: str, platform: PlatformName, strategy: str) -> CheckedCell:
     request = PlanRequest(
         model=model,
@@ -186,16 +170,16 @@ def _check(loaded: LoadedConfig, model: str, platform: PlatformName, strategy: s
         engine_reason="",
         gpus_found=None,
     )
+    left_out, error = False, None
     try:
         plan = plan_run(loaded, request)
-    except MissingLayoutError as error:
-        text = f"left out: {error.what}"
-        return CheckedCell(model=model, platform=platform, strategy=strategy, description=text, left_out=True)
-    except UserError as error:
-        text = f"not valid: {error.what}"
-        return CheckedCell(model=model, platform=platform, strategy=strategy, description=text, error=error)
-    layout, accumulation = plan.layout, plan.batch.accumulation_steps or "auto"
-    experts = f" EP={layout.expert}" if layout.expert > 1 else ""
-    degrees = f"TP={layout.tensor} PP={layout.pipeline} DP={layout.data}{experts} on {layout.world_size}"
-    text = f"valid: {degrees}, GradAccum={accumulation}"
-    return CheckedCell(model=model, platform=platform, strategy=strategy, description=text)
+    except MissingLayoutError as missing:
+        text, left_out = f"left out: {missing.what}", True
+    except UserError as wrong:
+        text, error = f"not valid: {wrong.what}", wrong
+    else:
+        layout, accumulation = plan.layout, plan.batch.accumulation_steps or "auto"
+        experts = f" EP={layout.expert}" if layout.expert > 1 else ""
+        degrees = f"TP={layout.tensor} PP={layout.pipeline} DP={layout.data}{experts} on {layout.world_size}"
+        text = f"valid: {degrees}, GradAccum={accumulation}"
+    return CheckedCell(model=model, platform=platform, strategy=strategy, description=text, left_out=left_out, error=error)

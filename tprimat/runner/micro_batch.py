@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tprimat import units
 from tprimat.launch.run import LaunchResult
+from tprimat.logs.failures import Failure
 from tprimat.plan.micro_batch import candidates, largest_that_fits, next_candidate, searched, with_micro_batch
 from tprimat.plan.schema import RunPlan, write_plan
 from tprimat.records.schema import MicroBatchSearch, MicroBatchTrial
@@ -23,11 +24,6 @@ Start = Callable[[RunPlan], LaunchResult]
 
 def find_micro_batch(plan: RunPlan, start: Start, say: Callable[[str], None]) -> RunPlan | LaunchResult:
     """Look for the largest micro-batch that fits.
-
-    Args:
-        plan: its micro-batch is "auto".
-        start: makes an attempt.
-        say: prints what is tried and what was found.
 
     Returns:
         the plan with the number, and how it was found; or the end of an attempt that was stopped, that failed otherwise than
@@ -44,17 +40,18 @@ def find_micro_batch(plan: RunPlan, start: Start, say: Callable[[str], None]) ->
     while (size := next_candidate(sizes, trials)) is not None:
         attempt += 1
         trials, result = try_sizes(plan, trials, Path(plan.run_directory, "micro_batch", str(attempt)), start)
-        if result.outcome == "out_of_memory":
+        if result.failure is not None and result.failure.outcome == "out_of_memory":
             size = next_candidate(sizes, trials) or size
             trials = (*trials, MicroBatchTrial(micro_batch_sequences=size, peak_bytes=None, limit_bytes=None))
-        elif result.outcome != "completed" or next_candidate(sizes, trials) is not None:
-            cause = f"While looking for a micro-batch that fits: {result.cause or 'the ranks ended without an answer.'}"
-            outcome = "failed" if result.outcome == "completed" else result.outcome
-            return dataclasses.replace(result, outcome=outcome, cause=cause)
+        elif result.failure is not None or next_candidate(sizes, trials) is not None:
+            why = result.failure or Failure(outcome="failed", cause="the ranks ended without an answer.")
+            cause = f"While looking for a micro-batch that fits: {why.cause}"
+            return dataclasses.replace(result, failure=dataclasses.replace(why, cause=cause))
     found, search = largest_that_fits(trials), searched(sizes, trials)
     if found is None:
         cause = f"No micro-batch fits: {described(search)}."
-        return dataclasses.replace(result, outcome="out_of_memory", cause=cause, hint=result.hint or LESS_MEMORY)
+        hint = result.failure.hint if result.failure else None
+        return dataclasses.replace(result, failure=Failure(outcome="out_of_memory", cause=cause, hint=hint or LESS_MEMORY))
     say(f"{plan.model}: micro-batch {found}, the largest that fits: {described(search)}")
     return with_micro_batch(plan, search, found)
 
@@ -63,12 +60,6 @@ def try_sizes(
     plan: RunPlan, before: Sequence[MicroBatchTrial], folder: Path, start: Start
 ) -> tuple[tuple[MicroBatchTrial, ...], LaunchResult]:
     """Start the ranks once; they try sizes until they know the answer or run out of memory.
-
-    Args:
-        plan: of the run.
-        before: what earlier attempts found.
-        folder: of this attempt.
-        start: starts the ranks.
 
     Returns:
         all trials so far, and how the attempt ended.

@@ -29,7 +29,6 @@ from tprimat.launch.group import (
     Stop,
     join,
     meet,
-    refusal_of,
     tail_of,
 )
 from tprimat.launch.process import GRACE_SECONDS, Child, Interrupts, Output, Supervisor
@@ -83,12 +82,7 @@ def gathered(
 ) -> Iterator[Group | None]:
     """Wait for the other nodes, and let them go at the end; None on one node.
 
-    Args:
-        nodes: this node's place, the first one.
-        plan: of one of the runs: what each node must have.
-        seconds: how long to wait.
-        notify: takes a line for the user.
-        watch: raises a LaunchError when a node cannot come any more.
+    `watch` raises a LaunchError when a node cannot come any more.
 
     Raises:
         LaunchError: a node did not come, or does not fit.
@@ -132,12 +126,6 @@ def refuse_unlike(found: Sequence[NodeRecord], plan: RunPlan) -> None:
 def follow(nodes: Nodes, plan: RunPlan, seconds: float, notify: Notify) -> int:
     """Do this node's part of each run that the first node starts, until it has no more.
 
-    Args:
-        nodes: this node's place, not the first one.
-        plan: what this node would run by itself: says what it must have.
-        seconds: how long to look for the first node.
-        notify: takes a line for the user.
-
     Returns:
         the first node's exit status; 128 and the number of the signal that stopped this node.
 
@@ -158,7 +146,7 @@ def follow(nodes: Nodes, plan: RunPlan, seconds: float, notify: Notify) -> int:
                     if isinstance(message, Goodbye):
                         return message.status
                     if isinstance(message, Refused):
-                        raise refusal_of(message)
+                        raise LaunchError(message.what, where="the first node", why=message.why, fix=message.fix)
                     if isinstance(message, Part):
                         link.send(follower.run(message))
                 time.sleep(POLL_SECONDS)
@@ -208,7 +196,6 @@ class Follower:
                 return next((message for message in self._inbox if isinstance(message, Stop)), None)
 
             def tick(now: float) -> Failure | None:
-                del now
                 self._inbox.extend(self._link.poll())
                 stop = order()
                 return None if stop is None else Failure(outcome="interrupted", cause=stop.cause)

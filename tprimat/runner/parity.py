@@ -16,12 +16,7 @@ OUTCOMES = ("completed", "diverged")
 
 
 def compare_losses(reference: Path, candidate: Path, within: float) -> ParityReport:
-    """Judge whether the losses of a candidate are within a margin of a reference's.
-
-    Args:
-        reference: runs of one configuration, of one seed or several.
-        candidate: as reference.
-        within: the margin, as a fraction.
+    """Judge whether the losses of a candidate are within a margin, as a fraction, of a reference's.
 
     Raises:
         RecordError: a file is damaged, or there is no run.

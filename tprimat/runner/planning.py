@@ -5,12 +5,12 @@ from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
-from tprimat.engines.base import Settings, engine_named
+from tprimat.engines.base import Settings, engine_named, implementation_of
 from tprimat.errors import ConfigError
 from tprimat.facts.accelerators import Accelerator, accelerators, find_accelerator
 from tprimat.facts.models import ModelShape, model_shape
 from tprimat.hardware.nodes import this_machine
-from tprimat.plan.schema import EngineOptions, Layout, RunPlan
+from tprimat.plan.schema import EngineOptions, RunPlan
 from tprimat.predict.rates import Rates, probed_rates, published_rates
 from tprimat.predict.search import Answer, Candidate, Question, search
 from tprimat.predict.workload import TRANSFORMER_ENGINE, Implementation, Precision
@@ -112,9 +112,7 @@ def candidates_for(plan: RunPlan, accelerator: Accelerator, gpus: int | None = N
 
 
 def _question_of(plan: RunPlan, accelerator: Accelerator) -> Question:
-    engine = engine_named(plan.engine)
-    settings = Settings(shape=plan.shape, layout=Layout(), options=engine.options(plan), transformer_engine=None)
-    implementation = engine.implementation(settings)
+    implementation = implementation_of(plan)
     if implementation is None or plan.precision == "fp32":
         what = f"The engine {plan.engine} in {plan.precision} cannot be predicted."
         raise ConfigError(what, where="--plan", fix="--engine megatron --precision bf16")
@@ -210,9 +208,8 @@ def _implementation(engine: str | None, shape: ModelShape) -> tuple[Implementati
     sparse = bool(shape.experts or shape.kv_lora_rank)
     if engine == MEGATRON_LM or (engine is None and sparse):
         return replace(TRANSFORMER_ENGINE, loss="in_place"), False
-    chosen = engine_named(engine or "megatron")
-    settings = Settings(shape=shape, layout=Layout(), options=asdict(EngineOptions()), transformer_engine=None)
-    implementation = chosen.implementation(settings)
+    settings = Settings(shape=shape, options=asdict(EngineOptions()))
+    implementation = engine_named(engine or "megatron").implementation(settings)
     if implementation is None:
         raise ConfigError(f"The memory of the engine {engine} is not known.", where="--engine", fix=MEGATRON_LM)
     return implementation, True

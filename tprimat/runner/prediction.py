@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from tprimat import units
 from tprimat.engines import MODULES
-from tprimat.engines.base import Settings, engine_named
+from tprimat.engines.base import Settings, engine_named, implementation_of
 from tprimat.errors import ConfigError, LaunchError
 from tprimat.facts.accelerators import Accelerator, find_accelerator
 from tprimat.plan.schema import RunPlan
@@ -27,9 +27,7 @@ EXPANDABLE = ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 def planned_workload(plan: RunPlan) -> Workload | None:
     """Return the workload of a plan on a GPU; None where the engine's use of memory, or the micro-batch, is not known."""
-    engine = engine_named(plan.engine)
-    settings = Settings(shape=plan.shape, layout=plan.layout, options=engine.options(plan), transformer_engine=None)
-    implementation = engine.implementation(settings)
+    implementation = implementation_of(plan)
     return None if implementation is None else workload_of_plan(plan, implementation)
 
 
@@ -39,7 +37,7 @@ def recorded_workload(run: RunRecord) -> Workload | None:
     if run.engine not in MODULES or run.shape is None or layout is None:
         return None
     te = run.evidence.transformer_engine if run.evidence is not None else None
-    settings = Settings(shape=run.shape, layout=layout, options=run.engine_options, transformer_engine=te)
+    settings = Settings(shape=run.shape, options=run.engine_options, transformer_engine=te)
     implementation = engine_named(run.engine).implementation(settings)
     if implementation is None:
         return None

@@ -3,11 +3,11 @@
 import importlib.util
 import sys
 import time
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from tprimat.engines.base import Command
 from tprimat.errors import ConfigError, RecordError
@@ -20,18 +20,18 @@ from tprimat.records.store import append_probe, read_probes, write_atomically
 from tprimat.report.suite import page
 
 if TYPE_CHECKING:
-    from tprimat.config.schema import Config, LayoutConfig
+    from tprimat.config.schema import Config
     from tprimat.facts.accelerators import Backend, PlatformName
     from tprimat.probe.case import Bench
     from tprimat.probe.gemm import Workload
     from tprimat.records.schema import ProbeRecord
 
-SINGLE_KINDS = ("gemm", "attention", "memory", "mlp", "transformer")
+KINDS = ("gemm", "memory", "attention", "mlp", "transformer", "collectives", "ddp")
+"""In order. The probes that other results are compared with come first, in case the time runs out."""
 RANK_KINDS = ("collectives", "ddp", "overlap")
 """Measured on several ranks."""
 ON_REQUEST = ("rounds", "pieces", "overlap")
 """Not in `all`: rounds keep a GPU at full load for minutes, and only predictions need pieces and overlap."""
-KINDS = (*SINGLE_KINDS, "collectives", "ddp")
 RANKS_ON_A_PROCESSOR = 2
 DEFAULT_MICRO_BATCH = 4
 """For models whose micro-batch is 'auto'."""
@@ -47,9 +47,9 @@ class ProbeRequest:
     """Sizes for a processor; None: if the device is one."""
     seconds: float | None
     """Time budget: no measurement starts after it."""
-    dtypes: tuple[str, ...] | None
+    dtypes: tuple[str, ...] | None = None
     """Of matrix products; None: all."""
-    config: Path | None
+    config: Path | None = None
     """Configuration whose models' products are measured; None: TPrimat's own."""
     ranks: int | None
     """None: every GPU, or RANKS_ON_A_PROCESSOR."""
@@ -140,7 +140,7 @@ def measure_on_ranks(kind: str, request: ProbeRequest, seconds: float | None) ->
             tell(f"The time budget is spent: {kind} on {ranks} ranks is left.")
             return
         before, began = len(read_probes(request.file)), time.monotonic()
-        failure = run_ranks("tprimat", ["probe", *rank_arguments(kind, request, seconds)], ranks, tell)
+        failure = run_ranks("tprimat", ["probe", *words_of(kind, request, seconds)], ranks, tell)
         if failure:
             record_failure(kind, ranks, failure, request)
         yield from read_probes(request.file)[before:]
@@ -157,12 +157,13 @@ def record_failure(kind: str, ranks: int, failure: str, request: ProbeRequest) -
     tell(f"{kind} on {ranks} ranks: {failure}")
 
 
-def rank_arguments(kind: str, request: ProbeRequest, seconds: float | None) -> list[str]:
-    """Return the command line of a rank."""
-    arguments = [kind, "--output", str(request.output)]
-    arguments += ["--time-budget", str(seconds)] if seconds is not None else []
-    arguments += ["--resume"] if request.resume else []
-    return arguments + ([] if request.small is None else ["--small" if request.small else "--full"])
+def words_of(kind: str, request: ProbeRequest, seconds: float | None) -> list[str]:
+    """Return the words after `tprimat probe` that measure one probe of a request in another process."""
+    words = [kind, "--output", str(request.output)]
+    words += ["--time-budget", str(seconds)] if seconds is not None else []
+    words += ["--ranks", str(request.ranks)] if request.ranks and kind in RANK_KINDS else []
+    words += ["--resume"] if request.resume else []
+    return words + ([] if request.small is None else ["--small" if request.small else "--full"])
 
 
 def rank_counts(kind: str, requested: int | None) -> list[int]:
@@ -216,7 +217,7 @@ def workloads_of(config: "Config", platform: "PlatformName") -> "tuple[Workload,
         if not model.in_all:
             continue
         degrees: dict[int, set[int]] = {}
-        for layout in layouts_of(config, key, platform):
+        for layout in (models[key][platform] for models in config.parallelism.values() if platform in models.get(key, {})):
             micro_batch = layout.micro_batch_size or data.micro_batch_size
             sequences = DEFAULT_MICRO_BATCH if micro_batch == "auto" else micro_batch
             degrees.setdefault(sequences, set()).add(layout.tensor_model_parallel_size)
@@ -233,31 +234,9 @@ def workloads_of(config: "Config", platform: "PlatformName") -> "tuple[Workload,
     return tuple(workloads)
 
 
-def layouts_of(config: "Config", model: str, platform: "PlatformName") -> "list[LayoutConfig]":
-    """Return the layouts of one model in all strategies that have one."""
-    return [models[model][platform] for models in config.parallelism.values() if model in models and platform in models[model]]
-
-
 # The suite: every probe in order, each in its own process, and one page from the records.
 
-PROBES = ("gemm", "memory", "attention", "mlp", "transformer", "collectives", "ddp")
-"""In order. The probes that other results are compared with come first, in case the time runs out."""
 PAGE_NAME = "suite.md"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SuiteOptions:
-    """What the suite measures, and where it writes."""
-
-    output: Path
-    skip: Set[str] = frozenset()
-    """Names of probes."""
-    time_budget_seconds: float | None = None
-    """No probe starts after this many seconds."""
-    ranks: int | None = None
-    """Of collectives and ddp. None: every GPU, or two processes on a CPU."""
-    size: Literal["small", "full"] | None = None
-    """None: small on a CPU, full on a GPU."""
 
 
 def probes_to_skip(text: str) -> frozenset[str]:
@@ -268,15 +247,13 @@ def probes_to_skip(text: str) -> frozenset[str]:
     """
     names = frozenset(filter(None, (part.strip() for part in text.split(","))))
     for name in sorted(names):
-        if name not in PROBES:
-            raise ConfigError(f"There is no probe {name!r}.", where="--skip", fix=", ".join(PROBES))
+        if name not in KINDS:
+            raise ConfigError(f"There is no probe {name!r}.", where="--skip", fix=", ".join(KINDS))
     return names
 
 
-def run_suite(options: SuiteOptions) -> int | None:
-    """Run all probes that are not skipped, as far as the time budget allows.
-
-    Measurements that the output folder holds for this machine and software are not repeated.
+def run_suite(request: ProbeRequest) -> int | None:
+    """Run the probes of a request, each in its own process, so that a crash ends no other.
 
     Returns:
         the signal that stopped it; None at its end.
@@ -284,40 +261,26 @@ def run_suite(options: SuiteOptions) -> int | None:
     Raises:
         LaunchError: another launcher is writing to the output folder.
     """
-    with locked(options.output):
-        return _run_probes(options)
-
-
-def _run_probes(options: SuiteOptions) -> int | None:
-    ends = None if options.time_budget_seconds is None else time.monotonic() + options.time_budget_seconds
-    for probe in PROBES:
-        left = None if ends is None else ends - time.monotonic()
-        if probe in options.skip:
-            tell(f"{probe}: skipped")
-        elif left is not None and left <= 0:
-            tell(f"{probe}: skipped, the time budget is spent")
-        else:
-            tell(f"{probe}:")
-            if stopped_by := run_probe(probe, options, left):
-                return stopped_by
+    ends = None if request.seconds is None else time.monotonic() + request.seconds
+    with locked(request.output):
+        for kind in KINDS:
+            left = None if ends is None else ends - time.monotonic()
+            if kind not in request.kinds:
+                tell(f"{kind}: skipped")
+                continue
+            if left is not None and left <= 0:
+                tell(f"{kind}: skipped, the time budget is spent")
+                continue
+            tell(f"{kind}:")
+            argv = (sys.executable, "-m", "tprimat", "probe", *words_of(kind, request, left), "--json")
+            ending = run_command(
+                Command(argv=argv, environment=python_environment()), lambda line: None if line.startswith("{") else tell(line)
+            )
+            if ending.exit_code:
+                tell(f"{kind} ended with status {ending.exit_code}; its measurements so far are kept")
+            if ending.stop_signal:
+                return ending.stop_signal
     return None
-
-
-def run_probe(probe: str, options: SuiteOptions, seconds: float | None) -> int | None:
-    """Run one probe in its own process, so that a crash ends no other.
-
-    Returns:
-        the signal that stopped it.
-    """
-    arguments = [probe, "--resume", "--json", "--output", str(options.output)]
-    arguments += [f"--{options.size}"] if options.size else []
-    arguments += ["--ranks", str(options.ranks)] if options.ranks and probe in RANK_KINDS else []
-    arguments += ["--time-budget", str(seconds)] if seconds is not None else []
-    command = Command(argv=(sys.executable, "-m", "tprimat", "probe", *arguments), environment=python_environment())
-    ending = run_command(command, lambda line: None if line.startswith("{") else tell(line))
-    if ending.exit_code:
-        tell(f"{probe} ended with status {ending.exit_code}; its measurements so far are kept")
-    return ending.stop_signal
 
 
 def write_page(output: Path) -> Path:

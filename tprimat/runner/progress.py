@@ -2,22 +2,55 @@
 
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tprimat import units
 from tprimat.analyze.metrics import StepRates, step_rates
+from tprimat.engines.base import engine_named
 from tprimat.launch.run import LaunchResult
 from tprimat.plan.schema import RunPlan
-from tprimat.records.schema import RunMetrics, RunRecord, StepRecord
+from tprimat.records.schema import RunMetrics, RunRecord, StartUp, StepRecord
 from tprimat.records.store import RunDirectory
 from tprimat.report.catalogue import STEP_TIME, TOKENS_OF_ALL
 from tprimat.report.screen import PLAIN, Screen, screen_of
-from tprimat.runner.waiting import SILENT_SECONDS, SUSPICIOUS_SECONDS, Wait
+from tprimat.train.startup import stage_of_line
 
 SECONDS_BETWEEN_PLAIN_LINES = 5.0
 BAR_CHARACTERS = 16
+SILENT_SECONDS = 10.0
+"""Without a terminal, longest time without a line."""
+SUSPICIOUS_SECONDS = 60.0
+"""When to say what may be wrong; without a terminal also the time between lines."""
+MAX_LOG_CHARACTERS = 60
+
+AWAITED: Mapping[StartUp | None, tuple[str, str]] = {
+    None: (
+        "torchrun to start the ranks",
+        "torchrun imports torch first, which takes long on a network file system or a busy machine.",
+    ),
+    "rank_started": (
+        "the imports of torch and Megatron-Core",
+        "A network file system makes them slow. The first start also compiles bytecode; the next one is faster.",
+    ),
+    "imported": (
+        "the ranks to connect",
+        "They wait for the slowest one to import. If one has failed, its traceback is in the log. NCCL_DEBUG=INFO shows more.",
+    ),
+    "process_group": (
+        "the model to be built",
+        "Large models take a while. A machine that swaps takes very long: free -h shows it.",
+    ),
+    "model_built": (
+        "the data",
+        "The text of --data text:PATH is tokenised once and then kept. A network file system makes it slow.",
+    ),
+    "training": (
+        "the first step",
+        "Kernels are compiled in it, on a new machine for minutes. Otherwise a collective may hang: NCCL_DEBUG=INFO shows more.",
+    ),
+}
+"""Last stage that rank 0 has reached -> what comes next, and why that may take long. None: no rank runs yet."""
 
 
 class Progress:
@@ -31,13 +64,16 @@ class Progress:
         self.terminal = self._screen.width is not None
         self._last_plain = 0.0
         self._line_open = False
-        self._wait = Wait(plan)
+        self._reports_stages = engine_named(plan.engine).runs_worker
+        self._stage: StartUp | None = None
+        self._last_line = ""
         self._suspected = False
         self._next_wait = 1.0 if self.terminal else SILENT_SECONDS
 
     def on_line(self, text: str) -> None:
         """Note how far the start has come. The framework's own output goes to the log."""
-        self._wait.saw_line(text)
+        self._stage = stage_of_line(text) or self._stage
+        self._last_line = text.strip() or self._last_line
 
     def on_wait(self, seconds: float) -> None:
         """Show what is awaited: each second on a terminal, else once and then each minute; after a minute what may be wrong."""
@@ -47,11 +83,20 @@ class Progress:
         self._next_wait = seconds + 1.0 if self.terminal else (minutes + 1) * SUSPICIOUS_SECONDS
         if minutes and not self._suspected:
             self._suspected = True
-            self.on_notice(self._wait.suspicion(str(RunDirectory(Path(self.plan.run_directory)).log_file)))
+            hint = AWAITED[self._stage][1] if self._reports_stages else "The framework may compile, download or tokenise."
+            log = RunDirectory(Path(self.plan.run_directory)).log_file
+            self.on_notice(f"  No step for {SUSPICIOUS_SECONDS:.0f} s. {hint} Log: {log}")
+        text = f"  {self.plan.model} waits for {self._awaited()}, {seconds:.0f} s since the start"
         if self.terminal:
-            self._show(self._wait.text(seconds)[: (self._screen.width or 0) - 1])
+            self._show(text[: (self._screen.width or 0) - 1])
         else:
-            print(self._wait.text(seconds), file=sys.stderr, flush=True)
+            print(text, file=sys.stderr, flush=True)
+
+    def _awaited(self) -> str:
+        if self._reports_stages:
+            return AWAITED[self._stage][0]
+        said = f" ({self._last_line[:MAX_LOG_CHARACTERS]})" if self._last_line else ""
+        return f"{self.plan.engine}'s first step{said}"
 
     def on_step(self, step: StepRecord) -> None:
         """Show a step."""
@@ -70,7 +115,6 @@ class Progress:
 
     def on_end(self, result: LaunchResult) -> None:
         """End the live line."""
-        del result
         self._close_line()
 
     def _is_due(self, step: StepRecord) -> bool:
@@ -101,17 +145,11 @@ def outcome_line(record: RunRecord, metrics: RunMetrics | None, screen: Screen =
     return screen.prose(f"{name}{record.outcome.replace('_', ' ')}: {why}", 4, "refused")
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One part of the line of a step."""
+def step_parts(plan: RunPlan, step: StepRecord, rates: StepRates) -> list[tuple[int, str]]:
+    """Return step, step time, throughput, FLOP/s, loss, memory and time left, as far as they are known.
 
-    rank: int
-    """The part with the highest rank is left out first where the terminal is narrow."""
-    text: str
-
-
-def step_parts(plan: RunPlan, step: StepRecord, rates: StepRates) -> list[Part]:
-    """Return step, step time, throughput, FLOP/s, loss, memory and time left, as far as they are known."""
+    Each part has a rank: the one with the highest is left out first where the terminal is narrow.
+    """
     show: list[tuple[int, float | None, Callable[[float], str]]] = [
         (2, step.step_seconds, units.seconds),
         (3, rates.tokens_per_second, lambda value: f"{units.count(value)} tokens/s"),
@@ -120,20 +158,20 @@ def step_parts(plan: RunPlan, step: StepRecord, rates: StepRates) -> list[Part]:
         (6, step.peak_allocated_bytes, units.gibibytes),
         (1, (plan.steps - step.step) * step.step_seconds, lambda value: f"{units.seconds(value)} left"),
     ]
-    return [Part(0, f"  {plan.model} step {step.step}/{plan.steps}")] + [Part(r, text(value)) for r, value, text in show if value]
+    return [(0, f"  {plan.model} step {step.step}/{plan.steps}"), *((rank, text(value)) for rank, value, text in show if value)]
 
 
 def step_line(plan: RunPlan, step: StepRecord, rates: StepRates, screen: Screen = PLAIN) -> str:
     """Format a step; on a terminal with a bar, and without the parts that do not fit."""
     parts = step_parts(plan, step, rates)
     if screen.width is None:
-        return JOINT.join(part.text for part in parts)
+        return JOINT.join(text for _, text in parts)
     room = screen.width - 1 - BAR_CHARACTERS - 1
-    while len(parts) > 1 and len(JOINT.join(part.text for part in parts)) > room:
-        parts.remove(max(parts, key=lambda part: part.rank))
+    while len(parts) > 1 and len(JOINT.join(text for _, text in parts)) > room:
+        parts.remove(max(parts))
     done = round(BAR_CHARACTERS * step.step / plan.steps)
     bar = screen.paint("━" * done, "winner") + screen.paint("─" * (BAR_CHARACTERS - done), "quiet")
-    head, *rest = (part.text for part in parts)
+    head, *rest = (text for _, text in parts)
     return JOINT.join([f"{head} {bar}", *rest])
 
 

@@ -16,7 +16,7 @@ from tprimat.errors import MetricError, RecordError
 from tprimat.hardware.nodes import Nodes, gpus_of_ranks
 from tprimat.hardware.slurm import job_name
 from tprimat.launch.group import Group, SharedRun
-from tprimat.launch.run import Launch, LaunchResult, run, try_out
+from tprimat.launch.run import Launch, LaunchResult, run, try_out, with_end
 from tprimat.launch.watchdog import Limits
 from tprimat.logs.extract import parsed_log, step_record
 from tprimat.logs.fields import LineFields
@@ -126,11 +126,7 @@ def log_path(session: Session, model: str) -> Path:
 def run_plan(session: Session, plan: RunPlan, *, quiet: bool, group: Group | None = None) -> TrainingRun:
     """Run a plan to its end, whatever the end is, and leave its records behind.
 
-    Args:
-        session: the configuration and the machine.
-        plan: the run.
-        quiet: show no progress.
-        group: the other nodes; None on one node, and where the engine starts them itself.
+    `group` are the other nodes; None on one node, and where the engine starts them itself.
 
     Raises:
         UserError: it cannot be started, or its folder cannot be written.
@@ -159,13 +155,8 @@ def run_plan(session: Session, plan: RunPlan, *, quiet: bool, group: Group | Non
 def _starting(plan: RunPlan, machine: Machine, nodes: tuple[NodeRecord, ...]) -> RunRecord:
     """Return the first record of a run, with what its engine knows."""
     engine = engine_named(plan.engine)
-    record = first_record(plan, machine, now())
+    record = first_record(plan, machine, datetime.now(timezone.utc).isoformat(timespec="milliseconds"))
     return dataclasses.replace(record, clock=engine.clock, software=engine.software(plan), nodes=nodes, job=job_name())
-
-
-def now() -> str:
-    """Return the time, ISO 8601 in UTC."""
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
 def launch_of(session: Session, plan: RunPlan, record: RunRecord, group: Group | None) -> Launch:
@@ -206,9 +197,7 @@ def search_first(session: Session, plan: RunPlan, record: RunRecord, group: Grou
 
 def not_started(session: Session, record: RunRecord, result: LaunchResult, log: Path) -> TrainingRun:
     """Record a run for which no micro-batch was found: a failure is a result too."""
-    ended = dataclasses.replace(
-        record, outcome=result.outcome, exit_code=result.exit_code, cause=result.cause, hint=result.hint, ended_at=now()
-    )
+    ended = with_end(record, result)
     RunDirectory(session.output / "runs" / record.run_id).write_run(ended)
     return dataclasses.replace(finish(session, ended, (), log), stop_signal=result.stop_signal)
 

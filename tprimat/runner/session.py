@@ -105,6 +105,11 @@ class Session:
     notices: tuple[str, ...] = ()
     """What the user should know of the configuration before the runs start."""
 
+    @property
+    def is_here(self) -> bool:
+        """Whether this machine is of the kind that the plans are for."""
+        return self.platform == "cpu" or (self.machine is not None and BACKEND_OF[self.platform] == self.machine.platform)
+
     def machine_of(self, plan: RunPlan) -> Machine:
         """Return the machine as a record names it before a worker has looked closer."""
         if self.machine is not None and BACKEND_OF[plan.platform] == self.machine.platform:
@@ -147,7 +152,7 @@ def prepare(request: RunRequest) -> Session:
         _check_gpus(session)
         for plan in () if request.force else session.plans:
             refuse_too_large(plan, session.machine_of(plan))
-    if not request.dry_run or _could_run_here(session):
+    if not request.dry_run or session.is_here:
         _check_data(session)
     return session
 
@@ -196,18 +201,10 @@ def _place(session: Session, hosts: tuple[str, ...] = ()) -> Nodes:
     return Nodes()
 
 
-def _could_run_here(session: Session) -> bool:
-    """Return whether a dry run plans for this machine, so that its data should be here."""
-    machine = session.machine
-    return session.platform == "cpu" or (machine is not None and BACKEND_OF[session.platform] == machine.platform)
-
-
 def _check_gpus(session: Session) -> None:
     """Find out before training that there are GPUs. Under slurm they may be elsewhere: Primus starts from a login node."""
     start, platform = session.plans[0].primus, session.platform
-    if platform == "cpu" or (start is not None and start.launcher == "slurm"):
-        return
-    if session.machine is None or BACKEND_OF[platform] != session.machine.platform:
+    if not session.is_here and (start is None or start.launcher != "slurm"):
         fix = "--dry-run to see the plan, or --platform cpu"
         raise LaunchError(f"This machine shows no {platform} GPU.", where="--platform", fix=fix)
 
@@ -427,29 +424,29 @@ def flag_settings(request: RunRequest, platform: PlatformName) -> Iterator[Setti
         value = getattr(request, name)
         value = (len(value) or None) if name == "hosts" else value
         if value is not None:
-            yield Setting(path, parse_scalar(str(value)), f"--{name.replace('_', '-')}")
+            yield Setting(path, parse_scalar(str(value)), flag_of(name))
 
 
-FLAGS = {
-    "model": "--model",
-    "strategy": "--parallel",
-    **{name: f"--{name}" for name in ("tp", "pp", "vpp", "cp", "ep", "runs", "engine", "platform", "size", "gpus", "nodes")},
-    **{name: f"--{name}" for name in ("steps", "warmup", "precision", "data", "routing", "seed")},
-    "micro_batch_size": "--micro-batch-size",
-    "global_batch_size": "--global-batch-size",
-    "sequence_length": "--sequence-length",
-}
-"""Field of a request -> its flag."""
+FLAGS = (
+    *("model", "strategy", *DEGREES, "runs", "engine", "platform", "size", "gpus", "nodes", "steps", "warmup", "precision"),
+    *("data", "routing", "seed", "micro_batch_size", "global_batch_size", "sequence_length"),
+)
+"""Fields of a request that are flags with one value."""
+
+
+def flag_of(field: str) -> str:
+    """Return the flag of a field of a request."""
+    return "--parallel" if field == "strategy" else f"--{field.replace('_', '-')}"
 
 
 def words_of(request: RunRequest) -> list[str]:
     """Return the flags of ./benchmark.py that make a request again, with absolute paths."""
     empty = RunRequest()
     words = []
-    for name, flag in FLAGS.items():
+    for name in FLAGS:
         value = getattr(request, name)
         if value is not None and value != getattr(empty, name):
-            words += [flag, str(value)]
+            words += [flag_of(name), str(value)]
     for name, path in (("--config", request.config), ("--output-dir", request.output)):
         words += [] if path is None else [name, str(path.absolute())]
     words += [word for place in request.probes for word in ("--probes", str(place.absolute()))]
@@ -458,4 +455,4 @@ def words_of(request: RunRequest) -> list[str]:
 
 def any_degree(request: RunRequest) -> bool:
     """Return whether a request describes a layout of its own."""
-    return any(getattr(request, name) is not None for name in ("tp", "pp", "vpp", "cp", "ep"))
+    return any(getattr(request, name) is not None for name in DEGREES)

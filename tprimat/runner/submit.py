@@ -9,16 +9,18 @@ from typing import TextIO
 
 from tprimat.config.schema import ContainerOptions, SlurmOptions
 from tprimat.engines.base import ROOT, engine_named, start_command
-from tprimat.errors import ConfigError, RecordError
+from tprimat.errors import ConfigError
 from tprimat.facts.accelerators import PLATFORM_OF
 from tprimat.hardware.nodes import this_machine
 from tprimat.launch import kubernetes, slurm
 from tprimat.launch.kubernetes import Workload
 from tprimat.launch.process import Interrupts
+from tprimat.launch.run import GrowingFile
 from tprimat.launch.slurm import FINAL, Job, Task
 from tprimat.records.schema import RunRecord
-from tprimat.records.store import RunDirectory, write_atomically
+from tprimat.records.store import write_atomically
 from tprimat.runner.session import RunRequest, Session, any_degree, prepare, words_of
+from tprimat.runner.sweep import end_unfinished
 
 POLL_SECONDS = 2.0
 PODS_MEET_SECONDS = 1800
@@ -56,10 +58,7 @@ def explicit(request: RunRequest) -> tuple[RunRequest, Session]:
 def slurm_job(request: RunRequest, session: Session, more: Sequence[str]) -> Job:
     """Return the job that makes the runs of a session: one after the other, or as an array where the configuration says so.
 
-    Args:
-        request: with everything that the job's machine would decide otherwise.
-        session: its plans.
-        more: flags besides the request.
+    The request says everything that the job's machine would decide otherwise; `more` are flags besides it.
     """
     options, plan = session.loaded.config.cluster.slurm, session.plans[0]
     cells = list(dict.fromkeys((plan.model, plan.strategy) for plan in session.plans))
@@ -118,11 +117,6 @@ def on_every_node(container: ContainerOptions, session: Session) -> tuple[str, .
 def submit_to_slurm(request: RunRequest, more: Sequence[str], messages: TextIO) -> int:
     """Submit a job that makes the runs of a request, and follow it to its end; Ctrl-C cancels it.
 
-    Args:
-        request: what to run.
-        more: flags of ./benchmark.py besides the request.
-        messages: takes the state of the job and what it prints.
-
     Returns:
         the exit status: 0 when the job completed, 1 when it did not.
 
@@ -149,14 +143,8 @@ def submit_to_slurm(request: RunRequest, more: Sequence[str], messages: TextIO) 
 
 
 def follow_job(number: str, job: Job, say: Callable[[str], None]) -> list[Task]:
-    """Follow a job to its end, and return its tasks as they ended. SIGINT and SIGTERM cancel it; a hang-up leaves it alone.
-
-    Args:
-        number: of the job.
-        job: what was submitted.
-        say: takes each change of state, and what a job of one task prints.
-    """
-    log = None if job.tasks else LogFile(Path(job.log.replace("%%", "%").replace("%j", number)))
+    """Follow a job to its end, and return its tasks as they ended. SIGINT and SIGTERM cancel it; a hang-up leaves it alone."""
+    log = None if job.tasks else GrowingFile(Path(job.log.replace("%%", "%").replace("%j", number)))
     known: dict[str, tuple[str, str | None]] = {}
     cancelled = False
     with Interrupts() as interrupts:
@@ -167,8 +155,8 @@ def follow_job(number: str, job: Job, say: Callable[[str], None]) -> list[Task]:
                     known[task.name] = (task.state, task.reason)
                     say(f"job {task.name}: {state_line(task)}")
             if log is not None:
-                for line in log.new_lines():
-                    say(line)
+                while lines := log.new_lines():
+                    say("\n".join(line.decode("utf8", errors="replace") for line in lines))
             if not tasks or all(task.ended for task in tasks):
                 return tasks
             if interrupts.first is signal.SIGHUP:
@@ -189,39 +177,10 @@ def state_line(task: Task) -> str:
     return f"{task.state.lower().replace('_', ' ')}{where}{why}"
 
 
-class LogFile:
-    """The lines that a file gets, also when it does not exist yet."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-
-    def new_lines(self) -> list[str]:
-        """Return the whole lines since the last call."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read()
-        except OSError:
-            return []
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return whole.decode("utf8", errors="replace").splitlines()
-
-
 def close_runs(output: Path, number: str, tasks: Sequence[Task]) -> None:
     """Record an end for the runs of a job whose launchers were ended before they could: what SLURM says of the job."""
     failures = {task.name: FINAL.get(task.state) for task in tasks}
-    for path in sorted(output.glob("**/runs/*/run.json")):
-        directory = RunDirectory(path.parent)
-        try:
-            record = directory.read_run()
-            failure = failures.get(job_number(record, number))
-            if record.outcome == "running" and failure is not None:
-                ended = dataclasses.replace(record, outcome=failure.outcome, cause=failure.cause, hint=failure.hint)
-                directory.write_run(ended)
-        except RecordError:  # damaged: reported when the results are read
-            continue
+    end_unfinished(output.glob("**/runs/*/run.json"), lambda record: failures.get(job_number(record, number)))
 
 
 def job_number(record: RunRecord, number: str) -> str:
@@ -264,11 +223,6 @@ def workload(request: RunRequest, session: Session, more: Sequence[str]) -> Work
 
 def submit_to_kubernetes(request: RunRequest, more: Sequence[str], messages: TextIO) -> int:
     """Create the objects that make the runs of a request, and say how to follow them.
-
-    Args:
-        request: what to run.
-        more: flags of ./benchmark.py besides the request.
-        messages: takes what kubectl says.
 
     Raises:
         UserError: the request cannot be met, or kubectl refuses.

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import itertools
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,14 +15,15 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from tprimat import units
-from tprimat.engines.base import engine_named
+from tprimat.engines.base import engine_named, require_worker_modules
 from tprimat.errors import LaunchError, RecordError, UserError
 from tprimat.hardware.gpus import users_of
 from tprimat.hardware.nodes import gpus_of_ranks
 from tprimat.hardware.slurm import job_start
 from tprimat.launch.group import Group
 from tprimat.launch.process import Interrupts
-from tprimat.launch.ssh import Started, started_on
+from tprimat.launch.run import with_outcome
+from tprimat.launch.ssh import started_on
 from tprimat.logs.failures import Failure
 from tprimat.plan.micro_batch import as_asked
 from tprimat.plan.schema import RunPlan, read_plan
@@ -210,16 +212,22 @@ def run_cells(
     """Run cells for real, with progress on `messages`. Repetitions are interleaved.
 
     Raises:
-        LaunchError: an output folder cannot be written, or another launcher is writing to it; nothing has been started then.
+        LaunchError: an output folder cannot be written, another launcher is writing to it, or training lacks a package; nothing
+            has been started then.
+        SystemExit: this is not the first node, whose runs have ended: with its status.
     """
     session = cells[0].session
+    if engine_named(cells[0].plan.engine).runs_worker:
+        require_worker_modules()
+    if (status := follow_first_node(cells[0], messages)) is not None:
+        sys.exit(status)
     seconds = session.loaded.config.benchmarking.meeting_timeout_seconds
     with contextlib.ExitStack() as open_until_the_end:
         for output in dict.fromkeys(cell.session.output for cell in cells):
             open_until_the_end.enter_context(locked(output, job_start()))
-            for run_id in close_abandoned(output):
+            for run_id in end_unfinished((output / "runs").glob("*/run.json"), lambda _: ABANDONED):
                 print(f"run {run_id} has no end recorded, and its launcher is gone: now {ABANDONED.outcome}", file=messages)
-        watch = open_until_the_end.enter_context(other_hosts(session)).check
+        watch = open_until_the_end.enter_context(other_hosts(session))
         nodes = gathered(session.place, cells[0].plan, seconds, lambda text: print(text, file=messages, flush=True), watch)
         group = open_until_the_end.enter_context(nodes)
         cells = interleaved(cells)
@@ -281,10 +289,10 @@ def wait_until_free(plan: RunPlan, notify: Callable[[str], None]) -> None:
         time.sleep(1.0)
 
 
-def other_hosts(session: Session) -> contextlib.AbstractContextManager[Started]:
+def other_hosts(session: Session) -> contextlib.AbstractContextManager[Callable[[], None]]:
     """Start the launchers of the other hosts of --hosts; none without that flag."""
     if not session.follower:
-        return contextlib.nullcontext(Started({}))
+        return contextlib.nullcontext(lambda: None)
     return started_on(session.place, session.follower, Path.cwd())
 
 
@@ -324,21 +332,20 @@ def cooldown(session: Session) -> float:
     return configured
 
 
-def close_abandoned(output: Path) -> list[str]:
-    """Record an end for runs whose launcher ended without one, and return their ids. The caller holds the folder."""
-    closed = []
-    for path in sorted((output / "runs").glob("*/run.json")):
+def end_unfinished(files: Iterable[Path], failure_of: Callable[[RunRecord], Failure | None]) -> list[str]:
+    """Record an end for runs whose launchers ended without one, where there is a failure for it, and return their ids."""
+    ended = []
+    for path in sorted(files):
         directory = RunDirectory(path.parent)
         try:
             record = directory.read_run()
-            if record.outcome == "running":
-                ended = dataclasses.replace(record, outcome=ABANDONED.outcome, cause=ABANDONED.cause, hint=ABANDONED.hint)
+            if record.outcome == "running" and (failure := failure_of(record)) is not None:
                 directory.release_space()
-                directory.write_run(ended)
-                closed.append(record.run_id)
+                directory.write_run(with_outcome(record, failure))
+                ended.append(record.run_id)
         except RecordError:  # damaged, or not ours to write: reported when the results are read
             continue
-    return closed
+    return ended
 
 
 def configuration(plan: RunPlan) -> dict[str, Any]:

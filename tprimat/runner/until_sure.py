@@ -6,7 +6,7 @@ equal share of the 5 % of false alarms instead (Bonferroni), which the confidenc
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from tprimat.analyze.compare import Question, Verdict
@@ -29,12 +29,7 @@ BLOCK = 2
 
 
 def looks_between(runs: int, most: int) -> list[int]:
-    """Return the numbers of runs a side at which a comparison is looked at, the first one now.
-
-    Args:
-        runs: of the smaller side now.
-        most: at which it ends.
-    """
+    """Return the numbers of runs a side at which a comparison is looked at, from those of the smaller side now."""
     later = [*range(FEWEST_RUNS, most, BLOCK), most]
     return [runs, *(count for count in later if count > runs)]
 
@@ -66,7 +61,7 @@ def question_when_sure(
 
     fewest = min((found.fewest_runs for found in compare(question).verdicts if found.outcome != "refused"), default=most)
     asked = replace(question, confidence=confidence_of(looks_between(fewest, most)))
-    Repetitions(most=most, read=lambda: compare(asked), start=run_again, decided=decided).run()
+    repeat(lambda: compare(asked), run_again, decided, most)
     return asked
 
 
@@ -75,49 +70,42 @@ def confidence_of(looks: Sequence[int]) -> float:
     return 1 - FALSE_ALARM / len(looks)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Repetitions:
-    """How runs are repeated until a comparison is decided."""
+def repeat(
+    read: Callable[[], Comparison], start: Callable[[Sequence[Group]], None], decided: Callable[[Verdict], bool], most: int
+) -> Comparison:
+    """Repeat the configurations of every undecided verdict, and return the comparison that decides or has all runs.
 
-    most: int
-    """Runs of a configuration."""
-    read: Callable[[], Comparison]
-    """Compare all runs that there are, at the confidence of one look."""
-    start: Callable[[Sequence[Group]], None]
-    """Run configurations once more each, in this order."""
-    decided: Callable[[Verdict], bool]
+    Args:
+        read: compares all runs that there are, at the confidence of one look.
+        start: runs configurations once more each, in this order.
+        decided: whether a verdict needs no more runs.
+        most: runs of a configuration.
 
-    def run(self) -> Comparison:
-        """Repeat the configurations of every undecided verdict, and return the comparison that decides or has all runs.
+    Raises:
+        LaunchError: a run cannot be repeated here, failed, or is another configuration than the one it repeats.
+    """
+    while todo := undecided(comparison := read(), decided, most):
+        target = looks_between(min(len(group.runs) for group in todo), most)[1]
+        for order in in_turn([target - len(group.runs) for group in todo]):
+            before, repeated = comparison, [todo[place] for place in order]
+            start(repeated)
+            comparison = read()
+            check_repeated(repeated, before, comparison)
+    return comparison
 
-        Raises:
-            LaunchError: a run cannot be repeated here, failed, or is another configuration than the one it repeats.
-        """
-        while True:
-            comparison = self.read()
-            todo = self._undecided(comparison)
-            if not todo:
-                return comparison
-            target = looks_between(min(len(group.runs) for group in todo), self.most)[1]
-            for order in in_turn([target - len(group.runs) for group in todo]):
-                before = comparison
-                self.start([todo[place] for place in order])
-                comparison = self.read()
-                check_repeated([todo[place] for place in order], before, comparison)
 
-    def _undecided(self, comparison: Comparison) -> list[Group]:
-        """Return the configurations that need more runs, in order of the comparison."""
-        by_label = {group.label: group for group in comparison.groups}
-        open_ones = [found for found in comparison.verdicts if not self.decided(found)]
-        labels = {label for found in open_ones for label in (found.baseline, found.candidate)}
-        return [group for label, group in by_label.items() if label in labels and len(group.runs) < self.most]
+def undecided(comparison: Comparison, decided: Callable[[Verdict], bool], most: int) -> list[Group]:
+    """Return the configurations that need more runs, in order of the comparison."""
+    open_ones = [found for found in comparison.verdicts if not decided(found)]
+    labels = {label for found in open_ones for label in (found.baseline, found.candidate)}
+    by_label = {group.label: group for group in comparison.groups}
+    return [group for label, group in by_label.items() if label in labels and len(group.runs) < most]
 
 
 def in_turn(missing: Sequence[int]) -> list[list[int]]:
-    """Return which configurations run in each pass, every second pass backwards, so that drift falls on all alike.
+    """Return which configurations run in each pass, each as often as it lacks runs; every second pass runs backwards.
 
-    Args:
-        missing: runs that each configuration lacks.
+    Drift then falls on all alike.
     """
     passes = []
     for number in range(max(missing, default=0)):

@@ -9,6 +9,7 @@ This file is started by its path, so that it is found from every working directo
 
 import errno
 import fcntl
+import gc
 import os
 import socket
 import struct
@@ -40,9 +41,12 @@ def main(arguments: list[str] | None = None) -> None:
         use_the_interface_towards(host, int(port))
     for name in [name for name in os.environ if name.startswith("PET_")]:  # Kubeflow's, which torchrun would read as flags
         del os.environ[name]
+    gc.disable()  # torch creates many objects and no garbage: searching for it is a quarter of the import
     from torch.distributed import run
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
+    gc.freeze()
+    gc.enable()
     rendezvous_handler_registry.register(BACKEND, create_handler)
     # With the pid in its name, the launcher finds the folder where torchrun is killed (launch/process_tree.py).
     with tempfile.TemporaryDirectory(prefix=f"tprimat-torchrun-{os.getpid()}-", ignore_cleanup_errors=True) as logs:

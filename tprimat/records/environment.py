@@ -23,6 +23,7 @@ PACKAGES = (
 )
 
 
+@cache
 def software_versions() -> dict[str, str]:
     """Return package -> version of the installed packages, with Python, the kernel and this program."""
     versions = {"python": platform.python_version(), "kernel": platform.release(), "tprimat": own_version()}

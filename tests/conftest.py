@@ -1,5 +1,6 @@
 """What holds for all tests: which ones are slow, one thread for each process, and Ctrl-C."""
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
+gc.disable()  # until all tests are imported: torch and Megatron-Core create many objects and no garbage
 # Before torch is imported: threads that wait for each other on busy cores make a tiny model ten times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 SLOW = (
@@ -53,6 +55,12 @@ def pytest_collection_modifyitems(items):
         if rank_of(item.path) < len(SLOW):
             item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: rank_of(item.path))
+
+
+def pytest_collection_finish():
+    """Collect garbage again, without ever searching what was imported."""
+    gc.freeze()
+    gc.enable()
 
 
 def rank_of(path):

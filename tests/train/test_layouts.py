@@ -1,7 +1,9 @@
 """The same model, the same batches: the same losses and gradient norms in every layout."""
 
+import argparse
 from dataclasses import replace
 from math import prod
+from pathlib import Path
 
 import pytest
 from planning import make_plan, train_together
@@ -13,7 +15,9 @@ COMMON = {
     "training.data.global_batch_size": SEQUENCES,
     "training.data.sequence_length": 32,
     "training.optimizer.learning_rate": 1e-3,
+    "training.data.dataset": f"text:{Path(argparse.__file__)}",
 }
+"""One file of text: each of many ranks reads all of it."""
 DIVISION = {
     "tp": "tensor_model_parallel_size",
     "pp": "pipeline_model_parallel_size",

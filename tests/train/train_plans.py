@@ -11,11 +11,14 @@ import multiprocessing
 import sys
 from pathlib import Path
 
-from torch.distributed import destroy_process_group
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
 from tprimat.plan.schema import read_plan
+from tprimat.train import startup
 from tprimat.train.worker import quieten
+
+startup.pause_garbage_collection()
+
+from torch.distributed import destroy_process_group  # noqa: E402
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch  # noqa: E402
 
 
 def ready(plan):

@@ -30,7 +30,7 @@ FP8 = {
     "training.duration.max_steps": 6,
     "hardware.platforms.cpu.gpus_per_node": 1,
     "training.data.global_batch_size": 2,
-    "training.data.sequence_length": 64,
+    "training.data.sequence_length": 32,
     "training.optimizer.learning_rate": 1e-3,
     "platform_optimizations.cpu.precision": "bf16",
     "platform_optimizations.cpu.engine_options.accumulate_weight_gradients": True,

@@ -13,7 +13,6 @@ from tprimat.facts import models as table
 from tprimat.facts.flops import parameters
 from tprimat.facts.models import model_shape, padded_vocabulary, tiny
 from tprimat.plan.schema import RunPlan
-from tprimat.records.discover import load_results
 from tprimat.records.store import from_json
 
 ROOT = Path(__file__).parents[2]
@@ -40,9 +39,10 @@ SHALLOW = 3
 WORKLOAD = ("--steps", "2", "--global-batch-size", "2", "--sequence-length", "16", "--data", "mock", "--gpus", "1")
 
 
-def shallow(shape):
-    """With few layers, and one with experts among them."""
-    return replace(shape, layers=max(SHALLOW, shape.dense_first_layers + 1))
+def trained_shape(model):
+    """The tiny shape, most with few layers, and one with experts among them."""
+    shape = tiny(model_shape(model))
+    return shape if model in AS_DEEP_AS_THEY_ARE else replace(shape, layers=max(SHALLOW, shape.dense_first_layers + 1))
 
 
 def configuration(folder, models):
@@ -103,13 +103,14 @@ def what_is_trained(plan):
 def trained(tmp_path_factory):
     """Both groups of plans, in one start of train_plans.py.
 
-    Every model with its own width, heads, experts and switches; every strategy with 8 ranks. All have few of their layers.
+    Every model with its own width, heads, experts and switches; every strategy with 8 ranks. Nearly all have few of their layers.
     """
     folder = tmp_path_factory.mktemp("models")
     done = benchmark(folder, "--config", configuration(folder, TABLE), "--dry-run", "--json")
     assert done.returncode == 0, done.stderr
     plans = [from_json(RunPlan, json.dumps(plan), where="--dry-run") for plan in json.loads(done.stdout)["plans"]]
-    plans = [replace(plan, shape=shallow(plan.shape)) for plan in plans]
+    assert {plan.model: plan.shape for plan in plans} == {model: tiny(model_shape(model)) for model in TABLE}
+    plans = [replace(plan, shape=trained_shape(plan.model)) for plan in plans]
     cases = {(model, name): strategy_plan(folder / f"{model}-{name}", model, name) for model, name in CASES}
     distinct = {what_is_trained(plan): plan for plan in cases.values()}
     results = train_together([*plans, *distinct.values()])
@@ -121,7 +122,7 @@ def trained(tmp_path_factory):
 @pytest.mark.parametrize("model", TABLE)
 def test_a_model_of_the_table_trains_with_every_weight_that_its_facts_count(trained, model):
     plan, run, steps = trained[0][model]
-    assert plan.shape == shallow(tiny(model_shape(model)))
+    assert plan.shape == trained_shape(model)
     assert (run.outcome, run.mismatches, run.matmul_dtype) == ("completed", (), "fp32")
     assert run.evidence.parameters == weights_of(plan.shape)
     assert len(steps) == 2
@@ -141,17 +142,6 @@ def test_the_table_has_no_model_that_is_not_trained():
     planned_only = {"llama-3.1-70b", "llama-3.2-3b"}  # of the kinds of llama-3.1-8b and llama-3.2-1b
     assert dense - suite - planned_only == {*DENSE, "llama-3.1-8b", "qwen-2.5-7b"} - {"gpt-30m"}
     assert set(table.models()) - dense == {*MIXTURES, "mixtral-8x7b"}
-
-
-def test_one_call_of_the_benchmark_trains_two_of_them_at_full_depth(tmp_path):
-    done = benchmark(tmp_path, "--config", configuration(tmp_path, AS_DEEP_AS_THEY_ARE), "--quiet")
-    assert done.returncode == 0, done.stderr + done.stdout
-    results, problems = load_results([tmp_path / "out" / "runs"])
-    assert problems == []
-    assert {result.run.model: result.run.evidence.parameters for result in results} == {
-        name: weights_of(tiny(model_shape(name))) for name in AS_DEEP_AS_THEY_ARE
-    }
-    assert all(result.run.counts and len(result.steps) == 2 for result in results)
 
 
 @pytest.mark.parametrize("model", ["mixtral-8x7b", "deepseek-v2-lite"])

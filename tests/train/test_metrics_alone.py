@@ -16,11 +16,18 @@ def printed(program):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
 
 
-def test_a_rank_of_the_embedded_engine_imports_none_of_the_large_packages():
-    assert (
-        printed(ALONE + "import tprimat.megatron.training; print(*[name for name in OPTIONAL_PACKAGES if name in sys.modules])")
-        == []
-    )
+@pytest.fixture(scope="module")
+def as_a_rank():
+    """The large packages that a rank of the embedded engine has imported; then a metric, and answers to later questions."""
+    engine = "import tprimat.megatron.training; print([name for name in OPTIONAL_PACKAGES if name in sys.modules]); "
+    asks = "from lightning_utilities.core.imports import RequirementCache, package_available; "
+    works = "from tprimat.train.callback import lightning; from torchmetrics import MeanMetric; metric = MeanMetric(); "
+    says = "metric.update(3.0); print(metric.compute().item(), bool(RequirementCache('yaml')), package_available('yaml'))"
+    return printed(ALONE + engine + works + asks + says)
+
+
+def test_a_rank_of_the_embedded_engine_imports_none_of_the_large_packages(as_a_rank):
+    assert as_a_rank[0] == "[]"
 
 
 @pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib, which torchmetrics would import, is not installed")
@@ -28,9 +35,6 @@ def test_they_would_be_imported_otherwise():
     assert "matplotlib" in printed("import torchmetrics; print(*sys.modules)")
 
 
-def test_lightning_and_its_metrics_work_and_the_next_question_is_answered_truly():
-    asks = "from lightning_utilities.core.imports import RequirementCache, package_available; "
-    works = "from tprimat.train.callback import lightning; from torchmetrics import MeanMetric; metric = MeanMetric(); "
-    says = "metric.update(3.0); print(metric.compute().item(), bool(RequirementCache('yaml')), package_available('yaml'))"
+def test_lightning_and_its_metrics_work_and_the_next_question_is_answered_truly(as_a_rank):
     there = str(find_spec("matplotlib") is not None)
-    assert printed(ALONE + works + asks + says) == ["3.0", there, there]
+    assert as_a_rank[1:] == ["3.0", there, there]

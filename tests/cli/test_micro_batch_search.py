@@ -36,7 +36,7 @@ def only_run(folder):
 def roomy(tmp_path_factory):
     """Two pipeline stages on a machine that has room for all."""
     folder = tmp_path_factory.mktemp("roomy")
-    done = benchmark(folder, *STAGES)
+    done = benchmark(folder, *STAGES, "--steps", "1")
     assert done.returncode == 0, done.stderr
     return folder, done, only_run(folder)
 
@@ -120,7 +120,7 @@ def test_where_nothing_fits_the_run_is_a_failure_with_a_record_and_starts_no_tra
 
 
 def test_a_process_that_really_runs_out_of_memory_is_an_answer_and_no_failed_run(tmp_path):
-    larger = ["--gpus", "1", "--sequence-length", "384", "--global-batch-size", "4"]
+    larger = ["--gpus", "1", "--sequence-length", "384", "--global-batch-size", "4", "--steps", "1"]
     done = benchmark(tmp_path, *larger, limits="ulimit -d 1500000;")
     assert done.returncode == 0, done.stderr
     record = only_run(tmp_path).read_run()

@@ -6,6 +6,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 TINY = "--platform cpu --size tiny --engine megatron --model llama --parallel minimal_communication --gpus 1 --steps 3"
+SHORT = "--global-batch-size 2 --sequence-length 32"
 
 
 def piped(program, reader, tmp_path):
@@ -16,7 +17,7 @@ def piped(program, reader, tmp_path):
 
 
 def test_a_run_goes_on_when_its_output_is_read_no_more(tmp_path):
-    program = f"{sys.executable} benchmark.py {TINY} --output-dir {tmp_path} 2>&1"
+    program = f"{sys.executable} benchmark.py {TINY} {SHORT} --output-dir {tmp_path} 2>&1"
     status, said = piped(program, "head -1", tmp_path)
     assert status == 0, said
     assert (tmp_path / "benchmark_cpu_llama.json").exists()

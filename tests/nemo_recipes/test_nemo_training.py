@@ -18,7 +18,7 @@ from needs_nemo import ROOT, needs_nemo
 sys.path.insert(0, str(Path(__file__).parent.parent / "train"))
 
 import reference_run
-from planning import make_plan, train_together
+from planning import SHALLOW, make_plan, train_together
 
 from tprimat.records.store import RunDirectory
 
@@ -60,8 +60,8 @@ def mixture_plan(folder, model, experts):
     return replace(plan, shape=replace(plan.shape, experts=8, experts_per_token=2))
 
 
-def plan_of(folder, model, tensor=1, pipeline=1, **settings):
-    """The plan that `run_benchmark` makes of the same."""
+def plan_of(folder, model, tensor=1, pipeline=1, layers=SHALLOW, **settings):
+    """The plan that `run_benchmark` makes of the same, with few layers."""
     layout = f"parallelism.minimal_communication.{model}.cpu"
     given = {
         **dict(setting.split("=") for setting in SETTINGS),
@@ -75,7 +75,7 @@ def plan_of(folder, model, tensor=1, pipeline=1, **settings):
         **{key.replace("__", "."): value for key, value in settings.items()},
     }
     numbers = {key: yaml.safe_load(str(value)) for key, value in given.items()}
-    return make_plan(folder, model, numbers, layers=None, engine="nemo")
+    return make_plan(folder, model, numbers, layers=layers, engine="nemo")
 
 
 CASES = [(model, name) for model in ("llama", "qwen") for name in LAYOUTS]
@@ -116,7 +116,7 @@ def trained(tmp_path_factory):
         plans[model, name] = plan_of(where, model, *LAYOUTS[name], platform_optimizations__cpu__precision=precision)
     for seed in SEEDS:
         text = {"training__data__dataset": "text:stdlib", "experiment__seed": seed}
-        plans["mock", seed] = plan_of(folder / f"mock-{seed}", "llama", experiment__seed=seed)
+        plans["mock", seed] = plan_of(folder / f"mock-{seed}", "llama", layers=None, experiment__seed=seed)
         plans["text", seed] = plan_of(folder / f"text-{seed}", "qwen", 1, 2, **text)
     for model, experts in MIXTURES:
         plans[model, experts] = mixture_plan(folder / f"{model}-ep{experts}", model, experts)
@@ -142,7 +142,7 @@ def test_a_shrunk_recipe_trains_under_each_kind_of_split(trained, model, name):
     assert (evidence.recompute, evidence.data) == ("none", "NeMo MockDataModule (seed 1234)")
     assert evidence.first_sequence == trained["llama", "1 rank"][0].evidence.first_sequence
     assert {evidence.grades[fact] for fact in ("recompute", "sequence_parallel", "matmul_dtype", "data")} == {"observed"}
-    assert evidence.parameters == {"llama": 4595840, "qwen": 3336368}[model]
+    assert evidence.parameters == {"llama": 689280, "qwen": 575024}[model]
     assert evidence.transformer_engine is False
     assert [note for note in evidence.notes if "Transformer Engine" in note]
     assert [note for note in evidence.notes if "on the CPU" in note]
@@ -176,6 +176,7 @@ def test_the_seed_decides_on_weights_and_data_and_a_broken_transformer_engine_is
     assert [step.grad_norm for step in first] == [step.grad_norm for step in second]
     assert abs(first[0].loss - third[0].loss) > 1e-4
     assert abs(first[0].grad_norm - third[0].grad_norm) > 1e-4
+    assert one.evidence.parameters == again.evidence.parameters == 4595840
     assert (one.seed, one.evidence.data, again.evidence.transformer_engine) == (5, "NeMo MockDataModule (seed 5)", False)
 
 

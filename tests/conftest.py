@@ -57,7 +57,8 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: rank_of(item.path))
 
 
-def pytest_collection_finish():
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop():
     """Collect garbage again, without ever searching what was imported."""
     gc.freeze()
     gc.enable()

@@ -111,7 +111,7 @@ def test_a_wrong_setting_names_the_flag(setting, says, tmp_path):
         ),
         (
             "training: {}\n",
-            "models is missing.\n  at    my.yaml models\n        (1 more after this one)\n"
+            "models is missing.\n  at    my.yaml models\n        (wrong as well: parallelism)\n"
             "  why   It has no default.\n  try   add models: ...",
         ),
     ],

@@ -216,13 +216,19 @@ def _place_of_shape(tree: Tree) -> str | None:
     return None
 
 
+MOST_MISTAKES = 5
+"""Named besides the first."""
+
+
 def _explained(error: ValidationError, tree: Tree, below: KeyPath = ()) -> ConfigError:
-    """Turn the first mistake in the order of the file into an error that a user can act on, and count the others."""
+    """Turn the first mistake in the order of the file into an error that a user can act on, and name the others."""
     found: dict[KeyPath, list[ErrorDetails]] = {}
     for detail in _without_other_branches(error.errors(include_url=False)):
         found.setdefault(_key_path((*below, *detail["loc"]), tree.values), []).append(detail)
-    path, details = next(iter(found.items()))
-    more = f"\n({len(found) - 1} more after this one)" if len(found) > 1 else ""
+    (path, details), *others = found.items()
+    names = [".".join(other) for other, _ in others]
+    names[MOST_MISTAKES:] = [f"and {len(names) - MOST_MISTAKES} more"] if len(names) > MOST_MISTAKES else []
+    more = f"\n(wrong as well: {', '.join(names)})" if names else ""
     what, why, fix = _sentences(path, details)
     return ConfigError(what, where=tree.where(path) + more, why=why, fix=fix)
 

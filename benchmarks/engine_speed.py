@@ -15,6 +15,7 @@ listed. Each run leaves its records under --output; the table is printed and wri
 """
 
 import argparse
+import fnmatch
 import json
 import subprocess
 import sys
@@ -264,7 +265,9 @@ def parsed() -> argparse.Namespace:
     """Parse the command line, with this machine's platform as the default."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("output/engine-speed"))
-    parser.add_argument("--only", help="comma-separated names: " + ", ".join(layout.name for layout in LAYOUTS))
+    parser.add_argument(
+        "--only", help="comma-separated names, or patterns as moe_*: " + ", ".join(layout.name for layout in LAYOUTS)
+    )
     parser.add_argument("--steps", type=int, default=14)
     parser.add_argument(
         "--rounds", type=int, choices=range(1, 100), metavar="N", default=1, help="runs of each layout by each program (1)"
@@ -285,10 +288,10 @@ def parsed() -> argparse.Namespace:
     here = machine.gpus_per_node if machine and machine.gpus_per_node else 0
     options.gpus = options.gpus or here
     names = [layout.name for layout in LAYOUTS]
-    wanted = options.only.split(",") if options.only else names
-    if unknown := [name for name in wanted if name not in names]:
+    wanted = options.only.split(",") if options.only else ["*"]
+    if unknown := [pattern for pattern in wanted if not fnmatch.filter(names, pattern)]:
         parser.error(f"there is no layout {unknown[0]}")
-    chosen = [layout for name in wanted for layout in LAYOUTS if layout.name == name]
+    chosen = [layout for pattern in wanted for layout in LAYOUTS if fnmatch.fnmatchcase(layout.name, pattern)]
     options.layouts = [layout.with_equal_work(options.gpus) if options.equal_work else layout for layout in chosen]
     return options
 

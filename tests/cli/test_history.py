@@ -57,6 +57,29 @@ def test_a_change_is_shown_with_what_changed_and_drawn_on_a_page(make, tmp_path)
     assert not re.search(r"(src|href)=|https?://", page), "it opens offline"
 
 
+def test_configurations_with_few_runs_are_a_table(make, tmp_path):
+    for number in range(6):
+        make(number, 1000)
+    for number, rate in ((6, 800), (7, 820)):
+        make(number, rate, strategy="balanced")
+    assert history(tmp_path, "results", "--output", "history.html").returncode == 0
+    page = (tmp_path / "history.html").read_text()
+    assert (page.count("<svg"), page.count("<circle"), page.count("<tr>")) == (1, 6, 2)
+    assert "<td>2026-01-08<td>2<td>819<td>799 to 819" in page
+
+
+def test_result_files_without_their_folders_are_runs_too_and_copies_count_once(make, tmp_path):
+    path = make(0, 1000)
+    run, steps = json.loads((path / "run.json").read_text()), (path / "steps.jsonl").read_text().splitlines()
+    document = {"schema_version": 1, "run": run, "steps": [json.loads(line) for line in steps]}
+    for number in (0, 1):  # a copy of the folder's run, and one that came alone
+        run["run_id"] = f"r{number:03d}"
+        (tmp_path / "results" / f"benchmark_cuda_{number}.json").write_text(json.dumps(document))
+    done = history(tmp_path, "results")
+    assert done.returncode == 0, done.stderr
+    assert "2 runs" in done.stdout
+
+
 def test_a_run_is_read_once_until_it_changes(make, tmp_path, monkeypatch):
     paths = [make(number, 1000) for number in range(5)]
     read = []

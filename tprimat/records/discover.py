@@ -93,8 +93,13 @@ def find_results(path: Path) -> Iterator[Path]:
         folders.sort()
         if "run.json" in names:
             yield Path(folder)
-        files += [Path(folder, name) for name in names if any(fnmatch(name, pattern) for pattern in RESULT_FILES)]
+        files += [Path(folder, name) for name in names if is_result_file(name)]
     yield from sorted(files)
+
+
+def is_result_file(name: str) -> bool:
+    """Return whether a file in a folder is a result, by its name."""
+    return any(fnmatch(name, pattern) for pattern in RESULT_FILES)
 
 
 def read_result(place: Path) -> RunResult:

@@ -1,4 +1,4 @@
-"""An index of run folders in SQLite: what was derived from each, so that a tree of thousands is read once.
+"""An index of runs in SQLite: what was derived from each, so that a tree of thousands is read once.
 
 It holds nothing that the records do not: deleting it costs time only. A run is derived again when its files change.
 """
@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from tprimat.records.discover import is_result_file
 from tprimat.records.environment import own_version
 
 INDEX_FILE = ".tprimat-index.sqlite"
@@ -17,18 +18,18 @@ FILES = ("run.json", "steps.jsonl")
 
 
 def derived(folders: Sequence[Path], derive: Callable[[Path], str]) -> list[str]:
-    """Return a text for each run folder below some folders, from the index where the run has not changed.
+    """Return a text for each run folder and result file below some folders, from the index where it has not changed.
 
     Args:
         folders: to search.
-        derive: makes the text from a run folder; the version of this program belongs to the index, so it may change.
+        derive: makes the text from a folder or file; the version of this program belongs to the index, so it may change.
     """
     found = []
     for folder in folders:
         with contextlib.closing(_opened(folder)) as index, index:
             known = {path: (stamp, text) for path, stamp, text in index.execute("SELECT path, stamp, text FROM runs")}
             fresh = []
-            for path in run_folders(folder):
+            for path in run_places(folder):
                 name, stamp = str(path.relative_to(folder)), _stamp(path)
                 if known.get(name, ("", ""))[0] != stamp:
                     known[name] = (stamp, derive(path))
@@ -38,20 +39,24 @@ def derived(folders: Sequence[Path], derive: Callable[[Path], str]) -> list[str]
     return found
 
 
-def run_folders(folder: Path) -> Iterator[Path]:
-    """Yield the folders of runs below a folder, by name."""
+def run_places(folder: Path) -> Iterator[Path]:
+    """Yield the folders of runs below a folder, by name, and then the result files, which may be copies of these."""
+    files = []
     for place, folders, names in os.walk(folder):
         folders.sort()
         if "run.json" in names:
             folders[:] = []  # node-1 and micro_batch are parts of the run
             yield Path(place)
+        else:
+            files += [Path(place, name) for name in names if is_result_file(name)]
+    yield from sorted(files)
 
 
 def _stamp(path: Path) -> str:
     parts = []
-    for name in FILES:
+    for file in (path / name for name in FILES) if path.is_dir() else (path,):
         with contextlib.suppress(OSError):
-            status = (path / name).stat()
+            status = file.stat()
             parts.append(f"{status.st_size}@{status.st_mtime_ns}")
     return " ".join(parts)
 

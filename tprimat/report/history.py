@@ -10,7 +10,9 @@ from tprimat.report.tables import plural
 
 MOST_FACTS = 12
 """Of one change; the others are counted."""
-WIDTH, HEIGHT, MARGIN = 860, 180, 42
+WIDTH, HEIGHT, MARGIN, LEFT = 860, 150, 30, 64
+LEAST_ROOM = 0.02
+"""Above and below the rates, of the highest: runs that differ by noise alone do not fill the height."""
 
 
 def text(courses: Sequence[Course], screen: Screen = PLAIN, not_counted: Sequence[Entry] = ()) -> str:
@@ -71,17 +73,38 @@ STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 900px; margin: 2em auto; padding: 0 1em; color: #1b1f24 }
 h2 { font-size: 1em; margin: 2.2em 0 0 } p { margin: .3em 0; color: #57606a } li { margin: .2em 0 }
 svg { width: 100%; height: auto } .line { fill: none; stroke: #8c959f } .run { fill: #0969da } .change { stroke: #cf222e }
-text { font-size: 11px; fill: #57606a } .slower { color: #cf222e } .faster { color: #1a7f37 }
+.level { stroke: #d0d7de; stroke-dasharray: 3 3 } text { font-size: 11px; fill: #57606a }
+table { border-collapse: collapse; font-size: .92em }
+td, th { text-align: right; padding: .25em .8em; border-bottom: 1px solid #d0d7de }
+td + td { white-space: nowrap } td:first-child, th:first-child { text-align: left; padding-left: 0 } .slower { color: #cf222e } .faster { color: #1a7f37 }
 @media (prefers-color-scheme: dark) { body { background: #0d1117; color: #e6edf3 } .run { fill: #4493f8 } }
 """
 
 
 def page(courses: Sequence[Course], not_counted: Sequence[Entry] = ()) -> str:
-    """Return one page that opens offline: a curve for each configuration, its changes marked and explained."""
-    sections = "\n".join(map(_section, courses)) or "<p>No run counts.</p>"
-    sections += "".join(f"<p>{escape(line)}</p>" for line in lost_lines(not_counted))
+    """Return one page that opens offline: a curve for each configuration with its changes; a table of those with few runs."""
+    curves = [course for course in courses if len(course.entries) >= 2 * LEAST_RUNS]
+    few = [course for course in courses if len(course.entries) < 2 * LEAST_RUNS]
+    body = "\n".join(map(_section, curves)) + (_table(few) if few else "")
+    body = body or "<p>No run counts.</p>"
+    body += "".join(f"<p>{escape(line)}</p>" for line in lost_lines(not_counted))
     head = f"<meta charset=utf-8><meta name=viewport content='width=device-width'><title>History</title><style>{STYLE}</style>"
-    return f"<!doctype html><html lang=en><head>{head}</head><body><h1>History</h1>{sections}</body></html>\n"
+    return f"<!doctype html><html lang=en><head>{head}</head><body><h1>History</h1>{body}</body></html>\n"
+
+
+def _table(courses: Sequence[Course]) -> str:
+    """Return configurations with too few runs for a change, a line for each."""
+    lines = []
+    for course in courses:
+        rates = [entry.rate or 0.0 for entry in course.entries]
+        spread = "" if len(rates) == 1 else f"{units.significant(min(rates))} to {units.significant(max(rates))}"
+        cells = (course.label, course.entries[-1].started_at[:10], len(rates), units.significant(rates[-1]), spread)
+        lines.append("<tr>" + "".join(f"<td>{escape(str(cell))}" for cell in cells))
+    head = "".join(f"<th>{name}" for name in ("configuration", "newest run", "runs", "tokens/s/GPU, newest", "all"))
+    return (
+        f"<h2>Fewer than {2 * LEAST_RUNS} runs</h2><p>Too few to tell whether the rate changed.</p>"
+        f"<table><tr>{head}{''.join(lines)}</table>"
+    )
 
 
 def _section(course: Course) -> str:
@@ -95,29 +118,41 @@ def _section(course: Course) -> str:
 
 
 def _curve(course: Course) -> str:
-    """Return the rates as SVG: runs in order, since what happens between them takes no place; the axis begins at 0."""
+    """Return the rates as SVG: runs in order, since what happens between them takes no place.
+
+    Lines mark the lowest and the highest rate, and the axis goes little beyond them: a change of 3 % must be seen.
+    """
     rates = [entry.rate or 0.0 for entry in course.entries]
-    top, wide = max(rates) * 1.05, max(1, len(rates) - 1)
-    points = [
-        (MARGIN + (WIDTH - 2 * MARGIN) * place / wide, HEIGHT - MARGIN / 2 - (HEIGHT - MARGIN) * rate / top)
-        for place, rate in enumerate(rates)
-    ]
+    low, high = min(rates), max(rates)
+    room = max(0.1 * (high - low), LEAST_ROOM * high)
+    bottom, top, right = HEIGHT - MARGIN, MARGIN / 2, WIDTH - MARGIN / 2
+
+    def height(rate: float) -> float:
+        return bottom - (bottom - top) * (rate - low + room) / (high - low + 2 * room)
+
+    points = [(LEFT + (right - LEFT) * place / (len(rates) - 1), height(rate)) for place, rate in enumerate(rates)]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     dots = "".join(
         f"<circle class=run cx={x:.1f} cy={y:.1f} r=3><title>{escape(_about(entry))}</title></circle>"
         for (x, y), entry in zip(points, course.entries, strict=True)
     )
     marks = "".join(
-        f"<line class=change x1={x:.1f} x2={x:.1f} y1={MARGIN / 2} y2={HEIGHT - MARGIN / 2} />"
+        f"<line class=change x1={x:.1f} x2={x:.1f} y1={top} y2={bottom} />"
         for change in course.changes
         for x in [(points[change.place - 1][0] + points[change.place][0]) / 2]
     )
-    labels = (
-        f"<text x={MARGIN} y=12>{units.significant(max(rates))} tokens/s/GPU</text>"
-        f"<text x={MARGIN} y={HEIGHT - 4}>{course.entries[0].started_at[:10]}</text>"
-        f"<text x={WIDTH - MARGIN} y={HEIGHT - 4} text-anchor=end>{course.entries[-1].started_at[:10]}</text>"
+    levels = "".join(
+        f"<line class=level x1={LEFT} x2={right} y1={height(rate):.1f} y2={height(rate):.1f} />"
+        f"<text x={LEFT - 8} y={height(rate) + 4:.1f} text-anchor=end>{units.significant(rate)}</text>"
+        for rate in sorted({low, high})
     )
-    return f"<svg viewBox='0 0 {WIDTH} {HEIGHT}' role=img><polyline class=line points='{line}' />{marks}{dots}{labels}</svg>"
+    below = bottom + 18
+    words = (
+        f"<text x=0 y=12>tokens/s/GPU</text><text x={LEFT} y={below}>{course.entries[0].started_at[:10]}</text>"
+        f"<text x={right} y={below} text-anchor=end>{course.entries[-1].started_at[:10]}</text>"
+    )
+    drawn = f"{levels}<polyline class=line points='{line}' />{marks}{dots}{words}"
+    return f"<svg viewBox='0 0 {WIDTH} {HEIGHT}' role=img>{drawn}</svg>"
 
 
 def _about(entry: Entry) -> str:

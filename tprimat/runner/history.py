@@ -38,7 +38,7 @@ class Derived:
 
 
 def derive(path: Path) -> str:
-    """Return what the index holds of a run folder."""
+    """Return what the index holds of a run folder or result file."""
     try:
         item = measure(read_result(path), MetricOptions())
     except RecordError as error:
@@ -56,7 +56,10 @@ def read_history(folders: Sequence[Path]) -> History:
         if not folder.is_dir():
             raise RecordError(f"There is no folder {folder}.", where=str(folder), fix="a folder with runs below it")
     items = [from_json(Derived, text, where="the index") for text in derived(folders, derive)]
-    unique = {item.entry.run_id: item.entry for item in items if item.entry is not None}
+    unique: dict[str, Entry] = {}
+    for item in items:
+        if item.entry is not None:
+            unique.setdefault(item.entry.run_id, item.entry)
     return History(
         courses=tuple(courses(list(unique.values()))),
         not_counted=tuple(entry for entry in unique.values() if entry.not_counted is not None),

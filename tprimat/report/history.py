@@ -76,7 +76,8 @@ svg { width: 100%; height: auto } .line { fill: none; stroke: #8c959f } .run { f
 .level { stroke: #d0d7de; stroke-dasharray: 3 3 } text { font-size: 11px; fill: #57606a }
 table { border-collapse: collapse; font-size: .92em }
 td, th { text-align: right; padding: .25em .8em; border-bottom: 1px solid #d0d7de }
-td + td { white-space: nowrap } td:first-child, th:first-child { text-align: left; padding-left: 0 } .slower { color: #cf222e } .faster { color: #1a7f37 }
+td + td { white-space: nowrap }
+td:first-child, th:first-child { text-align: left; padding-left: 0 } .slower { color: #cf222e } .faster { color: #1a7f37 }
 @media (prefers-color-scheme: dark) { body { background: #0d1117; color: #e6edf3 } .run { fill: #4493f8 } }
 """
 

@@ -127,3 +127,15 @@ def test_probes_replace_published_rates():
     assert measured.exchange_seconds("all_gather", 2**31, 4) > measured.exchange_seconds("all_gather", 2**30, 4)
     assert probed_rates([], accelerator, 8).flops == published_rates(accelerator, 8).flops
     assert replace(measured, products={}).product_seconds(4096, 4096, 4096, "bf16") > 0
+
+
+def test_an_exchange_over_the_network_slows_products_less_than_its_own_length():
+    rates = published_rates(find_accelerator("H100 SXM"), 8)
+    size, message = 16e9, 2.0**28
+    near, far = (rates.exchange_seconds("reduce_scatter", size, ranks) for ranks in (8, 64))
+    assert far > near
+    share = rates.overlapped_share(message)
+    assert 0 < share < rates.overlapped_share(2.0**20) < 1
+    assert rates.slowdown_seconds("reduce_scatter", size, 8, 1, message) == pytest.approx(share * near)
+    assert rates.slowdown_seconds("reduce_scatter", size, 64, 1, message) == pytest.approx(share * size * 63 / 64 / rates.link)
+    assert rates.slowdown_seconds("reduce_scatter", size, 1, 1, message) == 0

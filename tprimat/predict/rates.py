@@ -38,9 +38,10 @@ LINK_LATENCY_SECONDS = 10e-6
 NETWORK_LATENCY_SECONDS = 20e-6
 LAUNCH_SECONDS = 5e-6
 """One kernel from Python, where nothing is measured."""
-OVERLAPPED_SHARE = 0.56
-"""Of the exchanges between tensor ranks that stays visible where products overlap with them: 0.180 of 0.321 s a step in the
-profile of TP2 on H200 (benchmarks/records/h200/profiles/tp2.json). Both wait for the same memory."""
+OVERLAPPED_SHARES = ((2**26, 0.56), (2**28, 0.33))
+"""Message bytes -> of an exchange between the GPUs of a node, the part that stays visible where products overlap with it: both
+wait for the same memory. 0.180 of 0.321 s a step of the exchanges between tensor ranks in the profile of TP2 on H200
+(benchmarks/records/h200/profiles/tp2.json); of large messages, the probe of overlap on two H200 (probes-4gpu)."""
 
 
 Sample = tuple[float, float, float, float]
@@ -76,7 +77,7 @@ class Rates:
     """Bytes/s of one GPU to other nodes, one direction."""
     gpus_per_node: int
     launch_seconds: float = LAUNCH_SECONDS
-    overlapped: tuple[tuple[int, float], ...] = ((0, OVERLAPPED_SHARE),)
+    overlapped: tuple[tuple[int, float], ...] = OVERLAPPED_SHARES
     """Message bytes -> of an exchange beside products, the part by which both together take longer; ascending."""
 
     def product_seconds(self, m: int, n: int, k: int, dtype: str, kind: str = "fprop") -> float:
@@ -101,7 +102,18 @@ class Rates:
 
     def overlapped_share(self, size: float) -> float:
         """Return the part of an exchange that stays visible beside products, at the measured message nearest to `size` bytes."""
-        return min(self.overlapped, key=lambda sample: abs(math.log((sample[0] + 1) / (size + 1))))[1]
+        return min(self.overlapped, key=lambda sample: abs(math.log(sample[0] / max(size, 1))))[1]
+
+    def slowdown_seconds(self, kind: str, size: float, ranks: int, stride: int, message: float) -> float:
+        """Return by how much an exchange lengthens the products beside it, in messages of so many bytes.
+
+        An exchange over the network moves fewer bytes a second, and takes as much less of the memory that products wait for.
+        The other arguments are those of exchange_seconds.
+        """
+        seconds = self.exchange_seconds(kind, size, ranks, stride)
+        if ranks > max(1, self.gpus_per_node // stride):
+            seconds = min(seconds, _moved(kind, size, ranks) / self.link)
+        return self.overlapped_share(message) * seconds
 
     def exchange_seconds(self, kind: str, size: float, ranks: int, stride: int = 1) -> float:
         """Return how long a collective takes.
@@ -117,8 +129,7 @@ class Rates:
         here = max(1, self.gpus_per_node // stride)
         if ranks <= here and (samples := self.collectives.get((kind, ranks))):
             return _interpolated(samples, size)
-        steps = {"all_reduce": 2.0, "send_recv": ranks / (ranks - 1)}.get(kind, 1.0)
-        moved = size * steps * (ranks - 1) / ranks
+        moved = _moved(kind, size, ranks)
         if ranks <= here:
             return moved / self.link + LINK_LATENCY_SECONDS * math.log2(ranks)
         if kind == "all_to_all":
@@ -137,6 +148,12 @@ def _rate(samples: tuple[Sample, ...], m: int, n: int, k: int, otherwise: float)
     nearest = min(distances)
     weights = [math.exp((nearest - distance) / (2 * NEAR_OCTAVES**2)) for distance in distances]
     return sum(weight * sample[3] for weight, sample in zip(weights, samples, strict=True)) / sum(weights)
+
+
+def _moved(kind: str, size: float, ranks: int) -> float:
+    """Return the bytes that each rank sends."""
+    steps = {"all_reduce": 2.0, "send_recv": ranks / (ranks - 1)}.get(kind, 1.0) if ranks > 1 else 0.0
+    return size * steps * (ranks - 1) / ranks
 
 
 def _interpolated(samples: Sequence[tuple[int, float]], size: float) -> float:

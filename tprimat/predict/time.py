@@ -323,27 +323,28 @@ def _pipeline_exchange(workload: Workload, rates: Rates, virtual: int) -> float:
 
 def _replica_exchange(workload: Workload, rates: Rates, weights: Weights, micro_batch: float) -> float:
     """Return the exchange of gradients and weights between replicas that neither pass of a micro-batch hides."""
-    layout = workload.layout
-    layers = max(1, workload.shape.layers // layout.pipeline)
-    groups = (
+    layout, shards = workload.layout, workload.implementation.shards_weights
+    message = 2.0 * weights.total / max(1, workload.shape.layers // layout.pipeline) if shards else BUCKET_BYTES
+    reduction = "reduce_scatter" if workload.distributed_optimizer else "all_reduce"
+    exchanges = [(reduction, float(workload.gradient_bytes))]
+    exchanges += [("all_gather", 2.0)] if workload.distributed_optimizer else []
+    seconds = dict.fromkeys(("reduce_scatter", "all_reduce", "all_gather"), 0.0)
+    visible = dict(seconds)
+    for count, ranks, stride in (
         (weights.dense, workload.replicas, layout.tensor),
         (weights.experts, workload.expert_replicas, layout.tensor * layout.expert),
-    )
-    scatter = gather = 0.0
-    for count, ranks, stride in groups:
-        kind = "reduce_scatter" if workload.distributed_optimizer else "all_reduce"
-        scatter += rates.exchange_seconds(kind, float(workload.gradient_bytes) * count, ranks, stride)
-        if workload.distributed_optimizer:
-            gather += rates.exchange_seconds("all_gather", 2.0 * count, ranks, stride)
-    if workload.implementation.shards_weights:
+    ):
+        for kind, size in exchanges:
+            seconds[kind] += rates.exchange_seconds(kind, size * count, ranks, stride)
+            visible[kind] += rates.slowdown_seconds(kind, size * count, ranks, stride, message)
+    if shards:
         # Weights are gathered for every pass, and gradients scattered after every micro-batch.
         # Copies into and out of each message, and conversions between its dtype and the weights', pass over memory.
         copies = weights.total * (14 + 20 / workload.replicas) / rates.bandwidth
-        each = gather * 2 + scatter
-        share = rates.overlapped_share(2.0 * weights.total / layers)
-        return workload.accumulation_steps * (copies + max(share * each, each - micro_batch))
-    share = rates.overlapped_share(BUCKET_BYTES)
-    return max(share * scatter, scatter - micro_batch * 2 / 3) + max(share * gather, gather - micro_batch / 3)
+        each, slower = (2 * of["all_gather"] + of[reduction] for of in (seconds, visible))
+        return workload.accumulation_steps * (copies + max(slower, each - micro_batch))
+    backward = max(visible[reduction], seconds[reduction] - micro_batch * 2 / 3)
+    return backward + max(visible["all_gather"], seconds["all_gather"] - micro_batch / 3)
 
 
 def _optimizer(workload: Workload, rates: Rates, weights: Weights) -> float:

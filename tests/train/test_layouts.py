@@ -242,6 +242,12 @@ def test_evidence_tells_layouts_apart(trained):
     assert trained["llama", "1 rank, plain optimizer"][0].evidence.optimizer.startswith("FP32Optimizer")
 
 
+def test_evidence_names_the_attention_that_ran(trained):
+    whole, parts = (trained["llama", name][0].evidence.attention for name in ("tp2 pp2", "cp2"))
+    assert parts.endswith("scaled_dot_product_attention, flash_attention in two parts")
+    assert "in two parts" not in whole
+
+
 def test_the_last_stage_gets_fewer_layers_for_its_output_layer(trained):
     assert any("has 1 of 4 layers" in note for note in trained["llama", "pp2, wide vocabulary"][0].evidence.notes)
     assert not any("stage" in note for note in trained["llama", "pp2 even, wide vocabulary"][0].evidence.notes)

@@ -126,6 +126,9 @@ class AttentionKernels(Protocol):
     Operands have the shape (sequences, heads, tokens, head_dim), sums (sequences, heads, tokens, 1) in fp32.
     """
 
+    name: str
+    """As torch names the kernels."""
+
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple[Tensor, Tensor, Any]:
         """Return result, sums, and what the backward pass needs besides them."""
 
@@ -135,6 +138,8 @@ class AttentionKernels(Protocol):
 
 class CudnnAttention:
     """cuDNN's, in 16 bits, also with fewer key/value heads than heads."""
+
+    name = "cudnn_attention"
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple[Tensor, Tensor, Any]:
         """See AttentionKernels."""
@@ -150,6 +155,8 @@ class CudnnAttention:
 
 class CpuAttention:
     """torch's for processors, which takes as many key/value heads as heads."""
+
+    name = "flash_attention"
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple[Tensor, Tensor, Any]:
         """See AttentionKernels."""

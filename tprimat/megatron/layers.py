@@ -26,7 +26,7 @@ from tprimat.facts.models import ModelShape
 from tprimat.megatron import compat
 from tprimat.megatron.attention import NormScale, RotarySelfAttention, Rotation
 from tprimat.megatron.compat import compiled
-from tprimat.megatron.context_parallel import attention_over_gathered_kv
+from tprimat.megatron.context_parallel import attention_over_gathered_kv, kernels_for
 from tprimat.megatron.experts import ExpertsLayer, swiglu_gradients
 from tprimat.megatron.latent_attention import LatentAttention
 from tprimat.megatron.linear import ColumnLinear, RowLinear, with_row_maxima
@@ -268,10 +268,12 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
         Returns:
             shape (tokens, sequences, heads x head_dim).
         """
+        q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
         if self.config.context_parallel_size > 1:
+            kernels = kernels_for(q, k, v)
+            self.backend = f"{kernels.name} in two parts" if kernels else None
             out = attention_over_gathered_kv(query, key, value)
         else:
-            q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
             grouped = query.shape[2] != key.shape[2]
             self.backend = self.backend or compat.attention_backend_name(q, k, v, grouped=grouped)
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)

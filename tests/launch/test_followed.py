@@ -2,7 +2,7 @@ import pytest
 from a_launch import ROOT, Notes, a_launch
 from test_sweep import plan_of
 
-from tprimat.launch.run import run
+from tprimat.launch.run import PIECE_BYTES, GrowingFile, run
 from tprimat.logs.formats import primus
 from tprimat.plan.schema import Batch, Layout
 from tprimat.records.store import RunDirectory
@@ -49,3 +49,14 @@ def test_a_primus_run_that_fails_keeps_the_steps_before(tmp_path):
     )
     assert record.outcome == "out_of_memory"
     assert result.steps
+
+
+def test_a_line_without_end_does_not_hide_those_after_it(tmp_path):
+    """A progress bar writes over its line, and may do so for hours."""
+    path = tmp_path / "job.log"
+    file = GrowingFile(path)
+    assert file.new_lines() == []
+    path.write_bytes(b"x" * (PIECE_BYTES + 3) + b"\nnext\nnot whole")
+    assert [len(line) for line in file.new_lines()] == [PIECE_BYTES]
+    assert file.new_lines() == [b"xxx", b"next"]
+    assert file.new_lines() == []

@@ -213,14 +213,14 @@ class GrowingFile:
         self._offset = offset
 
     def new_lines(self) -> list[bytes]:
-        """Return the lines since the last call, piece by piece; none where there are no more."""
+        """Return the lines since the last call, piece by piece; none where there are no more. Longer lines are cut."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
                 data = file.read(PIECE_BYTES)
         except OSError:  # not created yet
             return []
-        whole = data[: data.rfind(b"\n") + 1]
+        whole = data if len(data) == PIECE_BYTES and b"\n" not in data else data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
         return whole.splitlines()
 

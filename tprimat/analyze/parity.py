@@ -24,7 +24,7 @@ LEAST_INFLATION = 5.0
 """Of the variance of a mean over steps: that of AR(1) noise of 2/3, since a short series cannot show how much its steps depend on
 each other. False alarms then stay below 5 % up to AR(1) of 0.8 (tests/analyze/test_parity.py)."""
 NOT_A_NUMBER = Interval(value=float("inf"), low=float("inf"), high=float("inf"))
-"""The difference of losses of which one is none."""
+"""The difference where a loss is not a number."""
 RATE_TOLERANCE = 1e-6
 """Between the learning rates of a pair."""
 

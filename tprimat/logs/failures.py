@@ -404,7 +404,7 @@ def unfinished(steps: Sequence[StepRecord]) -> Failure | None:
 
 
 def ended_early(steps: Sequence[StepRecord], planned: int) -> Failure | None:
-    """Return a failure if a process that reports success has not reached its last planned step. At least one was measured.
+    """Return a failure if a process that reports success has not reached its last planned step. There is at least one step.
 
     A framework that logs every tenth step may end up to nine steps after its last line.
     """

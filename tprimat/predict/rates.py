@@ -205,7 +205,7 @@ def probed_rates(probes: Iterable[ProbeRecord], accelerator: Accelerator, gpus_p
         seconds, shape = median(probe.seconds), probe.shape
         sustained = 1.0 if _under_load(probe) else kept.get(probe.dtype, 1.0)
         if (probe.kind, probe.dtype) in loaded and not _under_load(probe):
-            continue  # the same product in a burst
+            continue  # a burst, whose clock no training run keeps
         if probe.kind in PRODUCT_KINDS and probe.flop and "searched" not in (probe.variant or ""):
             products.setdefault(probe.dtype, []).append((*_place(shape), sustained * probe.flop / seconds))
         elif probe.kind in PASS_KINDS and probe.flop:

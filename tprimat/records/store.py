@@ -158,7 +158,7 @@ def cannot_write(path: Path, error: OSError) -> RecordError:
 
 @contextlib.contextmanager
 def opened(path: Path, most: int | None = None) -> Iterator[IO[bytes]]:
-    """Open a regular file, or a link to one, of at most so many bytes for reading.
+    """Open a regular file, or a link to one, for reading; `most` is the largest size in bytes.
 
     A pipe or a device would never end, so it is refused without waiting.
 
@@ -181,7 +181,7 @@ def opened(path: Path, most: int | None = None) -> Iterator[IO[bytes]]:
 
 
 def without_waiting(path: str, flags: int) -> int:
-    """Open a named pipe that nobody writes to as an empty file."""
+    """Open a file for `open`; a named pipe that nobody writes to reads as empty."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 

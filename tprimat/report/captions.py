@@ -160,7 +160,7 @@ def _columns_that_distinguish(rows: Sequence[tuple[object, ...]], order: Iterabl
 
 
 def _names(groups: Sequence[Group], sizes: Sequence[int], more: Sequence[Words] = ()) -> dict[int, tuple[str, str]]:
-    """Return name and label of each group, by identity; the groups stand workload after workload, of so many groups each.
+    """Return name and label of each group, by identity. Groups are in order of their workloads, whose `sizes` are known.
 
     `more` are words of traits that vary within a workload because they are the question.
     """

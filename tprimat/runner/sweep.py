@@ -214,7 +214,7 @@ def run_cells(
     Raises:
         LaunchError: an output folder cannot be written, another launcher is writing to it, or training lacks a package; nothing
             has been started then.
-        SystemExit: this is not the first node, whose runs have ended: with its status.
+        SystemExit: this is another node than the first: with the first one's status, once its runs have ended.
     """
     session = cells[0].session
     if engine_named(cells[0].plan.engine).runs_worker:

@@ -317,7 +317,7 @@ def _most_tokens(encoding: Encoding) -> int:
 
 
 def word_tokens(texts: Iterator[bytes], most: int) -> Callable[[bytes], NDArray[np.int32]]:
-    """Return an encoder with a token for each byte and for the most frequent words of some text, at most so many in all."""
+    """Return an encoder with a token for each byte and for the most frequent words of some texts, `most` tokens in all."""
     counts: Counter[bytes] = Counter()
     for text in texts:
         counts.update(word for word in WORD.findall(text) if len(word) > 1)

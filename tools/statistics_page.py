@@ -7,6 +7,7 @@ python3 tools/statistics_page.py --check
 
 import math
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -137,23 +138,32 @@ def verdicts() -> str:
     return table(header, rows)
 
 
+ON_TWO_MACHINES = ("short",)
+"""Folders whose runs of a configuration are of two machines (benchmarks/records/h200/README.md)."""
+
+
 def between_runs() -> str:
-    """List how much runs of one configuration on one machine differ in our records."""
+    """List how much runs of one configuration differ in our records; on one machine, and on two."""
     records = ROOT / "benchmarks" / "records" / "h200"
     results, _ = load_results([path for path in sorted(records.iterdir()) if path.is_dir()])
     days: dict[tuple[str, str], list] = {}
     for result in results:
         days.setdefault((result.path.relative_to(records).parts[0], (result.run.started_at or "")[:10]), []).append(result)
-    squares, freedom, rows = 0.0, 0, []
+    rows: list[list[str]] = []
+    squares: dict[str, float] = defaultdict(float)
+    freedom, runs = Counter[str](), Counter[str]()
     for (folder, day), several in sorted(days.items()):
         for group in group_runs([measure(result, MetricOptions()) for result in several]):
             rates = [item.metrics.tokens_per_second_per_gpu for item in group.runs if item.metrics]
             if len(rates) < 2 or None in rates:
                 continue
             logs = np.log([rate.value for rate in rates])
-            squares, freedom = squares + float(logs.var(ddof=1)) * (len(logs) - 1), freedom + len(logs) - 1
+            where = "all on two machines" if folder in ON_TWO_MACHINES else "all on one machine"
+            squares[where] += float(logs.var(ddof=1)) * (len(logs) - 1)
+            freedom[where] += len(logs) - 1
+            runs[where] += len(logs)
             rows.append([folder, day, group.label, str(len(logs)), f"{logs.std(ddof=1):.2%}"])
-    rows.append(["all", "", "", str(freedom + len(rows)), f"{math.sqrt(squares / freedom):.2%}"])
+    rows += [[where, "", "", str(runs[where]), f"{math.sqrt(squares[where] / freedom[where]):.2%}"] for where in sorted(runs)]
     return table(("folder", "day", "configuration", "runs", "standard deviation between runs"), rows)
 
 

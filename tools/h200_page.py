@@ -22,8 +22,8 @@ from tprimat.report.suite import page_of  # noqa: E402
 RESULTS = ROOT / "benchmarks" / "records" / "h200"
 PAGE = ROOT / "docs" / "h200.md"
 PREFACE = """Made by `python3 tools/h200_page.py` from the records in `benchmarks/records/h200`: the probes of each folder and the
-training runs of Qwen3 8B in `qwen3-8b`. On any other accelerator `tprimat suite` runs the same probes and writes the same
-page; `python3 -m benchmarks.finetune_qwen3` writes its last section."""
+training runs of Qwen3 8B in `qwen3-8b`. On any other accelerator `tprimat probe rounds,pieces,overlap` and `tprimat suite`
+run the same probes, and the suite writes the same page; `python3 -m benchmarks.finetune_qwen3` writes its last section."""
 
 
 def text() -> str:

@@ -291,7 +291,8 @@ def parsed() -> argparse.Namespace:
     wanted = options.only.split(",") if options.only else ["*"]
     if unknown := [pattern for pattern in wanted if not fnmatch.filter(names, pattern)]:
         parser.error(f"there is no layout {unknown[0]}")
-    chosen = [layout for pattern in wanted for layout in LAYOUTS if fnmatch.fnmatchcase(layout.name, pattern)]
+    found = dict.fromkeys(name for pattern in wanted for name in fnmatch.filter(names, pattern))
+    chosen = [layout for name in found for layout in LAYOUTS if layout.name == name]
     options.layouts = [layout.with_equal_work(options.gpus) if options.equal_work else layout for layout in chosen]
     return options
 

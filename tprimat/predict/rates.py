@@ -194,7 +194,7 @@ def probed_rates(probes: Iterable[ProbeRecord], accelerator: Accelerator, gpus_p
     """Return the rates of a machine by its own probes; what no probe measured is as published."""
     published = published_rates(accelerator, gpus_per_node)
     usable = _newest(probe for probe in probes if probe.seconds)
-    loaded = {(probe.kind, probe.dtype) for probe in usable if _under_load(probe)}
+    loaded = {_product(probe) for probe in usable if _under_load(probe)}
     products: dict[str, list[Sample]] = {}
     collectives: dict[tuple[str, int], list[tuple[int, float]]] = {}
     passes: dict[tuple[str, str], list[Sample]] = {}
@@ -204,7 +204,7 @@ def probed_rates(probes: Iterable[ProbeRecord], accelerator: Accelerator, gpus_p
     for probe in usable:
         seconds, shape = median(probe.seconds), probe.shape
         sustained = 1.0 if _under_load(probe) else kept.get(probe.dtype, 1.0)
-        if (probe.kind, probe.dtype) in loaded and not _under_load(probe):
+        if not _under_load(probe) and _product(probe) in loaded:
             continue  # a burst, whose clock no training run keeps
         if probe.kind in PRODUCT_KINDS and probe.flop and "searched" not in (probe.variant or ""):
             products.setdefault(probe.dtype, []).append((*_place(shape), sustained * probe.flop / seconds))
@@ -264,6 +264,10 @@ def _newest(probes: Iterable[ProbeRecord]) -> list[ProbeRecord]:
     for probe in sorted(probes, key=lambda probe: probe.started_at):
         found[probe.kind, probe.variant, probe.dtype, tuple(sorted(probe.shape.items()))] = probe
     return list(found.values())
+
+
+def _product(probe: ProbeRecord) -> tuple[object, ...]:
+    return probe.kind, probe.dtype, *sorted(probe.shape.items())
 
 
 def _under_load(probe: ProbeRecord) -> bool:

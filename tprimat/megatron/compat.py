@@ -130,7 +130,7 @@ class AttentionKernels(Protocol):
     """As torch names the kernels."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple[Tensor, Tensor, Any]:
-        """Return result, sums, and what the backward pass needs besides them."""
+        """Return the result, its sums, and the state that the backward pass takes."""
 
     def backward(self, gradient: Tensor, operands: Operands, results: Results, state: Any, *, causal: bool) -> Operands:
         """Return the gradients of queries, keys and values; result and sums may be over more keys than these."""

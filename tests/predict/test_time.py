@@ -112,6 +112,20 @@ def test_little_work_is_bound_by_the_host():
     assert predict_time(workload(), RATES).parts["host"] == 0
 
 
+def test_a_tied_weight_takes_longer_than_an_output_layer_of_its_own():
+    shape = model_shape("llama-3.2-1b")
+    tied, own = (predict_time(workload(shape=replace(shape, tied_embeddings=tied)), RATES) for tied in (True, False))
+    assert tied.parts["memory"] > own.parts["memory"]
+    assert tied.parts["products"] == own.parts["products"]
+
+
+def test_a_loss_in_chunks_multiplies_at_the_rate_of_their_rows():
+    rates = probed_rates(probes_in([H200 / "probes-1gpu"])[0], find_accelerator("NVIDIA H200"), 8)
+    implementation = replace(EMBEDDED, loss_chunk_tokens=8192)
+    few, many = (workload(micro_batch=4, implementation=made) for made in (EMBEDDED, implementation))
+    assert predict_time(few, rates).parts["products"] > predict_time(many, rates).parts["products"]
+
+
 def test_probes_replace_published_rates():
     probes, _ = probes_in([H200 / "probes-1gpu", H200 / "probes-4gpu"])
     accelerator = find_accelerator("NVIDIA H200")

@@ -25,17 +25,18 @@ def test_what_is_timed_is_causal_grouped_attention(kv_heads):
 
 
 def test_backward_gives_the_gradients_of_all_three_operands():
-    call = attention.prepare(1, 16, False, True, CPU)
+    call = attention.prepare(attention.Operands(1, 16), True, CPU)
     assert [tuple(gradient.shape[1:3]) for gradient in call()] == [(32, 16), (8, 16), (8, 16)]
     assert len(call()) == 3
 
 
+@pytest.mark.parametrize("width", [128, 64])
 @pytest.mark.parametrize(("backward", "factor"), [(False, 1.0), (True, 2.5)])
-def test_flop_are_half_of_what_torch_counts_without_the_mask(backward, factor):
-    query, key, value = (torch.randn(1, 32, 64, 128, requires_grad=True) for _ in range(3))
+def test_flop_are_half_of_what_torch_counts_without_the_mask(backward, factor, width):
+    query, key, value = (torch.randn(1, 32, 64, width, requires_grad=True) for _ in range(3))
     with FlopCounterMode(display=False) as counter:
         written_out(query, key, value)
-    assert attention.flop(1, 64, backward=backward) == counter.get_total_flops() / 2 * factor
+    assert attention.flop(attention.Operands(1, 64, width=width), backward=backward) == counter.get_total_flops() / 2 * factor
 
 
 def test_every_length_attends_to_the_same_number_of_tokens():
@@ -45,6 +46,6 @@ def test_every_length_attends_to_the_same_number_of_tokens():
 
 
 def test_a_backend_that_a_processor_lacks_is_recorded_with_torchs_reason():
-    record = measure(attention.case_of("cudnn", 64, tokens=64, backward=False, expanded=True), open_bench(device=CPU))
+    record = measure(attention.case_of("cudnn", attention.Operands(1, 64, attention.HEADS), backward=False), open_bench(device=CPU))
     assert record.seconds == ()
     assert "No viable backend" in record.error

@@ -109,6 +109,34 @@ def test_predictions_use_what_was_measured(bench):
     assert rates.overlapped_share(2**20) == pytest.approx(0.75)  # small messages hide worse
 
 
+def test_attention_is_predicted_by_heads_of_the_same_width(bench):
+    found = [
+        replace(empty_record(case, bench), seconds=(case.flop / (200e12 if case.shape["head_dim"] == 64 else 500e12),) * 6)
+        for case in pieces.cases(small=False)
+        if case.kind.startswith("attention")
+    ]
+    rates = probed_rates(found, H200, 8)
+    for width, rate in ((64, 200e12), (128, 500e12), (96, 500e12)):
+        assert rates.attention_seconds(1e12, 2048, 64, width, backward=True) == pytest.approx(1e12 / rate)
+
+
+def test_fp8_gradients_are_predicted_by_products_whose_partial_sums_move_to_fp32(bench):
+    speed = {"fprop": 1200e12, "dgrad": 900e12}
+    cases = [case for case in pieces.cases(small=False) if case.dtype == "fp8"]
+    rates = probed_rates(
+        [replace(empty_record(case, bench), seconds=(case.flop / speed[case.kind],) * 6) for case in cases], H200, 8
+    )
+    for kind, rate in (("fprop", 1200e12), ("dgrad", 900e12), ("wgrad", 900e12)):
+        assert rates.product_seconds(4096, 4096, 8192, "fp8", kind) == pytest.approx(2 * 4096 * 4096 * 8192 / rate)
+    assert not rates.adds_gradients("fp8", "wgrad")  # their sum in fp32 is counted besides
+
+
+def test_a_product_of_fp8_gradients_is_that_of_its_operands():
+    left, right = pieces.fp8_gradient_call(Product(m=16, k=32, n=48), CPU).args[:2]
+    found = pieces.fp8_gradient_call(Product(m=16, k=32, n=48), CPU)()
+    assert (left.dtype, right.dtype, found.shape) == (torch.float8_e5m2, torch.float8_e4m3fn, (16, 48))
+
+
 def test_a_sum_that_the_product_contains_is_not_counted_twice(bench):
     rates = probed_rates(probes(bench, wgrad=500e12, region=4e12, launch=1e-6), H200, 8)
     work = Workload(

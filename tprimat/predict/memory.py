@@ -359,6 +359,9 @@ def stream_bytes(workload: Workload) -> int:
 def _worst_moment(workload: Workload, stage: Stage, layers: Layers) -> tuple[str, int, int]:
     """Return the moment with the largest need, and its bytes for the loss and for the backward pass of a layer."""
     layer = _backward_of_layer(workload, stage, layers)
+    if stage.output and stage.embedding and workload.shape.tied_embeddings:
+        # A tied weight's gradient by the output layer waits for the one by the embedding.
+        layer += workload.vocabulary // workload.layout.tensor * workload.shape.hidden * workload.element_bytes
     moments = [("backward pass of a layer", 0, layer)]
     if stage.output:
         forward, backward = _loss(workload)
@@ -384,11 +387,11 @@ def _loss(workload: Workload) -> tuple[int, int]:
         if workload.sequence_ranks > 1:
             forward += split * size
         backward = split * size + hidden * (size + 2 * FP32_BYTES) + weight
-        if not code.accumulates_weight_gradients:
+        if not code.accumulates_weight_gradients or shape.tied_embeddings:
             # The weight's gradient waits in fp32 from the forward pass, is scaled into a second tensor, and converted.
             fp32 = words * shape.hidden * FP32_BYTES
             forward += fp32
-            backward = max(backward + fp32, (split + hidden) * size + 2 * fp32 + weight)
+            backward = max(backward + fp32, (split + hidden) * size + 2 * fp32 + words * shape.hidden * size)
         return forward, backward
     logits = tokens * words
     copies = {"in_place": 0, "compiled_away": 0, "native": FP32_BYTES, "compiled": 2 * FP32_BYTES}[workload.loss]

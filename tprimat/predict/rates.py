@@ -19,6 +19,9 @@ PASS_KINDS = ("dgrad", "wgrad", "grouped_fprop", "grouped_dgrad", "grouped_wgrad
 ROUND_KINDS = ("gemm_warm", "gemm_sustained")
 BUS_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 BESIDE = " beside products"
+ALIKE = {("fp8", "wgrad"): "dgrad"}
+"""Products of the same kernels: in fp8 both operands of either lie with the summed dimension contiguous, and partial sums move to
+fp32."""
 UNDER_LOAD = ", under load"
 """Ends the variants of products that were measured at the clock of sustained work."""
 NEAR_OCTAVES = 0.75
@@ -62,7 +65,7 @@ class Rates:
     """dtype -> log2 of m, n, k, and FLOP/s."""
     passes: Mapping[tuple[str, str], tuple[Sample, ...]] = field(default_factory=dict)
     """dtype and kind, of PASS_KINDS -> the same. wgrad adds to an fp32 sum; m, n, k of grouped products are one expert's."""
-    attention: tuple[tuple[int, int, float, float], ...] = ()
+    attention: tuple[tuple[int, int, int, float, float], ...] = ()
     """Tokens of a sequence, heads of all sequences, FLOP/s forward, FLOP/s backward; by causal FLOP."""
     attention_flops: tuple[float, float]
     bandwidth: float
@@ -82,20 +85,21 @@ class Rates:
 
     def product_seconds(self, m: int, n: int, k: int, dtype: str, kind: str = "fprop") -> float:
         """Return how long one product of (m, k) and (k, n) takes; a kind that is not measured is as fast as fprop."""
-        samples = self.passes.get((dtype, kind)) or self.products.get(dtype, ())
+        samples = self.passes.get((dtype, kind)) or self.passes.get((dtype, ALIKE.get((dtype, kind), kind)))
+        samples = samples or self.products.get(dtype, ())
         return 2.0 * m * n * k / _rate(samples, m, n, k, self.flops[dtype])
 
     def adds_gradients(self, dtype: str, kind: str) -> bool:
         """Return whether the seconds of wgrad are measured, and so contain reading and writing the fp32 sum."""
         return kind == "wgrad" and (dtype, kind) in self.passes
 
-    def attention_seconds(self, flop: float, tokens: int, heads: int, *, backward: bool) -> float:
-        """Return how long causal attention of so many FLOP takes, at the measured length and number of heads nearest to these."""
+    def attention_seconds(self, flop: float, tokens: int, heads: int, width: int, *, backward: bool) -> float:
+        """Return how long causal attention of so many FLOP takes, at the measured width of a head, length and number nearest."""
         if not self.attention:
             return flop / self.attention_flops[backward]
 
-        def distance(sample: tuple[int, int, float, float]) -> tuple[float, float]:
-            return abs(math.log(sample[0] / tokens)), abs(math.log(sample[1] / heads))
+        def distance(sample: tuple[int, int, int, float, float]) -> tuple[float, ...]:
+            return tuple(abs(math.log(there / here)) for there, here in zip(sample, (width, tokens, heads), strict=False))
 
         *_, forward_rate, backward_rate = min(self.attention, key=distance)
         return flop / (backward_rate if backward else forward_rate)
@@ -198,7 +202,7 @@ def probed_rates(probes: Iterable[ProbeRecord], accelerator: Accelerator, gpus_p
     products: dict[str, list[Sample]] = {}
     collectives: dict[tuple[str, int], list[tuple[int, float]]] = {}
     passes: dict[tuple[str, str], list[Sample]] = {}
-    halves: dict[tuple[int, int], dict[bool, float]] = {}
+    halves: dict[tuple[int, int, int], dict[bool, float]] = {}
     copies, regions, launches = [], [], []
     kept = sustained_shares(usable)
     for probe in usable:
@@ -213,7 +217,7 @@ def probed_rates(probes: Iterable[ProbeRecord], accelerator: Accelerator, gpus_p
             passes.setdefault((probe.dtype, probe.kind), []).append((*_place(shape), rate))
         elif probe.kind in {"attention_forward", "attention_backward"} and probe.flop:
             backward = probe.kind.endswith("backward")
-            rates = halves.setdefault((shape["sequence"], shape["batch"] * shape["heads"]), {})
+            rates = halves.setdefault((shape["head_dim"], shape["sequence"], shape["batch"] * shape["heads"]), {})
             rates[backward] = max(rates.get(backward, 0.0), probe.flop / seconds)
         elif probe.kind == "copy" and probe.bytes:
             copies.append(probe.bytes / seconds)

@@ -39,6 +39,9 @@ KERNELS_OF_A_LAYER = 55
 ADAM_BYTES = 30
 """A weight: gradient, master and both moments are read, three of them and the bf16 weight written."""
 NORM_BYTES = 4
+TIED_BYTES = 8 + 6 + 2 + 6 + 10
+"""A tied weight and micro-batch: its gradient by the loss is scaled in fp32 and converted, the embedding's is filled with zeros,
+both are added in bf16, and their sum to the fp32 buffer."""
 BUCKET_BYTES = 160e6
 """Of gradients that Megatron-Core scatters at once: 40 million in fp32 (DistributedDataParallelConfig.bucket_size)."""
 
@@ -207,16 +210,23 @@ def _output(workload: Workload, rates: Rates) -> Piece:
     """Return output layer and loss, which stay in the wider type under fp8."""
     shape, dtype = workload.shape, "bf16" if workload.precision == "fp8" else workload.precision
     words, tokens, size = workload.vocabulary // workload.layout.tensor, workload.tokens, workload.element_bytes
-    seconds = (
-        rates.product_seconds(tokens, words, shape.hidden, dtype)
-        + rates.product_seconds(tokens, shape.hidden, words, dtype, "dgrad")
-        + rates.product_seconds(words, shape.hidden, tokens, dtype)
-        + words * shape.hidden * 8 / rates.bandwidth
+    rows = min(tokens, workload.implementation.loss_chunk_tokens) if workload.loss == "chunked" else tokens
+    sides = (words, shape.hidden, rows)
+    seconds = rates.product_seconds(rows, words, shape.hidden, dtype) + rates.product_seconds(
+        rows, shape.hidden, words, dtype, "dgrad"
     )
+    if rates.adds_gradients(dtype, "wgrad") and workload.loss == "chunked":
+        seconds += rates.product_seconds(*sides, dtype, "wgrad")  # each chunk reads and writes the fp32 sum
+    else:
+        seconds += rates.product_seconds(*sides, dtype) + words * shape.hidden * 8 / rates.bandwidth
+    seconds *= tokens / rows
     passes = {"chunked": 4 * size, "in_place": 3 * size, "compiled_away": 4 * size}.get(
         workload.implementation.loss, 8 * size + 24
     )
-    return Piece(products=seconds, memory=tokens * words * passes / rates.bandwidth)
+    moved = tokens * words * passes
+    if shape.tied_embeddings and workload.loss == "chunked" and workload.layout.pipeline == 1:
+        moved += words * shape.hidden * TIED_BYTES
+    return Piece(products=seconds, memory=moved / rates.bandwidth)
 
 
 def _attention(workload: Workload, rates: Rates) -> tuple[float, float]:
@@ -225,9 +235,9 @@ def _attention(workload: Workload, rates: Rates) -> tuple[float, float]:
     heads = shape.heads // layout.tensor
     flop = 2 * workload.tokens * workload.sequence_tokens * heads * (shape.head_dim + shape.value_dim) / 2
     heads *= max(1, workload.micro_batch)
-    forward = rates.attention_seconds(flop, workload.sequence_tokens, heads, backward=False)
+    place = (workload.sequence_tokens, heads, shape.head_dim)
     # The backward pass multiplies five times where the forward pass multiplies twice.
-    return forward, rates.attention_seconds(2.5 * flop, workload.sequence_tokens, heads, backward=True)
+    return rates.attention_seconds(flop, *place, backward=False), rates.attention_seconds(2.5 * flop, *place, backward=True)
 
 
 def _memory_bytes(workload: Workload, matrices: Sequence[WeightMatrix], *, moe: bool, again: bool) -> float:

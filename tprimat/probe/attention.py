@@ -1,14 +1,15 @@
 """Scaled dot-product attention, forward and backward, under each backend that torch can be restricted to.
 
-Causal, 32 query heads, 8 key/value heads, head width 128: Llama 3.1 8B's. Every length has the same number of tokens. FLOP are
-counted causal: scores and weighted values take 2 x 2 s^2 d per head, of which the mask leaves half; backward takes five such
-products instead of two, hence 2.5 times as many (FlashAttention-2, arXiv 2307.08691, section 4.1). On ROCm, Flash and
+Causal, 32 query heads, 8 key/value heads, head width 128 unless said: Llama 3.1 8B's. Every length has the same number of tokens.
+FLOP are counted causal: scores and weighted values take 2 x 2 s^2 d per head, of which the mask leaves half; backward takes five
+such products instead of two, hence 2.5 times as many (FlashAttention-2, arXiv 2307.08691, section 4.1). On ROCm, Flash and
 efficient are AOTriton's kernels.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional
@@ -51,43 +52,54 @@ def forward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torc
     return functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
 
 
-def prepare(batch: int, length: int, expanded: bool, backward: bool, device: torch.device) -> Call:
+class Operands(NamedTuple):
+    """Sizes of query (batch, HEADS, length, width), key and value (batch, kv_heads, length, width)."""
+
+    batch: int
+    length: int
+    kv_heads: int = KV_HEADS
+    width: int = HEAD_DIM
+
+
+def prepare(operands: Operands, backward: bool, device: torch.device) -> Call:
     """Allocate random operands and return one pass over them as a call."""
+    batch, length, kv_heads, width = operands
     make = partial(torch.randn, device=device, dtype=torch.bfloat16, requires_grad=backward)
-    kv_heads = HEADS if expanded else KV_HEADS
-    query = make(batch, HEADS, length, HEAD_DIM)
-    key, value = make(batch, kv_heads, length, HEAD_DIM), make(batch, kv_heads, length, HEAD_DIM)
+    query = make(batch, HEADS, length, width)
+    key, value = make(batch, kv_heads, length, width), make(batch, kv_heads, length, width)
     if not backward:
         return partial(forward, query, key, value)
     result = forward(query, key, value)
     return partial(torch.autograd.grad, result, (query, key, value), torch.randn_like(result), retain_graph=True)
 
 
-def flop(batch: int, length: int, *, backward: bool) -> int:
+def flop(operands: Operands, *, backward: bool) -> int:
     """Return the FLOP of one pass."""
-    once = 2 * 2 * batch * HEADS * length * length * HEAD_DIM // 2
+    once = 2 * 2 * operands.batch * HEADS * operands.length**2 * operands.width // 2
     return int(once * BACKWARD_FACTOR) if backward else once
 
 
-def case_of(backend: str, length: int, *, tokens: int, backward: bool, expanded: bool) -> Case:
+def case_of(backend: str, operands: Operands, *, backward: bool) -> Case:
     """Return one pass under one backend; if grouped queries are refused, it is measured without them."""
-    batch = max(1, tokens // length)
+    batch, length, kv_heads, width = operands
+    expanded = kv_heads == HEADS
     return Case(
         kind="attention_backward" if backward else "attention_forward",
         variant=backend + (EXPANDED if expanded else ""),
-        shape={"batch": batch, "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM, "sequence": length},
+        shape={"batch": batch, "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": width, "sequence": length},
         dtype="bf16",
-        flop=flop(batch, length, backward=backward),
-        prepare=partial(prepare, batch, length, expanded, backward),
+        flop=flop(operands, backward=backward),
+        prepare=partial(prepare, operands, backward),
         context=partial(restricted_to, backend),
-        fallback=None if expanded else case_of(backend, length, tokens=tokens, backward=backward, expanded=True),
+        fallback=None if expanded else case_of(backend, operands._replace(kv_heads=HEADS), backward=backward),
     )
 
 
 def cases(*, small: bool) -> list[Case]:
     """Return every backend at every length, forward and backward. Efficient has no grouped queries (torch docs, enable_gqa)."""
+    tokens = SMALL_TOKENS if small else TOKENS
     return [
-        case_of(backend, length, tokens=SMALL_TOKENS if small else TOKENS, backward=backward, expanded=backend == "efficient")
+        case_of(backend, Operands(tokens // length, length, HEADS if backend == "efficient" else KV_HEADS), backward=backward)
         for length in (SMALL_LENGTHS if small else LENGTHS)
         for backend in BACKENDS
         for backward in (False, True)

@@ -65,10 +65,15 @@ class Product:
         return Product(m=m, k=k, n=n)
 
 
-def fp8_dtype() -> torch.dtype:
-    """Return the e4m3 dtype of this GPU: gfx94x (MI300) has its own, with a shifted exponent and no infinities."""
+def fp8_dtype(*, gradient: bool = False) -> torch.dtype:
+    """Return the e4m3 dtype of this GPU, or e5m2 for gradients.
+
+    gfx94x (MI300) has its own, with a shifted exponent and no infinities.
+    """
     name = torch.cuda.get_device_properties(0).gcnArchName if torch.cuda.is_available() and torch.version.hip else ""
-    return torch.float8_e4m3fnuz if name.startswith("gfx94") else torch.float8_e4m3fn
+    if name.startswith("gfx94"):
+        return torch.float8_e5m2fnuz if gradient else torch.float8_e4m3fnuz
+    return torch.float8_e5m2 if gradient else torch.float8_e4m3fn
 
 
 def plain_call(product: Product, dtype: str, call: str, device: torch.device) -> Call:

@@ -2,9 +2,10 @@
 
 - The three products of each weight matrix, at 1,024 to 16,384 rows: forward (fprop), for the gradient that flows on (dgrad) and
   for the weight's, added to an fp32 sum by the product itself (wgrad). Operands lie in memory as training has them, so that
-  the libraries choose the same kernels: m, k and n are those of the product, not of the layer.
+  the libraries choose the same kernels: m, k and n are those of the product, not of the layer. The same in fp8, at fewer numbers
+  of rows.
 - Grouped products of experts, with as many rows for each, and with as few for most as a router in training gives.
-- Attention over one sequence, which fills a GPU less than the many of `attention`.
+- Attention over one sequence, which fills a GPU less than the many of `attention`, and with narrower heads.
 - Compiled element-wise regions, forward and backward: residual sum and norm, SwiGLU. Each tensor read or written counts once.
 - Launches: thousands of tiny operations in a row, which take as long as the host needs for them.
 - On several ranks: a collective beside products, which slows them since both wait for the same memory.
@@ -30,6 +31,7 @@ PRODUCT_EFFORT = Effort(warmup_seconds=0.05, loaded_seconds=0.4, seconds=0.25, r
 (benchmarks/records/h200/probes-1gpu)."""
 UNDER_LOAD = ", under load"
 ROWS = (1024, 2048, 4096, 8192, 16384)
+FP8_ROWS = (2048, 8192)
 SMALL_ROWS = (64, 128)
 TENSOR_RANKS = (1, 4)
 DENSE_MODEL = "llama-3.1-8b"
@@ -54,6 +56,7 @@ def cases(*, small: bool) -> list[Case]:
     """Return every piece that one device measures."""
     return [
         *product_cases(small=small),
+        *fp8_product_cases(small=small),
         *grouped_cases(small=small),
         *attention_cases(small=small),
         *region_cases(small=small),
@@ -80,13 +83,28 @@ def wgrad_call(product: gemm.Product, device: torch.device) -> Call:
     return partial(torch.addmm, total, gradient.t(), rows, out_dtype=total.dtype, out=total)
 
 
-def product_case(kind: str, name: str, product: gemm.Product, make: Callable[[gemm.Product, torch.device], Call]) -> Case:
-    """Return one product in bf16."""
+def fp8_forward_call(product: gemm.Product, device: torch.device) -> Call:
+    """Return rows times a weight stored as (n, k), both e4m3."""
+    return gemm.fp8_call(product, gemm.FP8_CALLS[0], device)
+
+
+def fp8_gradient_call(product: gemm.Product, device: torch.device) -> Call:
+    """Return a product of gradients in e5m2 with e4m3, whose partial sums move to fp32, as fp8 training multiplies them."""
+    left = torch.randn(product.m, product.k, device=device, dtype=torch.bfloat16).to(gemm.fp8_dtype(gradient=True))
+    right = torch.randn(product.n, product.k, device=device, dtype=torch.bfloat16).to(gemm.fp8_dtype()).t()
+    one = torch.ones((), device=device)
+    return partial(torch._scaled_mm, left, right, one, one, out_dtype=torch.bfloat16, use_fast_accum=False)
+
+
+def product_case(
+    kind: str, name: str, product: gemm.Product, make: Callable[[gemm.Product, torch.device], Call], dtype: str = "bf16"
+) -> Case:
+    """Return one product."""
     return Case(
         kind=kind,
         variant=name + UNDER_LOAD,
         shape=product.shape,
-        dtype="bf16",
+        dtype=dtype,
         flop=product.flop,
         prepare=partial(make, product),
         effort=PRODUCT_EFFORT,
@@ -116,6 +134,27 @@ def product_cases(*, small: bool) -> list[Case]:
 def forward_call(product: gemm.Product, device: torch.device) -> Call:
     """Return rows times a weight stored as (n, k)."""
     return gemm.plain_call(product, "bf16", "F.linear", device)
+
+
+def fp8_product_cases(*, small: bool) -> list[Case]:
+    """Return the products of a layer in fp8. Those of both gradients are called dgrad: they differ in their shapes alone."""
+    shape = model_shape(DENSE_MODEL)
+    shape = tiny(shape) if small else shape
+    found: dict[tuple[object, ...], Case] = {}
+    for ranks in (1,) if small else TENSOR_RANKS:
+        for rows in SMALL_ROWS[-1:] if small else FP8_ROWS:
+            for matrix in gemm_shapes(shape, 1, rows, ranks):
+                if matrix.name == "output":
+                    continue  # stays in bf16
+                m, k, n = matrix.m, matrix.k, matrix.n
+                for kind, product, make in (
+                    ("fprop", gemm.Product(m=m, k=k, n=n), fp8_forward_call),
+                    ("dgrad", gemm.Product(m=m, k=n, n=k), fp8_gradient_call),
+                    ("dgrad", gemm.Product(m=n, k=m, n=k), fp8_gradient_call),
+                ):
+                    case = product_case(kind, matrix.name, product, make, "fp8")
+                    found.setdefault((case.kind, *case.shape.values()), case)
+    return list(found.values())
 
 
 # Experts.
@@ -177,13 +216,16 @@ def grouped_cases(*, small: bool) -> list[Case]:
 
 
 def attention_cases(*, small: bool) -> list[Case]:
-    """Return attention over one sequence."""
+    """Return attention over one sequence, and over several with heads half as wide."""
+    lengths = SMALL_SEQUENCE_LENGTHS if small else SEQUENCE_LENGTHS
+    choices = [(attention.Operands(1, length), "one sequence") for length in lengths]
+    choices.append((attention.Operands(2, lengths[0], width=attention.HEAD_DIM // 2), "narrow heads"))
     return [
-        replace(case, variant=f"{case.variant}, one sequence", effort=EFFORT, fallback=None)
-        for length in (SMALL_SEQUENCE_LENGTHS if small else SEQUENCE_LENGTHS)
+        replace(case, variant=f"{case.variant}, {name}", effort=EFFORT, fallback=None)
+        for operands, name in choices
         for backend in ATTENTION_BACKENDS
         for backward in (False, True)
-        for case in (attention.case_of(backend, length, tokens=length, backward=backward, expanded=False),)
+        for case in (attention.case_of(backend, operands, backward=backward),)
     ]
 
 

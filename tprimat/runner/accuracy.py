@@ -25,6 +25,7 @@ from tprimat.predict.rates import published_rates
 from tprimat.predict.time import predict_time
 from tprimat.predict.workload import TRANSFORMER_ENGINE, Workload
 from tprimat.records.discover import probes_in
+from tprimat.records.schema import RunRecord
 from tprimat.records.store import read_text
 from tprimat.report.plan import layout_name
 from tprimat.runner.analysis import read_results
@@ -62,18 +63,18 @@ class _Run:
 def score_records(paths: Sequence[Path], probes: Sequence[Path]) -> Ledger:
     """Score the results in some folders: each configuration once, at the median of its runs."""
     found = read_results(paths, MetricOptions(), {})
-    runs: dict[tuple[Workload, str | None], list[_Run]] = {}
+    runs: dict[tuple[Workload, str | None, str | None], list[_Run]] = {}
     for measured in found.measured:
         run, workload = measured.result.run, recorded_workload(measured.result.run)
         accelerator = find_accelerator(run.machine.accelerator)
         enough = run.outcome == "completed" and not run.mismatches and len(measured.result.steps) >= FEWEST_STEPS
         if workload is not None and accelerator is not None and enough:
-            runs.setdefault((workload, run.routing), []).append(
+            runs.setdefault((workload, run.routing, _split_attention(run)), []).append(
                 _Run(workload=workload, measured=measured, accelerator=accelerator)
             )
     samples, _ = probes_in(probes)
     memory, time, bare, foretold = [], [], [], []
-    for (workload, _), same in runs.items():
+    for (workload, *_), same in runs.items():
         first = same[0]
         group, name = _group(first), _name(first)
         foretold += _foretold(group, name, [one.measured for one in same])
@@ -139,7 +140,13 @@ def _name(run: _Run) -> str:
     switched = f" without {', '.join(off)}" if off and work.implementation.name == "embedded" else ""
     shape = work.shape.name
     again += f" {record.routing} routing" if record.routing else ""
+    again += f", {attention.removeprefix('torch ')}" if (attention := _split_attention(record)) else ""
     return f"{shape} {layout_name(work)} MBS{work.micro_batch} s{work.sequence_tokens}{again}{states}{switched}"
+
+
+def _split_attention(record: RunRecord) -> str | None:
+    """Return which kernels attended under context parallelism, where several ways have been tried; None without it."""
+    return record.evidence.attention if record.evidence and (record.context_parallel or 1) > 1 else None
 
 
 NAMED_SWITCHES = {

@@ -63,6 +63,7 @@ NAMES = {
     "norm_elementwise": (
         NORM,
         "triton_red_fused_add_mul_rms_norm_3",
+        "_quantize_rows",
         "triton_poi_fused__scaled_dot_product_cudnn_attention_view_1",
         "void at::native::reduce_kernel<512, 1>",
         "ck_tile::Rmsnorm2dFwd<>",

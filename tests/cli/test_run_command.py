@@ -3,7 +3,6 @@
 import ast
 import json
 import os
-import re
 import resource
 import subprocess
 import sys
@@ -71,10 +70,6 @@ def test_both_routings_are_planned_in_turn_for_models_with_experts_alone():
         (("--model", "mixtral", "--ep", "3", "--gpus", "3"), "num_moe_experts (8) must be a multiple of"),
         (("--model", "mixtral", "--tp", "2", "--ep", "8", "--gpus", "4"), "world_size (4) is not divisible by"),
         (("--model", "llama", "--ep", "2"), "expert_model_parallel_size is 2, and llama-3.1-8b-tiny has no experts."),
-        (
-            ("--model", "mixtral", "--precision", "fp8", "--platform", "nvidia"),
-            "The embedded engine's own experts do not run in fp8.",
-        ),
     ],
 )
 def test_a_mistake_with_experts_is_explained_before_anything_starts(flags, what):
@@ -84,10 +79,12 @@ def test_a_mistake_with_experts_is_explained_before_anything_starts(flags, what)
     assert "  try   " in done.stderr
 
 
-def test_who_asks_for_experts_in_fp8_is_told_which_layers_have_them(tmp_path):
-    flags = ("--dry-run", "--platform", "nvidia", "--model", "mixtral", "--precision", "fp8", "--output-dir", tmp_path)
-    way_out = re.search(r"--set \S+=transformer_engine", call(*flags).stderr)[0]
-    assert call(*flags, *way_out.split()).returncode == 0
+@pytest.mark.parametrize("layers", ["local", "transformer_engine"])
+def test_experts_in_fp8_are_planned_with_either_layers(layers):
+    option = f"platform_optimizations.nvidia.engine_options.layers={layers}"
+    flags = ("--platform", "nvidia", "--model", "mixtral", "--precision", "fp8", "--set", option)
+    (plan,) = plans_of(call("--dry-run", "--json", *flags))
+    assert (plan["model"], plan["precision"], plan["engine_options"]["layers"]) == ("mixtral", "fp8", layers)
 
 
 def test_the_default_is_the_dense_models():

@@ -25,8 +25,14 @@ CASES = {
     "norms of queries and keys": ("qwen3-8b", 2, {}),
     "experts": ("qwen3-30b-a3b", 2, {}),
     "wider experts": ("mixtral-8x7b", 1, {"expert_ffn": 256}),
+    "latents and shared experts": ("deepseek-v2-lite", 2, {}),
+    "llama in fp8": ("llama", 2, {}),
+    "experts in fp8": ("qwen3-30b-a3b", 2, {}),
+    "latents and shared experts in fp8": ("deepseek-v2-lite", 2, {}),
 }
 """Model, sequences, and what its tiny shape has otherwise; the name has what is recomputed."""
+SCALES = {"llama": 4, "experts": 2, "latents and shared experts": 6}
+"""Scales of four bytes that a layer keeps in fp8: one for each product but those of routed experts."""
 MODULES = ("core_attn", "layernorm", "mlp")
 
 
@@ -48,6 +54,7 @@ def layers(tmp_path_factory):
             plan = replace(plan, shape=tiny(model_shape(model)))
         modules = tuple(module for module in MODULES if module in name)
         recompute = "selective" if modules else "none"
+        plan = replace(plan, precision="fp8" if "fp8" in name else plan.precision)
         plans[name] = replace(plan, shape=replace(plan.shape, **changes), recompute=recompute, recompute_modules=modules)
         write_plan(folder / f"{name}.json", plans[name])
     done = subprocess.run(
@@ -63,10 +70,7 @@ def layers(tmp_path_factory):
     return dict(zip(plans, zip(plans.values(), saved, strict=True), strict=True))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_a_layer_saves_what_is_predicted(layers, name):
-    plan, saved = layers[name]
+def predicted(plan):
     work = Workload(
         shape=plan.shape,
         layout=Layout(),
@@ -74,8 +78,23 @@ def test_a_layer_saves_what_is_predicted(layers, name):
         accumulation_steps=1,
         sequence_tokens=plan.batch.sequence_tokens,
         implementation=EMBEDDED,
+        precision=plan.precision,
     )
-    kept = layer_activations(work, moe=bool(plan.shape.experts))
+    return layer_activations(work, moe=bool(plan.shape.experts))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in CASES if "fp8" not in name])
+def test_a_layer_saves_what_is_predicted(layers, name):
+    plan, saved = layers[name]
+    kept = predicted(plan)
     mask = 4 if "core_attn" in plan.recompute_modules else 0  # Megatron keeps the kind of mask as a number
     found = kept.without(kept.recomputed(plan.recompute_modules)) + mask
     assert found == pytest.approx(saved, abs=0.2 * kept.router)  # of a router's small tensors, the loss decides which are kept
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCALES)
+def test_fp8_changes_what_a_layer_saves_as_predicted(layers, name):
+    (wide, saved_wide), (small, saved) = layers[name], layers[f"{name} in fp8"]
+    assert saved - saved_wide == predicted(small).total - predicted(wide).total + 4 * SCALES[name]

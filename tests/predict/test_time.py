@@ -106,6 +106,19 @@ def test_experts_between_nodes_cost_more_than_in_one():
     assert far > near > 0
 
 
+def test_experts_of_our_own_multiply_two_of_three_products_in_fp8():
+    shape = replace(model_shape("mixtral-8x7b"), vocabulary=512)
+    common = {"shape": shape, "layout": Layout(expert=8, data=8), "expert_tensor": 1}
+    wide, ours, all_of_them = (
+        predict_time(workload(**common, precision=precision, implementation=code), RATES)
+        for precision, code in (("bf16", EMBEDDED), ("fp8", EMBEDDED), ("fp8", TRANSFORMER_ENGINE))
+    )
+    assert wide.parts["products"] > ours.parts["products"] > all_of_them.parts["products"]
+    assert all_of_them.parts["memory"] > ours.parts["memory"] > wide.parts["memory"]
+    saved, more = (wide.parts["products"] - of.parts["products"] for of in (ours, all_of_them))
+    assert saved / more == pytest.approx(2 / 3, abs=0.05)  # attention has all three
+
+
 def test_little_work_is_bound_by_the_host():
     tiny = workload(shape=model_shape("gpt-124m"), micro_batch=1, sequence_tokens=128)
     assert predict_time(tiny, RATES).parts["host"] > 0

@@ -12,6 +12,7 @@ from planning import ROOT, make_plan, train_together
 
 from tprimat.engines.embedded import ENGINE
 from tprimat.errors import ConfigError
+from tprimat.facts.models import model_shape
 
 BF16_STATES = {
     "hardware.platforms.cpu.gpus_per_node": 1,
@@ -141,6 +142,23 @@ def test_layers_of_transformer_engine_are_refused_off_nvidia_and_with_switches_o
     refused = ENGINE.refusal(replace(plan, platform=platform, engine_options=options), lambda *keys: ".".join(keys))
     place = None if refused is None else refused.where
     assert place == (key and f"platform_optimizations.{platform}.engine_options.{key}")
+
+
+def refusal_in_fp8(plan, **changes):
+    return ENGINE.refusal(replace(plan, platform="nvidia", precision="fp8", **changes), lambda *keys: ".".join(keys))
+
+
+def test_what_8_bit_products_cannot_divide_by_16_is_refused(tmp_path):
+    plan = make_plan(tmp_path, "llama", {})
+    experts, latents = (replace(model_shape(name), layers=2) for name in ("mixtral-8x7b", "deepseek-v2-lite"))
+    batch = replace(plan.batch, micro_batch_sequences=1, sequence_tokens=1040)
+    spread = replace(plan.layout, tensor=2, expert=2, data=1, sequence_parallel=True)
+    assert refusal_in_fp8(plan, shape=experts, batch=batch, layout=spread) is None
+    narrow = refusal_in_fp8(plan, shape=replace(experts, expert_ffn=1000), batch=batch, layout=spread)
+    assert narrow.what == "expert_down: a dimension of 1000 cannot be multiplied in fp8."
+    whole = refusal_in_fp8(plan, shape=latents, batch=batch, layout=spread)
+    assert whole.what == "A tensor rank's part of a micro-batch of 520 cannot be multiplied in fp8."
+    assert refusal_in_fp8(plan, shape=latents, batch=replace(batch, sequence_tokens=1024), layout=spread) is None
 
 
 def test_norms_are_not_recomputed_apart_from_products_in_8_bits(tmp_path):

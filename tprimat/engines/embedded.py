@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from tprimat.engines.base import Availability, Here, Settings, Where, WorkerEngine
 from tprimat.errors import ConfigError, UserError
-from tprimat.facts.flops import attention_matrices, feed_forward_matrices
+from tprimat.facts.flops import attention_matrices, feed_forward_matrices, moe_matrices
 from tprimat.plan.schema import RunPlan
 from tprimat.predict.workload import EMBEDDED, TRANSFORMER_ENGINE, Implementation
 
@@ -69,13 +69,6 @@ def _refuse_experts(plan: RunPlan, where: Where) -> ConfigError | None:
         why = "Megatron-Core would not add up the gradients of whole experts over tensor-parallel ranks."
         what = "Transformer Engine's experts under tensor parallelism need expert parallelism."
         return ConfigError(what, where=place, why=why, fix=f"expert_model_parallel_size: {plan.layout.tensor}, or layers: local")
-    if plan.precision == "fp8" and plan.engine_options.layers == "local":
-        precision = where("platform_optimizations", plan.platform, "precision")
-        why = "The grouped products of its own layers are in bf16."
-        options = f"--set platform_optimizations.{plan.platform}.engine_options"
-        other = f", or {options}.layers=transformer_engine, whose experts multiply in fp8" if plan.platform == "nvidia" else ""
-        what = "The embedded engine's own experts do not run in fp8."
-        return ConfigError(what, where=precision, why=why, fix=f"--precision bf16{other}")
     return None
 
 
@@ -106,12 +99,18 @@ def _refuse_fp8(plan: RunPlan, where: Where) -> ConfigError | None:
 
 
 def _fp8_dimensions(plan: RunPlan) -> Iterator[tuple[str, int]]:
-    """Name and size of every dimension of the products on one rank."""
-    for matrix in [*attention_matrices(plan.shape), *feed_forward_matrices(plan.shape)]:
+    """Name and size of every dimension of the products on one rank. Experts are whole, and take any number of tokens."""
+    shape, tensor = plan.shape, plan.layout.tensor
+    dense = feed_forward_matrices(shape) if shape.dense_layers else []
+    for matrix in [*attention_matrices(shape), *dense, *moe_matrices(shape)]:
         for side, size in (("inputs", matrix.inputs), ("outputs", matrix.outputs)):
-            yield f"{matrix.name}: a dimension", size // (plan.layout.tensor if matrix.split == side else 1)
+            if matrix.name != "router":
+                yield f"{matrix.name}: a dimension", size // (tensor if matrix.split == side and matrix.copies == 1 else 1)
     if isinstance(plan.batch.micro_batch_sequences, int):
-        yield "A micro-batch", plan.batch.micro_batch_sequences * plan.batch.sequence_tokens // plan.layout.context
+        tokens = plan.batch.micro_batch_sequences * plan.batch.sequence_tokens // plan.layout.context
+        yield "A micro-batch", tokens
+        if shape.kv_lora_rank:  # whose narrow projections each tensor rank multiplies with its own tokens
+            yield "A tensor rank's part of a micro-batch", tokens // tensor
 
 
 def _refuse_recomputation(plan: RunPlan, where: Where) -> ConfigError | None:

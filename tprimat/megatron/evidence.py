@@ -11,7 +11,11 @@ from torch.nn import Parameter
 
 from tprimat.megatron import transformer_engine
 from tprimat.megatron.compat import compiled_graphs
+from tprimat.megatron.experts import ExpertsLayer
 from tprimat.megatron.fp8 import Fp8Products
+from tprimat.megatron.grouped import ExpertProducts
+from tprimat.megatron.grouped_fp8 import Fp8GroupedProducts
+from tprimat.megatron.latent_attention import WholeLinear
 from tprimat.megatron.layers import SDPACoreAttention
 from tprimat.megatron.linear import ChosenProducts, LinearProducts
 from tprimat.megatron.module import MegatronModule
@@ -46,7 +50,7 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
         first_sequence=seen.first_sequence if seen else None,
         graphs_compiled=compiled,
         graphs_from_cache=from_cache,
-        notes=(*((REDIRECTED,) if redirected else ()), *_uneven_stages(module)),
+        notes=(*((REDIRECTED,) if redirected else ()), *_uneven_stages(module), *_partly_in_fp8(module)),
     )
     return graded(evidence, {"routing": "resolved", "expert_capacity": "resolved"})
 
@@ -100,6 +104,11 @@ def _uneven_stages(module: MegatronModule) -> tuple[str, ...]:
     return (f"The last pipeline stage has {last} of {module.config.num_layers} layers, and the output layer.",)
 
 
+def _partly_in_fp8(module: MegatronModule) -> tuple[str, ...]:
+    multiplied = any(isinstance(kernel, Fp8GroupedProducts) and kernel.products for kernel in _kernels(module))
+    return ("The experts multiplied in fp8, and in bf16 for the gradients of their weights.",) if multiplied else ()
+
+
 def _matmul_dtype(module: MegatronModule, weights: torch.dtype) -> str | None:
     if modules := transformer_engine.te_modules(module.chunks):
         asked = module.config.fp8 is not None
@@ -108,17 +117,25 @@ def _matmul_dtype(module: MegatronModule, weights: torch.dtype) -> str | None:
     return layers_matmul_dtype(_kernels(module), weights)
 
 
-def _kernels(module: MegatronModule) -> list[LinearProducts]:
-    parts = (part for chunk in module.chunks for part in chunk.modules())
-    return [part.tp_context.products for part in parts if isinstance(part, ChosenProducts)]
+def _kernels(module: MegatronModule) -> list[LinearProducts | ExpertProducts]:
+    """Return what the layers multiply with, routers apart."""
+    kernels: list[LinearProducts | ExpertProducts] = []
+    for part in (part for chunk in module.chunks for part in chunk.modules()):
+        if isinstance(part, ChosenProducts):
+            kernels.append(part.tp_context.products)
+        elif isinstance(part, WholeLinear):
+            kernels.append(part.alone.products)
+        elif isinstance(part, ExpertsLayer):
+            kernels += [part.how.up, part.how.down]
+    return kernels
 
 
-def layers_matmul_dtype(kernels: Sequence[LinearProducts], weights: torch.dtype) -> str | None:
+def layers_matmul_dtype(kernels: Sequence[LinearProducts | ExpertProducts], weights: torch.dtype) -> str | None:
     """Return the dtype of the layers' products; None for fp8 kernels that have not run yet, before the first step.
 
-    fp8 only if every linear layer has multiplied in it; the output layer and attention never do.
+    fp8 only if every linear layer and every expert has multiplied in it; the output layer, attention and routers never do.
     """
-    products = [kernel.products if isinstance(kernel, Fp8Products) else None for kernel in kernels]
+    products = [kernel.products if isinstance(kernel, Fp8Products | Fp8GroupedProducts) else None for kernel in kernels]
     if products and all(products):
         return "fp8"
     return None if products and all(number == 0 for number in products) else matmul_dtype(weights)

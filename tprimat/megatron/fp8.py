@@ -14,17 +14,18 @@ with the summed dimension contiguous:
 
 so a conversion writes the matrix and its transpose in one pass. A weight is converted once a step, in which it does not change.
 Finding a tensor's largest magnitude would be another pass over memory: the kernels of layers.py find each row's on the way, and
-leave them with the tensor. cuBLASLt adds wgrad to the fp32 buffer (cublaslt.py).
+leave them with the tensor. cuBLASLt adds wgrad to the fp32 buffer (cublaslt.py). Experts multiply in grouped_fp8.py.
 
 Why it is right: scaling by one factor changes no ratio within a tensor, so what remains is rounding. Both products of the
 backward pass move partial sums to fp32 (`fast=False`). The output layer and attention stay in bf16; master weights, moments and
 the gradient buffer stay in fp32.
 """
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from importlib import import_module
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,6 +37,8 @@ from tprimat.megatron.linear import row_maxima
 
 FORWARD_DTYPE, GRADIENT_DTYPE = torch.float8_e4m3fn, torch.float8_e5m2
 
+Converted = TypeVar("Converted")
+
 _step = 0
 
 
@@ -43,6 +46,20 @@ def next_step() -> None:
     """Convert weights anew from now on, because the optimizer has changed them."""
     global _step  # noqa: PLW0603 - one training loop a process, and a weight's owner cannot see the optimizer
     _step += 1
+
+
+class OnceAStep(Generic[Converted]):
+    """A conversion of one weight, called once a step: in between the weight does not change."""
+
+    def __init__(self, conversion: Callable[[Tensor], Converted]) -> None:
+        self._conversion, self._step = conversion, -1
+        self._converted: Converted
+
+    def __call__(self, weight: Tensor) -> Converted:
+        """Return what the weight of this step is converted to."""
+        if self._step != _step:
+            self._converted, self._step = self._conversion(weight.detach()), _step
+        return self._converted
 
 
 @cache
@@ -69,6 +86,23 @@ def convert(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         x = x.contiguous()
         return kernels.scaled_and_transposed(x, kernels.largest_magnitude(searched.contiguous()), dtype)  # type: ignore[no-any-return]
     return compiled(_scaled)(x, compiled(_largest)(searched), dtype)  # type: ignore[no-any-return]
+
+
+def convert_rows(x: Tensor) -> Scaled:
+    """Convert each row of a tensor to e4m3 by its own largest magnitude.
+
+    Args:
+        x: shape (..., width).
+
+    Returns:
+        the rows, contiguous, and for each the factor that undoes its scaling, shape (...).
+    """
+    if x.is_cuda and (kernels := _kernels()):
+        return kernels.scaled_rows(x.contiguous(), FORWARD_DTYPE)  # type: ignore[no-any-return]
+    limit = torch.finfo(FORWARD_DTYPE).max
+    scale = limit / x.abs().amax(dim=-1).float().clamp(min=1e-12)
+    small = (x.float() * scale[..., None]).clamp(-limit, limit).to(FORWARD_DTYPE)
+    return small.contiguous(), scale.reciprocal()
 
 
 def _largest(x: Tensor) -> Tensor:
@@ -162,13 +196,7 @@ class Fp8Products:
     def __init__(self) -> None:
         self.products = 0
         """Forward products so far: the evidence that this ran."""
-        self._converted: tuple[Tensor, Tensor, Tensor] | None = None
-        self._step = -1
-
-    def _weight(self, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        if self._converted is None or self._step != _step:
-            self._converted, self._step = convert(weight.detach(), FORWARD_DTYPE), _step
-        return self._converted
+        self._weight = OnceAStep(partial(convert, dtype=FORWARD_DTYPE))
 
     def forward(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return rows @ weight.T + bias, and for the backward pass the transposed rows and their scale."""

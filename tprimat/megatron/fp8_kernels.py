@@ -15,6 +15,9 @@ TILE_ROWS, TILE_COLUMNS, TILE_WARPS = 64, 128, 4
 CHUNK = 8192
 """Numbers that one step of a program reduces."""
 
+WIDE = 2048
+"""Numbers in a row above which a program gets twice the warps."""
+
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _reduce_largest(x, largest, numbers, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
@@ -24,9 +27,15 @@ def _reduce_largest(x, largest, numbers, CHUNK: tl.constexpr):  # type: ignore[n
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _rounded(values, small, LIMIT: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    """Round to the dtype of `small`. A number that is none stays none."""
+    return tl.clamp(values, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL).to(small.dtype.element_ty)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _store_tile(values, small, transposed, row, column, inside, rows, columns, LIMIT: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803, PLR0913, PLR0917
-    """Round a tile and store it twice. A number that is none stays none."""
-    tile = tl.clamp(values, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL).to(small.dtype.element_ty)
+    """Round a tile and store it twice."""
+    tile = _rounded(values, small, LIMIT)
     tl.store(small + row * columns + column, tile, mask=inside)
     tl.store(transposed + tl.trans(column) * rows + tl.trans(row), tl.trans(tile), mask=tl.trans(inside))
 
@@ -53,6 +62,17 @@ def _scale_and_transpose(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0
         tl.store(undo, 1.0 / scale)
     values = tl.load(x + row * columns + column, mask=inside, other=0.0).to(tl.float32) * scale
     _store_tile(values, small, transposed, row, column, inside, rows, columns, LIMIT)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _quantize_rows(x, small, undo, width, LIMIT: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803, PLR0913, PLR0917
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    inside = column < width
+    values = tl.load(x + row * width + column, mask=inside, other=0.0).to(tl.float32)
+    scale = LIMIT / tl.maximum(tl.max(tl.abs(values)), 1e-12)
+    tl.store(undo + row, 1.0 / scale)
+    rounded = _rounded(values * scale, small, LIMIT)
+    tl.store(small + row * width + column, rounded, mask=inside)
 
 
 def largest_magnitude(x: Tensor) -> Tensor:
@@ -82,3 +102,20 @@ def scaled_and_transposed(x: Tensor, largest: Tensor, dtype: torch.dtype) -> tup
         x, largest, small, transposed, undo, rows, columns, limit, TILE_ROWS, TILE_COLUMNS, num_warps=TILE_WARPS
     )
     return small, transposed, undo
+
+
+def scaled_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Scale each row by its own largest magnitude and round, in one pass.
+
+    Args:
+        x: shape (..., width), contiguous.
+        dtype: one of torch's float8 types.
+
+    Returns:
+        the rows, and for each the factor that undoes its scaling, fp32, shape (...).
+    """
+    width = x.shape[-1]
+    small, undo = torch.empty_like(x, dtype=dtype), x.new_empty(x.shape[:-1], dtype=torch.float32)
+    limit, warps = torch.finfo(dtype).max, 4 if width <= WIDE else 8
+    _quantize_rows[(undo.numel(),)](x, small, undo, width, limit, triton.next_power_of_2(width), num_warps=warps)
+    return small, undo

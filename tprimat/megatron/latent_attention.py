@@ -14,7 +14,7 @@ from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from torch import Tensor
 from torch.nn import Parameter
 
-from tprimat.megatron.linear import ColumnParallelMatmul, context_of
+from tprimat.megatron.linear import ColumnParallelMatmul, LinearProducts, NativeProducts, context_of
 
 
 class WholeLinear(torch.nn.Module):
@@ -25,14 +25,15 @@ class WholeLinear(torch.nn.Module):
         split: Megatron's module for the same layer, of which only what is not split is used.
         inputs: width of the rows.
         outputs: width of the result.
+        products: how it multiplies.
     """
 
-    def __init__(self, config: TransformerConfig, split: Any, inputs: int, outputs: int) -> None:
+    def __init__(self, config: TransformerConfig, split: Any, inputs: int, outputs: int, products: LinearProducts) -> None:
         super().__init__()
         old = split.weight
         self.weight = Parameter(torch.empty(outputs, inputs, dtype=old.dtype, device=old.device))
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
-        self.alone = replace(context_of(split), ranks=1, sequence_parallel=False, exchange=None)
+        self.alone = replace(context_of(split), ranks=1, sequence_parallel=False, exchange=None, products=products)
 
     @property
     def overwritten_weight(self) -> Parameter | None:
@@ -52,5 +53,6 @@ class LatentAttention(MLASelfAttention):  # type: ignore[misc]
         narrow = {"linear_kv_down_proj": config.kv_lora_rank + config.qk_pos_emb_head_dim}
         if config.q_lora_rank is not None:
             narrow["linear_q_down_proj"] = config.q_lora_rank
+        products = getattr(self.linear_proj, "products_type", NativeProducts)
         for name, outputs in narrow.items():
-            setattr(self, name, WholeLinear(config, getattr(self, name), config.hidden_size, outputs))
+            setattr(self, name, WholeLinear(config, getattr(self, name), config.hidden_size, outputs, products()))

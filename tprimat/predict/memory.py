@@ -179,7 +179,7 @@ class LayerActivations:
     activated: int
     """Inputs of the second."""
     shared_hidden: int
-    """Both, of shared experts."""
+    """Both, of shared experts, and under fp8 their own copy of the norm's output."""
 
     @property
     def total(self) -> int:
@@ -224,7 +224,7 @@ def layer_activations(workload: Workload, *, moe: bool) -> LayerActivations:
     shape, layout, code = workload.shape, workload.layout, workload.implementation
     tokens, size, tensor = workload.tokens, workload.element_bytes, layout.tensor
     split = tokens // workload.sequence_ranks
-    stored = 1 if workload.precision == "fp8" else size
+    stored = _bytes_of_inputs(workload, routed=False)
     stream = split * shape.hidden * size
     gathered = tokens if code.keeps_gathered_inputs else split
     query, values = shape.heads * shape.head_dim // tensor, shape.heads * shape.value_dim // tensor
@@ -239,13 +239,13 @@ def layer_activations(workload: Workload, *, moe: bool) -> LayerActivations:
     output = tokens * values * size * (2 if gathers else 1)  # the halves of a sequence are attended to apart, and joined
     if workload.precision == "fp8":
         output += tokens * values  # attention keeps its output, the projection an 8-bit copy of it
-    ffn = _feed_forward(workload, moe=moe, stored=stored)
+    ffn = _feed_forward(workload, moe=moe)
     if shape.gated and not code.fused_activation:
         ffn["hidden"] *= 2  # silu(gate) and the shifted other half, besides the two halves
     return LayerActivations(
         stream=2 * stream,
         norm_statistics=2 * split * FP32_BYTES * (2 if shape.norm == "layernorm" else 1),
-        norm_outputs=2 * gathered * shape.hidden * stored,
+        norm_outputs=_norm_outputs(workload, split, gathered, moe=moe),
         attention_inputs=attention_inputs,
         attention_output=output,
         attention_scores=_scores(workload),
@@ -253,6 +253,21 @@ def layer_activations(workload: Workload, *, moe: bool) -> LayerActivations:
         masks=2 * split * shape.hidden if workload.hidden_dropout else 0,
         **ffn,
     )
+
+
+def _bytes_of_inputs(workload: Workload, *, routed: bool) -> int:
+    """Return the bytes of a number that a product, of routed experts or of another matrix, keeps for its weight's gradient."""
+    in_bf16 = routed and workload.implementation.expert_wgrad_in_bf16
+    return 1 if workload.precision == "fp8" and not in_bf16 else workload.element_bytes
+
+
+def _norm_outputs(workload: Workload, split: int, gathered: int, *, moe: bool) -> int:
+    """Return what is kept of both norms' outputs: under fp8 a copy for each product that reads them, and the router's in bf16."""
+    hidden, size = workload.shape.hidden, workload.element_bytes
+    if workload.precision != "fp8":
+        return 2 * gathered * hidden * size
+    attention = gathered * hidden * (1 if workload.shape.kv_lora_rank is None else 2)
+    return attention + (split * hidden * size if moe else gathered * hidden)
 
 
 def _scores(workload: Workload) -> int:
@@ -273,8 +288,9 @@ def _latents(workload: Workload, split: int, stored: int) -> int:
     return split * (inputs * size + (query + shape.kv_lora_rank) * stored)
 
 
-def _feed_forward(workload: Workload, *, moe: bool, stored: int) -> dict[str, int]:
+def _feed_forward(workload: Workload, *, moe: bool) -> dict[str, int]:
     shape, size, tensor = workload.shape, workload.element_bytes, workload.layout.tensor
+    stored, routed = _bytes_of_inputs(workload, routed=False), _bytes_of_inputs(workload, routed=True)
     halves = 2 if shape.gated else 1
     if not moe:
         width = shape.ffn // tensor
@@ -292,15 +308,16 @@ def _feed_forward(workload: Workload, *, moe: bool, stored: int) -> dict[str, in
     rows = _room_for_rows(workload)
     width = inner // workload.expert_tensor_ranks
     shared = shape.shared_experts * inner // tensor
+    copied = workload.tokens * shape.hidden if shared and workload.precision == "fp8" else 0
     return {
         # Scores and probabilities in fp32 and the map, of all experts; indices, places and weights of the chosen ones.
         "router": split * (experts * (2 * FP32_BYTES + 1) + chosen * (8 + 8 + FP32_BYTES)),
-        "dispatched": rows * shape.hidden * stored,
+        "dispatched": rows * shape.hidden * routed,
         "returned": split * chosen * shape.hidden * size if code.keeps_returned_rows else 0,
         # Without SwiGLU no fused function weights the result, so that it exists before and after.
         "hidden": rows * (halves if shape.gated else 2) * width * size + (0 if code.keeps_returned_rows else rows * FP32_BYTES),
-        "activated": rows * width * stored,
-        "shared_hidden": workload.tokens * (halves * shared * size + shared * stored),
+        "activated": rows * width * routed,
+        "shared_hidden": workload.tokens * (halves * shared * size + shared * stored) + copied,
     }
 
 
@@ -413,7 +430,7 @@ def _backward_of_layer(workload: Workload, stage: Stage, layers: Layers) -> int:
     size = workload.element_bytes
     stream = stream_bytes(workload)
     # The activation's backward pass: gradients of both its sides exist, and its output is no longer needed.
-    rows_width = kept.activated * size // (1 if workload.precision == "fp8" else size)
+    rows_width = kept.activated * size // _bytes_of_inputs(workload, routed=moe)
     gradients = stream + rows_width + kept.hidden - kept.activated
     if moe:
         gradients += _backward_of_experts(workload)

@@ -156,13 +156,13 @@ MODULES_OF_MATRICES: Mapping[str, tuple[str, ...]] = {
 
 
 def _layer(workload: Workload, rates: Rates, *, moe: bool) -> Piece:
-    shape, dtype = workload.shape, _product_dtype(workload)
+    shape = workload.shape
     piece = Piece()
     matrices = attention_matrices(shape) + (moe_matrices(shape) if moe else feed_forward_matrices(shape))
     recompute = workload.recompute.granularity == "full"
     for matrix in matrices:
         again = workload.recompute.repeats(*MODULES_OF_MATRICES.get(matrix.name, ()))
-        piece.products += _products(workload, rates, matrix, dtype, again=again)
+        piece.products += _products(workload, rates, matrix, again=again)
     forward, backward = _attention(workload, rates)
     piece.attention = forward * (1 + workload.recompute.repeats("core_attn")) + backward
     piece.memory = _memory_bytes(workload, matrices, moe=moe, again=recompute) / (rates.region_bandwidth or rates.bandwidth)
@@ -172,12 +172,12 @@ def _layer(workload: Workload, rates: Rates, *, moe: bool) -> Piece:
     return piece
 
 
-def _product_dtype(workload: Workload) -> str:
-    return workload.precision
-
-
-def _products(workload: Workload, rates: Rates, matrix: WeightMatrix, dtype: str, *, again: bool) -> float:
+def _products(workload: Workload, rates: Rates, matrix: WeightMatrix, *, again: bool) -> float:
+    """Return the seconds of a matrix's three products. Grouped ones in fp8 are as fast as single ones: no probe measures them."""
     routed = matrix.copies > 1
+    in_bf16 = routed and workload.implementation.expert_wgrad_in_bf16
+    dtype = _in_bf16(workload) if matrix.name == "router" else workload.precision
+    wgrad_dtype = _in_bf16(workload) if in_bf16 else dtype
     ranks = workload.expert_tensor_ranks if routed else workload.layout.tensor
     outputs = matrix.outputs // (ranks if matrix.split == "outputs" else 1)
     inputs = matrix.inputs // (ranks if matrix.split == "inputs" else 1)
@@ -188,7 +188,7 @@ def _products(workload: Workload, rates: Rates, matrix: WeightMatrix, dtype: str
     kind = "grouped_" if copies > 1 else ""
     forward = rates.product_seconds(rows, outputs, inputs, dtype, f"{kind}fprop")
     dgrad = rates.product_seconds(rows, inputs, outputs, dtype, f"{kind}dgrad")
-    wgrad, accumulate = _weight_gradient(workload, rates, (outputs, inputs, rows), dtype, f"{kind}wgrad")
+    wgrad, accumulate = _weight_gradient(workload, rates, (outputs, inputs, rows), wgrad_dtype, f"{kind}wgrad")
     return copies * (forward * (2 if again else 1) + dgrad + wgrad + accumulate)
 
 
@@ -206,9 +206,14 @@ def _accumulation_bytes(workload: Workload) -> int:
     return 8 if workload.implementation.accumulates_weight_gradients else 2 + 2 + 8
 
 
+def _in_bf16(workload: Workload) -> str:
+    """Return the dtype of products that stay in bf16 under fp8."""
+    return "bf16" if workload.precision == "fp8" else workload.precision
+
+
 def _output(workload: Workload, rates: Rates) -> Piece:
     """Return output layer and loss, which stay in the wider type under fp8."""
-    shape, dtype = workload.shape, "bf16" if workload.precision == "fp8" else workload.precision
+    shape, dtype = workload.shape, _in_bf16(workload)
     words, tokens, size = workload.vocabulary // workload.layout.tensor, workload.tokens, workload.element_bytes
     rows = min(tokens, workload.implementation.loss_chunk_tokens) if workload.loss == "chunked" else tokens
     sides = (words, shape.hidden, rows)
@@ -261,14 +266,20 @@ def _memory_bytes(workload: Workload, matrices: Sequence[WeightMatrix], *, moe: 
 
 
 def _conversion_bytes(workload: Workload, matrices: Sequence[WeightMatrix], *, again: bool) -> float:
-    """Return the bytes of finding the largest value, then writing 8 bits in both orientations, of rows and gradients."""
-    tensor, moved = workload.layout.tensor, 2 + 2 + 1 + 1
+    """Return the bytes of finding the largest value, then writing 8 bits in both orientations, of rows and gradients.
+
+    Without wgrad in fp8 one orientation is enough, and a row, which has a scale of its own, is read once.
+    """
     total = 0.0
     for matrix in matrices:
-        rows = expert_rows(workload) if matrix.copies > 1 else workload.tokens
-        outputs = matrix.outputs / (tensor if matrix.split == "outputs" else 1)
-        inputs = matrix.inputs / (tensor if matrix.split == "inputs" else 1)
-        total += rows * moved * (inputs * (2 if again else 1) + outputs)
+        routed = matrix.copies > 1
+        rows = expert_rows(workload) if routed else workload.tokens
+        ranks = workload.expert_tensor_ranks if routed else workload.layout.tensor
+        outputs = matrix.outputs / (ranks if matrix.split == "outputs" else 1)
+        inputs = matrix.inputs / (ranks if matrix.split == "inputs" else 1)
+        moved = 2 + 1 if routed and workload.implementation.expert_wgrad_in_bf16 else 2 + 2 + 1 + 1
+        if matrix.name != "router":
+            total += rows * moved * (inputs * (2 if again else 1) + outputs)
     return total
 
 

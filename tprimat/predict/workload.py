@@ -59,6 +59,8 @@ class Implementation:
     """Under context parallelism each rank keeps all ranks' keys and values; False: they travel around a ring in both passes."""
     keeps_returned_rows: bool = False
     """The results of experts are kept as they came back, because the weights of a token's experts are applied there."""
+    expert_wgrad_in_bf16: bool = False
+    """Under fp8 the experts' weight gradients stay in bf16, and so do the rows that are kept for them (grouped_fp8.py)."""
     received_rows_step: float = 0.0
     """Buffers of rows for experts are multiples of this part of the rows that a rank sends (LENGTHS in megatron/experts.py)."""
     shards_weights: bool = False
@@ -247,6 +249,7 @@ EMBEDDED = Implementation(
     balanced_stages=True,
     gathers_keys_values=True,
     keeps_returned_rows=True,
+    expert_wgrad_in_bf16=True,
     received_rows_step=1 / 16,
     buffers_bytes=WORKSPACES,
 )

@@ -46,6 +46,8 @@ def test_every_length_attends_to_the_same_number_of_tokens():
 
 
 def test_a_backend_that_a_processor_lacks_is_recorded_with_torchs_reason():
-    record = measure(attention.case_of("cudnn", attention.Operands(1, 64, attention.HEADS), backward=False), open_bench(device=CPU))
+    record = measure(
+        attention.case_of("cudnn", attention.Operands(1, 64, attention.HEADS), backward=False), open_bench(device=CPU)
+    )
     assert record.seconds == ()
     assert "No viable backend" in record.error

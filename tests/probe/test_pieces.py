@@ -14,6 +14,7 @@ from tprimat.predict.workload import EMBEDDED, Workload
 from tprimat.probe import collectives, pieces
 from tprimat.probe.case import empty_record, measure, open_bench
 from tprimat.probe.gemm import Product
+from tprimat.report import probes as tables
 
 CPU = torch.device("cpu")
 H200 = find_accelerator("NVIDIA H200")
@@ -135,6 +136,16 @@ def test_a_product_of_fp8_gradients_is_that_of_its_operands():
     left, right = pieces.fp8_gradient_call(Product(m=16, k=32, n=48), CPU).args[:2]
     found = pieces.fp8_gradient_call(Product(m=16, k=32, n=48), CPU)()
     assert (left.dtype, right.dtype, found.shape) == (torch.float8_e5m2, torch.float8_e4m3fn, (16, 48))
+
+
+def test_a_table_leaves_out_bursts_of_what_was_measured_under_load(bench):
+    loaded = [record for record in probes(bench, wgrad=400e12, region=3e12, launch=7e-6) if record.kind == "wgrad"][:2]
+    burst = replace(loaded[0], variant="a burst", seconds=(1.0,))
+    alone = replace(loaded[0], variant="alone", shape={"m": 1, "k": 2, "n": 3})
+    shown = tables.pieces([burst, *loaded, alone])
+    assert shown.count(UNDER_LOAD) == 2
+    assert "a burst" not in shown
+    assert "alone" in shown
 
 
 def test_a_sum_that_the_product_contains_is_not_counted_twice(bench):

@@ -198,7 +198,7 @@ def probed_rates(probes: Iterable[ProbeRecord], accelerator: Accelerator, gpus_p
     """Return the rates of a machine by its own probes; what no probe measured is as published."""
     published = published_rates(accelerator, gpus_per_node)
     usable = _newest(probe for probe in probes if probe.seconds)
-    loaded = {_product(probe) for probe in usable if _under_load(probe)}
+    loaded = {product_of(probe) for probe in usable if under_load(probe)}
     products: dict[str, list[Sample]] = {}
     collectives: dict[tuple[str, int], list[tuple[int, float]]] = {}
     passes: dict[tuple[str, str], list[Sample]] = {}
@@ -207,8 +207,8 @@ def probed_rates(probes: Iterable[ProbeRecord], accelerator: Accelerator, gpus_p
     kept = sustained_shares(usable)
     for probe in usable:
         seconds, shape = median(probe.seconds), probe.shape
-        sustained = 1.0 if _under_load(probe) else kept.get(probe.dtype, 1.0)
-        if not _under_load(probe) and _product(probe) in loaded:
+        sustained = 1.0 if under_load(probe) else kept.get(probe.dtype, 1.0)
+        if not under_load(probe) and product_of(probe) in loaded:
             continue  # a burst, whose clock no training run keeps
         if probe.kind in PRODUCT_KINDS and probe.flop and "searched" not in (probe.variant or ""):
             products.setdefault(probe.dtype, []).append((*_place(shape), sustained * probe.flop / seconds))
@@ -270,11 +270,13 @@ def _newest(probes: Iterable[ProbeRecord]) -> list[ProbeRecord]:
     return list(found.values())
 
 
-def _product(probe: ProbeRecord) -> tuple[object, ...]:
+def product_of(probe: ProbeRecord) -> tuple[object, ...]:
+    """Return what is equal for two measurements of the same product."""
     return probe.kind, probe.dtype, *sorted(probe.shape.items())
 
 
-def _under_load(probe: ProbeRecord) -> bool:
+def under_load(probe: ProbeRecord) -> bool:
+    """Return whether a product was measured at the clock of sustained work."""
     return (probe.variant or "").endswith(UNDER_LOAD)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from tprimat import units
 from tprimat.analyze import probes as figures
 from tprimat.facts.flops import SEED_SHAPES
+from tprimat.predict.rates import product_of, under_load
 from tprimat.records.schema import Estimate, ProbeRecord
 from tprimat.report.tables import table
 
@@ -363,10 +364,12 @@ PIECE_KINDS = ("fprop", "dgrad", "wgrad", "grouped_fprop", "grouped_dgrad", "gro
 
 def pieces(probes: Probes) -> str | None:
     """Tabulate what predictions are composed of, in the order of measurement."""
-    chosen = of_kind(probes, *PIECE_KINDS)
+    found = of_kind(probes, *PIECE_KINDS)
+    loaded = {product_of(probe) for probe in found if under_load(probe)}
+    chosen = [probe for probe in found if under_load(probe) or product_of(probe) not in loaded]  # no burst of the same product
     rows = [
         [
-            probe.kind.replace("_", " "),
+            f"{probe.kind.replace('_', ' ')}{', fp8' if probe.dtype == 'fp8' else ''}",
             probe.variant or units.ABSENT,
             ", ".join(f"{name} {value:,}" for name, value in probe.shape.items()),
             time_of(probe),

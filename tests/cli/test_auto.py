@@ -12,7 +12,9 @@ from runs.make_runs import a_run, steps_of
 from tprimat.analyze.groups import group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.records.benchmark_file import RunResult
-from tprimat.runner.auto import still_in
+from tprimat.runner.auto import Race, still_in
+from tprimat.runner.run import TrainingRun
+from tprimat.runner.sweep import CellResult
 
 
 @pytest.fixture
@@ -56,22 +58,29 @@ def test_what_contradicts_auto_is_explained(machine):
 class Named:
     """A contender with a plan of one strategy."""
 
-    def __init__(self, strategy):
-        self.name = strategy
-        plan = type("Plan", (), {"strategy": strategy})()
+    def __init__(self, strategy, model="llama"):
+        self.name, self.model = strategy, model
+        plan = type("Plan", (), {"strategy": strategy, "model": model})()
         self.session = type("Session", (), {"plans": (plan,)})()
 
 
+def two_runs(strategy, mean, place, **fields):
+    for number in range(2):
+        run = a_run(f"{strategy}-{number}", strategy=strategy, **fields)
+        noise = np.random.default_rng(10 * place + number)
+        seconds = mean * (1 + 0.01 * noise.normal()) * (1 + 0.005 * noise.normal(size=30))
+        steps = tuple(steps_of(run, seconds, seed=number))
+        yield measure(RunResult(path=Path(strategy), run=run, steps=steps), MetricOptions())
+
+
 def groups_of(**means):
-    found = []
-    for place, (strategy, mean) in enumerate(means.items()):
-        for number in range(2):
-            run = a_run(f"{strategy}-{number}", strategy=strategy)
-            noise = np.random.default_rng(10 * place + number)
-            seconds = mean * (1 + 0.01 * noise.normal()) * (1 + 0.005 * noise.normal(size=30))
-            steps = tuple(steps_of(run, seconds, seed=number))
-            found.append(measure(RunResult(path=Path(strategy), run=run, steps=steps), MetricOptions()))
+    found = [run for place, (strategy, mean) in enumerate(means.items()) for run in two_runs(strategy, mean, place)]
     return {group.run.strategy: group for group in group_runs(found)}
+
+
+def result_of(item):
+    fields = {"record": item.result.run, "steps": item.result.steps, "metrics": item.metrics, "unmeasured": None}
+    return CellResult(cell=None, run=TrainingRun(**fields, benchmark_file=item.result.path, log=item.result.path))
 
 
 def test_only_what_can_no_longer_win_is_dropped():
@@ -82,3 +91,14 @@ def test_only_what_can_no_longer_win_is_dropped():
     assert reasons["failed"] == "it has no run that counts"
     assert "slower than" in reasons["slow"]
     assert set(reasons) == {"failed", "slow"}
+
+
+def test_layouts_race_against_those_of_their_own_model():
+    means = {("llama", "one"): 5.0, ("llama", "other"): 5.01, ("qwen", "one"): 9.0, ("qwen", "other"): 5.5}
+    notices = []
+    race = Race([Named(name, model) for model, name in means], notices.append)
+    runs = [two_runs(name, means[model, name], place, model=model) for place, (model, name) in enumerate(means)]
+    results = [result_of(item) for pair in runs for item in pair]
+    assert [cell.is_needless(results) for cell in race.cells()] == [False, False, True, True]
+    assert len(notices) == 1
+    assert notices[0].startswith("qwen: one can no longer win: ")

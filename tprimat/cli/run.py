@@ -15,7 +15,6 @@ from tprimat.errors import ConfigError
 if TYPE_CHECKING:
     from tprimat.runner.run import TrainingRun
     from tprimat.runner.session import RunRequest, Session
-    from tprimat.runner.sweep import CellResult
 
 EPILOG = """examples:
   ./benchmark.py                                         both models, minimal_communication
@@ -219,31 +218,20 @@ def _train(options: argparse.Namespace) -> int:
 
 def _train_auto(options: argparse.Namespace, request: "RunRequest") -> int:
     """Train under the layout that is predicted to be fastest, or measure the first few briefly."""
-    from tprimat.runner.auto import auto_sessions, conclusion, race
+    from tprimat.runner.auto import Race, auto_sessions
     from tprimat.runner.sweep import complete, exit_status, run_cells, session_cells
 
     contenders = auto_sessions(request, options.measure)
     sessions = [contender.session for contender in contenders]
     if options.dry_run:
         return max([_show_plans(session, as_json=options.json) for session in sessions])
-    finished = True
-    everything: list[CellResult] = []
-
-    def start(sessions: "Sequence[Session]") -> "list[TrainingRun]":
-        nonlocal finished
-        cells = session_cells(sessions)
-        results = run_cells(cells, quiet=options.quiet, resume=options.resume, messages=sys.stderr)
-        finished = finished and complete(results, cells)
-        everything.extend(results)
-        return [result.run for result in results if result.run is not None]
-
+    race = Race(contenders, lambda text: print(text, file=sys.stderr))
+    cells = race.cells() if options.measure else session_cells(sessions)
+    results = run_cells(cells, quiet=options.quiet, resume=options.resume, messages=sys.stderr)
     if options.measure:
-        runs = race(contenders, start, lambda text: print(text, file=sys.stderr))
-        print(conclusion(contenders, runs), file=sys.stderr)
-    else:
-        runs = start(sessions)
-    _show_runs(runs, as_json=options.json)
-    return exit_status(everything, success=bool(runs) and finished)
+        print(race.conclusion(results), file=sys.stderr)
+    _show_runs([result.run for result in results if result.run is not None], as_json=options.json)
+    return exit_status(results, success=complete(results, cells))
 
 
 def _plan(options: argparse.Namespace) -> int:

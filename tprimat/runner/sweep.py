@@ -63,6 +63,8 @@ class Cell:
     plan: RunPlan
     label: str = ""
     """What a sweep varies in it, such as tp=2 micro_batch_size=4."""
+    is_needless: "Callable[[Sequence[CellResult]], bool]" = lambda results: False
+    """Asked right before the run, with the results of all cells before it: whether they make it superfluous."""
 
     @property
     def name(self) -> str:
@@ -83,6 +85,8 @@ class CellResult:
     """Why nothing could be started, or why the run failed."""
     stop_signal: int | None = None
     """A signal that asked for an end, during the run or the wait after it."""
+    needless: bool = False
+    """The results before it made the run superfluous."""
 
     @property
     def counts(self) -> bool:
@@ -116,6 +120,9 @@ class Scheduler:
         results: list[CellResult] = []
         seconds: list[float] = []
         for place, cell in enumerate(cells):
+            if cell.is_needless(results):
+                results.append(CellResult(cell=cell, needless=True))
+                continue
             record = self._earlier(earlier, cell)
             if record is not None and (record.counts or (record.outcome in RESULTS and not self.retry_failed)):
                 results.append(self._reuse(cell, record))
@@ -314,8 +321,9 @@ def session_cells(sessions: Iterable[Session]) -> list[Cell]:
 
 
 def complete(results: Sequence[CellResult], cells: Sequence[Cell]) -> bool:
-    """Return whether every cell has a run that counts and whose benchmark file could be written."""
-    return len(results) == len(cells) and all(result.counts and result.run and result.run.benchmark_file for result in results)
+    """Return whether every cell that needs a run has one that counts and whose benchmark file could be written."""
+    needed = [result for result in results if not result.needless]
+    return len(results) == len(cells) and all(result.counts and result.run and result.run.benchmark_file for result in needed)
 
 
 def exit_status(results: Sequence[CellResult], *, success: bool) -> int:

@@ -23,8 +23,8 @@ def machine(tmp_path, monkeypatch):
         if name.startswith(("SLURM_", "CUDA_", "NVIDIA_")):
             monkeypatch.delenv(name)
 
-    def benchmark(*words):
-        here = {"FAKE_GPUS": "[{}, {}]", "PATH": "/usr/bin:/bin", "PYTHONPATH": str(FAKE_PACKAGES)}
+    def benchmark(*words, gpus=2):
+        here = {"FAKE_GPUS": json.dumps([{}] * gpus), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(FAKE_PACKAGES)}
         asked = ("--engine", "torchtitan", "--model", "llama", "--parallel", "auto", "--global-batch-size", "16")
         with fake_nvml():
             return run_command("benchmark.py", *asked, *words, environment={**here, "OUTPUT_DIR": str(tmp_path / "out")})
@@ -45,14 +45,37 @@ def test_what_contradicts_auto_is_explained(machine):
     for words, said in (
         (("--tp", "2"), "--parallel auto chooses --tp itself."),
         (("--micro-batch-size", "2"), "--parallel auto chooses --micro-batch-size itself."),
+        (("--tp", "2", "--launcher", "slurm"), "--parallel auto chooses --tp itself."),
         (("--measure", "1"), "--measure is 1."),
+        (("--measure", "2", "--routing", "natural,balanced"), "--measure ranks layouts under one routing."),
+        (("--scaling", "1,2"), "--parallel auto chooses one layout, and --scaling runs many configurations."),
+        (("--sweep", "seed=1,2"), "--parallel auto chooses one layout, and --sweep runs many configurations."),
     ):
         done = machine(*words)
         assert (done.returncode, said in done.stderr) == (2, True), done.stderr
-    alone = run_command("benchmark.py", "--measure", "2")
-    assert "add --parallel auto" in alone.stderr
+    for launcher in ("here", "slurm"):
+        alone = run_command("benchmark.py", "--measure", "2", "--launcher", launcher)
+        assert "add --parallel auto" in alone.stderr
     here = run_command("benchmark.py", "--parallel", "auto", "--model", "llama")
     assert (here.returncode, "--parallel auto cannot choose here." in here.stderr) == (2, True)
+
+
+def test_both_routings_run_under_the_layout_of_choice(machine):
+    done = machine("--dry-run", "--json", "--engine", "megatron", "--model", "qwen3_moe", "--routing", "natural,balanced", gpus=8)
+    assert done.returncode == 0, done.stderr
+    plans = json.loads(done.stdout)["plans"]
+    assert [plan["routing"] for plan in plans] == ["natural", "balanced"]
+    assert plans[0]["layout"] == plans[1]["layout"]
+
+
+def test_a_job_chooses_where_it_runs(machine):
+    words = ("--nodes", "2", "--measure", "3", "--set", "cluster.slurm.array_tasks=4", "--model", "llama,qwen")
+    done = machine("--launcher", "slurm", "--platform", "nvidia", "--engine", "megatron", *words, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    (command,) = (line for line in done.stdout.splitlines() if line.startswith("exec "))
+    assert "--model llama,qwen --parallel auto " in command
+    assert "--tp" not in command
+    assert command.endswith(" --resume --measure 3")
 
 
 class Named:

@@ -184,12 +184,14 @@ def _train(options: argparse.Namespace) -> int:
     from tprimat.runner.sweep import complete, exit_status, run_cells, session_cells
 
     request = request_of(options)
+    if options.parallel == "auto":
+        _check_auto(options, request)
+    elif options.measure:
+        raise ConfigError("--measure ranks the layouts of --parallel auto.", where="--measure", fix="add --parallel auto")
     if options.launcher != "here":
         return _submit(options, request)
     if options.parallel == "auto":
         return _train_auto(options, request)
-    if options.measure:
-        raise ConfigError("--measure ranks the layouts of --parallel auto.", where="--measure", fix="add --parallel auto")
     if options.sweep:
         from tprimat.cli.sweep import run_grid
 
@@ -214,6 +216,17 @@ def _train(options: argparse.Namespace) -> int:
         print(f"not started: {what}; the same call with --resume goes on from here", file=sys.stderr)
     analysed = _analyse_scaling(sessions, as_json=options.json) if options.scaling else True
     return exit_status(results, success=complete(results, cells) and analysed)
+
+
+def _check_auto(options: argparse.Namespace, request: "RunRequest") -> None:
+    """Refuse what --parallel auto would not do, before anything starts or is submitted."""
+    from tprimat.runner.auto import check_request
+
+    check_request(request, options.measure)
+    for flag, value in (("--sweep", options.sweep), ("--scaling", options.scaling)):
+        if value:
+            what = f"--parallel auto chooses one layout, and {flag} runs many configurations."
+            raise ConfigError(what, where=flag, fix=f"leave out {flag}, or name a strategy")
 
 
 def _train_auto(options: argparse.Namespace, request: "RunRequest") -> int:
@@ -262,6 +275,7 @@ def _submit(options: argparse.Namespace, request: "RunRequest") -> int:
     more += [word for text in options.sweep for word in ("--sweep", text)]
     more += ["--only", options.only] if options.only else []
     more += ["--retry-failed"] if options.retry_failed else []
+    more += ["--measure", str(options.measure)] if options.measure else []
     if options.dry_run:
         print(shown(request, more, options.launcher), end="")
         return 0

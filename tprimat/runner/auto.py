@@ -43,17 +43,27 @@ class Contender:
         return layout_name(self.candidate.workload)
 
 
-def auto_sessions(request: RunRequest, measured: int | None) -> list[Contender]:
-    """Return the layouts that are predicted to be fastest, of each model: the first, or as many as are to be measured.
+def check_request(request: RunRequest, measured: int | None) -> None:
+    """Refuse a request that leaves nothing to choose, or too much to measure.
 
     Raises:
-        UserError: the accelerator is not known, nothing fits, or the request names a layout as well.
+        ConfigError: says which flag is in the way.
     """
     given = [flag_of(name) for name in (*DEGREES, "micro_batch_size") if getattr(request, name) is not None]
     if given:
         raise ConfigError(f"--parallel auto chooses {given[0]} itself.", where="--parallel", fix=f"leave out {given[0]}")
     if measured is not None and not 2 <= measured <= MOST_MEASURED:
         raise ConfigError(f"--measure is {measured}.", where="--measure", fix=f"2 to {MOST_MEASURED}")
+    if measured is not None and "," in (request.routing or ""):
+        raise ConfigError("--measure ranks layouts under one routing.", where="--routing", fix="natural, or balanced")
+
+
+def auto_sessions(request: RunRequest, measured: int | None) -> list[Contender]:
+    """Return the layouts that are predicted to be fastest, of each model: the first, or as many as are to be measured.
+
+    Raises:
+        UserError: the accelerator is not known, or nothing fits.
+    """
     alone = replace(request, strategy=None, tp=1, runs=1, dry_run=True)
     first = prepare(alone)
     machine = first.machine_of(first.plans[0])
@@ -63,7 +73,7 @@ def auto_sessions(request: RunRequest, measured: int | None) -> list[Contender]:
         raise LaunchError("--parallel auto cannot choose here.", where="--parallel", why=why, fix=fix)
     contenders: list[Contender] = []
     for model in models_of(first.loaded, request):
-        (plan,) = prepare(replace(alone, model=model)).plans
+        plan = prepare(replace(alone, model=model)).plans[0]
         answer, _ = answer_for(plan, machine.accelerator, [first.output, *first.probes])
         asked = replace(request, model=model, platform=first.platform)
         found = list(islice(_contenders(asked, answer.layouts(), measured), measured or 1))

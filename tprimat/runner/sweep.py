@@ -20,7 +20,7 @@ from tprimat.errors import LaunchError, RecordError, UserError
 from tprimat.hardware.gpus import users_of
 from tprimat.hardware.nodes import gpus_of_ranks
 from tprimat.hardware.slurm import job_start
-from tprimat.launch.group import Group
+from tprimat.launch.group import Group, LostNodeError
 from tprimat.launch.process import Interrupts
 from tprimat.launch.run import with_outcome
 from tprimat.launch.ssh import started_on
@@ -87,6 +87,8 @@ class CellResult:
     """A signal that asked for an end, during the run or the wait after it."""
     needless: bool = False
     """The results before it made the run superfluous."""
+    is_last: bool = False
+    """What kept it from starting would keep the others too."""
 
     @property
     def counts(self) -> bool:
@@ -111,7 +113,7 @@ class Scheduler:
     """Make cells again whose newest run failed; False: a failure is a result too."""
 
     def run(self, cells: Sequence[Cell]) -> list[CellResult]:
-        """Run all cells in order. A failure stops no other cell; a stop by the user leaves the rest without a result.
+        """Run all cells in order. A failure stops no other cell; a lost node or the user's stop leaves the rest without a result.
 
         With `resume`, an earlier run of a plan that counts is reused, the newest first; without one the plan runs. Where a plan
         occurs more than once (repetitions), each cell gets a run of its own.
@@ -135,6 +137,8 @@ class Scheduler:
             if (run := results[-1].run) is not None and run.transient and not run.stop_signal and not self._cool_down():
                 self.notify(f"{cell.name}: {run.record.cause} Once more.")
                 results[-1] = dataclasses.replace(self._start(again(cell)), cell=cell)
+            if results[-1].is_last:
+                break
             seconds.append(time.monotonic() - began)
             if (run := results[-1].run) is not None and run.stop_signal:
                 results[-1] = dataclasses.replace(results[-1], stop_signal=run.stop_signal)
@@ -166,7 +170,7 @@ class Scheduler:
             run = self.start(cell)
         except UserError as error:  # this cell cannot start; the next one may
             self.notify(f"{cell.name}: not started. {error}")
-            return CellResult(cell=cell, cause=error.what)
+            return CellResult(cell=cell, cause=error.what, is_last=isinstance(error, LostNodeError))
         return CellResult(cell=cell, run=run, cause=run.record.cause)
 
     def _cool_down(self) -> int | None:

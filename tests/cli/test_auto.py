@@ -47,6 +47,8 @@ def test_what_contradicts_auto_is_explained(machine):
         (("--micro-batch-size", "2"), "--parallel auto chooses --micro-batch-size itself."),
         (("--tp", "2", "--launcher", "slurm"), "--parallel auto chooses --tp itself."),
         (("--measure", "1"), "--measure is 1."),
+        (("--measure", "2", "--runs", "5"), "--measure runs each layout 3 times at most."),
+        (("--only", "tp=2"), "--only chooses among the cells of a sweep."),
         (("--measure", "2", "--routing", "natural,balanced"), "--measure ranks layouts under one routing."),
         (("--scaling", "1,2"), "--parallel auto chooses one layout, and --scaling runs many configurations."),
         (("--sweep", "seed=1,2"), "--parallel auto chooses one layout, and --sweep runs many configurations."),

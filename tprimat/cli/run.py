@@ -188,6 +188,9 @@ def _train(options: argparse.Namespace) -> int:
         _check_auto(options, request)
     elif options.measure:
         raise ConfigError("--measure ranks the layouts of --parallel auto.", where="--measure", fix="add --parallel auto")
+    if (options.only or options.retry_failed) and not options.sweep:
+        flag = "--only" if options.only else "--retry-failed"
+        raise ConfigError(f"{flag} chooses among the cells of a sweep.", where=flag, fix="--sweep, or leave it out")
     if options.launcher != "here":
         return _submit(options, request)
     if options.parallel == "auto":
@@ -196,9 +199,6 @@ def _train(options: argparse.Namespace) -> int:
         from tprimat.cli.sweep import run_grid
 
         return run_grid(options, request)
-    if options.only or options.retry_failed:
-        flag = "--only" if options.only else "--retry-failed"
-        raise ConfigError(f"{flag} chooses among the cells of a sweep.", where=flag, fix="--sweep, or leave it out")
     sessions = (
         scaling_sessions(request, gpu_counts(options.scaling), options.scaling_mode) if options.scaling else [prepare(request)]
     )

@@ -54,6 +54,8 @@ def check_request(request: RunRequest, measured: int | None) -> None:
         raise ConfigError(f"--parallel auto chooses {given[0]} itself.", where="--parallel", fix=f"leave out {given[0]}")
     if measured is not None and not 2 <= measured <= MOST_MEASURED:
         raise ConfigError(f"--measure is {measured}.", where="--measure", fix=f"2 to {MOST_MEASURED}")
+    if measured is not None and request.runs != RunRequest().runs:
+        raise ConfigError(f"--measure runs each layout {ROUNDS} times at most.", where="--runs", fix="leave out --runs")
     if measured is not None and "," in (request.routing or ""):
         raise ConfigError("--measure ranks layouts under one routing.", where="--routing", fix="natural, or balanced")
 
@@ -110,16 +112,16 @@ def _requested(request: RunRequest, candidate: Candidate, measured: int | None) 
 
 
 class Race:
-    """Contenders that run in rounds, until each but one can no longer win: its interval lies below the best's."""
+    """Contenders that run in rounds until all but one can no longer win: their intervals lie below the best's."""
 
     def __init__(self, contenders: Sequence[Contender], notify: Callable[[str], None]) -> None:
-        """Let contenders race, each against the others of its model; `notify` is told who was dropped."""
+        """Let contenders race, each against the others of its model; `notify` is told which were dropped."""
         self._contenders = contenders
         self._racing = list(contenders)
         self._notify = notify
 
     def cells(self) -> list[Cell]:
-        """Return the runs of all rounds, of which those that decide nothing any more turn out to be needless."""
+        """Return the runs of all rounds; those that no longer decide anything will turn out to be needless."""
         return [
             Cell(session=one.session, plan=plan, is_needless=partial(self._is_over_for, one))
             for one in self._contenders
@@ -132,7 +134,7 @@ class Race:
         return one not in self._racing
 
     def _look(self, results: Sequence[CellResult]) -> None:
-        """Drop who can no longer win, at the end of a round."""
+        """Drop those that can no longer win, at the end of a round."""
         if not results or len(results) % len(self._contenders):
             return
         runs, racing = _runs(results), []

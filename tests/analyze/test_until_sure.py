@@ -13,7 +13,8 @@ from tprimat.analyze.metrics import MetricOptions
 from tprimat.errors import ConfigError, LaunchError
 from tprimat.records.discover import read_result
 from tprimat.report.comparison import Comparison
-from tprimat.runner.until_sure import confidence_of, in_turn, looks_between, question_when_sure, repeat
+from tprimat.runner.session import RunRequest, prepare
+from tprimat.runner.until_sure import confidence_of, in_turn, looks_between, question_when_sure, repeat, session_of
 from tprimat.statistics import rate_of, ratio_of_rates
 
 LLAMA = read_result(Path(__file__).parents[1] / "runs" / "h100" / "runs" / "h100-llama-0")
@@ -120,3 +121,12 @@ def test_fewer_than_three_runs_are_refused_and_runs_without_a_plan_cannot_be_rep
         question_when_sure(bench.read, Question(), 2, None)
     with pytest.raises(LaunchError, match="No plan of"):
         question_when_sure(bench.read, Question(), 3, None)
+
+
+def test_a_run_of_several_nodes_is_not_repeated_on_one(tmp_path):
+    bench = Bench({"a": 1.0})
+    bench.run("a")
+    (group,) = bench.read(Question()).groups
+    asked = RunRequest(model="llama", platform="cpu", gpus=1, nodes=2, dry_run=True, output=tmp_path)
+    with pytest.raises(LaunchError, match="ran on 2 nodes, and only one is here"):
+        session_of(prepare(asked).plans[0], group, tmp_path)

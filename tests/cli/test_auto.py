@@ -12,7 +12,9 @@ from runs.make_runs import a_run, steps_of
 from tprimat.analyze.groups import group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.records.benchmark_file import RunResult
-from tprimat.runner.auto import still_in
+from tprimat.runner.auto import Race, still_in
+from tprimat.runner.run import TrainingRun
+from tprimat.runner.sweep import CellResult
 
 
 @pytest.fixture
@@ -21,8 +23,8 @@ def machine(tmp_path, monkeypatch):
         if name.startswith(("SLURM_", "CUDA_", "NVIDIA_")):
             monkeypatch.delenv(name)
 
-    def benchmark(*words):
-        here = {"FAKE_GPUS": "[{}, {}]", "PATH": "/usr/bin:/bin", "PYTHONPATH": str(FAKE_PACKAGES)}
+    def benchmark(*words, gpus=2):
+        here = {"FAKE_GPUS": json.dumps([{}] * gpus), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(FAKE_PACKAGES)}
         asked = ("--engine", "torchtitan", "--model", "llama", "--parallel", "auto", "--global-batch-size", "16")
         with fake_nvml():
             return run_command("benchmark.py", *asked, *words, environment={**here, "OUTPUT_DIR": str(tmp_path / "out")})
@@ -43,35 +45,67 @@ def test_what_contradicts_auto_is_explained(machine):
     for words, said in (
         (("--tp", "2"), "--parallel auto chooses --tp itself."),
         (("--micro-batch-size", "2"), "--parallel auto chooses --micro-batch-size itself."),
+        (("--tp", "2", "--launcher", "slurm"), "--parallel auto chooses --tp itself."),
         (("--measure", "1"), "--measure is 1."),
+        (("--measure", "2", "--runs", "5"), "--measure runs each layout 3 times at most."),
+        (("--only", "tp=2"), "--only chooses among the cells of a sweep."),
+        (("--measure", "2", "--routing", "natural,balanced"), "--measure ranks layouts under one routing."),
+        (("--scaling", "1,2"), "--parallel auto chooses one layout, and --scaling runs many configurations."),
+        (("--sweep", "seed=1,2"), "--parallel auto chooses one layout, and --sweep runs many configurations."),
     ):
         done = machine(*words)
         assert (done.returncode, said in done.stderr) == (2, True), done.stderr
-    alone = run_command("benchmark.py", "--measure", "2")
-    assert "add --parallel auto" in alone.stderr
+    for launcher in ("here", "slurm"):
+        alone = run_command("benchmark.py", "--measure", "2", "--launcher", launcher)
+        assert "add --parallel auto" in alone.stderr
     here = run_command("benchmark.py", "--parallel", "auto", "--model", "llama")
     assert (here.returncode, "--parallel auto cannot choose here." in here.stderr) == (2, True)
+
+
+def test_both_routings_run_under_the_layout_of_choice(machine):
+    done = machine("--dry-run", "--json", "--engine", "megatron", "--model", "qwen3_moe", "--routing", "natural,balanced", gpus=8)
+    assert done.returncode == 0, done.stderr
+    plans = json.loads(done.stdout)["plans"]
+    assert [plan["routing"] for plan in plans] == ["natural", "balanced"]
+    assert plans[0]["layout"] == plans[1]["layout"]
+
+
+def test_a_job_chooses_where_it_runs(machine):
+    words = ("--nodes", "2", "--measure", "3", "--set", "cluster.slurm.array_tasks=4", "--model", "llama,qwen")
+    done = machine("--launcher", "slurm", "--platform", "nvidia", "--engine", "megatron", *words, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    (command,) = (line for line in done.stdout.splitlines() if line.startswith("exec "))
+    assert "--model llama,qwen --parallel auto " in command
+    assert "--tp" not in command
+    assert command.endswith(" --resume --measure 3")
 
 
 class Named:
     """A contender with a plan of one strategy."""
 
-    def __init__(self, strategy):
-        self.name = strategy
-        plan = type("Plan", (), {"strategy": strategy})()
+    def __init__(self, strategy, model="llama"):
+        self.name, self.model = strategy, model
+        plan = type("Plan", (), {"strategy": strategy, "model": model})()
         self.session = type("Session", (), {"plans": (plan,)})()
 
 
+def two_runs(strategy, mean, place, **fields):
+    for number in range(2):
+        run = a_run(f"{strategy}-{number}", strategy=strategy, **fields)
+        noise = np.random.default_rng(10 * place + number)
+        seconds = mean * (1 + 0.01 * noise.normal()) * (1 + 0.005 * noise.normal(size=30))
+        steps = tuple(steps_of(run, seconds, seed=number))
+        yield measure(RunResult(path=Path(strategy), run=run, steps=steps), MetricOptions())
+
+
 def groups_of(**means):
-    found = []
-    for place, (strategy, mean) in enumerate(means.items()):
-        for number in range(2):
-            run = a_run(f"{strategy}-{number}", strategy=strategy)
-            noise = np.random.default_rng(10 * place + number)
-            seconds = mean * (1 + 0.01 * noise.normal()) * (1 + 0.005 * noise.normal(size=30))
-            steps = tuple(steps_of(run, seconds, seed=number))
-            found.append(measure(RunResult(path=Path(strategy), run=run, steps=steps), MetricOptions()))
+    found = [run for place, (strategy, mean) in enumerate(means.items()) for run in two_runs(strategy, mean, place)]
     return {group.run.strategy: group for group in group_runs(found)}
+
+
+def result_of(item):
+    fields = {"record": item.result.run, "steps": item.result.steps, "metrics": item.metrics, "unmeasured": None}
+    return CellResult(cell=None, run=TrainingRun(**fields, benchmark_file=item.result.path, log=item.result.path))
 
 
 def test_only_what_can_no_longer_win_is_dropped():
@@ -82,3 +116,14 @@ def test_only_what_can_no_longer_win_is_dropped():
     assert reasons["failed"] == "it has no run that counts"
     assert "slower than" in reasons["slow"]
     assert set(reasons) == {"failed", "slow"}
+
+
+def test_layouts_race_against_those_of_their_own_model():
+    means = {("llama", "one"): 5.0, ("llama", "other"): 5.01, ("qwen", "one"): 9.0, ("qwen", "other"): 5.5}
+    notices = []
+    race = Race([Named(name, model) for model, name in means], notices.append)
+    runs = [two_runs(name, means[model, name], place, model=model) for place, (model, name) in enumerate(means)]
+    results = [result_of(item) for pair in runs for item in pair]
+    assert [cell.is_needless(results) for cell in race.cells()] == [False, False, True, True]
+    assert len(notices) == 1
+    assert notices[0].startswith("qwen: one can no longer win: ")

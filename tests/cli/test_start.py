@@ -5,10 +5,16 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from commands import ROOT, SCRIPTS
+from runs.make_runs import LAPTOP, step_times, steps_of, write_run
+
+from tprimat.plan.evidence import first_record
+from tprimat.plan.schema import write_plan
+from tprimat.runner.session import RunRequest, prepare
 
 WAYS_IN = sorted({*SCRIPTS, "pretrain_llama.py", "pretrain_qwen.py"})
 READ_BY_AN_OLD_PYTHON = ("tprimat/__init__.py", "tprimat/__main__.py", "tprimat/cli/__init__.py", "tprimat/cli/start.py")
@@ -70,6 +76,32 @@ def test_without_an_environment_one_line_says_what_to_type(bare_python, checkout
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"error: {bare_python}/python3 lacks ")
     assert line.endswith(f"try: make -C '{checkout}' install")
+
+
+def installed_without(module, folder):
+    """The folder with what is installed here except for a module, for PYTHONPATH."""
+    folder.mkdir()
+    for path in Path(pytest.__file__).parent.parent.iterdir():
+        if path.name != module:
+            (folder / path.name).symlink_to(path)
+    return folder
+
+
+def test_what_training_lacks_is_named_before_a_run_is_repeated(bare_python, checkout, tmp_path):
+    out = tmp_path / "out"
+    for size in (1, 2):
+        asked = RunRequest(model="llama", micro_batch_size=size, platform="cpu", gpus=2, output=out)
+        (plan,) = prepare(asked).plans
+        run = replace(first_record(plan, LAPTOP, "2026-01-01T00:00:00Z"), outcome="completed")
+        write_run(out, run, steps_of(run, step_times(5.0, seed=1), seed=1))
+        write_plan(out / "runs" / plan.run_id / "plan.json", plan)
+    packages = installed_without("megatron", tmp_path / "packages")
+    command = [checkout / "compare.py", "--results-dir", out, "--until-sure", "3"]
+    done = start(bare_python, command, tmp_path, PYTHONPATH=str(packages))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"The Python module megatron.core is not installed for {bare_python}/python3." in done.stderr
+    assert "Training needs it." in done.stderr
+    assert len(list((out / "runs").iterdir())) == 2
 
 
 @pytest.mark.parametrize("path", [*READ_BY_AN_OLD_PYTHON, *(name for name in WAYS_IN if name.endswith(".py"))])

@@ -63,15 +63,15 @@ def hosts(tmp_path, cookie):
         server.terminate()
 
 
-def launch(folder, environment, names, *words):
+def launch(folder, environment, names, *words, flags=()):
     command = [sys.executable, NODE, "--hosts", names, "--gpus", "1", "--platform", "cpu", "--model", "llama", "--steps", "4"]
-    command += ["--output-dir", "out"]
+    command += ["--output-dir", "out", *flags]
     given = {**environment, "FAKE_WORDS": json.dumps([str(word) for word in words])}
     return subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_the_other_host_is_started_by_ssh_and_follows(hosts, tmp_path, left_behind):
-    done = launch(tmp_path, hosts, "127.0.0.1,other", "pace", 0.02, "steps", 4)
+def test_the_other_host_is_started_by_ssh_with_the_same_layout_and_follows(hosts, tmp_path, left_behind):
+    done = launch(tmp_path, hosts, "127.0.0.1,other", "pace", 0.02, "steps", 4, flags=("--pp", "2"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "node 1 of 2 follows 127.0.0.1" in done.stderr
     (path,) = (tmp_path / "out" / "runs").iterdir()

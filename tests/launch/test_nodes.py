@@ -117,13 +117,16 @@ def test_a_node_that_never_comes_and_a_first_node_that_cannot_be_found_are_named
 
 
 def test_a_lost_node_ends_the_run_and_is_named(node, tmp_path, left_behind):
-    first, follower = node(0, *TRAINS, "sleep", 100), node(1, "sleep", 100)
+    more = ["--runs", 3]
+    first, follower = node(0, *TRAINS, "sleep", 100, flags=more), node(1, "sleep", 100, flags=more)
     wait_for(lambda: list(tmp_path.glob("out/runs/*/steps.jsonl")) and list(tmp_path.glob("out/runs/*/node-1/training.log")))
     follower.kill()
-    ((status, _),) = ends(first)
-    record = the_record(tmp_path)
-    assert (status, record.outcome) == (1, "failed")
-    assert record.cause == f"Node 1 ({socket.gethostname()}) was lost: its launcher ended."
+    ((status, said),) = ends(first)
+    records = [RunDirectory(path).read_run() for path in sorted((tmp_path / "out" / "runs").iterdir())]
+    lost = f"Node 1 ({socket.gethostname()}) was lost: its launcher ended."
+    assert (status, [record.outcome for record in records]) == (1, ["failed", "failed"])
+    assert [record.cause for record in records] == [lost, f"{lost} No further run can start."]
+    assert "not started: 1 of 3 runs" in said
     wait_for(lambda: not left_behind())
 
 

@@ -15,7 +15,6 @@ from tprimat.errors import ConfigError
 if TYPE_CHECKING:
     from tprimat.runner.run import TrainingRun
     from tprimat.runner.session import RunRequest, Session
-    from tprimat.runner.sweep import CellResult
 
 EPILOG = """examples:
   ./benchmark.py                                         both models, minimal_communication
@@ -185,19 +184,21 @@ def _train(options: argparse.Namespace) -> int:
     from tprimat.runner.sweep import complete, exit_status, run_cells, session_cells
 
     request = request_of(options)
+    if options.parallel == "auto":
+        _check_auto(options, request)
+    elif options.measure:
+        raise ConfigError("--measure ranks the layouts of --parallel auto.", where="--measure", fix="add --parallel auto")
+    if (options.only or options.retry_failed) and not options.sweep:
+        flag = "--only" if options.only else "--retry-failed"
+        raise ConfigError(f"{flag} chooses among the cells of a sweep.", where=flag, fix="--sweep, or leave it out")
     if options.launcher != "here":
         return _submit(options, request)
     if options.parallel == "auto":
         return _train_auto(options, request)
-    if options.measure:
-        raise ConfigError("--measure ranks the layouts of --parallel auto.", where="--measure", fix="add --parallel auto")
     if options.sweep:
         from tprimat.cli.sweep import run_grid
 
         return run_grid(options, request)
-    if options.only or options.retry_failed:
-        flag = "--only" if options.only else "--retry-failed"
-        raise ConfigError(f"{flag} chooses among the cells of a sweep.", where=flag, fix="--sweep, or leave it out")
     sessions = (
         scaling_sessions(request, gpu_counts(options.scaling), options.scaling_mode) if options.scaling else [prepare(request)]
     )
@@ -217,33 +218,33 @@ def _train(options: argparse.Namespace) -> int:
     return exit_status(results, success=complete(results, cells) and analysed)
 
 
+def _check_auto(options: argparse.Namespace, request: "RunRequest") -> None:
+    """Refuse what --parallel auto would not do, before anything starts or is submitted."""
+    from tprimat.runner.auto import check_request
+
+    check_request(request, options.measure)
+    for flag, value in (("--sweep", options.sweep), ("--scaling", options.scaling)):
+        if value:
+            what = f"--parallel auto chooses one layout, and {flag} runs many configurations."
+            raise ConfigError(what, where=flag, fix=f"leave out {flag}, or name a strategy")
+
+
 def _train_auto(options: argparse.Namespace, request: "RunRequest") -> int:
     """Train under the layout that is predicted to be fastest, or measure the first few briefly."""
-    from tprimat.runner.auto import auto_sessions, conclusion, race
+    from tprimat.runner.auto import Race, auto_sessions
     from tprimat.runner.sweep import complete, exit_status, run_cells, session_cells
 
     contenders = auto_sessions(request, options.measure)
     sessions = [contender.session for contender in contenders]
     if options.dry_run:
         return max([_show_plans(session, as_json=options.json) for session in sessions])
-    finished = True
-    everything: list[CellResult] = []
-
-    def start(sessions: "Sequence[Session]") -> "list[TrainingRun]":
-        nonlocal finished
-        cells = session_cells(sessions)
-        results = run_cells(cells, quiet=options.quiet, resume=options.resume, messages=sys.stderr)
-        finished = finished and complete(results, cells)
-        everything.extend(results)
-        return [result.run for result in results if result.run is not None]
-
+    race = Race(contenders, lambda text: print(text, file=sys.stderr))
+    cells = race.cells() if options.measure else session_cells(sessions)
+    results = run_cells(cells, quiet=options.quiet, resume=options.resume, messages=sys.stderr)
     if options.measure:
-        runs = race(contenders, start, lambda text: print(text, file=sys.stderr))
-        print(conclusion(contenders, runs), file=sys.stderr)
-    else:
-        runs = start(sessions)
-    _show_runs(runs, as_json=options.json)
-    return exit_status(everything, success=bool(runs) and finished)
+        print(race.conclusion(results), file=sys.stderr)
+    _show_runs([result.run for result in results if result.run is not None], as_json=options.json)
+    return exit_status(results, success=complete(results, cells))
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -274,6 +275,7 @@ def _submit(options: argparse.Namespace, request: "RunRequest") -> int:
     more += [word for text in options.sweep for word in ("--sweep", text)]
     more += ["--only", options.only] if options.only else []
     more += ["--retry-failed"] if options.retry_failed else []
+    more += ["--measure", str(options.measure)] if options.measure else []
     if options.dry_run:
         print(shown(request, more, options.launcher), end="")
         return 0

@@ -146,6 +146,10 @@ class LostError(Exception):
     """The other end of a link is gone, or talks nonsense."""
 
 
+class LostNodeError(LaunchError):
+    """A node of the group is gone, so that no further run can start."""
+
+
 class Link:
     """A connection that carries messages."""
 
@@ -258,7 +262,7 @@ class Group:
         """Let the other nodes start their ranks.
 
         Raises:
-            LaunchError: a node was lost.
+            LostNodeError: a node was lost.
         """
         self._ended, self._first_failure, self._stopping = {}, None, False
         assert place.master_port is not None  # `place` found one
@@ -269,7 +273,7 @@ class Group:
         self._send(part)
         self._poll()
         if self._lost:
-            raise LaunchError(f"{self._loss()} No further run can start.", fix="the same call with --resume goes on from here")
+            raise LostNodeError(f"{self._loss()} No further run can start.", fix="the same call with --resume goes on from here")
 
     def check(self, now: float) -> Failure | None:
         """Return why the run must end: a node is lost, or its ranks have failed and those of this node go on."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 
 from tprimat import units
@@ -16,6 +17,7 @@ from tprimat.runner.combine import groups_of
 from tprimat.runner.planning import answer_for
 from tprimat.runner.run import TrainingRun
 from tprimat.runner.session import DEGREES, RunRequest, Session, flag_of, models_of, prepare
+from tprimat.runner.sweep import Cell, CellResult
 from tprimat.statistics import CONFIDENCE
 
 BRIEF_STEPS = 12
@@ -41,17 +43,29 @@ class Contender:
         return layout_name(self.candidate.workload)
 
 
-def auto_sessions(request: RunRequest, measured: int | None) -> list[Contender]:
-    """Return the layouts that are predicted to be fastest, of each model: the first, or as many as are to be measured.
+def check_request(request: RunRequest, measured: int | None) -> None:
+    """Refuse a request that leaves nothing to choose, or too much to measure.
 
     Raises:
-        UserError: the accelerator is not known, nothing fits, or the request names a layout as well.
+        ConfigError: says which flag is in the way.
     """
     given = [flag_of(name) for name in (*DEGREES, "micro_batch_size") if getattr(request, name) is not None]
     if given:
         raise ConfigError(f"--parallel auto chooses {given[0]} itself.", where="--parallel", fix=f"leave out {given[0]}")
     if measured is not None and not 2 <= measured <= MOST_MEASURED:
         raise ConfigError(f"--measure is {measured}.", where="--measure", fix=f"2 to {MOST_MEASURED}")
+    if measured is not None and request.runs != RunRequest().runs:
+        raise ConfigError(f"--measure runs each layout {ROUNDS} times at most.", where="--runs", fix="leave out --runs")
+    if measured is not None and "," in (request.routing or ""):
+        raise ConfigError("--measure ranks layouts under one routing.", where="--routing", fix="natural, or balanced")
+
+
+def auto_sessions(request: RunRequest, measured: int | None) -> list[Contender]:
+    """Return the layouts that are predicted to be fastest, of each model: the first, or as many as are to be measured.
+
+    Raises:
+        UserError: the accelerator is not known, or nothing fits.
+    """
     alone = replace(request, strategy=None, tp=1, runs=1, dry_run=True)
     first = prepare(alone)
     machine = first.machine_of(first.plans[0])
@@ -61,7 +75,7 @@ def auto_sessions(request: RunRequest, measured: int | None) -> list[Contender]:
         raise LaunchError("--parallel auto cannot choose here.", where="--parallel", why=why, fix=fix)
     contenders: list[Contender] = []
     for model in models_of(first.loaded, request):
-        (plan,) = prepare(replace(alone, model=model)).plans
+        plan = prepare(replace(alone, model=model)).plans[0]
         answer, _ = answer_for(plan, machine.accelerator, [first.output, *first.probes])
         asked = replace(request, model=model, platform=first.platform)
         found = list(islice(_contenders(asked, answer.layouts(), measured), measured or 1))
@@ -97,29 +111,45 @@ def _requested(request: RunRequest, candidate: Candidate, measured: int | None) 
     )
 
 
-def race(
-    contenders: Sequence[Contender], start: Callable[[list[Session]], list[TrainingRun]], notify: Callable[[str], None]
-) -> list[TrainingRun]:
-    """Run contenders in rounds, and drop each that can no longer win: its interval lies below the best's.
+class Race:
+    """Contenders that run in rounds until all but one can no longer win: their intervals lie below the best's."""
 
-    Args:
-        contenders: with a plan for each round.
-        start: runs sessions with one plan each.
-        notify: is told what was dropped.
-    """
-    runs: list[TrainingRun] = []
-    left = list(contenders)
-    for number in range(ROUNDS):
-        runs += start([replace(one.session, plans=(one.session.plans[number],)) for one in left])
-        if any(run.stop_signal for run in runs):
-            break
-        groups = {group.run.strategy: group for group in groups_of(runs)}
-        left, dropped = still_in(left, groups)
-        for one, why in dropped:
-            notify(f"{one.name} can no longer win: {why}")
-        if len(left) < 2:
-            break
-    return runs
+    def __init__(self, contenders: Sequence[Contender], notify: Callable[[str], None]) -> None:
+        """Let contenders race, each against the others of its model; `notify` is told which were dropped."""
+        self._contenders = contenders
+        self._racing = list(contenders)
+        self._notify = notify
+
+    def cells(self) -> list[Cell]:
+        """Return the runs of all rounds; those that no longer decide anything will turn out to be needless."""
+        return [
+            Cell(session=one.session, plan=plan, is_needless=partial(self._is_over_for, one))
+            for one in self._contenders
+            for plan in one.session.plans
+        ]
+
+    def _is_over_for(self, one: Contender, results: Sequence[CellResult]) -> bool:
+        """Return whether a contender needs no more runs: it can no longer win, or has won."""
+        self._look(results)
+        return one not in self._racing
+
+    def _look(self, results: Sequence[CellResult]) -> None:
+        """Drop those that can no longer win, at the end of a round."""
+        if not results or len(results) % len(self._contenders):
+            return
+        runs, racing = _runs(results), []
+        for model, rivals in _by_model(self._racing):
+            left, dropped = still_in(rivals, _groups(model, runs))
+            for one, why in dropped:
+                self._notify(f"{model}: {one.name} can no longer win: {why}")
+            racing += left if len(left) > 1 else []
+        self._racing = racing
+
+    def conclusion(self, results: Sequence[CellResult]) -> str:
+        """Say which layout of each model was fastest, and how far its prediction was off."""
+        self._look(results)
+        models = _by_model(self._contenders)
+        return "\n".join(_conclusion(model, rivals, _groups(model, _runs(results))) for model, rivals in models)
 
 
 def still_in(left: Sequence[Contender], groups: dict[str | None, Group]) -> tuple[list[Contender], list[tuple[Contender, str]]]:
@@ -139,6 +169,10 @@ def still_in(left: Sequence[Contender], groups: dict[str | None, Group]) -> tupl
     return stay, dropped
 
 
+def _model(one: Contender) -> str:
+    return one.session.plans[0].model
+
+
 def _strategy(one: Contender) -> str:
     return one.session.plans[0].strategy
 
@@ -148,14 +182,27 @@ def _rate(group: Group) -> float:
     return sum(rates) / len(rates) if rates else 0.0
 
 
-def conclusion(contenders: Sequence[Contender], runs: Sequence[TrainingRun]) -> str:
-    """Say which layout was fastest, and how far its prediction was off."""
-    groups = {group.run.strategy: group for group in groups_of(runs)}
+def _conclusion(model: str, contenders: Sequence[Contender], groups: dict[str | None, Group]) -> str:
     known = [one for one in contenders if _strategy(one) in groups]
     if not known:
-        return "auto: no layout has a run that counts."
+        return f"auto: no layout of {model} has a run that counts."
     best = max(known, key=lambda one: _rate(groups[_strategy(one)]))
     place = contenders.index(best) + 1
     errors = [item.metrics.predicted_step_error for item in groups[_strategy(best)].runs if item.metrics]
     off = units.signed_percent(errors[0]) if errors and errors[0] is not None else units.ABSENT
-    return f"auto: {best.name} is the fastest measured; it was predicted as number {place}, its step off by {off}."
+    return f"auto: {best.name} is the fastest measured of {model}; it was predicted as number {place}, its step off by {off}."
+
+
+def _by_model(contenders: Sequence[Contender]) -> Iterator[tuple[str, list[Contender]]]:
+    """Yield each model with its contenders: only those race each other."""
+    for model in dict.fromkeys(_model(one) for one in contenders):
+        yield model, [one for one in contenders if _model(one) == model]
+
+
+def _runs(results: Sequence[CellResult]) -> list[TrainingRun]:
+    return [result.run for result in results if result.run is not None]
+
+
+def _groups(model: str, runs: Sequence[TrainingRun]) -> dict[str | None, Group]:
+    """Return the runs of a model that count, by strategy."""
+    return {group.run.strategy: group for group in groups_of([run for run in runs if run.record.model == model])}

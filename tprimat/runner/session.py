@@ -136,13 +136,13 @@ def prepare(request: RunRequest) -> Session:
     if (name := layout_name(request)) is not None:
         layout = layout_settings(request, name, models_of(loaded, request), platform)
         loaded = read_config(request.config, size=size, settings=[*settings, *layout])
-        request = replace(request, strategy=name)
+    planned = request if name is None else replace(request, strategy=name)
     output = absolute_path(
         request.output or choices.output_directory, "--output-dir" if request.output else "the variable OUTPUT_DIR"
     )
     output = folder_of_task(output, array_task())
     session = Session(loaded=loaded, platform=platform, size=size, machine=machine, choices=choices, output=output, plans=())
-    plans, left_out = _plans(session, request)
+    plans, left_out = _plans(session, planned)
     notices = (*left_out, *(f"warning: {text}" for text in doubtful_figures(loaded)))
     session = replace(session, probes=check_probes(request.probes), notices=notices)
     session = replace(session, plans=tuple(with_prediction(session, plan) for plan in plans))
@@ -450,6 +450,7 @@ def words_of(request: RunRequest) -> list[str]:
     for name, path in (("--config", request.config), ("--output-dir", request.output)):
         words += [] if path is None else [name, str(path.absolute())]
     words += [word for place in request.probes for word in ("--probes", str(place.absolute()))]
+    words += ["--force"] if request.force else []
     return words + [word for setting in request.settings for word in ("--set", setting)]
 
 

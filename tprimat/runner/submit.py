@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TextIO
 
 from tprimat.config.schema import ContainerOptions, SlurmOptions
+from tprimat.engines import AUTO
 from tprimat.engines.base import ROOT, engine_named, start_command
 from tprimat.errors import ConfigError
 from tprimat.facts.accelerators import PLATFORM_OF
@@ -38,7 +39,8 @@ def explicit(request: RunRequest) -> tuple[RunRequest, Session]:
         what = "This machine shows no GPU, and the job's machines are not said."
         raise ConfigError(what, where="--platform", fix="--platform nvidia, amd or cpu")
     platform = request.platform or PLATFORM_OF[machine.platform if machine else "cpu"]
-    session = prepare(dataclasses.replace(request, platform=platform, dry_run=True))
+    known = dataclasses.replace(request, strategy=None, tp=1) if request.strategy == AUTO else request  # the job chooses
+    session = prepare(dataclasses.replace(known, platform=platform, dry_run=True))
     plan = session.plans[0]
     settled = dataclasses.replace(
         request,
@@ -62,7 +64,7 @@ def slurm_job(request: RunRequest, session: Session, more: Sequence[str]) -> Job
     """
     options, plan = session.loaded.config.cluster.slurm, session.plans[0]
     cells = list(dict.fromkeys((plan.model, plan.strategy) for plan in session.plans))
-    is_array = options.array_tasks is not None and len(cells) > 1 and not any_degree(request)
+    is_array = options.array_tasks is not None and len(cells) > 1 and not any_degree(request) and request.strategy != AUTO
     if is_array:
         tasks = tuple(("--model", model, "--parallel", strategy) for model, strategy in cells)
         request = dataclasses.replace(request, model=RunRequest().model, strategy=None)

@@ -20,7 +20,7 @@ from tprimat.errors import LaunchError, RecordError, UserError
 from tprimat.hardware.gpus import users_of
 from tprimat.hardware.nodes import gpus_of_ranks
 from tprimat.hardware.slurm import job_start
-from tprimat.launch.group import Group
+from tprimat.launch.group import Group, LostNodeError
 from tprimat.launch.process import Interrupts
 from tprimat.launch.run import with_outcome
 from tprimat.launch.ssh import started_on
@@ -63,6 +63,8 @@ class Cell:
     plan: RunPlan
     label: str = ""
     """What a sweep varies in it, such as tp=2 micro_batch_size=4."""
+    is_needless: "Callable[[Sequence[CellResult]], bool]" = lambda results: False
+    """Asked right before the run, with the results of all cells before it: whether they make it superfluous."""
 
     @property
     def name(self) -> str:
@@ -83,6 +85,10 @@ class CellResult:
     """Why nothing could be started, or why the run failed."""
     stop_signal: int | None = None
     """A signal that asked for an end, during the run or the wait after it."""
+    needless: bool = False
+    """The results before it made the run superfluous."""
+    is_last: bool = False
+    """What kept it from starting would keep the others too."""
 
     @property
     def counts(self) -> bool:
@@ -107,7 +113,7 @@ class Scheduler:
     """Make cells again whose newest run failed; False: a failure is a result too."""
 
     def run(self, cells: Sequence[Cell]) -> list[CellResult]:
-        """Run all cells in order. A failure stops no other cell; a stop by the user leaves the rest without a result.
+        """Run all cells in order. A failure stops no other cell; a lost node or the user's stop leaves the rest without a result.
 
         With `resume`, an earlier run of a plan that counts is reused, the newest first; without one the plan runs. Where a plan
         occurs more than once (repetitions), each cell gets a run of its own.
@@ -116,6 +122,9 @@ class Scheduler:
         results: list[CellResult] = []
         seconds: list[float] = []
         for place, cell in enumerate(cells):
+            if cell.is_needless(results):
+                results.append(CellResult(cell=cell, needless=True))
+                continue
             record = self._earlier(earlier, cell)
             if record is not None and (record.counts or (record.outcome in RESULTS and not self.retry_failed)):
                 results.append(self._reuse(cell, record))
@@ -128,6 +137,8 @@ class Scheduler:
             if (run := results[-1].run) is not None and run.transient and not run.stop_signal and not self._cool_down():
                 self.notify(f"{cell.name}: {run.record.cause} Once more.")
                 results[-1] = dataclasses.replace(self._start(again(cell)), cell=cell)
+            if results[-1].is_last:
+                break
             seconds.append(time.monotonic() - began)
             if (run := results[-1].run) is not None and run.stop_signal:
                 results[-1] = dataclasses.replace(results[-1], stop_signal=run.stop_signal)
@@ -159,7 +170,7 @@ class Scheduler:
             run = self.start(cell)
         except UserError as error:  # this cell cannot start; the next one may
             self.notify(f"{cell.name}: not started. {error}")
-            return CellResult(cell=cell, cause=error.what)
+            return CellResult(cell=cell, cause=error.what, is_last=isinstance(error, LostNodeError))
         return CellResult(cell=cell, run=run, cause=run.record.cause)
 
     def _cool_down(self) -> int | None:
@@ -314,8 +325,9 @@ def session_cells(sessions: Iterable[Session]) -> list[Cell]:
 
 
 def complete(results: Sequence[CellResult], cells: Sequence[Cell]) -> bool:
-    """Return whether every cell has a run that counts and whose benchmark file could be written."""
-    return len(results) == len(cells) and all(result.counts and result.run and result.run.benchmark_file for result in results)
+    """Return whether every cell that needs a run has one that counts and whose benchmark file could be written."""
+    needed = [result for result in results if not result.needless]
+    return len(results) == len(cells) and all(result.counts and result.run and result.run.benchmark_file for result in needed)
 
 
 def exit_status(results: Sequence[CellResult], *, success: bool) -> int:

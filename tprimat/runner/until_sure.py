@@ -12,6 +12,7 @@ from pathlib import Path
 from tprimat.analyze.compare import Question, Verdict
 from tprimat.analyze.groups import Group, accelerator_name, differing_traits
 from tprimat.config.load import environment_choices, read_config
+from tprimat.engines.base import engine_named
 from tprimat.errors import ConfigError, LaunchError
 from tprimat.facts.accelerators import BACKEND_OF, find_accelerator
 from tprimat.hardware.nodes import this_machine
@@ -177,8 +178,12 @@ def session_of(plan: RunPlan, group: Group, output: Path) -> Session:
     """Return the session of a repeated plan.
 
     Raises:
-        LaunchError: this is another machine, or the plan's environment is not in its file.
+        LaunchError: this is another machine, or one of several, or the plan's environment is not in its file.
     """
+    if plan.nodes > 1 and not engine_named(plan.engine).starts_nodes:
+        what = f"{group.label} ran on {plan.nodes} nodes, and only one is here."
+        why = "Every node of a run needs a launcher, which compare.py does not start."
+        raise LaunchError(what, where="--until-sure", why=why, fix="./benchmark.py with --runs on all nodes, then compare again")
     machine = this_machine()
     here = machine.accelerator if machine is not None else None
     same = plan.platform == "cpu" or (

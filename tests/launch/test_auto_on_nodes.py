@@ -1,0 +1,120 @@
+"""--parallel auto on two nodes: both run the same layouts and end alike. NVML shows two H200 on each; trainers are fake."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from commands import FAKE_PACKAGES, fake_nvml, run_command
+
+from tprimat.plan.schema import read_plan
+from tprimat.records.store import RunDirectory
+
+NODE = str(Path(__file__).parent / "a_node.py")
+ASKED = ("--nodes", "2", "--model", "llama", "--parallel", "auto")
+HERE = {"FAKE_GPUS": "[{}, {}]", "MASTER_ADDR": "127.0.0.1", "PYTHONPATH": str(FAKE_PACKAGES)}
+FIRST, SECOND, THIRD = "tp2_pp1_cp1_ep1", "tp1_pp1_cp1_ep1", "tp1_pp1_cp2_ep1"
+"""Layouts of 16 sequences on four H200, as they are predicted."""
+FAST, SLOW = ("pace", 0.02, "steps", 12), ("pace", 0.0202, "steps", 12)
+"""One run of each does not tell them apart, and two do."""
+FAILS = ("raise", "RuntimeError", "the cable is loose")
+
+
+@pytest.fixture
+def node(tmp_path, monkeypatch, cookie):
+    """Start the launcher of a node, whose trainer does the words of its layout; its output folder is `out`."""
+    del cookie  # ends what a test leaves behind
+    for name in os.environ:
+        if name.startswith(("SLURM_", "CUDA_", "NVIDIA_")):
+            monkeypatch.delenv(name)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    started = []
+
+    def start(rank, words, *flags, batch=16, cooldown=0):
+        settings = ("--set", "benchmarking.meeting_timeout_seconds=20", "--set", f"benchmarking.cooldown_seconds={cooldown}")
+        command = [sys.executable, NODE, *ASKED, "--global-batch-size", str(batch), "--output-dir", "out", *settings, *flags]
+        given = {"MASTER_PORT": str(port), "NODE_RANK": str(rank), "FAKE_WORDS": json.dumps(words)}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        started.append(subprocess.Popen(command, cwd=tmp_path, env={**os.environ, **HERE, **given}, **pipes))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.stdout.close()
+
+
+def ends(*processes):
+    """Exit status and output of each launcher."""
+    texts = [process.communicate(timeout=120)[0] for process in processes]
+    return [(process.returncode, text) for process, text in zip(processes, texts, strict=True)]
+
+
+def runs(folder):
+    """Record and folder of each run, in the order in which they ran."""
+    found = [(RunDirectory(path).read_run(), path) for path in (folder / "out" / "runs").iterdir()]
+    return sorted(found, key=lambda pair: pair[0].started_at)
+
+
+def planned(batch):
+    """The layout that this machine chooses for a batch."""
+    with fake_nvml():
+        done = run_command("benchmark.py", *ASKED, "--global-batch-size", batch, "--dry-run", "--json", environment=HERE)
+    (plan,) = json.loads(done.stdout)["plans"]
+    return plan["strategy"]
+
+
+def test_the_first_node_chooses_the_layout_also_for_a_node_that_would_choose_another(node, tmp_path, left_behind):
+    assert (planned(16), planned(4)) == (FIRST, "tp2_pp2_vpp8_cp1_ep1")
+    (status, said), (other_status, other_said) = ends(node(0, FAST, "--steps", "12"), node(1, FAST, "--steps", "12", batch=4))
+    assert (status, other_status) == (0, 0), said + other_said
+    ((record, path),) = runs(tmp_path)
+    assert (record.strategy, record.counts, record.machine.nodes) == (FIRST, True, 2)
+    there = read_plan(path / "node-1" / "plan.json")
+    assert (there.strategy, there.batch.global_batch_sequences) == (FIRST, 16)
+    assert not left_behind()
+
+
+def test_layouts_race_on_all_nodes_until_the_slower_one_cannot_win(node, tmp_path, left_behind):
+    words = {FIRST: SLOW, SECOND: FAST}
+    (status, said), (other_status, other_said) = ends(*(node(rank, words, "--measure", "2", "--resume") for rank in (0, 1)))
+    assert (status, other_status) == (0, 0), said + other_said
+    assert [record.strategy for record, _ in runs(tmp_path)] == [FIRST, SECOND, SECOND, FIRST], "a run is no repetition of itself"
+    order = [path.name for _, path in runs(tmp_path)]
+    assert re.findall(r"node 1 of 2: (\S+) ended well", other_said) == order
+    assert all(read_plan(path / "node-1" / "plan.json").strategy == record.strategy for record, path in runs(tmp_path))
+    assert said.count("llama: TP2 DP2 can no longer win: ") == 1
+    assert "auto: DP4 is the fastest measured of llama; it was predicted as number 2" in said
+    assert not left_behind()
+
+
+def test_a_layout_that_fails_on_one_node_leaves_the_race_and_the_others_go_on(node, tmp_path, left_behind):
+    words = {FIRST: SLOW, SECOND: FAST, THIRD: (*FAST, "sleep", 100)}
+    launchers = node(0, words, "--measure", "3"), node(1, {**words, THIRD: FAILS}, "--measure", "3")
+    (status, said), (other_status, other_said) = ends(*launchers)
+    assert (status, other_status) == (1, 1), said + other_said
+    made = [(record.strategy, record.outcome) for record, _ in runs(tmp_path)]
+    assert made[:3] == [(FIRST, "completed"), (SECOND, "completed"), (THIRD, "failed")]
+    assert made[3:] == [(SECOND, "completed"), (FIRST, "completed")]
+    assert runs(tmp_path)[2][0].cause == f"Node 1 ({socket.gethostname()}): RuntimeError: the cable is loose"
+    assert "llama: CP2 DP2 can no longer win: it has no run that counts" in said
+    assert "auto: DP4 is the fastest measured of llama" in said
+    assert not left_behind()
+
+
+def test_a_signal_between_two_runs_ends_the_race_on_both_nodes(node, tmp_path, left_behind):
+    launchers = [node(rank, FAST, "--measure", "3", cooldown=2) for rank in (0, 1)]
+    for _ in range(2):
+        assert any(line.startswith("cooling down") for line in launchers[0].stdout)
+    time.sleep(0.2)  # until the launcher handles signals
+    launchers[0].send_signal(signal.SIGTERM)
+    (status, said), (other_status, _) = ends(*launchers)
+    assert (status, other_status) == (143, 1), said
+    assert [record.outcome for record, _ in runs(tmp_path)] == ["completed", "completed"]
+    assert not left_behind()

@@ -27,7 +27,7 @@ MEASURED = [
     ("nemo/qwen_tp2_pp2_mbs4", 0.005),
     ("short/1b_dp_mbs4", 0.001),
     ("short/3b_dp_mbs4", 0.001),
-    ("short/cp2_s32768_full-two-parts", 0.001),
+    ("context-parallel/cp2_s32768_full", 0.001),
     ("short/pp2_vpp4_mbs2", 0.002),
 ]
 """Folder of a record, and how far the prediction may be off."""

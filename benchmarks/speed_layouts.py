@@ -97,6 +97,7 @@ LAYOUTS = (
     Layout(name="qwen_tp2_pp2_mbs4", model="qwen", tensor=2, pipeline=2),
     _mixture("moe_ep2", expert=2, target_tokens_per_second_per_gpu=29_500),
     _mixture("moe_ep2_balanced", expert=2, routing="balanced", target_tokens_per_second_per_gpu=30_400),
+    _mixture("moe_ep2_fp8", expert=2, precision="fp8"),
     _mixture("moe_ep1_one_gpu", gpus=1, layers=4, global_batch=32),
     _mixture("moe_olmoe_ep1", architecture="olmoe-1b-7b", layers=None),
     _mixture("moe_olmoe_ep2", architecture="olmoe-1b-7b", layers=None, expert=2),

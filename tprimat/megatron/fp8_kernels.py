@@ -57,9 +57,9 @@ def _scale_and_transpose(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0
     column = (tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)).to(tl.int64)[None, :]
     inside = (row < rows) & (column < columns)
     # Every program computes the same scale, and one of them stores what undoes it.
-    scale = LIMIT / tl.maximum(tl.load(largest), 1e-12)
+    scale = tl.div_rn(LIMIT, tl.maximum(tl.load(largest), 1e-12))  # as torch divides
     if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
-        tl.store(undo, 1.0 / scale)
+        tl.store(undo, tl.div_rn(1.0, scale))
     values = tl.load(x + row * columns + column, mask=inside, other=0.0).to(tl.float32) * scale
     _store_tile(values, small, transposed, row, column, inside, rows, columns, LIMIT)
 

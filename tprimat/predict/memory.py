@@ -139,7 +139,7 @@ def state_bytes(workload: Workload, weights: Weights) -> dict[Part, int]:
 
 def _sharded_state_bytes(workload: Workload, weights: Weights) -> dict[Part, int]:
     """FSDP2 keeps fp32 weights, gradients and moments of its share; unsharded bf16 weights come and go (see `_buffers`)."""
-    share = weights.total // workload.replicas
+    share = weights.dense // workload.replicas + weights.experts // workload.expert_replicas
     return {
         "weights": FP32_BYTES * share,
         "gradients": FP32_BYTES * share,
@@ -463,7 +463,7 @@ def _buffers(workload: Workload, stage: Stage) -> int:
     if workload.sequence_ranks > 1 and not code.keeps_gathered_inputs:
         total += workload.tokens * shape.hidden * size
     if code.shards_weights:
-        layer = layer_weights(workload, moe=False)
+        layer = layer_weights(workload, moe=stage.moe_layers > 0)
         table = workload.vocabulary // workload.layout.tensor * shape.hidden
         total += size * (2 * layer.total + (table if stage.output else 0))
     return total

@@ -218,7 +218,7 @@ def probed_rates(probes: Iterable[ProbeRecord], accelerator: Accelerator, gpus_p
         elif probe.kind in {"attention_forward", "attention_backward"} and probe.flop:
             backward = probe.kind.endswith("backward")
             rates = halves.setdefault((shape["head_dim"], shape["sequence"], shape["batch"] * shape["heads"]), {})
-            rates[backward] = max(rates.get(backward, 0.0), probe.flop / seconds)
+            rates[backward] = max(rates.get(backward, 0.0), sustained * probe.flop / seconds)
         elif probe.kind == "copy" and probe.bytes:
             copies.append(probe.bytes / seconds)
         elif probe.kind == "region" and probe.bytes:
@@ -237,7 +237,7 @@ def probed_rates(probes: Iterable[ProbeRecord], accelerator: Accelerator, gpus_p
         passes={key: tuple(samples) for key, samples in passes.items()},
         attention=tuple((*place, found[False], found[True]) for place, found in sorted(halves.items()) if len(found) == 2),
         bandwidth=max(copies, default=published.bandwidth),
-        region_bandwidth=median(regions) if regions else None,
+        region_bandwidth=max(regions, default=None),  # a host that launches too slowly makes one look slower
         collectives={key: tuple(sorted(samples)) for key, samples in collectives.items()},
         launch_seconds=max(launches, default=published.launch_seconds),
         overlapped=_overlapped(usable) or published.overlapped,

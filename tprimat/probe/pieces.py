@@ -45,7 +45,8 @@ ALIGNMENT = 16
 SEQUENCE_LENGTHS = (4096, 8192, 16384)
 SMALL_SEQUENCE_LENGTHS = (64,)
 ATTENTION_BACKENDS = ("cudnn", "flash")
-REGION_TOKENS = 8192
+REGION_NUMBERS = 2**28
+"""Of each tensor, so that the device takes longer than the host does to launch both passes."""
 LAUNCHES = 2000
 SMALL_LAUNCHES = 50
 LAUNCH_ELEMENTS = 64
@@ -270,7 +271,6 @@ def region_cases(*, small: bool) -> list[Case]:
     """Return both regions of a layer. Norm: 4 tensors each way; SwiGLU: reads 2 and writes 1, then reads 3 and writes 2."""
     shape = model_shape(DENSE_MODEL)
     shape = tiny(shape) if small else shape
-    tokens = SMALL_ROWS[-1] if small else REGION_TOKENS
     regions = (("residual and norm", shape.hidden, norm_call), ("SwiGLU", shape.ffn, swiglu_call))
     return [
         Case(
@@ -283,6 +283,7 @@ def region_cases(*, small: bool) -> list[Case]:
             effort=EFFORT,
         )
         for name, width, make in regions
+        for tokens in (SMALL_ROWS[-1] if small else REGION_NUMBERS // width,)
     ]
 
 

@@ -110,7 +110,7 @@ def test_memory_of_megatrons_tests():
     [("H200 SXM, bf16, embedded", 0.05), ("H200 SXM, fp8, embedded", 0.05), ("NeMo without", 0.1), ("FSDP2", 0.1)],
 )
 def test_time_on_h200_with_a_factor(group, mean):
-    rows = [score for score in ledger().time if group in score.group]
+    rows = [score for score in ledger().time if group in score.group and "mixtures" not in score.group]
     found = errors(score.fitted_error for score in rows)
     assert found.mean_absolute < mean
     if "embedded" in group:
@@ -122,7 +122,7 @@ def test_the_error_that_plans_state_is_that_of_the_ledger():
         dense = [score for score in found if "mixtures" not in score.group]
         assert sum(abs(score.error) <= TIME_ERROR[measured] for score in dense) / len(dense) >= 0.9, measured
         mixtures = [score for score in found if "mixtures" in score.group]
-        longer = [score for score in mixtures if not measured or "Transformer Engine" in score.group]
+        longer = [score for score in mixtures if not measured or "embedded" not in score.group]
         assert longer
         assert all(score.error < -0.15 for score in longer), "plans say that they took longer than predicted"
         assert all(abs(score.error) < TIME_ERROR[measured] for score in mixtures if score not in longer)

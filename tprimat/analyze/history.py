@@ -83,6 +83,12 @@ class Course:
     """The runs that count, the oldest first."""
     changes: tuple[Change, ...]
 
+    @property
+    def unit(self) -> str:
+        """Return the unit of its rates."""
+        on_cpu = any(word.endswith((" process", " processes")) for word in self.configuration.split(JOINT))
+        return "tokens/s/process" if on_cpu else "tokens/s/GPU"
+
 
 def courses(entries: Sequence[Entry]) -> list[Course]:
     """Return each configuration with its changes, those with the newest runs first."""

@@ -61,10 +61,14 @@ class _Run:
 
 
 def score_records(paths: Sequence[Path], probes: Sequence[Path]) -> Ledger:
-    """Score the results in some folders: each configuration once, at the median of its runs."""
-    found = read_results(paths, MetricOptions(), {})
+    """Score the results in some folders."""
+    return score_runs(read_results(paths, MetricOptions(), {}).measured, probes)
+
+
+def score_runs(results: Sequence[Measured], probes: Sequence[Path]) -> Ledger:
+    """Score some runs: each configuration once, at the median of its runs."""
     runs: dict[tuple[Workload, str | None, str | None], list[_Run]] = {}
-    for measured in found.measured:
+    for measured in results:
         run, workload = measured.result.run, recorded_workload(measured.result.run)
         accelerator = find_accelerator(run.machine.accelerator)
         enough = run.outcome == "completed" and not run.mismatches and len(measured.result.steps) >= FEWEST_STEPS

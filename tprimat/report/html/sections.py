@@ -120,7 +120,7 @@ def _uncertainty(verdict: Verdict) -> str:
     ratio = verdict.ratio
     if ratio is None or ratio.low is None or ratio.high is None:
         return f"no interval from a single step; {verdict.evidence}"
-    low, high = (units.signed_percent(end - 1) for end in (ratio.low, ratio.high))
+    low, high = (units.significant(end) if ratio.value >= 2 else units.signed_percent(end - 1) for end in (ratio.low, ratio.high))
     return f"95 % interval {low} to {high}; {verdict.evidence}"
 
 
@@ -286,7 +286,9 @@ def _against_best(ranking: Ranking, group: Group, verdict: Verdict | None) -> Ce
     ratio = verdict.ratio
     text = units.signed_percent(ratio.value - 1)
     if ratio.low is not None and ratio.high is not None:
-        low, high = (units.signed_percent(end - 1) for end in (ratio.low, ratio.high))
+        low, high = (
+            units.significant(end) if ratio.value >= 2 else units.signed_percent(end - 1) for end in (ratio.low, ratio.high)
+        )
         tied = ", tied" if verdict.outcome == "no difference shown" else ""
         text += f"{tied} [{low}, {high}]"
     return Cell(heading=AGAINST_BEST, text=text, sort=ratio.value - 1)

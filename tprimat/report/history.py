@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 
 from tprimat import units
-from tprimat.analyze.history import LEAST_RUNS, Change, Course, Entry
+from tprimat.analyze.history import ALWAYS_SHOWN, JOINT, LEAST_RUNS, Change, Course, Entry
 from tprimat.report.screen import PLAIN, Screen
 from tprimat.report.tables import plural
 
@@ -116,7 +116,9 @@ def _section(course: Course) -> str:
         kind = "slower" if change.ratio < 1 else "faster"
         items.append(f"<li><b class={kind}>{escape(sentence(change, course.entries[change.place]))}</b><ul>{facts}</ul>")
     told = f"<ul>{''.join(items)}</ul>" if items else f"<p>{unchanged(course.entries).capitalize()}.</p>"
-    return f"<h2>{escape(course.label)}</h2>{_curve(course)}{told}"
+    words = course.label.split(JOINT)
+    head, own = (escape(JOINT.join(part)) for part in (words[:ALWAYS_SHOWN], words[ALWAYS_SHOWN:]))
+    return f"<h2>{head}</h2>{own and f'<p>{own}</p>'}{_curve(course)}{told}"
 
 
 def _curve(course: Course) -> str:

@@ -143,6 +143,6 @@ def summary(extracted: ExtractedRun, metrics: RunMetrics | None, path: Path) -> 
         ("step time", time_text),
         ("throughput", per_rank(f"{units.count(rate.value)} tokens/s/GPU", [machine.platform]) if rate else units.ABSENT),
         ("MFU", units.percent(metrics.mfu.value) if metrics and metrics.mfu else units.ABSENT),
-        ("kept" if written_by(path, run) else "written", str(path)),
+        ("kept", f"{path}, which the run itself wrote") if written_by(path, run) else ("written", str(path)),
     )
     return [f"{label:<11} {value}" for label, value in rows]

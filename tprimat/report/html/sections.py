@@ -158,7 +158,7 @@ def said_once(cards: Sequence[Card]) -> tuple[list[Card], list[str]]:
     return [replace(card, paragraphs=[text for text in card.paragraphs if times[text] == 1]) for card in cards], several
 
 
-REST = "communication, memory traffic, gaps between kernels and products below their peak rate"
+REST = "communication, memory traffic, gaps between kernels and matrix products below their peak rate"
 PROBE_COMMAND = "./benchmark.py --probe gemm"
 PROBE = f" {PROBE_COMMAND} measures the rate of a bare product on this machine."
 BINDING = {

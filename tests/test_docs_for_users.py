@@ -1,4 +1,5 @@
-"""docs/troubleshooting.md quotes messages that the program prints; docs/ci.md names commands and flags that exist."""
+"""Every page names files that exist; docs/troubleshooting.md quotes messages that the program prints; docs/ci.md names commands
+and flags that exist."""
 
 import re
 import shlex
@@ -138,3 +139,12 @@ def test_the_example_for_continuous_integration_is_yaml_whose_commands_parse():
         parser_of(module, program).parse_args(words)
     targets = (ROOT / "Makefile").read_text(encoding="utf8")
     assert all(f"\n{line.split()[1]}:" in targets for line in commands if line.startswith("make "))
+
+
+@pytest.mark.parametrize("page", sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]), ids=lambda page: page.name)
+def test_every_file_that_a_page_names_exists(page):
+    text = page.read_text(encoding="utf8")
+    named = set(re.findall(r"(?<![\w./])(?:docs|benchmarks|tests|tools|tprimat)/[\w./-]*\w", text))
+    linked = set(re.findall(r"\]\(([^):#]+)[^)]*\)", text))
+    missing = [name for name in sorted(named) if "NAME" not in name and not (ROOT / name).exists()]
+    assert missing + [link for link in sorted(linked) if not (page.parent / link).exists()] == []

@@ -62,3 +62,5 @@ def test_runs_are_ordered_by_time_and_those_that_do_not_count_are_left_out():
 def test_a_label_names_what_tells_a_configuration_from_its_likes():
     common = " · ".join("abcdefgh")
     assert labels([f"{common} · x · y", f"{common} · x · z", "q · r"]) == [f"{common} · y", f"{common} · z", "q · r"]
+    assert labels([f"{common} · a=1, b=2, c=3", f"{common} · a=1, b=3, c=3"]) == [f"{common} · b=2", f"{common} · b=3"]
+    assert labels([f"{common} · a=1", f"{common} · a=1, b=2"]) == [common, f"{common} · b=2"]

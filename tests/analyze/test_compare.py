@@ -168,7 +168,7 @@ def test_a_faster_machine_is_shown_with_its_ratio():
     assert judged.outcome == "these runs differ"
     assert judged.ratio.low < judged.ratio.value < judged.ratio.high
     assert judged.ratio.value == pytest.approx(4.43 / 3.95, rel=0.01)
-    assert judged.evidence == "2 and 3 runs: fewer than 3 a side"
+    assert judged.evidence == "3 and 2 runs: fewer than 3 a side"
 
 
 def test_a_run_against_itself_shows_no_difference_and_says_how_little_one_run_proves():

@@ -90,6 +90,18 @@ def test_mistakes_are_explained(tmp_path, arguments, told):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_damaged_file_and_a_folder_without_results_are_named_as_the_user_knows_them(output, tmp_path):
+    (output / "runs" / "told" / "run.json").write_text("{")
+    done = archive("output", "out.tar.gz", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "skipped: out.tar.gz/output/runs/told/run.json is not a valid RunRecord.\n" in done.stderr
+    (tmp_path / "empty").mkdir()
+    nothing = archive("empty", "empty.tar.gz", cwd=tmp_path)
+    assert nothing.returncode == 2
+    assert nothing.stderr.startswith("error: No result could be read.\n  at    empty\n")
+    assert not (tmp_path / "empty.tar.gz").exists()
+
+
 def test_no_room_for_temporary_files_is_explained(tmp_path):
     limited = ["prlimit", "--fsize=0", sys.executable, "-m", "tprimat", "archive", str(RUNS / "cpu"), "x.tar.gz"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -39,7 +39,7 @@ def test_repetitions_end_in_their_mean_and_each_note_is_said_once(ends, capsys):
     assert run("--runs", "3") == 0
     out = capsys.readouterr().out
     assert out.count("or more make an interval") == 1
-    assert re.search(r"^\d\S* \[\S+, \S+\] tokens/s/GPU: mean of 3 runs, 95 % interval between runs", out, re.MULTILINE)
+    assert re.search(r"^\d\S* \[\S+, \S+\] tokens/s/process: mean of 3 runs, 95 % interval between runs", out, re.MULTILINE)
     assert re.search(r"^minimal_communication +\d\S* \[\S+, \S+\] +3 ", out, re.MULTILINE)
 
 

@@ -19,6 +19,7 @@ from tprimat.cli.main import COMMANDS, main
         ("compare.py", ["--result-dir", "x"], "there is no flag --result-dir; did you mean --results-dir?"),
         ("scaling", ["--qqq"], "there is no flag --qqq"),
         ("benchmark.py", ["llama"], "'llama' is one word too many"),
+        ("compare.py", ["output"], "'output' is one word too many; did you mean --results-dir output?"),
         ("benchmark.py", ["--size", "huge"], "--size cannot be 'huge'; one of: full, tiny"),
         ("benchmark.py", ["--platform", "nvida"], "--platform cannot be 'nvida'; did you mean nvidia?"),
         ("benchmark.py", ["--gpus", "many"], "--gpus: invalid int value: 'many'"),

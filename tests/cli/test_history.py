@@ -57,6 +57,14 @@ def test_a_change_is_shown_with_what_changed_and_drawn_on_a_page(make, tmp_path)
     assert not re.search(r"(src|href)=|https?://", page), "it opens offline"
 
 
+def test_rates_of_a_cpu_are_per_process_and_a_record_without_a_date_says_so(make, tmp_path):
+    make(0, 1000, started_at=None)
+    done = history(tmp_path, "results", "--output", "history.html")
+    assert "2 processes" in done.stdout
+    assert "1 run, no date; the newest 999 tokens/s/process" in done.stdout
+    assert "tokens/s/GPU" not in (tmp_path / "history.html").read_text()
+
+
 def test_configurations_with_few_runs_are_a_table(make, tmp_path):
     for number in range(6):
         make(number, 1000)

@@ -88,3 +88,12 @@ def test_the_benchmark_plans_its_own_models():
     asked = found["question"]
     assert (asked["model"], asked["gpus"], asked["sequence_tokens"]) == ("qwen-2.5-7b", 8, 2048)
     assert all(row["tensor_parallel"] in {1, 2, 4} for row in found["fitting"])
+
+
+@pytest.mark.parametrize(("flags", "what"), [((), "of this machine is not known"), (("H10",), "There is no accelerator 'H10'.")])
+def test_a_mistake_is_explained_by_the_flag_that_the_user_typed(flags, what):
+    done = run_command("benchmark.py", "--plan", *flags)
+    assert done.returncode == 2
+    assert what in done.stderr
+    assert "--plan" in done.stderr
+    assert "--accelerator" not in done.stderr

@@ -80,6 +80,6 @@ def test_a_collective_of_one_rank_is_refused(tmp_path):
 def test_a_spent_time_budget_leaves_the_rest_for_a_resumed_run(tmp_path):
     done = probe("memory,mlp", "--output", tmp_path, "--time-budget", 0)
     assert done.returncode == 0
-    assert "3 cases are left" in done.stderr
+    assert "3 cases are left; --resume continues with them." in done.stderr
     assert probe("memory,mlp", "--output", tmp_path, "--resume").returncode == 0
     assert [record.kind for record in read_probes(tmp_path / "probes.jsonl")] == ["copy", "triad", "fill", "mlp_step"]

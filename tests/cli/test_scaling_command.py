@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 from commands import run_command
+from runs.make_runs import LAPTOP, a_run, step_times, steps_of, write_run
 
+from tprimat.analyze.metrics import MetricOptions
 from tprimat.records.store import RunDirectory
 from tprimat.report.plots.scaling import draw_multiplier, draw_throughput
-from tprimat.runner.scaling import fit_series, read_scaling_table
+from tprimat.runner.analysis import read_results
+from tprimat.runner.scaling import fit_series, read_scaling_table, scaling_of
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "tests" / "runs"
@@ -84,6 +87,19 @@ def test_runs_of_several_sizes_are_a_series(tmp_path):
     assert "llama on H100 SXM, minimal_communication" in done.stdout
     assert "8 GPUs across 1 node" in done.stdout
     assert "Weak scaling" in done.stdout
+
+
+def test_processes_of_a_cpu_are_no_finding(tmp_path):
+    for gpus in (1, 2):
+        run = a_run(f"r{gpus}", machine=replace(LAPTOP, gpus_per_node=gpus), data_parallel=gpus, global_batch_sequences=16 * gpus)
+        write_run(tmp_path, run, steps_of(run, step_times(4.0, gpus), gpus, gigabytes=None))
+    done = scaling(tmp_path, "--output", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "A CPU run shows that a strategy works, never how fast it is. These GPUs are its processes." in done.stdout
+    draw_throughput(scaling_of(read_results([tmp_path], MetricOptions(), {}).measured), tmp_path / "x.svg")
+    words = (tmp_path / "x.svg").read_text()
+    assert "1 to 2 processes; a CPU does not show how training scales" in words
+    assert "GPUs make" not in words
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,8 @@ def test_the_document_says_what_the_table_says(no_pictures, ends, capsys):
     ("arguments", "said"),
     [
         (["--parallel", "balanced"], "--parallel is not for this command"),
-        (["--model", "qwen"], "--model is not for this command"),
+        (["--model", "qwen"], "try   ./run_all_configs.sh qwen"),
+        (["--measure", "3"], "--measure is not for this command"),
         (["--steps", "many"], "max_steps"),
         (["--config", "missing.yaml"], "missing.yaml"),
     ],

@@ -187,3 +187,18 @@ def test_a_file_without_rows_is_explained(tmp_path):
     done = run_command("accuracy", "--rows", file)
     assert done.returncode == 2
     assert "Line 1 is no row." in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("place", "status", "words"),
+    [
+        ("none", 2, "There is no file or folder none."),
+        (".", 2, "No result could be read."),
+        (ROOT / "tests" / "runs" / "cpu", 1, "a CPU is no such accelerator"),
+    ],
+)
+def test_results_that_cannot_be_scored_say_why(tmp_path, place, status, words):
+    done = run_command("accuracy", place, cwd=tmp_path)
+    assert done.returncode == status
+    assert words in done.stderr
+    assert done.stdout == ""

@@ -236,6 +236,16 @@ def test_a_failed_run_is_named_below_the_others(tmp_path):
     assert sheet.headline == ["llama trains at 65,5" + sheet.headline[0][20:]]
     assert "on 8 x H100 SXM" in sheet.headline[0]
     assert "Not counted: llama balanced (out of memory)." in sheet.notes
+    short = a_run("short")
+    write_run(tmp_path, short, steps_of(short, step_times(4.0, 2)[:1], 2))
+    (note,) = [note for note in sheet_of(tmp_path).notes if note.startswith("Not counted")]
+    assert note.endswith("profiled).")
+
+
+def test_a_run_on_a_cpu_without_a_strategy_trains_under_none(tmp_path):
+    write(tmp_path, "mine", machine=LAPTOP, data_parallel=2, strategy=None)
+    (headline,) = sheet_of(tmp_path).headline
+    assert re.fullmatch(r"llama trains on \d+ processes \(.*\); a CPU does not show how fast", headline)
 
 
 def test_chosen_panels_alone_are_drawn_and_a_wrong_name_lists_them(sweep):

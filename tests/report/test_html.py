@@ -263,7 +263,7 @@ def test_the_summary_says_who_wins_by_how_much_and_how_sure(text):
 
 def test_failures_warnings_and_commands_are_told(text):
     assert re.search(r"h100-qwen-oom\s.*CUDA out of memory on rank 3", text, re.S)
-    assert "steady steps are outliers" in text
+    assert re.search(r"outliers among the \d+ steady steps: \d", text)
     assert "./benchmark.py --model llama" in text
     assert "Not recorded for:" in text
 
@@ -275,6 +275,19 @@ def test_a_lead_inside_the_noise_is_not_called_a_win(tmp_path):
     text = page_of(tmp_path, tmp_path).read_text("utf8")
     assert "leads, but not by more than the noise" in text
     assert "No difference is shown to b (DP8)" in text or "No difference is shown to a (DP8)" in text
+
+
+def test_a_lead_of_twice_the_speed_is_a_ratio_and_so_is_its_interval(tmp_path):
+    for name, level, runs in (("fast", 4.0, 1), ("slow", 16.0, 3)):
+        for number in range(runs):
+            run = a_run(f"{name}-{number}", strategy=name)
+            write_run(tmp_path, run, steps_of(run, step_times(level, number), number))
+    text = page_of(tmp_path, tmp_path).read_text("utf8")
+    assert re.search(
+        r"It ran (3\.9|4\.0)\d times as fast as slow \(DP8\), the next \(95\s% interval 3\.9\d to 4\.[01]\d*; 1 and 3 runs: "
+        r"fewer than 3 a side, and single runs are assumed to vary by 0\.4\s%\)",
+        text,
+    )
 
 
 def test_a_run_that_did_not_run_what_was_asked_is_not_ranked_but_told(tmp_path):

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from tprimat.errors import UserError
-from tprimat.report.plots.style import figure, looks, save
+from tprimat.report.plots.style import DOTS_PER_INCH, figure, looks, save, text_width
 
 
 def test_32_groups_look_different_and_neighbours_differ_in_colour_and_line():
@@ -22,3 +22,12 @@ def test_more_groups_than_looks_still_get_one():
 def test_a_suffix_that_is_no_picture_is_refused(tmp_path):
     with figure(2, 2) as made, pytest.raises(UserError, match="not a picture"):
         save(made, tmp_path / "x.gif")
+
+
+@pytest.mark.parametrize("size", [8.5, 9, 9.5, 12, 13, 14])
+@pytest.mark.parametrize("weight", ["normal", "bold"])
+def test_a_text_is_never_drawn_wider_than_it_was_measured(size, weight):
+    title = "llama tiny, qwen tiny train under minimal_communication on 8 processes (Intel(R) Xeon(R) Processor)"
+    with figure(14, 1) as made:
+        drawn = made.text(0, 0.5, title, size=size, weight=weight).get_window_extent()
+    assert drawn.width <= text_width(title, size, weight) * DOTS_PER_INCH + 1

@@ -119,7 +119,7 @@ def verdict(baseline: Group, candidate: Group, question: Question = QUESTION) ->
         candidate=candidate.label,
         outcome="refused",
         ratio=None,
-        evidence=_evidence(len(baseline.runs), len(candidate.runs)),
+        evidence=_evidence(len(candidate.runs), len(baseline.runs)),
         traits=tuple(differing_traits(baseline.run, candidate.run, question.varying)),
         question=question,
         unrecorded=(*unrecorded(baseline.run, candidate.run), *_unread_clocks(baseline, candidate)),
@@ -178,7 +178,7 @@ def _evidence(first: int, second: int) -> str:
     runs = "one run each" if first == second == 1 else f"{first} and {second} runs"
     if min(first, second) >= FEWEST_RUNS:
         return runs
-    assumed = f", and runs are assumed to vary by {BETWEEN_RUNS:.1%}" if 1 in {first, second} else ""
+    assumed = f", and single runs are assumed to vary by {100 * BETWEEN_RUNS:.1f} %" if 1 in {first, second} else ""
     return f"{runs}: fewer than {FEWEST_RUNS} a side{assumed}"
 
 

@@ -83,6 +83,12 @@ class Course:
     """The runs that count, the oldest first."""
     changes: tuple[Change, ...]
 
+    @property
+    def unit(self) -> str:
+        """Return the unit of its rates."""
+        on_cpu = any(word.endswith((" process", " processes")) for word in self.configuration.split(JOINT))
+        return "tokens/s/process" if on_cpu else "tokens/s/GPU"
+
 
 def courses(entries: Sequence[Entry]) -> list[Course]:
     """Return each configuration with its changes, those with the newest runs first."""
@@ -103,13 +109,17 @@ ALWAYS_SHOWN = 8
 
 
 def labels(configurations: Sequence[str]) -> list[str]:
-    """Return the first words of each configuration, and of the others those that tell it from its likes."""
+    """Return the first words of each configuration, and of the others and their settings those that tell it from its likes."""
     parts = [configuration.split(JOINT) for configuration in configurations]
     found = []
     for mine in parts:
         likes = [other for other in parts if other[:ALWAYS_SHOWN] == mine[:ALWAYS_SHOWN] and other != mine]
-        own = [word for word in mine[ALWAYS_SHOWN:] if any(word not in other for other in likes)]
-        found.append(JOINT.join([*mine[:ALWAYS_SHOWN], *own]))
+        known = [{setting for word in other for setting in word.split(", ")} for other in likes]
+        own = [
+            ", ".join(setting for setting in word.split(", ") if any(setting not in settings for settings in known))
+            for word in mine[ALWAYS_SHOWN:]
+        ]
+        found.append(JOINT.join([*mine[:ALWAYS_SHOWN], *filter(None, own)]))
     return found
 
 

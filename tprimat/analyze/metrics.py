@@ -327,8 +327,8 @@ def _warnings(run: RunRecord, steps: Sequence[StepRecord], steady: Sequence[Step
         )
     if window.outliers:
         found.append(
-            f"{window.outliers} of {window.steps} steady steps are outliers (3 scaled MAD); throughput includes them, "
-            "and its interval is at least as wide as printed"
+            f"outliers among the {window.steps} steady steps: {window.outliers} (3 scaled MAD); throughput includes them, "
+            "and its interval may be too narrow"
         )
     if not_finite := sum(not step.finite for step in steady):
         found.append(f"{not_finite} of {window.steps} steady steps have a skipped update, or a loss or norm that is not finite")

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from tprimat.analyze.groups import Group, accelerator_name, differing_traits, group_estimate, layout, tokens_per_step
+from tprimat.analyze.groups import Group, accelerator_name, differing_traits, group_estimate, layout, on_cpu, tokens_per_step
 from tprimat.errors import MetricError
 from tprimat.records.schema import Estimate, RunRecord
 from tprimat.statistics import Array, t_quantile
@@ -81,6 +81,8 @@ class Series:
     """Further traits in which the points differ, with their values."""
     left_out: tuple[LeftOut, ...] = ()
     """Configurations that counted and are in no series, at the series that is most like them."""
+    on_cpu: bool = False
+    """Its GPUs are processes, which share one CPU."""
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -225,7 +227,8 @@ def _series_of_fastest(groups: Sequence[Group]) -> tuple[Series, list[Group]] | 
     run = chosen[0][1].run
     name = f"{run.model} on {accelerator_name(run)}, {run.strategy or 'strategy unknown'}"
     found = series(name, [point for point, _ in chosen], [tokens_per_step(group.run) for _, group in chosen])
-    return replace(found, differing=_differing([group.run for _, group in chosen])), [group for _, group in chosen]
+    members = [group for _, group in chosen]
+    return replace(found, differing=_differing([group.run for group in members]), on_cpu=on_cpu(members)), members
 
 
 FOLLOWS_GPUS = {"gpus", "nodes", "tokens", "global-batch", "strategy", "layout"}

@@ -3,13 +3,15 @@
 tprimat accuracy output                                      results, with the probes that lie with them
 tprimat accuracy output --probes other/probes.jsonl
 tprimat accuracy --rows rows.jsonl --json                    rows of Megatron-LM's tests, with a prediction in each
+
+exit status: 0, 1 where none of the results can be predicted, 2 a mistake in what was asked
 """
 
 import argparse
 import sys
 from pathlib import Path
 
-from tprimat.cli.common import add_probes, print_json
+from tprimat.cli.common import add_probes, print_json, report_read
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,20 +30,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit status: 0."""
+    """Exit status: 0, or 1 where nothing can be predicted.
+
+    Raises:
+        RecordError: no result or no row could be read.
+    """
+    from tprimat.analyze.metrics import MetricOptions
     from tprimat.report import accuracy
     from tprimat.report.screen import screen_of
     from tprimat.report.tables import markdown_as_text
-    from tprimat.runner.accuracy import Ledger, read_rows, score_records, score_rows
+    from tprimat.runner.accuracy import FEWEST_STEPS, Ledger, read_rows, score_rows, score_runs
+    from tprimat.runner.analysis import read_results
 
     paths = options.results or ([] if options.rows else [Path("output")])
-    ledger = score_records(paths, [*paths, *options.probes]) if paths else Ledger()
+    ledger = Ledger()
+    if paths:
+        results = read_results(paths, MetricOptions(), {})
+        report_read(results, paths)
+        ledger = score_runs(results.measured, [*paths, *options.probes])
     memory, time, rows = score_rows(row for file in options.rows for row in read_rows(file))
     sets = {"memory": ledger.memory, "time": ledger.time, "rows_memory": memory, "rows_time": time}
     if options.json:
         found = {name: scores for name, scores in sets.items() if scores}
         print_json({"groups": accuracy.summary_document(found), "choices": accuracy.choices_document(ledger.time), "rows": rows})
-        return 0
+        return 0 if found else 1
     parts = []
     if ledger.memory:
         parts += ["Memory", accuracy.memory_table(ledger.memory), accuracy.memory_rows(ledger.memory)]
@@ -51,5 +63,12 @@ def run(options: argparse.Namespace) -> int:
         parts += ["Memory of the rows", accuracy.memory_table(memory)]
     if time:
         parts += ["Time of the rows", accuracy.error_table(time)]
-    print(markdown_as_text("\n\n".join(parts) or "No result of these could be predicted.", screen_of(sys.stdout), drop=["group"]))
+    if not parts:
+        print(
+            "None of these can be predicted. A prediction needs a model and an accelerator of tprimat models, and a run that "
+            f"completed {FEWEST_STEPS} steps or more; a CPU is no such accelerator.",
+            file=sys.stderr,
+        )
+        return 1
+    print(markdown_as_text("\n\n".join(parts), screen_of(sys.stdout), drop=["group"]))
     return 0

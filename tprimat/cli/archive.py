@@ -7,10 +7,11 @@ Other machines read it as it is: ./compare.py --results-dir results.tar.gz
 """
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
-from tprimat.cli.common import add_counting, read, report_problems
-from tprimat.errors import ConfigError
+from tprimat.cli.common import add_counting, metric_options, report_problems, report_read
+from tprimat.errors import ConfigError, RecordError
 
 README = """Results of training runs, packed by TPrimat.
 
@@ -33,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     """Exit status: 0; 1 where a file was damaged, which the report names, or could not be packed."""
     from tprimat.records.archive import REPORT, is_archive, pack, spare_folder, with_texts
     from tprimat.records.redaction import redactor_of_this_machine
-    from tprimat.runner.analysis import report_page
+    from tprimat.runner.analysis import configured_prices, read_results, report_page
 
     if not is_archive(options.output):
         raise ConfigError(f"{options.output} is not the name of an archive.", where="OUT.tar.gz", fix=f"{options.output}.tar.gz")
@@ -42,8 +43,16 @@ def run(options: argparse.Namespace) -> int:
         packed = folder / "results.tar.gz"
         done = pack(options.results, packed, redactor_of_this_machine())
         report_problems(done.problems)
-        results = read(options, [packed])
+        results = read_results([packed], metric_options(options), configured_prices(options.config), options.probes)
+        problems = [_renamed(problem, packed, options.output) for problem in results.problems]
+        report_read(replace(results, problems=problems), options.results)
         page = report_page(results).replace(str(packed), options.output.name)
         with_texts(packed, options.output, {REPORT: page, "README.txt": README})
     print(f"{options.output}: {len(done.names)} files and the report, {options.output.stat().st_size / 1e6:.1f} MB")
     return 1 if results.problems or done.problems else 0
+
+
+def _renamed(problem: RecordError, packed: Path, output: Path) -> RecordError:
+    """Return a problem of the temporary archive as one of the archive that the user gets."""
+    what, where = (text.replace(str(packed), str(output)) for text in (problem.what, problem.where or ""))
+    return RecordError(what, where=where, why=problem.why, fix=problem.fix)

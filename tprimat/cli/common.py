@@ -114,6 +114,16 @@ def read(options: argparse.Namespace, paths: Sequence[Path], metrics: "MetricOpt
     from tprimat.runner.analysis import configured_prices, read_results
 
     results = read_results(paths, metrics or metric_options(options), configured_prices(options.config), options.probes)
+    report_read(results, paths)
+    return results
+
+
+def report_read(results: "Results", paths: Sequence[Path]) -> None:
+    """Name on stderr what could not be read, and count it.
+
+    Raises:
+        RecordError: nothing could be read.
+    """
     if missing := [str(path) for path in paths if not path.exists()] if not results.measured else []:
         fix = "./benchmark.py writes results to ./output; or name a folder that holds run.json or benchmark_*.json files"
         raise RecordError(f"There is no file or folder {missing[0]}.", where=", ".join(missing), fix=fix)
@@ -121,7 +131,6 @@ def read(options: argparse.Namespace, paths: Sequence[Path], metrics: "MetricOpt
     if not results.measured:
         places = ", ".join(map(str, paths))
         raise RecordError("No result could be read.", where=places, fix="./benchmark.py writes results to ./output")
-    return results
 
 
 def report_skipped(results: "Results") -> None:

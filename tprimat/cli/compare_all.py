@@ -58,16 +58,18 @@ def summary(folders: Sequence[Path], screen: Screen = PLAIN) -> str:
     """List every run of every folder with what it ran, as its record says."""
     from tprimat.analyze.groups import layout, machine_name
     from tprimat.analyze.metrics import MetricOptions
+    from tprimat.report.catalogue import per_rank
     from tprimat.report.tables import columns
     from tprimat.runner.analysis import read_results
 
-    rows = []
+    rows, platforms = [], set()
     for folder in folders:
         for item in read_results([folder], MetricOptions(), {}).measured:
             run, metrics = item.result.run, item.metrics
+            platforms.add(run.machine.platform)
             rate = metrics.tokens_per_second_per_gpu.value if metrics and metrics.tokens_per_second_per_gpu else None
             sizes = (run.micro_batch_sequences, run.global_batch_sequences, run.sequence_tokens)
             words = (run.strategy or units.ABSENT, layout(run) or units.ABSENT, *map(units.count, sizes))
             speed = units.ABSENT if rate is None else units.significant(rate)
             rows.append((folder.name, run.model, *words, run.matmul_dtype or units.ABSENT, machine_name(run), run.outcome, speed))
-    return columns(HEADER, rows, left=4, screen=screen, drop=DROP)
+    return columns([per_rank(heading, platforms) for heading in HEADER], rows, left=4, screen=screen, drop=DROP)

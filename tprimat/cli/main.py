@@ -79,7 +79,8 @@ class Parser(argparse.ArgumentParser):
 
     def _unknown(self, word: str) -> str:
         if not word.startswith("-"):
-            return f"{word!r} is one word too many"
+            hint = f"; did you mean --results-dir {word}?" if "--results-dir" in self._option_string_actions else ""
+            return f"{word!r} is one word too many{hint}"
         return f"there is no flag {word}{did_you_mean(word, self._option_string_actions)}"
 
     def error(self, message: str) -> NoReturn:

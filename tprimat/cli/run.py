@@ -256,7 +256,7 @@ def _plan(options: argparse.Namespace) -> int:
     from tprimat.runner.session import prepare
 
     name = options.plan or None
-    accelerator, _ = accelerator_of(name)
+    accelerator, _ = accelerator_of(name, "--plan")
     request = replace(request_of(options), dry_run=True, platform=PLATFORM_OF[accelerator.backend], size="full")
     plans = {plan.model: plan for plan in prepare(request).plans}
     answers = [answer_for(plan, name, options.probes) for plan in plans.values()]

@@ -29,6 +29,8 @@ DECIDED_HERE: dict[str, object] = {
     "output_dir": None,
     "dry_run": False,
     "scaling": None,
+    "scaling_mode": "weak",
+    "measure": None,
     "sweep": [],
     "launcher": "here",
 }
@@ -40,6 +42,9 @@ PICTURES = Path("all_outputs")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a run, and those of the sweep."""
     add_request(parser)
+    for action in parser._actions:
+        if action.dest in DECIDED_HERE:
+            action.help = argparse.SUPPRESS  # refused below with what to type instead
     parser.add_argument("models", nargs="?", choices=tuple(MODELS), default="both", help="default: both")
     parser.add_argument("--fresh", action="store_true", help="run also what an earlier call has completed")
 
@@ -58,7 +63,9 @@ def run(options: argparse.Namespace) -> int:
     for name, default in DECIDED_HERE.items():
         if getattr(options, name) != default:
             flag = "--" + name.replace("_", "-")
-            raise ConfigError(f"{flag} is not for this command.", where=flag, fix="./benchmark.py takes it")
+            mine = name == "model" and options.model in MODELS
+            fix = f"./run_all_configs.sh {options.model}" if mine else "./benchmark.py takes it"
+            raise ConfigError(f"{flag} is not for this command.", where=flag, fix=fix)
     entries = only(plan_matrix(request_of(options, "./run_all_configs.sh"), MODELS[options.models]), options.only)
     results, complete = make_runs(entries, options, resume=not options.fresh, retry_failed=True)
     counting = list(dict.fromkeys(entry.folder for entry in entries if entry.counts_in(results)))

@@ -1,7 +1,7 @@
 """Primus, AMD's training framework over Megatron: a generated experiment file and the launcher that starts it.
 
 Sources: AMD-AGI/Primus, v0.2.0 to v26.5.1: runner/primus-cli*.sh, examples/run_pretrain.sh, and the key names of
-primus/configs/modules/megatron/*.yaml and primus/configs/models/megatron/*.yaml. tools/check_primus.sh checks the settings with a
+primus/configs/modules/megatron/*.yaml and primus/configs/models/megatron/*.yaml. tools/check_primus.py checks the settings with a
 checkout's own parser.
 """
 

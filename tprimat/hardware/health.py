@@ -313,5 +313,5 @@ def check_slurm(environment: Mapping[str, str]) -> Check:
         return Check(name="SLURM", status="ok", finding=finding, fix=fix)
     if shutil.which("srun"):
         fix = "salloc or sbatch, then start ./benchmark.py in the job"
-        return Check(name="SLURM", status="absent", finding="installed, and this is not a job", fix=fix)
+        return Check(name="SLURM", status="absent", finding="not in a job; srun is installed", fix=fix)
     return Check(name="SLURM", status="absent", finding="not installed; nothing needs it")

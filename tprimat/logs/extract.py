@@ -398,11 +398,11 @@ def check_model(reading: LogReading, shape: ModelShape, evidence: Evidence, flag
     """
     contents, name = reading.contents, reading.name
     if found := differences(contents.arguments, shape):
-        lines = [contents.evidence_line[difference.argument] for difference in found]
+        lines = ", ".join(str(contents.evidence_line[difference.argument]) for difference in found)
         raise ConfigError(
             f"--model-name {flags.model} contradicts the log: "
             f"{'; '.join(str(difference) for difference in found)} ({shape.name}).",
-            where=", ".join(f"{name}:{line}" for line in lines),
+            where=f"{name}:{lines}",
             why="FLOP and MFU depend on the model.",
             fix="a log of training all weights, with full attention"
             if other_layers(contents.arguments)

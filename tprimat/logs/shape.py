@@ -50,7 +50,8 @@ class Difference:
     """None: the model has no such thing."""
 
     def __str__(self) -> str:
-        return f"{self.argument} is {self.logged} in the log and {self.expected} in the model"
+        expected = "absent" if self.expected is None else self.expected
+        return f"{self.argument} is {self.logged} in the log and {expected} in the model"
 
 
 def number_of(arguments: Mapping[str, str], name: str) -> int | None:

@@ -449,7 +449,7 @@ def timing_notes(contents: LogContents, workload: Workload) -> list[str]:
     if lost := [former.step + gap for former, later in pairwise(steps) if former.step > 1 and later.step > former.step + gap]:
         notes.append(f"lines are missing in the log: from {names_of(lost)} on")
     if untimed := times.count(None):
-        notes.append(f"{untimed} logged steps have no time and are left out")
+        notes.append(f"logged steps without a time, which are left out: {untimed}")
     return notes
 
 

@@ -188,7 +188,7 @@ def _micro_batches(question: Question, layout: Layout) -> Iterator[tuple[int, in
 # Why a layout loses.
 
 REASONS: Mapping[TimePart, str] = {
-    "products": "its products take longer",
+    "products": "its matrix products take longer",
     "attention": "attention takes longer",
     "memory": "more passes over memory",
     "tensor": "exchanges between tensor ranks",
@@ -213,5 +213,5 @@ def reason(candidate: Candidate, best: Candidate) -> str:
     if part in {"products", "memory", "attention"} and here == "full" != there:
         return f"computes activations twice, +{share:.0%}"
     if part == "products" and candidate.workload.micro_batch < best.workload.micro_batch:
-        return f"products of fewer rows, +{share:.0%}"
+        return f"matrix products of fewer rows, +{share:.0%}"
     return f"{REASONS[part]}, +{share:.0%}"

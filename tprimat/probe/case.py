@@ -341,6 +341,8 @@ class ProbeLog:
     file: Path | None
     """probes.jsonl; None writes nothing."""
     known: dict[Identity, ProbeRecord]
+    resume: bool
+    """Whether earlier records of the file are known."""
     deadline: float | None = None
     """On time.monotonic: no case starts after it."""
     tell: Callable[[str], None] = print
@@ -364,7 +366,7 @@ def open_log(file: Path | None, *, resume: bool, seconds: float | None, tell: Ca
     """
     known = {identity(record): record for record in read_probes(file)} if file and resume else {}
     deadline = None if seconds is None else time.monotonic() + seconds
-    return ProbeLog(file=file, known=known, deadline=deadline, tell=tell)
+    return ProbeLog(file=file, known=known, resume=resume, deadline=deadline, tell=tell)
 
 
 def run(cases: Iterable[Case], bench: Bench, log: ProbeLog) -> Iterator[ProbeRecord]:
@@ -389,7 +391,8 @@ def run(cases: Iterable[Case], bench: Bench, log: ProbeLog) -> Iterator[ProbeRec
         if record.error and case.fallback:
             yield from run((case.fallback,), bench, log)
     if remaining:
-        log.tell(f"The time budget is spent: {remaining} cases are left; --resume continues with them.")
+        again = "the same command" if log.resume else "--resume"
+        log.tell(f"The time budget is spent: {remaining} cases are left; {again} continues with them.")
 
 
 def _left(seconds: float) -> str:

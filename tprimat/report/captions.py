@@ -276,10 +276,11 @@ def headline(works: Sequence[Workload]) -> list[str]:
 def _on_a_cpu(works: Sequence[Workload]) -> str:
     """Say what trained under what; no speed, which a CPU does not show."""
     models = list(dict.fromkeys(model_name(work.run) for work in works))
-    names = list(dict.fromkeys(one.name for work in works for one in work.configurations))
+    names = list(dict.fromkeys(one.name for work in works for one in work.configurations if one.group.run.strategy))
     machines = list(dict.fromkeys(machine_name(work.run) for work in works))
     what, how, where = (few(words, MOST_LISTED) for words in (models, names, machines))
-    return f"{what} train{'s' * (len(models) == 1)} under {how} on {where}; a CPU does not show how fast"
+    under = f" under {how}" if how else ""
+    return f"{what} train{'s' * (len(models) == 1)}{under} on {where}; a CPU does not show how fast"
 
 
 def _rest(works: Sequence[Workload]) -> str:

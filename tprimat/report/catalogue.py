@@ -4,13 +4,13 @@ Tables, CSV, JSON, pictures and the HTML page pick rows of this catalogue, so th
 and the same format wherever it appears.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal
 
 from tprimat import units
-from tprimat.analyze.groups import Group, group_estimate, group_mean, group_worst, on_cpu
+from tprimat.analyze.groups import Group, group_estimate, group_mean, group_worst
 from tprimat.records.schema import Estimate, RunMetrics
 from tprimat.report.tables import with_interval
 from tprimat.units import GIBIBYTE, TERA
@@ -188,8 +188,13 @@ CPU_CAUTION = "A CPU run shows that a strategy works, never how fast it is."
 
 
 def heading_of(metric: Metric, groups: Sequence[Group]) -> str:
-    """Return a column's heading: rates are per GPU, or per process where everything ran on a CPU."""
-    return metric.heading.replace("/GPU", "/process") if on_cpu(groups) else metric.heading
+    """Return a column's heading for some configurations."""
+    return per_rank(metric.heading, (group.run.machine.platform for group in groups))
+
+
+def per_rank(words: str, platforms: Iterable[str]) -> str:
+    """Return words on a rate per GPU, as per process where everything ran on a CPU."""
+    return words.replace("/GPU", "/process") if set(platforms) == {"cpu"} else words
 
 
 def shown_columns(groups: Sequence[Group]) -> list[Metric]:

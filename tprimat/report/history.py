@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 
 from tprimat import units
-from tprimat.analyze.history import LEAST_RUNS, Change, Course, Entry
+from tprimat.analyze.history import ALWAYS_SHOWN, JOINT, LEAST_RUNS, Change, Course, Entry
 from tprimat.report.screen import PLAIN, Screen
 from tprimat.report.tables import plural
 
@@ -41,9 +41,9 @@ def unchanged(runs: Sequence[Entry]) -> str:
 def _course(course: Course, screen: Screen) -> str:
     runs = course.entries
     first, last = runs[0].started_at[:10], runs[-1].started_at[:10]
-    when = first if first == last else f"{first} to {last}"
+    when = (first if first == last else f"{first} to {last}") or "no date"
     lines = [screen.prose(course.label, 2, "heading")]
-    lines.append(f"  {plural(len(runs), 'run')}, {when}; the newest {units.significant(runs[-1].rate or 0)} tokens/s/GPU")
+    lines.append(f"  {plural(len(runs), 'run')}, {when}; the newest {units.significant(runs[-1].rate or 0)} {course.unit}")
     if not course.changes:
         lines.append(f"  {unchanged(runs)}")
     for change in course.changes:
@@ -101,7 +101,8 @@ def _table(courses: Sequence[Course]) -> str:
         spread = "" if len(rates) == 1 else f"{units.significant(min(rates))} to {units.significant(max(rates))}"
         cells = (course.label, course.entries[-1].started_at[:10], len(rates), units.significant(rates[-1]), spread)
         lines.append("<tr>" + "".join(f"<td>{escape(str(cell))}" for cell in cells))
-    head = "".join(f"<th>{name}" for name in ("configuration", "newest run", "runs", "tokens/s/GPU, newest", "all"))
+    unit = " or ".join(dict.fromkeys(course.unit for course in courses))
+    head = "".join(f"<th>{name}" for name in ("configuration", "newest run", "runs", f"{unit}, newest", "all"))
     return (
         f"<h2>Fewer than {2 * LEAST_RUNS} runs</h2><p>Too few to tell whether the rate changed.</p>"
         f"<table><tr>{head}{''.join(lines)}</table>"
@@ -115,7 +116,9 @@ def _section(course: Course) -> str:
         kind = "slower" if change.ratio < 1 else "faster"
         items.append(f"<li><b class={kind}>{escape(sentence(change, course.entries[change.place]))}</b><ul>{facts}</ul>")
     told = f"<ul>{''.join(items)}</ul>" if items else f"<p>{unchanged(course.entries).capitalize()}.</p>"
-    return f"<h2>{escape(course.label)}</h2>{_curve(course)}{told}"
+    words = course.label.split(JOINT)
+    head, own = (escape(JOINT.join(part)) for part in (words[:ALWAYS_SHOWN], words[ALWAYS_SHOWN:]))
+    return f"<h2>{head}</h2>{own and f'<p>{own}</p>'}{_curve(course)}{told}"
 
 
 def _curve(course: Course) -> str:
@@ -134,7 +137,7 @@ def _curve(course: Course) -> str:
     points = [(LEFT + (right - LEFT) * place / (len(rates) - 1), height(rate)) for place, rate in enumerate(rates)]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     dots = "".join(
-        f"<circle class=run cx={x:.1f} cy={y:.1f} r=3><title>{escape(_about(entry))}</title></circle>"
+        f"<circle class=run cx={x:.1f} cy={y:.1f} r=3><title>{escape(_about(entry, course.unit))}</title></circle>"
         for (x, y), entry in zip(points, course.entries, strict=True)
     )
     marks = "".join(
@@ -149,12 +152,12 @@ def _curve(course: Course) -> str:
     )
     below = bottom + 18
     words = (
-        f"<text x=0 y=12>tokens/s/GPU</text><text x={LEFT} y={below}>{course.entries[0].started_at[:10]}</text>"
+        f"<text x=0 y=12>{course.unit}</text><text x={LEFT} y={below}>{course.entries[0].started_at[:10]}</text>"
         f"<text x={right} y={below} text-anchor=end>{course.entries[-1].started_at[:10]}</text>"
     )
     drawn = f"{levels}<polyline class=line points='{line}' />{marks}{dots}{words}"
     return f"<svg viewBox='0 0 {WIDTH} {HEIGHT}' role=img>{drawn}</svg>"
 
 
-def _about(entry: Entry) -> str:
-    return f"{entry.run_id}: {units.significant(entry.rate or 0)} tokens/s/GPU"
+def _about(entry: Entry, unit: str) -> str:
+    return f"{entry.run_id}: {units.significant(entry.rate or 0)} {unit}"

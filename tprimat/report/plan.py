@@ -23,7 +23,7 @@ MIXTURES = {True: "mixtures of experts with other layers than the embedded engin
 """Measured by probes or not -> the models whose steps took longer."""
 MEMORY_NAMES: Mapping[Part, str] = {part: "backward pass" if part == "backward" else part for part in PARTS}
 TIME_NAMES: Mapping[TimePart, str] = {
-    "products": "products",
+    "products": "matrix products",
     "attention": "attention",
     "memory": "passes over memory",
     "tensor": "tensor exchange",

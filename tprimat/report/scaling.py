@@ -8,6 +8,7 @@ from tprimat import units
 from tprimat.analyze.scaling import Fit, Kind, LeftOut, Row, Series
 from tprimat.records.schema import Estimate
 from tprimat.report import tables
+from tprimat.report.catalogue import CPU_CAUTION
 from tprimat.report.screen import PLAIN, Screen
 from tprimat.report.tables import columns
 
@@ -17,6 +18,7 @@ KINDS: dict[Kind, str] = {
     "mixed": "neither weak nor strong: work grows, but not with the GPUs, so that efficiency mixes two causes",
     "unknown": "the work of a step is not recorded, so that weak and strong cannot be told apart",
 }
+PROCESSES = f"{CPU_CAUTION} These GPUs are its processes."
 LOOSE_FIT = 0.03
 """Relative deviation from which a law does not describe a series."""
 SUPERLINEAR = 1.05
@@ -94,7 +96,7 @@ def as_markdown(found: Sequence[FittedSeries]) -> str:
 def remarks(scaled: FittedSeries) -> list[str]:
     """Describe the kind of scaling and the fitted laws."""
     series = scaled.series
-    lines = [KINDS[series.kind][0].upper() + KINDS[series.kind][1:] + "."]
+    lines = [KINDS[series.kind][0].upper() + KINDS[series.kind][1:] + ".", *([PROCESSES] if series.on_cpu else [])]
     layouts = {point.layout.rsplit(" DP", 1)[0] for point in series.points if point.layout}
     if len(layouts) > 1:
         each = ", ".join(f"{point.gpus} GPUs {point.layout}" for point in series.points)

@@ -28,6 +28,7 @@ from tprimat.records.discover import probes_in
 from tprimat.records.schema import RunRecord
 from tprimat.records.store import read_text
 from tprimat.report.plan import layout_name
+from tprimat.report.tables import plural
 from tprimat.runner.analysis import read_results
 from tprimat.runner.planning import rates_of
 from tprimat.runner.prediction import recorded_workload
@@ -61,10 +62,14 @@ class _Run:
 
 
 def score_records(paths: Sequence[Path], probes: Sequence[Path]) -> Ledger:
-    """Score the results in some folders: each configuration once, at the median of its runs."""
-    found = read_results(paths, MetricOptions(), {})
+    """Score the results in some folders."""
+    return score_runs(read_results(paths, MetricOptions(), {}).measured, probes)
+
+
+def score_runs(results: Sequence[Measured], probes: Sequence[Path]) -> Ledger:
+    """Score some runs: each configuration once, at the median of its runs."""
     runs: dict[tuple[Workload, str | None, str | None], list[_Run]] = {}
-    for measured in found.measured:
+    for measured in results:
         run, workload = measured.result.run, recorded_workload(measured.result.run)
         accelerator = find_accelerator(run.machine.accelerator)
         enough = run.outcome == "completed" and not run.mismatches and len(measured.result.steps) >= FEWEST_STEPS
@@ -161,7 +166,7 @@ NAMED_SWITCHES = {
 def _question(run: _Run) -> str:
     work, group = run.workload, _group(run)
     whole = work.micro_batch * work.accumulation_steps * work.layout.data
-    return f"{group}: {work.shape.name}, {work.layout.world_size} GPUs, {whole} x {work.sequence_tokens}"
+    return f"{group}: {work.shape.name}, {plural(work.layout.world_size, 'GPU')}, {whole} x {work.sequence_tokens}"
 
 
 def _memory_score(group: str, name: str, workload: Workload, same: Sequence[Measured]) -> list[Score]:

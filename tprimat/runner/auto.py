@@ -70,7 +70,9 @@ def auto_sessions(request: RunRequest, measured: int | None) -> list[Contender]:
     first = prepare(alone)
     machine = first.machine_of(first.plans[0])
     if find_accelerator(machine.accelerator) is None:
-        why = f"The accelerator ({machine.accelerator or 'none'}) is not in the table, so that nothing can be predicted for it."
+        why = "No GPU is here to predict for."
+        if machine.accelerator:
+            why = f"The accelerator ({machine.accelerator}) is not in the table, so that nothing can be predicted for it."
         fix = "a strategy of config.yaml; tprimat plan answers for machines that are not here"
         raise LaunchError("--parallel auto cannot choose here.", where="--parallel", why=why, fix=fix)
     contenders: list[Contender] = []

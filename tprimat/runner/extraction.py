@@ -17,6 +17,7 @@ from tprimat.records.benchmark_file import RunResult, benchmark_file_name, write
 from tprimat.records.discover import read_result
 from tprimat.records.evidence import CAUTION
 from tprimat.records.schema import LogSource, RunMetrics, RunRecord
+from tprimat.report.catalogue import per_rank
 from tprimat.report.tables import plural
 
 REWRITE_SECONDS = 1.0
@@ -140,8 +141,8 @@ def summary(extracted: ExtractedRun, metrics: RunMetrics | None, path: Path) -> 
         ("machine", f"{units.count(machine.gpus)} x {machine.accelerator or 'unknown accelerator'} ({machine.platform})"),
         ("workload", ", ".join(filter(None, (f"{work} tokens a step", routing_words(run))))),
         ("step time", time_text),
-        ("throughput", f"{units.count(rate.value)} tokens/s/GPU" if rate else units.ABSENT),
+        ("throughput", per_rank(f"{units.count(rate.value)} tokens/s/GPU", [machine.platform]) if rate else units.ABSENT),
         ("MFU", units.percent(metrics.mfu.value) if metrics and metrics.mfu else units.ABSENT),
-        ("kept" if written_by(path, run) else "written", str(path)),
+        ("kept", f"{path}, which the run itself wrote") if written_by(path, run) else ("written", str(path)),
     )
     return [f"{label:<11} {value}" for label, value in rows]

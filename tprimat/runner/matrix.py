@@ -14,6 +14,7 @@ from tprimat.errors import MissingLayoutError, UserError
 from tprimat.facts.accelerators import PlatformName
 from tprimat.plan.build import PlanRequest
 from tprimat.records.store import as_document
+from tprimat.report.catalogue import per_rank
 from tprimat.report.screen import PLAIN, Painted, Screen
 from tprimat.report.tables import columns, with_interval
 from tprimat.runner.session import RunRequest, plan_run, prepare
@@ -72,9 +73,11 @@ def matrix_table(entries: Sequence[MatrixEntry], results: Sequence[CellResult], 
     """Return the table of all cells, one line a repetition, and on a terminal the reasons below it, each once."""
     by_id = {result.cell.plan.run_id: result for result in results}
     rows = [row for entry in entries for row in _rows(entry, by_id)]
+    platforms = {cell.plan.platform for entry in entries for cell in entry.cells}
+    header = [per_rank(heading, platforms) for heading in HEADER]
     if screen.width is None:
-        return columns(HEADER, rows, left=len(HEADER))
-    table = columns(HEADER[:-1], [row[:-1] for row in rows], left=len(HEADER) - 1, screen=screen, drop=DROP)
+        return columns(header, rows, left=len(header))
+    table = columns(header[:-1], [row[:-1] for row in rows], left=len(header) - 1, screen=screen, drop=DROP)
     reasons: dict[str, list[str]] = {}
     for row in rows:
         if row[-1] != units.ABSENT:

@@ -157,8 +157,8 @@ def rates_of(accelerator: Accelerator, gpus_per_node: int, probes: Sequence[Prob
     return probed_rates(own, accelerator, gpus_per_node) if own else published_rates(accelerator, gpus_per_node)
 
 
-def accelerator_of(name: str | None) -> tuple[Accelerator, int | None]:
-    """Return the accelerator of a name, or for None this machine's and how many of it are here.
+def accelerator_of(name: str | None, flag: str = "--accelerator") -> tuple[Accelerator, int | None]:
+    """Return the accelerator of a name that a flag gives, or for None this machine's and how many of it are here.
 
     Raises:
         ConfigError: it is not in the table.
@@ -170,14 +170,14 @@ def accelerator_of(name: str | None) -> tuple[Accelerator, int | None]:
             known = [known for known in names if name.lower() in known.lower()]
             near = known or get_close_matches(name, names, n=3, cutoff=0.3) or names
             what = f"There is no accelerator {name!r}."
-            raise ConfigError(what, where="--accelerator", why="Its data sheet is not in the table.", fix=", ".join(near))
+            raise ConfigError(what, where=flag, why="Its data sheet is not in the table.", fix=", ".join(near))
         return accelerator, None
     machine = this_machine()
     accelerator = find_accelerator(machine.accelerator) if machine else None
     if accelerator is None:
         seen = f"It shows {machine.accelerator}, which is not in the table." if machine else "It shows no GPU."
-        fix = '--accelerator "H100 SXM" --gpus 8, or another of tprimat models --table accelerators'
-        raise ConfigError("The accelerator of this machine is not known.", where="--accelerator", why=seen, fix=fix)
+        fix = f'{flag} "H100 SXM" --gpus 8, or another of tprimat models --table accelerators'
+        raise ConfigError("The accelerator of this machine is not known.", where=flag, why=seen, fix=fix)
     return accelerator, machine.gpus_per_node if machine else None
 
 

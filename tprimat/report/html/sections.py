@@ -120,7 +120,7 @@ def _uncertainty(verdict: Verdict) -> str:
     ratio = verdict.ratio
     if ratio is None or ratio.low is None or ratio.high is None:
         return f"no interval from a single step; {verdict.evidence}"
-    low, high = (units.signed_percent(end - 1) for end in (ratio.low, ratio.high))
+    low, high = (units.significant(end) if ratio.value >= 2 else units.signed_percent(end - 1) for end in (ratio.low, ratio.high))
     return f"95 % interval {low} to {high}; {verdict.evidence}"
 
 
@@ -158,7 +158,7 @@ def said_once(cards: Sequence[Card]) -> tuple[list[Card], list[str]]:
     return [replace(card, paragraphs=[text for text in card.paragraphs if times[text] == 1]) for card in cards], several
 
 
-REST = "communication, memory traffic, gaps between kernels and products below their peak rate"
+REST = "communication, memory traffic, gaps between kernels and matrix products below their peak rate"
 PROBE_COMMAND = "./benchmark.py --probe gemm"
 PROBE = f" {PROBE_COMMAND} measures the rate of a bare product on this machine."
 BINDING = {
@@ -286,7 +286,9 @@ def _against_best(ranking: Ranking, group: Group, verdict: Verdict | None) -> Ce
     ratio = verdict.ratio
     text = units.signed_percent(ratio.value - 1)
     if ratio.low is not None and ratio.high is not None:
-        low, high = (units.signed_percent(end - 1) for end in (ratio.low, ratio.high))
+        low, high = (
+            units.significant(end) if ratio.value >= 2 else units.signed_percent(end - 1) for end in (ratio.low, ratio.high)
+        )
         tied = ", tied" if verdict.outcome == "no difference shown" else ""
         text += f"{tied} [{low}, {high}]"
     return Cell(heading=AGAINST_BEST, text=text, sort=ratio.value - 1)

@@ -124,7 +124,7 @@ def not_counted_notes(not_counted: Sequence[Measured]) -> list[str]:
     named = [
         f"{item.result.run.model} {item.result.run.strategy or run_name(item)} ({item.result.run.outcome.replace('_', ' ')})"
         if item.result.run.outcome != "completed"
-        else f"{run_name(item)} ({item.not_counted})"
+        else f"{run_name(item)} ({(item.not_counted or '').removesuffix('.')})"
         for item in not_counted
     ]
     return [f"Not counted: {few(named, MOST_NAMED)}."] if named else []

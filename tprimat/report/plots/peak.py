@@ -181,16 +181,18 @@ def _speed(drawn: Drawn) -> list[Panel]:
 def _per_gpu_compute(drawn: Drawn) -> Panel:
     """Return the panel with the fastest product measured on the same machine, which training cannot exceed."""
     rows = _peak_bars(drawn, lambda entry: _scaled(entry.flops_per_gpu, 1 / TERA), _teraflops)
-    probed = [
-        (place, ceiling / TERA, MATMUL_SHARE.text(entry.group))
-        for place, entry in enumerate(drawn.peaks)
-        if entry.flops_per_gpu and (ceiling := MATMUL_RATE.value(entry.group)) and MATMUL_SHARE.value(entry.group)
-    ]
+    probed = []
+    for place, entry in enumerate(drawn.peaks):
+        ceiling, share = MATMUL_RATE.value(entry.group), MATMUL_SHARE.value(entry.group)
+        if entry.flops_per_gpu and ceiling and share:
+            text = f" {rows[place].text}: {MATMUL_SHARE.text(entry.group)} of {ceiling / TERA:,.0f}"
+            probed.append((place, ceiling / TERA, text))
+            rows[place] = replace(rows[place], text="")  # the line would cross it
 
     def ceilings(axes: "Axes", canvas: Canvas) -> None:
-        for place, ceiling, share in probed:
+        for place, ceiling, text in probed:
             axes.plot([ceiling, ceiling], [place - 0.42, place + 0.42], color=canvas.paper.ink, linewidth=2.5)
-            canvas.at_end(axes, ceiling, place, f" {ceiling:,.0f}: {share}")
+            canvas.at_end(axes, max(ceiling, rows[place].high or 0), place, text)
         if probed:
             axes.set_xlim(0, max(axes.get_xlim()[1], *(ceiling * 1.02 for _, ceiling, _ in probed)))
 

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tprimat import units
-from tprimat.report.plots.style import MOST_SERIES, SMALL, Look, figure, looks, save
-from tprimat.report.scaling import FittedSeries, left_out_words, repetition
+from tprimat.report.plots.style import MOST_SERIES, SMALL, Look, figure, looks, save, wrapped
+from tprimat.report.scaling import PROCESSES, FittedSeries, left_out_words, repetition
 from tprimat.report.tables import plural
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+LEFT, HEADLINE = 0.01, 12.5
+"""Edge of the headline as a share of the width, and its size in points."""
 MOST_LINES = 3
 """Series that the headline speaks of."""
 MOST_LEFT_OUT = 4
@@ -84,7 +86,9 @@ def draw_multiplier(found: Sequence[FittedSeries], path: Path) -> None:
 
 def _captions(picture: "Figure", found: Sequence[FittedSeries], *, bars: bool = False) -> None:
     """Write the finding above the panels, one line a series, and what was measured below them."""
-    picture.suptitle("\n".join(map(_finding, found[:MOST_LINES])), x=0.01, ha="left", fontsize=12.5, fontweight="bold")
+    room = picture.get_figwidth() * (1 - 2 * LEFT)
+    headline = [line for scaled in found[:MOST_LINES] for line in wrapped(_finding(scaled), room, HEADLINE, "bold")]
+    picture.suptitle("\n".join(headline), x=LEFT, ha="left", fontsize=HEADLINE, fontweight="bold")
     layouts = dict.fromkeys(point.layout for scaled in found for point in scaled.series.points if point.layout)
     repeated = dict.fromkeys(filter(None, (repetition(scaled.series) for scaled in found)))
     rest = f"{len(found) - MOST_LINES} more series" if len(found) > MOST_LINES else ""
@@ -95,8 +99,9 @@ def _captions(picture: "Figure", found: Sequence[FittedSeries], *, bars: bool = 
         " ".join(repeated) if repeated else "one figure a point",
         rest,
     )
-    lines = [" · ".join(filter(None, parts)), *left_out_lines(found)]
-    picture.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=SMALL)
+    caution = [PROCESSES] if any(scaled.series.on_cpu for scaled in found) else []
+    lines = [" · ".join(filter(None, parts)), *caution, *left_out_lines(found)]
+    picture.supxlabel("\n".join(lines), x=LEFT, ha="left", fontsize=SMALL)
 
 
 def left_out_lines(found: Sequence[FittedSeries]) -> list[str]:
@@ -114,6 +119,8 @@ def shortened(line: str) -> str:
 
 def _finding(scaled: FittedSeries) -> str:
     first, last = scaled.series.rows[0], scaled.series.rows[-1]
+    if scaled.series.on_cpu:
+        return f"{scaled.series.name}: {first.point.gpus} to {last.point.gpus} processes; a CPU does not show how training scales"
     speed = f"{last.multiplier:.2f} times the throughput of {first.point.gpus}"
     return f"{scaled.series.name}: {last.point.gpus} GPUs make {speed}, {units.percent(last.efficiency)} of proportional"
 

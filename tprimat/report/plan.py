@@ -25,15 +25,15 @@ MEMORY_NAMES: Mapping[Part, str] = {part: "backward pass" if part == "backward" 
 TIME_NAMES: Mapping[TimePart, str] = {
     "products": "matrix products",
     "attention": "attention",
-    "memory": "passes over memory",
-    "tensor": "tensor exchange",
-    "context": "context exchange",
-    "experts": "expert exchange",
-    "pipeline": "stage messages",
+    "memory": "norms and elementwise",
+    "tensor": "TP communication",
+    "context": "CP communication",
+    "experts": "EP communication",
+    "pipeline": "PP communication",
     "bubble": "pipeline bubble",
-    "replicas": "replica exchange",
+    "replicas": "DP communication",
     "optimizer": "optimizer",
-    "host": "host",
+    "host": "host launches",
 }
 
 

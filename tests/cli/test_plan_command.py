@@ -34,6 +34,16 @@ def test_the_document_has_every_layout():
     assert "step_seconds" not in other
 
 
+def test_a_configured_model_has_its_batch_and_sequence_length():
+    words = ("--model", "qwen", "--accelerator", "H200 SXM", "--gpus", "8")
+    assert run_command("plan", *words).stdout.startswith("qwen-2.5-7b on 8 GPUs (H200 SXM): 128 x 2,048 tokens a step")
+    assert "64 x 2,048 tokens a step" in run_command("plan", *words, "--global-batch-size", "64").stdout
+    unknown = run_command("plan", "--model", "qwn", *words[2:])
+    assert unknown.returncode == 2
+    assert "no model 'qwn'" in unknown.stderr
+    assert "llama, qwen" in unknown.stderr
+
+
 def test_a_model_that_fits_nowhere_is_exit_status_1():
     done = run_command("plan", "--architecture", "llama-3.1-405b", "--accelerator", "RTX 4090", "--gpus", "8")
     assert done.returncode == 1

@@ -3,6 +3,7 @@
 tprimat plan --architecture llama-3.1-70b --accelerator "NVIDIA H100 80GB HBM3" --gpus 64
 tprimat plan --architecture mixtral-8x7b --accelerator MI300X --gpus 64 --nodes 8 --sequence-length 4096
 tprimat plan --architecture llama-3.1-8b --probes output     on this machine, by its own probes
+tprimat plan --model qwen --accelerator "H200 SXM" --gpus 8     as config.yaml has it
 tprimat plan --architecture llama-3.1-8b --picture plan.png
 tprimat plan --architecture llama-3.1-405b --accelerator "H100 SXM" --gpus 1024,4096,16384       what more GPUs give
 
@@ -19,7 +20,9 @@ from tprimat.engines import ENGINE_NAMES
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
-    parser.add_argument("--architecture", required=True, metavar="MODEL", help="a name of tprimat models")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--architecture", metavar="MODEL", help="a name of tprimat models")
+    which.add_argument("--model", metavar="NAME", help="a model of config.yaml, with its batch and sequence length")
     parser.add_argument("--accelerator", metavar="NAME", help="a device name or a row of tprimat models (this machine's)")
     parser.add_argument(
         "--gpus", type=counts, metavar="N,...", help="all of them, or several numbers to compare (this machine's; 8 of another)"
@@ -40,10 +43,10 @@ def run(options: argparse.Namespace) -> int:
     """Exit status: 0, or 1 where nothing fits."""
     from tprimat.report import plan
     from tprimat.report.screen import screen_of
-    from tprimat.runner.planning import PlanRequest, answer, answers
+    from tprimat.runner.planning import PlanRequest, answer, answers, configured
 
     request = PlanRequest(
-        architecture=options.architecture,
+        architecture=options.architecture or options.model,
         accelerator=options.accelerator,
         gpus=options.gpus[0] if options.gpus else None,
         nodes=options.nodes,
@@ -53,6 +56,7 @@ def run(options: argparse.Namespace) -> int:
         engine=options.engine,
         probes=tuple(options.probes),
     )
+    request = configured(request) if options.model else request
     if options.gpus and len(options.gpus) > 1:
         several = answers(request, options.gpus)
         if options.json:

@@ -5,11 +5,13 @@ from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
+from tprimat.config.load import read_config
 from tprimat.engines.base import Settings, engine_named, implementation_of
 from tprimat.errors import ConfigError
 from tprimat.facts.accelerators import Accelerator, accelerators, find_accelerator
 from tprimat.facts.models import ModelShape, model_shape
 from tprimat.hardware.nodes import this_machine
+from tprimat.plan.build import shape_at
 from tprimat.plan.schema import EngineOptions, RunPlan
 from tprimat.predict.rates import Rates, probed_rates, published_rates
 from tprimat.predict.search import Answer, Candidate, Question, search
@@ -31,7 +33,8 @@ MEGATRON_LM = "megatron-lm"
 class PlanRequest:
     """What a user asks. None: this machine, or the usual."""
 
-    architecture: str
+    architecture: str | ModelShape
+    """A model of the table, or any shape."""
     accelerator: str | None = None
     gpus: int | None = None
     nodes: int | None = None
@@ -40,6 +43,25 @@ class PlanRequest:
     precision: Precision = "bf16"
     engine: str | None = None
     probes: tuple[Path, ...] = ()
+
+
+def configured(request: PlanRequest) -> PlanRequest:
+    """Return a request for a model of config.yaml, with its batch and sequence length where none was asked.
+
+    Raises:
+        ConfigError: config.yaml has no such model.
+    """
+    loaded, name = read_config(), str(request.architecture)
+    if name not in loaded.config.models:
+        known = ", ".join(loaded.config.models)
+        raise ConfigError(f"There is no model {name!r}.", where=f"{loaded.path.name} models", fix=f"one of: {known}")
+    data = loaded.config.training.data
+    return replace(
+        request,
+        architecture=shape_at(loaded, name, "full"),
+        global_batch=request.global_batch or data.global_batch_size,
+        sequence_tokens=request.sequence_tokens or data.sequence_length,
+    )
 
 
 def answer(request: PlanRequest) -> tuple[Answer, Rates]:
@@ -71,7 +93,7 @@ def answers(request: PlanRequest, counts: Sequence[int]) -> list[tuple[Answer, R
 
 
 def _answer_of(request: PlanRequest) -> tuple[Answer, Rates]:
-    shape = model_shape(request.architecture)
+    shape = request.architecture if isinstance(request.architecture, ModelShape) else model_shape(request.architecture)
     accelerator, found = accelerator_of(request.accelerator)
     gpus, per_node = _gpus(request, found)
     implementation, equal = _implementation(request.engine, shape)

@@ -61,6 +61,7 @@ def test_the_page_has_every_block_of_figures():
         "callback",
         "profiles",
         "limits",
+        "energy",
         "no_gain",
     ]
 

@@ -15,6 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tools")]
 
+from energy_figures import energy  # noqa: E402
 from page import page_parser, replace_blocks, update_page  # noqa: E402
 from record_figures import (  # noqa: E402
     NOTHING,
@@ -286,6 +287,7 @@ BLOCKS = {
     "exchanges": exchanges,
     "limits": limits,
     "power": power,
+    "energy": energy,
     "first_steps": first_steps,
     "start_up": start_up,
     "micro_batch_search": micro_batch_search,

@@ -90,6 +90,8 @@ LAYOUTS = (
     Layout(name="pp2_vpp2_mbs4", pipeline=2, virtual=2),
     Layout(name="dp_s8192_mbs1", micro_batch=1, global_batch=32, sequence=8192, target_tokens_per_second_per_gpu=10_800),
     Layout(name="dp_mbs4_fp8", precision="fp8", target_tokens_per_second_per_gpu=15_500),
+    Layout(name="dp_mbs2_fp8", micro_batch=2, precision="fp8"),
+    Layout(name="dp_s8192_mbs1_fp8", micro_batch=1, global_batch=32, sequence=8192, precision="fp8"),
     Layout(name="qwen_one_gpu", model="qwen", gpus=1, global_batch=32, optimizer_states="bf16", target_mfu=0.58),
     Layout(name="qwen_dp_mbs4", model="qwen"),
     Layout(name="dp_mbs2", micro_batch=2),

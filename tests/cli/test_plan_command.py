@@ -58,6 +58,15 @@ def test_layers_that_no_equal_stages_hold_are_planned_for_megatron_lm():
     assert any(row["pipeline_parallel"] == 16 for row in found["fitting"])  # of 126 layers
 
 
+@pytest.mark.parametrize(
+    ("architecture", "implementation"),
+    [("qwen3-30b-a3b", "embedded"), ("deepseek-v3", "Megatron-Core with Transformer Engine")],
+)
+def test_a_mixture_is_planned_for_the_engine_that_cuts_its_layers_into_stages(architecture, implementation):
+    done = run_command("plan", "--architecture", architecture, "--accelerator", "H100 SXM", "--gpus", "128", "--json")
+    assert json.loads(done.stdout)["question"]["implementation"] == implementation
+
+
 def test_more_gpus_give_more_until_the_batch_is_too_small_to_share():
     words = ("--architecture", "gpt-3-175b", "--accelerator", "H100 SXM", "--gpus", "96,4608", "--sequence-length", "2048")
     strong = run_command("plan", *words, "--gpus", "96,192", "--global-batch-size", "2304")

@@ -209,6 +209,8 @@ def reason(candidate: Candidate, best: Candidate) -> str:
     extra = {part: candidate.time.parts[part] - best.time.parts[part] for part in REASONS}
     part = max(extra, key=lambda name: extra[name])
     share = extra[part] / best.time.step_seconds
+    if round(share, 2) <= 0:
+        return "as fast, predicted"
     here, there = candidate.workload.recompute.granularity, best.workload.recompute.granularity
     if part in {"products", "memory", "attention"} and here == "full" != there:
         return f"computes activations twice, +{share:.0%}"

@@ -36,29 +36,33 @@ class Stage:
         return self.dense_layers + self.moe_layers
 
 
-def stages_of(workload: Workload) -> list[Stage]:
+def stages_of(workload: Workload) -> tuple[Stage, ...]:
     """Return the stages of a workload, first to last."""
     shape, layout = workload.shape, workload.layout
-    pipeline, virtual = layout.pipeline, layout.virtual_pipeline or 1
-    counts = _layers_by_chunk(workload, pipeline * virtual)
+    counts = _layers_by_chunk(workload, layout.pipeline * (layout.virtual_pipeline or 1))
+    dense_first = None if shape.experts is None else shape.dense_first_layers
+    return _stages(counts, layout.pipeline, dense_first, workload.mtp_layers)
+
+
+@lru_cache(maxsize=4096)
+def _stages(counts: tuple[int, ...], pipeline: int, dense_first: int | None, mtp_layers: int) -> tuple[Stage, ...]:
+    """Return the stages whose model chunks have so many layers, of which the first are dense (None: all)."""
     first = 0
-    bounds = []
+    chunks = []
     for count in counts:
-        bounds.append((first, first + count))
+        dense = count if dense_first is None else max(0, min(first + count, dense_first) - first)
+        chunks.append((dense, count - dense))
         first += count
-    stages = []
-    for index in range(pipeline):
-        last = index == pipeline - 1
-        stages.append(
-            Stage(
-                index=index,
-                chunks=tuple(_kinds(shape, *bounds[chunk * pipeline + index]) for chunk in range(virtual)),
-                embedding=index == 0,
-                output=last,
-                mtp_layers=workload.mtp_layers if last else 0,
-            )
+    return tuple(
+        Stage(
+            index=index,
+            chunks=tuple(chunks[index::pipeline]),
+            embedding=index == 0,
+            output=index == pipeline - 1,
+            mtp_layers=mtp_layers if index == pipeline - 1 else 0,
         )
-    return stages
+        for index in range(pipeline)
+    )
 
 
 def _layers_by_chunk(workload: Workload, chunks: int) -> tuple[int, ...]:
@@ -69,14 +73,6 @@ def _layers_by_chunk(workload: Workload, chunks: int) -> tuple[int, ...]:
         last = layers_of_last_stage(workload.shape, layout.pipeline)
         return (*[(layers - last) // (chunks - 1)] * (chunks - 1), last)
     return tuple(layers // chunks + (number < layers % chunks) for number in range(chunks))
-
-
-def _kinds(shape: ModelShape, first: int, last: int) -> tuple[int, int]:
-    """Return how many of the layers first to last (exclusive) are dense, and how many have experts."""
-    if shape.experts is None:
-        return last - first, 0
-    dense = max(0, min(last, shape.dense_first_layers) - first)
-    return dense, last - first - dense
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -225,10 +225,10 @@ def _usual_batch(gpus: int) -> int:
 def _implementation(engine: str | None, shape: ModelShape) -> tuple[Implementation, bool]:
     """Return how the layers of an engine use memory, and whether it needs equal pipeline stages.
 
-    Without a choice: the embedded engine for dense models, and for others Megatron-LM with Transformer Engine.
+    Without a choice: the embedded engine, but Megatron-LM for mixtures whose layers no pipeline divides, as DeepSeek-V3's 61.
     """
-    sparse = bool(shape.experts or shape.kv_lora_rank)
-    if engine == MEGATRON_LM or (engine is None and sparse):
+    undivided = shape.experts is not None and all(shape.layers % stages for stages in (2, 3, 4))
+    if engine == MEGATRON_LM or (engine is None and undivided):
         return replace(TRANSFORMER_ENGINE, loss="in_place"), False
     settings = Settings(shape=shape, options=asdict(EngineOptions()))
     implementation = engine_named(engine or "megatron").implementation(settings)

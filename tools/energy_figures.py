@@ -6,6 +6,7 @@ from statistics import mean, median
 
 from speed_layouts import LAYOUTS, Layout
 
+from tprimat.engines import embedded
 from tprimat.facts.flops import attention_matrices, feed_forward_matrices, output_matrix
 from tprimat.facts.models import model_shape
 from tprimat.predict.rates import under_load
@@ -13,7 +14,7 @@ from tprimat.records.discover import probes_in
 from tprimat.records.schema import ProbeRecord
 from tprimat.report.tables import table
 
-PROGRAMS = {"megatron": "embedded engine", "transformer_engine": "with Transformer Engine's layers"}
+PROGRAMS = {embedded.ENGINE.name: "embedded engine", "transformer_engine": "with Transformer Engine's layers"}
 MODEL = "llama-3.1-8b"
 LEAD = 1.05
 """Times as fast as with Transformer Engine's layers: what the embedded engine aims at."""
@@ -27,7 +28,7 @@ def energy(results: Path) -> str:
     goals: list[str] = []
     for layout in (layout for layout in LAYOUTS if layout.precision == "bf16" and layout.pipeline == layout.tensor == 1):
         products, ours = joules_of_products(layout, probes), 0.0
-        for program, words in PROGRAMS.items():
+        for place, (program, words) in enumerate(PROGRAMS.items()):
             files = sorted((results / "with-transformer-engine" / program / layout.name).glob("*/benchmark_*.json"))
             found = [json.loads(file.read_text(encoding="utf8"))["metrics"] for file in files]
             if len(found) < 2 or products is None:
@@ -35,7 +36,7 @@ def energy(results: Path) -> str:
             rate = mean(one["tokens_per_second_per_gpu"]["value"] for one in found)
             joules = mean(one["joules_per_token"] for one in found)
             cells = (f"{rate:,.0f}", f"{joules * rate:.0f} W", f"{joules * 1e3:.1f} mJ", f"{products * 1e3:.1f} mJ")
-            if program == "megatron":
+            if place == 0:
                 ours = rate
             elif ours < LEAD * rate:
                 left = (joules / LEAD - products) * 1e3

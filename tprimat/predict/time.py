@@ -173,7 +173,7 @@ def _layer(workload: Workload, rates: Rates, *, moe: bool) -> Piece:
 
 
 def _products(workload: Workload, rates: Rates, matrix: WeightMatrix, *, again: bool) -> float:
-    """Return the seconds of a matrix's three products. Grouped ones in fp8 are as fast as single ones: no probe measures them."""
+    """Return the seconds of a matrix's three products. Grouped ones that no probe measured are as fast as single ones."""
     routed = matrix.copies > 1
     in_bf16 = routed and workload.implementation.expert_wgrad_in_bf16
     dtype = _in_bf16(workload) if matrix.name == "router" else workload.precision

@@ -4,7 +4,8 @@
   for the weight's, added to an fp32 sum by the product itself (wgrad). Operands lie in memory as training has them, so that
   the libraries choose the same kernels: m, k and n are those of the product, not of the layer. The same in fp8, at fewer numbers
   of rows.
-- Grouped products of experts, with as many rows for each, and with as few for most as a router in training gives.
+- Grouped products of experts, with as many rows for each, and with as few for most as a router in training gives; in fp8 too, but
+  for the weights' gradients, which training leaves in bf16.
 - Attention over one sequence, which fills a GPU less than the many of `attention`, and with narrower heads.
 - Compiled element-wise regions, forward and backward: residual sum and norm, SwiGLU. Each tensor read or written counts once.
 - Launches: thousands of tiny operations in a row, which take as long as the host needs for them.
@@ -40,6 +41,7 @@ EXPERT_TOKENS = 8192
 SMALL_EXPERT_TOKENS = 128
 SKEW = 0.5
 """Expert number i gets rows in proportion to 1 / i^SKEW: the most popular of 8 has twice its share, of 128 six times."""
+GROUPED_KINDS = ("grouped_fprop", "grouped_dgrad", "grouped_wgrad")
 ALIGNMENT = 16
 """Rows of each expert are a multiple of it, which the kernels require."""
 SEQUENCE_LENGTHS = (4096, 8192, 16384)
@@ -182,6 +184,17 @@ def grouped_call(kind: str, counts: list[int], inputs: int, outputs: int, device
     return partial(multiply, make(sum(counts), inputs), weights.transpose(1, 2), offs=ends)
 
 
+def fp8_grouped_call(kind: str, counts: list[int], inputs: int, outputs: int, device: torch.device) -> Call:
+    """Return forward product or dgrad of all experts in e4m3, with a scale for each row and column; see grouped_fp8.py."""
+    dtype, total, experts = gemm.fp8_dtype(), sum(counts), len(counts)
+    ends = torch.tensor(counts, device=device).cumsum(0).to(torch.int32)
+    summed, produced = (inputs, outputs) if kind == "grouped_fprop" else (outputs, inputs)
+    rows = torch.randn(total, summed, device=device, dtype=torch.bfloat16).to(dtype)
+    weights = torch.randn(experts, produced, summed, device=device, dtype=torch.bfloat16).to(dtype).transpose(1, 2)
+    scales = torch.ones(total, device=device), torch.ones(experts, produced, device=device)
+    return partial(torch._scaled_grouped_mm, rows, weights, *scales, offs=ends, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+
 def grouped_cases(*, small: bool) -> list[Case]:
     """Return both matrices of the experts, with equal and with skewed numbers of rows. m is the mean of an expert."""
     cases = []
@@ -193,7 +206,7 @@ def grouped_cases(*, small: bool) -> list[Case]:
         for skewed in (False, True):
             counts = rows_of_experts(total, experts, skewed=skewed)
             for inputs, outputs in ((hidden, 2 * ffn), (ffn, hidden)):
-                for kind in ("grouped_fprop", "grouped_dgrad", "grouped_wgrad"):
+                for kind, dtype in (*((kind, "bf16") for kind in GROUPED_KINDS), *((kind, "fp8") for kind in GROUPED_KINDS[:2])):
                     m, k, n = {
                         "grouped_fprop": (total // experts, inputs, outputs),
                         "grouped_dgrad": (total // experts, outputs, inputs),
@@ -204,9 +217,9 @@ def grouped_cases(*, small: bool) -> list[Case]:
                             kind=kind,
                             variant=("skewed" if skewed else "equal") + UNDER_LOAD,
                             shape={"m": m, "k": k, "n": n, "experts": experts, "largest": max(counts)},
-                            dtype="bf16",
+                            dtype=dtype,
                             flop=2 * total * inputs * outputs,
-                            prepare=partial(grouped_call, kind, counts, inputs, outputs),
+                            prepare=partial(fp8_grouped_call if dtype == "fp8" else grouped_call, kind, counts, inputs, outputs),
                             effort=PRODUCT_EFFORT,
                         )
                     )

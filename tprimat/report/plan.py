@@ -19,7 +19,7 @@ MOST_ROWS = 12
 MOST_TOO_LARGE = 4
 TIME_ERROR = {True: 0.15, False: 0.2}
 """Measured by probes or not -> relative error that nine in ten predictions of dense models stay within (docs/accuracy.md)."""
-MIXTURES = {True: "mixtures of experts with other layers than the embedded engine's", False: "mixtures of experts"}
+MIXTURES = {True: "mixtures of experts in fp8, or with other layers than the embedded engine's,", False: "mixtures of experts"}
 """Measured by probes or not -> the models whose steps took longer."""
 MEMORY_NAMES: Mapping[Part, str] = {part: "backward pass" if part == "backward" else part for part in PARTS}
 TIME_NAMES: Mapping[TimePart, str] = {

@@ -344,24 +344,26 @@ def _conversion_bytes(workload: Workload, matrices: Sequence[WeightMatrix], *, a
 
 
 def _tensor_exchange(workload: Workload, rates: Rates, *, again: bool) -> float:
-    """Return the exchanges between tensor ranks that are not hidden, of one layer.
+    """Return by how much exchanges between tensor ranks lengthen one layer.
 
-    Under sequence parallelism a layer gathers twice and scatters twice in each pass; in the backward pass wgrad hides the two
-    scatters. Without it, the forward pass sums twice, and wgrad hides the sums of the backward pass.
+    Under sequence parallelism a layer gathers twice and scatters twice in each pass. In the backward pass Megatron-Core scatters
+    while wgrad runs and, where a layer has not kept its gathered inputs, gathers them while dgrad runs. Without sequence
+    parallelism, the forward pass sums twice, and the backward pass twice while wgrad runs. Both wait for the same memory, so that
+    products beside an exchange take longer (OVERLAPPED_SHARES).
     """
-    layout, size = workload.layout, workload.element_bytes
+    layout, code, size = workload.layout, workload.implementation, workload.element_bytes
     if layout.tensor == 1:
         return 0.0
     message = workload.tokens * workload.shape.hidden * size
+    passes, share = 2 if again else 1, rates.overlapped_share(message)
     if not layout.sequence_parallel:
-        one = rates.exchange_seconds("all_reduce", message, layout.tensor)
-        return one * (4 if again else 2)
+        return 2 * rates.exchange_seconds("all_reduce", message, layout.tensor) * (passes + share)
     gather = rates.exchange_seconds("all_gather", message, layout.tensor)
     scatter = rates.exchange_seconds("reduce_scatter", message, layout.tensor)
-    passes = 2 if again else 1
-    if workload.implementation.overlaps_tensor_parallel and workload.precision != "fp8":
-        return rates.overlapped_share(message) * (2 * (gather + scatter) * passes + 2 * (gather + scatter))
-    return 2 * (gather + scatter) * passes + 2 * gather
+    if code.overlaps_tensor_parallel and workload.precision != "fp8":
+        return share * 2 * (gather + scatter) * (passes + 1)
+    beside = scatter if code.keeps_gathered_inputs else gather + scatter
+    return 2 * (gather + scatter) * passes + 2 * gather + share * 2 * beside
 
 
 def _context_exchange(workload: Workload, rates: Rates, attention: float) -> float:

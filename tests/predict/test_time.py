@@ -119,6 +119,26 @@ def test_experts_of_our_own_multiply_two_of_three_products_in_fp8():
     assert saved / more == pytest.approx(2 / 3, abs=0.05)  # attention has all three
 
 
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+def test_an_exchange_beside_products_lengthens_them(sequence_parallel):
+    work = workload(layout=Layout(tensor=2, sequence_parallel=sequence_parallel), implementation=TRANSFORMER_ENGINE)
+    none, half, whole = (
+        predict_time(work, replace(RATES, overlapped=((2**26, share),))).parts["tensor"] for share in (0.0, 0.5, 1.0)
+    )
+    assert half - none == pytest.approx(whole - half)
+    # By data sheet all exchanges of a message take as long: six of ten are waited for, or two sums of four.
+    assert whole / none == pytest.approx(10 / 6 if sequence_parallel else 4 / 2)
+
+
+def test_inputs_that_are_kept_are_not_gathered_again():
+    layout = Layout(tensor=2, sequence_parallel=True)
+    again, kept = (
+        predict_time(workload(layout=layout, implementation=replace(TRANSFORMER_ENGINE, keeps_gathered_inputs=keeps)), RATES)
+        for keeps in (False, True)
+    )
+    assert again.parts["tensor"] > kept.parts["tensor"]
+
+
 def test_little_work_is_bound_by_the_host():
     tiny = workload(shape=model_shape("gpt-124m"), micro_batch=1, sequence_tokens=128)
     assert predict_time(tiny, RATES).parts["host"] > 0

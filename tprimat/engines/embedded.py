@@ -48,6 +48,8 @@ class EmbeddedEngine(WorkerEngine):
             EMBEDDED,
             loss="chunked" if on.get("streamed_cross_entropy", True) else "compiled",
             eager_loss=not compiled,
+            eager_layers=not compiled,
+            eager_optimizer=not (on.get("fused_adam", True) or on.get("compiled_adam", True)),
             keeps_joint_projection=not compiled,
             accumulates_weight_gradients=on.get("accumulate_weight_gradients", True),
             balanced_stages=on.get("balanced_stages", True),

@@ -38,6 +38,9 @@ KERNELS_OF_A_LAYER = 55
 """Launches for one layer and micro-batch, forward and backward: 7,000 in 128 of them in the profile of DP4 on H200."""
 ADAM_BYTES = 30
 """A weight: gradient, master and both moments are read, three of them and the bf16 weight written."""
+EAGER_ADAM_BYTES = 80 + 6
+"""Uncompiled, each of Adam's operations passes over fp32 tensors: decay (2 of them), first moment (3), second moment (2 and 3),
+root, correction and epsilon (2 each), update (4). Then the bf16 weight is written."""
 NORM_BYTES = 4
 TIED_BYTES = 8 + 6 + 2 + 6 + 10
 """A tied weight and micro-batch: its gradient by the loss is scaled in fp32 and converted, the embedding's is filled with zeros,
@@ -214,7 +217,7 @@ def _in_bf16(workload: Workload) -> str:
 def _output(workload: Workload, rates: Rates) -> Piece:
     """Return output layer and loss, which stay in the wider type under fp8."""
     shape, dtype = workload.shape, _in_bf16(workload)
-    words, tokens, size = workload.vocabulary // workload.layout.tensor, workload.tokens, workload.element_bytes
+    words, tokens = workload.vocabulary // workload.layout.tensor, workload.tokens
     rows = min(tokens, workload.implementation.loss_chunk_tokens) if workload.loss == "chunked" else tokens
     sides = (words, shape.hidden, rows)
     seconds = rates.product_seconds(rows, words, shape.hidden, dtype) + rates.product_seconds(
@@ -225,13 +228,30 @@ def _output(workload: Workload, rates: Rates) -> Piece:
     else:
         seconds += rates.product_seconds(*sides, dtype) + words * shape.hidden * 8 / rates.bandwidth
     seconds *= tokens / rows
-    passes = {"chunked": 4 * size, "in_place": 3 * size, "compiled_away": 4 * size}.get(
-        workload.implementation.loss, 8 * size + 24
-    )
-    moved = tokens * words * passes
+    moved = tokens * words * _loss_bytes(workload)
     if shape.tied_embeddings and workload.loss == "chunked" and workload.layout.pipeline == 1:
         moved += words * shape.hidden * TIED_BYTES
     return Piece(products=seconds, memory=moved / rates.bandwidth)
+
+
+def _loss_bytes(workload: Workload) -> int:
+    """Return the bytes a logit that the loss moves, both passes, between the products of the output layer.
+
+    native converts to fp32 (6 in bf16), finds the maximum (4), subtracts it and takes exponentials (8 each), sums (4), divides,
+    multiplies by the incoming gradient (8 each), and converts back (6). compiled does so in four functions, which move 6, 12, 8
+    and 22 by the scheduler of torch's compiler: they compute a copy before they change their argument. Uncompiled chunks compute
+    differences and exponentials twice, each into a new tensor.
+    """
+    size = workload.element_bytes
+    if workload.loss == "chunked" and workload.implementation.eager_loss:
+        return 4 * size + 66
+    return {
+        "chunked": 4 * size,
+        "in_place": 3 * size,
+        "compiled_away": 4 * size,
+        "native": 2 * size + 48,
+        "compiled": 2 * size + 44,
+    }[workload.loss]
 
 
 def _attention(workload: Workload, rates: Rates) -> tuple[float, float]:
@@ -247,22 +267,62 @@ def _attention(workload: Workload, rates: Rates) -> tuple[float, float]:
 
 def _memory_bytes(workload: Workload, matrices: Sequence[WeightMatrix], *, moe: bool, again: bool) -> float:
     """Return the bytes that norms, rotation, activation, and conversions to 8 bits read and write in one layer."""
-    shape, layout, size = workload.shape, workload.layout, workload.element_bytes
-    split = workload.tokens / workload.sequence_ranks
-    joint = (shape.heads + 2 * shape.kv_heads) * shape.head_dim / layout.tensor
-    halves = 2 if shape.gated else 1
-    rows, width = workload.tokens, shape.ffn / layout.tensor
+    shape, code = workload.shape, workload.implementation
+    rows, width = workload.tokens, shape.ffn / workload.layout.tensor
     if moe:
         rows, width = expert_rows(workload), (shape.expert_ffn or 0) / workload.expert_tensor_ranks
-    forward = split * 8 * shape.hidden + workload.tokens * 2 * joint + rows * (halves + 1) * width
-    backward = split * 12 * shape.hidden + workload.tokens * 2 * joint + rows * (2 * halves + 1) * width
+    halves = 2 if shape.gated else 1
+    # torch's SwiGLU: silu (2, backward 3), the sum with an offset of 0 (2), a product (3, backward 6), and a concatenation (4).
+    activation = (7, 13) if shape.gated and not code.fused_activation else (halves + 1, 2 * halves + 1)
+    forward, backward = _eager_elements(workload) if code.eager_layers else _compiled_elements(workload)
+    forward += rows * width * activation[0]
+    backward += rows * width * activation[1]
     if moe:
         forward += 6 * rows * shape.hidden  # tokens are sorted by expert, and back
         backward += 6 * rows * shape.hidden
-    total = size * (forward * (2 if again else 1) + backward)
+    total = workload.element_bytes * (forward * (2 if again else 1) + backward)
     if workload.precision == "fp8":
         total += _conversion_bytes(workload, matrices, again=again)
     return total
+
+
+def _compiled_elements(workload: Workload) -> tuple[float, float]:
+    """Return the elements that two norms with their residual sums, and the rotation, read and write in each pass."""
+    shape = workload.shape
+    hidden = workload.tokens / workload.sequence_ranks * shape.hidden
+    joint = workload.tokens * (shape.heads + 2 * shape.kv_heads) * shape.head_dim / workload.layout.tensor
+    return 8 * hidden + 2 * joint, 12 * hidden + 2 * joint
+
+
+def _eager_elements(workload: Workload) -> tuple[float, float]:
+    """Return the same where each operation reads its operands and writes its result (tests/predict/moved_bytes.py counts them).
+
+    | elements | operation | forward | backward |
+    |---|---|---|---|
+    | hidden, twice | norm | 2 | 3, and 2 for the weight |
+    | hidden, twice | residual sum | 3 | 3: the sum of both gradients |
+    | queries and keys | products with cosine and sine | 4 | 4 |
+    | | negated half | 1 | 1 |
+    | | concatenations | 2 of halves, 2 with the rest, which is empty | 2 of halves |
+    | | sum | 3 | 3 |
+    | | the empty rest | | 1 for its gradient, all zeros, and 3 to add that |
+    | queries and keys | norm of each head | 2 | 5 |
+    | queries | copy out of the groups | 2 | |
+    | joint projection | concatenation | | 2 |
+    | joint projection | bias | 2 | 1 |
+    """
+    shape = workload.shape
+    hidden = workload.tokens / workload.sequence_ranks * shape.hidden
+    queries, keys = (workload.tokens * heads * shape.head_dim / workload.layout.tensor for heads in (shape.heads, shape.kv_heads))
+    joint = queries + 2 * keys
+    rotated = queries + keys if shape.position == "rope" else 0
+    normed = queries + keys if shape.qk_norm else 0
+    copied = queries if shape.heads > shape.kv_heads else 0
+    biased = joint if shape.qkv_bias else 0
+    return (
+        10 * hidden + 12 * rotated + 2 * normed + 2 * copied + 2 * biased,
+        16 * hidden + 14 * rotated + 5 * normed + 2 * joint + biased,
+    )
 
 
 def _conversion_bytes(workload: Workload, matrices: Sequence[WeightMatrix], *, again: bool) -> float:
@@ -284,24 +344,26 @@ def _conversion_bytes(workload: Workload, matrices: Sequence[WeightMatrix], *, a
 
 
 def _tensor_exchange(workload: Workload, rates: Rates, *, again: bool) -> float:
-    """Return the exchanges between tensor ranks that are not hidden, of one layer.
+    """Return by how much exchanges between tensor ranks lengthen one layer.
 
-    Under sequence parallelism a layer gathers twice and scatters twice in each pass; in the backward pass wgrad hides the two
-    scatters. Without it, the forward pass sums twice, and wgrad hides the sums of the backward pass.
+    Under sequence parallelism a layer gathers twice and scatters twice in each pass. In the backward pass Megatron-Core scatters
+    while wgrad runs and, where a layer has not kept its gathered inputs, gathers them while dgrad runs. Without sequence
+    parallelism, the forward pass sums twice, and the backward pass twice while wgrad runs. Both wait for the same memory, so that
+    products beside an exchange take longer (OVERLAPPED_SHARES).
     """
-    layout, size = workload.layout, workload.element_bytes
+    layout, code, size = workload.layout, workload.implementation, workload.element_bytes
     if layout.tensor == 1:
         return 0.0
     message = workload.tokens * workload.shape.hidden * size
+    passes, share = 2 if again else 1, rates.overlapped_share(message)
     if not layout.sequence_parallel:
-        one = rates.exchange_seconds("all_reduce", message, layout.tensor)
-        return one * (4 if again else 2)
+        return 2 * rates.exchange_seconds("all_reduce", message, layout.tensor) * (passes + share)
     gather = rates.exchange_seconds("all_gather", message, layout.tensor)
     scatter = rates.exchange_seconds("reduce_scatter", message, layout.tensor)
-    passes = 2 if again else 1
-    if workload.implementation.overlaps_tensor_parallel and workload.precision != "fp8":
-        return rates.overlapped_share(message) * (2 * (gather + scatter) * passes + 2 * (gather + scatter))
-    return 2 * (gather + scatter) * passes + 2 * gather
+    if code.overlaps_tensor_parallel and workload.precision != "fp8":
+        return share * 2 * (gather + scatter) * (passes + 1)
+    beside = scatter if code.keeps_gathered_inputs else gather + scatter
+    return 2 * (gather + scatter) * passes + 2 * gather + share * 2 * beside
 
 
 def _context_exchange(workload: Workload, rates: Rates, attention: float) -> float:
@@ -375,7 +437,8 @@ def _optimizer(workload: Workload, rates: Rates, weights: Weights) -> float:
     else:
         own = float(weights.total)
     conversion = 6 * weights.layer_matrices if workload.precision == "fp8" else 0
-    return (own * (ADAM_BYTES + NORM_BYTES) + conversion) / rates.bandwidth
+    adam = EAGER_ADAM_BYTES if workload.implementation.eager_optimizer else ADAM_BYTES
+    return (own * (adam + NORM_BYTES) + conversion) / rates.bandwidth
 
 
 def launches(workload: Workload) -> int:

@@ -43,6 +43,10 @@ class Implementation:
     """Where it differs over several tensor ranks."""
     eager_loss: bool = False
     """The chunks' element-wise parts are not compiled, so that each operation has a result of its own in fp32."""
+    eager_layers: bool = False
+    """Norms, residual sums and rotation are not compiled: each operation reads and writes memory (_eager_elements in time.py)."""
+    eager_optimizer: bool = False
+    """Adam is a chain of operations over all weights, as torch's default is."""
     fused_activation: bool = True
     """SwiGLU is one function that keeps its argument; False: torch keeps both factors of the product as well."""
     reuses_dummy_gradients: bool = False
@@ -271,6 +275,8 @@ NEMO_ON_TORCH = replace(
     name="NeMo without Transformer Engine",
     attention="flash",
     loss="compiled",
+    eager_layers=True,
+    eager_optimizer=True,
     accumulates_weight_gradients=False,
 )
 """NeMo's recipes on torch alone."""

@@ -157,6 +157,7 @@ def _split_attention(record: RunRecord) -> str | None:
 NAMED_SWITCHES = {
     "streamed_cross_entropy",
     "compiled_regions",
+    "fused_adam",
     "accumulate_weight_gradients",
     "balanced_stages",
     "distributed_optimizer",

@@ -309,11 +309,12 @@ def _feed_forward(workload: Workload, *, moe: bool) -> dict[str, int]:
     width = inner // workload.expert_tensor_ranks
     shared = shape.shared_experts * inner // tensor
     copied = workload.tokens * shape.hidden if shared and workload.precision == "fp8" else 0
+    returned = size * code.keeps_returned_rows + FP32_BYTES * code.weighs_experts_in_fp32
     return {
         # Scores and probabilities in fp32 and the map, of all experts; indices, places and weights of the chosen ones.
         "router": split * (experts * (2 * FP32_BYTES + 1) + chosen * (8 + 8 + FP32_BYTES)),
         "dispatched": rows * shape.hidden * routed,
-        "returned": split * chosen * shape.hidden * size if code.keeps_returned_rows else 0,
+        "returned": split * chosen * shape.hidden * returned,
         # Without SwiGLU no fused function weights the result, so that it exists before and after.
         "hidden": rows * (halves if shape.gated else 2) * width * size + (0 if code.keeps_returned_rows else rows * FP32_BYTES),
         "activated": rows * width * routed,

@@ -63,6 +63,8 @@ class Implementation:
     """Under context parallelism each rank keeps all ranks' keys and values; False: they travel around a ring in both passes."""
     keeps_returned_rows: bool = False
     """The results of experts are kept as they came back, because the weights of a token's experts are applied there."""
+    weighs_experts_in_fp32: bool = False
+    """The results of experts are kept in fp32, in which their weights are applied."""
     expert_wgrad_in_bf16: bool = False
     """Under fp8 the experts' weight gradients stay in bf16, and so do the rows that are kept for them (grouped_fp8.py)."""
     received_rows_step: float = 0.0
@@ -285,6 +287,7 @@ FSDP = Implementation(
     loss="compiled_away",
     loss_over_tensor_ranks="compiled",
     shards_weights=True,
+    weighs_experts_in_fp32=True,
     accumulates_weight_gradients=False,
     keeps_gathered_inputs=True,
     buffers_bytes=WORKSPACES,

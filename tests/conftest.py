@@ -1,8 +1,9 @@
-"""What holds for all tests: which ones are slow, one thread for each process, and Ctrl-C."""
+"""What holds for all tests: which ones are slow, one thread for each process, bytecode, and Ctrl-C."""
 
 import gc
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ TESTS = Path(__file__).parent
 gc.disable()  # until all tests are imported: torch and Megatron-Core create many objects and no garbage
 # Before torch is imported: threads that wait for each other on busy cores make a tiny model ten times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Where an image forbids storing bytecode, every process of a test would compile what it imports.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 SLOW = (
     "train/test_layouts.py",
     "cli/test_micro_batch_search.py",

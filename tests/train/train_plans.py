@@ -12,12 +12,13 @@ import sys
 from pathlib import Path
 
 from tprimat.plan.schema import read_plan
-from tprimat.train import startup
+from tprimat.train import rendezvous, startup
 from tprimat.train.worker import quieten
 
 startup.pause_garbage_collection()
 
 from torch.distributed import destroy_process_group  # noqa: E402
+from torch.distributed.elastic.rendezvous import rendezvous_handler_registry  # noqa: E402
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch  # noqa: E402
 
 
@@ -34,14 +35,17 @@ def train_as_rank(plan):
 
 if __name__ == "__main__":
     plans = [read_plan(Path(path)) for path in sys.argv[1:]]
+    rendezvous.stay_on_the_loopback()
+    rendezvous_handler_registry.register(rendezvous.BACKEND, rendezvous.create_handler)
     multiprocessing.set_forkserver_preload([ready(plans[0])])
     for plan in plans:
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
             nproc_per_node=plan.layout.world_size,
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
+            rdzv_backend=rendezvous.BACKEND,
+            rdzv_endpoint=f"{rendezvous.LOOPBACK}:0",
+            rdzv_configs={"rank": 0},
             run_id=plan.run_id,
             max_restarts=0,
             start_method="forkserver",

@@ -6,6 +6,7 @@ import difflib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -135,7 +136,7 @@ def plain_name(name: str, where: str) -> str:
         ConfigError: it is empty, too long, or has slashes or a dot in front.
     """
     try:
-        return TypeAdapter(Name).validate_python(name)
+        return str(_adapter(Name).validate_python(name))
     except ValidationError as error:
         raise ConfigError(f"{name!r} is not a name.", where=where, why=error.errors()[0]["msg"]) from error
 
@@ -185,6 +186,12 @@ def _apply_tiny(tree: Tree, size: Size) -> None:
     del training["tiny"]
 
 
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """Return pydantic's reader of a type, cached because building one takes as long as all else that reads a configuration."""
+    return TypeAdapter(kind)
+
+
 def _checked(kind: type[T], tree: Tree, below: KeyPath = ()) -> T:
     """Validate the values at a key path as a dataclass.
 
@@ -195,11 +202,12 @@ def _checked(kind: type[T], tree: Tree, below: KeyPath = ()) -> T:
     for key in below:
         values = values[key]
     try:
-        return TypeAdapter(kind).validate_python(values)
+        checked: T = _adapter(kind).validate_python(values)  # type: ignore[arg-type]  # mypy does not see that a class is hashable
     except ValidationError as error:
         raise _explained(error, tree, below) from error
     except ConfigError as error:
         raise ConfigError(error.what, where=error.where or _place_of_shape(tree), why=error.why, fix=error.fix) from error
+    return checked
 
 
 def _place_of_shape(tree: Tree) -> str | None:
@@ -208,7 +216,7 @@ def _place_of_shape(tree: Tree) -> str | None:
         shape = values.get("architecture") if isinstance(values, dict) else None
         if isinstance(shape, dict):
             try:
-                TypeAdapter(ModelShape).validate_python(shape)
+                _adapter(ModelShape).validate_python(shape)
             except ConfigError:
                 return tree.where(("models", model, "architecture"))
             except ValidationError:

@@ -12,7 +12,8 @@ from runs.make_runs import a_run, steps_of
 from tprimat.analyze.groups import group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.records.benchmark_file import RunResult
-from tprimat.runner.auto import Race, still_in
+from tprimat.runner.auto import RACE, Race, still_in
+from tprimat.runner.combine import combined
 from tprimat.runner.run import TrainingRun
 from tprimat.runner.sweep import CellResult
 
@@ -91,8 +92,8 @@ class Named:
         self.session = type("Session", (), {"plans": (plan,)})()
 
 
-def two_runs(strategy, mean, place, **fields):
-    for number in range(2):
+def runs_of(strategy, mean, place, count=2, **fields):
+    for number in range(count):
         run = a_run(f"{strategy}-{number}", strategy=strategy, **fields)
         noise = np.random.default_rng(10 * place + number)
         seconds = mean * (1 + 0.01 * noise.normal()) * (1 + 0.005 * noise.normal(size=30))
@@ -101,7 +102,7 @@ def two_runs(strategy, mean, place, **fields):
 
 
 def groups_of(**means):
-    found = [run for place, (strategy, mean) in enumerate(means.items()) for run in two_runs(strategy, mean, place)]
+    found = [run for place, (strategy, mean) in enumerate(means.items()) for run in runs_of(strategy, mean, place)]
     return {group.run.strategy: group for group in group_runs(found)}
 
 
@@ -120,11 +121,30 @@ def test_only_what_can_no_longer_win_is_dropped():
     assert set(reasons) == {"failed", "slow"}
 
 
+def test_the_conclusion_names_a_fastest_layout_only_where_the_table_does():
+    contenders = [Named("first"), Named("second")]
+    for seconds, said, runs in (
+        ((5.0, 5.01), "auto: llama: No winner: ", 3),
+        ((5.0, 7.5), "auto: first is the fastest measured of llama; it was predicted as number 1", 3),
+        ((5.0, 7.5), "too few runs to call it the winner. first was predicted as number 1", 2),
+    ):
+        pairs = zip(contenders, seconds, strict=True)
+        results = [
+            result_of(item) for place, (one, mean) in enumerate(pairs) for item in runs_of(one.name, mean, place, count=runs)
+        ]
+        conclusion = Race(contenders, print).conclusion(results)
+        assert said in conclusion
+        table = combined([result.run for result in results], question=RACE)
+        assert ("fastest measured" in conclusion) == ("first is fastest" in table)
+    alone = Race(contenders, print).conclusion([result_of(item) for item in runs_of("second", 5.0, 0)])
+    assert alone.startswith("auto: llama: second alone has runs that count. second was predicted as number 2")
+
+
 def test_layouts_race_against_those_of_their_own_model():
     means = {("llama", "one"): 5.0, ("llama", "other"): 5.01, ("qwen", "one"): 9.0, ("qwen", "other"): 5.5}
     notices = []
     race = Race([Named(name, model) for model, name in means], notices.append)
-    runs = [two_runs(name, means[model, name], place, model=model) for place, (model, name) in enumerate(means)]
+    runs = [runs_of(name, means[model, name], place, model=model) for place, (model, name) in enumerate(means)]
     results = [result_of(item) for pair in runs for item in pair]
     assert [cell.is_needless(results) for cell in race.cells()] == [False, False, True, True]
     assert len(notices) == 1

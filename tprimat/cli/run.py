@@ -13,6 +13,7 @@ from tprimat.engines import AUTO, ENGINE_NAMES
 from tprimat.errors import ConfigError
 
 if TYPE_CHECKING:
+    from tprimat.analyze.compare import Question
     from tprimat.runner.run import TrainingRun
     from tprimat.runner.session import RunRequest, Session
 
@@ -231,7 +232,7 @@ def _check_auto(options: argparse.Namespace, request: "RunRequest") -> None:
 
 def _train_auto(options: argparse.Namespace, request: "RunRequest") -> int:
     """Train under the layout that is predicted to be fastest, or measure the first few briefly."""
-    from tprimat.runner.auto import Race, auto_sessions
+    from tprimat.runner.auto import RACE, Race, auto_sessions
     from tprimat.runner.sweep import complete, exit_status, run_cells, session_cells
 
     contenders = auto_sessions(request, options.measure)
@@ -243,7 +244,8 @@ def _train_auto(options: argparse.Namespace, request: "RunRequest") -> int:
     results = run_cells(cells, quiet=options.quiet, resume=options.resume, messages=sys.stderr)
     if options.measure:
         print(race.conclusion(results), file=sys.stderr)
-    _show_runs([result.run for result in results if result.run is not None], as_json=options.json)
+    runs = [result.run for result in results if result.run is not None]
+    _show_runs(runs, as_json=options.json, question=RACE if options.measure else None)
     return exit_status(results, success=complete(results, cells))
 
 
@@ -282,7 +284,7 @@ def _submit(options: argparse.Namespace, request: "RunRequest") -> int:
     return (submit_to_slurm if options.launcher == "slurm" else submit_to_kubernetes)(request, more, sys.stderr)
 
 
-def _show_runs(runs: "Sequence[TrainingRun]", *, as_json: bool) -> None:
+def _show_runs(runs: "Sequence[TrainingRun]", *, as_json: bool, question: "Question | None" = None) -> None:
     from tprimat.report.screen import screen_of
     from tprimat.report.summary import document, summary
     from tprimat.runner.combine import combined, combined_document
@@ -294,7 +296,7 @@ def _show_runs(runs: "Sequence[TrainingRun]", *, as_json: bool) -> None:
     if not runs:
         return
     screen = screen_of(sys.stdout)
-    together = combined(runs, screen)
+    together = combined(runs, screen, question)
     print("\n" + summary([(run.record, run.metrics or run.unmeasured, run.log) for run in runs], screen, brief=bool(together)))
     if together:
         print("\n" + together)

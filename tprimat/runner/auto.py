@@ -7,12 +7,13 @@ from functools import partial
 from itertools import islice
 
 from tprimat import units
-from tprimat.analyze.compare import Question, verdict
+from tprimat.analyze.compare import Question, rankings, verdict
 from tprimat.analyze.groups import Group
 from tprimat.errors import ConfigError, LaunchError, UserError
 from tprimat.facts.accelerators import find_accelerator
 from tprimat.predict.search import Candidate
 from tprimat.report.plan import layout_name
+from tprimat.report.winner import headline, proven
 from tprimat.runner.combine import groups_of
 from tprimat.runner.planning import answer_for
 from tprimat.runner.run import TrainingRun
@@ -188,11 +189,15 @@ def _conclusion(model: str, contenders: Sequence[Contender], groups: dict[str | 
     known = [one for one in contenders if _strategy(one) in groups]
     if not known:
         return f"auto: no layout of {model} has a run that counts."
-    best = max(known, key=lambda one: _rate(groups[_strategy(one)]))
-    place = contenders.index(best) + 1
-    errors = [item.metrics.predicted_step_error for item in groups[_strategy(best)].runs if item.metrics]
+    ranking = rankings([groups[_strategy(one)] for one in known], RACE)[0]
+    best = next(one for one in known if groups[_strategy(one)] is ranking.best)
+    errors = [item.metrics.predicted_step_error for item in ranking.best.runs if item.metrics]
     off = units.signed_percent(errors[0]) if errors and errors[0] is not None else units.ABSENT
-    return f"auto: {best.name} is the fastest measured of {model}; it was predicted as number {place}, its step off by {off}."
+    forecast = f"predicted as number {contenders.index(best) + 1}, its step off by {off}."
+    if proven(ranking):
+        return f"auto: {best.name} is the fastest measured of {model}; it was {forecast}"
+    found = "; ".join(headline(ranking)) if ranking.lead else f"{best.name} alone has runs that count"
+    return f"auto: {model}: {found.rstrip('.')}. {best.name} was {forecast}"
 
 
 def _by_model(contenders: Sequence[Contender]) -> Iterator[tuple[str, list[Contender]]]:

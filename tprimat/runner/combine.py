@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from tprimat.analyze.compare import rankings
+from tprimat.analyze.compare import QUESTION, Question, rankings
 from tprimat.analyze.groups import Group, Measured, group_runs
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.evidence import REDIRECTED
@@ -24,13 +24,13 @@ def _measured(run: TrainingRun) -> Measured:
     return Measured(result=RunResult(path=path, run=run.record, steps=run.steps), metrics=run.metrics)
 
 
-def combined(runs: Sequence[TrainingRun], screen: Screen = PLAIN) -> str:
+def combined(runs: Sequence[TrainingRun], screen: Screen = PLAIN, question: Question | None = None) -> str:
     """Return the winner and the table of each workload, and what to know; empty where at most one run counts."""
-    groups = groups_of(runs)
+    groups, question = groups_of(runs), question or QUESTION
     if sum(len(group.runs) for group in groups) < 2:
         return ""
-    lines = [screen.prose(line, 2, "quiet") for line in winner.caveats(groups, _notes(groups))]
-    return "\n".join([winner.blocks(groups, screen), "", *lines])
+    lines = [screen.prose(line, 2, "quiet") for line in winner.caveats(groups, _notes(groups), question)]
+    return "\n".join([winner.blocks(groups, screen, question=question), "", *lines])
 
 
 def _notes(groups: Sequence[Group]) -> dict[str, list[str]]:

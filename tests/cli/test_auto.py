@@ -42,6 +42,17 @@ def test_the_fastest_layout_by_prediction_is_planned(machine):
     assert plan["prediction"]["step_seconds"] > 0
 
 
+def test_a_batch_smaller_than_the_gpus_takes_a_layout_that_shares_it(machine):
+    words = ("--dry-run", "--json", "--engine", "megatron", "--model", "qwen", "--global-batch-size")
+    done = machine(*words, "1", gpus=8)
+    assert done.returncode == 0, done.stderr
+    (plan,) = json.loads(done.stdout)["plans"]
+    assert plan["batch"]["global_batch_sequences"] == 1
+    none = machine(*words, "7", gpus=5)
+    assert none.returncode == 2
+    assert "(7)" in none.stderr
+
+
 def test_what_contradicts_auto_is_explained(machine):
     for words, said in (
         (("--tp", "2"), "--parallel auto chooses --tp itself."),

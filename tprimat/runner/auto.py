@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import islice, product
+from math import prod
 
 from tprimat import units
 from tprimat.analyze.compare import Question, rankings, verdict
 from tprimat.analyze.groups import Group
-from tprimat.errors import ConfigError, LaunchError, UserError
+from tprimat.errors import ConfigError, LaunchError, LayoutError, UserError
 from tprimat.facts.accelerators import find_accelerator
 from tprimat.predict.search import Candidate
 from tprimat.report.plan import layout_name
@@ -26,6 +27,8 @@ BRIEF_STEPS = 12
 ROUNDS = 3
 """Runs of each layout at most; one that can no longer win gets fewer."""
 MOST_MEASURED = 8
+FIRST_DEGREES = sorted(product((1, 2, 4, 8), repeat=2), key=prod)
+"""Tensor and pipeline degrees of the plan that the search starts from, which chooses its own."""
 RACE = Question(even_if_different=True, confidence=1 - (1 - CONFIDENCE) / ROUNDS)
 """Other layouts and batches are the point; each round looks once, and all looks together are as sure as one."""
 
@@ -67,8 +70,8 @@ def auto_sessions(request: RunRequest, measured: int | None) -> list[Contender]:
     Raises:
         UserError: the accelerator is not known, or nothing fits.
     """
-    alone = replace(request, strategy=None, tp=1, runs=1, dry_run=True)
-    first = prepare(alone)
+    alone = replace(request, strategy=None, runs=1, dry_run=True)
+    first = _first_look(alone)
     machine = first.machine_of(first.plans[0])
     if find_accelerator(machine.accelerator) is None:
         why = "No GPU is here to predict for."
@@ -78,7 +81,7 @@ def auto_sessions(request: RunRequest, measured: int | None) -> list[Contender]:
         raise LaunchError("--parallel auto cannot choose here.", where="--parallel", why=why, fix=fix)
     contenders: list[Contender] = []
     for model in models_of(first.loaded, request):
-        plan = prepare(replace(alone, model=model)).plans[0]
+        plan = _first_look(replace(alone, model=model)).plans[0]
         answer, _ = answer_for(plan, machine.accelerator, [first.output, *first.probes])
         asked = replace(request, model=model, platform=first.platform)
         found = list(islice(_contenders(asked, answer.layouts(), measured), measured or 1))
@@ -86,6 +89,21 @@ def auto_sessions(request: RunRequest, measured: int | None) -> list[Contender]:
             raise LaunchError(f"No layout of {model} fits.", where="--gpus", fix="more GPUs, or tprimat plan for what is missing")
         contenders += found
     return contenders
+
+
+def _first_look(request: RunRequest) -> Session:
+    """Plan a request under the smallest degrees that can share its batch.
+
+    Raises:
+        UserError: there are none; says why not without any splitting of the model.
+    """
+    try:
+        return prepare(replace(request, tp=1, micro_batch_size=1))
+    except LayoutError:
+        for tensor, pipeline in FIRST_DEGREES[1:]:
+            with suppress(UserError):
+                return prepare(replace(request, tp=tensor, pp=pipeline, micro_batch_size=1))
+        raise
 
 
 def _contenders(request: RunRequest, layouts: Sequence[Candidate], measured: int | None) -> Iterator[Contender]:

@@ -205,7 +205,7 @@ def test_a_strategy_for_one_model_runs_it_and_says_what_the_other_is_missing(see
     assert (plan["layout"]["tensor"], plan["layout"]["data"], plan["batch"]["accumulation_steps"]) == (2, 4, 32)
     assert "left out" not in one.stderr
     assert [plan["model"] for plan in plans_of(both)] == ["llama"]
-    missing = "The strategy my_custom_config has no layout for qwen.\n  at    config.yaml:"
+    missing = f"The strategy my_custom_config has no layout for qwen.\n  at    {seeds_config}:"
     assert f"left out: {missing}" in both.stderr
     assert (other.returncode, other.stdout) == (2, "")
     assert f"error: {missing}" in other.stderr
@@ -318,7 +318,7 @@ def test_validation_exits_2_when_the_file_is_wrong(tmp_path):
     path.write_text((ROOT / "config.yaml").read_text().replace("schedule: cosine", "shedule: cosine"))
     done = call("--config", path, script="validate_config.py")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: shedule is not a key of training.optimizer.\n  at    my.yaml:")
+    assert done.stderr.startswith(f"error: shedule is not a key of training.optimizer.\n  at    {path}:")
     assert "\n  try   schedule\n" in done.stderr
 
 

@@ -91,12 +91,12 @@ parallelism:
 )
 def test_a_merge_key_takes_over_keys_with_their_lines(layout, sizes, lines, tmp_path):
     text = TEXT[: TEXT.index("parallelism:")] + MERGED.replace("LAYOUT", layout)
-    loaded = read_config(written(tmp_path, text))
+    loaded = read_config(path := written(tmp_path, text))
     found = loaded.config.parallelism["split"]["mine"]["cpu"]
     keys = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "micro_batch_size")
     assert tuple(getattr(found, key) for key in keys) == sizes
     for key, line in zip(keys, lines, strict=True):
-        assert loaded.where("parallelism", "split", "mine", "cpu", key).startswith(f"my.yaml:{line} ")
+        assert loaded.where("parallelism", "split", "mine", "cpu", key).startswith(f"{path}:{line} ")
     assert loaded.config.parallelism["split"]["mine"]["amd"].micro_batch_size == 1
 
 
@@ -121,8 +121,9 @@ def test_the_tiny_workload_lies_over_the_real_one_and_keeps_the_rest(tmp_path):
 
 
 def test_a_key_of_the_tiny_workload_keeps_its_line(tmp_path):
-    assert read_config(written(tmp_path), size="tiny").where("training", "data", "sequence_length").startswith("my.yaml:11 ")
-    assert read_config(written(tmp_path)).where("training", "data", "sequence_length").startswith("my.yaml:10 ")
+    path = written(tmp_path)
+    assert read_config(path, size="tiny").where("training", "data", "sequence_length").startswith(f"{path}:11 ")
+    assert read_config(path).where("training", "data", "sequence_length").startswith(f"{path}:10 ")
 
 
 def test_the_tiny_workload_can_be_set_too(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from a_config import TEXT, complaint, written
 
-from tprimat.config.load import parse_setting
+from tprimat.config.load import parse_setting, read_config
 
 CASES = yaml.safe_load((Path(__file__).parent / "wrong_configs.yaml").read_text())
 
@@ -168,3 +168,11 @@ def test_a_device_and_a_pipe_are_no_configuration(tmp_path):
     os.mkfifo(tmp_path / "my.yaml")
     assert "is not a file" in complaint(tmp_path / "my.yaml")
     assert "too large" in complaint(Path("/dev/zero"))
+
+
+def test_a_mistake_is_placed_in_the_file_as_the_user_named_it(tmp_path, monkeypatch):
+    wrong = written(tmp_path, TEXT.replace("gpus_per_node", "gpu_per_node", 1))
+    assert f"\n  at    {wrong}:3 hardware.platforms.cpu.gpu_per_node" in complaint(wrong)
+    monkeypatch.chdir(tmp_path)
+    assert "\n  at    my.yaml:3 hardware.platforms.cpu.gpu_per_node" in complaint(Path("my.yaml"))
+    assert read_config().where("models").startswith("config.yaml:"), "of the file that nobody named, no folder of the program"

@@ -115,7 +115,7 @@ def read_config(
         ConfigError: names the file, the line, the key, the rule and the fix.
     """
     file = DEFAULT_FILE if path is None else path
-    tree = read_tree(file, environment)
+    tree = read_tree(file, environment, file.name if file == DEFAULT_FILE else None)
     ordered = sorted(settings, key=lambda setting: setting.path[:2] != TINY)  # the overlay's own settings apply before it is used
     for setting in ordered:
         if setting.path[:2] == TINY:

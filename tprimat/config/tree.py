@@ -40,15 +40,15 @@ class Tree:
         return ".".join(path)
 
 
-def read_tree(path: Path, environment: Mapping[str, str] | None = None) -> Tree:
-    """Parse a YAML file.
+def read_tree(path: Path, environment: Mapping[str, str] | None = None, name: str | None = None) -> Tree:
+    """Parse a YAML file; errors place its keys in `name`, or in the path as it was given.
 
     Raises:
         ConfigError: missing, unreadable, not YAML, duplicate keys, or not a mapping.
     """
-    text = _text(path)
+    text, name = _text(path), name or str(path)
     try:
-        root = yaml.compose(text, Loader=_loader(path.name))
+        root = yaml.compose(text, Loader=_loader(name))
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ConfigError(f"{path} is not valid YAML.", where=f"{path}{line}", why=error.problem) from error
@@ -56,7 +56,7 @@ def read_tree(path: Path, environment: Mapping[str, str] | None = None) -> Tree:
         raise ConfigError(f"{path} is not valid YAML.", where=str(path), why=str(error).splitlines()[0]) from error
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"{path} holds no configuration.", where=str(path), why="Its top level must be keys with values.")
-    reader = _Reader(path.name, os.environ if environment is None else environment)
+    reader = _Reader(name, os.environ if environment is None else environment)
     return Tree(reader.mapping(root, ()), reader.origins)
 
 

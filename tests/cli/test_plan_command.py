@@ -1,6 +1,7 @@
 """`tprimat plan` as a user runs it: in a process of its own, on a machine without a GPU."""
 
 import json
+import re
 
 import pytest
 from commands import run_command
@@ -48,6 +49,19 @@ def test_a_model_that_fits_nowhere_is_exit_status_1():
     done = run_command("plan", "--architecture", "llama-3.1-405b", "--accelerator", "RTX 4090", "--gpus", "8")
     assert done.returncode == 1
     assert "Nothing fits" in done.stdout
+    assert "1,024 GPUs are enough" in done.stdout
+    assert "with Megatron-Core with Transformer Engine" in done.stdout
+
+
+def test_where_nothing_fits_the_fewest_gpus_that_would_are_named_with_a_layout():
+    asked = ("--architecture", "llama-3.1-70b", "--accelerator", "H100 SXM", "--global-batch-size", "128", "--gpus")
+    nothing = run_command("plan", *asked, "8")
+    assert nothing.returncode == 1
+    ((count, layout),) = re.findall(r"(\d+) GPUs are enough, the fewest of the powers of two: (TP\d PP\d DP\d), ", nothing.stdout)
+    degrees = [int(number) for number in re.findall(r"\d+", layout)]
+    assert int(count) == degrees[0] * degrees[1] * degrees[2]
+    assert run_command("plan", *asked, count).returncode == 0
+    assert run_command("plan", *asked, str(int(count) // 2)).returncode == 1
 
 
 def test_layers_that_no_equal_stages_hold_are_planned_for_megatron_lm():

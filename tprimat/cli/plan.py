@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     """Exit status: 0, or 1 where nothing fits."""
     from tprimat.report import plan
     from tprimat.report.screen import screen_of
-    from tprimat.runner.planning import PlanRequest, answer, answers, configured
+    from tprimat.runner.planning import PlanRequest, answer, answers, configured, enough_gpus
 
     request = PlanRequest(
         architecture=options.architecture or options.model,
@@ -68,7 +68,8 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json(plan.document(found, rates))
     else:
-        print(plan.text(found, rates, screen_of(sys.stdout)))
+        enough = None if found.fitting else enough_gpus(found.question, rates, any_engine=request.engine is None)
+        print(plan.text(found, rates, screen_of(sys.stdout), enough))
     if options.picture:
         from tprimat.report.plots.plan import draw_plan
 

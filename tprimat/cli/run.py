@@ -254,7 +254,7 @@ def _plan(options: argparse.Namespace) -> int:
     from tprimat.facts.accelerators import PLATFORM_OF
     from tprimat.report import plan as page
     from tprimat.report.screen import screen_of
-    from tprimat.runner.planning import accelerator_of, answer_for
+    from tprimat.runner.planning import accelerator_of, answer_for, enough_gpus
     from tprimat.runner.session import prepare
 
     name = options.plan or None
@@ -265,7 +265,10 @@ def _plan(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"plans": [page.document(found, rates) for found, rates in answers]})
     else:
-        print("\n\n\n".join(page.text(found, rates, screen_of(sys.stdout)) for found, rates in answers))
+        screen = screen_of(sys.stdout)
+        for number, (found, rates) in enumerate(answers):
+            enough = None if found.fitting else enough_gpus(found.question, rates, any_engine=False)
+            print(("\n\n" if number else "") + page.text(found, rates, screen, enough))
     return 0 if all(found.fitting for found, _ in answers) else 1
 
 

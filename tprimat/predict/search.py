@@ -108,17 +108,36 @@ def workloads(question: Question) -> Iterator[Workload]:
     for layout in layouts(question):
         for micro, steps in _micro_batches(question, layout):
             for granularity in RECOMPUTE:
-                yield Workload(
-                    shape=question.shape,
-                    layout=layout,
-                    micro_batch=micro,
-                    accumulation_steps=steps,
-                    sequence_tokens=question.sequence_tokens,
-                    implementation=question.implementation,
-                    precision=question.precision,
-                    recompute=Recompute(granularity=granularity),
-                    expert_tensor=1 if question.shape.experts else None,
-                )
+                yield _workload(question, layout, micro, steps, granularity)
+
+
+def smallest_that_fits(question: Question, rates: Rates) -> Candidate | None:
+    """Return the fastest layout that fits with micro-batches of one sequence and full recomputation; None where none does."""
+    found = []
+    for layout in layouts(question):
+        if layout.virtual_pipeline is None:
+            workload = _workload(question, layout, 1, question.global_batch // layout.data, "full")
+            memory = predict_memory(workload)
+            if memory.device_bytes <= question.memory_bytes:
+                time = predict_time(workload, rates)
+                found.append(Candidate(workload=workload, memory=memory, time=time, missing_bytes=0))
+    return min(found, key=lambda candidate: candidate.time.step_seconds if candidate.time else 0.0, default=None)
+
+
+def _workload(
+    question: Question, layout: Layout, micro: int, steps: int, granularity: Literal["none", "selective", "full"]
+) -> Workload:
+    return Workload(
+        shape=question.shape,
+        layout=layout,
+        micro_batch=micro,
+        accumulation_steps=steps,
+        sequence_tokens=question.sequence_tokens,
+        implementation=question.implementation,
+        precision=question.precision,
+        recompute=Recompute(granularity=granularity),
+        expert_tensor=1 if question.shape.experts else None,
+    )
 
 
 def layouts(question: Question) -> Iterator[Layout]:

@@ -57,8 +57,8 @@ def interval(candidate: Candidate, rates: Rates) -> tuple[float, float, float]:
     return value, value / (1 + error), value / (1 - error)
 
 
-def text(answer: Answer, rates: Rates, screen: Screen = PLAIN) -> str:
-    """Format the answer for a terminal."""
+def text(answer: Answer, rates: Rates, screen: Screen = PLAIN, enough: Candidate | None = None) -> str:
+    """Format the answer for a terminal; where nothing fits, with a layout that is enough on more GPUs."""
     layouts = answer.layouts()
     parts = [_question(answer.question, rates, screen), _rates(rates, screen)]
     if layouts:
@@ -66,6 +66,7 @@ def text(answer: Answer, rates: Rates, screen: Screen = PLAIN) -> str:
         parts.append(_bars(layouts[0], screen))
     else:
         parts.append(screen.prose(f"Nothing fits {units.gibibytes(answer.question.memory_bytes)} a GPU.", meaning="refused"))
+        parts += [screen.prose(_enough(enough, answer.question))] if enough else []
     if nearly := answer.nearly():
         parts.append(_too_large(nearly, answer.question, screen))
     return "\n\n".join(parts)
@@ -96,6 +97,14 @@ def _best(best: Candidate, question: Question, rates: Rates, screen: Screen) -> 
     again = "" if work.recompute.granularity == "none" else f", recompute {work.recompute.granularity}"
     name = screen.paint(layout_name(work), "winner")
     return f"fastest   {name}, micro-batch {work.micro_batch}{again}\n          {rate}, {memory} a GPU\n          {flags(work)}"
+
+
+def _enough(enough: Candidate, question: Question) -> str:
+    work = enough.workload
+    other = "" if work.implementation == question.implementation else f", with {work.implementation.name}"
+    how = f"{layout_name(work)}, micro-batch {work.micro_batch}, recompute {work.recompute.granularity}"
+    memory = f"{units.gibibytes(enough.memory.device_bytes)} a GPU"
+    return f"{plural(work.layout.world_size, 'GPU')} are enough, the fewest of the powers of two: {how}, {memory}{other}."
 
 
 def flags(workload: Workload) -> str:

@@ -14,7 +14,7 @@ from tprimat.hardware.nodes import this_machine
 from tprimat.plan.build import shape_at
 from tprimat.plan.schema import EngineOptions, RunPlan
 from tprimat.predict.rates import Rates, probed_rates, published_rates
-from tprimat.predict.search import Answer, Candidate, Question, search
+from tprimat.predict.search import Answer, Candidate, Question, search, smallest_that_fits
 from tprimat.predict.workload import TRANSFORMER_ENGINE, Implementation, Precision
 from tprimat.records.discover import probes_in
 from tprimat.records.schema import ProbeRecord
@@ -23,6 +23,8 @@ USUAL_GPUS_PER_NODE = 8
 USUAL_SEQUENCE_TOKENS = 8192
 SMALLEST_BATCH = 128
 SEQUENCES_PER_GPU = 2
+MOST_GPUS = 1024
+"""That are tried where nothing fits."""
 USABLE_SHARE = 0.99
 """Of an accelerator's memory as built; the driver keeps the rest (139.8 of 141 GiB on H200)."""
 MEGATRON_LM = "megatron-lm"
@@ -109,6 +111,24 @@ def _answer_of(request: PlanRequest) -> tuple[Answer, Rates]:
         equal_stages=equal,
     )
     return _answer(question, accelerator, request.probes)
+
+
+def enough_gpus(question: Question, rates: Rates, *, any_engine: bool) -> Candidate | None:
+    """Return a layout that fits on the fewest GPUs, of the powers of two up to MOST_GPUS; None where none does.
+
+    Its batch is that of the question. With any engine, Megatron-LM's layouts count as well.
+    """
+    kinds = [question]
+    if any_engine and question.equal_stages:
+        implementation, equal = _implementation(MEGATRON_LM, question.shape)
+        kinds.append(replace(question, implementation=implementation, equal_stages=equal))
+    counts = (2**power for power in range(MOST_GPUS.bit_length()))
+    for gpus in (count for count in counts if count > question.gpus):
+        per_node = max(question.gpus_per_node, min(gpus, USUAL_GPUS_PER_NODE))
+        for kind in kinds:
+            if found := smallest_that_fits(replace(kind, gpus=gpus, gpus_per_node=per_node), rates):
+                return found
+    return None
 
 
 def answer_for(plan: RunPlan, accelerator_name: str | None, probes: Sequence[Path]) -> tuple[Answer, Rates]:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     known, apart = ", ".join((*KINDS, *ON_REQUEST)), ", ".join(ON_REQUEST)
-    parser.add_argument("kinds", help=f"comma-separated: {known}, or all but {apart}")
+    parser.add_argument("kinds", help=f"comma-separated: {known}, or all, which leaves out {apart}")
     add_measuring(parser, f"folder of {PROBES_FILE}")
     parser.add_argument("--dtype", metavar="LIST", help="of matrix products: bf16,fp8,fp16,tf32,fp32 (all)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="measure the matrix products of its models (config.yaml)")

@@ -40,6 +40,10 @@ DEGREES = {
     "cp": "context",
     "ep": "expert",
 }
+PROBE_HELP = (
+    "measure bare operations: gemm, memory, attention, mlp, transformer, collectives, ddp, rounds, pieces, overlap; "
+    "all leaves out the last three"
+)
 PROBE_FLAGS = {"probe", "output_dir", "config", "gpus", "resume", "json", "quiet"}
 
 
@@ -47,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add every flag of ./benchmark.py."""
     add_request(parser)
     group = parser.add_argument_group("instead of training")
-    group.add_argument("--probe", metavar="KINDS", help="measure bare operations: gemm,attention,collectives,memory,mlp or all")
+    group.add_argument("--probe", metavar="KINDS", help=PROBE_HELP)
     group.add_argument(
         "--plan", nargs="?", const="", metavar="GPU", help="predict all layouts, for this machine or for a GPU of another name"
     )

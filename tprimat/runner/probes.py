@@ -75,7 +75,7 @@ def parse_kinds(text: str) -> tuple[str, ...]:
             known = ", ".join((*KINDS, *ON_REQUEST))
             raise ConfigError(f"There is no probe {name!r}.", where="--probe", fix=f"one or more of {known}, or all")
     if not names:
-        raise ConfigError("No probe is named.", where="--probe", fix=f"one or more of {', '.join(KINDS)}, or all")
+        raise ConfigError("No probe is named.", where="--probe", fix=f"one or more of {', '.join((*KINDS, *ON_REQUEST))}, or all")
     return names
 
 

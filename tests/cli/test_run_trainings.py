@@ -196,7 +196,7 @@ def test_a_run_tells_what_its_start_went_into(repeated):
 
 def test_a_run_whose_only_step_is_profiled_says_why_it_has_no_speed_and_names_its_trace(repeated):
     folder, _, _, (_, out, _) = repeated
-    assert "no speed      No steady step is left: 1 measured, 0 of them warm-up, 1 profiled. Try: run more steps" in out
+    assert "no speed       No steady step is left: 1 measured, 0 of them warm-up, 1 profiled. Try: run more steps" in out
     (named,) = [line.split()[1] for line in out.splitlines() if line.startswith("trace: ")]
     assert [path.name for path in folder.glob("profile_cpu_qwen_*.json")] == [Path(named).name]
     assert "traceEvents" in json.loads(Path(named).read_text())

@@ -253,7 +253,7 @@ def test_the_prediction_stands_in_plan_record_and_summary(machine, tmp_path):
     assert planned["allocated_bytes"] == sum(planned["memory"].values())
     assert planned["step_seconds"] == pytest.approx(sum(planned["time"].values()))
     assert planned["rates"] == "published figures of H200 SXM"
-    assert "  predicted     step " in done.stdout
+    assert "  predicted      step " in done.stdout
     metrics = json.loads((tmp_path / "out" / "benchmark_cuda_llama.json").read_text())["metrics"]
     assert metrics["predicted_step_error"] == pytest.approx(planned["step_seconds"] / metrics["step_seconds"]["value"] - 1)
 

@@ -29,7 +29,7 @@ from tprimat.report.screen import PLAIN, Meaning, Screen
 
 Row = tuple[RunRecord, RunMetrics | str | None, Path]
 """A run, its metrics or the reason why there are none, and its log."""
-VALUES = 16
+VALUES = 17
 """Column in which values begin."""
 MEANINGS: dict[str, Meaning] = {
     "outcome": "refused",

@@ -96,6 +96,10 @@ def test_every_panel_of_a_sweep_keeps_like_with_like_and_names_its_points(tmp_pa
         rows = [label.get_text().splitlines()[0] for label in effect.get_yticklabels()]
         assert sorted(rows) == ["llama", "qwen"]
         assert sorted(text.get_text() for text in effect.texts) == sorted(["minimal_communication", "slow"] * 2)
+        dots, (left, right) = [line.get_xdata()[0] for line in effect.lines if line.get_marker() == "o"], effect.get_xlim()
+        assert left < min(dots) < max(dots) < right
+        assert max(dots) - min(dots) > 0.6 * (right - left), "the dots fill the panel"
+        assert "the axis does not start at 0" in effect.get_xlabel()
         for axes in axes_titled(picture, "9  Memory"):
             assert sorted(text.get_text() for text in axes.texts) == sorted(levels)
             (low, high), (left, right) = axes.get_ylim(), axes.get_xlim()

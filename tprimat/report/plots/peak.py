@@ -225,9 +225,12 @@ def _effect(drawn: Drawn) -> Panel:
         axes.tick_params(axis="y", length=0, labelsize=9)
         axes.set_ylim(len(rows) - 0.4, -0.6)
         values = [entry.per_gpu.value for _, entries in rows for entry in entries]
-        axes.set_xlim(0, 1.12 * max(values))
+        room = 0.15 * (max(values) - min(values)) + 0.03 * max(values)
+        left = max(0, min(values) - room)
+        axes.set_xlim(left, max(values) + room)
+        start = "; the axis does not start at 0" if left else ""
         axes.set_xlabel(
-            f"tokens per second and {drawn.rank}\n(a dot a configuration of the same work; box: quartiles)", size=SMALL
+            f"tokens per second and {drawn.rank}\n(a dot a configuration of the same work; box: quartiles{start})", size=SMALL
         )
         thousands(axes)
         axes.grid(visible=False, axis="y")

@@ -17,7 +17,7 @@ from page import page_parser, replace_blocks, update_page  # noqa: E402
 from tprimat import units  # noqa: E402
 from tprimat.predict.accuracy import Score, errors  # noqa: E402
 from tprimat.report import accuracy  # noqa: E402
-from tprimat.runner.accuracy import Ledger, read_rows, score_published, score_records, score_rows  # noqa: E402
+from tprimat.runner.accuracy import LARGE_MODELS, Ledger, read_rows, score_published, score_records, score_rows  # noqa: E402
 
 PAGE = ROOT / "docs" / "accuracy.md"
 RECORDS = ROOT / "benchmarks" / "records"
@@ -46,6 +46,11 @@ def large_goldens() -> list[Score]:
     return [score for score in golden_scores()[0] if score.group == "over 4 GB"]
 
 
+def large_models() -> list[Score]:
+    """Return the steps of models that keep a GPU busy."""
+    return [score for score in golden_scores()[1] if score.group == LARGE_MODELS]
+
+
 def headline() -> str:
     """Return the result in one paragraph."""
     found, golden = ledger(), large_goldens()
@@ -72,6 +77,7 @@ BLOCKS = {
     "goldens": lambda: accuracy.memory_table(golden_scores()[0]),
     "goldens_worst": lambda: accuracy.worst_rows(large_goldens(), NOTEWORTHY),
     "goldens_time": lambda: accuracy.error_table(golden_scores()[1]),
+    "goldens_time_rows": lambda: accuracy.worst_rows(large_models(), 0, units.seconds),
     "published": lambda: accuracy.rate_rows(score_published()),
     "choices": lambda: accuracy.choice_table(ledger().time),
 }

@@ -15,7 +15,7 @@ from tprimat.predict.accuracy import Score, choices, errors, factor, with_factor
 from tprimat.predict.others import calculon_estimate, megatron_estimate
 from tprimat.predict.workload import TRANSFORMER_ENGINE, Workload
 from tprimat.report.plan import TIME_ERROR
-from tprimat.runner.accuracy import read_rows, score_published, score_records, score_rows
+from tprimat.runner.accuracy import LARGE_MODELS, read_rows, score_published, score_records, score_rows
 
 ROOT = Path(__file__).parents[2]
 H200 = ROOT / "benchmarks" / "records" / "h200"
@@ -94,7 +94,8 @@ def test_memory_on_h200():
 
 
 def test_memory_of_megatrons_tests():
-    memory, _, answered = score_rows(read_rows(GOLDENS))
+    memory, time, answered = score_rows(read_rows(GOLDENS))
+    assert [score.name for score in time if score.group == LARGE_MODELS] == [score.name for score in time if "_7b_" in score.name]
     assert len(answered) == 391
     large = errors(score.error for score in memory if score.group == "over 4 GB")
     assert large.rows == 49

@@ -92,10 +92,10 @@ def rate_rows(scores: Sequence[Score]) -> str:
     return table(["published result", "tokens/s/GPU", "predicted", "error of the step"], rows)
 
 
-def worst_rows(scores: Sequence[Score], least: float) -> str:
+def worst_rows(scores: Sequence[Score], least: float, show: Callable[[float], str] = units.gibibytes) -> str:
     """Return the rows whose error is at least so large, worst first; equal rows of a case once."""
     found = sorted((score for score in scores if abs(score.error) >= least), key=lambda score: -abs(score.error))
-    return table(["row", "measured", "predicted", "error"], [[score.name, *_figures(score, units.gibibytes)] for score in found])
+    return table(["row", "measured", "predicted", "error"], [[score.name, *_figures(score, show)] for score in found])
 
 
 def _figures(score: Score, show: Callable[[float], str]) -> list[str]:

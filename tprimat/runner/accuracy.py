@@ -12,7 +12,7 @@ from tprimat.analyze.groups import Measured
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.errors import RecordError
 from tprimat.facts.accelerators import Accelerator, find_accelerator, peak_dense_flops
-from tprimat.facts.flops import flop_per_token
+from tprimat.facts.flops import flop_per_token, parameters
 from tprimat.facts.megatron_cases import options_left_out
 from tprimat.facts.models import model_shape
 from tprimat.facts.published import PublishedResult, rebase, results
@@ -39,6 +39,7 @@ GPUS_OF_A_GB200_NODE = 4
 MACHINES = {"a100": "A100 SXM 80GB", "h100": "H100 SXM", "gb200": "GB200"}
 """As rows of Megatron-LM's tests call them -> name in the table."""
 LARGE_BYTES, SMALL_BYTES = 4e9, 1e9
+LARGE_MODEL, LARGE_MODELS = 5e9, "5 billion parameters and more"
 CALCULON, MEGATRON = "calculon", "Megatron-LM's estimator"
 
 
@@ -268,7 +269,8 @@ def score_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[list[Score], list[Sco
             group = "over 4 GB" if measured >= LARGE_BYTES else "1 to 4 GB"
             memory.append(Score(name=name, group=group, measured=float(measured), predicted=peak, others=others))
         if step and seconds is not None:
-            group = "steps of 0.5 s and more" if step >= 0.5 else "shorter steps"
+            large = parameters(row_workload(row).shape).total >= LARGE_MODEL
+            group = LARGE_MODELS if large else "smaller models"
             time.append(Score(name=name, group=group, measured=float(step), predicted=seconds))
     return memory, time, answered
 

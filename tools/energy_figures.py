@@ -63,11 +63,13 @@ def joules_of_products(layout: Layout, probes: list[ProbeRecord]) -> float | Non
 def joules_per_flop(probes: list[ProbeRecord], tokens: int) -> dict[str, float]:
     """Return for each pass the joules of a FLOP, weighted by the FLOP of the layer's products."""
     found: dict[str, list[tuple[float, float]]] = {}
-    wide = model_shape(MODEL).hidden
+    shape = model_shape(MODEL)
+    layer = {frozenset((matrix.inputs, matrix.outputs)) for matrix in [*attention_matrices(shape), *feed_forward_matrices(shape)]}
     for probe in probes:
         sides = probe.shape
         if probe.kind not in PASSES or probe.dtype != "bf16" or not under_load(probe) or not probe.power_watts or not probe.flop:
             continue
-        if sides["k" if probe.kind == "wgrad" else "m"] == tokens and min(sides.values()) >= min(wide, tokens):
+        inner = {"wgrad": ("m", "n")}.get(probe.kind, ("k", "n"))
+        if sides["k" if probe.kind == "wgrad" else "m"] == tokens and frozenset(sides[side] for side in inner) in layer:
             found.setdefault(probe.kind, []).append((probe.flop, probe.power_watts * median(probe.seconds)))
     return {kind: sum(joules for _, joules in pairs) / sum(flop for flop, _ in pairs) for kind, pairs in found.items()}

@@ -159,6 +159,7 @@ def between_runs() -> str:
                 continue
             logs = np.log([rate.value for rate in rates])
             where = "all on two machines" if folder in ON_TWO_MACHINES else "all on one machine"
+            where += "" if group.run.routing is None else ", mixtures of experts"
             squares[where] += float(logs.var(ddof=1)) * (len(logs) - 1)
             freedom[where] += len(logs) - 1
             runs[where] += len(logs)

@@ -39,6 +39,9 @@ def test_a_configured_model_has_its_batch_and_sequence_length():
     words = ("--model", "qwen", "--accelerator", "H200 SXM", "--gpus", "8")
     assert run_command("plan", *words).stdout.startswith("qwen-2.5-7b on 8 GPUs (H200 SXM): 128 x 2,048 tokens a step")
     assert "64 x 2,048 tokens a step" in run_command("plan", *words, "--global-batch-size", "64").stdout
+    several = run_command("plan", *words[:4], "--gpus", "16,8").stdout
+    assert "strong scaling, 128 sequences" in several
+    assert several.index("\n   8 ") < several.index("\n  16 ")
     unknown = run_command("plan", "--model", "qwn", *words[2:])
     assert unknown.returncode == 2
     assert "no model 'qwn'" in unknown.stderr

@@ -8,7 +8,7 @@ import pytest
 from tprimat.facts.models import model_shape
 from tprimat.plan.schema import Layout
 from tprimat.predict.memory import predict_memory
-from tprimat.predict.workload import EMBEDDED, TRANSFORMER_ENGINE, Recompute, Workload
+from tprimat.predict.workload import EMBEDDED, FSDP, TRANSFORMER_ENGINE, Recompute, Workload
 from tprimat.records.discover import load_results
 from tprimat.runner.prediction import recorded_workload
 
@@ -122,3 +122,17 @@ def test_gradients_in_bf16_save_two_bytes_a_weight_until_the_update_needs_them_i
     small = predict_memory(workload(micro_batch=1, sequence_tokens=512, layout=Layout(data=2), implementation=halved))
     assert (small.moment, small.parts["activations"]) == ("update of the weights", 0)
     assert small.parts["gradients"] == 2 * less.parts["gradients"]  # 2 bytes a weight, and 4 of half of them
+
+
+def test_torchtitan_spreads_experts_once_and_weighs_their_results_in_fp32():
+    shape = model_shape("qwen3-30b-a3b")
+    alone, spread = (
+        predict_memory(workload(shape=shape, implementation=FSDP, layout=Layout(data=2, expert=expert))) for expert in (1, 2)
+    )
+    assert spread.parts["weights"] == pytest.approx(alone.parts["weights"], rel=0.001)
+    narrow = predict_memory(
+        workload(shape=shape, implementation=replace(FSDP, weighs_experts_in_fp32=False), layout=Layout(data=2))
+    )
+    results = shape.layers * 2 * 2048 * shape.experts_per_token * shape.hidden * 4
+    assert alone.parts["activations"] - narrow.parts["activations"] == results
+    assert alone.parts["buffers"] > 2 * shape.experts * shape.expert_ffn * shape.hidden  # a layer's experts, gathered

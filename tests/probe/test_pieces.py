@@ -138,6 +138,13 @@ def test_a_product_of_fp8_gradients_is_that_of_its_operands():
     assert (left.dtype, right.dtype, found.shape) == (torch.float8_e5m2, torch.float8_e4m3fn, (16, 48))
 
 
+def test_a_region_that_waited_for_the_host_makes_no_prediction_slower(bench):
+    found = probes(bench, region=3e12, launch=7e-6)
+    one = next(record for record in found if record.kind == "region")
+    slow = replace(one, variant="another", seconds=tuple(4 * value for value in one.seconds))
+    assert probed_rates([*found, slow], H200, 8).region_bandwidth == pytest.approx(3e12)
+
+
 def test_a_table_leaves_out_bursts_of_what_was_measured_under_load(bench):
     loaded = [record for record in probes(bench, wgrad=400e12, region=3e12, launch=7e-6) if record.kind == "wgrad"][:2]
     burst = replace(loaded[0], variant="a burst", seconds=(1.0,))
@@ -178,6 +185,8 @@ def test_a_clock_that_load_lowers_lowers_what_is_predicted(bench):
     for kind in ("fprop", "dgrad"):
         seconds = [rates.product_seconds(4096, 4096, 4096, "bf16", kind) for rates in (free, capped)]
         assert seconds[1] == pytest.approx(1.25 * seconds[0])
+    attention = [rates.attention_seconds(1e12, 4096, 64, 128, backward=True) for rates in (free, capped)]
+    assert attention[1] == pytest.approx(1.25 * attention[0])
     assert probed_rates([*measured, *both(0.9)], H200, 8).flops == free.flops  # noise makes nothing faster
     # A product under load has that clock already, and displaces what a burst of it reached.
     slow = [replace(record, seconds=tuple(2 * value for value in record.seconds)) for record in loaded]

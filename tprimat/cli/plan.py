@@ -58,11 +58,11 @@ def run(options: argparse.Namespace) -> int:
     )
     request = configured(request) if options.model else request
     if options.gpus and len(options.gpus) > 1:
-        several = answers(request, options.gpus)
+        several = answers(request, sorted(options.gpus))
         if options.json:
             print_json({"scaling": [plan.document(*one) for one in several]})
         else:
-            print(plan.scaling_text(several, screen_of(sys.stdout), fixed_batch=options.global_batch_size is not None))
+            print(plan.scaling_text(several, screen_of(sys.stdout)))
         return 0 if all(one.fitting for one, _ in several) else 1
     found, rates = answer(request)
     if options.json:

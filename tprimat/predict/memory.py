@@ -377,9 +377,6 @@ def stream_bytes(workload: Workload) -> int:
 def _worst_moment(workload: Workload, stage: Stage, layers: Layers) -> tuple[str, int, int]:
     """Return the moment with the largest need, and its bytes for the loss and for the backward pass of a layer."""
     layer = _backward_of_layer(workload, stage, layers)
-    if stage.output and stage.embedding and workload.shape.tied_embeddings:
-        # A tied weight's gradient by the output layer waits for the one by the embedding.
-        layer += workload.vocabulary // workload.layout.tensor * workload.shape.hidden * workload.element_bytes
     moments = [("backward pass of a layer", 0, layer)]
     if stage.output:
         forward, backward = _loss(workload)

@@ -66,7 +66,7 @@ class Rates:
     passes: Mapping[tuple[str, str], tuple[Sample, ...]] = field(default_factory=dict)
     """dtype and kind, of PASS_KINDS -> the same. wgrad adds to an fp32 sum; m, n, k of grouped products are one expert's."""
     attention: tuple[tuple[int, int, int, float, float], ...] = ()
-    """Tokens of a sequence, heads of all sequences, FLOP/s forward, FLOP/s backward; by causal FLOP."""
+    """Width of a head, tokens of a sequence, heads of all sequences, FLOP/s forward, FLOP/s backward; by causal FLOP."""
     attention_flops: tuple[float, float]
     bandwidth: float
     """Bytes/s read and written."""
@@ -94,7 +94,7 @@ class Rates:
         return kind == "wgrad" and (dtype, kind) in self.passes
 
     def attention_seconds(self, flop: float, tokens: int, heads: int, width: int, *, backward: bool) -> float:
-        """Return how long causal attention of so many FLOP takes, at the measured width of a head, length and number nearest."""
+        """Return how long causal attention of so many FLOP takes, as measured at the nearest width, then length, then heads."""
         if not self.attention:
             return flop / self.attention_flops[backward]
 

@@ -229,7 +229,7 @@ def reason(candidate: Candidate, best: Candidate) -> str:
     part = max(extra, key=lambda name: extra[name])
     share = extra[part] / best.time.step_seconds
     if round(share, 2) <= 0:
-        return "as fast, predicted"
+        return "predicted to be as fast"
     here, there = candidate.workload.recompute.granularity, best.workload.recompute.granularity
     if part in {"products", "memory", "attention"} and here == "full" != there:
         return f"computes activations twice, +{share:.0%}"

@@ -123,14 +123,13 @@ def flags(workload: Workload) -> str:
     return " ".join(f"{flag} {value}" for flag, value in named.items() if value is not None)
 
 
-def scaling_text(answers: Sequence[tuple[Answer, Rates]], screen: Screen = PLAIN, *, fixed_batch: bool) -> str:
-    """Format what several numbers of GPUs give, an answer each, with published results of the same model.
-
-    With a fixed batch (strong scaling) all have the same one.
-    """
+def scaling_text(answers: Sequence[tuple[Answer, Rates]], screen: Screen = PLAIN) -> str:
+    """Format what several numbers of GPUs give, an answer each, with published results of the same model."""
     (first, rates), *_ = answers
     question = first.question
-    kind = f"strong scaling, {question.global_batch} sequences" if fixed_batch else "weak scaling, the batch grows with the GPUs"
+    batches = {answer.question.global_batch for answer, _ in answers}
+    fixed = f"strong scaling, {question.global_batch} sequences"
+    kind = fixed if len(batches) == 1 else "weak scaling, the batch grows with the GPUs"
     work = f"{question.sequence_tokens:,} tokens each, {question.precision}, {question.implementation.name}"
     title = f"{question.shape.name} ({rates.accelerator}): {kind}, {work}"
     rows = []

@@ -103,24 +103,30 @@ def score_runs(results: Sequence[Measured], probes: Sequence[Path]) -> Ledger:
 
 
 def _foretold(group: str, name: str, runs: Sequence[Measured]) -> list[tuple[Score, Score]]:
-    """Return memory and time that were predicted before each of some like runs and measured in it, at their medians."""
+    """Return memory and time that were predicted before each of some like runs and measured in it, at their medians.
+
+    Memory is what was reserved where a framework prints no other.
+    """
     told = [
         (prediction, run.metrics)
         for run in runs
         if (prediction := run.result.run.prediction) is not None
         and prediction.step_seconds is not None
         and run.metrics is not None
-        and run.metrics.peak_memory_bytes is not None
+        and (run.metrics.peak_memory_bytes or run.metrics.peak_reserved_bytes) is not None
     ]
     if not told:
         return []
+    reserved = any(metrics.peak_memory_bytes is None for _, metrics in told)
     return [
         (
             Score(
                 name=name,
-                group=group,
-                measured=median(metrics.peak_memory_bytes or 0 for _, metrics in told),
-                predicted=median(prediction.allocated_bytes for prediction, _ in told),
+                group=f"{group} (reserved)" if reserved else group,
+                measured=median(
+                    (metrics.peak_reserved_bytes if reserved else metrics.peak_memory_bytes) or 0 for _, metrics in told
+                ),
+                predicted=median(made.reserved_bytes if reserved else made.allocated_bytes for made, _ in told),
             ),
             Score(
                 name=name,

@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 
 import torch
-from transformer_engine.pytorch import GroupedLinear
 
 EXPERTS, ROWS, CALLS = 64, 65536, 10
 LAYERS = {"up": (2048, 1536), "down": (768, 2048)}
@@ -39,6 +38,8 @@ def splits(skew: int, seed: int, *, jitter: bool) -> list[int]:
 
 def measure(inputs: int, outputs: int) -> dict[str, dict[str, float]]:
     """Return the seconds of a call, and those that the host takes, by kind."""
+    from transformer_engine.pytorch import GroupedLinear
+
     layer = GroupedLinear(EXPERTS, inputs, outputs, bias=False, params_dtype=torch.bfloat16, device="cuda")
     rows = torch.randn(ROWS, inputs, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     gradient = torch.randn(ROWS, outputs, device="cuda", dtype=torch.bfloat16)

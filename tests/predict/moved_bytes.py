@@ -6,14 +6,10 @@ A line for each plan with the bytes of one layer, then one with the bytes of a l
 """
 
 import json
-import os
-import sys
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
-import torch.distributed as dist
+from one_layer import print_one_layer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -107,9 +103,7 @@ torch.nn.RMSNorm.forward = lambda norm, x: FusedRMSNorm.apply(x, norm.weight)
 from megatron.core.tensor_parallel import vocab_parallel_cross_entropy  # noqa: E402
 
 from tprimat.megatron import linear, loss, model  # noqa: E402
-from tprimat.megatron.module import initialize_parallel_state  # noqa: E402
 from tprimat.megatron.options import resolve  # noqa: E402
-from tprimat.plan.schema import read_plan  # noqa: E402
 
 OUR_PRODUCTS = model._linear
 linear._wgrad = partial(TRAFFIC.uncounted, linear._wgrad)  # the time of products includes it
@@ -156,11 +150,5 @@ def of_adam():
 
 
 if __name__ == "__main__":
-    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
-    plans = [read_plan(Path(path)) for path in sys.argv[1:]]
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    initialize_parallel_state(plans[0])
-    for plan in plans:
-        deep, shallow = (of_model(replace(plan, shape=replace(plan.shape, layers=layers))) for layers in (4, 3))
-        print(json.dumps(deep - shallow))
+    print_one_layer(of_model)
     print(json.dumps({**of_losses(), "adam": of_adam()}))

@@ -3,18 +3,13 @@
 python tests/predict/saved_for_backward.py PLAN.json ...
 """
 
-import json
-import os
-import sys
-from dataclasses import replace
-from pathlib import Path
+from one_layer import print_one_layer
 
 from tprimat.megatron import bootstrap
 
 bootstrap.redirect_to_cpu()
 
 import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
 
 from tprimat.megatron import layers  # noqa: E402
 
@@ -33,9 +28,7 @@ layers.rms_norm = FusedRMSNorm.apply
 torch.compile = lambda function, **_: function  # hooks do not see into compiled regions; on a GPU they save the same
 
 from tprimat.megatron.model import build_chunks, transformer_config  # noqa: E402
-from tprimat.megatron.module import initialize_parallel_state  # noqa: E402
 from tprimat.megatron.options import resolve  # noqa: E402
-from tprimat.plan.schema import read_plan  # noqa: E402
 
 
 def saved_bytes(plan):
@@ -60,10 +53,4 @@ def saved_bytes(plan):
 
 
 if __name__ == "__main__":
-    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
-    plans = [read_plan(Path(path)) for path in sys.argv[1:]]
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    initialize_parallel_state(plans[0])
-    for plan in plans:
-        deep, shallow = (saved_bytes(replace(plan, shape=replace(plan.shape, layers=layers))) for layers in (4, 3))
-        print(json.dumps({"layer": deep - shallow}))
+    print_one_layer(saved_bytes)

@@ -1,14 +1,11 @@
 """What uncompiled element-wise operations read and write, counted operation by operation."""
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from planning import ROOT, make_plan
+from one_layer import printed_by
+from planning import make_plan
 
 from tprimat.facts.accelerators import find_accelerator
 from tprimat.plan.schema import Layout, write_plan
@@ -59,16 +56,8 @@ def counted(tmp_path_factory):
         shapes[name] = replace(plan.shape, **changes)
         plan = replace(plan, shape=shapes[name], engine="megatron" if code is EAGER else "nemo")
         write_plan(folder / f"{name}.json", plan)
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "moved_bytes.py"), *(str(folder / f"{name}.json") for name in CASES)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    *layers, others = (json.loads(line) for line in done.stdout.splitlines()[-len(CASES) - 1 :])
+    lines = printed_by("moved_bytes.py", [folder / f"{name}.json" for name in CASES])
+    *layers, others = (json.loads(line) for line in lines[-len(CASES) - 1 :])
     return {name: (shapes[name], found) for name, found in zip(CASES, layers, strict=True)}, others
 
 

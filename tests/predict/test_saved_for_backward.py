@@ -1,14 +1,11 @@
 """What one layer of the engine's model keeps for the backward pass, to the byte."""
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from planning import ROOT, make_plan
+from one_layer import printed_by
+from planning import make_plan
 
 from tprimat.facts.models import model_shape, tiny
 from tprimat.plan.schema import Layout, write_plan
@@ -57,16 +54,8 @@ def layers(tmp_path_factory):
         plan = replace(plan, precision="fp8" if "fp8" in name else plan.precision)
         plans[name] = replace(plan, shape=replace(plan.shape, **changes), recompute=recompute, recompute_modules=modules)
         write_plan(folder / f"{name}.json", plans[name])
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "saved_for_backward.py"), *(str(folder / f"{name}.json") for name in plans)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    saved = [json.loads(line)["layer"] for line in done.stdout.splitlines()[-len(plans) :]]
+    lines = printed_by("saved_for_backward.py", [folder / f"{name}.json" for name in plans])
+    saved = [json.loads(line) for line in lines[-len(plans) :]]
     return dict(zip(plans, zip(plans.values(), saved, strict=True), strict=True))
 
 

@@ -23,8 +23,8 @@ USUAL_GPUS_PER_NODE = 8
 USUAL_SEQUENCE_TOKENS = 8192
 SMALLEST_BATCH = 128
 SEQUENCES_PER_GPU = 2
-MOST_GPUS = 1024
-"""That are tried where nothing fits."""
+POWERS_OF_TWO = tuple(2**power for power in range(11))
+"""Numbers of GPUs that are tried where nothing fits."""
 USABLE_SHARE = 0.99
 """Of an accelerator's memory as built; the driver keeps the rest (139.8 of 141 GiB on H200)."""
 MEGATRON_LM = "megatron-lm"
@@ -113,8 +113,8 @@ def _answer_of(request: PlanRequest) -> tuple[Answer, Rates]:
     return _answer(question, accelerator, request.probes)
 
 
-def enough_gpus(question: Question, rates: Rates, *, any_engine: bool) -> Candidate | None:
-    """Return a layout that fits on the fewest GPUs, of the powers of two up to MOST_GPUS; None where none does.
+def enough_gpus(question: Question, rates: Rates, counts: Sequence[int] = POWERS_OF_TWO, *, any_engine: bool) -> Candidate | None:
+    """Return a layout that fits on the fewest GPUs, of these ascending numbers above the question's; None where none does.
 
     Its batch is that of the question. With any engine, Megatron-LM's layouts count as well.
     """
@@ -122,7 +122,6 @@ def enough_gpus(question: Question, rates: Rates, *, any_engine: bool) -> Candid
     if any_engine and question.equal_stages:
         implementation, equal = _implementation(MEGATRON_LM, question.shape)
         kinds.append(replace(question, implementation=implementation, equal_stages=equal))
-    counts = (2**power for power in range(MOST_GPUS.bit_length()))
     for gpus in (count for count in counts if count > question.gpus):
         per_node = max(question.gpus_per_node, min(gpus, USUAL_GPUS_PER_NODE))
         for kind in kinds:
@@ -138,22 +137,24 @@ def answer_for(plan: RunPlan, accelerator_name: str | None, probes: Sequence[Pat
         ConfigError: the accelerator is not known, or no layout divides the batch.
     """
     accelerator, _ = accelerator_of(accelerator_name)
-    return _answer(_question_of(plan, accelerator), accelerator, probes)
+    return _answer(question_of(plan, accelerator), accelerator, probes)
 
 
-def candidates_for(plan: RunPlan, accelerator: Accelerator, gpus: int | None = None) -> tuple[Candidate, ...]:
-    """Return what fits in place of a plan, fastest first, on its GPUs or on so many.
+def candidates_for(plan: RunPlan, accelerator: Accelerator) -> tuple[Candidate, ...]:
+    """Return what fits in place of a plan, fastest first.
 
     Raises:
         ConfigError: there is no legal layout.
     """
-    question = _question_of(plan, accelerator)
-    if gpus is not None:
-        question = replace(question, gpus=gpus, gpus_per_node=max(question.gpus_per_node, min(gpus, USUAL_GPUS_PER_NODE)))
-    return _answer(question, accelerator, ())[0].fitting
+    return _answer(question_of(plan, accelerator), accelerator, ())[0].fitting
 
 
-def _question_of(plan: RunPlan, accelerator: Accelerator) -> Question:
+def question_of(plan: RunPlan, accelerator: Accelerator) -> Question:
+    """Return which layouts a plan could have instead of its own.
+
+    Raises:
+        ConfigError: its engine cannot be predicted.
+    """
     implementation = implementation_of(plan)
     if implementation is None or plan.precision == "fp32":
         what = f"The engine {plan.engine} in {plan.precision} cannot be predicted."

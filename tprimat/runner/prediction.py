@@ -10,12 +10,13 @@ from tprimat.errors import ConfigError, LaunchError
 from tprimat.facts.accelerators import Accelerator, find_accelerator
 from tprimat.plan.schema import RunPlan
 from tprimat.predict.memory import predict_memory
+from tprimat.predict.rates import published_rates
 from tprimat.predict.search import Candidate
 from tprimat.predict.time import predict_time
 from tprimat.predict.workload import Workload, layout_of_record, workload_of_plan, workload_of_record
 from tprimat.records.schema import Machine, ProbeRecord, RunPrediction, RunRecord
 from tprimat.report.plan import layout_name
-from tprimat.runner.planning import candidates_for, rates_of
+from tprimat.runner.planning import candidates_for, enough_gpus, question_of, rates_of
 
 ERROR_OF_MEMORY = 0.05
 """A run is refused only where it would not fit if the prediction were too high by this much; docs/accuracy.md has the errors."""
@@ -79,7 +80,7 @@ def refuse_too_large(plan: RunPlan, machine: Machine) -> None:
         return
     largest = max(need.memory, key=lambda part: need.memory[part])
     accelerator = find_accelerator(machine.accelerator)
-    fits, more = alternatives(plan, accelerator), enough_gpus(plan, accelerator)
+    fits, more = alternatives(plan, accelerator), more_gpus(plan, accelerator)
     ways = [f"what fits: {', '.join(fits)}"] if fits else [more] if more else []
     raise LaunchError(
         f"{plan.model} under {plan.strategy} needs {units.gibibytes(need.allocated_bytes)} on the fullest rank, by prediction.",
@@ -105,18 +106,18 @@ def alternatives(plan: RunPlan, accelerator: Accelerator | None) -> list[str]:
     return [_words(candidate, plan) for candidate in [*same[:1], *fastest][:MOST_ALTERNATIVES]]
 
 
-def enough_gpus(plan: RunPlan, accelerator: Accelerator | None) -> str | None:
+def more_gpus(plan: RunPlan, accelerator: Accelerator | None) -> str | None:
     """Say how many GPUs, of the numbers that double the plan's, are the fewest that the model fits; None if no number does."""
     here = plan.nodes * plan.gpus_per_node
     if accelerator is None or plan.platform == "cpu":
         return None
-    for times in (2**power for power in range(1, MOST_DOUBLINGS + 1)):
-        try:
-            if candidates_for(plan, accelerator, here * times):
-                return f"{here * times} GPUs, the fewest that this model fits by prediction"
-        except ConfigError:  # the batch has too few sequences
-            return None
-    return None
+    try:
+        question = question_of(plan, accelerator)
+    except ConfigError:  # not an engine that is predicted
+        return None
+    counts = [here * 2**power for power in range(1, MOST_DOUBLINGS + 1)]
+    found = enough_gpus(question, published_rates(accelerator, question.gpus_per_node), counts, any_engine=False)
+    return f"{found.workload.layout.world_size} GPUs, the fewest that this model fits by prediction" if found else None
 
 
 def _differs(candidate: Candidate, plan: RunPlan) -> bool:
@@ -141,7 +142,7 @@ def out_of_memory_hint(plan: RunPlan, machine: Machine, otherwise: str | None) -
     name, value = EXPANDABLE
     accelerator = find_accelerator(machine.accelerator)
     fits = alternatives(plan, accelerator)
-    if not fits and (more := enough_gpus(plan, accelerator)):
+    if not fits and (more := more_gpus(plan, accelerator)):
         return more
     first = [] if value in plan.environment.get(name, "") else [f"export {name}={value}"]
     rest = [f"what fits by prediction: {', '.join(fits)}"] if fits else [otherwise] if otherwise else []

@@ -7,7 +7,7 @@ import pytest
 
 from tprimat.analyze.metrics import MetricOptions, run_metrics, stragglers
 from tprimat.errors import MetricError
-from tprimat.facts.models import ModelShape
+from tprimat.facts.models import ModelShape, model_shape
 from tprimat.records.discover import read_result
 from tprimat.records.schema import Machine, NodeRecord, RunRecord, StepRecord, TelemetrySample
 from tprimat.records.store import RunDirectory
@@ -42,6 +42,7 @@ RUN = RunRecord(
     clock="step_end",
     outcome="completed",
 )
+MIXTURE = dataclasses.replace(RUN, model="mixtral", shape=model_shape("mixtral-8x7b"))
 
 
 def steps_of(seconds, **fields):
@@ -72,6 +73,25 @@ def test_the_published_h100_row_is_rebased_as_the_literature_does():
     assert metrics.model_flops_per_second_per_gpu.value == pytest.approx(345e12, rel=0.002)
     assert metrics.mfu.value == pytest.approx(0.349, abs=0.0005)
     assert metrics.mfu_absent_because is None
+
+
+def test_dropped_choices_of_experts_are_no_work():
+    shape = model_shape("mixtral-8x7b")
+    whole, half = (
+        run_metrics(dataclasses.replace(MIXTURE, expert_capacity=1.0), steps_of([4.0] * 3, dropped=share), options=KEEP)
+        for share in (0.0, 0.5)
+    )
+    spared = 6 * 0.5 * 2 * 3 * shape.hidden * shape.expert_ffn * shape.layers  # gate, up and down of one of two experts
+    assert whole.flop_per_token - half.flop_per_token == pytest.approx(spared)
+    assert half.mfu.value / whole.mfu.value == pytest.approx(half.flop_per_token / whole.flop_per_token)
+    assert half.tokens_per_second == whole.tokens_per_second
+
+
+def test_without_the_dropped_share_there_is_no_flop():
+    unknown = run_metrics(dataclasses.replace(MIXTURE, expert_capacity=1.25), steps_of([4.0] * 3), options=KEEP)
+    assert (unknown.flop_per_token, unknown.mfu) == (None, None)
+    assert "full at a capacity of 1.25" in unknown.mfu_absent_because
+    assert run_metrics(dataclasses.replace(MIXTURE, expert_capacity="unlimited"), steps_of([4.0] * 3), options=KEEP).mfu
 
 
 def test_the_sparse_peak_halves_mfu():

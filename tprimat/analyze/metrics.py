@@ -119,7 +119,8 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
     states = two_states(seconds)
     measured = _unless(states, ratio_of_sums(tokens, seconds)) if tokens is not None else None
     rate = _stated(options) or measured
-    flop, no_flop = _seed_flop(run) if options.seed_conventions else _flop_per_token(run, options.flops_convention)
+    dropped = _mean(step.dropped for step in steady)
+    flop, no_flop = _seed_flop(run) if options.seed_conventions else _flop_per_token(run, options.flops_convention, dropped)
     peak, no_peak = _peak(run, options)
     per_gpu = scaled(rate, 1 / gpus, count) if rate and gpus else None
     flops = scaled(rate, flop / gpus, count) if rate and gpus and flop else None
@@ -152,7 +153,7 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
         cost_per_million_tokens=_cost(options.cost_per_gpu_hour, per_gpu),
         expert_load=_mean(step.expert_load for step in steady),
         rank_load=_mean(step.rank_load for step in steady),
-        dropped=_mean(step.dropped for step in steady),
+        dropped=dropped,
         held_back=None if clocks is None else dict(clocks),
         warnings=(
             *impossible(mfu),
@@ -239,14 +240,19 @@ def scaled(interval: Interval | Estimate, factor: float, samples: int) -> Estima
     return Estimate(value=interval.value * factor, low=low, high=high, samples=samples)
 
 
-def _flop_per_token(run: RunRecord, convention: Convention) -> tuple[float | None, str | None]:
+def _flop_per_token(run: RunRecord, convention: Convention, dropped: float | None) -> tuple[float | None, str | None]:
     if run.shape is None:
         return None, f"the shape of model {run.model!r} is not recorded"
     if run.engine == "torchtune":
         return None, "torchtune's log does not tell which weights it trains (LoRA: few), nor where attention ends"
     if run.sequence_tokens is None:
         return None, "the sequence length is not recorded"
-    return flop_per_token(run.shape, run.sequence_tokens, convention), None
+    if dropped is None and isinstance(run.expert_capacity, float | int):
+        return (
+            None,
+            f"experts are full at a capacity of {run.expert_capacity:g}, and how many choices they dropped is not recorded",
+        )
+    return flop_per_token(run.shape, run.sequence_tokens, convention, dropped or 0.0), None
 
 
 def _seed_flop(run: RunRecord) -> tuple[float | None, str | None]:
@@ -403,7 +409,7 @@ class StepRates:
 def step_rates(run: RunRecord, step: StepRecord) -> StepRates:
     """Return the throughput of one step over all ranks, and the model FLOP/s of one GPU."""
     tokens = step.tokens / step.step_seconds if step.tokens and step.step_seconds > 0 else None
-    flop, _ = _flop_per_token(run, "causal")
+    flop, _ = _flop_per_token(run, "causal", step.dropped)
     gpus = run.machine.gpus
     flops = tokens * flop / gpus if tokens and flop and gpus and run.machine.platform != "cpu" else None
     return StepRates(tokens_per_second=tokens, model_flops_per_second_per_gpu=flops)

@@ -192,7 +192,7 @@ class GemmShape:
     """Runs per layer: one for each expert of the layer."""
 
 
-def flop_per_token(shape: ModelShape, sequence_tokens: int, convention: FlopConvention = "causal") -> float:
+def flop_per_token(shape: ModelShape, sequence_tokens: int, convention: FlopConvention = "causal", dropped: float = 0.0) -> float:
     """Return the FLOP of one token of a sequence, forward and backward, over all layers, without recomputation.
 
     Args:
@@ -200,6 +200,7 @@ def flop_per_token(shape: ModelShape, sequence_tokens: int, convention: FlopConv
         sequence_tokens: length of the sequences trained on; `6n` does not depend on it.
         convention: `causal`: 6 x weights multiplied with a token + half the attention square; `full`: the whole square;
             `6n`: 6 x all active weights, input table included, without attention.
+        dropped: share 0..1 of the choices of experts that found their expert full, and so were never computed.
 
     Raises:
         ConfigError: an unknown convention, or a sequence shorter than one token.
@@ -209,10 +210,12 @@ def flop_per_token(shape: ModelShape, sequence_tokens: int, convention: FlopConv
     if sequence_tokens < 1:
         raise ConfigError(f"A sequence of {sequence_tokens} tokens cannot be trained on.", fix="a length of 1 or more")
     count = parameters(shape)
+    chosen = shape.moe_layers * sum(matrix.active_parameters for matrix in moe_matrices(shape) if matrix.copies > 1)
+    spared = dropped * chosen
     if convention == "6n":
-        return 6.0 * count.active
+        return 6.0 * (count.active - spared)
     square = _attention_square_flop_per_token(shape, sequence_tokens)
-    return 6.0 * count.matmul + (square / 2 if convention == "causal" else square)
+    return 6.0 * (count.matmul - spared) + (square / 2 if convention == "causal" else square)
 
 
 def _attention_square_flop_per_token(shape: ModelShape, sequence_tokens: int) -> float:

@@ -153,9 +153,8 @@ def cautions_of(arguments: Mapping[str, str]) -> list[str]:
         found.append("sequences are packed: attention ends at each document, and FLOP and MFU count that of whole sequences")
     if switch_of(arguments, "sft"):
         found.append("sequences of fine-tuning are padded: tokens include padding")
-    if arguments.get("moe_expert_capacity_factor", "None") not in NONE:
-        capacity = arguments["moe_expert_capacity_factor"]
-        found.append(f"experts drop tokens above a capacity of {capacity}: FLOP and MFU count all")
+    if (capacity := arguments.get("moe_expert_capacity_factor", "None")) not in NONE:
+        found.append(f"experts drop choices above a capacity of {capacity}, and the log does not say how many: no FLOP, no MFU")
     return found
 
 

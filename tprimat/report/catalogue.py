@@ -37,6 +37,8 @@ class Metric:
     """Whether a column shows the 95 % interval."""
     optional: bool = True
     """Whether a table without a single value leaves the column out."""
+    optional_if_zero: bool = False
+    """Whether it also leaves out a column of zeros."""
     unit: str = ""
     """Of an axis."""
     scale: float = 1
@@ -70,6 +72,11 @@ class Metric:
         """Return the number that a group sorts by; None where it is not known."""
         found = self.of_group(group)
         return None if found is None else found.value
+
+    def fills(self, group: Group) -> bool:
+        """Whether a group has something for an optional column."""
+        value = self.value(group)
+        return value is not None and not (self.optional_if_zero and value == 0)
 
     def text(self, group: Group) -> str:
         """Return a group's cell in a table."""
@@ -159,7 +166,7 @@ COST = Metric(
 
 EXPERT_LOAD = Metric(key="expert_load", heading="busiest expert", over_runs="mean", show=lambda value: f"{value:.2f}x")
 RANK_LOAD = Metric(key="rank_load", heading="busiest rank", over_runs="mean", show=lambda value: f"{value:.2f}x")
-DROPPED = Metric(key="dropped", heading="dropped", over_runs="mean", show=units.percent)
+DROPPED = Metric(key="dropped", heading="choices dropped", over_runs="mean", show=units.percent, optional_if_zero=True)
 
 COLUMNS = (
     RUNS,
@@ -177,6 +184,7 @@ COLUMNS = (
     COST,
     EXPERT_LOAD,
     RANK_LOAD,
+    DROPPED,
 )
 """Of a comparison and of the page's ranking."""
 CSV_FIELDS = (TOKENS_OF_ALL, TOKENS, FLOPS, MFU, STEP_TIME, STEP_TIME_MAD, PEAK_MEMORY, LOSS, ENERGY, COST)
@@ -199,4 +207,4 @@ def per_rank(words: str, platforms: Iterable[str]) -> str:
 
 def shown_columns(groups: Sequence[Group]) -> list[Metric]:
     """Return the columns of a table, without the optional ones that no group fills."""
-    return [metric for metric in COLUMNS if not metric.optional or any(metric.of_group(group) is not None for group in groups)]
+    return [metric for metric in COLUMNS if not metric.optional or any(map(metric.fills, groups))]

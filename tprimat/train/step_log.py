@@ -61,7 +61,7 @@ def iteration_line(plan: RunPlan, step: StepRecord, now: datetime) -> str:
 def _throughput(plan: RunPlan, step: StepRecord) -> str | None:
     if not step.tokens or step.step_seconds <= 0:
         return None
-    flop = step.tokens * flop_per_token(plan.shape, plan.batch.sequence_tokens)
+    flop = step.tokens * flop_per_token(plan.shape, plan.batch.sequence_tokens, dropped=step.dropped or 0.0)
     return f"{flop / step.step_seconds / plan.layout.world_size / 1e12:.5g}"
 
 

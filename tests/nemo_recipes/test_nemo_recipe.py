@@ -43,10 +43,11 @@ def plan_of(model, strategy="balanced", size="full", **settings):
     return build_plan(read_config(size=size, settings=overlay, environment={}), request)
 
 
-def recipe_of(plan, *, on_gpu=True, transformer_engine=True):
+def recipe_of(plan, *, on_gpu=True, transformer_engine=True, accumulates=True):
     from tprimat.nemo.recipe import Environment, build_recipe
 
-    return build_recipe(plan, Environment(on_gpu=on_gpu, transformer_engine=transformer_engine))
+    here = Environment(on_gpu=on_gpu, transformer_engine=transformer_engine, accumulates_weight_gradients=accumulates)
+    return build_recipe(plan, here)
 
 
 def own_recipe(plan):
@@ -253,6 +254,12 @@ def test_the_tiny_size_shrinks_the_model_and_keeps_its_heads_and_layers():
     config = recipe_of(plan_of("qwen", size="tiny", strategy="minimal_communication")).model.config
     assert (config.num_layers, config.num_attention_heads, config.num_query_groups) == (28, 28, 4)
     assert (config.hidden_size, config.vocab_size) == (112, 512)
+
+
+@pytest.mark.parametrize(("engine", "accumulates", "fused"), [(True, True, True), (True, False, False), (False, True, False)])
+def test_weight_gradients_go_into_the_fp32_buffer_where_products_can_add_to_it(engine, accumulates, fused):
+    config = recipe_of(plan_of("llama"), transformer_engine=engine, accumulates=accumulates).model.config
+    assert config.gradient_accumulation_fusion is fused
 
 
 def test_without_transformer_engine_the_model_is_built_from_torch():

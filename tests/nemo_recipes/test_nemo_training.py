@@ -190,6 +190,7 @@ def test_the_options_of_the_tuned_recipes_run_as_asked_and_overlap_changes_no_lo
             "grad_reduce_in_fp32": True,
             "overlap_grad_reduce": overlap,
             "overlap_param_gather": overlap,
+            "gradient_accumulation_fusion": False,
             "tp_comm_overlap": False,
             "enable_cuda_graph": False,
         }

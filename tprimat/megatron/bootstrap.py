@@ -7,6 +7,7 @@ import os
 import sys
 import types
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -18,8 +19,8 @@ WGRAD_EXTENSION = "fused_weight_gradient_mlp_cuda"
 
 
 def offer_wgrad_extension() -> None:
-    """Offer the extension's two functions under its name, unless it is there already."""
-    if WGRAD_EXTENSION in sys.modules:
+    """Offer the extension's two functions under its name, unless it is installed."""
+    if WGRAD_EXTENSION in sys.modules or find_spec(WGRAD_EXTENSION):
         return
     module = types.ModuleType(WGRAD_EXTENSION)
     module.wgrad_gemm_accum_fp32 = _accumulate  # type: ignore[attr-defined]

@@ -112,6 +112,7 @@ def running_options(trainer: Any) -> dict[str, Any]:
         "grad_reduce_in_fp32": replicas.grad_reduce_in_fp32,
         "overlap_grad_reduce": replicas.overlap_grad_reduce,
         "overlap_param_gather": replicas.overlap_param_gather,
+        "gradient_accumulation_fusion": config.gradient_accumulation_fusion,
         "tp_comm_overlap": config.tp_comm_overlap,
         "enable_cuda_graph": config.cuda_graph_impl != "none",
     }

@@ -240,6 +240,8 @@ class Environment:
 
     on_gpu: bool
     transformer_engine: bool
+    accumulates_weight_gradients: bool = False
+    """Whether a product can add to the fp32 buffer; see megatron/wgrad.py."""
 
 
 def build_recipe(plan: RunPlan, here: Environment, callbacks: Sequence[Any] = ()) -> Any:
@@ -268,7 +270,9 @@ def build_recipe(plan: RunPlan, here: Environment, callbacks: Sequence[Any] = ()
     _set_data(recipe, plan, here)
     _set_optimizer(recipe.optim, plan)
     _set_trainer(recipe, plan, callbacks)
-    if not here.transformer_engine:
+    if here.transformer_engine:
+        recipe.model.config.gradient_accumulation_fusion = here.accumulates_weight_gradients
+    else:
         for name, value in torch_settings(plan.shape).items():
             setattr(recipe.model.config, name, value)
     if not here.on_gpu:

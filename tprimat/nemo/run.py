@@ -14,6 +14,7 @@ from tprimat.records.schema import RunRecord
 from tprimat.records.store import RunDirectory
 from tprimat.train import startup
 from tprimat.train.callback import BenchmarkCallback, launched_record, note_completed
+from tprimat.train.device import local_rank
 from tprimat.train.profiler import profiling_callbacks, slowed_steps
 from tprimat.train.step_log import StepLog
 
@@ -27,7 +28,8 @@ def train(plan: RunPlan) -> None:
     Raises:
         LaunchError: NeMo is incomplete, or cannot do what the plan asks for.
     """
-    startup.transformer_engine_is_usable()  # before anything imports megatron.core
+    if startup.transformer_engine_is_usable():  # before anything imports megatron.core
+        bootstrap.offer_wgrad_extension()  # NVIDIA's container has Apex's
     redirected = bootstrap.redirect_to_cpu()
     pretrain_recipe(plan.nemo_recipe, plan.model)  # before our own imports of NeMo, to name what is missing
     if redirected:
@@ -38,10 +40,15 @@ def train(plan: RunPlan) -> None:
     import torch
 
     from tprimat.megatron.training import attention_preference
+    from tprimat.megatron.wgrad import accumulates_on
     from tprimat.nemo.recipe import Environment, Seeds, build_recipe
 
     startup.resume_garbage_collection()
-    here = Environment(on_gpu=not redirected, transformer_engine=startup.transformer_engine_is_usable())
+    here = Environment(
+        on_gpu=not redirected,
+        transformer_engine=startup.transformer_engine_is_usable(),
+        accumulates_weight_gradients=not redirected and accumulates_on(torch.device("cuda", local_rank())),
+    )
     callback = NemoCallback(plan, here)
     # Without Transformer Engine the attention is torch's, and the same kernels are preferred as in the embedded engine.
     cudnn = here.on_gpu and torch.version.hip is None and plan.engine_options.cudnn_attention is not False

@@ -1,55 +1,70 @@
 #!/usr/bin/env python3
-"""Measure an engine (the embedded one, or --engine nemo) under one layout after another, alternating with its peers.
+"""Measure an engine (the embedded one, or --engine nemo) under one layout after another, in turn with its peers.
 
 python3 benchmarks/engine_speed.py --output output/engine-speed
-python3 benchmarks/engine_speed.py --only dp_mbs4,tp2_mbs4 --steps 14 --rounds 2
+python3 benchmarks/engine_speed.py --gpus 2 --against transformer_engine,torchtitan,nemo --rounds 3
+python3 benchmarks/engine_speed.py --only dp_mbs4,tp2_mbs4 --steps 14 --against none
 python3 benchmarks/engine_speed.py --gpus 2 --equal-work    give each of two GPUs the work of one of four
-python3 benchmarks/engine_speed.py --resume    continue an interrupted series
-python3 benchmarks/engine_speed.py --engine nemo --only dp_mbs2,tp4_mbs4,tp2_pp2_mbs4,qwen_dp_mbs2,qwen_tp2_pp2_mbs4 --steps 12
-python3 benchmarks/engine_speed.py --platform cpu --gpus 2 --only dp_mbs4 --steps 3    only check that it works
+python3 benchmarks/engine_speed.py --rounds 3 --time-limit 600 --resume    where a command may take ten minutes: repeat it
+python3 benchmarks/engine_speed.py --platform cpu --gpus 2 --only dp_mbs4 --steps 3 --against none    only check that it works
 
-The peers are the embedded engine with Transformer Engine's layers, which is Megatron-LM as NVIDIA runs it
-(`--transformer-engine`), and torchtitan, where it is installed. Each runs every layout that it can express right after the
-engine, in every round, so that a drift of the machine affects all. Layouts that do not fit the GPUs here are left out and
-listed. Each run leaves its records under --output; the table is printed and written to engine_speed.json from those records.
+The peers are `transformer_engine`, the embedded engine with Transformer Engine's layers, which is Megatron-LM as NVIDIA runs it;
+`torchtitan`; and `nemo`, which has a Python of its own (`make nemo`) and uses Transformer Engine's loss where that loads.
+
+All rounds of a layout come before the next layout, and in each round every program runs once. An interrupted series thus leaves
+whole comparisons of its first layouts, and a drift of the machine affects all programs. A run that was broken off does not
+count, and --resume makes it again. A failure counts as a result: delete its folder to try again. With --time-limit no run starts
+that would end too late, judged by the longest of its layout and program so far, or of its program, or of all.
+
+Each run leaves its records under --output; the table is printed and written to engine_speed.json from those records. Layouts that
+do not fit the GPUs here are left out and listed, and so is what a peer refuses, with its reason.
 """
 
 import argparse
 import fnmatch
 import json
-import subprocess
 import sys
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from shallow import write_shallow_config  # noqa: E402
 from speed_layouts import LAYOUTS, MEANT_FOR, Layout  # noqa: E402
+from speed_programs import (  # noqa: E402
+    FINDERS,
+    Job,
+    Program,
+    expected_seconds,
+    is_made,
+    jobs_of,
+    make,
+    newest,
+    peers,
+    program_named,
+    request_of,
+    seconds_of,
+)
 
 from tprimat import units  # noqa: E402
-from tprimat.analyze.compare import Question, verdict  # noqa: E402
+from tprimat.analyze.compare import Question, Verdict, verdict  # noqa: E402
 from tprimat.analyze.groups import Group, Measured, group_estimate, group_runs, measure  # noqa: E402
 from tprimat.analyze.metrics import MetricOptions  # noqa: E402
-from tprimat.engines import embedded, torchtitan  # noqa: E402
+from tprimat.engines import embedded  # noqa: E402
 from tprimat.errors import UserError  # noqa: E402
 from tprimat.facts.accelerators import PLATFORM_OF  # noqa: E402
 from tprimat.hardware.nodes import this_machine  # noqa: E402
-from tprimat.plan.evidence import mismatches  # noqa: E402
-from tprimat.plan.schema import RunPlan  # noqa: E402
-from tprimat.records.benchmark_file import RunResult  # noqa: E402
-from tprimat.records.discover import load_results  # noqa: E402
-from tprimat.records.schema import Estimate  # noqa: E402
+from tprimat.records.schema import RunMetrics  # noqa: E402
 from tprimat.records.store import as_document, write_atomically  # noqa: E402
 from tprimat.report.tables import columns, with_interval  # noqa: E402
-from tprimat.runner.run import run_plan  # noqa: E402
-from tprimat.runner.session import RunRequest, prepare  # noqa: E402
+from tprimat.statistics import BETWEEN_RUNS  # noqa: E402
 
-HEADER = ("layout", "program", "split", "tokens/s/GPU", "TFLOP/s/GPU", "MFU", "memory", "first step", "n", "target", "faster by")
-EMBEDDED, PEER = embedded.ENGINE.name, torchtitan.ENGINE.name
-TRANSFORMER_ENGINE = "transformer_engine"
-"""The program that is the embedded engine with Transformer Engine's layers."""
+HEADER = ("layout", "program", "split", "tokens/s/GPU", "TFLOP/s/GPU", "MFU", "memory", "first step", "n", "target")
+RATIO = "{} / peer"
+EMBEDDED = embedded.ENGINE.name
+COMPARED = Question(varying=("clock",))
+"""Programs time themselves in their own ways."""
 
 
 @dataclass(kw_only=True)
@@ -60,14 +75,66 @@ class Row:
     program: str
     runs: list[Measured] = field(default_factory=list)
     why_none: str | None = None
-    faster: Estimate | None = None
-    """Throughput over torchtitan's."""
+    """In words why the program did not run; None where it did."""
+    left_out: bool = False
+    """It was not to run: no failure."""
+    compared: Verdict | None = None
+    """The engine with this peer."""
 
     @property
     def group(self) -> Group | None:
         """The runs that count, if they are alike."""
         groups = group_runs(self.runs)
         return groups[0] if len(groups) == 1 else None
+
+
+class Series:
+    """The runs of one call, and those of earlier calls that it goes on from."""
+
+    def __init__(self, options: argparse.Namespace, programs: list[Program]) -> None:
+        self._options = options
+        self._programs = programs
+        self._ends = time.monotonic() + options.time_limit if options.time_limit else None
+        self._seconds: list[tuple[Job, float]] = []
+        self.done = 0
+        """Runs that ended or were refused, of all calls."""
+        self.too_long: float | None = None
+        """Expected seconds of the first run that the time limit left no room for."""
+
+    def rows_of(self, layout: Layout, ranks: int) -> list[Row]:
+        """Make the runs of a layout that are missing, as far as the time goes, and read all of them."""
+        rows = {program.name: Row(layout=layout, program=program.name) for program in self._programs}
+        jobs = list(jobs_of(layout, ranks, self._programs, self._options))
+        for job in jobs:
+            row = rows[job.program.name]
+            if row.why_none is None and not self._make(job, row):
+                continue
+            self.done += 1
+            if row.why_none is None and (result := newest(job.folder)) is not None:
+                row.runs.append(measure(result, MetricOptions()))
+                if (seconds := seconds_of(result)) is not None:
+                    self._seconds.append((job, seconds))
+        first, *others = rows.values()
+        for row in rows.values():
+            row.left_out = self.too_long is not None and not row.runs and row.why_none is None
+            row.why_none = "not yet run" if row.left_out else row.why_none
+        for row in others:
+            if first.group and row.group:
+                row.compared = verdict(row.group, first.group, COMPARED)
+        return list(rows.values())
+
+    def _make(self, job: Job, row: Row) -> bool:
+        """Make a run unless an earlier call did; a refusal goes into the row. Return False where no time is left for it."""
+        request, resume = request_of(job, self._options), self._options.resume
+        if resume and is_made(job, request, newest(job.folder), self._options.platform):
+            return True
+        expected = expected_seconds(job, self._seconds)
+        if self.too_long is None and self._ends is not None and time.monotonic() + (expected or 0) > self._ends:
+            self.too_long = expected or 0
+        if self.too_long is not None:
+            return False
+        row.why_none = make(job, request, resume=resume)
+        return True
 
 
 def on_cpu(layout: Layout, ranks: int) -> Layout:
@@ -77,131 +144,13 @@ def on_cpu(layout: Layout, ranks: int) -> Layout:
     return replace(layout, **little, precision="fp32", optimizer_states="fp32")
 
 
-def request_of(layout: Layout, options: argparse.Namespace, ranks: int, output: Path) -> RunRequest:
-    """Return the request of one run, with the layout as a strategy of its own."""
-    strategy = f"parallelism.{layout.name}.{layout.model}.{options.platform}"
-    settings = [
-        f"{strategy}.tensor_model_parallel_size={layout.tensor}",
-        f"{strategy}.pipeline_model_parallel_size={layout.pipeline}",
-        f"{strategy}.expert_model_parallel_size={layout.expert}",
-        f"{strategy}.context_parallel_size={layout.context}",
-        f"training.routing={layout.routing}",
-    ]
-    if layout.virtual:
-        settings.append(f"{strategy}.virtual_pipeline_model_parallel_size={layout.virtual}")
-    if layout.recompute != "none":
-        settings.append(f"platform_optimizations.{options.platform}.recompute={layout.recompute}")
-    if layout.optimizer_states != "fp32":
-        settings.append(f"platform_optimizations.{options.platform}.engine_options.optimizer_states={layout.optimizer_states}")
-    return RunRequest(
-        platform=options.platform,
-        model=layout.model,
-        strategy=layout.name,
-        engine=options.engine,
-        gpus=ranks,
-        steps=options.steps,
-        micro_batch_size=layout.micro_batch,
-        global_batch_size=layout.global_batch,
-        sequence_length=layout.sequence,
-        precision=layout.precision,
-        config=config_of(layout, options.output),
-        output=output,
-        probes=tuple(options.probes),
-        settings=(*settings, *options.settings),
-        command=("benchmarks/engine_speed.py", *sys.argv[1:]),
-    )
-
-
-def config_of(layout: Layout, folder: Path) -> Path | None:
-    """Write the configuration of a layout whose model is not config.yaml's; None where it is."""
-    if layout.layers is None and layout.architecture is None:
-        return None
-    file = folder / f"{layout.name}.yaml"
-    write_shallow_config(file, layout.layers, layout.model, layout.architecture)
-    return file.resolve()
-
-
-def run_engine(request: RunRequest, *, resume: bool) -> None:
-    """Run the engine once through ./benchmark.py; the result is in its records."""
-    names = (
-        "platform",
-        "model",
-        "engine",
-        "gpus",
-        "steps",
-        "micro_batch_size",
-        "global_batch_size",
-        "sequence_length",
-        "precision",
-    )
-    words = [word for name in names for word in (f"--{name.replace('_', '-')}", str(getattr(request, name)))]
-    words += ["--config", str(request.config)] if request.config else []
-    words += ["--parallel", str(request.strategy), "--output-dir", str(request.output)]
-    words += [word for setting in request.settings for word in ("--set", setting)]
-    words += [word for place in request.probes for word in ("--probes", str(place))]
-    words += ["--resume"] if resume else []
-    subprocess.run([sys.executable, str(ROOT / "benchmark.py"), "--json", *words], stdout=subprocess.DEVNULL, check=False)
-
-
-def run_torchtitan(request: RunRequest, earlier: RunResult | None) -> str | None:
-    """Run torchtitan once, unless an earlier run is the same; returns why it cannot run."""
-    try:
-        session = prepare(request)
-        if earlier is None or not is_run_of(session.plans[0], earlier):
-            run_plan(session, session.plans[0], quiet=False)
-    except UserError as error:
-        return error.what
-    return None
-
-
-def is_run_of(plan: RunPlan, earlier: RunResult) -> bool:
-    """Return whether a result is a complete run of this plan, and not of another batch or other GPUs."""
-    evidence = earlier.run.evidence
-    if not earlier.run.counts or evidence is None or len(earlier.steps) != plan.steps:
-        return False
-    return not mismatches(plan, evidence)
-
-
-def newest(folder: Path) -> RunResult | None:
-    """Return a folder's last run: earlier ones were interrupted, or had another plan."""
-    found, _ = load_results([folder]) if folder.exists() else ([], [])
-    return max(found, key=lambda result: result.run.started_at or "", default=None)
-
-
-def measure_layout(layout: Layout, options: argparse.Namespace, ranks: int) -> list[Row]:
-    """Alternate between the programs for all rounds."""
-    rows = [Row(layout=layout, program=name) for name in (options.engine, PEER, TRANSFORMER_ENGINE)]
-    places = ([], [], [])
-    for number in range(options.rounds):
-        name = layout.name + (f"-{number + 1}" if number else "")
-        folders = (options.output / name, options.output / PEER / name, options.output / TRANSFORMER_ENGINE / name)
-        for place, folder in zip(places, folders, strict=True):
-            place.append(folder)
-        # ./benchmark.py recognises earlier runs of the same plan itself
-        run_engine(request_of(layout, options, ranks, places[0][-1]), resume=options.resume)
-        if options.transformer_engine:
-            request = request_of(layout, options, ranks, places[2][-1])
-            layers = f"platform_optimizations.{options.platform}.engine_options.layers=transformer_engine"
-            run_engine(replace(request, settings=(*request.settings, layers)), resume=options.resume)
-        changes = {"engine": PEER, "steps": max(options.steps, options.peer_steps)}
-        peer = argparse.Namespace(**{**vars(options), **changes})
-        earlier = newest(places[1][-1]) if options.resume else None
-        if options.torchtitan and rows[1].why_none is None:
-            request = replace(request_of(layout, peer, ranks, places[1][-1]), data="mock")
-            rows[1].why_none = run_torchtitan(request, earlier)
-    for row, place in zip(rows, places, strict=True):
-        row.runs = [measure(result, MetricOptions()) for folder in place if (result := newest(folder)) is not None]
-    if rows[0].group and rows[1].group:  # the clocks differ: torchtitan times itself, between two of its log lines
-        rows[0].faster = verdict(rows[1].group, rows[0].group, Question(even_if_different=True)).ratio
-    return [rows[0], *(rows[1:2] if options.torchtitan else ()), *(rows[2:] if options.transformer_engine else ())]
-
-
 def cells(row: Row) -> list[str]:
     """Return one line of the table."""
     group = row.group
     if group is None:
-        failed = [item.not_counted for item in row.runs if item.not_counted]
-        return [row.layout.name, row.program, row.why_none or "; ".join(failed) or "no result"] + [""] * (len(HEADER) - 3)
+        failed = dict.fromkeys(item.not_counted for item in row.runs if item.not_counted)
+        unlike = "the runs differ in more than time: start a new --output" if len(group_runs(row.runs)) > 1 else "no result"
+        return [row.layout.name, row.program, row.why_none or "; ".join(failed) or unlike] + [""] * (len(HEADER) - 2)
     run, metrics = group.run, [item.metrics for item in group.runs if item.metrics]
     mfu = group_estimate(group, lambda made: made.mfu)
     first = [item.result.steps[0].ended_at_seconds for item in group.runs]
@@ -215,12 +164,28 @@ def cells(row: Row) -> list[str]:
         with_interval(group_estimate(group, lambda made: made.tokens_per_second_per_gpu), units.count),
         with_interval(group_estimate(group, lambda made: made.model_flops_per_second_per_gpu), teraflops),
         units.percent(mfu.value) if mfu else units.ABSENT,
-        units.gibibytes(max(made.peak_memory_bytes or made.peak_reserved_bytes or 0 for made in metrics) or None),
+        memory_cell(metrics),
         units.seconds(max(value for value in first if value)) if any(first) else units.ABSENT,
         steps,
         target_cell(row, group),
-        with_interval(row.faster, lambda value: f"{value:.3f}x") if row.faster else units.ABSENT,
+        ratio_cell(row.compared),
     ]
+
+
+def memory_cell(metrics: list[RunMetrics]) -> str:
+    """Format the peak over all runs of what tensors took, or of what the allocator reserved where a program tells only that."""
+    used = [made.peak_memory_bytes for made in metrics if made.peak_memory_bytes]
+    reserved = [made.peak_reserved_bytes for made in metrics if made.peak_reserved_bytes]
+    return units.gibibytes(max(used)) if used else f"{units.gibibytes(max(reserved))} reserved" if reserved else units.ABSENT
+
+
+def ratio_cell(compared: Verdict | None) -> str:
+    """Format the throughput of the engine over that of a peer, with its interval, or say why the two are not compared."""
+    if compared is None:
+        return units.ABSENT
+    if compared.ratio is None:
+        return "other " + ", ".join(trait.name for trait in compared.differences)
+    return with_interval(compared.ratio, lambda value: f"{value:.3f}x")
 
 
 def teraflops(value: float) -> str:
@@ -247,22 +212,40 @@ def share_of_target(row: Row, group: Group) -> float | None:
     return rate.value / wanted if rate and wanted else None
 
 
+def notes(rows: list[Row], rounds: int) -> list[str]:
+    """Return what a reader of the table must know of its intervals and clocks."""
+    found = []
+    if rounds == 1 and any(row.compared for row in rows):
+        found.append(
+            "One round: intervals of tokens/s are those within a run; those of ratios assume that runs differ by "
+            f"{units.percent(BETWEEN_RUNS)}. --rounds 3 measures it."
+        )
+    clocks = {row.program for row in rows if row.compared and any(trait.key == "clock" for trait in row.compared.traits)}
+    found += [
+        f"{name} times itself, on one rank and from one log line to the next; the engine from the end of one step to the end of "
+        "the next, on the slowest rank."
+        for name in sorted(clocks)
+    ]
+    return found
+
+
 def document(row: Row) -> dict:
     """Return a line of the table as data."""
-    group = row.group
+    group, compared = row.group, row.compared
     return {
         "layout": as_document(row.layout),
         "program": row.program,
         "runs": [as_document(item.result.run) for item in row.runs],
         "metrics": [as_document(item.metrics) for item in row.runs if item.metrics],
-        "left_out_because": row.why_none or (None if group else cells(row)[2]),
+        "left_out_because": None if group else cells(row)[2],
         "share_of_target": share_of_target(row, group) if group else None,
-        "times_as_fast_as_torchtitan": None if row.faster is None else as_document(row.faster),
+        "engine_times_as_fast": as_document(compared.ratio) if compared and compared.ratio else None,
+        "differs_in": [trait.name for trait in compared.traits] if compared else [],
     }
 
 
-def parsed() -> argparse.Namespace:
-    """Parse the command line, with this machine's platform as the default."""
+def parser() -> argparse.ArgumentParser:
+    """Return the flags."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("output/engine-speed"))
     parser.add_argument(
@@ -273,16 +256,23 @@ def parsed() -> argparse.Namespace:
         "--rounds", type=int, choices=range(1, 100), metavar="N", default=1, help="runs of each layout by each program (1)"
     )
     parser.add_argument("--engine", default=EMBEDDED)
-    parser.add_argument("--resume", action="store_true", help="keep existing runs and add the missing ones")
+    parser.add_argument("--against", metavar="NAME[,NAME]", help=f"of {', '.join(FINDERS)}, or none (what is installed)")
+    parser.add_argument("--nemo-python", type=Path, metavar="PATH", help="that has NeMo (.venv-nemo/bin/python, else this one)")
+    parser.add_argument("--resume", action="store_true", help="keep the runs that ended, and make the others")
+    parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="start no run that would end later")
     parser.add_argument("--peer-steps", type=int, default=20, help="of torchtitan, which takes longer to reach its speed (20)")
-    parser.add_argument("--no-torchtitan", action="store_false", dest="torchtitan", help="without torchtitan")
-    parser.add_argument("--transformer-engine", action="store_true", help="also run each layout with Transformer Engine's layers")
     parser.add_argument("--platform", choices=("nvidia", "amd", "cpu"), help="default: what this machine is")
     parser.add_argument("--gpus", type=int, help="use fewer than there are; on a CPU, processes")
     parser.add_argument("--equal-work", action="store_true", help="scale the global batches, meant for 4 GPUs, to those here")
     parser.add_argument("--probes", type=Path, action="append", default=[], help="of this machine, for the predictions")
     parser.add_argument("--set", action="append", default=[], dest="settings", metavar="KEY=VALUE")
-    options = parser.parse_args()
+    return parser
+
+
+def parsed() -> tuple[argparse.Namespace, list[Layout], list[Program]]:
+    """Parse the command line, with this machine's platform as the default: flags, layouts, and the engine before its peers."""
+    flags = parser()
+    options = flags.parse_args()
     machine = this_machine()
     options.platform = options.platform or (PLATFORM_OF[machine.platform] if machine else "nvidia")
     here = machine.gpus_per_node if machine and machine.gpus_per_node else 0
@@ -290,29 +280,45 @@ def parsed() -> argparse.Namespace:
     names = [layout.name for layout in LAYOUTS]
     wanted = options.only.split(",") if options.only else ["*"]
     if unknown := [pattern for pattern in wanted if not fnmatch.filter(names, pattern)]:
-        parser.error(f"there is no layout {unknown[0]}")
+        flags.error(f"there is no layout {unknown[0]}")
     found = dict.fromkeys(name for pattern in wanted for name in fnmatch.filter(names, pattern))
     chosen = [layout for name in found for layout in LAYOUTS if layout.name == name]
-    options.layouts = [layout.with_equal_work(options.gpus) if options.equal_work else layout for layout in chosen]
-    return options
+    chosen = [layout.with_equal_work(options.gpus) if options.equal_work else layout for layout in chosen]
+    against = (options.against or "none").split(",")
+    if unknown := [name for name in against if name not in {*FINDERS, "none", EMBEDDED}]:
+        flags.error(f"--against has no program {unknown[0]!r}; one of: {', '.join(FINDERS)}, or none")
+    try:
+        return options, chosen, [program_named(options.engine, options), *peers(options)]
+    except UserError as error:
+        flags.error(str(error))
 
 
 def main() -> int:
     """Run the table. Returns 1 if a run of the engine did not count."""
-    options = parsed()
+    options, layouts, programs = parsed()
+    series = Series(options, programs)
     rows: list[Row] = []
-    for requested in options.layouts:
+    wanted = 0
+    for requested in layouts:
         ranks = requested.ranks(options.gpus)
         if ranks is None:
-            rows.append(Row(layout=requested, program=options.engine, why_none=f"left out: not for {options.gpus} GPUs"))
-            continue
-        layout = on_cpu(requested, ranks) if options.platform == "cpu" else requested
-        rows += measure_layout(layout, options, ranks)
-        print("\n".join("  ".join(filter(None, cells(row))) for row in rows[-3:]), file=sys.stderr, flush=True)
+            why = f"left out: not for {options.gpus} GPUs"
+            found = [Row(layout=requested, program=options.engine, why_none=why, left_out=True)]
+        else:
+            wanted += len(programs) * options.rounds
+            found = series.rows_of(on_cpu(requested, ranks) if options.platform == "cpu" else requested, ranks)
+        rows += found
+        print("\n".join("  ".join(filter(None, cells(row))) for row in found), file=sys.stderr, flush=True)
         text = json.dumps([document(row) for row in rows], indent=2, allow_nan=False)
         write_atomically(options.output / "engine_speed.json", text + "\n")
-    print(columns(HEADER, [cells(row) for row in rows], left=3))
-    return 1 if any(row.program == options.engine and row.why_none is None and row.group is None for row in rows) else 0
+    print(columns((*HEADER, RATIO.format(options.engine)), [cells(row) for row in rows], left=3))
+    print("".join(f"\n{note}\n" for note in notes(rows, options.rounds)), end="")
+    if series.too_long is not None:
+        print(
+            f"\nstopped after {series.done} of {wanted} runs: call again with --resume "
+            f"(the next run may take {units.seconds(series.too_long)})"
+        )
+    return 1 if any(row.program == options.engine and not row.left_out and row.group is None for row in rows) else 0
 
 
 if __name__ == "__main__":

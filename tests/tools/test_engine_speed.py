@@ -5,16 +5,30 @@ import os
 import shutil
 import subprocess
 import sys
+from argparse import Namespace
+from dataclasses import replace
+from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-IN_TURN = ("--gpus", "2", "--only", "dp_mbs4,tp4_mbs4", "--steps", "3", "--peer-steps", "4")
+IN_TURN = ("--gpus", "2", "--only", "dp_mbs4,tp4_mbs4", "--steps", "3", "--peer-steps", "4", "--against", "torchtitan")
 FAKE = ROOT / "tests" / "fake_packages"
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+import speed_programs  # noqa: E402
+from engine_speed import COMPARED, Row, cells, memory_cell, notes, on_cpu, ratio_cell  # noqa: E402
 from speed_layouts import LAYOUTS, Layout  # noqa: E402
+from speed_programs import Job, Program, expected_seconds, is_made, jobs_of, newest, program_named, request_of, seconds_of  # noqa: E402
+
+from tprimat.analyze.compare import verdict  # noqa: E402
+from tprimat.analyze.groups import group_runs, measure  # noqa: E402
+from tprimat.analyze.metrics import MetricOptions  # noqa: E402
+from tprimat.errors import LaunchError  # noqa: E402
+from tprimat.records.discover import load_results  # noqa: E402
+from tprimat.records.environment import software_versions  # noqa: E402
 
 
 def engine_speed(folder, *words, **variables):
@@ -39,10 +53,10 @@ def in_turn(tmp_path_factory):
     return folder, done, json.loads((folder / "engine_speed.json").read_text())
 
 
-def test_both_programs_run_in_turn_in_every_round(in_turn):
+def test_both_programs_run_in_every_round_which_alternates(in_turn):
     *_, rows = in_turn
     runs = [(run["started_at"], row["program"]) for row in rows for run in row["runs"]]
-    assert [program for _, program in sorted(runs)] == ["megatron", "torchtitan"] * 2
+    assert [program for _, program in sorted(runs)] == ["megatron", "torchtitan", "torchtitan", "megatron"]
 
 
 def test_the_log_of_torchtitan_becomes_a_record_that_proves_the_workload(in_turn):
@@ -64,25 +78,44 @@ def test_the_log_of_torchtitan_becomes_a_record_that_proves_the_workload(in_turn
 def test_one_table_has_both_with_n_and_spread_and_how_much_faster_ours_is(in_turn):
     _, done, rows = in_turn
     lines = done.stdout.splitlines()
-    ours, theirs, left_out = lines[2:]
+    assert lines[0].endswith("megatron / peer")
+    ours, theirs, left_out, _, clocks = lines[2:]
     assert ours.startswith("dp_mbs4   megatron")
     assert "2+2" in ours
-    assert ours.rstrip().endswith("]")
     assert theirs.startswith("dp_mbs4   torchtitan")
     assert "TP1 PP1 DP2 MBS1 s64 fp32" in theirs
+    assert "1.5 GiB reserved" in theirs
+    assert theirs.endswith("x]")
     assert left_out.split(maxsplit=2) == ["tp4_mbs4", "megatron", "left out: not for 2 GPUs"]
-    ratio = next(row["times_as_fast_as_torchtitan"] for row in rows if row["program"] == "megatron")
+    assert clocks.startswith("torchtitan times itself")
+    ratio = next(row["engine_times_as_fast"] for row in rows if row["program"] == "torchtitan")
     assert ratio["low"] < ratio["value"] < ratio["high"]
     rates = {row["program"]: row["metrics"][0]["tokens_per_second_per_gpu"]["value"] for row in rows if row["metrics"]}
     assert ratio["value"] == pytest.approx(rates["megatron"] / rates["torchtitan"], rel=0.9)
+    assert next(row["differs_in"] for row in rows if row["program"] == "torchtitan").count("clock") == 1
 
 
-def test_a_resumed_series_keeps_what_is_there(in_turn, tmp_path):
+def test_a_resumed_series_keeps_what_is_there_and_starts_nothing(in_turn, tmp_path):
     folder, done, rows = in_turn
     shutil.copytree(folder, tmp_path / "again")
-    again = engine_speed(tmp_path / "again", *IN_TURN, "--rounds", "2", "--resume")
+    again = engine_speed(tmp_path / "again", *IN_TURN, "--rounds", "2", "--resume", "--time-limit", "0.001")
     assert again.stdout == done.stdout
     assert json.loads((tmp_path / "again" / "engine_speed.json").read_text()) == rows
+    assert "llama" not in again.stderr
+
+
+def test_a_time_limit_stops_before_a_run_that_would_end_after_it(in_turn, tmp_path):
+    folder, *_ = in_turn
+    shutil.copytree(folder, tmp_path / "again")
+    shutil.rmtree(tmp_path / "again" / "dp_mbs4-2")
+    stopped = engine_speed(tmp_path / "again", *IN_TURN, "--rounds", "2", "--resume", "--time-limit", "10")
+    assert stopped.returncode == 0, stopped.stderr
+    assert stopped.stdout.splitlines()[-1].startswith(
+        "stopped after 3 of 4 runs: call again with --resume (the next run may take "
+    )
+    rows = json.loads((tmp_path / "again" / "engine_speed.json").read_text())
+    assert [(row["program"], len(row["runs"])) for row in rows] == [("megatron", 1), ("torchtitan", 2), ("megatron", 0)]
+    assert not (tmp_path / "again" / "dp_mbs4-2").exists()
 
 
 def test_a_resumed_series_makes_again_what_trained_another_batch_on_other_gpus(in_turn, tmp_path):
@@ -122,7 +155,7 @@ def test_what_was_broken_off_is_made_again_and_what_trained_on_something_else_is
     assert rows[1]["program"] == "torchtitan"
     assert rows[1]["runs"][0]["mismatches"][0] == "global batch: 8 was asked for, 16 ran"
     assert "global batch: 8 was asked for, 16 ran" in done.stdout
-    assert rows[0]["times_as_fast_as_torchtitan"] is None
+    assert rows[1]["engine_times_as_fast"] is None
 
 
 def test_a_torchtitan_that_fails_leaves_ours_as_it_is(ours):
@@ -132,6 +165,105 @@ def test_a_torchtitan_that_fails_leaves_ours_as_it_is(ours):
     assert [row["runs"][0]["outcome"] for row in rows] == ["completed", "out_of_memory"]
     assert done.returncode == 0, done.stderr
     assert "out_of_memory: The GPU ran out of memory" in done.stdout
+
+
+def test_what_a_program_refuses_is_asked_once_and_the_table_says_why(tmp_path):
+    done = engine_speed(
+        tmp_path, "--engine", "torchtitan", "--gpus", "2", "--only", "pp2_mbs4", "--rounds", "3", "--against", "none"
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("error: ") == 1
+    row = done.stdout.splitlines()[2]
+    assert row.split(maxsplit=2) == ["pp2_mbs4", "torchtitan", "torchtitan's pipeline divides a step differently."]
+
+
+def test_an_unknown_peer_is_refused_with_those_there_are(tmp_path):
+    done = engine_speed(tmp_path, "--gpus", "2", "--against", "torchtitan,deepspeed")
+    assert done.returncode == 2
+    assert "no program 'deepspeed'; one of: transformer_engine, torchtitan, nemo, or none" in done.stderr
+
+
+@pytest.mark.skipif(find_spec("nemo") is not None, reason="NeMo is installed in this Python")
+def test_a_python_without_nemo_is_named():
+    with pytest.raises(LaunchError, match=f"The engine nemo needs .*nemo.*, not installed for {sys.executable}"):
+        program_named("nemo", Namespace(nemo_python=Path(sys.executable), platform="cpu"))
+    with pytest.raises(LaunchError, match="does not run TPrimat"):
+        program_named("nemo", Namespace(nemo_python=Path("/no/python"), platform="cpu"))
+
+
+def job_of(name, layout, folder=Path("out")):
+    program = Program(name=name, engine=name, software=software_versions())
+    return Job(layout=layout, ranks=2, program=program, round=1, folder=folder)
+
+
+def test_all_rounds_of_a_layout_come_before_the_next_and_every_second_is_reversed(tmp_path):
+    programs = [Program(name=name, engine=name, software={}) for name in ("megatron", "torchtitan", "nemo")]
+    options = Namespace(rounds=3, output=tmp_path, engine="megatron")
+    jobs = list(jobs_of(LAYOUTS[0], 2, programs, options))
+    forth = ["megatron", "torchtitan", "nemo"]
+    assert [job.program.name for job in jobs] == [*forth, *forth[::-1], *forth]
+    assert [job.round for job in jobs] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    folders = [job.folder.relative_to(tmp_path).as_posix() for job in jobs[1:6]]
+    assert folders == ["torchtitan/dp_mbs4", "nemo/dp_mbs4", "nemo/dp_mbs4-2", "torchtitan/dp_mbs4-2", "dp_mbs4-2"]
+
+
+def test_a_run_is_expected_to_take_as_long_as_the_longest_of_its_kind():
+    one, other = LAYOUTS[:2]
+    made = [(job_of("a", one), 50.0), (job_of("a", one), 40.0), (job_of("b", one), 90.0), (job_of("a", other), 70.0)]
+    assert expected_seconds(job_of("a", one), made) == 50
+    assert expected_seconds(job_of("b", other), made) == 90
+    assert expected_seconds(job_of("c", other), made) == 90
+    assert expected_seconds(job_of("a", LAYOUTS[2]), made) == 70
+    assert expected_seconds(job_of("a", one), []) is None
+
+
+def test_only_a_run_of_the_same_command_software_and_configuration_is_taken_without_a_look(in_turn, tmp_path, monkeypatch):
+    folder, *_ = in_turn
+    options = Namespace(platform="cpu", steps=3, output=folder, probes=[], settings=[])
+    job = job_of("megatron", on_cpu(LAYOUTS[0], 2), folder / "dp_mbs4")
+    request, made = request_of(job, options), newest(job.folder)
+    assert is_made(job, request, made, "cpu")
+    assert not is_made(job, request, None, "cpu")
+    assert not is_made(job, request_of(job, Namespace(**{**vars(options), "steps": 4})), made, "cpu")
+    newer = replace(job, program=replace(job.program, software={**software_versions(), "torch": "99"}))
+    assert not is_made(newer, request, made, "cpu")
+    for outcome, expected in (("interrupted", False), ("running", False), ("out_of_memory", True)):
+        assert is_made(job, request, replace(made, run=replace(made.run, outcome=outcome)), "cpu") is expected
+    (tmp_path / "config.yaml").touch()
+    monkeypatch.setattr(speed_programs, "ROOT", tmp_path)
+    assert not is_made(job, request, made, "cpu")
+
+
+def test_the_time_of_a_run_is_that_of_its_record_with_what_lies_around_it(in_turn):
+    made = newest(in_turn[0] / "dp_mbs4")
+    took = datetime.fromisoformat(made.run.ended_at) - datetime.fromisoformat(made.run.started_at)
+    assert took.total_seconds() < seconds_of(made) < took.total_seconds() + 60
+    assert seconds_of(replace(made, run=replace(made.run, outcome="interrupted"))) is None
+
+
+def test_programs_that_ran_other_dtypes_get_no_ratio_and_one_round_is_called_so(in_turn):
+    ours, theirs = (
+        group_runs([measure(result, MetricOptions()) for result in load_results([in_turn[0] / name])[0]])[0]
+        for name in ("dp_mbs4", "torchtitan/dp_mbs4")
+    )
+    compared = verdict(theirs, ours, COMPARED)
+    assert "x [" in ratio_cell(compared)
+    (item,) = ours.runs
+    run = replace(item.result.run, matmul_dtype="bf16")
+    other = replace(ours, runs=(replace(item, result=replace(item.result, run=run)),))
+    assert ratio_cell(verdict(theirs, other, COMPARED)) == "other dtype that ran"
+    assert ratio_cell(None) == "–"
+    row = Row(layout=LAYOUTS[0], program="torchtitan", compared=compared)
+    assert [note.split(":")[0].split(",")[0] for note in notes([row], 1)] == ["One round", "torchtitan times itself"]
+    assert [note.split(",")[0] for note in notes([row], 3)] == ["torchtitan times itself"]
+    assert memory_cell([item.metrics]).endswith("GiB")
+
+
+def test_runs_that_are_unlike_make_no_row_of_numbers(in_turn):
+    items = [measure(result, MetricOptions()) for result in load_results([in_turn[0] / "dp_mbs4"])[0]]
+    changed = replace(items[0].result, run=replace(items[0].result.run, software={"torch": "1.0"}))
+    row = Row(layout=LAYOUTS[0], program="megatron", runs=[*items, replace(items[0], result=changed)])
+    assert "differ in more than time" in cells(row)[2]
 
 
 @pytest.mark.parametrize("here", [1, 2, 4, 8])
@@ -150,3 +282,10 @@ def test_layouts_degrade_to_the_gpus_that_are_there(here):
     assert fitting["tp4_mbs4"] == (here if here >= 4 else None)
     assert Layout(name="x", micro_batch=4, global_batch=12).ranks(2) is None
     assert len(fitting) == len(LAYOUTS)
+
+
+@pytest.mark.parametrize("here", [4, 8])
+def test_every_kind_of_split_has_a_layout_for_four_and_eight_gpus(here):
+    fitting = {layout.name for layout in LAYOUTS if layout.with_equal_work(here).ranks(here) == here}
+    assert fitting >= {"dp_mbs4", "dp_mbs1", "tp2_mbs4", "tp4_mbs4", "tp2_pp2_mbs4", "tp2_pp2_vpp2_mbs4", "dp_s8192_mbs1"}
+    assert fitting >= {"dp_mbs4_fp8", "dp_s8192_mbs1_fp8", "qwen_dp_mbs4", "qwen_tp2_pp2_mbs4"}

@@ -9,7 +9,7 @@ import itertools
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -29,7 +29,7 @@ from tprimat.plan.micro_batch import as_asked
 from tprimat.plan.schema import RunPlan, read_plan
 from tprimat.records.lock import locked
 from tprimat.records.redaction import masked_environment
-from tprimat.records.schema import RunRecord
+from tprimat.records.schema import Machine, RunRecord
 from tprimat.records.store import RunDirectory
 from tprimat.report.screen import screen_of
 from tprimat.runner.nodes import follow, gathered
@@ -209,9 +209,12 @@ def interleaved(cells: Sequence[Cell]) -> list[Cell]:
 
 def differs_here(cell: Cell, record: RunRecord) -> str | None:
     """Return why a run was made on something else than what is here: another accelerator, driver or library; None: it was not."""
-    here = cell.session.machine_of(cell.plan)
+    return changed_since(record, cell.session.machine_of(cell.plan), engine_named(cell.plan.engine).software(cell.plan))
+
+
+def changed_since(record: RunRecord, here: Machine, software: Mapping[str, str]) -> str | None:
+    """Return what differs here from where a run was made: accelerator, driver, or the version of a library; None: nothing."""
     there = record.nodes[0].accelerator if record.nodes else record.machine.accelerator
-    software = engine_named(cell.plan.engine).software(cell.plan)
     pairs = [("accelerator", there, here.accelerator), ("driver", record.machine.driver, here.driver)]
     pairs += [(name, record.software.get(name), software.get(name)) for name in SAME_SOFTWARE]
     return next((f"{name} {was or 'unknown'} there, {now or 'none'} here" for name, was, now in pairs if was != now), None)

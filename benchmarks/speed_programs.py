@@ -1,0 +1,293 @@
+"""The programs that engine_speed.py runs in turn: where each is, how it is started, and what an earlier call has left of it."""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+
+from shallow import write_shallow_config
+from speed_layouts import Layout
+
+from tprimat.engines import embedded, nemo, torchtitan
+from tprimat.engines.base import Here, engine_named, is_installed
+from tprimat.errors import LaunchError, UserError
+from tprimat.facts.accelerators import BACKEND_OF, PLATFORM_OF
+from tprimat.hardware.nodes import this_machine
+from tprimat.records.benchmark_file import RunResult
+from tprimat.records.discover import load_results
+from tprimat.records.environment import processor_name, software_versions
+from tprimat.records.redaction import masked_command
+from tprimat.records.schema import Machine
+from tprimat.runner.session import RunRequest, words_of
+from tprimat.runner.sweep import changed_since
+
+ROOT = Path(__file__).resolve().parent.parent
+BENCHMARK = ROOT / "benchmark.py"
+NEMO_PYTHON = ROOT / ".venv-nemo" / "bin" / "python"
+"""What `make nemo` makes."""
+TRANSFORMER_ENGINE = "transformer_engine"
+"""The program that is the embedded engine with Transformer Engine's layers."""
+REFUSED = 2
+"""Exit status of ./benchmark.py for a request that cannot be met."""
+AROUND_A_RUN_SECONDS = 15.0
+"""Allowed for what a run's record leaves out: planning before it, and writing results after it."""
+ASK_NEMO = """
+import json
+from tprimat.engines.nemo import can_import, missing_modules
+from tprimat.records.environment import software_versions
+loads = can_import("transformer_engine.pytorch")
+print(json.dumps({"missing": missing_modules(), "transformer_engine": loads, "software": software_versions()}))
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """An engine with the settings and the Python that it is measured with."""
+
+    name: str
+    engine: str
+    software: Mapping[str, str]
+    """Package -> version, of its Python."""
+    python: str = sys.executable
+    settings: tuple[str, ...] = ()
+    """KEY=VALUE, below platform_optimizations.PLATFORM."""
+    data: str | None = None
+    """None: as configured."""
+    least_steps: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One run to make: a program under a layout, in a round that counts from 1."""
+
+    layout: Layout
+    ranks: int
+    program: Program
+    round: int
+    folder: Path
+
+
+# Which programs there are.
+
+
+def program_named(name: str, options: argparse.Namespace) -> Program:
+    """Return a program as it is installed here.
+
+    Raises:
+        UserError: it is not, or there is none of this name.
+    """
+    return FINDERS.get(name, _this_python)(name, options)
+
+
+def _this_python(name: str, options: argparse.Namespace) -> Program:
+    if (error := engine_named(name).available(Here(platform=options.platform)).error) is not None:
+        raise error
+    return Program(name=name, engine=name, software=software_versions())
+
+
+def _transformer_engine(name: str, options: argparse.Namespace) -> Program:
+    """Megatron-LM as NVIDIA runs it, in the embedded engine's program: the same weights, batches and clock."""
+    if not is_installed(TRANSFORMER_ENGINE):
+        raise LaunchError(f"Transformer Engine is not installed for {sys.executable}.", fix=nemo.INSTALL_TRANSFORMER_ENGINE)
+    layers = ("engine_options.layers=transformer_engine",)
+    return replace(_this_python(embedded.ENGINE.name, options), name=name, settings=layers)
+
+
+def _torchtitan(name: str, options: argparse.Namespace) -> Program:
+    return replace(_this_python(name, options), data="mock", least_steps=options.peer_steps)
+
+
+def _nemo(name: str, options: argparse.Namespace) -> Program:
+    """NeMo with its own Python, and where Transformer Engine loads there, with its loss, which saves memory and time."""
+    python = options.nemo_python or (NEMO_PYTHON if NEMO_PYTHON.exists() else Path(sys.executable))
+    try:
+        words = [str(python), "-c", ASK_NEMO]
+        said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        what = f"{python} does not run TPrimat: {(getattr(error, 'stderr', None) or str(error)).strip().splitlines()[-1]}"
+        raise LaunchError(what, where="--nemo-python", fix="make nemo") from error
+    found = json.loads(said)
+    if found["missing"]:
+        what = f"The engine nemo needs {', '.join(found['missing'])}, not installed for {python}."
+        raise LaunchError(what, where="--nemo-python", fix="make nemo")
+    at_its_best = found["transformer_engine"] and options.platform == "nvidia"
+    settings = ("nemo.cross_entropy_fusion_impl=te",) if at_its_best else ()
+    return Program(name=name, engine=name, software=found["software"], python=str(python), settings=settings)
+
+
+FINDERS: Mapping[str, Callable[[str, argparse.Namespace], Program]] = {
+    TRANSFORMER_ENGINE: _transformer_engine,
+    torchtitan.ENGINE.name: _torchtitan,
+    nemo.ENGINE.name: _nemo,
+}
+
+
+def peers(options: argparse.Namespace) -> list[Program]:
+    """Return the programs of --against, by default those that are installed here, without the engine itself.
+
+    Raises:
+        UserError: one that was asked for is not installed.
+    """
+    if options.against is not None:
+        names = dict.fromkeys(name for name in options.against.split(",") if name not in {"none", options.engine})
+        return [program_named(name, options) for name in names]
+    found = []
+    for name in (name for name in FINDERS if name != options.engine):
+        try:
+            found.append(program_named(name, options))
+        except UserError as error:
+            print(f"without {name}: {error.what}", file=sys.stderr)
+    return found
+
+
+# In what order they run, and what is left of a time limit.
+
+
+def jobs_of(layout: Layout, ranks: int, programs: Sequence[Program], options: argparse.Namespace) -> Iterator[Job]:
+    """Yield all rounds of a layout. Every second one is in reverse: what drifts (heat, other users) then falls on all alike."""
+    for number in range(1, options.rounds + 1):
+        name = layout.name + (f"-{number}" if number > 1 else "")
+        for program in programs if number % 2 else reversed(programs):
+            folder = options.output / name if program.name == options.engine else options.output / program.name / name
+            yield Job(layout=layout, ranks=ranks, program=program, round=number, folder=folder)
+
+
+def expected_seconds(job: Job, made: Sequence[tuple[Job, float]]) -> float | None:
+    """Return how long a run may take: the longest of its layout and program so far, else of its program, else of all.
+
+    Args:
+        job: the run.
+        made: the runs of the series so far, with their seconds.
+
+    Returns:
+        seconds; None where nothing has run yet.
+    """
+    same_program = [(one, seconds) for one, seconds in made if one.program.name == job.program.name]
+    same_kind = [(one, seconds) for one, seconds in same_program if one.layout.name == job.layout.name]
+    found = same_kind or same_program or made
+    return max((seconds for _, seconds in found), default=None)
+
+
+def seconds_of(result: RunResult) -> float | None:
+    """Return how long the run of a result took in all, from its record; None where that is no measure, as of a stopped run."""
+    run = result.run
+    if not has_ended(result) or run.started_at is None or run.ended_at is None:
+        return None
+    took = datetime.fromisoformat(run.ended_at) - datetime.fromisoformat(run.started_at)
+    return took.total_seconds() + AROUND_A_RUN_SECONDS
+
+
+# One run.
+
+
+def request_of(job: Job, options: argparse.Namespace) -> RunRequest:
+    """Return the request of one run, with the layout as a strategy of its own."""
+    layout, program = job.layout, job.program
+    strategy = f"parallelism.{layout.name}.{layout.model}.{options.platform}"
+    optimizations = f"platform_optimizations.{options.platform}"
+    settings = [
+        f"{strategy}.tensor_model_parallel_size={layout.tensor}",
+        f"{strategy}.pipeline_model_parallel_size={layout.pipeline}",
+        f"{strategy}.expert_model_parallel_size={layout.expert}",
+        f"{strategy}.context_parallel_size={layout.context}",
+        f"training.routing={layout.routing}",
+    ]
+    if layout.virtual:
+        settings.append(f"{strategy}.virtual_pipeline_model_parallel_size={layout.virtual}")
+    if layout.recompute != "none":
+        settings.append(f"{optimizations}.recompute={layout.recompute}")
+    if layout.optimizer_states != "fp32":
+        settings.append(f"{optimizations}.engine_options.optimizer_states={layout.optimizer_states}")
+    return RunRequest(
+        platform=options.platform,
+        model=layout.model,
+        strategy=layout.name,
+        engine=program.engine,
+        gpus=job.ranks,
+        steps=max(options.steps, program.least_steps),
+        micro_batch_size=layout.micro_batch,
+        global_batch_size=layout.global_batch,
+        sequence_length=layout.sequence,
+        precision=layout.precision,
+        data=program.data,
+        config=config_of(layout, options.output),
+        output=job.folder,
+        probes=tuple(options.probes),
+        settings=(*settings, *options.settings, *(f"{optimizations}.{setting}" for setting in program.settings)),
+    )
+
+
+def config_of(layout: Layout, folder: Path) -> Path | None:
+    """Write the configuration of a layout whose model is not config.yaml's; None where it is."""
+    if layout.layers is None and layout.architecture is None:
+        return None
+    file = folder / f"{layout.name}.yaml"
+    write_shallow_config(file, layout.layers, layout.model, layout.architecture)
+    return file.resolve()
+
+
+def make(job: Job, request: RunRequest, *, resume: bool) -> str | None:
+    """Run ./benchmark.py once, whose messages pass through; the result is in its records.
+
+    With `resume` it recognises an earlier run of the same plan itself.
+
+    Returns:
+        why it refused the request; None where it did not.
+    """
+    words = [job.program.python, str(BENCHMARK), *_words(request), *(["--resume"] if resume else [])]
+    refusal = ""
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            for line in process.stderr:
+                print(line, end="", file=sys.stderr, flush=True)
+                refusal = line.removeprefix("error: ").strip() if line.startswith("error: ") else refusal
+        except KeyboardInterrupt:  # which the run has got, too: it writes its records first
+            process.wait()
+            raise
+    return refusal or "refused" if process.returncode == REFUSED else None
+
+
+def _words(request: RunRequest) -> list[str]:
+    return ["--json", *words_of(request)]
+
+
+def has_ended(result: RunResult) -> bool:
+    """Return whether a run says something about its layout, be it that it fails there."""
+    return result.run.outcome not in {"running", "interrupted"}
+
+
+def is_made(job: Job, request: RunRequest, earlier: RunResult | None, platform: str) -> bool:
+    """Return whether an earlier run ended by itself, of the same command, on the machine and with the software that are here.
+
+    Where the answer is no, ./benchmark.py --resume looks closer, which takes seconds: it finds the same plan by other words, and
+    after a change of config.yaml.
+    """
+    if earlier is None or not has_ended(earlier) or earlier.run.started_at is None:
+        return False
+    if datetime.fromisoformat(earlier.run.started_at).timestamp() < (ROOT / "config.yaml").stat().st_mtime:
+        return False
+    former = [word for word in earlier.run.command[1:] if word != "--resume"]
+    same = former == list(masked_command(_words(request)))
+    return same and changed_since(earlier.run, machine_here(platform), job.program.software) is None
+
+
+@cache
+def machine_here(platform: str) -> Machine:
+    """Return the machine whose runs are asked for, as its records name it."""
+    machine = this_machine()
+    if machine is not None and PLATFORM_OF[machine.platform] == platform:
+        return machine
+    name = processor_name() if platform == "cpu" else None
+    return Machine(platform=BACKEND_OF[platform], accelerator=name, gpus_per_node=None, nodes=1)
+
+
+def newest(folder: Path) -> RunResult | None:
+    """Return a folder's last run: earlier ones were interrupted, or had another plan."""
+    found, _ = load_results([folder]) if folder.exists() else ([], [])
+    return max(found, key=lambda result: result.run.started_at or "", default=None)

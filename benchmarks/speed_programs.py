@@ -104,7 +104,8 @@ def _torchtitan(name: str, options: argparse.Namespace) -> Program:
 
 def _nemo(name: str, options: argparse.Namespace) -> Program:
     """NeMo with its own Python, and where Transformer Engine loads there, with its loss, which saves memory and time."""
-    python = options.nemo_python or (NEMO_PYTHON if NEMO_PYTHON.exists() else Path(sys.executable))
+    default = NEMO_PYTHON if NEMO_PYTHON.exists() else Path(sys.executable)
+    python = (options.nemo_python or default).absolute()  # not resolved: a link to Python is what makes it that environment's
     try:
         words = [str(python), "-c", ASK_NEMO]
         said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -241,7 +242,7 @@ def make(job: Job, request: RunRequest, *, resume: bool) -> str | None:
     """
     words = [job.program.python, str(BENCHMARK), *_words(request), *(["--resume"] if resume else [])]
     refusal = ""
-    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, encoding="utf8", errors="replace") as process:
         assert process.stderr is not None
         try:
             for line in process.stderr:

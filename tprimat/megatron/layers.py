@@ -124,6 +124,8 @@ class FusedLayer(TransformerLayer):  # type: ignore[misc]
             feed_forward, _none = self.mlp(normed)
         if dropped:
             dropped.discard_output_and_register_recompute(feed_forward)
+            # What computes the norm again hangs on this tensor; hooks on a layer's outputs, which gather weights, must come first.
+            feed_forward = feed_forward.view_as(feed_forward)
         return (feed_forward, stream) if self.defers_residual_add else feed_forward + stream, None
 
 

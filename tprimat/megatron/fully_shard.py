@@ -32,21 +32,18 @@ def split_over_replicas(model: GPTModel, device: torch.device) -> GPTModel:
         device: of this rank.
     """
     mesh = DeviceMesh.from_group(parallel_state.get_data_parallel_group(with_context_parallel=True), device.type)
-    precision = MixedPrecisionPolicy(
-        param_dtype=model.config.params_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
-    )
+    precision = MixedPrecisionPolicy(param_dtype=model.config.params_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     model.float()
     for layer in model.decoder.layers:
         fully_shard(layer, mesh=mesh, mp_policy=precision)
-    if not model.share_embeddings_and_output_weights:  # a tied weight belongs to the whole model, which gathers it for a whole pass
+    # A tied weight belongs to the model itself, which gathers it for both passes.
+    if not model.share_embeddings_and_output_weights:
         fully_shard(model.embedding, mesh=mesh, mp_policy=precision)
         # The loss multiplies with the output weight after its module has returned, and the backward pass begins there.
         ends = [model.decoder.final_layernorm, model.output_layer]
         fully_shard(ends, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
     fully_shard(model, mesh=mesh, mp_policy=precision)
-    if device.type == "cpu":
-        model.set_force_sum_reduction_for_comms(True)  # gloo has no average
-    return model.to_empty(device=device)  # type: ignore[no-any-return]
+    return model.to_empty(device=device)
 
 
 def split_like(weight: Tensor, whole: Tensor) -> Tensor:

@@ -185,9 +185,7 @@ def _latent_attention(shape: ModelShape) -> dict[str, Any]:
     }
 
 
-def build_chunks(
-    plan: RunPlan, config: TransformerConfig, options: ResolvedOptions, device: torch.device
-) -> list[GPTModel]:
+def build_chunks(plan: RunPlan, config: TransformerConfig, options: ResolvedOptions, device: torch.device) -> list[GPTModel]:
     """Build this rank's part of the model on the device, one chunk or several under virtual pipelining, with initial weights."""
     stages = plan.layout.virtual_pipeline
     chunks = []
@@ -262,7 +260,7 @@ def _rotary(shape: ModelShape, config: TransformerConfig) -> Callable[[int], Rot
 
 
 def _initialize(model: GPTModel, config: TransformerConfig, seed: int, first_layer: int) -> None:
-    """Draw each matrix whole, from a generator seeded by its global name, and keep this rank's slice; vectors are norms or biases.
+    """Draw each matrix whole, from a generator seeded by its global name, and keep this rank's part; norms are 1, biases 0.
 
     Megatron's own initialisation differs between pipeline layouts; this one gives every layout the same model.
     """

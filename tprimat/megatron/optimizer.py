@@ -1,7 +1,8 @@
 """The optimizers behind torch's interface, and the norm and clipping of many gradients in a few kernels.
 
-MegatronOptimizer has fp32 master weights, ShardedAdamW has no others, and Bf16AdamW has none. Without Transformer Engine and Apex, Megatron-Core asks the
-device for the norm of each tensor, one by one (`torch.tensor` of a list of device scalars), and scales each into a temporary.
+MegatronOptimizer has fp32 master weights, ShardedAdamW shards of them, and Bf16AdamW none. Without Transformer Engine and Apex,
+Megatron-Core asks the device for the norm of each tensor, one by one (`torch.tensor` of a list of device scalars), and scales
+each into a temporary.
 `l2_norm` and `scale` replace both under the same interface. An optimizer that clips while it updates needs neither Megatron's
 scaling nor the norm on the host: `norm_over_ranks` and `clipping_factor`.
 """
@@ -52,8 +53,7 @@ class CompiledAdamW(torch.optim.AdamW):
                 step, mean, square = self._advance(parameter)
                 if step not in scalars:
                     scalars[step] = scalars_of(group, step, self.gradient_factor, parameter.device)
-                own = [own_part(tensor) for tensor in (parameter, parameter.grad, mean, square)]
-                update(*own, scalars[step])
+                update(own_part(parameter), own_part(parameter.grad), own_part(mean), own_part(square), scalars[step])
 
     def _advance(self, parameter: Tensor) -> tuple[float, Tensor, Tensor]:
         """Return the number of the step and both moments, stored like torch's, so that either can continue from the other's."""
@@ -334,7 +334,7 @@ class ShardedAdamW(AdamWWithSchedule):
 
     def get_grad_stats_parallel_group(self) -> dist.ProcessGroup:
         """Return the ranks that have the other parts, under Megatron's name for them."""
-        return parallel_state.get_data_parallel_group(with_context_parallel=True)
+        return parallel_state.get_data_parallel_group(with_context_parallel=True)  # type: ignore[no-any-return]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, but keep their memory: all steps then have one peak, and no other tensor cuts it to pieces."""
@@ -386,7 +386,7 @@ class Bf16AdamW(AdamWWithSchedule):
             closure()
         for weight in self.weights:
             weight.grad = weight.main_grad  # type: ignore[attr-defined]
-        gradients = [weight.grad for weight in self.weights]
+        gradients = [weight.grad for weight in self.weights if weight.grad is not None]
         norm, _ = l2_norm(0, torch.empty(0), [gradients], False)
         self.grad_norm = float(norm)
         if 0 < self.clipping < self.grad_norm:

@@ -35,8 +35,8 @@ def refusal(*changes, model="llama"):
 @pytest.mark.parametrize(
     ("change", "what", "fix"),
     [
-        (f"{LAYOUT}.tensor_model_parallel_size=2", "the layout has tensor parallelism", "--parallel"),
-        (f"{LAYOUT}.pipeline_model_parallel_size=2", "the layout has pipeline parallelism", "--parallel"),
+        (f"{LAYOUT}.tensor_model_parallel_size=2", "the layout has tensor parallelism", "a --parallel with TP1"),
+        (f"{LAYOUT}.pipeline_model_parallel_size=2", "the layout has pipeline parallelism", "a --parallel with PP1"),
         ("platform_optimizations.nvidia.precision=fp8", "the precision is fp8", "--precision bf16"),
         (f"{OPTIONS}.layers=transformer_engine", "layers is transformer_engine", "layers: local"),
         (f"{OPTIONS}.gradients=bf16", "gradients is bf16", "gradients: fp32"),

@@ -104,7 +104,7 @@ def test_weights_split_over_replicas_in_fp32_compute_in_bf16(trained):
     assert (run.mismatches, evidence.weights_split_over) == ((), 2)
     assert sharded[0].loss == pytest.approx(masters[0].loss, abs=1e-6)
     assert [step.loss for step in sharded] == pytest.approx([step.loss for step in masters], rel=0.001)
-    assert [step.grad_norm for step in sharded] == pytest.approx([step.grad_norm for step in masters], rel=0.01)
+    assert [step.grad_norm for step in sharded] == pytest.approx([step.grad_norm for step in masters], rel=0.05)
 
 
 def test_gradients_in_bf16_of_fp32_weights_are_refused(tmp_path):

@@ -160,8 +160,8 @@ def _refuse_fully_shard(plan: RunPlan, where: Where) -> ConfigError | None:
     settings = ("platform_optimizations", plan.platform)
     whole = "It splits dense models over replicas alone."
     contradictions = [
-        (layout.tensor > 1, "the layout has tensor parallelism", whole, "--parallel with a tensor-parallel size of 1"),
-        (layout.pipeline > 1, "the layout has pipeline parallelism", whole, "--parallel with a pipeline-parallel size of 1"),
+        (layout.tensor > 1, "the layout has tensor parallelism", whole, "a --parallel with TP1"),
+        (layout.pipeline > 1, "the layout has pipeline parallelism", whole, "a --parallel with PP1"),
         (plan.shape.experts is not None, f"{plan.shape.name} has experts", whole, "a dense model"),
         (plan.precision == "fp8", "the precision is fp8", "Weights are gathered in bf16.", "--precision bf16"),
         (options.layers != "local", "layers is transformer_engine", "It splits our own layers.", "layers: local"),

@@ -66,7 +66,7 @@ class LayerWatch:
         stream = args[0] if args else kwargs["hidden_states"]
         first: Tensor = stream[0] if isinstance(stream, tuple) else stream
         self._stream_tokens = first.shape[0]
-        self.weight_dtype = next(layer.parameters()).dtype
+        self.weight_dtype = next((weight.dtype for weight in layer.parameters()), None)
         self._seen[LAYER] = KEPT if torch.is_grad_enabled() else RECOMPUTED
         self._on_layer.remove()
 

@@ -99,6 +99,7 @@ def test_a_shape_that_no_recipe_can_express_is_refused_before_the_start(architec
             "NeMo's recipe llama31_8b rescales rotary frequencies, and qwen-2.5-7b has no rope_scaling.",
         ),
         ({"experiment__seed": 0}, "NeMo takes positive seeds only."),
+        ({"platform_optimizations__nvidia__engine_options__fully_shard": True}, "fully_shard is on."),
     ],
 )
 def test_other_plans_that_nemo_cannot_carry_out_are_refused(settings, what):

@@ -111,12 +111,13 @@ linear._wgrad = partial(TRAFFIC.uncounted, linear._wgrad)  # the time of product
 
 def of_model(plan):
     """Return the bytes of both passes."""
-    options = resolve(plan, torch.device("cpu"))
-    config = model.transformer_config(plan, torch.device("cpu"), options)
+    device = torch.device("cpu")
+    options = resolve(plan, device)
+    config = model.transformer_config(plan, device, options)
     nemo = plan.engine == "nemo"  # whose recipes, without Transformer Engine, have our layers on Megatron-Core's products
     model._linear = (lambda *_: None) if nemo else OUR_PRODUCTS
     config.bias_activation_fusion = not (nemo and plan.shape.name.startswith("qwen"))
-    (chunk,) = model.build_chunks(plan, config, options)
+    (chunk,) = model.build_chunks(plan, config, options, device)
     chunk = chunk.bfloat16()
     tokens = torch.zeros(plan.batch.micro_batch_sequences, plan.batch.sequence_tokens, dtype=torch.long)
     TRAFFIC.bytes = 0

@@ -34,7 +34,8 @@ from tprimat.megatron.options import resolve  # noqa: E402
 def saved_bytes(plan):
     """Return the bytes of all different memory, weights apart, that a forward pass leaves for the backward pass."""
     options = resolve(plan, torch.device("cpu"))
-    (model,) = build_chunks(plan, transformer_config(plan, torch.device("cpu"), options), options)
+    device = torch.device("cpu")
+    (model,) = build_chunks(plan, transformer_config(plan, device, options), options, device)
     model = model.bfloat16()
     weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
     kept = {}

@@ -62,6 +62,7 @@ def test_an_h200_used_what_is_predicted(folder, error):
         ({"layout": Layout(tensor=4)}, (2 + 4 + 12) / 4),
         ({"precision": "fp32"}, 4 + 4 + 8 / 4),
         ({"optimizer_states": "bf16"}, 2 + 2 + 4),
+        ({"implementation": replace(EMBEDDED, shards_weights=True)}, (4 + 4 + 8) / 4),
     ],
 )
 def test_weights_gradients_and_states_are_counted(changes, bytes_of_a_weight):

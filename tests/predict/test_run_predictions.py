@@ -14,8 +14,12 @@ from tprimat.runner.session import plan_run
 H200 = Machine(platform="cuda", accelerator="NVIDIA H200", gpus_per_node=8, nodes=1, memory_bytes=150_000_000_000)
 
 
-def plan(gpus, micro_batch, strategy="minimal_communication"):
+H100 = replace(H200, accelerator="NVIDIA H100 80GB HBM3", gpus_per_node=2, memory_bytes=85_000_000_000)
+
+
+def plan(gpus, micro_batch, strategy="minimal_communication", **changes):
     settings = [Setting(("training", "data", "micro_batch_size"), micro_batch, "test")]
+    settings += [Setting(("platform_optimizations", "nvidia", *key.split("__")), value, "test") for key, value in changes.items()]
     request = PlanRequest(
         model="llama",
         strategy=strategy,
@@ -45,6 +49,17 @@ def test_fragments_are_named_first_and_then_the_same_layout_with_less():
     first, rest = hint.split("; then ")
     assert first == "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
     assert rest.startswith("what fits by prediction: --micro-batch-size ")
+
+
+def test_weights_split_over_the_replicas_are_named_where_they_let_the_layout_fit():
+    whole, again = predicted(plan(2, 4, recompute="full"), H100, ()), predicted(plan(2, 4), H100, ())
+    with pytest.raises(LaunchError, match="fits: --set platform_optimizations.nvidia.engine_options.fully_shard=true"):
+        refuse_too_large(again, H100)
+    with pytest.raises(LaunchError):
+        refuse_too_large(whole, H100)
+    sharded = predicted(plan(2, 4, recompute="full", engine_options__fully_shard=True), H100, ())
+    refuse_too_large(sharded, H100)
+    assert "fully_shard" not in out_of_memory_hint(sharded, H100, "otherwise")
 
 
 def test_a_processor_has_no_prediction_to_offer():

@@ -26,7 +26,8 @@ from tprimat.plan.schema import read_plan  # noqa: E402
 def compare(plan):
     """Print the largest logit and the largest difference between both implementations."""
     options = resolve(plan, torch.device("cpu"))
-    (model,) = build_chunks(plan, transformer_config(plan, torch.device("cpu"), options), options)
+    device = torch.device("cpu")
+    (model,) = build_chunks(plan, transformer_config(plan, device, options), options, device)
     generator = torch.Generator().manual_seed(7)
     weights = dict(model.named_parameters())
     if plan.shape.router_bias:  # else the bias of the choice is zero

@@ -106,6 +106,16 @@ VARIANTS = {
         "dp2, gradients straight into the buffer": {"accumulate_weight_gradients": True, "streamed_cross_entropy": True},
         "cp2": {"cp": 2},
         "cp2, streamed cross-entropy": {"cp": 2, "streamed_cross_entropy": True},
+        "dp2, sharded, selective recompute of layernorm and mlp": {
+            "fully_shard": True,
+            "recompute": "selective",
+            "recompute_modules": ["layernorm", "mlp"],
+            "compiled_regions": True,
+            "compiled_adam": True,
+            "streamed_cross_entropy": True,
+        },
+        "dp2, tied, sharded": {"fully_shard": True, "streamed_cross_entropy": True},
+        "cp2, sharded, full recompute": {"cp": 2, "fully_shard": True, "recompute": "full"},
     },
     4: {
         "tp2 pp2": {"tp": 2, "pp": 2},
@@ -148,6 +158,8 @@ FOR_LLAMA_ALONE = {
     "dp2, micro-batch 2",
     "dp4",
     "tp2 pp2 dp2",
+    "dp2, tied, sharded",
+    "cp2, sharded, full recompute",
 }
 """What has nothing to do with where the models differ: heads, and the bias of the joint projection."""
 
@@ -215,6 +227,14 @@ def test_what_ran_is_read_back_and_agrees_with_the_plan(trained, model, name):
     reference = trained[model, reference_of(name)][0].evidence
     assert (run.evidence.parameters, run.evidence.first_sequence) == (reference.parameters, reference.first_sequence)
     assert run.outcome == "completed"
+
+
+@pytest.mark.parametrize(("model", "name"), CASES)
+def test_it_is_seen_in_the_weights_whether_replicas_share_them(trained, model, name):
+    evidence = trained[model, name][0].evidence
+    assert evidence.weights_split_over == (2 if "sharded" in name else 1)
+    assert evidence.optimizer.endswith(" over 1/2 of each weight") == ("sharded" in name)
+    assert evidence.gradient_dtype == "float32"
 
 
 @pytest.mark.parametrize(("model", "name"), CASES)

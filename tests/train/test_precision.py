@@ -52,7 +52,14 @@ def trained(tmp_path_factory):
         f"{options}.compiled_adam": True,
         "hardware.platforms.cpu.gpus_per_node": 2,
     }
+    sharded = {
+        **masters,
+        f"{options}.fully_shard": True,
+        f"{options}.accumulate_weight_gradients": "auto",
+        "hardware.platforms.cpu.gpus_per_node": 2,
+    }
     plans = {
+        "sharded": make_plan(folder / "sharded", "qwen", sharded),
         "bf16 gradients": make_plan(folder / "gradients", "qwen", gradients),
         "bf16 states": make_plan(folder / "bf16", "qwen", BF16_STATES),
         "masters": make_plan(folder / "masters", "qwen", masters),
@@ -88,6 +95,16 @@ def test_gradients_in_bf16_update_fp32_masters_of_two_replicas(trained):
     assert [step.loss for step in halved] == pytest.approx([step.loss for step in masters], rel=0.01)
     assert [step.grad_norm for step in halved] == pytest.approx([step.grad_norm for step in masters], rel=0.05)
     assert halved[-1].grad_norm != masters[-1].grad_norm
+
+
+def test_weights_split_over_replicas_in_fp32_compute_in_bf16(trained):
+    (run, sharded), (_, masters) = trained["sharded"], trained["masters"]
+    evidence = run.evidence
+    assert (run.matmul_dtype, evidence.parameter_dtype, evidence.gradient_dtype) == ("bf16", "bfloat16", "float32")
+    assert (run.mismatches, evidence.weights_split_over) == ((), 2)
+    assert sharded[0].loss == pytest.approx(masters[0].loss, abs=1e-6)
+    assert [step.loss for step in sharded] == pytest.approx([step.loss for step in masters], rel=0.001)
+    assert [step.grad_norm for step in sharded] == pytest.approx([step.grad_norm for step in masters], rel=0.05)
 
 
 def test_gradients_in_bf16_of_fp32_weights_are_refused(tmp_path):

@@ -217,6 +217,8 @@ class EngineOptions(RefuseUnknownKeys):
     """Under sequence parallelism, multiply one piece while another travels; auto: on NVIDIA GPUs of one machine
     that read each other's memory."""
     distributed_optimizer: Flag = True
+    fully_shard: Flag = False
+    """Split weights, gradients and optimizer states over the replicas; each layer is gathered to compute (ZeRO-3, FSDP2)."""
     balanced_stages: Flag = True
     """Give the last pipeline stage fewer layers, because its output layer costs as much as several; off: equal numbers."""
     fused_adam: Flag | Literal["auto"] = "auto"

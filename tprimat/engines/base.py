@@ -196,13 +196,19 @@ def refuse_bf16_states(engine: str, plan: RunPlan, where: Where) -> ConfigError 
     """Refuse bf16 optimizer states and gradients, which are switches of the embedded engine."""
     for name in ("optimizer_states", "gradients"):
         if getattr(plan.engine_options, name) != "fp32":
-            return ConfigError(
-                f"{name} is bf16.",
-                where=where("platform_optimizations", plan.platform, "engine_options", name),
-                why=f"The engine {engine} has no such switch.",
-                fix=f"{name}: fp32, or --engine megatron",
-            )
+            place = where("platform_optimizations", plan.platform, "engine_options", name)
+            return _no_switch(engine, f"{name} is bf16.", place, f"{name}: fp32")
     return None
+
+
+def refuse_fully_shard(engine: str, plan: RunPlan, where: Where) -> ConfigError | None:
+    """Refuse to split weights over the replicas, which is a switch of the embedded engine."""
+    place = where("platform_optimizations", plan.platform, "engine_options", "fully_shard")
+    return _no_switch(engine, "fully_shard is on.", place, "fully_shard: false") if plan.engine_options.fully_shard else None
+
+
+def _no_switch(engine: str, what: str, place: str, usual: str) -> ConfigError:
+    return ConfigError(what, where=place, why=f"The engine {engine} has no such switch.", fix=f"{usual}, or --engine megatron")
 
 
 def refuse_search(engine: str, plan: RunPlan, where: Where) -> ConfigError | None:

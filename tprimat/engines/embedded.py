@@ -33,6 +33,7 @@ class EmbeddedEngine(WorkerEngine):
             or _refuse_recomputation(plan, where)
             or _refuse_bf16_gradients(plan, where)
             or _refuse_bf16_states(plan, where)
+            or _refuse_fully_shard(plan, where)
             or _refuse_transformer_engine(plan, where)
         )
 
@@ -44,6 +45,7 @@ class EmbeddedEngine(WorkerEngine):
             balanced = on.get("balanced_stages", True)
             return replace(TRANSFORMER_ENGINE, loss="in_place", balanced_stages=balanced, reduces_in_fp32=in_fp32)
         compiled = on.get("compiled_regions", True)
+        sharded = settings.options.get("fully_shard") is True
         return replace(
             EMBEDDED,
             loss="chunked" if on.get("streamed_cross_entropy", True) else "compiled",
@@ -51,7 +53,9 @@ class EmbeddedEngine(WorkerEngine):
             eager_layers=not compiled,
             eager_optimizer=not (on.get("fused_adam", True) or on.get("compiled_adam", True)),
             keeps_joint_projection=not compiled,
-            accumulates_weight_gradients=on.get("accumulate_weight_gradients", True),
+            accumulates_weight_gradients=on.get("accumulate_weight_gradients", True) and not sharded,
+            shards_weights=sharded,
+            divides_over_replicas_alone=sharded,
             balanced_stages=on.get("balanced_stages", True),
             reduces_in_fp32=in_fp32,
             overlaps_tensor_parallel=on.get("overlap_tensor_parallel", True),
@@ -145,6 +149,41 @@ def _refuse_bf16_states(plan: RunPlan, where: Where) -> ConfigError | None:
         return ConfigError(what, where=place, why=why, fix=f"{fix}, or --gpus 1 with a layout for it")
     if plan.precision == "fp32":
         return ConfigError(what, where=place, why="The weights are fp32, and their states with them.", fix=fix)
+    return None
+
+
+def _refuse_fully_shard(plan: RunPlan, where: Where) -> ConfigError | None:
+    """Refuse to split over the replicas what is split otherwise, and switches whose work fully_shard does in its own way."""
+    options, layout = plan.engine_options, plan.layout
+    if not options.fully_shard:
+        return None
+    settings = ("platform_optimizations", plan.platform)
+    whole = "It splits dense models over replicas alone."
+    contradictions = [
+        (layout.tensor > 1, "the layout has tensor parallelism", whole, "a --parallel with TP1"),
+        (layout.pipeline > 1, "the layout has pipeline parallelism", whole, "a --parallel with PP1"),
+        (plan.shape.experts is not None, f"{plan.shape.name} has experts", whole, "a dense model"),
+        (plan.precision == "fp8", "the precision is fp8", "Weights are gathered in bf16.", "--precision bf16"),
+        (options.layers != "local", "layers is transformer_engine", "It splits our own layers.", "layers: local"),
+        *(
+            (getattr(options, name) == "bf16", f"{name} is bf16", "Its shards are fp32.", f"{name}: fp32")
+            for name in ("gradients", "optimizer_states")
+        ),
+        (
+            options.accumulate_weight_gradients is True,
+            "accumulate_weight_gradients is on",
+            "It keeps no gradient of a whole weight to add to.",
+            "accumulate_weight_gradients: auto",
+        ),
+        *(
+            (not getattr(options, name), f"{name} is off", "It always does that.", f"{name}: true")
+            for name in ("distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather")
+        ),
+    ]
+    for applies, what, why, fix in contradictions:
+        if applies:
+            place = where(*settings, "engine_options", "fully_shard")
+            return ConfigError(f"fully_shard is on, and {what}.", where=place, why=why, fix=f"{fix}, or fully_shard: false")
     return None
 
 

@@ -18,6 +18,7 @@ from tprimat.engines.base import (
     WorkerEngine,
     is_installed,
     refuse_bf16_states,
+    refuse_fully_shard,
     refuse_search,
 )
 from tprimat.errors import ConfigError, LaunchError, UserError
@@ -67,6 +68,7 @@ class NemoEngine(WorkerEngine):
         """Refuse what no recipe can express and, where the plan needs Transformer Engine, try to import it."""
         if refused := (
             refuse_bf16_states(self.name, plan, where)
+            or refuse_fully_shard(self.name, plan, where)
             or refuse_search(self.name, plan, where)
             or inexpressible(plan)
             or _contradicting_options(plan, where)

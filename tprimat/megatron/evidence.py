@@ -13,6 +13,7 @@ from tprimat.megatron import transformer_engine
 from tprimat.megatron.compat import compiled_graphs
 from tprimat.megatron.experts import ExpertsLayer
 from tprimat.megatron.fp8 import Fp8Products
+from tprimat.megatron.fully_shard import own_part, ranks_sharing
 from tprimat.megatron.grouped import ExpertProducts
 from tprimat.megatron.grouped_fp8 import Fp8GroupedProducts
 from tprimat.megatron.latent_attention import WholeLinear
@@ -27,6 +28,9 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
     """Return evidence of a running module. Every rank must call it: the parameter count is summed over all of them."""
     seen, (compiled, from_cache) = module.observed, compiled_graphs()
     parameter = next(module.chunks[0].parameters())
+    gradient = getattr(parameter, "main_grad", parameter.grad)
+    # The dtype of a part says nothing of the one in which its weight is gathered.
+    computed = module.watch.weight_dtype or (parameter.dtype if own_part(parameter) is parameter else None)
     again = module.watch.recomputed(module.device)
     evidence = replace(
         parallel_sizes(),
@@ -35,9 +39,10 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
         global_batch_sequences=seen.global_batch_sequences if seen else None,
         sequence_tokens=seen.sequence_tokens if seen else None,
         tokens_per_step=seen.tokens_per_step if seen else None,
-        parameter_dtype=dtype_name(parameter.dtype),
-        matmul_dtype=_matmul_dtype(module, parameter.dtype),
-        gradient_dtype=dtype_name(parameter.main_grad.dtype),
+        parameter_dtype=None if computed is None else dtype_name(computed),
+        matmul_dtype=None if computed is None else _matmul_dtype(module, computed),
+        gradient_dtype=None if gradient is None else dtype_name(gradient.dtype),
+        weights_split_over=ranks_sharing(parameter),
         parameters=count_parameters(module.chunk_parameters(), module.device),
         recompute=again.recompute if again else None,
         recompute_modules=again.modules if again else None,

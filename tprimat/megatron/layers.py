@@ -124,6 +124,9 @@ class FusedLayer(TransformerLayer):  # type: ignore[misc]
             feed_forward, _none = self.mlp(normed)
         if dropped:
             dropped.discard_output_and_register_recompute(feed_forward)
+            # The norm is computed again once this tensor has its gradient; hooks on the layer's output, which gather its weights,
+            # come first, because the view is another tensor.
+            feed_forward = feed_forward.view_as(feed_forward)
         return (feed_forward, stream) if self.defers_residual_add else feed_forward + stream, None
 
 

@@ -3,6 +3,7 @@
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import cache, partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from tprimat.facts.models import ModelShape, RopeScaling, padded_vocabulary
 from tprimat.megatron import transformer_engine
 from tprimat.megatron.attention import Rotation
 from tprimat.megatron.fp8 import Fp8Products
+from tprimat.megatron.fully_shard import split_like, split_over_replicas
 from tprimat.megatron.layers import Parts, block_spec, defer_residual_add, expert_layers, tell_experts_from_mlp
 from tprimat.megatron.linear import ColumnLinear, NativeProducts, RowLinear, linear_types
 from tprimat.megatron.loss import ChunkedLossModel
@@ -83,7 +85,8 @@ def transformer_config(plan: RunPlan, device: torch.device, options: ResolvedOpt
         pipeline_dtype=dtype,
         params_dtype=dtype,
         bf16=dtype is torch.bfloat16,
-        use_cpu_initialization=not on_gpu,
+        # On the meta device Megatron must not name another one for its weights.
+        use_cpu_initialization=not on_gpu or options.fully_shard,
         init_method=_leave_as_is,
         output_layer_init_method=_leave_as_is,
         embedding_init_method=_leave_as_is,
@@ -182,10 +185,17 @@ def _latent_attention(shape: ModelShape) -> dict[str, Any]:
     }
 
 
-def build_chunks(plan: RunPlan, config: TransformerConfig, options: ResolvedOptions) -> list[GPTModel]:
-    """Build this rank's part of the model, one chunk or several under virtual pipelining, with initial weights."""
+def build_chunks(plan: RunPlan, config: TransformerConfig, options: ResolvedOptions, device: torch.device) -> list[GPTModel]:
+    """Build this rank's part of the model on the device, one chunk or several under virtual pipelining, with initial weights."""
     stages = plan.layout.virtual_pipeline
-    return [_build_chunk(plan, config, options, stage) for stage in (range(stages) if stages else [None])]
+    chunks = []
+    for stage in range(stages) if stages else [None]:
+        with torch.device("meta") if options.fully_shard else nullcontext():
+            chunk = _build_chunk(plan, config, options, stage)
+        chunk = split_over_replicas(chunk, device) if options.fully_shard else chunk.to(device)
+        _initialize(chunk, config, plan.seed, get_transformer_layer_offset(config, vp_stage=stage))
+        chunks.append(chunk)
+    return chunks
 
 
 def _build_chunk(plan: RunPlan, config: TransformerConfig, options: ResolvedOptions, virtual_stage: int | None) -> GPTModel:
@@ -222,7 +232,6 @@ def _build_chunk(plan: RunPlan, config: TransformerConfig, options: ResolvedOpti
         watch_routers(model)
     defer_residual_add(model)
     tell_experts_from_mlp(model)
-    _initialize(model, config, plan.seed, get_transformer_layer_offset(config, vp_stage=virtual_stage))
     return model
 
 
@@ -251,7 +260,7 @@ def _rotary(shape: ModelShape, config: TransformerConfig) -> Callable[[int], Rot
 
 
 def _initialize(model: GPTModel, config: TransformerConfig, seed: int, first_layer: int) -> None:
-    """Draw each matrix whole, from a generator seeded by its global name, and keep this rank's slice.
+    """Draw each matrix whole, from a generator seeded by its global name, and keep this rank's part; norms are 1, biases 0.
 
     Megatron's own initialisation differs between pipeline layouts; this one gives every layout the same model.
     """
@@ -260,6 +269,7 @@ def _initialize(model: GPTModel, config: TransformerConfig, seed: int, first_lay
     first_expert = experts_here * parallel_state.get_expert_model_parallel_rank()
     for name, parameter in model.named_parameters():
         if parameter.dim() < 2:
+            torch.nn.init.constant_(parameter, 0.0 if name.endswith("bias") else 1.0)
             continue
         # The last stage's copy of a tied embedding must start like the first stage's; Megatron then keeps them equal.
         origin = "embedding.word_embeddings.weight" if tied and name == "output_layer.weight" else _global(name, first_layer)
@@ -270,7 +280,8 @@ def _initialize(model: GPTModel, config: TransformerConfig, seed: int, first_lay
             for source, matrix in _matrices(origin, parameter, first_expert):
                 generator = torch.Generator(parameter.device).manual_seed(zlib.crc32(f"{seed}:{source}".encode()))
                 ranks = 1 if ".experts." in name else _ranks_of(parameter)
-                matrix.copy_(_slice_of_drawn(matrix, generator, ranks, _stride(name, config)) * deviation)
+                drawn = _slice_of_drawn(matrix, generator, ranks, _stride(name, config)) * deviation
+                matrix.copy_(split_like(matrix, drawn.to(config.params_dtype)))
 
 
 LAST_OF_BLOCK = re.compile(r"(linear_proj|linear_fc2)\.weight\d*$")

@@ -10,8 +10,10 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.models.gpt import GPTModel
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.module import MegatronModule as MegatronCoreModule
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -20,8 +22,8 @@ from tprimat.errors import LaunchError
 from tprimat.megatron import compat, fp8
 from tprimat.megatron.context_parallel import own_pieces
 from tprimat.megatron.loss import set_micro_batches
-from tprimat.megatron.model import PARAMETER_DTYPES, build_chunks, transformer_config
-from tprimat.megatron.optimizer import Bf16AdamW, MegatronOptimizer
+from tprimat.megatron.model import build_chunks, transformer_config
+from tprimat.megatron.optimizer import Bf16AdamW, MegatronOptimizer, ShardedAdamW
 from tprimat.megatron.options import ResolvedOptions
 from tprimat.megatron.routing import SUMS, load_sums
 from tprimat.megatron.watch import LayerWatch
@@ -54,9 +56,9 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         super().__init__()
         self.plan = plan
         self.options = options
-        self.chunks: list[DistributedDataParallel] = []
-        self.overwritten: list[list[torch.nn.Parameter]] = []
-        """Of each chunk, the weights whose first gradient of a step overwrites."""
+        self.chunks: list[MegatronCoreModule] = []
+        self.overwritten: list[tuple[DistributedDataParallel, list[torch.nn.Parameter]]] = []
+        """Each chunk with a gradient buffer, and its weights whose first gradient of a step overwrites."""
         self.sequences: Sequences | None = None
         self.observed: ObservedBatch | None = None
         self.before_gradient_sync: list[Callable[[], None]] = []
@@ -71,12 +73,18 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         return size
 
     def configure_model(self) -> None:
-        """Build this rank's chunks, with gradient buffers over the replicas around them."""
+        """Build this rank's chunks, split over the replicas or with gradient buffers over them."""
         if self.chunks:
             return
         plan, options = self.plan, self.options
         self.config = transformer_config(plan, self.device, options)
-        precision = PARAMETER_DTYPES[plan.precision]
+        chunks = build_chunks(plan, self.config, options, self.device)
+        self.chunks += chunks if options.fully_shard else self._with_gradient_buffers(chunks)
+        self.watch = LayerWatch([part for chunk in self.chunks for part in chunk.modules() if isinstance(part, TransformerLayer)])
+        startup.reached("model_built")
+
+    def _with_gradient_buffers(self, chunks: list[GPTModel]) -> Iterator[DistributedDataParallel]:
+        options = self.options
         ddp = DistributedDataParallelConfig(
             use_distributed_optimizer=options.distributed_optimizer,
             grad_reduce_in_fp32=options.gradients == "fp32",
@@ -84,31 +92,30 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
             overlap_param_gather=options.overlap_param_gather,
             average_in_collective=self.device.type == "cuda",  # gloo only sums; then Megatron scales the buffer beforehand
         )
-        for number, chunk in enumerate(build_chunks(plan, self.config, options)):
-            model = chunk.to(self.device)
-            if precision is torch.bfloat16:
-                model = Float16Module(self.config, model)
+        for number, chunk in enumerate(chunks):
+            model = Float16Module(self.config, chunk) if self.config.bf16 else chunk
             # Only the first chunk's buckets overlap from the start: Megatron-LM does the same under virtual pipelining.
-            self.chunks.append(DistributedDataParallel(self.config, ddp, model, disable_bucketing=number > 0))
-            self.overwritten.append(overwritten_weights(self.chunks[-1]))
-        self.watch = LayerWatch([part for chunk in self.chunks for part in chunk.modules() if isinstance(part, TransformerLayer)])
-        startup.reached("model_built")
+            buffered = DistributedDataParallel(self.config, ddp, model, disable_bucketing=number > 0)
+            self.overwritten.append((buffered, overwritten_weights(buffered)))
+            yield buffered
 
     def chunk_parameters(self) -> Iterator[torch.nn.Parameter]:
         """Return this rank's weights."""
         return (parameter for chunk in self.chunks for parameter in chunk.parameters())
 
-    def configure_optimizers(self) -> MegatronOptimizer | Bf16AdamW:
+    def configure_optimizers(self) -> MegatronOptimizer | Bf16AdamW | ShardedAdamW:
         """Build the optimizer, and give its functions to Megatron's schedule."""
         options = self.options
-        self.megatron_optimizer: MegatronOptimizer | Bf16AdamW
-        if options.optimizer_states == "bf16":
+        self.megatron_optimizer: MegatronOptimizer | Bf16AdamW | ShardedAdamW
+        if options.fully_shard:
+            self.megatron_optimizer = ShardedAdamW(self.chunks, self.plan, options)
+        elif options.optimizer_states == "bf16":
             self.megatron_optimizer = Bf16AdamW(self.chunks, self.plan, fused=options.fused_adam)
         else:
             self.megatron_optimizer = MegatronOptimizer(self.chunks, self.plan, options)
         self.config.finalize_model_grads_func = self._finalize_gradients
         self.config.grad_scale_func = self.megatron_optimizer.scale_loss
-        if options.overlap_grad_reduce:
+        if options.overlap_grad_reduce and not options.fully_shard:
             functions = [chunk.no_sync for chunk in self.chunks]
             self.config.no_sync_func = functions[0] if len(functions) == 1 else functions
         return self.megatron_optimizer
@@ -135,8 +142,9 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         optimizer = self.optimizers()
         rate = self.megatron_optimizer.learning_rate
         fp8.next_step()
-        for chunk, overwritten in zip(self.chunks, self.overwritten, strict=True):
-            begin_step(chunk, overwritten)
+        for buffered, overwritten in self.overwritten:
+            begin_step(buffered, overwritten)
+        for chunk in self.chunks:
             set_micro_batches(chunk, len(batch))
         optimizer.zero_grad()
         losses = get_forward_backward_func()(
@@ -148,7 +156,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
             micro_batch_size=self.micro_batch,
             forward_only=False,
         )
-        check_all_received([weight for weights in self.overwritten for weight in weights])
+        check_all_received([weight for _, weights in self.overwritten for weight in weights])
         with self._profiled_optimizer():
             optimizer.step()
         loss, tokens, *loads = self._over_all_ranks(losses, batch)
@@ -164,7 +172,8 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         """Tell the callback that this rank has computed its gradients: from here on it waits for the others."""
         for note in self.before_gradient_sync:
             note()
-        finalize_model_grads(*arguments, **named)
+        if not self.options.fully_shard:
+            finalize_model_grads(*arguments, **named)
 
     def _profiled_optimizer(self) -> AbstractContextManager[Any]:
         return torch.profiler.record_function("optimizer_step") if self.plan.profiling.enabled else nullcontext()

@@ -1,17 +1,19 @@
-"""Both optimizers behind torch's interface, and the norm and clipping of many gradients in a few kernels.
+"""The optimizers behind torch's interface, and the norm and clipping of many gradients in a few kernels.
 
-MegatronOptimizer has fp32 master weights, and Bf16AdamW has none. Without Transformer Engine and Apex, Megatron-Core asks the
-device for the norm of each tensor, one by one (`torch.tensor` of a list of device scalars), and scales each into a temporary.
+MegatronOptimizer has fp32 master weights, ShardedAdamW shards of them, and Bf16AdamW none. Without Transformer Engine and Apex,
+Megatron-Core asks the device for the norm of each tensor, one by one (`torch.tensor` of a list of device scalars), and scales
+each into a temporary.
 `l2_norm` and `scale` replace both under the same interface. An optimizer that clips while it updates needs neither Megatron's
 scaling nor the norm on the host: `norm_over_ranks` and `clipping_factor`.
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
@@ -19,6 +21,7 @@ from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
 from tprimat.megatron import compat
+from tprimat.megatron.fully_shard import own_part, ranks_sharing
 from tprimat.megatron.model import PARAMETER_DTYPES
 from tprimat.megatron.options import ResolvedOptions
 from tprimat.plan.schema import RunPlan
@@ -50,7 +53,7 @@ class CompiledAdamW(torch.optim.AdamW):
                 step, mean, square = self._advance(parameter)
                 if step not in scalars:
                     scalars[step] = scalars_of(group, step, self.gradient_factor, parameter.device)
-                update(parameter, parameter.grad, mean, square, scalars[step])
+                update(own_part(parameter), own_part(parameter.grad), own_part(mean), own_part(square), scalars[step])
 
     def _advance(self, parameter: Tensor) -> tuple[float, Tensor, Tensor]:
         """Return the number of the step and both moments, stored like torch's, so that either can continue from the other's."""
@@ -282,38 +285,24 @@ def learning_rate_schedule(optimizer: Any, plan: RunPlan) -> OptimizerParamSched
     )
 
 
-class Bf16AdamW(torch.optim.Optimizer):
-    """AdamW without master weights: gradients and moments in the weights' dtype, 8 bytes a weight in bf16 instead of 18.
+class AdamWWithSchedule(torch.optim.Optimizer):
+    """An AdamW of torch or ours over the weights themselves, with the rates, decay and schedule that MegatronOptimizer has."""
 
-    For a single rank, so that one GPU holds the training of a model that does not fit with fp32 states. A bf16 weight has eight
-    bits of precision, and smaller updates are lost: this measures speed and is no way to train. torch.optim.AdamW does the
-    update, fed from Megatron's gradient buffer.
-    """
-
-    def __init__(self, chunks: list[MegatronModule], plan: RunPlan, *, fused: bool) -> None:
+    def __init__(self, kind: Callable[..., torch.optim.AdamW], weights: Sequence[Tensor], plan: RunPlan) -> None:
         settings = plan.optimizer
-        weights = [parameter for chunk in chunks for parameter in chunk.parameters()]
         matrices, vectors = ([weight for weight in weights if (weight.dim() > 1) is matrix] for matrix in (True, False))
-        self.adam = torch.optim.AdamW(
+        self.adam = kind(
             [{"params": matrices, "wd_mult": 1.0}, {"params": vectors, "wd_mult": 0.0}],
             lr=settings.learning_rate,
             betas=(settings.beta1, settings.beta2),
             eps=settings.epsilon,
             weight_decay=settings.weight_decay,
-            fused=fused,
         )
-        self.grad_norm: float | None = None
+        self.weights = weights
         self.clipping = settings.gradient_clipping
         super().__init__([torch.zeros(1, requires_grad=True)], {"lr": settings.learning_rate})
         self.param_groups = self.adam.param_groups
         self.scheduler = learning_rate_schedule(self.adam, plan)
-
-    @property
-    def description(self) -> str:
-        """The class that steps, with the dtype of its moments after the first step."""
-        states = next((state["exp_avg"] for state in self.adam.state.values()), None)
-        dtype = "" if states is None else f", states {str(states.dtype).removeprefix('torch.')}"
-        return f"{type(self.adam).__name__} without master weights{dtype}"
 
     @property
     def learning_rate(self) -> float:
@@ -324,6 +313,69 @@ class Bf16AdamW(torch.optim.Optimizer):
         """Return it unchanged."""
         return loss
 
+
+class ShardedAdamW(AdamWWithSchedule):
+    """AdamW over this rank's part of each weight (fully_shard.py), clipped by the norm of all ranks' gradients."""
+
+    def __init__(self, chunks: list[MegatronModule], plan: RunPlan, options: ResolvedOptions) -> None:
+        kind = CompiledAdamW if options.compiled_adam else partial(torch.optim.AdamW, fused=options.fused_adam)
+        super().__init__(kind, [weight for chunk in chunks for weight in chunk.parameters()], plan)
+        self.grad_norm: Tensor | None = None
+        """Before clipping, on the device."""
+
+    @property
+    def description(self) -> str:
+        """The class that steps, and how much of each weight this rank has."""
+        return f"{type(self.adam).__name__} over 1/{ranks_sharing(self.weights[0])} of each weight"
+
+    def get_main_grads_for_grad_norm(self) -> list[Tensor]:
+        """Return this rank's part of each gradient, under Megatron's name for it."""
+        return [own_part(weight.grad) for weight in self.weights if weight.grad is not None]
+
+    def get_grad_stats_parallel_group(self) -> dist.ProcessGroup:
+        """Return the ranks that have the other parts, under Megatron's name for them."""
+        return parallel_state.get_data_parallel_group(with_context_parallel=True)  # type: ignore[no-any-return]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients, but keep their memory: all steps then have one peak, and no other tensor cuts it to pieces."""
+        if gradients := self.get_main_grads_for_grad_norm():
+            compat.foreach_zero_(gradients)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Clip, update, and advance the schedule, all without waiting for the norm."""
+        if closure is not None:
+            closure()
+        self.grad_norm = norm_over_ranks([self])
+        factor = clipping_factor(self.grad_norm, self.clipping)
+        if isinstance(self.adam, CompiledAdamW):
+            self.adam.gradient_factor = factor
+        else:
+            compat.foreach_multiply_(self.get_main_grads_for_grad_norm(), factor.squeeze())
+        self.adam.step()
+        self.scheduler.step(increment=1)
+
+
+class Bf16AdamW(AdamWWithSchedule):
+    """AdamW without master weights: gradients and moments in the weights' dtype, 8 bytes a weight in bf16 instead of 18.
+
+    For a single rank, so that one GPU holds the training of a model that does not fit with fp32 states. A bf16 weight has eight
+    bits of precision, and smaller updates are lost: this measures speed and is no way to train. torch.optim.AdamW does the
+    update, fed from Megatron's gradient buffer.
+    """
+
+    def __init__(self, chunks: list[MegatronModule], plan: RunPlan, *, fused: bool) -> None:
+        weights = [parameter for chunk in chunks for parameter in chunk.parameters()]
+        super().__init__(partial(torch.optim.AdamW, fused=fused), weights, plan)
+        self.grad_norm: float | None = None
+
+    @property
+    def description(self) -> str:
+        """The class that steps, with the dtype of its moments after the first step."""
+        states = next((state["exp_avg"] for state in self.adam.state.values()), None)
+        dtype = "" if states is None else f", states {str(states.dtype).removeprefix('torch.')}"
+        return f"{type(self.adam).__name__} without master weights{dtype}"
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop gradients; Megatron owns the buffer behind them."""
         self.adam.zero_grad(set_to_none)
@@ -332,10 +384,9 @@ class Bf16AdamW(torch.optim.Optimizer):
         """Clip by the norm of all gradients, update, and advance the schedule."""
         if closure is not None:
             closure()
-        weights = [weight for group in self.adam.param_groups for weight in group["params"]]
-        for weight in weights:
-            weight.grad = weight.main_grad
-        gradients = [weight.grad for weight in weights]
+        for weight in self.weights:
+            weight.grad = weight.main_grad  # type: ignore[attr-defined]
+        gradients = [weight.grad for weight in self.weights if weight.grad is not None]
         norm, _ = l2_norm(0, torch.empty(0), [gradients], False)
         self.grad_norm = float(norm)
         if 0 < self.clipping < self.grad_norm:

@@ -25,6 +25,7 @@ class ResolvedOptions:
     fused_adam: bool
     compiled_adam: bool
     distributed_optimizer: bool
+    fully_shard: bool
     overlap_grad_reduce: bool
     overlap_param_gather: bool
     overlap_tensor_parallel: bool
@@ -67,11 +68,12 @@ def resolve(plan: RunPlan, device: torch.device) -> ResolvedOptions:
         layers=options.layers,
         compiled_regions=compiles,
         streamed_cross_entropy=on(options.streamed_cross_entropy, on_gpu and ours),
-        accumulate_weight_gradients=on(options.accumulate_weight_gradients, can_accumulate),
+        accumulate_weight_gradients=on(options.accumulate_weight_gradients, can_accumulate and not options.fully_shard),
         cudnn_attention=on(options.cudnn_attention, on_gpu and torch.version.hip is None),
         fused_adam=on(options.fused_adam, on_gpu and ours),
         compiled_adam=on(options.compiled_adam, on_gpu and ours) and options.optimizer_states == "fp32",
         distributed_optimizer=sharded,
+        fully_shard=options.fully_shard,
         overlap_grad_reduce=options.overlap_grad_reduce,
         overlap_param_gather=options.overlap_param_gather and sharded,
         overlap_tensor_parallel=on(options.overlap_tensor_parallel, exchanges)

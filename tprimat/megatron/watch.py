@@ -1,4 +1,4 @@
-"""What the first calls of a rank's layers show: what is recomputed, and how tokens are split.
+"""What the first calls of a rank's layers show: what is recomputed, how tokens are split, and in which dtype weights compute.
 
 A configuration says what was asked for. Recomputation runs the forward pass once without gradients, and sequence parallelism
 gives each tensor rank its share of the tokens between the layers: both are seen in the running modules.
@@ -42,6 +42,8 @@ class LayerWatch:
 
     def __init__(self, layers: Sequence[Any]) -> None:
         self._stream_tokens: int | None = None
+        self.weight_dtype: torch.dtype | None = None
+        """Of a layer's weights as it computes with them; None before the first step."""
         self._seen = dict.fromkeys((LAYER, *PLACES), NOT_SEEN)
         first = layers[0]
         with_experts = [layer for layer in layers if has_router(layer)][:1]
@@ -60,10 +62,11 @@ class LayerWatch:
             hooks: list[Any] = []
             hooks.append(module.register_forward_pre_hook(partial(self._see_module, name, hooks)))
 
-    def _see_layer(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _see_layer(self, layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         stream = args[0] if args else kwargs["hidden_states"]
         first: Tensor = stream[0] if isinstance(stream, tuple) else stream
         self._stream_tokens = first.shape[0]
+        self.weight_dtype = next((weight.dtype for weight in layer.parameters()), None)
         self._seen[LAYER] = KEPT if torch.is_grad_enabled() else RECOMPUTED
         self._on_layer.remove()
 

@@ -89,6 +89,8 @@ def _pairs(plan: RunPlan, evidence: Evidence) -> Iterator[tuple[str, object, obj
         yield "expert parallel", layout.expert, evidence.expert_parallel
         yield "routing", plan.routing or "natural", evidence.routing
         yield "expert capacity", planned_capacity(plan), evidence.expert_capacity
+    replicas = layout.data * layout.context
+    yield "replicas that share weights", replicas if plan.engine_options.fully_shard else 1, evidence.weights_split_over
     yield "sequence parallel", layout.sequence_parallel, evidence.sequence_parallel
     if not isinstance(batch.micro_batch_sequences, str):
         yield "micro batch", batch.micro_batch_sequences, evidence.micro_batch_sequences

@@ -143,10 +143,13 @@ def _workload(
 def layouts(question: Question) -> Iterator[Layout]:
     """Yield every way to divide the model and the batch over the GPUs."""
     shape, gpus = question.shape, question.gpus
+    replicas_alone = question.implementation.divides_over_replicas_alone
     for tensor in tensor_degrees(shape):
         if gpus % tensor or question.gpus_per_node % tensor:
             continue
         for pipeline in _divisors(gpus // tensor):
+            if replicas_alone and (tensor * pipeline > 1 or shape.experts):
+                continue
             if pipeline > shape.layers or (question.equal_stages and shape.layers % pipeline):
                 continue
             for context in _divisors(gpus // tensor // pipeline):

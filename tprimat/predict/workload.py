@@ -71,6 +71,8 @@ class Implementation:
     """Buffers of rows for experts are multiples of this part of the rows that a rank sends (LENGTHS in megatron/experts.py)."""
     shards_weights: bool = False
     """FSDP: weights, gradients and states are spread over data-parallel ranks and gathered layer by layer."""
+    divides_over_replicas_alone: bool = False
+    """It does so with dense models on one pipeline stage and one tensor rank only."""
     buffers_bytes: int = 0
     """Workspaces of the matrix libraries, which torch allocates once for each thread that multiplies."""
 

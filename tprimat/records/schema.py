@@ -192,6 +192,8 @@ class Evidence(RefuseUnknownKeys):
     matmul_dtype: str | None = None
     """What the matrix units ran: bf16, fp8, fp16, tf32, fp32."""
     gradient_dtype: str | None = None
+    weights_split_over: Count | None = None
+    """Replicas that have a part each of every weight (FSDP, ZeRO-3); 1: each has all of its weights."""
     parameters: WholeNumber | None = None
     """Over all ranks, each weight counted once."""
     recompute: Literal["none", "selective", "full"] | None = None

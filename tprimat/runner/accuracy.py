@@ -148,6 +148,7 @@ def _name(run: _Run) -> str:
     work, record = run.workload, run.measured.result.run
     again = "" if work.recompute.granularity == "none" else f" recompute {record.recompute_words}"
     states = " bf16 states" if work.optimizer_states == "bf16" else ""
+    states += " fully sharded" if work.implementation.divides_over_replicas_alone else ""
     off = [name for name, value in record.engine_options.items() if value is False and name in NAMED_SWITCHES]
     switched = f" without {', '.join(off)}" if off and work.implementation.name == "embedded" else ""
     shape = work.shape.name

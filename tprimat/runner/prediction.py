@@ -95,15 +95,26 @@ def alternatives(plan: RunPlan, accelerator: Accelerator | None) -> list[str]:
     if accelerator is None or plan.platform == "cpu":
         return []
     try:
-        found = candidates_for(plan, accelerator)
+        found, sharded = candidates_for(plan, accelerator), _fully_sharded(plan, accelerator)
     except ConfigError:  # no legal layout for this batch
         return []
     layout = plan.layout
     own = (layout.tensor, layout.pipeline, layout.context, layout.expert)
-    same = [candidate for candidate in found if candidate.degrees == own and _differs(candidate, plan)]
+    same = [_words(candidate, plan) for candidate in found if candidate.degrees == own and _differs(candidate, plan)]
     others = {candidate.degrees: candidate for candidate in reversed(found) if candidate.degrees != own}
     fastest = sorted(others.values(), key=lambda candidate: candidate.time.step_seconds if candidate.time else 0.0)
-    return [_words(candidate, plan) for candidate in [*same[:1], *fastest][:MOST_ALTERNATIVES]]
+    return [*same[:1], *sharded[:1], *(_words(candidate, plan) for candidate in fastest)][:MOST_ALTERNATIVES]
+
+
+def _fully_sharded(plan: RunPlan, accelerator: Accelerator) -> list[str]:
+    """Return flags that fit the plan's layout by splitting the weights over its replicas, where the engine can do so."""
+    sharded = replace(plan, engine_options=replace(plan.engine_options, fully_shard=True))
+    refused = engine_named(plan.engine).refusal(sharded, lambda *keys: ".".join(keys))
+    if refused or plan.engine_options.fully_shard or plan.layout.data * plan.layout.context == 1:
+        return []
+    flag = f"--set platform_optimizations.{plan.platform}.engine_options.fully_shard=true"
+    own = [candidate for candidate in candidates_for(sharded, accelerator) if candidate.workload.layout == plan.layout]
+    return [_words(candidate, plan, flag) for candidate in own]
 
 
 def more_gpus(plan: RunPlan, accelerator: Accelerator | None) -> str | None:
@@ -125,9 +136,11 @@ def _differs(candidate: Candidate, plan: RunPlan) -> bool:
     return work.micro_batch != plan.batch.micro_batch_sequences or work.recompute.granularity != plan.recompute
 
 
-def _words(candidate: Candidate, plan: RunPlan) -> str:
+def _words(candidate: Candidate, plan: RunPlan, *flags: str) -> str:
     work = candidate.workload
-    words = [f"--micro-batch-size {work.micro_batch}"] if work.micro_batch != plan.batch.micro_batch_sequences else []
+    words = [*flags]
+    if work.micro_batch != plan.batch.micro_batch_sequences:
+        words.append(f"--micro-batch-size {work.micro_batch}")
     if work.recompute.granularity != plan.recompute:
         words.append(f"recompute {work.recompute.granularity}")
     same = work.layout == plan.layout

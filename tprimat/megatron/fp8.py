@@ -192,6 +192,7 @@ class Fp8Products:
     """The products of one weight."""
 
     uses_row_maxima: ClassVar[bool] = True
+    sums_in_fp32_only: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self.products = 0

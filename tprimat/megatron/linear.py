@@ -59,6 +59,8 @@ class LinearProducts(Protocol):
 
     uses_row_maxima: ClassVar[bool]
     """Whether tensors should come with the largest magnitude of each row."""
+    sums_in_fp32_only: ClassVar[bool]
+    """Whether `total` of wgrad must be fp32, instead of the weight's dtype."""
 
     def forward(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return rows @ weight.T + bias, and what the backward pass needs of the rows."""
@@ -81,6 +83,7 @@ class NativeProducts:
     """Products in the dtype of the weight."""
 
     uses_row_maxima: ClassVar[bool] = False
+    sums_in_fp32_only: ClassVar[bool] = False
 
     def forward(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
         """See LinearProducts."""
@@ -132,7 +135,7 @@ def _wgrad(weight: Parameter, tp: TensorParallelContext, prepared: tuple[Tensor,
         tp.products.wgrad(total, prepared, kept, overwrite=claim_first_gradient(weight))
         weight.grad_added_to_main_grad = True  # type: ignore[attr-defined]
         return torch.empty_like(weight)
-    fresh = torch.empty(weight.shape, dtype=torch.float32, device=weight.device)
+    fresh = torch.empty_like(weight, dtype=torch.float32 if tp.products.sums_in_fp32_only else weight.dtype)
     tp.products.wgrad(fresh, prepared, kept, overwrite=True)
     return fresh.to(weight.dtype)
 

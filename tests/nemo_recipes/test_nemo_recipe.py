@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from needs_nemo import ROOT, needs_nemo
@@ -149,6 +150,13 @@ def test_each_schedule_warms_up_and_then_follows_its_curve(schedule, first, last
     assert max(rates) == pytest.approx(3e-4)
 
 
+def fp8_options(precision, scaling):
+    return {
+        "platform_optimizations__nvidia__precision": precision,
+        "platform_optimizations__nvidia__engine_options__fp8_scaling": scaling,
+    }
+
+
 @pytest.mark.parametrize(
     ("precision", "scaling", "recipe_name"),
     [("bf16", "delayed", None), ("fp8", "delayed", "delayed"), ("fp8", "current", "tensorwise")],
@@ -156,10 +164,7 @@ def test_each_schedule_warms_up_and_then_follows_its_curve(schedule, first, last
 def test_the_precision_plugin_decides_on_fp8(precision, scaling, recipe_name):
     import fiddle
 
-    options = {
-        "platform_optimizations__nvidia__precision": precision,
-        "platform_optimizations__nvidia__engine_options__fp8_scaling": scaling,
-    }
+    options = fp8_options(precision, scaling)
     dtypes = fiddle.build(recipe_of(plan_of("llama", **options)).trainer.plugins).dtype_config
     assert dtypes.bf16 is True
     assert dtypes.fp8 == (None if recipe_name is None else "hybrid")
@@ -171,6 +176,22 @@ def test_recompute_reaches_the_model(recompute, expected):
     config = recipe_of(plan_of("llama", platform_optimizations__nvidia__recompute=recompute)).model.config
     assert config.__arguments__.get("recompute_granularity") == expected
     assert config.__arguments__.get("recompute_num_layers") == (1 if recompute == "full" else None)
+
+
+def test_the_layers_that_the_recipe_leaves_in_bf16_are_the_ones_that_megatron_multiplies_so():
+    from megatron.core.fp8_utils import is_first_last_bf16_layer
+
+    from tprimat.nemo.evidence import layers_in_bf16
+
+    names = ("fp8", "first_last_layers_bf16", "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
+    plugin = recipe_of(plan_of("llama", **fp8_options("fp8", "current"))).trainer.plugins
+    config = SimpleNamespace(num_layers=32, **{name: getattr(plugin, name) for name in names})
+    layers = [SimpleNamespace(layer_number=number) for number in range(1, 33)]
+    stage = SimpleNamespace(config=config, decoder=SimpleNamespace(layers=layers[16:]))
+    wanted = [layer for layer in layers[16:] if is_first_last_bf16_layer(config, layer.layer_number - 1)]
+    assert layers_in_bf16([stage]) == wanted == [layers[31]]
+    config.first_last_layers_bf16 = False
+    assert layers_in_bf16([stage]) == []
 
 
 def test_loggers_checkpoints_and_validation_are_off():

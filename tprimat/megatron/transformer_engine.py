@@ -5,6 +5,7 @@ NVIDIA's best and ours, on the same weights and batches. Every switch that is `a
 Engine's fused cross-entropy and Adam instead of ours.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -57,9 +58,10 @@ def settings(plan: RunPlan) -> dict[str, Any]:
     return fused
 
 
-def te_modules(chunks: list[Any]) -> list[Any]:
-    """Return the modules of Transformer Engine in the chunks of a model."""
-    return [part for chunk in chunks for part in chunk.modules() if is_te(type(part))]
+def te_modules(chunks: list[Any], without: Sequence[Any] = ()) -> list[Any]:
+    """Return the modules of Transformer Engine in the chunks of a model, without those in some of its layers."""
+    left_out = {part for layer in without for part in layer.modules()}
+    return [part for chunk in chunks for part in chunk.modules() if is_te(type(part)) and part not in left_out]
 
 
 def is_te(kind: type) -> bool:

@@ -76,7 +76,7 @@ def observe(trainer: Any, watch: FirstBatchHook, plan: RunPlan, here: Environmen
     models = _gpt_models(strategy)
     parameters = [parameter for model in models for parameter in model.parameters()]
     first, seen, layer = parameters[0], watch.seen, watch.layer
-    fused = te_modules(models)
+    fused, wide = te_modules(models), layers_in_bf16(models)
     again = layer.recomputed(strategy.root_device) if layer else None
     evidence = replace(
         parallel_sizes(),
@@ -86,7 +86,7 @@ def observe(trainer: Any, watch: FirstBatchHook, plan: RunPlan, here: Environmen
         sequence_tokens=seen.sequence_tokens if seen else None,
         tokens_per_step=seen.tokens_per_step if seen else None,
         parameter_dtype=dtype_name(first.dtype),
-        matmul_dtype=_matmul_dtype(fused, first.dtype, asked=plan.precision == "fp8"),
+        matmul_dtype=_matmul_dtype(te_modules(models, without=wide), first.dtype, asked=plan.precision == "fp8"),
         gradient_dtype=dtype_name(first.main_grad.dtype),
         parameters=count_parameters(parameters, strategy.root_device),
         recompute=again.recompute if again else None,
@@ -98,7 +98,7 @@ def observe(trainer: Any, watch: FirstBatchHook, plan: RunPlan, here: Environmen
         optimizer=_optimizer(strategy.optimizers[0]),
         data=trainer.datamodule.description,
         first_sequence=seen.first_sequence if seen else None,
-        notes=_notes(here),
+        notes=_notes(here, models[0].config),
     )
     return graded(evidence, {"routing": "resolved", "expert_capacity": "resolved"})
 
@@ -116,6 +116,15 @@ def running_options(trainer: Any) -> dict[str, Any]:
         "tp_comm_overlap": config.tp_comm_overlap,
         "enable_cuda_graph": config.cuda_graph_impl != "none",
     }
+
+
+def layers_in_bf16(models: list[Any]) -> list[Any]:
+    """Return the layers on this rank that NeMo's recipe for fp8 with present scales leaves in bf16: the first and the last."""
+    config = models[0].config
+    if not config.fp8 or not config.first_last_layers_bf16:
+        return []
+    first, last = config.num_layers_at_start_in_bf16, config.num_layers - config.num_layers_at_end_in_bf16
+    return [layer for model in models for layer in model.decoder.layers if not first < layer.layer_number <= last]
 
 
 def _matmul_dtype(fused: list[Any], weights: torch.dtype, *, asked: bool) -> str | None:
@@ -140,6 +149,9 @@ def _optimizer(optimizer: Any) -> str:
     return f"{type(inner).__name__} over {type(inner.optimizer).__name__}"
 
 
-def _notes(here: Environment) -> tuple[str, ...]:
-    notes = () if here.transformer_engine else (WITHOUT_TRANSFORMER_ENGINE,)
-    return notes if here.on_gpu else (*notes, REDIRECTED)
+def _notes(here: Environment, config: Any) -> tuple[str, ...]:
+    notes = [] if here.transformer_engine else [WITHOUT_TRANSFORMER_ENGINE]
+    if config.fp8 and config.first_last_layers_bf16:
+        wide = config.num_layers_at_start_in_bf16 + config.num_layers_at_end_in_bf16
+        notes.append(f"NeMo's recipe keeps {wide} of {config.num_layers} layers in bf16: the first and the last.")
+    return tuple(notes if here.on_gpu else [*notes, REDIRECTED])

@@ -4,10 +4,15 @@
 python3 tools/measured_tables.py
 python3 tools/measured_tables.py --check
 
-A table stands between <!-- table ARGUMENTS --> and <!-- end -->, where ARGUMENTS follow ./compare.py --results-dir, or between
-<!-- profile ARGUMENTS --> and <!-- end -->, where they follow `tprimat trace --markdown`.
+A block ends with <!-- end --> and begins with one of
+
+<!-- table ARGUMENTS -->     which follow ./compare.py --results-dir
+<!-- profile ARGUMENTS -->   which follow `tprimat trace --markdown`
+<!-- power FOLDER -->        mean power of each run in it
+<!-- splits FILE -->         written by benchmarks/grouped_splits.py
 """
 
+import json
 import re
 import subprocess
 import sys
@@ -19,6 +24,7 @@ sys.path[:0] = [str(ROOT)]
 
 from page import page_parser, replace_blocks, update_page  # noqa: E402
 
+from tprimat.report.tables import table as markdown_table  # noqa: E402
 from tprimat.statistics import FEWEST_RUNS  # noqa: E402
 
 PAGES = ("measured.md", "moe.md")
@@ -50,6 +56,29 @@ def profile(arguments: str) -> str:
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip() + "\n"
 
 
+def power(folder: str) -> str:
+    """Return the mean power of the GPUs over the steady steps of each run in a folder: joules of a token by tokens a second."""
+    rows = []
+    for file in sorted((ROOT / folder).glob("*/benchmark_*.json")):
+        metrics = json.loads(file.read_text(encoding="utf8"))["metrics"]
+        if metrics["joules_per_token"] is not None:
+            rate = metrics["tokens_per_second_per_gpu"]["value"]
+            rows.append([f"`{file.parent.name}`", f"{metrics['joules_per_token'] * rate:.0f} W"])
+    return markdown_table(["run", "mean power per GPU"], rows, left=1) + "\n"
+
+
+def splits(file: str) -> str:
+    """Return how long the layers of grouped_splits.py take, by what numbers of rows they get."""
+    layers = json.loads((ROOT / file).read_text(encoding="utf8"))["layers"]
+    kinds = next(iter(layers.values()))
+    rows = [
+        [kind, *(f"{layer[kind][part] * 1e3:.1f} ms" for layer in layers.values() for part in ("seconds", "host_seconds"))]
+        for kind in kinds
+    ]
+    header = ["numbers of rows", *(word for name in layers for word in (f"{name}: a call", "of it on the host"))]
+    return markdown_table(header, rows, left=1) + "\n"
+
+
 def main() -> int:
     """Exit status: 0, or 1 where --check finds a difference."""
     options = page_parser(__doc__).parse_args()
@@ -57,7 +86,8 @@ def main() -> int:
     for name in PAGES:
         page = ROOT / "docs" / name
         text = replace_blocks(page.read_text(encoding="utf8"), "table", table)
-        text = replace_blocks(text, "profile", profile)
+        for kind, make in {"profile": profile, "power": power, "splits": splits}.items():
+            text = replace_blocks(text, kind, make)
         status |= update_page(page, text, check=options.check, command="python3 tools/measured_tables.py")
     return status
 

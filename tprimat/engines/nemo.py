@@ -24,8 +24,7 @@ from tprimat.engines.base import (
 from tprimat.errors import ConfigError, LaunchError, UserError
 from tprimat.facts.models import ModelShape
 from tprimat.plan.schema import PlatformName, RunPlan
-from tprimat.predict.workload import NEMO_ON_TORCH, Implementation
-from tprimat.predict.workload import TRANSFORMER_ENGINE as TRANSFORMER_ENGINE_LAYERS
+from tprimat.predict.workload import NEMO, NEMO_ON_TORCH, Implementation
 
 REQUIRED_MODULES = ("torch", "lightning", "megatron.core", "nemo", "nemo_run", "fiddle", "modelopt")
 """Imported at the top of the recipes."""
@@ -92,7 +91,7 @@ class NemoEngine(WorkerEngine):
             return code
         in_place = settings.options.get("cross_entropy_fusion_impl") == "te"
         return replace(
-            TRANSFORMER_ENGINE_LAYERS,
+            NEMO,
             loss="in_place" if in_place else code.loss,
             fused_activation=fused,
             reduces_in_fp32=code.reduces_in_fp32,

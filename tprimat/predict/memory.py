@@ -128,7 +128,8 @@ def state_bytes(workload: Workload, weights: Weights) -> dict[Part, int]:
             "gradients": workload.gradient_bytes * weights.total,
             "optimizer": states * weights.dense // shards[0] + states * weights.experts // shards[1],
         }
-    copies = 2 * weights.layer_matrices if workload.precision == "fp8" else 0
+    kept_twice = workload.precision == "fp8" and not workload.implementation.keeps_fp8_weights_alone
+    copies = 2 * weights.layer_matrices if kept_twice else 0
     return {
         "weights": found["weights"],
         "gradients": found["gradients"],

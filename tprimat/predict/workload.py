@@ -65,6 +65,8 @@ class Implementation:
     """The results of experts are kept as they came back, because the weights of a token's experts are applied there."""
     weighs_experts_in_fp32: bool = False
     """The results of experts are kept in fp32, in which their weights are applied."""
+    keeps_fp8_weights_alone: bool = False
+    """Under fp8 the layers' matrices are in 8 bits, as they are and transposed, without bf16 beside them (fp8_param_gather)."""
     expert_wgrad_in_bf16: bool = False
     """Under fp8 the experts' weight gradients stay in bf16, and so do the rows that are kept for them (grouped_fp8.py)."""
     received_rows_step: float = 0.0
@@ -265,7 +267,7 @@ EMBEDDED = Implementation(
 TRANSFORMER_ENGINE = Implementation(
     name="Megatron-Core with Transformer Engine", loss="native", reuses_dummy_gradients=True, buffers_bytes=2 * WORKSPACES
 )
-"""Megatron-LM, NeMo and Primus with Transformer Engine's layers; Transformer Engine has workspaces of its own."""
+"""Megatron-LM and Primus with Transformer Engine's layers; Transformer Engine has workspaces of its own."""
 MEGATRON_LOCAL = Implementation(
     name="Megatron-Core without Transformer Engine",
     loss="native",
@@ -274,6 +276,8 @@ MEGATRON_LOCAL = Implementation(
     buffers_bytes=WORKSPACES,
 )
 """Megatron-LM's local layers."""
+NEMO = replace(TRANSFORMER_ENGINE, name="NeMo with Transformer Engine", keeps_fp8_weights_alone=True)
+"""NeMo's recipes."""
 NEMO_ON_TORCH = replace(
     MEGATRON_LOCAL,
     name="NeMo without Transformer Engine",

@@ -6,6 +6,10 @@ import re
 import pytest
 from commands import run_command
 
+from tprimat.config.load import Setting, read_config
+from tprimat.engines.base import engine_named
+from tprimat.plan.build import PlanRequest, build_plan
+
 QUESTION = ("--architecture", "llama-3.1-70b", "--accelerator", "NVIDIA H100 80GB HBM3", "--gpus", "64")
 
 
@@ -133,3 +137,63 @@ def test_a_mistake_is_explained_by_the_flag_that_the_user_typed(flags, what):
     assert what in done.stderr
     assert "--plan" in done.stderr
     assert "--accelerator" not in done.stderr
+
+
+def plans_of(rows, asked, *, engine, model, precision, recompute):
+    """The plans that ./benchmark.py makes of the layouts that `tprimat plan` lists: each is a strategy of one configuration."""
+    names = {
+        "tensor_parallel": "tensor_model_parallel_size",
+        "pipeline_parallel": "pipeline_model_parallel_size",
+        "virtual_pipeline": "virtual_pipeline_model_parallel_size",
+        "context_parallel": "context_parallel_size",
+        "expert_parallel": "expert_model_parallel_size",
+        "micro_batch_sequences": "micro_batch_size",
+    }
+    layouts = [{key: row[name] for name, key in names.items() if row[name] is not None} for row in rows]
+    given = {
+        "models.asked": {"name": "asked", "architecture": model},
+        "parallelism": {str(number): {"asked": {"nvidia": layout}} for number, layout in enumerate(layouts)},
+        "training.data.global_batch_size": asked["global_batch_sequences"],
+        "training.data.sequence_length": asked["sequence_tokens"],
+        "hardware.platforms.nvidia.gpus_per_node": asked["gpus"],
+        "platform_optimizations.nvidia.precision": precision,
+        "platform_optimizations.nvidia.recompute": recompute,
+    }
+    settings = [Setting(tuple(key.split(".")), value, key) for key, value in given.items()]
+    loaded = read_config(size="full", settings=settings, environment={})
+    asked_of = {"model": "asked", "platform": "nvidia", "size": "full", "engine": engine, "engine_reason": "asked for"}
+    for number in range(len(rows)):
+        yield build_plan(loaded, PlanRequest(strategy=str(number), gpus_found=None, **asked_of))
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "precision", "tokens"),
+    [
+        ("megatron", "llama-3.1-8b", "fp8", 1000),  # whose micro-batches of 1 sequence are no multiple of 16 tokens
+        ("megatron", "deepseek-v2-lite", "fp8", 2048),  # whose tensor ranks each multiply a part of the tokens
+        ("megatron", "mixtral-8x7b", "bf16", 1000),
+        ("torchtitan", "qwen3-30b-a3b", "bf16", 2048),  # which has no pipeline, and full recomputation only
+    ],
+)
+def test_every_layout_that_is_listed_is_one_that_the_engine_runs(engine, model, precision, tokens):
+    words = ("--engine", engine, "--architecture", model, "--precision", precision, "--sequence-length", str(tokens), "--json")
+    document = json.loads(run_command("plan", *words, "--accelerator", "H200 SXM", "--gpus", "8").stdout)
+    rows = document["fitting"] + document["too_large"]
+    assert len(rows) > 10
+    for recompute in {row["recompute"] for row in rows}:
+        same = [row for row in rows if row["recompute"] == recompute]
+        for plan in plans_of(same, document["question"], engine=engine, model=model, precision=precision, recompute=recompute):
+            refused = engine_named(engine).refusal(plan, lambda *keys: ".".join(keys))
+            assert refused is None, (plan.layout, plan.batch, str(refused))
+
+
+def test_where_the_engine_refuses_every_layout_its_reason_is_said():
+    words = ("--architecture", "llama-3.1-8b", "--accelerator", "H200 SXM")
+    done = run_command(
+        "plan", *words, "--precision", "fp8", "--gpus", "8", "--sequence-length", "1001", "--global-batch-size", "8"
+    )
+    assert done.returncode == 2
+    assert "A micro-batch of 1001 cannot be multiplied in fp8." in done.stderr
+    done = run_command("plan", *words, "--engine", "torchtitan", "--gpus", "16")
+    assert done.returncode == 2
+    assert "torchtitan is measured on one node only." in done.stderr

@@ -99,6 +99,13 @@ class Engine(ABC):
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
         """Say why this engine, as installed here, cannot run the plan; None: it can."""
 
+    def refusal_of_layout(self, plan: RunPlan, where: Where) -> UserError | None:
+        """Return that part of `refusal` that depends on how the plan divides its model and batch, in whatever place it runs.
+
+        Layouts that it refuses are not searched.
+        """
+        return None
+
     @abstractmethod
     def command(self, plan: RunPlan) -> Command:
         """Return the exact process that runs the plan. Pure: touches no file and no device.

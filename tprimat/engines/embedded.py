@@ -37,6 +37,10 @@ class EmbeddedEngine(WorkerEngine):
             or _refuse_transformer_engine(plan, where)
         )
 
+    def refusal_of_layout(self, plan: RunPlan, where: Where) -> UserError | None:
+        """All of it: nothing here depends on the machine."""
+        return self.refusal(plan, where)
+
     def implementation(self, settings: Settings) -> Implementation | None:
         """Read the switches; auto means what a GPU has."""
         on = {name: value is not False for name, value in settings.options.items()}

@@ -69,6 +69,10 @@ class TorchtitanEngine(Engine):
         refusals = chain(_unsupported_model(plan, where), _unsupported_layout(plan, where), _unsupported_work(plan, where))
         return refuse_bf16_states(self.name, plan, where) or refuse_search(self.name, plan, where) or next(refusals, None)
 
+    def refusal_of_layout(self, plan: RunPlan, where: Where) -> UserError | None:
+        """Refuse how it splits a step differently, in any of its models."""
+        return next(_unsupported_layout(plan, where), None)
+
     def implementation(self, settings: Settings) -> Implementation | None:
         """FSDP2."""
         return FSDP
@@ -132,7 +136,7 @@ def flavor_files(plan: RunPlan) -> dict[str, str]:
 
 
 def _unsupported_layout(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
-    """Yield an error for each way in which torchtitan splits a model differently."""
+    """Yield an error for each way in which torchtitan splits a model, or computes a step, differently."""
     layout, place = plan.layout, where("parallelism", plan.strategy, plan.model, plan.platform)
     if plan.nodes > 1:
         yield LaunchError("torchtitan is measured on one node only.", where="--nodes", fix=f"--nodes 1, or {OTHER_ENGINE}")
@@ -145,22 +149,23 @@ def _unsupported_layout(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
     if layout.tensor > 1 and layout.data * layout.context == 1 and plan.precision != "fp32":
         what, why = "torchtitan computes in fp32 with a single replica.", "It lowers precision only where it shards weights."
         yield LaunchError(what, where=place, why=why, fix=f"--gpus {2 * layout.world_size}, or {OTHER_ENGINE}")
+    settings = ("platform_optimizations", plan.platform)
+    if plan.precision == "fp8" and plan.shape.experts:
+        what, why = "torchtitan's experts in fp8 are not measured.", "It converts grouped products by other rules than ours."
+        yield LaunchError(what, where=where(*settings, "precision"), why=why, fix="--precision bf16")
+    if plan.recompute not in RECOMPUTE:
+        what, why = "torchtitan has no recompute: selective as Megatron-Core has it.", "Its own leaves out every second layer."
+        yield LaunchError(what, where=where(*settings, "recompute"), why=why, fix="recompute: none or full")
 
 
 def _unsupported_work(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
     """Yield an error for each setting that has no counterpart in torchtitan."""
-    settings = ("platform_optimizations", plan.platform)
     if plan.moe_expert_capacity_factor is not None:
         place = where("training", "moe_expert_capacity_factor")
         yield LaunchError("torchtitan's experts drop no tokens.", where=place, fix=f"leave it out, or {OTHER_ENGINE}")
-    if plan.precision == "fp8" and plan.shape.experts:
-        what, why = "torchtitan's experts in fp8 are not measured.", "It converts grouped products by other rules than ours."
-        yield LaunchError(what, where=where(*settings, "precision"), why=why, fix="--precision bf16")
     if plan.precision == "fp8" and not is_installed("torchao"):
-        yield LaunchError("torchtitan needs torchao for fp8.", where=where(*settings, "precision"), fix="pip install torchao")
-    if plan.recompute not in RECOMPUTE:
-        what, why = "torchtitan has no recompute: selective as Megatron-Core has it.", "Its own leaves out every second layer."
-        yield LaunchError(what, where=where(*settings, "recompute"), why=why, fix="recompute: none or full")
+        place = where("platform_optimizations", plan.platform, "precision")
+        yield LaunchError("torchtitan needs torchao for fp8.", where=place, fix="pip install torchao")
     if plan.dataset != "mock":
         yield LaunchError(f"The engine torchtitan trains on mock data, not on {plan.dataset}.", where="--data", fix="--data mock")
     if plan.profiling.enabled:

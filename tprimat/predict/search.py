@@ -1,9 +1,10 @@
 """Find the fastest layout of a model on some GPUs: every legal one, whether it fits, and how fast it should be."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from tprimat.errors import UserError
 from tprimat.facts.models import ModelShape
 from tprimat.plan.layout import valid_tensor_degrees
 from tprimat.plan.schema import Layout
@@ -35,6 +36,12 @@ class Question:
     implementation: Implementation
     equal_stages: bool
     """Every pipeline stage must have the same number of layers, as TPrimat's own plans require; False: one more or less."""
+    refusal: "Callable[[Question, Workload], UserError | None] | None" = None
+    """Why the engine cannot run a workload; None: no engine is asked."""
+
+    def takes(self, workload: Workload) -> bool:
+        """Whether the engine can run a workload."""
+        return self.refusal is None or self.refusal(self, workload) is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,14 +108,16 @@ def search(question: Question, rates: Rates) -> Answer:
 
 
 def workloads(question: Question) -> Iterator[Workload]:
-    """Yield every legal layout with every micro-batch and every kind of recomputation.
+    """Yield every legal layout with every micro-batch and every kind of recomputation that the engine can run.
 
     Tensor ranks share a node. Of the recomputations that save memory, full is tried with one layer at a time.
     """
     for layout in layouts(question):
         for micro, steps in _micro_batches(question, layout):
             for granularity in RECOMPUTE:
-                yield _workload(question, layout, micro, steps, granularity)
+                workload = _workload(question, layout, micro, steps, granularity)
+                if question.takes(workload):
+                    yield workload
 
 
 def smallest_that_fits(question: Question, rates: Rates) -> Candidate | None:
@@ -118,7 +127,7 @@ def smallest_that_fits(question: Question, rates: Rates) -> Candidate | None:
         if layout.virtual_pipeline is None:
             workload = _workload(question, layout, 1, question.global_batch // layout.data, "full")
             memory = predict_memory(workload)
-            if memory.device_bytes <= question.memory_bytes:
+            if memory.device_bytes <= question.memory_bytes and question.takes(workload):
                 time = predict_time(workload, rates)
                 found.append(Candidate(workload=workload, memory=memory, time=time, missing_bytes=0))
     return min(found, key=lambda candidate: candidate.time.step_seconds if candidate.time else 0.0, default=None)

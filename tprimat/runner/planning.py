@@ -1,21 +1,22 @@
 """Answer which layout is fastest and fits: from what a user asks to a question, the machine's rates, and all candidates."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
 from tprimat.config.load import read_config
-from tprimat.engines.base import Settings, engine_named, implementation_of
-from tprimat.errors import ConfigError
-from tprimat.facts.accelerators import Accelerator, accelerators, find_accelerator
+from tprimat.config.schema import OptimizerConfig, ProfilingConfig
+from tprimat.engines.base import Engine, Settings, engine_named, implementation_of
+from tprimat.errors import ConfigError, UserError
+from tprimat.facts.accelerators import PLATFORM_OF, Accelerator, accelerators, find_accelerator
 from tprimat.facts.models import ModelShape, model_shape
 from tprimat.hardware.nodes import this_machine
 from tprimat.plan.build import shape_at
-from tprimat.plan.schema import EngineOptions, RunPlan
+from tprimat.plan.schema import Batch, EngineOptions, Layout, RunPlan
 from tprimat.predict.rates import Rates, probed_rates, published_rates
-from tprimat.predict.search import Answer, Candidate, Question, search, smallest_that_fits
-from tprimat.predict.workload import TRANSFORMER_ENGINE, Implementation, Precision
+from tprimat.predict.search import Answer, Candidate, Question, search, smallest_that_fits, workloads
+from tprimat.predict.workload import TRANSFORMER_ENGINE, Implementation, Precision, Workload
 from tprimat.records.discover import probes_in
 from tprimat.records.schema import ProbeRecord
 
@@ -98,7 +99,7 @@ def _answer_of(request: PlanRequest) -> tuple[Answer, Rates]:
     shape = request.architecture if isinstance(request.architecture, ModelShape) else model_shape(request.architecture)
     accelerator, found = accelerator_of(request.accelerator)
     gpus, per_node = _gpus(request, found)
-    implementation, equal = _implementation(request.engine, shape)
+    implementation, equal, engine = _implementation(request.engine, shape)
     question = Question(
         shape=shape,
         gpus=gpus,
@@ -109,6 +110,7 @@ def _answer_of(request: PlanRequest) -> tuple[Answer, Rates]:
         precision=request.precision,
         implementation=implementation,
         equal_stages=equal,
+        refusal=None if engine is None else refusal_by(_bare_plan(shape, engine, accelerator, request.precision)),
     )
     return _answer(question, accelerator, request.probes)
 
@@ -120,8 +122,8 @@ def enough_gpus(question: Question, rates: Rates, counts: Sequence[int] = POWERS
     """
     kinds = [question]
     if any_engine and question.equal_stages:
-        implementation, equal = _implementation(MEGATRON_LM, question.shape)
-        kinds.append(replace(question, implementation=implementation, equal_stages=equal))
+        implementation, equal, _ = _implementation(MEGATRON_LM, question.shape)
+        kinds.append(replace(question, implementation=implementation, equal_stages=equal, refusal=None))
     for gpus in (count for count in counts if count > question.gpus):
         per_node = max(question.gpus_per_node, min(gpus, USUAL_GPUS_PER_NODE))
         for kind in kinds:
@@ -169,6 +171,63 @@ def question_of(plan: RunPlan, accelerator: Accelerator) -> Question:
         precision=plan.precision,
         implementation=implementation,
         equal_stages=True,
+        refusal=refusal_by(plan),
+    )
+
+
+def refusal_by(plan: RunPlan) -> Callable[[Question, Workload], UserError | None]:
+    """Return a function that asks the engine of a plan about other layouts, batches and numbers of GPUs."""
+    engine = engine_named(plan.engine)
+
+    def refusal(question: Question, work: Workload) -> UserError | None:
+        again = work.recompute
+        other = replace(
+            plan,
+            nodes=max(1, question.gpus // question.gpus_per_node),
+            gpus_per_node=question.gpus_per_node,
+            layout=work.layout,
+            batch=Batch(
+                micro_batch_sequences=work.micro_batch,
+                global_batch_sequences=question.global_batch,
+                sequence_tokens=work.sequence_tokens,
+                accumulation_steps=work.accumulation_steps,
+            ),
+            recompute=again.granularity,
+            recompute_modules=again.modules if again.granularity == "selective" else (),  # type: ignore[arg-type]
+        )
+        return engine.refusal_of_layout(other, lambda *keys: ".".join(keys))
+
+    return refusal
+
+
+def _bare_plan(shape: ModelShape, engine: Engine, accelerator: Accelerator, precision: Precision) -> RunPlan:
+    """Return a plan of a model that may be in no configuration, on one accelerator: all that is not asked is the usual."""
+    return RunPlan(
+        run_id="",
+        model=shape.name,
+        shape=shape,
+        size="full",
+        strategy="",
+        engine=engine.name,
+        engine_reason="",
+        trainer=engine.trainer,
+        platform=PLATFORM_OF[accelerator.backend],
+        nodes=1,
+        gpus_per_node=1,
+        layout=Layout(),
+        batch=Batch(micro_batch_sequences=1, global_batch_sequences=1, sequence_tokens=1, accumulation_steps=1),
+        steps=1,
+        precision=precision,  # type: ignore[arg-type]  # fp16 is read from logs only
+        recompute="none",
+        dataset="mock",
+        tokenizer=None,
+        seed=1,
+        optimizer=OptimizerConfig(),
+        engine_options=EngineOptions(),
+        profiling=ProfilingConfig(),
+        environment={},
+        run_directory="",
+        output_directory="",
     )
 
 
@@ -183,10 +242,19 @@ def _answer(question: Question, accelerator: Accelerator, probes: Sequence[Path]
     rates = rates_of(accelerator, question.gpus_per_node, probes_in(probes)[0])
     result = search(question, rates)
     if not result.fitting and not result.too_large:
+        refused = _first_refusal(question)
+        if refused is not None:
+            raise ConfigError(refused.what, where="--engine", why=refused.why, fix=refused.fix)
         why = f"No layout divides {batch} sequences of {tokens:,} tokens over {question.gpus} GPUs."
         fix = f"--global-batch-size {_usual_batch(question.gpus)}"
         raise ConfigError("There is no legal layout.", where="--gpus", why=why, fix=fix)
     return result, rates
+
+
+def _first_refusal(question: Question) -> UserError | None:
+    """Return why the engine cannot run the first layout that divides; None where none does."""
+    first = next(workloads(replace(question, refusal=None)), None)
+    return None if first is None or question.refusal is None else question.refusal(question, first)
 
 
 def usable_bytes(accelerator: Accelerator) -> int:
@@ -243,16 +311,17 @@ def _usual_batch(gpus: int) -> int:
     return wanted if wanted % gpus == 0 else -(-wanted // gpus) * gpus
 
 
-def _implementation(engine: str | None, shape: ModelShape) -> tuple[Implementation, bool]:
-    """Return how the layers of an engine use memory, and whether it needs equal pipeline stages.
+def _implementation(engine: str | None, shape: ModelShape) -> tuple[Implementation, bool, Engine | None]:
+    """Return how the layers of an engine use memory, whether it needs equal pipeline stages, and the engine if TPrimat starts it.
 
     Without a choice: the embedded engine, but Megatron-LM for mixtures whose layers no pipeline divides, as DeepSeek-V3's 61.
     """
     undivided = shape.experts is not None and all(shape.layers % stages for stages in (2, 3, 4))
     if engine == MEGATRON_LM or (engine is None and undivided):
-        return replace(TRANSFORMER_ENGINE, loss="in_place"), False
+        return replace(TRANSFORMER_ENGINE, loss="in_place"), False, None
     settings = Settings(shape=shape, options=asdict(EngineOptions()))
-    implementation = engine_named(engine or "megatron").implementation(settings)
+    chosen = engine_named(engine or "megatron")
+    implementation = chosen.implementation(settings)
     if implementation is None:
         raise ConfigError(f"The memory of the engine {engine} is not known.", where="--engine", fix=MEGATRON_LM)
-    return implementation, True
+    return implementation, True, chosen

@@ -139,6 +139,19 @@ def test_a_mistake_is_explained_by_the_flag_that_the_user_typed(flags, what):
     assert "--accelerator" not in done.stderr
 
 
+def test_a_mixture_without_evidence_has_no_interval(tmp_path):
+    words = ("--architecture", "qwen3-30b-a3b", "--accelerator", "H200 SXM", "--engine", "torchtitan")
+    picture = tmp_path / "plan.png"
+    shown = run_command("plan", *words, "--gpus", "8", "--picture", picture).stdout
+    assert "took longer than predicted" in shown
+    assert picture.is_file()
+    scaling = run_command("plan", *words, "--gpus", "4,8").stdout
+    assert not re.search(r"\[[\d,]+, [\d,]+\]", shown + scaling)
+    document = json.loads(run_command("plan", *words, "--gpus", "8", "--json").stdout)
+    assert document["rates"]["relative_error"] is None
+    assert {(row["low"], row["high"]) for row in document["fitting"]} == {(None, None)}
+
+
 def plans_of(rows, asked, *, engine, model, precision, recompute):
     """The plans that ./benchmark.py makes of the layouts that `tprimat plan` lists: each is a strategy of one configuration."""
     names = {

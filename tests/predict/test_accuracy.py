@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 from commands import run_command
 
+from tprimat.facts.accelerators import find_accelerator
 from tprimat.facts.models import model_shape
 from tprimat.plan.schema import Layout
 from tprimat.predict.accuracy import Score, choices, errors, factor, with_factors
 from tprimat.predict.others import calculon_estimate, megatron_estimate
-from tprimat.predict.workload import TRANSFORMER_ENGINE, Workload
-from tprimat.report.plan import TIME_ERROR
+from tprimat.predict.rates import probed_rates, published_rates
+from tprimat.predict.workload import EMBEDDED, FSDP, TRANSFORMER_ENGINE, Workload
+from tprimat.records.discover import probes_in
+from tprimat.report.plan import TIME_ERROR, time_error
 from tprimat.runner.accuracy import LARGE_MODELS, read_rows, score_published, score_records, score_rows
 
 ROOT = Path(__file__).parents[2]
@@ -127,6 +130,22 @@ def test_the_error_that_plans_state_is_that_of_the_ledger():
         assert longer
         assert all(score.error < -0.15 for score in longer), "plans say that they took longer than predicted"
         assert all(abs(score.error) < TIME_ERROR[measured] for score in mixtures if score not in longer)
+
+
+def test_a_plan_has_an_interval_where_the_ledger_bears_it_out():
+    h200 = find_accelerator("H200 SXM")
+    published = published_rates(h200, 8)
+    probed = probed_rates(probes_in([H200 / "probes-1gpu", H200 / "probes-4gpu"])[0], h200, 8)
+    mixture, dense = model_shape("qwen3-30b-a3b"), model_shape("llama-3.1-8b")
+    assert time_error(mixture, EMBEDDED, "bf16", probed) == time_error(dense, FSDP, "bf16", probed) == TIME_ERROR[True]
+    assert time_error(dense, TRANSFORMER_ENGINE, "fp8", published) == TIME_ERROR[False]
+    for implementation, precision, rates in (
+        (EMBEDDED, "bf16", published),
+        (EMBEDDED, "fp8", probed),
+        (FSDP, "bf16", probed),
+        (TRANSFORMER_ENGINE, "bf16", probed),
+    ):
+        assert time_error(mixture, implementation, precision, rates) is None
 
 
 def test_the_first_choice_is_near_the_best():

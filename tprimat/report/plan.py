@@ -6,12 +6,13 @@ from typing import Any
 from tprimat import units
 from tprimat.facts.accelerators import find_accelerator, peak_dense_flops
 from tprimat.facts.flops import flop_per_token
+from tprimat.facts.models import ModelShape
 from tprimat.facts.published import results
 from tprimat.predict.memory import PARTS, MemoryPrediction, Part
 from tprimat.predict.rates import Rates
 from tprimat.predict.search import Answer, Candidate, Question, reason
 from tprimat.predict.time import TIME_PARTS, TimePart
-from tprimat.predict.workload import Workload
+from tprimat.predict.workload import EMBEDDED, Implementation, Precision, Workload
 from tprimat.report.screen import PLAIN, Painted, Screen
 from tprimat.report.tables import columns, plural
 
@@ -19,8 +20,6 @@ MOST_ROWS = 12
 MOST_TOO_LARGE = 4
 TIME_ERROR = {True: 0.15, False: 0.2}
 """Measured by probes or not -> relative error that nine in ten predictions of dense models stay within (docs/accuracy.md)."""
-MIXTURES = {True: "mixtures of experts in fp8, or with other layers than the embedded engine's,", False: "mixtures of experts"}
-"""Measured by probes or not -> the models whose steps took longer."""
 MEMORY_NAMES: Mapping[Part, str] = {part: "backward pass" if part == "backward" else part for part in PARTS}
 TIME_NAMES: Mapping[TimePart, str] = {
     "products": "matrix products",
@@ -50,17 +49,37 @@ def layout_name(workload: Workload) -> str:
     return " ".join([*(f"{name}{degree}" for name, degree in degrees.items() if degree > 1), f"DP{layout.data}"])
 
 
-def interval(candidate: Candidate, rates: Rates) -> tuple[float, float, float]:
-    """Return tokens/s/GPU, and the ends of its interval by the published error of such predictions."""
+def time_error(shape: ModelShape, implementation: Implementation, precision: Precision, rates: Rates) -> float | None:
+    """Return the relative error that nine in ten steps stayed within (docs/accuracy.md); None where steps took longer.
+
+    Of mixtures of experts only those of the embedded engine in bf16, predicted from probes, stayed within it.
+    """
+    stayed = rates.measured and implementation.name == EMBEDDED.name and precision == "bf16"
+    return TIME_ERROR[rates.measured] if stayed or not shape.experts else None
+
+
+def _error_of(question: Question, rates: Rates) -> float | None:
+    return time_error(question.shape, question.implementation, question.precision, rates)
+
+
+def interval(candidate: Candidate, rates: Rates) -> tuple[float, float | None, float | None]:
+    """Return tokens/s/GPU, and the ends of its interval by the published error of such predictions; None: that is not known."""
     assert candidate.time is not None
-    value, error = candidate.time.tokens_per_second_per_gpu, TIME_ERROR[rates.measured]
-    return value, value / (1 + error), value / (1 - error)
+    work, value = candidate.workload, candidate.time.tokens_per_second_per_gpu
+    error = time_error(work.shape, work.implementation, work.precision, rates)
+    return (value, None, None) if error is None else (value, value / (1 + error), value / (1 - error))
+
+
+def _rate(candidate: Candidate, rates: Rates) -> str:
+    value, low, high = interval(candidate, rates)
+    ends = "" if low is None or high is None else f" [{units.count(low)}, {units.count(high)}]"
+    return f"{units.count(value)}{ends}"
 
 
 def text(answer: Answer, rates: Rates, screen: Screen = PLAIN, enough: Candidate | None = None) -> str:
     """Format the answer for a terminal; where nothing fits, with a layout that is enough on more GPUs."""
     layouts = answer.layouts()
-    parts = [_question(answer.question, rates, screen), _rates(rates, screen)]
+    parts = [_question(answer.question, rates, screen), _rates(answer.question, rates, screen)]
     if layouts:
         parts += [_best(layouts[0], answer.question, rates, screen), _table(layouts, answer.question, rates, screen)]
         parts.append(_bars(layouts[0], screen))
@@ -81,18 +100,21 @@ def _question(question: Question, rates: Rates, screen: Screen) -> str:
     )
 
 
-def _rates(rates: Rates, screen: Screen) -> str:
-    error = units.percent(TIME_ERROR[rates.measured], 0)
+def _rates(question: Question, rates: Rates, screen: Screen) -> str:
+    error = _error_of(question, rates)
     hint = "" if rates.measured else "; probes of the machine (tprimat probe) make them sharper"
-    proof = f"On up to 4 H200, nine in ten steps of dense models were within {error} of it"
-    longer = MIXTURES[rates.measured]
-    return screen.prose(f"Predicted from {rates.source}. {proof}; {longer} took longer (docs/accuracy.md){hint}.")
+    mixtures = ", and those of mixtures of experts" if question.shape.experts else ""
+    proof = (
+        "Such mixtures of experts took longer than predicted on H200, so no interval is given"
+        if error is None
+        else f"On up to 4 H200, nine in ten steps of dense models were within {units.percent(error, 0)} of it{mixtures}"
+    )
+    return screen.prose(f"Predicted from {rates.source}. {proof} (docs/accuracy.md){hint}.")
 
 
 def _best(best: Candidate, question: Question, rates: Rates, screen: Screen) -> str:
-    value, low, high = interval(best, rates)
     work = best.workload
-    rate = f"{units.count(value)} [{units.count(low)}, {units.count(high)}] tokens/s/GPU"
+    rate = f"{_rate(best, rates)} tokens/s/GPU"
     memory = f"{units.gibibytes(best.memory.device_bytes)} of {units.gibibytes(question.memory_bytes)}"
     again = "" if work.recompute.granularity == "none" else f", recompute {work.recompute.granularity}"
     name = screen.paint(layout_name(work), "winner")
@@ -139,14 +161,14 @@ def scaling_text(answers: Sequence[tuple[Answer, Rates]], screen: Screen = PLAIN
         if best is None or best.time is None:
             rows.append([f"{answer.question.gpus:,}", str(answer.question.global_batch), "nothing fits", *[units.ABSENT] * 5])
             continue
-        value, low, high = interval(best, rates)
+        value = best.time.tokens_per_second_per_gpu
         per_gpu = per_gpu or value
         rows.append(
             [
                 f"{answer.question.gpus:,}",
                 str(answer.question.global_batch),
                 layout_name(best.workload),
-                f"{units.count(value)} [{units.count(low)}, {units.count(high)}]",
+                _rate(best, rates),
                 units.percent(mfu(best, rates), 0),
                 units.percent(value / per_gpu, 0),
                 units.si(best.time.step_seconds, "s"),
@@ -156,7 +178,7 @@ def scaling_text(answers: Sequence[tuple[Answer, Rates]], screen: Screen = PLAIN
     header = ["GPUs", "sequences", "fastest layout", "tokens/s/GPU", "MFU", "efficiency", "step", "memory"]
     shown = columns(header, rows, left=0, screen=screen, drop=["step", "sequences", "memory"])
     return "\n\n".join(
-        [screen.prose(title, meaning="heading"), _rates(rates, screen), shown, *_published(question, rates, screen)]
+        [screen.prose(title, meaning="heading"), _rates(question, rates, screen), shown, *_published(question, rates, screen)]
     )
 
 
@@ -261,7 +283,7 @@ def document(answer: Answer, rates: Rates) -> dict[str, Any]:
             "precision": question.precision,
             "implementation": question.implementation.name,
         },
-        "rates": {"source": rates.source, "measured": rates.measured, "relative_error": TIME_ERROR[rates.measured]},
+        "rates": {"source": rates.source, "measured": rates.measured, "relative_error": _error_of(question, rates)},
         "fitting": [_row(candidate, answer, rates) for candidate in answer.fitting],
         "too_large": [_row(candidate, answer, rates) for candidate in answer.too_large],
     }

@@ -9,8 +9,9 @@ from tprimat.analyze.metrics import MetricOptions, run_metrics, stragglers
 from tprimat.errors import MetricError
 from tprimat.facts.models import ModelShape, model_shape
 from tprimat.records.discover import read_result
-from tprimat.records.schema import Machine, NodeRecord, RunRecord, StepRecord, TelemetrySample
+from tprimat.records.schema import Machine, NodeRecord, RunPrediction, RunRecord, StepRecord, TelemetrySample
 from tprimat.records.store import RunDirectory
+from tprimat.report.summary import summary
 
 H100 = Machine(platform="cuda", accelerator="NVIDIA H100 80GB HBM3", gpus_per_node=8, nodes=1)
 LLAMA = ModelShape(
@@ -92,6 +93,28 @@ def test_without_the_dropped_share_there_is_no_flop():
     assert (unknown.flop_per_token, unknown.mfu) == (None, None)
     assert "full at a capacity of 1.25" in unknown.mfu_absent_because
     assert run_metrics(dataclasses.replace(MIXTURE, expert_capacity="unlimited"), steps_of([4.0] * 3), options=KEEP).mfu
+
+
+@pytest.mark.parametrize(
+    ("capacity", "dropped", "compared"),
+    [("unlimited", 0.0, True), (None, None, True), (9.0, 0.0, True), (1.25, 0.1, False), (1.25, None, False)],
+)
+def test_a_prediction_is_not_compared_with_a_run_that_drops_choices(capacity, dropped, compared):
+    prediction = RunPrediction(
+        allocated_bytes=86 * 2**30,
+        reserved_bytes=88 * 2**30,
+        memory={},
+        stage=0,
+        moment="loss",
+        step_seconds=4.4,
+        rates="published",
+    )
+    run = dataclasses.replace(MIXTURE, expert_capacity=capacity, prediction=prediction)
+    steps = steps_of([4.0] * 3, dropped=dropped, peak_allocated_bytes=81 * 2**30)
+    metrics = run_metrics(run, steps, options=KEEP)
+    assert (metrics.predicted_memory_error is not None) is (metrics.predicted_step_error is not None) is compared
+    line = next(line for line in summary([(run, metrics, None)]).splitlines() if line.startswith("  predicted"))
+    assert ("86.0 GiB and the step were predicted without dropped choices" in line) is not compared
 
 
 def test_the_sparse_peak_halves_mfu():

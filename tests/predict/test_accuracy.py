@@ -3,12 +3,14 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 from commands import run_command
 
+from tprimat.analyze.metrics import MetricOptions
 from tprimat.facts.accelerators import find_accelerator
 from tprimat.facts.models import model_shape
 from tprimat.plan.schema import Layout
@@ -18,7 +20,16 @@ from tprimat.predict.rates import probed_rates, published_rates
 from tprimat.predict.workload import EMBEDDED, FSDP, TRANSFORMER_ENGINE, Workload
 from tprimat.records.discover import probes_in
 from tprimat.report.plan import TIME_ERROR, time_error
-from tprimat.runner.accuracy import LARGE_MODELS, read_rows, score_published, score_records, score_rows
+from tprimat.runner.accuracy import (
+    LARGE_MODELS,
+    Ledger,
+    read_rows,
+    score_published,
+    score_records,
+    score_rows,
+    score_runs,
+)
+from tprimat.runner.analysis import read_results
 
 ROOT = Path(__file__).parents[2]
 H200 = ROOT / "benchmarks" / "records" / "h200"
@@ -192,6 +203,20 @@ def test_numbers_of_a_row_may_be_text_and_a_missing_one_is_named():
     *_, (plain, written, refused) = score_rows([row, text, lacking])
     assert written["predicted_peak_bytes"] == plain["predicted_peak_bytes"] > 0
     assert (refused["predicted_peak_bytes"], refused["error"]) == (None, "Its option 'seq-length' is missing.")
+
+
+def test_a_run_that_drops_choices_is_not_scored():
+    measured = [one for one in read_results([H200], MetricOptions(), {}).measured if one.result.run.shape.experts]
+    assert any("mixtures" in score.group for score in score_runs(measured, []).memory)
+    full = [
+        replace(
+            one,
+            metrics=replace(one.metrics, dropped=0.1),
+            result=replace(one.result, run=replace(one.result.run, expert_capacity=1.25)),
+        )
+        for one in measured
+    ]
+    assert score_runs(full, []) == Ledger()
 
 
 def test_results_are_scored_as_tables():

@@ -12,7 +12,7 @@ from tprimat.analyze.window import REQUESTED, Warmup, is_state, steady_steps, st
 from tprimat.facts.accelerators import peak_dense_flops, peak_sparse_flops
 from tprimat.facts.flops import flop_per_token, seed_flop_per_token
 from tprimat.records.evidence import cautions
-from tprimat.records.schema import Estimate, Machine, RunMetrics, RunRecord, StepRecord, TelemetrySample, Window
+from tprimat.records.schema import Estimate, Machine, RunMetrics, RunPrediction, RunRecord, StepRecord, TelemetrySample, Window
 from tprimat.statistics import Array, Interval, TwoStates, median_interval, ratio_of_sums, scaled_mad, two_states
 
 
@@ -126,7 +126,8 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
     flops = scaled(rate, flop / gpus, count) if rate and gpus and flop else None
     energy, no_energy = _energy(run, options, steady, window, gpus)
     mfu = scaled(flops, 1 / peak, count) if flops and peak else None
-    predicted = run.prediction.step_seconds if run.prediction else None
+    foretold = None if drops_choices(run, dropped) else run.prediction
+    predicted = foretold.step_seconds if foretold else None
     clocks = held_back(options.telemetry, steady) if options.telemetry else options.held_back
     return RunMetrics(
         window=window,
@@ -146,7 +147,7 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
         measured_gemm_flops=options.gemm_ceiling_flops,
         peak_memory_bytes=_largest(step.peak_allocated_bytes for step in steady),
         peak_reserved_bytes=_largest(step.peak_reserved_bytes for step in steady),
-        predicted_memory_error=_memory_error(run, steady),
+        predicted_memory_error=_memory_error(foretold, steady),
         predicted_step_error=None if predicted is None else predicted / float(np.median(seconds)) - 1,
         final_loss=next((step.loss for step in reversed(steps) if step.loss is not None), None),
         joules_per_token=energy / float(tokens @ weights) if energy is not None and tokens is not None else None,
@@ -167,15 +168,20 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
     )
 
 
-def _memory_error(run: RunRecord, steady: Sequence[StepRecord]) -> float | None:
+def drops_choices(run: RunRecord, dropped: float | None) -> bool:
+    """Whether a run computes less than its prediction, which knows of no full expert. `dropped` is the recorded share."""
+    return isinstance(run.expert_capacity, float | int) if dropped is None else dropped > 0
+
+
+def _memory_error(prediction: RunPrediction | None, steady: Sequence[StepRecord]) -> float | None:
     """Compare the predicted peak with the allocated one; with the reserved one where a framework prints no other."""
     allocated = _largest(step.peak_allocated_bytes for step in steady)
     reserved = _largest(step.peak_reserved_bytes for step in steady)
-    if run.prediction is None or not (allocated or reserved):
+    if prediction is None or not (allocated or reserved):
         return None
     if allocated:
-        return run.prediction.allocated_bytes / allocated - 1
-    return run.prediction.reserved_bytes / (reserved or 1) - 1
+        return prediction.allocated_bytes / allocated - 1
+    return prediction.reserved_bytes / (reserved or 1) - 1
 
 
 def _unless(states: TwoStates | None, interval: Interval) -> Interval:
@@ -247,7 +253,7 @@ def _flop_per_token(run: RunRecord, convention: Convention, dropped: float | Non
         return None, "torchtune's log does not tell which weights it trains (LoRA: few), nor where attention ends"
     if run.sequence_tokens is None:
         return None, "the sequence length is not recorded"
-    if dropped is None and isinstance(run.expert_capacity, float | int):
+    if dropped is None and drops_choices(run, None):
         return (
             None,
             f"experts are full at a capacity of {run.expert_capacity:g}, and how many choices they dropped is not recorded",

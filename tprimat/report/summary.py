@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tprimat import units
+from tprimat.analyze.metrics import drops_choices
 from tprimat.records.schema import RunMetrics, RunRecord, StartUp
 from tprimat.records.store import as_document
 from tprimat.report.catalogue import (
@@ -132,6 +133,8 @@ def _predicted(run: RunRecord, metrics: RunMetrics) -> str | None:
     prediction, parts = run.prediction, []
     if prediction is None:
         return None
+    if drops_choices(run, metrics.dropped):
+        return f"not compared: {units.gibibytes(prediction.allocated_bytes)} and the step were predicted without dropped choices"
     if metrics.predicted_step_error is not None:
         error = STEP_ERROR.in_full(metrics)
         parts.append(f"step {units.seconds(prediction.step_seconds)} ({error}), from {prediction.rates}")

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from tprimat.analyze.groups import Measured
-from tprimat.analyze.metrics import MetricOptions
+from tprimat.analyze.metrics import MetricOptions, drops_choices
 from tprimat.errors import RecordError
 from tprimat.facts.accelerators import Accelerator, find_accelerator, peak_dense_flops
 from tprimat.facts.flops import flop_per_token, parameters
@@ -68,12 +68,13 @@ def score_records(paths: Sequence[Path], probes: Sequence[Path]) -> Ledger:
 
 
 def score_runs(results: Sequence[Measured], probes: Sequence[Path]) -> Ledger:
-    """Score some runs: each configuration once, at the median of its runs."""
+    """Score some runs: each configuration once, at the median of its runs. Those that drop choices of experts are left out."""
     runs: dict[tuple[Workload, str | None, str | None], list[_Run]] = {}
     for measured in results:
         run, workload = measured.result.run, recorded_workload(measured.result.run)
         accelerator = find_accelerator(run.machine.accelerator)
         enough = run.outcome == "completed" and not run.mismatches and len(measured.result.steps) >= FEWEST_STEPS
+        enough = enough and not drops_choices(run, measured.metrics.dropped if measured.metrics else None)
         if workload is not None and accelerator is not None and enough:
             runs.setdefault((workload, run.routing, _split_attention(run)), []).append(
                 _Run(workload=workload, measured=measured, accelerator=accelerator)

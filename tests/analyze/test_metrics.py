@@ -117,6 +117,17 @@ def test_a_prediction_is_not_compared_with_a_run_that_drops_choices(capacity, dr
     assert ("86.0 GiB and the step were predicted without dropped choices" in line) is not compared
 
 
+@pytest.mark.parametrize(
+    ("norms", "exploded"),
+    [([1.4e12] * 5, True), ([1.4e12, 300.0, 80.0, 20.0, 20.0], False), ([2e7] * 5, False), ([None] * 5, False)],
+)
+def test_gradients_that_no_model_has_are_noted_and_the_speed_counts(norms, exploded):
+    steps = [dataclasses.replace(step, grad_norm=norm) for step, norm in zip(steps_of([4.0] * 5), norms, strict=True)]
+    metrics = run_metrics(RUN, steps, options=KEEP)
+    assert any("the median gradient norm is 1.4e+12" in warning for warning in metrics.warnings) is exploded
+    assert metrics.tokens_per_second_per_gpu.value == 128 * 2048 / 4 / 8
+
+
 def test_the_sparse_peak_halves_mfu():
     dense = run_metrics(RUN, steps_of([4.0] * 3), options=KEEP).mfu.value
     sparse = run_metrics(RUN, steps_of([4.0] * 3), options=MetricOptions(warmup=0, peak="sparse")).mfu.value

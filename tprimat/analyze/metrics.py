@@ -73,6 +73,9 @@ NOTABLE_DRIFT = 0.005
 """Relative change of step time over a window that is worth a warning; long runs show smaller trends, which are irrelevant."""
 STATED_TOLERANCE = 0.02
 """Tolerated between a stated throughput and ours: another choice of warm-up steps makes a percent or two."""
+EXPLODED = 1e8
+"""A gradient norm that no sound training has in most of its steps. Models that start at random have up to 300, later about 1;
+even the gradient of a sum over 16 million tokens, where others take the mean, then has less than this."""
 OF_MACHINE = ("thermal", "hot", "brake", "slowdown")
 """Throttle reasons of NVML and AMD SMI that are a state of the machine, which another day may not have."""
 THROTTLING = (*OF_MACHINE, "power", "cap")
@@ -344,10 +347,20 @@ def _warnings(run: RunRecord, steps: Sequence[StepRecord], steady: Sequence[Step
         )
     if not_finite := sum(not step.finite for step in steady):
         found.append(f"{not_finite} of {window.steps} steady steps have a skipped update, or a loss or norm that is not finite")
+    found += _exploded(steady)
     found += cautions(run.evidence)
     if run.clock == "framework":
         found.append("step times are the framework's own, not measured at the end of each step")
     return tuple(found)
+
+
+def _exploded(steady: Sequence[StepRecord]) -> list[str]:
+    """Warn of gradients that no model has, which clipping hides from the loss. Single steps may have them."""
+    norms = [step.grad_norm for step in steady if step.grad_norm is not None]
+    usual = statistics.median(norms) if norms else 0.0
+    if usual <= EXPLODED:
+        return []
+    return [f"the median gradient norm is {usual:.1e}, as in no sound training: the speed counts, but the model learns wrongly"]
 
 
 def _first_stretch(

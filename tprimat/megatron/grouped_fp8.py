@@ -10,8 +10,8 @@ reaches the largest number of the type. Then e4m3 has range enough for gradients
 A weight is converted both ways once a step, and both copies stay. wgrad, a third of the products, remains in bf16, from rows kept
 in bf16: it sums over the tokens of each expert, and 8-bit products take only multiples of 16 of them.
 
-Unlike dgrad in fp8.py, dgrad here leaves its partial sums to the matrix unit's own precision (fp8.multiply), because torch's
-grouped product moves them to fp32 slowly. Its sums are as long as an expert or a token is wide; those of wgrad would be longer.
+Unlike dgrad in fp8.py, dgrad here leaves its partial sums to the matrix unit's own precision (fp8.multiply), as forward
+products do. Its sums are as long as an expert or a token is wide; those of wgrad would be longer.
 """
 
 import torch

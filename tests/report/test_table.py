@@ -173,3 +173,24 @@ def test_text_from_files_ends_no_cell_and_becomes_no_link(text, written):
     page = table(("name", "n"), [(text, "1")])
     assert len(page.splitlines()) == 3
     assert text.replace("\n", " ") in markdown_as_text(page)
+
+
+def test_names_leave_out_what_is_equal_within_their_own_table():
+    found, _ = load_results([ENGINE.parent / "moe" / "natural"])
+    measured = [measure(result, MetricOptions()) for result in found if result.run.engine == "megatron"]
+    full = [
+        dataclasses.replace(
+            one, result=dataclasses.replace(one.result, run=dataclasses.replace(one.result.run, expert_capacity=1.25))
+        )
+        for one in measured
+    ]
+    groups = group_runs([*measured, *full])
+    assert len({group.label for group in groups}) == 4
+    assert any("expert capacity 1.25" in group.label for group in groups)
+    blocks = winner.blocks(groups).split("\n\nqwen3_moe ")
+    assert len(blocks) == 2
+    for block in blocks:
+        heading, *rest = block.splitlines()
+        assert re.search(r"expert capacity (unlimited|1\.25),", heading)
+        rule = next(number for number, line in enumerate(rest) if line.startswith("----"))
+        assert [line.split("  ")[0] for line in rest[rule + 1 :]] == ["megatron", "megatron with Transformer Engine"]

@@ -100,6 +100,8 @@ class Group:
     kind: Kind
     """Origin, the value of each of TRAITS, and the file of a run that does not record what it is."""
     runs: tuple[Measured, ...]
+    parts: tuple[tuple[str, str], ...] = ()
+    """Key of a trait, origin or file -> its words, in the label's order; none where the label is no trait's."""
 
     @property
     def run(self) -> RunRecord:
@@ -506,7 +508,10 @@ def group_runs(measured: Sequence[Measured], origin: Origin | None = None) -> li
         if item.not_counted is None and item.metrics is not None:
             kinds.setdefault(kind_of(item.result, origin), []).append(item)
     labels = _labels(list(kinds), 0 if origin is None else 1)
-    return [Group(label=label, kind=kind, runs=tuple(runs)) for label, (kind, runs) in zip(labels, kinds.items(), strict=True)]
+    return [
+        Group(label=" ".join(words for _, words in parts), kind=kind, runs=tuple(runs), parts=parts)
+        for parts, (kind, runs) in zip(labels, kinds.items(), strict=True)
+    ]
 
 
 def kind_of(result: RunResult, origin: Origin | None) -> Kind:
@@ -517,8 +522,12 @@ def kind_of(result: RunResult, origin: Origin | None) -> Kind:
     return ("" if origin is None else f"{origin(result)}:", *(trait.label(run) for trait in TRAITS.values()), file)
 
 
-def _labels(kinds: Sequence[Kind], prefixes: int) -> list[str]:
-    """Label each kind by model and accelerator, adding a further trait only where it distinguishes two groups."""
+def _labels(kinds: Sequence[Kind], prefixes: int) -> list[tuple[tuple[str, str], ...]]:
+    """Label each kind by model and accelerator, adding a further trait only where it distinguishes two groups.
+
+    Returns:
+        Key -> words of each part of each label.
+    """
     names = ["origin", *TRAITS, "file"]
     shown = [*range(prefixes), names.index("model"), names.index("accelerator")]
     for index in range(1, len(names)):
@@ -532,7 +541,7 @@ def _labels(kinds: Sequence[Kind], prefixes: int) -> list[str]:
     others = [tuple(kind[i] for i in shown if i not in lists) for kind in kinds]
     words = {i: [str(kind[i]) for kind in kinds] for i in shown}
     words |= {i: _distinctive_parts(words[i], others) for i in lists & words.keys()}
-    return [" ".join(filter(None, (words[i][place] for i in sorted(shown)))) for place in range(len(kinds))]
+    return [tuple((names[i], words[i][place]) for i in sorted(shown) if words[i][place]) for place in range(len(kinds))]
 
 
 def _distinctive_parts(lists: Sequence[str], others: Sequence[Kind]) -> list[str]:

@@ -1,6 +1,5 @@
 """Say which configuration of a workload is fastest: in a sentence, and in a table sorted by speed."""
 
-import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
@@ -84,32 +83,30 @@ def proven(ranking: Ranking) -> bool:
     return ranking.lead is not None and ranking.lead.outcome == "faster"
 
 
-def shared_words(groups: Sequence[Group]) -> list[str]:
-    """Return the words with which the labels of all groups begin; of a single group its model and accelerator."""
-    labels = [group.label.split(" ") for group in groups]
-    if len(labels) == 1:
-        words = f"{TRAITS['model'].label(groups[0].run)} {TRAITS['accelerator'].label(groups[0].run)}".split(" ")
-        return words if labels[0][: len(words)] == words else []
-    same = (len(set(words)) == 1 for words in zip(*labels, strict=False))
-    shared = [labels[0][index] for index, _ in enumerate(itertools.takewhile(bool, same))]
-    for trait in TRAITS.values():  # 'micro-batch' of 'micro-batch 4' is not shared by itself
-        parts = trait.label(groups[0].run).split(" ")
-        cut = next((size for size in range(1, len(parts)) if shared[-size:] == parts[:size]), 0)
-        shared = shared[: len(shared) - cut]
-    return shared
+def shared_parts(groups: Sequence[Group]) -> dict[str, str]:
+    """Return the parts that the labels of all groups have, by trait; of a single group its model and accelerator."""
+    first = dict(groups[0].parts)
+    if len(groups) == 1:
+        return {key: words for key, words in first.items() if key in {"model", "accelerator"}}
+    return {key: words for key, words in first.items() if all((key, words) in group.parts for group in groups)}
 
 
 def short_names(groups: Sequence[Group]) -> dict[int, str]:
-    """Return the labels of groups by identity, without the words that they share."""
-    common = len(shared_words(groups))
-    return {id(group): " ".join(group.label.split(" ")[common:]) or group.run.strategy or group.label for group in groups}
+    """Return the labels of groups by identity, without the parts that they share."""
+    shared = shared_parts(groups)
+    names = {id(group): " ".join(words for key, words in group.parts if key not in shared) for group in groups}
+    return {id(group): names[id(group)] or group.run.strategy or group.label for group in groups}
+
+
+IN_HEADINGS = ("gpus", "tokens", "sequence", "dtype")
+"""Traits that a heading names apart from the label."""
 
 
 def heading(ranking: Ranking) -> str:
     """Name what the configurations of a ranking share: model, accelerator, GPUs, tokens, sequence length, dtype."""
     run, tokens = ranking.best.run, tokens_per_step(ranking.best.run)
     facts = {
-        "": " ".join(shared_words(ranking.groups)) or run.model,
+        "": " ".join(words for key, words in shared_parts(ranking.groups).items() if key not in IN_HEADINGS) or run.model,
         "gpus": ranks(run),
         "tokens": f"{units.count(tokens)} tokens a step" if tokens else None,
         "sequence": f"sequence {units.count(run.sequence_tokens)}" if run.sequence_tokens else None,

@@ -72,7 +72,7 @@ def _workload(answer: Answer, rates: Rates) -> str:
     question = answer.question
     work = f"{units.count(question.global_batch)} x {units.count(question.sequence_tokens)} tokens a step"
     known = time_error(question.shape, question.implementation, question.precision, rates)
-    error = "such models took longer" if known is None else f"nine in ten steps were within {units.percent(known, 0)}"
+    error = "such steps took longer" if known is None else f"nine in ten steps were within {units.percent(known, 0)}"
     return f"{work} · {question.precision} · {question.implementation.name} · predicted, not measured: {error}"
 
 

@@ -109,7 +109,7 @@ def _rates_before(run: Measured) -> str | None:
 
 
 def _foretold(group: str, name: str, rates: str | None, runs: Sequence[Measured]) -> list[tuple[Score, Score]]:
-    """Return memory and time that were predicted by some rates before each of some like runs and measured in it, at their medians.
+    """Return memory and time that were predicted by some rates before like runs and measured in them, at their medians.
 
     Memory is what was reserved where a framework prints no other.
     """

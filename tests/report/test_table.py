@@ -88,7 +88,7 @@ def comparison_of(*places):
 
 def test_the_winner_comes_first_and_each_workload_is_sorted_by_speed():
     out = text(comparison_of(ENGINE.parent / "repeated")).splitlines()
-    assert out[0] == "llama H200 SXM, 4 GPUs, 131,072 tokens a step, sequence 2,048, bf16"
+    assert out[0] == "llama H200 SXM, llama-3.1-8b, 4 GPUs, 131,072 tokens a step, sequence 2,048, bf16"
     assert re.fullmatch(r"dp_mbs4 is fastest: 9\.\d % \[8\.\d, 9\.\d\] ahead of the next, tp2_mbs4", out[1])
     assert out[2].startswith("They differ in strategy, layout, micro-batch (4 | 1), options (overlap_tensor_parallel)")
     names = [line.split()[0] for line in out[6:12]]

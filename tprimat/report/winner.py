@@ -108,8 +108,10 @@ def short_names(groups: Sequence[Group]) -> dict[int, str]:
 def heading(ranking: Ranking) -> str:
     """Name what the configurations of a ranking share: model, accelerator, GPUs, tokens, sequence length, dtype."""
     run, tokens = ranking.best.run, tokens_per_step(ranking.best.run)
+    shapes = {group.run.shape.name for group in ranking.groups if group.run.shape is not None}
     facts = {
         "": " ".join(shared_words(ranking.groups)) or run.model,
+        "shape": shapes.pop() if len(shapes) == 1 else None,
         "gpus": ranks(run),
         "tokens": f"{units.count(tokens)} tokens a step" if tokens else None,
         "sequence": f"sequence {units.count(run.sequence_tokens)}" if run.sequence_tokens else None,

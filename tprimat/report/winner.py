@@ -13,13 +13,18 @@ from tprimat.records.schema import Estimate
 from tprimat.report.catalogue import (
     COST,
     CPU_CAUTION,
+    DROPPED,
     ENERGY,
+    EXPERT_LOAD,
     FLOPS,
     LOSS,
     MATMUL_SHARE,
+    MEMORY_ERROR,
     MFU,
     PEAK_MEMORY,
+    RANK_LOAD,
     RUNS,
+    STEP_ERROR,
     STEP_TIME,
     STEPS,
     TOKENS,
@@ -30,7 +35,24 @@ from tprimat.report.screen import PLAIN, Painted, Screen
 from tprimat.report.tables import columns, with_interval
 
 VS_BEST = "vs fastest"
-DROPPED_FIRST = (STEPS, FLOPS, LOSS, ENERGY, RUNS, STEP_TIME, MATMUL_SHARE, COST, PEAK_MEMORY, MFU, TOKENS)
+DROPPED_FIRST = (
+    STEPS,
+    STEP_ERROR,
+    FLOPS,
+    MEMORY_ERROR,
+    LOSS,
+    EXPERT_LOAD,
+    ENERGY,
+    RUNS,
+    RANK_LOAD,
+    STEP_TIME,
+    MATMUL_SHARE,
+    COST,
+    DROPPED,
+    PEAK_MEMORY,
+    MFU,
+    TOKENS,
+)
 """Columns in the order in which a narrow terminal loses them."""
 NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?%?")
 MOST_NAMED = 2

@@ -138,7 +138,7 @@ def test_the_error_that_plans_state_is_that_of_the_ledger():
         mixtures = [score for score in found if "mixtures" in score.group]
         longer = [score for score in mixtures if not measured or "bf16, embedded" not in score.group]
         assert longer
-        assert all(score.error < -0.15 for score in longer), "plans say that they took longer than predicted"
+        assert all(score.error < -0.1 for score in longer), "plans say that they took longer than predicted"
         assert all(abs(score.error) < TIME_ERROR[measured] for score in mixtures if score not in longer)
 
 

@@ -247,25 +247,49 @@ def document(row: Row) -> dict:
 def parser() -> argparse.ArgumentParser:
     """Return the flags."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path("output/engine-speed"))
     parser.add_argument(
-        "--only", help="comma-separated names, or patterns as moe_*: " + ", ".join(layout.name for layout in LAYOUTS)
+        "--output",
+        type=Path,
+        metavar="FOLDER",
+        default=Path("output/engine-speed"),
+        help="for records and table (output/engine-speed)",
     )
-    parser.add_argument("--steps", type=int, default=14)
+    parser.add_argument(
+        "--only", help="comma-separated names, or patterns such as 'moe_*': " + ", ".join(layout.name for layout in LAYOUTS)
+    )
+    parser.add_argument("--steps", type=int, metavar="N", default=14, help="optimizer steps of each run (14)")
     parser.add_argument(
         "--rounds", type=int, choices=range(1, 100), metavar="N", default=1, help="runs of each layout by each program (1)"
     )
-    parser.add_argument("--engine", default=EMBEDDED)
-    parser.add_argument("--against", metavar="NAME[,NAME]", help=f"of {', '.join(FINDERS)}, or none (what is installed)")
-    parser.add_argument("--nemo-python", type=Path, metavar="PATH", help="that has NeMo (.venv-nemo/bin/python, else this one)")
+    parser.add_argument("--engine", metavar="NAME", default=EMBEDDED, help=f"what is measured ({EMBEDDED})")
+    parser.add_argument("--against", metavar="NAME[,NAME]", help=f"peers: {', '.join(FINDERS)}, or none (all that are installed)")
+    parser.add_argument(
+        "--nemo-python", type=Path, metavar="PATH", help="the Python with NeMo (.venv-nemo/bin/python, else this one)"
+    )
     parser.add_argument("--resume", action="store_true", help="keep the runs that ended, and make the others")
     parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="start no run that would end later")
-    parser.add_argument("--peer-steps", type=int, default=20, help="of torchtitan, which takes longer to reach its speed (20)")
+    parser.add_argument(
+        "--peer-steps", type=int, metavar="N", default=20, help="steps of torchtitan, which takes longer to reach its speed (20)"
+    )
     parser.add_argument("--platform", choices=("nvidia", "amd", "cpu"), help="default: what this machine is")
-    parser.add_argument("--gpus", type=int, help="use fewer than there are; on a CPU, processes")
+    parser.add_argument("--gpus", type=int, metavar="N", help="use fewer than there are; on a CPU, processes")
     parser.add_argument("--equal-work", action="store_true", help="scale the global batches, meant for 4 GPUs, to those here")
-    parser.add_argument("--probes", type=Path, action="append", default=[], help="of this machine, for the predictions")
-    parser.add_argument("--set", action="append", default=[], dest="settings", metavar="KEY=VALUE")
+    parser.add_argument(
+        "--probes",
+        type=Path,
+        action="append",
+        metavar="FOLDER",
+        default=[],
+        help="results of `tprimat probe` here, for predictions",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="settings",
+        metavar="KEY=VALUE",
+        help="override a key of config.yaml in every run",
+    )
     return parser
 
 

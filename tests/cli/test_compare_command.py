@@ -47,7 +47,7 @@ def test_two_machines_give_a_table_a_verdict_and_a_picture(tmp_path):
     done = compare("--results-dir", RUNS / "h100", "--results-dir", RUNS / "mi300x", cwd=tmp_path)
     assert done.returncode == 0
     head, verdict = done.stdout.splitlines()[:2]
-    assert head == "llama, 8 GPUs, 262,144 tokens a step, sequence 2,048, bf16"
+    assert head == "llama, llama-3.1-8b, 8 GPUs, 262,144 tokens a step, sequence 2,048, bf16"
     lead = r"1\d\.\d % \[1\d\.\d, 1\d\.\d\]"
     assert re.fullmatch(
         rf"MI300X minimal_communication is fastest: {lead} ahead of the next, H100 SXM minimal_communication.*", verdict
@@ -151,7 +151,7 @@ def test_the_trait_that_is_the_question_is_named_and_does_not_forbid(tmp_path):
     arguments = ("--results-dir", tmp_path, "--output", tmp_path / "c.svg")
     assert "Not compared with the workload above, because they differ: dtype that ran" in compare(*arguments).stdout
     done = compare(*arguments, "--varying", "DType")
-    assert "llama H100 SXM, 8 GPUs, 262,144 tokens a step, sequence 2,048\n" in done.stdout
+    assert "llama H100 SXM, llama-3.1-8b, 8 GPUs, 262,144 tokens a step, sequence 2,048\n" in done.stdout
     assert "Varied: fp8 against bf16." in done.stdout
     assert "No winner: " in done.stdout
     assert any(
@@ -275,6 +275,7 @@ def test_every_run_failed_is_said_and_draws_nothing(tmp_path):
     done = compare("--results-dir", RUNS / "h100" / "runs" / "h100-qwen-oom", cwd=tmp_path)
     assert done.returncode == 1
     assert "Not counted: h100-qwen-oom: out_of_memory" in done.stdout
+    assert "No run counts, so there is nothing to compare." in done.stdout
     assert not (tmp_path / "compare.png").exists()
 
 

@@ -107,6 +107,19 @@ def test_memory_on_h200():
     assert found.within_5 > 0.95
 
 
+def test_predictions_by_probes_and_by_published_figures_are_rows_of_their_own():
+    rows = [
+        time
+        for _, time in ledger().foretold
+        if (time.name, time.group)
+        == ("qwen3-30b-a3b-12-layers EP2 DP2 MBS2 s4096 natural routing", "H200 SXM, bf16, embedded, mixtures")
+    ]
+    errors_by_rates = {row.rates: row.error for row in rows}
+    assert len(rows) == len(errors_by_rates) == 2
+    assert errors_by_rates["probes of H200 SXM"] == pytest.approx(-0.08, abs=0.01)
+    assert errors_by_rates["published figures of H200 SXM"] == pytest.approx(-0.20, abs=0.01)
+
+
 def test_memory_of_megatrons_tests():
     memory, time, answered = score_rows(read_rows(GOLDENS))
     assert [score.name for score in time if score.group == LARGE_MODELS] == [score.name for score in time if "_7b_" in score.name]

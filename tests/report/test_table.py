@@ -12,6 +12,7 @@ from tprimat.analyze.metrics import MetricOptions
 from tprimat.records.discover import load_results
 from tprimat.records.schema import Estimate
 from tprimat.report import winner
+from tprimat.report.catalogue import COLUMNS
 from tprimat.report.comparison import Comparison, rows_of, sentence, text
 from tprimat.report.screen import Screen
 from tprimat.report.tables import escaped, markdown_as_text, table
@@ -88,7 +89,7 @@ def comparison_of(*places):
 
 def test_the_winner_comes_first_and_each_workload_is_sorted_by_speed():
     out = text(comparison_of(ENGINE.parent / "repeated")).splitlines()
-    assert out[0] == "llama H200 SXM, 4 GPUs, 131,072 tokens a step, sequence 2,048, bf16"
+    assert out[0] == "llama H200 SXM, llama-3.1-8b, 4 GPUs, 131,072 tokens a step, sequence 2,048, bf16"
     assert re.fullmatch(r"dp_mbs4 is fastest: 9\.\d % \[8\.\d, 9\.\d\] ahead of the next, tp2_mbs4", out[1])
     assert out[2].startswith("They differ in strategy, layout, micro-batch (4 | 1), options (overlap_tensor_parallel)")
     names = [line.split()[0] for line in out[6:12]]
@@ -145,6 +146,14 @@ def test_a_comparison_fits_the_terminal_and_breaks_no_number(width):
     assert "11,436 [11,400, 11,472]" in plain
     assert "11,436 [11,400, 11,472]" in fitted
     assert ("not shown here: " in fitted) == (width < 160)
+
+
+def test_a_narrow_terminal_loses_predictions_and_loads_before_rates():
+    comparison = comparison_of(ENGINE.parent / "moe" / "natural" / "engine", ENGINE.parent / "moe" / "capacity")
+    fitted = text(comparison, Screen(width=100))
+    assert "tokens/s/GPU" in fitted
+    assert all("tokens/s/GPU" not in line for line in fitted.splitlines() if line.startswith("not shown here: "))
+    assert set(COLUMNS) == set(winner.DROPPED_FIRST)
 
 
 def test_colour_marks_the_winner_and_changes_no_text():

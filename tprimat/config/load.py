@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import difflib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,6 +21,13 @@ from tprimat.facts.models import ModelShape
 T = TypeVar("T")
 
 TINY = ("training", "tiny")
+NAMES_BELOW = {
+    "platforms": ("PLATFORM",),
+    "platform_optimizations": ("PLATFORM",),
+    "models": ("MODEL",),
+    "parallelism": ("STRATEGY", "MODEL", "PLATFORM"),
+}
+"""Key -> what the keys below it name, level by level."""
 DEFAULT_FILE = (Path(__file__).parent.parent / "data" / "config.yaml").resolve()
 """In a checkout a link to the config.yaml at the top; in a wheel a copy of it."""
 DEFAULT_STRATEGY = "minimal_communication"
@@ -279,7 +286,7 @@ def _sentences(path: KeyPath, details: Sequence[ErrorDetails]) -> tuple[str, str
     if detail["type"] == "unexpected_keyword_argument":
         known = _known_keys(path[:-1])
         close = difflib.get_close_matches(path[-1], known, n=1)
-        fix = f"{close[0]}" if close else f"one of: {', '.join(known)}"
+        fix = close[0] if close else " or ".join(_places_of(path[-1])) or f"one of: {', '.join(known)}"
         return f"{path[-1]} is not a key of {'.'.join(path[:-1]) or 'the configuration'}.", None, fix
     if detail["type"] in {"missing", "missing_argument", "missing_keyword_only_argument"}:
         return f"{key} is missing.", "It has no default.", f"add {path[-1]}: ..."
@@ -320,6 +327,19 @@ def _known_keys(path: KeyPath) -> list[str]:
     for key in (TINY[0], *path[2:]) if path[:2] == TINY else path:
         kind = _field_type(kind, key)
     return [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
+
+
+def _places_of(key: str, path: KeyPath = (), kind: Any = Config, names: KeyPath = ()) -> Iterator[str]:
+    """Yield where a key belongs, with capitals for the names that a reader fills in."""
+    if len(get_args(kind)) == 2:
+        yield from _places_of(key, (*path, *names[:1]), _field_type(kind, ""), names[1:])
+    elif dataclasses.is_dataclass(kind):
+        for field in dataclasses.fields(kind):
+            place = (*path, field.name)
+            if field.name == key:
+                yield ".".join(place)
+            else:
+                yield from _places_of(key, place, _field_type(kind, field.name), NAMES_BELOW.get(field.name, ("NAME",)))
 
 
 def _field_type(kind: Any, key: str) -> Any:

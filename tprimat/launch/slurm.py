@@ -160,4 +160,8 @@ def ask(*command: str) -> str:
     text = " ".join(re.sub(r"^\w+: error: ", "", line) for line in done.stderr.splitlines() if line.strip())
     if "Invalid job id" in text:
         raise UnknownJobError(f"SLURM does not know the job: {text}")
-    raise LaunchError(f"{command[0]} failed: {text or f'exit status {done.returncode}'}.", where=shlex.join(command))
+    raise LaunchError(
+        f"{command[0]} failed: {text or f'exit status {done.returncode}'}.",
+        where=shlex.join(command),
+        fix="start this where `sinfo` answers; cluster.slurm in config.yaml names partition, account and time",
+    )

@@ -25,6 +25,8 @@ class Score:
     layout: str = ""
     workload: str = ""
     """Rows of one workload differ in their layouts only."""
+    rates: str | None = None
+    """Where the rates of a step's prediction came from; None: unknown, or memory."""
 
     @property
     def error(self) -> float:

@@ -80,10 +80,11 @@ def foretold_rows(scores: Sequence[tuple[Score, Score]]) -> str:
             units.signed_percent(memory.error),
             units.si(time.measured, "s"),
             units.signed_percent(time.error),
+            (time.rates or units.ABSENT).split(" of ")[0],
         ]
         for memory, time in scores
     ]
-    return table(["configuration", "group", "memory", "error", "step", "error"], rows, left=2)
+    return table(["configuration", "group", "memory", "error", "step", "error", "step predicted from"], rows, left=2)
 
 
 def rate_rows(scores: Sequence[Score]) -> str:

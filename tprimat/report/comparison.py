@@ -63,6 +63,13 @@ def text(comparison: Comparison, screen: Screen = PLAIN) -> str:
         caveats = winner.caveats(comparison.groups, notes(comparison), comparison.question)
         lines += [screen.prose(line, 2, "quiet") for line in caveats]
     lines += [screen.prose(line, 2, "refused") for line in _not_counted(comparison)]
+    if comparison.not_counted and not comparison.groups:
+        lines += [
+            "",
+            screen.prose(
+                "No run counts, so there is nothing to compare. ./benchmark.py --resume makes interrupted runs again.", 2
+            ),
+        ]
     return "\n".join(lines) + "\n"
 
 

@@ -12,13 +12,18 @@ from tprimat.records.schema import Estimate
 from tprimat.report.catalogue import (
     COST,
     CPU_CAUTION,
+    DROPPED,
     ENERGY,
+    EXPERT_LOAD,
     FLOPS,
     LOSS,
     MATMUL_SHARE,
+    MEMORY_ERROR,
     MFU,
     PEAK_MEMORY,
+    RANK_LOAD,
     RUNS,
+    STEP_ERROR,
     STEP_TIME,
     STEPS,
     TOKENS,
@@ -29,7 +34,24 @@ from tprimat.report.screen import PLAIN, Painted, Screen
 from tprimat.report.tables import columns, with_interval
 
 VS_BEST = "vs fastest"
-DROPPED_FIRST = (STEPS, FLOPS, LOSS, ENERGY, RUNS, STEP_TIME, MATMUL_SHARE, COST, PEAK_MEMORY, MFU, TOKENS)
+DROPPED_FIRST = (
+    STEPS,
+    STEP_ERROR,
+    FLOPS,
+    MEMORY_ERROR,
+    LOSS,
+    EXPERT_LOAD,
+    ENERGY,
+    RUNS,
+    RANK_LOAD,
+    STEP_TIME,
+    MATMUL_SHARE,
+    COST,
+    DROPPED,
+    PEAK_MEMORY,
+    MFU,
+    TOKENS,
+)
 """Columns in the order in which a narrow terminal loses them."""
 NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?%?")
 MOST_NAMED = 2
@@ -105,8 +127,10 @@ IN_HEADINGS = ("gpus", "tokens", "sequence", "dtype")
 def heading(ranking: Ranking) -> str:
     """Name what the configurations of a ranking share: model, accelerator, GPUs, tokens, sequence length, dtype."""
     run, tokens = ranking.best.run, tokens_per_step(ranking.best.run)
+    shapes = {group.run.shape.name for group in ranking.groups if group.run.shape is not None}
     facts = {
         "": " ".join(words for key, words in shared_parts(ranking.groups).items() if key not in IN_HEADINGS) or run.model,
+        "shape": shapes.pop() if len(shapes) == 1 else None,
         "gpus": ranks(run),
         "tokens": f"{units.count(tokens)} tokens a step" if tokens else None,
         "sequence": f"sequence {units.count(run.sequence_tokens)}" if run.sequence_tokens else None,

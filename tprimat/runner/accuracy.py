@@ -84,7 +84,8 @@ def score_runs(results: Sequence[Measured], probes: Sequence[Path]) -> Ledger:
     for (workload, *_), same in runs.items():
         first = same[0]
         group, name = _group(first), _name(first)
-        foretold += _foretold(group, name, [one.measured for one in same])
+        for rates in dict.fromkeys(_rates_before(one.measured) for one in same):
+            foretold += _foretold(group, name, rates, [one.measured for one in same if _rates_before(one.measured) == rates])
         memory += _memory_score(group, name, workload, [one.measured for one in same])
         seconds = [one.measured.metrics.step_seconds.value for one in same if one.measured.metrics]
         if not seconds:
@@ -103,8 +104,13 @@ def score_runs(results: Sequence[Measured], probes: Sequence[Path]) -> Ledger:
     return Ledger(memory=tuple(memory), time=tuple(with_factors(time)), time_without_probes=tuple(bare), foretold=tuple(foretold))
 
 
-def _foretold(group: str, name: str, runs: Sequence[Measured]) -> list[tuple[Score, Score]]:
-    """Return memory and time that were predicted before each of some like runs and measured in it, at their medians.
+def _rates_before(run: Measured) -> str | None:
+    """Return where the rates came from by which a run was predicted before it started."""
+    return run.result.run.prediction.rates if run.result.run.prediction else None
+
+
+def _foretold(group: str, name: str, rates: str | None, runs: Sequence[Measured]) -> list[tuple[Score, Score]]:
+    """Return memory and time that were predicted by some rates before like runs and measured in them, at their medians.
 
     Memory is what was reserved where a framework prints no other.
     """
@@ -134,6 +140,7 @@ def _foretold(group: str, name: str, runs: Sequence[Measured]) -> list[tuple[Sco
                 group=group,
                 measured=median(metrics.step_seconds.value for _, metrics in told),
                 predicted=median(prediction.step_seconds or 0.0 for prediction, _ in told),
+                rates=rates,
             ),
         )
     ]

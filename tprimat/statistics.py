@@ -331,8 +331,10 @@ def mean_interval(values: Array, confidence: float = CONFIDENCE, least_inflation
 BETWEEN_RUNS = 0.004
 """Relative standard deviation between runs of one configuration on one machine, where a single run shows none: from our
 records on H200 (docs/statistics.md), and a guess for any other machine."""
+BETWEEN_RUNS_OF_MIXTURES = 0.07
+"""The same of mixtures of experts, whose routing differs from run to run."""
 BETWEEN_RUNS_FREEDOM = 10
-"""Degrees of freedom that BETWEEN_RUNS is given: fewer than the records have, since they are of one kind of machine."""
+"""Degrees of freedom that both are given: fewer than the records have, since they are of one kind of machine."""
 FEWEST_RUNS = 3
 """On each side, to call one configuration faster than another."""
 
@@ -355,11 +357,13 @@ def rate_of(tokens: Array, seconds: Array) -> Rate:
     return Rate(log=math.log(ratio), error=error, freedom=freedom)
 
 
-def ratio_of_rates(first: Sequence[Rate], second: Sequence[Rate], confidence: float = CONFIDENCE) -> Interval:
+def ratio_of_rates(
+    first: Sequence[Rate], second: Sequence[Rate], confidence: float = CONFIDENCE, assumed: float = BETWEEN_RUNS
+) -> Interval:
     """Return the throughput of the second group of runs over the first, with an interval on the log scale.
 
     With two runs or more on each side: Student's for two means of equal variance, from the spread between runs alone. With a
-    single run, the variance of a run is what its steps show plus BETWEEN_RUNS squared, updated by the runs of the other side
+    single run, the variance of a run is what its steps show plus `assumed` squared, updated by the runs of the other side
     (Gelman et al., Bayesian Data Analysis, 3rd edition, section 2.6); degrees of freedom by Satterthwaite (1946,
     doi:10.2307/3002019). Then there is no interval where a run has a single step.
     """
@@ -371,7 +375,7 @@ def ratio_of_rates(first: Sequence[Rate], second: Sequence[Rate], confidence: fl
     if min(runs) > 1:
         variance, freedom = squares / spare * (1 / runs[0] + 1 / runs[1]), float(spare)
     else:
-        parts = _variances(first, second, squares, spare)
+        parts = _variances(first, second, squares, spare, assumed)
         if parts is None:
             return Interval(value=math.exp(centre), low=None, high=None)
         variance = sum(part for part, _ in parts)
@@ -380,7 +384,9 @@ def ratio_of_rates(first: Sequence[Rate], second: Sequence[Rate], confidence: fl
     return Interval(value=math.exp(centre), low=math.exp(centre - arm), high=math.exp(centre + arm))
 
 
-def _variances(first: Sequence[Rate], second: Sequence[Rate], squares: float, spare: int) -> list[tuple[float, float]] | None:
+def _variances(
+    first: Sequence[Rate], second: Sequence[Rate], squares: float, spare: int, assumed: float
+) -> list[tuple[float, float]] | None:
     """Return each part of the variance of a log ratio with its degrees of freedom: steps of each run, and between runs."""
     parts: list[tuple[float, float]] = []
     for group in (first, second):
@@ -391,7 +397,7 @@ def _variances(first: Sequence[Rate], second: Sequence[Rate], squares: float, sp
     within = [rate.error**2 for group in (first, second) for rate in group if rate.error is not None]
     seen = max(0.0, squares - spare * sum(within) / len(within))
     freedom = BETWEEN_RUNS_FREEDOM + spare
-    between = (BETWEEN_RUNS_FREEDOM * BETWEEN_RUNS**2 + seen) / freedom
+    between = (BETWEEN_RUNS_FREEDOM * assumed**2 + seen) / freedom
     return [*parts, (between * (1 / len(first) + 1 / len(second)), float(freedom))]
 
 

@@ -179,6 +179,16 @@ def test_a_run_against_itself_shows_no_difference_and_says_how_little_one_run_pr
     assert judged.evidence.startswith("one run each: fewer than 3 a side")
 
 
+def test_single_runs_of_a_mixture_are_taken_to_differ_as_mixtures_do():
+    (run,) = recorded("h100", "llama-0")
+    dense = [run, slowed(run, 1.1, "slower")]
+    mixture = [changed(one, shape=model_shape("mixtral-8x7b"), routing="natural") for one in dense]
+    judged = verdict(*groups_of(*mixture))
+    assert verdict(*groups_of(*dense)).outcome == "these runs differ"
+    assert judged.outcome == "no difference shown"
+    assert "assumed to vary by 7.0 %" in judged.evidence
+
+
 def test_only_three_runs_a_side_show_one_configuration_to_be_faster():
     runs = recorded("mi300x")
     slow = [slowed(run, 1.02, f"slow-{number}") for number, run in enumerate(runs)]

@@ -21,7 +21,16 @@ from tprimat.analyze.parity import Parity, check_losses
 from tprimat.analyze.window import steady_steps
 from tprimat.errors import ConfigError
 from tprimat.records.schema import Estimate, RunRecord
-from tprimat.statistics import BETWEEN_RUNS, CONFIDENCE, FEWEST_RUNS, Rate, more_runs, rate_of, ratio_of_rates
+from tprimat.statistics import (
+    BETWEEN_RUNS,
+    BETWEEN_RUNS_OF_MIXTURES,
+    CONFIDENCE,
+    FEWEST_RUNS,
+    Rate,
+    more_runs,
+    rate_of,
+    ratio_of_rates,
+)
 
 Outcome = Literal["faster", "slower", "other loss", "held back", "these runs differ", "no difference shown", "refused"]
 
@@ -112,14 +121,16 @@ def verdict(baseline: Group, candidate: Group, question: Question = QUESTION) ->
     """Compare two groups of runs by the throughput of one GPU.
 
     Runs are the unit: the interval is that of their spread. With a single run on a side it assumes how far runs differ
-    (statistics.BETWEEN_RUNS). With fewer than statistics.FEWEST_RUNS the outcome speaks of these runs only.
+    (statistics.BETWEEN_RUNS, or BETWEEN_RUNS_OF_MIXTURES). With fewer than statistics.FEWEST_RUNS the outcome speaks of these
+    runs only.
     """
+    assumed = _assumed_spread(baseline, candidate)
     refusal = Verdict(
         baseline=baseline.label,
         candidate=candidate.label,
         outcome="refused",
         ratio=None,
-        evidence=_evidence(len(candidate.runs), len(baseline.runs)),
+        evidence=_evidence(len(candidate.runs), len(baseline.runs), assumed),
         traits=tuple(differing_traits(baseline.run, candidate.run, question.varying)),
         question=question,
         unrecorded=(*unrecorded(baseline.run, candidate.run), *_unread_clocks(baseline, candidate)),
@@ -130,7 +141,7 @@ def verdict(baseline: Group, candidate: Group, question: Question = QUESTION) ->
     first, second = _rates(baseline), _rates(candidate)
     if not first or not second:
         return refusal
-    ratio = ratio_of_rates(first, second, question.confidence)
+    ratio = ratio_of_rates(first, second, question.confidence, assumed)
     outcome: Outcome = "no difference shown"
     losses = check_losses(*([item.result for item in group.runs] for group in (baseline, candidate)))
     if ratio.low is not None and ratio.high is not None and not ratio.low <= 1 <= ratio.high:
@@ -174,11 +185,17 @@ def _rates(group: Group) -> list[Rate]:
     return found
 
 
-def _evidence(first: int, second: int) -> str:
+def _assumed_spread(*groups: Group) -> float:
+    """Return the relative standard deviation that single runs are assumed to have."""
+    mixture = any(group.run.shape is not None and group.run.shape.experts for group in groups)
+    return BETWEEN_RUNS_OF_MIXTURES if mixture else BETWEEN_RUNS
+
+
+def _evidence(first: int, second: int, spread: float) -> str:
     runs = "one run each" if first == second == 1 else f"{first} and {second} runs"
     if min(first, second) >= FEWEST_RUNS:
         return runs
-    assumed = f", and single runs are assumed to vary by {100 * BETWEEN_RUNS:.1f} %" if 1 in {first, second} else ""
+    assumed = f", and single runs are assumed to vary by {100 * spread:.1f} %" if 1 in {first, second} else ""
     return f"{runs}: fewer than {FEWEST_RUNS} a side{assumed}"
 
 

@@ -1,10 +1,18 @@
-"""What the embedded engine cannot combine with weights that are split over the replicas, before anything starts."""
+"""Weights that are split over the replicas: what the embedded engine cannot combine with them, and who says that they are."""
+
+from pathlib import Path
 
 import pytest
 
+from tprimat.analyze.metrics import run_metrics
 from tprimat.config.load import Setting, parse_setting, read_config
 from tprimat.engines.embedded import ENGINE
 from tprimat.plan.build import PlanRequest, build_plan
+from tprimat.records.discover import load_results
+from tprimat.report.summary import summary
+from tprimat.runner.run import announcement
+
+RECORDS = Path(__file__).resolve().parents[2] / "benchmarks" / "records" / "h200"
 
 OPTIONS = "platform_optimizations.nvidia.engine_options"
 LAYOUT = "parallelism.minimal_communication.llama.nvidia"
@@ -15,6 +23,10 @@ def place(*keys):
 
 
 def refusal(*changes, model="llama"):
+    return ENGINE.refusal(plan_of(*changes, model=model), place)
+
+
+def plan_of(*changes, model="llama"):
     settings = [parse_setting(change) for change in (f"{OPTIONS}.fully_shard=true", *changes)]
     request = PlanRequest(
         model=model,
@@ -29,7 +41,7 @@ def refusal(*changes, model="llama"):
         output_directory="/nowhere",
     )
     overlay = [*settings, Setting(("hardware", "platforms", "nvidia", "gpus_per_node"), 8, "test")]
-    return ENGINE.refusal(build_plan(read_config(settings=overlay, environment={}), request), place)
+    return build_plan(read_config(settings=overlay, environment={}), request)
 
 
 @pytest.mark.parametrize(
@@ -69,3 +81,11 @@ def test_a_mixture_of_experts_is_refused():
 )
 def test_what_goes_with_it_is_not_refused(change):
     assert refusal(change) is None
+
+
+def test_plan_and_summary_say_that_weights_are_split():
+    assert ", fully sharded, GradAccum" in announcement(plan_of())
+    assert "sharded" not in announcement(plan_of(f"{OPTIONS}.fully_shard=false"))
+    ((split, whole), _) = load_results([RECORDS / "fully-sharded" / "mbs4_full", RECORDS / "two-gpus" / "engine" / "dp_mbs4"])
+    texts = [summary([(one.run, run_metrics(one.run, one.steps), Path("log"))]) for one in (split, whole)]
+    assert ["weights split over 2" in text for text in texts] == [True, False]

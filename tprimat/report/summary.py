@@ -82,10 +82,12 @@ def _block(run: RunRecord, metrics: RunMetrics | str | None, log: Path) -> list[
     ranks = ("process" if gpus == 1 else "processes") if run.machine.platform == "cpu" else "GPU" if gpus == 1 else "GPUs"
     experts = f" EP={run.expert_parallel}" if run.expert_parallel not in {None, 1} else ""
     routing = f" · {run.routing} routing" if run.routing else ""
+    split = run.evidence.weights_split_over if run.evidence else None
+    sharded = f" · weights split over {split}" if split is not None and split > 1 else ""
     ranks = f"{units.count(gpus)} {ranks} ({run.machine.accelerator or units.ABSENT})"
     lines = [
         f"{run.model} · {run.strategy} · TP={run.tensor_parallel} PP={run.pipeline_parallel} DP={run.data_parallel}"
-        f"{experts}{routing} · {ranks} · {run.engine}, {run.matmul_dtype}"
+        f"{experts}{sharded}{routing} · {ranks} · {run.engine}, {run.matmul_dtype}"
     ]
     if run.outcome != "completed":
         lines += _labelled("outcome", run.outcome.replace("_", " "))

@@ -110,6 +110,7 @@ def announcement(plan: RunPlan) -> str:
     extra += f", {plan.routing} routing" if plan.routing else ""
     capacity = plan.moe_expert_capacity_factor
     extra += "" if capacity is None else f", expert capacity {capacity:g}"
+    extra += ", fully sharded" if plan.engine_options.fully_shard else ""
     accumulation = "auto" if batch.accumulation_steps is None else batch.accumulation_steps
     return (
         f"Using parallelism strategy: {plan.strategy}\n"

@@ -332,7 +332,7 @@ BETWEEN_RUNS = 0.004
 """Relative standard deviation between runs of one configuration on one machine, where a single run shows none: from our
 records on H200 (docs/statistics.md), and a guess for any other machine."""
 BETWEEN_RUNS_OF_MIXTURES = 0.07
-"""The same of mixtures of experts, whose routing differs from run to run."""
+"""The same of mixtures of experts, which differ much more in those records."""
 BETWEEN_RUNS_FREEDOM = 10
 """Degrees of freedom that both are given: fewer than the records have, since they are of one kind of machine."""
 FEWEST_RUNS = 3

@@ -1,6 +1,5 @@
 """The engine nemo before anything is started: what is missing is named, and the two lists of requirements agree."""
 
-import os
 import re
 import subprocess
 import sys
@@ -167,7 +166,6 @@ def test_transformer_engine_counts_when_it_can_be_imported(tmp_path, monkeypatch
         (package / "__init__.py").write_text(text)
         (package / "pytorch.py").write_text("")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(nemo, "TRANSFORMER_ENGINE", "pretend_engine")
     nemo.can_import.cache_clear()
@@ -175,32 +173,3 @@ def test_transformer_engine_counts_when_it_can_be_imported(tmp_path, monkeypatch
     assert (nemo.ENGINE.refusal(fp8, place) is None) is works
     assert nemo.ENGINE.refusal(plan_of(), place) is None
     nemo.can_import.cache_clear()
-
-
-TRY_IMPORTS = """
-from tprimat.engines.nemo import can_import
-print(can_import("pretend_engine.pytorch"))
-"""
-
-
-def test_an_import_that_succeeded_is_not_tried_again_until_a_file_changes(tmp_path):
-    package, tries = tmp_path / "pretend_engine", tmp_path / "tries"
-    package.mkdir()
-    counting = f"open({str(tries)!r}, 'a').write('x')\n"
-    (package / "__init__.py").write_text(counting)
-    (package / "pytorch.py").write_text("")
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}", "XDG_CACHE_HOME": str(tmp_path / "cache")}
-
-    def tried(**changes):
-        words = [sys.executable, "-c", TRY_IMPORTS]
-        done = subprocess.run(words, env={**environment, **changes}, capture_output=True, text=True, check=True)
-        return done.stdout.strip() == "True", len(tries.read_text())
-
-    assert tried() == (True, 1)
-    assert tried() == (True, 1)
-    assert tried(LD_LIBRARY_PATH="/elsewhere") == (True, 2)
-    (package / "pytorch.py").write_text("raise OSError('libcudnn.so.9: cannot open shared object file')")
-    assert tried() == (False, 3)
-    assert tried() == (False, 4)
-    (package / "pytorch.py").write_text("value = 1")
-    assert tried(XDG_CACHE_HOME="/proc/nowhere") == (True, 5)

@@ -251,12 +251,8 @@ def bytecode_cache(environment: Mapping[str, str] = os.environ) -> dict[str, str
     """
     if not environment.get("PYTHONDONTWRITEBYTECODE") or environment.get("PYTHONPYCACHEPREFIX"):
         return {}
-    return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(cache_folder(environment) / "bytecode")}
-
-
-def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return where TPrimat keeps what it would otherwise find out again."""
-    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tprimat"
+    cache = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(Path(cache) / "tprimat" / "bytecode")}
 
 
 WORKER_MODULES = ("torch", "megatron.core", "numpy")

@@ -3,20 +3,12 @@
 A recipe is a kind of model whose dimensions can be set; its kind of layer cannot.
 """
 
-import hashlib
-import json
 import os
-import platform
-import site
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, ClassVar
 
 from tprimat.engines.base import (
@@ -26,7 +18,6 @@ from tprimat.engines.base import (
     Where,
     WorkerEngine,
     bytecode_cache,
-    cache_folder,
     is_installed,
     refuse_bf16_states,
     refuse_fully_shard,
@@ -47,8 +38,6 @@ TRANSFORMER_ENGINE = "transformer_engine"
 INSTALL_TRANSFORMER_ENGINE = "pip install transformer-engine[pytorch], or NVIDIA's container nvcr.io/nvidia/nemo"
 IMPORT_SECONDS = 300.0
 """Time limit, for a cluster's cold disk."""
-IMPORT_GOOD_SECONDS = 8 * 3600.0
-"""How long a success is believed. Should it no longer hold, the record says what ran instead, and the run does not count."""
 LAYERS = "TPrimat sets a recipe's dimensions. Its layers stay as they are: RMSNorm, SwiGLU, rotary positions, no biases."
 RESCALING_RECIPES = ("llama31_", "llama32_")
 """Their models have Llama 3.1's rescaling of rotary frequencies (nemo/collections/llm/gpt/model/llama.py, Llama31Config)."""
@@ -122,17 +111,9 @@ def missing_modules() -> list[str]:
 
 @cache
 def can_import(name: str) -> bool:
-    """Return whether a module can be imported, which may fail even if it is installed.
-
-    It is tried in a process of its own. A success is good for some hours, as long as nothing is installed and no file of the
-    package changes: each of many short runs would otherwise wait for it.
-    """
+    """Return whether a module can be imported, which may fail even if it is installed. Tried in a process of its own."""
     if not is_installed(name.partition(".")[0]):
         return False
-    success = cache_folder() / "imports" / _circumstances(name)
-    with suppress(OSError):
-        if 0 <= time.time() - success.stat().st_mtime < IMPORT_GOOD_SECONDS:
-            return True
     try:
         done = subprocess.run(
             [sys.executable, "-c", f"import {name}"],
@@ -143,23 +124,7 @@ def can_import(name: str) -> bool:
         )
     except subprocess.TimeoutExpired:
         return False
-    if done.returncode == 0:
-        with suppress(OSError):
-            success.parent.mkdir(parents=True, exist_ok=True)
-            success.touch()
     return done.returncode == 0
-
-
-def _circumstances(name: str) -> str:
-    """Return a name for all that decides whether an import succeeds: machine, Python, search paths, and times of files."""
-    spec = find_spec(name.partition(".")[0])
-    packages = map(Path, spec.submodule_search_locations or ()) if spec else ()
-    files = [file for folder in packages for file in sorted(folder.iterdir()) if file.name != "__pycache__"]
-    installed = [Path(folder) for folder in (*site.getsitepackages(), site.getusersitepackages())]
-    times = [(str(path), path.stat().st_mtime_ns) for path in (*installed, *files) if path.exists()]
-    variables = [os.environ.get(variable) for variable in ("PYTHONPATH", "LD_LIBRARY_PATH")]
-    facts = [name, platform.node(), sys.executable, sys.version, variables, times]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
 def inexpressible(plan: RunPlan) -> LaunchError | None:

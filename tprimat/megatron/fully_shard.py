@@ -7,7 +7,7 @@ What is done: each of the data-parallel and context-parallel ranks keeps its row
 gradient and moments, divided by the ranks. A layer gathers its weights in bf16 before it computes and drops them afterwards, in
 both passes; so do the embedding, and the output layer together with the last norm. Their gradients are averaged over the ranks
 in fp32 after each micro-batch and added up as shards, so that no gradient of the whole model ever exists. The model is built on
-the meta device, without memory, and each rank draws its own rows.
+the meta device, without memory; then each rank draws one matrix after the other whole, and keeps its rows.
 
 Why it is right: a gathered weight is the rounded master, as Megatron's bf16 copy is, and the masters begin with the same rounded
 numbers. Tensors that autograd keeps stay valid, because fully_shard gathers into the same storage again. Gradients are averaged

@@ -81,7 +81,7 @@ class NemoCallback(BenchmarkCallback):
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Keep Lightning from copying weights and states to the host at the end: half a minute for 8 billion weights."""
+        """Keep Lightning from copying weights and states to the host at the end, where runs of 8 billion took half a minute."""
         super().on_train_end(trainer, pl_module)
         trainer.strategy.optimizers = []
         pl_module.cpu = lambda: pl_module

@@ -8,12 +8,13 @@ A block ends with <!-- end --> and begins with one of
 
 <!-- table ARGUMENTS -->     which follow ./compare.py --results-dir
 <!-- profile ARGUMENTS -->   which follow `tprimat trace --markdown`
-<!-- power FOLDER -->        mean power of each run in it
+<!-- power ARGUMENTS -->     which follow ./compare.py --results-dir: mean power of each configuration
 <!-- splits FILE -->         written by benchmarks/grouped_splits.py
 """
 
 import json
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -34,9 +35,14 @@ def table(arguments: str) -> str:
     """Return compare.py's table of some folders, without the verdicts that follow it."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "table.md"
-        command = [sys.executable, "compare.py", "--results-dir", *arguments.split(), "--output", str(output)]
-        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        compare(arguments, output)
         return without_lone_intervals(output.read_text(encoding="utf8").split("\n\n")[0]) + "\n"
+
+
+def compare(arguments: str, output: Path) -> None:
+    """Write what compare.py says of some folders, in the format that the file's name ends with."""
+    command = [sys.executable, "compare.py", "--results-dir", *arguments.split(), "--output", str(output)]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
 INTERVAL = re.compile(r" \[[^\]|]*\]")
@@ -56,15 +62,19 @@ def profile(arguments: str) -> str:
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip() + "\n"
 
 
-def power(folder: str) -> str:
-    """Return the mean power of the GPUs over the steady steps of each run in a folder: joules of a token by tokens a second."""
+def power(arguments: str) -> str:
+    """Return the mean power of a GPU over the steady steps of each configuration: joules of a token by tokens a second."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "table.json"
+        compare(arguments, output)
+        groups = json.loads(output.read_text(encoding="utf8"))["groups"]
     rows = []
-    for file in sorted((ROOT / folder).glob("*/benchmark_*.json")):
-        metrics = json.loads(file.read_text(encoding="utf8"))["metrics"]
-        if metrics["joules_per_token"] is not None:
-            rate = metrics["tokens_per_second_per_gpu"]["value"]
-            rows.append([f"`{file.parent.name}`", f"{metrics['joules_per_token'] * rate:.0f} W"])
-    return markdown_table(["run", "mean power per GPU"], rows, left=1) + "\n"
+    for group in groups:
+        metrics = [run["metrics"] for run in group["runs"] if run["metrics"]["joules_per_token"] is not None]
+        watts = [each["joules_per_token"] * each["tokens_per_second_per_gpu"]["value"] for each in metrics]
+        if watts:
+            rows.append([group["label"], str(len(watts)), f"{statistics.mean(watts):.0f} W"])
+    return markdown_table(["configuration", "runs", "mean power per GPU"], rows, left=1) + "\n"
 
 
 def splits(file: str) -> str:

@@ -21,6 +21,7 @@ from tprimat.runner.analysis import read_results, regression_gate
 from tprimat.runner.scaling import scaling_of
 
 RUNS = Path(__file__).parents[1] / "runs"
+WITH_ENERGY = RUNS.parents[1] / "benchmarks/records/h200/nemo-with-transformer-engine/dp2_mbs2/benchmark_cuda_llama.json"
 FAST, SLOW = 0.95, 1.0
 
 
@@ -114,6 +115,25 @@ def test_a_benchmark_file_alone_still_says_that_clocks_were_held_back(old, tmp_p
         (tmp_path / "benchmark_cuda_llama.json").write_text(json.dumps(document), encoding="utf8")
     alone = read_result(tmp_path / "benchmark_cuda_llama.json")
     assert measure(alone, MetricOptions()).metrics.held_back == {"power cap": 0.75}
+
+
+def test_a_benchmark_file_alone_still_says_what_energy_its_steps_took(tmp_path):
+    file = tmp_path / "benchmark_cuda_llama.json"
+    file.write_bytes(WITH_ENERGY.read_bytes())
+    document = json.loads(file.read_text(encoding="utf8"))
+    stated = document["metrics"]["joules_per_token"]
+    metrics = measure(read_result(file), MetricOptions()).metrics
+    assert metrics.joules_per_token == stated > 0
+    assert not any("energy absent" in warning for warning in metrics.warnings)
+    # Other steps than those that the file speaks of: no figure, and why.
+    others = measure(read_result(file), MetricOptions(warmup=metrics.window.first_step)).metrics
+    assert others.window.first_step == metrics.window.first_step + 1
+    assert others.joules_per_token is None
+    assert f"energy absent: the file states it of steps {metrics.window.first_step}-6" in others.warnings
+    for nonsense in (-1.0, 0, True, "0.06"):
+        document["metrics"]["joules_per_token"] = nonsense
+        file.write_text(json.dumps(document), encoding="utf8")
+        assert measure(read_result(file), MetricOptions()).metrics.joules_per_token is None
 
 
 def write(folder, result, gpus, times=1.0, **fields):

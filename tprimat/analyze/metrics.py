@@ -11,6 +11,7 @@ import numpy as np
 from tprimat.analyze.window import REQUESTED, Warmup, is_state, steady_steps, steady_window
 from tprimat.facts.accelerators import peak_dense_flops, peak_sparse_flops
 from tprimat.facts.flops import flop_per_token, seed_flop_per_token
+from tprimat.records.benchmark_file import StatedEnergy
 from tprimat.records.evidence import cautions
 from tprimat.records.schema import Estimate, Machine, RunMetrics, RunPrediction, RunRecord, StepRecord, TelemetrySample, Window
 from tprimat.statistics import Array, Interval, TwoStates, median_interval, ratio_of_sums, scaled_mad, two_states
@@ -95,6 +96,8 @@ class MetricOptions:
     telemetry: Sequence[TelemetrySample] = ()
     held_back: Mapping[str, float] | None = None
     """What a file states of clocks that were held back, for runs without telemetry."""
+    stated_energy: StatedEnergy | None = None
+    """What a file states of energy, likewise; used where it is of the same steps."""
     gemm_ceiling_flops: float | None = None
     """Best matrix multiplication rate that was measured on this accelerator in this dtype, FLOP/s."""
     gemm_ceiling_notes: tuple[str, ...] = ()
@@ -118,7 +121,7 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
     window = steady_window(steps, options.warmup, run.profiled_steps)
     steady = steady_steps(steps, window)
     gpus, count, seconds = run.machine.gpus, window.steps, np.array([step.step_seconds for step in steady])
-    tokens, weights = _tokens(steady), np.array([step.merged for step in steady])
+    tokens = _tokens(steady)
     states = two_states(seconds)
     measured = _unless(states, ratio_of_sums(tokens, seconds)) if tokens is not None else None
     rate = _stated(options) or measured
@@ -127,7 +130,7 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
     peak, no_peak = _peak(run, options)
     per_gpu = scaled(rate, 1 / gpus, count) if rate and gpus else None
     flops = scaled(rate, flop / gpus, count) if rate and gpus and flop else None
-    energy, no_energy = _energy(run, options, steady, window, gpus)
+    per_token, no_energy = _joules_per_token(run, options, steady, window)
     mfu = scaled(flops, 1 / peak, count) if flops and peak else None
     foretold = None if drops_choices(run, dropped) else run.prediction
     predicted = foretold.step_seconds if foretold else None
@@ -153,7 +156,7 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
         predicted_memory_error=_memory_error(foretold, steady),
         predicted_step_error=None if predicted is None else predicted / float(np.median(seconds)) - 1,
         final_loss=next((step.loss for step in reversed(steps) if step.loss is not None), None),
-        joules_per_token=energy / float(tokens @ weights) if energy is not None and tokens is not None else None,
+        joules_per_token=per_token,
         cost_per_million_tokens=_cost(options.cost_per_gpu_hour, per_gpu),
         expert_load=_mean(step.expert_load for step in steady),
         rank_load=_mean(step.rank_load for step in steady),
@@ -297,18 +300,24 @@ def _peak(run: RunRecord, options: MetricOptions) -> tuple[float | None, str | N
     return peak, None if peak else f"no {kind} {dtype} peak is known for {run.machine.accelerator}"
 
 
-def _energy(
-    run: RunRecord, options: MetricOptions, steps: Sequence[StepRecord], window: Window, gpus: int | None
+def _joules_per_token(
+    run: RunRecord, options: MetricOptions, steps: Sequence[StepRecord], window: Window
 ) -> tuple[float | None, str | None]:
-    """Return the joules of the steady steps, which must be consecutive, or why there are none."""
-    if gpus is None:
+    """Return the joules of a token over the steady steps, which must be consecutive, or why there are none."""
+    tokens, gpus, stated = _tokens(steps), run.machine.gpus, options.stated_energy
+    if gpus is None or tokens is None:
         return None, None
+    if not options.telemetry and stated is not None:
+        same = (stated.window.first_step, stated.window.last_step) == (window.first_step, window.last_step)
+        if same and stated.window.left_out == window.left_out:
+            return stated.joules_per_token, None
+        return None, f"energy absent: the file states it of steps {stated.window.first_step}-{stated.window.last_step}"
     if window.left_out and options.telemetry:
         return None, "energy absent: profiled steps lie between the steady ones"
     energy, why = joules(options.telemetry, steps, gpus)
     if why is not None and (unread := _nodes_unread(run.machine, options.telemetry)):
         return None, f"energy absent: no power was read on {unread}; its readings may be on a disk of its own"
-    return energy, why
+    return None if energy is None else energy / float(tokens @ np.array([step.merged for step in steps])), why
 
 
 def _nodes_unread(machine: Machine, samples: Sequence[TelemetrySample]) -> str:

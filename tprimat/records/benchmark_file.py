@@ -6,15 +6,18 @@ seconds, TFLOP/s, GB (1e9 bytes), fractions 0..1. `run`, `metrics` and `steps` a
 """
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import ValidationError
+
 from tprimat.facts.accelerators import SHORT_NAMES, Backend
 from tprimat.facts.rows import RefuseUnknownKeys
-from tprimat.records.schema import SCHEMA_VERSION, RunMetrics, RunRecord, StepRecord, TelemetrySample
+from tprimat.records.schema import SCHEMA_VERSION, RunMetrics, RunRecord, StepRecord, TelemetrySample, Window
 from tprimat.records.store import adapter, as_document, checked, write_atomically
 
 
@@ -92,6 +95,14 @@ GB = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StatedEnergy:
+    """What a file states of energy, and of which steps it states it."""
+
+    joules_per_token: float
+    window: Window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
     """A run with its steps, from any source."""
 
@@ -102,6 +113,8 @@ class RunResult:
     telemetry: tuple[TelemetrySample, ...] = ()
     held_back: Mapping[str, float] | None = None
     """What the file states of clocks that were held back, where telemetry is not with it."""
+    stated_energy: StatedEnergy | None = None
+    """What the file states of energy, likewise."""
     stated_tokens_per_second: float | None = None
     """What a file of another program states in addition to its step times."""
     contradictions: tuple[str, ...] = ()
@@ -197,6 +210,7 @@ def own_result(document: dict[str, Any], path: Path) -> RunResult:
         steps=steps,
         path=path,
         held_back=_held_back(document.get("metrics")),
+        stated_energy=_energy(document.get("metrics")),
         contradictions=tuple(_stated_otherwise(document, run, steps)),
     )
 
@@ -216,6 +230,19 @@ def _held_back(metrics: Any) -> dict[str, float] | None:
         }
     found = [HELD_BACK.fullmatch(text) for text in warnings if isinstance(text, str)] if isinstance(warnings, list) else []
     return {match[2]: int(match[1]) / 100 for match in found if match} or None
+
+
+def _energy(metrics: Any) -> StatedEnergy | None:
+    """Return what a document's metrics say of energy; None where they say nothing that can be used."""
+    if not isinstance(metrics, dict):
+        return None
+    joules, window = metrics.get("joules_per_token"), metrics.get("window")
+    if not isinstance(joules, int | float) or isinstance(joules, bool) or not 0 < joules < math.inf:
+        return None
+    try:
+        return StatedEnergy(joules_per_token=float(joules), window=adapter(Window).validate_python(window))
+    except ValidationError:
+        return None
 
 
 def _stated_otherwise(document: dict[str, Any], run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[str]:

@@ -54,7 +54,7 @@ def test_both_pictures_say_the_finding_and_what_was_measured(tmp_path):
 
 def test_laws_are_printed_with_their_uncertainty_and_a_warning_where_they_do_not_fit(tmp_path):
     out = scaling("--table", TABLE, "--output", tmp_path).stdout
-    assert "Amdahl's law: contention 1.75 % [0.10 % .. 3.40 %]" in out
+    assert "Amdahl's law: contention 1.75 % [0.10 %, 3.40 %]" in out
     assert "USL: contention" in out
     assert "do not extrapolate" in out
     document = json.loads(scaling("--table", TABLE, "--output", tmp_path, "--format", "json").stdout)

@@ -90,7 +90,7 @@ class Metric:
         found, show = self.of_run(metrics), self.show_in_full or self.show
         if found is None:
             return units.ABSENT
-        return with_interval(found, show, " .. ") if self.over_runs == "estimate" else show(found.value)
+        return with_interval(found, show) if self.over_runs == "estimate" else show(found.value)
 
 
 def tera(flop_per_second: float | None) -> str:

@@ -67,7 +67,9 @@ def text(comparison: Comparison, screen: Screen = PLAIN) -> str:
         lines += [
             "",
             screen.prose(
-                "No run counts, so there is nothing to compare. ./benchmark.py --resume makes interrupted runs again.", 2
+                "No run counts, so there is nothing to compare. ./benchmark.py --resume makes such runs again, "
+                "those of a sweep with --retry-failed.",
+                2,
             ),
         ]
     return "\n".join(lines) + "\n"
@@ -255,7 +257,7 @@ def _block(found: Neighbourhood, screen: Screen) -> str:
     own = [
         ours.group.label,
         units.ABSENT,
-        f"{with_interval(ours.per_gpu, units.count, ' .. ')} tokens/s/GPU",
+        f"{with_interval(ours.per_gpu, units.count)} tokens/s/GPU",
         tera(ours.flops_per_gpu.value if ours.flops_per_gpu else None),
         units.percent(ours.utilization.value if ours.utilization else None),
         units.ABSENT,

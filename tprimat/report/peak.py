@@ -71,7 +71,7 @@ def _column(metric: Metric) -> tuple[str, Cell]:
 PLACE: tuple[tuple[str, Cell], ...] = (("platform", lambda entry: entry.platform), ("model", lambda entry: entry.model))
 FIGURES: tuple[tuple[str, Cell], ...] = (
     (TOKENS_OF_ALL.heading, lambda entry: units.count(entry.tokens_per_second)),
-    (TOKENS.heading, lambda entry: with_interval(entry.per_gpu, units.count, " .. ")),
+    (TOKENS.heading, lambda entry: with_interval(entry.per_gpu, units.count)),
     ("TFLOP/s", lambda entry: tera(entry.flops)),
     ("TFLOP/s/GPU", lambda entry: tera(entry.flops_per_gpu.value if entry.flops_per_gpu else None)),
     ("utilization", lambda entry: units.percent(entry.utilization.value if entry.utilization else None)),
@@ -148,7 +148,7 @@ def _overall(analysis: PeakAnalysis, screen: Screen) -> str:
         ("best configuration", f"{best.model} on {best.platform}: {best.configuration}, engine {best.run.engine}"),
         ("work", workload(best.run)),
         ("throughput", f"{units.count(best.tokens_per_second)} tokens/s"),
-        (f"per {'process' if on_cpu([best.group]) else 'GPU'}", f"{with_interval(best.per_gpu, units.count, ' .. ')} tokens/s"),
+        (f"per {'process' if on_cpu([best.group]) else 'GPU'}", f"{with_interval(best.per_gpu, units.count)} tokens/s"),
         *_compute(best),
         *([("lead", analysis.lead)] if analysis.lead else []),
         ("step time", f"{step_time(best)}, mean of {best.steps} steady steps, {plural(len(best.group.runs), 'run')}"),

@@ -164,7 +164,7 @@ def _share(value: Estimate, digits: int = 2) -> str:
     text = units.percent(value.value, digits)
     if value.low is None or value.high is None:
         return f"{text} ({'at its bound, no interval' if value.value == 0 else 'no interval from so few points'})"
-    return f"{text} [{units.percent(value.low, digits)} .. {units.percent(value.high, digits)}]"
+    return f"{text} [{units.percent(value.low, digits)}, {units.percent(value.high, digits)}]"
 
 
 def as_document(found: Sequence[FittedSeries]) -> list[dict[str, Any]]:

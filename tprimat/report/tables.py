@@ -127,13 +127,13 @@ def _without_marks(text: str) -> str:
     return re.sub(r"\\([\\|<\]/.])", r"\1", text.replace("**", "").replace("`", ""))
 
 
-def with_interval(estimate: Estimate | None, show: Callable[[float], str], between: str = ", ") -> str:
+def with_interval(estimate: Estimate | None, show: Callable[[float], str]) -> str:
     """Format a number with its 95 % interval, '12.1 [11.9, 12.3]', or with 'n = 1' where a single sample has none."""
     if estimate is None:
         return units.ABSENT
     if estimate.low is None or estimate.high is None:
         return f"{show(estimate.value)} (n = 1)"
-    return f"{show(estimate.value)} [{show(estimate.low)}{between}{show(estimate.high)}]"
+    return f"{show(estimate.value)} [{show(estimate.low)}, {show(estimate.high)}]"
 
 
 def plural(number: int, noun: str) -> str:

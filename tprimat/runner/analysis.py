@@ -324,7 +324,7 @@ def conventions(options: MetricOptions) -> str:
         )
     return (
         f"FLOP counted {options.flops_convention}, utilization of the {options.peak} peak of the dtype that ran. "
-        "[low .. high]: 95 % interval, between runs\nwhere there are several, else between the steps of one run."
+        "[low, high]: 95 % interval, between runs\nwhere there are several, else between the steps of one run."
     )
 
 

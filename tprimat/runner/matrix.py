@@ -123,7 +123,7 @@ def _outcome(cell: Cell, result: CellResult | None) -> tuple[str, str, str, str]
     if result.run is None:
         return layout, Painted("not started", "refused"), units.ABSENT, result.cause or units.ABSENT
     record, metrics = result.run.record, result.run.metrics
-    rate = with_interval(metrics.tokens_per_second_per_gpu if metrics else None, units.significant, " .. ")
+    rate = with_interval(metrics.tokens_per_second_per_gpu if metrics else None, units.significant)
     why = record.cause or "; ".join(record.mismatches) or result.run.unmeasured
     outcome = record.outcome.replace("_", " ") + (" earlier" if result.reused else "")
     return layout, outcome if result.counts else Painted(outcome, "refused"), rate, why or units.ABSENT

@@ -8,8 +8,9 @@ flight. On top comes the largest of a few moments: the loss, its backward pass, 
 All sizes are bytes. torch rounds each tensor up to 512 bytes, which is not counted.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal
 
 from tprimat.predict.stages import Stage, Weights, chunks_in_flight, layer_weights, stages_of, weights_of
@@ -79,13 +80,24 @@ def predict_memory_of_last_stage(workload: Workload) -> MemoryPrediction:
     return _of_stage(workload, stages_of(workload)[-1], _layers(workload))
 
 
-Layers = Mapping[bool, "LayerActivations"]
-"""Whether a layer has experts -> what it keeps of one micro-batch."""
+@dataclass(frozen=True, slots=True)
+class KeptLayer:
+    """A layer's activations of one micro-batch, in bytes."""
+
+    activations: "LayerActivations"
+    total: int
+    on_device: int
+    """Those that stay on the device from its forward to its backward pass, unless all layers are recomputed."""
+
+
+Layers = Mapping[bool, KeptLayer]
+"""By whether a layer has experts."""
 
 
 def _layers(workload: Workload) -> Layers:
     kinds = (False, True) if workload.shape.experts else (False,)
-    return {moe: layer_activations(workload, moe=moe) for moe in kinds}
+    found = {moe: layer_activations(workload, moe=moe) for moe in kinds}
+    return {moe: KeptLayer(kept, kept.total, kept.without(_dropped(workload, kept))) for moe, kept in found.items()}
 
 
 def _of_stage(workload: Workload, stage: Stage, layers: Layers) -> MemoryPrediction:
@@ -185,7 +197,7 @@ class LayerActivations:
     @property
     def total(self) -> int:
         """All of it."""
-        return sum(int(getattr(self, name)) for name in self.__slots__)
+        return sum(_ALL_FIELDS(self))
 
     def recomputed(self, modules: tuple[str, ...]) -> set[str]:
         """Return the fields that are computed again where these modules are."""
@@ -218,6 +230,9 @@ class LayerActivations:
     def without(self, fields: set[str]) -> int:
         """Return what is left without some fields."""
         return self.total - sum(int(getattr(self, name)) for name in fields)
+
+
+_ALL_FIELDS: Callable[[LayerActivations], tuple[int, ...]] = attrgetter(*LayerActivations.__slots__)
 
 
 def layer_activations(workload: Workload, *, moe: bool) -> LayerActivations:
@@ -337,7 +352,7 @@ def _room_for_rows(workload: Workload) -> int:
 
 def _kept_activations(workload: Workload, stage: Stage, layers: Layers) -> int:
     """Return the activations of all micro-batches in flight on one rank of a stage."""
-    kept = {moe: layer.without(_dropped(workload, layer)) for moe, layer in layers.items()}
+    kept = {moe: layer.on_device for moe, layer in layers.items()}
     total = 0
     for held, (dense, moe) in zip(chunks_in_flight(workload, stage.index), stage.chunks, strict=True):
         total += held * _kept_by_chunk(workload, kept, dense, moe)
@@ -429,15 +444,15 @@ def _backward_of_layer(workload: Workload, stage: Stage, layers: Layers) -> int:
     size = workload.element_bytes
     stream = stream_bytes(workload)
     # The activation's backward pass: gradients of both its sides exist, and its output is no longer needed.
-    rows_width = kept.activated * size // _bytes_of_inputs(workload, routed=moe)
-    gradients = stream + rows_width + kept.hidden - kept.activated
+    activated = kept.activations.activated
+    gradients = stream + activated * size // _bytes_of_inputs(workload, routed=moe) + kept.activations.hidden - activated
     if moe:
         gradients += _backward_of_experts(workload)
     recompute = workload.recompute
     if recompute.granularity == "full":
         count = recompute.layers if recompute.method == "uniform" else 1
         return gradients + kept.total * min(count, max(stage.layers, 1))
-    return gradients + kept.total - kept.without(_dropped(workload, kept))
+    return gradients + kept.total - kept.on_device
 
 
 def _backward_of_experts(workload: Workload) -> int:

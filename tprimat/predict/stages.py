@@ -1,7 +1,7 @@
 """What each pipeline stage holds: layers, weights, and micro-batches in flight."""
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from tprimat.facts.flops import attention_matrices, feed_forward_matrices, moe_matrices
 from tprimat.facts.models import ModelShape
@@ -9,9 +9,9 @@ from tprimat.plan.layout import layers_of_last_stage
 from tprimat.predict.workload import Workload
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Stage:
-    """The part of a model on one pipeline rank."""
+    """The part of a model on one pipeline rank. A search asks thousands of layouts for the same few, so that sums are kept."""
 
     index: int
     chunks: tuple[tuple[int, int], ...]
@@ -20,12 +20,12 @@ class Stage:
     output: bool
     mtp_layers: int
 
-    @property
+    @cached_property
     def dense_layers(self) -> int:
         """Layers with a dense feed-forward block."""
         return sum(dense for dense, _ in self.chunks)
 
-    @property
+    @cached_property
     def moe_layers(self) -> int:
         """Layers of experts, multi-token prediction included."""
         return sum(moe for _, moe in self.chunks)
@@ -34,6 +34,11 @@ class Stage:
     def layers(self) -> int:
         """All layers."""
         return self.dense_layers + self.moe_layers
+
+    @cached_property
+    def kind(self) -> tuple[int, int, int, bool]:
+        """What its time depends on: stages of one kind take the same."""
+        return self.dense_layers, self.moe_layers, self.mtp_layers, self.output
 
 
 def stages_of(workload: Workload) -> tuple[Stage, ...]:

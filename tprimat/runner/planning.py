@@ -88,11 +88,10 @@ def answers(request: PlanRequest, counts: Sequence[int]) -> list[tuple[Answer, R
     Raises:
         ConfigError: as `answer`.
     """
-    engine = request.engine
-    if engine is None:
-        largest, _ = answer(replace(request, gpus=max(counts)))
-        engine = MEGATRON_LM if largest.question.implementation.name == TRANSFORMER_ENGINE.name else None
-    return [answer(replace(request, gpus=count, engine=engine)) for count in counts]
+    most = answer(replace(request, gpus=max(counts)))
+    by_megatron_lm = request.engine is None and most[0].question.implementation.name == TRANSFORMER_ENGINE.name
+    others = replace(request, engine=MEGATRON_LM) if by_megatron_lm else request
+    return [most if count == max(counts) else answer(replace(others, gpus=count)) for count in counts]
 
 
 def _answer_of(request: PlanRequest) -> tuple[Answer, Rates]:

@@ -1,13 +1,14 @@
-"""An 8-bit product added to an fp32 matrix by cuBLASLt itself, which torch cannot ask for.
+"""Products by cuBLASLt itself, for what torch cannot ask: adding an 8-bit product to an fp32 matrix, and one of its algorithms.
 
 The problem: weight gradients are summed in fp32 over micro-batches. torch's scaled product writes bf16 or fp32 and never adds
 (`beta` is 0), so a second kernel reads the product and reads and writes the sum.
 
 What is done: cublasLtMatmul is called through ctypes, from the library that torch has loaded, with C = D = the sum and
-`beta` 1 (or 0 to overwrite). Descriptors and the algorithm that cuBLASLt suggests are found once for each shape.
+`beta` 1 (or 0 to overwrite). Descriptors and the algorithms that cuBLASLt suggests are found once for each product; training
+takes the first, benchmarks/product_algorithms.py times the others.
 
-cuBLASLt is column-major, in which a row-major matrix (rows, columns) is (columns, rows). D = total.T = b @ a.T in its terms: its
-first operand is our second. 8-bit operands must be "TN": the summed dimension contiguous in both.
+cuBLASLt is column-major, in which a row-major matrix (rows, columns) is (columns, rows). D = total.T = b.T @ a.T in its terms:
+its first operand is our second. 8-bit operands must be "TN": the summed dimension contiguous in both.
 
 Names and numbers are those of cublasLt.h of CUDA 12 and 13 (docs.nvidia.com/cuda/cublas); a trial product in fp8.py decides
 whether this is used.
@@ -25,7 +26,7 @@ from torch import Tensor
 CUDA_DTYPE = {torch.float32: 0, torch.bfloat16: 14, torch.float8_e4m3fn: 28, torch.float8_e5m2: 29}
 """cudaDataType_t."""
 COMPUTE_32F, SCALE_32F = 68, 0
-TRANSPOSE_A, A_SCALE_POINTER, B_SCALE_POINTER, FAST_ACCUMULATION = 3, 17, 18, 25
+TRANSPOSE_A, TRANSPOSE_B, A_SCALE_POINTER, B_SCALE_POINTER, FAST_ACCUMULATION = 3, 4, 17, 18, 25
 """cublasLtMatmulDescAttributes_t."""
 MAX_WORKSPACE_BYTES = 1
 """cublasLtMatmulPreferenceAttributes_t."""
@@ -46,14 +47,35 @@ class Heuristic(ctypes.Structure):
 
 
 @dataclass(frozen=True)
+class Product:
+    """What a product is, without its contents: total (m, n) = a @ b, each operand as it is stored."""
+
+    m: int
+    n: int
+    k: int
+    a: torch.dtype
+    b: torch.dtype
+    total: torch.dtype
+    a_transposed: bool = False
+    """`a` is stored as (k, m), else (m, k)."""
+    b_transposed: bool = True
+    """`b` is stored as (n, k), else (k, n)."""
+    scaled: bool = False
+    """Both operands have a factor, as 8-bit ones do."""
+    fast: bool = False
+    """Sum 8-bit products in the matrix unit's own precision."""
+
+
+@dataclass(frozen=True)
 class PreparedProduct:
-    """What cuBLASLt needs to know of one shape."""
+    """What cuBLASLt needs to know of one product."""
 
     descriptor: c_void_p
     first: c_void_p
     second: c_void_p
     total: c_void_p
-    heuristic: Heuristic
+    algorithms: tuple[Heuristic, ...]
+    """What it suggests, best first."""
 
 
 @cache
@@ -100,30 +122,38 @@ def _layout(dtype: torch.dtype, rows: int, columns: int) -> c_void_p:
 
 
 @cache
-def _prepared(device: int, sizes: tuple[int, int, int], dtypes: tuple[torch.dtype, torch.dtype]) -> PreparedProduct:
-    """Prepare the product of shapes (m, k) and (n, k), of these two dtypes."""
-    (m, n, k), (a_dtype, b_dtype) = sizes, dtypes
+def prepare(device: int, product: Product, most: int = 1) -> PreparedProduct:
+    """Prepare a product, with up to `most` algorithms that can compute it.
+
+    Raises:
+        RuntimeError: cuBLASLt knows none.
+    """
     descriptor = c_void_p()
     _check(library().cublasLtMatmulDescCreate(ctypes.byref(descriptor), COMPUTE_32F, SCALE_32F))
-    _set(descriptor, TRANSPOSE_A, c_int32(1))
-    _set(descriptor, FAST_ACCUMULATION, c_int8(0))
-    for pointer in (A_SCALE_POINTER, B_SCALE_POINTER):  # the choice of an algorithm asks whether there are scales
-        _set(descriptor, pointer, c_void_p(_workspace(device).data_ptr()))
-    first, second, total = _layout(b_dtype, k, n), _layout(a_dtype, k, m), _layout(torch.float32, n, m)
+    _set(descriptor, TRANSPOSE_A, c_int32(product.b_transposed))
+    _set(descriptor, TRANSPOSE_B, c_int32(product.a_transposed))
+    if product.scaled:
+        _set(descriptor, FAST_ACCUMULATION, c_int8(product.fast))
+        for pointer in (A_SCALE_POINTER, B_SCALE_POINTER):  # the choice of an algorithm asks whether there are scales
+            _set(descriptor, pointer, c_void_p(_workspace(device).data_ptr()))
+    m, n, k = product.m, product.n, product.k
+    first = _layout(product.b, *((k, n) if product.b_transposed else (n, k)))
+    second = _layout(product.a, *((m, k) if product.a_transposed else (k, m)))
+    total = _layout(product.total, n, m)
     preference = c_void_p()
     _check(library().cublasLtMatmulPreferenceCreate(ctypes.byref(preference)))
     limit = c_uint64(WORKSPACE_BYTES)
     _check(library().cublasLtMatmulPreferenceSetAttribute(preference, MAX_WORKSPACE_BYTES, ctypes.byref(limit), c_size_t(8)))
-    heuristic, found = Heuristic(), c_int()
+    found, count = (Heuristic * most)(), c_int()
     _check(
         library().cublasLtMatmulAlgoGetHeuristic(
-            _handle(device), descriptor, first, second, total, total, preference, 1, ctypes.byref(heuristic), ctypes.byref(found)
+            _handle(device), descriptor, first, second, total, total, preference, most, found, ctypes.byref(count)
         )
     )
     _check(library().cublasLtMatmulPreferenceDestroy(preference))
-    if not found.value:
+    if not count.value:
         raise RuntimeError("cuBLASLt knows no algorithm for this product")
-    return PreparedProduct(descriptor, first, second, total, heuristic)
+    return PreparedProduct(descriptor, first, second, total, tuple(found[: count.value]))
 
 
 Scaled = tuple[Tensor, Tensor]
@@ -143,27 +173,41 @@ def accumulate(total: Tensor, first: Scaled, second: Scaled, *, overwrite: bool)
         RuntimeError: cuBLASLt refuses.
     """
     (a, a_scale), (b, b_scale) = first, second
-    device = total.device.index
-    product = _prepared(device, (a.shape[0], b.shape[0], a.shape[1]), (a.dtype, b.dtype))
-    _set(product.descriptor, A_SCALE_POINTER, c_void_p(b_scale.data_ptr()))
-    _set(product.descriptor, B_SCALE_POINTER, c_void_p(a_scale.data_ptr()))
-    alpha, beta = c_float(1), c_float(0 if overwrite else 1)
+    product = Product(a.shape[0], b.shape[0], a.shape[1], a.dtype, b.dtype, total.dtype, scaled=True)
+    prepared = prepare(total.device.index, product)
+    set_scales(prepared, a_scale, b_scale)
+    run(prepared, total, (a, b), beta=0 if overwrite else 1)
+
+
+def set_scales(prepared: PreparedProduct, a_scale: Tensor, b_scale: Tensor) -> None:
+    """Set the factors that undo the scaling of both operands, each fp32 of shape ()."""
+    _set(prepared.descriptor, A_SCALE_POINTER, c_void_p(b_scale.data_ptr()))
+    _set(prepared.descriptor, B_SCALE_POINTER, c_void_p(a_scale.data_ptr()))
+
+
+def run(prepared: PreparedProduct, total: Tensor, operands: tuple[Tensor, Tensor], *, choice: int = 0, beta: float = 0) -> None:
+    """Total = a @ b + beta total, by one of a prepared product's algorithms, on the current stream.
+
+    Raises:
+        RuntimeError: cuBLASLt refuses.
+    """
+    (a, b), device = operands, total.device.index
     sums, workspace = c_void_p(total.data_ptr()), _workspace(device)
     _check(
         library().cublasLtMatmul(
             _handle(device),
-            product.descriptor,
-            ctypes.byref(alpha),
+            prepared.descriptor,
+            ctypes.byref(c_float(1)),
             c_void_p(b.data_ptr()),
-            product.first,
+            prepared.first,
             c_void_p(a.data_ptr()),
-            product.second,
-            ctypes.byref(beta),
+            prepared.second,
+            ctypes.byref(c_float(beta)),
             sums,
-            product.total,
+            prepared.total,
             sums,
-            product.total,
-            ctypes.byref(product.heuristic),
+            prepared.total,
+            ctypes.byref(prepared.algorithms[choice]),
             c_void_p(workspace.data_ptr()),
             c_size_t(WORKSPACE_BYTES),
             c_void_p(torch.cuda.current_stream(device).cuda_stream),

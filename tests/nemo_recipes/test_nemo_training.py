@@ -216,6 +216,11 @@ def test_a_shrunk_recipe_with_experts_trains_with_and_without_expert_parallelism
     assert (run.evidence.expert_parallel, run.evidence.data_parallel, run.evidence.routing) == (experts, 2, "natural")
     assert [step.step for step in steps] == [1, 2, 3]
     assert all(step.finite and step.loss == pytest.approx(math.log(512), abs=0.4) for step in steps)
+    # The busiest of 8 experts has more than the mean, and at most all 2 choices of each token; no choice is lost.
+    assert all(1 < step.expert_load <= 8 / 2 for step in steps)
+    assert all(1 <= step.rank_load <= min(experts, step.expert_load) for step in steps)
+    assert all((step.rank_load > 1) == (experts > 1) for step in steps)
+    assert all(step.dropped == 0 for step in steps)
 
 
 def test_weights_alone_follow_the_seed_on_each_pipeline_stage(trained):

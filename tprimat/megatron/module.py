@@ -31,7 +31,7 @@ from tprimat.megatron.wgrad import begin_step, check_all_received, overwritten_w
 from tprimat.plan.schema import RunPlan
 from tprimat.records.evidence import fingerprint
 from tprimat.train import startup
-from tprimat.train.callback import lightning
+from tprimat.train.callback import LOADS, lightning
 from tprimat.train.data import GlobalBatches, RankPlace, Sequences, open_sequences
 
 
@@ -166,7 +166,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
             gc.collect()
             gc.freeze()
         found = {"loss": loss, "grad_norm": self.megatron_optimizer.grad_norm, "learning_rate": rate, "tokens": tokens}
-        return {**found, **dict(zip(("expert_load", "rank_load", "dropped"), loads, strict=True))} if loads else found
+        return {**found, **dict(zip(LOADS, loads, strict=True))} if loads else found
 
     def _finalize_gradients(self, *arguments: Any, **named: Any) -> None:
         """Tell the callback that this rank has computed its gradients: from here on it waits for the others."""

@@ -9,6 +9,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
 from tprimat.megatron.experts import ExpertsLayer
+from tprimat.train.callback import LOADS
 
 
 class RoutingCounts:
@@ -71,3 +72,15 @@ def load_sums(chunks: Iterable[torch.nn.Module], device: torch.device) -> Tensor
     busiest = [(load.amax(dim=1) / load.mean(dim=1)).sum() for load in (of_experts, of_ranks)]
     dropped = (1 - of_experts.sum(dim=1) / (layers[0].choices * ranks)).sum()  # all micro-batches have as many tokens
     return torch.stack([*busiest, dropped, torch.full_like(dropped, len(counts))])
+
+
+def mean_loads(chunks: Iterable[torch.nn.Module], device: torch.device) -> dict[str, Tensor]:
+    """Return the means of `load_sums` over all ranks as the callback records them. Every rank must call it, after each step.
+
+    Returns:
+        expert_load, rank_load and dropped, each of shape (), fp64.
+    """
+    sums = load_sums(chunks, device)
+    dist.all_reduce(sums)
+    *parts, times = sums.unbind()
+    return dict(zip(LOADS, (part / times for part in parts), strict=True))

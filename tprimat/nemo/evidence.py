@@ -52,13 +52,15 @@ class FirstBatchHook:
     def __init__(self) -> None:
         self.seen: FirstBatch | None = None
         self.layer: LayerWatch | None = None
+        self.models: list[Any] = []
+        """Megatron's model of each chunk on this rank, once attached."""
         self._hook: Any = None
 
     def attach(self, strategy: Any) -> None:
         """Hook into the model of a running strategy; the first micro-batch removes the hook."""
-        model = _gpt_models(strategy)[0]
-        self._hook = model.register_forward_pre_hook(self._observe, with_kwargs=True)
-        self.layer = LayerWatch([layer for chunk in _gpt_models(strategy) for layer in chunk.decoder.layers])
+        self.models = _gpt_models(strategy)
+        self._hook = self.models[0].register_forward_pre_hook(self._observe, with_kwargs=True)
+        self.layer = LayerWatch([layer for chunk in self.models for layer in chunk.decoder.layers])
 
     def _observe(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tokens = args[0] if args else kwargs.get("input_ids")

@@ -1,6 +1,7 @@
 """Train a plan with NeMo 2's own recipe and trainer. Importing this module imports nothing of NeMo."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -70,14 +71,23 @@ class NemoCallback(BenchmarkCallback):
         self.watch = FirstBatchHook()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Observe the first batch, too."""
+        """Observe the first batch, too, and where routers send tokens."""
+        from tprimat.megatron.routing import watch_routers
+
         self.watch.attach(trainer.strategy)
+        for model in self.watch.models:
+            watch_routers(model)
         super().on_train_start(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Close a step; its tokens are known from its first micro-batch."""
+        """Close a step; its tokens are known from its first micro-batch, and the experts' loads from all."""
         if self.watch.seen is not None:
             self.tokens_per_step = self.watch.seen.tokens_per_step
+        if self.watch.models[0].config.num_moe_experts is not None:
+            from tprimat.megatron.routing import mean_loads
+
+            known = outputs if isinstance(outputs, Mapping) else {}
+            outputs = {**known, **mean_loads(self.watch.models, trainer.strategy.root_device)}
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:

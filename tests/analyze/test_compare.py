@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from tprimat.analyze.compare import Question, comparable, rankings, verdict
-from tprimat.analyze.groups import group_estimate, group_runs, measure, ranks
+from tprimat.analyze.groups import group_estimate, group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
+from tprimat.analyze.traits import ranks
 from tprimat.facts.models import model_shape
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.discover import load_results

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from tprimat.analyze.compare import Question, verdict
-from tprimat.analyze.groups import TRAITS, group_runs, measure
+from tprimat.analyze.groups import group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
+from tprimat.analyze.traits import TRAITS
 from tprimat.facts.models import model_shape
 from tprimat.records.discover import read_result
 from tprimat.records.schema import Evidence

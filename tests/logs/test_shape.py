@@ -9,7 +9,8 @@ from tprimat.config.load import load_config
 from tprimat.errors import ConfigError
 from tprimat.facts.flops import flop_per_token
 from tprimat.facts.models import model_shape
-from tprimat.logs.extract import Flags, extract
+from tprimat.logs.claims import Flags
+from tprimat.logs.extract import extract
 from tprimat.logs.formats.megatron_lm import teraflops
 from tprimat.logs.parse import LogReading
 from tprimat.logs.shape import differences, shape_of_arguments

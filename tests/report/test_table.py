@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from tprimat.analyze.compare import Verdict, rankings
-from tprimat.analyze.groups import DifferingTrait, group_runs, measure
+from tprimat.analyze.groups import group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
+from tprimat.analyze.traits import DifferingTrait
 from tprimat.records.discover import load_results
 from tprimat.records.schema import Estimate
 from tprimat.report import winner

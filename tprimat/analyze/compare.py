@@ -7,17 +7,10 @@ from typing import Literal
 
 import numpy as np
 
-from tprimat.analyze.groups import (
-    FORBIDDING,
-    DifferingTrait,
-    Group,
-    differing_traits,
-    group_estimate,
-    group_held_back,
-    unrecorded,
-)
+from tprimat.analyze.groups import Group, group_estimate, group_held_back
 from tprimat.analyze.metrics import of_machine
 from tprimat.analyze.parity import Parity, check_losses
+from tprimat.analyze.traits import FORBIDDING, DifferingTrait, differing_traits, unrecorded
 from tprimat.analyze.window import steady_steps
 from tprimat.errors import ConfigError
 from tprimat.records.schema import Estimate, RunRecord

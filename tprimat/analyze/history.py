@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tprimat.analyze.groups import TRAITS, Measured
+from tprimat.analyze.groups import Measured
+from tprimat.analyze.traits import TRAITS
 
 OVER_TIME = ("power-limit", "driver", "software")
 """Traits that may change in the history of one configuration: they are what it is asked about."""

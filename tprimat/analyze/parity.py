@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from tprimat.analyze.groups import TRAITS, tokens_per_step
+from tprimat.analyze.traits import TRAITS, tokens_per_step
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.schema import RunRecord
 from tprimat.statistics import FALSE_ALARM, Array, Interval, Rate, mean_interval, ratio_of_rates

@@ -5,19 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tprimat.analyze.compare import Question, Verdict, comparable, verdict
-from tprimat.analyze.groups import (
-    Group,
-    Measured,
-    group_estimate,
-    layout,
-    machine_name,
-    measure,
-    model_name,
-    routing_words,
-    tokens_per_step,
-    work_words,
-)
+from tprimat.analyze.groups import Group, Measured, group_estimate, measure
 from tprimat.analyze.metrics import MetricOptions
+from tprimat.analyze.traits import layout, machine_name, model_name, routing_words, tokens_per_step, work_words
 from tprimat.analyze.window import Warmup
 from tprimat.records.evidence import grade_of
 from tprimat.records.legacy import MODELS as USUAL_SHAPES

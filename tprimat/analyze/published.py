@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tprimat.analyze.compare import rankings
-from tprimat.analyze.groups import Group, accelerator_name
+from tprimat.analyze.groups import Group
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.peak import Entry, entry_of, recounted
+from tprimat.analyze.traits import accelerator_name
 from tprimat.facts.accelerators import find_accelerator
 from tprimat.facts.published import PublishedResult, Rebased, rebase, results
 from tprimat.records.schema import RunRecord

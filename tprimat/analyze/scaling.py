@@ -11,7 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from tprimat.analyze.groups import Group, accelerator_name, differing_traits, group_estimate, layout, on_cpu, tokens_per_step
+from tprimat.analyze.groups import Group, group_estimate, on_cpu
+from tprimat.analyze.traits import accelerator_name, differing_traits, layout, tokens_per_step
 from tprimat.errors import MetricError
 from tprimat.records.schema import Estimate, RunRecord
 from tprimat.statistics import Array, t_quantile

@@ -57,7 +57,7 @@ def varying_traits(text: str | None) -> tuple[str, ...]:
     Raises:
         ConfigError: one of them is unknown.
     """
-    from tprimat.analyze.groups import TRAITS
+    from tprimat.analyze.traits import TRAITS
 
     names = [part.strip().lower().replace("_", "-").replace(" ", "-") for part in (text or "").split(",") if part.strip()]
     if wrong := [name for name in names if name not in TRAITS]:

@@ -56,8 +56,8 @@ def draw_folders(folders: Sequence[Path], output: Path, probes: Sequence[Path] =
 
 def summary(folders: Sequence[Path], screen: Screen = PLAIN) -> str:
     """List every run of every folder with what it ran, as its record says."""
-    from tprimat.analyze.groups import layout, machine_name
     from tprimat.analyze.metrics import MetricOptions
+    from tprimat.analyze.traits import layout, machine_name
     from tprimat.report.catalogue import per_rank
     from tprimat.report.tables import columns
     from tprimat.runner.analysis import read_results

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0, 1 where the log shows a failed run."""
     from tprimat.config.load import plain_name
-    from tprimat.logs.extract import Flags
+    from tprimat.logs.claims import Flags
     from tprimat.logs.parse import LogLines
     from tprimat.runner.extraction import extract_log
 

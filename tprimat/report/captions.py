@@ -7,16 +7,14 @@ from dataclasses import dataclass
 
 from tprimat import units
 from tprimat.analyze.compare import QUESTION, Question, Ranking, rankings, slowness, throughput
-from tprimat.analyze.groups import (
-    Group,
-    Measured,
+from tprimat.analyze.groups import Group, Measured, on_cpu
+from tprimat.analyze.traits import (
     accelerator_name,
     engine_words,
     few,
     layout,
     machine_name,
     model_name,
-    on_cpu,
     ranks,
     routing_words,
     tokens_per_step,

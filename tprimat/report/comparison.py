@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 
 from tprimat import units
 from tprimat.analyze.compare import QUESTION, Question, Verdict, rankings
-from tprimat.analyze.groups import Group, Measured, few, spread_between_runs
+from tprimat.analyze.groups import Group, Measured, spread_between_runs
 from tprimat.analyze.published import Difference, Neighbour, Neighbourhood
+from tprimat.analyze.traits import few
 from tprimat.facts.accelerators import Backend
 from tprimat.facts.published import PublishedResult
 from tprimat.records.schema import RunMetrics

@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tprimat.analyze.groups import Measured, tokens_per_step
+from tprimat.analyze.groups import Measured
+from tprimat.analyze.traits import tokens_per_step
 from tprimat.facts.flops import parameters
 from tprimat.records.schema import RunMetrics, RunRecord, StepRecord
 from tprimat.report.catalogue import FLOPS, MFU, STEP_TIME, TOKENS, Metric

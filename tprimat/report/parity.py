@@ -4,8 +4,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tprimat import units
-from tprimat.analyze.groups import DifferingTrait
 from tprimat.analyze.parity import FEWEST_SEEDS, Curve, Look, Parity
+from tprimat.analyze.traits import DifferingTrait
 from tprimat.report.screen import PLAIN, Meaning, Screen
 from tprimat.report.tables import columns, plural
 from tprimat.report.winner import lines_of_sides

@@ -5,8 +5,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from tprimat import units
 from tprimat.analyze.compare import LEAST_HELD_BACK, QUESTION, Question, Ranking, Verdict, comparable, rankings
-from tprimat.analyze.groups import LISTS, TRAITS, DifferingTrait, Group, few, ranks, spread_between_runs, tokens_per_step
+from tprimat.analyze.groups import Group, spread_between_runs
 from tprimat.analyze.metrics import of_machine
+from tprimat.analyze.traits import LISTS, TRAITS, DifferingTrait, few, ranks, tokens_per_step
 from tprimat.records.evidence import grade_of
 from tprimat.records.schema import Estimate
 from tprimat.report.catalogue import (

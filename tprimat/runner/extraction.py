@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tprimat import units
-from tprimat.analyze.groups import routing_words
+from tprimat.analyze.traits import routing_words
 from tprimat.analyze.impossible import contradictions
 from tprimat.analyze.metrics import run_metrics
 from tprimat.config.load import load_config
 from tprimat.errors import ConfigError, MetricError, RecordError
-from tprimat.logs.extract import ExtractedRun, Flags, extract, failure_before_first_step
+from tprimat.logs.claims import Flags
+from tprimat.logs.extract import ExtractedRun, extract, failure_before_first_step
 from tprimat.logs.parse import LogLines, LogReading
 from tprimat.records.benchmark_file import RunResult, benchmark_file_name, write_benchmark_file
 from tprimat.records.discover import read_result

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from tprimat.analyze.groups import TRAITS, differing_traits, group_runs, measure
+from tprimat.analyze.groups import group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.parity import curve_of, judge, pairs_of
+from tprimat.analyze.traits import TRAITS, differing_traits
 from tprimat.errors import ConfigError, RecordError, UserError
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.discover import load_results

@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from tprimat.analyze.compare import Question, Verdict
-from tprimat.analyze.groups import Group, accelerator_name, differing_traits
+from tprimat.analyze.groups import Group
+from tprimat.analyze.traits import accelerator_name, differing_traits
 from tprimat.config.load import environment_choices, read_config
 from tprimat.engines.base import engine_named
 from tprimat.errors import ConfigError, LaunchError

@@ -15,7 +15,8 @@ from markupsafe import Markup, escape
 
 from tprimat import units
 from tprimat.analyze.compare import Ranking, Verdict
-from tprimat.analyze.groups import Group, Measured, few
+from tprimat.analyze.groups import Group, Measured
+from tprimat.analyze.traits import few
 from tprimat.errors import LaunchError, RecordError
 from tprimat.report.captions import workloads
 from tprimat.report.comparison import Comparison, run_name, sentence, spreads

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from tprimat import units
 from tprimat.analyze.compare import Outcome, Ranking, Verdict, throughput
-from tprimat.analyze.groups import Group, Measured, accelerator_name, kind_of, machine_name, model_name, on_cpu, ranks, work_words
+from tprimat.analyze.groups import Group, Measured, kind_of, on_cpu
 from tprimat.analyze.roofline import Limit, limits
+from tprimat.analyze.traits import accelerator_name, machine_name, model_name, ranks, work_words
 from tprimat.records.evidence import facts, grade_of
 from tprimat.records.schema import Evidence, RunRecord
 from tprimat.report.catalogue import (

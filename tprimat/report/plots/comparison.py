@@ -7,8 +7,9 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from tprimat.analyze.compare import rankings
-from tprimat.analyze.groups import Group, Measured, few
+from tprimat.analyze.groups import Group, Measured
 from tprimat.analyze.published import Neighbourhood
+from tprimat.analyze.traits import few
 from tprimat.records.schema import StepRecord
 from tprimat.report.captions import Configuration, Workload, headline, subtitle, workloads
 from tprimat.report.catalogue import CPU_CAUTION, FLOPS, MATMUL_SHARE, MFU, PEAK_MEMORY, TOKENS, Metric

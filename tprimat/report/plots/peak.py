@@ -7,9 +7,9 @@ from statistics import quantiles
 from typing import TYPE_CHECKING
 
 from tprimat import units
-from tprimat.analyze.groups import accelerator_name
 from tprimat.analyze.metrics import scaled
 from tprimat.analyze.peak import Entry
+from tprimat.analyze.traits import accelerator_name
 from tprimat.records.schema import Estimate
 from tprimat.report.captions import Configuration, Workload, headline, subtitle, workloads
 from tprimat.report.catalogue import CPU_CAUTION, MATMUL_RATE, MATMUL_SHARE, PEAK_MEMORY, tera

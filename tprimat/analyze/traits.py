@@ -1,0 +1,398 @@
+"""What a configuration is: its traits in words, and which of them two runs may not differ in to be compared."""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tprimat.facts.accelerators import find_accelerator
+from tprimat.records.evidence import grade_of
+from tprimat.records.schema import RunRecord
+
+
+def tokens_per_step(run: RunRecord) -> int | None:
+    """Return the tokens of a step: observed where there is evidence, else batch times sequence length."""
+    if run.evidence is not None and run.evidence.tokens_per_step is not None:
+        return run.evidence.tokens_per_step
+    if run.global_batch_sequences is None or run.sequence_tokens is None:
+        return None
+    return run.global_batch_sequences * run.sequence_tokens
+
+
+def work_words(run: RunRecord) -> list[str]:
+    """Return what one step works on: tokens, sequence length, dtype."""
+    tokens, sequence = tokens_per_step(run), run.sequence_tokens
+    return [
+        "tokens a step not recorded" if tokens is None else f"{tokens:,} tokens a step",
+        "sequence length not recorded" if sequence is None else f"sequences of {sequence:,}",
+        run.matmul_dtype or "dtype not recorded",
+    ]
+
+
+def model_name(run: RunRecord) -> str:
+    """Return 'llama', or 'llama tiny' for a size other than the full one."""
+    return run.model if run.size == "full" else f"{run.model} {run.size}"
+
+
+def accelerator_name(run: RunRecord) -> str:
+    """Return our short name where the accelerator is known, else the name that the machine reported."""
+    known = find_accelerator(run.machine.accelerator)
+    return known.name if known else run.machine.accelerator or "unknown accelerator"
+
+
+def layout(run: RunRecord) -> str:
+    """Return the layout, such as TP4 PP2 DP1: without what is not recorded, and with VPP, CP and EP only where they are not 1."""
+    rare = (("VPP", run.virtual_pipeline), ("CP", run.context_parallel), ("EP", run.expert_parallel))
+    sizes = [("TP", run.tensor_parallel), ("PP", run.pipeline_parallel)]
+    sizes += [(name, size) for name, size in rare if size != 1]
+    return " ".join(f"{name}{size}" for name, size in (*sizes, ("DP", run.data_parallel)) if size is not None)
+
+
+def ranks(run: RunRecord) -> str | None:
+    """Return '8 GPUs', '1 GPU', or '8 processes' on a CPU; None where the number is not recorded."""
+    count = run.machine.gpus
+    nouns = ("process", "processes") if run.machine.platform == "cpu" else ("GPU", "GPUs")
+    return f"{count:,} {nouns[count != 1]}" if count else None
+
+
+def machine_name(run: RunRecord) -> str:
+    """Return '8 x H100 SXM', or '8 processes (AMD EPYC)', since processes share one CPU."""
+    name = accelerator_name(run)
+    return f"{ranks(run)} ({name})" if run.machine.platform == "cpu" else f"{run.machine.gpus or 'unknown'} x {name}"
+
+
+def engine_words(run: RunRecord) -> str:
+    """Return the engine, and Transformer Engine where the running model was seen to have its layers."""
+    seen = run.evidence is not None and run.evidence.transformer_engine
+    return f"{run.engine} with Transformer Engine" if seen else run.engine
+
+
+Effect = Literal["refuse", "warn", "list"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trait:
+    """Something in which runs of unlike configurations differ. docs/comparisons.md holds the table of them."""
+
+    name: str
+    value: Callable[[RunRecord], object]
+    """None where the record does not say, empty where the machine has no such thing."""
+    effect: Effect
+    """Of a difference on a comparison: it is refused, warned of, or listed."""
+    why: str
+    words: str = "{}"
+    """A value in words."""
+    unknown: Effect | None = None
+    """Effect where a side does not record it; None: the same as of a difference."""
+
+    def label(self, run: RunRecord) -> str:
+        """Return the value in words."""
+        value = self.value(run)
+        if value in {None, ""}:
+            return "" if value == "" else f"{self.name} unknown"
+        return self.words.format(value)
+
+
+def _seen(name: str) -> Callable[[RunRecord], object]:
+    """Return a function that reads a field of the evidence."""
+    return lambda run: None if run.evidence is None else getattr(run.evidence, name)
+
+
+def _sequence_parallel(run: RunRecord) -> str | None:
+    seen = None if run.evidence is None else run.evidence.sequence_parallel
+    return None if seen is None else "on" if seen else "off"
+
+
+def _on_gpu(value: Callable[[RunRecord], object]) -> Callable[[RunRecord], object]:
+    """Return a function that reads a value that a CPU does not have."""
+    return lambda run: "" if run.machine.platform == "cpu" else value(run)
+
+
+def _shape(run: RunRecord) -> str | None:
+    shape = run.shape
+    if shape is None:
+        return None
+    experts = f", {shape.experts} experts" if shape.experts else ""
+    widths = f"{shape.heads}/{shape.kv_heads} heads, ffn {shape.ffn}, vocabulary {shape.vocabulary}"
+    return f"{shape.layers} layers of {shape.hidden} ({widths}{experts})"
+
+
+def _optimizer_states(run: RunRecord) -> str | None:
+    """Return the dtype of masters and moments: fp32 under an engine that records its options, unless they say otherwise."""
+    value = run.engine_options.get("optimizer_states", "fp32" if run.engine_options else None)
+    return None if value is None else str(value)
+
+
+def _data(run: RunRecord) -> str | None:
+    data = None if run.evidence is None else run.evidence.data
+    return None if data is None else re.sub(r" \(seed \d+\)", "", data)
+
+
+def _options(run: RunRecord) -> str:
+    return ", ".join(f"{name}={value}" for name, value in sorted(run.engine_options.items())) or "default options"
+
+
+def _software(run: RunRecord) -> str | None:
+    return ", ".join(f"{name} {version}" for name, version in sorted(run.software.items())) or None
+
+
+def _routing(run: RunRecord) -> str | None:
+    """Return how tokens chose experts: None where a model with experts does not say, empty for a model without any."""
+    return run.routing if run.shape is not None and run.shape.experts is not None else ""
+
+
+def _expert_capacity(run: RunRecord) -> object:
+    """Return what an expert takes before it drops tokens; empty for a model without experts.
+
+    Records of ours from before the field name the engine's options: no engine of ours could drop tokens then.
+    """
+    if run.shape is None or run.shape.experts is None:
+        return ""
+    return run.expert_capacity or ("unlimited" if run.engine_options else None)
+
+
+def routing_words(run: RunRecord) -> str:
+    """Return how tokens chose experts, in words; empty for a model without any."""
+    return TRAITS["routing"].label(run)
+
+
+TRAITS: Mapping[str, Trait] = {
+    "model": Trait(
+        name="model",
+        value=model_name,
+        effect="refuse",
+        why="A token of another model is other work.",
+    ),
+    "accelerator": Trait(name="accelerator", value=accelerator_name, effect="list", why="Often the question."),
+    "gpus": Trait(
+        name="GPU count", value=ranks, effect="refuse", why="More GPUs communicate more; `tprimat scaling` compares them."
+    ),
+    "nodes": Trait(
+        name="nodes",
+        value=lambda run: run.machine.nodes and f"{run.machine.nodes} node{'s' * (run.machine.nodes > 1)}",
+        effect="warn",
+        why="The network between nodes is part of the result.",
+    ),
+    "strategy": Trait(name="strategy", value=lambda run: run.strategy, effect="list", why="Often the question."),
+    "layout": Trait(name="layout", value=lambda run: layout(run) or None, effect="list", why="Often the question."),
+    "engine": Trait(name="engine", value=engine_words, effect="list", why="Often the question."),
+    "dtype": Trait(
+        name="dtype that ran",
+        value=lambda run: run.matmul_dtype,
+        effect="refuse",
+        why="Fewer bits are less work; runs of one label have run different dtypes.",
+    ),
+    "evidence": Trait(
+        name="evidence of the dtype",
+        value=lambda run: grade_of(run, "matmul_dtype"),
+        words="dtype {}",
+        effect="warn",
+        why="What is stated may not have run.",
+    ),
+    "routing": Trait(
+        name="routing",
+        value=_routing,
+        words="{} routing",
+        effect="refuse",
+        why="Forced balance spares the wait for the busiest rank; no real training has it.",
+    ),
+    "expert-capacity": Trait(
+        name="expert capacity",
+        value=_expert_capacity,
+        words="expert capacity {}",
+        effect="refuse",
+        unknown="warn",
+        why="Tokens that an expert drops cost nothing and learn nothing.",
+    ),
+    "global-batch": Trait(
+        name="global batch",
+        value=lambda run: run.global_batch_sequences,
+        words="GBS {}",
+        effect="list",
+        why="Tokens a step and sequence length follow it, and refuse.",
+    ),
+    "micro-batch": Trait(
+        name="micro-batch",
+        value=lambda run: run.micro_batch_sequences,
+        words="micro-batch {}",
+        effect="list",
+        why="A setting: the same work in other pieces.",
+    ),
+    "tokens": Trait(
+        name="tokens a step",
+        value=tokens_per_step,
+        words="{:,} tokens a step",
+        effect="refuse",
+        why="The optimizer and the gradients' reduction are shared by more tokens.",
+    ),
+    "sequence": Trait(
+        name="sequence length",
+        value=lambda run: run.sequence_tokens,
+        words="s{}",
+        effect="refuse",
+        why="Attention's work for a token grows with it.",
+    ),
+    "recompute": Trait(
+        name="recompute",
+        value=lambda run: run.recompute_words,
+        words="recompute {}",
+        effect="list",
+        why="A setting: memory for time.",
+    ),
+    "clock": Trait(
+        name="clock",
+        value=lambda run: run.clock,
+        words="clock {}",
+        effect="refuse",
+        why="A framework's own step time may leave out data loading or other ranks.",
+    ),
+    "options": Trait(name="options", value=_options, effect="list", why="Settings of the engine."),
+    "shape": Trait(
+        name="model's shape",
+        value=_shape,
+        effect="refuse",
+        unknown="warn",
+        why="Models of one name may differ in layers, widths or experts.",
+    ),
+    "optimizer-states": Trait(
+        name="optimizer states",
+        value=_optimizer_states,
+        words="optimizer states in {}",
+        effect="refuse",
+        unknown="warn",
+        why="Without fp32 masters and moments a step moves fewer bytes and learns otherwise.",
+    ),
+    "attention": Trait(
+        name="attention", value=_seen("attention"), words="attention {}", effect="list", why="A kernel: the same work."
+    ),
+    "optimizer": Trait(
+        name="optimizer", value=_seen("optimizer"), words="optimizer {}", effect="list", why="A kernel or its sharding."
+    ),
+    "weights": Trait(
+        name="weights",
+        value=_seen("parameter_dtype"),
+        words="weights in {}",
+        effect="list",
+        why="Their copies are not the products' dtype.",
+    ),
+    "gradients": Trait(
+        name="gradients",
+        value=_seen("gradient_dtype"),
+        words="gradients in {}",
+        effect="warn",
+        why="Half the bytes to reduce, and other sums.",
+    ),
+    "sequence-parallel": Trait(
+        name="sequence parallel",
+        value=_sequence_parallel,
+        words="sequence parallel {}",
+        effect="list",
+        why="A setting of tensor parallelism.",
+    ),
+    "data": Trait(
+        name="data",
+        value=_data,
+        words="data {}",
+        effect="warn",
+        why="Loading is part of a step, and losses compare on equal data only.",
+    ),
+    "power-limit": Trait(
+        name="power limit",
+        value=_on_gpu(lambda run: run.machine.power_limit_watts),
+        words="{:.0f} W",
+        effect="warn",
+        why="It bounds the clocks. Listed where the accelerators differ.",
+    ),
+    "driver": Trait(
+        name="driver",
+        value=_on_gpu(lambda run: run.machine.driver),
+        words="driver {}",
+        effect="warn",
+        why="It changes clocks and kernels. Listed where the accelerators differ.",
+    ),
+    "software": Trait(name="software", value=_software, effect="list", why="Versions of packages."),
+}
+"""What distinguishes configurations, in the order in which a label names it."""
+LISTS = ("options", "software")
+"""Traits of many words each, of which a label names only those that distinguish runs."""
+OF_ACCELERATOR = ("power-limit", "driver")
+"""Traits that another accelerator cannot share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DifferingTrait:
+    """A trait in which two runs differ, or may differ because one does not record it."""
+
+    key: str
+    first: object
+    """Value; None: not recorded."""
+    second: object
+    words: tuple[str, str]
+    """The values in words; of a list only the parts that differ."""
+    effect: Effect
+
+    @property
+    def name(self) -> str:
+        """Return the trait's name for readers."""
+        return TRAITS[self.key].name
+
+
+FORBIDDING = tuple(key for key, trait in TRAITS.items() if trait.effect == "refuse")
+"""Traits whose difference forbids a comparison."""
+
+
+def differing_traits(
+    first: RunRecord, second: RunRecord, varying: Collection[str] = (), among: Iterable[str] = TRAITS
+) -> list[DifferingTrait]:
+    """Return each trait in which two runs differ, with its effect on comparing them. Unknown is not equal.
+
+    A trait that neither records is among them only if it then forbids the comparison; `unrecorded` lists the others. Traits that
+    are the question (`varying`) are listed; where there are some, what would be listed is warned of.
+    """
+    found = []
+    same_accelerator = accelerator_name(first) == accelerator_name(second)
+    for key in among:
+        trait = TRAITS[key]
+        one, other = trait.value(first), trait.value(second)
+        effect = trait.effect if None not in {one, other} else trait.unknown or trait.effect
+        if one == other and (one is not None or effect != "refuse"):
+            continue
+        if key in varying or (key in OF_ACCELERATOR and not same_accelerator):
+            effect = "list"
+        elif varying and effect == "list":
+            effect = "warn"
+        found.append(DifferingTrait(key=key, first=one, second=other, words=_sides(key, first, second), effect=effect))
+    return found
+
+
+def unrecorded(first: RunRecord, second: RunRecord) -> list[str]:
+    """Return the names of the traits that neither of two runs records, so that they are not known to be equal."""
+    return [trait.name for trait in TRAITS.values() if trait.value(first) is None and trait.value(second) is None]
+
+
+def _sides(key: str, first: RunRecord, second: RunRecord) -> tuple[str, str]:
+    trait = TRAITS[key]
+    one, other = trait.label(first), trait.label(second)
+    if key in LISTS and None not in {trait.value(first), trait.value(second)}:
+        parts = one.split(", "), other.split(", ")
+        one, other = (few([part for part in mine if part not in theirs], MOST_PARTS) for mine, theirs in (parts, parts[::-1]))
+        one, other = one or f"without {_names_of(other)}", other or f"without {_names_of(one)}"
+    return one, other
+
+
+MOST_PARTS = 2
+"""Options or packages that a difference names; more are counted."""
+
+
+def few(parts: Sequence[str], most: int) -> str:
+    """Return 'a, b', of more than `most` parts the first ones and how many more: 'a, b and 3 more'."""
+    return ", ".join(parts[:most]) + (f" and {len(parts) - most} more" if len(parts) > most else "")
+
+
+def _names_of(parts: str) -> str:
+    return ", ".join(name_of_part(part) for part in parts.split(", "))
+
+
+def name_of_part(part: str) -> str:
+    """Return the name in 'load_ahead=True' or 'torch 2.11.0'."""
+    return part.replace("=", " ").split(" ")[0]

@@ -1,6 +1,7 @@
 """What a sceptic would catch: verdicts without their losses or clocks, points that vanish, logs whose steps are not alike."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -130,6 +131,10 @@ def test_a_benchmark_file_alone_still_says_what_energy_its_steps_took(tmp_path):
     assert others.window.first_step == metrics.window.first_step + 1
     assert others.joules_per_token is None
     assert f"energy absent: the file states it of steps {metrics.window.first_step}-6" in others.warnings
+    document["metrics"]["joules_per_token"] = 0.1
+    file.write_text(json.dumps(document), encoding="utf8")
+    refused = measure(read_result(file), MetricOptions()).not_counted
+    assert re.fullmatch(r"this cannot be: its energy means 1,0\d\d W a GPU, whose limit is 700 W", refused)
     for nonsense in (-1.0, 0, True, "0.06"):
         document["metrics"]["joules_per_token"] = nonsense
         file.write_text(json.dumps(document), encoding="utf8")

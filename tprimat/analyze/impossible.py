@@ -43,6 +43,7 @@ def contradictions(result: RunResult, metrics: RunMetrics | None) -> tuple[str, 
         *_memory(run, steps),
         *_steps(run, steps),
         *(impossible(metrics.mfu) if metrics else ()),
+        *(_power(run, metrics) if metrics else ()),
         *_stated_rate(result.stated_tokens_per_second, steps),
     )
 
@@ -83,6 +84,13 @@ def _memory(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[str]:
     peak, memory = max((step.peak_allocated_bytes or 0 for step in steps), default=0), run.machine.memory_bytes
     if run.machine.platform != "cpu" and memory and peak > (1 + TOLERANCE) * memory:
         yield f"its peak memory is {peak / 2**30:.1f} GiB, and its GPU has {memory / 2**30:.1f} GiB"
+
+
+def _power(run: RunRecord, metrics: RunMetrics) -> Iterator[str]:
+    """Compare the mean power of a GPU, which joules and tokens give, with its limit."""
+    rate, joules, limit = metrics.tokens_per_second_per_gpu, metrics.joules_per_token, run.machine.power_limit_watts
+    if rate and joules and limit and rate.value * joules > (1 + TOLERANCE) * limit:
+        yield f"its energy means {rate.value * joules:,.0f} W a GPU, whose limit is {limit:,.0f} W"
 
 
 def _steps(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[str]:

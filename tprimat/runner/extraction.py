@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tprimat import units
-from tprimat.analyze.traits import routing_words
 from tprimat.analyze.impossible import contradictions
 from tprimat.analyze.metrics import run_metrics
+from tprimat.analyze.traits import routing_words
 from tprimat.config.load import load_config
 from tprimat.errors import ConfigError, MetricError, RecordError
 from tprimat.logs.claims import Flags

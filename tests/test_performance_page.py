@@ -48,6 +48,7 @@ def test_a_figure_that_no_record_holds_is_found(tmp_path):
 
 def test_the_page_has_every_block_of_figures():
     assert re.findall(r"<!-- figures (\w+) -->", PAGE.read_text()) == [
+        "leads",
         "layouts",
         "layouts_on_two",
         "power",

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tools")]
 
 from energy_figures import energy  # noqa: E402
+from lead_figures import leads  # noqa: E402
 from page import page_parser, replace_blocks, update_page  # noqa: E402
 from record_figures import (  # noqa: E402
     NOTHING,
@@ -278,6 +279,7 @@ def micro_batch_search(results: Path) -> str:
 
 
 BLOCKS = {
+    "leads": leads,
     "callback": callback,
     "layouts": layouts,
     "layouts_on_two": layouts_on_two,

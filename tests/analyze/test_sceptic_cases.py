@@ -126,11 +126,16 @@ def test_a_benchmark_file_alone_still_says_what_energy_its_steps_took(tmp_path):
     metrics = measure(read_result(file), MetricOptions()).metrics
     assert metrics.joules_per_token == stated > 0
     assert not any("energy absent" in warning for warning in metrics.warnings)
-    # Other steps than those that the file speaks of: no figure, and why.
-    others = measure(read_result(file), MetricOptions(warmup=metrics.window.first_step)).metrics
-    assert others.window.first_step == metrics.window.first_step + 1
-    assert others.joules_per_token is None
-    assert f"energy absent: the file states it of steps {metrics.window.first_step}-6" in others.warnings
+    # Nearly the steps that the file speaks of: its figure, and a note. Other steps: no figure, and why.
+    first = metrics.window.first_step
+    for warmup, expected, words in (
+        (first, stated, "energy is that of"),
+        (first + 1, None, "energy absent: the file states it of"),
+    ):
+        others = measure(read_result(file), MetricOptions(warmup=warmup)).metrics
+        assert others.window.first_step == warmup + 1
+        assert others.joules_per_token == expected
+        assert any(warning.startswith(f"{words} steps {first}-6") for warning in others.warnings)
     document["metrics"]["joules_per_token"] = 0.1
     file.write_text(json.dumps(document), encoding="utf8")
     refused = measure(read_result(file), MetricOptions()).not_counted

@@ -74,6 +74,8 @@ NOTABLE_DRIFT = 0.005
 """Relative change of step time over a window that is worth a warning; long runs show smaller trends, which are irrelevant."""
 STATED_TOLERANCE = 0.02
 """Tolerated between a stated throughput and ours: another choice of warm-up steps makes a percent or two."""
+SAME_STEPS = 0.8
+"""Share of the steps in which a file's window and ours must agree for its energy of a token to be ours."""
 EXPLODED = 1e8
 """A gradient norm that no sound training has in most of its steps. Models that start at random have up to 300, later about 1;
 even the gradient of a sum over 16 million tokens, where others take the mean, then has less than this."""
@@ -130,7 +132,7 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
     peak, no_peak = _peak(run, options)
     per_gpu = scaled(rate, 1 / gpus, count) if rate and gpus else None
     flops = scaled(rate, flop / gpus, count) if rate and gpus and flop else None
-    per_token, no_energy = _joules_per_token(run, options, steady, window)
+    per_token, of_energy = _joules_per_token(run, options, steady, window)
     mfu = scaled(flops, 1 / peak, count) if flops and peak else None
     foretold = None if drops_choices(run, dropped) else run.prediction
     predicted = foretold.step_seconds if foretold else None
@@ -169,7 +171,7 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
             *stragglers(run),
             *_two_speeds(states),
             *_contradiction(options.stated_tokens_per_second, measured),
-            *(*_throttling(clocks), *((no_energy,) if no_energy else ()), *options.gemm_ceiling_notes),
+            *(*_throttling(clocks), *((of_energy,) if of_energy else ()), *options.gemm_ceiling_notes),
         ),
     )
 
@@ -303,21 +305,28 @@ def _peak(run: RunRecord, options: MetricOptions) -> tuple[float | None, str | N
 def _joules_per_token(
     run: RunRecord, options: MetricOptions, steps: Sequence[StepRecord], window: Window
 ) -> tuple[float | None, str | None]:
-    """Return the joules of a token over the steady steps, which must be consecutive, or why there are none."""
+    """Return the joules of a token over the steady steps, which must be consecutive, and a note on them or why there are none."""
     tokens, gpus, stated = _tokens(steps), run.machine.gpus, options.stated_energy
     if gpus is None or tokens is None:
         return None, None
     if not options.telemetry and stated is not None:
-        same = (stated.window.first_step, stated.window.last_step) == (window.first_step, window.last_step)
-        if same and stated.window.left_out == window.left_out:
+        theirs, ours = _steps_of(stated.window), _steps_of(window)
+        if theirs == ours:
             return stated.joules_per_token, None
-        return None, f"energy absent: the file states it of steps {stated.window.first_step}-{stated.window.last_step}"
+        of_steps = f"steps {stated.window.first_step}-{stated.window.last_step}"
+        if len(theirs & ours) >= SAME_STEPS * len(theirs | ours):
+            return stated.joules_per_token, f"energy is that of {of_steps}, as the file states it"
+        return None, f"energy absent: the file states it of {of_steps}"
     if window.left_out and options.telemetry:
         return None, "energy absent: profiled steps lie between the steady ones"
     energy, why = joules(options.telemetry, steps, gpus)
     if why is not None and (unread := _nodes_unread(run.machine, options.telemetry)):
         return None, f"energy absent: no power was read on {unread}; its readings may be on a disk of its own"
     return None if energy is None else energy / float(tokens @ np.array([step.merged for step in steps])), why
+
+
+def _steps_of(window: Window) -> set[int]:
+    return set(range(window.first_step, window.last_step + 1)) - set(window.left_out)
 
 
 def _nodes_unread(machine: Machine, samples: Sequence[TelemetrySample]) -> str:

@@ -1,0 +1,65 @@
+"""The embedded engine beside the programs that ran in turn with it: docs/performance.md's first table."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from record_figures import groups_in, probes_of, rate, repeated, times
+from speed_layouts import LAYOUTS, Layout
+from speed_programs import FINDERS
+
+from tprimat import units
+from tprimat.analyze.compare import Question, verdict
+from tprimat.analyze.groups import Group, group_estimate, group_mean, group_worst
+from tprimat.engines import embedded
+from tprimat.report.tables import table
+
+SERIES = ("in-turn", "fp8-current-scaling", "with-transformer-engine")
+"""Folders of runs made in turn on one machine, PROGRAM/LAYOUT/ROUND in each. A layout is shown from the first that has it."""
+OURS = embedded.ENGINE.name
+PROGRAMS = (OURS, *FINDERS)
+WORDS = {OURS: "embedded engine", "transformer_engine": "the same with Transformer Engine's layers"}
+HEADER = ("layout", "GPUs", "measured", "program", "runs", "tokens/s/GPU", "MFU", "of measured matmul", "memory", "energy/token")
+RATIO = "embedded engine / this"
+
+
+def leads(results: Path) -> str:
+    """List what ran in turn, by layout, the embedded engine first."""
+    probes = probes_of(results)
+    rows: list[list[str]] = []
+    for layout in LAYOUTS:
+        folder = next((results / name for name in SERIES if (results / name / OURS / layout.name).is_dir()), None)
+        if folder is None:
+            continue
+        found = {name: groups_in(folder / name / layout.name, probes) for name in PROGRAMS}
+        alike = {name: groups[0] for name, groups in found.items() if len(groups) == 1}
+        rows += _rows(layout, alike)
+    return table((*HEADER, RATIO), rows, left=4)
+
+
+def _rows(layout: Layout, programs: dict[str, Group]) -> Iterator[list[str]]:
+    ours = programs[OURS]
+    for name, group in programs.items():
+        mfu = group_estimate(group, lambda run: run.mfu)
+        share = group_mean(group, lambda run: run.share_of_measured_gemm)
+        joules = group_mean(group, lambda run: run.joules_per_token)
+        ratio = None if group is ours else verdict(group, ours, Question(varying=("clock",))).ratio
+        yield [
+            f"`{layout.name}`",
+            str(group.run.machine.gpus),
+            (group.run.started_at or "")[:10],
+            WORDS.get(name, name),
+            str(len(group.runs)),
+            repeated(rate(group), units.count, group),
+            units.percent(mfu.value) if mfu else units.ABSENT,
+            units.percent(share) if share else units.ABSENT,
+            _memory(group),
+            units.si(joules, "J") if joules else units.ABSENT,
+            repeated(ratio, times, group, ours) if ratio else units.ABSENT,
+        ]
+
+
+def _memory(group: Group) -> str:
+    """Write the peak of tensors, or of what torch reserved where a program tells only that."""
+    used = group_worst(group, lambda run: run.peak_memory_bytes)
+    reserved = group_worst(group, lambda run: run.peak_reserved_bytes)
+    return units.gibibytes(used) if used else f"{units.gibibytes(reserved)} reserved" if reserved else units.ABSENT

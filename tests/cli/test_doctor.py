@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 from commands import ROOT, run_command
 
+from tprimat.cli.doctor import lines_of
 from tprimat.hardware import health
+from tprimat.hardware.health import Check
 from tprimat.runner.doctor import check_collectives, check_torch
 
 FAKE_PACKAGES = ROOT / "tests" / "fake_packages"
@@ -28,14 +31,24 @@ def doctor(python=sys.executable, **environment):
 
 
 def test_this_machine_which_runs_the_tests_can_train(tmp_path):
-    done = run_command("doctor", "--output-dir", tmp_path / "not there yet", environment={"COLUMNS": "80"})
+    done = run_command("doctor", "--output-dir", tmp_path / "not there yet")
     assert done.returncode == 0
     assert "This machine can train" in done.stdout
     for name in ("Python", "torch", "Megatron-Core", "Lightning", "ports", "disk"):
         assert f"\nok       {name} " in f"\n{done.stdout}", name
     for name in ("engine nemo", "engine primus", "Transformer Engine", "GPUs", "host name", "/dev/shm", "SLURM"):
         assert f" {name} " in done.stdout, name
-    assert max(len(line) for line in done.stdout.splitlines() if "/" not in line) <= 80, "paths stay whole"
+    *checks, empty, _ = done.stdout.splitlines()
+    assert empty == ""
+    assert all(re.match(r"(ok|absent|problem) {2,}\S| {29}try: ", line) for line in checks), "a pipe gets each finding whole"
+
+
+def test_a_terminal_gets_lines_of_its_width():
+    check = Check(name="engine nemo", status="absent", finding="NeMo needs " + "nemo, " * 30, fix="make " * 30)
+    wrapped = lines_of(check, 80)
+    assert len(wrapped) > 2
+    assert max(map(len, wrapped)) < 80
+    assert len(lines_of(check, None)) == 2
 
 
 def test_gpus_that_this_torch_is_not_built_for_are_a_problem():
@@ -62,7 +75,7 @@ def test_where_nothing_can_train_the_status_is_1_and_it_says_what_to_install(tmp
             (packages / path.name).symlink_to(path)
     (packages / "tprimat").symlink_to(ROOT / "tprimat")
     command = [str(environment / "bin" / "python3"), "-m", "tprimat", "doctor"]
-    elsewhere = {**os.environ, "PYTHONPATH": str(packages), "COLUMNS": "120"}
+    elsewhere = {**os.environ, "PYTHONPATH": str(packages)}
     done = subprocess.run(command, cwd=tmp_path, env=elsewhere, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
     assert "Nothing can train here" in done.stdout

@@ -9,7 +9,6 @@ exit status: 0, or 1 where no engine can train
 
 import argparse
 import dataclasses
-import shutil
 import sys
 import textwrap
 from pathlib import Path
@@ -73,17 +72,17 @@ def show_checks(checks: "Iterable[Check]") -> None:
     """Print checks, with their status in colour on a terminal."""
     from tprimat.report.screen import screen_of
 
-    screen, width = screen_of(sys.stdout), shutil.get_terminal_size().columns
+    screen = screen_of(sys.stdout)
     for check in checks:
-        first, *rest = lines_of(check, width)
+        first, *rest = lines_of(check, screen.width)
         status = screen.paint(check.status, STATUS[check.status])
         print("\n".join([status + first[len(check.status) :], *rest]))
 
 
-def lines_of(check: "Check", width: int) -> list[str]:
-    """Format a check: status, name and finding, and what to do below it, wrapped to the terminal."""
+def lines_of(check: "Check", width: int | None) -> list[str]:
+    """Format a check: status, name and finding, and what to do below it; wrapped to a width, None: each on one line."""
     begin, below = f"{check.status:<8} {check.name:<19} ", " " * COLUMN
-    space = max(width - 1, COLUMN + 30)
+    space = width - 1 if width else sys.maxsize
     lines = textwrap.wrap(check.finding, space, initial_indent=begin, subsequent_indent=below, **WHOLE_WORDS)
     if check.fix:
         lines += textwrap.wrap(check.fix, space, initial_indent=f"{below}try: ", subsequent_indent=below + " " * 5, **WHOLE_WORDS)

@@ -1,0 +1,225 @@
+#!/usr/bin/env python3
+"""Measure a machine of several GPUs: probes, each layout in turn with its peers, the five strategies, and scaling.
+
+python3 benchmarks/whole_machine.py --output output/whole-machine
+python3 benchmarks/whole_machine.py --time-limit 580    where a command may take ten minutes: repeat it until it says "done"
+python3 benchmarks/whole_machine.py --list              the commands, in order; starts nothing
+
+Each step is a command of its own that goes on where it stopped. A step that fails is not repeated, and the next one starts:
+`--retry NAME` makes it again. Steps that need more GPUs than are here are left out, and so is NeMo where it is not installed.
+Each run predicts its time and memory before it starts, from the probes, which come first.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from speed_layouts import MEANT_FOR  # noqa: E402
+from speed_programs import FINDERS, Program, program_named  # noqa: E402
+
+from tprimat.engines import embedded, nemo  # noqa: E402
+from tprimat.errors import UserError  # noqa: E402
+from tprimat.facts.accelerators import PLATFORM_OF  # noqa: E402
+from tprimat.hardware.nodes import this_machine  # noqa: E402
+from tprimat.records.store import write_atomically  # noqa: E402
+
+ROWS = (
+    "dp_mbs4",
+    "dp_mbs1",
+    "tp2_mbs4",
+    "tp4_mbs4",
+    "tp2_pp2_mbs4",
+    "tp2_pp2_vpp2_mbs4",
+    "dp_mbs4_fp8",
+    "dp_s8192_mbs1",
+    "dp_s8192_mbs1_fp8",
+    "qwen_dp_mbs4",
+)
+STRATEGIES_NEED = 8
+"""GPUs: Qwen's TP4 PP2."""
+SCALED = "llama-3.2-3b"
+"""A model that one GPU holds, too."""
+TO_STOP_SECONDS = 25.0
+"""After Ctrl-C a run has 10 s to stop its ranks; then its command writes what is there."""
+AGAIN = "call again with --resume"
+"""Said by engine_speed.py when its time is up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One command."""
+
+    name: str
+    words: tuple[str, ...]
+    folder: Path
+    """Where it runs."""
+    knows_limit: bool = False
+    """It takes --time-limit, and says whether it is done."""
+
+
+def steps(gpus: int, output: Path, programs: Sequence[Program]) -> list[Step]:
+    """Return what is measured on so many GPUs, in order.
+
+    Args:
+        gpus: of this machine.
+        output: absolute; each step has a folder in it.
+        programs: the embedded engine, then the others that are installed here.
+    """
+    probes = output / f"probes-{gpus}"
+    fewer = [2**power for power in range(gpus.bit_length()) if 2**power < gpus]
+    command = (sys.executable, "-m", "tprimat")
+    suite = (*command, "suite", "--output")
+    found = [
+        Step(name="probes", words=(*suite, str(probes), "--ranks", str(gpus)), folder=output),
+        Step(
+            name="pieces",
+            words=(*command, "probe", "pieces,overlap", "--output", str(probes), "--ranks", str(gpus), "--resume"),
+            folder=output,
+        ),
+    ]
+    for ranks in fewer:
+        skipped = "gemm,memory,attention,mlp,transformer" + (",collectives" if ranks == 1 else "")
+        words = (*suite, str(output / f"probes-{ranks}"), "--ranks", str(ranks), "--skip", skipped)
+        found.append(Step(name=f"probes-{ranks}", words=words, folder=output))
+    against = ",".join(program.name for program in programs[1:] if program.python == sys.executable) or "none"
+    words = (sys.executable, str(ROOT / "benchmarks" / "engine_speed.py"), "--output", str(output / "in-turn"), "--resume")
+    words += ("--gpus", str(gpus), "--against", against, "--rounds", "3", "--steps", "10", "--only", ",".join(ROWS))
+    words += ("--probes", str(probes), *(("--equal-work",) if gpus != MEANT_FOR else ()))
+    found.append(Step(name="in-turn", words=words, folder=output, knows_limit=True))
+    common = ("--steps", "10", "--gpus", str(gpus), "--probes", str(probes))
+    for program in programs if gpus >= STRATEGIES_NEED else ():
+        if program.name in (embedded.ENGINE.name, nemo.ENGINE.name):
+            settings = [word for setting in program.settings for word in ("--set", f"platform_optimizations.nvidia.{setting}")]
+            words = (program.python, "-m", "tprimat", "sweep", "both", "--engine", program.engine, *common, *settings)
+            found.append(Step(name=f"strategies-{program.name}", words=words, folder=output / f"strategies-{program.name}"))
+    for mode in ("weak", "strong"):
+        words = (*command, "run", "--engine", programs[0].engine, "--model", "llama", "--micro-batch-size", "4", *common)
+        words += ("--set", f"models.llama.architecture={SCALED}", "--scaling", ",".join(map(str, [*fewer, gpus])))
+        words += ("--scaling-mode", mode, "--resume", "--output-dir", str(output / f"scaling-{mode}"))
+        found.append(Step(name=f"scaling-{mode}", words=words, folder=output))
+    return found
+
+
+def programs_here(options: argparse.Namespace) -> list[Program]:
+    """Return the embedded engine and the others that are installed; say which are not."""
+    found = [program_named(embedded.ENGINE.name, options)]
+    for name in FINDERS:
+        try:
+            found.append(program_named(name, options))
+        except UserError as error:
+            print(f"without {name}: {error.what}", file=sys.stderr)
+    return found
+
+
+def make(step: Step, left: float | None) -> tuple[int | None, float]:
+    """Run a step for at most so many seconds. Return its exit status, None if its time was too short, and how long it took."""
+    step.folder.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    limit = ("--time-limit", str(max(1, round(left)))) if step.knows_limit and left is not None else ()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
+    running = subprocess.Popen(
+        [*_with_probes_that_exist(step.words), *limit],
+        cwd=step.folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    in_time = True
+    try:
+        printed, _ = running.communicate(timeout=None if left is None or limit else left)
+    except subprocess.TimeoutExpired:
+        in_time = False
+        os.killpg(running.pid, signal.SIGINT)
+        printed, _ = running.communicate()
+    except KeyboardInterrupt:
+        os.killpg(running.pid, signal.SIGINT)
+        running.wait()
+        raise
+    print(printed, end="")
+    done = (in_time or running.returncode == 0) and not (step.knows_limit and AGAIN in printed)
+    return (running.returncode if done else None), time.monotonic() - began
+
+
+def _with_probes_that_exist(words: Sequence[str]) -> list[str]:
+    """Leave `--probes` out where probing has failed: published figures then have to do."""
+    place = words.index("--probes") if "--probes" in words else len(words)
+    exists = place < len(words) and (Path(words[place + 1]) / "probes.jsonl").exists()
+    return list(words) if exists else [*words[:place], *words[place + 2 :]]
+
+
+def series(chosen: Sequence[Step], output: Path, time_limit: float | None) -> int:
+    """Run the steps that are not done. Exit status: 0, or 1 where one failed, in this call or an earlier one."""
+    ends = None if time_limit is None else time.monotonic() + time_limit - TO_STOP_SECONDS
+    notes = output / "done.json"
+    output.mkdir(parents=True, exist_ok=True)
+    done: dict[str, int] = json.loads(notes.read_text(encoding="utf8")) if notes.exists() else {}
+    for step in (step for step in chosen if step.name not in done):
+        left = None if ends is None else ends - time.monotonic()
+        if left is not None and left <= 0:
+            break
+        print(f"\n{step.name}: {shlex.join(step.words)}", flush=True)
+        status, seconds = make(step, left)
+        if status is None:
+            break
+        done[step.name] = status
+        write_atomically(notes, json.dumps(done, indent=2) + "\n")
+        print(f"{step.name}: {'done' if status == 0 else f'failed with status {status}'} in {seconds:.0f} s", flush=True)
+    failed = [name for name, status in done.items() if status]
+    missing = [step.name for step in chosen if step.name not in done]
+    print(
+        f"\n{len(done)} of {len(chosen)} steps are done; "
+        + (f"call again for {', '.join(missing)}" if missing else "nothing is left")
+    )
+    if failed:
+        print(f"failed: {', '.join(failed)}; --retry NAME makes one again")
+    return 1 if failed else 0
+
+
+def main() -> int:
+    """Measure what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, metavar="FOLDER", default=Path("output/whole-machine"))
+    parser.add_argument("--gpus", type=int, metavar="N", help="use fewer than there are")
+    parser.add_argument("--nemo-python", type=Path, metavar="PATH", help="the Python with NeMo (.venv-nemo/bin/python)")
+    parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="stop after so long; the next call goes on")
+    parser.add_argument("--retry", metavar="NAME", help="a step that failed")
+    parser.add_argument("--list", action="store_true", help="print the commands")
+    options = parser.parse_args()
+    machine = this_machine()
+    gpus = options.gpus or (machine.gpus_per_node if machine and machine.platform != "cpu" else None)
+    if not gpus:
+        parser.error("there is no GPU here")
+    output = options.output.resolve()
+    platform = PLATFORM_OF[machine.platform] if machine and machine.platform != "cpu" else "nvidia"
+    asked = argparse.Namespace(platform=platform, nemo_python=options.nemo_python, peer_steps=0)
+    chosen = steps(gpus, output, programs_here(asked))
+    if options.list:
+        print("\n".join(f"{step.name}: {shlex.join(step.words)}" for step in chosen))
+        return 0
+    if options.retry:
+        notes = output / "done.json"
+        done = json.loads(notes.read_text(encoding="utf8")) if notes.exists() else {}
+        if options.retry not in done:
+            parser.error(f"there is no step {options.retry!r} that was made: {', '.join(done) or 'none was'}")
+        write_atomically(notes, json.dumps({name: status for name, status in done.items() if name != options.retry}) + "\n")
+    return series(chosen, output, options.time_limit)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("stopped; the same call goes on from here", file=sys.stderr)
+        sys.exit(130)

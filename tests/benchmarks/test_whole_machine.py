@@ -1,0 +1,153 @@
+"""benchmarks/whole_machine.py: its commands are valid, and a series that is cut into calls makes each step once."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import engine_speed  # noqa: E402
+from speed_programs import Program  # noqa: E402
+from whole_machine import AGAIN, ROWS, Step, series, steps  # noqa: E402
+
+from tprimat.cli import main as commands  # noqa: E402
+
+SLOW = "import sys, time; sys.stdout.write('begins '); sys.stdout.flush(); time.sleep(60)"
+
+
+PROGRAMS = [
+    Program(name="megatron", engine="megatron", software={}),
+    Program(name="transformer_engine", engine="megatron", software={}),
+    Program(name="nemo", engine="nemo", software={}, python="/nemo/python", settings=("nemo.cross_entropy_fusion_impl=te",)),
+]
+
+
+@pytest.mark.parametrize("gpus", [2, 4, 8])
+def test_every_command_is_understood_by_its_program(gpus, tmp_path):
+    made = {step.name: step for step in steps(gpus, tmp_path, PROGRAMS)}
+    assert next(iter(made)) == "probes"
+    assert {name for name in made if "strategies" in name} == ({"strategies-megatron", "strategies-nemo"} if gpus == 8 else set())
+    for name, step in made.items():
+        if step.knows_limit:
+            options = engine_speed.parser().parse_args([*step.words[2:], "--time-limit", "5"])
+            assert (options.gpus, options.rounds, options.against) == (gpus, 3, "transformer_engine")
+        else:
+            command, *words = step.words[3:]
+            commands.parser_of(commands.import_module(f"tprimat.cli.{command}"), command).parse_args(words)
+        assert (step.words[0] == "/nemo/python") == (name == "strategies-nemo")
+
+
+def test_every_row_is_a_layout_and_fits_four_and_eight_gpus():
+    for name in ROWS:
+        (layout,) = [layout for layout in engine_speed.LAYOUTS if layout.name == name]
+        assert layout.ranks(4) == 4
+        assert layout.with_equal_work(8).ranks(8) == 8
+
+
+def python(name, folder, code, **more):
+    return Step(name=name, words=(sys.executable, "-c", code), folder=folder, **more)
+
+
+def counting(file):
+    """Code that notes each time it runs."""
+    return f"open({str(file)!r}, 'a').write('x')"
+
+
+def test_each_step_runs_once_and_a_failure_stops_no_other(tmp_path, capsys):
+    made = [
+        python("first", tmp_path / "a", counting(tmp_path / "first")),
+        python("fails", tmp_path, f"{counting(tmp_path / 'fails')}; raise SystemExit(3)"),
+        python("last", tmp_path, counting(tmp_path / "last")),
+    ]
+    assert [series(made, tmp_path, None) for _ in range(2)] == [1, 1]
+    assert [(tmp_path / name).read_text() for name in ("first", "fails", "last")] == ["x", "x", "x"]
+    assert json.loads((tmp_path / "done.json").read_text()) == {"first": 0, "fails": 3, "last": 0}
+    assert "nothing is left\nfailed: fails; --retry NAME" in capsys.readouterr().out
+
+
+def test_what_the_time_is_too_short_for_is_interrupted_and_goes_on_in_the_next_call(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("whole_machine.TO_STOP_SECONDS", 0.0)
+    flag = tmp_path / "interrupted"
+    code = f"""
+import pathlib, time
+flag = pathlib.Path({str(flag)!r})
+if not flag.exists():
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        flag.touch()
+        raise SystemExit(130)
+"""
+    made = [python("slow", tmp_path, code), python("after", tmp_path, counting(tmp_path / "after"))]
+    began = time.monotonic()
+    assert series(made, tmp_path, 2) == 0
+    assert time.monotonic() - began < 30
+    assert flag.exists()
+    assert not (tmp_path / "after").exists()
+    assert "0 of 2 steps are done; call again for slow, after" in capsys.readouterr().out
+    assert series(made, tmp_path, 60) == 0
+    assert (tmp_path / "after").read_text() == "x"
+
+
+def test_a_program_that_knows_the_limit_says_itself_whether_it_is_done(tmp_path, monkeypatch):
+    monkeypatch.setattr("whole_machine.TO_STOP_SECONDS", 0.0)
+    code = f"import sys; assert sys.argv[1:] == ['--time-limit', '7']; print('stopped after 1 of 2 runs: {AGAIN}')"
+    made = [python("in-turn", tmp_path, code, knows_limit=True), python("after", tmp_path, counting(tmp_path / "after"))]
+    assert series(made, tmp_path, 7.2) == 0
+    assert not (tmp_path / "done.json").exists()
+    assert not (tmp_path / "after").exists()
+
+
+def test_predictions_do_without_probes_where_probing_failed(tmp_path):
+    code = f"import sys; open({str(tmp_path / 'words')!r}, 'a').write(' '.join(sys.argv[1:]) + ';')"
+    words = (sys.executable, "-c", code, "--steps", "1", "--probes", str(tmp_path), "--gpus", "2")
+    assert series([Step(name="without", words=words, folder=tmp_path)], tmp_path, None) == 0
+    (tmp_path / "probes.jsonl").touch()
+    assert series([Step(name="with", words=words, folder=tmp_path)], tmp_path, None) == 0
+    assert (tmp_path / "words").read_text() == f"--steps 1 --gpus 2;--steps 1 --probes {tmp_path} --gpus 2;"
+
+
+def test_ctrl_c_reaches_the_step(tmp_path):
+    code = f"""
+import sys
+sys.path[:0] = [{str(ROOT / "benchmarks")!r}]
+from pathlib import Path
+from whole_machine import Step, series
+series([Step(name="slow", words=(sys.executable, "-c", {SLOW!r}), folder=Path.cwd())], Path.cwd(), None)
+"""
+    running = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    line = ""
+    while "slow:" not in line:
+        line = running.stdout.readline()
+    children = [path for path in Path("/proc").glob("[0-9]*/stat") if f" {running.pid} " in stat_of(path)]
+    while not children:
+        children = [path for path in Path("/proc").glob("[0-9]*/stat") if f" {running.pid} " in stat_of(path)]
+    time.sleep(1)
+    os.kill(running.pid, signal.SIGINT)
+    running.communicate(timeout=30)
+    assert not any(child.exists() for child in children)
+
+
+def stat_of(path):
+    """State, parent and group of a process; nothing of one that is gone."""
+    try:
+        return " ".join(path.read_text().rpartition(")")[2].split()[:2]) + " "
+    except OSError:
+        return ""
+
+
+def test_the_list_starts_nothing(tmp_path):
+    command = [sys.executable, str(ROOT / "benchmarks" / "whole_machine.py"), "--gpus", "8", "--list", "--output", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.count("\n") >= 8
+    assert "strategies-megatron: " in done.stdout
+    assert not list(tmp_path.iterdir())

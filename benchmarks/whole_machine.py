@@ -2,7 +2,7 @@
 """Measure a machine of several GPUs: probes, each layout in turn with its peers, the five strategies, and scaling.
 
 python3 benchmarks/whole_machine.py --output output/whole-machine
-python3 benchmarks/whole_machine.py --time-limit 580    where a command may take ten minutes: repeat it until it says "done"
+python3 benchmarks/whole_machine.py --time-limit 580    where a command may take ten minutes: repeat it until "nothing is left"
 python3 benchmarks/whole_machine.py --list              the commands, in order; starts nothing
 
 Each step is a command of its own that goes on where it stopped. A step that fails is not repeated, and the next one starts:

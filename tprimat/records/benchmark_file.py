@@ -6,8 +6,8 @@ seconds, TFLOP/s, GB (1e9 bytes), fractions 0..1. `run`, `metrics` and `steps` a
 """
 
 import json
-import math
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -237,7 +237,7 @@ def _energy(metrics: Any) -> StatedEnergy | None:
     if not isinstance(metrics, dict):
         return None
     joules, window = metrics.get("joules_per_token"), metrics.get("window")
-    if not isinstance(joules, int | float) or isinstance(joules, bool) or not 0 < joules < math.inf:
+    if not isinstance(joules, int | float) or isinstance(joules, bool) or not 0 < joules <= sys.float_info.max:
         return None
     try:
         return StatedEnergy(joules_per_token=float(joules), window=adapter(Window).validate_python(window))

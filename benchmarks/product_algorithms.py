@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from tprimat.facts.flops import gemm_shapes  # noqa: E402
 from tprimat.facts.models import model_shape  # noqa: E402
 from tprimat.hardware.gpus import open_nvml  # noqa: E402
 from tprimat.megatron import cublaslt  # noqa: E402
+from tprimat.records.store import json_document, write_atomically  # noqa: E402
 from tprimat.report.tables import table  # noqa: E402
 
 Call = Callable[[], object]
@@ -59,7 +60,7 @@ def candidates(model: str, rows: int, *, fp8: bool) -> list[Candidate]:
     for matrix in gemm_shapes(shape, 1, rows):
         if matrix.name == "output" and fp8:
             continue
-        m, k, n = (min(rows, OUTPUT_ROWS) if matrix.name == "output" else rows), matrix.k, matrix.n
+        m, k, n = (min(matrix.m, OUTPUT_ROWS) if matrix.name == "output" else matrix.m), matrix.k, matrix.n
         found += fp8_products(matrix.name, m, k, n) if fp8 else bf16_products(matrix.name, m, k, n)
     return found
 
@@ -90,19 +91,32 @@ def bf16_products(name: str, m: int, k: int, n: int) -> list[Candidate]:
 
 
 def fp8_products(name: str, m: int, k: int, n: int) -> list[Candidate]:
-    """Return the same in 8 bits, where both operands have the summed dimension contiguous. torch cannot add to fp32."""
+    """Return the same in 8 bits, where both operands have the summed dimension contiguous.
+
+    torch cannot add to fp32: its weight gradient is rounded to bf16, and a second kernel adds it.
+    """
     rows, gradient, low = torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16
 
     def multiply(fast: bool, total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> object:
-        one = torch.ones((), device=a.device)
-        return torch._scaled_mm(a, b.t(), one, one, out_dtype=total.dtype, use_fast_accum=fast, out=total)
+        one = unit(a.device)
+        return torch._scaled_mm(a, b.t(), one, one, out_dtype=low, use_fast_accum=fast, out=total)
+
+    def multiply_and_add(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> object:
+        one = unit(a.device)
+        return total.add_(torch._scaled_mm(a, b.t(), one, one, out_dtype=low, use_fast_accum=False))
 
     scaled = partial(cublaslt.Product, scaled=True)
     return [
         Candidate(f"{name} fprop", scaled(m, n, k, rows, rows, low, fast=True), partial(multiply, True)),
         Candidate(f"{name} dgrad", scaled(m, k, n, gradient, rows, low), partial(multiply, False)),
-        Candidate(f"{name} wgrad", scaled(n, k, m, gradient, rows, torch.float32), partial(multiply, False), adds=True),
+        Candidate(f"{name} wgrad", scaled(n, k, m, gradient, rows, torch.float32), multiply_and_add, adds=True),
     ]
+
+
+@cache
+def unit(device: torch.device) -> torch.Tensor:
+    """Return the factor of unscaled numbers, made once: a kernel that fills it would be timed with each product."""
+    return torch.ones((), device=device)
 
 
 def operands_of(product: cublaslt.Product, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -144,8 +158,7 @@ def measure(candidate: Candidate, energy: Callable[[], float]) -> dict[str, Any]
     total = torch.zeros(product.m, product.n, device=device, dtype=product.total)
     prepared = cublaslt.prepare(0, product, MOST_ALGORITHMS)
     if product.scaled:
-        one = torch.ones((), device=device)
-        cublaslt.set_scales(prepared, one, one)
+        cublaslt.set_scales(prepared, unit(device), unit(device))
     candidate.torch_call(total, a, b)
     expected = total.clone()
     beta = 1.0 if candidate.adds else 0.0
@@ -189,6 +202,15 @@ def line(name: str, found: dict[str, Any]) -> list[str]:
     return [name, *cells]
 
 
+def begun(output: Path, here: dict[str, str]) -> dict[str, Any]:
+    """Return what an earlier call measured with the same GPU and torch, or an empty document; others' figures are not mixed."""
+    document = json_document(output.read_bytes(), output) if output.exists() else {**here, "products": {}}
+    theirs = {key: document.get(key) for key in here} if isinstance(document, dict) else {}
+    if theirs != here or not isinstance(document.get("products"), dict):
+        raise SystemExit(f"error: {output} is of {theirs or 'something else'}, and here is {here}: choose another --output")
+    return document
+
+
 HEADER = ["product", "torch", "best algorithm", "torch / best", "its rank"]
 
 
@@ -202,20 +224,19 @@ def main() -> None:
     parser.add_argument("--time-limit", type=float, default=float("inf"), metavar="SECONDS", help="begin no product after it")
     options = parser.parse_args()
     began = time.monotonic()
-    document = {"accelerator": torch.cuda.get_device_name(), "torch": torch.__version__, "products": {}}
-    if options.output.exists():
-        document = json.loads(options.output.read_text(encoding="utf8"))
+    if not torch.cuda.is_available():
+        parser.error("there is no NVIDIA GPU here")
+    document = begun(options.output, {"accelerator": torch.cuda.get_device_name(), "torch": torch.__version__})
     energy, longest = energy_counter(), 0.0
     for candidate in candidates(options.model, options.rows, fp8=options.fp8):
-        name = f"{candidate.name}, {options.rows} rows, {'fp8' if options.fp8 else 'bf16'}"
+        name = f"{options.model} {candidate.name}, {options.rows} rows, {'fp8' if options.fp8 else 'bf16'}"
         if name in document["products"] or time.monotonic() - began + longest > options.time_limit:
             continue
         start = time.monotonic()
         document["products"][name] = measure(candidate, energy)
         torch.cuda.empty_cache()
         longest = max(longest, time.monotonic() - start)
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf8")
+        write_atomically(options.output, json.dumps(document, indent=1) + "\n")
     print(table(HEADER, [line(name, found) for name, found in document["products"].items()], left=1))
 
 

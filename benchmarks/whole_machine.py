@@ -2,16 +2,19 @@
 """Measure a machine of several GPUs: probes, each layout in turn with its peers, the five strategies, and scaling.
 
 python3 benchmarks/whole_machine.py --output output/whole-machine
-python3 benchmarks/whole_machine.py --time-limit 580    where a command may take ten minutes: repeat it until "nothing is left"
+python3 benchmarks/whole_machine.py --time-limit 580    where a command may take ten minutes: repeat it until nothing is left
 python3 benchmarks/whole_machine.py --list              the commands, in order; starts nothing
 
 Each step is a command of its own that goes on where it stopped. A step that fails is not repeated, and the next one starts:
 `--retry NAME` makes it again. Steps that need more GPUs than are here are left out, and so is NeMo where it is not installed.
+Each number of GPUs has a folder of its own below --output.
 Each run predicts its time and memory before it starts, from the probes, which come first.
 """
 
 import argparse
+import contextlib
 import json
+import math
 import os
 import shlex
 import signal
@@ -29,10 +32,10 @@ from speed_layouts import MEANT_FOR  # noqa: E402
 from speed_programs import FINDERS, Program, program_named  # noqa: E402
 
 from tprimat.engines import embedded, nemo  # noqa: E402
-from tprimat.errors import UserError  # noqa: E402
+from tprimat.errors import RecordError, UserError  # noqa: E402
 from tprimat.facts.accelerators import PLATFORM_OF  # noqa: E402
 from tprimat.hardware.nodes import this_machine  # noqa: E402
-from tprimat.records.store import write_atomically  # noqa: E402
+from tprimat.records.store import json_document, write_atomically  # noqa: E402
 
 ROWS = (
     "dp_mbs4",
@@ -52,6 +55,10 @@ SCALED = "llama-3.2-3b"
 """A model that one GPU holds, too."""
 TO_STOP_SECONDS = 25.0
 """After Ctrl-C a run has 10 s to stop its ranks; then its command writes what is there."""
+TO_KILL_SECONDS = 20.0
+"""After Ctrl-C a step that still runs hangs."""
+NOTES = "done.json"
+"""Name of each step that was made -> its exit status."""
 AGAIN = "call again with --resume"
 """Said by engine_speed.py when its time is up."""
 
@@ -141,15 +148,41 @@ def make(step: Step, left: float | None) -> tuple[int | None, float]:
         printed, _ = running.communicate(timeout=None if left is None or limit else left)
     except subprocess.TimeoutExpired:
         in_time = False
-        os.killpg(running.pid, signal.SIGINT)
-        printed, _ = running.communicate()
+        printed = _stop(running)
     except KeyboardInterrupt:
-        os.killpg(running.pid, signal.SIGINT)
-        running.wait()
+        print(_stop(running), end="")
         raise
     print(printed, end="")
     done = (in_time or running.returncode == 0) and not (step.knows_limit and AGAIN in printed)
     return (running.returncode if done else None), time.monotonic() - began
+
+
+def _stop(running: subprocess.Popen[str]) -> str:
+    """End a step as Ctrl-C does, and kill it where it does not end or Ctrl-C comes again. Return what it printed."""
+    try:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGINT)
+        return running.communicate(timeout=TO_KILL_SECONDS)[0]
+    except subprocess.TimeoutExpired:
+        return ""
+    finally:
+        if running.poll() is None:
+            os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
+
+
+def made(output: Path) -> dict[str, int]:
+    """Return the exit status of each step that was made.
+
+    Raises:
+        RecordError: the notes are damaged.
+    """
+    notes = output / NOTES
+    found = json_document(notes.read_bytes(), notes) if notes.exists() else {}
+    if not isinstance(found, dict) or not all(type(status) is int for status in found.values()):
+        what, fix = f"{notes} does not hold the exit status of each step.", "delete it: every step then goes on from its records"
+        raise RecordError(what, where=str(notes), fix=fix)
+    return found
 
 
 def _with_probes_that_exist(words: Sequence[str]) -> list[str]:
@@ -162,9 +195,8 @@ def _with_probes_that_exist(words: Sequence[str]) -> list[str]:
 def series(chosen: Sequence[Step], output: Path, time_limit: float | None) -> int:
     """Run the steps that are not done. Exit status: 0, or 1 where one failed, in this call or an earlier one."""
     ends = None if time_limit is None else time.monotonic() + time_limit - TO_STOP_SECONDS
-    notes = output / "done.json"
     output.mkdir(parents=True, exist_ok=True)
-    done: dict[str, int] = json.loads(notes.read_text(encoding="utf8")) if notes.exists() else {}
+    done = made(output)
     for step in (step for step in chosen if step.name not in done):
         left = None if ends is None else ends - time.monotonic()
         if left is not None and left <= 0:
@@ -174,12 +206,12 @@ def series(chosen: Sequence[Step], output: Path, time_limit: float | None) -> in
         if status is None:
             break
         done[step.name] = status
-        write_atomically(notes, json.dumps(done, indent=2) + "\n")
+        write_atomically(output / NOTES, json.dumps(done, indent=2) + "\n")
         print(f"{step.name}: {'done' if status == 0 else f'failed with status {status}'} in {seconds:.0f} s", flush=True)
-    failed = [name for name, status in done.items() if status]
+    failed = [step.name for step in chosen if done.get(step.name)]
     missing = [step.name for step in chosen if step.name not in done]
     print(
-        f"\n{len(done)} of {len(chosen)} steps are done; "
+        f"\n{len(chosen) - len(missing)} of {len(chosen)} steps are done; "
         + (f"call again for {', '.join(missing)}" if missing else "nothing is left")
     )
     if failed:
@@ -198,10 +230,15 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="print the commands")
     options = parser.parse_args()
     machine = this_machine()
-    gpus = options.gpus or (machine.gpus_per_node if machine and machine.platform != "cpu" else None)
-    if not gpus:
+    here = machine.gpus_per_node if machine and machine.platform != "cpu" else None
+    gpus = here if options.gpus is None else options.gpus
+    if gpus is None:
         parser.error("there is no GPU here")
-    output = options.output.resolve()
+    if gpus < 1 or (here is not None and gpus > here and not options.list):
+        parser.error(f"--gpus {gpus}: there are {here or 'none'} here")
+    if options.time_limit is not None and not TO_STOP_SECONDS < options.time_limit < math.inf:
+        parser.error(f"--time-limit {options.time_limit:g}: a step takes up to {TO_STOP_SECONDS:.0f} s to stop")
+    output = options.output.resolve() / f"{gpus}-gpus"
     platform = PLATFORM_OF[machine.platform] if machine and machine.platform != "cpu" else "nvidia"
     asked = argparse.Namespace(platform=platform, nemo_python=options.nemo_python, peer_steps=0)
     chosen = steps(gpus, output, programs_here(asked))
@@ -209,17 +246,25 @@ def main() -> int:
         print("\n".join(f"{step.name}: {shlex.join(step.words)}" for step in chosen))
         return 0
     if options.retry:
-        notes = output / "done.json"
-        done = json.loads(notes.read_text(encoding="utf8")) if notes.exists() else {}
+        done = made(output)
         if options.retry not in done:
             parser.error(f"there is no step {options.retry!r} that was made: {', '.join(done) or 'none was'}")
-        write_atomically(notes, json.dumps({name: status for name, status in done.items() if name != options.retry}) + "\n")
+        del done[options.retry]
+        write_atomically(output / NOTES, json.dumps(done, indent=2) + "\n")
     return series(chosen, output, options.time_limit)
 
 
+def _interrupt(number: int, _: object) -> None:
+    raise KeyboardInterrupt(number)
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _interrupt)  # a step has a session of its own: nobody else would stop it
     try:
         sys.exit(main())
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         print("stopped; the same call goes on from here", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(128 + (stop.args[0] if stop.args else signal.SIGINT))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -38,6 +38,10 @@ def test_the_page_of_statistics_holds_what_its_simulation_gives():
     assert done.returncode == 0, done.stderr
 
 
+def test_a_range_is_written_in_words():
+    assert " .. " not in PAGE.read_text()
+
+
 def test_a_figure_that_no_record_holds_is_found(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(re.sub(r"\d\d\.\d %", "00.0 %", PAGE.read_text(), count=1))

@@ -19,6 +19,10 @@ OURS = embedded.ENGINE.name
 PROGRAMS = (OURS, *FINDERS)
 WORDS = {OURS: "embedded engine", "transformer_engine": "the same with Transformer Engine's layers"}
 HEADER = ("layout", "GPUs", "measured", "program", "runs", "tokens/s/GPU", "MFU", "of measured matmul", "memory", "energy/token")
+COMPARED = Question(varying=("clock",))
+"""Programs time themselves in their own ways."""
+OF_A_MACHINE = ("accelerator", "nodes", "power-limit", "driver")
+"""Traits that all programs of a series share: where they differ, a ratio would be that of machines."""
 RATIO = "embedded engine / this"
 
 
@@ -31,8 +35,10 @@ def leads(results: Path) -> str:
         if folder is None:
             continue
         found = {name: groups_in(folder / name / layout.name, probes) for name in PROGRAMS}
-        alike = {name: groups[0] for name, groups in found.items() if len(groups) == 1}
-        rows += _rows(layout, alike)
+        for name, groups in found.items():
+            if len(groups) > 1 or (name == OURS and not groups):
+                raise SystemExit(f"{folder / name / layout.name} holds {len(groups)} configurations that count, not one")
+        rows += _rows(layout, {name: groups[0] for name, groups in found.items() if groups})
     return table((*HEADER, RATIO), rows, left=4)
 
 
@@ -42,7 +48,9 @@ def _rows(layout: Layout, programs: dict[str, Group]) -> Iterator[list[str]]:
         mfu = group_estimate(group, lambda run: run.mfu)
         share = group_mean(group, lambda run: run.share_of_measured_gemm)
         joules = group_mean(group, lambda run: run.joules_per_token)
-        ratio = None if group is ours else verdict(group, ours, Question(varying=("clock",))).ratio
+        found = verdict(group, ours, COMPARED)
+        one_machine = not any(trait.key in OF_A_MACHINE for trait in found.traits)
+        ratio = found.ratio if group is not ours and one_machine else None
         yield [
             f"`{layout.name}`",
             str(group.run.machine.gpus),

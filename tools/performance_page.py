@@ -180,7 +180,7 @@ def callback(results: Path) -> str:
         found = json.loads(file.read_text(encoding="utf8"))
         medians, cost = found["median_step_seconds"], found["cost_seconds_per_step"]
         without, with_it = (
-            f"{min(medians[side]) * 1e3:.2f} .. {max(medians[side]) * 1e3:.2f} ms" for side in ("without", "with")
+            f"{min(medians[side]) * 1e3:.2f} to {max(medians[side]) * 1e3:.2f} ms" for side in ("without", "with")
         )
         share = "–" if shortest is None else f"{cost / shortest * 100:.4f} %"
         rows.append((found["device"], str(found["layers"]), without, with_it, f"{cost * 1e3:.3f} ms", share))

@@ -129,7 +129,7 @@ def exchanges(results: Path) -> str:
                 product_record["product"],
                 product_record["way"],
                 f"{product_record['median']:.3f} ms",
-                f"{min(product_record['milliseconds'][1:]):.3f} .. {max(product_record['milliseconds'][1:]):.3f} ms",
+                f"{min(product_record['milliseconds'][1:]):.3f} to {max(product_record['milliseconds'][1:]):.3f} ms",
                 f"{product_record['largest_difference']:.0e}",
             )
             for product_record in found["products"]

@@ -140,8 +140,26 @@ def test_a_benchmark_file_alone_still_says_what_energy_its_steps_took(tmp_path):
     file.write_text(json.dumps(document), encoding="utf8")
     refused = measure(read_result(file), MetricOptions()).not_counted
     assert re.fullmatch(r"this cannot be: its energy means 1,0\d\d W a GPU, whose limit is 700 W", refused)
-    for nonsense in (-1.0, 0, True, "0.06"):
+    for nonsense in (-1.0, 0, True, "0.06", 10**400, 1e300, 5e-324, [0.06]):
         document["metrics"]["joules_per_token"] = nonsense
+        file.write_text(json.dumps(document), encoding="utf8")
+        assert measure(read_result(file), MetricOptions()).metrics.joules_per_token is None
+    document["metrics"]["joules_per_token"] = stated
+    window = document["metrics"]["window"]
+    # A window of 10^15 steps is compared by its ends: counting its steps one by one would not end.
+    strange = ({"last_step": 10**15}, {"first_step": -(10**15)}, {"first_step": 9, "last_step": -9}, {"left_out": [3, 4, 5]})
+    for changed in strange:
+        document["metrics"]["window"] = {**window, **changed}
+        file.write_text(json.dumps(document), encoding="utf8")
+        metrics = measure(read_result(file), MetricOptions()).metrics
+        assert metrics.joules_per_token is None
+        assert any(warning.startswith("energy absent: the file states it of steps") for warning in metrics.warnings)
+    document["metrics"]["window"] = window
+    for version, expected in ((1, stated), (2, None), ("1", None)):
+        file.write_text(json.dumps({**document, "schema_version": version}), encoding="utf8")
+        assert measure(read_result(file), MetricOptions()).metrics.joules_per_token == expected
+    for broken in (None, [], "1-6", {**window, "first_step": "one"}):
+        document["metrics"]["window"] = broken
         file.write_text(json.dumps(document), encoding="utf8")
         assert measure(read_result(file), MetricOptions()).metrics.joules_per_token is None
 

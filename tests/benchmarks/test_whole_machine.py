@@ -114,27 +114,40 @@ def test_predictions_do_without_probes_where_probing_failed(tmp_path):
     assert (tmp_path / "words").read_text() == f"--steps 1 --gpus 2;--steps 1 --probes {tmp_path} --gpus 2;"
 
 
-def test_ctrl_c_reaches_the_step(tmp_path):
-    code = f"""
-import sys
-sys.path[:0] = [{str(ROOT / "benchmarks")!r}]
-from pathlib import Path
-from whole_machine import Step, series
-series([Step(name="slow", words=(sys.executable, "-c", {SLOW!r}), folder=Path.cwd())], Path.cwd(), None)
-"""
-    running = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+def children_of(process):
+    return [path for path in Path("/proc").glob("[0-9]*/stat") if f" {process.pid} " in stat_of(path)]
+
+
+DEAF = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, SLOW), (signal.SIGTERM, SLOW), (signal.SIGINT, DEAF + SLOW)],
+    ids=["ctrl_c", "term", "a_step_that_does_not_listen"],
+)
+def test_who_stops_the_series_stops_the_step(number, code, tmp_path):
+    benchmark = tmp_path / "benchmark.py"
+    text = (ROOT / "benchmarks" / "whole_machine.py").read_text(encoding="utf8")
+    text = text.replace("ROOT = Path(__file__).resolve().parent.parent", f"ROOT = Path({str(ROOT)!r})")
+    step = f'Step(name="slow", words=(sys.executable, "-c", {code!r}), folder=output)'
+    text = text.replace("chosen = steps(gpus, output, programs_here(asked))", f"chosen = [{step}]")
+    text = text.replace("TO_KILL_SECONDS = 20.0", "TO_KILL_SECONDS = 2.0")
+    benchmark.write_text(text, encoding="utf8")
+    command = [sys.executable, str(benchmark), "--gpus", "1", "--output", "out"]
+    running = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     line = ""
     while "slow:" not in line:
         line = running.stdout.readline()
-    children = [path for path in Path("/proc").glob("[0-9]*/stat") if f" {running.pid} " in stat_of(path)]
-    while not children:
-        children = [path for path in Path("/proc").glob("[0-9]*/stat") if f" {running.pid} " in stat_of(path)]
+    while not (children := children_of(running)):
+        time.sleep(0.05)
     time.sleep(1)
-    os.kill(running.pid, signal.SIGINT)
-    running.communicate(timeout=30)
+    os.kill(running.pid, number)
+    _, said = running.communicate(timeout=30)
     assert not any(child.exists() for child in children)
+    assert running.returncode == 128 + number
+    assert said.endswith("stopped; the same call goes on from here\n")
+    assert "whole_machine" not in said
 
 
 def stat_of(path):
@@ -151,3 +164,42 @@ def test_the_list_starts_nothing(tmp_path):
     assert done.stdout.count("\n") >= 8
     assert "strategies-megatron: " in done.stdout
     assert not list(tmp_path.iterdir())
+
+
+def call(tmp_path, *words):
+    command = [sys.executable, str(ROOT / "benchmarks" / "whole_machine.py"), "--gpus", "1", "--output", "out", *words]
+    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("content", ["", "[1, 2]", '{"probes": "done"}', '{"probes": null}', '{"probes": 0'])
+@pytest.mark.parametrize("words", [(), ("--retry", "probes")], ids=["go_on", "retry"])
+def test_damaged_notes_are_named(content, words, tmp_path):
+    notes = tmp_path / "out" / "1-gpus" / "done.json"
+    notes.parent.mkdir(parents=True)
+    notes.write_text(content)
+    done = call(tmp_path, *words)
+    assert done.returncode == 2
+    assert f"error: {notes} " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert notes.read_text() == content
+
+
+@pytest.mark.parametrize("words", [("--time-limit", text) for text in ("-1", "25", "nan", "inf")] + [("--gpus", "0")])
+def test_a_limit_in_which_nothing_could_run_is_refused(words, tmp_path):
+    done = call(tmp_path, *words)
+    assert done.returncode == 2
+    assert f"error: {words[0]} {words[1]}: " in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_each_number_of_gpus_has_its_own_steps(tmp_path):
+    """Else 4 of 8 GPUs would go on from the notes of all 8, without probes of their own."""
+    one, two = (call(tmp_path, "--list", "--gpus", gpus).stdout.splitlines()[0] for gpus in ("4", "8"))
+    assert f"{tmp_path}/out/4-gpus/probes-4" in one
+    assert f"{tmp_path}/out/8-gpus/probes-8" in two
+
+
+def test_a_failed_step_of_other_software_is_no_failure_of_this_call(tmp_path, capsys):
+    (tmp_path / "done.json").write_text('{"strategies-nemo": 1}')
+    assert series([python("probes", tmp_path, "")], tmp_path, None) == 0
+    assert "\n1 of 1 steps are done; nothing is left\n" in capsys.readouterr().out

@@ -88,6 +88,16 @@ def test_a_mixture_is_planned_for_the_engine_that_cuts_its_layers_into_stages(ar
     assert json.loads(done.stdout)["question"]["implementation"] == implementation
 
 
+def test_all_numbers_of_gpus_are_compared_with_one_engine():
+    """24 GPUs hold this model with Megatron-LM's stages only, the others with the embedded engine's."""
+    words = ("plan", "--architecture", "llama-3.1-70b", "--accelerator", "H100 SXM", "--json", "--gpus")
+    alone, several = (json.loads(run_command(*words, gpus).stdout) for gpus in ("24", "24,32"))
+    assert alone["fitting"]
+    assert alone["question"]["implementation"] == "Megatron-Core with Transformer Engine"
+    assert [one["question"]["implementation"] for one in several["scaling"]] == ["embedded", "embedded"]
+    assert [bool(one["fitting"]) for one in several["scaling"]] == [False, True]
+
+
 def test_more_gpus_give_more_until_the_batch_is_too_small_to_share():
     words = ("--architecture", "gpt-3-175b", "--accelerator", "H100 SXM", "--gpus", "96,4608", "--sequence-length", "2048")
     strong = run_command("plan", *words, "--gpus", "96,192", "--global-batch-size", "2304")

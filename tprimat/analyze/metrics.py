@@ -310,11 +310,11 @@ def _joules_per_token(
     if gpus is None or tokens is None:
         return None, None
     if not options.telemetry and stated is not None:
-        theirs, ours = _steps_of(stated.window), _steps_of(window)
-        if theirs == ours:
+        share = _shared_steps(stated.window, window)
+        if share == 1:
             return stated.joules_per_token, None
         of_steps = f"steps {stated.window.first_step}-{stated.window.last_step}"
-        if len(theirs & ours) >= SAME_STEPS * len(theirs | ours):
+        if share >= SAME_STEPS:
             return stated.joules_per_token, f"energy is that of {of_steps}, as the file states it"
         return None, f"energy absent: the file states it of {of_steps}"
     if window.left_out and options.telemetry:
@@ -325,8 +325,17 @@ def _joules_per_token(
     return None if energy is None else energy / float(tokens @ np.array([step.merged for step in steps])), why
 
 
-def _steps_of(window: Window) -> set[int]:
-    return set(range(window.first_step, window.last_step + 1)) - set(window.left_out)
+def _shared_steps(first: Window, second: Window) -> float:
+    """Return the share of the steps of either window that lie in both. A file may state any numbers: nothing is enumerated."""
+    alone = [_steps_in(one.first_step, one.last_step, one.left_out) for one in (first, second)]
+    left_out = (*first.left_out, *second.left_out)
+    both = _steps_in(max(first.first_step, second.first_step), min(first.last_step, second.last_step), left_out)
+    return both / max(sum(alone) - both, 1)
+
+
+def _steps_in(first: int, last: int, left_out: Iterable[int]) -> int:
+    """Return how many steps there are from `first` to `last` without those left out."""
+    return max(0, last + 1 - first - sum(first <= step <= last for step in set(left_out)))
 
 
 def _nodes_unread(machine: Machine, samples: Sequence[TelemetrySample]) -> str:

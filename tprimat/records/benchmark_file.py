@@ -6,7 +6,6 @@ seconds, TFLOP/s, GB (1e9 bytes), fractions 0..1. `run`, `metrics` and `steps` a
 """
 
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -205,12 +204,13 @@ def own_result(document: dict[str, Any], path: Path) -> RunResult:
     """
     run = checked(RunRecord, document["run"], path)
     steps = checked(tuple[StepRecord, ...], document["steps"], path)
+    metrics = document.get("metrics") if document.get("schema_version", SCHEMA_VERSION) == SCHEMA_VERSION else None
     return RunResult(
         run=run,
         steps=steps,
         path=path,
-        held_back=_held_back(document.get("metrics")),
-        stated_energy=_energy(document.get("metrics")),
+        held_back=_held_back(metrics),
+        stated_energy=_energy(metrics),
         contradictions=tuple(_stated_otherwise(document, run, steps)),
     )
 
@@ -232,12 +232,16 @@ def _held_back(metrics: Any) -> dict[str, float] | None:
     return {match[2]: int(match[1]) / 100 for match in found if match} or None
 
 
+MOST_JOULES = 1e9
+"""Of a token: more, or less than its inverse, is no measurement. A large model on a slow machine takes some thousand."""
+
+
 def _energy(metrics: Any) -> StatedEnergy | None:
     """Return what a document's metrics say of energy; None where they say nothing that can be used."""
     if not isinstance(metrics, dict):
         return None
     joules, window = metrics.get("joules_per_token"), metrics.get("window")
-    if not isinstance(joules, int | float) or isinstance(joules, bool) or not 0 < joules < math.inf:
+    if not isinstance(joules, int | float) or isinstance(joules, bool) or not 1 / MOST_JOULES < joules < MOST_JOULES:
         return None
     try:
         return StatedEnergy(joules_per_token=float(joules), window=adapter(Window).validate_python(window))

@@ -1,0 +1,61 @@
+"""tools/lead_figures.py: a ratio compares one configuration a side, on one machine."""
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "benchmarks")]
+
+from lead_figures import leads  # noqa: E402
+
+SERIES = "with-transformer-engine"
+RECORDS = ROOT / "benchmarks" / "records" / "h200" / SERIES
+
+
+@pytest.fixture
+def results(tmp_path):
+    for program in ("megatron", "transformer_engine"):
+        shutil.copytree(RECORDS / program / "dp_mbs4", tmp_path / SERIES / program / "dp_mbs4")
+    return tmp_path
+
+
+def change(results, program, rounds, **machine):
+    for file in sorted((results / SERIES / program / "dp_mbs4").rglob("benchmark_*.json"))[:rounds]:
+        document = json.loads(file.read_text(encoding="utf8"))
+        document["run"]["machine"] |= machine
+        file.write_text(json.dumps(document), encoding="utf8")
+
+
+def last_cells(results):
+    return [line.rstrip("| ").rpartition("| ")[2] for line in leads(results).splitlines()[2:]]
+
+
+def test_a_ratio_has_its_interval(results):
+    ours, other = last_cells(results)
+    assert ours == "–"
+    assert re.fullmatch(r"1\.\d{3} \[1\.\d{3}, 1\.\d{3}\]", other)
+
+
+@pytest.mark.parametrize("machine", [{"power_limit_watts": 650.0}, {"driver": "1.2"}], ids=lambda machine: next(iter(machine)))
+def test_runs_of_unlike_machines_have_no_ratio(machine, results):
+    change(results, "transformer_engine", None, **machine)
+    assert last_cells(results) == ["–", "–"]
+
+
+@pytest.mark.parametrize("program", ["megatron", "transformer_engine"])
+def test_two_configurations_of_a_program_are_named_and_neither_is_chosen(program, results):
+    change(results, program, 1, power_limit_watts=650.0)
+    with pytest.raises(SystemExit, match=rf"{program}/dp_mbs4 holds 2 configurations that count, not one"):
+        leads(results)
+
+
+def test_a_layout_whose_own_runs_do_not_count_is_named(results):
+    shutil.rmtree(results / SERIES / "megatron" / "dp_mbs4")
+    (results / SERIES / "megatron" / "dp_mbs4").mkdir()
+    with pytest.raises(SystemExit, match="holds 0 configurations"):
+        leads(results)

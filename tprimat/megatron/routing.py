@@ -9,6 +9,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
 from tprimat.megatron.experts import ExpertsLayer
+from tprimat.megatron.router import Router
 from tprimat.train.callback import LOADS
 
 
@@ -31,8 +32,8 @@ class RoutingCounts:
 def watch_routers(model: torch.nn.Module) -> None:
     """Count the choices that Megatron's own routers in a model make; our layers count by themselves."""
     for part in model.modules():
-        if type(part) is TopKRouter:
-            part.routing_counts = RoutingCounts(part)  # type: ignore[assignment]
+        if isinstance(part, TopKRouter) and not isinstance(part, Router):
+            part.routing_counts = RoutingCounts(part)
 
 
 SUMS = 4

@@ -62,6 +62,8 @@ from tprimat.statistics import BETWEEN_RUNS  # noqa: E402
 
 HEADER = ("layout", "program", "split", "tokens/s/GPU", "TFLOP/s/GPU", "MFU", "memory", "first step", "n", "target")
 RATIO = "{} / peer"
+AGAIN = "call again with --resume"
+"""Said where the time limit left runs to make; whole_machine.py looks for it."""
 EMBEDDED = embedded.ENGINE.name
 COMPARED = Question(varying=("clock",))
 """Programs time themselves in their own ways."""
@@ -338,10 +340,7 @@ def main() -> int:
     print(columns((*HEADER, RATIO.format(options.engine)), [cells(row) for row in rows], left=3))
     print("".join(f"\n{note}\n" for note in notes(rows, options.rounds)), end="")
     if series.too_long is not None:
-        print(
-            f"\nstopped after {series.done} of {wanted} runs: call again with --resume "
-            f"(the next run may take {units.seconds(series.too_long)})"
-        )
+        print(f"\nstopped after {series.done} of {wanted} runs: {AGAIN} (the next run may take {units.seconds(series.too_long)})")
     return 1 if any(row.program == options.engine and not row.left_out and row.group is None for row in rows) else 0
 
 

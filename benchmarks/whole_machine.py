@@ -28,6 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
+from engine_speed import AGAIN  # noqa: E402
 from speed_layouts import MEANT_FOR  # noqa: E402
 from speed_programs import FINDERS, Program, program_named  # noqa: E402
 
@@ -59,8 +60,6 @@ TO_KILL_SECONDS = 20.0
 """After Ctrl-C a step that still runs hangs."""
 NOTES = "done.json"
 """Name of each step that was made -> its exit status."""
-AGAIN = "call again with --resume"
-"""Said by engine_speed.py when its time is up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +98,7 @@ def steps(gpus: int, output: Path, programs: Sequence[Program]) -> list[Step]:
         skipped = "gemm,memory,attention,mlp,transformer" + (",collectives" if ranks == 1 else "")
         words = (*suite, str(output / f"probes-{ranks}"), "--ranks", str(ranks), "--skip", skipped)
         found.append(Step(name=f"probes-{ranks}", words=words, folder=output))
+    # NeMo with a Python of its own trains the strategies alone.
     against = ",".join(program.name for program in programs[1:] if program.python == sys.executable) or "none"
     words = (sys.executable, str(ROOT / "benchmarks" / "engine_speed.py"), "--output", str(output / "in-turn"), "--resume")
     words += ("--gpus", str(gpus), "--against", against, "--rounds", "3", "--steps", "10", "--only", ",".join(ROWS))

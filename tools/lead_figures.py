@@ -3,24 +3,26 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from engine_speed import COMPARED, memory_cell
 from record_figures import groups_in, probes_of, rate, repeated, times
 from speed_layouts import LAYOUTS, Layout
 from speed_programs import FINDERS
 
 from tprimat import units
-from tprimat.analyze.compare import Question, verdict
-from tprimat.analyze.groups import Group, group_estimate, group_mean, group_worst
+from tprimat.analyze.compare import verdict
+from tprimat.analyze.groups import Group, group_estimate, group_mean
 from tprimat.engines import embedded
 from tprimat.report.tables import table
 
 SERIES = ("in-turn", "fp8-current-scaling", "with-transformer-engine")
-"""Folders of runs made in turn on one machine, PROGRAM/LAYOUT/ROUND in each. A layout is shown from the first that has it."""
+"""Folders of runs made in turn on one machine, newest first: the files that engine_speed.py leaves, as PROGRAM/LAYOUT/ROUND.
+
+A layout is shown from the first folder that has it.
+"""
 OURS = embedded.ENGINE.name
 PROGRAMS = (OURS, *FINDERS)
 WORDS = {OURS: "embedded engine", "transformer_engine": "the same with Transformer Engine's layers"}
 HEADER = ("layout", "GPUs", "measured", "program", "runs", "tokens/s/GPU", "MFU", "of measured matmul", "memory", "energy/token")
-COMPARED = Question(varying=("clock",))
-"""Programs time themselves in their own ways."""
 OF_A_MACHINE = ("accelerator", "nodes", "power-limit", "driver")
 """Traits that all programs of a series share: where they differ, a ratio would be that of machines."""
 RATIO = "embedded engine / this"
@@ -60,14 +62,7 @@ def _rows(layout: Layout, programs: dict[str, Group]) -> Iterator[list[str]]:
             repeated(rate(group), units.count, group),
             units.percent(mfu.value) if mfu else units.ABSENT,
             units.percent(share) if share else units.ABSENT,
-            _memory(group),
+            memory_cell([item.metrics for item in group.runs if item.metrics]),
             units.si(joules, "J") if joules else units.ABSENT,
             repeated(ratio, times, group, ours) if ratio else units.ABSENT,
         ]
-
-
-def _memory(group: Group) -> str:
-    """Write the peak of tensors, or of what torch reserved where a program tells only that."""
-    used = group_worst(group, lambda run: run.peak_memory_bytes)
-    reserved = group_worst(group, lambda run: run.peak_reserved_bytes)
-    return units.gibibytes(used) if used else f"{units.gibibytes(reserved)} reserved" if reserved else units.ABSENT

@@ -99,14 +99,12 @@ def predict_time(workload: Workload, rates: Rates) -> TimePrediction:
     stages = stages_of(workload)
     layout, steps = workload.layout, workload.accumulation_steps
     dense, moe = _layer(workload, rates, moe=False), _layer(workload, rates, moe=True) if workload.shape.experts else Piece()
-    kinds = [stage.kind for stage in stages]
-    found = {
-        kind: _stage_piece(workload, rates, stage, dense, moe) for kind, stage in dict(zip(kinds, stages, strict=True)).items()
-    }
-    seconds = {kind: _with_host(workload, rates, kind[0] + kind[1], piece.total) for kind, piece in found.items()}
-    totals = [seconds[kind] for kind in kinds]
+    of_kind = {stage.kind: stage for stage in stages}
+    pieces = {kind: _stage_piece(workload, rates, stage, dense, moe) for kind, stage in of_kind.items()}
+    seconds = {kind: _with_host(workload, rates, stage, pieces[kind].total) for kind, stage in of_kind.items()}
+    totals = [seconds[stage.kind] for stage in stages]
     slowest = max(range(len(stages)), key=lambda number: totals[number])
-    piece, virtual = found[kinds[slowest]], layout.virtual_pipeline or 1
+    piece, virtual = pieces[stages[slowest].kind], layout.virtual_pipeline or 1
     fill = (sum(totals) - totals[slowest]) / virtual
     sends = _pipeline_exchange(workload, rates, virtual)
     weights = weights_of(workload, stages[slowest])
@@ -131,9 +129,9 @@ def predict_time(workload: Workload, rates: Rates) -> TimePrediction:
     )
 
 
-def _with_host(workload: Workload, rates: Rates, layers: int, seconds: float) -> float:
+def _with_host(workload: Workload, rates: Rates, stage: Stage, seconds: float) -> float:
     """Return the time of a micro-batch, at least what the host needs to launch it."""
-    return max(seconds, (layers + 1) * KERNELS_OF_A_LAYER * rates.launch_seconds)
+    return max(seconds, (stage.layers + 1) * KERNELS_OF_A_LAYER * rates.launch_seconds)
 
 
 def _stage_piece(workload: Workload, rates: Rates, stage: Stage, dense: Piece, moe: Piece) -> Piece:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tprimat.config.load import read_config
 from tprimat.config.schema import OptimizerConfig, ProfilingConfig
+from tprimat.engines import embedded
 from tprimat.engines.base import Engine, Settings, engine_named, implementation_of
 from tprimat.errors import ConfigError, UserError
 from tprimat.facts.accelerators import PLATFORM_OF, Accelerator, accelerators, find_accelerator
@@ -28,7 +29,6 @@ POWERS_OF_TWO = tuple(2**power for power in range(11))
 """Numbers of GPUs that are tried where nothing fits."""
 USABLE_SHARE = 0.99
 """Of an accelerator's memory as built; the driver keeps the rest (139.8 of 141 GiB on H200)."""
-EMBEDDED = "megatron"
 MEGATRON_LM = "megatron-lm"
 """Megatron-LM with Transformer Engine, which TPrimat predicts and reads logs of, but does not start."""
 
@@ -91,7 +91,7 @@ def answers(request: PlanRequest, counts: Sequence[int]) -> list[tuple[Answer, R
     """
     most = answer(replace(request, gpus=max(counts)))
     by_megatron_lm = most[0].question.implementation.name == TRANSFORMER_ENGINE.name
-    others = replace(request, engine=request.engine or (MEGATRON_LM if by_megatron_lm else EMBEDDED))
+    others = replace(request, engine=request.engine or (MEGATRON_LM if by_megatron_lm else embedded.ENGINE.name))
     return [most if count == max(counts) else answer(replace(others, gpus=count)) for count in counts]
 
 
@@ -320,7 +320,7 @@ def _implementation(engine: str | None, shape: ModelShape) -> tuple[Implementati
     if engine == MEGATRON_LM or (engine is None and undivided):
         return replace(TRANSFORMER_ENGINE, loss="in_place"), False, None
     settings = Settings(shape=shape, options=asdict(EngineOptions()))
-    chosen = engine_named(engine or EMBEDDED)
+    chosen = engine_named(engine or embedded.ENGINE.name)
     implementation = chosen.implementation(settings)
     if implementation is None:
         raise ConfigError(f"The memory of the engine {engine} is not known.", where="--engine", fix=MEGATRON_LM)

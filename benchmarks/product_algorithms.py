@@ -38,7 +38,7 @@ MOST_ALGORITHMS = 16
 FIRST = "0"
 """cuBLASLt's own first choice."""
 FINALISTS = 3
-BRIEF, LONG = (0.1, 0.2), (0.3, 1.0)
+BRIEF, LONG = (0.1, 0.2), (0.2, 0.6)
 """Seconds to settle, and to measure."""
 LONG_ROUNDS = 3
 OUTPUT_ROWS = 4096

@@ -42,6 +42,7 @@ SERIES = {
             "streamed_cross_entropy",
             "accumulate_weight_gradients",
             "cudnn_attention",
+            "tuned_products",
             "compiled_adam",
             "fused_adam",
             "fp8",

@@ -61,6 +61,7 @@ def test_the_page_has_every_block_of_figures():
         "micro_batch_search",
         "switches",
         "unswitched",
+        "products",
         "exchanges",
         "forward_sums",
         "callback",

@@ -1,6 +1,6 @@
 """The embedded engine beside the programs that ran in turn with it: docs/performance.md's first table."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from engine_speed import COMPARED, memory_cell
@@ -12,12 +12,13 @@ from tprimat import units
 from tprimat.analyze.compare import verdict
 from tprimat.analyze.groups import Group, group_estimate, group_mean
 from tprimat.engines import embedded
+from tprimat.records.schema import ProbeRecord
 from tprimat.report.tables import table
 
 SERIES = ("in-turn", "fp8-current-scaling", "with-transformer-engine")
 """Folders of runs made in turn on one machine, newest first: the files that engine_speed.py leaves, as PROGRAM/LAYOUT/ROUND.
 
-A layout is shown from the first folder that has it.
+A layout on a number of GPUs is shown from the first folder that has it.
 """
 OURS = embedded.ENGINE.name
 PROGRAMS = (OURS, *FINDERS)
@@ -33,15 +34,22 @@ def leads(results: Path) -> str:
     probes = probes_of(results)
     rows: list[list[str]] = []
     for layout in LAYOUTS:
-        folder = next((results / name for name in SERIES if (results / name / OURS / layout.name).is_dir()), None)
-        if folder is None:
-            continue
-        found = {name: groups_in(folder / name / layout.name, probes) for name in PROGRAMS}
-        for name, groups in found.items():
-            if len(groups) > 1 or (name == OURS and not groups):
-                raise SystemExit(f"{folder / name / layout.name} holds {len(groups)} configurations that count, not one")
-        rows += _rows(layout, {name: groups[0] for name, groups in found.items() if groups})
+        newest: dict[int, dict[str, Group]] = {}
+        for folder in (results / name for name in SERIES if (results / name / OURS / layout.name).is_dir()):
+            programs = _programs(folder, layout, probes)
+            newest.setdefault(programs[OURS].run.machine.gpus, programs)
+        for _, programs in sorted(newest.items()):
+            rows += _rows(layout, programs)
     return table((*HEADER, RATIO), rows, left=4)
+
+
+def _programs(folder: Path, layout: Layout, probes: Sequence[ProbeRecord]) -> dict[str, Group]:
+    """Read the runs of a layout in one folder, by program."""
+    found = {name: groups_in(folder / name / layout.name, probes) for name in PROGRAMS}
+    for name, groups in found.items():
+        if len(groups) > 1 or (name == OURS and not groups):
+            raise SystemExit(f"{folder / name / layout.name} holds {len(groups)} configurations that count, not one")
+    return {name: groups[0] for name, groups in found.items() if groups}
 
 
 def _rows(layout: Layout, programs: dict[str, Group]) -> Iterator[list[str]]:

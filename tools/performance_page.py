@@ -18,6 +18,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tools")]
 from energy_figures import energy  # noqa: E402
 from lead_figures import leads  # noqa: E402
 from page import page_parser, replace_blocks, update_page  # noqa: E402
+from product_figures import products  # noqa: E402
 from record_figures import (  # noqa: E402
     NOTHING,
     OURS,
@@ -284,6 +285,7 @@ BLOCKS = {
     "layouts": layouts,
     "layouts_on_two": layouts_on_two,
     "switches": switches,
+    "products": products,
     "no_gain": no_gain,
     "profiles": profiles,
     "exchanges": exchanges,

@@ -67,7 +67,7 @@ def described(run: RunRecord) -> str:
     """Return the workload of a run in a few words."""
     layers = run.shape.layers if run.shape else units.ABSENT
     split = f"TP{run.tensor_parallel} PP{run.pipeline_parallel} DP{run.data_parallel}"
-    return f"{layers} layers, {split}, MBS{run.micro_batch_sequences}"
+    return f"{layers} layers, {split}, MBS{run.micro_batch_sequences}" + (", fp8" if run.matmul_dtype == "fp8" else "")
 
 
 def loss_differences(off: Group, on: Group) -> str:
@@ -81,12 +81,12 @@ def switches(results: Path) -> str:
     """Return the table of switches, measured on and off."""
     rows = []
     for name, off, on in sorted(switch_pairs(results), key=lambda pair: (pair[0], str(workload(pair[1].run)))):
-        run, gain = on.run, verdict(off, on, Question(even_if_different=True)).ratio
+        gain = verdict(off, on, Question(even_if_different=True)).ratio
         memory = [max(item.metrics.peak_memory_bytes or 0 for item in group.runs if item.metrics) for group in (off, on)]
         rows.append(
             [
                 f"`{name}`",
-                described(run),
+                described(off.run),
                 repeated(rate(off), units.count, off),
                 repeated(rate(on), units.count, on),
                 f"{steps(off)} / {steps(on)}",

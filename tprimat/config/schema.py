@@ -211,6 +211,8 @@ class EngineOptions(RefuseUnknownKeys):
     """Add weight gradients straight into the fp32 buffer; auto: on a GPU whose torch can."""
     cudnn_attention: Flag | Literal["auto"] = "auto"
     """Prefer cuDNN's attention to Flash's; auto: on an NVIDIA GPU."""
+    tuned_products: Flag | Literal["auto"] = "auto"
+    """Multiply matrices by the fastest of cuBLASLt's algorithms, found during the first steps; auto: on an NVIDIA GPU."""
     overlap_grad_reduce: Flag = True
     overlap_param_gather: Flag = True
     overlap_tensor_parallel: Flag | Literal["auto"] = "auto"

@@ -4,8 +4,8 @@ The problem: weight gradients are summed in fp32 over micro-batches. torch's sca
 (`beta` is 0), so a second kernel reads the product and reads and writes the sum.
 
 What is done: cublasLtMatmul is called through ctypes, from the library that torch has loaded, with C = D = the sum and
-`beta` 1 (or 0 to overwrite). Descriptors and the algorithms that cuBLASLt suggests are found once for each product; training
-takes the first, benchmarks/product_algorithms.py times the others.
+`beta` 1 (or 0 to overwrite). Descriptors and the algorithms that cuBLASLt suggests are found once for each product.
+tuned_products.py lets training choose among them, and benchmarks/product_algorithms.py times them all.
 
 cuBLASLt is column-major, in which a row-major matrix (rows, columns) is (columns, rows). D = total.T = b.T @ a.T in its terms:
 its first operand is our second. 8-bit operands must be "TN": the summed dimension contiguous in both.
@@ -15,7 +15,7 @@ whether this is used.
 """
 
 import ctypes
-from ctypes import c_float, c_int, c_int8, c_int32, c_int64, c_size_t, c_uint64, c_void_p
+from ctypes import c_float, c_int, c_int8, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -28,8 +28,8 @@ CUDA_DTYPE = {torch.float32: 0, torch.bfloat16: 14, torch.float8_e4m3fn: 28, tor
 COMPUTE_32F, SCALE_32F = 68, 0
 TRANSPOSE_A, TRANSPOSE_B, A_SCALE_POINTER, B_SCALE_POINTER, FAST_ACCUMULATION = 3, 4, 17, 18, 25
 """cublasLtMatmulDescAttributes_t."""
-MAX_WORKSPACE_BYTES = 1
-"""cublasLtMatmulPreferenceAttributes_t."""
+MAX_WORKSPACE_BYTES, MIN_ALIGNMENTS = 1, (5, 6, 7, 8)
+"""cublasLtMatmulPreferenceAttributes_t; the alignments are those of both operands, of what is added and of the result."""
 WORKSPACE_BYTES = 32 * 2**20
 """What NVIDIA recommends for Hopper."""
 
@@ -76,6 +76,8 @@ class PreparedProduct:
     total: c_void_p
     algorithms: tuple[Heuristic, ...]
     """What it suggests, best first."""
+    handle: c_void_p
+    workspace: c_void_p
 
 
 @cache
@@ -122,8 +124,8 @@ def _layout(dtype: torch.dtype, rows: int, columns: int) -> c_void_p:
 
 
 @cache
-def prepare(device: int, product: Product, most: int = 1) -> PreparedProduct:
-    """Prepare a product, with up to `most` algorithms that can compute it.
+def prepare(device: int, product: Product, most: int = 1, alignment: int = 256) -> PreparedProduct:
+    """Prepare a product, with up to `most` algorithms that can compute it where all addresses are multiples of `alignment`.
 
     Raises:
         RuntimeError: cuBLASLt knows none.
@@ -142,8 +144,10 @@ def prepare(device: int, product: Product, most: int = 1) -> PreparedProduct:
     total = _layout(product.total, n, m)
     preference = c_void_p()
     _check(library().cublasLtMatmulPreferenceCreate(ctypes.byref(preference)))
-    limit = c_uint64(WORKSPACE_BYTES)
-    _check(library().cublasLtMatmulPreferenceSetAttribute(preference, MAX_WORKSPACE_BYTES, ctypes.byref(limit), c_size_t(8)))
+    wanted = {MAX_WORKSPACE_BYTES: c_uint64(WORKSPACE_BYTES), **dict.fromkeys(MIN_ALIGNMENTS, c_uint32(alignment))}
+    for attribute, value in wanted.items():
+        size = c_size_t(ctypes.sizeof(value))
+        _check(library().cublasLtMatmulPreferenceSetAttribute(preference, attribute, ctypes.byref(value), size))
     found, count = (Heuristic * most)(), c_int()
     _check(
         library().cublasLtMatmulAlgoGetHeuristic(
@@ -153,7 +157,8 @@ def prepare(device: int, product: Product, most: int = 1) -> PreparedProduct:
     _check(library().cublasLtMatmulPreferenceDestroy(preference))
     if not count.value:
         raise RuntimeError("cuBLASLt knows no algorithm for this product")
-    return PreparedProduct(descriptor, first, second, total, tuple(found[: count.value]))
+    workspace = c_void_p(_workspace(device).data_ptr())
+    return PreparedProduct(descriptor, first, second, total, tuple(found[: count.value]), _handle(device), workspace)
 
 
 Scaled = tuple[Tensor, Tensor]
@@ -185,19 +190,27 @@ def set_scales(prepared: PreparedProduct, a_scale: Tensor, b_scale: Tensor) -> N
     _set(prepared.descriptor, B_SCALE_POINTER, c_void_p(a_scale.data_ptr()))
 
 
-def run(prepared: PreparedProduct, total: Tensor, operands: tuple[Tensor, Tensor], *, choice: int = 0, beta: float = 0) -> None:
-    """Total = a @ b + beta total, by one of a prepared product's algorithms, on the current stream.
+def run(  # noqa: PLR0913 - a product has this many parts
+    prepared: PreparedProduct,
+    total: Tensor,
+    operands: tuple[Tensor, Tensor],
+    *,
+    choice: int = 0,
+    alpha: float = 1,
+    beta: float = 0,
+) -> None:
+    """Total = alpha a @ b + beta total, by one of a prepared product's algorithms, on the current stream.
 
     Raises:
         RuntimeError: cuBLASLt refuses.
     """
-    (a, b), device = operands, total.device.index
-    sums, workspace = c_void_p(total.data_ptr()), _workspace(device)
+    a, b = operands
+    sums = c_void_p(total.data_ptr())
     _check(
         library().cublasLtMatmul(
-            _handle(device),
+            prepared.handle,
             prepared.descriptor,
-            ctypes.byref(c_float(1)),
+            ctypes.byref(c_float(alpha)),
             c_void_p(b.data_ptr()),
             prepared.first,
             c_void_p(a.data_ptr()),
@@ -208,8 +221,8 @@ def run(prepared: PreparedProduct, total: Tensor, operands: tuple[Tensor, Tensor
             sums,
             prepared.total,
             ctypes.byref(prepared.algorithms[choice]),
-            c_void_p(workspace.data_ptr()),
+            prepared.workspace,
             c_size_t(WORKSPACE_BYTES),
-            c_void_p(torch.cuda.current_stream(device).cuda_stream),
+            c_void_p(torch.cuda.current_stream(total.device).cuda_stream),
         )
     )

@@ -34,8 +34,10 @@ from tprimat.megatron import compat, cublaslt
 from tprimat.megatron.compat import compiled
 from tprimat.megatron.cublaslt import Scaled
 from tprimat.megatron.linear import row_maxima
+from tprimat.megatron.tuned_products import TRANSPOSED_WEIGHT, TUNER, Form
 
 FORWARD_DTYPE, GRADIENT_DTYPE = torch.float8_e4m3fn, torch.float8_e5m2
+FAST = Form(b_transposed=True, fast=True)
 
 Converted = TypeVar("Converted")
 
@@ -111,7 +113,7 @@ def _largest(x: Tensor) -> Tensor:
 
 def _scaled(x: Tensor, largest: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     limit = torch.finfo(dtype).max
-    scale = limit / largest.clamp(min=1e-12)
+    scale = torch.full_like(largest, limit) / largest.clamp(min=1e-12)  # a number / a tensor would be rounded twice
     small = (x.float() * scale).clamp(-limit, limit).to(dtype)
     return small, small.t().contiguous(), scale.reciprocal()
 
@@ -135,7 +137,10 @@ def accumulate(total: Tensor, a: Scaled, b: Scaled, *, overwrite: bool) -> None:
         overwrite: total = instead.
     """
     if total.is_cuda and accumulates_on(total.device):
-        cublaslt.accumulate(total, a, b, overwrite=overwrite)
+        (left, left_scale), (right, right_scale) = a, b
+        beta, scales = 0.0 if overwrite else 1.0, (left_scale, right_scale)
+        if TUNER.run(left, right, total, beta=beta, scales=scales) is None:
+            cublaslt.accumulate(total, a, b, overwrite=overwrite)
     else:  # the product is rounded to bf16, far finer than what went into it
         compiled(_write if overwrite else _add)(total, multiply(a, b, fast=False))
 
@@ -168,6 +173,9 @@ def multiply(a: Scaled, b: Scaled, *, fast: bool, bias: Tensor | None = None) ->
         bias: shape (n,), bf16.
     """
     (left, scale_a), (right, scale_b) = a, b
+    form = FAST if fast else TRANSPOSED_WEIGHT
+    if bias is None and (tuned := TUNER.run(left, right, form=form, scales=(scale_a, scale_b))) is not None:
+        return tuned
     return compat.scaled_matmul(  # type: ignore[no-any-return]
         left, right.t(), scale_a=scale_a, scale_b=scale_b, bias=bias, out_dtype=torch.bfloat16, use_fast_accum=fast
     )

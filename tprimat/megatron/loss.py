@@ -25,6 +25,7 @@ from torch.nn import Parameter
 
 from tprimat.megatron import compat
 from tprimat.megatron.compat import compiled
+from tprimat.megatron.tuned_products import PLAIN, TUNER
 from tprimat.megatron.wgrad import accumulate_wgrad, claim_first_gradient
 
 CHUNK_TOKENS = 2048
@@ -124,10 +125,12 @@ class LinearCrossEntropy(torch.autograd.Function):
         overwrite = claim_first_gradient(weight) if micro_batches else True
         for start in range(0, tokens, CHUNK_TOKENS):
             rows = slice(start, start + CHUNK_TOKENS)
-            logits = hidden[rows] @ weight.t()
+            tuned = TUNER.run(hidden[rows], weight)
+            logits = hidden[rows] @ weight.t() if tuned is None else tuned
             losses, logits_grad = _losses_and_gradient(logits, targets[rows] - first_word, options.compile_regions)
             total += losses
-            torch.mm(logits_grad, weight, out=hidden_grad[rows])
+            if TUNER.run(logits_grad, weight, hidden_grad[rows], form=PLAIN) is None:
+                torch.mm(logits_grad, weight, out=hidden_grad[rows])
             accumulate_wgrad(weight_grad, logits_grad, hidden[rows], factor, overwrite=overwrite and start == 0)
         ctx.tokens, ctx.micro_batches = tokens, micro_batches
         ctx.save_for_backward(hidden_grad, weight, *(() if micro_batches else (weight_grad,)))

@@ -7,6 +7,7 @@ import torch
 from tprimat.errors import LaunchError
 from tprimat.megatron import wgrad
 from tprimat.megatron.tp_overlap import can_overlap
+from tprimat.megatron.tuned_products import tunes_on
 from tprimat.plan.schema import RunPlan
 from tprimat.train.startup import transformer_engine_is_usable
 
@@ -22,6 +23,7 @@ class ResolvedOptions:
     streamed_cross_entropy: bool
     accumulate_weight_gradients: bool
     cudnn_attention: bool
+    tuned_products: bool
     fused_adam: bool
     compiled_adam: bool
     distributed_optimizer: bool
@@ -70,6 +72,7 @@ def resolve(plan: RunPlan, device: torch.device) -> ResolvedOptions:
         streamed_cross_entropy=on(options.streamed_cross_entropy, on_gpu and ours),
         accumulate_weight_gradients=on(options.accumulate_weight_gradients, can_accumulate and not options.fully_shard),
         cudnn_attention=on(options.cudnn_attention, on_gpu and torch.version.hip is None),
+        tuned_products=on(options.tuned_products, on_gpu and ours and tunes_on(device)),
         fused_adam=on(options.fused_adam, on_gpu and ours),
         compiled_adam=on(options.compiled_adam, on_gpu and ours) and options.optimizer_states == "fp32",
         distributed_optimizer=sharded,

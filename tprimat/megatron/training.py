@@ -18,6 +18,7 @@ from tprimat.megatron.compat import prefetch_compiler_key
 from tprimat.megatron.evidence import observe
 from tprimat.megatron.module import MegatronModule, MegatronStrategy
 from tprimat.megatron.options import ResolvedOptions, resolve
+from tprimat.megatron.tuned_products import TUNER
 from tprimat.plan.evidence import mismatches
 from tprimat.plan.micro_batch import KEPT_FREE, candidates, next_candidate, trial_micro_batches
 from tprimat.plan.schema import RunPlan
@@ -47,6 +48,7 @@ def fit(plan: RunPlan, redirected: bool) -> None:
         why = f"This device or torch {torch.__version__} cannot multiply e5m2 with e4m3."
         raise LaunchError("fp8 does not work here.", why=why, fix="--precision bf16")
     options = resolve(plan, torch.device("cuda" if on_gpu else "cpu"))
+    TUNER.on = options.tuned_products
     searches = plan.batch.micro_batch_sequences == "auto"
     log = StepLog(plan, slowed_steps(plan))
     callback = BenchmarkCallback(directory, describe=_describer(plan, options, redirected), log=log)

@@ -202,7 +202,6 @@ def test_the_options_of_the_tuned_recipes_run_as_asked_and_overlap_changes_no_lo
             "overlap_param_gather": overlap,
             "gradient_accumulation_fusion": False,
             "tp_comm_overlap": False,
-            "fp8_recipe": None,
             "cuda_graph_impl": "none",
         }
     assert (halved.mismatches, halved.evidence.gradient_dtype) == ((), "bfloat16")

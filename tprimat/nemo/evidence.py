@@ -116,8 +116,8 @@ def running_options(trainer: Any) -> dict[str, Any]:
         "overlap_param_gather": replicas.overlap_param_gather,
         "gradient_accumulation_fusion": config.gradient_accumulation_fusion,
         "tp_comm_overlap": config.tp_comm_overlap,
-        "fp8_recipe": config.fp8_recipe if config.fp8 else None,
         "cuda_graph_impl": graphs_of(models, stepped=trainer.global_step > 0),
+        **({"fp8_recipe": config.fp8_recipe} if config.fp8 else {}),
     }
 
 

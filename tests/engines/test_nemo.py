@@ -54,10 +54,10 @@ def place(*keys):
     return ".".join(keys)
 
 
-def plan_of(**settings):
+def plan_of(name="llama", **settings):
     overlay = [Setting(tuple(key.split("__")), value, "test") for key, value in settings.items()]
     request = PlanRequest(
-        model="llama",
+        model=name,
         strategy="balanced",
         platform="nvidia",
         size="full",
@@ -110,7 +110,7 @@ def test_other_plans_that_nemo_cannot_carry_out_are_refused(settings, what):
     ("options", "refused", "why"),
     [
         ({"tp_comm_overlap": True}, "tp_comm_overlap is true.", "without tensor and sequence parallelism"),
-        ({"enable_cuda_graph": True}, "enable_cuda_graph is true.", "no CUDA graphs with recomputation, and recompute is full"),
+        ({"cuda_graph_impl": "local"}, "cuda_graph_impl is local.", "no CUDA graphs with recomputation, and recompute is full"),
         ({"grad_reduce_in_fp32": False}, "grad_reduce_in_fp32 is false.", "Gradients have the dtype of the weights"),
         ({"overlap_param_gather": True}, "overlap_param_gather is true.", "It needs overlap_grad_reduce"),
         ({"overlap_grad_reduce": False}, "overlap_grad_reduce is false.", "The recipe may overlap the gathering"),
@@ -126,9 +126,27 @@ def test_an_option_that_contradicts_the_plan_is_refused_with_its_place(options, 
     assert error.fix
 
 
+@pytest.mark.parametrize(
+    ("model", "settings", "why"),
+    [
+        ("mixtral", {}, "The host waits for the number of tokens of each expert"),
+        (
+            "llama",
+            {"platform_optimizations__nvidia__environment": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}},
+            "Megatron-Core refuses CUDA graphs with expandable_segments",
+        ),
+    ],
+)
+def test_cuda_graphs_are_refused_where_megatron_cannot_capture(model, settings, why):
+    graphs = {"platform_optimizations__nvidia__nemo__cuda_graph_impl": "local"}
+    error = nemo.ENGINE.refusal(plan_of(model, **graphs, **settings), place)
+    assert error.what == "cuda_graph_impl is local."
+    assert why in error.why
+
+
 def test_options_that_need_transformer_engine_say_how_to_get_it(monkeypatch):
     monkeypatch.setattr(nemo, "can_import", lambda _: False)
-    for name, value in (("cross_entropy_fusion_impl", "te"), ("tp_comm_overlap", True), ("enable_cuda_graph", True)):
+    for name, value in (("cross_entropy_fusion_impl", "te"), ("tp_comm_overlap", True), ("cuda_graph_impl", "local")):
         error = nemo.ENGINE.refusal(plan_of(**{f"platform_optimizations__nvidia__nemo__{name}": value}), place)
         assert error.what.startswith(f"{name} is {str(value).lower()}, and Transformer Engine is not installed here")
         assert "pip install transformer-engine" in error.fix

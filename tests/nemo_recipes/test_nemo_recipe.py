@@ -301,7 +301,7 @@ TUNED = {
     "overlap_grad_reduce": True,
     "overlap_param_gather": True,
     "tp_comm_overlap": True,
-    "enable_cuda_graph": True,
+    "cuda_graph_impl": "local",
 }
 
 
@@ -312,7 +312,7 @@ def test_the_options_of_the_tuned_recipes_reach_the_recipe(model):
     recipe = recipe_of(plan_of(model, **{f"platform_optimizations__nvidia__nemo__{key}": value for key, value in TUNED.items()}))
     config, strategy = recipe.model.config, recipe.trainer.strategy
     assert (config.cross_entropy_loss_fusion, config.cross_entropy_fusion_impl) == (True, "te")
-    assert (config.enable_cuda_graph, config.use_te_rng_tracker, strategy.use_te_rng_tracker) == (True, True, True)
+    assert (config.cuda_graph_impl, config.use_te_rng_tracker, strategy.use_te_rng_tracker) == ("local", True, True)
     replicas = fiddle.build(strategy.ddp)
     assert (replicas.overlap_grad_reduce, replicas.overlap_param_gather, replicas.check_for_nan_in_grad) == (True, True, True)
     assert recipe.optim.config.overlap_param_gather is True
@@ -320,6 +320,33 @@ def test_the_options_of_the_tuned_recipes_reach_the_recipe(model):
     (overlap,) = [one for one in recipe.trainer.callbacks if "Overlap" in type(fiddle.build(one)).__name__]
     wanted = fiddle.build(overlap).user_comm_overlap_cfg
     assert (wanted.tp_comm_overlap, wanted.overlap_grad_reduce, wanted.overlap_param_gather) == (True, True, True)
+
+
+def test_cuda_graphs_survive_the_second_construction_of_the_configuration():
+    """NeMo's strategy calls __post_init__ again when it connects the model, as in every training."""
+    import fiddle
+    from nemo.lightning._strategy_lib import set_model_parallel_attributes
+
+    recipe = recipe_of(plan_of("llama", platform_optimizations__nvidia__nemo__cuda_graph_impl="local"))
+    recipe.model.config.apply_rope_fusion = False  # a kernel of Transformer Engine's
+    model, strategy = fiddle.build(recipe.model), fiddle.build(recipe.trainer.strategy)
+    config = set_model_parallel_attributes(model, strategy.parallelism)
+    assert (config.cuda_graph_impl, config.cuda_graph_scope, config.use_te_rng_tracker) == ("local", "full", True)
+
+
+def test_only_layers_that_hold_a_captured_graph_count_as_run_in_one():
+    from tprimat.nemo.evidence import graphs_of
+
+    def model(*graphs):
+        layers = [SimpleNamespace(cudagraph_manager=SimpleNamespace(cudagraph_runners=runners)) for runners in graphs]
+        return [SimpleNamespace(decoder=SimpleNamespace(layers=layers))]
+
+    captured, recorded = [SimpleNamespace(fwd_graph=object())], [SimpleNamespace(fwd_graph=None)]
+    assert graphs_of(model(captured, captured), stepped=True) == "local"
+    assert graphs_of(model([], []), stepped=False) == "local"
+    assert graphs_of(model([], []), stepped=True) == graphs_of(model(captured, recorded), stepped=True) == "none"
+    plain = [SimpleNamespace(decoder=SimpleNamespace(layers=[SimpleNamespace()]))]
+    assert graphs_of(plain, stepped=False) == "none"
 
 
 def test_an_option_that_nemo_turns_off_with_a_warning_is_a_mismatch():

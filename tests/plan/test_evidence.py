@@ -96,6 +96,8 @@ def test_a_plan_of_an_older_version_may_name_a_switch_that_is_gone(tmp_path, pla
     assert '"load_ahead"' not in text
     path.write_text(text.replace('"engine_options": {', '"engine_options": {"load_ahead": "auto",'))
     assert read_plan(path) == plan
+    path.write_text(text.replace('"nemo": {', '"nemo": {"enable_cuda_graph": null,'))
+    assert read_plan(path) == plan
     path.write_text(text.replace('"engine_options": {', '"engine_options": {"load_behind": "auto",'))
     with pytest.raises(RecordError, match="not a valid RunPlan"):
         read_plan(path)

@@ -216,6 +216,18 @@ def test_numbers_of_a_row_may_be_text_and_a_missing_one_is_named():
     assert (refused["predicted_peak_bytes"], refused["error"]) == (None, "Its option 'seq-length' is missing.")
 
 
+def test_overlap_of_tensor_ranks_and_layers_kept_in_bf16_are_rows_of_their_own():
+    names = [score.name for score in ledger().time if "NeMo with Transformer Engine" in score.group]
+    plain = [name for name in names if "llama" in name and "MBS2" in name and "PP" not in name]
+    assert sorted(plain) == [
+        "llama-3.1-8b DP2 MBS2 s2048",
+        "llama-3.1-8b DP2 MBS2 s2048",
+        "llama-3.1-8b DP2 MBS2 s2048, 2 of 32 layers in bf16",
+        "llama-3.1-8b TP2 DP1 MBS2 s2048",
+        "llama-3.1-8b TP2 DP1 MBS2 s2048, tp_comm_overlap",
+    ]
+
+
 def test_a_run_that_drops_choices_is_not_scored():
     measured = [one for one in read_results([H200], MetricOptions(), {}).measured if one.result.run.shape.experts]
     assert any("mixtures" in score.group for score in score_runs(measured, []).memory)

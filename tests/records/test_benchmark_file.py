@@ -65,3 +65,11 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
         write_benchmark_file(path, a_run(), [step_number(1)], None)
     assert [file.name for file in tmp_path.iterdir()] == ["b.json"]
     assert path.read_text() == "old"
+
+
+@pytest.mark.parametrize(("asked", "now"), [(True, "local"), (False, "none")])
+def test_an_older_name_of_an_option_is_read_as_the_present_one(tmp_path, asked, now):
+    path = tmp_path / "b.json"
+    older = dataclasses.replace(a_run(), engine_options={"tp_comm_overlap": False, "enable_cuda_graph": asked})
+    write_benchmark_file(path, older, (), None)
+    assert read_result(path).run.engine_options == {"tp_comm_overlap": False, "cuda_graph_impl": now}

@@ -192,6 +192,14 @@ REMOVED_ENGINE_OPTIONS = {
 }
 """Switches that older plans and configurations may name -> why they are gone."""
 
+REMOVED_NEMO_OPTIONS = {
+    "enable_cuda_graph": (
+        "Megatron-Core replaced it, and NeMo, which builds the model's configuration twice, stops with it.",
+        "cuda_graph_impl: local, or remove the key",
+    ),
+}
+"""Options of NeMo's that older plans and configurations may name -> why they are gone, and what to write."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions(RefuseUnknownKeys):
@@ -267,8 +275,9 @@ class NemoOptions(RefuseUnknownKeys):
     """Gather updated weights during the next forward pass; needs overlap_grad_reduce."""
     tp_comm_overlap: Flag | None = None
     """Exchange between tensor ranks during matrix products, by Transformer Engine; needs sequence parallelism."""
-    enable_cuda_graph: Flag | None = None
-    """Launch each layer as one CUDA graph, by Transformer Engine's random numbers; without recomputation."""
+    cuda_graph_impl: Literal["none", "local"] | None = None
+    """local: launch each layer as one CUDA graph of Megatron-Core's, with Transformer Engine's random numbers; without
+    recomputation and experts. Megatron-Core's third value, transformer_engine, needs a capture that NeMo's training lacks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,6 +46,7 @@ NORMS_ON_HEADS = ("qwen3_",)
 MIXTURES = ("mixtral_", "qwen3_30b_a3b", "qwen3_235b_a22b")
 """Their models have experts, chosen by softmax (nemo/collections/llm/gpt/model/mixtral.py, qwen3.py)."""
 OTHER_ENGINE = "--engine megatron"
+ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 
 
 class NemoEngine(WorkerEngine):
@@ -189,9 +190,8 @@ def _contradicting_options(plan: RunPlan, where: Where) -> ConfigError | None:
     if options.tp_comm_overlap and not (plan.layout.tensor > 1 and plan.layout.sequence_parallel):
         why = f"NeMo ignores it without tensor and sequence parallelism; this layout has TP{plan.layout.tensor}."
         return refused("tp_comm_overlap", why, "tp_comm_overlap: null, or --tp 2")
-    if options.enable_cuda_graph and plan.recompute != "none":
-        why = f"Megatron-Core has no CUDA graphs with recomputation, and recompute is {plan.recompute}."
-        return refused("enable_cuda_graph", why, "enable_cuda_graph: null, or recompute: none")
+    if _asks_for_graphs(plan) and (reason := _without_graphs(plan)):
+        return refused("cuda_graph_impl", *reason)
     if options.grad_reduce_in_fp32 is False and plan.precision == "fp32":
         why = "Gradients have the dtype of the weights, which is fp32."
         return refused("grad_reduce_in_fp32", why, "grad_reduce_in_fp32: null, or --precision bf16")
@@ -201,6 +201,23 @@ def _contradicting_options(plan: RunPlan, where: Where) -> ConfigError | None:
     if options.overlap_grad_reduce is False and options.overlap_param_gather is None:
         why = "The recipe may overlap the gathering of weights, which needs it."
         return refused("overlap_grad_reduce", why, "overlap_param_gather: false beside it")
+    return None
+
+
+def _asks_for_graphs(plan: RunPlan) -> bool:
+    return plan.nemo.cuda_graph_impl not in {None, "none"}
+
+
+def _without_graphs(plan: RunPlan) -> tuple[str, str] | None:
+    """Say why Megatron-Core cannot capture the layers, and what would help; None: it can."""
+    off = "cuda_graph_impl: null"
+    if plan.recompute != "none":
+        why = f"Megatron-Core has no CUDA graphs with recomputation, and recompute is {plan.recompute}."
+        return why, f"{off}, or recompute: none"
+    if plan.shape.experts:
+        return "The host waits for the number of tokens of each expert, which a CUDA graph cannot do.", f"{off}, or a dense model"
+    if "expandable_segments:True" in plan.environment.get(ALLOCATOR, ""):
+        return f"Megatron-Core refuses CUDA graphs with expandable_segments in {ALLOCATOR}.", f"{off}, or another {ALLOCATOR}"
     return None
 
 
@@ -222,7 +239,7 @@ def without_transformer_engine(plan: RunPlan) -> LaunchError | None:
     for name, asked in (
         ("cross_entropy_fusion_impl", plan.nemo.cross_entropy_fusion_impl == "te"),
         ("tp_comm_overlap", plan.nemo.tp_comm_overlap),
-        ("enable_cuda_graph", plan.nemo.enable_cuda_graph),
+        ("cuda_graph_impl", _asks_for_graphs(plan)),
     ):
         if asked:
             value = str(getattr(plan.nemo, name)).lower()

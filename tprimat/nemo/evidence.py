@@ -1,7 +1,7 @@
 """Evidence of what NeMo runs, read from Megatron's parallel state, the built model and the batches."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from megatron.core import parallel_state
@@ -107,8 +107,8 @@ def observe(trainer: Any, watch: FirstBatchHook, plan: RunPlan, here: Environmen
 
 def running_options(trainer: Any) -> dict[str, Any]:
     """Return the options of NeMo's that run, under their names, read from the built model and from the wrappers of its chunks."""
-    model = _gpt_models(trainer.strategy)[0]
-    config, replicas = model.config, trainer.strategy.megatron_parallel[0].ddp_config
+    models = _gpt_models(trainer.strategy)
+    config, replicas = models[0].config, trainer.strategy.megatron_parallel[0].ddp_config
     return {
         "cross_entropy_fusion_impl": config.cross_entropy_fusion_impl if config.cross_entropy_loss_fusion else None,
         "grad_reduce_in_fp32": replicas.grad_reduce_in_fp32,
@@ -116,8 +116,17 @@ def running_options(trainer: Any) -> dict[str, Any]:
         "overlap_param_gather": replicas.overlap_param_gather,
         "gradient_accumulation_fusion": config.gradient_accumulation_fusion,
         "tp_comm_overlap": config.tp_comm_overlap,
-        "enable_cuda_graph": config.cuda_graph_impl != "none",
+        "cuda_graph_impl": graphs_of(models, stepped=trainer.global_step > 0),
+        **({"fp8_recipe": config.fp8_recipe} if config.fp8 else {}),
     }
+
+
+def graphs_of(models: list[Any], *, stepped: bool) -> Literal["none", "local"]:
+    """Return whose CUDA graphs run the layers of this rank. After the first step, each layer must hold a captured one."""
+    layers = [layer for model in models for layer in model.decoder.layers]
+    managers = [layer.cudagraph_manager for layer in layers if hasattr(layer, "cudagraph_manager")]
+    captured = [any(runner.fwd_graph is not None for runner in manager.cudagraph_runners) for manager in managers]
+    return "local" if managers and len(managers) == len(layers) and (all(captured) or not stepped) else "none"
 
 
 def layers_in_bf16(models: list[Any]) -> list[Any]:

@@ -319,9 +319,10 @@ def _set_options(recipe: Any, options: NemoOptions) -> None:
     if options.cross_entropy_fusion_impl is not None:
         config.cross_entropy_loss_fusion = True
         config.cross_entropy_fusion_impl = options.cross_entropy_fusion_impl
-    if options.enable_cuda_graph is not None:
-        config.enable_cuda_graph = options.enable_cuda_graph
-        config.use_te_rng_tracker = strategy.use_te_rng_tracker = options.enable_cuda_graph
+    if options.cuda_graph_impl is not None:
+        # Not the older enable_cuda_graph: NeMo calls __post_init__ a second time, which refuses what the first made of it.
+        config.cuda_graph_impl = options.cuda_graph_impl
+        config.use_te_rng_tracker = strategy.use_te_rng_tracker = options.cuda_graph_impl != "none"
     given = {
         name: value
         for name in ("grad_reduce_in_fp32", "overlap_grad_reduce", "overlap_param_gather")

@@ -7,6 +7,7 @@ from typing import Literal
 
 from tprimat.config.schema import (
     REMOVED_ENGINE_OPTIONS,
+    REMOVED_NEMO_OPTIONS,
     EngineOptions,
     NemoOptions,
     OptimizerConfig,
@@ -182,11 +183,12 @@ def read_plan(path: Path) -> RunPlan:
 
 
 def _without_removed_options(text: str) -> str:
-    """Leave out the engine options that older plans name and that are gone; anything damaged stays for `from_json` to report."""
+    """Leave out the options that older plans name and that are gone; anything damaged stays for `from_json` to report."""
     try:
         document = json.loads(text)
-        options = document["engine_options"]
-        document["engine_options"] = {name: value for name, value in options.items() if name not in REMOVED_ENGINE_OPTIONS}
+        for section, removed in (("engine_options", REMOVED_ENGINE_OPTIONS), ("nemo", REMOVED_NEMO_OPTIONS)):
+            if section in document:
+                document[section] = {name: value for name, value in document[section].items() if name not in removed}
     except (ValueError, LookupError, TypeError, AttributeError):
         return text
     return json.dumps(document)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -69,14 +70,14 @@ def score_records(paths: Sequence[Path], probes: Sequence[Path]) -> Ledger:
 
 def score_runs(results: Sequence[Measured], probes: Sequence[Path]) -> Ledger:
     """Score some runs: each configuration once, at the median of its runs. Those that drop choices of experts are left out."""
-    runs: dict[tuple[Workload, str | None, str | None], list[_Run]] = {}
+    runs: dict[tuple[Workload, str | None, str], list[_Run]] = {}
     for measured in results:
         run, workload = measured.result.run, recorded_workload(measured.result.run)
         accelerator = find_accelerator(run.machine.accelerator)
         enough = run.outcome == "completed" and not run.mismatches and len(measured.result.steps) >= FEWEST_STEPS
         enough = enough and not drops_choices(run, measured.metrics.dropped if measured.metrics else None)
         if workload is not None and accelerator is not None and enough:
-            runs.setdefault((workload, run.routing, _split_attention(run)), []).append(
+            runs.setdefault((workload, run.routing, _variant(run)), []).append(
                 _Run(workload=workload, measured=measured, accelerator=accelerator)
             )
     samples, _ = probes_in(probes)
@@ -161,8 +162,17 @@ def _name(run: _Run) -> str:
     switched = f" without {', '.join(off)}" if off and work.implementation.name == "embedded" else ""
     shape = work.shape.name
     again += f" {record.routing} routing" if record.routing else ""
-    again += f", {attention.removeprefix('torch ')}" if (attention := _split_attention(record)) else ""
+    again += _variant(record)
     return f"{shape} {layout_name(work)} MBS{work.micro_batch} s{work.sequence_tokens}{again}{states}{switched}"
+
+
+def _variant(record: RunRecord) -> str:
+    """Name what the prediction does not tell apart, and what has been tried in several ways; each begins with a comma."""
+    attention = (_split_attention(record) or "").removeprefix("torch ")
+    overlap = "tp_comm_overlap" if record.engine_options.get("tp_comm_overlap") else ""
+    notes = record.evidence.notes if record.evidence else ()
+    wide = next((found[0] for note in notes if (found := LAYERS_IN_BF16.search(note))), "")
+    return "".join(f", {part}" for part in (attention, overlap, wide) if part)
 
 
 def _split_attention(record: RunRecord) -> str | None:
@@ -170,6 +180,8 @@ def _split_attention(record: RunRecord) -> str | None:
     return record.evidence.attention if record.evidence and (record.context_parallel or 1) > 1 else None
 
 
+LAYERS_IN_BF16 = re.compile(r"\d+ of \d+ layers in bf16")
+"""In the note of NeMo's recipe for fp8 with current scaling."""
 NAMED_SWITCHES = {
     "streamed_cross_entropy",
     "compiled_regions",

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the figures of docs/performance.md from the records in benchmarks/records/h200; with --check, only report if they differ.
+"""Write the figures of docs/performance*.md from the records in benchmarks/records/h200; --check only reports differences.
 
 python3 tools/performance_page.py
 python3 tools/performance_page.py --check
@@ -44,6 +44,7 @@ from tprimat.records.store import from_json  # noqa: E402
 from tprimat.report.tables import table  # noqa: E402
 from tprimat.report.trace import markdown  # noqa: E402
 
+PAGES = (ROOT / "docs" / "performance.md", ROOT / "docs" / "performance-history.md")
 MEASURED = (
     "layout",
     "tokens/s/GPU",
@@ -186,7 +187,7 @@ def callback(results: Path) -> str:
         share = "–" if shortest is None else f"{cost / shortest * 100:.4f} %"
         rows.append((found["device"], str(found["layers"]), without, with_it, f"{cost * 1e3:.3f} ms", share))
     header = ("GPU", "layers", "step without, by round", "step with, by round", "cost per step")
-    return table((*header, "of the shortest step in the first table"), rows) if rows else NOTHING
+    return table((*header, "of the shortest step of a layout"), rows) if rows else NOTHING
 
 
 STAGES = {
@@ -303,12 +304,15 @@ BLOCKS = {
 def main() -> int:
     """Exit status: 0, or 1 where --check finds a difference."""
     parser = page_parser(__doc__)
-    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "performance.md")
+    parser.add_argument("--page", type=Path, help="only this one")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "records" / "h200")
     options = parser.parse_args()
-    page = options.page.read_text(encoding="utf8")
-    text = replace_blocks(page, "figures", lambda name: f"\n{BLOCKS[name](options.results)}\n\n")
-    return update_page(options.page, text, check=options.check, command="python3 tools/performance_page.py")
+    status = 0
+    for page in [options.page] if options.page else PAGES:
+        before = page.read_text(encoding="utf8")
+        text = replace_blocks(before, "figures", lambda name: f"\n{BLOCKS[name](options.results)}\n\n")
+        status |= update_page(page, text, check=options.check, command="python3 tools/performance_page.py")
+    return status
 
 
 if __name__ == "__main__":

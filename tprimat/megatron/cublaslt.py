@@ -77,7 +77,8 @@ class PreparedProduct:
     algorithms: tuple[Heuristic, ...]
     """What it suggests, best first."""
     handle: c_void_p
-    workspace: c_void_p
+    workspace: int
+    """Its address."""
 
 
 @cache
@@ -87,7 +88,21 @@ def library() -> Any:
     Raises:
         OSError: there is none.
     """
-    return ctypes.CDLL(f"libcublasLt.so.{(torch.version.cuda or 'none').split('.')[0]}")
+    return with_types(ctypes.CDLL(f"libcublasLt.so.{(torch.version.cuda or 'none').split('.')[0]}"))
+
+
+def with_types(found: Any) -> Any:
+    """Let ctypes take plain numbers as addresses in the call that training makes, so that the host makes no object for each."""
+    found.cublasLtMatmul.argtypes = [*[c_void_p] * 14, c_size_t, c_void_p]
+    return found
+
+
+def alignment_of(*tensors: Tensor | None) -> int:
+    """Return the bytes that all addresses are multiples of, as far as algorithms care: 256, 16 or 1. None is a tensor to come."""
+    addresses = 0
+    for tensor in tensors:
+        addresses |= 0 if tensor is None else tensor.data_ptr()
+    return 256 if addresses % 256 == 0 else 16 if addresses % 16 == 0 else 1
 
 
 def _check(status: int) -> None:
@@ -106,6 +121,11 @@ def _handle(device: int) -> c_void_p:
 @cache
 def _workspace(device: int) -> Tensor:
     return torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=f"cuda:{device}")
+
+
+@cache
+def _number(value: float) -> c_float:
+    return c_float(value)
 
 
 def _set(descriptor: c_void_p, attribute: int, value: Any) -> None:
@@ -157,8 +177,8 @@ def prepare(device: int, product: Product, most: int = 1, alignment: int = 256) 
     _check(library().cublasLtMatmulPreferenceDestroy(preference))
     if not count.value:
         raise RuntimeError("cuBLASLt knows no algorithm for this product")
-    workspace = c_void_p(_workspace(device).data_ptr())
-    return PreparedProduct(descriptor, first, second, total, tuple(found[: count.value]), _handle(device), workspace)
+    algorithms = tuple(found[: count.value])
+    return PreparedProduct(descriptor, first, second, total, algorithms, _handle(device), _workspace(device).data_ptr())
 
 
 Scaled = tuple[Tensor, Tensor]
@@ -179,7 +199,7 @@ def accumulate(total: Tensor, first: Scaled, second: Scaled, *, overwrite: bool)
     """
     (a, a_scale), (b, b_scale) = first, second
     product = Product(a.shape[0], b.shape[0], a.shape[1], a.dtype, b.dtype, total.dtype, scaled=True)
-    prepared = prepare(total.device.index, product)
+    prepared = prepare(total.device.index, product, alignment=alignment_of(total, a, b))
     set_scales(prepared, a_scale, b_scale)
     run(prepared, total, (a, b), beta=0 if overwrite else 1)
 
@@ -204,25 +224,24 @@ def run(  # noqa: PLR0913 - a product has this many parts
     Raises:
         RuntimeError: cuBLASLt refuses.
     """
-    a, b = operands
-    sums = c_void_p(total.data_ptr())
+    (a, b), sums = operands, total.data_ptr()
     _check(
         library().cublasLtMatmul(
             prepared.handle,
             prepared.descriptor,
-            ctypes.byref(c_float(alpha)),
-            c_void_p(b.data_ptr()),
+            ctypes.byref(_number(alpha)),
+            b.data_ptr(),
             prepared.first,
-            c_void_p(a.data_ptr()),
+            a.data_ptr(),
             prepared.second,
-            ctypes.byref(c_float(beta)),
+            ctypes.byref(_number(beta)),
             sums,
             prepared.total,
             sums,
             prepared.total,
             ctypes.byref(prepared.algorithms[choice]),
             prepared.workspace,
-            c_size_t(WORKSPACE_BYTES),
-            c_void_p(torch.cuda.current_stream(total.device).cuda_stream),
+            WORKSPACE_BYTES,
+            torch.cuda.current_stream(total.device).cuda_stream,
         )
     )

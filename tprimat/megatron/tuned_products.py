@@ -34,8 +34,6 @@ MARGIN = 0.007
 """An algorithm must be faster than cuBLASLt's first choice by this part."""
 MOST_PRODUCTS = 128
 """Where shapes vary from call to call, nothing is gained by a race for each."""
-ALIGNMENTS = (256, 16)
-"""Bytes. Algorithms are asked for the first that all addresses are multiples of."""
 
 
 class Race:
@@ -82,7 +80,7 @@ class Form(NamedTuple):
 
 
 PLAIN, TRANSPOSED_WEIGHT, TRANSPOSED_ROWS = Form(), Form(b_transposed=True), Form(a_transposed=True)
-Key = tuple[torch.Size, torch.Size, torch.dtype, torch.dtype, torch.dtype, Form, float, int | None]
+Key = tuple[torch.Size, torch.Size, torch.dtype, torch.dtype, torch.dtype, Form, float, int]
 """Shapes, dtypes of a, b and total, form, beta and alignment: what an algorithm is chosen for."""
 DTYPES = {torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}
 Timing = tuple[int, torch.cuda.Event, torch.cuda.Event]
@@ -144,8 +142,7 @@ class Tuner:
         """
         if not (self.on and a.is_cuda and a.is_contiguous() and b.is_contiguous()):
             return None
-        addresses = a.data_ptr() | b.data_ptr() | (0 if total is None else total.data_ptr())  # a new one is aligned
-        alignment = next((bytes_ for bytes_ in ALIGNMENTS if addresses % bytes_ == 0), None)
+        alignment = cublaslt.alignment_of(a, b, total)
         into = torch.bfloat16 if total is None else total.dtype
         key = (a.shape, b.shape, a.dtype, b.dtype, into, form, beta, alignment)
         if key not in self._products:
@@ -163,7 +160,7 @@ class Tuner:
     def _raced(self, key: Key, device: int) -> TunedProduct | None:
         """Begin the race of a product; None where torch shall compute it."""
         a_shape, b_shape, a, b, into, form, _, alignment = key
-        if alignment is None or a not in DTYPES or len(self._products) >= MOST_PRODUCTS:
+        if alignment == 1 or a not in DTYPES or len(self._products) >= MOST_PRODUCTS:
             return None
         m, k, n = a_shape[form.a_transposed], a_shape[not form.a_transposed], b_shape[not form.b_transposed]
         flags = {"a_transposed": form.a_transposed, "b_transposed": form.b_transposed, "fast": form.fast}

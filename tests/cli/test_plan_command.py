@@ -71,6 +71,19 @@ def test_where_nothing_fits_the_fewest_gpus_that_would_are_named_with_a_layout()
     assert run_command("plan", *asked, str(int(count) // 2)).returncode == 1
 
 
+LONG = ("--architecture", "llama-3.1-8b", "--accelerator", "H100 SXM", "--sequence-length", "131072", "--global-batch-size", "8")
+
+
+def test_where_the_engine_fits_nothing_another_that_does_is_named():
+    """NeMo without Transformer Engine keeps its logits whole, which long sequences make large."""
+    done = run_command("plan", *LONG, "--gpus", "4", "--engine", "nemo")
+    assert done.returncode == 1
+    ((engine, layout),) = re.findall(r"--engine (\S+) fits 4 GPUs: (TP\d DP\d), ", done.stdout)
+    assert f"fastest   {layout}, " in run_command("plan", *LONG, "--gpus", "4", "--engine", engine).stdout
+    several = run_command("plan", *LONG, "--gpus", "4,8", "--engine", "nemo").stdout
+    assert re.findall(r"--engine (\S+) fits (\d) GPUs: ", several) == [(engine, "4")]
+
+
 def test_layers_that_no_equal_stages_hold_are_planned_for_megatron_lm():
     done = run_command("plan", "--architecture", "llama-3.1-405b", "--accelerator", "H100 SXM", "--gpus", "1024", "--json")
     assert done.returncode == 0, done.stderr

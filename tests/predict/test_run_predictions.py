@@ -7,6 +7,7 @@ import pytest
 from tprimat.config.load import Setting, read_config
 from tprimat.errors import LaunchError
 from tprimat.plan.build import PlanRequest
+from tprimat.plan.schema import Batch
 from tprimat.records.schema import Machine
 from tprimat.runner.prediction import out_of_memory_hint, predicted, refuse_too_large
 from tprimat.runner.session import plan_run
@@ -42,6 +43,20 @@ def test_a_model_that_fits_no_layout_needs_more_gpus():
     with pytest.raises(LaunchError) as refused:
         refuse_too_large(predicted(plan(1, 16), H200, ()), H200)
     assert refused.value.fix == f"{enough}; --force runs it all the same"
+
+
+def test_where_another_engine_fits_it_is_named_before_more_gpus():
+    """On 4 H100, sequences of 131,072 tokens fit the embedded engine's loss, which NeMo's without Transformer Engine is not."""
+    long = Batch(micro_batch_sequences=1, global_batch_sequences=4, sequence_tokens=131_072, accumulation_steps=1)
+    machine = replace(H100, gpus_per_node=4)
+    by_nemo = predicted(replace(plan(4, 1), batch=long, engine="nemo"), machine, ())
+    with pytest.raises(LaunchError) as refused:
+        refuse_too_large(by_nemo, machine)
+    other, more, forced = refused.value.fix.split("; ")
+    assert other.startswith("--engine megatron, which fits: ")
+    assert "recompute full" in other
+    assert (more, forced) == ("8 GPUs, the fewest that this model fits by prediction", "--force runs it all the same")
+    assert out_of_memory_hint(by_nemo, machine, "otherwise") == f"{other}; or {more}"
 
 
 def test_fragments_are_named_first_and_then_the_same_layout_with_less():

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tprimat import units
-from tprimat.engines import MODULES
+from tprimat.engines import FALLBACK, MODULES
 from tprimat.engines.base import Settings, engine_named, implementation_of
 from tprimat.errors import ConfigError, LaunchError
 from tprimat.facts.accelerators import Accelerator, find_accelerator
@@ -80,8 +80,8 @@ def refuse_too_large(plan: RunPlan, machine: Machine) -> None:
         return
     largest = max(need.memory, key=lambda part: need.memory[part])
     accelerator = find_accelerator(machine.accelerator)
-    fits, more = alternatives(plan, accelerator), more_gpus(plan, accelerator)
-    ways = [f"what fits: {', '.join(fits)}"] if fits else [more] if more else []
+    fits = alternatives(plan, accelerator)
+    ways = [f"what fits: {', '.join(fits)}"] if fits else elsewhere(plan, accelerator)
     raise LaunchError(
         f"{plan.model} under {plan.strategy} needs {units.gibibytes(need.allocated_bytes)} on the fullest rank, by prediction.",
         where="--parallel",
@@ -115,6 +115,14 @@ def _fully_sharded(plan: RunPlan, accelerator: Accelerator) -> list[str]:
     flag = f"--set platform_optimizations.{plan.platform}.engine_options.fully_shard=true"
     own = [candidate for candidate in candidates_for(sharded, accelerator) if candidate.workload.layout == plan.layout]
     return [_words(candidate, plan, flag) for candidate in own]
+
+
+def elsewhere(plan: RunPlan, accelerator: Accelerator | None) -> list[str]:
+    """Return what fits where no layout of the plan's engine does: the embedded engine here, and more GPUs."""
+    other = replace(plan, engine=FALLBACK)
+    fits = alternatives(other, accelerator) if plan.engine != FALLBACK else []
+    more = more_gpus(plan, accelerator)
+    return [*([f"--engine {FALLBACK}, which fits: {', '.join(fits)}"] if fits else []), *([more] if more else [])]
 
 
 def more_gpus(plan: RunPlan, accelerator: Accelerator | None) -> str | None:
@@ -155,8 +163,8 @@ def out_of_memory_hint(plan: RunPlan, machine: Machine, otherwise: str | None) -
     name, value = EXPANDABLE
     accelerator = find_accelerator(machine.accelerator)
     fits = alternatives(plan, accelerator)
-    if not fits and (more := more_gpus(plan, accelerator)):
-        return more
+    if not fits and (ways := elsewhere(plan, accelerator)):
+        return "; or ".join(ways)
     first = [] if value in plan.environment.get(name, "") else [f"export {name}={value}"]
     rest = [f"what fits by prediction: {', '.join(fits)}"] if fits else [otherwise] if otherwise else []
     return "; then ".join([*first, *rest]) or None

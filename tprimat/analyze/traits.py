@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tprimat.facts.accelerators import find_accelerator
+from tprimat.facts.models import family_of
 from tprimat.records.evidence import grade_of
 from tprimat.records.schema import RunRecord
 
@@ -30,7 +31,14 @@ def work_words(run: RunRecord) -> list[str]:
 
 
 def model_name(run: RunRecord) -> str:
-    """Return 'llama', or 'llama tiny' for a size other than the full one."""
+    """Return 'llama', or 'llama tiny' for a size other than the full one.
+
+    A model of another family than its key has the name of its shape: olmoe-1b-7b under the key qwen3_moe.
+    """
+    if run.shape is not None:
+        asked, ran = family_of(run.model), family_of(run.shape.name)
+        if asked and ran and asked != ran:
+            return run.shape.name
     return run.model if run.size == "full" else f"{run.model} {run.size}"
 
 

@@ -9,7 +9,7 @@ from tprimat.engines.base import Settings, engine_named, implementation_of
 from tprimat.errors import ConfigError, LaunchError
 from tprimat.facts.accelerators import Accelerator, find_accelerator
 from tprimat.plan.schema import RunPlan
-from tprimat.predict.memory import predict_memory
+from tprimat.predict.memory import Part, predict_memory
 from tprimat.predict.rates import published_rates
 from tprimat.predict.search import Candidate
 from tprimat.predict.time import predict_time
@@ -20,6 +20,8 @@ from tprimat.runner.planning import candidates_for, enough_gpus, question_of, ra
 
 ERROR_OF_MEMORY = 0.05
 """A run is refused only where it would not fit if the prediction were too high by this much; docs/accuracy.md has the errors."""
+OF_ROUTED_TOKENS: tuple[Part, ...] = ("activations", "backward")
+"""Parts that are smaller than predicted where full experts drop tokens."""
 MOST_ALTERNATIVES = 3
 MOST_DOUBLINGS = 7
 EXPANDABLE = ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
@@ -72,11 +74,15 @@ def predicted(plan: RunPlan, machine: Machine, probes: Sequence[ProbeRecord]) ->
 def refuse_too_large(plan: RunPlan, machine: Machine) -> None:
     """Refuse a plan that cannot fit even if its prediction is too high by the usual error.
 
+    Under an expert capacity only what does not depend on routing counts: how many tokens are dropped shows in the run.
+
     Raises:
         LaunchError: names what is missing, and what fits.
     """
     need, room = plan.prediction, machine.memory_bytes
-    if need is None or room is None or need.allocated_bytes <= room * (1 + ERROR_OF_MEMORY):
+    if need is None or room is None or not _exceeds(need.allocated_bytes, room):
+        return
+    if plan.moe_expert_capacity_factor is not None and not _exceeds(_without_routed_tokens(need), room):
         return
     largest = max(need.memory, key=lambda part: need.memory[part])
     accelerator = find_accelerator(machine.accelerator)
@@ -88,6 +94,25 @@ def refuse_too_large(plan: RunPlan, machine: Machine) -> None:
         why=f"A GPU has {units.gibibytes(room)}. Most of it are {largest}, {units.gibibytes(need.memory[largest])}.",
         fix="; ".join([*ways, "--force runs it all the same"]),
     )
+
+
+def doubtful_memory(plan: RunPlan, machine: Machine) -> str | None:
+    """Say that a plan fits only if its expert capacity drops enough tokens; None where it does not depend on that."""
+    need, room = plan.prediction, machine.memory_bytes
+    if need is None or room is None or plan.moe_expert_capacity_factor is None or not _exceeds(need.allocated_bytes, room):
+        return None
+    return (
+        f"{plan.model} under {plan.strategy} needs {units.gibibytes(need.allocated_bytes)} by prediction if no token is dropped, "
+        f"and a GPU has {units.gibibytes(room)}. The expert capacity may drop enough."
+    )
+
+
+def _exceeds(size: int, room: int) -> bool:
+    return size > room * (1 + ERROR_OF_MEMORY)
+
+
+def _without_routed_tokens(need: RunPrediction) -> int:
+    return sum(size for part, size in need.memory.items() if part not in OF_ROUTED_TOKENS)
 
 
 def alternatives(plan: RunPlan, accelerator: Accelerator | None) -> list[str]:

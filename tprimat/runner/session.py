@@ -31,7 +31,7 @@ from tprimat.plan.schema import RunPlan
 from tprimat.records.discover import check_probes, probes_in
 from tprimat.records.environment import processor_name
 from tprimat.records.schema import Machine
-from tprimat.runner.prediction import predicted, refuse_too_large
+from tprimat.runner.prediction import doubtful_memory, predicted, refuse_too_large
 
 ALL_MODELS = "all"
 MOST_RUNS = 1000
@@ -152,6 +152,8 @@ def prepare(request: RunRequest) -> Session:
         _check_gpus(session)
         for plan in () if request.force else session.plans:
             refuse_too_large(plan, session.machine_of(plan))
+    doubts = [doubt for plan in session.plans if (doubt := doubtful_memory(plan, session.machine_of(plan)))]
+    session = replace(session, notices=(*session.notices, *(f"warning: {text}" for text in doubts)))
     if not request.dry_run or session.is_here:
         _check_data(session)
     return session

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from commands import run_command
+from commands import run_command, run_script
 
 from tprimat.config.load import Setting, read_config
 from tprimat.engines.base import engine_named
@@ -82,6 +82,18 @@ def test_where_the_engine_fits_nothing_another_that_does_is_named():
     assert f"fastest   {layout}, " in run_command("plan", *LONG, "--gpus", "4", "--engine", engine).stdout
     several = run_command("plan", *LONG, "--gpus", "4,8", "--engine", "nemo").stdout
     assert re.findall(r"--engine (\S+) fits (\d) GPUs: ", several) == [(engine, "4")]
+
+
+def test_the_benchmark_names_the_embedded_engine_where_nemo_fits_nothing(tmp_path):
+    """NeMo counts as installed where its modules are found; a plan imports none."""
+    for name in ("nemo", "nemo_run", "fiddle", "modelopt", "lightning"):
+        (tmp_path / f"{name}.py").touch()
+    words = ("--plan", "H100 SXM", "--model", "llama", "--gpus", "4", "--sequence-length", "131072", "--global-batch-size", "4")
+    environment = {"PYTHONPATH": str(tmp_path)}
+    by_nemo = run_script("benchmark.py", *words, "--engine", "nemo", environment=environment)
+    assert by_nemo.returncode == 1, by_nemo.stderr
+    assert "NeMo without Transformer Engine" in by_nemo.stdout
+    assert "--engine megatron fits 4 GPUs: " in by_nemo.stdout
 
 
 def test_layers_that_no_equal_stages_hold_are_planned_for_megatron_lm():

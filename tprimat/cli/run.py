@@ -271,9 +271,10 @@ def _plan(options: argparse.Namespace) -> int:
         print_json({"plans": [page.document(found, rates) for found, rates in answers]})
     else:
         screen = screen_of(sys.stdout)
-        for number, (found, rates) in enumerate(answers):
+        for number, (plan, (found, rates)) in enumerate(zip(plans.values(), answers, strict=True)):
             enough = None if found.fitting else enough_gpus(found.question, rates, any_engine=False)
-            other = None if found.fitting else fitting_engine(found.question, rates, (FALLBACK,))
+            named = not found.fitting and plan.engine != FALLBACK
+            other = fitting_engine(found.question, rates, (FALLBACK,)) if named else None
             print(("\n\n" if number else "") + page.text(found, rates, screen, enough, other))
     return 0 if all(found.fitting for found, _ in answers) else 1
 

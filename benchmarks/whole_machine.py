@@ -20,6 +20,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,6 +59,8 @@ TO_STOP_SECONDS = 25.0
 """After Ctrl-C a run has 10 s to stop its ranks; then its command writes what is there."""
 TO_KILL_SECONDS = 20.0
 """After Ctrl-C a step that still runs hangs."""
+TO_SHOW_SECONDS = 5.0
+"""After a step has ended, for the last lines that it printed; a process that outlives it may hold its output open."""
 NOTES = "done.json"
 """Name of each step that was made -> its exit status."""
 
@@ -135,6 +138,7 @@ def make(step: Step, left: float | None) -> tuple[int | None, float]:
     began = time.monotonic()
     limit = ("--time-limit", str(max(1, round(left)))) if step.knows_limit and left is not None else ()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
+    environment["PYTHONUNBUFFERED"] = "1"  # or Python would keep what it prints to a pipe until its buffer is full
     running = subprocess.Popen(
         [*_with_probes_that_exist(step.words), *limit],
         cwd=step.folder,
@@ -143,28 +147,39 @@ def make(step: Step, left: float | None) -> tuple[int | None, float]:
         text=True,
         start_new_session=True,
     )
+    printed: list[str] = []
+    shown = threading.Thread(target=_show, args=(running, printed), daemon=True)
+    shown.start()
     in_time = True
     try:
-        printed, _ = running.communicate(timeout=None if left is None or limit else left)
+        running.wait(None if left is None or limit else left)
     except subprocess.TimeoutExpired:
         in_time = False
-        printed = _stop(running)
+        _stop(running)
     except KeyboardInterrupt:
-        print(_stop(running), end="")
+        _stop(running)
         raise
-    print(printed, end="")
-    done = (in_time or running.returncode == 0) and not (step.knows_limit and AGAIN in printed)
+    finally:
+        shown.join(TO_SHOW_SECONDS)
+    done = (in_time or running.returncode == 0) and not (step.knows_limit and AGAIN in "".join(printed))
     return (running.returncode if done else None), time.monotonic() - began
 
 
-def _stop(running: subprocess.Popen[str]) -> str:
-    """End a step as Ctrl-C does, and kill it where it does not end or Ctrl-C comes again. Return what it printed."""
+def _show(running: subprocess.Popen[str], printed: list[str]) -> None:
+    """Print what a step prints as it comes, and keep it."""
+    assert running.stdout is not None
+    for line in running.stdout:
+        printed.append(line)
+        print(line, end="", flush=True)
+
+
+def _stop(running: subprocess.Popen[str]) -> None:
+    """End a step as Ctrl-C does, and kill it where it does not end or Ctrl-C comes again."""
     try:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(running.pid, signal.SIGINT)
-        return running.communicate(timeout=TO_KILL_SECONDS)[0]
-    except subprocess.TimeoutExpired:
-        return ""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            running.wait(TO_KILL_SECONDS)
     finally:
         if running.poll() is None:
             os.killpg(running.pid, signal.SIGKILL)

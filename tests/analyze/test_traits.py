@@ -8,7 +8,7 @@ import pytest
 from tprimat.analyze.compare import Question, verdict
 from tprimat.analyze.groups import group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.analyze.traits import TRAITS
+from tprimat.analyze.traits import TRAITS, model_name
 from tprimat.facts.models import model_shape
 from tprimat.records.discover import read_result
 from tprimat.records.schema import Evidence
@@ -183,3 +183,22 @@ def test_the_page_of_comparisons_has_each_trait(key):
 
 def test_and_no_other():
     assert PAGE.count("\n| `") == len(TRAITS)
+
+
+@pytest.mark.parametrize(
+    ("key", "shape", "label"),
+    [
+        ("qwen3_moe", "olmoe-1b-7b", "olmoe-1b-7b"),
+        ("qwen3_moe", "qwen3-30b-a3b", "qwen3_moe"),
+        ("llama", "llama-3.2-3b", "llama"),
+        ("ours", "olmoe-1b-7b", "ours"),
+    ],
+)
+def test_a_model_of_another_family_than_its_key_has_its_own_name(key, shape, label):
+    run = read_result(LLAMA).run
+    assert model_name(replace(run, model=key, shape=model_shape(shape))) == label
+
+
+def test_the_name_of_a_shape_that_is_in_no_table_replaces_no_key():
+    run = read_result(LLAMA).run
+    assert model_name(replace(run, shape=replace(model_shape("olmoe-1b-7b"), name="7B-16-layers"))) == run.model

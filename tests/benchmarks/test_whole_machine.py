@@ -72,6 +72,33 @@ def test_each_step_runs_once_and_a_failure_stops_no_other(tmp_path, capsys):
     assert "nothing is left\nfailed: fails; --retry NAME" in capsys.readouterr().out
 
 
+def test_what_a_step_prints_is_shown_as_it_comes(tmp_path):
+    """The step goes on only after its first line has been read."""
+    seen = tmp_path / "seen"
+    code = f"""
+import pathlib, time
+print("halfway")
+ends = time.monotonic() + 20
+while time.monotonic() < ends and not pathlib.Path({str(seen)!r}).exists():
+    time.sleep(0.05)
+print("went on" if time.monotonic() < ends else "waited in vain")
+"""
+    started = f"Step(name='slow', words=({sys.executable!r}, '-c', {code!r}), folder=Path({str(tmp_path)!r}))"
+    text = f"import sys; sys.path.insert(0, {str(ROOT / 'benchmarks')!r}); from whole_machine import *"
+    text += f"; sys.exit(series([{started}], Path({str(tmp_path)!r}), None))"
+    command = [sys.executable, "-c", text]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        assert "halfway\n" in iter(running.stdout.readline, "")
+        seen.touch()
+        rest, _ = running.communicate(timeout=30)
+    finally:
+        if running.poll() is None:
+            running.kill()
+    assert rest.startswith("went on\nslow: done in ")
+    assert running.returncode == 0
+
+
 def test_what_the_time_is_too_short_for_is_interrupted_and_goes_on_in_the_next_call(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("whole_machine.TO_STOP_SECONDS", 0.0)
     flag = tmp_path / "interrupted"

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from commands import run_command
+from commands import run_command, run_script
 
 from tprimat.config.load import Setting, read_config
 from tprimat.engines.base import engine_named
@@ -69,6 +69,31 @@ def test_where_nothing_fits_the_fewest_gpus_that_would_are_named_with_a_layout()
     assert int(count) == degrees[0] * degrees[1] * degrees[2]
     assert run_command("plan", *asked, count).returncode == 0
     assert run_command("plan", *asked, str(int(count) // 2)).returncode == 1
+
+
+LONG = ("--architecture", "llama-3.1-8b", "--accelerator", "H100 SXM", "--sequence-length", "131072", "--global-batch-size", "8")
+
+
+def test_where_the_engine_fits_nothing_another_that_does_is_named():
+    """NeMo without Transformer Engine keeps its logits whole, which long sequences make large."""
+    done = run_command("plan", *LONG, "--gpus", "4", "--engine", "nemo")
+    assert done.returncode == 1
+    ((engine, layout),) = re.findall(r"--engine (\S+) fits 4 GPUs: (TP\d DP\d), ", done.stdout)
+    assert f"fastest   {layout}, " in run_command("plan", *LONG, "--gpus", "4", "--engine", engine).stdout
+    several = run_command("plan", *LONG, "--gpus", "4,8", "--engine", "nemo").stdout
+    assert re.findall(r"--engine (\S+) fits (\d) GPUs: ", several) == [(engine, "4")]
+
+
+def test_the_benchmark_names_the_embedded_engine_where_nemo_fits_nothing(tmp_path):
+    """NeMo counts as installed where its modules are found; a plan imports none."""
+    for name in ("nemo", "nemo_run", "fiddle", "modelopt", "lightning"):
+        (tmp_path / f"{name}.py").touch()
+    words = ("--plan", "H100 SXM", "--model", "llama", "--gpus", "4", "--sequence-length", "131072", "--global-batch-size", "4")
+    environment = {"PYTHONPATH": str(tmp_path)}
+    by_nemo = run_script("benchmark.py", *words, "--engine", "nemo", environment=environment)
+    assert by_nemo.returncode == 1, by_nemo.stderr
+    assert "NeMo without Transformer Engine" in by_nemo.stdout
+    assert "--engine megatron fits 4 GPUs: " in by_nemo.stdout
 
 
 def test_layers_that_no_equal_stages_hold_are_planned_for_megatron_lm():

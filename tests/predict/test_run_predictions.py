@@ -3,12 +3,15 @@
 from dataclasses import replace
 
 import pytest
+from commands import run_command
 
 from tprimat.config.load import Setting, read_config
 from tprimat.errors import LaunchError
+from tprimat.facts.models import model_shape
 from tprimat.plan.build import PlanRequest
+from tprimat.plan.schema import Batch
 from tprimat.records.schema import Machine
-from tprimat.runner.prediction import out_of_memory_hint, predicted, refuse_too_large
+from tprimat.runner.prediction import doubtful_memory, out_of_memory_hint, predicted, refuse_too_large
 from tprimat.runner.session import plan_run
 
 H200 = Machine(platform="cuda", accelerator="NVIDIA H200", gpus_per_node=8, nodes=1, memory_bytes=150_000_000_000)
@@ -44,6 +47,20 @@ def test_a_model_that_fits_no_layout_needs_more_gpus():
     assert refused.value.fix == f"{enough}; --force runs it all the same"
 
 
+def test_where_another_engine_fits_it_is_named_before_more_gpus():
+    """On 4 H100, sequences of 131,072 tokens fit the embedded engine's loss, which NeMo's without Transformer Engine is not."""
+    long = Batch(micro_batch_sequences=1, global_batch_sequences=4, sequence_tokens=131_072, accumulation_steps=1)
+    machine = replace(H100, gpus_per_node=4)
+    by_nemo = predicted(replace(plan(4, 1), batch=long, engine="nemo"), machine, ())
+    with pytest.raises(LaunchError) as refused:
+        refuse_too_large(by_nemo, machine)
+    other, more, forced = refused.value.fix.split("; ")
+    assert other.startswith("--engine megatron, which fits: ")
+    assert "recompute full" in other
+    assert (more, forced) == ("8 GPUs, the fewest that this model fits by prediction", "--force runs it all the same")
+    assert out_of_memory_hint(by_nemo, machine, "otherwise") == f"{other}; or {more}"
+
+
 def test_fragments_are_named_first_and_then_the_same_layout_with_less():
     hint = out_of_memory_hint(predicted(plan(8, 16), H200, ()), H200, "otherwise")
     first, rest = hint.split("; then ")
@@ -60,6 +77,35 @@ def test_weights_split_over_the_replicas_are_named_where_they_let_the_layout_fit
     sharded = predicted(plan(2, 4, recompute="full", engine_options__fully_shard=True), H100, ())
     refuse_too_large(sharded, H100)
     assert "fully_shard" not in out_of_memory_hint(sharded, H100, "otherwise")
+
+
+def mixture(gpus, capacity):
+    """OLMoE with sequences of 4,096 tokens, 16 at once, on GPUs that each hold the expert-parallel share of its weights."""
+    whole = plan(gpus, 1)
+    batch = Batch(micro_batch_sequences=16, global_batch_sequences=64, sequence_tokens=4096, accumulation_steps=64 // 16 // gpus)
+    layout = replace(whole.layout, expert=gpus)
+    routed = replace(whole, shape=model_shape("olmoe-1b-7b"), layout=layout, batch=batch, moe_expert_capacity_factor=capacity)
+    return predicted(routed, replace(H200, gpus_per_node=gpus), ())
+
+
+def test_a_capacity_that_may_drop_tokens_is_warned_of_and_not_refused():
+    with pytest.raises(LaunchError):
+        refuse_too_large(mixture(4, None), H200)
+    assert doubtful_memory(mixture(4, None), H200) is None
+    refuse_too_large(mixture(4, 1.25), H200)
+    assert "if no token is dropped" in doubtful_memory(mixture(4, 1.25), H200)
+
+
+def test_a_dry_run_says_what_its_prediction_assumes():
+    words = ("--model", "qwen3_moe", "--platform", "nvidia", "--gpus", "8", "--ep", "8", "--dry-run", "--set")
+    shown = run_command("benchmark.py", *words, "training.moe_expert_capacity_factor=1.25").stdout
+    assert "predicted on the fullest rank if no token is dropped" in " ".join(shown.split())
+
+
+def test_weights_that_fit_no_gpu_are_refused_under_any_capacity():
+    small = replace(H200, memory_bytes=20 * 2**30)
+    with pytest.raises(LaunchError):
+        refuse_too_large(mixture(4, 1.25), small)
 
 
 def test_a_processor_has_no_prediction_to_offer():

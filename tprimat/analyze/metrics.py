@@ -113,66 +113,100 @@ class MetricOptions:
 def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricOptions = MetricOptions()) -> RunMetrics:
     """Derive every number of one run.
 
-    Throughput is sum(tokens) / sum(seconds) over the steady window: a ratio of sums, so a slow step weighs what it costs. Model
-    FLOP count what the model needs, not what recomputation repeats; MFU (Chowdhery et al. 2022, arXiv:2204.02311, appendix B)
-    divides them by the dense peak of the dtype that ran.
-
     Raises:
         MetricError: no steady step, or a damaged step time.
     """
     window = steady_window(steps, options.warmup, run.profiled_steps)
     steady = steady_steps(steps, window)
-    gpus, count, seconds = run.machine.gpus, window.steps, np.array([step.step_seconds for step in steady])
-    tokens = _tokens(steady)
-    states = two_states(seconds)
-    measured = _unless(states, ratio_of_sums(tokens, seconds)) if tokens is not None else None
-    rate = _stated(options) or measured
     dropped = _mean(step.dropped for step in steady)
-    flop, no_flop = _seed_flop(run) if options.seed_conventions else _flop_per_token(run, options.flops_convention, dropped)
-    peak, no_peak = _peak(run, options)
-    per_gpu = scaled(rate, 1 / gpus, count) if rate and gpus else None
-    flops = scaled(rate, flop / gpus, count) if rate and gpus and flop else None
+    speed = _speed(run, options, steady, dropped)
+    seconds, flops = speed.seconds, speed.flops_per_gpu
     per_token, of_energy = _joules_per_token(run, options, steady, window)
-    mfu = scaled(flops, 1 / peak, count) if flops and peak else None
     foretold = None if drops_choices(run, dropped) else run.prediction
-    predicted = foretold.step_seconds if foretold else None
     clocks = held_back(options.telemetry, steady) if options.telemetry else options.held_back
     return RunMetrics(
         window=window,
-        step_seconds=scaled(_unless(states, median_interval(seconds)), 1.0, count),
+        step_seconds=scaled(_unless(speed.states, median_interval(seconds)), 1.0, window.steps),
         mean_step_seconds=float(seconds.mean()),
         steps_per_second=1 / float(seconds.mean()),
         step_seconds_mad=scaled_mad(seconds),
-        tokens_per_second=rate.value if rate else None,
-        tokens_per_second_per_gpu=per_gpu,
-        flop_per_token=flop,
+        tokens_per_second=speed.rate.value if speed.rate else None,
+        tokens_per_second_per_gpu=speed.rate_per_gpu,
+        flop_per_token=speed.flop_per_token,
         flops_convention="6n" if options.seed_conventions else options.flops_convention,
         model_flops_per_second_per_gpu=flops,
-        peak_dense_flops=peak,
-        mfu=mfu,
-        mfu_absent_because=None if flops and peak else no_peak or no_flop or _no_rate(rate, gpus),
+        peak_dense_flops=speed.peak,
+        mfu=speed.mfu,
+        mfu_absent_because=speed.no_mfu,
         share_of_measured_gemm=flops.value / options.gemm_ceiling_flops if flops and options.gemm_ceiling_flops else None,
         measured_gemm_flops=options.gemm_ceiling_flops,
         peak_memory_bytes=_largest(step.peak_allocated_bytes for step in steady),
         peak_reserved_bytes=_largest(step.peak_reserved_bytes for step in steady),
         predicted_memory_error=_memory_error(foretold, steady),
-        predicted_step_error=None if predicted is None else predicted / float(np.median(seconds)) - 1,
+        predicted_step_error=_step_error(foretold, seconds),
         final_loss=next((step.loss for step in reversed(steps) if step.loss is not None), None),
         joules_per_token=per_token,
-        cost_per_million_tokens=_cost(options.cost_per_gpu_hour, per_gpu),
+        cost_per_million_tokens=_cost(options.cost_per_gpu_hour, speed.rate_per_gpu),
         expert_load=_mean(step.expert_load for step in steady),
         rank_load=_mean(step.rank_load for step in steady),
         dropped=dropped,
         held_back=None if clocks is None else dict(clocks),
         warnings=(
-            *impossible(mfu),
+            *impossible(speed.mfu),
             *_warnings(run, steps, steady, window),
-            *_merged(steady),
-            *stragglers(run),
-            *_two_speeds(states),
-            *_contradiction(options.stated_tokens_per_second, measured),
+            *_two_speeds(speed.states),
+            *_contradiction(options.stated_tokens_per_second, speed.measured),
             *(*_throttling(clocks), *((of_energy,) if of_energy else ()), *options.gemm_ceiling_notes),
         ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Speed:
+    """How fast the steady steps were, in tokens and in FLOP."""
+
+    seconds: Array
+    """Of each step."""
+    states: TwoStates | None
+    measured: Interval | None
+    """Tokens/s of the steps."""
+    rate: Interval | None
+    """Tokens/s that count: those of the steps, or under seed_conventions those that a file states."""
+    rate_per_gpu: Estimate | None
+    flop_per_token: float | None
+    flops_per_gpu: Estimate | None
+    peak: float | None
+    """FLOP/s of one GPU."""
+    mfu: Estimate | None
+    no_mfu: str | None
+    """Why there is none."""
+
+
+def _speed(run: RunRecord, options: MetricOptions, steady: Sequence[StepRecord], dropped: float | None) -> _Speed:
+    """Return the speed of the steady steps.
+
+    Throughput is sum(tokens) / sum(seconds): a ratio of sums, so a slow step weighs what it costs. Model FLOP count what the
+    model needs, not what recomputation repeats; MFU (Chowdhery et al. 2022, arXiv:2204.02311, appendix B) divides them by the
+    dense peak of the dtype that ran.
+    """
+    gpus, count, seconds = run.machine.gpus, len(steady), np.array([step.step_seconds for step in steady])
+    tokens, states = _tokens(steady), two_states(seconds)
+    measured = _unless(states, ratio_of_sums(tokens, seconds)) if tokens is not None else None
+    rate = _stated(options) or measured
+    flop, no_flop = _seed_flop(run) if options.seed_conventions else _flop_per_token(run, options.flops_convention, dropped)
+    peak, no_peak = _peak(run, options)
+    flops = scaled(rate, flop / gpus, count) if rate and gpus and flop else None
+    return _Speed(
+        seconds=seconds,
+        states=states,
+        measured=measured,
+        rate=rate,
+        rate_per_gpu=scaled(rate, 1 / gpus, count) if rate and gpus else None,
+        flop_per_token=flop,
+        flops_per_gpu=flops,
+        peak=peak,
+        mfu=scaled(flops, 1 / peak, count) if flops and peak else None,
+        no_mfu=None if flops and peak else no_peak or no_flop or _no_rate(rate, gpus),
     )
 
 
@@ -190,6 +224,11 @@ def _memory_error(prediction: RunPrediction | None, steady: Sequence[StepRecord]
     if allocated:
         return prediction.allocated_bytes / allocated - 1
     return prediction.reserved_bytes / (reserved or 1) - 1
+
+
+def _step_error(prediction: RunPrediction | None, seconds: Array) -> float | None:
+    predicted = prediction.step_seconds if prediction else None
+    return None if predicted is None else predicted / float(np.median(seconds)) - 1
 
 
 def _unless(states: TwoStates | None, interval: Interval) -> Interval:
@@ -378,7 +417,7 @@ def _warnings(run: RunRecord, steps: Sequence[StepRecord], steady: Sequence[Step
     found += cautions(run.evidence)
     if run.clock == "framework":
         found.append("step times are the framework's own, not measured at the end of each step")
-    return tuple(found)
+    return (*found, *_merged(steady), *stragglers(run))
 
 
 def _exploded(steady: Sequence[StepRecord]) -> list[str]:

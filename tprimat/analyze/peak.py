@@ -56,10 +56,10 @@ class Entry:
     def model(self) -> str:
         """Return the model's key, with its size unless it is the full one, and with its shape unless it is the usual one."""
         run = self.run
-        if run.size != "full":
-            return model_name(run)
-        usual = USUAL_SHAPES.get(run.model)
-        return run.model if run.shape is None or usual in {None, run.shape.name} else f"{run.model} ({run.shape.name})"
+        name, usual = model_name(run), USUAL_SHAPES.get(run.model)
+        if run.size != "full" or run.shape is None or usual in {None, run.shape.name} or name == run.shape.name:
+            return name
+        return f"{name} ({run.shape.name})"
 
     @property
     def configuration(self) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tprimat.facts.accelerators import find_accelerator
+from tprimat.facts.models import family_of
 from tprimat.records.evidence import grade_of
 from tprimat.records.schema import RunRecord
 
@@ -30,7 +31,14 @@ def work_words(run: RunRecord) -> list[str]:
 
 
 def model_name(run: RunRecord) -> str:
-    """Return 'llama', or 'llama tiny' for a size other than the full one."""
+    """Return 'llama', or 'llama tiny' for a size other than the full one.
+
+    A model of another family than its key has the name of its shape: olmoe-1b-7b under the key qwen3_moe.
+    """
+    if run.shape is not None:
+        asked, ran = family_of(run.model), family_of(run.shape.name)
+        if asked and ran and asked != ran:
+            return run.shape.name
     return run.model if run.size == "full" else f"{run.model} {run.size}"
 
 
@@ -80,6 +88,7 @@ class Trait:
     effect: Effect
     """Of a difference on a comparison: it is refused, warned of, or listed."""
     why: str
+    """What a difference does, verb first."""
     words: str = "{}"
     """A value in words."""
     unknown: Effect | None = None
@@ -161,40 +170,43 @@ TRAITS: Mapping[str, Trait] = {
         name="model",
         value=model_name,
         effect="refuse",
-        why="A token of another model is other work.",
+        why="Changes the work of every token.",
     ),
-    "accelerator": Trait(name="accelerator", value=accelerator_name, effect="list", why="Often the question."),
+    "accelerator": Trait(name="accelerator", value=accelerator_name, effect="list", why="Is often what you compare."),
     "gpus": Trait(
-        name="GPU count", value=ranks, effect="refuse", why="More GPUs communicate more; `tprimat scaling` compares them."
+        name="GPU count",
+        value=ranks,
+        effect="refuse",
+        why="Changes the communication; `tprimat scaling` compares numbers of GPUs.",
     ),
     "nodes": Trait(
         name="nodes",
         value=lambda run: run.machine.nodes and f"{run.machine.nodes} node{'s' * (run.machine.nodes > 1)}",
         effect="warn",
-        why="The network between nodes is part of the result.",
+        why="Adds the network between nodes to the result.",
     ),
-    "strategy": Trait(name="strategy", value=lambda run: run.strategy, effect="list", why="Often the question."),
-    "layout": Trait(name="layout", value=lambda run: layout(run) or None, effect="list", why="Often the question."),
-    "engine": Trait(name="engine", value=engine_words, effect="list", why="Often the question."),
+    "strategy": Trait(name="strategy", value=lambda run: run.strategy, effect="list", why="Is often what you compare."),
+    "layout": Trait(name="layout", value=lambda run: layout(run) or None, effect="list", why="Is often what you compare."),
+    "engine": Trait(name="engine", value=engine_words, effect="list", why="Is often what you compare."),
     "dtype": Trait(
         name="dtype that ran",
         value=lambda run: run.matmul_dtype,
         effect="refuse",
-        why="Fewer bits are less work; runs of one label have run different dtypes.",
+        why="Changes the cost of every product. The dtype that ran is not always the one in the label.",
     ),
     "evidence": Trait(
         name="evidence of the dtype",
         value=lambda run: grade_of(run, "matmul_dtype"),
         words="dtype {}",
         effect="warn",
-        why="What is stated may not have run.",
+        why="Leaves doubt: a dtype that is only stated may not have run.",
     ),
     "routing": Trait(
         name="routing",
         value=_routing,
         words="{} routing",
         effect="refuse",
-        why="Forced balance spares the wait for the busiest rank; no real training has it.",
+        why="Hides load imbalance if balance is forced, which real training does not do.",
     ),
     "expert-capacity": Trait(
         name="expert capacity",
@@ -202,57 +214,57 @@ TRAITS: Mapping[str, Trait] = {
         words="expert capacity {}",
         effect="refuse",
         unknown="warn",
-        why="Tokens that an expert drops cost nothing and learn nothing.",
+        why="Drops tokens, which then cost no time and train nothing.",
     ),
     "global-batch": Trait(
         name="global batch",
         value=lambda run: run.global_batch_sequences,
         words="GBS {}",
         effect="list",
-        why="Tokens a step and sequence length follow it, and refuse.",
+        why="Counts through tokens a step and sequence length, which have their own rows.",
     ),
     "micro-batch": Trait(
         name="micro-batch",
         value=lambda run: run.micro_batch_sequences,
         words="micro-batch {}",
         effect="list",
-        why="A setting: the same work in other pieces.",
+        why="Splits the same work differently.",
     ),
     "tokens": Trait(
         name="tokens a step",
         value=tokens_per_step,
         words="{:,} tokens a step",
         effect="refuse",
-        why="The optimizer and the gradients' reduction are shared by more tokens.",
+        why="Spreads the optimizer and the gradient reduction over more or fewer tokens.",
     ),
     "sequence": Trait(
         name="sequence length",
         value=lambda run: run.sequence_tokens,
         words="s{}",
         effect="refuse",
-        why="Attention's work for a token grows with it.",
+        why="Changes the attention work per token.",
     ),
     "recompute": Trait(
         name="recompute",
         value=lambda run: run.recompute_words,
         words="recompute {}",
         effect="list",
-        why="A setting: memory for time.",
+        why="Trades time for memory.",
     ),
     "clock": Trait(
         name="clock",
         value=lambda run: run.clock,
         words="clock {}",
         effect="refuse",
-        why="A framework's own step time may leave out data loading or other ranks.",
+        why="Times something else: a framework's own timer may leave out data loading or other ranks.",
     ),
-    "options": Trait(name="options", value=_options, effect="list", why="Settings of the engine."),
+    "options": Trait(name="options", value=_options, effect="list", why="Configures the engine."),
     "shape": Trait(
         name="model's shape",
         value=_shape,
         effect="refuse",
         unknown="warn",
-        why="Models of one name may differ in layers, widths or experts.",
+        why="Changes the work: models of one name may differ in layers, widths or experts.",
     ),
     "optimizer-states": Trait(
         name="optimizer states",
@@ -260,57 +272,65 @@ TRAITS: Mapping[str, Trait] = {
         words="optimizer states in {}",
         effect="refuse",
         unknown="warn",
-        why="Without fp32 masters and moments a step moves fewer bytes and learns otherwise.",
+        why="Moves fewer bytes and trains differently without fp32 masters and moments.",
     ),
     "attention": Trait(
-        name="attention", value=_seen("attention"), words="attention {}", effect="list", why="A kernel: the same work."
+        name="attention",
+        value=_seen("attention"),
+        words="attention {}",
+        effect="list",
+        why="Selects a kernel; the work is the same.",
     ),
     "optimizer": Trait(
-        name="optimizer", value=_seen("optimizer"), words="optimizer {}", effect="list", why="A kernel or its sharding."
+        name="optimizer",
+        value=_seen("optimizer"),
+        words="optimizer {}",
+        effect="list",
+        why="Selects a kernel, or shards the states differently.",
     ),
     "weights": Trait(
         name="weights",
         value=_seen("parameter_dtype"),
         words="weights in {}",
         effect="list",
-        why="Their copies are not the products' dtype.",
+        why="Names the dtype of the stored weights, not of the products.",
     ),
     "gradients": Trait(
         name="gradients",
         value=_seen("gradient_dtype"),
         words="gradients in {}",
         effect="warn",
-        why="Half the bytes to reduce, and other sums.",
+        why="Changes the bytes to reduce and the rounding of the sums.",
     ),
     "sequence-parallel": Trait(
         name="sequence parallel",
         value=_sequence_parallel,
         words="sequence parallel {}",
         effect="list",
-        why="A setting of tensor parallelism.",
+        why="Splits activations differently under tensor parallelism.",
     ),
     "data": Trait(
         name="data",
         value=_data,
         words="data {}",
         effect="warn",
-        why="Loading is part of a step, and losses compare on equal data only.",
+        why="Changes the loading time in each step, and the losses.",
     ),
     "power-limit": Trait(
         name="power limit",
         value=_on_gpu(lambda run: run.machine.power_limit_watts),
         words="{:.0f} W",
         effect="warn",
-        why="It bounds the clocks. Listed where the accelerators differ.",
+        why="Caps the clocks. Listed if the accelerators differ.",
     ),
     "driver": Trait(
         name="driver",
         value=_on_gpu(lambda run: run.machine.driver),
         words="driver {}",
         effect="warn",
-        why="It changes clocks and kernels. Listed where the accelerators differ.",
+        why="Changes clocks and kernels. Listed if the accelerators differ.",
     ),
-    "software": Trait(name="software", value=_software, effect="list", why="Versions of packages."),
+    "software": Trait(name="software", value=_software, effect="list", why="Changes the versions of packages."),
 }
 """What distinguishes configurations, in the order in which a label names it."""
 LISTS = ("options", "software")

@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     """Exit status: 0, or 1 where nothing fits."""
     from tprimat.report import plan
     from tprimat.report.screen import screen_of
-    from tprimat.runner.planning import PlanRequest, answer, answers, configured, enough_gpus
+    from tprimat.runner.planning import PlanRequest, answer, answers, configured, enough_gpus, fitting_engine
 
     request = PlanRequest(
         architecture=options.architecture or options.model,
@@ -62,14 +62,17 @@ def run(options: argparse.Namespace) -> int:
         if options.json:
             print_json({"scaling": [plan.document(*one) for one in several]})
         else:
-            print(plan.scaling_text(several, screen_of(sys.stdout)))
+            others = [other for one, rates in several if not one.fitting and (other := fitting_engine(one.question, rates))]
+            print(plan.scaling_text(several, screen_of(sys.stdout), others))
         return 0 if all(one.fitting for one, _ in several) else 1
     found, rates = answer(request)
     if options.json:
         print_json(plan.document(found, rates))
     else:
-        enough = None if found.fitting else enough_gpus(found.question, rates, any_engine=request.engine is None)
-        print(plan.text(found, rates, screen_of(sys.stdout), enough))
+        question, named = found.question, request.engine is not None
+        enough = None if found.fitting else enough_gpus(question, rates, any_engine=not named)
+        other = fitting_engine(question, rates) if named and not found.fitting else None
+        print(plan.text(found, rates, screen_of(sys.stdout), enough, other))
     if options.picture:
         from tprimat.report.plots.plan import draw_plan
 

@@ -255,10 +255,11 @@ def _train_auto(options: argparse.Namespace, request: "RunRequest") -> int:
 
 def _plan(options: argparse.Namespace) -> int:
     """Predict the layouts of each model with its batch, which trains nothing. Return 1 where nothing fits."""
+    from tprimat.engines import FALLBACK
     from tprimat.facts.accelerators import PLATFORM_OF
     from tprimat.report import plan as page
     from tprimat.report.screen import screen_of
-    from tprimat.runner.planning import accelerator_of, answer_for, enough_gpus
+    from tprimat.runner.planning import accelerator_of, answer_for, enough_gpus, fitting_engine
     from tprimat.runner.session import prepare
 
     name = options.plan or None
@@ -270,9 +271,11 @@ def _plan(options: argparse.Namespace) -> int:
         print_json({"plans": [page.document(found, rates) for found, rates in answers]})
     else:
         screen = screen_of(sys.stdout)
-        for number, (found, rates) in enumerate(answers):
+        for number, (plan, (found, rates)) in enumerate(zip(plans.values(), answers, strict=True)):
             enough = None if found.fitting else enough_gpus(found.question, rates, any_engine=False)
-            print(("\n\n" if number else "") + page.text(found, rates, screen, enough))
+            named = not found.fitting and plan.engine != FALLBACK
+            other = fitting_engine(found.question, rates, (FALLBACK,)) if named else None
+            print(("\n\n" if number else "") + page.text(found, rates, screen, enough, other))
     return 0 if all(found.fitting for found, _ in answers) else 1
 
 

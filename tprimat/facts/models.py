@@ -250,6 +250,17 @@ def model_shape(name: str) -> ModelShape:
     return shape
 
 
+@cache
+def family_of(name: str) -> str | None:
+    """Return the first word of the name of a model, such as qwen3 of qwen3_moe; None where no model of the table has it."""
+    first = _first_word(name)
+    return first if first in {_first_word(known) for known in models()} else None
+
+
+def _first_word(name: str) -> str:
+    return name.lower().replace("_", "-").partition("-")[0]
+
+
 def tiny(shape: ModelShape) -> ModelShape:
     """Return a model of the same structure that a CPU trains in seconds.
 

@@ -99,20 +99,7 @@ def shape_of_arguments(arguments: Mapping[str, str]) -> ModelShape:
             why=f"It lacks {', '.join(missing)}.",
             fix="--model-name with the model that ran",
         )
-    if other := other_layers(arguments):
-        raise ConfigError(
-            "The log is that of adapters beside frozen weights."
-            if other == "peft"
-            else "The log is that of a model with other layers than full attention.",
-            why=f"{other} is {arguments[other]}; its FLOP are not counted here.",
-            fix="a log of training all weights, with full attention",
-        )
-    if number_of(arguments, "mtp_num_layers"):
-        raise ConfigError(
-            "The log is that of a model with multi-token prediction.",
-            why=f"mtp_num_layers is {arguments['mtp_num_layers']}; the FLOP of its further layers are not counted here.",
-            fix="a log without it",
-        )
+    _refuse_uncounted_layers(arguments)
     layers, hidden, heads = (number_of(arguments, name) or 0 for name in ("num_layers", "hidden_size", "num_attention_heads"))
     grouped = switch_of(arguments, "group_query_attention") is not False
     shape = ModelShape(
@@ -135,6 +122,24 @@ def shape_of_arguments(arguments: Mapping[str, str]) -> ModelShape:
     )
     shape = with_latent_attention(with_experts(shape, arguments), arguments)
     return replace(shape, name=size_name(shape))
+
+
+def _refuse_uncounted_layers(arguments: Mapping[str, str]) -> None:
+    """Refuse a model with layers whose FLOP are not counted."""
+    if other := other_layers(arguments):
+        raise ConfigError(
+            "The log is that of adapters beside frozen weights."
+            if other == "peft"
+            else "The log is that of a model with other layers than full attention.",
+            why=f"{other} is {arguments[other]}; its FLOP are not counted here.",
+            fix="a log of training all weights, with full attention",
+        )
+    if number_of(arguments, "mtp_num_layers"):
+        raise ConfigError(
+            "The log is that of a model with multi-token prediction.",
+            why=f"mtp_num_layers is {arguments['mtp_num_layers']}; the FLOP of its further layers are not counted here.",
+            fix="a log without it",
+        )
 
 
 def other_layers(arguments: Mapping[str, str]) -> str | None:

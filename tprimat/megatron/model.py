@@ -29,7 +29,7 @@ from tprimat.megatron.options import ResolvedOptions
 from tprimat.megatron.routing import watch_routers
 from tprimat.megatron.wgrad import use_accumulating_embedding
 from tprimat.plan.layout import layers_of_last_stage
-from tprimat.plan.schema import RunPlan
+from tprimat.plan.schema import Layout, RunPlan
 
 INITIAL_STANDARD_DEVIATION = 0.02
 """Used by Megatron-LM, GPT-2 and Llama; divided by sqrt(2 layers) for the two projections back into the residual stream."""
@@ -52,7 +52,7 @@ def _refuse(shape: ModelShape) -> None:
 
 def transformer_config(plan: RunPlan, device: torch.device, options: ResolvedOptions) -> TransformerConfig:
     """Return Megatron's description of the model and of how it runs."""
-    shape, layout = plan.shape, plan.layout
+    shape = plan.shape
     _refuse(shape)
     dtype = PARAMETER_DTYPES[plan.precision]
     on_gpu = device.type == "cuda"
@@ -73,15 +73,6 @@ def transformer_config(plan: RunPlan, device: torch.device, options: ResolvedOpt
         qk_layernorm=shape.qk_norm or shape.kv_lora_rank is not None,
         hidden_dropout=0.0,
         attention_dropout=0.0,
-        tensor_model_parallel_size=layout.tensor,
-        pipeline_model_parallel_size=layout.pipeline,
-        virtual_pipeline_model_parallel_size=layout.virtual_pipeline,
-        context_parallel_size=layout.context,
-        sequence_parallel=layout.sequence_parallel,
-        # With two stages both directions connect the same two ranks, and batched messages would be mixed up
-        # (Megatron-LM's validate_args requires overlap there for that reason).
-        overlap_p2p_comm=layout.virtual_pipeline is not None,
-        batch_p2p_comm=layout.virtual_pipeline is None,
         pipeline_dtype=dtype,
         params_dtype=dtype,
         bf16=dtype is torch.bfloat16,
@@ -97,6 +88,7 @@ def transformer_config(plan: RunPlan, device: torch.device, options: ResolvedOpt
         # gloo reads a tensor in a thread of its own, after Megatron has freed it; NCCL is ordered by stream.
         deallocate_pipeline_outputs=on_gpu,
         **(transformer_engine.settings(plan) if options.layers == "transformer_engine" else _unfused(plan, on_gpu)),
+        **_parallelism(plan.layout),
         **_stages(plan, options),
         **_recompute(plan),
         **_experts(plan, options),
@@ -119,6 +111,21 @@ def _unfused(plan: RunPlan, on_gpu: bool) -> dict[str, Any]:
         "bias_activation_fusion": on_gpu and (shape.gated or shape.linear_bias),
         "bias_dropout_fusion": False,
         "cross_entropy_fusion_impl": "native",
+    }
+
+
+def _parallelism(layout: Layout) -> dict[str, Any]:
+    interleaved = layout.virtual_pipeline is not None
+    return {
+        "tensor_model_parallel_size": layout.tensor,
+        "pipeline_model_parallel_size": layout.pipeline,
+        "virtual_pipeline_model_parallel_size": layout.virtual_pipeline,
+        "context_parallel_size": layout.context,
+        "sequence_parallel": layout.sequence_parallel,
+        # With two stages both directions connect the same two ranks, and batched messages would be mixed up
+        # (Megatron-LM's validate_args requires overlap there for that reason).
+        "overlap_p2p_comm": interleaved,
+        "batch_p2p_comm": not interleaved,
     }
 
 

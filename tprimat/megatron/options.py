@@ -57,14 +57,9 @@ def resolve(plan: RunPlan, device: torch.device) -> ResolvedOptions:
 
     compiles = on(options.compiled_regions, on_gpu and ours)
     can_accumulate = on_gpu and precision in {"bf16", "fp8"} and wgrad.accumulates_on(device)
-    tensor_parallel = plan.layout.tensor > 1
     exchanges = compiles and can_overlap(plan.layout.tensor, plan.gpus_per_node)
-    if options.overlap_tensor_parallel is True and tensor_parallel and on_gpu and not exchanges:
-        raise LaunchError(
-            "overlap_tensor_parallel is on, and the tensor ranks cannot read each other's memory here.",
-            why="It needs compiled_regions, and for each tensor group NVIDIA GPUs of one machine that read each other's memory.",
-            fix=f"--set {OPTIONS.format(plan.platform)}.overlap_tensor_parallel=auto",
-        )
+    if on_gpu and not exchanges:
+        _refuse_exchanges(plan)
     sharded = options.distributed_optimizer and options.optimizer_states == "fp32"
     return ResolvedOptions(
         layers=options.layers,
@@ -80,10 +75,20 @@ def resolve(plan: RunPlan, device: torch.device) -> ResolvedOptions:
         overlap_grad_reduce=options.overlap_grad_reduce,
         overlap_param_gather=options.overlap_param_gather and sharded,
         overlap_tensor_parallel=on(options.overlap_tensor_parallel, exchanges)
-        and tensor_parallel
+        and plan.layout.tensor > 1
         and ours
         and precision != "fp8",
         balanced_stages=options.balanced_stages,
         gradients=options.gradients if options.optimizer_states == "fp32" else "bf16",
         optimizer_states=options.optimizer_states,
     )
+
+
+def _refuse_exchanges(plan: RunPlan) -> None:
+    """Refuse a plan that asks for tensor ranks to read each other's memory."""
+    if plan.engine_options.overlap_tensor_parallel is True and plan.layout.tensor > 1:
+        raise LaunchError(
+            "overlap_tensor_parallel is on, and the tensor ranks cannot read each other's memory here.",
+            why="It needs compiled_regions, and for each tensor group NVIDIA GPUs of one machine that read each other's memory.",
+            fix=f"--set {OPTIONS.format(plan.platform)}.overlap_tensor_parallel=auto",
+        )

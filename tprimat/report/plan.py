@@ -80,8 +80,14 @@ def _rate(candidate: Candidate, rates: Rates) -> str:
     return f"{units.count(value)}{ends}"
 
 
-def text(answer: Answer, rates: Rates, screen: Screen = PLAIN, enough: Candidate | None = None) -> str:
-    """Format the answer for a terminal; where nothing fits, with a layout that is enough on more GPUs."""
+def text(
+    answer: Answer,
+    rates: Rates,
+    screen: Screen = PLAIN,
+    enough: Candidate | None = None,
+    other: tuple[str, Candidate] | None = None,
+) -> str:
+    """Format the answer for a terminal; where nothing fits, with another engine that does, and with how many GPUs are enough."""
     layouts = answer.layouts()
     parts = [_question(answer.question, rates, screen), _rates(answer.question, rates, screen)]
     if layouts:
@@ -89,6 +95,7 @@ def text(answer: Answer, rates: Rates, screen: Screen = PLAIN, enough: Candidate
         parts.append(_bars(layouts[0], screen))
     else:
         parts.append(screen.prose(f"Nothing fits {units.gibibytes(answer.question.memory_bytes)} a GPU.", meaning="refused"))
+        parts += [screen.prose(f"{_other_engine(*other)}.")] if other else []
         parts += [screen.prose(_enough(enough, answer.question))] if enough else []
     if nearly := answer.nearly():
         parts.append(_too_large(nearly, answer.question, screen))
@@ -129,9 +136,17 @@ def _best(best: Candidate, question: Question, rates: Rates, screen: Screen) -> 
 def _enough(enough: Candidate, question: Question) -> str:
     work = enough.workload
     other = "" if work.implementation == question.implementation else f", with {work.implementation.name}"
+    return f"{plural(work.layout.world_size, 'GPU')} are enough, the fewest of the powers of two: {_how(enough)}{other}."
+
+
+def _other_engine(engine: str, candidate: Candidate) -> str:
+    return f"--engine {engine} fits {plural(candidate.workload.layout.world_size, 'GPU')}: {_how(candidate)}"
+
+
+def _how(candidate: Candidate) -> str:
+    work = candidate.workload
     how = f"{layout_name(work)}, micro-batch {work.micro_batch}, recompute {work.recompute.granularity}"
-    memory = f"{units.gibibytes(enough.memory.device_bytes)} a GPU"
-    return f"{plural(work.layout.world_size, 'GPU')} are enough, the fewest of the powers of two: {how}, {memory}{other}."
+    return f"{how}, {units.gibibytes(candidate.memory.device_bytes)} a GPU"
 
 
 def flags(workload: Workload) -> str:
@@ -150,8 +165,16 @@ def flags(workload: Workload) -> str:
     return " ".join(f"{flag} {value}" for flag, value in named.items() if value is not None)
 
 
-def scaling_text(answers: Sequence[tuple[Answer, Rates]], screen: Screen = PLAIN) -> str:
-    """Format what several numbers of GPUs give, an answer each, with published results of the same model."""
+def scaling_text(
+    answers: Sequence[tuple[Answer, Rates]], screen: Screen = PLAIN, others: Sequence[tuple[str, Candidate]] = ()
+) -> str:
+    """Format what several numbers of GPUs give, an answer each, with published results of the same model.
+
+    Args:
+        answers: one for each number of GPUs.
+        screen: where it is shown.
+        others: engines that fit where an answer's does not.
+    """
     (first, rates), *_ = answers
     question = first.question
     batches = {answer.question.global_batch for answer, _ in answers}
@@ -182,9 +205,9 @@ def scaling_text(answers: Sequence[tuple[Answer, Rates]], screen: Screen = PLAIN
         )
     header = ["GPUs", "sequences", "fastest layout", "tokens/s/GPU", "MFU", "efficiency", "step", "memory"]
     shown = columns(header, rows, left=0, screen=screen, drop=["step", "sequences", "memory"])
-    return "\n\n".join(
-        [screen.prose(title, meaning="heading"), _rates(question, rates, screen), shown, *_published(question, rates, screen)]
-    )
+    fitting = ["\n".join(screen.prose(f"{_other_engine(*other)}.") for other in others)] if others else []
+    parts = [screen.prose(title, meaning="heading"), _rates(question, rates, screen), shown, *fitting]
+    return "\n\n".join([*parts, *_published(question, rates, screen)])
 
 
 def mfu(candidate: Candidate, rates: Rates) -> float | None:

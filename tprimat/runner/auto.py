@@ -17,6 +17,7 @@ from tprimat.report.plan import layout_name
 from tprimat.report.winner import headline, proven
 from tprimat.runner.combine import groups_of
 from tprimat.runner.planning import answer_for
+from tprimat.runner.prediction import elsewhere
 from tprimat.runner.run import TrainingRun
 from tprimat.runner.session import DEGREES, RunRequest, Session, flag_of, models_of, prepare
 from tprimat.runner.sweep import Cell, CellResult
@@ -86,7 +87,9 @@ def auto_sessions(request: RunRequest, measured: int | None) -> list[Contender]:
         asked = replace(request, model=model, platform=first.platform)
         found = list(islice(_contenders(asked, answer.layouts(), measured), measured or 1))
         if not found:
-            raise LaunchError(f"No layout of {model} fits.", where="--gpus", fix="more GPUs, or tprimat plan for what is missing")
+            ways = elsewhere(plan, find_accelerator(machine.accelerator))
+            fix = "; or ".join(ways) or "more GPUs, or tprimat plan for what is missing"
+            raise LaunchError(f"No layout of {model} fits.", where="--gpus", fix=fix)
         contenders += found
     return contenders
 

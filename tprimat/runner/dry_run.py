@@ -13,7 +13,7 @@ from tprimat.hardware.nodes import DEFAULT_PORT, Nodes, find_nodes
 from tprimat.plan.schema import RunPlan
 from tprimat.predict.memory import predict_memory
 from tprimat.runner.nodes import command_on
-from tprimat.runner.prediction import planned_workload
+from tprimat.runner.prediction import OF_ROUTED_TOKENS, planned_workload
 from tprimat.runner.session import Session
 
 FIRST_NODE = Nodes(rank=0, master_address="FIRST_NODE", master_port=DEFAULT_PORT)
@@ -70,10 +70,14 @@ def _memory(session: Session, plan: RunPlan, *, several: bool) -> Check:
         return Check(name=name, status="absent", finding=f"{whose}not predicted {why}")
     need = predict_memory(workload)
     what = f"{whose}{units.gibibytes(need.device_bytes)} predicted on the fullest rank"
+    least = need.device_bytes
+    if plan.moe_expert_capacity_factor is not None:
+        what += " if no token is dropped"
+        least = sum(size for part, size in need.parts.items() if part not in OF_ROUTED_TOKENS)
     room = session.machine_of(plan).memory_bytes
     if room is None:
         return Check(name=name, status="ok", finding=what)
-    if need.device_bytes > room:
+    if least > room:
         fix = "more tensor or pipeline parallelism, or another strategy; tprimat plan lists what fits"
         return Check(name=name, status="problem", finding=f"{what}; a GPU has {units.gibibytes(room)}", fix=fix)
     return Check(name=name, status="ok", finding=f"{what}; a GPU has {units.gibibytes(room)}")

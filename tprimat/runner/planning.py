@@ -31,6 +31,8 @@ USABLE_SHARE = 0.99
 """Of an accelerator's memory as built; the driver keeps the rest (139.8 of 141 GiB on H200)."""
 MEGATRON_LM = "megatron-lm"
 """Megatron-LM with Transformer Engine, which TPrimat predicts and reads logs of, but does not start."""
+ANY_ENGINE = (embedded.ENGINE.name, MEGATRON_LM)
+"""What is tried where the engine that was asked for does not fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +101,7 @@ def _answer_of(request: PlanRequest) -> tuple[Answer, Rates]:
     shape = request.architecture if isinstance(request.architecture, ModelShape) else model_shape(request.architecture)
     accelerator, found = accelerator_of(request.accelerator)
     gpus, per_node = _gpus(request, found)
-    implementation, equal, engine = _implementation(request.engine, shape)
+    implementation, equal, refusal = _asked_of(request.engine, shape, accelerator, request.precision)
     question = Question(
         shape=shape,
         gpus=gpus,
@@ -110,9 +112,21 @@ def _answer_of(request: PlanRequest) -> tuple[Answer, Rates]:
         precision=request.precision,
         implementation=implementation,
         equal_stages=equal,
-        refusal=None if engine is None else refusal_by(_bare_plan(shape, engine, accelerator, request.precision)),
+        refusal=refusal,
     )
     return _answer(question, accelerator, request.probes)
+
+
+def fitting_engine(question: Question, rates: Rates, engines: Sequence[str] = ANY_ENGINE) -> tuple[str, Candidate] | None:
+    """Return the first engine of these that fits where the question's does not, with its fastest layout; None where none does."""
+    accelerator, _ = accelerator_of(rates.accelerator)
+    for name in engines:
+        implementation, equal, refusal = _asked_of(name, question.shape, accelerator, question.precision)
+        if implementation.name != question.implementation.name:
+            other = replace(question, implementation=implementation, equal_stages=equal, refusal=refusal)
+            if found := search(other, rates).fitting:
+                return name, found[0]
+    return None
 
 
 def enough_gpus(question: Question, rates: Rates, counts: Sequence[int] = POWERS_OF_TWO, *, any_engine: bool) -> Candidate | None:
@@ -309,6 +323,14 @@ def _usual_batch(gpus: int) -> int:
     """Return two sequences a GPU, at least 128, as a power of two or a multiple of the GPUs."""
     wanted = max(SMALLEST_BATCH, SEQUENCES_PER_GPU * gpus)
     return wanted if wanted % gpus == 0 else -(-wanted // gpus) * gpus
+
+
+def _asked_of(
+    engine: str | None, shape: ModelShape, accelerator: Accelerator, precision: Precision
+) -> tuple[Implementation, bool, Callable[[Question, Workload], UserError | None] | None]:
+    """Return what a question says of an engine: its implementation, whether its stages are equal, and what it refuses."""
+    implementation, equal, started = _implementation(engine, shape)
+    return implementation, equal, None if started is None else refusal_by(_bare_plan(shape, started, accelerator, precision))
 
 
 def _implementation(engine: str | None, shape: ModelShape) -> tuple[Implementation, bool, Engine | None]:

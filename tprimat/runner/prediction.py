@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tprimat import units
-from tprimat.engines import MODULES
+from tprimat.engines import FALLBACK, MODULES
 from tprimat.engines.base import Settings, engine_named, implementation_of
 from tprimat.errors import ConfigError, LaunchError
 from tprimat.facts.accelerators import Accelerator, find_accelerator
 from tprimat.plan.schema import RunPlan
-from tprimat.predict.memory import predict_memory
+from tprimat.predict.memory import Part, predict_memory
 from tprimat.predict.rates import published_rates
 from tprimat.predict.search import Candidate
 from tprimat.predict.time import predict_time
@@ -20,6 +20,8 @@ from tprimat.runner.planning import candidates_for, enough_gpus, question_of, ra
 
 ERROR_OF_MEMORY = 0.05
 """A run is refused only where it would not fit if the prediction were too high by this much; docs/accuracy.md has the errors."""
+OF_ROUTED_TOKENS: tuple[Part, ...] = ("activations", "backward")
+"""Parts that are smaller than predicted where full experts drop tokens."""
 MOST_ALTERNATIVES = 3
 MOST_DOUBLINGS = 7
 EXPANDABLE = ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
@@ -72,22 +74,45 @@ def predicted(plan: RunPlan, machine: Machine, probes: Sequence[ProbeRecord]) ->
 def refuse_too_large(plan: RunPlan, machine: Machine) -> None:
     """Refuse a plan that cannot fit even if its prediction is too high by the usual error.
 
+    Under an expert capacity only what does not depend on routing counts: how many tokens are dropped shows in the run.
+
     Raises:
         LaunchError: names what is missing, and what fits.
     """
     need, room = plan.prediction, machine.memory_bytes
-    if need is None or room is None or need.allocated_bytes <= room * (1 + ERROR_OF_MEMORY):
+    if need is None or room is None or not _exceeds(need.allocated_bytes, room):
+        return
+    if plan.moe_expert_capacity_factor is not None and not _exceeds(_without_routed_tokens(need), room):
         return
     largest = max(need.memory, key=lambda part: need.memory[part])
     accelerator = find_accelerator(machine.accelerator)
-    fits, more = alternatives(plan, accelerator), more_gpus(plan, accelerator)
-    ways = [f"what fits: {', '.join(fits)}"] if fits else [more] if more else []
+    fits = alternatives(plan, accelerator)
+    ways = [f"what fits: {', '.join(fits)}"] if fits else elsewhere(plan, accelerator)
     raise LaunchError(
         f"{plan.model} under {plan.strategy} needs {units.gibibytes(need.allocated_bytes)} on the fullest rank, by prediction.",
         where="--parallel",
         why=f"A GPU has {units.gibibytes(room)}. Most of it are {largest}, {units.gibibytes(need.memory[largest])}.",
         fix="; ".join([*ways, "--force runs it all the same"]),
     )
+
+
+def doubtful_memory(plan: RunPlan, machine: Machine) -> str | None:
+    """Say that a plan fits only if its expert capacity drops enough tokens; None where it does not depend on that."""
+    need, room = plan.prediction, machine.memory_bytes
+    if need is None or room is None or plan.moe_expert_capacity_factor is None or not _exceeds(need.allocated_bytes, room):
+        return None
+    return (
+        f"{plan.model} under {plan.strategy} needs {units.gibibytes(need.allocated_bytes)} by prediction if no token is dropped, "
+        f"and a GPU has {units.gibibytes(room)}. The expert capacity may drop enough."
+    )
+
+
+def _exceeds(size: int, room: int) -> bool:
+    return size > room * (1 + ERROR_OF_MEMORY)
+
+
+def _without_routed_tokens(need: RunPrediction) -> int:
+    return sum(size for part, size in need.memory.items() if part not in OF_ROUTED_TOKENS)
 
 
 def alternatives(plan: RunPlan, accelerator: Accelerator | None) -> list[str]:
@@ -115,6 +140,14 @@ def _fully_sharded(plan: RunPlan, accelerator: Accelerator) -> list[str]:
     flag = f"--set platform_optimizations.{plan.platform}.engine_options.fully_shard=true"
     own = [candidate for candidate in candidates_for(sharded, accelerator) if candidate.workload.layout == plan.layout]
     return [_words(candidate, plan, flag) for candidate in own]
+
+
+def elsewhere(plan: RunPlan, accelerator: Accelerator | None) -> list[str]:
+    """Return what fits where no layout of the plan's engine does: the embedded engine here, and more GPUs."""
+    other = replace(plan, engine=FALLBACK)
+    fits = alternatives(other, accelerator) if plan.engine != FALLBACK else []
+    more = more_gpus(plan, accelerator)
+    return [*([f"--engine {FALLBACK}, which fits: {', '.join(fits)}"] if fits else []), *([more] if more else [])]
 
 
 def more_gpus(plan: RunPlan, accelerator: Accelerator | None) -> str | None:
@@ -155,8 +188,8 @@ def out_of_memory_hint(plan: RunPlan, machine: Machine, otherwise: str | None) -
     name, value = EXPANDABLE
     accelerator = find_accelerator(machine.accelerator)
     fits = alternatives(plan, accelerator)
-    if not fits and (more := more_gpus(plan, accelerator)):
-        return more
+    if not fits and (ways := elsewhere(plan, accelerator)):
+        return "; or ".join(ways)
     first = [] if value in plan.environment.get(name, "") else [f"export {name}={value}"]
     rest = [f"what fits by prediction: {', '.join(fits)}"] if fits else [otherwise] if otherwise else []
     return "; then ".join([*first, *rest]) or None

@@ -31,7 +31,7 @@ from tprimat.plan.schema import RunPlan
 from tprimat.records.discover import check_probes, probes_in
 from tprimat.records.environment import processor_name
 from tprimat.records.schema import Machine
-from tprimat.runner.prediction import predicted, refuse_too_large
+from tprimat.runner.prediction import doubtful_memory, predicted, refuse_too_large
 
 ALL_MODELS = "all"
 MOST_RUNS = 1000
@@ -152,6 +152,8 @@ def prepare(request: RunRequest) -> Session:
         _check_gpus(session)
         for plan in () if request.force else session.plans:
             refuse_too_large(plan, session.machine_of(plan))
+    doubts = [doubt for plan in session.plans if (doubt := doubtful_memory(plan, session.machine_of(plan)))]
+    session = replace(session, notices=(*session.notices, *(f"warning: {text}" for text in doubts)))
     if not request.dry_run or session.is_here:
         _check_data(session)
     return session
@@ -236,21 +238,9 @@ def _plans(session: Session, request: RunRequest) -> tuple[list[RunPlan], list[s
     start = choice.engine.prepare(here)
     if start is not None and start.launcher != "slurm":
         refuse_hidden_gpus(count_ranks(session.loaded, session.platform, _gpus_found(session))[1])
-    strategies = _words(request.strategy or session.choices.strategy)
-    if not strategies:
-        place = "--parallel" if request.strategy else "the variable PARALLEL"
-        raise ConfigError(
-            f"{place} names no strategy.", where=place, fix=f"one of: {', '.join(session.loaded.config.parallelism)}"
-        )
-    known = session.loaded.config.parallelism
-    unknown = [] if request.strategy else [name for name in strategies if name not in {*known, DEFAULT_STRATEGY}]
-    if unknown:
-        raise ConfigError(
-            f"There is no strategy {unknown[0]!r}.", where="the variable PARALLEL", fix=f"one of: {', '.join(known)}"
-        )
     plans: list[RunPlan] = []
     missing: list[MissingLayoutError] = []
-    for strategy, (model, routing) in itertools.product(strategies, _routings(session, request, models)):
+    for strategy, (model, routing) in itertools.product(_strategies(session, request), _routings(session, request, models)):
         planned = PlanRequest(
             model=model,
             routing=routing,
@@ -277,6 +267,23 @@ def _plans(session: Session, request: RunRequest) -> tuple[list[RunPlan], list[s
     if not plans:
         raise missing[0]
     return plans, [f"left out: {error}" for error in missing]
+
+
+def _strategies(session: Session, request: RunRequest) -> list[str]:
+    """Return the strategies that a request or the variable PARALLEL names.
+
+    Raises:
+        ConfigError: it names none, or the variable one that does not exist.
+    """
+    strategies, known = _words(request.strategy or session.choices.strategy), session.loaded.config.parallelism
+    fix = f"one of: {', '.join(known)}"
+    if not strategies:
+        place = "--parallel" if request.strategy else "the variable PARALLEL"
+        raise ConfigError(f"{place} names no strategy.", where=place, fix=fix)
+    unknown = [] if request.strategy else [name for name in strategies if name not in {*known, DEFAULT_STRATEGY}]
+    if unknown:
+        raise ConfigError(f"There is no strategy {unknown[0]!r}.", where="the variable PARALLEL", fix=fix)
+    return strategies
 
 
 def _routings(session: Session, request: RunRequest, models: Sequence[str]) -> list[tuple[str, Routing | None]]:

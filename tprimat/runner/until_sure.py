@@ -86,10 +86,10 @@ def repeat(
     Raises:
         LaunchError: a run cannot be repeated here, failed, or is another configuration than the one it repeats.
     """
-    while todo := undecided(comparison := read(), decided, most):
-        target = looks_between(min(len(group.runs) for group in todo), most)[1]
-        for order in in_turn([target - len(group.runs) for group in todo]):
-            before, repeated = comparison, [todo[place] for place in order]
+    while lacking := undecided(comparison := read(), decided, most):
+        target = looks_between(min(len(group.runs) for group in lacking), most)[1]
+        for order in in_turn([target - len(group.runs) for group in lacking]):
+            before, repeated = comparison, [lacking[place] for place in order]
             start(repeated)
             comparison = read()
             check_repeated(repeated, before, comparison)

@@ -102,6 +102,8 @@ def test_processes_of_a_cpu_are_no_finding(tmp_path):
     words = (tmp_path / "x.svg").read_text()
     assert "1 to 2 processes; a CPU does not show how training scales" in words
     assert "GPUs make" not in words
+    assert "no interval from so few points" in done.stdout
+    assert "not shown to differ from 0" not in done.stdout, "two points show nothing of contention"
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,8 @@ def _law(found: Fit, points: int) -> list[str]:
 
 def _ceiling(found: Fit) -> str:
     low = found.contention.low
+    if low is None and found.contention.value > 0:
+        return ""  # too few points to say anything of it
     if low is None or low <= 0:
         return "Contention is not shown to differ from 0."
     most = units.significant(1 / found.contention.value)

@@ -12,7 +12,7 @@ from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.traits import DifferingTrait
 from tprimat.records.discover import load_results
 from tprimat.records.schema import Estimate
-from tprimat.report import winner
+from tprimat.report import captions, winner
 from tprimat.report.catalogue import COLUMNS
 from tprimat.report.comparison import Comparison, rows_of, sentence, text
 from tprimat.report.screen import Screen
@@ -113,6 +113,15 @@ def slowed(item, name, factor):
     run = dataclasses.replace(item.run, strategy=name, run_id=name)
     steps = tuple(dataclasses.replace(step, step_seconds=step.step_seconds * factor) for step in item.steps)
     return measure(dataclasses.replace(item, run=run, steps=steps), MetricOptions())
+
+
+def test_a_difference_between_single_steps_is_not_called_noise():
+    (result,), _ = load_results([RUNS / "h100" / "runs" / "h100-llama-0"])
+    short = dataclasses.replace(result, steps=result.steps[:2])
+    (ranking,) = rankings(group_runs([slowed(short, name, factor) for name, factor in (("a", 1.0), ("b", 1.2))]))
+    assert winner.headline(ranking) == ["a leads b by 20.0 %; single steps have no interval"]
+    assert winner.vs_fastest(ranking, 1) == "-16.7 % (n = 1)"
+    assert captions.headline(captions.workloads(ranking.groups)) == ["a leads b by 20.0 %; single steps have no interval"]
 
 
 def test_what_is_within_noise_is_named_and_no_winner_is_claimed():

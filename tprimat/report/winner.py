@@ -313,6 +313,8 @@ def vs_fastest(ranking: Ranking, position: int) -> str:
     if found is None or found.ratio is None:
         return units.ABSENT
     change = units.signed_percent(found.ratio.value - 1)
+    if found.ratio.low is None:
+        return f"{change} (n = 1)"  # single steps have no interval, so nothing tells noise from a difference
     return f"{change}, noise" if found.outcome == "no difference shown" else change
 
 

@@ -290,7 +290,7 @@ def _alone(group: Group) -> list[str]:
         return []
     spread = spread_between_runs(group)
     differ = "" if spread is None else f"; the runs differ by {units.percent(spread, 2)} (standard deviation)"
-    mean = f"{with_interval(rate, units.count)} {heading_of(TOKENS, [group])}"
+    mean = f"{with_interval(rate, TOKENS.show)} {heading_of(TOKENS, [group])}"
     return [f"{mean}: mean of {runs} runs, 95 % interval between runs{differ}"]
 
 

@@ -213,3 +213,14 @@ def test_names_leave_out_what_is_equal_within_their_own_table():
         assert re.search(r"expert capacity (unlimited|1\.25),", heading)
         rule = next(number for number, line in enumerate(rest) if line.startswith("----"))
         assert [line.split("  ")[0] for line in rest[rule + 1 :]] == ["megatron", "megatron with Transformer Engine"]
+
+
+def test_why_losses_were_not_compared_is_said_once_for_a_pair_judged_from_both_sides():
+    (result,), _ = load_results([RUNS / "h100" / "runs" / "h100-llama-0"])
+    (ranking,) = rankings(group_runs([slowed(result, name, factor) for name, factor in (("a", 1.0), ("b", 1.2))]))
+    one = dataclasses.replace(ranking.lead, losses_open="the rate is 1 on one side and 3 on the other")
+    mirrored = dataclasses.replace(
+        one, baseline=one.candidate, candidate=one.baseline, losses_open="the rate is 3 on one side and 1 on the other"
+    )
+    (line,) = winner.open_losses([one, mirrored])
+    assert line == "Speed alone: the rate is 3 on one side and 1 on the other."

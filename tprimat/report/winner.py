@@ -381,8 +381,9 @@ MOST_REASONS = 2
 
 
 def open_losses(judged: Sequence[Verdict]) -> list[str]:
-    """Say of which comparisons it is not shown that both sides reach the same losses, and why."""
-    reasons = list(dict.fromkeys(found.losses_open for found in judged if found.losses_open))
+    """Say of which comparisons it is not shown that both sides reach the same losses, and why; once for each pair."""
+    pairs = {frozenset((found.baseline, found.candidate)): found for found in judged if found.losses_open}
+    reasons = list(dict.fromkeys(found.losses_open for found in pairs.values()))
     if not reasons:
         return []
     rest = f"; and {len(reasons) - MOST_REASONS} more reasons" if len(reasons) > MOST_REASONS else ""

@@ -59,7 +59,7 @@ def last_loss_lost(result):
 
 
 TRAPS = [
-    (lambda result: faster(result, 10), "MFU is 348%, which no hardware can reach"),
+    (lambda result: faster(result, 10), "MFU is 348 %, which no hardware can reach"),
     (stepped(tokens=1_000_000), "a step has 1,000,000 tokens, and 128 sequences of 2,048 make 262,144"),
     (last_loss_lost, "the loss is not a number in 1 of 40 steps"),
     (stepped(step_seconds=2.0), "its steps take 78 s in sum, and 190.7 s passed"),

@@ -483,7 +483,7 @@ FEW = ("--num-gpus", 8, "--global-batch-size", 16, "--sequence-length", 8192)
     ("log", "flags", "status", "says"),
     [
         ((MAXTEXT, completed), (), 0, "9,239 tokens/s/GPU"),
-        ((MAXTEXT, lambda step: completed(step, 78643)), (), 0, "40% of the tokens have a loss, the others are padding"),
+        ((MAXTEXT, lambda step: completed(step, 78643)), (), 0, "40 % of the tokens have a loss, the others are padding"),
         ((MAXTEXT, lambda step: completed(step, 4 * 196608)), (), 2, "4.00 times the tokens of its batch have a loss"),
         ((MAXTEXT + "Config param attention_type: local_sliding\n", completed), (), 2, "window_size is local_sliding"),
         ((NEMO, epoch), ("--sequence-length", 8192), 0, "caution: nothing in the log shows which model ran"),

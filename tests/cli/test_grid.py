@@ -161,6 +161,8 @@ def test_a_sweep_says_what_is_invalid_ranks_the_rest_and_draws_it(trainer, tmp_p
     assert trainer["started"] == ["tp1_pp1", "tp1_pp2", "tp2_pp1", "tp2_pp1", "tp1_pp2", "tp1_pp1"]
     assert "5 of 6 done, " in done.stderr
     assert "tp=1 pp=2" in done.stdout
+    (refused,) = (line.split() for line in done.stdout.splitlines() if "cannot run here" in line)
+    assert refused[:4] == ["tp=3", "pp=1", "llama", "tp3_pp1"], "refused and completed cells are named alike"
     assert (tmp_path / "out" / "sweep.png").read_bytes().startswith(b"\x89PNG")
     again = sweep(tmp_path, *GRID, "--runs", 2)
     assert (again.returncode, len(trainer["started"]), again.stderr.count("skipped, run")) == (0, 6, 6)

@@ -1,11 +1,13 @@
 """analyze_peak_throughput.py as a user starts it: real processes, real files."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 from commands import run_command
+from runs.make_runs import LAPTOP, a_run, step_times, steps_of, write_run
 
 from tprimat.cli.main import start
 from tprimat.records.schema import TelemetrySample
@@ -148,3 +150,14 @@ def test_a_cpu_promises_no_day_and_no_more_nodes(tmp_path, monkeypatch, capsys):
     assert "A CPU run shows that a strategy works, never how fast it is." in out
     for promise in ("More nodes", "in 24 hours", "per GPU", "/GPU"):
         assert promise not in out
+
+
+def test_a_slow_rate_keeps_three_digits_as_in_the_comparison(tmp_path):
+    run = a_run("slow", machine=LAPTOP, data_parallel=2)
+    write_run(tmp_path, run, steps_of(run, step_times(4000.0, 1), 1, gigabytes=None))
+    found = []
+    for program in ("analyze_peak_throughput.py", "compare.py"):
+        done = run_command(program, "--results-dir", tmp_path, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        found.append(re.findall(r"\d\d\.\d \[\d\d\.\d, \d\d\.\d\]", done.stdout)[0])
+    assert found[0] == found[1]

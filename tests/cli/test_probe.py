@@ -3,10 +3,12 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from commands import run_command
 
+from tprimat.cli.probe import show
 from tprimat.records.store import read_probes
 
 
@@ -80,6 +82,15 @@ def test_a_collective_of_one_rank_is_refused(tmp_path):
 def test_a_spent_time_budget_leaves_the_rest_for_a_resumed_run(tmp_path):
     done = probe("memory,mlp", "--output", tmp_path, "--time-budget", 0)
     assert done.returncode == 0
-    assert "3 cases are left; --resume continues with them." in done.stderr
+    assert "3 cases are left; --resume continues." in done.stderr
+    assert "1 case is left; --resume continues." in done.stderr
     assert probe("memory,mlp", "--output", tmp_path, "--resume").returncode == 0
     assert [record.kind for record in read_probes(tmp_path / "probes.jsonl")] == ["copy", "triad", "fill", "mlp_step"]
+
+
+def test_what_a_device_refuses_is_counted_as_without_a_result(tmp_path, capsys):
+    done = probe("mlp", "--output", tmp_path)
+    assert (done.returncode, "\n1 measurement; all samples are in " in done.stderr) == (0, True), done.stderr
+    (record,) = read_probes(tmp_path / "probes.jsonl")
+    assert show([record, replace(record, error="not on this device")], tmp_path / "probes.jsonl", as_json=False) == 0
+    assert ", 1 without a result; all samples are in " in capsys.readouterr().err

@@ -51,12 +51,21 @@ def test_without_a_terminal_a_line_comes_after_ten_seconds_and_then_each_minute(
 
 
 def test_the_line_names_what_the_log_says_is_next(plan, capsys):
-    progress = Progress(plan, None, quiet=False)
+    progress = Progress(replace(plan, platform="nvidia"), None, quiet=False)
     progress.on_line("[rank0]: tprimat start-up: imported")
     progress.on_line("a line of a library")
     (line,) = lines_after(progress, capsys, 12.0)
     assert "waits for the ranks to connect" in line
     assert "NCCL_DEBUG" in lines_after(progress, capsys, 61.0)[0]
+
+
+def test_a_slow_first_step_on_a_cpu_is_blamed_on_shared_cores_and_not_on_nccl(plan, capsys):
+    for platform, hint in (("nvidia", "NCCL_DEBUG"), ("cpu", "--gpus 2")):
+        progress = Progress(replace(plan, platform=platform), None, quiet=False)
+        progress.on_line("tprimat start-up: training")
+        suspicion = lines_after(progress, capsys, 61.0)[0]
+        assert hint in suspicion
+        assert ("NCCL" in suspicion) == (platform == "nvidia")
 
 
 def test_on_a_terminal_the_line_is_renewed_each_second(plan, monkeypatch):

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,7 +86,8 @@ def test_runs_of_several_sizes_are_a_series(tmp_path):
     done = scaling(tmp_path, "--output", tmp_path)
     assert done.returncode == 0, done.stderr
     assert "llama on H100 SXM, minimal_communication" in done.stdout
-    assert "8 GPUs across 1 node" in done.stdout
+    (widest,) = (line for line in done.stdout.splitlines() if line.startswith("8 GPUs across 1 node"))
+    assert re.search(r"  ([\d,]+) \[[\d,]+, [\d,]+\]  ", widest), "a measured throughput has its interval"
     assert "Weak scaling" in done.stdout
 
 
@@ -100,6 +102,8 @@ def test_processes_of_a_cpu_are_no_finding(tmp_path):
     words = (tmp_path / "x.svg").read_text()
     assert "1 to 2 processes; a CPU does not show how training scales" in words
     assert "GPUs make" not in words
+    assert "no interval from so few points" in done.stdout
+    assert "not shown to differ from 0" not in done.stdout, "two points show nothing of contention"
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,7 @@ def test_the_ranking_is_by_time_and_what_is_too_large_says_by_how_much():
     best = answer.fitting[0]
     assert reason(best, best) == ""
     assert all(reason(candidate, best) for candidate in answer.fitting[1:])
+    assert all(reason(candidate, best).endswith(" %") for candidate in answer.fitting[1:] if "+" in reason(candidate, best))
     fits = {candidate.degrees for candidate in answer.fitting}
     assert not fits & {candidate.degrees for candidate in answer.nearly()}
 

@@ -113,7 +113,7 @@ def test_a_spent_time_budget_leaves_cases_and_says_how_many(bench, tmp_path):
     cases = gemm.seed_cases(("bf16",), small=True)
     log = open_log(tmp_path / "probes.jsonl", resume=True, seconds=-1.0, tell=messages.append)
     assert list(run(cases, bench, log)) == []
-    assert messages == ["The time budget is spent: 14 cases are left; the same command continues with them."]
+    assert messages == ["The time budget is spent: 14 cases are left; the same command continues."]
 
 
 def test_the_search_measures_its_winner_anew(bench, tmp_path):

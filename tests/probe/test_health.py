@@ -33,7 +33,7 @@ def ranks(**slow):
 def test_a_gpu_slower_than_its_neighbours_is_named_with_its_node():
     checks = {check.name: check for check in judged(ranks(r5=("product_flops", 0.93)), on_cpu=False)}
     assert checks["matrix product"].status == "problem"
-    assert checks["matrix product"].finding.startswith("GPU 1 on gpu1 is 7% slower; 700.0 TFLOP/s in the middle, 651.0 TFLOP/s")
+    assert checks["matrix product"].finding.startswith("GPU 1 on gpu1 is 7 % slower; 700.0 TFLOP/s in the middle, 651.0 TFLOP/s")
     assert [check.status for check in checks.values()].count("problem") == 1
     assert "over 8 ranks on 2 nodes" in checks["all-reduce"].finding
 

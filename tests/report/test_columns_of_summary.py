@@ -1,9 +1,10 @@
 """The block of one run: labels in one column, values in another."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
-from runs.make_runs import a_run, steps_of
+from runs.make_runs import H100, LAPTOP, a_run, steps_of
 
 from tprimat.analyze.groups import measure
 from tprimat.analyze.metrics import MetricOptions
@@ -20,3 +21,12 @@ def test_values_stand_in_one_column_also_those_of_a_mixture():
     lines = summary([(run, measured.metrics, Path("log"))]).splitlines()[1:]
     assert any(line.startswith("  busiest expert 15") for line in lines)
     assert all(line[VALUES - 1] == " " != line[VALUES] for line in lines), lines
+
+
+def test_the_throughput_of_a_cpu_has_its_interval_as_that_of_a_gpu_has():
+    for machine, unit in ((LAPTOP, "process"), (H100, "GPU")):
+        run = a_run("run", machine=machine)
+        steps = tuple(steps_of(run, [1.0 + 0.01 * (n % 5) for n in range(30)], seed=0))
+        measured = measure(RunResult(path=Path("run"), run=run, steps=steps), MetricOptions())
+        (line,) = (line for line in summary([(run, measured.metrics, Path("log"))]).splitlines() if "throughput" in line)
+        assert re.search(rf" tokens/s, [\d,.]+ \[[\d,.]+, [\d,.]+\] tokens/s/{unit}$", line), line

@@ -181,6 +181,16 @@ def test_the_axis_of_step_times_has_two_numbers_at_least(levels, scale, tmp_path
         assert ("log scale" in axes.get_ylabel()) == (scale == "log")
 
 
+def test_a_single_steady_step_is_a_point_at_a_whole_step(tmp_path):
+    run = a_run("short", machine=LAPTOP, data_parallel=2)
+    write_run(tmp_path, run, steps_of(run, np.array([9.0, 2.0]), 1, gigabytes=None))
+    with drawn(sheet_of(tmp_path)) as picture:
+        (axes,) = axes_titled(picture, "Step time")
+        (line,) = axes.lines
+        assert (list(line.get_xdata()), line.get_marker()) == ([2], "o")
+        assert all(float(tick).is_integer() for tick in axes.get_xticks())
+
+
 def test_curves_that_cover_each_other_are_said_to(tmp_path):
     for number, strategy in enumerate(("one", "two", "three")):
         run = a_run(strategy, strategy=strategy)

@@ -12,7 +12,7 @@ from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.traits import DifferingTrait
 from tprimat.records.discover import load_results
 from tprimat.records.schema import Estimate
-from tprimat.report import winner
+from tprimat.report import captions, winner
 from tprimat.report.catalogue import COLUMNS
 from tprimat.report.comparison import Comparison, rows_of, sentence, text
 from tprimat.report.screen import Screen
@@ -115,6 +115,15 @@ def slowed(item, name, factor):
     return measure(dataclasses.replace(item, run=run, steps=steps), MetricOptions())
 
 
+def test_a_difference_between_single_steps_is_not_called_noise():
+    (result,), _ = load_results([RUNS / "h100" / "runs" / "h100-llama-0"])
+    short = dataclasses.replace(result, steps=result.steps[:2])
+    (ranking,) = rankings(group_runs([slowed(short, name, factor) for name, factor in (("a", 1.0), ("b", 1.2))]))
+    assert winner.headline(ranking) == ["a leads b by 20.0 %; single steps have no interval"]
+    assert winner.vs_fastest(ranking, 1) == "-16.7 % (n = 1)"
+    assert captions.headline(captions.workloads(ranking.groups)) == ["a leads b by 20.0 %; single steps have no interval"]
+
+
 def test_what_is_within_noise_is_named_and_no_winner_is_claimed():
     (result,), _ = load_results([RUNS / "h100" / "runs" / "h100-llama-0"])
     close = [slowed(result, name, factor) for name, factor in (("a", 1.0), ("b", 1.00001), ("c", 1.00002), ("d", 1.2))]
@@ -204,3 +213,14 @@ def test_names_leave_out_what_is_equal_within_their_own_table():
         assert re.search(r"expert capacity (unlimited|1\.25),", heading)
         rule = next(number for number, line in enumerate(rest) if line.startswith("----"))
         assert [line.split("  ")[0] for line in rest[rule + 1 :]] == ["megatron", "megatron with Transformer Engine"]
+
+
+def test_why_losses_were_not_compared_is_said_once_for_a_pair_judged_from_both_sides():
+    (result,), _ = load_results([RUNS / "h100" / "runs" / "h100-llama-0"])
+    (ranking,) = rankings(group_runs([slowed(result, name, factor) for name, factor in (("a", 1.0), ("b", 1.2))]))
+    one = dataclasses.replace(ranking.lead, losses_open="the rate is 1 on one side and 3 on the other")
+    mirrored = dataclasses.replace(
+        one, baseline=one.candidate, candidate=one.baseline, losses_open="the rate is 3 on one side and 1 on the other"
+    )
+    (line,) = winner.open_losses([one, mirrored])
+    assert line == "Speed alone: the rate is 3 on one side and 1 on the other."

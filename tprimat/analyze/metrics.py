@@ -267,7 +267,7 @@ def _merged(steady: Sequence[StepRecord]) -> tuple[str, ...]:
 def _two_speeds(states: TwoStates | None) -> tuple[str, ...]:
     if states is None:
         return ()
-    slow = f"{states.share_high:.0%} take {states.high:.4g} s, the others {states.low:.4g} s"
+    slow = f"{100 * states.share_high:.0f} % take {states.high:.4g} s, the others {states.low:.4g} s"
     return (f"steps switch between two speeds ({slow}): no interval holds; look at the clocks, and run longer",)
 
 
@@ -452,7 +452,9 @@ def impossible(mfu: Estimate | None) -> tuple[str, ...]:
     """Warn where a rate exceeds what the accelerator can do."""
     if mfu is None or mfu.value <= 1:
         return ()
-    return (f"MFU is {mfu.value:.0%}, which no hardware can reach: model, GPU, dtype, batch or sequence are not what ran",)
+    return (
+        f"MFU is {100 * mfu.value:.0f} %, which no hardware can reach: model, GPU, dtype, batch or sequence are not what ran",
+    )
 
 
 def held_back(samples: Sequence[TelemetrySample], steady: Sequence[StepRecord]) -> dict[str, float]:

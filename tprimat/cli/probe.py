@@ -77,6 +77,7 @@ def run(options: argparse.Namespace) -> int:
 def show(records: Iterable["ProbeRecord"], file: Path, *, as_json: bool) -> int:
     """Print the results; return 1 if ranks failed. An operation that a device refuses is a result."""
     from tprimat.records.store import to_json
+    from tprimat.report.tables import plural
 
     began = datetime.now(timezone.utc).replace(microsecond=0)  # records have whole seconds
     measured = []
@@ -88,7 +89,9 @@ def show(records: Iterable["ProbeRecord"], file: Path, *, as_json: bool) -> int:
         print_tables(measured)
     new = sum(datetime.fromisoformat(record.started_at) >= began for record in measured)
     earlier = f" and {len(measured) - new} earlier ones" if new < len(measured) else ""
-    tell(f"{new} measurements{earlier}; all samples are in {file}")
+    failed = sum(record.error is not None for record in measured)
+    without = f", {failed} without a result" if failed else ""
+    tell(f"{plural(new, 'measurement')}{earlier}{without}; all samples are in {file}")
     return int(any(record.kind in RANK_KINDS and record.error for record in measured))
 
 

@@ -307,7 +307,7 @@ def padding(contents: LogContents, workload: Workload) -> list[str]:
             where="total_weights",
             fix="check --sequence-length and --global-batch-size, where you gave them",
         )
-    return [f"{share:.0%} of the tokens have a loss, the others are padding: tokens/s and MFU count all"]
+    return [f"{100 * share:.0f} % of the tokens have a loss, the others are padding: tokens/s and MFU count all"]
 
 
 def check_consumed(contents: LogContents, workload: Workload, log: str) -> None:

@@ -240,11 +240,12 @@ def reason(candidate: Candidate, best: Candidate) -> str:
     extra = {part: candidate.time.parts[part] - best.time.parts[part] for part in REASONS}
     part = max(extra, key=lambda name: extra[name])
     share = extra[part] / best.time.step_seconds
+    cost = f"+{100 * share:.0f} %"
     if round(share, 2) <= 0:
         return "predicted to be as fast"
     here, there = candidate.workload.recompute.granularity, best.workload.recompute.granularity
     if part in {"products", "memory", "attention"} and here == "full" != there:
-        return f"computes activations twice, +{share:.0%}"
+        return f"computes activations twice, {cost}"
     if part == "products" and candidate.workload.micro_batch < best.workload.micro_batch:
-        return f"matrix products of fewer rows, +{share:.0%}"
-    return f"{REASONS[part]}, +{share:.0%}"
+        return f"matrix products of fewer rows, {cost}"
+    return f"{REASONS[part]}, {cost}"

@@ -392,7 +392,8 @@ def run(cases: Iterable[Case], bench: Bench, log: ProbeLog) -> Iterator[ProbeRec
             yield from run((case.fallback,), bench, log)
     if remaining:
         again = "the same command" if log.resume else "--resume"
-        log.tell(f"The time budget is spent: {remaining} cases are left; {again} continues with them.")
+        left_over = "1 case is" if remaining == 1 else f"{remaining} cases are"
+        log.tell(f"The time budget is spent: {left_over} left; {again} continues.")
 
 
 def _left(seconds: float) -> str:

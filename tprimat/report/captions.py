@@ -327,6 +327,8 @@ def _finding(work: Workload) -> str:
         return f"{best.name} ran {faster}, to another loss"
     if lead.outcome == "these runs differ":
         return f"{best.name} ran {faster}, in too few runs to rank them"
+    if lead.ratio.low is None:
+        return f"{best.name} leads {rival} by {gain(lead.ratio)}; single steps have no interval"
     tied = [_without(names[id(group)], best.name) for group in ranking.tied]
     rest = f" and {len(tied) - 2} more" if len(tied) > 2 else ""
     return f"{best.name} leads within the noise of {', '.join(tied[:2])}{rest}"

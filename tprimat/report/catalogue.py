@@ -109,12 +109,11 @@ TOKENS = Metric(
     heading="tokens/s/GPU",
     over_runs="estimate",
     show=units.significant,
-    show_in_full=units.count,
     interval=True,
     optional=False,
     unit="tokens per second and rank",
 )
-TOKENS_OF_ALL = Metric(key="tokens_per_second", heading="tokens/s", over_runs="mean", show=units.count)
+TOKENS_OF_ALL = Metric(key="tokens_per_second", heading="tokens/s", over_runs="mean", show=units.significant)
 FLOPS = Metric(
     key="model_flops_per_second_per_gpu",
     heading="model FLOP/s/GPU",

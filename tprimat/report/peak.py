@@ -70,8 +70,8 @@ def _column(metric: Metric) -> tuple[str, Cell]:
 
 PLACE: tuple[tuple[str, Cell], ...] = (("platform", lambda entry: entry.platform), ("model", lambda entry: entry.model))
 FIGURES: tuple[tuple[str, Cell], ...] = (
-    (TOKENS_OF_ALL.heading, lambda entry: units.count(entry.tokens_per_second)),
-    (TOKENS.heading, lambda entry: with_interval(entry.per_gpu, units.count)),
+    (TOKENS_OF_ALL.heading, lambda entry: TOKENS_OF_ALL.show(entry.tokens_per_second)),
+    (TOKENS.heading, lambda entry: with_interval(entry.per_gpu, TOKENS.show)),
     ("TFLOP/s", lambda entry: tera(entry.flops)),
     ("TFLOP/s/GPU", lambda entry: tera(entry.flops_per_gpu.value if entry.flops_per_gpu else None)),
     ("utilization", lambda entry: units.percent(entry.utilization.value if entry.utilization else None)),
@@ -147,8 +147,8 @@ def _overall(analysis: PeakAnalysis, screen: Screen) -> str:
     rows = [
         ("best configuration", f"{best.model} on {best.platform}: {best.configuration}, engine {best.run.engine}"),
         ("work", workload(best.run)),
-        ("throughput", f"{units.count(best.tokens_per_second)} tokens/s"),
-        (f"per {'process' if on_cpu([best.group]) else 'GPU'}", f"{with_interval(best.per_gpu, units.count)} tokens/s"),
+        ("throughput", f"{TOKENS_OF_ALL.show(best.tokens_per_second)} tokens/s"),
+        (f"per {'process' if on_cpu([best.group]) else 'GPU'}", f"{with_interval(best.per_gpu, TOKENS.show)} tokens/s"),
         *_compute(best),
         *([("lead", analysis.lead)] if analysis.lead else []),
         ("step time", f"{step_time(best)}, mean of {best.steps} steady steps, {plural(len(best.group.runs), 'run')}"),

@@ -10,7 +10,7 @@ from tprimat.records.schema import Estimate
 from tprimat.report import tables
 from tprimat.report.catalogue import CPU_CAUTION
 from tprimat.report.screen import PLAIN, Screen
-from tprimat.report.tables import columns
+from tprimat.report.tables import columns, with_interval
 
 KINDS: dict[Kind, str] = {
     "weak": "weak scaling: every GPU has the same work, and the batch grows",
@@ -60,13 +60,18 @@ def _cells(row: Row) -> list[str]:
     return [
         configuration(point.gpus, point.nodes),
         units.count(point.tokens),
-        units.count(point.tokens_per_second.value),
+        _throughput(point.tokens_per_second),
         units.count(point.per_gpu),
         units.ABSENT if seconds is None else f"{seconds:.2f}",
         units.ABSENT if seconds is None else f"{seconds / 60:.1f}",
         f"{row.multiplier:.2f}",
         units.percent(row.efficiency),
     ]
+
+
+def _throughput(rate: Estimate) -> str:
+    """Return a throughput with its interval; a figure of a table has none."""
+    return units.count(rate.value) if rate.low is None else with_interval(rate, units.count)
 
 
 DROP = ("Elapsed (s)", "Total tokens", "Elapsed (min)", "per GPU")
@@ -154,6 +159,8 @@ def _law(found: Fit, points: int) -> list[str]:
 
 def _ceiling(found: Fit) -> str:
     low = found.contention.low
+    if low is None and found.contention.value > 0:
+        return ""  # too few points to say anything of it
     if low is None or low <= 0:
         return "Contention is not shown to differ from 0."
     most = units.significant(1 / found.contention.value)

@@ -25,6 +25,7 @@ from tprimat.report.catalogue import (
     STEP_TIME,
     TOKENS,
     TOKENS_OF_ALL,
+    per_rank,
 )
 from tprimat.report.screen import PLAIN, Meaning, Screen
 
@@ -104,8 +105,8 @@ def _measured(run: RunRecord, metrics: RunMetrics) -> list[str]:
     lines = _labelled("step time", STEP_TIME.in_full(metrics) + several)
     lines += _labelled("throughput", f"{TOKENS_OF_ALL.in_full(metrics)} tokens/s")
     on_cpu = run.machine.platform == "cpu"
+    lines[-1] += f", {TOKENS.in_full(metrics)} {per_rank(TOKENS.heading, {run.machine.platform})}"
     if not on_cpu:
-        lines[-1] += f", {TOKENS.in_full(metrics)} tokens/s/GPU"
         lines += _labelled("compute", f"{FLOPS.in_full(metrics)}/GPU ({metrics.flops_convention})")
     if metrics.mfu is not None:
         lines += _labelled("MFU", f"{MFU.in_full(metrics)} of {units.teraflops(metrics.peak_dense_flops)} dense")

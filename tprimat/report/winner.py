@@ -290,7 +290,7 @@ def _alone(group: Group) -> list[str]:
         return []
     spread = spread_between_runs(group)
     differ = "" if spread is None else f"; the runs differ by {units.percent(spread, 2)} (standard deviation)"
-    mean = f"{with_interval(rate, units.count)} {heading_of(TOKENS, [group])}"
+    mean = f"{with_interval(rate, TOKENS.show)} {heading_of(TOKENS, [group])}"
     return [f"{mean}: mean of {runs} runs, 95 % interval between runs{differ}"]
 
 
@@ -313,6 +313,8 @@ def vs_fastest(ranking: Ranking, position: int) -> str:
     if found is None or found.ratio is None:
         return units.ABSENT
     change = units.signed_percent(found.ratio.value - 1)
+    if found.ratio.low is None:
+        return f"{change} (n = 1)"  # single steps have no interval, so nothing tells noise from a difference
     return f"{change}, noise" if found.outcome == "no difference shown" else change
 
 
@@ -379,8 +381,9 @@ MOST_REASONS = 2
 
 
 def open_losses(judged: Sequence[Verdict]) -> list[str]:
-    """Say of which comparisons it is not shown that both sides reach the same losses, and why."""
-    reasons = list(dict.fromkeys(found.losses_open for found in judged if found.losses_open))
+    """Say of which comparisons it is not shown that both sides reach the same losses, and why; once for each pair."""
+    pairs = {frozenset((found.baseline, found.candidate)): found for found in judged if found.losses_open}
+    reasons = list(dict.fromkeys(found.losses_open for found in pairs.values()))
     if not reasons:
         return []
     rest = f"; and {len(reasons) - MOST_REASONS} more reasons" if len(reasons) > MOST_REASONS else ""

@@ -14,7 +14,7 @@ from typing import Any
 from tprimat.config.tree import parse_scalar, read_tree
 from tprimat.errors import ConfigError, UserError
 from tprimat.runner.matrix import MatrixEntry
-from tprimat.runner.session import DEGREES, RunRequest, prepare
+from tprimat.runner.session import DEGREES, RunRequest, layout_name, prepare
 from tprimat.runner.sweep import Cell
 
 ASSIGNMENT = re.compile(r"([A-Za-z_][\w.-]*)=(?!=)(.*)", re.DOTALL)
@@ -205,7 +205,8 @@ def plan_sweep(request: RunRequest, sweep: Sweep) -> list[MatrixEntry]:
         try:
             session = prepare(one)
         except UserError as error:
-            entries.append(MatrixEntry(folder=label, model=one.model, strategy=one.strategy or label, refusal=error))
+            name = one.strategy or layout_name(one) or label
+            entries.append(MatrixEntry(folder=label, model=one.model, strategy=name, refusal=error))
             continue
         for model in dict.fromkeys(plan.model for plan in session.plans):
             plans = [plan for plan in session.plans if plan.model == model]

@@ -76,7 +76,8 @@ def judged(found: Sequence[dict[str, Any]], *, on_cpu: bool) -> Iterator[Check]:
             yield Check(name=name, status="ok", finding=finding + ("; processes on a CPU say nothing of speed" if on_cpu else ""))
             continue
         named = ", ".join(
-            f"GPU {found[index]['gpu']} on {found[index]['host']} is {1 - values[index] / usual:.0%} slower" for index in slow
+            f"GPU {found[index]['gpu']} on {found[index]['host']} is {units.percent(1 - values[index] / usual, 0)} slower"
+            for index in slow
         )
         fix = "leave it out (CUDA_VISIBLE_DEVICES, --exclude of SLURM); nvidia-smi -q shows its clocks, limits and errors"
         yield Check(name=name, status="problem", finding=f"{named}; {finding}", fix=fix)

@@ -52,6 +52,12 @@ AWAITED: Mapping[StartUp | None, tuple[str, str]] = {
 }
 """Last stage that rank 0 has reached -> what comes next, and why that may take long. None: no rank runs yet."""
 
+WHY_SLOW_ON_CPU: Mapping[StartUp | None, str] = {
+    "imported": "They wait for the slowest one to import. If one has failed, its traceback is in the log.",
+    "training": "All processes share this machine's cores. Fewer of them start sooner: --gpus 2, or as many as the layout needs.",
+}
+"""The same for a CPU, where no GPU kernel is compiled and NCCL does not run."""
+
 
 class Progress:
     """Shows steps as they end."""
@@ -83,7 +89,7 @@ class Progress:
         self._next_wait = seconds + 1.0 if self.terminal else (minutes + 1) * SUSPICIOUS_SECONDS
         if minutes and not self._suspected:
             self._suspected = True
-            hint = AWAITED[self._stage][1] if self._reports_stages else "The framework may compile, download or tokenise."
+            hint = self._why_slow() if self._reports_stages else "The framework may compile, download or tokenise."
             log = RunDirectory(Path(self.plan.run_directory)).log_file
             self.on_notice(f"  No step for {SUSPICIOUS_SECONDS:.0f} s. {hint} Log: {log}")
         text = f"  {self.plan.model} waits for {self._awaited()}, {seconds:.0f} s since the start"
@@ -91,6 +97,10 @@ class Progress:
             self._show(text[: (self._screen.width or 0) - 1])
         else:
             print(text, file=sys.stderr, flush=True)
+
+    def _why_slow(self) -> str:
+        on_cpu = WHY_SLOW_ON_CPU.get(self._stage) if self.plan.platform == "cpu" else None
+        return on_cpu or AWAITED[self._stage][1]
 
     def _awaited(self) -> str:
         if self._reports_stages:

@@ -92,6 +92,8 @@ def _headline(ranking: Ranking) -> str:
         return " is the only configuration of this workload"
     if ranking.lead is not None and ranking.lead.outcome in UNPROVEN:
         return f" ran fastest, {UNPROVEN[ranking.lead.outcome]}"
+    if ranking.lead is not None and ranking.lead.ratio is not None and ranking.lead.ratio.low is None:
+        return " leads, in single steps, which have no interval"
     return " leads, but not by more than the noise" if ranking.tied else " trains fastest"
 
 

@@ -295,8 +295,12 @@ def _draw_curves(axes: "Axes", series: Sequence[Series], shown: dict[str, Look],
     drawn = _drawn_steps(series, curve)
     for one in drawn:
         look = shown[one.configuration.name]
-        axes.plot(*zip(*one.points, strict=True), color=look.colour, linestyle=look.line, linewidth=1.5, alpha=0.9)
+        mark = "o" if len(one.points) == 1 else ""  # a line through one point is invisible
+        axes.plot(*zip(*one.points, strict=True), color=look.colour, linestyle=look.line, marker=mark, linewidth=1.5, alpha=0.9)
     axes.margins(x=0.02)
+    steps = {step for one in drawn for step, _ in one.points}
+    if len(steps) == 1:
+        axes.set_xlim(min(steps) - 1, max(steps) + 1)
     axes.locator_params(axis="x", integer=True, nbins=5)
     heights = [height for one in drawn for _, height in one.points]
     if curve.steady and max(heights) >= LOG_SPAN * min(heights):

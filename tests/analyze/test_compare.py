@@ -190,6 +190,14 @@ def test_single_runs_of_a_mixture_are_taken_to_differ_as_mixtures_do():
     assert "assumed to vary by 7.0 %" in judged.evidence
 
 
+def test_what_gpus_vary_by_is_not_said_of_a_cpu():
+    (run,) = recorded("h100", "llama-0")
+    pair = [run, slowed(run, 1.1, "slower")]
+    on_cpus = [changed(one, machine=dataclasses.replace(one.run.machine, platform="cpu")) for one in pair]
+    assert "on a CPU they may vary far more" in verdict(*groups_of(*on_cpus)).evidence
+    assert "CPU" not in verdict(*groups_of(*pair)).evidence
+
+
 def test_only_three_runs_a_side_show_one_configuration_to_be_faster():
     runs = recorded("mi300x")
     slow = [slowed(run, 1.02, f"slow-{number}") for number, run in enumerate(runs)]

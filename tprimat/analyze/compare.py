@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from tprimat.analyze.groups import Group, group_estimate, group_held_back
+from tprimat.analyze.groups import Group, group_estimate, group_held_back, on_cpu
 from tprimat.analyze.metrics import of_machine
 from tprimat.analyze.parity import Parity, check_losses
 from tprimat.analyze.traits import FORBIDDING, DifferingTrait, differing_traits, unrecorded
@@ -123,7 +123,7 @@ def verdict(baseline: Group, candidate: Group, question: Question = QUESTION) ->
         candidate=candidate.label,
         outcome="refused",
         ratio=None,
-        evidence=_evidence(len(candidate.runs), len(baseline.runs), assumed),
+        evidence=_evidence(len(candidate.runs), len(baseline.runs), assumed, cpu=on_cpu((baseline, candidate))),
         traits=tuple(differing_traits(baseline.run, candidate.run, question.varying)),
         question=question,
         unrecorded=(*unrecorded(baseline.run, candidate.run), *_unread_clocks(baseline, candidate)),
@@ -184,11 +184,12 @@ def _assumed_spread(*groups: Group) -> float:
     return BETWEEN_RUNS_OF_MIXTURES if mixture else BETWEEN_RUNS
 
 
-def _evidence(first: int, second: int, spread: float) -> str:
+def _evidence(first: int, second: int, spread: float, *, cpu: bool) -> str:
     runs = "one run each" if first == second == 1 else f"{first} and {second} runs"
     if min(first, second) >= FEWEST_RUNS:
         return runs
-    assumed = f", and single runs are assumed to vary by {100 * spread:.1f} %" if 1 in {first, second} else ""
+    where = ", as on a GPU: on a CPU they may vary far more" if cpu else ""
+    assumed = f", and single runs are assumed to vary by {100 * spread:.1f} %{where}" if 1 in {first, second} else ""
     return f"{runs}: fewer than {FEWEST_RUNS} a side{assumed}"
 
 

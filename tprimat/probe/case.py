@@ -19,6 +19,7 @@ from statistics import median
 import numpy as np
 import torch
 
+from tprimat import units
 from tprimat.probe.device import Gauges, cache_bytes, default_device, describe_machine, describe_software
 from tprimat.records.schema import Machine, ProbeRecord
 from tprimat.records.store import append_probe, read_probes
@@ -194,7 +195,10 @@ class Case:
     @property
     def title(self) -> str:
         """Name for progress messages."""
-        parts = (self.kind, self.variant, self.dtype, "x".join(map(str, self.shape.values())))
+        numbers = [str(size) for name, size in self.shape.items() if name != "ranks" and not name.endswith("bytes")]
+        sizes = [units.message_size(size) for name, size in self.shape.items() if name.endswith("bytes")]
+        ranks = f"over {self.shape['ranks']} ranks" if "ranks" in self.shape else None
+        parts = (self.kind, self.variant, self.dtype, "x".join(numbers), *sizes, ranks)
         return " ".join(part for part in parts if part)
 
 
@@ -310,11 +314,16 @@ def release(bench: Bench) -> None:
         torch.cuda.empty_cache()
 
 
+GUESS = " This is likely due to turning off both the math kernel and the fused kernels."
+"""What torch adds where a device lacks the one attention kernel that was asked for."""
+
+
 def explain(error: BaseException, warned: Sequence[str] = ()) -> str:
     """Return the type and first line of an error, and the warnings in which torch gives its reasons."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     reasons = dict.fromkeys(text.splitlines()[0].split(" (Triggered internally")[0] for text in warned if text)
-    return " | ".join((f"{type(error).__name__}: {lines[0] if lines else ''}", *reasons))[:MAX_ERROR_CHARACTERS]
+    first = lines[0].removesuffix(GUESS) if lines else ""
+    return " | ".join((f"{type(error).__name__}: {first}", *reasons))[:MAX_ERROR_CHARACTERS]
 
 
 Identity = tuple[object, ...]

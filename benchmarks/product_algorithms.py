@@ -7,7 +7,8 @@ python3 benchmarks/product_algorithms.py --time-limit 580    where a command may
 In training a GPU is often at its power limit, and its clock falls with the energy that a product needs. cuBLASLt's first choice
 may then not be the fastest. Each product runs back to back for a moment before it is timed: every algorithm briefly; then torch's
 call, cuBLASLt's first choice and the fastest few for longer, in turn. Each result is compared with torch's. Energy is the GPU's
-own counter over the longer timings. Training runs torch's call; fp8 weight gradients, though, take the first choice.
+own counter over the longer timings. Training with `tuned_products: false` runs torch's call, and the first choice for fp8 weight
+gradients.
 """
 
 import argparse

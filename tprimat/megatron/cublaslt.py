@@ -1,4 +1,4 @@
-"""Products by cuBLASLt itself, for what torch cannot ask: adding an 8-bit product to an fp32 matrix, and one of its algorithms.
+"""Products by cuBLASLt itself, for what torch does not offer: adding an 8-bit product to fp32, and choosing the algorithm.
 
 The problem: weight gradients are summed in fp32 over micro-batches. torch's scaled product writes bf16 or fp32 and never adds
 (`beta` is 0), so a second kernel reads the product and reads and writes the sum.
@@ -10,8 +10,8 @@ tuned_products.py lets training choose among them, and benchmarks/product_algori
 cuBLASLt is column-major, in which a row-major matrix (rows, columns) is (columns, rows). D = total.T = b.T @ a.T in its terms:
 its first operand is our second. 8-bit operands must be "TN": the summed dimension contiguous in both.
 
-Names and numbers are those of cublasLt.h of CUDA 12 and 13 (docs.nvidia.com/cuda/cublas); a trial product in fp8.py decides
-whether this is used.
+Names and numbers are those of cublasLt.h of CUDA 12 and 13 (docs.nvidia.com/cuda/cublas); trial products in fp8.py and
+tuned_products.py decide whether this is used.
 """
 
 import ctypes

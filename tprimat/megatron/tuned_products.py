@@ -7,12 +7,11 @@ H200 at 700 W (benchmarks/product_algorithms.py).
 
 What is done: the first calls of each product run the algorithms in turn, and the device's clock times each call where it stands,
 under the power limit and between its real neighbours. Slow algorithms leave after a few calls, and the fastest stays. No call is
-wasted, since every algorithm computes the same product, and the race is over within the first steps, which are warm-up anyway.
+wasted, since every algorithm computes the same product, and the race takes the first steps, which are warm-up anyway.
 Nothing waits for the device: a timing is read once its call is over.
 
-Why it is right: the algorithms sum the same products in fp32, in another order. Where cuBLASLt's first choice is as fast as any,
-torch's own call remains. Addresses that no algorithm was asked for, other dtypes, and products of ever new shapes are left to
-torch.
+Why it is right: the algorithms sum the same products in fp32, in another order. Where the first choice is about as fast as any,
+torch's own call remains. Unaligned addresses, other dtypes, and products whose shapes keep changing are left to torch.
 """
 
 import statistics
@@ -29,9 +28,9 @@ from tprimat.megatron.cublaslt import PreparedProduct, Product
 MOST_ALGORITHMS = 8
 """cuBLASLt 13 suggests no more."""
 ROUNDS = ((2, 0.08), (6, 0.03), (16, 0.0))
-"""Timings of each algorithm still in the race -> an algorithm slower than the fastest by more than this part leaves."""
+"""Timings of each algorithm still in the race -> an algorithm slower than the fastest by more than this fraction leaves."""
 MARGIN = 0.007
-"""An algorithm must be faster than cuBLASLt's first choice by this part."""
+"""An algorithm must be faster than cuBLASLt's first choice by this fraction."""
 MOST_PRODUCTS = 128
 """Where shapes vary from call to call, nothing is gained by a race for each."""
 
@@ -158,7 +157,7 @@ class Tuner:
         return total
 
     def _raced(self, key: Key, device: int) -> TunedProduct | None:
-        """Begin the race of a product; None where torch shall compute it."""
+        """Begin the race of a product; None where torch should compute it."""
         a_shape, b_shape, a, b, into, form, _, alignment = key
         if alignment == 1 or a not in DTYPES or len(self._products) >= MOST_PRODUCTS:
             return None

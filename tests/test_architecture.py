@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "train": {"errors", "facts", "plan", "records"},
     "megatron": {"errors", "facts", "plan", "records", "train"},
     "nemo": {"errors", "facts", "plan", "records", "train", "megatron", "engines"},
-    "probe": {"errors", "statistics", "facts", "records", "hardware"},
+    "probe": {"errors", "units", "statistics", "facts", "records", "hardware"},
     "analyze": {"errors", "statistics", "facts", "records"},
     "report": {"errors", "units", "facts", "records", "analyze", "predict"},
 }

@@ -10,7 +10,9 @@ from tprimat.errors import UserError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="instead of config.yaml")
-    parser.add_argument("--gpus", type=int, metavar="N", help="GPUs on each node (default: what the file says, else 8)")
+    parser.add_argument(
+        "--gpus", type=int, metavar="N", help="GPUs on each node, no effect on a CPU (default: what the file says, else 8)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from tprimat.config.schema import REMOVED_ENGINE_OPTIONS, REMOVED_NEMO_OPTIONS, Config, Name, Size, TrainingConfig
+from tprimat.config.schema import REMOVED_OPTIONS, Config, Name, Size, TrainingConfig
 from tprimat.config.tree import KeyPath, Tree, lay_over, parse_scalar, put, read_tree
 from tprimat.errors import ConfigError
 from tprimat.facts.models import ModelShape
@@ -281,10 +281,8 @@ def _sentences(path: KeyPath, details: Sequence[ErrorDetails]) -> tuple[str, str
         return f"{path[-1]} is not a key of {'.'.join(path[:-1])}.", None, f"one of: {_wanted(detail)}"
     if detail["type"] == "name":
         return f"{path[-1]!r} is not a name.", detail["msg"], None
-    if path[-2:-1] == ("engine_options",) and path[-1] in REMOVED_ENGINE_OPTIONS:
-        return f"The switch {path[-1]} is gone.", REMOVED_ENGINE_OPTIONS[path[-1]], "remove the key"
-    if path[-2:-1] == ("nemo",) and path[-1] in REMOVED_NEMO_OPTIONS:
-        return f"The option {path[-1]} is gone.", *REMOVED_NEMO_OPTIONS[path[-1]]
+    if (removed := REMOVED_OPTIONS.get(".".join(path[-2:]))) is not None:
+        return f"The option {path[-1]} is gone.", *removed
     if detail["type"] == "unexpected_keyword_argument":
         known = _known_keys(path[:-1])
         close = difflib.get_close_matches(path[-1], known, n=1)

@@ -187,18 +187,17 @@ class LayoutConfig(RefuseUnknownKeys):
     """Overrides training.data.micro_batch_size."""
 
 
-REMOVED_ENGINE_OPTIONS = {
-    "load_ahead": "It had no measurable effect (docs/performance.md), and the engine now does without it.",
-}
-"""Switches that older plans and configurations may name -> why they are gone."""
-
-REMOVED_NEMO_OPTIONS = {
-    "enable_cuda_graph": (
+REMOVED_OPTIONS = {
+    "engine_options.load_ahead": (
+        "It had no measurable effect (docs/performance.md), and the engine now does without it.",
+        "remove the key",
+    ),
+    "nemo.enable_cuda_graph": (
         "Megatron-Core replaced it, and NeMo, which builds the model's configuration twice, stops with it.",
         "cuda_graph_impl: local, or remove the key",
     ),
 }
-"""Options of NeMo's that older plans and configurations may name -> why they are gone, and what to write."""
+"""Options that older plans and configurations may name -> why they are gone, and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from tprimat.config.schema import (
-    REMOVED_ENGINE_OPTIONS,
-    REMOVED_NEMO_OPTIONS,
+    REMOVED_OPTIONS,
     EngineOptions,
     NemoOptions,
     OptimizerConfig,
@@ -186,9 +185,8 @@ def _without_removed_options(text: str) -> str:
     """Leave out the options that older plans name and that are gone; anything damaged stays for `from_json` to report."""
     try:
         document = json.loads(text)
-        for section, removed in (("engine_options", REMOVED_ENGINE_OPTIONS), ("nemo", REMOVED_NEMO_OPTIONS)):
-            if section in document:
-                document[section] = {name: value for name, value in document[section].items() if name not in removed}
+        for section, option in (name.split(".") for name in REMOVED_OPTIONS):
+            document.get(section, {}).pop(option, None)
     except (ValueError, LookupError, TypeError, AttributeError):
         return text
     return json.dumps(document)

@@ -150,12 +150,16 @@ class CheckedCell:
 def check_matrix(config: Path | None, gpus: int | None) -> Iterator[CheckedCell]:
     """Plan each cell of a configuration, by default TPrimat's own and with the number of GPUs that it states.
 
+    `gpus` says how many GPUs a node has instead; on a CPU the processes stay those of the configuration.
+
     Raises:
         ConfigError: the file itself is wrong.
     """
     for platform in PLATFORM_ORDER:
         size: Size = "tiny" if platform == "cpu" else "full"
-        settings = [Setting(("hardware", "platforms", platform, "gpus_per_node"), gpus, "--gpus")] if gpus else []
+        settings = []
+        if gpus and platform != "cpu":
+            settings.append(Setting(("hardware", "platforms", platform, "gpus_per_node"), gpus, "--gpus"))
         loaded = read_config(config, size=size, settings=settings)
         if platform in loaded.config.hardware.platforms:
             for strategy in loaded.config.parallelism:

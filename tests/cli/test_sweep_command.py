@@ -164,7 +164,7 @@ def test_one_real_cell_through_the_shell(tmp_path):
     """On one rank only the strategy without tensor and pipeline parallelism can run."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     command = [ROOT / "run_all_configs.sh", "llama", "--config", ROOT / "config.yaml", "--platform", "cpu", "--gpus", "1"]
-    small = ["--steps", "2", "--global-batch-size", "1", "--sequence-length", "32"]
+    small = ["--steps", "2", "--micro-batch-size", "1", "--global-batch-size", "1", "--sequence-length", "32"]
     done = subprocess.run(
         [*map(str, command), *small], cwd=tmp_path, env=os.environ | {"PATH": path}, capture_output=True, text=True, check=False
     )

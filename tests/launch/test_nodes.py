@@ -327,7 +327,8 @@ def test_two_launchers_train_one_model(tmp_path, cookie, left_behind):
     """Real torchrun, gloo and Megatron-Core, one rank on each node."""
     del cookie
     command = [sys.executable, str(ROOT / "benchmark.py"), "--nodes", "2", "--gpus", "1", "--platform", "cpu", "--model", "llama"]
-    command += ["--steps", "2", "--global-batch-size", "2", "--sequence-length", "32", "--output-dir", "out"]
+    command += ["--steps", "2", "--micro-batch-size", "1", "--global-batch-size", "2", "--sequence-length", "32"]
+    command += ["--output-dir", "out"]
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     environments = [{**os.environ, **place, "NODE_RANK": str(rank)} for rank in (0, 1)]

@@ -17,6 +17,7 @@ from tprimat.train.profiler import is_slowed
 
 SETTINGS = {
     "training.duration.max_steps": 8,
+    "training.data.micro_batch_size": 1,
     "training.data.global_batch_size": 2,
     "training.data.sequence_length": 16,
     "profiling.enabled": True,

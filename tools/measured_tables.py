@@ -6,18 +6,18 @@ python3 tools/measured_tables.py --check
 
 A block ends with <!-- end --> and begins with one of
 
-<!-- table ARGUMENTS -->     which follow ./compare.py --results-dir
+<!-- table ARGUMENTS -->     which follow ./compare.py --results-dir: folders, and --probes with a place of probes
 <!-- profile ARGUMENTS -->   which follow `tprimat trace --markdown`
 <!-- power ARGUMENTS -->     which follow ./compare.py --results-dir: mean power of each configuration
 <!-- splits FILE -->         written by benchmarks/grouped_splits.py
 """
 
+import argparse
 import json
 import re
 import statistics
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,7 +25,10 @@ sys.path[:0] = [str(ROOT)]
 
 from page import page_parser, replace_blocks, update_page  # noqa: E402
 
+from tprimat.analyze.metrics import MetricOptions  # noqa: E402
+from tprimat.report.comparison import Comparison, as_json, markdown  # noqa: E402
 from tprimat.report.tables import table as markdown_table  # noqa: E402
+from tprimat.runner.analysis import compare_runs, read_results  # noqa: E402
 from tprimat.statistics import FEWEST_RUNS  # noqa: E402
 
 PAGES = ("measured.md", "moe.md")
@@ -33,16 +36,19 @@ PAGES = ("measured.md", "moe.md")
 
 def table(arguments: str) -> str:
     """Return compare.py's table of some folders, without the verdicts that follow it."""
-    with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "table.md"
-        compare(arguments, output)
-        return without_lone_intervals(output.read_text(encoding="utf8").split("\n\n")[0]) + "\n"
+    return without_lone_intervals(markdown(compared(arguments)).split("\n\n")[0]) + "\n"
 
 
-def compare(arguments: str, output: Path) -> None:
-    """Write what compare.py says of some folders, in the format that the file's name ends with."""
-    command = [sys.executable, "compare.py", "--results-dir", *arguments.split(), "--output", str(output)]
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+def compared(arguments: str) -> Comparison:
+    """Compare some folders as compare.py does with these arguments; a process for each table would import everything anew."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folders", nargs="+", type=lambda name: ROOT / name)
+    parser.add_argument("--probes", action="append", default=[], type=lambda name: ROOT / name)
+    given = parser.parse_args(arguments.split())
+    results = read_results(given.folders, MetricOptions(), {}, given.probes)
+    if results.problems:
+        raise results.problems[0]
+    return compare_runs(results.measured, given.folders, None)
 
 
 INTERVAL = re.compile(r" \[[^\]|]*\]")
@@ -64,10 +70,7 @@ def profile(arguments: str) -> str:
 
 def power(arguments: str) -> str:
     """Return the mean power of a GPU over the steady steps of each configuration: joules of a token by tokens a second."""
-    with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "table.json"
-        compare(arguments, output)
-        groups = json.loads(output.read_text(encoding="utf8"))["groups"]
+    groups = json.loads(as_json(compared(arguments)))["groups"]
     rows = []
     for group in groups:
         metrics = [run["metrics"] for run in group["runs"] if run["metrics"]["joules_per_token"] is not None]

@@ -13,7 +13,7 @@ from tprimat.plan.schema import read_plan
 from tprimat.records.store import RunDirectory
 
 ROOT = Path(__file__).parents[2]
-AUTO = ["--model", "llama", "--data", "mock", "--steps", "2", "--global-batch-size", "8", "--micro-batch-size", "auto"]
+AUTO = ["--model", "llama", "--data", "mock", "--steps", "1", "--global-batch-size", "8", "--micro-batch-size", "auto"]
 STAGES = ["--gpus", "2", "--sequence-length", "128", "--parallel", "stages"]
 STAGES += ["--set", "parallelism.stages.llama.cpu.pipeline_model_parallel_size=2"]
 
@@ -36,7 +36,7 @@ def only_run(folder):
 def roomy(tmp_path_factory):
     """Two pipeline stages on a machine that has room for all."""
     folder = tmp_path_factory.mktemp("roomy")
-    done = benchmark(folder, *STAGES, "--steps", "1")
+    done = benchmark(folder, *STAGES)
     assert done.returncode == 0, done.stderr
     return folder, done, only_run(folder)
 
@@ -95,7 +95,7 @@ def test_the_ranks_ran_what_was_found(narrow):
     record = run.read_run()
     assert record.mismatches == ()
     assert record.evidence.micro_batch_sequences == record.micro_batch_sequences
-    assert [step.step for step in run.read_steps()] == [1, 2]
+    assert [step.step for step in run.read_steps()] == [1]
 
 
 def test_the_same_call_again_takes_the_run_that_is_there(narrow):
@@ -120,7 +120,7 @@ def test_where_nothing_fits_the_run_is_a_failure_with_a_record_and_starts_no_tra
 
 
 def test_a_process_that_really_runs_out_of_memory_is_an_answer_and_no_failed_run(tmp_path):
-    larger = ["--gpus", "1", "--sequence-length", "384", "--global-batch-size", "4", "--steps", "1"]
+    larger = ["--gpus", "1", "--sequence-length", "384", "--global-batch-size", "4"]
     done = benchmark(tmp_path, *larger, limits="ulimit -d 1500000;")
     assert done.returncode == 0, done.stderr
     record = only_run(tmp_path).read_run()

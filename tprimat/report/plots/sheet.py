@@ -198,13 +198,20 @@ def drawn(sheet: Sheet, panels: Sequence[str] | None = None, *, dark: bool = Fal
         top = picture.get_figheight() - footer + MARGIN
         _legend(picture, top, entries, curves=sheet.curves)
         _write(picture, top + SUBTITLE * LINE * len(entries) / 72, notes, size=SMALL, color=paper.soft)
-        picture.draw_without_rendering()
+        lay_out(picture)
         for finish in after_layout:
             finish()
-        picture.draw_without_rendering()
-        picture.set_layout_engine("none")
+        lay_out(picture)
+        picture.set_layout_engine(None)
         _round_places(picture, parts)
         yield picture
+
+
+def lay_out(picture: "Figure") -> None:
+    """Give every part its place; to draw the picture for this would take as long again."""
+    engine = picture.get_layout_engine()
+    assert engine is not None
+    engine.execute(picture)
 
 
 def _round_places(picture: "Figure", parts: "Sequence[SubFigure]") -> None:

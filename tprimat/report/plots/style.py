@@ -47,6 +47,8 @@ SETTINGS: dict[str, Any] = {
     "svg.hashsalt": "tprimat",
     "text.parse_math": False,
     "hatch.linewidth": 0.6,
+    "figure.autolayout": False,
+    "figure.constrained_layout.use": False,
 }
 
 

@@ -1,6 +1,6 @@
 """Report scaling as text, Markdown or JSON."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -60,29 +60,39 @@ def _cells(row: Row) -> list[str]:
     return [
         configuration(point.gpus, point.nodes),
         units.count(point.tokens),
-        _throughput(point.tokens_per_second),
+        cell(point.tokens_per_second, units.count),
         units.count(point.per_gpu),
         units.ABSENT if seconds is None else f"{seconds:.2f}",
         units.ABSENT if seconds is None else f"{seconds / 60:.1f}",
-        f"{row.multiplier:.2f}",
-        units.percent(row.efficiency),
+        cell(row.multiplier, times),
+        cell(row.efficiency, units.percent),
     ]
 
 
-def _throughput(rate: Estimate) -> str:
-    """Return a throughput with its interval; a figure of a table has none."""
-    return units.count(rate.value) if rate.low is None else with_interval(rate, units.count)
+def times(multiplier: float) -> str:
+    """Format a multiplier."""
+    return f"{multiplier:.2f}"
 
 
-DROP = ("Elapsed (s)", "Total tokens", "Elapsed (min)", "per GPU")
+def cell(value: Estimate, show: Callable[[float], str]) -> str:
+    """Return a number with its interval; printed figures, and the point that the others are relative to, have none."""
+    return show(value.value) if value.low is None else with_interval(value, show)
+
+
+DROP = ("Total tokens", "Elapsed (s)", "Elapsed (min)", "per GPU")
 """Columns in the order in which a narrow terminal loses them."""
+ELAPSED = {"Elapsed (s)", "Elapsed (min)"}
+"""Columns that a terminal shows of printed figures only: those of measured points are tokens over throughput."""
 
 
 def text(found: Sequence[FittedSeries], screen: Screen = PLAIN) -> str:
     """Format tables and fitted laws for a terminal."""
     blocks = []
     for scaled in found:
-        table = columns(HEADER, rows_of(scaled.series), screen=screen, drop=DROP)
+        hidden = ELAPSED if any(point.runs for point in scaled.series.points) else set()
+        shown = [number for number, name in enumerate(HEADER) if name not in hidden]
+        header, *rows = ([line[number] for number in shown] for line in (HEADER, *rows_of(scaled.series)))
+        table = columns(header, rows, screen=screen, drop=DROP)
         notes = [screen.prose(line, 2) for line in remarks(scaled)]
         blocks.append("\n".join([screen.prose(scaled.series.name, meaning="heading"), table, *notes]))
     return "\n\n".join(blocks) + "\n"
@@ -108,11 +118,11 @@ def remarks(scaled: FittedSeries) -> list[str]:
         lines.append(f"Layouts differ, so that part of the difference is theirs: {each}.")
     if series.differing:
         lines.append(f"Caution, the points also differ in {', '.join(series.differing)}.")
-    if (most := max(row.efficiency for row in series.rows)) > SUPERLINEAR:
+    if (most := max(row.efficiency.value for row in series.rows)) > SUPERLINEAR:
         lines.append(
             f"More than proportional ({units.percent(most)}): more than the number of GPUs differs, or the first point is slow."
         )
-    lines += [repetition(series)] if repetition(series) else []
+    lines += list(filter(None, (repetition(series), assumption(series))))
     lines += [left_out_words(one) for one in series.left_out]
     lines += [line for found in scaled.fits for line in _law(found, len(series.points))]
     if scaled.fits and min(found.deviation for found in scaled.fits) > LOOSE_FIT:
@@ -132,6 +142,14 @@ def repetition(series: Series) -> str:
     count = f"{min(runs)} to {max(runs)}" if min(runs) < max(runs) else str(runs[0])
     single = "; where there is one, that of its steps" if min(runs) == 1 else ""
     return f"{count} runs a point: intervals are between runs{single}."
+
+
+def assumption(series: Series) -> str:
+    """Say what the intervals of multiplier and efficiency assume; empty where every point was repeated, and for printed figures."""
+    if all(point.runs != 1 for point in series.points):
+        return ""
+    spread = max(point.assumed_spread for point in series.points)
+    return f"Multiplier and efficiency assume that single runs vary by {units.percent(spread)}."
 
 
 def left_out_words(one: LeftOut) -> str:
@@ -213,6 +231,10 @@ def _document(row: Row) -> dict[str, Any]:
         "seconds": point.seconds,
         "tokens_per_second": _ends(point.tokens_per_second),
         "tokens_per_second_per_gpu": point.per_gpu,
-        "multiplier": row.multiplier,
-        "efficiency": row.efficiency,
+        "multiplier": row.multiplier.value,
+        "multiplier_low": row.multiplier.low,
+        "multiplier_high": row.multiplier.high,
+        "efficiency": row.efficiency.value,
+        "efficiency_low": row.efficiency.low,
+        "efficiency_high": row.efficiency.high,
     }

@@ -65,6 +65,19 @@ def test_runs_that_do_not_count_stand_apart_with_their_cause(tmp_path):
     assert "qwen" not in counted.split("All configurations")[1].split("More nodes")[0]
 
 
+def test_no_table_in_a_pipe_is_wider_than_120_columns_and_none_loses_a_figure(tmp_path):
+    records = ROOT / "benchmarks" / "records" / "h200" / "engine"
+    out = analyse("--results-dir", records, "--show-all", cwd=tmp_path).stdout
+    rules = [line for line in out.splitlines() if line.startswith("---")]
+    assert max(map(len, rules)) <= 120
+    every = out.split("All configurations")[1].split("More nodes")[0]
+    for heading in ("tokens/s/GPU", "utilization", "sequences", "micro", "dtype", "step time", "peak memory", "runs", "steps"):
+        assert heading in every
+    assert "not shown here" not in out
+    compared = run_command("compare.py", "--results-dir", records, cwd=tmp_path).stdout
+    assert max(len(line) for line in compared.splitlines() if line.startswith("---")) <= 120
+
+
 def test_results_are_looked_for_in_the_usual_places_and_the_summary_holds_every_configuration(tmp_path):
     shutil.copytree(RUNS / "mi300x", tmp_path / "output-00")
     shutil.copytree(RUNS / "h100", tmp_path / "all_outputs" / "01-output")

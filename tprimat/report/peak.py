@@ -79,12 +79,13 @@ FIGURES: tuple[tuple[str, Cell], ...] = (
     ("step time", step_time),
     *map(_column, (PEAK_MEMORY, COST, ENERGY, RUNS, STEPS)),
 )
+SPEED = 4
+"""Figures of FIGURES without "TFLOP/s" that a wide table shows first: those which rank."""
 CONFIGURATION: tuple[tuple[str, Cell], ...] = (
-    ("batch", lambda entry: units.count(entry.run.global_batch_sequences)),
+    ("sequences", lambda entry: f"{units.count(entry.run.global_batch_sequences)} x {units.count(entry.run.sequence_tokens)}"),
     ("micro", lambda entry: units.count(entry.run.micro_batch_sequences)),
-    ("sequence", lambda entry: units.count(entry.run.sequence_tokens)),
-    ("dtype", lambda entry: entry.run.matmul_dtype or units.ABSENT),
 )
+DTYPE: tuple[str, Cell] = ("dtype", lambda entry: entry.run.matmul_dtype or units.ABSENT)
 OPTIONAL = {"TFLOP/s", "TFLOP/s/GPU", "utilization", *(metric.heading for metric in (MATMUL_SHARE, PEAK_MEMORY, COST, ENERGY))}
 """Left out where no row has them."""
 DROP = (
@@ -95,8 +96,7 @@ DROP = (
     COST.heading,
     "step time",
     "micro",
-    "sequence",
-    "batch",
+    "sequences",
     MATMUL_SHARE.heading,
     PEAK_MEMORY.heading,
     "TFLOP/s/GPU",
@@ -190,9 +190,10 @@ def _tables(analysis: PeakAnalysis, show_all: bool, screen: Screen) -> list[str]
     parts = [_section("Peak by platform and model", table(analysis.peaks, (*PLACE, *FIGURES), 2, screen), screen)]
     if show_all:
         figures = [column for column in FIGURES if column[0] != "TFLOP/s"]
+        first, others = figures[:SPEED], figures[SPEED:]
         called = dict(zip(map(id, analysis.entries), configuration_names(analysis.entries), strict=True))
         name = ("configuration", lambda entry: called[id(entry)])
-        body = table(analysis.entries, (*PLACE, name, *CONFIGURATION, *figures), 3, screen)
+        body = table(analysis.entries, (*PLACE, name, DTYPE, *first, *CONFIGURATION, *others), 3, screen)
         parts.append(_section("All configurations", body, screen))
     elif len(analysis.entries) > len(analysis.peaks):
         rest = len(analysis.entries) - len(analysis.peaks)

@@ -26,7 +26,7 @@ SUPERLINEAR = 1.05
 HEADER = (
     "Configuration",
     "Total tokens",
-    "Throughput (tokens/s)",
+    "Tokens/s",
     "per GPU",
     "Elapsed (s)",
     "Elapsed (min)",
@@ -145,7 +145,7 @@ def repetition(series: Series) -> str:
 
 
 def assumption(series: Series) -> str:
-    """Say what the intervals of multiplier and efficiency assume; empty where every point was repeated, and for printed figures."""
+    """Say what the intervals of multiplier and efficiency assume; empty where no point has a single run."""
     if all(point.runs != 1 for point in series.points):
         return ""
     spread = max(point.assumed_spread for point in series.points)

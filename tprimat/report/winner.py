@@ -28,6 +28,7 @@ from tprimat.report.catalogue import (
     STEP_TIME,
     STEPS,
     TOKENS,
+    Metric,
     heading_of,
     shown_columns,
 )
@@ -78,7 +79,7 @@ def blocks(groups: Sequence[Group], screen: Screen = PLAIN, *, say_apart: bool =
                 _painted(names[id(group)], group, ranking),
                 TOKENS.text(group),
                 vs_fastest(ranking, position),
-                *(metric.text(group) for metric in shown if metric is not TOKENS),
+                *(_cell(metric, group) for metric in shown if metric is not TOKENS),
             ]
             for position, group in enumerate(ranking.groups)
         ]
@@ -95,6 +96,12 @@ def blocks(groups: Sequence[Group], screen: Screen = PLAIN, *, say_apart: bool =
             "\n".join([*lines, "", columns(header, rows, screen=screen, drop=[named[metric] for metric in DROPPED_FIRST])])
         )
     return "\n\n".join(parts)
+
+
+def _cell(metric: Metric, group: Group) -> str:
+    """Return a cell of a table; the interval of FLOP/s repeats that of tokens/s."""
+    value = metric.value(group)
+    return metric.show(value) if metric is FLOPS and value is not None else metric.text(group)
 
 
 def _painted(name: str, group: Group, ranking: Ranking) -> str:

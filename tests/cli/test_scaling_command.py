@@ -102,11 +102,15 @@ def test_processes_of_a_cpu_are_no_finding(tmp_path):
         write_run(tmp_path, run, steps_of(run, step_times(4.0, gpus), gpus, gigabytes=None))
     done = scaling(tmp_path, "--output", tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "A CPU run shows that a strategy works, never how fast it is. These GPUs are its processes." in done.stdout
+    assert "A CPU run shows that a strategy works, never how fast it is." in done.stdout
+    assert "GPU" not in done.stdout
+    assert "2 processes across 1 node" in done.stdout
+    assert "per process" in done.stdout
     draw_throughput(scaling_of(read_results([tmp_path], MetricOptions(), {}).measured), tmp_path / "x.svg")
     words = (tmp_path / "x.svg").read_text()
     assert "1 to 2 processes; a CPU does not show how training scales" in words
-    assert "GPUs make" not in words
+    assert "GPU" not in words
+    assert "tokens per second and process" in words
     assert "no interval from so few points" in done.stdout
     assert "not shown to differ from 0" not in done.stdout, "two points show nothing of contention"
 

@@ -21,6 +21,7 @@ from tprimat.report.catalogue import (
     TOKENS_OF_ALL,
     Metric,
     heading_of,
+    per_rank,
     tera,
 )
 from tprimat.report.comparison import run_name, sentence
@@ -148,7 +149,7 @@ def _overall(analysis: PeakAnalysis, screen: Screen) -> str:
         ("best configuration", f"{best.model} on {best.platform}: {best.configuration}, engine {best.run.engine}"),
         ("work", workload(best.run)),
         ("throughput", f"{TOKENS_OF_ALL.show(best.tokens_per_second)} tokens/s"),
-        (f"per {'process' if on_cpu([best.group]) else 'GPU'}", f"{with_interval(best.per_gpu, TOKENS.show)} tokens/s"),
+        (per_rank("per GPU", {best.run.machine.platform}), f"{with_interval(best.per_gpu, TOKENS.show)} tokens/s"),
         *_compute(best),
         *([("lead", analysis.lead)] if analysis.lead else []),
         ("step time", f"{step_time(best)}, mean of {best.steps} steady steps, {plural(len(best.group.runs), 'run')}"),

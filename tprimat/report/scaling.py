@@ -8,7 +8,7 @@ from tprimat import units
 from tprimat.analyze.scaling import Fit, Kind, LeftOut, Row, Series
 from tprimat.records.schema import Estimate
 from tprimat.report import tables
-from tprimat.report.catalogue import CPU_CAUTION
+from tprimat.report.catalogue import CPU_CAUTION, per_rank
 from tprimat.report.screen import PLAIN, Screen
 from tprimat.report.tables import columns, with_interval
 
@@ -18,7 +18,6 @@ KINDS: dict[Kind, str] = {
     "mixed": "neither weak nor strong: work grows, but not with the GPUs, so that efficiency mixes two causes",
     "unknown": "the work of a step is not recorded, so that weak and strong cannot be told apart",
 }
-PROCESSES = f"{CPU_CAUTION} These GPUs are its processes."
 LOOSE_FIT = 0.03
 """Relative deviation from which a law does not describe a series."""
 SUPERLINEAR = 1.05
@@ -49,9 +48,14 @@ def configuration(gpus: int, nodes: int | None) -> str:
     return f"{gpus} GPU{'s' * (gpus > 1)}{across}"
 
 
-def rows_of(series: Series) -> list[list[str]]:
-    """Return the cells below HEADER."""
-    return [_cells(row) for row in series.rows]
+def on_ranks(series: Series, words: str) -> str:
+    """Return words on GPUs, on processes where the series ran on a CPU."""
+    return per_rank(words, {"cpu"} if series.on_cpu else ())
+
+
+def table_of(series: Series) -> list[list[str]]:
+    """Return the cells of a series below its header."""
+    return [[on_ranks(series, cell) for cell in line] for line in (HEADER, *map(_cells, series.rows))]
 
 
 def _cells(row: Row) -> list[str]:
@@ -91,8 +95,9 @@ def text(found: Sequence[FittedSeries], screen: Screen = PLAIN) -> str:
     for scaled in found:
         hidden = ELAPSED if any(point.runs for point in scaled.series.points) else set()
         shown = [number for number, name in enumerate(HEADER) if name not in hidden]
-        header, *rows = ([line[number] for number in shown] for line in (HEADER, *rows_of(scaled.series)))
-        table = columns(header, rows, screen=screen, drop=DROP)
+        header, *rows = ([line[number] for number in shown] for line in table_of(scaled.series))
+        drop = [on_ranks(scaled.series, name) for name in DROP]
+        table = columns(header, rows, screen=screen, drop=drop)
         notes = [screen.prose(line, 2) for line in remarks(scaled)]
         blocks.append("\n".join([screen.prose(scaled.series.name, meaning="heading"), table, *notes]))
     return "\n\n".join(blocks) + "\n"
@@ -102,7 +107,8 @@ def as_markdown(found: Sequence[FittedSeries]) -> str:
     """Format tables and fitted laws as Markdown."""
     blocks = []
     for scaled in found:
-        table = tables.table(HEADER, rows_of(scaled.series))
+        header, *rows = table_of(scaled.series)
+        table = tables.table(header, rows)
         lines = (f"- {tables.escaped(line)}" for line in remarks(scaled))
         blocks.append("\n".join([f"### {tables.escaped(scaled.series.name)}", "", table, "", *lines]))
     return "\n\n".join(blocks) + "\n"
@@ -111,7 +117,7 @@ def as_markdown(found: Sequence[FittedSeries]) -> str:
 def remarks(scaled: FittedSeries) -> list[str]:
     """Describe the kind of scaling and the fitted laws."""
     series = scaled.series
-    lines = [KINDS[series.kind][0].upper() + KINDS[series.kind][1:] + ".", *([PROCESSES] if series.on_cpu else [])]
+    lines = [KINDS[series.kind][0].upper() + KINDS[series.kind][1:] + ".", *([CPU_CAUTION] if series.on_cpu else [])]
     layouts = {point.layout.rsplit(" DP", 1)[0] for point in series.points if point.layout}
     if len(layouts) > 1:
         each = ", ".join(f"{point.gpus} GPUs {point.layout}" for point in series.points)
@@ -123,13 +129,17 @@ def remarks(scaled: FittedSeries) -> list[str]:
             f"More than proportional ({units.percent(most)}): more than the number of GPUs differs, or the first point is slow."
         )
     lines += list(filter(None, (repetition(series), assumption(series))))
-    lines += [left_out_words(one) for one in series.left_out]
-    lines += [line for found in scaled.fits for line in _law(found, len(series.points))]
+    return [*(on_ranks(series, line) for line in lines), *map(left_out_words, series.left_out), *_laws(scaled)]
+
+
+def _laws(scaled: FittedSeries) -> list[str]:
+    series = scaled.series
+    lines = [line for found in scaled.fits for line in _law(found, len(series.points))]
     if scaled.fits and min(found.deviation for found in scaled.fits) > LOOSE_FIT:
         lines.append(f"Neither law meets the points within {units.percent(LOOSE_FIT, 0)}: do not extrapolate with them.")
     if not scaled.fits or len(series.points) < 4:
         lines.append(f"{len(series.points)} numbers of GPUs say little about a law; 4 or more bound its parameters.")
-    return lines
+    return [on_ranks(series, line) for line in lines]
 
 
 def repetition(series: Series) -> str:

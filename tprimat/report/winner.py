@@ -30,6 +30,7 @@ from tprimat.report.catalogue import (
     TOKENS,
     Metric,
     heading_of,
+    per_rank,
     shown_columns,
 )
 from tprimat.report.screen import PLAIN, Painted, Screen
@@ -354,7 +355,7 @@ def caveats(groups: Sequence[Group], warnings: Mapping[str, Sequence[str]], ques
     """Return what a reader must know about the numbers, each said once; `warnings` with the runs that they apply to."""
     cpu = [group for group in groups if group.run.machine.platform == "cpu"]
     lines = [CPU_CAUTION] if cpu else []
-    unit = "process" if len(cpu) == len(groups) else "GPU"
+    unit = per_rank("GPU", (group.run.machine.platform for group in groups))
     lines.append(f"Throughput is per {unit}, with its 95 % interval: {_interval_words(groups)}.")
     judged = [
         found for ranking in rankings(groups, question) for found in (*ranking.against_best, ranking.lead) if found is not None

@@ -8,8 +8,9 @@ import numpy as np
 
 from tprimat import units
 from tprimat.records.schema import Estimate
+from tprimat.report.catalogue import CPU_CAUTION, per_rank
 from tprimat.report.plots.style import MOST_SERIES, SMALL, Look, figure, looks, save, wrapped
-from tprimat.report.scaling import PROCESSES, FittedSeries, assumption, cell, left_out_words, repetition
+from tprimat.report.scaling import FittedSeries, assumption, cell, left_out_words, on_ranks, repetition
 from tprimat.report.tables import plural
 
 if TYPE_CHECKING:
@@ -45,8 +46,8 @@ def draw_throughput(found: Sequence[FittedSeries], path: Path) -> None:
             if len(found) == 1:
                 _values(overall, gpus, total, [units.count(value) for value in total], -12)
                 _values(single, gpus, [point.per_gpu for point in points], [units.count(point.per_gpu) for point in points])
-        overall.set(title="Throughput of all GPUs (dotted: proportional)", ylabel="tokens per second")
-        single.set(title="Throughput of each GPU", ylabel="tokens per second and GPU")
+        overall.set(title=_ranks(found, "Throughput of all GPUs (dotted: proportional)"), ylabel="tokens per second")
+        single.set(title=_ranks(found, "Throughput of each GPU"), ylabel=_ranks(found, "tokens per second and GPU"))
         _axes(overall, found, logarithmic=True)
         _axes(single, found)
         single.legend(loc="lower left", fontsize=SMALL)
@@ -79,7 +80,7 @@ def draw_multiplier(found: Sequence[FittedSeries], path: Path) -> None:
         times.plot([first, last], [1, last / first], color="#999999", linestyle=":", label="proportional")
         times.set(title="Scaling multiplier", ylabel="times the throughput of the smallest")
         share.axhline(100, color="#999999", linestyle=":")
-        share.set(title="Scaling efficiency", ylabel="% of the throughput per GPU of the smallest")
+        share.set(title="Scaling efficiency", ylabel=_ranks(found, "% of the throughput per GPU of the smallest"))
         _axes(times, found, logarithmic=True)
         _axes(share, found)
         times.legend(loc="upper left", fontsize=SMALL)
@@ -103,7 +104,7 @@ def _captions(picture: "Figure", found: Sequence[FittedSeries]) -> None:
         " ".join(repeated) if repeated else "one figure a point",
         rest,
     )
-    caution = [PROCESSES] if any(scaled.series.on_cpu for scaled in found) else []
+    caution = [CPU_CAUTION] if any(scaled.series.on_cpu for scaled in found) else []
     assumed = dict.fromkeys(filter(None, (assumption(scaled.series) for scaled in found)))
     lines = [" · ".join(filter(None, parts)), *assumed, *caution, *left_out_lines(found)]
     picture.supxlabel("\n".join(lines), x=LEFT, ha="left", fontsize=SMALL)
@@ -125,9 +126,15 @@ def shortened(line: str) -> str:
 def _finding(scaled: FittedSeries) -> str:
     first, last = scaled.series.rows[0], scaled.series.rows[-1]
     if scaled.series.on_cpu:
-        return f"{scaled.series.name}: {first.point.gpus} to {last.point.gpus} processes; a CPU does not show how training scales"
+        ranks = on_ranks(scaled.series, f"{first.point.gpus} to {last.point.gpus} GPUs")
+        return f"{scaled.series.name}: {ranks}; a CPU does not show how training scales"
     speed = f"{last.multiplier.value:.2f} times the throughput of {first.point.gpus}"
     return f"{scaled.series.name}: {last.point.gpus} GPUs make {speed}, {cell(last.efficiency, units.percent)} of proportional"
+
+
+def _ranks(found: Sequence[FittedSeries], words: str) -> str:
+    """Return words on GPUs, on processes where every series ran on a CPU."""
+    return per_rank(words, ("cpu" if scaled.series.on_cpu else "" for scaled in found))
 
 
 def _shown(found: Sequence[FittedSeries]) -> list[tuple[FittedSeries, Look]]:
@@ -170,7 +177,7 @@ def _axes(axes: "Axes", found: Sequence[FittedSeries], *, logarithmic: bool = Fa
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlim(counts[0] / 1.25, counts[-1] * 1.6)
-    axes.set_xlabel("GPUs (log scale)")
+    axes.set_xlabel(_ranks(found, "GPUs (log scale)"))
     if logarithmic:
         axes.set_yscale("log", base=2)
         axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))

@@ -174,3 +174,21 @@ def test_a_slow_rate_keeps_three_digits_as_in_the_comparison(tmp_path):
         assert done.returncode == 0, done.stderr
         found.append(re.findall(r"\d\d\.\d \[\d\d\.\d, \d\d\.\d\]", done.stdout)[0])
     assert found[0] == found[1]
+    rate = found[0].split()[0]
+    done = run_command("visualize_peak_throughput.py", "--results-dir", tmp_path, "--output", "peak.svg", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"<!-- {rate} -->" in (tmp_path / "peak.svg").read_text(), "the picture says what the table says"
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+def test_the_mean_step_time_has_its_interval(tmp_path, runs):
+    for number in range(runs):
+        run = a_run(f"r{number}")
+        write_run(tmp_path, run, steps_of(run, step_times(2.0 + number / 50, number), number, gigabytes=50))
+    done = analyse("--results-dir", tmp_path, cwd=tmp_path)
+    found = re.search(r"step time +(\d\.\d+) s \[(\d\.\d+) s, (\d\.\d+) s\], mean of", done.stdout)
+    assert found, done.stdout
+    value, low, high = map(float, found.groups())
+    assert low < value < high
+    best = json.loads(analyse("--results-dir", tmp_path, "--json", cwd=tmp_path).stdout)["overall_peak"]
+    assert (best["step_seconds_low"], best["step_seconds_high"]) == pytest.approx((low, high), abs=1e-3)

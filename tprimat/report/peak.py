@@ -60,8 +60,12 @@ Cell = Callable[[Entry], str]
 
 
 def step_time(entry: Entry) -> str:
-    """Format the mean step time, with four digits from a second to a minute, since steps differ by less than one percent."""
-    value = entry.mean_step_seconds
+    """Format the mean step time of a table, whose interval is that of tokens/s."""
+    return _seconds(entry.mean_step.value)
+
+
+def _seconds(value: float) -> str:
+    """Format with four digits from a second to a minute, since steps differ by less than one percent."""
     return f"{units.significant(value, 4)} s" if 1 <= value < 60 else units.seconds(value)
 
 
@@ -145,6 +149,7 @@ def _overall(analysis: PeakAnalysis, screen: Screen) -> str:
     if not analysis.peaks:
         return _section("Overall peak throughput", "None: no run counts.", screen)
     best = analysis.peaks[0]
+    runs = plural(len(best.group.runs), "run")
     rows = [
         ("best configuration", f"{best.model} on {best.platform}: {best.configuration}, engine {best.run.engine}"),
         ("work", workload(best.run)),
@@ -152,7 +157,7 @@ def _overall(analysis: PeakAnalysis, screen: Screen) -> str:
         (per_rank("per GPU", {best.run.machine.platform}), f"{with_interval(best.per_gpu, TOKENS.show)} tokens/s"),
         *_compute(best),
         *([("lead", analysis.lead)] if analysis.lead else []),
-        ("step time", f"{step_time(best)}, mean of {best.steps} steady steps, {plural(len(best.group.runs), 'run')}"),
+        ("step time", f"{with_interval(best.mean_step, _seconds)}, mean of {best.steps} steady steps, {runs}"),
         *([] if on_cpu([best.group]) else [("in 24 hours", _day(best))]),
     ]
     body = "\n".join(
@@ -213,9 +218,9 @@ def _projection(analysis: PeakAnalysis, screen: Screen) -> list[str]:
         [
             units.count(row.nodes),
             units.count(row.gpus),
-            units.count(row.linear_tokens_per_second),
+            TOKENS_OF_ALL.show(row.linear_tokens_per_second),
             tera(row.linear_flops),
-            units.count(row.tokens_per_second),
+            TOKENS_OF_ALL.show(row.tokens_per_second),
             units.billions(row.linear_tokens_per_second * SECONDS_PER_DAY),
             units.billions(row.tokens_per_second * SECONDS_PER_DAY),
         ]
@@ -239,7 +244,7 @@ def _conventions(analysis: PeakAnalysis, screen: Screen) -> list[str]:
         for name, row in counted.items():
             single = tera(row.flops_per_gpu.value if row.flops_per_gpu else None)
             share = units.percent(row.utilization.value if row.utilization else None)
-            figures = [units.count(row.tokens_per_second), tera(row.flops), single, tera(row.peak_flops), share]
+            figures = [TOKENS_OF_ALL.show(row.tokens_per_second), tera(row.flops), single, tera(row.peak_flops), share]
             rows.append([entry.platform, entry.model, name, *figures])
     body = columns(header, rows, left=3, screen=screen, drop=("peak", "TFLOP/s", "tokens/s"))
     why = "\n".join(Screen(width=screen.width or WIDEST_LINE).prose(line, 2) for line in WHY)
@@ -303,7 +308,9 @@ def _entry(entry: Entry) -> dict[str, Any]:
         "global_batch_sequences": run.global_batch_sequences,
         "sequence_tokens": run.sequence_tokens,
         **_figures(entry),
-        "step_seconds": entry.mean_step_seconds,
+        "step_seconds": entry.mean_step.value,
+        "step_seconds_low": entry.mean_step.low,
+        "step_seconds_high": entry.mean_step.high,
         "tokens_per_day": entry.tokens_per_day,
         "samples_per_day": entry.samples_per_day,
         **{metric.key: metric.value(entry.group) for metric in (PEAK_MEMORY, COST, ENERGY)},

@@ -8,7 +8,7 @@ from tprimat import units
 from tprimat.analyze.scaling import Fit, Kind, LeftOut, Row, Series
 from tprimat.records.schema import Estimate
 from tprimat.report import tables
-from tprimat.report.catalogue import CPU_CAUTION, per_rank
+from tprimat.report.catalogue import CPU_CAUTION, TOKENS, TOKENS_OF_ALL, per_rank
 from tprimat.report.screen import PLAIN, Screen
 from tprimat.report.tables import columns, with_interval
 
@@ -64,8 +64,8 @@ def _cells(row: Row) -> list[str]:
     return [
         configuration(point.gpus, point.nodes),
         units.count(point.tokens),
-        cell(point.tokens_per_second, units.count),
-        units.count(point.per_gpu),
+        cell(point.tokens_per_second, TOKENS_OF_ALL.show),
+        TOKENS.show(point.per_gpu),
         units.ABSENT if seconds is None else f"{seconds:.2f}",
         units.ABSENT if seconds is None else f"{seconds / 60:.1f}",
         cell(row.multiplier, times),

@@ -8,7 +8,7 @@ import numpy as np
 
 from tprimat import units
 from tprimat.records.schema import Estimate
-from tprimat.report.catalogue import CPU_CAUTION, per_rank
+from tprimat.report.catalogue import CPU_CAUTION, TOKENS, TOKENS_OF_ALL, per_rank
 from tprimat.report.plots.style import MOST_SERIES, SMALL, Look, figure, looks, save, wrapped
 from tprimat.report.scaling import FittedSeries, assumption, cell, left_out_words, on_ranks, repetition
 from tprimat.report.tables import plural
@@ -44,8 +44,8 @@ def draw_throughput(found: Sequence[FittedSeries], path: Path) -> None:
             _line(single, gpus, [point.per_gpu for point in points], look, scaled.series.name)
             _intervals(single, gpus, [point.tokens_per_second for point in points], look, [1 / count for count in gpus])
             if len(found) == 1:
-                _values(overall, gpus, total, [units.count(value) for value in total], -12)
-                _values(single, gpus, [point.per_gpu for point in points], [units.count(point.per_gpu) for point in points])
+                _values(overall, gpus, total, [TOKENS_OF_ALL.show(value) for value in total], -12)
+                _values(single, gpus, [point.per_gpu for point in points], [TOKENS.show(point.per_gpu) for point in points])
         overall.set(title=_ranks(found, "Throughput of all GPUs (dotted: proportional)"), ylabel="tokens per second")
         single.set(title=_ranks(found, "Throughput of each GPU"), ylabel=_ranks(found, "tokens per second and GPU"))
         _axes(overall, found, logarithmic=True)

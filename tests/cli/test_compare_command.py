@@ -263,6 +263,7 @@ def test_an_unwritable_target_is_explained(tmp_path):
         done = compare("--results-dir", RUNS / "cpu", "--output", tmp_path / "file" / name)
         assert done.returncode == 2
         assert "cannot be written" in done.stderr
+        assert "try   another folder for the output: part of this path is a file" in done.stderr
 
 
 def test_cost_appears_when_a_price_is_given(tmp_path):

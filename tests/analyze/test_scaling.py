@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy.optimize import curve_fit
 
+from tprimat.analyze.compare import Question, verdict
 from tprimat.analyze.groups import group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.scaling import Point, fit, series, series_of
@@ -104,7 +105,7 @@ def test_as_many_points_as_parameters_leave_no_interval_and_fewer_no_fit():
 
 def test_multiplier_and_efficiency_count_from_the_smallest_even_if_it_is_not_one_gpu():
     rows = a_series([4000, 7200], (4, 8)).rows
-    assert [(row.multiplier, row.efficiency) for row in rows] == [(1, 1), (pytest.approx(1.8), pytest.approx(0.9))]
+    assert [(row.multiplier.value, row.efficiency.value) for row in rows] == [(1, 1), (pytest.approx(1.8), pytest.approx(0.9))]
 
 
 def test_the_work_decides_between_weak_and_strong():
@@ -127,9 +128,33 @@ def test_runs_of_both_kinds_make_a_weak_and_a_strong_series():
         ("weak", (1, 2, 4)),
     ]
     strong = next(made for made in found if made.kind == "strong")
-    assert [row.multiplier for row in strong.rows] == pytest.approx([1, 1 / 0.55, 1 / 0.3])
+    assert [row.multiplier.value for row in strong.rows] == pytest.approx([1, 1 / 0.55, 1 / 0.3])
     assert strong.points[0].tokens == pytest.approx(10 * 16 * 2048)
     assert strong.points[0].seconds == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+def test_efficiency_has_the_interval_of_a_verdict_on_the_same_runs(runs):
+    rng = np.random.default_rng(5)
+    found = [
+        run(gpus, 16 * gpus, 1 + gpus / 50 + rng.normal() / 100, run_id=f"{gpus}-{number}")
+        for gpus in (1, 4)
+        for number in range(runs)
+    ]
+    groups = group_runs([measure(result, MetricOptions()) for result in found])
+    ratio = verdict(*groups, Question(even_if_different=True)).ratio
+    first, last = series_of(groups)[0].rows
+    assert (last.efficiency.value, last.efficiency.low, last.efficiency.high) == pytest.approx(
+        (ratio.value, ratio.low, ratio.high)
+    )
+    assert last.multiplier.low == pytest.approx(4 * ratio.low)
+    assert last.multiplier.high == pytest.approx(4 * ratio.high)
+    assert ratio.low < ratio.value < ratio.high
+    assert (first.efficiency.low, first.multiplier.high) == (None, None), "it is relative to itself"
+
+
+def test_printed_figures_have_no_interval():
+    assert [row.efficiency.low for row in a_series([4000, 7200], (4, 8)).rows] == [None, None]
 
 
 def test_layouts_are_not_mixed_while_one_of_them_scales():

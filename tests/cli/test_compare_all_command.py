@@ -36,6 +36,7 @@ def test_each_folder_gets_its_picture_and_the_summary_comes_from_the_records(swe
     assert sorted(path.name for path in (sweep / "all_outputs").iterdir()) == ["compare-00.png", "compare-01.png"]
     table = done.stdout.partition("configurations\n")[2].splitlines()
     assert len(table) == 2 + 6 + 3
+    assert len(table[1]) <= 120
     (split,) = (row for row in table if "memory_optimized" in row)
     assert split.split()[:6] == ["output-00", "llama", "memory_optimized", "TP4", "PP2", "DP1"]
     (failed,) = (row for row in table if "out_of_memory" in row)

@@ -108,7 +108,7 @@ def test_a_cpu_run_is_drawn_in_tokens_and_says_why(tmp_path):
     done = compare("--results-dir", RUNS / "cpu", "--output", path)
     assert "a CPU has no published matrix peak" in done.stdout
     words = words_of(path)
-    assert "Throughput per rank in tokens/s" in words
+    assert "Throughput per process in tokens/s" in words
     assert any("no TFLOP/s on a CPU" in word for word in words)
     caution = "A CPU run shows that a strategy works, never how fast it is."
     assert caution in words
@@ -263,6 +263,7 @@ def test_an_unwritable_target_is_explained(tmp_path):
         done = compare("--results-dir", RUNS / "cpu", "--output", tmp_path / "file" / name)
         assert done.returncode == 2
         assert "cannot be written" in done.stderr
+        assert "try   another folder for the output: part of this path is a file" in done.stderr
 
 
 def test_cost_appears_when_a_price_is_given(tmp_path):

@@ -114,3 +114,12 @@ def test_the_documentation_explains_every_column():
     text = (ROOT / "docs" / "export.md").read_text(encoding="utf8")
     table = [line for line in text.splitlines() if line.startswith("| `")]
     assert [line for line in table if "*" not in line] == [f"| `{column.name}` | {column.meaning} |" for column in COLUMNS]
+
+
+def test_one_run_is_counted_as_one_and_a_path_that_is_no_file_says_so(tmp_path):
+    shutil.copytree(RUNS / "h100" / "runs" / "h100-llama-0", tmp_path / "one" / "runs" / "h100-llama-0")
+    assert export("json", tmp_path / "runs.json", tmp_path / "one").stdout == f"{tmp_path}/runs.json: 1 run\n"
+    done = export("csv", tmp_path, tmp_path / "one")
+    assert done.returncode == 2
+    assert "the name of a file: this is a folder" in done.stderr
+    assert "--output-dir" not in done.stderr, "it is no flag of this command"

@@ -65,6 +65,19 @@ def test_runs_that_do_not_count_stand_apart_with_their_cause(tmp_path):
     assert "qwen" not in counted.split("All configurations")[1].split("More nodes")[0]
 
 
+def test_no_table_in_a_pipe_is_wider_than_120_columns_and_none_loses_a_figure(tmp_path):
+    records = ROOT / "benchmarks" / "records" / "h200" / "engine"
+    out = analyse("--results-dir", records, "--show-all", cwd=tmp_path).stdout
+    rules = [line for line in out.splitlines() if line.startswith("---")]
+    assert max(map(len, rules)) <= 120
+    every = out.split("All configurations")[1].split("More nodes")[0]
+    for heading in ("tokens/s/GPU", "utilization", "sequences", "micro", "dtype", "step time", "peak memory", "runs", "steps"):
+        assert heading in every
+    assert "not shown here" not in out
+    compared = run_command("compare.py", "--results-dir", records, cwd=tmp_path).stdout
+    assert max(len(line) for line in compared.splitlines() if line.startswith("---")) <= 120
+
+
 def test_results_are_looked_for_in_the_usual_places_and_the_summary_holds_every_configuration(tmp_path):
     shutil.copytree(RUNS / "mi300x", tmp_path / "output-00")
     shutil.copytree(RUNS / "h100", tmp_path / "all_outputs" / "01-output")
@@ -161,3 +174,21 @@ def test_a_slow_rate_keeps_three_digits_as_in_the_comparison(tmp_path):
         assert done.returncode == 0, done.stderr
         found.append(re.findall(r"\d\d\.\d \[\d\d\.\d, \d\d\.\d\]", done.stdout)[0])
     assert found[0] == found[1]
+    rate = found[0].split()[0]
+    done = run_command("visualize_peak_throughput.py", "--results-dir", tmp_path, "--output", "peak.svg", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"<!-- {rate} -->" in (tmp_path / "peak.svg").read_text(), "the picture says what the table says"
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+def test_the_mean_step_time_has_its_interval(tmp_path, runs):
+    for number in range(runs):
+        run = a_run(f"r{number}")
+        write_run(tmp_path, run, steps_of(run, step_times(2.0 + number / 50, number), number, gigabytes=50))
+    done = analyse("--results-dir", tmp_path, cwd=tmp_path)
+    found = re.search(r"step time +(\d\.\d+) s \[(\d\.\d+) s, (\d\.\d+) s\], mean of", done.stdout)
+    assert found, done.stdout
+    value, low, high = map(float, found.groups())
+    assert low < value < high
+    best = json.loads(analyse("--results-dir", tmp_path, "--json", cwd=tmp_path).stdout)["overall_peak"]
+    assert (best["step_seconds_low"], best["step_seconds_high"]) == pytest.approx((low, high), abs=1e-3)

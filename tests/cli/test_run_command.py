@@ -6,6 +6,7 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -273,6 +274,24 @@ def test_data_that_is_not_there_is_found_out_before_anything_starts(flags, says,
     done = call("--platform", "cpu", *flags, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {says}{tmp_path}"), done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "what", "way_out"),
+    [
+        (["--hosts", "a,b,a"], "--hosts names a 2 times.", "--hosts a,b"),
+        (["--hosts", "a,b", "--nodes", "3"], "--hosts names 2, and --nodes is 3.", "leave --nodes out"),
+        (["--hosts", "nowhere.invalid,b"], "The first host, nowhere.invalid, does not resolve on ", "its IP address"),
+    ],
+)
+def test_hosts_that_cannot_be_meant_are_refused_at_once(flags, what, way_out, tmp_path):
+    began = time.monotonic()
+    done = call("--platform", "cpu", "--gpus", "1", *flags, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {what}"), done.stderr
+    assert way_out in done.stderr
+    assert time.monotonic() - began < 40, "and not after the minute in which nodes meet"
     assert list(tmp_path.iterdir()) == []
 
 

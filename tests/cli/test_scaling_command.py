@@ -88,6 +88,11 @@ def test_runs_of_several_sizes_are_a_series(tmp_path):
     assert "llama on H100 SXM, minimal_communication" in done.stdout
     (widest,) = (line for line in done.stdout.splitlines() if line.startswith("8 GPUs across 1 node"))
     assert re.search(r"  ([\d,]+) \[[\d,]+, [\d,]+\]  ", widest), "a measured throughput has its interval"
+    assert re.search(r"  3\.\d\d \[3\.\d\d, 3\.\d\d\]  9\d\.\d % \[9\d\.\d %, 9\d\.\d %\]$", widest), widest
+    assert max(map(len, done.stdout.split("Weak scaling")[0].splitlines())) <= 120
+    assert "Multiplier and efficiency assume that single runs vary by 0.4 %." in done.stdout
+    point = json.loads(scaling(tmp_path, "--output", tmp_path, "--format", "json").stdout)[0]["points"][-1]
+    assert point["efficiency_low"] < point["efficiency"] < point["efficiency_high"] < point["multiplier_low"]
     assert "Weak scaling" in done.stdout
 
 
@@ -97,11 +102,15 @@ def test_processes_of_a_cpu_are_no_finding(tmp_path):
         write_run(tmp_path, run, steps_of(run, step_times(4.0, gpus), gpus, gigabytes=None))
     done = scaling(tmp_path, "--output", tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "A CPU run shows that a strategy works, never how fast it is. These GPUs are its processes." in done.stdout
+    assert "A CPU run shows that a strategy works, never how fast it is." in done.stdout
+    assert "GPU" not in done.stdout
+    assert "2 processes across 1 node" in done.stdout
+    assert "per process" in done.stdout
     draw_throughput(scaling_of(read_results([tmp_path], MetricOptions(), {}).measured), tmp_path / "x.svg")
     words = (tmp_path / "x.svg").read_text()
     assert "1 to 2 processes; a CPU does not show how training scales" in words
-    assert "GPUs make" not in words
+    assert "GPU" not in words
+    assert "tokens per second and process" in words
     assert "no interval from so few points" in done.stdout
     assert "not shown to differ from 0" not in done.stdout, "two points show nothing of contention"
 
@@ -131,3 +140,12 @@ def test_runs_of_one_size_are_refused_with_what_to_do(tmp_path):
     assert done.returncode == 2
     assert "No configuration ran on two numbers of GPUs" in done.stderr
     assert "--gpus" in done.stderr
+
+
+def test_an_empty_folder_is_named_with_what_was_looked_for(tmp_path):
+    (tmp_path / "empty").mkdir()
+    done = run_command("scaling", tmp_path / "empty")
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        f"error: No result could be read.\n  at    {tmp_path}/empty\n  why   Results are in files named run.json"
+    )

@@ -54,6 +54,23 @@ def test_a_pipe_gets_every_column_and_no_colour(capsys):
     assert "\x1b[1;32mwon\x1b[0m" in columns(["a"], [[Painted("won", "winner")]], screen=Screen(colour=True))
 
 
+def test_a_wide_table_in_a_pipe_breaks_text_then_becomes_several_tables():
+    text = "a configuration whose name has many words and breaks"
+    fits = columns(["name", "a" * 40, "b" * 40], [[text, "1", "2"]])
+    assert "\n\n" not in fits
+    figures = [letter * 40 for letter in "abcd"]
+    wide = columns(["name", *figures], [[text, "1", "2", "3", "4"], ["short", "5", "6", "7", "8"]])
+    assert max(map(len, f"{fits}\n{wide}".splitlines())) <= 120
+    first, second = wide.split("\n\n")
+    assert first.splitlines()[0].split() == ["name", *figures[:2]]
+    assert second.splitlines()[0].split() == ["name", *figures[2:]]
+    assert [part.splitlines()[-1].split() for part in (first, second)] == [["short", "5", "6"], ["short", "7", "8"]]
+
+
+def test_a_number_wider_than_a_pipe_allows_stays_whole():
+    assert "9" * 200 in columns(["name", "n", "m"], [["a", "9" * 200, "1"]])
+
+
 @pytest.mark.parametrize(
     ("variables", "coloured"), [({"TERM": "xterm"}, True), ({"TERM": "xterm", "NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
 )

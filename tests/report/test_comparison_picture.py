@@ -147,7 +147,7 @@ def test_panels_without_data_leave_no_hole(tmp_path):
     steps = [dataclasses.replace(step, loss=None, learning_rate=None) for step in steps_of(run, step_times(2.0, 3), 3, None)]
     write_run(tmp_path, run, steps)
     with drawn(sheet_of(tmp_path)) as picture:
-        assert titles(picture) == ["Throughput per rank in tokens/s", "Step time"]
+        assert titles(picture) == ["Throughput per process in tokens/s", "Step time"]
         assert not any("not recorded" in text for text in words(picture))
         assert picture.get_figheight() < 6
 

@@ -107,7 +107,7 @@ def test_a_panel_without_a_value_takes_no_place(browser, tmp_path):
     browser.open(page_of(tmp_path, tmp_path / "runs"))
     browser.wait(ALL_DRAWN)
     shown = browser.run("[...document.querySelectorAll('#plots figcaption')].map(caption => caption.innerText)")
-    assert shown == ["Throughput per rank in tokens/s", "Training loss", "Learning rate", "Step time"]
+    assert shown == ["Throughput per process in tokens/s", "Training loss", "Learning rate", "Step time"]
     assert not browser.run("document.getElementById('plots').innerText.includes('not recorded')")
 
 

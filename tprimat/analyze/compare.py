@@ -117,7 +117,7 @@ def verdict(baseline: Group, candidate: Group, question: Question = QUESTION) ->
     (statistics.BETWEEN_RUNS, or BETWEEN_RUNS_OF_MIXTURES). With fewer than statistics.FEWEST_RUNS the outcome speaks of these
     runs only.
     """
-    assumed = _assumed_spread(baseline, candidate)
+    assumed = assumed_spread(baseline, candidate)
     refusal = Verdict(
         baseline=baseline.label,
         candidate=candidate.label,
@@ -131,7 +131,7 @@ def verdict(baseline: Group, candidate: Group, question: Question = QUESTION) ->
     )
     if refusal.differences and not question.even_if_different:
         return refusal
-    first, second = _rates(baseline), _rates(candidate)
+    first, second = run_rates(baseline), run_rates(candidate)
     if not first or not second:
         return refusal
     ratio = ratio_of_rates(first, second, question.confidence, assumed)
@@ -162,7 +162,7 @@ def _unread_clocks(baseline: Group, candidate: Group) -> list[str]:
     return ["whether clocks were held back"] if on_gpu and not any(read) else []
 
 
-def _rates(group: Group) -> list[Rate]:
+def run_rates(group: Group) -> list[Rate]:
     """Return the throughput of each run, per GPU, so that a forced comparison across GPU counts compares single GPUs.
 
     Nothing where a run lacks tokens or GPUs.
@@ -178,7 +178,7 @@ def _rates(group: Group) -> list[Rate]:
     return found
 
 
-def _assumed_spread(*groups: Group) -> float:
+def assumed_spread(*groups: Group) -> float:
     """Return the relative standard deviation that single runs are assumed to have."""
     mixture = any(group.run.shape is not None and group.run.shape.experts for group in groups)
     return BETWEEN_RUNS_OF_MIXTURES if mixture else BETWEEN_RUNS

@@ -4,14 +4,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from tprimat.analyze.compare import Question, Verdict, comparable, verdict
 from tprimat.analyze.groups import Group, Measured, group_estimate, measure
-from tprimat.analyze.metrics import MetricOptions
+from tprimat.analyze.metrics import MetricOptions, scaled
 from tprimat.analyze.traits import layout, machine_name, model_name, routing_words, tokens_per_step, work_words
-from tprimat.analyze.window import Warmup
+from tprimat.analyze.window import Warmup, steady_steps
 from tprimat.records.evidence import grade_of
 from tprimat.records.legacy import MODELS as USUAL_SHAPES
 from tprimat.records.schema import Estimate, RunRecord
+from tprimat.statistics import mean_interval, mean_of_runs
 
 SECONDS_PER_DAY = 86_400
 
@@ -30,7 +33,8 @@ class Entry:
     utilization_absent_because: str | None
     peak_flops: float | None
     """FLOP/s of one GPU that utilization is a share of."""
-    mean_step_seconds: float
+    mean_step: Estimate
+    """Seconds."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -98,8 +102,17 @@ def entry_of(group: Group) -> Entry | None:
         utilization=group_estimate(group, lambda found: found.mfu),
         utilization_absent_because=metrics[0].mfu_absent_because,
         peak_flops=metrics[0].peak_dense_flops,
-        mean_step_seconds=sum(found.mean_step_seconds for found in metrics) / len(metrics),
+        mean_step=_mean_step(group),
     )
+
+
+def _mean_step(group: Group) -> Estimate:
+    """Return the mean step time: of a single run with the spread of its steps, of several with the spread between runs."""
+    steady = [steady_steps(item.result.steps, item.metrics.window) for item in group.runs if item.metrics is not None]
+    seconds = [np.array([step.step_seconds for step in steps]) for steps in steady]
+    if len(seconds) == 1:
+        return scaled(mean_interval(seconds[0]), 1.0, len(seconds[0]))
+    return scaled(mean_of_runs(np.array([one.mean() for one in seconds])), 1.0, len(seconds))
 
 
 def ranked_entries(groups: Sequence[Group]) -> list[Entry]:

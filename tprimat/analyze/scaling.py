@@ -11,11 +11,13 @@ from typing import Literal
 
 import numpy as np
 
+from tprimat.analyze.compare import assumed_spread, run_rates
 from tprimat.analyze.groups import Group, group_estimate, on_cpu
+from tprimat.analyze.metrics import scaled
 from tprimat.analyze.traits import accelerator_name, differing_traits, layout, tokens_per_step
 from tprimat.errors import MetricError
 from tprimat.records.schema import Estimate, RunRecord
-from tprimat.statistics import Array, t_quantile
+from tprimat.statistics import BETWEEN_RUNS, Array, Rate, ratio_of_rates, t_quantile
 
 Kind = Literal["weak", "strong", "mixed", "unknown"]
 
@@ -38,6 +40,10 @@ class Point:
     layout: str = ""
     runs: int | None = None
     """Behind it; None: a printed figure."""
+    rates: tuple[Rate, ...] = ()
+    """Tokens/s of one GPU in each run; none: a printed figure."""
+    assumed_spread: float = BETWEEN_RUNS
+    """Relative standard deviation between runs, where there is one run."""
 
     @property
     def per_gpu(self) -> float:
@@ -55,10 +61,10 @@ class Row:
     """A point relative to the smallest one of its series."""
 
     point: Point
-    multiplier: float
+    multiplier: Estimate
     """Throughput over that of the smallest."""
-    efficiency: float
-    """Throughput per GPU over that of the smallest."""
+    efficiency: Estimate
+    """Throughput per GPU over that of the smallest; of the smallest itself and of printed figures without an interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,15 +94,17 @@ class Series:
     @property
     def rows(self) -> tuple[Row, ...]:
         """Return the multiplier and efficiency of each point."""
-        first = self.points[0]
-        return tuple(
-            Row(
-                point=point,
-                multiplier=point.tokens_per_second.value / first.tokens_per_second.value,
-                efficiency=point.per_gpu / first.per_gpu,
-            )
-            for point in self.points
-        )
+        return tuple(_row(self.points[0], point) for point in self.points)
+
+
+def _row(first: Point, point: Point) -> Row:
+    value = point.per_gpu / first.per_gpu
+    efficiency = Estimate(value=value, low=None, high=None, samples=1)
+    if point is not first and first.rates and point.rates:
+        spread = max(first.assumed_spread, point.assumed_spread)
+        ratio = ratio_of_rates(first.rates, point.rates, assumed=spread)
+        efficiency = replace(efficiency, low=ratio.low, high=ratio.high, samples=len(first.rates) + len(point.rates))
+    return Row(point=point, multiplier=scaled(efficiency, point.gpus / first.gpus, efficiency.samples), efficiency=efficiency)
 
 
 def series(name: str, points: Iterable[Point], work: Sequence[float | None]) -> Series:
@@ -261,6 +269,8 @@ def _point(group: Group) -> Point | None:
         tokens=total,
         layout=layout(group.run),
         runs=len(group.runs),
+        rates=tuple(run_rates(group)),
+        assumed_spread=assumed_spread(group),
     )
 
 

@@ -129,8 +129,17 @@ def report_read(results: "Results", paths: Sequence[Path]) -> None:
         raise RecordError(f"There is no file or folder {missing[0]}.", where=", ".join(missing), fix=fix)
     report_skipped(results)
     if not results.measured:
-        places = ", ".join(map(str, paths))
-        raise RecordError("No result could be read.", where=places, fix="./benchmark.py writes results to ./output")
+        raise nothing_read(paths, found=bool(results.problems))
+
+
+def nothing_read(paths: Sequence[Path], *, found: bool = False) -> RecordError:
+    """Return the error for folders that exist and hold no result; `found`: but files that are none, which are named already."""
+    return RecordError(
+        "No result could be read.",
+        where=", ".join(map(str, paths)),
+        why=None if found else "Results are in files named run.json and benchmark_*.json.",
+        fix="./benchmark.py writes results to ./output",
+    )
 
 
 def report_skipped(results: "Results") -> None:

@@ -14,9 +14,9 @@ from tprimat.errors import RecordError
 from tprimat.report.screen import PLAIN, Screen, screen_of
 
 FOLDERS = "output-[0-9][0-9]"
-HEADER = ("folder", "model", "strategy", "layout", "micro", "global", "sequence", "dtype", "machine", "outcome", "tokens/s/GPU")
+HEADER = ("folder", "model", "strategy", "layout", "MBS", "sequences", "dtype", "machine", "outcome", "tokens/s/GPU")
 
-DROP = ("sequence", "global", "micro", "dtype", "layout", "outcome", "machine")
+DROP = ("sequences", "MBS", "dtype", "layout", "outcome", "machine")
 """Columns in the order in which a narrow terminal loses them."""
 
 
@@ -68,8 +68,9 @@ def summary(folders: Sequence[Path], screen: Screen = PLAIN) -> str:
             run, metrics = item.result.run, item.metrics
             platforms.add(run.machine.platform)
             rate = metrics.tokens_per_second_per_gpu.value if metrics and metrics.tokens_per_second_per_gpu else None
-            sizes = (run.micro_batch_sequences, run.global_batch_sequences, run.sequence_tokens)
-            words = (run.strategy or units.ABSENT, layout(run) or units.ABSENT, *map(units.count, sizes))
+            batch = f"{units.count(run.global_batch_sequences)} x {units.count(run.sequence_tokens)}"
+            sizes = (units.count(run.micro_batch_sequences), batch)
+            words = (run.strategy or units.ABSENT, layout(run) or units.ABSENT, *sizes)
             speed = units.ABSENT if rate is None else units.significant(rate)
             rows.append((folder.name, run.model, *words, run.matmul_dtype or units.ABSENT, machine_name(run), run.outcome, speed))
     return columns([per_rank(heading, platforms) for heading in HEADER], rows, left=4, screen=screen, drop=DROP)

@@ -26,11 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0; 1 where a file of results was damaged, after the others were written."""
+    from tprimat.report.tables import plural
     from tprimat.runner.analysis import without_private
     from tprimat.runner.export import export
 
     results = read(options, results_dirs(options) or [Path("output")])
     written = export(without_private(results).measured, options.to, options.path)
     there = len(results.measured) - len(written)
-    print(f"{options.path}: {len(written)} runs" + (f" ({there} were there already)" if there else ""))
+    print(f"{options.path}: {plural(len(written), 'run')}" + (f" ({there} were there already)" if there else ""))
     return 1 if results.problems else 0

@@ -9,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from tprimat.cli.common import fraction, positive, print_json
+from tprimat.cli.common import fraction, nothing_read, positive, print_json
 from tprimat.errors import ConfigError
 
 
@@ -42,6 +42,8 @@ def run(options: argparse.Namespace) -> int:
     history = read_history(options.folders)
     for problem in history.problems:
         print(f"skipped: {problem}", file=sys.stderr)
+    if not (history.courses or history.not_counted or history.problems):
+        raise nothing_read(options.folders)
     if options.output is not None:
         write_atomically(options.output, page(history.courses, history.not_counted))
         print(f"written: {options.output}", file=sys.stderr)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tprimat.cli.common import print_json, report_skipped
+from tprimat.cli.common import print_json, report_read
 from tprimat.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -58,8 +58,9 @@ def read_series(options: argparse.Namespace) -> "tuple[list[FittedSeries], int]"
     from tprimat.analyze.metrics import MetricOptions
     from tprimat.runner.analysis import read_results, result_folders
 
-    results = read_results(options.results or result_folders(), MetricOptions(), {})
-    report_skipped(results)
+    folders = options.results or result_folders()
+    results = read_results(folders, MetricOptions(), {})
+    report_read(results, folders)
     return scaling_of(results.measured), len(results.problems)
 
 

@@ -152,8 +152,22 @@ def cannot_write(path: Path, error: OSError) -> RecordError:
     return RecordError(
         f"{path} cannot be written: {error.strerror or error}.",
         where=str(path),
-        fix="free space or choose another folder with --output-dir",
+        fix=WRITE_FIXES.get(error.errno or 0, "another place for the output"),
     )
+
+
+NO_SPACE = "free space, or choose another place for the output"
+WRITE_FIXES = {
+    errno.ENOSPC: NO_SPACE,
+    errno.EDQUOT: NO_SPACE,
+    errno.EISDIR: "the name of a file: this is a folder",
+    errno.EEXIST: "another folder for the output: part of this path is a file",
+    errno.ENOTDIR: "another folder for the output: part of this path is a file",
+    errno.EACCES: "another folder for the output: this one is not yours to write",
+    errno.EPERM: "another folder for the output: this one is not yours to write",
+    errno.EROFS: "another folder for the output: this disk is read-only",
+}
+"""Error of the operating system -> the way out."""
 
 
 @contextlib.contextmanager

@@ -111,7 +111,7 @@ TOKENS = Metric(
     show=units.significant,
     interval=True,
     optional=False,
-    unit="tokens per second and rank",
+    unit="tokens per second and GPU",
 )
 TOKENS_OF_ALL = Metric(key="tokens_per_second", heading="tokens/s", over_runs="mean", show=units.significant)
 FLOPS = Metric(
@@ -200,8 +200,8 @@ def heading_of(metric: Metric, groups: Sequence[Group]) -> str:
 
 
 def per_rank(words: str, platforms: Iterable[str]) -> str:
-    """Return words on a rate per GPU, as per process where everything ran on a CPU."""
-    return words.replace("/GPU", "/process") if set(platforms) == {"cpu"} else words
+    """Return words on GPUs, on processes where everything ran on a CPU: a rank is one of either."""
+    return words.replace("GPUs", "processes").replace("GPU", "process") if set(platforms) == {"cpu"} else words
 
 
 def shown_columns(groups: Sequence[Group]) -> list[Metric]:

@@ -21,6 +21,7 @@ from tprimat.report.catalogue import (
     TOKENS_OF_ALL,
     Metric,
     heading_of,
+    per_rank,
     tera,
 )
 from tprimat.report.comparison import run_name, sentence
@@ -59,8 +60,12 @@ Cell = Callable[[Entry], str]
 
 
 def step_time(entry: Entry) -> str:
-    """Format the mean step time, with four digits from a second to a minute, since steps differ by less than one percent."""
-    value = entry.mean_step_seconds
+    """Format the mean step time of a table, whose interval is that of tokens/s."""
+    return _seconds(entry.mean_step.value)
+
+
+def _seconds(value: float) -> str:
+    """Format with four digits from a second to a minute, since steps differ by less than one percent."""
     return f"{units.significant(value, 4)} s" if 1 <= value < 60 else units.seconds(value)
 
 
@@ -79,12 +84,13 @@ FIGURES: tuple[tuple[str, Cell], ...] = (
     ("step time", step_time),
     *map(_column, (PEAK_MEMORY, COST, ENERGY, RUNS, STEPS)),
 )
+SPEED = 4
+"""Figures of FIGURES without "TFLOP/s" that a wide table shows first: those which rank."""
 CONFIGURATION: tuple[tuple[str, Cell], ...] = (
-    ("batch", lambda entry: units.count(entry.run.global_batch_sequences)),
+    ("sequences", lambda entry: f"{units.count(entry.run.global_batch_sequences)} x {units.count(entry.run.sequence_tokens)}"),
     ("micro", lambda entry: units.count(entry.run.micro_batch_sequences)),
-    ("sequence", lambda entry: units.count(entry.run.sequence_tokens)),
-    ("dtype", lambda entry: entry.run.matmul_dtype or units.ABSENT),
 )
+DTYPE: tuple[str, Cell] = ("dtype", lambda entry: entry.run.matmul_dtype or units.ABSENT)
 OPTIONAL = {"TFLOP/s", "TFLOP/s/GPU", "utilization", *(metric.heading for metric in (MATMUL_SHARE, PEAK_MEMORY, COST, ENERGY))}
 """Left out where no row has them."""
 DROP = (
@@ -95,8 +101,7 @@ DROP = (
     COST.heading,
     "step time",
     "micro",
-    "sequence",
-    "batch",
+    "sequences",
     MATMUL_SHARE.heading,
     PEAK_MEMORY.heading,
     "TFLOP/s/GPU",
@@ -144,14 +149,15 @@ def _overall(analysis: PeakAnalysis, screen: Screen) -> str:
     if not analysis.peaks:
         return _section("Overall peak throughput", "None: no run counts.", screen)
     best = analysis.peaks[0]
+    runs = plural(len(best.group.runs), "run")
     rows = [
         ("best configuration", f"{best.model} on {best.platform}: {best.configuration}, engine {best.run.engine}"),
         ("work", workload(best.run)),
         ("throughput", f"{TOKENS_OF_ALL.show(best.tokens_per_second)} tokens/s"),
-        (f"per {'process' if on_cpu([best.group]) else 'GPU'}", f"{with_interval(best.per_gpu, TOKENS.show)} tokens/s"),
+        (per_rank("per GPU", {best.run.machine.platform}), f"{with_interval(best.per_gpu, TOKENS.show)} tokens/s"),
         *_compute(best),
         *([("lead", analysis.lead)] if analysis.lead else []),
-        ("step time", f"{step_time(best)}, mean of {best.steps} steady steps, {plural(len(best.group.runs), 'run')}"),
+        ("step time", f"{with_interval(best.mean_step, _seconds)}, mean of {best.steps} steady steps, {runs}"),
         *([] if on_cpu([best.group]) else [("in 24 hours", _day(best))]),
     ]
     body = "\n".join(
@@ -190,9 +196,10 @@ def _tables(analysis: PeakAnalysis, show_all: bool, screen: Screen) -> list[str]
     parts = [_section("Peak by platform and model", table(analysis.peaks, (*PLACE, *FIGURES), 2, screen), screen)]
     if show_all:
         figures = [column for column in FIGURES if column[0] != "TFLOP/s"]
+        first, others = figures[:SPEED], figures[SPEED:]
         called = dict(zip(map(id, analysis.entries), configuration_names(analysis.entries), strict=True))
         name = ("configuration", lambda entry: called[id(entry)])
-        body = table(analysis.entries, (*PLACE, name, *CONFIGURATION, *figures), 3, screen)
+        body = table(analysis.entries, (*PLACE, name, DTYPE, *first, *CONFIGURATION, *others), 3, screen)
         parts.append(_section("All configurations", body, screen))
     elif len(analysis.entries) > len(analysis.peaks):
         rest = len(analysis.entries) - len(analysis.peaks)
@@ -211,9 +218,9 @@ def _projection(analysis: PeakAnalysis, screen: Screen) -> list[str]:
         [
             units.count(row.nodes),
             units.count(row.gpus),
-            units.count(row.linear_tokens_per_second),
+            TOKENS_OF_ALL.show(row.linear_tokens_per_second),
             tera(row.linear_flops),
-            units.count(row.tokens_per_second),
+            TOKENS_OF_ALL.show(row.tokens_per_second),
             units.billions(row.linear_tokens_per_second * SECONDS_PER_DAY),
             units.billions(row.tokens_per_second * SECONDS_PER_DAY),
         ]
@@ -237,7 +244,7 @@ def _conventions(analysis: PeakAnalysis, screen: Screen) -> list[str]:
         for name, row in counted.items():
             single = tera(row.flops_per_gpu.value if row.flops_per_gpu else None)
             share = units.percent(row.utilization.value if row.utilization else None)
-            figures = [units.count(row.tokens_per_second), tera(row.flops), single, tera(row.peak_flops), share]
+            figures = [TOKENS_OF_ALL.show(row.tokens_per_second), tera(row.flops), single, tera(row.peak_flops), share]
             rows.append([entry.platform, entry.model, name, *figures])
     body = columns(header, rows, left=3, screen=screen, drop=("peak", "TFLOP/s", "tokens/s"))
     why = "\n".join(Screen(width=screen.width or WIDEST_LINE).prose(line, 2) for line in WHY)
@@ -301,7 +308,9 @@ def _entry(entry: Entry) -> dict[str, Any]:
         "global_batch_sequences": run.global_batch_sequences,
         "sequence_tokens": run.sequence_tokens,
         **_figures(entry),
-        "step_seconds": entry.mean_step_seconds,
+        "step_seconds": entry.mean_step.value,
+        "step_seconds_low": entry.mean_step.low,
+        "step_seconds_high": entry.mean_step.high,
         "tokens_per_day": entry.tokens_per_day,
         "samples_per_day": entry.samples_per_day,
         **{metric.key: metric.value(entry.group) for metric in (PEAK_MEMORY, COST, ENERGY)},

@@ -252,8 +252,8 @@ def _table(layouts: Sequence[Candidate], question: Question, rates: Rates, scree
                 units.gibibytes(candidate.memory.device_bytes),
             ]
         )
-    header = ["layout", "why not", "micro-batch", "recompute", "tokens/s/GPU", "of best", "memory"]
-    shown = columns(header, rows, left=2, screen=screen, drop=["recompute", "micro-batch"])
+    header = ["layout", "why not", "micro", "recompute", "tokens/s/GPU", "of best", "memory"]
+    shown = columns(header, rows, left=2, screen=screen, drop=["recompute", "micro"])
     more = len(layouts) - len(rows)
     return shown + (f"\n{plural(more, 'more layout')} fit; --json has all of them" if more > 0 else "")
 

@@ -1,6 +1,6 @@
 """Report scaling as text, Markdown or JSON."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -8,7 +8,7 @@ from tprimat import units
 from tprimat.analyze.scaling import Fit, Kind, LeftOut, Row, Series
 from tprimat.records.schema import Estimate
 from tprimat.report import tables
-from tprimat.report.catalogue import CPU_CAUTION
+from tprimat.report.catalogue import CPU_CAUTION, TOKENS, TOKENS_OF_ALL, per_rank
 from tprimat.report.screen import PLAIN, Screen
 from tprimat.report.tables import columns, with_interval
 
@@ -18,7 +18,6 @@ KINDS: dict[Kind, str] = {
     "mixed": "neither weak nor strong: work grows, but not with the GPUs, so that efficiency mixes two causes",
     "unknown": "the work of a step is not recorded, so that weak and strong cannot be told apart",
 }
-PROCESSES = f"{CPU_CAUTION} These GPUs are its processes."
 LOOSE_FIT = 0.03
 """Relative deviation from which a law does not describe a series."""
 SUPERLINEAR = 1.05
@@ -26,7 +25,7 @@ SUPERLINEAR = 1.05
 HEADER = (
     "Configuration",
     "Total tokens",
-    "Throughput (tokens/s)",
+    "Tokens/s",
     "per GPU",
     "Elapsed (s)",
     "Elapsed (min)",
@@ -49,9 +48,14 @@ def configuration(gpus: int, nodes: int | None) -> str:
     return f"{gpus} GPU{'s' * (gpus > 1)}{across}"
 
 
-def rows_of(series: Series) -> list[list[str]]:
-    """Return the cells below HEADER."""
-    return [_cells(row) for row in series.rows]
+def on_ranks(series: Series, words: str) -> str:
+    """Return words on GPUs, on processes where the series ran on a CPU."""
+    return per_rank(words, {"cpu"} if series.on_cpu else ())
+
+
+def table_of(series: Series) -> list[list[str]]:
+    """Return the cells of a series below its header."""
+    return [[on_ranks(series, cell) for cell in line] for line in (HEADER, *map(_cells, series.rows))]
 
 
 def _cells(row: Row) -> list[str]:
@@ -60,29 +64,40 @@ def _cells(row: Row) -> list[str]:
     return [
         configuration(point.gpus, point.nodes),
         units.count(point.tokens),
-        _throughput(point.tokens_per_second),
-        units.count(point.per_gpu),
+        cell(point.tokens_per_second, TOKENS_OF_ALL.show),
+        TOKENS.show(point.per_gpu),
         units.ABSENT if seconds is None else f"{seconds:.2f}",
         units.ABSENT if seconds is None else f"{seconds / 60:.1f}",
-        f"{row.multiplier:.2f}",
-        units.percent(row.efficiency),
+        cell(row.multiplier, times),
+        cell(row.efficiency, units.percent),
     ]
 
 
-def _throughput(rate: Estimate) -> str:
-    """Return a throughput with its interval; a figure of a table has none."""
-    return units.count(rate.value) if rate.low is None else with_interval(rate, units.count)
+def times(multiplier: float) -> str:
+    """Format a multiplier."""
+    return f"{multiplier:.2f}"
 
 
-DROP = ("Elapsed (s)", "Total tokens", "Elapsed (min)", "per GPU")
+def cell(value: Estimate, show: Callable[[float], str]) -> str:
+    """Return a number with its interval; printed figures, and the point that the others are relative to, have none."""
+    return show(value.value) if value.low is None else with_interval(value, show)
+
+
+DROP = ("Total tokens", "Elapsed (s)", "Elapsed (min)", "per GPU")
 """Columns in the order in which a narrow terminal loses them."""
+ELAPSED = {"Elapsed (s)", "Elapsed (min)"}
+"""Columns that a terminal shows of printed figures only: those of measured points are tokens over throughput."""
 
 
 def text(found: Sequence[FittedSeries], screen: Screen = PLAIN) -> str:
     """Format tables and fitted laws for a terminal."""
     blocks = []
     for scaled in found:
-        table = columns(HEADER, rows_of(scaled.series), screen=screen, drop=DROP)
+        hidden = ELAPSED if any(point.runs for point in scaled.series.points) else set()
+        shown = [number for number, name in enumerate(HEADER) if name not in hidden]
+        header, *rows = ([line[number] for number in shown] for line in table_of(scaled.series))
+        drop = [on_ranks(scaled.series, name) for name in DROP]
+        table = columns(header, rows, screen=screen, drop=drop)
         notes = [screen.prose(line, 2) for line in remarks(scaled)]
         blocks.append("\n".join([screen.prose(scaled.series.name, meaning="heading"), table, *notes]))
     return "\n\n".join(blocks) + "\n"
@@ -92,7 +107,8 @@ def as_markdown(found: Sequence[FittedSeries]) -> str:
     """Format tables and fitted laws as Markdown."""
     blocks = []
     for scaled in found:
-        table = tables.table(HEADER, rows_of(scaled.series))
+        header, *rows = table_of(scaled.series)
+        table = tables.table(header, rows)
         lines = (f"- {tables.escaped(line)}" for line in remarks(scaled))
         blocks.append("\n".join([f"### {tables.escaped(scaled.series.name)}", "", table, "", *lines]))
     return "\n\n".join(blocks) + "\n"
@@ -101,25 +117,29 @@ def as_markdown(found: Sequence[FittedSeries]) -> str:
 def remarks(scaled: FittedSeries) -> list[str]:
     """Describe the kind of scaling and the fitted laws."""
     series = scaled.series
-    lines = [KINDS[series.kind][0].upper() + KINDS[series.kind][1:] + ".", *([PROCESSES] if series.on_cpu else [])]
+    lines = [KINDS[series.kind][0].upper() + KINDS[series.kind][1:] + ".", *([CPU_CAUTION] if series.on_cpu else [])]
     layouts = {point.layout.rsplit(" DP", 1)[0] for point in series.points if point.layout}
     if len(layouts) > 1:
         each = ", ".join(f"{point.gpus} GPUs {point.layout}" for point in series.points)
         lines.append(f"Layouts differ, so that part of the difference is theirs: {each}.")
     if series.differing:
         lines.append(f"Caution, the points also differ in {', '.join(series.differing)}.")
-    if (most := max(row.efficiency for row in series.rows)) > SUPERLINEAR:
+    if (most := max(row.efficiency.value for row in series.rows)) > SUPERLINEAR:
         lines.append(
             f"More than proportional ({units.percent(most)}): more than the number of GPUs differs, or the first point is slow."
         )
-    lines += [repetition(series)] if repetition(series) else []
-    lines += [left_out_words(one) for one in series.left_out]
-    lines += [line for found in scaled.fits for line in _law(found, len(series.points))]
+    lines += list(filter(None, (repetition(series), assumption(series))))
+    return [*(on_ranks(series, line) for line in lines), *map(left_out_words, series.left_out), *_laws(scaled)]
+
+
+def _laws(scaled: FittedSeries) -> list[str]:
+    series = scaled.series
+    lines = [line for found in scaled.fits for line in _law(found, len(series.points))]
     if scaled.fits and min(found.deviation for found in scaled.fits) > LOOSE_FIT:
         lines.append(f"Neither law meets the points within {units.percent(LOOSE_FIT, 0)}: do not extrapolate with them.")
     if not scaled.fits or len(series.points) < 4:
         lines.append(f"{len(series.points)} numbers of GPUs say little about a law; 4 or more bound its parameters.")
-    return lines
+    return [on_ranks(series, line) for line in lines]
 
 
 def repetition(series: Series) -> str:
@@ -132,6 +152,14 @@ def repetition(series: Series) -> str:
     count = f"{min(runs)} to {max(runs)}" if min(runs) < max(runs) else str(runs[0])
     single = "; where there is one, that of its steps" if min(runs) == 1 else ""
     return f"{count} runs a point: intervals are between runs{single}."
+
+
+def assumption(series: Series) -> str:
+    """Say what the intervals of multiplier and efficiency assume; empty where no point has a single run."""
+    if all(point.runs != 1 for point in series.points):
+        return ""
+    spread = max(point.assumed_spread for point in series.points)
+    return f"Multiplier and efficiency assume that single runs vary by {units.percent(spread)}."
 
 
 def left_out_words(one: LeftOut) -> str:
@@ -213,6 +241,10 @@ def _document(row: Row) -> dict[str, Any]:
         "seconds": point.seconds,
         "tokens_per_second": _ends(point.tokens_per_second),
         "tokens_per_second_per_gpu": point.per_gpu,
-        "multiplier": row.multiplier,
-        "efficiency": row.efficiency,
+        "multiplier": row.multiplier.value,
+        "multiplier_low": row.multiplier.low,
+        "multiplier_high": row.multiplier.high,
+        "efficiency": row.efficiency.value,
+        "efficiency_low": row.efficiency.low,
+        "efficiency_high": row.efficiency.high,
     }

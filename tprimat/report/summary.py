@@ -80,7 +80,7 @@ def _label(line: str) -> str:
 
 def _block(run: RunRecord, metrics: RunMetrics | str | None, log: Path) -> list[str]:
     gpus = run.machine.gpus
-    ranks = ("process" if gpus == 1 else "processes") if run.machine.platform == "cpu" else "GPU" if gpus == 1 else "GPUs"
+    ranks = per_rank("GPU" if gpus == 1 else "GPUs", {run.machine.platform})
     experts = f" EP={run.expert_parallel}" if run.expert_parallel not in {None, 1} else ""
     routing = f" · {run.routing} routing" if run.routing else ""
     split = run.evidence.weights_split_over if run.evidence else None

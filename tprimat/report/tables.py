@@ -14,6 +14,8 @@ CELLS = re.compile(r" (?<!\\)\| ")
 MARKS = re.compile(r"[\\|]|<(?=[A-Za-z/!?])|\](?=[(\[:])|(?<=:)/(?=/)|(?<=www)\.")
 LABEL = 28
 """Columns that the name of a row may keep before others drop out for it."""
+PIPED = 120
+"""Columns of a table in a pipe or a file."""
 
 
 def columns(
@@ -30,11 +32,35 @@ def columns(
         header: of the columns.
         rows: as many cells each.
         left: the number of columns of text, flush left; the others, of numbers, are flush right and never broken.
-        screen: what the table must fit; columns drop out until it does, then text is broken between words.
+        screen: what the table must fit; columns drop out until it does, then text is broken between words. A pipe and a file lose
+            none: text is broken, then the columns go into several tables below each other, each with the text.
         drop: headings in the order in which they drop out; then the last columns do.
     """
     cells = [list(column) for column in zip(header, *rows, strict=True)]
-    kept = _fitting(cells, left, screen.width, drop)
+    if screen.width is None:
+        return "\n\n".join(_table(part, left, max(PIPED, _narrowest(part, left)), screen, ()) for part in _parts(cells, left))
+    return _table(cells, left, screen.width, screen, drop)
+
+
+def _parts(cells: Sequence[Sequence[str]], left: int) -> list[list[Sequence[str]]]:
+    """Divide the columns of figures so that each part fits PIPED beside the columns of text."""
+    text = max(left, 1)
+    parts = [list(cells[:text])]
+    for column in cells[text:]:
+        if len(parts[-1]) > text and _narrowest([*parts[-1], column], left) > PIPED:
+            parts.append(list(cells[:text]))
+        parts[-1].append(column)
+    return parts
+
+
+def _narrowest(cells: Sequence[Sequence[str]], left: int) -> int:
+    """Return the width of a table whose text is broken."""
+    widths = [max(map(len, column)) for column in cells]
+    return _total({index: min(width, LABEL) if index < left else width for index, width in enumerate(widths)})
+
+
+def _table(cells: Sequence[Sequence[str]], left: int, limit: int, screen: Screen, drop: Sequence[str]) -> str:
+    kept = _fitting(cells, left, limit, drop)
     broken = [
         _broken(cells[index], width) if index < left else [[cell] for cell in cells[index]] for index, width in kept.items()
     ]
@@ -42,18 +68,16 @@ def columns(
     flush = sum(index < left for index in kept)
     heading, *body = [_block(lines, widths, flush, screen) for lines in zip(*broken, strict=True)]
     text = "\n".join([heading, _line(["-" * width for width in widths], widths, flush, screen), *body])
-    missing = [name for index, name in enumerate(header) if index not in kept]
+    missing = [column[0] for index, column in enumerate(cells) if index not in kept]
     if not missing:
         return text
     note = f"not shown here: {', '.join(dict.fromkeys(missing))}"
     return f"{text}\n{screen.prose(note, 2, 'quiet')}"
 
 
-def _fitting(cells: Sequence[Sequence[str]], left: int, limit: int | None, drop: Sequence[str]) -> dict[int, int]:
-    """Return the columns that fit -> their widths; None fits all. Text shrinks to LABEL before a column drops out."""
+def _fitting(cells: Sequence[Sequence[str]], left: int, limit: int, drop: Sequence[str]) -> dict[int, int]:
+    """Return the columns that fit -> their widths. Text shrinks to LABEL before a column drops out."""
     widths = {index: max(map(len, column)) for index, column in enumerate(cells)}
-    if limit is None:
-        return widths
     order = [index for name in drop for index in widths if cells[index][0] == name]
     order += [index for index in reversed(widths) if index > 1 and index not in order]
     while order and _total(widths) - sum(max(0, widths[index] - LABEL) for index in widths if index < left) > limit:

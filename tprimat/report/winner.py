@@ -28,7 +28,9 @@ from tprimat.report.catalogue import (
     STEP_TIME,
     STEPS,
     TOKENS,
+    Metric,
     heading_of,
+    per_rank,
     shown_columns,
 )
 from tprimat.report.screen import PLAIN, Painted, Screen
@@ -78,7 +80,7 @@ def blocks(groups: Sequence[Group], screen: Screen = PLAIN, *, say_apart: bool =
                 _painted(names[id(group)], group, ranking),
                 TOKENS.text(group),
                 vs_fastest(ranking, position),
-                *(metric.text(group) for metric in shown if metric is not TOKENS),
+                *(_cell(metric, group) for metric in shown if metric is not TOKENS),
             ]
             for position, group in enumerate(ranking.groups)
         ]
@@ -95,6 +97,12 @@ def blocks(groups: Sequence[Group], screen: Screen = PLAIN, *, say_apart: bool =
             "\n".join([*lines, "", columns(header, rows, screen=screen, drop=[named[metric] for metric in DROPPED_FIRST])])
         )
     return "\n\n".join(parts)
+
+
+def _cell(metric: Metric, group: Group) -> str:
+    """Return a cell of a table; the interval of FLOP/s repeats that of tokens/s."""
+    value = metric.value(group)
+    return metric.show(value) if metric is FLOPS and value is not None else metric.text(group)
 
 
 def _painted(name: str, group: Group, ranking: Ranking) -> str:
@@ -347,7 +355,7 @@ def caveats(groups: Sequence[Group], warnings: Mapping[str, Sequence[str]], ques
     """Return what a reader must know about the numbers, each said once; `warnings` with the runs that they apply to."""
     cpu = [group for group in groups if group.run.machine.platform == "cpu"]
     lines = [CPU_CAUTION] if cpu else []
-    unit = "process" if len(cpu) == len(groups) else "GPU"
+    unit = per_rank("GPU", (group.run.machine.platform for group in groups))
     lines.append(f"Throughput is per {unit}, with its 95 % interval: {_interval_words(groups)}.")
     judged = [
         found for ranking in rankings(groups, question) for found in (*ranking.against_best, ranking.lead) if found is not None

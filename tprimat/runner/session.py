@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -124,6 +125,7 @@ def prepare(request: RunRequest) -> Session:
     Raises:
         UserError: the request cannot be met; nothing has been written yet.
     """
+    _check_hosts(request)
     choices = environment_choices()
     machine = this_machine()
     platform: PlatformName = request.platform or PLATFORM_OF[machine.platform if machine else "cpu"]
@@ -157,6 +159,36 @@ def prepare(request: RunRequest) -> Session:
     if not request.dry_run or session.is_here:
         _check_data(session)
     return session
+
+
+def _check_hosts(request: RunRequest) -> None:
+    """Refuse --hosts that names a host twice, another number of nodes, or a first host that the others cannot find.
+
+    Raises:
+        ConfigError: it does.
+    """
+    hosts = request.hosts
+    if twice := [host for host in dict.fromkeys(hosts) if hosts.count(host) > 1]:
+        raise ConfigError(
+            f"--hosts names {twice[0]} {hosts.count(twice[0])} times.",
+            where="--hosts",
+            why="Each host is one node, with one launcher.",
+            fix=f"--hosts {','.join(dict.fromkeys(hosts))}, and --gpus for the GPUs of each",
+        )
+    if hosts and request.nodes not in {None, len(hosts)}:
+        raise ConfigError(
+            f"--hosts names {len(hosts)}, and --nodes is {request.nodes}.", where="--nodes", fix="leave --nodes out"
+        )
+    if hosts and not request.dry_run:
+        try:
+            socket.getaddrinfo(hosts[0], None)
+        except OSError as error:
+            raise ConfigError(
+                f"The first host, {hosts[0]}, does not resolve on {socket.gethostname()}: {error.strerror}.",
+                where="--hosts",
+                why="It is this machine, under the name or address by which the others connect to it.",
+                fix="its IP address, or a line for it in /etc/hosts",
+            ) from error
 
 
 def with_prediction(session: Session, plan: RunPlan) -> RunPlan:

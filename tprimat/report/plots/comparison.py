@@ -12,7 +12,7 @@ from tprimat.analyze.published import Neighbourhood
 from tprimat.analyze.traits import few
 from tprimat.records.schema import StepRecord
 from tprimat.report.captions import Configuration, Workload, headline, subtitle, workloads
-from tprimat.report.catalogue import CPU_CAUTION, FLOPS, MATMUL_SHARE, MFU, PEAK_MEMORY, TOKENS, Metric
+from tprimat.report.catalogue import CPU_CAUTION, FLOPS, MATMUL_SHARE, MFU, PEAK_MEMORY, TOKENS, Metric, per_rank
 from tprimat.report.comparison import Comparison, run_name, theirs
 from tprimat.report.plots.sheet import Canvas, Panel, Sheet, rest_note
 from tprimat.report.plots.style import (
@@ -146,9 +146,11 @@ def throughput_panel(groups: Sequence[Group]) -> BarPanel:
     metric = TOKENS if on_cpu else FLOPS
     runs = len({len(group.runs) for group in groups}) > 1
     rows = [_bar(group, metric, counted=runs) for group in groups]
-    axis = f"{metric.unit} ({INTERVAL})"
+    platforms = {group.run.machine.platform for group in groups}
+    axis = f"{per_rank(metric.unit, platforms)} ({INTERVAL})"
     if on_cpu:
-        return BarPanel(title="Throughput per rank in tokens/s", axis=f"{axis}; no TFLOP/s on a CPU", rows=rows)
+        title = per_rank("Throughput per GPU in tokens/s", platforms)
+        return BarPanel(title=title, axis=f"{axis}; no TFLOP/s on a CPU", rows=rows)
     convention = next((item.metrics.flops_convention for item in groups[0].runs if item.metrics), "")
     return BarPanel(title=f"Model throughput per GPU ({convention} FLOP count)", axis=axis, rows=rows)
 

@@ -12,7 +12,7 @@ from tprimat.analyze.peak import Entry
 from tprimat.analyze.traits import accelerator_name
 from tprimat.records.schema import Estimate
 from tprimat.report.captions import Configuration, Workload, headline, subtitle, workloads
-from tprimat.report.catalogue import CPU_CAUTION, MATMUL_RATE, MATMUL_SHARE, PEAK_MEMORY, tera
+from tprimat.report.catalogue import CPU_CAUTION, MATMUL_RATE, MATMUL_SHARE, PEAK_MEMORY, TOKENS, TOKENS_OF_ALL, tera
 from tprimat.report.peak import PeakAnalysis, step_time
 from tprimat.report.plots.comparison import MOST_WORKLOADS, colours, not_counted_notes
 from tprimat.report.plots.sheet import Canvas, Panel, Sheet, rest_note
@@ -107,7 +107,7 @@ def peak_sheet(analysis: PeakAnalysis) -> Sheet:
 def _peak(best: Entry) -> str:
     dtype = f" in {best.run.matmul_dtype}" if best.run.matmul_dtype else ""
     share = f", {units.percent(best.utilization.value)} of its matrix peak" if best.utilization else ""
-    rate = f"{units.count(best.tokens_per_second)} tokens/s{share}, {plural(len(best.group.runs), 'run')}"
+    rate = f"{TOKENS_OF_ALL.show(best.tokens_per_second)} tokens/s{share}, {plural(len(best.group.runs), 'run')}"
     return f"Peak throughput: {best.model} on {best.platform}{dtype}, {rate}"
 
 
@@ -165,8 +165,8 @@ def _teraflops(value: float) -> str:
 
 def _speed(drawn: Drawn) -> list[Panel]:
     analysis, rank = drawn.analysis, drawn.rank
-    total = _peak_bars(drawn, lambda entry: _scaled(entry.per_gpu, entry.gpus), units.count, counted=True)
-    single = _peak_bars(drawn, lambda entry: entry.per_gpu, units.count)
+    total = _peak_bars(drawn, lambda entry: _scaled(entry.per_gpu, entry.gpus), TOKENS_OF_ALL.show, counted=True)
+    single = _peak_bars(drawn, lambda entry: entry.per_gpu, TOKENS.show)
     compute = _peak_bars(drawn, lambda entry: _scaled(entry.flops_per_gpu, entry.gpus / TERA), _teraflops)
     whole = f"tokens/s, all {rank}{'es' if rank == 'process' else 's'}"
     each = f"tokens per second and {rank} (lines: 95 % interval)"
@@ -292,12 +292,15 @@ def _every_configuration(drawn: Drawn) -> list[Panel]:
             used = entry.utilization
             percent = None if used is None else used.value * 100
             share.append(Bar(label=label, value=percent, text="–" if used is None else units.percent(used.value), look=look))
-            step.append(Bar(label=label, value=entry.mean_step_seconds, text=step_time(entry), look=look))
+            mean = entry.mean_step
+            step.append(Bar(label=label, value=mean.value, low=mean.low, high=mean.high, text=step_time(entry), look=look))
     return [
         _bar_panel(
             "utilization", ("7  Utilization, every configuration", f"% of the {drawn.analysis.peak_words}"), share, "every"
         ),
-        _bar_panel("step-time", ("8  Mean step time", "seconds (compare within a workload)"), step, "every"),
+        _bar_panel(
+            "step-time", ("8  Mean step time", "seconds (lines: 95 % interval; compare within a workload)"), step, "every"
+        ),
     ]
 
 

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tprimat import units
+from tprimat.records.schema import Estimate
+from tprimat.report.catalogue import CPU_CAUTION, TOKENS, TOKENS_OF_ALL, per_rank
 from tprimat.report.plots.style import MOST_SERIES, SMALL, Look, figure, looks, save, wrapped
-from tprimat.report.scaling import PROCESSES, FittedSeries, left_out_words, repetition
+from tprimat.report.scaling import FittedSeries, assumption, cell, left_out_words, on_ranks, repetition
 from tprimat.report.tables import plural
 
 if TYPE_CHECKING:
@@ -37,20 +39,19 @@ def draw_throughput(found: Sequence[FittedSeries], path: Path) -> None:
             gpus = [point.gpus for point in points]
             total = [point.tokens_per_second.value for point in points]
             _line(overall, gpus, total, look)
-            _intervals(overall, scaled, look, per_gpu=False)
+            _intervals(overall, gpus, [point.tokens_per_second for point in points], look)
             overall.plot(gpus, [points[0].per_gpu * count for count in gpus], color=look.colour, linestyle=":", linewidth=1)
             _line(single, gpus, [point.per_gpu for point in points], look, scaled.series.name)
-            _intervals(single, scaled, look, per_gpu=True)
+            _intervals(single, gpus, [point.tokens_per_second for point in points], look, [1 / count for count in gpus])
             if len(found) == 1:
-                _values(overall, gpus, total, [units.count(value) for value in total], -12)
-                _values(single, gpus, [point.per_gpu for point in points], [units.count(point.per_gpu) for point in points])
-        overall.set(title="Throughput of all GPUs (dotted: proportional)", ylabel="tokens per second")
-        single.set(title="Throughput of each GPU", ylabel="tokens per second and GPU")
+                _values(overall, gpus, total, [TOKENS_OF_ALL.show(value) for value in total], -12)
+                _values(single, gpus, [point.per_gpu for point in points], [TOKENS.show(point.per_gpu) for point in points])
+        overall.set(title=_ranks(found, "Throughput of all GPUs (dotted: proportional)"), ylabel="tokens per second")
+        single.set(title=_ranks(found, "Throughput of each GPU"), ylabel=_ranks(found, "tokens per second and GPU"))
         _axes(overall, found, logarithmic=True)
         _axes(single, found)
         single.legend(loc="lower left", fontsize=SMALL)
-        bars = any(point.tokens_per_second.low is not None for scaled in found for point in scaled.series.points)
-        _captions(picture, found, bars=bars)
+        _captions(picture, found)
         save(picture, path)
 
 
@@ -65,18 +66,21 @@ def draw_multiplier(found: Sequence[FittedSeries], path: Path) -> None:
         for scaled, look in _shown(found):
             rows = scaled.series.rows
             gpus = [row.point.gpus for row in rows]
-            _line(times, gpus, [row.multiplier for row in rows], look, scaled.series.name)
+            multipliers, shares = [row.multiplier.value for row in rows], [row.efficiency.value for row in rows]
+            _line(times, gpus, multipliers, look, scaled.series.name)
+            _intervals(times, gpus, [row.multiplier for row in rows], look)
             _laws(times, scaled, look)
-            _line(share, gpus, [row.efficiency * 100 for row in rows], look)
+            _line(share, gpus, [100 * value for value in shares], look)
+            _intervals(share, gpus, [row.efficiency for row in rows], look, [100] * len(rows))
             if len(found) == 1:
-                _values(times, gpus, [row.multiplier for row in rows], [f"{row.multiplier:.2f} x" for row in rows], -12)
-                _values(share, gpus, [row.efficiency * 100 for row in rows], [units.percent(row.efficiency) for row in rows], -14)
+                _values(times, gpus, multipliers, [f"{value:.2f} x" for value in multipliers], -12)
+                _values(share, gpus, [100 * value for value in shares], [units.percent(value) for value in shares], -14)
         first = min(scaled.series.points[0].gpus for scaled in found)
         last = max(scaled.series.points[-1].gpus for scaled in found)
         times.plot([first, last], [1, last / first], color="#999999", linestyle=":", label="proportional")
         times.set(title="Scaling multiplier", ylabel="times the throughput of the smallest")
         share.axhline(100, color="#999999", linestyle=":")
-        share.set(title="Scaling efficiency", ylabel="% of the throughput per GPU of the smallest")
+        share.set(title="Scaling efficiency", ylabel=_ranks(found, "% of the throughput per GPU of the smallest"))
         _axes(times, found, logarithmic=True)
         _axes(share, found)
         times.legend(loc="upper left", fontsize=SMALL)
@@ -84,11 +88,12 @@ def draw_multiplier(found: Sequence[FittedSeries], path: Path) -> None:
         save(picture, path)
 
 
-def _captions(picture: "Figure", found: Sequence[FittedSeries], *, bars: bool = False) -> None:
+def _captions(picture: "Figure", found: Sequence[FittedSeries]) -> None:
     """Write the finding above the panels, one line a series, and what was measured below them."""
     room = picture.get_figwidth() * (1 - 2 * LEFT)
     headline = [line for scaled in found[:MOST_LINES] for line in wrapped(_finding(scaled), room, HEADLINE, "bold")]
     picture.suptitle("\n".join(headline), x=LEFT, ha="left", fontsize=HEADLINE, fontweight="bold")
+    bars = any(point.tokens_per_second.low is not None for scaled in found for point in scaled.series.points)
     layouts = dict.fromkeys(point.layout for scaled in found for point in scaled.series.points if point.layout)
     repeated = dict.fromkeys(filter(None, (repetition(scaled.series) for scaled in found)))
     rest = f"{len(found) - MOST_LINES} more series" if len(found) > MOST_LINES else ""
@@ -99,8 +104,9 @@ def _captions(picture: "Figure", found: Sequence[FittedSeries], *, bars: bool = 
         " ".join(repeated) if repeated else "one figure a point",
         rest,
     )
-    caution = [PROCESSES] if any(scaled.series.on_cpu for scaled in found) else []
-    lines = [" · ".join(filter(None, parts)), *caution, *left_out_lines(found)]
+    caution = [CPU_CAUTION] if any(scaled.series.on_cpu for scaled in found) else []
+    assumed = dict.fromkeys(filter(None, (assumption(scaled.series) for scaled in found)))
+    lines = [" · ".join(filter(None, parts)), *assumed, *caution, *left_out_lines(found)]
     picture.supxlabel("\n".join(lines), x=LEFT, ha="left", fontsize=SMALL)
 
 
@@ -120,9 +126,15 @@ def shortened(line: str) -> str:
 def _finding(scaled: FittedSeries) -> str:
     first, last = scaled.series.rows[0], scaled.series.rows[-1]
     if scaled.series.on_cpu:
-        return f"{scaled.series.name}: {first.point.gpus} to {last.point.gpus} processes; a CPU does not show how training scales"
-    speed = f"{last.multiplier:.2f} times the throughput of {first.point.gpus}"
-    return f"{scaled.series.name}: {last.point.gpus} GPUs make {speed}, {units.percent(last.efficiency)} of proportional"
+        ranks = on_ranks(scaled.series, f"{first.point.gpus} to {last.point.gpus} GPUs")
+        return f"{scaled.series.name}: {ranks}; a CPU does not show how training scales"
+    speed = f"{last.multiplier.value:.2f} times the throughput of {first.point.gpus}"
+    return f"{scaled.series.name}: {last.point.gpus} GPUs make {speed}, {cell(last.efficiency, units.percent)} of proportional"
+
+
+def _ranks(found: Sequence[FittedSeries], words: str) -> str:
+    """Return words on GPUs, on processes where every series ran on a CPU."""
+    return per_rank(words, ("cpu" if scaled.series.on_cpu else "" for scaled in found))
 
 
 def _shown(found: Sequence[FittedSeries]) -> list[tuple[FittedSeries, Look]]:
@@ -133,12 +145,12 @@ def _line(axes: "Axes", gpus: Sequence[int], values: Sequence[float], look: Look
     axes.plot(gpus, values, marker="o", color=look.colour, linestyle=look.line, label=label)
 
 
-def _intervals(axes: "Axes", scaled: FittedSeries, look: Look, *, per_gpu: bool) -> None:
-    for point in scaled.series.points:
-        rate = point.tokens_per_second
-        if rate.low is not None and rate.high is not None:
-            scale = point.gpus if per_gpu else 1
-            axes.plot([point.gpus] * 2, [rate.low / scale, rate.high / scale], color=look.colour, linewidth=3, alpha=0.5)
+def _intervals(
+    axes: "Axes", gpus: Sequence[int], estimates: Sequence[Estimate], look: Look, scales: Sequence[float] | None = None
+) -> None:
+    for count, found, scale in zip(gpus, estimates, scales or [1.0] * len(gpus), strict=True):
+        if found.low is not None and found.high is not None:
+            axes.plot([count] * 2, [found.low * scale, found.high * scale], color=look.colour, linewidth=3, alpha=0.5)
 
 
 def _laws(axes: "Axes", scaled: FittedSeries, look: Look) -> None:
@@ -165,7 +177,7 @@ def _axes(axes: "Axes", found: Sequence[FittedSeries], *, logarithmic: bool = Fa
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlim(counts[0] / 1.25, counts[-1] * 1.6)
-    axes.set_xlabel("GPUs (log scale)")
+    axes.set_xlabel(_ranks(found, "GPUs (log scale)"))
     if logarithmic:
         axes.set_yscale("log", base=2)
         axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))

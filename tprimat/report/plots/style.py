@@ -8,7 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from tprimat.errors import RecordError, UserError
+from tprimat.errors import UserError
+from tprimat.records.store import cannot_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -147,7 +148,7 @@ def save(picture: "Figure", path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         picture.savefig(path, metadata=undated)
     except OSError as error:
-        raise RecordError(f"{path} cannot be written: {error.strerror or error}.", where=str(path)) from error
+        raise cannot_write(path, error) from error
 
 
 # Text of a known width.

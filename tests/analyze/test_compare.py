@@ -72,7 +72,7 @@ def test_of_many_options_a_label_names_those_that_tell_the_runs_apart():
     runs = [changed(result, engine_options=given | change) for change in changes]
     runs.append(changed(result, engine_options={"cudnn_attention": True, "fused_adam": True}))
     machine, other = "llama H100 SXM", "llama MI300X"
-    switches = ["", " fused_adam=False", " load_ahead=True", " without optimizer_states"]
+    switches = ["", " fused_adam=False", " load_ahead=True", " optimizer_states not recorded"]
     assert [group.label for group in groups_of(*runs, *recorded("mi300x"))] == [machine + words for words in switches] + [other]
     two = [group.label for group in groups_of(*runs[:2])]
     assert two == [f"{machine} fused_adam=True", f"{machine} fused_adam=False"]

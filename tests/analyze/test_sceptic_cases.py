@@ -17,7 +17,7 @@ from tprimat.records.schema import TelemetrySample
 from tprimat.records.store import to_json
 from tprimat.report.comparison import Comparison, sentence
 from tprimat.report.plots.scaling import left_out_lines
-from tprimat.report.winner import headline, open_losses, proven, rankings
+from tprimat.report.winner import differing, headline, open_losses, proven, rankings
 from tprimat.runner.analysis import read_results, regression_gate
 from tprimat.runner.scaling import scaling_of
 
@@ -95,6 +95,14 @@ def test_a_winner_in_spite_of_heat_is_one_and_a_power_cap_belongs_to_the_configu
     judged = verdict(*groups_of(three(SLOW, hot=0.9, reason="power cap"), three(FAST, hot=0.1, reason="power cap")))
     assert (judged.outcome, judged.handicapped) == ("faster", None)
     assert "Clocks were held back: power cap in 90 % of the readings of" in sentence(judged)
+
+
+def test_of_many_configurations_one_line_says_how_often_clocks_were_held_back():
+    (ranking,) = rankings(
+        groups_of(*(three(times, hot=hot, reason="power cap") for times, hot in ((0.9, 0.5), (1, 0.8), (1.1, 1))))
+    )
+    clocks = [line for line in differing(ranking) if line.startswith("Clocks")]
+    assert clocks == ["Clocks were held back: power cap in 50 % to 100 % of the readings, depending on the configuration."]
 
 
 @pytest.mark.parametrize("old", [False, True])

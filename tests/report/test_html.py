@@ -218,6 +218,22 @@ def test_text_from_a_record_stays_text(opened):
     assert opened.errors == []
 
 
+def test_a_plot_that_has_not_come_into_view_is_drawn_for_printing(browser, page):
+    """The event before printing waits for nothing."""
+    browser.size(1280)
+    browser.open(page)
+    browser.wait("document.querySelector('.plot[data-drawn]') !== null")
+    script = """(() => {
+        const missing = [...document.querySelectorAll(".plot")].slice(1);
+        for (const plot of missing) { Plotly.purge(plot); delete plot.dataset.drawn; }
+        dispatchEvent(new Event("beforeprint"));
+        return missing.filter(plot => !plot.dataset.drawn || !plot.querySelector("svg")).length;
+    })()"""
+    assert browser.run(script) == 0
+    browser.run("dispatchEvent(new Event('afterprint'))")
+    assert browser.errors == []
+
+
 def test_the_page_prints_its_plots_on_white(opened, tmp_path):
     opened.scheme("dark")
     opened.pdf(tmp_path / "page.pdf")

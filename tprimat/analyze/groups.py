@@ -9,7 +9,7 @@ import numpy as np
 
 from tprimat.analyze.impossible import contradictions
 from tprimat.analyze.metrics import MetricOptions, run_metrics, scaled
-from tprimat.analyze.traits import LISTS, TRAITS, layout, name_of_part
+from tprimat.analyze.traits import LISTS, TRAITS, few, layout, name_of_part
 from tprimat.errors import MetricError
 from tprimat.facts.accelerators import find_accelerator
 from tprimat.records.benchmark_file import RunResult
@@ -156,26 +156,44 @@ def _labels(kinds: Sequence[Kind], prefixes: int) -> list[tuple[tuple[str, str],
     lists = {names.index(name) for name in LISTS}
     others = [tuple(kind[i] for i in shown if i not in lists) for kind in kinds]
     words = {i: [str(kind[i]) for kind in kinds] for i in shown}
-    words |= {i: _distinctive_parts(words[i], others) for i in lists & words.keys()}
+    words |= {i: _distinctive_parts(words[i], others, LISTS[names[i]]) for i in lists & words.keys()}
     return [tuple((names[i], words[i][place]) for i in sorted(shown) if words[i][place]) for place in range(len(kinds))]
 
 
-def _distinctive_parts(lists: Sequence[str], others: Sequence[Kind]) -> list[str]:
-    """Return of each list, such as 'fused_adam=True, load_ahead=True', what differs from most lists with the same other words."""
-    parts = [text.split(", ") for text in lists]
-    sizes = Counter(others)
-    seen = Counter((other, part) for mine, other in zip(parts, others, strict=True) for part in mine)
-    usual: dict[Kind, list[str]] = {other: [] for other in sizes}
-    for (other, part), times in seen.items():
-        if 2 * times > sizes[other]:
-            usual[other].append(part)
-    return [_differences_from_usual(mine, usual[other]) for mine, other in zip(parts, others, strict=True)]
+def _distinctive_parts(lists: Sequence[str], others: Sequence[Kind], lacks: str) -> list[str]:
+    """Return of each list, such as 'fused_adam=True, layers=local', what differs from most lists with the same other words.
+
+    `lacks` puts into words that a list lacks a name.
+    """
+    found = [""] * len(lists)
+    for other in set(others):
+        places = [place for place, its in enumerate(others) if its == other]
+        parts = [lists[place].split(", ") for place in places]
+        texts = _differences(parts, lacks, brief=True)
+        if len(set(texts)) < len(set(map(tuple, parts))):
+            texts = _differences(parts, lacks)
+        for place, text in zip(places, texts, strict=True):
+            found[place] = text
+    return found
 
 
-def _differences_from_usual(mine: Sequence[str], usual: Sequence[str]) -> str:
-    names = {name_of_part(part) for part in mine}
-    missing = [f"without {name_of_part(part)}" for part in usual if name_of_part(part) not in names]
-    return ", ".join([*(part for part in mine if part not in usual), *missing])
+def _differences(lists: Sequence[Sequence[str]], lacks: str, *, brief: bool = False) -> list[str]:
+    """Return the parts of each list that most do not have, and the names that it lacks and most have.
+
+    With `brief`, a name that at least half of the lists have, all with one value, is told of the others alone.
+    """
+    times = Counter(part for parts in lists for part in parts)
+    recorded = Counter(name for parts in lists for name in {name_of_part(part) for part in parts})
+    values = Counter(name_of_part(part) for part in times)
+    usual = {name for name, lists_with_it in recorded.items() if 2 * lists_with_it >= len(lists)}
+    texts = []
+    for parts in lists:
+        own = [part for part in parts if 2 * times[part] <= len(lists)]
+        if brief:
+            own = [part for part in own if values[name_of_part(part)] > 1 or name_of_part(part) not in usual]
+        lacking = sorted(usual - {name_of_part(part) for part in parts})
+        texts.append(", ".join([*own, *([lacks.format(few(lacking, 1))] if lacking else [])]))
+    return texts
 
 
 def group_estimate(group: Group, pick: Callable[[RunMetrics], Estimate | None]) -> Estimate | None:

@@ -333,8 +333,8 @@ TRAITS: Mapping[str, Trait] = {
     "software": Trait(name="software", value=_software, effect="list", why="Changes the versions of packages."),
 }
 """What distinguishes configurations, in the order in which a label names it."""
-LISTS = ("options", "software")
-"""Traits of many words each, of which a label names only those that distinguish runs."""
+LISTS = {"options": "{} not recorded", "software": "without {}"}
+"""Traits of many words each, of which a label names only those that distinguish runs -> words for one that a run lacks."""
 OF_ACCELERATOR = ("power-limit", "driver")
 """Traits that another accelerator cannot share."""
 
@@ -396,7 +396,7 @@ def _sides(key: str, first: RunRecord, second: RunRecord) -> tuple[str, str]:
     if key in LISTS and None not in {trait.value(first), trait.value(second)}:
         parts = one.split(", "), other.split(", ")
         one, other = (few([part for part in mine if part not in theirs], MOST_PARTS) for mine, theirs in (parts, parts[::-1]))
-        one, other = one or f"without {_names_of(other)}", other or f"without {_names_of(one)}"
+        one, other = one or LISTS[key].format(_names_of(other)), other or LISTS[key].format(_names_of(one))
     return one, other
 
 

@@ -223,8 +223,8 @@ def _details(groups: Sequence[Group], alike: Sequence[tuple[object, ...]]) -> li
 
 
 def _switches(groups: Sequence[Group]) -> list[list[str]]:
-    """Return the switches of the engine that differ, in words: 'without fused adam'; of many only the first."""
-    keys = sorted({key for group in groups for key in group.run.engine_options})
+    """Return the switches that all record and that differ, in words: 'without fused adam'; of many only the first."""
+    keys = sorted(set.intersection(*(set(group.run.engine_options) for group in groups)))
     differing = [key for key in keys if len({repr(group.run.engine_options.get(key)) for group in groups}) > 1]
     return [[_switch(key, group.run.engine_options.get(key)) for key in differing[:MOST_LISTED]] for group in groups]
 

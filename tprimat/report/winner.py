@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from tprimat import units
 from tprimat.analyze.compare import LEAST_HELD_BACK, QUESTION, Question, Ranking, Verdict, comparable, rankings
-from tprimat.analyze.groups import Group, spread_between_runs
+from tprimat.analyze.groups import Group, group_held_back, spread_between_runs
 from tprimat.analyze.metrics import of_machine
 from tprimat.analyze.traits import LISTS, TRAITS, DifferingTrait, few, ranks, tokens_per_step
 from tprimat.records.evidence import grade_of
@@ -156,7 +156,6 @@ def differing(ranking: Ranking) -> list[str]:
     judged = [found for found in ranking.against_best if found is not None]
     if len(judged) == 1:
         return [*lines_of_sides(judged[0].traits, (0, 1), ranking.question.varying), *clock_words(judged[0])]
-    clocks = list(dict.fromkeys(line for verdict in judged for line in clock_words(verdict)))
     found = [one for verdict in judged for one in verdict.traits]
     warned = {one.key for one in found if one.effect == "warn"}
     varying = ranking.question.varying
@@ -170,7 +169,7 @@ def differing(ranking: Ranking) -> list[str]:
         if keys:
             shown = [TRAITS[key].name + _values([one for one in found if one.key == key]) for key in keys]
             lines.append(f"{before} {', '.join(shown)}.")
-    return lines + clocks
+    return lines + _clocks_of_many(ranking.groups, {reason for verdict in judged for reason in _notable(verdict)})
 
 
 NOTABLE_SHARE = 0.1
@@ -180,12 +179,7 @@ NOTABLE_SHARE = 0.1
 def clock_words(verdict: Verdict) -> list[str]:
     """Say what held back the clocks of each side, where heat or a power brake did, or where the sides differ in it."""
     one, other = verdict.held_back
-    reasons = [
-        reason
-        for reason in sorted({*one, *other})
-        if (of_machine(reason) and max(one.get(reason, 0.0), other.get(reason, 0.0)) >= LEAST_HELD_BACK)
-        or abs(one.get(reason, 0.0) - other.get(reason, 0.0)) >= NOTABLE_SHARE
-    ]
+    reasons = _notable(verdict)
     if not reasons:
         return []
     shares = ", ".join(
@@ -194,6 +188,24 @@ def clock_words(verdict: Verdict) -> list[str]:
         for reason in reasons
     )
     return [f"Clocks were held back: {shares}."]
+
+
+def _notable(verdict: Verdict) -> list[str]:
+    one, other = verdict.held_back
+    return [
+        reason
+        for reason in sorted({*one, *other})
+        if (of_machine(reason) and max(one.get(reason, 0.0), other.get(reason, 0.0)) >= LEAST_HELD_BACK)
+        or abs(one.get(reason, 0.0) - other.get(reason, 0.0)) >= NOTABLE_SHARE
+    ]
+
+
+def _clocks_of_many(groups: Sequence[Group], reasons: Collection[str]) -> list[str]:
+    """Say in how many of its readings the least and the most affected configuration had each reason."""
+    read = [held for group in groups if (held := group_held_back(group)) is not None]
+    shares = {reason: [held.get(reason, 0.0) for held in read] for reason in sorted(reasons)}
+    parts = [f"{reason} in {units.percent(min(seen), 0)} to {units.percent(max(seen), 0)}" for reason, seen in shares.items()]
+    return [f"Clocks were held back: {', '.join(parts)} of the readings, depending on the configuration."] if parts else []
 
 
 def _values(found: Sequence[DifferingTrait]) -> str:

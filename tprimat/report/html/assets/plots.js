@@ -118,9 +118,11 @@ function curves(data, index, look, kind) {
   return [traces, layout];
 }
 
+let loaded; // [data, Plotly], kept for the event before printing, which waits for no promise
+
 async function draw(plot) {
-  const [data, Plotly] = [await pageData(), await loadPlotly()];
-  redraw(plot, data, Plotly);
+  loaded ??= [await pageData(), await loadPlotly()];
+  redraw(plot, ...loaded);
 }
 
 function redraw(plot, data, Plotly) {
@@ -165,10 +167,9 @@ if (plots.length && window.DecompressionStream) {
   document.addEventListener("chosen", again);
   dark.addEventListener("change", again);
   matchMedia("(max-width: 639px)").addEventListener("change", again);
-  const forPaper = async on => {
+  const forPaper = on => {
     printing = on;
-    const [data, Plotly] = [await pageData(), await loadPlotly()];
-    for (const plot of plots) if (plot.dataset.drawn) redraw(plot, data, Plotly);
+    for (const plot of plots) if (loaded) redraw(plot, ...loaded);
   };
   addEventListener("beforeprint", () => forPaper(true));
   addEventListener("afterprint", () => forPaper(false));

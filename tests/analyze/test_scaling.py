@@ -167,5 +167,18 @@ def test_where_every_count_needs_another_layout_the_fastest_of_each_make_a_serie
     assert [[p.layout for p in made.points] for made in found] == [["TP1 PP1 DP1", "TP2 PP1 DP1"]]
 
 
+@pytest.mark.parametrize("option", ["optimizer_states", "expert_capacity"])
+def test_what_forbids_a_comparison_forbids_a_series(option):
+    """Moments in bf16 move fewer bytes than in fp32, and dropped tokens are not computed: that is no gain of more GPUs."""
+    changes = {
+        "optimizer_states": {"engine_options": {"optimizer_states": "bf16"}},
+        "expert_capacity": {"expert_capacity": 1.25},
+    }
+    shape = {"shape": model_shape("qwen3-30b-a3b"), "routing": "balanced"}
+    usual = {"engine_options": {"optimizer_states": "fp32"}, **shape}
+    assert len(series_in(run(1, 16, 1.0, **usual), run(2, 32, 1.05, **usual))) == 1
+    assert series_in(run(1, 16, 1.0, **usual), run(2, 32, 1.05, **{**usual, **changes[option]})) == []
+
+
 def test_one_machine_makes_no_series():
     assert series_in(run(4, 64, 1.0), run(4, 128, 2.0)) == []

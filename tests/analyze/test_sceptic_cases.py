@@ -188,7 +188,7 @@ def test_scaling_names_every_run_that_is_no_point_and_why(tmp_path):
         write(tmp_path, result, gpus, 1 + gpus / 100, run_id=f"on-{gpus}")
     write(tmp_path, result, 8, 1.1, run_id="split", tensor_parallel=2, data_parallel=4)
     write(tmp_path, result, 4, 0.7, run_id="narrow", matmul_dtype="fp8")
-    write(tmp_path, result, 4, 1.2, run_id="unlike", engine_options={"x": 1})
+    write(tmp_path, result, 4, 1.2, run_id="unlike", software={"torch": "9"})
     write(tmp_path, result, 2, run_id="broken", outcome="failed", cause="rank 3 ended")
     done = run_command("scaling", tmp_path, "--format", "json", "--output", tmp_path, cwd=tmp_path)
     (series,) = json.loads(done.stdout)

@@ -48,6 +48,17 @@ def test_a_missing_trace_is_the_user_s_to_mend_and_hides_no_other(tmp_path):
     assert "nvjet" in done.stdout
 
 
+def test_a_folder_stands_for_its_traces(tmp_path):
+    (tmp_path / "empty").mkdir()
+    write_trace(tmp_path / "profile_cuda_llama_1.json")
+    write_trace(tmp_path / "profile_cuda_llama_2.json")
+    done = command(tmp_path / "empty", tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: There is no trace in {tmp_path / 'empty'}.")
+    assert "try   --set profiling.enabled=true" in done.stderr
+    assert done.stdout.count("nvjet_tst_192x192") == 2
+
+
 def test_a_kept_summary_is_small_and_reads_like_its_trace(tmp_path):
     trace, kept = write_trace(tmp_path / "trace.json"), tmp_path / "dp4.json"
     assert command(trace, "--output", kept).returncode == 0

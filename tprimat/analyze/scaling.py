@@ -14,7 +14,7 @@ import numpy as np
 from tprimat.analyze.compare import assumed_spread, run_rates
 from tprimat.analyze.groups import Group, group_estimate, on_cpu
 from tprimat.analyze.metrics import scaled
-from tprimat.analyze.traits import accelerator_name, differing_traits, layout, tokens_per_step
+from tprimat.analyze.traits import FORBIDDING, TRAITS, accelerator_name, differing_traits, layout, tokens_per_step
 from tprimat.errors import MetricError
 from tprimat.records.schema import Estimate, RunRecord
 from tprimat.statistics import BETWEEN_RUNS, Array, Rate, ratio_of_rates, t_quantile
@@ -175,7 +175,8 @@ def _why_left_out(group: Group, members: Sequence[Group]) -> str:
     ]
     if same_gpus is not None and (_same_layout(group) == _same_layout(same_gpus) or not differing):
         return "slower than the point on as many GPUs"
-    return "; ".join(differing[:MOST_REASONS]) or "another number of tokens a step"
+    reasons = 1 if run.model != nearest.run.model else MOST_REASONS
+    return "; ".join(differing[:reasons]) or "another number of tokens a step"
 
 
 MOST_REASONS = 3
@@ -194,8 +195,8 @@ def _same_layout(group: Group) -> tuple[object, ...]:
 def _same_job(group: Group) -> tuple[object, ...]:
     run = group.run
     shape = None if run.shape is None else replace(run.shape, source=None)
-    machine = (accelerator_name(run), run.clock)
-    return (run.model, run.size, shape, *machine, run.engine, run.matmul_dtype, run.sequence_tokens, run.recompute_words)
+    work = tuple(TRAITS[key].value(run) for key in FORBIDDING if key not in FOLLOWS_GPUS)
+    return (run.size, shape, accelerator_name(run), run.engine, run.recompute_words, *work)
 
 
 def _series_of_equal_work(groups: Sequence[Group], key: Key) -> list[tuple[Series, list[Group]]]:

@@ -1,6 +1,6 @@
 """Say what one training step spends its time on, from a trace of torch's profiler.
 
-tprimat trace output/profile_cuda_llama_*.json
+tprimat trace output                              the traces of a folder of results
 tprimat trace trace.json.gz --json
 tprimat trace trace.json.gz --output dp4.json     the summary alone, a few kB, which is read like a trace
 tprimat trace dp4.json tp4.json --markdown        one table, a column each
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tprimat.errors import ConfigError, UserError
+from tprimat.errors import ConfigError, RecordError, UserError
 
 if TYPE_CHECKING:
     from tprimat.analyze.trace import ProfileSummary
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
-    parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE", help="of torch's profiler: .json or .json.gz")
+    parser.add_argument(
+        "traces", nargs="+", type=Path, metavar="TRACE", help="of torch's profiler: .json or .json.gz; or a folder with results"
+    )
     parser.add_argument("--json", action="store_true", help="all numbers as JSON lines, one trace each")
     parser.add_argument("--markdown", action="store_true", help="one table in Markdown, a column each")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the summary of the one trace as JSON")
@@ -28,20 +30,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0, or 2 where a trace could not be read; the others are shown."""
-    if options.output and len(options.traces) > 1:
+    worst, summaries, paths = 0, {}, []
+    for given in options.traces:
+        try:
+            paths += traces_in(given)
+        except UserError as error:
+            worst = _refused(error)
+    if options.output and len(paths) > 1:
         raise ConfigError("--output takes the summary of one trace.", where="--output", fix="one call for each")
-    worst, summaries = 0, {}
-    for path in options.traces:
+    for path in paths:
         try:
             summaries[path.name.partition(".")[0]] = show(path, options)
         except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
-            worst = 2
+            worst = _refused(error)
     if options.markdown and summaries:
         from tprimat.report.trace import markdown
 
         print(markdown(summaries))
     return worst
+
+
+def _refused(error: UserError) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return 2
+
+
+def traces_in(path: Path) -> list[Path]:
+    """Return the traces that runs left in a folder; a file is its own.
+
+    Raises:
+        RecordError: there is none.
+    """
+    if not path.is_dir():
+        return [path]
+    if found := sorted(path.glob("profile_*.json")):
+        return found
+    why = "Looked for profile_*.json, which a run with the profiler leaves."
+    raise RecordError(f"There is no trace in {path}.", where=str(path), why=why, fix="--set profiling.enabled=true in a run")
 
 
 def show(path: Path, options: argparse.Namespace) -> "ProfileSummary":

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 
@@ -40,6 +41,11 @@ def columns(
     if screen.width is None:
         return "\n\n".join(_table(part, left, max(PIPED, _narrowest(part, left)), screen, ()) for part in _parts(cells, left))
     return _table(cells, left, screen.width, screen, drop)
+
+
+def wide(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int) -> str:
+    """Format a table with one line for each row, however long, where a script may look for rows; arguments as of `columns`."""
+    return _table([list(column) for column in zip(header, *rows, strict=True)], left, sys.maxsize, PLAIN, ())
 
 
 def _parts(cells: Sequence[Sequence[str]], left: int) -> list[list[Sequence[str]]]:

@@ -16,7 +16,7 @@ from tprimat.plan.build import PlanRequest
 from tprimat.records.store import as_document
 from tprimat.report.catalogue import per_rank
 from tprimat.report.screen import PLAIN, Painted, Screen
-from tprimat.report.tables import columns, with_interval
+from tprimat.report.tables import columns, wide, with_interval
 from tprimat.runner.session import RunRequest, plan_run, prepare
 from tprimat.runner.sweep import Cell, CellResult, session_cells
 
@@ -76,7 +76,7 @@ def matrix_table(entries: Sequence[MatrixEntry], results: Sequence[CellResult], 
     platforms = {cell.plan.platform for entry in entries for cell in entry.cells}
     header = [per_rank(heading, platforms) for heading in HEADER]
     if screen.width is None:
-        return columns(header, rows, left=len(header))
+        return wide(header, rows, left=len(header))
     table = columns(header[:-1], [row[:-1] for row in rows], left=len(header) - 1, screen=screen, drop=DROP)
     reasons: dict[str, list[str]] = {}
     for row in rows:

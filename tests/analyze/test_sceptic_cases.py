@@ -15,7 +15,7 @@ from tprimat.records.benchmark_file import write_benchmark_file
 from tprimat.records.discover import load_results, read_result
 from tprimat.records.schema import TelemetrySample
 from tprimat.records.store import to_json
-from tprimat.report.comparison import Comparison, sentence
+from tprimat.report.comparison import Comparison, merged, sentence
 from tprimat.report.plots.scaling import left_out_lines
 from tprimat.report.winner import differing, headline, open_losses, proven, rankings
 from tprimat.runner.analysis import read_results, regression_gate
@@ -103,6 +103,21 @@ def test_of_many_configurations_one_line_says_how_often_clocks_were_held_back():
     )
     clocks = [line for line in differing(ranking) if line.startswith("Clocks")]
     assert clocks == ["Clocks were held back: power cap in 50 % to 100 % of the readings, depending on the configuration."]
+
+
+def test_warnings_that_differ_only_in_numbers_are_one():
+    found = {
+        "clocks were held back in 64% of the readings: power cap": ["a"],
+        "clocks were held back in 100% of the readings: power cap": ["b", "a"],
+        "clocks were held back in 7% of the readings: thermal": ["b"],
+        "only 9 steady steps; 10 or more make an interval trustworthy": ["c"],
+        "only 8 steady steps; 10 or more make an interval trustworthy": ["d"],
+    }
+    assert merged(found) == {
+        "clocks were held back in 64 to 100% of the readings: power cap": ["a", "b"],
+        "clocks were held back in 7% of the readings: thermal": ["b"],
+        "only 8 to 9 steady steps; 10 or more make an interval trustworthy": ["c", "d"],
+    }
 
 
 @pytest.mark.parametrize("old", [False, True])

@@ -2,8 +2,10 @@
 
 import csv
 import io
+import itertools
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from tprimat import units
@@ -108,7 +110,28 @@ def notes(comparison: Comparison) -> dict[str, list[str]]:
     for item in (item for group in comparison.groups for item in group.runs):
         for warning in item.metrics.warnings if item.metrics else ():
             found.setdefault(f"Note, {warning}", []).append(run_name(item))
-    return found
+    return merged(found)
+
+
+NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
+
+
+def merged(found: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Join texts that differ only in numbers: of each number that differs the least and the largest, and all the places."""
+    alike: dict[str, list[str]] = {}
+    for text in found:
+        alike.setdefault(NUMBER.sub("\0", text), []).append(text)
+    joined = {}
+    for texts in alike.values():
+        numbers = [_span(values) for values in zip(*map(NUMBER.findall, texts), strict=True)]
+        words = itertools.chain(*itertools.zip_longest(NUMBER.split(texts[0]), numbers, fillvalue=""))
+        joined["".join(words)] = list(dict.fromkeys(place for text in texts for place in found[text]))
+    return joined
+
+
+def _span(values: Sequence[str]) -> str:
+    ordered = sorted({*values}, key=lambda text: float(text.replace(",", "")))
+    return f"{ordered[0]} to {ordered[-1]}" if len(ordered) > 1 else ordered[0]
 
 
 def run_name(item: Measured) -> str:

@@ -78,6 +78,15 @@ def test_of_many_options_a_label_names_those_that_tell_the_runs_apart():
     assert two == [f"{machine} fused_adam=True", f"{machine} fused_adam=False"]
 
 
+def test_a_run_that_records_no_options_is_told_from_one_that_does():
+    (result,) = recorded("h100", "llama-0")
+    pair = [changed(result, engine_options=options) for options in ({}, {"fused_adam": True, "optimizer_states": "fp32"})]
+    labels = [group.label for group in groups_of(*pair)]
+    assert sum("fused_adam and 1 more not recorded" in label for label in labels) == 1, labels
+    assert len(set(labels)) == 2
+    assert not any("default" in label for label in labels)
+
+
 def test_a_label_has_no_word_that_tells_no_two_runs_apart():
     (first,) = recorded("h100", "llama-0")
     by_batch = with_batch(first, 64)

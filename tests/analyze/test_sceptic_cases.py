@@ -103,6 +103,9 @@ def test_of_many_configurations_one_line_says_how_often_clocks_were_held_back():
     )
     clocks = [line for line in differing(ranking) if line.startswith("Clocks")]
     assert clocks == ["Clocks were held back: power cap in 50 % to 100 % of the readings, depending on the configuration."]
+    (ranking,) = rankings(groups_of(*(three(times, hot=0.4) for times in (0.9, 1, 1.1))))
+    clocks = [line for line in differing(ranking) if line.startswith("Clocks")]
+    assert clocks == ["Clocks were held back: thermal (hardware) in 40 % of the readings, depending on the configuration."]
 
 
 def test_warnings_that_differ_only_in_numbers_are_one():
@@ -118,6 +121,19 @@ def test_warnings_that_differ_only_in_numbers_are_one():
         "clocks were held back in 7% of the readings: thermal": ["b"],
         "only 8 to 9 steady steps; 10 or more make an interval trustworthy": ["c", "d"],
     }
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("H100 SXM has no published fp8 peak", "H200 SXM has no published fp8 peak"),
+        ("no matrix product was probed in fp8", "no matrix product was probed in fp32"),
+        ("energy is that of steps 3-10", "energy is that of steps 5-10"),
+        ("step time drifts by -3.1%", "step time drifts by -1.2%"),
+    ],
+)
+def test_names_ranges_and_negative_numbers_are_no_numbers_to_join(one, other):
+    assert merged({one: ["a"], other: ["b"]}) == {one: ["a"], other: ["b"]}
 
 
 @pytest.mark.parametrize("old", [False, True])

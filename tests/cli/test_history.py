@@ -141,12 +141,3 @@ def test_mistakes_are_explained(tmp_path):
     assert "--fail-if-slower needs new runs" in history(tmp_path, "--fail-if-slower", "3%").stderr
     missing = history(tmp_path, "nowhere")
     assert (missing.returncode, "There is no folder nowhere" in missing.stderr) == (2, True)
-
-
-def test_an_empty_folder_is_named_with_what_was_looked_for(tmp_path):
-    (tmp_path / "empty").mkdir()
-    done = run_command("history", tmp_path / "empty")
-    assert done.returncode == 2
-    assert done.stderr.startswith(
-        f"error: No result could be read.\n  at    {tmp_path}/empty\n  why   Results are in files named run.json"
-    )

@@ -140,12 +140,3 @@ def test_runs_of_one_size_are_refused_with_what_to_do(tmp_path):
     assert done.returncode == 2
     assert "No configuration ran on two numbers of GPUs" in done.stderr
     assert "--gpus" in done.stderr
-
-
-def test_an_empty_folder_is_named_with_what_was_looked_for(tmp_path):
-    (tmp_path / "empty").mkdir()
-    done = run_command("scaling", tmp_path / "empty")
-    assert done.returncode == 2
-    assert done.stderr.startswith(
-        f"error: No result could be read.\n  at    {tmp_path}/empty\n  why   Results are in files named run.json"
-    )

@@ -9,7 +9,7 @@ import numpy as np
 
 from tprimat.analyze.impossible import contradictions
 from tprimat.analyze.metrics import MetricOptions, run_metrics, scaled
-from tprimat.analyze.traits import LISTS, TRAITS, few, layout, name_of_part
+from tprimat.analyze.traits import LISTS, NO_OPTIONS, TRAITS, few, layout, name_of_part
 from tprimat.errors import MetricError
 from tprimat.facts.accelerators import find_accelerator
 from tprimat.records.benchmark_file import RunResult
@@ -168,7 +168,7 @@ def _distinctive_parts(lists: Sequence[str], others: Sequence[Kind], lacks: str)
     found = [""] * len(lists)
     for other in set(others):
         places = [place for place, its in enumerate(others) if its == other]
-        parts = [lists[place].split(", ") for place in places]
+        parts = [[] if lists[place] == NO_OPTIONS else lists[place].split(", ") for place in places]
         texts = _differences(parts, lacks, brief=True)
         if len(set(texts)) < len(set(map(tuple, parts))):
             texts = _differences(parts, lacks)

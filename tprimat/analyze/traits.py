@@ -137,8 +137,12 @@ def _data(run: RunRecord) -> str | None:
     return None if data is None else re.sub(r" \(seed \d+\)", "", data)
 
 
+NO_OPTIONS = "default options"
+"""Words for the options of a run that records none."""
+
+
 def _options(run: RunRecord) -> str:
-    return ", ".join(f"{name}={value}" for name, value in sorted(run.engine_options.items())) or "default options"
+    return ", ".join(f"{name}={value}" for name, value in sorted(run.engine_options.items())) or NO_OPTIONS
 
 
 def _software(run: RunRecord) -> str | None:

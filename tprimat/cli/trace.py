@@ -56,7 +56,7 @@ def _refused(error: UserError) -> int:
 
 
 def traces_in(path: Path) -> list[Path]:
-    """Return the traces that runs left in a folder; a file is its own.
+    """Return the traces that runs left in a folder; for a file, the file itself.
 
     Raises:
         RecordError: there is none.

@@ -103,17 +103,19 @@ def spreads(comparison: Comparison) -> list[str]:
 def notes(comparison: Comparison) -> dict[str, list[str]]:
     """Return each warning, and each reason for a missing MFU, with the runs or configurations that it applies to."""
     found: dict[str, list[str]] = {}
+    warnings: dict[str, list[str]] = {}
     for group in comparison.groups:
         metrics = group.runs[0].metrics
         if metrics is not None and metrics.mfu_absent_because is not None:
             found.setdefault(f"No MFU, {metrics.mfu_absent_because}", []).append(group.label)
     for item in (item for group in comparison.groups for item in group.runs):
         for warning in item.metrics.warnings if item.metrics else ():
-            found.setdefault(f"Note, {warning}", []).append(run_name(item))
-    return merged(found)
+            warnings.setdefault(f"Note, {warning}", []).append(run_name(item))
+    return found | merged(warnings)
 
 
-NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
+NUMBER = re.compile(r"(?<![\w.,-])\d+(?:,\d{3})*(?:\.\d+)?(?![\w-]|[.,]\d)")
+"""A number that stands alone: no part of a name such as H100 or fp8, no negative one and no end of a range."""
 
 
 def merged(found: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:

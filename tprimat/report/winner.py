@@ -204,7 +204,8 @@ def _clocks_of_many(groups: Sequence[Group], reasons: Collection[str]) -> list[s
     """Say in how many of its readings the least and the most affected configuration had each reason."""
     read = [held for group in groups if (held := group_held_back(group)) is not None]
     shares = {reason: [held.get(reason, 0.0) for held in read] for reason in sorted(reasons)}
-    parts = [f"{reason} in {units.percent(min(seen), 0)} to {units.percent(max(seen), 0)}" for reason, seen in shares.items()]
+    ends = {reason: dict.fromkeys(units.percent(end(seen), 0) for end in (min, max)) for reason, seen in shares.items()}
+    parts = [f"{reason} in {' to '.join(shown)}" for reason, shown in ends.items()]
     return [f"Clocks were held back: {', '.join(parts)} of the readings, depending on the configuration."] if parts else []
 
 

@@ -169,7 +169,7 @@ if (plots.length && window.DecompressionStream) {
   matchMedia("(max-width: 639px)").addEventListener("change", again);
   const forPaper = on => {
     printing = on;
-    for (const plot of plots) if (loaded) redraw(plot, ...loaded);
+    if (loaded) for (const plot of plots) redraw(plot, ...loaded);
   };
   addEventListener("beforeprint", () => forPaper(true));
   addEventListener("afterprint", () => forPaper(false));

@@ -192,3 +192,6 @@ def test_the_mean_step_time_has_its_interval(tmp_path, runs):
     assert low < value < high
     best = json.loads(analyse("--results-dir", tmp_path, "--json", cwd=tmp_path).stdout)["overall_peak"]
     assert (best["step_seconds_low"], best["step_seconds_high"]) == pytest.approx((low, high), abs=1e-3)
+    tokens = best["tokens_per_second_per_gpu"] * best["step_seconds"]
+    inverse = [tokens / best[f"tokens_per_second_per_gpu_{end}"] for end in ("high", "low")]
+    assert inverse == pytest.approx([best["step_seconds_low"], best["step_seconds_high"]]), "the interval is that of the rate"

@@ -8,13 +8,13 @@ import numpy as np
 
 from tprimat.analyze.compare import Question, Verdict, comparable, verdict
 from tprimat.analyze.groups import Group, Measured, group_estimate, measure
-from tprimat.analyze.metrics import MetricOptions, scaled
+from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.traits import layout, machine_name, model_name, routing_words, tokens_per_step, work_words
-from tprimat.analyze.window import Warmup, steady_steps
+from tprimat.analyze.window import Warmup
 from tprimat.records.evidence import grade_of
 from tprimat.records.legacy import MODELS as USUAL_SHAPES
-from tprimat.records.schema import Estimate, RunRecord
-from tprimat.statistics import mean_interval, mean_of_runs
+from tprimat.records.schema import Estimate, RunMetrics, RunRecord
+from tprimat.statistics import mean_of_runs
 
 SECONDS_PER_DAY = 86_400
 
@@ -102,17 +102,15 @@ def entry_of(group: Group) -> Entry | None:
         utilization=group_estimate(group, lambda found: found.mfu),
         utilization_absent_because=metrics[0].mfu_absent_because,
         peak_flops=metrics[0].peak_dense_flops,
-        mean_step=_mean_step(group),
+        mean_step=_mean_step(metrics, per_gpu),
     )
 
 
-def _mean_step(group: Group) -> Estimate:
-    """Return the mean step time: of a single run with the spread of its steps, of several with the spread between runs."""
-    steady = [steady_steps(item.result.steps, item.metrics.window) for item in group.runs if item.metrics is not None]
-    seconds = [np.array([step.step_seconds for step in steps]) for steps in steady]
-    if len(seconds) == 1:
-        return scaled(mean_interval(seconds[0]), 1.0, len(seconds[0]))
-    return scaled(mean_of_runs(np.array([one.mean() for one in seconds])), 1.0, len(seconds))
+def _mean_step(metrics: Sequence[RunMetrics], rate: Estimate) -> Estimate:
+    """Return the mean step time with the interval of the throughput, of which it is the inverse."""
+    seconds = mean_of_runs(np.array([found.mean_step_seconds for found in metrics])).value
+    low, high = (None if end is None else seconds * rate.value / end for end in (rate.high, rate.low))
+    return Estimate(value=seconds, low=low, high=high, samples=rate.samples)
 
 
 def ranked_entries(groups: Sequence[Group]) -> list[Entry]:

@@ -113,16 +113,30 @@ def test_the_moment_of_the_peak_is_named():
     assert replace(workload(), micro_batch=4).tokens == 8192
 
 
-def test_gradients_in_bf16_save_two_bytes_a_weight_until_the_update_needs_them_in_fp32():
+def test_gradients_in_bf16_save_two_bytes_a_weight():
     halved = replace(EMBEDDED, reduces_in_fp32=False)
     own, less = (
         predict_memory(workload(micro_batch=4, layout=Layout(data=2), implementation=code)) for code in (EMBEDDED, halved)
     )
     assert own.parts["gradients"] == 2 * less.parts["gradients"]
     assert own.allocated_bytes - less.allocated_bytes == less.parts["gradients"]
-    small = predict_memory(workload(micro_batch=1, sequence_tokens=512, layout=Layout(data=2), implementation=halved))
-    assert (small.moment, small.parts["activations"]) == ("update of the weights", 0)
-    assert small.parts["gradients"] == 2 * less.parts["gradients"]  # 2 bytes a weight, and 4 of half of them
+
+
+def test_an_update_that_copies_gradients_to_fp32_needs_the_most_where_activations_are_small():
+    small = {"micro_batch": 1, "sequence_tokens": 512, "layout": Layout(data=2)}
+    halved = replace(EMBEDDED, reduces_in_fp32=False)
+    read, copied, whole = (
+        predict_memory(workload(**small, **changes))
+        for changes in (
+            {"implementation": halved},
+            {"implementation": replace(halved, widens_gradients=True)},
+            {"implementation": halved, "distributed_optimizer": False},
+        )
+    )
+    assert (copied.moment, copied.parts["activations"]) == ("update of the weights", 0)
+    assert copied.parts["gradients"] == 2 * read.parts["gradients"]  # 2 bytes a weight, and 4 of half of them
+    assert read.moment == "backward pass of the loss"
+    assert whole.moment == "update of the weights"
 
 
 def test_torchtitan_spreads_experts_once_and_weighs_their_results_in_fp32():

@@ -38,13 +38,26 @@ def plan(gpus, micro_batch, strategy="minimal_communication", **changes):
     return plan_run(read_config(size="full", settings=settings, environment={}), request)
 
 
-def test_a_model_that_fits_no_layout_needs_more_gpus():
+def test_a_model_that_fits_no_layout_needs_narrower_gradients_or_more_gpus():
     enough = "2 GPUs, the fewest that this model fits by prediction"
+    narrow = "--set platform_optimizations.nvidia.engine_options.gradients=bf16"
     alone = predicted(plan(1, 1), H200, ())
-    assert out_of_memory_hint(alone, H200, "otherwise") == enough
+    rounds = "which rounds sums of gradients"
+    assert out_of_memory_hint(alone, H200, "otherwise") == f"{narrow} (136.8 GiB), {rounds}; or {enough}"
     with pytest.raises(LaunchError) as refused:
         refuse_too_large(predicted(plan(1, 16), H200, ()), H200)
-    assert refused.value.fix == f"{enough}; --force runs it all the same"
+    fewer = f"{narrow} --micro-batch-size 1 (136.8 GiB), {rounds}"
+    assert refused.value.fix == f"{fewer}; {enough}; --force runs it all the same"
+    narrowed = predicted(plan(1, 1, engine_options__gradients="bf16"), H200, ())
+    refuse_too_large(narrowed, H200)
+    assert out_of_memory_hint(narrowed, H200, "otherwise").startswith("export PYTORCH_CUDA_ALLOC_CONF")
+
+
+def test_nothing_narrower_is_offered_where_that_does_not_fit_either():
+    assert (
+        out_of_memory_hint(predicted(plan(1, 1), H100, ()), H100, "otherwise")
+        == "2 GPUs, the fewest that this model fits by prediction"
+    )
 
 
 def test_where_another_engine_fits_it_is_named_before_more_gpus():

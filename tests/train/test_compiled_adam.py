@@ -1,9 +1,13 @@
 """The compiled AdamW against torch's own over several steps, clipping included."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch._dynamo.utils import counters
 
+from tprimat.megatron import compat
 from tprimat.megatron.optimizer import CompiledAdamW, _compiled
 
 SETTINGS = {"lr": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8}
@@ -107,3 +111,46 @@ def test_an_infinite_norm_does_to_a_gradient_what_scaling_it_by_zero_would():
     plain.step()
     assert weights[0].isnan().sum() == 1
     assert torch.allclose(*weights, equal_nan=True)
+
+
+def test_gradients_in_bf16_are_computed_with_in_fp32():
+    rows = torch.randn(64, 32, generator=torch.Generator().manual_seed(5))
+    weights = [torch.nn.Parameter(torch.ones(64, 32)) for _ in range(2)]
+    compiled, plain = CompiledAdamW(weights[:1], **SETTINGS), torch.optim.AdamW(weights[1:], **SETTINGS)
+    compiled.gradient_factor = torch.full((1,), 1 / 3)
+    weights[0].grad_dtype = torch.bfloat16
+    for step in range(1, 4):
+        weights[0].grad = (rows * step).bfloat16()
+        weights[1].grad = weights[0].grad.float() * (1 / 3)
+        compiled.step()
+        plain.step()
+    assert torch.allclose(*weights, rtol=1e-6, atol=1e-7)
+    assert compiled.state[weights[0]]["exp_avg"].dtype == torch.float32
+
+
+class Sharing(DistributedOptimizer):
+    """Megatron's optimizer over half of one weight, without what it needs of other ranks."""
+
+    def __init__(self):
+        self.is_stub_optimizer = False
+        self.weight = torch.nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
+        self.weight.main_grad = torch.arange(8, dtype=torch.bfloat16)
+        self.own = torch.nn.Parameter(torch.ones(4))
+        self.model_float16_groups, self.shard_fp32_from_float16_groups = [[self.weight]], [[self.own]]
+        self.model_fp32_groups, self.shard_fp32_groups = [[]], [[]]
+        self.ddp_config = SimpleNamespace(use_megatron_fsdp=False)
+        self.config = SimpleNamespace(use_precision_aware_optimizer_no_fp8_or_ds_fp8=False)
+
+    def _get_model_param_range_map(self, param):
+        return {"param": SimpleNamespace(start=4, end=8, size=4)}
+
+
+def test_a_rank_hands_its_part_of_the_gradients_on_without_a_copy():
+    copying, handing = Sharing(), Sharing()
+    compat.hand_on_gradients(handing)
+    for optimizer in (copying, handing):
+        optimizer._copy_model_grads_to_main_grads()
+        assert optimizer.own.grad.tolist() == [4.0, 5.0, 6.0, 7.0]
+    assert copying.own.grad.dtype == torch.float32
+    assert handing.own.grad.dtype == torch.bfloat16
+    assert handing.own.grad.data_ptr() == handing.weight.main_grad[4:].data_ptr()

@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     """Exit status: 0, or 1 where nothing fits."""
     from tprimat.report import plan
     from tprimat.report.screen import screen_of
-    from tprimat.runner.planning import PlanRequest, answer, answers, configured, enough_gpus, fitting_engine
+    from tprimat.runner.planning import ANY_ENGINE, PlanRequest, answer, answers, configured, fitting_engine, otherwise
 
     request = PlanRequest(
         architecture=options.architecture or options.model,
@@ -70,9 +70,9 @@ def run(options: argparse.Namespace) -> int:
         print_json(plan.document(found, rates))
     else:
         question, named = found.question, request.engine is not None
-        enough = None if found.fitting else enough_gpus(question, rates, any_engine=not named)
-        other = fitting_engine(question, rates) if named and not found.fitting else None
-        print(plan.text(found, rates, screen_of(sys.stdout), enough, other))
+        engines = ANY_ENGINE if named else ()
+        instead = None if found.fitting else otherwise(question, rates, engines, any_engine=not named)
+        print(plan.text(found, rates, screen_of(sys.stdout), instead))
     if options.picture:
         from tprimat.report.plots.plan import draw_plan
 

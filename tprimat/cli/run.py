@@ -259,7 +259,7 @@ def _plan(options: argparse.Namespace) -> int:
     from tprimat.facts.accelerators import PLATFORM_OF
     from tprimat.report import plan as page
     from tprimat.report.screen import screen_of
-    from tprimat.runner.planning import accelerator_of, answer_for, enough_gpus, fitting_engine
+    from tprimat.runner.planning import accelerator_of, answer_for, otherwise
     from tprimat.runner.session import prepare
 
     name = options.plan or None
@@ -272,10 +272,9 @@ def _plan(options: argparse.Namespace) -> int:
     else:
         screen = screen_of(sys.stdout)
         for number, (plan, (found, rates)) in enumerate(zip(plans.values(), answers, strict=True)):
-            enough = None if found.fitting else enough_gpus(found.question, rates, any_engine=False)
-            named = not found.fitting and plan.engine != FALLBACK
-            other = fitting_engine(found.question, rates, (FALLBACK,)) if named else None
-            print(("\n\n" if number else "") + page.text(found, rates, screen, enough, other))
+            others = () if plan.engine == FALLBACK else (FALLBACK,)
+            instead = None if found.fitting else otherwise(found.question, rates, others, any_engine=False)
+            print(("\n\n" if number else "") + page.text(found, rates, screen, instead))
     return 0 if all(found.fitting for found, _ in answers) else 1
 
 

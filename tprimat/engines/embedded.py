@@ -57,6 +57,7 @@ class EmbeddedEngine(WorkerEngine):
             eager_layers=not compiled,
             eager_optimizer=not (on.get("fused_adam", True) or on.get("compiled_adam", True)),
             keeps_joint_projection=not compiled,
+            widens_gradients=not on.get("compiled_adam", True),
             accumulates_weight_gradients=on.get("accumulate_weight_gradients", True) and not sharded,
             shards_weights=sharded,
             divides_over_replicas_alone=sharded,

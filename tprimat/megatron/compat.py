@@ -14,7 +14,7 @@ import inspect
 import textwrap
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from threading import Thread
@@ -26,6 +26,7 @@ from megatron.core import utils
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import clip_grads
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.tensor_parallel import CheckpointWithoutOutput, ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from megatron.core.tensor_parallel import random as megatron_random
@@ -264,6 +265,8 @@ OVERRIDDEN: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
     (MegatronOptimizer, "get_grad_stats_parallel_group", ("self",)),
     (MegatronOptimizer, "prepare_grads", ("self",)),
     (MegatronOptimizer, "step_with_ready_grads", ("self",)),
+    (DistributedOptimizer, "_copy_model_grads_to_main_grads", ("self",)),
+    (DistributedOptimizer, "_get_model_param_range_map", ("self", "param")),
     (utils, "local_multi_tensor_l2_norm", ("chunk_size", "noop_flag", "tensor_lists", "per_tensor", "args")),
     (utils, "local_multi_tensor_scale", ("chunk_size", "noop_flag", "tensor_lists", "scale")),
     (megatron_random, "_set_cuda_rng_state", ("new_state", "device", "graph_safe")),
@@ -280,6 +283,29 @@ def replace_norm_and_scaling(l2_norm: Callable[..., Any], scale: Callable[..., A
         require("megatron-core", clip_grads, "multi_tensor_scale_impl")
         clip_grads.l2_norm_impl = l2_norm
         clip_grads.multi_tensor_scale_impl = scale
+
+
+def hand_on_gradients(optimizer: Any) -> None:
+    """Let a distributed optimizer of Megatron's give its fp32 weights the gradients as they are, instead of copies in fp32.
+
+    What updates the weights must take gradients of another dtype than theirs. Optimizers of other kinds go on copying, and so do
+    all where torch, before 2.10, wants both to be of one dtype.
+    """
+    if isinstance(optimizer, DistributedOptimizer) and hasattr(Tensor, "grad_dtype"):
+        optimizer._copy_model_grads_to_main_grads = partial(_hand_on_gradients, optimizer)
+
+
+def _hand_on_gradients(optimizer: DistributedOptimizer) -> None:
+    if optimizer.is_stub_optimizer:  # this rank has no weights of the kind that it updates
+        return
+    groups = [*optimizer.model_float16_groups, *optimizer.model_fp32_groups]
+    parts = [*optimizer.shard_fp32_from_float16_groups, *optimizer.shard_fp32_groups]
+    for weights, own_parts in zip(groups, parts, strict=True):
+        for weight, own_part in zip(weights, own_parts, strict=True):
+            place = optimizer._get_model_param_range_map(weight)["param"]
+            if own_part.dtype != weight.main_grad.dtype:
+                own_part.grad_dtype = weight.main_grad.dtype
+            own_part.grad = weight.main_grad.view(-1)[place.start : place.end]
 
 
 def do_without_te_in_latent_attention() -> None:

@@ -31,10 +31,10 @@ ROW = 32
 
 
 class CompiledAdamW(torch.optim.AdamW):
-    """AdamW (decoupled weight decay, arXiv:1711.05101) over fp32 tensors; clipping and update are one compiled pass over memory.
+    """AdamW (decoupled weight decay, arXiv:1711.05101) over fp32 weights; clipping and update are one compiled pass over memory.
 
     torch's fused kernel takes many tensors in small chunks, which keeps it below the memory's bandwidth, and clipping before it
-    reads and writes every gradient once more.
+    reads and writes every gradient once more. Gradients may be in bf16: each is read as it is and computed with in fp32.
     """
 
     gradient_factor: Tensor | None = None
@@ -90,7 +90,7 @@ def scalars_of(group: dict[str, Any], step: float, gradient_factor: Tensor | Non
 
 
 def update(parameter: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, scalars: Tensor) -> None:
-    """Update one parameter in place; all tensors are of one shape, contiguous, fp32."""
+    """Update one parameter in place; all tensors are of one shape, contiguous, in fp32, the gradient in any dtype."""
     tensors = (parameter.detach(), gradient, mean, square)
     if parameter.numel() % ROW:
         _update(*tensors, scalars)
@@ -106,7 +106,7 @@ def _compiled() -> Callable[..., None]:
 
 def _update(parameter: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, scalars: Tensor) -> None:
     factor, kept, mean_share, square_kept, square_share, rate, square_scale, epsilon = scalars.unbind()
-    clipped = gradient * factor
+    clipped = gradient.float() * factor
     new_mean = mean + (clipped - mean) * mean_share
     new_square = square * square_kept + clipped * clipped * square_share
     parameter.copy_(parameter * kept - rate * new_mean / (new_square.sqrt() * square_scale + epsilon))
@@ -218,8 +218,9 @@ class MegatronOptimizer(torch.optim.Optimizer):
         inner = [part.optimizer for part in self.parts]
         if any(type(optimizer) is not torch.optim.AdamW for optimizer in inner):
             return []
-        for optimizer in inner:
+        for part, optimizer in zip(self.parts, inner, strict=True):
             optimizer.__class__ = CompiledAdamW
+            compat.hand_on_gradients(part)
         return inner
 
     def scale_loss(self, loss: Tensor) -> Tensor:

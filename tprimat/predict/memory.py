@@ -119,7 +119,10 @@ def _of_stage(workload: Workload, stage: Stage, layers: Layers) -> MemoryPredict
 
 def _widened_gradients(workload: Workload, weights: Weights) -> int:
     """Return the copies in fp32 of gradients in bf16 that the update of fp32 masters needs, when activations are gone."""
-    if workload.gradient_bytes == FP32_BYTES or workload.optimizer_states == "bf16" or workload.implementation.shards_weights:
+    code = workload.implementation
+    if workload.gradient_bytes == FP32_BYTES or workload.optimizer_states == "bf16" or code.shards_weights:
+        return 0
+    if workload.distributed_optimizer and not code.widens_gradients:
         return 0
     shards = (workload.replicas, workload.expert_replicas) if workload.distributed_optimizer else (1, 1)
     return FP32_BYTES * (weights.dense // shards[0] + weights.experts // shards[1])

@@ -34,6 +34,7 @@ class Question:
     sequence_tokens: int
     precision: Precision
     implementation: Implementation
+    optimizer_states: Literal["fp32", "bf16"] = "fp32"
     equal_stages: bool
     """Every pipeline stage must have the same number of layers, as TPrimat's own plans require; False: one more or less."""
     refusal: "Callable[[Question, Workload], UserError | None] | None" = None
@@ -83,6 +84,18 @@ class Answer:
         """Return the smallest variant of each layout of which none fits, least missing first."""
         known = {candidate.degrees for candidate in self.fitting}
         return [candidate for candidate in _first_of_each(self.too_large) if candidate.degrees not in known]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Otherwise:
+    """What fits where nothing does as it was asked; None where that does not help."""
+
+    bf16_gradients: Candidate | None = None
+    """With gradients summed in bf16 instead of fp32."""
+    engine: tuple[str, Candidate] | None = None
+    """Another engine, and its fastest layout."""
+    gpus: Candidate | None = None
+    """On the fewest GPUs that are enough, of the powers of two."""
 
 
 def _first_of_each(candidates: tuple[Candidate, ...]) -> list[Candidate]:
@@ -144,6 +157,7 @@ def _workload(
         sequence_tokens=question.sequence_tokens,
         implementation=question.implementation,
         precision=question.precision,
+        optimizer_states=question.optimizer_states,
         recompute=Recompute(granularity=granularity),
         expert_tensor=1 if question.shape.experts else None,
     )

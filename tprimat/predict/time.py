@@ -42,6 +42,8 @@ EAGER_ADAM_BYTES = 80 + 6
 """Uncompiled, each of Adam's operations passes over fp32 tensors: decay (2 of them), first moment (3), second moment (2 and 3),
 root, correction and epsilon (2 each), update (4). Then the bf16 weight is written."""
 NORM_BYTES = 4
+FP32_SUM_BYTES = 8
+"""A weight, of reading and writing the sum of its gradients in fp32."""
 TIED_BYTES = 8 + 6 + 2 + 6 + 10
 """A tied weight and micro-batch: its gradient by the loss is scaled in fp32 and converted, the embedding's is filled with zeros,
 both are added in bf16, and their sum to the fp32 buffer."""
@@ -198,17 +200,22 @@ def _products(workload: Workload, rates: Rates, matrix: WeightMatrix, *, again: 
 
 
 def _weight_gradient(workload: Workload, rates: Rates, sides: tuple[int, int, int], dtype: str, kind: str) -> tuple[float, float]:
-    """Return the seconds of a weight gradient's product, and of adding it to the fp32 sum, unless the product is measured so."""
+    """Return the seconds of a weight gradient's product, and of adding it to the sum.
+
+    Where the product was measured with an fp32 sum, that is part of it; a sum in bf16 then takes so much less.
+    """
     if rates.adds_gradients(dtype, kind) and workload.implementation.accumulates_weight_gradients:
-        return rates.product_seconds(*sides, dtype, kind), 0.0
+        narrower = sides[0] * sides[1] * (_accumulation_bytes(workload) - FP32_SUM_BYTES)
+        return rates.product_seconds(*sides, dtype, kind), narrower / rates.bandwidth
     plain = "fprop" if rates.adds_gradients(dtype, kind) else kind
     added = sides[0] * sides[1] * _accumulation_bytes(workload) / rates.bandwidth
     return rates.product_seconds(*sides, dtype, plain), added
 
 
 def _accumulation_bytes(workload: Workload) -> int:
-    """Return the bytes a weight that adding its gradient to the fp32 sum moves besides the product itself."""
-    return 8 if workload.implementation.accumulates_weight_gradients else 2 + 2 + 8
+    """Return the bytes a weight that adding its gradient to the sum moves besides the product itself."""
+    total = 2 * workload.gradient_bytes
+    return total if workload.implementation.accumulates_weight_gradients else 2 + 2 + total
 
 
 def _in_bf16(workload: Workload) -> str:
@@ -225,10 +232,9 @@ def _output(workload: Workload, rates: Rates) -> Piece:
     seconds = rates.product_seconds(rows, words, shape.hidden, dtype) + rates.product_seconds(
         rows, shape.hidden, words, dtype, "dgrad"
     )
-    if rates.adds_gradients(dtype, "wgrad") and workload.loss == "chunked":
-        seconds += rates.product_seconds(*sides, dtype, "wgrad")  # each chunk reads and writes the fp32 sum
-    else:
-        seconds += rates.product_seconds(*sides, dtype) + words * shape.hidden * 8 / rates.bandwidth
+    measured_with_sum = rates.adds_gradients(dtype, "wgrad") and workload.loss == "chunked"
+    sums = words * shape.hidden * (2 * workload.gradient_bytes - (FP32_SUM_BYTES if measured_with_sum else 0))
+    seconds += rates.product_seconds(*sides, dtype, *(["wgrad"] if measured_with_sum else [])) + sums / rates.bandwidth
     seconds *= tokens / rows
     moved = tokens * words * _loss_bytes(workload)
     if shape.tied_embeddings and workload.loss == "chunked" and workload.layout.pipeline == 1:

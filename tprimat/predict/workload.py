@@ -53,6 +53,8 @@ class Implementation:
     """Transformer Engine hands autograd one dummy gradient a weight shape and keeps it; others allocate one for each product."""
     reduces_in_fp32: bool = True
     """Gradients are kept and reduced in fp32; False: in the dtype of the weights."""
+    widens_gradients: bool = True
+    """The update of fp32 weights first copies all gradients in bf16 to fp32; False: it reads them as they are."""
     accumulates_weight_gradients: bool = True
     """Products add to the fp32 gradients directly."""
     overlaps_tensor_parallel: bool = False
@@ -165,7 +167,8 @@ class Workload:
     @property
     def gradient_bytes(self) -> int:
         """Of a weight's gradient, as it is kept and reduced between replicas."""
-        return 4 if self.implementation.reduces_in_fp32 else self.element_bytes
+        wide = self.implementation.reduces_in_fp32 and self.optimizer_states == "fp32"
+        return 4 if wide else self.element_bytes
 
     @property
     def loss(self) -> Loss:
@@ -259,6 +262,7 @@ EMBEDDED = Implementation(
     balanced_stages=True,
     gathers_keys_values=True,
     keeps_returned_rows=True,
+    widens_gradients=False,
     expert_wgrad_in_bf16=True,
     received_rows_step=1 / 16,
     buffers_bytes=WORKSPACES,

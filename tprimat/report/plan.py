@@ -10,7 +10,7 @@ from tprimat.facts.models import ModelShape
 from tprimat.facts.published import results
 from tprimat.predict.memory import PARTS, MemoryPrediction, Part
 from tprimat.predict.rates import Rates
-from tprimat.predict.search import Answer, Candidate, Question, reason
+from tprimat.predict.search import Answer, Candidate, Otherwise, Question, reason
 from tprimat.predict.time import TIME_PARTS, TimePart
 from tprimat.predict.workload import EMBEDDED, NEMO, Implementation, Precision, Workload
 from tprimat.report.screen import PLAIN, Painted, Screen
@@ -80,14 +80,8 @@ def _rate(candidate: Candidate, rates: Rates) -> str:
     return f"{units.count(value)}{ends}"
 
 
-def text(
-    answer: Answer,
-    rates: Rates,
-    screen: Screen = PLAIN,
-    enough: Candidate | None = None,
-    other: tuple[str, Candidate] | None = None,
-) -> str:
-    """Format the answer for a terminal; where nothing fits, with another engine that does, and with how many GPUs are enough."""
+def text(answer: Answer, rates: Rates, screen: Screen = PLAIN, otherwise: Otherwise | None = None) -> str:
+    """Format the answer for a terminal; where nothing fits, with what would otherwise."""
     layouts = answer.layouts()
     parts = [_question(answer.question, rates, screen), _rates(answer.question, rates, screen)]
     if layouts:
@@ -95,8 +89,7 @@ def text(
         parts.append(_bars(layouts[0], screen))
     else:
         parts.append(screen.prose(f"Nothing fits {units.gibibytes(answer.question.memory_bytes)} a GPU.", meaning="refused"))
-        parts += [screen.prose(f"{_other_engine(*other)}.")] if other else []
-        parts += [screen.prose(_enough(enough, answer.question))] if enough else []
+        parts += [screen.prose(sentence) for sentence in _otherwise(otherwise or Otherwise(), answer.question)]
     if nearly := answer.nearly():
         parts.append(_too_large(nearly, answer.question, screen))
     return "\n\n".join(parts)
@@ -131,6 +124,14 @@ def _best(best: Candidate, question: Question, rates: Rates, screen: Screen) -> 
     again = "" if work.recompute.granularity == "none" else f", recompute {work.recompute.granularity}"
     name = screen.paint(layout_name(work), "winner")
     return f"fastest   {name}, micro-batch {work.micro_batch}{again}\n          {rate}, {memory} a GPU\n          {flags(work)}"
+
+
+def _otherwise(ways: Otherwise, question: Question) -> list[str]:
+    """Return a sentence for each."""
+    narrow, engine, gpus = ways.bf16_gradients, ways.engine, ways.gpus
+    said = [f"It fits with engine_options.gradients: bf16, which rounds their sums: {_how(narrow)}."] if narrow else []
+    said += [f"{_other_engine(*engine)}."] if engine else []
+    return said + ([_enough(gpus, question)] if gpus else [])
 
 
 def _enough(enough: Candidate, question: Question) -> str:

@@ -156,7 +156,9 @@ def _group(run: _Run) -> str:
 def _name(run: _Run) -> str:
     work, record = run.workload, run.measured.result.run
     again = "" if work.recompute.granularity == "none" else f" recompute {record.recompute_words}"
-    states = " bf16 states" if work.optimizer_states == "bf16" else ""
+    narrow = "gradients" if record.engine_options.get("gradients") == "bf16" else None
+    narrow = "states" if work.optimizer_states == "bf16" else narrow
+    states = f" bf16 {narrow}" if narrow else ""
     states += " fully sharded" if work.implementation.divides_over_replicas_alone else ""
     off = [name for name, value in record.engine_options.items() if value is False and name in NAMED_SWITCHES]
     switched = f" without {', '.join(off)}" if off and work.implementation.name == "embedded" else ""
@@ -170,9 +172,10 @@ def _variant(record: RunRecord) -> str:
     """Name what the prediction does not tell apart, and what has been tried in several ways; each begins with a comma."""
     attention = (_split_attention(record) or "").removeprefix("torch ")
     overlap = "tp_comm_overlap" if record.engine_options.get("tp_comm_overlap") else ""
+    graphs = "CUDA graphs" if record.engine_options.get("cuda_graph_impl") == "local" else ""
     notes = record.evidence.notes if record.evidence else ()
     wide = next((found[0] for note in notes if (found := LAYERS_IN_BF16.search(note))), "")
-    return "".join(f", {part}" for part in (attention, overlap, wide) if part)
+    return "".join(f", {part}" for part in (attention, overlap, graphs, wide) if part)
 
 
 def _split_attention(record: RunRecord) -> str | None:

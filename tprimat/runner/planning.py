@@ -16,8 +16,8 @@ from tprimat.hardware.nodes import this_machine
 from tprimat.plan.build import shape_at
 from tprimat.plan.schema import Batch, EngineOptions, Layout, RunPlan
 from tprimat.predict.rates import Rates, probed_rates, published_rates
-from tprimat.predict.search import Answer, Candidate, Question, search, smallest_that_fits, workloads
-from tprimat.predict.workload import TRANSFORMER_ENGINE, Implementation, Precision, Workload
+from tprimat.predict.search import Answer, Candidate, Otherwise, Question, search, smallest_that_fits, workloads
+from tprimat.predict.workload import EMBEDDED, TRANSFORMER_ENGINE, Implementation, Precision, Workload
 from tprimat.records.discover import probes_in
 from tprimat.records.schema import ProbeRecord
 
@@ -117,6 +117,24 @@ def _answer_of(request: PlanRequest) -> tuple[Answer, Rates]:
     return _answer(question, accelerator, request.probes)
 
 
+def otherwise(question: Question, rates: Rates, engines: Sequence[str], *, any_engine: bool) -> Otherwise:
+    """Return what fits where nothing does as a question asks: with less, by these engines, or on more GPUs by any."""
+    return Otherwise(
+        bf16_gradients=_with_bf16_gradients(question, rates),
+        engine=fitting_engine(question, rates, engines),
+        gpus=enough_gpus(question, rates, any_engine=any_engine),
+    )
+
+
+def _with_bf16_gradients(question: Question, rates: Rates) -> Candidate | None:
+    """Return the fastest layout that fits with a switch of the embedded engine: gradients are summed in bf16."""
+    code = question.implementation
+    if code.name != EMBEDDED.name or code.shards_weights or question.optimizer_states == "bf16":
+        return None
+    found = search(replace(question, implementation=replace(code, reduces_in_fp32=False)), rates).fitting
+    return found[0] if found else None
+
+
 def fitting_engine(question: Question, rates: Rates, engines: Sequence[str] = ANY_ENGINE) -> tuple[str, Candidate] | None:
     """Return the first engine of these that fits where the question's does not, with its fastest layout; None where none does."""
     accelerator, _ = accelerator_of(rates.accelerator)
@@ -184,6 +202,7 @@ def question_of(plan: RunPlan, accelerator: Accelerator) -> Question:
         sequence_tokens=plan.batch.sequence_tokens,
         precision=plan.precision,
         implementation=implementation,
+        optimizer_states=plan.engine_options.optimizer_states,
         equal_stages=True,
         refusal=refusal_by(plan),
     )

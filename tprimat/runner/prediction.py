@@ -20,6 +20,8 @@ from tprimat.runner.planning import candidates_for, enough_gpus, question_of, ra
 
 ERROR_OF_MEMORY = 0.05
 """A run is refused only where it would not fit if the prediction were too high by this much; docs/accuracy.md has the errors."""
+ERROR_OF_EMBEDDED = 0.02
+"""The same for the embedded engine, whose memory is predicted best."""
 OF_ROUTED_TOKENS: tuple[Part, ...] = ("activations", "backward")
 """Parts that are smaller than predicted where full experts drop tokens."""
 MOST_ALTERNATIVES = 3
@@ -80,9 +82,9 @@ def refuse_too_large(plan: RunPlan, machine: Machine) -> None:
         LaunchError: names what is missing, and what fits.
     """
     need, room = plan.prediction, machine.memory_bytes
-    if need is None or room is None or not _exceeds(need.allocated_bytes, room):
+    if need is None or room is None or not _exceeds(plan, need.allocated_bytes, room):
         return
-    if plan.moe_expert_capacity_factor is not None and not _exceeds(_without_routed_tokens(need), room):
+    if plan.moe_expert_capacity_factor is not None and not _exceeds(plan, _without_routed_tokens(need), room):
         return
     largest = max(need.memory, key=lambda part: need.memory[part])
     accelerator = find_accelerator(machine.accelerator)
@@ -99,7 +101,7 @@ def refuse_too_large(plan: RunPlan, machine: Machine) -> None:
 def doubtful_memory(plan: RunPlan, machine: Machine) -> str | None:
     """Say that a plan fits only if its expert capacity drops enough tokens; None where it does not depend on that."""
     need, room = plan.prediction, machine.memory_bytes
-    if need is None or room is None or plan.moe_expert_capacity_factor is None or not _exceeds(need.allocated_bytes, room):
+    if need is None or room is None or plan.moe_expert_capacity_factor is None or not _exceeds(plan, need.allocated_bytes, room):
         return None
     return (
         f"{plan.model} under {plan.strategy} needs {units.gibibytes(need.allocated_bytes)} by prediction if no token is dropped, "
@@ -107,8 +109,8 @@ def doubtful_memory(plan: RunPlan, machine: Machine) -> str | None:
     )
 
 
-def _exceeds(size: int, room: int) -> bool:
-    return size > room * (1 + ERROR_OF_MEMORY)
+def _exceeds(plan: RunPlan, size: int, room: int) -> bool:
+    return size > room * (1 + (ERROR_OF_EMBEDDED if plan.engine == FALLBACK else ERROR_OF_MEMORY))
 
 
 def _without_routed_tokens(need: RunPrediction) -> int:
@@ -143,11 +145,27 @@ def _fully_sharded(plan: RunPlan, accelerator: Accelerator) -> list[str]:
 
 
 def elsewhere(plan: RunPlan, accelerator: Accelerator | None) -> list[str]:
-    """Return what fits where no layout of the plan's engine does: the embedded engine here, and more GPUs."""
+    """Return what fits where no layout of the plan's engine does: narrower gradients, the embedded engine here, more GPUs."""
     other = replace(plan, engine=FALLBACK)
     fits = alternatives(other, accelerator) if plan.engine != FALLBACK else []
     more = more_gpus(plan, accelerator)
-    return [*([f"--engine {FALLBACK}, which fits: {', '.join(fits)}"] if fits else []), *([more] if more else [])]
+    others = [*([f"--engine {FALLBACK}, which fits: {', '.join(fits)}"] if fits else []), *([more] if more else [])]
+    return [*_bf16_gradients(plan, accelerator), *others]
+
+
+def _bf16_gradients(plan: RunPlan, accelerator: Accelerator | None) -> list[str]:
+    """Return flags that fit by summing gradients in bf16, where the engine can: the plan's own layout, or else the fastest."""
+    narrow = replace(plan, engine_options=replace(plan.engine_options, gradients="bf16"))
+    refused = engine_named(plan.engine).refusal(narrow, lambda *keys: ".".join(keys))
+    if refused or accelerator is None or plan.engine_options.gradients == "bf16":
+        return []
+    try:
+        found = candidates_for(narrow, accelerator)
+    except ConfigError:  # no legal layout for this batch
+        return []
+    own = [candidate for candidate in found if candidate.workload.layout == plan.layout]
+    flag = f"--set platform_optimizations.{plan.platform}.engine_options.gradients=bf16"
+    return [f"{_words(candidate, plan, flag)}, which rounds sums of gradients" for candidate in (own or found)[:1]]
 
 
 def more_gpus(plan: RunPlan, accelerator: Accelerator | None) -> str | None:

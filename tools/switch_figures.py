@@ -18,8 +18,10 @@ from tprimat.report.tables import table
 
 
 def options_of(run: RunRecord) -> dict[str, object]:
-    """Return every switch of a run; the dtype of its matrix products counts as one."""
-    return {**run.engine_options, "fp8": run.matmul_dtype == "fp8"}
+    """Return every switch of a run; the dtypes of its matrix products and of its gradients count as two."""
+    gradients = run.engine_options.get("gradients", "fp32")
+    others = {name: value for name, value in run.engine_options.items() if name != "gradients"}
+    return {**others, "gradients: bf16": gradients == "bf16", "fp8": run.matmul_dtype == "fp8"}
 
 
 def workload(run: RunRecord) -> tuple[object, ...]:
@@ -102,7 +104,7 @@ def switches(results: Path) -> str:
 
 def unmeasured(results: Path) -> str:
     """Return a sentence that names the switches without runs to compare; empty where there are none."""
-    measured = {name for name, _, _ in switch_pairs(results)} | {"fp8_scaling"}  # for NeMo
+    measured = {name.partition(":")[0] for name, _, _ in switch_pairs(results)} | {"fp8_scaling"}  # for NeMo
     names = [f"`{field.name}`" for field in fields(EngineOptions) if field.name not in measured]
     return f"\n\nWithout a recorded pair of runs: {', '.join(names)}." if names else ""
 
@@ -150,6 +152,7 @@ def forward_sums(results: Path) -> str:
 UNSWITCHED = {
     "layer-end-sums": "the sum at a layer's end in the next norm's kernel, instead of its own",
     "norm-not-awaited": "the host goes on without the gradients' norm, instead of waiting for it",
+    "norm-backward-in-one-pass": "the norm's backward in one kernel of our own, instead of the compiler's two",
 }
 """Folder of benchmarks/records/h200/unswitched -> the change."""
 

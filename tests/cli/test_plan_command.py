@@ -60,6 +60,19 @@ def test_a_model_that_fits_nowhere_is_exit_status_1():
     assert "with Megatron-Core with Transformer Engine" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("accelerator", "gpus", "option"),
+    [("H200 SXM", "1", "gradients"), ("H100 SXM", "1", "optimizer_states"), ("A100 SXM 40GB", "2", None), ("RTX 4090", "1", None)],
+)
+def test_what_fits_with_less_in_fp32_is_said_with_what_it_costs(accelerator, gpus, option):
+    done = run_command("plan", "--model", "llama", "--accelerator", accelerator, "--gpus", gpus)
+    assert done.returncode == 1
+    assert re.findall(r"It fits with engine_options\.(\w+): bf16 \((?:which rounds|for measuring only)", done.stdout) == (
+        [option] if option else []
+    )
+    assert "GPUs are enough" in done.stdout
+
+
 def test_where_nothing_fits_the_fewest_gpus_that_would_are_named_with_a_layout():
     asked = ("--architecture", "llama-3.1-70b", "--accelerator", "H100 SXM", "--global-batch-size", "128", "--gpus")
     nothing = run_command("plan", *asked, "8")

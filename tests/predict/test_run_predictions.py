@@ -53,11 +53,13 @@ def test_a_model_that_fits_no_layout_needs_narrower_gradients_or_more_gpus():
     assert out_of_memory_hint(narrowed, H200, "otherwise").startswith("export PYTORCH_CUDA_ALLOC_CONF")
 
 
-def test_nothing_narrower_is_offered_where_that_does_not_fit_either():
-    assert (
-        out_of_memory_hint(predicted(plan(1, 1), H100, ()), H100, "otherwise")
-        == "2 GPUs, the fewest that this model fits by prediction"
-    )
+def test_states_in_bf16_are_the_last_resort_of_a_single_gpu():
+    states = "--set platform_optimizations.nvidia.engine_options.optimizer_states=bf16"
+    enough = "2 GPUs, the fewest that this model fits by prediction"
+    hint = out_of_memory_hint(predicted(plan(1, 1), H100, ()), H100, "otherwise")
+    assert hint == f"{states} (73.9 GiB), for measuring only: small updates are lost; or {enough}"
+    large = replace(plan(1, 1), shape=model_shape("llama-3.1-70b"))
+    assert "bf16" not in out_of_memory_hint(predicted(large, H100, ()), H100, "otherwise")
 
 
 def test_where_another_engine_fits_it_is_named_before_more_gpus():

@@ -86,12 +86,19 @@ class Answer:
         return [candidate for candidate in _first_of_each(self.too_large) if candidate.degrees not in known]
 
 
+NARROWER = {
+    "gradients": "which rounds sums of gradients",
+    "optimizer_states": "for measuring only: small updates are lost",
+}
+"""Options of the embedded engine that need less memory as bf16, in the order to try them -> what that costs."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Otherwise:
     """What fits where nothing does as it was asked; None where that does not help."""
 
-    bf16_gradients: Candidate | None = None
-    """With gradients summed in bf16 instead of fp32."""
+    narrower: tuple[str, Candidate] | None = None
+    """The option of the embedded engine that is bf16 instead of fp32, and the fastest layout with it."""
     engine: tuple[str, Candidate] | None = None
     """Another engine, and its fastest layout."""
     gpus: Candidate | None = None

@@ -10,7 +10,7 @@ from tprimat.facts.models import ModelShape
 from tprimat.facts.published import results
 from tprimat.predict.memory import PARTS, MemoryPrediction, Part
 from tprimat.predict.rates import Rates
-from tprimat.predict.search import Answer, Candidate, Otherwise, Question, reason
+from tprimat.predict.search import NARROWER, Answer, Candidate, Otherwise, Question, reason
 from tprimat.predict.time import TIME_PARTS, TimePart
 from tprimat.predict.workload import EMBEDDED, NEMO, Implementation, Precision, Workload
 from tprimat.report.screen import PLAIN, Painted, Screen
@@ -128,10 +128,12 @@ def _best(best: Candidate, question: Question, rates: Rates, screen: Screen) -> 
 
 def _otherwise(ways: Otherwise, question: Question) -> list[str]:
     """Return a sentence for each."""
-    narrow, engine, gpus = ways.bf16_gradients, ways.engine, ways.gpus
-    said = [f"It fits with engine_options.gradients: bf16, which rounds their sums: {_how(narrow)}."] if narrow else []
-    said += [f"{_other_engine(*engine)}."] if engine else []
-    return said + ([_enough(gpus, question)] if gpus else [])
+    said = []
+    if ways.narrower is not None:
+        option, candidate = ways.narrower
+        said.append(f"It fits with engine_options.{option}: bf16 ({NARROWER[option]}): {_how(candidate)}.")
+    said += [f"{_other_engine(*ways.engine)}."] if ways.engine else []
+    return said + ([_enough(ways.gpus, question)] if ways.gpus else [])
 
 
 def _enough(enough: Candidate, question: Question) -> str:

@@ -16,7 +16,7 @@ from tprimat.hardware.nodes import this_machine
 from tprimat.plan.build import shape_at
 from tprimat.plan.schema import Batch, EngineOptions, Layout, RunPlan
 from tprimat.predict.rates import Rates, probed_rates, published_rates
-from tprimat.predict.search import Answer, Candidate, Otherwise, Question, search, smallest_that_fits, workloads
+from tprimat.predict.search import NARROWER, Answer, Candidate, Otherwise, Question, search, smallest_that_fits, workloads
 from tprimat.predict.workload import EMBEDDED, TRANSFORMER_ENGINE, Implementation, Precision, Workload
 from tprimat.records.discover import probes_in
 from tprimat.records.schema import ProbeRecord
@@ -120,19 +120,24 @@ def _answer_of(request: PlanRequest) -> tuple[Answer, Rates]:
 def otherwise(question: Question, rates: Rates, engines: Sequence[str], *, any_engine: bool) -> Otherwise:
     """Return what fits where nothing does as a question asks: with less, by these engines, or on more GPUs by any."""
     return Otherwise(
-        bf16_gradients=_with_bf16_gradients(question, rates),
+        narrower=_narrower(question, rates),
         engine=fitting_engine(question, rates, engines),
         gpus=enough_gpus(question, rates, any_engine=any_engine),
     )
 
 
-def _with_bf16_gradients(question: Question, rates: Rates) -> Candidate | None:
-    """Return the fastest layout that fits with a switch of the embedded engine: gradients are summed in bf16."""
+def _narrower(question: Question, rates: Rates) -> tuple[str, Candidate] | None:
+    """Return the first option of the embedded engine that fits as bf16, with its fastest layout; None where none does."""
     code = question.implementation
     if code.name != EMBEDDED.name or code.shards_weights or question.optimizer_states == "bf16":
         return None
-    found = search(replace(question, implementation=replace(code, reduces_in_fp32=False)), rates).fitting
-    return found[0] if found else None
+    less = {"gradients": replace(question, implementation=replace(code, reduces_in_fp32=False))}
+    if question.gpus == 1:  # the engine has no other states for several ranks
+        less["optimizer_states"] = replace(question, optimizer_states="bf16")
+    for name in NARROWER:
+        if name in less and (found := search(less[name], rates).fitting):
+            return name, found[0]
+    return None
 
 
 def fitting_engine(question: Question, rates: Rates, engines: Sequence[str] = ANY_ENGINE) -> tuple[str, Candidate] | None:

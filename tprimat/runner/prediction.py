@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from tprimat import units
 from tprimat.engines import FALLBACK, MODULES
@@ -11,7 +12,7 @@ from tprimat.facts.accelerators import Accelerator, find_accelerator
 from tprimat.plan.schema import RunPlan
 from tprimat.predict.memory import Part, predict_memory
 from tprimat.predict.rates import published_rates
-from tprimat.predict.search import Candidate
+from tprimat.predict.search import NARROWER, Candidate
 from tprimat.predict.time import predict_time
 from tprimat.predict.workload import Workload, layout_of_record, workload_of_plan, workload_of_record
 from tprimat.records.schema import Machine, ProbeRecord, RunPrediction, RunRecord
@@ -145,27 +146,31 @@ def _fully_sharded(plan: RunPlan, accelerator: Accelerator) -> list[str]:
 
 
 def elsewhere(plan: RunPlan, accelerator: Accelerator | None) -> list[str]:
-    """Return what fits where no layout of the plan's engine does: narrower gradients, the embedded engine here, more GPUs."""
+    """Return what fits where no layout of the plan's engine does: with less in fp32, the embedded engine here, more GPUs."""
     other = replace(plan, engine=FALLBACK)
     fits = alternatives(other, accelerator) if plan.engine != FALLBACK else []
     more = more_gpus(plan, accelerator)
     others = [*([f"--engine {FALLBACK}, which fits: {', '.join(fits)}"] if fits else []), *([more] if more else [])]
-    return [*_bf16_gradients(plan, accelerator), *others]
+    return [*_narrower(plan, accelerator), *others]
 
 
-def _bf16_gradients(plan: RunPlan, accelerator: Accelerator | None) -> list[str]:
-    """Return flags that fit by summing gradients in bf16, where the engine can: the plan's own layout, or else the fastest."""
-    narrow = replace(plan, engine_options=replace(plan.engine_options, gradients="bf16"))
-    refused = engine_named(plan.engine).refusal(narrow, lambda *keys: ".".join(keys))
-    if refused or accelerator is None or plan.engine_options.gradients == "bf16":
-        return []
-    try:
-        found = candidates_for(narrow, accelerator)
-    except ConfigError:  # no legal layout for this batch
-        return []
-    own = [candidate for candidate in found if candidate.workload.layout == plan.layout]
-    flag = f"--set platform_optimizations.{plan.platform}.engine_options.gradients=bf16"
-    return [f"{_words(candidate, plan, flag)}, which rounds sums of gradients" for candidate in (own or found)[:1]]
+def _narrower(plan: RunPlan, accelerator: Accelerator | None) -> list[str]:
+    """Return flags that fit with gradients, or else all states, in bf16: for the plan's own layout, or the fastest."""
+    for name, cost in NARROWER.items():
+        changed: dict[str, Any] = {name: "bf16"}
+        narrow = replace(plan, engine_options=replace(plan.engine_options, **changed))
+        refused = engine_named(plan.engine).refusal(narrow, lambda *keys: ".".join(keys))
+        if refused or accelerator is None or getattr(plan.engine_options, name) == "bf16":
+            continue
+        try:
+            found = candidates_for(narrow, accelerator)
+        except ConfigError:  # no legal layout for this batch
+            continue
+        flag = f"--set platform_optimizations.{plan.platform}.engine_options.{name}=bf16"
+        own = [candidate for candidate in found if candidate.workload.layout == plan.layout]
+        if own or found:
+            return [f"{_words((own or found)[0], plan, flag)}, {cost}"]
+    return []
 
 
 def more_gpus(plan: RunPlan, accelerator: Accelerator | None) -> str | None:

@@ -1,6 +1,7 @@
 """Statistics against scipy, and intervals against simulation: 2,000 cases each, seeded."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -233,3 +234,10 @@ def test_a_mean_of_runs_has_scipys_interval():
     low, high = stats.t.interval(0.95, 3, loc=logs.mean(), scale=stats.sem(logs))
     interval = statistics.mean_of_runs(values)
     assert (interval.low, interval.high) == pytest.approx((math.exp(low), math.exp(high)), rel=1e-6)
+
+
+def test_the_page_states_the_spread_that_single_runs_are_assumed_to_have():
+    page = (Path(__file__).parent.parent / "docs" / "statistics.md").read_text(encoding="utf8")
+    dense, mixtures = (100 * spread for spread in (statistics.BETWEEN_RUNS, statistics.BETWEEN_RUNS_OF_MIXTURES))
+    assert f"adds {dense:.1f} % ({mixtures:.0f} % of mixtures of experts)" in page
+    assert f"assumed {dense:.1f} % ({mixtures:.0f} % of mixtures of experts" in page

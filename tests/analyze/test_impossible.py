@@ -55,13 +55,19 @@ def stepped(**fields):
     return lambda result: replace(result, steps=tuple(replace(step, **fields) for step in result.steps))
 
 
+def later_batches_doubled(result):
+    steps = [replace(step, tokens=step.tokens * (1 + (step.step > 23))) for step in result.steps]
+    return replace(result, steps=tuple(steps))
+
+
 def last_loss_lost(result):
     return replace(result, steps=(*result.steps[:-1], replace(result.steps[-1], loss=None, finite=False)))
 
 
 TRAPS = [
     (lambda result: faster(result, 10), "MFU is 348 %, which no hardware can reach"),
-    (stepped(tokens=1_000_000), "a step has 1,000,000 tokens, and 128 sequences of 2,048 make 262,144"),
+    (stepped(tokens=1_000_000), "37 of 37 steps have 1,000,000 tokens, and 128 sequences of 2,048 make 262,144"),
+    (later_batches_doubled, "17 of 37 steps have 524,288 tokens, and 128 sequences of 2,048 make 262,144"),
     (last_loss_lost, "the loss is not a number in 1 of 40 steps"),
     (stepped(step_seconds=2.0), "its steps take 78 s in sum, and 190.7 s passed"),
     (

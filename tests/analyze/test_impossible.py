@@ -74,6 +74,10 @@ TRAPS = [
         lambda result: replace(result, stated_tokens_per_second=80_000.0),
         "the file states 80,000 tokens/s, and its own steps make 59,",
     ),
+    (
+        lambda result: faster(ran(matmul_dtype=None, evidence=None)(result), 10),
+        "it means 3,448 TFLOP/s a GPU, and H100 SXM has 1,979 in its fastest dtype",
+    ),
     (seen(tensor_parallel=2), "tensor parallel is 1 in the record and 2 in its evidence"),
     (seen(matmul_dtype="fp8"), "dtype is bf16 in the record and fp8 in its evidence"),
     (seen(context_parallel=2), "context parallel is 1 in the record and 2 in its evidence"),
@@ -123,6 +127,15 @@ def test_a_file_of_another_program_is_held_to_its_own_steps(tmp_path, change, re
     done = run_command("compare.py", "--results-dir", tmp_path, "--output", tmp_path / "c.md")
     assert done.returncode == (0 if reason is None else 1)
     assert (f"{FOREIGN.name}: this cannot be: {reason}" in done.stdout) == (reason is not None)
+
+
+def test_a_file_of_another_program_with_two_batches_is_not_counted(tmp_path):
+    document = json.loads(FOREIGN.read_text())
+    document["parallelism_config"] = {"global_batch_size": 96}
+    (tmp_path / FOREIGN.name).write_text(json.dumps(document))
+    batch = document["training_config"]["global_batch_size"]
+    because = f"global_batch_size is 96 in parallelism_config and {batch} in training_config"
+    assert because in measure(read_result(tmp_path / FOREIGN.name), MetricOptions()).not_counted
 
 
 @pytest.mark.parametrize(

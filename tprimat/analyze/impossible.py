@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from tprimat.analyze.metrics import impossible
 from tprimat.analyze.window import steady_steps
+from tprimat.facts.accelerators import find_accelerator
 from tprimat.facts.flops import parameters
 from tprimat.facts.models import padded_vocabulary
 from tprimat.records.benchmark_file import RunResult
@@ -44,6 +45,7 @@ def contradictions(result: RunResult, metrics: RunMetrics | None) -> tuple[str, 
         *_steps(run, steps),
         *_tokens(run, steady_steps(steps, metrics.window) if metrics else steps),
         *(impossible(metrics.mfu) if metrics else ()),
+        *(_any_dtype(run, metrics) if metrics else ()),
         *(_power(run, metrics) if metrics else ()),
         *_stated_rate(result.stated_tokens_per_second, steps),
     )
@@ -85,6 +87,18 @@ def _memory(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[str]:
     peak, memory = max((step.peak_allocated_bytes or 0 for step in steps), default=0), run.machine.memory_bytes
     if run.machine.platform != "cpu" and memory and peak > (1 + TOLERANCE) * memory:
         yield f"its peak memory is {peak / 2**30:.1f} GiB, and its GPU has {memory / 2**30:.1f} GiB"
+
+
+def _any_dtype(run: RunRecord, metrics: RunMetrics) -> Iterator[str]:
+    """Compare FLOP/s without an MFU, whose dtype is not known, with the accelerator's peak in its fastest dtype."""
+    known, flops = find_accelerator(run.machine.accelerator), metrics.model_flops_per_second_per_gpu
+    if (
+        metrics.mfu is None
+        and known is not None
+        and flops is not None
+        and flops.value > (most := max(known.dense_flops.values()))
+    ):
+        yield f"it means {flops.value / 1e12:,.0f} TFLOP/s a GPU, and {known.name} has {most / 1e12:,.0f} in its fastest dtype"
 
 
 def _power(run: RunRecord, metrics: RunMetrics) -> Iterator[str]:

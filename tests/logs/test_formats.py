@@ -280,6 +280,15 @@ def test_steps_of_an_earlier_process_with_another_model_are_left_out():
     assert any("num_layers 32, then 28" in note for note in result.notes)
 
 
+def test_a_run_that_goes_on_with_other_gpus_without_saying_so_is_that_one_alone():
+    text = "[rank-{}/{}][INFO] iteration {:8d}/ 30 | elapsed time per iteration (ms): {:.1f}/{:.1f} | lm loss: 2.0 |"
+    lines = [text.format(7, 8, number, 12_500, 12_500) for number in range(1, 11)]
+    lines += [text.format(15, 16, number, 6_250, 6_250) for number in range(11, 31)]
+    result = parsed_log(collect(lines, "primus"), Workload())
+    assert (column(result, "step"), result.evidence.world_size) == (list(range(12, 31)), 16)
+    assert any("world_size 8, then 16" in note for note in result.notes)
+
+
 MESH = "Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard=8, cp=1, tp=1, ep=1, etp=1"
 FLOAT8 = "Float8 tensorwise scaled training active"
 

@@ -233,7 +233,9 @@ class LogContents:
             self._open(fields, step, line)
 
     def _open(self, fields: LineFields, step: int, line: int) -> None:
-        restarted = bool(self.steps) and (self._new_process or step <= self.newest)
+        former = self._configuration.get("world_size")
+        resized = former is not None and self.evidence.get("world_size") != former  # Primus prints it with each step
+        restarted = bool(self.steps) and (self._new_process or resized or step <= self.newest)
         first = next(iter(self.steps), step)
         if self.steps and step <= self.newest:
             self._go_back(step)

@@ -142,6 +142,33 @@ def verdicts() -> str:
     return table(header, rows)
 
 
+def many() -> str:
+    """List how often one of several equal configurations is called fastest, and any other slower."""
+    rng = np.random.default_rng(8)
+    cases = [[[_a_rate(rng) for _ in range(5)] for _ in range(8)] for _ in range(CASES // 2)]
+    rows = []
+    for count in (2, 3, 5, 8):
+        row = [str(count)]
+        for runs in (1, 3, 5):
+            fastest, slower = 0, 0
+            for case in cases:
+                groups = [group[:runs] for group in case[:count]]
+                best, *others = sorted(groups, key=lambda group: -sum(rate.log for rate in group))
+                shown = [statistics.ratio_of_rates(other, best).low > 1 for other in others]
+                fastest += shown[0]
+                slower += any(shown)
+            shares = [f"{number / len(cases):.0%}" for number in (fastest, slower)]
+            row.append(", ".join(shares[runs < statistics.FEWEST_RUNS :]))
+        rows.append(row)
+    return table(("equal configurations", "1 run each", "3 runs", "5 runs"), rows)
+
+
+def _a_rate(rng: np.random.Generator) -> statistics.Rate:
+    """Draw the rate of a run of 20 independent steps."""
+    rate = statistics.rate_of(np.ones(20), normal(rng, 20))
+    return replace(rate, log=rate.log - statistics.BETWEEN_RUNS * rng.normal())
+
+
 ON_TWO_MACHINES = ("short",)
 """Folders whose runs of a configuration are of two machines (benchmarks/records/h200/README.md)."""
 
@@ -172,7 +199,7 @@ def between_runs() -> str:
     return table(("folder", "day", "configuration", "runs", "standard deviation between runs"), rows)
 
 
-BLOCKS = {"one_run": one_run, "verdicts": verdicts, "between_runs": between_runs}
+BLOCKS = {"one_run": one_run, "verdicts": verdicts, "many": many, "between_runs": between_runs}
 
 
 def main() -> int:

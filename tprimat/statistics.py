@@ -1,7 +1,7 @@
 """Every statistic that the project uses. Each function cites its source; tests check it against scipy or by simulation.
 
 Intervals of one run are closed forms, which need no random numbers and cost microseconds; the ratio of two groups of runs is
-Student's over runs. How often they cover the truth, by simulation, and where they do not, is in docs/statistics.md
+Welch's over runs. How often they cover the truth, by simulation, and where they do not, is in docs/statistics.md
 (tools/statistics_page.py).
 """
 
@@ -362,26 +362,32 @@ def ratio_of_rates(
 ) -> Interval:
     """Return the throughput of the second group of runs over the first, with an interval on the log scale.
 
-    With two runs or more on each side: Student's for two means of equal variance, from the spread between runs alone. With a
-    single run, the variance of a run is what its steps show plus `assumed` squared, updated by the runs of the other side
-    (Gelman et al., Bayesian Data Analysis, 3rd edition, section 2.6); degrees of freedom by Satterthwaite (1946,
-    doi:10.2307/3002019). Then there is no interval where a run has a single step.
+    With two runs or more on each side: Welch's (1947, doi:10.2307/2332510), from the spread of each side's runs alone, which may
+    differ. With a single run, the variance of a run is what its steps show plus `assumed` squared, updated by the runs of the
+    other side (Gelman et al., Bayesian Data Analysis, 3rd edition, section 2.6). Then there is no interval where a run has a
+    single step. Degrees of freedom by Satterthwaite (1946, doi:10.2307/3002019).
     """
     logs = [np.array([rate.log for rate in group]) for group in (first, second)]
     centre = float(logs[1].mean() - logs[0].mean())
-    runs = [len(group) for group in logs]
-    spare = sum(runs) - 2
-    squares = sum(float(((group - group.mean()) ** 2).sum()) for group in logs)
-    if min(runs) > 1:
-        variance, freedom = squares / spare * (1 / runs[0] + 1 / runs[1]), float(spare)
+    if min(len(first), len(second)) > 1:
+        parts = [(float(group.var(ddof=1)) / len(group), len(group) - 1.0) for group in logs]
     else:
-        parts = _variances(first, second, squares, spare, assumed)
-        if parts is None:
+        squares = sum(float(((group - group.mean()) ** 2).sum()) for group in logs)
+        found = _variances(first, second, squares, len(first) + len(second) - 2, assumed)
+        if found is None:
             return Interval(value=math.exp(centre), low=None, high=None)
-        variance = sum(part for part, _ in parts)
-        freedom = variance**2 / sum(part**2 / df for part, df in parts) if variance > 0 else 1.0
-    arm = t_quantile(int(freedom), confidence) * math.sqrt(variance)
+        parts = found
+    variance = sum(part for part, _ in parts)
+    freedom = variance**2 / sum(part**2 / df for part, df in parts) if variance > 0 else 1.0
+    arm = quantile_between(freedom, confidence) * math.sqrt(variance)
     return Interval(value=math.exp(centre), low=math.exp(centre - arm), high=math.exp(centre + arm))
+
+
+def quantile_between(freedom: float, confidence: float) -> float:
+    """Return t_quantile for degrees of freedom from 1 on, between whole numbers linear in their inverse, and a little high."""
+    below = math.floor(freedom)
+    low, high = t_quantile(below, confidence), t_quantile(below + 1, confidence)
+    return low + (high - low) * (1 - below / freedom) * (below + 1)
 
 
 def _variances(

@@ -15,6 +15,7 @@ from tprimat.facts.flops import parameters
 from tprimat.facts.models import model_shape, padded_vocabulary
 from tprimat.plan.build import PlanRequest, build_plan
 from tprimat.plan.schema import write_plan
+from tprimat.records import summary
 from tprimat.records.benchmark_file import benchmark_document
 from tprimat.records.discover import read_result
 from tprimat.records.schema import Evidence
@@ -54,18 +55,28 @@ def stepped(**fields):
     return lambda result: replace(result, steps=tuple(replace(step, **fields) for step in result.steps))
 
 
+def later_batches_doubled(result):
+    steps = [replace(step, tokens=step.tokens * (1 + (step.step > 23))) for step in result.steps]
+    return replace(result, steps=tuple(steps))
+
+
 def last_loss_lost(result):
     return replace(result, steps=(*result.steps[:-1], replace(result.steps[-1], loss=None, finite=False)))
 
 
 TRAPS = [
     (lambda result: faster(result, 10), "MFU is 348 %, which no hardware can reach"),
-    (stepped(tokens=1_000_000), "a step has 1,000,000 tokens, and 128 sequences of 2,048 make 262,144"),
+    (stepped(tokens=1_000_000), "37 of 37 steps have 1,000,000 tokens, and 128 sequences of 2,048 make 262,144"),
+    (later_batches_doubled, "17 of 37 steps have 524,288 tokens, and 128 sequences of 2,048 make 262,144"),
     (last_loss_lost, "the loss is not a number in 1 of 40 steps"),
     (stepped(step_seconds=2.0), "its steps take 78 s in sum, and 190.7 s passed"),
     (
         lambda result: replace(result, stated_tokens_per_second=80_000.0),
         "the file states 80,000 tokens/s, and its own steps make 59,",
+    ),
+    (
+        lambda result: faster(ran(matmul_dtype=None, evidence=None)(result), 10),
+        "it means 3,448 TFLOP/s a GPU, and H100 SXM has 1,979 in its fastest dtype",
     ),
     (seen(tensor_parallel=2), "tensor parallel is 1 in the record and 2 in its evidence"),
     (seen(matmul_dtype="fp8"), "dtype is bf16 in the record and fp8 in its evidence"),
@@ -86,6 +97,13 @@ def test_a_sound_run_counts(sound):
     assert counted(sound) is None
     assert counted(replace(sound, stated_tokens_per_second=62_000.0)) is None
     assert counted(stepped(finite=False)(sound)) is None, "a gradient norm may overflow where the loss is finite"
+
+
+def test_a_long_run_whose_steps_are_merged_counts(sound, monkeypatch):
+    monkeypatch.setattr(summary, "MOST_STEPS", 16)
+    steps = summary.summarised(sound.steps)
+    assert steps[1].merged > 1
+    assert counted(replace(sound, steps=steps)) is None
 
 
 @pytest.mark.parametrize(("trap", "reason"), TRAPS, ids=[reason for _, reason in TRAPS])
@@ -109,6 +127,15 @@ def test_a_file_of_another_program_is_held_to_its_own_steps(tmp_path, change, re
     done = run_command("compare.py", "--results-dir", tmp_path, "--output", tmp_path / "c.md")
     assert done.returncode == (0 if reason is None else 1)
     assert (f"{FOREIGN.name}: this cannot be: {reason}" in done.stdout) == (reason is not None)
+
+
+def test_a_file_of_another_program_with_two_batches_is_not_counted(tmp_path):
+    document = json.loads(FOREIGN.read_text())
+    document["parallelism_config"] = {"global_batch_size": 96}
+    (tmp_path / FOREIGN.name).write_text(json.dumps(document))
+    batch = document["training_config"]["global_batch_size"]
+    because = f"global_batch_size is 96 in parallelism_config and {batch} in training_config"
+    assert because in measure(read_result(tmp_path / FOREIGN.name), MetricOptions()).not_counted
 
 
 @pytest.mark.parametrize(

@@ -272,6 +272,49 @@ def test_steps_of_an_earlier_process_with_another_configuration_are_left_out():
     assert any("steps from 1 to 30 are left out" in note and "world_size 8, then 4" in note for note in result.notes)
 
 
+def test_steps_of_an_earlier_process_with_another_model_are_left_out():
+    lines = dumped(world_size=8, num_layers=32) + iterations(1, [30.0] + [6.0] * 29)
+    lines += dumped(world_size=8, num_layers=28) + iterations(31, [90.0] + [5.9] * 29)
+    result = parsed_log(collect(lines, "megatron-lm"), Workload())
+    assert column(result, "step") == list(range(32, 61))
+    assert any("num_layers 32, then 28" in note for note in result.notes)
+
+
+def test_a_run_that_goes_on_with_other_gpus_without_saying_so_is_that_one_alone():
+    text = "[rank-{}/{}][INFO] iteration {:8d}/ 30 | elapsed time per iteration (ms): {:.1f}/{:.1f} | lm loss: 2.0 |"
+    lines = [text.format(7, 8, number, 12_500, 12_500) for number in range(1, 11)]
+    lines += [text.format(15, 16, number, 6_250, 6_250) for number in range(11, 31)]
+    result = parsed_log(collect(lines, "primus"), Workload())
+    assert (column(result, "step"), result.evidence.world_size) == (list(range(12, 31)), 16)
+    assert any("world_size 8, then 16" in note for note in result.notes)
+
+
+MESH = "Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard=8, cp=1, tp=1, ep=1, etp=1"
+FLOAT8 = "Float8 tensorwise scaled training active"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "changed", "dtype"),
+    [
+        ([FLOAT8], [], "matmul_dtype fp8, then bf16", "bf16"),
+        ([], [FLOAT8], "matmul_dtype bf16, then fp8", "fp8"),
+        (
+            [FLOAT8, "CUDA capacity: H200 with 139.80GiB memory"],
+            ["CUDA capacity: B200 with 178GiB memory", FLOAT8],
+            "H200, ",
+            "fp8",
+        ),
+    ],
+)
+def test_a_run_that_goes_on_in_another_dtype_or_on_another_gpu_is_that_one_alone(first, second, changed, dtype):
+    wide, text = '"mixed_precision_param": "bfloat16",', "step: {:2}  loss: 9.5  memory: 48.87GiB(51.44%)  tps: {:,}"
+    lines = [wide, MESH, *first, *(text.format(number, 8000) for number in range(1, 11))]
+    lines += [wide, MESH, *second, *(text.format(number, 6000) for number in range(11, 31))]
+    result = parsed_log(collect(lines, "torchtitan"), Workload(global_batch_sequences=64, sequence_tokens=8192))
+    assert (column(result, "step"), result.evidence.matmul_dtype) == (list(range(12, 31)), dtype)
+    assert any("steps from 1 to 10 are left out" in note and changed in note for note in result.notes)
+
+
 @pytest.mark.parametrize(
     ("name", "line", "dtype"),
     [

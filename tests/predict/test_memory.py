@@ -7,7 +7,8 @@ import pytest
 
 from tprimat.facts.models import model_shape
 from tprimat.plan.schema import Layout
-from tprimat.predict.memory import predict_memory
+from tprimat.predict.memory import predict_memory, state_bytes
+from tprimat.predict.stages import stages_of, weights_of
 from tprimat.predict.workload import EMBEDDED, FSDP, TRANSFORMER_ENGINE, Recompute, Workload
 from tprimat.records.discover import load_results
 from tprimat.runner.prediction import recorded_workload
@@ -89,6 +90,15 @@ def test_a_deeper_pipeline_holds_as_many_activations_on_its_first_stage():
     assert deep[0].parts["activations"] == pytest.approx(deep[1].parts["activations"], rel=0.01)
     interleaved = workload(layout=Layout(pipeline=4, virtual_pipeline=2), implementation=TRANSFORMER_ENGINE)
     assert predict_memory(interleaved).parts["activations"] > deep[1].parts["activations"]
+
+
+def test_the_fullest_stage_is_found_behind_stages_of_dense_layers():
+    shape = model_shape("deepseek-v3")  # three dense layers; 61 layers on 32 stages begin 2 dense, 1 dense, 2 of experts
+    layout, full = Layout(pipeline=32, data=16, expert=2), Recompute(granularity="full")
+    work = workload(shape=shape, implementation=TRANSFORMER_ENGINE, layout=layout, recompute=full, expert_tensor=1)
+    found = predict_memory(work)
+    assert found.stage == 2
+    assert found.parts["weights"] == max(state_bytes(work, weights_of(work, stage))["weights"] for stage in stages_of(work))
 
 
 def test_experts_are_spread_and_their_tokens_stay():

@@ -293,6 +293,17 @@ def test_a_lead_inside_the_noise_is_not_called_a_win(tmp_path):
     assert "No difference is shown to b (DP8)" in text or "No difference is shown to a (DP8)" in text
 
 
+def test_the_page_names_the_winner_of_the_terminal_beside_one_that_varies_too_much_to_rank(tmp_path):
+    for name, levels in (("a", (4.0, 4.0, 4.01)), ("b", (4.4, 4.4, 4.41)), ("c", (3.6, 4.5, 5.8))):
+        for number, level in enumerate(levels):
+            run = a_run(f"{name}-{number}", strategy=name)
+            write_run(tmp_path, run, steps_of(run, step_times(level, number), number))
+    text = page_of(tmp_path, tmp_path).read_text("utf8")
+    assert "trains fastest" in text
+    assert "but not by more than the noise" not in text
+    assert "vary too much to show a difference" in text
+
+
 def test_a_lead_of_twice_the_speed_is_a_ratio_and_so_is_its_interval(tmp_path):
     for name, level, runs in (("fast", 4.0, 1), ("slow", 16.0, 3)):
         for number in range(runs):

@@ -14,7 +14,7 @@ from tprimat.records.discover import load_results
 from tprimat.records.schema import Estimate
 from tprimat.report import captions, winner
 from tprimat.report.catalogue import COLUMNS
-from tprimat.report.comparison import Comparison, rows_of, sentence, text
+from tprimat.report.comparison import Comparison, merged, rows_of, sentence, text
 from tprimat.report.screen import Screen
 from tprimat.report.tables import escaped, markdown_as_text, table
 
@@ -143,8 +143,26 @@ def test_repeated_runs_of_one_configuration_end_in_their_mean():
 
 
 def test_warnings_that_differ_in_numbers_only_are_one_line_with_their_range():
-    warnings = {"1 of 10 steps drift by +0.6%": ["a"], "3 of 10 steps drift by +1.2%": ["b", "c"], "another": ["d", "e"]}
-    assert winner.merged(warnings) == ["1 to 3 of 10 steps drift by +0.6% to +1.2%: 3 runs", "another: d, e"]
+    warnings = {"1 of 10 steps drift by 0.6%": ["a"], "3 of 10 steps drift by 1.2%": ["b", "c"], "another": ["d", "e"]}
+    assert merged(warnings) == {"1 to 3 of 10 steps drift by 0.6 to 1.2%": ["a", "b", "c"], "another": ["d", "e"]}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("energy is that of steps 3-12", "energy is that of steps 5-50"),
+        ("no peak is known for A100 40GB", "no peak is known for A100 80GB"),
+        ("rank 3 on host-1 is slow", "rank 3 on host-2 is slow"),
+    ],
+)
+def test_numbers_in_names_and_ranges_are_not_joined_when_printed(one, other):
+    first, second = (item for group in comparison_of(ENGINE).groups[:2] for item in group.runs[:1])
+    runs = [
+        dataclasses.replace(item, metrics=dataclasses.replace(item.metrics, warnings=(words,)))
+        for item, words in ((first, one), (second, other))
+    ]
+    lines = text(Comparison(groups=tuple(group_runs(runs)), verdicts=())).splitlines()
+    assert [sum(words in line for line in lines) for words in (one, other)] == [1, 1]
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 160])

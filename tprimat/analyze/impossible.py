@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from statistics import median
 
 from tprimat.analyze.metrics import impossible
+from tprimat.analyze.window import steady_steps
+from tprimat.facts.accelerators import find_accelerator
 from tprimat.facts.flops import parameters
 from tprimat.facts.models import padded_vocabulary
 from tprimat.records.benchmark_file import RunResult
@@ -42,7 +43,9 @@ def contradictions(result: RunResult, metrics: RunMetrics | None) -> tuple[str, 
         *_against_arithmetic(run),
         *_memory(run, steps),
         *_steps(run, steps),
+        *_tokens(run, steady_steps(steps, metrics.window) if metrics else steps),
         *(impossible(metrics.mfu) if metrics else ()),
+        *(_any_dtype(run, metrics) if metrics else ()),
         *(_power(run, metrics) if metrics else ()),
         *_stated_rate(result.stated_tokens_per_second, steps),
     )
@@ -86,6 +89,18 @@ def _memory(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[str]:
         yield f"its peak memory is {peak / 2**30:.1f} GiB, and its GPU has {memory / 2**30:.1f} GiB"
 
 
+def _any_dtype(run: RunRecord, metrics: RunMetrics) -> Iterator[str]:
+    """Compare FLOP/s without an MFU, whose dtype is not known, with the accelerator's peak in its fastest dtype."""
+    known, flops = find_accelerator(run.machine.accelerator), metrics.model_flops_per_second_per_gpu
+    if (
+        metrics.mfu is None
+        and known is not None
+        and flops is not None
+        and flops.value > (most := max(known.dense_flops.values()))
+    ):
+        yield f"it means {flops.value / 1e12:,.0f} TFLOP/s a GPU, and {known.name} has {most / 1e12:,.0f} in its fastest dtype"
+
+
 def _power(run: RunRecord, metrics: RunMetrics) -> Iterator[str]:
     """Compare the mean power of a GPU, which joules and tokens give, with its limit."""
     rate, joules, limit = metrics.tokens_per_second_per_gpu, metrics.joules_per_token, run.machine.power_limit_watts
@@ -93,18 +108,25 @@ def _power(run: RunRecord, metrics: RunMetrics) -> Iterator[str]:
         yield f"its energy means {rate.value * joules:,.0f} W a GPU, whose limit is {limit:,.0f} W"
 
 
+def _tokens(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[str]:
+    """Compare the tokens of each step that counts with the batch."""
+    batch, length = run.global_batch_sequences or 0, run.sequence_tokens or 0
+    other = [step.tokens for step in steps if step.tokens is not None and abs(step.tokens - batch * length) > 1e-6 * step.tokens]
+    if batch and length and other:
+        yield (
+            f"{len(other)} of {len(steps)} steps have {other[0]:,} tokens, and {batch} sequences of {length:,} "
+            f"make {batch * length:,}"
+        )
+
+
 def _steps(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[str]:
-    """Compare the steps with the batch, with finite losses, and with the moments at which they ended."""
-    batch, length = run.global_batch_sequences, run.sequence_tokens
-    tokens = [step.tokens for step in steps if step.tokens is not None]
-    if batch and length and tokens and abs(median(tokens) / (batch * length) - 1) > 1e-6:
-        yield f"a step has {median(tokens):,.0f} tokens, and {batch} sequences of {length:,} make {batch * length:,}"
+    """Compare the steps with finite losses, and with the moments at which they ended."""
     if lost := sum(not step.finite and step.loss is None for step in steps):
         yield f"the loss is not a number in {lost} of {len(steps)} steps"
     timed = [step for step in steps if step.ended_at_seconds is not None]
     if len(timed) == len(steps) > 1:
         passed = (timed[-1].ended_at_seconds or 0) - (timed[0].ended_at_seconds or 0)
-        summed = sum(step.step_seconds for step in timed[1:])
+        summed = sum(step.step_seconds * step.merged for step in timed[1:])
         if abs(passed / summed - 1) > TOLERANCE:
             yield f"its steps take {summed:.4g} s in sum, and {passed:.4g} s passed between their ends"
 

@@ -34,7 +34,7 @@ def joules(samples: Sequence[TelemetrySample], steps: Sequence[StepRecord], gpus
     first, last = steps[0].ended_at_seconds, steps[-1].ended_at_seconds
     if first is None or last is None:
         return None, "energy absent: the steps do not say when they ended"
-    start = first - steps[0].step_seconds
+    start = first - steps[0].step_seconds * steps[0].merged
     by_gpu: dict[int, list[TelemetrySample]] = defaultdict(list)
     for sample in readings:
         by_gpu[sample.gpu].append(sample)
@@ -462,7 +462,7 @@ def held_back(samples: Sequence[TelemetrySample], steady: Sequence[StepRecord]) 
     first, last = steady[0].ended_at_seconds, steady[-1].ended_at_seconds
     within = samples
     if first is not None and last is not None:
-        start = first - steady[0].step_seconds
+        start = first - steady[0].step_seconds * steady[0].merged
         within = [sample for sample in samples if start <= sample.at_seconds <= last] or samples
     counts = Counter(reason for sample in within for reason in sample.throttle_reasons if _throttles(reason))
     return {reason: count / len(within) for reason, count in sorted(counts.items())}

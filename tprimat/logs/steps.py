@@ -157,6 +157,8 @@ class LogContents:
     """Settings of a process were printed after steps."""
     _configuration: dict[str, Any] = field(default_factory=dict)
     """Of the process that made the steps so far."""
+    _dtypes: list[str] = field(default_factory=list)
+    """Those printed since the last step."""
     _rank: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -211,6 +213,8 @@ class LogContents:
 
         But fp8 and narrower dtypes run on top of bf16.
         """
+        if name == "matmul_dtype":
+            self._dtypes.append(value)
         narrow = name == "matmul_dtype" and self.evidence.get(name) in NARROW_DTYPES and value not in NARROW_DTYPES
         if narrow or not self._outranks(name, stepping=stepping):
             return
@@ -229,15 +233,19 @@ class LogContents:
             self._open(fields, step, line)
 
     def _open(self, fields: LineFields, step: int, line: int) -> None:
-        restarted = bool(self.steps) and (self._new_process or step <= self.newest)
+        former = self._configuration.get("world_size")
+        resized = former is not None and self.evidence.get("world_size") != former  # Primus prints it with each step
+        restarted = bool(self.steps) and (self._new_process or resized or step <= self.newest)
         first = next(iter(self.steps), step)
         if self.steps and step <= self.newest:
             self._go_back(step)
         if restarted:
+            self._forget_dtype()
             self._drop_other_configuration(first)
+        self._dtypes.clear()
         begins = restarted or not self.steps
         if begins:
-            self._configuration = {name: self.evidence.get(name) for name in CONFIGURATION}
+            self._configuration = self._stated()
             self._new_process = False
         if not self.steps:
             self.first_line = line
@@ -250,12 +258,22 @@ class LogContents:
             self._current.add(report)
         self.steps[step] = self._current
 
+    def _forget_dtype(self) -> None:
+        """Give up a narrow dtype of earlier processes where this one printed a wider one alone."""
+        if self._dtypes and not NARROW_DTYPES & set(self._dtypes):
+            self.evidence["matmul_dtype"] = self._dtypes[-1]
+
+    def _stated(self) -> dict[str, Any]:
+        """Return what the processes of one run share, as far as the log has stated it: settings, model and accelerator."""
+        return {name: self.evidence.get(name) for name in CONFIGURATION} | self.arguments | {"accelerator": self.accelerator}
+
     def _drop_other_configuration(self, first: int) -> None:
         """Drop the steps of earlier processes where this one runs something else: a record is that of one configuration."""
+        stated = self._stated()
         changed = [
-            f"{name} {former}, then {self.evidence.get(name)}"
+            f"{name} {former}, then {stated.get(name)}"
             for name, former in self._configuration.items()
-            if former is not None and self.evidence.get(name) != former
+            if former is not None and stated.get(name) != former
         ]
         if changed:
             self.changes.append(

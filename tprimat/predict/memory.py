@@ -69,9 +69,13 @@ class MemoryPrediction:
 
 
 def predict_memory(workload: Workload) -> MemoryPrediction:
-    """Return the memory of the stage that needs most: the first, second or last, since those between hold fewer micro-batches."""
+    """Return the memory of the stage that needs most: the first, the last, or the first between them with its layers.
+
+    Later stages of the same layers hold fewer micro-batches.
+    """
     stages, layers = stages_of(workload), _layers(workload)
-    candidates = [stages[number] for number in sorted({0, min(1, len(stages) - 1), len(stages) - 1})]
+    between = {stage.chunks: stage for stage in reversed(stages[1:-1])}
+    candidates = [stages[0], *reversed(between.values()), *stages[-1:]]
     return max((_of_stage(workload, stage, layers) for stage in candidates), key=lambda prediction: prediction.allocated_bytes)
 
 

@@ -34,6 +34,18 @@ SIZES = {"llama": {"8", "8.0", "8.03"}, "qwen": {"7", "7.0", "7.6", "7.62"}}
 BILLIONS = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)\s?b(?![a-z])")
 OTHER_VERSION = re.compile(r"llama[\s-]?(?:[24]|3\.[02-9])|qwen[\s-]?(?:1\.5|2(?![._]?5)|3)|\bmoe\b|\bvl\b")
 """Of models of these names with another shape."""
+SECTIONS = ("parallelism_config", "parallelism", "training_config", "gpu_info", "memory_metrics")
+SETTINGS = (
+    "global_batch_size",
+    "micro_batch_size",
+    "sequence_length",
+    "num_gpus",
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "context_parallel_size",
+    "data_parallel_size",
+)
+"""What several sections may hold."""
 ABSENT = ("", "n/a", "unknown", "none")
 
 
@@ -91,11 +103,11 @@ def stated_tokens_per_second(document: Mapping[str, Any]) -> float | None:
 
 
 def stated_otherwise(document: Mapping[str, Any], run: RunRecord, steps: Sequence[StepRecord]) -> tuple[str, ...]:
-    """List further figures that a file states and its own steps contradict: throughput of a GPU, mean time of a step."""
+    """List what a file states twice and not the same, and figures that its steps contradict: tokens/s, mean time of a step."""
+    found = _stated_twice(document)
     metrics = document.get("performance_metrics")
     if not isinstance(metrics, Mapping):
-        return ()
-    found = []
+        return tuple(found)
     seconds = [step.step_seconds for step in steps]
     parts = [part for part in (seconds, seconds[1:], seconds[len(seconds) // 2 :]) if part]
     means = [sum(part) / len(part) for part in parts]
@@ -112,14 +124,24 @@ def stated_otherwise(document: Mapping[str, Any], run: RunRecord, steps: Sequenc
     return tuple(found)
 
 
+def _stated_twice(document: Mapping[str, Any]) -> list[str]:
+    """List the settings of which two sections of a file hold different whole numbers."""
+    sections = {name: document[name] for name in SECTIONS if isinstance(document.get(name), Mapping)} | {"the file": document}
+    found = []
+    for key in SETTINGS:
+        stated = {name: section[key] for name, section in sections.items() if type(section.get(key)) is int}
+        if len(set(stated.values())) > 1:
+            found.append(f"{key} is {' and '.join(f'{value} in {name}' for name, value in stated.items())}")
+    return found
+
+
 class _Reader:
     """Finds a value by any of its names in any section of a file."""
 
     def __init__(self, document: Mapping[str, Any], path: Path) -> None:
         self.document = document
         self.path = path
-        names = ("parallelism_config", "parallelism", "training_config", "gpu_info", "memory_metrics")
-        self.sections = [document[name] for name in names if isinstance(document.get(name), Mapping)] + [document]
+        self.sections = [document[name] for name in SECTIONS if isinstance(document.get(name), Mapping)] + [document]
 
     def find(self, *names: str) -> Any:
         """Return the first value that is not a word for absent."""

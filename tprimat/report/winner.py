@@ -1,7 +1,7 @@
 """Say which configuration of a workload is fastest: in a sentence, and in a table sorted by speed."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from tprimat import units
 from tprimat.analyze.compare import LEAST_HELD_BACK, QUESTION, Question, Ranking, Verdict, comparable, rankings
@@ -56,7 +56,6 @@ DROPPED_FIRST = (
     TOKENS,
 )
 """Columns in the order in which a narrow terminal loses them."""
-NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?%?")
 MOST_NAMED = 2
 """Runs that a note names; more are counted."""
 LONGEST_VALUES = 60
@@ -394,7 +393,7 @@ def caveats(groups: Sequence[Group], warnings: Mapping[str, Sequence[str]], ques
         low, high = min(spreads)[0], max(spreads)[0]
         runs = _range([str(number) for _, number in spreads])
         lines.append(f"Repeated runs differ by {_range([units.percent(low, 2), units.percent(high, 2)])} ({runs} runs each).")
-    return lines + merged(warnings)
+    return lines + _with_places(warnings)
 
 
 MOST_REASONS = 2
@@ -418,23 +417,10 @@ def _interval_words(groups: Sequence[Group]) -> str:
     return "between runs where there are several, else between the steps of one run" if any(several) else "between steps"
 
 
-def merged(warnings: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return warnings that differ in their numbers only as one line, with the range of each number."""
-    alike: dict[str, list[str]] = {}
-    for text in warnings:
-        alike.setdefault(NUMBER.sub("#", text), []).append(text)
-    lines = []
-    for texts in alike.values():
-        ranges = iter([_range(values) for values in zip(*(NUMBER.findall(text) for text in texts), strict=True)])
-        places = [place for text in texts for place in warnings[text]]
-        noun = "configurations" if texts[0].startswith("No MFU") else "runs"
-        lines.append(f"{_with_numbers(texts[0], ranges).rstrip('.')}: {_places(places, noun)}")
-    return lines
-
-
-def _with_numbers(text: str, numbers: Iterator[str]) -> str:
-    """Put other numbers into a text, one after the other."""
-    return NUMBER.sub(lambda match: next(numbers), text)
+def _with_places(warnings: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return each warning with the runs or configurations that it applies to."""
+    nouns = ("runs", "configurations")
+    return [f"{text.rstrip('.')}: {_places(places, nouns[text.startswith('No MFU')])}" for text, places in warnings.items()]
 
 
 def _range(values: Sequence[str]) -> str:

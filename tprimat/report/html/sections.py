@@ -90,11 +90,13 @@ def _headline(ranking: Ranking) -> str:
         return ": throughput not known"
     if len(ranking.groups) == 1:
         return " is the only configuration of this workload"
-    if ranking.lead is not None and ranking.lead.outcome in UNPROVEN:
+    if ranking.lead is None:
+        return " is the only configuration of this workload with a throughput"
+    if ranking.lead.outcome in UNPROVEN:
         return f" ran fastest, {UNPROVEN[ranking.lead.outcome]}"
-    if ranking.lead is not None and ranking.lead.ratio is not None and ranking.lead.ratio.low is None:
+    if ranking.lead.ratio is not None and ranking.lead.ratio.low is None:
         return " leads, in single steps, which have no interval"
-    return " leads, but not by more than the noise" if ranking.tied else " trains fastest"
+    return " trains fastest" if ranking.lead.outcome == "faster" else " leads, but not by more than the noise"
 
 
 def _lead(ranking: Ranking) -> str:

@@ -347,7 +347,7 @@ def _show_plans(session: "Session", *, as_json: bool) -> int:
         print_json({"plans": [as_document(plan) for plan in plans], "checks": [asdict(check) for check in checks]})
         return int(failed)
     for plan in session.plans:
-        command = command_shown(plan)
+        command = command_shown(session, plan)
         environment = {**command.environment, **masked_environment(plan.environment)}
         variables = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
         batch, recompute = plan.batch, " ".join([plan.recompute, *plan.recompute_modules])

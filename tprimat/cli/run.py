@@ -281,8 +281,10 @@ def _plan(options: argparse.Namespace) -> int:
 
 def _submit(options: argparse.Namespace, request: "RunRequest") -> int:
     """Hand the runs to a scheduler, or with --dry-run print what it would get."""
+    from tprimat.runner.scaling import at_largest, gpu_counts
     from tprimat.runner.submit import shown, submit_to_kubernetes, submit_to_slurm
 
+    request = at_largest(request, gpu_counts(options.scaling)) if options.scaling else request
     more = ["--scaling", options.scaling, "--scaling-mode", options.scaling_mode] if options.scaling else []
     more += [word for text in options.sweep for word in ("--sweep", text)]
     more += ["--only", options.only] if options.only else []

@@ -46,9 +46,7 @@ def scaling_sessions(request: RunRequest, counts: Sequence[int], mode: ScalingMo
     Raises:
         UserError: the strategy cannot run on one of the numbers; nothing has been started.
     """
-    if request.gpus is not None:
-        raise ConfigError("--gpus and --scaling exclude each other.", where="--gpus", fix="leave --gpus out")
-    largest = _prepared(dataclasses.replace(request, gpus=counts[-1]), counts, mode)
+    largest = _prepared(at_largest(request, counts), counts, mode)
     whole = largest.plans[0].batch.global_batch_sequences
     probes = (*request.probes, *filter(Path.is_file, [largest.output / PROBES_FILE]))
     requests = [
@@ -62,6 +60,17 @@ def scaling_sessions(request: RunRequest, counts: Sequence[int], mode: ScalingMo
         for gpus in counts
     ]
     return [_prepared(one, counts, mode) for one in requests]
+
+
+def at_largest(request: RunRequest, counts: Sequence[int]) -> RunRequest:
+    """Return the request for the largest number of GPUs.
+
+    Raises:
+        ConfigError: it names a number of GPUs itself.
+    """
+    if request.gpus is not None:
+        raise ConfigError("--gpus and --scaling exclude each other.", where="--gpus", fix="leave --gpus out")
+    return dataclasses.replace(request, gpus=counts[-1])
 
 
 def _prepared(request: RunRequest, counts: Sequence[int], mode: ScalingMode) -> Session:

@@ -116,6 +116,17 @@ def test_a_flag_that_our_own_record_contradicts_is_refused(flag, value, recorded
     assert f"{flag} {value} contradicts the log, which says {recorded}." in done.stderr
 
 
+def test_a_model_that_our_own_record_contradicts_is_mended_without_leaving_out_a_flag_that_is_needed(log):
+    assert "  try   auto, or llama\n" in extract("--log-file", log("tprimat"), "--model-name", "qwen").stderr
+
+
+@pytest.mark.parametrize("what", ["missing", "folder", "no log", "flag"])
+def test_a_model_that_does_not_exist_is_said_before_what_else_is_wrong(what, log, tmp_path):
+    path = {"missing": tmp_path / "none.log", "folder": tmp_path, "no log": ROOT / "Makefile", "flag": log("megatron_lm")}[what]
+    done = extract("--log-file", path, "--model-name", "lama", "--gpu", "MI300X")
+    assert (done.returncode, done.stderr.splitlines()[0]) == (2, "error: There is no model 'lama'.")
+
+
 def test_the_file_that_a_run_wrote_itself_stays_as_it_is(log):
     path = log("tprimat")
     file = path.parent / "benchmark_cpu_llama.json"

@@ -140,3 +140,4 @@ def test_runs_of_one_size_are_refused_with_what_to_do(tmp_path):
     assert done.returncode == 2
     assert "No configuration ran on two numbers of GPUs" in done.stderr
     assert "--gpus" in done.stderr
+    assert "No configuration ran on two numbers of processes." in scaling(RUNS / "cpu", "--output", tmp_path).stderr

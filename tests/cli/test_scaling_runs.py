@@ -61,6 +61,7 @@ def test_the_document_has_the_points_of_the_series(plans, capsys):
         (["--scaling", "1,2", "--gpus", "2"], "exclude each other"),
         (["--scaling", "1,2,4", "--global-batch-size", "6"], "not divisible"),
         (["--scaling", "2,3", "--global-batch-size", "4", "--set", "training.data.micro_batch_size=auto"], "not divisible"),
+        (["--scaling", "2,3", "--scaling-mode", "strong"], "--global-batch-size with a multiple of 6 micro-batches, which suits"),
         (["--scaling", "1,2", "--parallel", "balanced"], "world size (1) is not divisible by 2"),
     ],
 )
@@ -71,6 +72,8 @@ def test_what_cannot_be_scaled_starts_nothing(plans, capsys, arguments, said):
 
 
 def test_a_share_that_is_no_whole_number_of_sequences_is_refused():
-    assert batch_share(128, 2, 8) == 32
-    with pytest.raises(ConfigError, match="leaves no whole number for 1"):
-        batch_share(12, 1, 8)
+    assert batch_share(128, 2, 8, "nvidia") == 32
+    with pytest.raises(ConfigError, match="on 8 GPUs leaves no whole number for 1"):
+        batch_share(12, 1, 8, "nvidia")
+    with pytest.raises(ConfigError, match="on 8 processes leaves no whole number for 1"):
+        batch_share(12, 1, 8, "cpu")

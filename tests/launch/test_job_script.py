@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from tprimat.cli.run import add_arguments, request_of
 from tprimat.errors import ConfigError, LaunchError
-from tprimat.launch.slurm import Job, script
+from tprimat.launch.slurm import Job, Task, script
+from tprimat.runner.scaling import at_largest
 from tprimat.runner.session import RunRequest, words_of
-from tprimat.runner.submit import explicit, shown
+from tprimat.runner.submit import explicit, shown, state_line
 
 ECHO = """\
 import json, sys
@@ -46,7 +47,7 @@ def test_an_option_of_sbatch_cannot_bring_lines_of_its_own():
     with pytest.raises(LaunchError, match="is no option of sbatch"):
         script(a_job(options=("--comment=a\n#SBATCH --wrap=evil",)))
     with pytest.raises(ConfigError, match="control characters"):
-        explicit(RunRequest(platform="nvidia", settings=('cluster.slurm.partition="a\\nb"',)))
+        explicit(RunRequest(platform="nvidia", settings=('cluster.slurm.partition="a\\nb"',)), ())
 
 
 REQUESTS = [
@@ -77,6 +78,23 @@ def test_the_script_names_what_another_machine_would_decide_otherwise(tmp_path, 
         assert words in text
     assert "#SBATCH --gpus-per-node=4\n#SBATCH --requeue\n#SBATCH --exclusive\n" in text
     assert not list(tmp_path.iterdir()), "nothing is written to show it"
+
+
+def test_a_scaling_series_is_planned_for_its_largest_number_and_passed_on_whole(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    request = at_largest(RunRequest(platform="nvidia", model="llama", strategy="minimal_communication"), [2, 4])
+    text = shown(request, ["--scaling", "2,4"], "slurm")
+    assert "#SBATCH --gpus-per-node=4\n" in text
+    assert " --scaling 2,4" in text
+    assert "--gpus " not in text
+    with pytest.raises(ConfigError, match="--gpus and --scaling exclude each other"):
+        at_largest(request, [2, 4])
+
+
+def test_a_job_that_never_starts_says_what_to_change():
+    waits = Task(name="7", state="PENDING", reason="PartitionNodeLimit")
+    assert state_line(waits) == "pending (PartitionNodeLimit), and stays so: fewer --nodes, or another cluster.slurm.partition"
+    assert state_line(Task(name="7", state="PENDING", reason="Priority")) == "pending (Priority)"
 
 
 def test_a_login_node_must_say_for_which_machines_it_submits():

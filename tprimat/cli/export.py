@@ -32,6 +32,9 @@ def run(options: argparse.Namespace) -> int:
 
     results = read(options, results_dirs(options) or [Path("output")])
     written = export(without_private(results).measured, options.to, options.path)
-    there = len(results.measured) - len(written)
-    print(f"{options.path}: {plural(len(written), 'run')}" + (f" ({there} were there already)" if there else ""))
+    others = [item.result.run for item in results.measured if item.result.run.run_id not in written]
+    left_out = sum(run.outcome == "running" for run in others)
+    counts = ((len(others) - left_out, "were there already"), (left_out, "left out, for lack of an end"))
+    besides = ", ".join(f"{count} {what}" for count, what in counts if count)
+    print(f"{options.path}: {plural(len(written), 'run')}" + (f" ({besides})" if besides else ""))
     return 1 if results.problems else 0

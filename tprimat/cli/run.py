@@ -280,8 +280,10 @@ def _plan(options: argparse.Namespace) -> int:
 
 def _submit(options: argparse.Namespace, request: "RunRequest") -> int:
     """Hand the runs to a scheduler, or with --dry-run print what it would get."""
+    from tprimat.runner.scaling import at_largest, gpu_counts
     from tprimat.runner.submit import shown, submit_to_kubernetes, submit_to_slurm
 
+    request = at_largest(request, gpu_counts(options.scaling)) if options.scaling else request
     more = ["--scaling", options.scaling, "--scaling-mode", options.scaling_mode] if options.scaling else []
     more += [word for text in options.sweep for word in ("--sweep", text)]
     more += ["--only", options.only] if options.only else []
@@ -346,7 +348,7 @@ def _show_plans(session: "Session", *, as_json: bool) -> int:
         print_json({"plans": [as_document(plan) for plan in plans], "checks": [asdict(check) for check in checks]})
         return int(failed)
     for plan in session.plans:
-        command = command_shown(plan)
+        command = command_shown(session, plan)
         environment = {**command.environment, **masked_environment(plan.environment)}
         variables = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
         batch, recompute = plan.batch, " ".join([plan.recompute, *plan.recompute_modules])

@@ -76,7 +76,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def run_grid(options: argparse.Namespace, request: "RunRequest") -> int:
-    """Make the runs of `./benchmark.py --sweep`: first what cannot run and why, then the runs, the ranking and one picture."""
+    """Make the runs of `./benchmark.py --sweep`: first what cannot run and why, then the runs, the ranking and one picture.
+
+    Raises:
+        ConfigError: no combination can run here.
+    """
     from tprimat.cli.main import start
     from tprimat.runner.grid import only, parse_sweep, plan_sweep
     from tprimat.runner.sweep import exit_status
@@ -89,6 +93,11 @@ def run_grid(options: argparse.Namespace, request: "RunRequest") -> int:
             print(f"{entry.model} {entry.folder}: {len(entry.cells)} run{'s' * (len(entry.cells) > 1)}")
         print("Nothing was started or written.")
         return 0
+    if len(entries) > 1 and not any(entry.cells for entry in entries):
+        what = f"None of the {len(entries)} combinations can run here."
+        raise ConfigError(
+            what, where="--sweep", why="Each is refused above.", fix="other values, or a way out that is named there"
+        )
     results, complete = make_runs(entries, options, resume=True, retry_failed=options.retry_failed)
     show(entries, results, (), as_json=options.json)
     drawn = True

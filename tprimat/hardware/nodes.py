@@ -131,6 +131,23 @@ def refuse_ranks(environment: Mapping[str, str]) -> None:
             raise LaunchError(what, where="SLURM_STEP_NUM_TASKS", why=why, fix=fix)
 
 
+def refuse_idle_nodes(environment: Mapping[str, str] = os.environ) -> None:
+    """Refuse a run on one node of a job of SLURM that has several, where nobody asked for one node: srun was forgotten.
+
+    Raises:
+        LaunchError: it was.
+    """
+    given = environment.get("SLURM_JOB_NUM_NODES", "1")
+    if "SLURM_JOB_ID" not in environment or in_slurm_step(environment) or given in {"", "1"}:
+        return
+    raise LaunchError(
+        f"srun did not start this: it would run on one node of the {given} in the job.",
+        where="SLURM_JOB_NUM_NODES",
+        why="The other nodes would never start.",
+        fix=f"srun --nodes={given} --ntasks-per-node=1 ./benchmark.py, or --nodes 1 for this node alone",
+    )
+
+
 def in_slurm_step(environment: Mapping[str, str]) -> bool:
     """Return whether srun started this process, rather than sbatch or a person in an allocation."""
     return {"SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_NODEID"} <= set(environment)
@@ -157,7 +174,7 @@ def described_nodes(count: int, environment: Mapping[str, str]) -> Nodes:
         raise LaunchError(
             f"A run on {count} nodes needs {' and '.join(missing)} in the environment.",
             why="Each node must know the address of the first one and its own rank.",
-            fix=f"on every node: MASTER_ADDR=FIRST_NODE NODE_RANK=0..{count - 1} ./benchmark.py --nodes {count}",
+            fix=f"on every node: MASTER_ADDR=FIRST_NODE NODE_RANK=0..{count - 1}, and the same command",
         )
     rank = whole_number(environment, rank_name)
     if not 0 <= rank < count:

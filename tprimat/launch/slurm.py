@@ -124,6 +124,14 @@ FINAL: dict[str, Failure | None] = {
 """States in which a job stays -> what they mean for a run that did not record its own end."""
 
 
+STUCK = {
+    "PartitionNodeLimit": "fewer --nodes, or another cluster.slurm.partition",
+    "PartitionTimeLimit": "a shorter cluster.slurm.time, or another cluster.slurm.partition",
+    "BadConstraints": "another cluster.slurm.constraint",
+}
+"""Reason for which SLURM lets a job wait forever -> the way out."""
+
+
 def tasks_of(number: str) -> list[Task]:
     """Return the tasks of a job, or the job itself; empty where SLURM no longer knows it.
 

@@ -77,6 +77,10 @@ class Flags:
         return Workload(gpus=self.gpus, global_batch_sequences=self.global_batch_sequences, sequence_tokens=self.sequence_tokens)
 
 
+MODEL_FLAG = "--model-name"
+"""The only one that cannot be left out."""
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """A flag next to what the log states."""
@@ -99,7 +103,7 @@ def check_claim(claim: Claim, log: str) -> None:
         f"{claim.flag} {claim.requested} contradicts the log, which says {claim.logged}.",
         where=f"{log}:{claim.line}" if claim.line else log,
         why="A record keeps what ran.",
-        fix=f"leave {claim.flag} out, or give {claim.logged}",
+        fix=f"auto, or {claim.logged}" if claim.flag == MODEL_FLAG else f"leave {claim.flag} out, or give {claim.logged}",
     )
 
 
@@ -376,6 +380,16 @@ def check_parameters(reading: LogReading, shape: ModelShape, evidence: Evidence,
     )
 
 
+def unknown_model(flags: Flags, config: Config) -> ConfigError | None:
+    """Return what is wrong with the name of the model; None where a model has it, or the log is to tell."""
+    try:
+        if flags.model != AUTO:
+            shape_of(flags.model, config)
+    except ConfigError as error:
+        return error
+    return None
+
+
 def shape_of(model: str, config: Config) -> ModelShape:
     """Return the architecture of a model of config.yaml, or of a known model of that name.
 
@@ -390,7 +404,7 @@ def shape_of(model: str, config: Config) -> ModelShape:
     except ConfigError as error:
         raise ConfigError(
             f"There is no model {model!r}.",
-            where="--model-name",
+            where=MODEL_FLAG,
             why=error.why,
             fix=f"{', '.join(config.models)}, or {error.fix}",
         ) from error

@@ -10,6 +10,7 @@ from tprimat.config.schema import Config
 from tprimat.facts.accelerators import find_accelerator
 from tprimat.logs.claims import (
     AUTO,
+    MODEL_FLAG,
     Claim,
     Flags,
     check_claim,
@@ -20,6 +21,7 @@ from tprimat.logs.claims import (
     machine_of,
     merged_workload,
     model_of,
+    unknown_model,
     world_size,
 )
 from tprimat.logs.failures import Failure, classify, diverging
@@ -187,6 +189,8 @@ def extract(reading: LogReading, flags: Flags, source: LogSource, config: Config
         RecordError: the log is not that of a training run.
     """
     failure = None if growing else failure_of(reading, ())
+    if reading.contents.run is None and (unknown := unknown_model(flags, config)) is not None:
+        raise unknown  # before what the log lacks: no log has a model that does not exist
     dialect = reading.check(failure.cause if failure else None)
     if reading.contents.run is not None:
         return own_run(reading, reading.contents.run, flags, source, growing=growing)
@@ -234,7 +238,7 @@ def own_run(reading: LogReading, run: RunRecord, flags: Flags, source: LogSource
         ConfigError: a flag contradicts the record.
     """
     for flag, requested, recorded in (
-        ("--model-name", None if flags.model == AUTO else flags.model, run.model),
+        (MODEL_FLAG, None if flags.model == AUTO else flags.model, run.model),
         ("--num-gpus", flags.gpus, run.machine.gpus),
         ("--num-nodes", flags.nodes, run.machine.nodes),
         ("--global-batch-size", flags.global_batch_sequences, run.global_batch_sequences),

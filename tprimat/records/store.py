@@ -105,7 +105,7 @@ def explain(error: ValidationError | ConfigError, most: int = 3) -> str:
     return "\n".join(lines)
 
 
-def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
+def write_atomically(path: Path, content: str | bytes, *, private: bool = False) -> None:
     """Replace a file atomically: readers and crashes leave the old text or the new one. Only this user may read a private one.
 
     Raises:
@@ -114,10 +114,10 @@ def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("w", encoding="utf8") as file:
+        with temporary.open("wb") as file:
             if private:
                 os.fchmod(file.fileno(), 0o600)
-            file.write(text)
+            file.write(content.encode("utf8") if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

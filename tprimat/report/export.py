@@ -30,22 +30,24 @@ class Column:
     pick: Callable[[Measured], Value]
     measured: bool = False
     """A figure of the run, not what ran or how it ended."""
+    kind: type = str
+    """bool, int, float or str: of the values, in a column without any too."""
 
 
-def _run(name: str, meaning: str, pick: Callable[[RunRecord], Value] | None = None) -> Column:
-    return Column(name, meaning, lambda item: (pick or (lambda run: getattr(run, name)))(item.result.run))
+def _run(name: str, meaning: str, pick: Callable[[RunRecord], Value] | None = None, kind: type = str) -> Column:
+    return Column(name, meaning, lambda item: (pick or (lambda run: getattr(run, name)))(item.result.run), kind=kind)
 
 
-def _seen(name: str, meaning: str) -> Column:
-    return _run(name, meaning, lambda run: None if run.evidence is None else getattr(run.evidence, name))
+def _seen(name: str, meaning: str, kind: type = str) -> Column:
+    return _run(name, meaning, lambda run: None if run.evidence is None else getattr(run.evidence, name), kind)
 
 
-def _measured(name: str, meaning: str, pick: Callable[[RunMetrics], Value] | None = None) -> Column:
+def _measured(name: str, meaning: str, pick: Callable[[RunMetrics], Value] | None = None, kind: type = float) -> Column:
     def value(item: Measured) -> Value:
         found: Value = None if item.metrics is None else (pick or (lambda metrics: getattr(metrics, name)))(item.metrics)
         return found
 
-    return Column(name, meaning, value, measured=True)
+    return Column(name, meaning, value, measured=True, kind=kind)
 
 
 def _interval(metric: Metric, meaning: str) -> Iterator[Column]:
@@ -75,7 +77,7 @@ COLUMNS: tuple[Column, ...] = (
     _run("started_at", "ISO 8601, UTC"),
     _run("ended_at", "ISO 8601, UTC"),
     Column("outcome", "completed, out_of_memory, failed, ...", lambda item: item.result.run.outcome),
-    Column("counted", "whether analyses count the run", lambda item: item.not_counted is None),
+    Column("counted", "whether analyses count the run", lambda item: item.not_counted is None, kind=bool),
     Column("not_counted_because", "why they do not", lambda item: item.not_counted),
     Column("cause", "why the run did not complete", lambda item: item.result.run.cause),
     _run("model", "key in config.yaml"),
@@ -85,62 +87,67 @@ COLUMNS: tuple[Column, ...] = (
         "parameters",
         "weights of the model, each counted once",
         lambda run: None if run.shape is None else parameters(run.shape).total,
+        kind=int,
     ),
     _run("strategy", "parallelism strategy"),
-    _run("tensor_parallel", "TP"),
-    _run("pipeline_parallel", "PP"),
-    _run("data_parallel", "DP"),
-    _run("context_parallel", "CP"),
-    _run("virtual_pipeline", "VPP, chunks of layers on each stage"),
-    _run("expert_parallel", "EP"),
-    _seen("sequence_parallel", "as seen in the run"),
+    _run("tensor_parallel", "TP", kind=int),
+    _run("pipeline_parallel", "PP", kind=int),
+    _run("data_parallel", "DP", kind=int),
+    _run("context_parallel", "CP", kind=int),
+    _run("virtual_pipeline", "VPP, chunks of layers on each stage", kind=int),
+    _run("expert_parallel", "EP", kind=int),
+    _seen("sequence_parallel", "as seen in the run", kind=bool),
     _run("engine", "framework that trained"),
     _run("platform", "cuda, rocm or cpu", lambda run: run.machine.platform),
     _run("accelerator", "device name", lambda run: run.machine.accelerator),
-    _run("gpus", "world size; on a CPU, processes", lambda run: run.machine.gpus),
-    _run("nodes", "machines", lambda run: run.machine.nodes),
-    _run("accelerator_memory_bytes", "of one accelerator", lambda run: run.machine.memory_bytes),
-    _run("power_limit_watts", "of one accelerator", lambda run: run.machine.power_limit_watts),
+    _run("gpus", "world size; on a CPU, processes", lambda run: run.machine.gpus, kind=int),
+    _run("nodes", "machines", lambda run: run.machine.nodes, kind=int),
+    _run("accelerator_memory_bytes", "of one accelerator", lambda run: run.machine.memory_bytes, kind=int),
+    _run("power_limit_watts", "of one accelerator", lambda run: run.machine.power_limit_watts, kind=float),
     _run("driver", "version", lambda run: run.machine.driver),
-    _run("micro_batch_sequences", "sequences in one micro-batch"),
-    _run("global_batch_sequences", "sequences in one step"),
-    _run("accumulation_steps", "micro-batches of one replica in a step"),
-    _run("sequence_tokens", "tokens in one sequence"),
-    _run("tokens_per_step", "tokens in one step, all GPUs", tokens_per_step),
+    _run("micro_batch_sequences", "sequences in one micro-batch", kind=int),
+    _run("global_batch_sequences", "sequences in one step", kind=int),
+    _run("accumulation_steps", "micro-batches of one replica in a step", kind=int),
+    _run("sequence_tokens", "tokens in one sequence", kind=int),
+    _run("tokens_per_step", "tokens in one step, all GPUs", tokens_per_step, kind=int),
     _run("matmul_dtype", "what the matrix units ran: bf16, fp8, fp32, ..."),
     _run("recompute", "none, selective (of which modules, if not of attention alone) or full", lambda run: run.recompute_words),
     _run("routing", "of tokens to experts: natural, or balanced by force"),
     _seen("attention", "as seen in the run"),
-    _seen("transformer_engine", "as seen in the run"),
+    _seen("transformer_engine", "as seen in the run", kind=bool),
     _seen("data", "as seen in the run"),
-    _run("seed", "of weights and data"),
+    _run("seed", "of weights and data", kind=int),
     _run("clock", "step_end: our callback; framework: the framework's own times"),
-    _measured("n", "steady steps, which all figures below are over", lambda metrics: metrics.window.steps),
-    _measured("first_step", "first of them", lambda metrics: metrics.window.first_step),
-    _measured("last_step", "last of them", lambda metrics: metrics.window.last_step),
+    _measured("n", "steady steps, which all figures below are over", lambda metrics: metrics.window.steps, kind=int),
+    _measured("first_step", "first of them", lambda metrics: metrics.window.first_step, kind=int),
+    _measured("last_step", "last of them", lambda metrics: metrics.window.last_step, kind=int),
     _measured("tokens_per_second", "all GPUs"),
     *_interval(TOKENS, "tokens/s of one GPU"),
     *_interval(FLOPS, "model FLOP/s of one GPU"),
-    _measured("flops_convention", "how FLOP are counted: causal, full or 6n"),
+    _measured("flops_convention", "how FLOP are counted: causal, full or 6n", kind=str),
     *_interval(MFU, "fraction of the dense peak"),
-    _measured("mfu_absent_because", "why there is no MFU"),
+    _measured("mfu_absent_because", "why there is no MFU", kind=str),
     *_interval(STEP_TIME, "median step time"),
     _measured("mean_step_seconds", "basis of tokens_per_second"),
     _measured("step_seconds_mad", "scaled median absolute deviation of the step times"),
-    _measured("peak_memory_bytes", "allocated on the worst rank"),
-    _measured("peak_reserved_bytes", "reserved on the worst rank"),
+    _measured("peak_memory_bytes", "allocated on the worst rank", kind=int),
+    _measured("peak_reserved_bytes", "reserved on the worst rank", kind=int),
     _measured("predicted_memory_error", "predicted peak over the measured one, minus 1"),
     _measured("predicted_step_error", "predicted step over the measured one, minus 1"),
     _measured("final_loss", "loss of the last step"),
     _measured("joules_per_token", "energy, all GPUs"),
-    Column("watts_per_gpu", "mean power of one GPU", _watts_per_gpu, measured=True),
+    Column("watts_per_gpu", "mean power of one GPU", _watts_per_gpu, measured=True, kind=float),
     _measured("cost_per_million_tokens", "in the currency of the price of a GPU hour"),
     _measured("expert_load", "tokens of the busiest expert over the mean"),
     _measured("rank_load", "the same of the ranks that share the experts"),
     _measured("dropped", "share of the choices of experts that were dropped"),
-    _measured("warnings", "what to know of the figures", lambda metrics: "; ".join(metrics.warnings) or None),
+    _measured("warnings", "what to know of the figures", lambda metrics: "; ".join(metrics.warnings) or None, kind=str),
 )
 """Of every run. Behind them follow version_* and option_*, as far as any run has them."""
+
+
+KINDS = {column.name: column.kind for column in COLUMNS}
+"""Column -> kind of its values; version_* and option_* are text."""
 
 
 def rows_of(runs: Sequence[Measured]) -> list[Row]:

@@ -20,10 +20,10 @@ FIRST_NODE = Nodes(rank=0, master_address="FIRST_NODE", master_port=DEFAULT_PORT
 """What a plan shows where MASTER_ADDR is not set."""
 
 
-def command_shown(plan: RunPlan, environment: Mapping[str, str] = os.environ) -> Command:
+def command_shown(session: Session, plan: RunPlan, environment: Mapping[str, str] = os.environ) -> Command:
     """Return the command of this node; without MASTER_ADDR that of the first node, under a name in place of its address."""
     try:
-        nodes = find_nodes(plan.nodes, environment)
+        nodes = session.place if session.place.hosts else find_nodes(plan.nodes, environment)
     except LaunchError:
         nodes = dataclasses.replace(FIRST_NODE, count=plan.nodes)
     return command_on(plan, nodes)
@@ -34,7 +34,7 @@ def check_session(session: Session, environment: Mapping[str, str] = os.environ)
     plan = session.plans[0]
     yield _gpus(session, plan)
     if plan.nodes > 1:
-        yield _nodes(plan, environment)
+        yield _nodes(session, plan, environment)
     yield Check(name="data", status="ok", finding=plan.dataset)
     for one in {(plan.model, plan.strategy): plan for plan in session.plans}.values():
         yield _memory(session, one, several=len({plan.run_id for plan in session.plans}) > 1)
@@ -51,7 +51,9 @@ def _gpus(session: Session, plan: RunPlan) -> Check:
     return Check(name="GPUs", status="ok", finding=f"{wanted} of {machine.gpus_per_node} x {machine.accelerator}")
 
 
-def _nodes(plan: RunPlan, environment: Mapping[str, str]) -> Check:
+def _nodes(session: Session, plan: RunPlan, environment: Mapping[str, str]) -> Check:
+    if hosts := session.place.hosts:
+        return Check(name="nodes", status="ok", finding=f"{', '.join(hosts)}; the command is that of the first, this machine")
     try:
         nodes = find_nodes(plan.nodes, environment)
     except LaunchError as error:

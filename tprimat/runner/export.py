@@ -1,24 +1,34 @@
 """Write runs for other tools: tables for notebooks, and the folders of experiment trackers, through their own libraries."""
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from tprimat.analyze.groups import Measured
-from tprimat.errors import ConfigError
+from tprimat.errors import ConfigError, RecordError
 from tprimat.records.redaction import redactor_of_this_machine
-from tprimat.records.store import write_atomically
-from tprimat.report.export import Row, as_json, comma_separated, results_of, rows_of, settings_of, step_values
+from tprimat.records.schema import StepRecord
+from tprimat.records.store import cannot_write, write_atomically
+from tprimat.report.export import KINDS, Row, as_json, comma_separated, results_of, rows_of, settings_of, step_values
 
 EXPERIMENT = "tprimat"
 RUN_TAG = "tprimat.run_id"
+UNFINISHED = ".unfinished"
+"""Folder of what is being written: a run whose export was killed is written again, not taken for one that is there."""
+SILENT = {"DO_NOT_TRACK": "true", "MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false"}
+"""Variables that keep MLflow and W&B from calling their makers: an export leaves this machine only where the user takes it."""
 
 
 def export(runs: Sequence[Measured], to: str, path: Path) -> list[str]:
     """Write runs.
 
-    A tracker's folder keeps what it holds; a run that is already in it is not added again.
+    A tracker's folder keeps what it holds; a run that is already in it is not added again. So one without an end is left out.
 
     Args:
         runs: at least one.
@@ -30,11 +40,14 @@ def export(runs: Sequence[Measured], to: str, path: Path) -> list[str]:
 
     Raises:
         ConfigError: the library is not installed.
-        RecordError: the path cannot be written.
+        RecordError: the path cannot be written, or holds something else.
     """
     redactor = redactor_of_this_machine()
     rows = [row | {"path": redactor.text(_from_here(str(row["path"])))} for row in rows_of(runs)]
-    return TARGETS[to](runs, rows, path)
+    try:
+        return TARGETS[to](runs, rows, path)
+    except OSError as error:
+        raise cannot_write(path, error) from error
 
 
 def _from_here(path: str) -> str:
@@ -53,10 +66,14 @@ def _json(_: Sequence[Measured], rows: Sequence[Row], path: Path) -> list[str]:
 
 
 def _parquet(_: Sequence[Measured], rows: Sequence[Row], path: Path) -> list[str]:
+    """Write columns of the same types into every file, so that several can be read as one, whatever their runs lack."""
     pyarrow = _library("pyarrow", "parquet", "pyarrow")
     parquet = _library("pyarrow.parquet", "parquet", "pyarrow")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
+    types = {bool: pyarrow.bool_(), int: pyarrow.int64(), float: pyarrow.float64(), str: pyarrow.string()}
+    schema = pyarrow.schema([(name, types[KINDS.get(name, str)]) for name in rows[0]])
+    content = pyarrow.BufferOutputStream()
+    parquet.write_table(pyarrow.Table.from_pylist(list(rows), schema=schema), content)
+    write_atomically(path, content.getvalue().to_pybytes())
     return _names(rows)
 
 
@@ -64,18 +81,20 @@ def _tensorboard(runs: Sequence[Measured], rows: Sequence[Row], path: Path) -> l
     """Write a folder a run, with its steps and results as scalars."""
     summary = _library("tensorboard.summary", "tensorboard", "tensorboard")
     written = []
-    for item, row in zip(runs, rows, strict=True):
-        folder = path / item.result.run.run_id
-        if any(folder.glob("events.out.tfevents.*")):
+    for item, row in _ended(runs, rows):
+        run_id = item.result.run.run_id
+        if (path / run_id).exists():
             continue
-        writer = summary.Writer(str(folder))
-        for step in item.result.steps:
-            for name, value in step_values(step).items():
-                writer.add_scalar(f"step/{name}", value, step.step)
-        for name, value in results_of(row).items():
-            writer.add_scalar(f"result/{name}", value, 0)
-        writer.close()
-        written.append(item.result.run.run_id)
+        with _whole(path) as folder:
+            writer = summary.Writer(str(folder))
+            for step in item.result.steps:
+                for name, value in step_values(step).items():
+                    writer.add_scalar(f"step/{name}", value, step.step, wall_time=_end_of(step, item))
+            for name, value in results_of(row).items():
+                writer.add_scalar(f"result/{name}", value, 0, wall_time=_ended_at(item))
+            writer.close()
+            folder.replace(path / run_id)
+        written.append(run_id)
     return written
 
 
@@ -84,35 +103,53 @@ def _mlflow(runs: Sequence[Measured], rows: Sequence[Row], path: Path) -> list[s
 
     MLflow no longer accepts folders without a database.
     """
-    tracking = _library("mlflow.tracking", "mlflow", "mlflow")
-    entities = _library("mlflow.entities", "mlflow", "mlflow")
+    tracking, sqlalchemy = _library("mlflow.tracking", "mlflow", "mlflow"), _library("sqlalchemy.exc", "mlflow", "mlflow")
+    refusals = (_library("mlflow.exceptions", "mlflow", "mlflow").MlflowException, sqlalchemy.SQLAlchemyError)
+    logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of each database that it makes
     path.mkdir(parents=True, exist_ok=True)
     folder = path.resolve()
-    client = tracking.MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow.db'}")
-    known = client.get_experiment_by_name(EXPERIMENT)
-    experiment = known.experiment_id if known else client.create_experiment(EXPERIMENT, (folder / "artifacts").as_uri())
-    written = []
-    for item, row in zip(runs, rows, strict=True):
-        run_id = item.result.run.run_id
-        if client.search_runs([experiment], f"tags.`{RUN_TAG}` = '{run_id}'"):
-            continue
-        target = client.create_run(experiment, run_name=run_id, tags={RUN_TAG: run_id}).info.run_id
-        points = [
-            entities.Metric(f"step/{name}", value, int(1000 * (step.ended_at_seconds or 0)), step.step)
-            for step in item.result.steps
-            for name, value in step_values(step).items()
-        ]
-        points += [entities.Metric(name, value, 0, 0) for name, value in results_of(row).items()]
-        parameters = [entities.Param(name, value[:MLFLOW_CHARACTERS]) for name, value in settings_of(row).items()]
-        for begin in range(0, len(points), MLFLOW_METRICS):
-            client.log_batch(target, metrics=points[begin : begin + MLFLOW_METRICS])
-        for begin in range(0, len(parameters), MLFLOW_PARAMETERS):
-            client.log_batch(target, params=parameters[begin : begin + MLFLOW_PARAMETERS])
-        client.set_terminated(target, "FINISHED" if item.result.run.outcome == "completed" else "FAILED")
-        written.append(run_id)
+    try:
+        client = tracking.MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow.db'}")
+        known = client.get_experiment_by_name(EXPERIMENT)
+        experiment = known.experiment_id if known else client.create_experiment(EXPERIMENT, (folder / "artifacts").as_uri())
+        written = []
+        for item, row in _ended(runs, rows):
+            run_id = item.result.run.run_id
+            there = client.search_runs([experiment], f"tags.`{RUN_TAG}` = '{run_id}'")
+            if any(run.info.status != "RUNNING" for run in there):
+                continue
+            for killed in there:
+                client.delete_run(killed.info.run_id)
+            _into_mlflow(client, experiment, item, row)
+            written.append(run_id)
+    except refusals as error:
+        what = f"MLflow cannot write {path / 'mlflow.db'}: {str(error).splitlines()[0]}"
+        raise RecordError(what, where=str(path), fix="what MLflow says, or another folder") from error
     return written
 
 
+def _into_mlflow(client: Any, experiment: str, item: Measured, row: Row) -> None:
+    """Write one run, which MLflow calls running until all of it is there."""
+    entities = _library("mlflow.entities", "mlflow", "mlflow")
+    run = item.result.run
+    began, ended = _milliseconds(_moment(run.started_at)), _milliseconds(_ended_at(item))
+    target = client.create_run(experiment, start_time=began, run_name=run.run_id, tags={RUN_TAG: run.run_id}).info.run_id
+    points = [
+        entities.Metric(f"step/{name}", value, _milliseconds(_end_of(step, item)) or 0, step.step)
+        for step in item.result.steps
+        for name, value in step_values(step).items()
+    ]
+    points += [entities.Metric(name, value, ended or 0, 0) for name, value in results_of(row).items()]
+    parameters = [entities.Param(name, value[:MLFLOW_CHARACTERS]) for name, value in settings_of(row).items()]
+    for begin in range(0, len(points), MLFLOW_METRICS):
+        client.log_batch(target, metrics=points[begin : begin + MLFLOW_METRICS])
+    for begin in range(0, len(parameters), MLFLOW_PARAMETERS):
+        client.log_batch(target, params=parameters[begin : begin + MLFLOW_PARAMETERS])
+    client.set_terminated(target, MLFLOW_STATUS.get(run.outcome, "FAILED"), end_time=ended)
+
+
+MLFLOW_STATUS = {"completed": "FINISHED", "interrupted": "KILLED"}
+"""Outcome -> MLflow's word; the others failed."""
 MLFLOW_METRICS, MLFLOW_PARAMETERS, MLFLOW_CHARACTERS = 1000, 100, 500
 """MLflow's limits: metrics and parameters of one batch, characters of a parameter."""
 
@@ -120,28 +157,70 @@ MLFLOW_METRICS, MLFLOW_PARAMETERS, MLFLOW_CHARACTERS = 1000, 100, 500
 def _wandb(runs: Sequence[Measured], rows: Sequence[Row], path: Path) -> list[str]:
     """Write an offline run each, which `wandb sync` uploads."""
     wandb = _library("wandb", "wandb-offline", "wandb")
-    path.mkdir(parents=True, exist_ok=True)
     written = []
-    for item, row in zip(runs, rows, strict=True):
+    for item, row in _ended(runs, rows):
         run_id = item.result.run.run_id
         if any(path.glob(f"wandb/offline-run-*-{run_id}")):
             continue
-        settings = wandb.Settings(silent=True, console="off", x_disable_stats=True, x_disable_meta=True)
-        target = wandb.init(
-            project=EXPERIMENT,
-            id=run_id,
-            name=run_id,
-            dir=str(path),
-            mode="offline",
-            config=settings_of(row),
-            settings=settings,
-        )
-        for step in item.result.steps:
-            target.log(step_values(step), step=step.step)
-        target.summary.update(results_of(row))
-        target.finish(exit_code=0 if item.result.run.outcome == "completed" else 1)
+        with _whole(path) as folder:
+            target = wandb.init(
+                project=EXPERIMENT,
+                id=run_id,
+                name=run_id,
+                dir=str(folder),
+                mode="offline",
+                config=settings_of(row),
+                settings=wandb.Settings(silent=True, console="off", x_disable_stats=True, x_disable_meta=True),
+            )
+            for step in item.result.steps:
+                ended = _end_of(step, item)
+                target.log(step_values(step) | ({} if ended is None else {"_timestamp": ended}), step=step.step)
+            target.summary.update(results_of(row))
+            target.finish(exit_code=0 if item.result.run.outcome == "completed" else 1)
+            (path / "wandb").mkdir(exist_ok=True)
+            for done in folder.glob("wandb/offline-run-*"):
+                done.replace(path / "wandb" / done.name)
         written.append(run_id)
     return written
+
+
+def _ended(runs: Sequence[Measured], rows: Sequence[Row]) -> Iterator[tuple[Measured, Row]]:
+    """Yield the runs that have ended, with their rows."""
+    return ((item, row) for item, row in zip(runs, rows, strict=True) if item.result.run.outcome != "running")
+
+
+@contextlib.contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """Yield an empty folder below `path` for one run, which is moved from there when all of it is written."""
+    folder = path / UNFINISHED
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _moment(text: str | None) -> float | None:
+    """Return the Unix time in seconds of a record's time; None where it has none."""
+    try:
+        return None if text is None else datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+    except ValueError:
+        return None
+
+
+def _end_of(step: StepRecord, item: Measured) -> float | None:
+    """Return the Unix time in seconds at which a step ended, None where the run's log has no times: now, for a tracker."""
+    began = _moment(item.result.run.started_at)
+    return None if began is None or step.ended_at_seconds is None else began + step.ended_at_seconds
+
+
+def _ended_at(item: Measured) -> float | None:
+    """Return the Unix time in seconds at which a run ended, by its record, else by its last step, else as it began."""
+    run, steps = item.result.run, item.result.steps
+    return _moment(run.ended_at) or (_end_of(steps[-1], item) if steps else None) or _moment(run.started_at)
+
+
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else round(1000 * seconds)
 
 
 def _names(rows: Sequence[Row]) -> list[str]:
@@ -149,15 +228,17 @@ def _names(rows: Sequence[Row]) -> list[str]:
 
 
 def _library(module: str, target: str, package: str) -> Any:
-    """Import a module of an optional library.
+    """Import a module of an optional library, which then tells its makers nothing.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: it, or what it needs itself, is not installed.
     """
+    os.environ.update(SILENT)
     try:
         return import_module(module)
     except ImportError as error:
-        raise ConfigError(f"--to {target} needs {package}, which is not installed: pip install {package}") from error
+        missing = (error.name or module).partition(".")[0]
+        raise ConfigError(f"--to {target} needs {missing}, which is not installed: pip install {package}") from error
 
 
 TARGETS: Mapping[str, Callable[[Sequence[Measured], Sequence[Row], Path], list[str]]] = {

@@ -11,7 +11,7 @@ from tprimat.analyze.metrics import run_metrics
 from tprimat.analyze.traits import routing_words
 from tprimat.config.load import load_config
 from tprimat.errors import ConfigError, MetricError, RecordError
-from tprimat.logs.claims import Flags
+from tprimat.logs.claims import Flags, unknown_model
 from tprimat.logs.extract import ExtractedRun, extract, failure_before_first_step
 from tprimat.logs.parse import LogLines, LogReading
 from tprimat.records.benchmark_file import RunResult, benchmark_file_name, write_benchmark_file
@@ -48,6 +48,8 @@ def extract_log(log: LogLines, flags: Flags, *, dialect: str = "auto", output: P
         _read(log, reading, flags, output)
     except KeyboardInterrupt:
         print("stopped; what was read so far is kept", file=sys.stderr)
+    except RecordError as error:
+        raise unknown_model(flags, load_config()) or error from None
     if log.why_truncated:
         print(f"note: {log.name} is damaged: {log.why_truncated}", file=sys.stderr)
     try:

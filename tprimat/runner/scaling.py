@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,10 +11,11 @@ from typing import Literal
 
 from tprimat.analyze.groups import Measured, group_runs
 from tprimat.analyze.scaling import LeftOut, Point, Series, fit, series, series_of
-from tprimat.errors import ConfigError, MetricError, RecordError
+from tprimat.errors import ConfigError, LayoutError, MetricError, RecordError
 from tprimat.records.discover import PROBES_FILE
 from tprimat.records.schema import Estimate
 from tprimat.records.store import read_text
+from tprimat.report.catalogue import per_rank
 from tprimat.report.comparison import run_name
 from tprimat.report.scaling import FittedSeries
 from tprimat.runner.session import RunRequest, Session, prepare
@@ -44,26 +46,49 @@ def scaling_sessions(request: RunRequest, counts: Sequence[int], mode: ScalingMo
     Raises:
         UserError: the strategy cannot run on one of the numbers; nothing has been started.
     """
-    if request.gpus is not None:
-        raise ConfigError("--gpus and --scaling exclude each other.", where="--gpus", fix="leave --gpus out")
-    largest = prepare(dataclasses.replace(request, gpus=counts[-1]))
+    largest = _prepared(at_largest(request, counts), counts, mode)
     whole = largest.plans[0].batch.global_batch_sequences
     probes = (*request.probes, *filter(Path.is_file, [largest.output / PROBES_FILE]))
-    return [
-        prepare(
-            dataclasses.replace(
-                request,
-                gpus=gpus,
-                global_batch_size=whole if mode == "strong" else batch_share(whole, gpus, counts[-1]),
-                output=largest.output / f"gpus-{gpus}",
-                probes=probes,
-            )
+    requests = [
+        dataclasses.replace(
+            request,
+            gpus=gpus,
+            global_batch_size=whole if mode == "strong" else batch_share(whole, gpus, counts[-1], largest.platform),
+            output=largest.output / f"gpus-{gpus}",
+            probes=probes,
         )
         for gpus in counts
     ]
+    return [_prepared(one, counts, mode) for one in requests]
 
 
-def batch_share(whole: int, gpus: int, largest: int) -> int:
+def at_largest(request: RunRequest, counts: Sequence[int]) -> RunRequest:
+    """Return the request for the largest number of GPUs.
+
+    Raises:
+        ConfigError: it names a number of GPUs itself.
+    """
+    if request.gpus is not None:
+        raise ConfigError("--gpus and --scaling exclude each other.", where="--gpus", fix="leave --gpus out")
+    return dataclasses.replace(request, gpus=counts[-1])
+
+
+def _prepared(request: RunRequest, counts: Sequence[int], mode: ScalingMode) -> Session:
+    """Prepare one session. A batch that one number of GPUs cannot divide is mended for all of them, not for that one alone.
+
+    Raises:
+        UserError: the request cannot be met.
+    """
+    try:
+        return prepare(request)
+    except LayoutError as error:
+        if mode == "weak" or not error.what.startswith("global batch size"):
+            raise
+        batch = f"--global-batch-size with a multiple of {math.lcm(*counts)} micro-batches, which suits all the numbers"
+        raise LayoutError(error.what, where=error.where, why=error.why, fix=f"{batch}; or --scaling-mode weak") from error
+
+
+def batch_share(whole: int, gpus: int, largest: int, platform: str) -> int:
     """Return the global batch of a smaller number of GPUs, in sequences.
 
     Raises:
@@ -71,9 +96,9 @@ def batch_share(whole: int, gpus: int, largest: int) -> int:
     """
     if whole * gpus % largest:
         raise ConfigError(
-            f"A global batch of {whole} sequences on {largest} GPUs leaves no whole number for {gpus}.",
+            per_rank(f"A global batch of {whole} sequences on {largest} GPUs leaves no whole number for {gpus}.", {platform}),
             where="--scaling",
-            why="Weak scaling gives every GPU the same work.",
+            why=per_rank("Weak scaling gives every GPU the same work.", {platform}),
             fix=f"--global-batch-size {max(1, whole // largest) * largest}, or --scaling-mode strong",
         )
     return whole * gpus // largest
@@ -102,7 +127,7 @@ def scaling_of(measured: Sequence[Measured]) -> list[FittedSeries]:
     if not found:
         counted = sum(item.not_counted is None for item in measured)
         raise MetricError(
-            "No configuration ran on two numbers of GPUs.",
+            per_rank("No configuration ran on two numbers of GPUs.", {item.result.run.machine.platform for item in measured}),
             why=f"{counted} of {len(measured)} runs count.",
             fix="run the same strategy with --gpus 1, 2, 4 and 8",
         )

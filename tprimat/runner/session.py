@@ -2,7 +2,6 @@
 
 import itertools
 import re
-import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +23,16 @@ from tprimat.engines import AUTO
 from tprimat.engines.base import Choice, Here, choose, engine_named, fallback_from, start_command
 from tprimat.errors import ConfigError, LaunchError, MissingLayoutError, UserError
 from tprimat.facts.accelerators import BACKEND_OF, PLATFORM_OF, PlatformName
-from tprimat.hardware.nodes import Nodes, array_task, find_nodes, refuse_hidden_gpus, this_machine, told_nodes
+from tprimat.hardware.nodes import (
+    DEFAULT_PORT,
+    Nodes,
+    array_task,
+    find_nodes,
+    refuse_hidden_gpus,
+    refuse_idle_nodes,
+    this_machine,
+    told_nodes,
+)
 from tprimat.launch.torchrun import free_port
 from tprimat.plan.build import STANDARD_LIBRARY, WORDS, PlanRequest, build_plan, count_ranks, new_run_id, shape_at
 from tprimat.plan.figures import doubtful_figures
@@ -32,6 +40,7 @@ from tprimat.plan.schema import RunPlan
 from tprimat.records.discover import check_probes, probes_in
 from tprimat.records.environment import processor_name
 from tprimat.records.schema import Machine
+from tprimat.runner.hosts import check_hosts, place_of
 from tprimat.runner.prediction import doubtful_memory, predicted, refuse_too_large
 
 ALL_MODELS = "all"
@@ -125,7 +134,8 @@ def prepare(request: RunRequest) -> Session:
     Raises:
         UserError: the request cannot be met; nothing has been written yet.
     """
-    _check_hosts(request)
+    if request.hosts:
+        check_hosts(request.hosts, request.nodes, reached=not request.dry_run)
     choices = environment_choices()
     machine = this_machine()
     platform: PlatformName = request.platform or PLATFORM_OF[machine.platform if machine else "cpu"]
@@ -148,9 +158,11 @@ def prepare(request: RunRequest) -> Session:
     notices = (*left_out, *(f"warning: {text}" for text in doubtful_figures(loaded)))
     session = replace(session, probes=check_probes(request.probes), notices=notices)
     session = replace(session, plans=tuple(with_prediction(session, plan) for plan in plans))
+    if request.dry_run and request.hosts:
+        session = replace(session, place=replace(place_of(request.hosts), master_port=DEFAULT_PORT))
     if not request.dry_run:
         follower = follower_command(request, platform) if request.hosts else ()
-        session = replace(session, place=_place(session, request.hosts), follower=follower)
+        session = replace(session, place=_place(session, request), follower=follower)
         _check_gpus(session)
         for plan in () if request.force else session.plans:
             refuse_too_large(plan, session.machine_of(plan))
@@ -159,36 +171,6 @@ def prepare(request: RunRequest) -> Session:
     if not request.dry_run or session.is_here:
         _check_data(session)
     return session
-
-
-def _check_hosts(request: RunRequest) -> None:
-    """Refuse --hosts that names a host twice, another number of nodes, or a first host that the others cannot find.
-
-    Raises:
-        ConfigError: it does.
-    """
-    hosts = request.hosts
-    if twice := [host for host in dict.fromkeys(hosts) if hosts.count(host) > 1]:
-        raise ConfigError(
-            f"--hosts names {twice[0]} {hosts.count(twice[0])} times.",
-            where="--hosts",
-            why="Each host is one node, with one launcher.",
-            fix=f"--hosts {','.join(dict.fromkeys(hosts))}, and --gpus for the GPUs of each",
-        )
-    if hosts and request.nodes not in {None, len(hosts)}:
-        raise ConfigError(
-            f"--hosts names {len(hosts)}, and --nodes is {request.nodes}.", where="--nodes", fix="leave --nodes out"
-        )
-    if hosts and not request.dry_run:
-        try:
-            socket.getaddrinfo(hosts[0], None)
-        except OSError as error:
-            raise ConfigError(
-                f"The first host, {hosts[0]}, does not resolve on {socket.gethostname()}: {error.strerror}.",
-                where="--hosts",
-                why="It is this machine, under the name or address by which the others connect to it.",
-                fix="its IP address, or a line for it in /etc/hosts",
-            ) from error
 
 
 def with_prediction(session: Session, plan: RunPlan) -> RunPlan:
@@ -218,16 +200,18 @@ def follower_command(request: RunRequest, platform: PlatformName) -> tuple[str, 
     return (*start_command(), *words_of(asked))
 
 
-def _place(session: Session, hosts: tuple[str, ...] = ()) -> Nodes:
+def _place(session: Session, request: RunRequest) -> Nodes:
     """Return this machine's place among the launchers of a run.
 
     Raises:
         LaunchError: the nodes are not described, or other than the plan needs.
     """
     plan = session.plans[0]
-    if hosts:
-        return Nodes(count=len(hosts), rank=0, master_address=hosts[0], master_port=free_port(), hosts=hosts)
+    if request.hosts:
+        return replace(place_of(request.hosts), master_port=free_port())
     if not engine_named(plan.engine).starts_nodes:
+        if request.nodes is None and plan.nodes == 1:
+            refuse_idle_nodes()
         return find_nodes(plan.nodes)
     if (told := told_nodes()) is not None and told[0] > 1:
         what = f"{told[1]} is {told[0]}: each of these processes would start the whole run."

@@ -28,8 +28,10 @@ PODS_MEET_SECONDS = 1800
 """Until all pods run: some nodes have the image already, others fetch it."""
 
 
-def explicit(request: RunRequest) -> tuple[RunRequest, Session]:
+def explicit(request: RunRequest, more: Sequence[str]) -> tuple[RunRequest, Session]:
     """Return the request with what another machine would decide otherwise, and its session.
+
+    `more` are flags besides it. With --scaling among them the session is that of the largest number of GPUs.
 
     Raises:
         UserError: the request cannot be met, or says nothing of the machines that it is for.
@@ -47,6 +49,7 @@ def explicit(request: RunRequest) -> tuple[RunRequest, Session]:
         platform=platform,
         size=session.size,
         nodes=plan.nodes,
+        gpus=None if "--scaling" in more else request.gpus,
         strategy=request.strategy if request.strategy or any_degree(request) else session.choices.strategy,
         output=session.output,
         dry_run=False,
@@ -125,7 +128,7 @@ def submit_to_slurm(request: RunRequest, more: Sequence[str], messages: TextIO) 
     Raises:
         UserError: the request cannot be met, or SLURM refuses the job.
     """
-    request, session = explicit(request)
+    request, session = explicit(request, more)
     job = slurm_job(request, session, more)
     path = session.output / "slurm.sh"
     write_atomically(path, slurm.script(job))
@@ -140,7 +143,8 @@ def submit_to_slurm(request: RunRequest, more: Sequence[str], messages: TextIO) 
     for task in tasks:
         if (failure := FINAL.get(task.state)) is not None:
             reason = f" ({task.reason})" if task.reason and task.reason != "NonZeroExitCode" else ""
-            say(f"job {task.name}: {task.state}{reason}. {failure.cause}" + (f" Try: {failure.hint}" if failure.hint else ""))
+            hint = slurm.STUCK.get(task.reason or "", failure.hint)
+            say(f"job {task.name}: {task.state}{reason}. {failure.cause}" + (f" Try: {hint}" if hint else ""))
     return 0 if tasks and all(FINAL.get(task.state, task) is None for task in tasks) else 1
 
 
@@ -176,6 +180,8 @@ def state_line(task: Task) -> str:
     """Return the state of a task in words."""
     where = f" on {task.nodes}" if task.nodes else ""
     why = f" ({task.reason})" if task.reason else ""
+    if task.state == "PENDING" and (fix := slurm.STUCK.get(task.reason or "")):
+        why += f", and stays so: {fix}"
     return f"{task.state.lower().replace('_', ' ')}{where}{why}"
 
 
@@ -229,7 +235,7 @@ def submit_to_kubernetes(request: RunRequest, more: Sequence[str], messages: Tex
     Raises:
         UserError: the request cannot be met, or kubectl refuses.
     """
-    request, session = explicit(request)
+    request, session = explicit(request, more)
     options, work = session.loaded.config.cluster.kubernetes, workload(request, session, more)
     print(kubernetes.create(kubernetes.manifest(work, options.kind)), file=messages)
     label = "jobset.sigs.k8s.io/jobset-name" if options.kind == "trainjob" else "batch.kubernetes.io/job-name"
@@ -244,7 +250,7 @@ def shown(request: RunRequest, more: Sequence[str], launcher: str = "slurm") -> 
     Raises:
         UserError: the request cannot be met.
     """
-    request, session = explicit(request)
+    request, session = explicit(request, more)
     if launcher == "slurm":
         return slurm.script(slurm_job(request, session, more))
     return kubernetes.manifest(workload(request, session, more), session.loaded.config.cluster.kubernetes.kind)

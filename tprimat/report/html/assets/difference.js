@@ -1,8 +1,8 @@
 // Differences between two runs, by section.
 const SECTIONS = ["configuration", "environment", "evidence"];
 
-async function showDifference() {
-  const data = await pageData();
+function showDifference() {
+  const data = pageData();
   const [one, other] = ["first-run", "second-run"].map(id => data.runs[document.getElementById(id).value]);
   const all = document.getElementById("same").checked;
   const rows = data.keys.map(([section, key], place) => ({ section, key, a: one.fields[place], b: other.fields[place] }))
@@ -22,7 +22,7 @@ function differenceTable(section, rows, one, other) {
 }
 
 const pick = document.getElementById("pick");
-if (pick && window.DecompressionStream) {
+if (pick) {
   pick.addEventListener("input", showDifference);
   pick.addEventListener("submit", event => event.preventDefault());
   showDifference();

@@ -118,24 +118,18 @@ function curves(data, index, look, kind) {
   return [traces, layout];
 }
 
-let loaded; // [data, Plotly], kept for the event before printing, which waits for no promise
-
-async function draw(plot) {
-  loaded ??= [await pageData(), await loadPlotly()];
-  redraw(plot, ...loaded);
-}
-
-function redraw(plot, data, Plotly) {
+function draw(plot) {
+  const [data, Plotly] = [pageData(), loadPlotly()];
   const [traces, layout] = (plot.dataset.kind === "bars" ? bars : curves)(data, Number(plot.dataset.index), theme(), plot.dataset.kind);
   plot.querySelector(".waiting")?.remove();
   plot.dataset.drawn = "yes";
-  return Plotly.react(plot, traces, layout, {
+  Plotly.react(plot, traces, layout, {
     responsive: true, displaylogo: false, modeBarButtons: [["toImage", "zoomIn2d", "zoomOut2d", "resetScale2d"]], displayModeBar: !narrow(),
   });
 }
 
-async function legend() {
-  const data = await pageData();
+function legend() {
+  const data = pageData();
   const rows = allRows().filter(row => !row.hidden);
   const [shown, drawn] = [rows.slice(0, data.mostBars), curvePlaces(data).length];
   const named = new Map(shown.map(row => row.querySelector("th[scope=row]")).map(heading => [heading.innerHTML, heading]));
@@ -148,7 +142,7 @@ async function legend() {
 }
 
 const plots = [...document.querySelectorAll(".plot")];
-if (plots.length && window.DecompressionStream) {
+if (plots.length) {
   const sight = new IntersectionObserver(entries => {
     for (const entry of entries) if (entry.isIntersecting && !entry.target.dataset.drawn) draw(entry.target);
   }, { rootMargin: "300px" });
@@ -156,7 +150,8 @@ if (plots.length && window.DecompressionStream) {
   const whenIdle = window.requestIdleCallback ?? (call => setTimeout(call, 200));
   const drawRest = () => {
     const next = plots.find(plot => !plot.dataset.drawn);
-    if (next) draw(next).then(() => whenIdle(drawRest));
+    if (next) draw(next);
+    if (next) whenIdle(drawRest);
   };
   addEventListener("load", () => whenIdle(drawRest));
   let pending;
@@ -169,11 +164,9 @@ if (plots.length && window.DecompressionStream) {
   matchMedia("(max-width: 639px)").addEventListener("change", again);
   const forPaper = on => {
     printing = on;
-    if (loaded) for (const plot of plots) redraw(plot, ...loaded);
+    for (const plot of plots) draw(plot);
   };
   addEventListener("beforeprint", () => forPaper(true));
   addEventListener("afterprint", () => forPaper(false));
   legend();
-} else {
-  for (const plot of plots) plot.textContent = "This browser is too old to draw plots; the table holds the figures.";
 }

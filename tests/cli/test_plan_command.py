@@ -62,7 +62,12 @@ def test_a_model_that_fits_nowhere_is_exit_status_1():
 
 @pytest.mark.parametrize(
     ("accelerator", "gpus", "option"),
-    [("H200 SXM", "1", "gradients"), ("H100 SXM", "1", "optimizer_states"), ("A100 SXM 40GB", "2", None), ("RTX 4090", "1", None)],
+    [
+        ("H200 SXM", "1", "gradients"),
+        ("H100 SXM", "1", "optimizer_states"),
+        ("A100 SXM 40GB", "2", None),
+        ("RTX 4090", "1", None),
+    ],
 )
 def test_what_fits_with_less_in_fp32_is_said_with_what_it_costs(accelerator, gpus, option):
     done = run_command("plan", "--model", "llama", "--accelerator", accelerator, "--gpus", gpus)

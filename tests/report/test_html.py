@@ -1,12 +1,9 @@
 """The page as a reader meets it, in a real browser; and what it says, in its text."""
 
-import base64
 import html
-import random
 import re
 import subprocess
 import sys
-import zlib
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -255,38 +252,6 @@ def test_a_page_that_is_printed_as_it_opens_has_all_its_plots(browser, page):
         assert browser.errors == []
     finally:
         browser.call("Page.removeScriptToEvaluateOnNewDocument", **added)
-
-
-def gzip_of(content, level, strategy):
-    packer = zlib.compressobj(level, zlib.DEFLATED, 31, 9, strategy)
-    return packer.compress(content) + packer.flush()
-
-
-def test_the_page_unpacks_every_kind_of_block(opened):
-    rng = random.Random(0)
-    contents = {
-        "nothing": b"",
-        "a letter": b"a",
-        "one letter often": b"a" * 100_000,
-        "noise": rng.randbytes(200_000),
-        "words": b" ".join(rng.choice((b"step", b"seconds", b"loss", b"\xc3\xa9")) for _ in range(50_000)),
-        "far apart": (block := rng.randbytes(30_000)) + b"x" + block,
-    }
-    for name, content in contents.items():
-        for level, strategy in (
-            (0, zlib.Z_DEFAULT_STRATEGY),
-            (9, zlib.Z_FIXED),
-            (9, zlib.Z_DEFAULT_STRATEGY),
-            (9, zlib.Z_HUFFMAN_ONLY),
-        ):
-            text = base64.b64encode(gzip_of(content, level, strategy)).decode()
-            found = opened.run(f"""(() => {{
-                const out = inflate(Uint8Array.from(atob("{text}"), c => c.charCodeAt(0)));
-                let text = "";
-                for (let i = 0; i < out.length; i += 10000) text += String.fromCharCode(...out.subarray(i, i + 10000));
-                return btoa(text);
-            }})()""")
-            assert base64.b64decode(found) == content, (name, level, strategy)
 
 
 def test_the_page_prints_its_plots_on_white(opened, tmp_path):

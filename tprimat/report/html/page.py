@@ -26,6 +26,8 @@ from tprimat.report.plots.comparison import colours
 from tprimat.report.plots.style import MOST_SERIES, Look, looks
 from tprimat.report.tables import plural
 
+SCRIPTS = ("gunzip.js", "pack.js", "table.js", "plots.js", "difference.js")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
@@ -90,7 +92,7 @@ def html_report(report: Report) -> str:
             failures=sections.failures(report.not_counted, names),
             commands=sections.commands(groups, report.not_counted, names),
             style=_asset("page.css"),
-            script=Markup("\n").join(_asset(name) for name in ("pack.js", "table.js", "plots.js", "difference.js")),
+            script=Markup("\n").join(_asset(name) for name in SCRIPTS),
             data=packed(data.encode()),
             plotly=_plotly(),
         )

@@ -129,6 +129,30 @@ def test_power_and_clocks_are_drawn_over_time_as_the_mean_of_the_gpus(browser, t
     assert set(browser.run(f"{clock}[0].y")) == {1500}
 
 
+@pytest.mark.parametrize(
+    ("watts", "reasons", "said"),
+    [
+        (690, ("sw_power_cap",), "draws 99 % of its limit of 700 W"),
+        (450, ("sw_power_cap",), "draws 64 % of its limit of 700 W"),
+        (690, (), None),
+    ],
+)
+def test_a_power_limit_that_holds_clocks_down_is_what_bounds_a_run(watts, reasons, said, tmp_path):
+    run = a_run("warm", machine=replace(H100, power_limit_watts=700.0))
+    write_run(tmp_path, run, steps_of(run, step_times(4.6, 7), 7))
+    samples = [
+        TelemetrySample(at_seconds=at * 2.0, gpu=gpu, power_watts=watts, throttle_reasons=reasons)
+        for at in range(120)
+        for gpu in range(8)
+    ]
+    (tmp_path / "runs" / "warm" / "telemetry.jsonl").write_text("".join(to_json(sample) + "\n" for sample in samples))
+    seen = re.sub(r"<(script|style)\b.*?</\1>", "", page_of(tmp_path, tmp_path / "runs").read_text("utf8"), flags=re.S)
+    seen = seen.replace("\xa0", " ")
+    assert re.findall(r"draws [^,]*? W", seen) == ([said] if said else [])
+    assert ("The power limit holds the clocks down" in seen) == (said is not None and watts > 600)
+    assert ("Neither compute nor memory is used up" in seen) == (said is None or watts < 600)
+
+
 def test_curves_are_those_of_one_workload(opened):
     curves = "[...document.querySelectorAll('.plot[data-kind=curves]')][0].data"
     models = {text.split("<br>")[0].split(":")[0] for text in opened.run(f"{curves}.map(trace => trace.hovertemplate)")}

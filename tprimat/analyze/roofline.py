@@ -1,11 +1,11 @@
-"""How close training comes to the limits of its machine: peak, measured matrix products, memory, and the parts of a step."""
+"""How close training comes to the limits of its machine: peak, measured products, power, memory; and the parts of a step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from tprimat.analyze.groups import Group, group_estimate, group_mean, group_worst
-from tprimat.analyze.metrics import MetricOptions
+from tprimat.analyze.groups import Group, group_estimate, group_held_back, group_mean, group_worst
+from tprimat.analyze.metrics import MetricOptions, of_machine
 from tprimat.analyze.probes import PRODUCTS, Setting, bandwidth, bus_bandwidth, fastest, flop_rate, setting_of
 from tprimat.facts.flops import parameters
 from tprimat.records.schema import ProbeRecord, RunMetrics, RunRecord
@@ -66,11 +66,11 @@ NEAR_A_LIMIT = 0.9
 class Limit:
     """One limit of the machine, and the share of it that a configuration uses."""
 
-    kind: Literal["peak", "measured matmul", "memory"]
+    kind: Literal["peak", "measured matmul", "power", "memory"]
     share: float
     """0..1 of the limit; above 1 only where a limit was measured too low."""
     size: float | None = None
-    """FLOP/s of one GPU, or bytes of one GPU."""
+    """FLOP/s, watts or bytes of one GPU."""
 
     @property
     def binds(self) -> bool:
@@ -78,8 +78,16 @@ class Limit:
         return self.share >= NEAR_A_LIMIT
 
 
+def watts_per_gpu(run: RunRecord, metrics: RunMetrics | None) -> float | None:
+    """Return the mean power of one GPU over the steady steps: energy of a token x tokens per second / GPUs."""
+    gpus = run.machine.gpus
+    if metrics is None or metrics.joules_per_token is None or metrics.tokens_per_second is None or not gpus:
+        return None
+    return metrics.joules_per_token * metrics.tokens_per_second / gpus
+
+
 def limits(group: Group) -> tuple[Limit, ...]:
-    """Return the known limits of a group: compute first, memory last."""
+    """Return the known limits of a group: compute first, memory last; power only where it held the clocks back."""
     metrics = [item.metrics for item in group.runs if item.metrics is not None]
     found = []
     mfu = group_estimate(group, lambda one: one.mfu)
@@ -88,6 +96,9 @@ def limits(group: Group) -> tuple[Limit, ...]:
     share = group_mean(group, lambda one: one.share_of_measured_gemm)
     if share is not None:
         found.append(Limit(kind="measured matmul", share=share))
+    power, most = group_mean(group, lambda one: watts_per_gpu(group.run, one)), group.run.machine.power_limit_watts
+    if power and most and any(not of_machine(reason) for reason in group_held_back(group) or ()):
+        found.append(Limit(kind="power", share=power / most, size=most))
     peak, size = group_worst(group, lambda one: one.peak_memory_bytes), group.run.machine.memory_bytes
     if peak and size:
         found.append(Limit(kind="memory", share=peak / size, size=float(size)))

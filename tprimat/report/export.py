@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tprimat.analyze.groups import Measured
+from tprimat.analyze.roofline import watts_per_gpu
 from tprimat.analyze.traits import tokens_per_step
 from tprimat.facts.flops import parameters
 from tprimat.records.schema import RunMetrics, RunRecord, StepRecord
@@ -61,14 +62,6 @@ def _part(metric: Metric, metrics: RunMetrics, end: str) -> float | None:
     found = metric.of_run(metrics)
     part: float | None = None if found is None else getattr(found, end)
     return part
-
-
-def _watts_per_gpu(item: Measured) -> float | None:
-    """Return the mean power of one GPU over the steady steps: energy of a token x tokens per second / GPUs."""
-    metrics, gpus = item.metrics, item.result.run.machine.gpus
-    if metrics is None or metrics.joules_per_token is None or metrics.tokens_per_second is None or not gpus:
-        return None
-    return metrics.joules_per_token * metrics.tokens_per_second / gpus
 
 
 COLUMNS: tuple[Column, ...] = (
@@ -136,7 +129,13 @@ COLUMNS: tuple[Column, ...] = (
     _measured("predicted_step_error", "predicted step over the measured one, minus 1"),
     _measured("final_loss", "loss of the last step"),
     _measured("joules_per_token", "energy, all GPUs"),
-    Column("watts_per_gpu", "mean power of one GPU", _watts_per_gpu, measured=True, kind=float),
+    Column(
+        "watts_per_gpu",
+        "mean power of one GPU",
+        lambda item: watts_per_gpu(item.result.run, item.metrics),
+        measured=True,
+        kind=float,
+    ),
     _measured("cost_per_million_tokens", "in the currency of the price of a GPU hour"),
     _measured("expert_load", "tokens of the busiest expert over the mean"),
     _measured("rank_load", "the same of the ranks that share the experts"),

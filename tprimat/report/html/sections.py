@@ -148,7 +148,8 @@ def _distance_from_limits(group: Group) -> list[str]:
         reason = next((item.metrics.mfu_absent_because for item in group.runs if item.metrics), None)
         known = f"How far it is from the machine's limit is not known: {reason}." if reason else ""
         return [known, *(f"It {_share(limit)}." for limit in found)]
-    shares = "It " + " and ".join(_share(limit) for limit in found) + "."
+    *others, last = map(_share, found)
+    shares = f"It {', '.join(others)}{' and ' if others else ''}{last}."
     binding = [BINDING[limit.kind] for limit in found if limit.binds]
     if binding:
         return [shares, *binding]
@@ -169,6 +170,7 @@ PROBE = f" {PROBE_COMMAND} measures the rate of a bare product on this machine."
 BINDING = {
     "peak": "The peak of the matrix units limits it.",
     "measured matmul": "The matrix products themselves limit it: they run as fast as measured by themselves on this machine.",
+    "power": "The power limit holds the clocks down: to be faster, it would have to use less energy per token.",
     "memory": "Memory limits the batch: a larger micro-batch does not fit.",
 }
 
@@ -178,6 +180,8 @@ def _share(limit: Limit) -> str:
         return f"reaches {units.percent(limit.share)} of the GPU's dense peak of {units.teraflops(limit.size)}"
     if limit.kind == "measured matmul":
         return f"reaches {units.percent(limit.share)} of the fastest product measured on this machine"
+    if limit.kind == "power":
+        return f"draws {units.percent(limit.share, 0)} of its limit of {limit.size:,.0f} W"
     return f"fills {units.percent(limit.share, 0)} of {units.gibibytes(limit.size)} of memory"
 
 

@@ -94,7 +94,7 @@ def refuse_too_large(plan: RunPlan, machine: Machine) -> None:
     raise LaunchError(
         f"{plan.model} under {plan.strategy} needs {units.gibibytes(need.allocated_bytes)} on the fullest rank, by prediction.",
         where="--parallel",
-        why=f"A GPU has {units.gibibytes(room)}. Most of it are {largest}, {units.gibibytes(need.memory[largest])}.",
+        why=f"A GPU has {units.gibibytes(room)}. The largest part is {largest}: {units.gibibytes(need.memory[largest])}.",
         fix="; ".join([*ways, "--force runs it all the same"]),
     )
 

@@ -336,3 +336,11 @@ def test_without_a_baseline_each_run_meets_the_first_that_it_may_be_compared_wit
     verdicts = json.loads((tmp_path / "x.json").read_text())["verdicts"]
     assert [verdict["outcome"] for verdict in verdicts] == ["refused", "no difference shown"]
     assert verdicts[0]["differences"] == ["tokens a step 262,144 against 131,072"]
+
+
+def test_rows_are_named_by_what_tells_them_from_the_rows_of_their_own_table(tmp_path):
+    """Other tables have micro-batch 1 too, but with fp32 states: within this one no options differ."""
+    done = compare("--results-dir", ROOT / "benchmarks/records/h200/whole-model-on-one-gpu", cwd=tmp_path)
+    table = done.stdout[done.stdout.index("states bf16 against fp32") :]
+    assert re.findall(r"^micro-batch \d(?= {2})", table, flags=re.M)[:2] == ["micro-batch 4", "micro-batch 1"]
+    assert "optimizer_states=bf16" not in done.stdout

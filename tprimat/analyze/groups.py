@@ -138,6 +138,13 @@ def kind_of(result: RunResult, origin: Origin | None) -> Kind:
     return ("" if origin is None else f"{origin(result)}:", *(trait.label(run) for trait in TRAITS.values()), file)
 
 
+def labels_among(groups: Sequence[Group]) -> list[tuple[tuple[str, str], ...]]:
+    """Return for each group the parts of a label that tells it from these groups alone; its own where the label is no trait's."""
+    if not all(group.parts for group in groups):
+        return [group.parts for group in groups]
+    return _labels([group.kind for group in groups], 1 if any(group.kind[0] for group in groups) else 0)
+
+
 def _labels(kinds: Sequence[Kind], prefixes: int) -> list[tuple[tuple[str, str], ...]]:
     """Label each kind by model and accelerator, adding a further trait only where it distinguishes two groups.
 

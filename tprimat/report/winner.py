@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from tprimat import units
 from tprimat.analyze.compare import LEAST_HELD_BACK, QUESTION, Question, Ranking, Verdict, comparable, rankings
-from tprimat.analyze.groups import Group, group_held_back, spread_between_runs
+from tprimat.analyze.groups import Group, group_held_back, labels_among, spread_between_runs
 from tprimat.analyze.metrics import of_machine
 from tprimat.analyze.traits import LISTS, TRAITS, DifferingTrait, few, ranks, tokens_per_step
 from tprimat.records.evidence import grade_of
@@ -122,10 +122,14 @@ def shared_parts(groups: Sequence[Group]) -> dict[str, str]:
 
 
 def short_names(groups: Sequence[Group]) -> dict[int, str]:
-    """Return the labels of groups by identity, without the parts that they share."""
-    shared = shared_parts(groups)
-    names = {id(group): " ".join(words for key, words in group.parts if key not in shared) for group in groups}
-    return {id(group): names[id(group)] or group.run.strategy or group.label for group in groups}
+    """Return labels that tell these groups from each other, by identity, without the parts that they share."""
+    if len(groups) == 1:
+        labels, shared = [groups[0].parts], set(shared_parts(groups).items())
+    else:
+        labels = labels_among(groups)
+        shared = set(labels[0]).intersection(*labels[1:])
+    names = [" ".join(words for key, words in label if (key, words) not in shared) for label in labels]
+    return {id(group): name or group.run.strategy or group.label for group, name in zip(groups, names, strict=True)}
 
 
 IN_HEADINGS = ("gpus", "tokens", "sequence", "dtype")

@@ -303,12 +303,18 @@ def test_zero_bytes_in_the_middle_leave_a_record_that_says_so(log):
         ("iteration 1".encode("utf-16"), "is not a text log"),
         (b"\x1f\x8bnot gzip at all", "gzip stream is damaged"),
         (b"hello\nworld\n", "looked for|No line holds"),
+        (b"Yesterday it said `torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.31 GiB`.\n", "No line holds"),
+        (b"- loss: nan means that it diverged\n", "No line holds"),
+        (b"# Errors\n```text\nTraceback (most recent call last):\nValueError: CUDA out of memory\n```\n", "No line holds"),
+        (b"# Batch\n\n```yaml\n  micro_batch_size: 1\n  global_batch_size ........ 96\n```\n", "No line holds"),
+        ((ROOT / "README.md").read_bytes(), "No line holds"),
+        ((ROOT / "docs" / "troubleshooting.md").read_bytes(), "No line holds"),
     ],
 )
 def test_files_that_are_no_training_log_get_a_clear_error(tmp_path, content, said):
     path = tmp_path / "train.log"
     path.write_bytes(content)
-    done = extract("--log-file", path, "--model-name", "llama")
+    done = extract("--log-file", path, "--model-name", "llama", "--gpu", "H100 SXM")
     assert done.returncode == 2
     assert any(part in done.stderr for part in said.split("|"))
     assert "cli/" not in done.stderr

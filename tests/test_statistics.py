@@ -201,18 +201,43 @@ def test_a_single_step_has_no_error_and_a_ratio_with_it_no_interval():
 
 
 def test_more_runs_bring_the_low_end_above_a_bound_and_none_do_where_the_ratio_is_below_it():
-    assert statistics.more_runs(0.99, 0.95, 1.0, 3) is None
-    needed = statistics.more_runs(0.99, 0.95, 0.97, 3)
-    arm = math.log(0.99 / 0.95) * math.sqrt(3 / needed) * statistics.t_quantile(2 * needed - 2) / statistics.t_quantile(4)
+    spreads = (0.02, 0.02)
+    assert statistics.more_runs(0.99, 1.0, 3, spreads) is None
+    assert statistics.more_runs(0.99, 0.99 - 1e-12, 3, spreads) is None
+    assert statistics.more_runs(0.99, 0.97, 3, (0.0, 0.0)) == 3
+    needed = statistics.more_runs(0.99, 0.97, 3, spreads)
+    arms = {n: statistics.t_quantile(2 * n - 2) * 0.02 * math.sqrt(2 / n) for n in (needed - 1, needed)}
     assert needed > 3
-    assert 0.99 * math.exp(-arm) > 0.97
+    assert 0.99 * math.exp(-arms[needed - 1]) <= 0.97 < 0.99 * math.exp(-arms[needed])
+
+
+@pytest.mark.parametrize("factors", [(1, 1), (1, 10), (10, 1)])
+def test_as_many_runs_as_were_promised_of_the_same_spread_are_enough_and_one_fewer_is_not(factors):
+    """Whichever side varies: Welch's interval of that many runs is made, and looked at."""
+    shape = {n: np.resize([-1.0, 1.0, 0.5, -0.5], n) - np.resize([-1.0, 1.0, 0.5, -0.5], n).mean() for n in range(2, 200)}
+
+    def ratio(count):
+        """Of two groups whose runs have exactly these spreads."""
+        groups = []
+        for factor, centre in zip(factors, (0.0, -0.01), strict=True):
+            logs = centre + 0.002 * factor * shape[count] / shape[count].std(ddof=1)
+            groups.append([statistics.Rate(log=float(log), error=0.001, freedom=10) for log in logs])
+        found = statistics.ratio_of_rates(*groups)
+        return found, statistics.spreads_of(*groups, found)
+
+    now, spreads = ratio(2)
+    bound = 0.985
+    assert now.low < bound
+    needed = statistics.more_runs(now.value, bound, 2, spreads)
+    assert ratio(needed - 1)[0].low <= bound < ratio(needed)[0].low
 
 
 def test_a_single_run_a_side_is_projected_from_the_spread_that_its_interval_assumed():
-    one = statistics.ratio_of_rates(rates(np.random.default_rng(3), 1, 0.0), rates(np.random.default_rng(4), 1, 0.0))
+    sides = rates(np.random.default_rng(3), 1, 0.0), rates(np.random.default_rng(4), 1, 0.0)
+    one = statistics.ratio_of_rates(*sides)
     bound = one.low * 1.001
     error = math.log(one.value / one.low) / statistics.t_quantile(statistics.BETWEEN_RUNS_FREEDOM)
-    needed = statistics.more_runs(one.value, one.low, bound, 1)
+    needed = statistics.more_runs(one.value, bound, 1, statistics.spreads_of(*sides, one))
     arms = {runs: statistics.t_quantile(2 * runs - 2) * error / math.sqrt(runs) for runs in (needed - 1, needed) if runs > 1}
     assert arms[needed] < math.log(one.value / bound)
     assert all(arm >= math.log(one.value / bound) for runs, arm in arms.items() if runs < needed)

@@ -20,6 +20,8 @@ from tprimat import units
         (units.gibibytes(54 * 2**30), "54.0 GiB"),
         (units.gibibytes(3 * 2**20), "3.0 MiB"),
         (units.percent(0.3834), "38.3 %"),
+        (units.percent(266.134), "26,613.4 %"),
+        (units.signed_percent(266.134), "+26,613.4 %"),
         (units.seconds(0.0591), "59.1 ms"),
         (units.seconds(250), "4 min 10 s"),
         (units.seconds(7500), "2 h 05 min"),

@@ -6,6 +6,7 @@ Welch's over runs. How often they cover the truth, by simulation, and where they
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -407,23 +408,52 @@ def _variances(
     return [*parts, (between * (1 / len(first) + 1 / len(second)), float(freedom))]
 
 
-def more_runs(value: float, low: float | None, bound: float, runs: int, confidence: float = CONFIDENCE) -> int | None:
-    """Return how many runs a side, of the same spread, would bring the low end of a ratio above a bound; None where none would.
+MOST_RUNS = 10**6
+"""Looked at to show a difference."""
+
+
+def spreads_of(
+    first: Sequence[Rate], second: Sequence[Rate], ratio: Interval, confidence: float = CONFIDENCE
+) -> tuple[float, float] | None:
+    """Return the standard deviation of a run's log throughput on each side; None without an interval.
+
+    Where a side has a single run, both have the one that the interval of their ratio assumes.
+    """
+    if ratio.low is None:
+        return None
+    if min(len(first), len(second)) == 1:
+        error = math.log(ratio.value / ratio.low) / t_quantile(BETWEEN_RUNS_FREEDOM, confidence)
+        return error / math.sqrt(2), error / math.sqrt(2)
+    one, other = (float(np.std([rate.log for rate in group], ddof=1)) for group in (first, second))
+    return one, other
+
+
+def more_runs(value: float, bound: float, runs: int, spreads: tuple[float, float], confidence: float = CONFIDENCE) -> int | None:
+    """Return how many runs a side would bring the low end of a ratio above a bound; None where none would.
 
     Args:
         value: of a ratio of two groups.
-        low: end of its interval.
         bound: below the ratio, or no number of runs is enough.
         runs: on the smaller side now.
+        spreads: standard deviations of the log throughput of a run on each side, which further runs keep.
         confidence: of the interval.
     """
-    if low is None or value <= bound:
+    if value <= bound:
         return None
-    arm, room = math.log(value / low), math.log(value / bound)
-    freedom = 2 * runs - 2 if runs > 1 else BETWEEN_RUNS_FREEDOM  # of the interval that is there
-    now = arm * math.sqrt(runs) / t_quantile(freedom, confidence)
-    sizes = range(runs, 10**6)
-    return next(count for count in sizes if t_quantile(max(1, 2 * count - 2), confidence) * now / math.sqrt(count) < room)
+    room = math.log(value / bound)
+    first, second = (spread**2 for spread in spreads)
+    variance = first + second
+    if variance == 0:
+        return max(runs, 2)
+
+    def enough(count: int) -> bool:
+        """Whether Welch's interval of so many runs a side is narrow enough."""
+        freedom = max(1.0, (count - 1) * variance**2 / (first**2 + second**2))
+        return quantile_between(freedom, confidence) * math.sqrt(variance / count) < room
+
+    counts = range(max(runs, 2), MOST_RUNS + 1)
+    place = bisect_left(counts, True, key=enough)
+    return counts[place] if place < len(counts) else None
 
 
 # Steps of two speeds.

@@ -72,7 +72,7 @@ def message_size(size: int) -> str:
 
 def percent(fraction: float | None, digits: int = 1) -> str:
     """Format a fraction: 0.383 -> '38.3 %'."""
-    return ABSENT if fraction is None else f"{fraction * 100:.{digits}f} %"
+    return ABSENT if fraction is None else f"{fraction * 100:,.{digits}f} %"
 
 
 def signed_percent(fraction: float | None) -> str:
@@ -80,7 +80,7 @@ def signed_percent(fraction: float | None) -> str:
     if fraction is None:
         return ABSENT
     rounded = round(fraction * 100, 1)
-    return f"{rounded:+.1f} %" if rounded else "0.0 %"
+    return f"{rounded:+,.1f} %" if rounded else "0.0 %"
 
 
 def seconds(value: float | None) -> str:

@@ -116,6 +116,22 @@ def test_the_documentation_explains_every_column():
     assert [line for line in table if "*" not in line] == [f"| `{column.name}` | {column.meaning} |" for column in COLUMNS]
 
 
+def test_folders_outside_of_this_one_are_told_apart_without_what_is_above_them(tmp_path):
+    places = {"h100-llama-0": "before", "h100-llama-1": "after", "h100-llama-2": "alicesmith/output", "h100-qwen-0": "x/output"}
+    for run_id, folder in places.items():
+        shutil.copytree(RUNS / "h100" / "runs" / run_id, tmp_path / folder / "runs" / run_id)
+    (tmp_path / "here").mkdir()
+    folders = [tmp_path / folder for folder in places.values()]
+    done = run_command("export", "--to", "csv", "runs.csv", "--results-dir", *folders, cwd=tmp_path / "here")
+    assert done.returncode == 0, done.stderr
+    assert {run_id: row["path"] for run_id, row in rows_of(tmp_path / "here" / "runs.csv").items()} == {
+        "h100-llama-0": "[path]/before/runs/h100-llama-0",
+        "h100-llama-1": "[path]/after/runs/h100-llama-1",
+        "h100-llama-2": "[path 1]/output/runs/h100-llama-2",
+        "h100-qwen-0": "[path 2]/output/runs/h100-qwen-0",
+    }
+
+
 def test_one_run_is_counted_as_one_and_a_path_that_is_no_file_says_so(tmp_path):
     shutil.copytree(RUNS / "h100" / "runs" / "h100-llama-0", tmp_path / "one" / "runs" / "h100-llama-0")
     assert export("json", tmp_path / "runs.json", tmp_path / "one").stdout == f"{tmp_path}/runs.json: 1 run\n"

@@ -177,6 +177,8 @@ def test_the_seeds_flags_are_taken(log):
         ("primus_core_head", ("--global-batch-size", "64"), ("64", "128"), 2),
         ("primus_core_head", ("--sequence-length", "2048"), ("2048", "8192"), 2),
         ("primus_core_head", ("--gpu", "NVIDIA H200"), ("NVIDIA H200", "primus"), 2),
+        ("primus_core_head", ("--gpu", "H100"), ("--gpu H100", "primus runs on AMD accelerators only"), 2),
+        ("primus_core_head", ("--gpu", "rtx-4090"), ("--gpu rtx-4090", "primus"), 2),
         ("megatron_lm", ("--sequence-length", "8192", "--gpu", "H200"), ("8192", "4096"), 15),
         ("torchtitan", ("--gpu", "NVIDIA H100 80GB HBM3"), ("NVIDIA H100 80GB HBM3", "NVIDIA H200"), 3),
         ("megatron_lm", ("--parallel", "maximum_performance", "--gpu", "H200"), ("4", "2"), 2),
@@ -234,7 +236,8 @@ def test_a_strategy_that_the_log_proves_is_recorded(log):
     [
         (("--gpu", "H200", "--parallel", "fastest"), "no strategy 'fastest'"),
         (("--gpu", "Voodoo 3"), "'Voodoo 3' is not known"),
-        ((), "does not tell which GPU"),
+        (("--gpu", "H100"), "try   --gpu 'H100 SXM', --gpu 'H100 PCIe', --gpu 'H100 NVL'\n"),
+        ((), "such as --gpu 'NVIDIA H100 80GB HBM3' or --gpu MI300X"),
         (("--gpu", "H200", "--num-nodes", "3"), "does not divide 4"),
         (("--gpu", "H200", "--dialect", "nemo"), "no training step of nemo"),
     ],
@@ -303,12 +306,18 @@ def test_zero_bytes_in_the_middle_leave_a_record_that_says_so(log):
         ("iteration 1".encode("utf-16"), "is not a text log"),
         (b"\x1f\x8bnot gzip at all", "gzip stream is damaged"),
         (b"hello\nworld\n", "looked for|No line holds"),
+        (b"Yesterday it said `torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.31 GiB`.\n", "No line holds"),
+        (b"- loss: nan means that it diverged\n", "No line holds"),
+        (b"# Errors\n```text\nTraceback (most recent call last):\nValueError: CUDA out of memory\n```\n", "No line holds"),
+        (b"# Batch\n\n```yaml\n  micro_batch_size: 1\n  global_batch_size ........ 96\n```\n", "No line holds"),
+        ((ROOT / "README.md").read_bytes(), "No line holds"),
+        ((ROOT / "docs" / "troubleshooting.md").read_bytes(), "No line holds"),
     ],
 )
 def test_files_that_are_no_training_log_get_a_clear_error(tmp_path, content, said):
     path = tmp_path / "train.log"
     path.write_bytes(content)
-    done = extract("--log-file", path, "--model-name", "llama")
+    done = extract("--log-file", path, "--model-name", "llama", "--gpu", "H100 SXM")
     assert done.returncode == 2
     assert any(part in done.stderr for part in said.split("|"))
     assert "cli/" not in done.stderr

@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import resource
 import socket
 import subprocess
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 from commands import run_command, run_script
+
+from tprimat.hardware.nodes import most_cpu_ranks
 
 ROOT = Path(__file__).parents[2]
 HERE = socket.gethostname()
@@ -105,6 +108,24 @@ def test_a_dry_run_checks_what_a_run_would_check(tmp_path):
     elsewhere = call("--dry-run", "--platform", "nvidia", "--data", "text:no-such-book.txt", cwd=tmp_path)
     assert elsewhere.returncode == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_more_processes_than_a_cpu_can_run_are_refused_before_advice_on_their_batch(tmp_path):
+    most = most_cpu_ranks()
+    assert most >= max(8, os.cpu_count())
+    flags = ("--platform", "cpu", "--model", "llama", "--gpus", str(8 * most), "--output-dir", tmp_path / "out")
+    done = call(*flags, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    what = f"{8 * most:,} processes are asked for, and this machine has {os.cpu_count()} cores and "
+    assert done.stderr.startswith(f"error: {what}"), done.stderr
+    assert "\n  at    --gpus hardware.platforms.cpu.gpus_per_node\n" in done.stderr
+    advised = int(re.search(r"try   --gpus (\d+);", done.stderr)[1])
+    assert advised <= most
+    assert list(tmp_path.iterdir()) == []
+    batch = ("--global-batch-size", str(16 * most))
+    planned = call(*flags, *batch, "--dry-run", cwd=tmp_path)
+    assert planned.returncode == 1
+    assert f"\nproblem  processes           {8 * most:,} on this CPU" in planned.stdout
 
 
 def test_a_dry_run_on_several_nodes_needs_no_address():

@@ -148,7 +148,8 @@ def test_the_document_says_what_the_table_says(no_pictures, ends, capsys):
     ("arguments", "said"),
     [
         (["--parallel", "balanced"], "--parallel is not for this command"),
-        (["--model", "qwen"], "try   ./run_all_configs.sh qwen"),
+        (["--model", "qwen"], "try   ./run_all_configs.sh qwen\n"),
+        (["--model", "lama"], "try   ./run_all_configs.sh llama, qwen, both; ./benchmark.py --model for any other\n"),
         (["--measure", "3"], "--measure is not for this command"),
         (["--steps", "many"], "max_steps"),
         (["--config", "missing.yaml"], "missing.yaml"),
@@ -157,6 +158,15 @@ def test_the_document_says_what_the_table_says(no_pictures, ends, capsys):
 def test_a_mistake_that_concerns_all_cells_starts_nothing(ends, capsys, arguments, said):
     assert run(*arguments) == 2
     assert said in capsys.readouterr().err
+    assert not ends["started"]
+
+
+def test_where_no_strategy_can_run_each_reason_is_said_once_with_its_strategies(ends, capsys):
+    assert run("--gpus", "3") == 2
+    said = capsys.readouterr().err
+    assert said.count("world size (3) is not divisible by 4.") == said.count("world size (3) is not divisible by 2.") == 1
+    assert "\nllama minimal_communication, qwen minimal_communication: cannot run here. global batch size (16)" in said
+    assert "\nerror: None of the 10 runs can start here." in said
     assert not ends["started"]
 
 

@@ -315,6 +315,15 @@ def test_a_run_that_goes_on_in_another_dtype_or_on_another_gpu_is_that_one_alone
     assert any("steps from 1 to 10 are left out" in note and changed in note for note in result.notes)
 
 
+def test_a_later_process_that_prints_no_dtype_does_not_inherit_fp8():
+    text = "step: {:2}  loss: 9.5  memory: 48.87GiB(51.44%)  tps: {:,}"
+    lines = [MESH, FLOAT8, *(text.format(number, 8000) for number in range(1, 11))]
+    lines += [MESH, *(text.format(number, 6000) for number in range(11, 31))]
+    result = parsed_log(collect(lines, "torchtitan"), Workload(global_batch_sequences=64, sequence_tokens=8192))
+    assert (column(result, "step"), result.evidence.matmul_dtype) == (list(range(12, 31)), None)
+    assert any("steps from 1 to 10 are left out" in note and "matmul_dtype fp8, then not stated" in note for note in result.notes)
+
+
 @pytest.mark.parametrize(
     ("name", "line", "dtype"),
     [

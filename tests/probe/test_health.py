@@ -7,9 +7,11 @@ import sys
 import pytest
 from commands import ROOT, fake_nvml
 
+from tprimat.engines.base import Command
 from tprimat.hardware import health
 from tprimat.hardware.gpus import visible_gpus
 from tprimat.hardware.health import check_errors
+from tprimat.launch.command import run_command
 from tprimat.probe.health import node_errors
 from tprimat.runner.health import MARK as READ
 from tprimat.runner.health import judged
@@ -120,6 +122,15 @@ def test_what_a_driver_reports_is_named_with_the_node(monkeypatch, tmp_path):
     assert check.finding == "gpu0: GPU 1: 3 uncorrected memory errors since the driver was loaded"
     found[0]["errors"] = ()
     assert list(judged(found, on_cpu=False))[-1].finding == "none reported by the driver on gpu0, gpu1"
+
+
+def test_what_torch_says_of_addresses_without_names_is_no_output_of_the_ranks():
+    warning = "[W1123 16:02:11.123456789 socket.cpp:462] [c10d] The hostname of the client socket cannot be retrieved. err=-3"
+    other = "[W1123 16:02:11.123456789 socket.cpp:767] [c10d] The client socket has timed out after 60000ms"
+    lines = []
+    printed = Command(argv=(sys.executable, "-c", f"print({warning!r}); print({other!r}); print('done')"), environment={})
+    assert run_command(printed, lines.append).exit_code == 0
+    assert lines == [other, "done"]
 
 
 def test_real_ranks_are_measured_and_judged():

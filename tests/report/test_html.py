@@ -4,6 +4,7 @@ import html
 import re
 import subprocess
 import sys
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -283,6 +284,38 @@ def test_the_page_prints_its_plots_on_white(opened, tmp_path):
     opened.pdf(tmp_path / "page.pdf")
     assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
     assert opened.errors == []
+
+
+def sheets_of(browser, path):
+    """How many pieces of text each sheet of the printed page has."""
+    browser.pdf(path)
+    objects = {int(number): body for number, body in re.findall(rb"(\d+) 0 obj\n(.*?)\nendobj", path.read_bytes(), re.S)}
+    contents = [re.search(rb"/Contents (\d+) 0 R", body)[1] for body in objects.values() if re.search(rb"/Type\s*/Page\b", body)]
+    streams = [objects[int(number)].partition(b"stream\n")[2].rpartition(b"\nendstream")[0] for number in contents]
+    return [len(re.findall(rb"T[jJ]\b", zlib.decompress(stream))) for stream in streams]
+
+
+def test_no_sheet_holds_only_the_footer(browser, page, tmp_path):
+    """Even where one line more needs one sheet more."""
+    path = tmp_path / "page.pdf"
+    browser.size(1280)
+    browser.open(page)
+    browser.run("document.querySelector('#plots').remove()")
+
+    def sheets(pixels):
+        browser.run(f"document.querySelector('#failed').style.paddingBottom = '{pixels}px'")
+        return sheets_of(browser, path)
+
+    low, high = 0, 1100
+    fewest = len(sheets(low))
+    assert len(sheets(high)) > fewest
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if len(sheets(middle)) == fewest else (low, middle)
+    last = sheets(high)[-1]
+    browser.run("document.querySelectorAll('header, main > section').forEach(part => part.remove())")
+    (footer,) = sheets_of(browser, path)
+    assert last > footer > 0
 
 
 def test_a_hundred_runs_of_500_steps_stay_under_8_megabytes_and_open(browser, tmp_path):

@@ -124,6 +124,26 @@ def test_a_difference_between_single_steps_is_not_called_noise():
     assert captions.headline(captions.workloads(ranking.groups)) == ["a leads b by 20.0 %; single steps have no interval"]
 
 
+def test_an_interval_of_two_uneven_steps_is_not_printed():
+    """Student's t with one degree of freedom makes them reach from a fraction to many times the rate."""
+    (result,), _ = load_results([RUNS / "h100" / "runs" / "h100-llama-0"])
+    short = dataclasses.replace(result, steps=result.steps[:3])
+    (ranking,) = rankings(group_runs([slowed(short, name, factor) for name, factor in (("a", 1.0), ("b", 1.01))]))
+    verdict = ranking.lead
+    assert verdict.ratio.high > 50 * verdict.ratio.low > 0, "the document keeps its ends"
+    too_few = "too few steps or runs for an interval"
+    assert winner.headline(ranking) == [f"No winner: a leads, and b is within noise (1.0 %, {too_few})"]
+    assert sentence(verdict).startswith(f"{verdict.candidate} against {verdict.baseline}: no difference shown (ratio ")
+    assert f", {too_few}; one run each" in sentence(verdict)
+    header, rows = rows_of(Comparison(groups=ranking.groups, verdicts=()))
+    assert [row[header.index("tokens/s/GPU")].split(" ", 1)[1] for row in rows] == ["(n = 2)", "(n = 2)"]
+
+
+def test_large_numbers_of_a_lead_have_thousands_separators():
+    assert winner.gain(Estimate(value=1500.0, low=1200.0, high=2100.0, samples=6)) == "1,500.00 times [1,200.00, 2,100.00]"
+    assert winner.gain(Estimate(value=1.9, low=1.2, high=12.5, samples=6)) == "90.0 % [20.0, 1,150.0]"
+
+
 def test_what_is_within_noise_is_named_and_no_winner_is_claimed():
     (result,), _ = load_results([RUNS / "h100" / "runs" / "h100-llama-0"])
     close = [slowed(result, name, factor) for name, factor in (("a", 1.0), ("b", 1.00001), ("c", 1.00002), ("d", 1.2))]

@@ -23,6 +23,7 @@ from tprimat.statistics import (
     more_runs,
     rate_of,
     ratio_of_rates,
+    spreads_of,
 )
 
 Outcome = Literal["faster", "slower", "other loss", "held back", "these runs differ", "no difference shown", "refused"]
@@ -79,6 +80,8 @@ class Verdict:
     """Of baseline and candidate: what held the clocks back -> share of the readings in their worst run."""
     fewest_runs: int = 1
     """On the smaller side."""
+    spreads: tuple[float, float] | None = None
+    """Of baseline and candidate: standard deviation of a run's log throughput, as shown or assumed; None without an interval."""
 
     @property
     def differences(self) -> tuple[DifferingTrait, ...]:
@@ -103,11 +106,9 @@ class Verdict:
 
     def runs_to_pass(self, margin: float) -> int | None:
         """Return how many runs a side would show `no_slower_than(margin)` at this ratio and spread; None where none would."""
-        return (
-            None
-            if self.ratio is None
-            else more_runs(self.ratio.value, self.ratio.low, 1 - margin, self.fewest_runs, self.question.confidence)
-        )
+        if self.ratio is None or self.spreads is None:
+            return None
+        return more_runs(self.ratio.value, 1 - margin, self.fewest_runs, self.spreads, self.question.confidence)
 
 
 def verdict(baseline: Group, candidate: Group, question: Question = QUESTION) -> Verdict:
@@ -149,6 +150,7 @@ def verdict(baseline: Group, candidate: Group, question: Question = QUESTION) ->
         losses_open=losses.open_because,
         ratio=Estimate(value=ratio.value, low=ratio.low, high=ratio.high, samples=len(first) + len(second)),
         fewest_runs=min(len(first), len(second)),
+        spreads=spreads_of(first, second, ratio, question.confidence),
     )
 
 

@@ -30,8 +30,9 @@ def run(options: argparse.Namespace) -> int:
     from tprimat.runner.analysis import without_private
     from tprimat.runner.export import export
 
-    results = read(options, results_dirs(options) or [Path("output")])
-    written = export(without_private(results).measured, options.to, options.path)
+    folders = results_dirs(options) or [Path("output")]
+    results = read(options, folders)
+    written = export(without_private(results).measured, options.to, options.path, folders)
     others = [item.result.run for item in results.measured if item.result.run.run_id not in written]
     left_out = sum(run.outcome == "running" for run in others)
     counts = ((len(others) - left_out, "were there already"), (left_out, "left out, for lack of an end"))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from tprimat.cli.common import print_json
 from tprimat.cli.run import DEGREES, add_request, request_of
-from tprimat.errors import ConfigError
+from tprimat.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
     from tprimat.runner.matrix import MatrixEntry
@@ -63,8 +63,9 @@ def run(options: argparse.Namespace) -> int:
     for name, default in DECIDED_HERE.items():
         if getattr(options, name) != default:
             flag = "--" + name.replace("_", "-")
-            mine = name == "model" and options.model in MODELS
-            fix = f"./run_all_configs.sh {options.model}" if mine else "./benchmark.py takes it"
+            mine = options.model if options.model in MODELS else ", ".join(MODELS)
+            model = f"./run_all_configs.sh {mine}" + ("" if options.model in MODELS else "; ./benchmark.py --model for any other")
+            fix = model if name == "model" else "./benchmark.py takes it"
             raise ConfigError(f"{flag} is not for this command.", where=flag, fix=fix)
     entries = only(plan_matrix(request_of(options, "./run_all_configs.sh"), MODELS[options.models]), options.only)
     results, complete = make_runs(entries, options, resume=not options.fresh, retry_failed=True)
@@ -122,9 +123,23 @@ def make_runs(
 
     cells = [cell for entry in entries for cell in entry.cells]
     if not cells:
-        raise next(entry.refusal for entry in entries if entry.refusal is not None)
+        raise _refusal_of_all(entries)
     results = run_cells(cells, quiet=options.quiet, resume=resume, messages=sys.stderr, retry_failed=retry_failed)
     return results, len(results) == len(cells) and all(result.counts for result in results)
+
+
+def _refusal_of_all(entries: "Sequence[MatrixEntry]") -> UserError:
+    """Return why no entry can run: the one reason that all share; several are printed, each once with those that it stops."""
+    names: dict[str, list[str]] = {}
+    refusals = [(entry, entry.refusal) for entry in entries if entry.refusal is not None]
+    for entry, refusal in refusals:
+        names.setdefault(str(UserError(refusal.what, fix=refusal.fix)), []).append(f"{entry.model} {entry.strategy}")
+    if len(names) == 1:
+        return refusals[0][1]
+    for reason, stopped in names.items():
+        print(f"{', '.join(stopped)}: cannot run here. {reason}", file=sys.stderr)
+    what = f"None of the {len(entries)} runs can start here."
+    return ConfigError(what, why="Each is refused above.", fix="a way out that is named there")
 
 
 def draw(folders: Sequence[str], probes: Sequence[Path]) -> bool:

@@ -98,6 +98,12 @@ def find_accelerator(device_name: str | None) -> Accelerator | None:
     return None if device_name is None else _by_spelling().get(_spelling(device_name))
 
 
+def resembling(device_name: str) -> list[Accelerator]:
+    """Return the accelerators of the table whose names hold a name that is too short for one of them, such as H100."""
+    part = _spelling(device_name)
+    return [accelerator for accelerator in accelerators() if part and part in _spelling(accelerator.name)]
+
+
 def peak_dense_flops(device_name: str | None, dtype: str | None) -> float | None:
     """Return the dense peak in FLOP/s of a device for a matmul dtype (one of DTYPES); None when either is unknown."""
     accelerator = find_accelerator(device_name)

@@ -16,6 +16,12 @@ from tprimat.records.schema import Machine
 
 DEFAULT_PORT = 29500
 """The default of torch.distributed."""
+PROCESS_BYTES = 2**29
+"""Of a rank on a CPU with a tiny model, mostly its libraries: 0.46 GiB of its own, measured on two ranks."""
+RANKS_PER_CORE = 8
+"""More only wait for each other."""
+ALWAYS_RANKS = 8
+"""As many as config.yaml starts, on any machine."""
 BRACKETS = re.compile(r"([^,\[]*)\[([^\]]*)\]([^,\[]*)")
 
 
@@ -63,6 +69,21 @@ def this_machine(environment: Mapping[str, str] = os.environ) -> Machine | None:
 def gpus_of_ranks(count: int, environment: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
     """Return the GPUs that the ranks of a run use on this machine, in the order of their local ranks."""
     return visible_gpus(environment)[:count]
+
+
+def cpu_cores() -> int:
+    """Return the cores of this machine."""
+    return os.cpu_count() or 1
+
+
+def main_memory_bytes() -> int:
+    """Return the main memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def most_cpu_ranks() -> int:
+    """Return how many ranks may start on this machine's CPU: several per core, as far as the memory goes."""
+    return max(ALWAYS_RANKS, min(RANKS_PER_CORE * cpu_cores(), main_memory_bytes() // PROCESS_BYTES))
 
 
 def told_nodes(environment: Mapping[str, str] = os.environ) -> tuple[int, str] | None:

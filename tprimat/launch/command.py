@@ -1,6 +1,7 @@
 """Run one command, or one module on several ranks of this machine, to its end; and ask a scheduler."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -14,20 +15,29 @@ from tprimat.launch.torchrun import torchrun
 from tprimat.logs.failures import Failure
 
 DEFAULT_LIMIT_SECONDS = 900.0
+NAMELESS = re.compile(r"socket\.cpp:\d+\] \[c10d\] The hostname of the client socket cannot be retrieved")
+"""torch's warning where an address has no name, which costs nothing: ranks connect by address."""
 ANSWER_SECONDS = 60.0
 """For one answer of a scheduler; a busy one takes long."""
 
 
 def run_command(command: Command, on_line: Callable[[str], None], limit_seconds: float = DEFAULT_LIMIT_SECONDS) -> Ending:
-    """Run a command until its last process has ended or the time limit has passed, and pass on its output line by line."""
+    """Run a command until its last process has ended or the time limit has passed, and pass on its output line by line.
+
+    torch's warnings of addresses without names are left out.
+    """
     ends = time.monotonic() + limit_seconds
 
     def tick(now: float) -> Failure | None:
         return Failure(outcome="timed_out", cause=f"No end within {limit_seconds:.0f} s.") if now > ends else None
 
+    def pass_on(line: str) -> None:
+        if not NAMELESS.search(line):
+            on_line(line)
+
     with Interrupts() as interrupts:
         child = Child(command, GRACE_SECONDS)
-        return Supervisor(child, Output((), on_line, on_line), GRACE_SECONDS, interrupts).run(tick, lambda why, _: why)
+        return Supervisor(child, Output((), pass_on, pass_on), GRACE_SECONDS, interrupts).run(tick, lambda why, _: why)
 
 
 def run_ranks(module: str, arguments: Sequence[str], ranks: int, on_line: Callable[[str], None]) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tprimat.config.schema import Config, LayoutConfig
 from tprimat.errors import ConfigError
-from tprimat.facts.accelerators import PLATFORM_OF, Backend, find_accelerator
+from tprimat.facts.accelerators import PLATFORM_OF, Backend, find_accelerator, resembling
 from tprimat.facts.flops import flop_per_token, parameters
 from tprimat.facts.models import ModelShape, model_shape, models, padded_vocabulary
 from tprimat.logs.parse import Dialect, LogReading
@@ -131,17 +131,22 @@ def machine_of(reading: LogReading, flags: Flags, dialect: Dialect | None) -> Ma
     vendor_platform = dialect.platform if dialect else None
     platform = platform_of(name) or vendor_platform
     if platform is None:
+        known = ", ".join(f"--gpu '{accelerator.name}'" for accelerator in resembling(name or ""))
         raise ConfigError(
             f"The log does not tell which GPU ran{f', and {name!r} is not known' if name else ''}.",
             where=reading.name,
             why="A result belongs to the hardware that produced it, which may differ from this machine.",
-            fix="--gpu with the name that torch or the SMI tool shows, such as --gpu 'NVIDIA H100 80GB HBM3' or --gpu MI300X",
+            fix=known
+            or "--gpu with the name that torch or the SMI tool shows, such as --gpu 'NVIDIA H100 80GB HBM3' or --gpu MI300X",
         )
-    if dialect is not None and vendor_platform is not None and platform != vendor_platform:
+    own = platform_of(name)
+    named = {own} if own else {accelerator.backend for accelerator in resembling(name or "")}
+    if dialect is not None and vendor_platform is not None and named and vendor_platform not in named:
         raise ConfigError(
             f"--gpu {name} contradicts the log, which {dialect.name} wrote.",
             where=f"{reading.name}:{reading.contents.first_line}",
             why=f"{dialect.name} runs on {PLATFORM_OF[vendor_platform].upper()} accelerators only.",
+            fix="leave --gpu out, or name the accelerator that ran",
         )
     nodes = flags.nodes or (1 if gpus is not None and gpus <= ONE_NODE_GPUS else None)
     if gpus is not None and nodes is None:

@@ -3,6 +3,7 @@
 import codecs
 import hashlib
 import os
+import re
 import sys
 import time
 import zlib
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from io import BufferedReader
 from types import ModuleType
 
-from tprimat.errors import ConfigError, RecordError
+from tprimat.errors import WORKER_ERROR, ConfigError, RecordError
 from tprimat.facts.accelerators import Backend
 from tprimat.logs.fields import LineFields, plain
 from tprimat.logs.formats import (
@@ -170,6 +171,17 @@ LAST_LINES = 400
 MOST_ERRORS = 2000
 LONGEST_ERROR = 2000
 """Characters."""
+FENCE = re.compile(r"\s*(?:```|~~~)")
+"""Begins a block of Markdown, which quotes what a program printed."""
+PRINTED = re.compile(
+    r"Traceback \(most recent call last\):$"
+    r"|^(?:\[rank\d+\]: ?)?(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)(?::|$)"
+    rf"|^{WORKER_ERROR}|ChildFailedError|Root Cause \(first observed failure\)|\[rank-?\d+[\]/]|\bNCCL (?:WARN|INFO) "
+    r"|^(?:srun|slurmstepd|torchrun|mpirun|python[\d.]*|docker|bash|\S+\.(?:sh|py)): "
+    r"|^(?:Memory access fault by GPU|Segmentation fault|Fatal Python error)"
+    r"|^[EWIF]\d{4} \d\d:|^\[?\d{4}-?\d\d-?\d\d[ T_]\d\d:|^\[ *\d+\.\d+\]"
+)
+"""Lines of Python, torchrun, a scheduler or the kernel, as a process or a launcher prints them: no sentence about an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,7 +347,10 @@ class LogReading:
             RecordError: the log is not that of a training run: no step, no cause and no framework's settings.
         """
         begun = self.contents.steps or self.contents.run is not None
-        if self.dialect is not None and (begun or (cause and not self._speaks_another())):
+        lines = self.failure_lines()
+        quoted = any(FENCE.match(line) for line in lines)
+        failed = cause is not None and not quoted and any(PRINTED.search(plain(line).strip()) for line in lines)
+        if self.dialect is not None and (begun or (failed and not self._speaks_another())):
             return self.dialect
         if self.lines == 0:
             raise RecordError(
@@ -351,7 +366,9 @@ class LogReading:
                 why=f"No line holds {looked_for} with a step and its numbers.",
                 fix="--dialect auto",
             )
-        if (likeliest := self._likeliest()) is None and cause is None:
+        if (likeliest := self._likeliest()) is None and not failed:
+            raise unrecognised(self.name)
+        if quoted:
             raise unrecognised(self.name)
         return likeliest
 

@@ -259,9 +259,12 @@ class LogContents:
         self.steps[step] = self._current
 
     def _forget_dtype(self) -> None:
-        """Give up a narrow dtype of earlier processes where this one printed a wider one alone."""
+        """Give up a narrow dtype of earlier processes where this one printed a wider one alone, or its settings without any."""
         if self._dtypes and not NARROW_DTYPES & set(self._dtypes):
             self.evidence["matmul_dtype"] = self._dtypes[-1]
+        elif self._new_process and not self._dtypes and self.evidence.get("matmul_dtype") in NARROW_DTYPES:
+            del self.evidence["matmul_dtype"]
+            self.evidence_line.pop("matmul_dtype", None)
 
     def _stated(self) -> dict[str, Any]:
         """Return what the processes of one run share, as far as the log has stated it: settings, model and accelerator."""
@@ -271,7 +274,7 @@ class LogContents:
         """Drop the steps of earlier processes where this one runs something else: a record is that of one configuration."""
         stated = self._stated()
         changed = [
-            f"{name} {former}, then {stated.get(name)}"
+            f"{name} {former}, then {'not stated' if stated.get(name) is None else stated[name]}"
             for name, former in self._configuration.items()
             if former is not None and stated.get(name) != former
         ]

@@ -61,10 +61,7 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
     shape = shape_at(loaded, request.model, request.size)
     nodes, gpus = count_ranks(loaded, request.platform, request.gpus_found)
     layout, batch = layout_of(loaded, request, shape, nodes * gpus)
-    optimizations = config.platform_optimizations.get(request.platform, PlatformOptimizations())
-    _check_warmup(loaded)
-    if optimizations.precision == "fp8":
-        _check_fp8(loaded, request.platform)
+    optimizations = _checked_settings(loaded, request.platform)
     return RunPlan(
         run_id=request.run_id,
         model=request.model,
@@ -101,6 +98,15 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
         command=request.command,
         output_directory=request.output_directory,
     )
+
+
+def _checked_settings(loaded: LoadedConfig, platform: PlatformName) -> PlatformOptimizations:
+    """Return the settings of a platform, after the checks that need no layout."""
+    settings = loaded.config.platform_optimizations.get(platform, PlatformOptimizations())
+    _check_warmup(loaded)
+    if settings.precision == "fp8":
+        _check_fp8(loaded, platform)
+    return settings
 
 
 def _check_warmup(loaded: LoadedConfig) -> None:

@@ -20,7 +20,7 @@ from tprimat.records.store import as_document
 from tprimat.report import winner
 from tprimat.report.catalogue import CPU_CAUTION, CSV_FIELDS, heading_of, shown_columns, tera
 from tprimat.report.screen import PLAIN, Meaning, Screen
-from tprimat.report.tables import columns, csv_cell, escaped, table, with_interval
+from tprimat.report.tables import TOO_FEW, columns, csv_cell, escaped, shows_nothing, table, with_interval
 from tprimat.report.winner import difference
 
 
@@ -149,7 +149,9 @@ def sentence(verdict: Verdict) -> str:
         reason = differing or "tokens or GPUs of a run are not recorded"
         return f"Not compared: {pair}, because they differ: {reason}. (--even-if-different compares all the same.)"
     ratio = f"ratio {verdict.ratio.value:.3f}"
-    if verdict.ratio.low is not None and verdict.ratio.high is not None:
+    if shows_nothing(verdict.ratio):
+        ratio += f", {TOO_FEW}"
+    elif verdict.ratio.low is not None and verdict.ratio.high is not None:
         ratio += f", {units.percent(verdict.question.confidence, 0)} interval {verdict.ratio.low:.3f} to {verdict.ratio.high:.3f}"
     else:
         ratio += ", no interval from a single step"

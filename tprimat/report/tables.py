@@ -157,12 +157,29 @@ def _without_marks(text: str) -> str:
     return re.sub(r"\\([\\|<\]/.])", r"\1", text.replace("**", "").replace("`", ""))
 
 
+VAGUE = 10
+"""Upper over lower end from which an interval says nothing of a figure: two or three samples make it, and its ends mislead."""
+TOO_FEW = "too few steps or runs for an interval"
+
+
+def is_vague(estimate: Estimate) -> bool:
+    """Return whether an interval is too wide to be of use."""
+    return estimate.low is not None and estimate.high is not None and 0 < VAGUE * estimate.low <= estimate.high
+
+
+def shows_nothing(ratio: Estimate) -> bool:
+    """Return whether the interval of a ratio is too wide to be of use, and does not even tell which side is larger."""
+    return is_vague(ratio) and (ratio.low or 0.0) <= 1 <= (ratio.high or 0.0)
+
+
 def with_interval(estimate: Estimate | None, show: Callable[[float], str]) -> str:
-    """Format a number with its 95 % interval, '12.1 [11.9, 12.3]', or with 'n = 1' where a single sample has none."""
+    """Format a number with its 95 % interval, '12.1 [11.9, 12.3]', or with 'n = 1' where there is none, or none of use."""
     if estimate is None:
         return units.ABSENT
     if estimate.low is None or estimate.high is None:
         return f"{show(estimate.value)} (n = 1)"
+    if is_vague(estimate):
+        return f"{show(estimate.value)} (n = {estimate.samples})"
     return f"{show(estimate.value)} [{show(estimate.low)}, {show(estimate.high)}]"
 
 

@@ -34,7 +34,7 @@ from tprimat.report.catalogue import (
     shown_columns,
 )
 from tprimat.report.screen import PLAIN, Painted, Screen
-from tprimat.report.tables import columns, with_interval
+from tprimat.report.tables import TOO_FEW, columns, shows_nothing, with_interval
 
 VS_BEST = "vs fastest"
 DROPPED_FIRST = (
@@ -323,9 +323,11 @@ def gain(ratio: Estimate | None) -> str:
     if ratio is None:
         return units.ABSENT
     numbers = [value for value in (ratio.value, ratio.low, ratio.high) if value is not None]
-    unit, texts = " %", [f"{(value - 1) * 100:.1f}" for value in numbers]
+    unit, texts = " %", [f"{(value - 1) * 100:,.1f}" for value in numbers]
     if ratio.value >= 2:
-        unit, texts = " times", [f"{value:.2f}" for value in numbers]
+        unit, texts = " times", [f"{value:,.2f}" for value in numbers]
+    if shows_nothing(ratio):
+        return f"{texts[0]}{unit}, {TOO_FEW}"
     return f"{texts[0]}{unit} [{texts[1]}, {texts[2]}]" if len(texts) == 3 else f"{texts[0]}{unit}"
 
 

@@ -9,7 +9,7 @@ from tprimat.engines.base import Command
 from tprimat.errors import LaunchError
 from tprimat.facts.accelerators import BACKEND_OF
 from tprimat.hardware.health import Check, check_disk
-from tprimat.hardware.nodes import DEFAULT_PORT, Nodes, find_nodes
+from tprimat.hardware.nodes import DEFAULT_PORT, Nodes, cpu_cores, find_nodes, most_cpu_ranks
 from tprimat.plan.schema import RunPlan
 from tprimat.predict.memory import predict_memory
 from tprimat.runner.nodes import command_on
@@ -44,7 +44,10 @@ def check_session(session: Session, environment: Mapping[str, str] = os.environ)
 def _gpus(session: Session, plan: RunPlan) -> Check:
     machine, wanted = session.machine, plan.gpus_per_node
     if plan.platform == "cpu":
-        return Check(name="processes", status="ok", finding=f"{wanted} on this CPU, which has {os.cpu_count()} cores")
+        finding = f"{wanted:,} on this CPU, which has {cpu_cores()} cores"
+        if wanted > (most := most_cpu_ranks()):
+            return Check(name="processes", status="problem", finding=finding, fix=f"--gpus {most} at most")
+        return Check(name="processes", status="ok", finding=finding)
     if machine is None or BACKEND_OF[plan.platform] != machine.platform:
         finding = f"{wanted} {plan.platform} GPUs are planned, and this machine shows none"
         return Check(name="GPUs", status="absent", finding=finding, fix="start the run on a machine with GPUs")

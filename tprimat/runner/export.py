@@ -12,7 +12,7 @@ from typing import Any
 
 from tprimat.analyze.groups import Measured
 from tprimat.errors import ConfigError, RecordError
-from tprimat.records.redaction import redactor_of_this_machine
+from tprimat.records.redaction import PATH, redactor_of_this_machine
 from tprimat.records.schema import StepRecord
 from tprimat.records.store import cannot_write, write_atomically
 from tprimat.report.export import KINDS, Row, as_json, comma_separated, results_of, rows_of, settings_of, step_values
@@ -25,7 +25,7 @@ SILENT = {"DO_NOT_TRACK": "true", "MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERR
 """Variables that keep MLflow and W&B from calling their makers: an export leaves this machine only where the user takes it."""
 
 
-def export(runs: Sequence[Measured], to: str, path: Path) -> list[str]:
+def export(runs: Sequence[Measured], to: str, path: Path, folders: Sequence[Path]) -> list[str]:
     """Write runs.
 
     A tracker's folder keeps what it holds; a run that is already in it is not added again. So one without an end is left out.
@@ -34,6 +34,7 @@ def export(runs: Sequence[Measured], to: str, path: Path) -> list[str]:
         runs: at least one.
         to: a key of TARGETS.
         path: a file for csv, json and parquet; a folder for the others.
+        folders: where the runs were looked for.
 
     Returns:
         the names of the runs that were written.
@@ -42,17 +43,34 @@ def export(runs: Sequence[Measured], to: str, path: Path) -> list[str]:
         ConfigError: the library is not installed.
         RecordError: the path cannot be written, or holds something else.
     """
-    redactor = redactor_of_this_machine()
-    rows = [row | {"path": redactor.text(_from_here(str(row["path"])))} for row in rows_of(runs)]
+    places = places_of([Path(str(row["path"])) for row in rows_of(runs)], folders)
+    rows = [row | {"path": place} for row, place in zip(rows_of(runs), places, strict=True)]
     try:
         return TARGETS[to](runs, rows, path)
     except OSError as error:
         raise cannot_write(path, error) from error
 
 
-def _from_here(path: str) -> str:
-    """Return a path below this folder without the folders above it."""
-    return str(Path(path).relative_to(Path.cwd())) if Path(path).is_relative_to(Path.cwd()) else path
+def places_of(paths: Sequence[Path], folders: Sequence[Path]) -> list[str]:
+    """Return paths without private names: from this folder on, from the home on, else from the given folder that holds them.
+
+    Where several given folders have the same name, a number tells them apart.
+    """
+    redactor = redactor_of_this_machine()
+    for path in paths:
+        redactor.learn(str(path))
+    outside = list(dict.fromkeys(folder for folder in folders if redactor.text(str(folder)).startswith(PATH)))
+    found = []
+    for path in paths:
+        shown = redactor.text(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
+        above = [folder for folder in outside if path.is_relative_to(folder)]
+        if shown.startswith(PATH) and above:
+            folder = max(above, key=lambda one: len(one.parts))
+            alike = [one for one in outside if one.name == folder.name]
+            mark = PATH if len(alike) == 1 else f"{PATH[:-1]} {alike.index(folder) + 1}]"
+            shown = redactor.text(str(Path(mark, folder.name, path.relative_to(folder))))
+        found.append(shown)
+    return found
 
 
 def _csv(_: Sequence[Measured], rows: Sequence[Row], path: Path) -> list[str]:

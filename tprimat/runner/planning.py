@@ -10,7 +10,7 @@ from tprimat.config.schema import OptimizerConfig, ProfilingConfig
 from tprimat.engines import embedded
 from tprimat.engines.base import Engine, Settings, engine_named, implementation_of
 from tprimat.errors import ConfigError, UserError
-from tprimat.facts.accelerators import PLATFORM_OF, Accelerator, accelerators, find_accelerator
+from tprimat.facts.accelerators import PLATFORM_OF, Accelerator, accelerators, find_accelerator, resembling
 from tprimat.facts.models import ModelShape, model_shape
 from tprimat.hardware.nodes import this_machine
 from tprimat.plan.build import shape_at
@@ -316,7 +316,7 @@ def accelerator_of(name: str | None, flag: str = "--accelerator") -> tuple[Accel
         accelerator = find_accelerator(name)
         if accelerator is None:
             names = [accelerator.name for accelerator in accelerators()]
-            known = [known for known in names if name.lower() in known.lower()]
+            known = [accelerator.name for accelerator in resembling(name)]
             near = known or get_close_matches(name, names, n=3, cutoff=0.3) or names
             what = f"There is no accelerator {name!r}."
             raise ConfigError(what, where=flag, why="Its data sheet is not in the table.", fix=", ".join(near))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import get_args
 
+from tprimat import units
 from tprimat.config.load import (
     DEFAULT_STRATEGY,
     EnvironmentChoices,
@@ -25,9 +26,13 @@ from tprimat.errors import ConfigError, LaunchError, MissingLayoutError, UserErr
 from tprimat.facts.accelerators import BACKEND_OF, PLATFORM_OF, PlatformName
 from tprimat.hardware.nodes import (
     DEFAULT_PORT,
+    PROCESS_BYTES,
     Nodes,
     array_task,
+    cpu_cores,
     find_nodes,
+    main_memory_bytes,
+    most_cpu_ranks,
     refuse_hidden_gpus,
     refuse_idle_nodes,
     this_machine,
@@ -227,6 +232,25 @@ def _check_gpus(session: Session) -> None:
         raise LaunchError(f"This machine shows no {platform} GPU.", where="--platform", fix=fix)
 
 
+def _refuse_crowd(session: Session) -> None:
+    """Refuse more processes than this machine's CPU can run, before advice on their batch.
+
+    Raises:
+        LaunchError: names how many it can.
+    """
+    if session.platform != "cpu":
+        return
+    wanted, most = count_ranks(session.loaded, "cpu", _gpus_found(session))[1], most_cpu_ranks()
+    if wanted > most:
+        memory = units.gibibytes(main_memory_bytes())
+        raise LaunchError(
+            f"{wanted:,} processes are asked for, and this machine has {cpu_cores()} cores and {memory} of memory.",
+            where=session.loaded.where("hardware", "platforms", "cpu", "gpus_per_node"),
+            why=f"Each process takes {units.gibibytes(PROCESS_BYTES)} before the model, and all of them share the cores.",
+            fix=f"--gpus {2 ** (most.bit_length() - 1)}; --dry-run shows the plan; --force starts them all the same",
+        )
+
+
 def _check_data(session: Session) -> None:
     """Find out before training that the data is there."""
     plan, data = session.plans[0], session.loaded.config.training.data
@@ -249,6 +273,8 @@ def _plans(session: Session, request: RunRequest) -> tuple[list[RunPlan], list[s
         why = f"There must be at least one run, and at most {MOST_RUNS:,}."
         raise ConfigError(what, where="--runs", why=why, fix="--runs 1")
     models = models_of(session.loaded, request)
+    if not (request.dry_run or request.force):
+        _refuse_crowd(session)
     here = _here(session)
     choice = choose(request.engine, here)
     start = choice.engine.prepare(here)

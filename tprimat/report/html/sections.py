@@ -25,6 +25,7 @@ from tprimat.report.catalogue import (
 )
 from tprimat.report.comparison import Comparison, change, notes, run_name
 from tprimat.report.plots.style import Look
+from tprimat.report.tables import TOO_FEW, shows_nothing
 from tprimat.report.winner import although, differing, held_words, loss_words
 
 TILES = (TOKENS, FLOPS, MFU, MATMUL_SHARE, STEP_TIME, PEAK_MEMORY)
@@ -125,6 +126,8 @@ def _uncertainty(verdict: Verdict) -> str:
     ratio = verdict.ratio
     if ratio is None or ratio.low is None or ratio.high is None:
         return f"no interval from a single step; {verdict.evidence}"
+    if shows_nothing(ratio):
+        return f"{TOO_FEW}; {verdict.evidence}"
     low, high = (units.significant(end) if ratio.value >= 2 else units.signed_percent(end - 1) for end in (ratio.low, ratio.high))
     return f"95 % interval {low} to {high}; {verdict.evidence}"
 
@@ -299,7 +302,7 @@ def _against_best(ranking: Ranking, group: Group, verdict: Verdict | None) -> Ce
             units.significant(end) if ratio.value >= 2 else units.signed_percent(end - 1) for end in (ratio.low, ratio.high)
         )
         tied = ", tied" if verdict.outcome == "no difference shown" else ""
-        text += f"{tied} [{low}, {high}]"
+        text += f"{tied}, {TOO_FEW}" if shows_nothing(ratio) else f"{tied} [{low}, {high}]"
     return Cell(heading=AGAINST_BEST, text=text, sort=ratio.value - 1)
 
 

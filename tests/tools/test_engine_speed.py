@@ -1,6 +1,7 @@
 """benchmarks/engine_speed.py on a CPU: real runs of the embedded engine, alternating with a fake torchtitan."""
 
 import json
+import re
 import os
 import shutil
 import subprocess
@@ -85,7 +86,7 @@ def test_one_table_has_both_with_n_and_spread_and_how_much_faster_ours_is(in_tur
     assert theirs.startswith("dp_mbs4   torchtitan")
     assert "TP1 PP1 DP2 MBS1 s64 fp32" in theirs
     assert "1.5 GiB reserved" in theirs
-    assert theirs.endswith("x]")
+    assert re.search(r"x(\]| \(n = 4\))$", theirs)  # an interval, or that there are too few runs for a useful one
     assert left_out.split(maxsplit=2) == ["tp4_mbs4", "megatron", "left out: not for 2 GPUs"]
     assert clocks.startswith("torchtitan times itself")
     ratio = next(row["engine_times_as_fast"] for row in rows if row["program"] == "torchtitan")

@@ -1,8 +1,8 @@
 """benchmarks/engine_speed.py on a CPU: real runs of the embedded engine, alternating with a fake torchtitan."""
 
 import json
-import re
 import os
+import re
 import shutil
 import subprocess
 import sys

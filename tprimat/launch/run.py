@@ -341,7 +341,8 @@ class Attempt:
             if not self._steps:
                 self._watcher.on_wait(now - supervisor.began)
             if identity(place) != folder:
-                return Failure(outcome="failed", cause=f"The run's folder {place} was moved or deleted.", hint=LEAVE_IT)
+                cause = f"The run's folder {place} was moved or deleted, or cannot be reached."
+                return Failure(outcome="failed", cause=cause, hint=LEAVE_IT)
             if shared is None:
                 return watchdog.verdict(now)
             if self._interrupts.first is not None:
@@ -438,10 +439,10 @@ class Attempt:
 
 
 def identity(folder: Path) -> tuple[int, int] | None:
-    """Return what stays the same while a folder keeps its place; None where there is none."""
+    """Return what stays the same while a folder keeps its place; None where nothing can be reached there."""
     try:
         status = folder.stat()
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError:
         return None
     return status.st_dev, status.st_ino
 

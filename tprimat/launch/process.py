@@ -23,6 +23,7 @@ from tprimat.launch import process_tree
 from tprimat.launch.process_tree import Shutdown
 from tprimat.launch.reaper import Reaper
 from tprimat.logs.failures import Failure
+from tprimat.records.store import cannot_write
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """The last two are what schedulers send to warn of a time limit (sbatch --signal)."""
@@ -37,6 +38,13 @@ MAX_TAIL_LINES = 20_000
 """Kept to classify a failure: enough for the tracebacks of a few hundred ranks."""
 MAX_LINE_BYTES = 1 << 20
 """Longer lines are split, so that binary output cannot fill the memory."""
+WAYS_OUT = {
+    errno.EAGAIN: "ulimit -u, or end other processes",
+    errno.EMFILE: "ulimit -n with a larger number",
+    errno.ENFILE: "end other processes: no more files can be opened on this machine",
+    errno.ENOMEM: "end other processes, or ask for more memory",
+}
+"""Of a program that cannot be started, by the system's error."""
 LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
 """A progress bar ends its line with \\r alone. A \\r at the end of a chunk may be followed by a \\n in the next one."""
 
@@ -213,23 +221,24 @@ def write_files(command: Command) -> None:
     Raises:
         LaunchError: one of them cannot be written.
     """
-    try:
-        for name, text in command.files.items():
+    for name, text in command.files.items():
+        try:
             Path(name).parent.mkdir(parents=True, exist_ok=True)
             Path(name).write_text(text, encoding="utf8")
-    except OSError as error:
-        raise LaunchError(f"{error.filename} cannot be written: {error.strerror or error}.", where=str(error.filename)) from error
+        except OSError as error:
+            problem = cannot_write(Path(error.filename or name), error)
+            raise LaunchError(problem.what, where=problem.where, fix=problem.fix) from error
 
 
 def start_error(command: Command, error: OSError) -> LaunchError:
     """Return the error for a program that the operating system cannot start."""
     if command.directory is not None and not Path(command.directory).is_dir():
         return LaunchError(f"The working directory {command.directory} does not exist.", where=command.directory)
-    return LaunchError(
-        f"{command.argv[0]} cannot be started: {error.strerror or error}.",
-        where=command.argv[0],
-        fix="install it, or add its folder to PATH",
-    )
+    what = f"{command.argv[0]} cannot be started: {error.strerror or error}."
+    if error.errno == errno.E2BIG:
+        return LaunchError(what, where="the environment", fix="unset long variables, or shorten those of config.yaml")
+    fix = WAYS_OUT.get(error.errno or 0, "install it, or add its folder to PATH")
+    return LaunchError(what, where=command.argv[0], fix=fix)
 
 
 class Supervisor:

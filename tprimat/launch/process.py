@@ -52,6 +52,8 @@ LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
 class Interrupts:
     """Count STOP_SIGNALS inside a `with` block instead of dying; restore the handlers afterwards.
 
+    A block inside another one begins with what the outer one has counted, and counts for both.
+
     An ignored SIGHUP stays ignored, so that nohup works. Python allows signal handlers in the main thread only; in any other
     thread nothing is counted, and the caller has to stop the run.
     """
@@ -61,13 +63,19 @@ class Interrupts:
         self.first: signal.Signals | None = None
         """The first signal."""
         self._previous: dict[int, object] = {}
+        self._outer: Interrupts | None = None
 
     def __enter__(self) -> "Interrupts":
         if threading.current_thread() is threading.main_thread():
             for number in STOP_SIGNALS:
                 if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                     continue
-                self._previous[number] = signal.signal(number, self._count_signal)
+                self._previous[number] = previous = signal.signal(number, self._count_signal)
+                outer = getattr(previous, "__self__", None)
+                if isinstance(outer, Interrupts):
+                    self._outer = outer
+            if self._outer is not None and self._outer.first is not None:
+                self.count, self.first = self.count + self._outer.count, self._outer.first
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
@@ -77,6 +85,8 @@ class Interrupts:
     def _count_signal(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
         self.first = self.first or signal.Signals(number)
+        if self._outer is not None:
+            self._outer._count_signal(number, frame)
 
 
 class Output:

@@ -114,7 +114,8 @@ def find_nodes(count: int, environment: Mapping[str, str] = os.environ) -> Nodes
 
 def array_task(environment: Mapping[str, str] = os.environ) -> str | None:
     """Return the number of this task in an array job of SLURM; None outside one."""
-    return environment.get("SLURM_ARRAY_TASK_ID") or None
+    task = environment.get("SLURM_ARRAY_TASK_ID", "")
+    return task if task.isdigit() else None
 
 
 def refuse_ranks(environment: Mapping[str, str]) -> None:

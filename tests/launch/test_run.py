@@ -267,3 +267,29 @@ def test_what_keeps_a_command_from_starting_is_named_with_its_way_out():
     with pytest.raises(LaunchError) as caught:
         Child(Command(argv=("/bin/true",), environment={"LONG": "x" * 2**18}), 1.0)
     assert caught.value.fix == "unset long variables, or shorten those of config.yaml"
+
+
+def test_steps_from_the_log_whose_file_was_deleted_are_written_again(tmp_path):
+    def step_of_line(text):
+        if text == "iteration 3":
+            (tmp_path / "steps.jsonl").unlink()
+        return StepRecord(step=int(text.removeprefix("iteration ")), step_seconds=0.5)
+
+    words = (
+        "line",
+        "iteration 1",
+        "line",
+        "iteration 2",
+        "sleep",
+        0.5,
+        "line",
+        "iteration 3",
+        "sleep",
+        0.3,
+        "line",
+        "iteration 4",
+    )
+    launch = a_launch(tmp_path, *words, step_of_line=step_of_line)
+    record, result = run(launch, Notes())
+    assert record.outcome == "completed"
+    assert [step.step for step in launch.directory.read_steps()] == [1, 2, 3, 4] == [step.step for step in result.steps]

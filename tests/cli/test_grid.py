@@ -17,7 +17,7 @@ from tprimat.hardware.gpus import users_of, visible_gpus
 from tprimat.records.store import RunDirectory
 from tprimat.runner import run as training
 from tprimat.runner import sweep as engine
-from tprimat.runner.grid import combinations, holds, parse_sweep, request_with
+from tprimat.runner.grid import combinations, holds, parse_sweep, read_sweep, request_with
 from tprimat.runner.session import RunRequest, prepare
 from tprimat.runner.sweep import Cell, differs_here, interleaved
 
@@ -218,3 +218,10 @@ def test_a_pattern_that_matches_nothing_lists_what_there_is(tmp_path):
     done = sweep(tmp_path, "--sweep", "tp=1,2", "--only", "tp=9")
     assert done.returncode == 2
     assert "llama tp=1, llama tp=2" in done.stderr
+
+
+def test_a_file_of_a_sweep_that_is_missing_is_not_called_a_configuration(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        read_sweep(tmp_path / "cells.yaml")
+    assert "--config" not in str(caught.value)
+    assert "--sweep KEY=VALUE" in caught.value.fix

@@ -1,7 +1,10 @@
 """tprimat history: an index that only saves time, changes of rate with what changed, and the gate against the last good runs."""
 
+import contextlib
 import json
+import os
 import re
+import sqlite3
 
 import pytest
 from commands import ROOT, run_command
@@ -141,3 +144,30 @@ def test_mistakes_are_explained(tmp_path):
     assert "--fail-if-slower needs new runs" in history(tmp_path, "--fail-if-slower", "3%").stderr
     missing = history(tmp_path, "nowhere")
     assert (missing.returncode, "There is no folder nowhere" in missing.stderr) == (2, True)
+
+
+def test_a_folder_whose_name_is_not_text_hides_no_other_run(make, tmp_path):
+    make(0, 1000)
+    make(1, 1000).rename(tmp_path / "results" / "runs" / os.fsdecode(b"\xff"))
+    done = history(tmp_path, "results")
+    assert "1 run" in done.stdout, done.stdout + done.stderr
+    assert "\\xff is not UTF-8 text; rename it." in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("harm", ["damaged", "locked"])
+def test_an_index_that_fails_later_than_its_opening_costs_time_only(make, tmp_path, harm, monkeypatch):
+    for number in range(40):
+        make(number, 1000, started_at=f"2026-01-01T00:{number:02d}:00.000+00:00")
+    assert "40 runs" in history(tmp_path, "results").stdout
+    path = tmp_path / "results" / INDEX_FILE
+    if harm == "damaged":
+        content = path.read_bytes()
+        path.write_bytes(content[:12_288] + b"\xff" * (len(content) - 12_288))
+    make(40, 1000, started_at="2026-01-01T00:40:00.000+00:00")
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda place: connect(place, timeout=0.1))
+    with contextlib.closing(connect(path if harm == "locked" else ":memory:")) as other:
+        other.execute("BEGIN IMMEDIATE")
+        done = history(tmp_path, "results")
+    assert done.returncode == 0, done.stderr
+    assert "41 runs" in done.stdout

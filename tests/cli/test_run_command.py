@@ -404,3 +404,14 @@ def test_a_command_in_a_scripts_docstring_works(command, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
+
+
+def test_a_number_of_nodes_that_a_shell_left_over_is_named():
+    shell = {"RANK": "0", "WORLD_SIZE": "8", "MASTER_ADDR": "gpu1"}
+    done = run_command("benchmark.py", "--model", "llama", "--dry-run", environment=shell)
+    assert done.returncode == 2
+    assert "The run is on 8 nodes by WORLD_SIZE." in done.stderr
+    done = run_command("benchmark.py", "--model", "llama", "--gpus", 1, "--dry-run", environment=shell)
+    assert "8 nodes, by the variable WORLD_SIZE; unset it if it is left over in this shell" in done.stderr
+    done = run_command("benchmark.py", "--model", "llama", "--gpus", 1, "--dry-run", environment={**shell, "LOCAL_RANK": "0"})
+    assert (done.returncode, "DP=1," in done.stdout) == (0, True)

@@ -137,3 +137,13 @@ def test_a_wheel_installs_the_package_alone_and_it_works_in_any_folder(tmp_path)
     done = start(bare_python, ["tprimat", "validate", "--gpus", "8"], folder, PYTHONPATH=str(packages))
     assert done.returncode in {0, 1}, done.stderr
     assert "minimal_communication" in done.stdout
+
+
+def test_python_without_its_site_is_refused_instead_of_started_for_ever(checkout):
+    (checkout / ".venv").symlink_to(sys.prefix)
+    command = [sys.executable, "-S", checkout / "benchmark.py", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: Python was started with -S, which hides all packages; start it without\n",
+    )

@@ -151,10 +151,11 @@ MERGES = "a: &a {x: 1}\n" + BOMB.partition("\n")[2].replace("[", "{<<: [").repla
         (BOMB, "my.yaml:1", "Its aliases make more than 20,000 keys and values."),
         (MERGES, "my.yaml:2", "Its aliases make more than 20,000 keys and values."),
         ("a: 1\n" * 100_000, "my.yaml", "It has at most 262,144 bytes."),
+        ("experiment: &a\n  - *a", "my.yaml:1 experiment.0", "Its alias names a key that it stands under."),
         ("experiment: {seed: 1" + "0" * 400 + "}", "my.yaml:1 experiment.seed", "It is a number of more than 300 digits."),
         ("experiment: {seed: 0x1" + "0" * 5000 + "}", "my.yaml:1 experiment.seed", "It is a number of more than 300 digits."),
     ],
-    ids=["brackets", "levels", "aliases", "merges", "large", "seed", "hexadecimal"],
+    ids=["brackets", "levels", "aliases", "merges", "large", "itself", "seed", "hexadecimal"],
 )
 def test_what_would_never_end_is_refused_at_once(text, where, why, tmp_path):
     before = time.process_time()

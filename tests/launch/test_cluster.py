@@ -231,6 +231,11 @@ def test_each_way_to_tell_the_nodes_is_understood(environment, rank, port):
         (2, {**SLURM, "SLURM_STEP_NUM_TASKS": "16"}, "srun started 16 tasks on 2 nodes"),
         (1, {**SLURM, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "8"}, "srun started 8 tasks on 1 node"),
         (1, {"TORCHELASTIC_RUN_ID": "none", "RANK": "0"}, "torchrun started this command"),
+        (
+            1,
+            {"LOCAL_RANK": "3", "RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "a"},
+            "LOCAL_RANK and WORLD_SIZE make this one of 8 ranks",
+        ),
         (2, {**SLURM, "SLURM_STEP_NODELIST": "gpu07"}, "names 1 hosts"),
         (2, {**SLURM, "SLURM_STEP_NODELIST": "n[a-b]"}, "Cannot parse the host list"),
     ],

@@ -10,6 +10,7 @@ from a_launch import TRAINER, Notes, a_launch, first_record
 
 from tprimat.engines.base import Command
 from tprimat.errors import LaunchError
+from tprimat.launch.process import Child, write_files
 from tprimat.launch.run import run
 from tprimat.records.schema import StepRecord
 from tprimat.records.store import RunDirectory, to_json
@@ -258,3 +259,37 @@ def test_the_heading_stands_first_in_every_log_and_is_no_output_of_the_run(tmp_p
     *_, notes = launched(tmp_path, "line", "hello", "steps", 1, logs=(other,), heading="Using parallelism strategy: minimal")
     assert other.read_text() == (tmp_path / "training.log").read_text() == "Using parallelism strategy: minimal\nhello\n"
     assert notes.lines == ["hello"]
+
+
+def test_what_keeps_a_command_from_starting_is_named_with_its_way_out():
+    with pytest.raises(LaunchError, match="/dev/full cannot be written: No space left on device"):
+        write_files(Command(argv=("true",), files={"/dev/full": "x"}))
+    with pytest.raises(LaunchError) as caught:
+        Child(Command(argv=("/bin/true",), environment={"LONG": "x" * 2**18}), 1.0)
+    assert caught.value.fix == "unset long variables, or shorten those of config.yaml"
+
+
+def test_steps_from_the_log_whose_file_was_deleted_are_written_again(tmp_path):
+    def step_of_line(text):
+        if text == "iteration 3":
+            (tmp_path / "steps.jsonl").unlink()
+        return StepRecord(step=int(text.removeprefix("iteration ")), step_seconds=0.5)
+
+    words = (
+        "line",
+        "iteration 1",
+        "line",
+        "iteration 2",
+        "sleep",
+        0.5,
+        "line",
+        "iteration 3",
+        "sleep",
+        0.3,
+        "line",
+        "iteration 4",
+    )
+    launch = a_launch(tmp_path, *words, step_of_line=step_of_line)
+    record, result = run(launch, Notes())
+    assert record.outcome == "completed"
+    assert [step.step for step in launch.directory.read_steps()] == [1, 2, 3, 4] == [step.step for step in result.steps]

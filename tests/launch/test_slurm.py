@@ -190,6 +190,19 @@ def test_ctrl_c_cancels_the_job_and_a_dead_job_leaves_no_run_without_an_end(subm
     cluster.wait_idle()
 
 
+def test_a_job_for_a_folder_that_another_one_is_writing_is_warned_of_before_it_waits_in_the_queue(submits, cluster, tmp_path):
+    first = submits(*LONG)
+    wait_for(is_training(tmp_path))
+    first.kill()  # its job goes on
+    first.communicate()
+    text = submits("steps", 2).communicate(timeout=60)[0]
+    running = next(record.job for record in records(tmp_path))
+    assert f"({running}) on this machine; the new job fails if that still runs when it starts" in text
+    assert f"({running}) on this machine has been writing results there" in text, "what the job itself says"
+    cluster.enter(0, "scancel", running.removeprefix("slurm "), check=True)
+    cluster.wait_idle()
+
+
 def test_several_strategies_are_an_array_with_one_folder_a_task(submits, cluster, tmp_path):
     flags = ["--parallel", "minimal_communication,balanced", "--set", "cluster.slurm.array_tasks=2", "--gpus", 2]
     process = submits("pace", 0.02, "steps", 4, flags=flags)

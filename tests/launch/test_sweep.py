@@ -182,3 +182,34 @@ def test_an_interrupted_run_ends_the_series(sweep, tmp_path):
 
     results = dataclasses.replace(scheduler, start=start).run([cell_of(tmp_path, "a"), cell_of(tmp_path, "b")])
     assert outcomes(results) == [("a", "interrupted")]
+
+
+def test_a_signal_while_a_run_is_written_breaks_nothing_off_and_starts_no_other(sweep, tmp_path):
+    scheduler, messages = sweep
+    written = []
+
+    def start(cell):
+        made = scheduler.start(cell)
+        os.kill(os.getpid(), signal.SIGTERM)
+        written.append(cell.plan.run_id)
+        return made
+
+    results = dataclasses.replace(scheduler, start=start).run([cell_of(tmp_path, "a"), cell_of(tmp_path, "b", seed=2)])
+    assert outcomes(results) == [("a", "completed")]
+    assert results[0].stop_signal == signal.SIGTERM
+    assert written == ["a"]
+    assert "started b" not in messages
+
+
+def test_a_signal_before_the_first_run_begins_leaves_a_record_of_it(sweep, tmp_path):
+    scheduler, _ = sweep
+
+    def start(cell):
+        os.kill(os.getpid(), signal.SIGINT)
+        return scheduler.start(cell)
+
+    cell = cell_of(tmp_path, "a", strategy="minimal")
+    results = dataclasses.replace(scheduler, start=start).run([cell])
+    assert results[0].stop_signal == signal.SIGINT
+    record = RunDirectory(tmp_path / "runs" / "a").read_run()
+    assert record.outcome in {"interrupted", "completed"}  # the trainer may be faster than the stop

@@ -91,6 +91,7 @@ def test_a_lock_without_a_process_here_is_stale_or_belongs_elsewhere(fields, fre
     with pytest.raises(LaunchError) as refused, locked(tmp_path):
         pass
     assert fields.get("host", "this machine") in refused.value.why
+    assert (f"remove {tmp_path / LOCK_FILE}" in refused.value.fix) == ("host" in fields)  # whose clock may be years ahead
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"pid": "x"}', "\0" * 9000])

@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from commands import ROOT
 
 from tprimat.report.console import ESCAPES
 
@@ -88,3 +89,19 @@ def test_ctrl_c_ends_a_program_that_waits_for_its_reader(tmp_path):
 )
 def test_only_colours_and_our_own_line_reach_a_terminal(text, shown):
     assert ESCAPES.sub("", text) == shown
+
+
+def test_ctrl_c_that_compiled_code_turned_into_an_error_of_its_own_is_no_traceback():
+    text = """
+import os, signal, sys
+from tprimat.report.console import run_as_script
+def program():
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        signal.pause()
+    except KeyboardInterrupt as stop:
+        raise RuntimeError("cannot build a validator") from stop
+sys.exit(run_as_script(program))
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (130, "stopped\n")

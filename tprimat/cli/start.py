@@ -60,8 +60,10 @@ def find_environment() -> str:
     if not old and not missing:
         return ""
     python = ENVIRONMENT / "bin" / "python"
-    if os.access(str(python), os.X_OK) and Path(sys.prefix).resolve() != ENVIRONMENT.resolve():
+    if not sys.flags.no_site and os.access(str(python), os.X_OK) and Path(sys.prefix).resolve() != ENVIRONMENT.resolve():
         os.execv(str(python), [str(python), *own_words()])
+    if sys.flags.no_site:
+        return "Python was started with -S, which hides all packages; start it without"
     if old:
         return f"TPrimat needs Python 3.10 or newer, and {sys.executable} is {sys.version.split()[0]}; {install_words(missing)}"
     if set(ALWAYS).isdisjoint(missing):

@@ -181,7 +181,8 @@ class _Reader:
         if isinstance(node, yaml.ScalarNode):
             return self.scalar(node, path)
         if id(node) in self.open:
-            where = f"{self.origins[path]} {'.'.join(path)}"
+            known = next(path[:end] for end in range(len(path), -1, -1) if path[:end] in self.origins)  # items have no line
+            where = f"{self.origins[known]} {'.'.join(path)}"
             raise ConfigError(
                 f"{'.'.join(path)} contains itself.", where=where, why="Its alias names a key that it stands under."
             )

@@ -290,8 +290,10 @@ def check_shared_memory(place: Path) -> Check:
 def check_disk(output: Path) -> Check:
     """Look for room and permission where results would go."""
     place = output.absolute()
-    while not place.is_dir() and place != place.parent:
+    while not os.path.lexists(place) and place != place.parent:
         place = place.parent
+    if not place.is_dir():
+        return Check(name="disk", status="problem", finding=f"{place} is not a folder", fix="another --output-dir")
     try:
         free = shutil.disk_usage(place).free
     except OSError as error:

@@ -22,6 +22,8 @@ RANKS_PER_CORE = 8
 """More only wait for each other."""
 ALWAYS_RANKS = 8
 """As many as config.yaml starts, on any machine."""
+SET_BY_HAND = {"NNODES", "WORLD_SIZE"}
+"""Numbers of nodes that people set, too, and that may be left over in their shell."""
 BRACKETS = re.compile(r"([^,\[]*)\[([^\]]*)\]([^,\[]*)")
 
 
@@ -100,7 +102,7 @@ def told_nodes(environment: Mapping[str, str] = os.environ) -> tuple[int, str] |
         return None
     if "NNODES" in environment:
         return whole_number(environment, "NNODES"), "NNODES"
-    if {"RANK", "WORLD_SIZE"} <= set(environment):  # PyTorchJob counts its pods
+    if {"RANK", "WORLD_SIZE"} <= set(environment) and "LOCAL_RANK" not in environment:  # PyTorchJob counts its pods
         return whole_number(environment, "WORLD_SIZE"), "WORLD_SIZE"
     return None
 
@@ -118,7 +120,8 @@ def find_nodes(count: int, environment: Mapping[str, str] = os.environ) -> Nodes
             f"{told[1]} is {told[0]}, but the run is on {count} node{'s' * (count > 1)}.",
             where=told[1],
             why="Every process that the scheduler started would make a run of its own.",
-            fix=f"--nodes {told[0]}, or start the command on {count} node{'s' * (count > 1)}",
+            fix=f"--nodes {told[0]}, or start the command on {count} node{'s' * (count > 1)}"
+            + f"; unset {told[1]} if it is left over in this shell" * (told[1] in SET_BY_HAND),
         )
     if count == 1:
         if environment.get("NODE_RANK", "0") != "0":
@@ -132,18 +135,23 @@ def find_nodes(count: int, environment: Mapping[str, str] = os.environ) -> Nodes
 
 def array_task(environment: Mapping[str, str] = os.environ) -> str | None:
     """Return the number of this task in an array job of SLURM; None outside one."""
-    return environment.get("SLURM_ARRAY_TASK_ID") or None
+    task = environment.get("SLURM_ARRAY_TASK_ID", "")
+    return task if task.isdigit() else None
 
 
 def refuse_ranks(environment: Mapping[str, str]) -> None:
     """Refuse a start as one of several processes of a node: torchrun starts the ranks itself.
 
     Raises:
-        LaunchError: torchrun or srun started several.
+        LaunchError: torchrun, srun or another launcher started several.
     """
     why = "TPrimat starts torchrun once on each node, and torchrun starts the ranks."
     if "TORCHELASTIC_RUN_ID" in environment:
         raise LaunchError("torchrun started this command.", where="TORCHELASTIC_RUN_ID", why=why, fix="start it without torchrun")
+    if "LOCAL_RANK" in environment and environment.get("WORLD_SIZE", "1") != "1":
+        what = f"LOCAL_RANK and WORLD_SIZE make this one of {environment['WORLD_SIZE']} ranks."
+        fix = "start it once on each node; if they are left over in this shell: unset RANK LOCAL_RANK WORLD_SIZE"
+        raise LaunchError(what, where="LOCAL_RANK", why=why, fix=fix)
     if in_slurm_step(environment):
         tasks, nodes = (whole_number(environment, f"SLURM_STEP_NUM_{what}") for what in ("TASKS", "NODES"))
         if tasks > nodes:

@@ -23,6 +23,7 @@ from tprimat.launch import process_tree
 from tprimat.launch.process_tree import Shutdown
 from tprimat.launch.reaper import Reaper
 from tprimat.logs.failures import Failure
+from tprimat.records.store import cannot_write
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """The last two are what schedulers send to warn of a time limit (sbatch --signal)."""
@@ -37,12 +38,21 @@ MAX_TAIL_LINES = 20_000
 """Kept to classify a failure: enough for the tracebacks of a few hundred ranks."""
 MAX_LINE_BYTES = 1 << 20
 """Longer lines are split, so that binary output cannot fill the memory."""
+WAYS_OUT = {
+    errno.EAGAIN: "ulimit -u, or end other processes",
+    errno.EMFILE: "ulimit -n with a larger number",
+    errno.ENFILE: "end other processes: no more files can be opened on this machine",
+    errno.ENOMEM: "end other processes, or ask for more memory",
+}
+"""Of a program that cannot be started, by the system's error."""
 LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
 """A progress bar ends its line with \\r alone. A \\r at the end of a chunk may be followed by a \\n in the next one."""
 
 
 class Interrupts:
     """Count STOP_SIGNALS inside a `with` block instead of dying; restore the handlers afterwards.
+
+    A block inside another one begins with what the outer one has counted, and counts for both.
 
     An ignored SIGHUP stays ignored, so that nohup works. Python allows signal handlers in the main thread only; in any other
     thread nothing is counted, and the caller has to stop the run.
@@ -53,13 +63,19 @@ class Interrupts:
         self.first: signal.Signals | None = None
         """The first signal."""
         self._previous: dict[int, object] = {}
+        self._outer: Interrupts | None = None
 
     def __enter__(self) -> "Interrupts":
         if threading.current_thread() is threading.main_thread():
             for number in STOP_SIGNALS:
                 if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                     continue
-                self._previous[number] = signal.signal(number, self._count_signal)
+                self._previous[number] = previous = signal.signal(number, self._count_signal)
+                outer = getattr(previous, "__self__", None)
+                if isinstance(outer, Interrupts):
+                    self._outer = outer
+            if self._outer is not None and self._outer.first is not None:
+                self.count, self.first = self.count + self._outer.count, self._outer.first
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
@@ -69,6 +85,8 @@ class Interrupts:
     def _count_signal(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
         self.first = self.first or signal.Signals(number)
+        if self._outer is not None:
+            self._outer._count_signal(number, frame)
 
 
 class Output:
@@ -213,23 +231,24 @@ def write_files(command: Command) -> None:
     Raises:
         LaunchError: one of them cannot be written.
     """
-    try:
-        for name, text in command.files.items():
+    for name, text in command.files.items():
+        try:
             Path(name).parent.mkdir(parents=True, exist_ok=True)
             Path(name).write_text(text, encoding="utf8")
-    except OSError as error:
-        raise LaunchError(f"{error.filename} cannot be written: {error.strerror or error}.", where=str(error.filename)) from error
+        except OSError as error:
+            problem = cannot_write(Path(error.filename or name), error)
+            raise LaunchError(problem.what, where=problem.where, fix=problem.fix) from error
 
 
 def start_error(command: Command, error: OSError) -> LaunchError:
     """Return the error for a program that the operating system cannot start."""
     if command.directory is not None and not Path(command.directory).is_dir():
         return LaunchError(f"The working directory {command.directory} does not exist.", where=command.directory)
-    return LaunchError(
-        f"{command.argv[0]} cannot be started: {error.strerror or error}.",
-        where=command.argv[0],
-        fix="install it, or add its folder to PATH",
-    )
+    what = f"{command.argv[0]} cannot be started: {error.strerror or error}."
+    if error.errno == errno.E2BIG:
+        return LaunchError(what, where="the environment", fix="unset long variables, or shorten those of config.yaml")
+    fix = WAYS_OUT.get(error.errno or 0, "install it, or add its folder to PATH")
+    return LaunchError(what, where=command.argv[0], fix=fix)
 
 
 class Supervisor:

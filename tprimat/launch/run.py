@@ -21,7 +21,7 @@ from tprimat.launch.torchrun import free_port, with_port
 from tprimat.launch.watchdog import Limits, Watchdog
 from tprimat.logs.failures import TRANSIENT, Failure, add_log_hint, classify, count_oom_kills, earliest, ended_early, stopped_by
 from tprimat.records.schema import RunRecord, StepRecord
-from tprimat.records.store import RunDirectory, from_json, to_json, write_atomically
+from tprimat.records.store import RunDirectory, from_json, opened, to_json, write_atomically
 from tprimat.records.summary import StepSummary
 
 MAX_ERROR_LOG_BYTES = 1 << 20
@@ -123,7 +123,9 @@ def run(launch: Launch, watcher: Watcher) -> tuple[RunRecord, LaunchResult]:
         finally:
             observed = result or launcher_failure(sys.exc_info()[1])
             record, result = final_record(launch, observed)
-            record = write_end(launch.directory, record, result.steps if result.steps != observed.steps else None, watcher)
+            incomplete = launch.step_of_line is not None and count_lines(launch.directory.steps_file) < len(result.steps)
+            corrected = result.steps if incomplete or result.steps != observed.steps else None
+            record = write_end(launch.directory, record, corrected, watcher)
     watcher.on_end(result)
     return record, result
 
@@ -203,6 +205,15 @@ def write_end(
     except RecordError as error:
         watcher.on_notice(error.what)
     return record
+
+
+def count_lines(path: Path) -> int:
+    """Return the number of lines of a file; 0 where it cannot be read."""
+    try:
+        with opened(path) as file:
+            return sum(piece.count(b"\n") for piece in iter(lambda: file.read(PIECE_BYTES), b""))
+    except RecordError:
+        return 0
 
 
 class GrowingFile:
@@ -341,7 +352,8 @@ class Attempt:
             if not self._steps:
                 self._watcher.on_wait(now - supervisor.began)
             if identity(place) != folder:
-                return Failure(outcome="failed", cause=f"The run's folder {place} was moved or deleted.", hint=LEAVE_IT)
+                cause = f"The run's folder {place} was moved or deleted, or cannot be reached."
+                return Failure(outcome="failed", cause=cause, hint=LEAVE_IT)
             if shared is None:
                 return watchdog.verdict(now)
             if self._interrupts.first is not None:
@@ -438,10 +450,10 @@ class Attempt:
 
 
 def identity(folder: Path) -> tuple[int, int] | None:
-    """Return what stays the same while a folder keeps its place; None where there is none."""
+    """Return what stays the same while a folder keeps its place; None where nothing can be reached there."""
     try:
         status = folder.stat()
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError:
         return None
     return status.st_dev, status.st_ino
 

@@ -26,17 +26,25 @@ def derived(folders: Sequence[Path], derive: Callable[[Path], str]) -> list[str]
     """
     found = []
     for folder in folders:
-        with contextlib.closing(_opened(folder)) as index, index:
-            known = {path: (stamp, text) for path, stamp, text in index.execute("SELECT path, stamp, text FROM runs")}
-            fresh = []
+        with contextlib.closing(_opened(folder)) as index:
+            known, fresh = _known(index), []
             for path in run_places(folder):
-                name, stamp = str(path.relative_to(folder)), _stamp(path)
+                name, stamp = os.fsencode(path.relative_to(folder)), _stamp(path)
                 if known.get(name, ("", ""))[0] != stamp:
                     known[name] = (stamp, derive(path))
                     fresh.append((name, *known[name]))
                 found.append(known[name][1])
-            index.executemany("INSERT OR REPLACE INTO runs VALUES (?, ?, ?)", fresh)
+            with contextlib.suppress(sqlite3.Error), index:  # read-only, full, or another reader is writing it
+                index.executemany("INSERT OR REPLACE INTO runs VALUES (?, ?, ?)", fresh)
     return found
+
+
+def _known(index: sqlite3.Connection) -> dict[bytes, tuple[str, str]]:
+    """Return path -> stamp and text; nothing where the index is damaged."""
+    try:
+        return {path: (stamp, text) for path, stamp, text in index.execute("SELECT path, stamp, text FROM runs")}
+    except sqlite3.Error:
+        return {}
 
 
 def run_places(folder: Path) -> Iterator[Path]:
@@ -65,7 +73,7 @@ def _opened(folder: Path) -> sqlite3.Connection:
     """Return the index of a folder; an empty one in memory where it cannot be written, is damaged or is of another version."""
     try:
         index = sqlite3.connect(folder / INDEX_FILE)
-        index.execute("CREATE TABLE IF NOT EXISTS runs (path TEXT PRIMARY KEY, stamp TEXT NOT NULL, text TEXT NOT NULL)")
+        index.execute("CREATE TABLE IF NOT EXISTS runs (path BLOB PRIMARY KEY, stamp TEXT NOT NULL, text TEXT NOT NULL)")
         index.execute("CREATE TABLE IF NOT EXISTS made_by (version TEXT)")
         version = own_version()
         if index.execute("SELECT version FROM made_by").fetchall() != [(version,)]:
@@ -75,5 +83,5 @@ def _opened(folder: Path) -> sqlite3.Connection:
             index.commit()
     except sqlite3.Error:
         index = sqlite3.connect(":memory:")
-        index.execute("CREATE TABLE runs (path TEXT PRIMARY KEY, stamp TEXT NOT NULL, text TEXT NOT NULL)")
+        index.execute("CREATE TABLE runs (path BLOB PRIMARY KEY, stamp TEXT NOT NULL, text TEXT NOT NULL)")
     return index

@@ -46,6 +46,11 @@ class Holder:
     job: tuple[str, int] | None = None
     """The scheduler's job that it belongs to, and how often that had been started again."""
 
+    def __str__(self) -> str:
+        """Return who it is: 'process 4242 (slurm 7) on gpu07'."""
+        job = "" if self.job is None else f" ({self.job[0]})"
+        return f"process {self.pid}{job} on {'this machine' if self.host == platform.node() else self.host}"
+
 
 @contextlib.contextmanager
 def locked(folder: Path, job: tuple[str, int] | None = None) -> Iterator[None]:
@@ -136,13 +141,14 @@ def _lock(file: int) -> bool | None:
 
 def _in_use(folder: Path, holder: Holder | None) -> LaunchError:
     here = holder is None or holder.host == platform.node()
-    who = "Another launcher" if holder is None else f"Process {holder.pid} on {'this machine' if here else holder.host}"
+    who = "Another launcher" if holder is None else f"P{str(holder)[1:]}"
     since = "" if holder is None else f" since {holder.since}"
     return LaunchError(
         f"The output folder {folder} is in use.",
         where="--output-dir",
         why=f"{who} has been writing results there{since}. Runs of two launchers in one folder would overwrite each other.",
-        fix="--output-dir with another folder, or wait until it has ended",
+        fix="--output-dir with another folder, or wait until it has ended"
+        + ("" if here else f"; if you know that it has, remove {folder / LOCK_FILE}"),
     )
 
 

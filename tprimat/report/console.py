@@ -8,11 +8,13 @@ import errno
 import os
 import re
 import select
+import signal
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, TextIO, cast
+from types import FrameType
+from typing import Any, NoReturn, TextIO, cast
 
 READER_GONE = {errno.EPIPE, errno.EIO}
 """Errors of a pipe and of a terminal without a reader."""
@@ -144,11 +146,22 @@ def run_as_script(program: Callable[[], int]) -> int:
     out = Stream(sys.stdout, queue, may_lose_lines=False) if sys.stdout else None
     err = Stream(sys.stderr, queue, may_lose_lines=True) if sys.stderr else None
     sys.stdout, sys.stderr = cast("tuple[TextIO, TextIO]", (out, err))
-    status = 1
+    status, stopped = 1, False
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        nonlocal stopped
+        stopped = True
+        raise KeyboardInterrupt
+
+    by_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if by_default and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, stop)
     try:
         status = program()
-    except KeyboardInterrupt:
-        say(err, "stopped\n")
+    except (KeyboardInterrupt, Exception) as error:
+        if not stopped and not isinstance(error, KeyboardInterrupt):
+            raise
+        say(err, "stopped\n")  # also where compiled code turned the interrupt into an error of its own
         status = 130
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -72,7 +72,11 @@ def read_sweep(path: Path) -> Sweep:
     Raises:
         ConfigError: no such file, or it holds something else.
     """
-    document = read_tree(path, {}).values
+    try:
+        document = read_tree(path, {}).values
+    except ConfigError as error:  # which advises another --config
+        fix = "--sweep KEY=VALUE,VALUE, a condition such as --sweep 'tp*pp<=8', or another file"
+        raise ConfigError(error.what, where=error.where, why=error.why, fix=fix) from error
     if not set(document) <= {"grid", "list", "where"}:
         raise ConfigError(f"{path} is no sweep.", where=str(path), why="It has the keys grid, list and where.")
     grid, cells, where = document.get("grid") or {}, document.get("list") or [], document.get("where") or []

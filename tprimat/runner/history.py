@@ -1,6 +1,7 @@
 """The history of all records in some folders, and the gate that compares new runs with its last good ones."""
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,11 @@ class Derived:
 
 def derive(path: Path) -> str:
     """Return what the index holds of a run folder or result file."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(path).decode("utf8", "backslashreplace")
+        return to_json(Derived(problem=f"The name {shown} is not UTF-8 text; rename it."))
     try:
         item = measure(read_result(path), MetricOptions())
     except RecordError as error:

@@ -27,6 +27,7 @@ from tprimat.facts.accelerators import BACKEND_OF, PLATFORM_OF, PlatformName
 from tprimat.hardware.nodes import (
     DEFAULT_PORT,
     PROCESS_BYTES,
+    SET_BY_HAND,
     Nodes,
     array_task,
     cpu_cores,
@@ -150,6 +151,8 @@ def prepare(request: RunRequest) -> Session:
     if request.nodes is None and not request.hosts and (told := started_on(loaded, platform)) is not None:
         settings.append(told)
         loaded = read_config(request.config, size=size, settings=settings)
+    else:
+        told = None
     if (name := layout_name(request)) is not None:
         layout = layout_settings(request, name, models_of(loaded, request), platform)
         loaded = read_config(request.config, size=size, settings=[*settings, *layout])
@@ -159,7 +162,15 @@ def prepare(request: RunRequest) -> Session:
     )
     output = folder_of_task(output, array_task())
     session = Session(loaded=loaded, platform=platform, size=size, machine=machine, choices=choices, output=output, plans=())
-    plans, left_out = _plans(session, planned)
+    try:
+        plans, left_out = _plans(session, planned)
+    except ConfigError as error:
+        if told is None:
+            raise
+        why = f"{error.why or ''} The run is on {told.value} nodes by {told.origin}.".strip()
+        raise type(error)(error.what, where=error.where, why=why, fix=error.fix) from error
+    if told is not None and told.origin in SET_BY_HAND:
+        left_out.append(f"{told.value} nodes, by the variable {told.origin}; unset it if it is left over in this shell")
     notices = (*left_out, *(f"warning: {text}" for text in doubtful_figures(loaded)))
     session = replace(session, probes=check_probes(request.probes), notices=notices)
     session = replace(session, plans=tuple(with_prediction(session, plan) for plan in plans))

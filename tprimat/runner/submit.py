@@ -18,6 +18,7 @@ from tprimat.launch.kubernetes import Workload
 from tprimat.launch.process import Interrupts
 from tprimat.launch.run import GrowingFile
 from tprimat.launch.slurm import FINAL, Job, Task
+from tprimat.records.lock import holder_of
 from tprimat.records.schema import RunRecord
 from tprimat.records.store import write_atomically
 from tprimat.runner.session import RunRequest, Session, any_degree, prepare, words_of
@@ -136,9 +137,12 @@ def submit_to_slurm(request: RunRequest, more: Sequence[str], messages: TextIO) 
     def say(text: str) -> None:
         print(text, file=messages, flush=True)
 
-    number = slurm.submit(path)
-    say(f"job {number} submitted: {path}")
-    tasks = follow_job(number, job, say)
+    if (holder := holder_of(session.output)) is not None:
+        say(f"warning: {session.output} is in use by {holder}; the new job fails if that still runs when it starts")
+    with Interrupts():  # Ctrl-C while sbatch runs cancels the job, too
+        number = slurm.submit(path)
+        say(f"job {number} submitted: {path}")
+        tasks = follow_job(number, job, say)
     close_runs(session.output, number, tasks)
     for task in tasks:
         if (failure := FINAL.get(task.state)) is not None:

@@ -119,9 +119,18 @@ class Scheduler:
         occurs more than once (repetitions), each cell gets a run of its own.
         """
         earlier = earlier_runs(cells) if self.resume else []
+        with Interrupts() as interrupts:  # so that a signal breaks off no writing between two runs
+            results = self._run(cells, earlier, interrupts)
+        if results and interrupts.first is not None:
+            results[-1] = dataclasses.replace(results[-1], stop_signal=interrupts.first)
+        return results
+
+    def _run(self, cells: Sequence[Cell], earlier: list[tuple[RunPlan, RunRecord]], interrupts: Interrupts) -> list[CellResult]:
         results: list[CellResult] = []
         seconds: list[float] = []
         for place, cell in enumerate(cells):
+            if results and interrupts.first is not None:
+                break
             if cell.is_needless(results):
                 results.append(CellResult(cell=cell, needless=True))
                 continue
@@ -292,15 +301,18 @@ def wait_until_free(plan: RunPlan, notify: Callable[[str], None]) -> None:
         return
     gpus, ends = gpus_of_ranks(plan.gpus_per_node), time.monotonic() + FREE_WITHIN_SECONDS
     said = False
-    while users := users_of(gpus):
-        listed = "; ".join(f"GPU {user.gpu} by process {user.pid} ({units.gibibytes(user.bytes)})" for user in users)
-        if time.monotonic() > ends:
-            fix = "end it, or choose other GPUs with CUDA_VISIBLE_DEVICES"
-            raise LaunchError(f"In use: {listed}.", where="the GPUs", why="Its work would be part of the measurement.", fix=fix)
-        if not said:
-            notify(f"waiting for GPUs in use: {listed}")
-            said = True
-        time.sleep(1.0)
+    with Interrupts() as interrupts:  # a stop is recorded by the run, which ends at once
+        while (users := users_of(gpus)) and not interrupts.count:
+            listed = "; ".join(f"GPU {user.gpu} by process {user.pid} ({units.gibibytes(user.bytes)})" for user in users)
+            if time.monotonic() > ends:
+                fix = "end it, or choose other GPUs with CUDA_VISIBLE_DEVICES"
+                raise LaunchError(
+                    f"In use: {listed}.", where="the GPUs", why="Its work would be part of the measurement.", fix=fix
+                )
+            if not said:
+                notify(f"waiting for GPUs in use: {listed}")
+                said = True
+            time.sleep(1.0)
 
 
 def other_hosts(session: Session) -> contextlib.AbstractContextManager[Callable[[], None]]:

@@ -162,15 +162,7 @@ def prepare(request: RunRequest) -> Session:
     )
     output = folder_of_task(output, array_task())
     session = Session(loaded=loaded, platform=platform, size=size, machine=machine, choices=choices, output=output, plans=())
-    try:
-        plans, left_out = _plans(session, planned)
-    except ConfigError as error:
-        if told is None:
-            raise
-        why = f"{error.why or ''} The run is on {told.value} nodes by {told.origin}.".strip()
-        raise type(error)(error.what, where=error.where, why=why, fix=error.fix) from error
-    if told is not None and told.origin in SET_BY_HAND:
-        left_out.append(f"{told.value} nodes, by the variable {told.origin}; unset it if it is left over in this shell")
+    plans, left_out = _plans_on(told, session, planned)
     notices = (*left_out, *(f"warning: {text}" for text in doubtful_figures(loaded)))
     session = replace(session, probes=check_probes(request.probes), notices=notices)
     session = replace(session, plans=tuple(with_prediction(session, plan) for plan in plans))
@@ -275,6 +267,24 @@ def _must_exist(session: Session, path: str, asked: tuple[str, str | None]) -> N
     if not Path(path).exists():
         key, value = asked
         raise ConfigError(f"{key} is {value!r}.", where=session.loaded.where("training", "data", key), why=f"There is no {path}.")
+
+
+def _plans_on(told: Setting | None, session: Session, request: RunRequest) -> tuple[list[RunPlan], list[str]]:
+    """Return what `_plans` does; its errors and notes say by what variable the run is on several nodes.
+
+    Raises:
+        UserError: as `_plans`.
+    """
+    try:
+        plans, left_out = _plans(session, request)
+    except ConfigError as error:
+        if told is None:
+            raise
+        why = f"{error.why or ''} The run is on {told.value} nodes by {told.origin}.".strip()
+        raise type(error)(error.what, where=error.where, why=why, fix=error.fix) from error
+    if told is not None and told.origin in SET_BY_HAND:
+        left_out.append(f"{told.value} nodes, by the variable {told.origin}; unset it if it is left over in this shell")
+    return plans, left_out
 
 
 def _plans(session: Session, request: RunRequest) -> tuple[list[RunPlan], list[str]]:

@@ -106,11 +106,11 @@ def _take(folder: Path, job: tuple[str, int] | None) -> int | None:
     path = folder / LOCK_FILE
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
-        try:
+        with contextlib.ExitStack() as unless_kept:
+            unless_kept.callback(os.close, file)
             free = _lock(file)
             holder = _read(file)
             if holder is not None and _same_kernel(holder) and holder.pid in ancestors() and _lives(holder, file, folder):
-                os.close(file)
                 return None
             ours = holder is not None and _is_an_earlier_start(holder.job, job)
             elsewhere = holder is not None and not ours and not (free and _same_kernel(holder)) and _lives(holder, file, folder)
@@ -119,11 +119,8 @@ def _take(folder: Path, job: tuple[str, int] | None) -> int | None:
             if _is_at(file, path):  # otherwise its holder removed it in the meantime
                 os.truncate(file, 0)
                 os.pwrite(file, f"{to_json(_myself(job))}\n".encode(), 0)
+                unless_kept.pop_all()
                 return file
-        except BaseException:
-            os.close(file)
-            raise
-        os.close(file)
 
 
 def _lock(file: int) -> bool | None:

@@ -94,7 +94,8 @@ def check_gpus(gpus: tuple[Gpu, ...]) -> Check:
     if gpus[0].driver:
         parts.append(f"driver {gpus[0].driver}")
     if len(names) > 1:
-        fix = "choose equal ones with CUDA_VISIBLE_DEVICES: the slowest decides the speed of a step"
+        variable = "ROCR_VISIBLE_DEVICES" if gpus[0].platform == "rocm" else "CUDA_VISIBLE_DEVICES"
+        fix = f"choose equal ones with {variable}: the slowest decides the speed of a step"
         return Check(name="GPUs", status="problem", finding=", ".join(parts), fix=fix)
     return Check(name="GPUs", status="ok", finding=", ".join(parts))
 

@@ -188,3 +188,20 @@ def test_an_exchange_over_the_network_slows_products_less_than_its_own_length():
     assert rates.slowdown_seconds("reduce_scatter", size, 8, 1, message) == pytest.approx(share * near)
     assert rates.slowdown_seconds("reduce_scatter", size, 64, 1, message) == pytest.approx(share * size * 63 / 64 / rates.link)
     assert rates.slowdown_seconds("reduce_scatter", size, 1, 1, message) == 0
+
+
+def bf16_rate(name):
+    return published_rates(find_accelerator(name), 8).flops["bf16"]
+
+
+def test_a_faster_chip_of_a_series_is_not_predicted_slower():
+    assert bf16_rate("MI300X") < bf16_rate("MI325X") < bf16_rate("MI350X") < bf16_rate("MI355X")
+    assert bf16_rate("A100 SXM 80GB") < bf16_rate("H100 SXM") < bf16_rate("B200") < bf16_rate("GB200")
+
+
+@pytest.mark.parametrize("accelerator", WITH_BF16, ids=lambda accelerator: accelerator.name)
+def test_a_dtype_that_nobody_measured_gains_no_more_than_its_peak(accelerator):
+    rates = published_rates(accelerator, 8).flops
+    peaks = accelerator.dense_flops
+    for dtype in set(peaks) - set(accelerator.measured_flops):
+        assert rates[dtype] / rates["bf16"] == pytest.approx(peaks[dtype] / peaks["bf16"])

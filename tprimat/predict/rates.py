@@ -28,8 +28,9 @@ NEAR_OCTAVES = 0.75
 """Distance, in powers of two, at which a probe's weight has fallen to exp(-1/2)."""
 SUSTAINED_SHARE = 0.87
 """Rate at the power cap over the fastest short burst: 690 of 794 TFLOP/s on H200, bf16 (docs/h200.md, ml-engineering's MAMF)."""
-USUAL_SHARE = 0.7
-"""Sustained rate over the dense peak, for accelerators without a measured one: that of H100 and H200."""
+USUAL_SHARES = {"NVIDIA": 0.7, "AMD": 0.54}
+"""Sustained rate over the dense peak, for accelerators without a measured one: that of H100, H200 and of MI355X, MI325X. AMD's
+boost clock is further from the one that dense products keep."""
 BANDWIDTH_SHARE = 0.88
 """Copying over the data sheet's memory bandwidth: 4,220 of 4,800 GB/s on H200."""
 LINK_SHARE = 0.8
@@ -175,8 +176,9 @@ def _interpolated(samples: Sequence[tuple[int, float]], size: float) -> float:
 
 def published_rates(accelerator: Accelerator, gpus_per_node: int) -> Rates:
     """Return the rates of an accelerator that nobody has probed here, from its data sheet and published measurements."""
+    usual = usual_share(accelerator)
     flops: dict[str, float] = {
-        dtype: SUSTAINED_SHARE * measured if (measured := accelerator.measured_flops.get(dtype)) else USUAL_SHARE * peak
+        dtype: SUSTAINED_SHARE * measured if (measured := accelerator.measured_flops.get(dtype)) else usual * peak
         for dtype, peak in accelerator.dense_flops.items()
     }
     half = flops.get("bf16") or flops.get("fp16") or max(flops.values())
@@ -192,6 +194,12 @@ def published_rates(accelerator: Accelerator, gpus_per_node: int) -> Rates:
         network=accelerator.network_bytes_per_second * NETWORK_SHARE,
         gpus_per_node=gpus_per_node,
     )
+
+
+def usual_share(accelerator: Accelerator) -> float:
+    """Return the sustained share of the peak for a dtype that nobody has measured: that of bf16, else the usual one."""
+    measured = accelerator.measured_flops.get("bf16")
+    return SUSTAINED_SHARE * measured / accelerator.dense_flops["bf16"] if measured else USUAL_SHARES[accelerator.vendor]
 
 
 def probed_rates(probes: Iterable[ProbeRecord], accelerator: Accelerator, gpus_per_node: int) -> Rates:

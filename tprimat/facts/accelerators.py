@@ -24,7 +24,7 @@ BACKEND_OF_ANY_NAME: Mapping[str, Backend] = {
 """Every name that some result file uses for a platform -> backend."""
 
 
-Dtype = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
+Dtype = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 ROW_UNITS: Units = {

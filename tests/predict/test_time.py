@@ -205,3 +205,19 @@ def test_a_dtype_that_nobody_measured_gains_no_more_than_its_peak(accelerator):
     peaks = accelerator.dense_flops
     for dtype in set(peaks) - set(accelerator.measured_flops):
         assert rates[dtype] / rates["bf16"] == pytest.approx(peaks[dtype] / peaks["bf16"])
+
+
+def test_two_gpus_of_a_mesh_have_one_of_its_links():
+    mesh, switch = (published_rates(find_accelerator(name), 8) for name in ("MI300X", "H100 SXM"))
+    size = 2.0**32
+    for ranks, links in ((2, 1), (4, 3), (8, 7)):
+        seconds = mesh.exchange_seconds("all_gather", size, ranks)
+        assert size * (ranks - 1) / ranks / seconds == pytest.approx(links * 48e9, rel=0.01), "AMD: 48 of 64 GB/s a link"
+        seconds = switch.exchange_seconds("all_gather", size, ranks)
+        assert size * (ranks - 1) / ranks / seconds == pytest.approx(360e9, rel=0.01)
+    assert size / mesh.exchange_seconds("send_recv", size, 2) == pytest.approx(48e9, rel=0.01)
+    assert mesh.exchange_seconds("all_gather", size, 16) == pytest.approx(
+        size * 15 / 16 / min(mesh.link, 8 * mesh.network), rel=0.01
+    )
+    slowdown = mesh.slowdown_seconds("all_gather", size, 2, 1, size)
+    assert slowdown < mesh.overlapped_share(size) * mesh.exchange_seconds("all_gather", size, 2), "it takes less of the memory"

@@ -63,6 +63,8 @@ class Accelerator:
     """The highest board power that the data sheet allows."""
     link_bytes_per_second: float | None
     """To all other GPUs of the node together, both directions added as vendors do; PCIe where only pairs can be bridged."""
+    link_peers: int | None = None
+    """Where each pair of GPUs has links of its own, without a switch: the peers that share them. None: any group has all."""
     measured_flops: Mapping[Dtype, float] = field(default_factory=dict)
     """dtype -> the highest FLOP/s of a matrix product that somebody has published, in short bursts."""
     network_bytes_per_second: float = 50e9

@@ -8,6 +8,7 @@ import pytest
 from tprimat.facts.accelerators import accelerators, find_accelerator
 from tprimat.facts.flops import flop_per_token
 from tprimat.facts.models import model_shape
+from tprimat.facts.published import results
 from tprimat.plan.schema import Layout
 from tprimat.predict.rates import probed_rates, published_rates, sustained_shares
 from tprimat.predict.time import predict_time
@@ -221,3 +222,18 @@ def test_two_gpus_of_a_mesh_have_one_of_its_links():
     )
     slowdown = mesh.slowdown_seconds("all_gather", size, 2, 1, size)
     assert slowdown < mesh.overlapped_share(size) * mesh.exchange_seconds("all_gather", size, 2), "it takes less of the memory"
+
+
+def test_the_speed_that_amd_published_is_predicted():
+    """MI325X, eight nodes: Llama 3.1 8B in fp8 under data parallelism (published.yaml)."""
+    (measured,) = (result for result in results() if result.name == "amd-llama-3.1-8b-mi325x-fp8")
+    work = workload(
+        layout=Layout(data=64),
+        micro_batch=measured.micro_batch_sequences,
+        accumulation_steps=1,
+        sequence_tokens=measured.sequence_tokens,
+        implementation=TRANSFORMER_ENGINE,
+        precision="fp8",
+    )
+    time = predict_time(work, published_rates(find_accelerator(measured.accelerator), 8))
+    assert time.tokens_per_second_per_gpu == pytest.approx(measured.tokens_per_second_per_gpu, rel=0.1)

@@ -177,23 +177,27 @@ def rocm_smi_gpus() -> tuple[Gpu, ...]:
 
 
 def amd_smi_gpus() -> tuple[Gpu, ...]:
-    """List GPUs through amd-smi, which replaces rocm-smi; newer releases put the list under gpu_data."""
-    found = parse_json(tool_output(["amd-smi", "static", "--asic", "--vram", "--driver", "--limit", "--json"]), (dict, list))
-    cards = found.get("gpu_data", []) if isinstance(found, dict) else found
+    """List GPUs through amd-smi, which replaces rocm-smi."""
     return tuple(
         Gpu(
             platform="rocm",
             name=nested(card, "asic", "market_name"),
-            index=card.get("gpu"),
+            index=index,
             memory_bytes=to_bytes(
                 nested(card, "vram", "size", "value"), UNIT_BYTES.get(str(nested(card, "vram", "size", "unit")), 1)
             ),
             power_limit_watts=next((watts for keys in AMD_LIMITS if (watts := to_float(nested(card, "limit", *keys)))), None),
             driver=nested(card, "driver", "version"),
         )
-        for card in cards
-        if isinstance(card, dict)
+        for index, card in amd_smi_cards("static", "--asic", "--vram", "--driver", "--limit").items()
     )
+
+
+def amd_smi_cards(*words: str) -> dict[int | None, dict[str, Any]]:
+    """Return what amd-smi says of each GPU, by its number; newer releases put the list under gpu_data."""
+    found = parse_json(tool_output(["amd-smi", *words, "--json"]), (dict, list))
+    cards = found.get("gpu_data", []) if isinstance(found, dict) else found
+    return {card["gpu"]: card for card in cards if isinstance(card, dict) and isinstance(card.get("gpu"), int)}
 
 
 def tool_output(argv: Sequence[str]) -> str | None:

@@ -1,5 +1,5 @@
 # `make` alone prints what can be made. ARGS="--model llama --runs 3" passes flags on: to ./benchmark.py, to pytest, to doctor.
-# TORCH=cpu installs PyTorch's CPU build instead of PyPI's default with its 5 GB of CUDA libraries; TORCH=rocm7.0 or TORCH=cu128
+# TORCH=cpu installs PyTorch's CPU build instead of PyPI's default with its 5 GB of CUDA libraries; TORCH=rocm7.2 or TORCH=cu128
 # installs another build of PyTorch's own index. PYTHON=python3.12 makes the environment with another Python.
 PYTHON ?= python3
 ARGS ?=
@@ -62,7 +62,7 @@ $(VENV)/installed-dev: pyproject.toml requirements.txt constraints.txt | $(VENV)
 notice: | $(VENV)/bin/python
 	@if [ -n "$(TORCH)" ] || [ -e /dev/nvidiactl ] || $(VENV)/bin/python -c 'import torch' 2>/dev/null; then :; \
 	elif [ -e /dev/kfd ]; then \
-	    echo "An AMD GPU: pip's default torch is built for CUDA. For a ROCm build stop here and type, for example: make benchmark TORCH=rocm7.0"; \
+	    echo "An AMD GPU: pip's default torch is built for CUDA. For a ROCm build stop here and type, for example: make benchmark TORCH=rocm7.2"; \
 	else \
 	    echo "No GPU here: pip's default torch brings 5 GB of CUDA libraries. For the small CPU build stop here and type: make benchmark TORCH=cpu"; \
 	fi

@@ -85,6 +85,7 @@ def test_what_a_rank_died_of_is_found_in_the_log_of_that_rank(machine, tmp_path)
     assert record["outcome"] == "out_of_memory"
     assert "3.31 GiB" in record["cause"]
     assert "out of memory" in done.stdout.lower()
+    assert "--set platform_optimizations.amd.environment.PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; then" in done.stdout
 
 
 @pytest.mark.parametrize(("act", "outcome", "word"), [("nan", "diverged", "no longer finite"), ("killed", "failed", "kill")])

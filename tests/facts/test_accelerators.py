@@ -30,6 +30,8 @@ DATA_SHEET_TERAFLOPS = [
     ("AMD Instinct MI325X", "bf16", 1307.4),
     ("AMD Instinct MI350X", "bf16", 2306.9),
     ("AMD Instinct MI355X", "fp8", 5033.2),
+    ("AMD Instinct MI355X", "fp4", 10066.3),
+    ("NVIDIA B200", "fp4", 9000),
 ]
 
 
@@ -60,7 +62,8 @@ def test_an_unknown_or_ambiguous_name_is_no_accelerator(device_name):
 
 
 @pytest.mark.parametrize(
-    ("device_name", "dtype"), [("NVIDIA A100-SXM4-80GB", "fp8"), ("Tesla V100-SXM2-32GB", "bf16"), ("NVIDIA H200", "fp3")]
+    ("device_name", "dtype"),
+    [("NVIDIA A100-SXM4-80GB", "fp8"), ("Tesla V100-SXM2-32GB", "bf16"), ("NVIDIA H200", "fp4"), ("NVIDIA H200", "fp3")],
 )
 def test_a_dtype_that_a_chip_lacks_has_no_peak(device_name, dtype):
     assert find_accelerator(device_name) is not None
@@ -99,7 +102,9 @@ def test_figures_have_the_magnitude_of_an_accelerator(accelerator):
     assert 250 <= accelerator.tdp_watts <= 1500
     assert 30e9 <= accelerator.link_bytes_per_second <= 2e12
     assert set(accelerator.dense_flops) <= set(DTYPES)
-    peaks = [accelerator.dense_flops[dtype] for dtype in ("fp32", "tf32", "fp16", "fp8") if dtype in accelerator.dense_flops]
+    peaks = [
+        accelerator.dense_flops[dtype] for dtype in ("fp32", "tf32", "fp16", "fp8", "fp4") if dtype in accelerator.dense_flops
+    ]
     assert peaks == sorted(peaks)
     assert all(1e13 <= peak <= 2e16 for peak in peaks)
     assert accelerator.source
@@ -122,6 +127,8 @@ def test_figures_have_the_magnitude_of_an_accelerator(accelerator):
         ("AMD Instinct MI300X", "fp32", 304, 256, 2.1),
         ("AMD Instinct MI350X", "bf16", 256, 4096, 2.2),
         ("AMD Instinct MI355X", "fp8", 256, 8192, 2.4),
+        ("AMD Instinct MI350X", "fp4", 256, 16384, 2.2),
+        ("AMD Instinct MI355X", "fp4", 256, 16384, 2.4),
     ],
 )
 def test_a_peak_is_units_times_rate_times_boost_clock(device_name, dtype, units, flop_per_clock, gigahertz):

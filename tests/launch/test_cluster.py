@@ -27,7 +27,7 @@ AMD_SMI = {
             "asic": {"market_name": "AMD Instinct MI350X"},
             "vram": {"size": {"value": 258048, "unit": "MB"}},
             "driver": {"name": "amdgpu", "version": "6.18.3"},
-            "limit": {"socket_power_limit": {"value": 1000, "unit": "W"}},
+            "limit": {"max_power": {"value": 1000, "unit": "W"}, "socket_power": {"value": 900, "unit": "W"}},
         }
     ]
 }
@@ -120,7 +120,30 @@ def test_amd_smi_is_asked_where_there_is_no_rocm_smi(tool, document):
     tool("amd-smi", json.dumps(document) + "\n")
     machine = this_machine({})
     assert (machine.accelerator, machine.memory_bytes) == ("AMD Instinct MI350X", 258048 << 20)
-    assert (machine.power_limit_watts, machine.driver) == (1000.0, "6.18.3")
+    assert (machine.power_limit_watts, machine.driver) == (900.0, "6.18.3")
+
+
+def test_amd_smi_of_rocm_7_2_tells_the_limit_of_each_power_tracker(tool):
+    limits = {"max_power_limit": {"value": 1400, "unit": "W"}, "socket_power_limit": {"value": 1250, "unit": "W"}}
+    card = AMD_SMI["gpu_data"][0] | {"limit": {"ppt0": limits, "ppt1": dict.fromkeys(limits, "N/A")}}
+    tool("amd-smi", json.dumps({"gpu_data": [card]}) + "\n")
+    assert this_machine({}).power_limit_watts == 1250.0
+
+
+def test_a_virtual_gpu_whose_host_keeps_the_limit_has_none(tool):
+    card = AMD_SMI["gpu_data"][0] | {"limit": {"socket_power": {"value": 0, "unit": "W"}}}
+    tool("amd-smi", json.dumps({"gpu_data": [card]}) + "\n")
+    assert this_machine({}).power_limit_watts is None
+
+
+def test_amd_smi_names_a_gpu_that_rocm_smi_does_not_know(tool, tmp_path):
+    nameless = {"card0": ROCM_SMI["card0"] | {"Card Series": "N/A", "Card series": "N/A"}}
+    tool("amd-smi", json.dumps(AMD_SMI) + "\n")
+    (tmp_path / "rocm-smi").write_text(f"#!/bin/sh\necho '{json.dumps(nameless)}'\n")
+    (tmp_path / "rocm-smi").chmod(0o755)
+    assert this_machine({}).accelerator == "AMD Instinct MI350X"
+    (tmp_path / "amd-smi").unlink()
+    assert (this_machine({}).accelerator, this_machine({}).gpus_per_node) == (None, 1), "N/A is no name"
 
 
 @pytest.mark.parametrize("text", ["", "no such device\n", "[1, 2\n", "a, b\n"])

@@ -333,6 +333,8 @@ def test_a_later_process_that_prints_no_dtype_does_not_inherit_fp8():
         ("megatron-lm", "  fp8_e4m3 ........ False", "bf16"),
         ("torchtitan", "INFO - MX training active with recipe mxfp8_cublas", "fp8"),
         ("torchtitan", "INFO - MX training active with recipe mxfp4_cutlass", "fp4"),
+        ("torchtitan", "[rank-0/8][INFO] : Swapped to MXLinear layers", "fp8"),
+        ("megatron-lm", "  fp4 ........ mxfp4", "fp4"),
         ("maxtext", "Config param quantization: int8", "int8"),
         ("maxtext", "Config param quantization: fp8_full", "fp8"),
         ("maxtext", "Config param quantization: intmp", "intmp"),
@@ -399,6 +401,23 @@ def test_torchtitan_0_2_names_its_degrees_and_its_precision():
     assert (proof.matmul_dtype, proof.context_parallel, proof.micro_batch_sequences) == ("bf16", 1, 2)
     assert column(result, "step_seconds") == pytest.approx([8 * 2048 / (rate * 4) for rate in (312, 8192, 4096)])
     assert contents.finished
+
+
+def test_torchtitan_in_primus_says_its_dtype_and_prints_each_step_on_every_rank():
+    lines = lines_of("torchtitan_primus")
+    result = parsed_log(collect(lines, "torchtitan"), Workload())
+    proof = result.evidence
+    assert (proof.world_size, proof.data_parallel, proof.matmul_dtype, proof.routing) == (8, 8, "fp8", None)
+    assert column(result, "step_seconds") == pytest.approx([32 * 8192 / (rate * 8) for rate in (1100, 13004, 13010)], rel=2e-3)
+    plain = [line for line in lines if "Swapped" not in line]
+    assert evidence_of(collect(plain, "torchtitan"))[0].matmul_dtype == "bf16"
+    resumed = evidence_of(collect([*lines, *(line.replace("total steps 3", "total steps 6") for line in plain)], "torchtitan"))
+    assert resumed[0].matmul_dtype == "bf16", "a later process without Turbo's layers"
+
+
+def test_layers_that_torchtitan_swaps_after_it_named_fp4_stay_fp4():
+    lines = ["INFO - MX training active with recipe mxfp4_cutlass", "INFO - Swapped to MXLinear layers"]
+    assert evidence_of(collect(lines, "torchtitan"))[0].matmul_dtype == "fp4"
 
 
 def test_torchtitan_that_disables_mixed_precision_multiplies_in_fp32():

@@ -8,6 +8,7 @@ import pytest
 from tprimat.facts.accelerators import accelerators, find_accelerator
 from tprimat.facts.flops import flop_per_token
 from tprimat.facts.models import model_shape
+from tprimat.facts.published import results
 from tprimat.plan.schema import Layout
 from tprimat.predict.rates import probed_rates, published_rates, sustained_shares
 from tprimat.predict.time import predict_time
@@ -188,3 +189,51 @@ def test_an_exchange_over_the_network_slows_products_less_than_its_own_length():
     assert rates.slowdown_seconds("reduce_scatter", size, 8, 1, message) == pytest.approx(share * near)
     assert rates.slowdown_seconds("reduce_scatter", size, 64, 1, message) == pytest.approx(share * size * 63 / 64 / rates.link)
     assert rates.slowdown_seconds("reduce_scatter", size, 1, 1, message) == 0
+
+
+def bf16_rate(name):
+    return published_rates(find_accelerator(name), 8).flops["bf16"]
+
+
+def test_a_faster_chip_of_a_series_is_not_predicted_slower():
+    assert bf16_rate("MI300X") < bf16_rate("MI325X") < bf16_rate("MI350X") < bf16_rate("MI355X")
+    assert bf16_rate("A100 SXM 80GB") < bf16_rate("H100 SXM") < bf16_rate("B200") < bf16_rate("GB200")
+
+
+@pytest.mark.parametrize("accelerator", WITH_BF16, ids=lambda accelerator: accelerator.name)
+def test_a_dtype_that_nobody_measured_gains_no_more_than_its_peak(accelerator):
+    rates = published_rates(accelerator, 8).flops
+    peaks = accelerator.dense_flops
+    for dtype in set(peaks) - set(accelerator.measured_flops):
+        assert rates[dtype] / rates["bf16"] == pytest.approx(peaks[dtype] / peaks["bf16"])
+
+
+def test_two_gpus_of_a_mesh_have_one_of_its_links():
+    mesh, switch = (published_rates(find_accelerator(name), 8) for name in ("MI300X", "H100 SXM"))
+    size = 2.0**32
+    for ranks, links in ((2, 1), (4, 3), (8, 7)):
+        seconds = mesh.exchange_seconds("all_gather", size, ranks)
+        assert size * (ranks - 1) / ranks / seconds == pytest.approx(links * 48e9, rel=0.01), "AMD: 48 of 64 GB/s a link"
+        seconds = switch.exchange_seconds("all_gather", size, ranks)
+        assert size * (ranks - 1) / ranks / seconds == pytest.approx(360e9, rel=0.01)
+    assert size / mesh.exchange_seconds("send_recv", size, 2) == pytest.approx(48e9, rel=0.01)
+    assert mesh.exchange_seconds("all_gather", size, 16) == pytest.approx(
+        size * 15 / 16 / min(mesh.link, 8 * mesh.network), rel=0.01
+    )
+    slowdown = mesh.slowdown_seconds("all_gather", size, 2, 1, size)
+    assert slowdown < mesh.overlapped_share(size) * mesh.exchange_seconds("all_gather", size, 2), "it takes less of the memory"
+
+
+def test_the_speed_that_amd_published_is_predicted():
+    """MI325X, eight nodes: Llama 3.1 8B in fp8 under data parallelism (published.yaml)."""
+    (measured,) = (result for result in results() if result.name == "amd-llama-3.1-8b-mi325x-fp8")
+    work = workload(
+        layout=Layout(data=64),
+        micro_batch=measured.micro_batch_sequences,
+        accumulation_steps=1,
+        sequence_tokens=measured.sequence_tokens,
+        implementation=TRANSFORMER_ENGINE,
+        precision="fp8",
+    )
+    time = predict_time(work, published_rates(find_accelerator(measured.accelerator), 8))
+    assert time.tokens_per_second_per_gpu == pytest.approx(measured.tokens_per_second_per_gpu, rel=0.1)

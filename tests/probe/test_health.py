@@ -65,6 +65,34 @@ def test_memory_errors_and_narrow_links_are_named(monkeypatch):
         assert check_errors(visible_gpus({})).status == "ok"
 
 
+def amd_smi(folder, errors, widths):
+    """A program amd-smi for GPUs with so many uncorrected errors and PCIe lanes."""
+    static = [{"gpu": index, "asic": {"market_name": "MI300X"}, "bus": {"max_pcie_width": 16}} for index in range(len(errors))]
+    metric = [
+        {"gpu": index, "ecc": {"total_correctable_count": 7, "total_uncorrectable_count": count}, "pcie": {"width": width}}
+        for index, (count, width) in enumerate(zip(errors, widths, strict=True))
+    ]
+    answers = [f"{word}) echo '{json.dumps({'gpu_data': cards})}';;" for word, cards in (("static", static), ("metric", metric))]
+    (folder / "amd-smi").write_text(f"#!/bin/sh\ncase $1 in {' '.join(answers)} esac\n")
+    (folder / "amd-smi").chmod(0o755)
+
+
+def test_memory_errors_and_narrow_links_of_amd_are_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with fake_nvml():
+        monkeypatch.setenv("FAKE_GPUS", "[]")
+        amd_smi(tmp_path, [0, 3, "N/A", 0], [16, 16, "N/A", 8])
+        check = check_errors(visible_gpus({}))
+        assert check.status == "problem"
+        assert check.finding == "GPU 1: 3 uncorrected memory errors since the driver was loaded; GPU 3: PCIe x8 of x16"
+        assert check.fix.startswith("amd-smi")
+        assert check_errors(visible_gpus({"ROCR_VISIBLE_DEVICES": "0,2"})).status == "ok"
+        assert check_errors(visible_gpus({"ROCR_VISIBLE_DEVICES": "2"})).status == "absent", "nothing was counted"
+        gpus = visible_gpus({})
+        (tmp_path / "amd-smi").unlink()
+        assert check_errors(gpus).status == "absent"
+
+
 def test_faulty_rows_of_memory_are_named(monkeypatch):
     with fake_nvml():
         rows = [[0, 0, False, False], [0, 2, True, False], [0, 9, True, True], None]

@@ -291,7 +291,9 @@ def _sentences(path: KeyPath, details: Sequence[ErrorDetails]) -> tuple[str, str
     if detail["type"] in {"missing", "missing_argument", "missing_keyword_only_argument"}:
         return f"{key} is missing.", "It has no default.", f"add {path[-1]}: ..."
     wanted = " or ".join(dict.fromkeys(_wanted(item) for item in details))
-    return f"{key} is {_shown(detail['input'])}.", f"It must be {wanted}.", None
+    number = wanted == "text" and isinstance(detail["input"], int | float) and not isinstance(detail["input"], bool)
+    quoted = f"""\'"{detail["input"]}"\', with both kinds of quotes in a shell""" if number else None
+    return f"{key} is {_shown(detail['input'])}.", f"It must be {wanted}.", quoted
 
 
 def _wanted(detail: ErrorDetails) -> str:

@@ -24,7 +24,7 @@ BACKEND_OF_ANY_NAME: Mapping[str, Backend] = {
 """Every name that some result file uses for a platform -> backend."""
 
 
-Dtype = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
+Dtype = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 ROW_UNITS: Units = {
@@ -63,6 +63,8 @@ class Accelerator:
     """The highest board power that the data sheet allows."""
     link_bytes_per_second: float | None
     """To all other GPUs of the node together, both directions added as vendors do; PCIe where only pairs can be bridged."""
+    link_peers: int | None = None
+    """Where each pair of GPUs has links of its own, without a switch: the peers that share them. None: any group has all."""
     measured_flops: Mapping[Dtype, float] = field(default_factory=dict)
     """dtype -> the highest FLOP/s of a matrix product that somebody has published, in short bursts."""
     network_bytes_per_second: float = 50e9

@@ -15,6 +15,10 @@ UNIT_BYTES = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 """amd-smi writes MB for powers of two, as rocm-smi's byte counts for the same GPU show."""
 
 
+AMD_LIMITS = (("ppt0", "socket_power_limit", "value"), ("socket_power", "value"))
+"""Where amd-smi's `limit` holds the cap in force: since ROCm 7.2, and before."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One GPU as its vendor's library or tool describes it."""
@@ -34,7 +38,7 @@ def visible_gpus(environment: Mapping[str, str]) -> tuple[Gpu, ...]:
     gpus = nvidia_gpus()
     if gpus:
         return select(gpus, environment.get("CUDA_VISIBLE_DEVICES"))
-    gpus = rocm_smi_gpus() or amd_smi_gpus()
+    gpus = amd_gpus()
     # ROCR selects first, below HIP, which then counts what remains. HIP reads CUDA's variable if its own is absent.
     gpus = select(gpus, environment.get("ROCR_VISIBLE_DEVICES"))
     return select(gpus, environment.get("HIP_VISIBLE_DEVICES", environment.get("CUDA_VISIBLE_DEVICES")))
@@ -144,6 +148,12 @@ def users_of(gpus: Iterable[Gpu]) -> list[User]:
     return [user for user in found if user.bytes is None or user.bytes >= LEAST_BYTES_IN_USE]
 
 
+def amd_gpus() -> tuple[Gpu, ...]:
+    """List GPUs through the first of AMD's tools that knows their names: rocm-smi has none for GPUs newer than itself."""
+    gpus = rocm_smi_gpus()
+    return gpus if gpus and all(gpu.name for gpu in gpus) else amd_smi_gpus() or gpus
+
+
 def rocm_smi_gpus() -> tuple[Gpu, ...]:
     """List GPUs through rocm-smi; newer releases write "Card Series", older ones "Card series"."""
     text = tool_output(
@@ -155,7 +165,7 @@ def rocm_smi_gpus() -> tuple[Gpu, ...]:
     return tuple(
         Gpu(
             platform="rocm",
-            name=card.get("card series"),
+            name=nested(card, "card series"),
             index=index,
             uuid=card.get("unique id"),
             memory_bytes=to_bytes(card.get("vram total memory (b)"), 1),
@@ -167,23 +177,27 @@ def rocm_smi_gpus() -> tuple[Gpu, ...]:
 
 
 def amd_smi_gpus() -> tuple[Gpu, ...]:
-    """List GPUs through amd-smi, which replaces rocm-smi; newer releases put the list under gpu_data."""
-    found = parse_json(tool_output(["amd-smi", "static", "--asic", "--vram", "--driver", "--limit", "--json"]), (dict, list))
-    cards = found.get("gpu_data", []) if isinstance(found, dict) else found
+    """List GPUs through amd-smi, which replaces rocm-smi."""
     return tuple(
         Gpu(
             platform="rocm",
             name=nested(card, "asic", "market_name"),
-            index=card.get("gpu"),
+            index=index,
             memory_bytes=to_bytes(
                 nested(card, "vram", "size", "value"), UNIT_BYTES.get(str(nested(card, "vram", "size", "unit")), 1)
             ),
-            power_limit_watts=to_float(nested(card, "limit", "socket_power_limit", "value")),
+            power_limit_watts=next((watts for keys in AMD_LIMITS if (watts := to_float(nested(card, "limit", *keys)))), None),
             driver=nested(card, "driver", "version"),
         )
-        for card in cards
-        if isinstance(card, dict)
+        for index, card in amd_smi_cards("static", "--asic", "--vram", "--driver", "--limit").items()
     )
+
+
+def amd_smi_cards(*words: str) -> dict[int | None, dict[str, Any]]:
+    """Return what amd-smi says of each GPU, by its number; newer releases put the list under gpu_data."""
+    found = parse_json(tool_output(["amd-smi", *words, "--json"]), (dict, list))
+    cards = found.get("gpu_data", []) if isinstance(found, dict) else found
+    return {card["gpu"]: card for card in cards if isinstance(card, dict) and isinstance(card.get("gpu"), int)}
 
 
 def tool_output(argv: Sequence[str]) -> str | None:

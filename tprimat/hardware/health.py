@@ -13,7 +13,7 @@ from queue import Empty, Queue
 from threading import Thread
 from typing import Literal
 
-from tprimat.hardware.gpus import Gpu, open_nvml, query_nvml, visible_gpus
+from tprimat.hardware.gpus import Gpu, amd_smi_cards, nested, open_nvml, query_nvml, to_float, visible_gpus
 from tprimat.hardware.nodes import expand_hosts
 
 GIB = 1 << 30
@@ -71,7 +71,7 @@ def machine_checks(output: Path, environment: Mapping[str, str] = os.environ) ->
     yield check_gpus(gpus)
     if len(gpus) > 1 and gpus[0].platform == "cuda":
         yield check_links(gpus)
-    if gpus and gpus[0].platform == "cuda":
+    if gpus:
         yield check_errors(gpus)
     if (gpus and gpus[0].platform == "cuda") or xid_lines():  # a GPU that fell off the bus is no GPU any more
         yield check_xids(gpus)
@@ -94,7 +94,8 @@ def check_gpus(gpus: tuple[Gpu, ...]) -> Check:
     if gpus[0].driver:
         parts.append(f"driver {gpus[0].driver}")
     if len(names) > 1:
-        fix = "choose equal ones with CUDA_VISIBLE_DEVICES: the slowest decides the speed of a step"
+        variable = "ROCR_VISIBLE_DEVICES" if gpus[0].platform == "rocm" else "CUDA_VISIBLE_DEVICES"
+        fix = f"choose equal ones with {variable}: the slowest decides the speed of a step"
         return Check(name="GPUs", status="problem", finding=", ".join(parts), fix=fix)
     return Check(name="GPUs", status="ok", finding=", ".join(parts))
 
@@ -120,23 +121,26 @@ def check_links(gpus: tuple[Gpu, ...]) -> Check:
 
 
 def check_errors(gpus: tuple[Gpu, ...]) -> Check:
-    """Look at each NVIDIA GPU for memory errors that could not be corrected, and for a PCIe link narrower than it could be."""
+    """Look at each GPU for memory errors that could not be corrected, and for a PCIe link narrower than it could be."""
     try:
         found = gpu_errors(gpus)
     except LookupError as error:
         return Check(name="GPU errors", status="absent", finding=str(error))
     if found:
-        fix = "nvidia-smi -q -d ECC,ROW_REMAPPER; reset the GPU or leave it out"
+        tool = "amd-smi metric --ecc-blocks --pcie" if gpus[0].platform == "rocm" else "nvidia-smi -q -d ECC,ROW_REMAPPER"
+        fix = f"{tool}; reset the GPU or leave it out"
         return Check(name="GPU errors", status="problem", finding="; ".join(found), fix=fix)
     return Check(name="GPU errors", status="ok", finding="no uncorrected memory errors, full PCIe width")
 
 
 def gpu_errors(gpus: tuple[Gpu, ...]) -> list[str]:
-    """Return a sentence on each thing that NVML reports to be wrong with these GPUs.
+    """Return a sentence on each thing that NVML or amd-smi reports to be wrong with these GPUs.
 
     Raises:
-        LookupError: NVML cannot be asked.
+        LookupError: neither can be asked.
     """
+    if gpus and gpus[0].platform == "rocm":
+        return amd_errors(gpus)
     nvml, found = open_nvml(), []
     for gpu in gpus:
         device = None if gpu.uuid is None else query_nvml(nvml, "nvmlDeviceGetHandleByUUID", gpu.uuid)
@@ -153,6 +157,29 @@ def gpu_errors(gpus: tuple[Gpu, ...]) -> list[str]:
         width, widest = (query_nvml(nvml, f"nvmlDeviceGet{kind}PcieLinkWidth", device) for kind in ("Curr", "Max"))
         if width and widest and width < widest:
             found.append(f"GPU {gpu.index}: PCIe x{width} of x{widest}")
+    return found
+
+
+def amd_errors(gpus: tuple[Gpu, ...]) -> list[str]:
+    """Return a sentence on each thing that amd-smi reports to be wrong with these GPUs.
+
+    Raises:
+        LookupError: amd-smi is missing, too old or does not answer.
+    """
+    cards, built = amd_smi_cards("metric", "--ecc", "--pcie"), amd_smi_cards("static", "--bus")
+    counts = {gpu.index: to_float(nested(cards.get(gpu.index), "ecc", "total_uncorrectable_count")) for gpu in gpus}
+    if all(count is None for count in counts.values()):
+        raise LookupError("amd-smi is not installed, or does not count errors here")
+    found = []
+    for index, errors in counts.items():
+        if errors:
+            found.append(f"GPU {index}: {errors:.0f} uncorrected memory errors since the driver was loaded")
+        width, widest = (
+            to_float(nested(of.get(index), *keys))
+            for of, keys in ((cards, ("pcie", "width")), (built, ("bus", "max_pcie_width")))
+        )
+        if width and widest and width < widest:
+            found.append(f"GPU {index}: PCIe x{width:.0f} of x{widest:.0f}")
     return found
 
 

@@ -93,7 +93,7 @@ def evidence_of(contents: LogContents) -> tuple[Evidence, list[str]]:
     """Return what the log proves, with notes. An fp8 argument proves nothing without Transformer Engine: Megatron ignores it."""
     evidence: dict[str, Any] = dict(contents.evidence)
     notes = []
-    if evidence.pop("fp8", False):
+    if evidence.pop("fp8", False) and evidence.get("matmul_dtype") != "fp4":  # torchtitan swaps MX layers of both
         evidence["matmul_dtype"] = "fp8"
     if evidence.get("matmul_dtype") == "fp8" and evidence.get("transformer_engine") is False:
         evidence["matmul_dtype"] = None

@@ -211,7 +211,7 @@ def megatron_argument(name: str, value: str) -> Mapping[str, Any]:
         asked = value.lower() in {"hybrid", "e4m3", "true"}
         return {"fp8": asked} if asked or name == "fp8" else {}
     if name == "fp4":
-        return {"matmul_dtype": "fp4"} if value.lower() in {"e2m1", "nvfp4"} else {}
+        return {"matmul_dtype": "fp4"} if value.lower() in {"e2m1", "nvfp4", "mxfp4"} else {}
     if name == "checkpoint_activations":
         return {"recompute": "full"} if truth(value) else {}
     if name == "recompute_granularity":

@@ -28,12 +28,16 @@ NEAR_OCTAVES = 0.75
 """Distance, in powers of two, at which a probe's weight has fallen to exp(-1/2)."""
 SUSTAINED_SHARE = 0.87
 """Rate at the power cap over the fastest short burst: 690 of 794 TFLOP/s on H200, bf16 (docs/h200.md, ml-engineering's MAMF)."""
-USUAL_SHARE = 0.7
-"""Sustained rate over the dense peak, for accelerators without a measured one: that of H100 and H200."""
+USUAL_SHARES = {"NVIDIA": 0.7, "AMD": 0.54}
+"""Sustained rate over the dense peak, for accelerators without a measured one: that of H100, H200 and of MI355X, MI325X. AMD's
+boost clock is further from the one that dense products keep."""
 BANDWIDTH_SHARE = 0.88
 """Copying over the data sheet's memory bandwidth: 4,220 of 4,800 GB/s on H200."""
 LINK_SHARE = 0.8
 """A large collective over one direction of the links: 357 of 450 GB/s on H200."""
+MESH_SHARE = 0.75
+"""The same where each pair of GPUs has a link of its own: 48 of 64 GB/s on MI300X (rocm.blogs.amd.com, Understanding RCCL
+bandwidth and xGMI performance, March 2025)."""
 NETWORK_SHARE = 0.85
 ATTENTION_SHARES = (0.8, 0.65)
 """Fused causal attention over products, forward and backward: 560 and 450 of 690 TFLOP/s on H200 at 4 k tokens."""
@@ -75,7 +79,9 @@ class Rates:
     collectives: Mapping[tuple[str, int], tuple[tuple[int, float], ...]] = field(default_factory=dict)
     """Kind and ranks -> message bytes and seconds, ascending."""
     link: float
-    """Bytes/s of a large collective between the GPUs of a node, one direction."""
+    """Bytes/s of a large collective between all GPUs of a node, one direction."""
+    link_peers: int | None = None
+    """GPUs that share `link`, each by links of its own; None: a group of any size has all of it."""
     network: float
     """Bytes/s of one GPU to other nodes, one direction."""
     gpus_per_node: int
@@ -111,11 +117,11 @@ class Rates:
     def slowdown_seconds(self, kind: str, size: float, ranks: int, stride: int, message: float) -> float:
         """Return by how much an exchange lengthens the products beside it, in messages of so many bytes.
 
-        An exchange over the network moves fewer bytes a second, and takes as much less of the memory that products wait for.
-        The other arguments are those of exchange_seconds.
+        An exchange over the network or few links moves fewer bytes a second, and takes as much less of the memory that products
+        wait for. The other arguments are those of exchange_seconds.
         """
         seconds = self.exchange_seconds(kind, size, ranks, stride)
-        if ranks > max(1, self.gpus_per_node // stride):
+        if ranks > max(1, self.gpus_per_node // stride) or self.link_peers:
             seconds = min(seconds, _moved(kind, size, ranks) / self.link)
         return self.overlapped_share(message) * seconds
 
@@ -133,14 +139,18 @@ class Rates:
         here = max(1, self.gpus_per_node // stride)
         if ranks <= here and (samples := self.collectives.get((kind, ranks))):
             return _interpolated(samples, size)
-        moved = _moved(kind, size, ranks)
+        moved, link = _moved(kind, size, ranks), self._link_of(2 if kind == "send_recv" else min(ranks, here))
         if ranks <= here:
-            return moved / self.link + LINK_LATENCY_SECONDS * math.log2(ranks)
+            return moved / link + LINK_LATENCY_SECONDS * math.log2(ranks)
         if kind == "all_to_all":
             outside = moved * (ranks - here) / (ranks - 1)
-            return outside / self.network + (moved - outside) / self.link + NETWORK_LATENCY_SECONDS * math.log2(ranks)
-        wide = min(self.link, self.network * (1 if kind == "send_recv" else here))
+            return outside / self.network + (moved - outside) / link + NETWORK_LATENCY_SECONDS * math.log2(ranks)
+        wide = min(link, self.network * (1 if kind == "send_recv" else here))
         return moved / wide + NETWORK_LATENCY_SECONDS * math.log2(ranks)
+
+    def _link_of(self, ranks: int) -> float:
+        """Return the bytes/s between so many GPUs of a node, one direction."""
+        return self.link * min(1.0, max(1, ranks - 1) / self.link_peers) if self.link_peers else self.link
 
 
 @lru_cache(maxsize=65536)
@@ -175,8 +185,9 @@ def _interpolated(samples: Sequence[tuple[int, float]], size: float) -> float:
 
 def published_rates(accelerator: Accelerator, gpus_per_node: int) -> Rates:
     """Return the rates of an accelerator that nobody has probed here, from its data sheet and published measurements."""
+    usual = usual_share(accelerator)
     flops: dict[str, float] = {
-        dtype: SUSTAINED_SHARE * measured if (measured := accelerator.measured_flops.get(dtype)) else USUAL_SHARE * peak
+        dtype: SUSTAINED_SHARE * measured if (measured := accelerator.measured_flops.get(dtype)) else usual * peak
         for dtype, peak in accelerator.dense_flops.items()
     }
     half = flops.get("bf16") or flops.get("fp16") or max(flops.values())
@@ -188,10 +199,17 @@ def published_rates(accelerator: Accelerator, gpus_per_node: int) -> Rates:
         flops=flops,
         attention_flops=(half * ATTENTION_SHARES[0], half * ATTENTION_SHARES[1]),
         bandwidth=accelerator.bandwidth_bytes_per_second * BANDWIDTH_SHARE,
-        link=link / 2 * LINK_SHARE,
+        link=link / 2 * (MESH_SHARE if accelerator.link_peers else LINK_SHARE),
+        link_peers=accelerator.link_peers,
         network=accelerator.network_bytes_per_second * NETWORK_SHARE,
         gpus_per_node=gpus_per_node,
     )
+
+
+def usual_share(accelerator: Accelerator) -> float:
+    """Return the sustained share of the peak for a dtype that nobody has measured: that of bf16, else the usual one."""
+    measured = accelerator.measured_flops.get("bf16")
+    return SUSTAINED_SHARE * measured / accelerator.dense_flops["bf16"] if measured else USUAL_SHARES[accelerator.vendor]
 
 
 def probed_rates(probes: Iterable[ProbeRecord], accelerator: Accelerator, gpus_per_node: int) -> Rates:

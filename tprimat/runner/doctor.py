@@ -72,7 +72,7 @@ def check_torch(found: Mapping[str, Any] | str, gpus: str | None) -> Check:
     build = {"rocm": f"ROCm {found['hip']}", "cuda": f"CUDA {found['cuda']}", None: "CPUs"}[built]
     finding = f"{found['version']}, built for {build}"
     if gpus and built != gpus:
-        fix = f"{sys.executable} -m pip uninstall torch, then make install" + (" TORCH=rocm7.0" if gpus == "rocm" else "")
+        fix = f"{sys.executable} -m pip uninstall torch, then make install" + (" TORCH=rocm7.2" if gpus == "rocm" else "")
         return Check(name="torch", status="problem", finding=f"{finding}, but the GPUs need {gpus}", fix=fix)
     if gpus and not found["devices"]:
         fix = "nvidia-smi or rocm-smi shows the driver's version; a driver older than torch's build must be updated"

@@ -213,6 +213,8 @@ def out_of_memory_hint(plan: RunPlan, machine: Machine, otherwise: str | None) -
     fits = alternatives(plan, accelerator)
     if not fits and (ways := elsewhere(plan, accelerator)):
         return "; or ".join(ways)
-    first = [] if value in plan.environment.get(name, "") else [f"export {name}={value}"]
+    # The containers that Primus starts are given the plan's environment, and no variable of torch that is merely exported.
+    way = "--set platform_optimizations.amd.environment." if plan.platform == "amd" else "export "
+    first = [] if value in plan.environment.get(name, "") else [f"{way}{name}={value}"]
     rest = [f"what fits by prediction: {', '.join(fits)}"] if fits else [otherwise] if otherwise else []
     return "; then ".join([*first, *rest]) or None

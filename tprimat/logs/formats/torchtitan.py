@@ -17,11 +17,13 @@ CAPACITY = re.compile(r"(?:CUDA|GPU|HIP|XPU) capacity: (.+) with ([\d.]+)GiB mem
 MESH = re.compile(r"device mesh with [\[(](.*?)[\])], [\[(]([\d, ]+)[\])]")
 DEGREES = re.compile(r"\b(pp|dp_replicate|dp_shard|cp|tp|ep)=(\d+)")
 """Of the line 'Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard=4, …', which replaced the other in 2025."""
-PRECISION = re.compile(r'"mixed_precision_param": "(bfloat16|float32)"')
-"""In the configuration that --job.print_config prints."""
+PRECISION = re.compile(r'"mixed_precision_param": "(bfloat16|float32)"|training\.mixed_precision_param\s+: (bfloat16|float32)\b')
+"""In the configuration that --job.print_config prints, and in Primus's rows of it."""
+SWAPPED = ("Swapped to FP8Linear layers", "Swapped to MXLinear layers")
+"""Primus-Turbo's layers in fp8, per tensor and in blocks (MXFP8): no other line says that they run."""
 DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 DIMENSIONS = {"tp": "tensor_parallel", "pp": "pipeline_parallel", "cp": "context_parallel", "ep": "expert_parallel"}
-FORCED = '"moe_force_load_balance": true'
+FORCED = ('"moe_force_load_balance": true', "debug.moe_force_load_balance")
 TRAINER = re.compile(
     r"(?:local batch size (?P<local>\d+), )?global batch size (?P<whole>\d+).*?"
     r"sequence length (?P<sequence>\d+), total steps (?P<steps>\d+)"
@@ -39,8 +41,9 @@ MARKS = (
     "Mixed precision training is disabled",
     "Float8",
     "MX training",
+    "Swapped to ",
     "Training completed",
-    FORCED,
+    *FORCED,
 )
 
 
@@ -67,13 +70,17 @@ def read_fact(text: str) -> LineFields | None:
     """Read the rarer lines."""
     if "total parameters" in text and (match := SIZE.search(plain(text))):
         return LineFields(evidence={"parameters": whole(match[1])})
-    if "mixed_precision_param" in text and (match := PRECISION.search(text)):
-        return LineFields(evidence={"matmul_dtype": DTYPES[match[1]]})
+    if "mixed_precision_param" in text and (match := PRECISION.search(plain(text))):
+        return LineFields(
+            evidence={"matmul_dtype": DTYPES[match[1]]} if match[1] else {"matmul_dtype": DTYPES[match[2]], "fp8": False}
+        )
     if "Mixed precision training is disabled" in text:  # matmuls then run in the dtype of the parameters, training.dtype
         return LineFields(evidence={"matmul_dtype": "fp32"})
     if "Float8" in text and "training active" in text:
         return LineFields(evidence={"matmul_dtype": "fp8"})
-    if FORCED in text:
+    if any(words in text for words in SWAPPED):
+        return LineFields(evidence={"fp8": True})
+    if FORCED[0] in text or (FORCED[1] in text and ": True (bool)" in text):
         return LineFields(evidence={"routing": "balanced"})
     if "MX training active" in text:
         return LineFields(evidence={"matmul_dtype": "fp4" if "fp4" in text else "fp8"})

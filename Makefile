@@ -1,5 +1,5 @@
 # `make` alone prints what can be made. ARGS="--model llama --runs 3" passes flags on: to ./benchmark.py, to pytest, to doctor.
-# TORCH=cpu installs PyTorch's CPU build instead of PyPI's default with its 5 GB of CUDA libraries; TORCH=rocm7.2 or TORCH=cu128
+# TORCH=cpu installs PyTorch's CPU build instead of PyPI's default with its 5 GB of CUDA libraries; TORCH=rocm7.2 or TORCH=cu126
 # installs another build of PyTorch's own index. PYTHON=python3.12 makes the environment with another Python.
 PYTHON ?= python3
 ARGS ?=

@@ -22,7 +22,7 @@ PASSES = ("fprop", "dgrad", "wgrad")
 
 
 def energy(results: Path) -> str:
-    """List what a token and its matrix products take, by layout and program, and what a lead would leave for the rest."""
+    """List the energy per token and of its matrix products, by layout and program, and what a lead would leave for the rest."""
     probes, _ = probes_in([results / "probes-1gpu"])
     rows: list[list[str]] = []
     goals: list[str] = []
@@ -41,9 +41,19 @@ def energy(results: Path) -> str:
                 ours = rate
             elif ours < lead * rate:
                 left = (joules / lead - products) * 1e3
-                goals.append(f"`{layout.name}` {lead} times as fast at that power would leave {left:.1f} mJ for the rest.")
+                speed = f"At {lead} times the speed of Transformer Engine's layers and the same power"
+                goals.append(f"{speed}, `{layout.name}` would have {left:.1f} mJ for the rest.")
             rows.append([f"`{layout.name}`", words, str(len(found)), *cells, f"{(joules - products) * 1e3:.1f} mJ"])
-    header = ("layout", "program", "runs", "tokens/s/GPU", "mean power per GPU", "a token", "its matrix products", "the rest")
+    header = (
+        "layout",
+        "program",
+        "runs",
+        "tokens/s/GPU",
+        "mean power per GPU",
+        "energy per token",
+        "matrix products",
+        "the rest",
+    )
     return table(header, rows, left=2) + "\n\n" + " ".join(goals)
 
 

@@ -348,5 +348,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        print("stopped; --resume goes on from here", file=sys.stderr)
+        print("stopped; --resume continues from here", file=sys.stderr)
         sys.exit(130)

@@ -278,7 +278,7 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt as stop:
-        print("stopped; the same call goes on from here", file=sys.stderr)
+        print("stopped; the same call continues from here", file=sys.stderr)
         sys.exit(128 + (stop.args[0] if stop.args else signal.SIGINT))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

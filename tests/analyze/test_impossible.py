@@ -85,7 +85,7 @@ TRAPS = [
     (seen(world_size=4), "GPU count is 8 in the record and 4 in its evidence"),
     (seen(parameters=7_000_000_000), "7,000,000,000 parameters ran, and the recorded shape has 8,030,261,248"),
     (ran(tensor_parallel=4, evidence=None), "its layout needs 32 GPUs, and 8 ran"),
-    (ran(micro_batch_sequences=3), "a batch of 128 sequences is no multiple of micro-batch 3 on 8 replicas"),
+    (ran(micro_batch_sequences=3), "a batch of 128 sequences is not a multiple of micro-batch 3 on 8 replicas"),
 ]
 
 

@@ -321,7 +321,7 @@ def test_energy_over_nodes_is_that_of_all_or_says_whose_is_missing(tmp_path, sha
         assert metrics.joules_per_token == pytest.approx(4 * (700 + 500) / (128 * 2048))
     else:
         assert metrics.joules_per_token is None
-        why = "energy absent: no power was read on node 1 of 2; its readings may be on a disk of its own"
+        why = "energy absent: no power was read on node 1 of 2; its readings may be on its own disk"
         assert why in metrics.warnings
 
 

@@ -254,7 +254,7 @@ def test_a_file_without_rows_is_explained(tmp_path):
     file.write_text('{"options": 3}\n')
     done = run_command("accuracy", "--rows", file)
     assert done.returncode == 2
-    assert "Line 1 is no row." in done.stderr
+    assert "Line 1 is not a row." in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_a_file_without_rows_is_explained(tmp_path):
     [
         ("none", 2, "There is no file or folder none."),
         (".", 2, "No result could be read."),
-        (ROOT / "tests" / "runs" / "cpu", 1, "a CPU is no such accelerator"),
+        (ROOT / "tests" / "runs" / "cpu", 1, "a CPU is not among them"),
     ],
 )
 def test_results_that_cannot_be_scored_say_why(tmp_path, place, status, words):

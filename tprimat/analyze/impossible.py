@@ -79,7 +79,7 @@ def _against_arithmetic(run: RunRecord) -> Iterator[str]:
             yield f"its layout needs {ranks} GPUs, and {gpus} ran"
     whole, micro, data_ranks = run.global_batch_sequences, run.micro_batch_sequences, run.data_parallel
     if whole and micro and data_ranks and whole % (micro * data_ranks):
-        yield f"a batch of {whole} sequences is no multiple of micro-batch {micro} on {data_ranks} replicas"
+        yield f"a batch of {whole} sequences is not a multiple of micro-batch {micro} on {data_ranks} replicas"
 
 
 def _memory(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[str]:

@@ -360,7 +360,7 @@ def _joules_per_token(
         return None, "energy absent: profiled steps lie between the steady ones"
     energy, why = joules(options.telemetry, steps, gpus)
     if why is not None and (unread := _nodes_unread(run.machine, options.telemetry)):
-        return None, f"energy absent: no power was read on {unread}; its readings may be on a disk of its own"
+        return None, f"energy absent: no power was read on {unread}; its readings may be on its own disk"
     return None if energy is None else energy / float(tokens @ np.array([step.merged for step in steps])), why
 
 

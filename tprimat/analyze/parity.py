@@ -189,7 +189,7 @@ def _no_pair(references: Sequence[RunResult], candidates: Sequence[RunResult], w
     silent = [not any(map(curve_of, side)) for side in (references, candidates)]
     if any(silent):
         return "neither side has any" if all(silent) else "one side has none"
-    seeds = f"{FEWEST_SEEDS} seeds a side would do"
+    seeds = f"{FEWEST_SEEDS} seeds per side would do"
     if not why and references[0].run.engine != candidates[0].run.engine:
         shared = [one for one in mismatches_of_pair(references[0], candidates[0]) if one.field not in OF_A_SEED]
         return "; ".join(map(str, shared)) or f"two engines draw other initial weights from one seed ({seeds})"

@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     if not parts:
         print(
             "None of these can be predicted. A prediction needs a model and an accelerator of tprimat models, and a run that "
-            f"completed {FEWEST_STEPS} steps or more; a CPU is no such accelerator.",
+            f"completed {FEWEST_STEPS} steps or more; a CPU is not among them.",
             file=sys.stderr,
         )
         return 1

@@ -228,7 +228,7 @@ def _train(options: argparse.Namespace) -> int:
         _show_runs(runs, as_json=options.json)
     if left := [cell.name for cell in cells[len(results) :]]:
         what = f"{len(left)} of {len(cells)} runs ({', '.join(dict.fromkeys(left))})"
-        print(f"not started: {what}; the same call with --resume goes on from here", file=sys.stderr)
+        print(f"not started: {what}; the same call with --resume continues from here", file=sys.stderr)
     analysed = _analyse_scaling(sessions, as_json=options.json) if options.scaling else True
     return exit_status(results, success=complete(results, cells) and analysed)
 

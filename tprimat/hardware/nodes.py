@@ -119,7 +119,7 @@ def find_nodes(count: int, environment: Mapping[str, str] = os.environ) -> Nodes
         raise LaunchError(
             f"{told[1]} is {told[0]}, but the run is on {count} node{'s' * (count > 1)}.",
             where=told[1],
-            why="Every process that the scheduler started would make a run of its own.",
+            why="Each process that the scheduler started would start its own run.",
             fix=f"--nodes {told[0]}, or start the command on {count} node{'s' * (count > 1)}"
             + f"; unset {told[1]} if it is left over in this shell" * (told[1] in SET_BY_HAND),
         )

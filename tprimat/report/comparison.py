@@ -147,7 +147,7 @@ def sentence(verdict: Verdict) -> str:
     differing = "; ".join(difference(entry) for entry in verdict.differences)
     if verdict.outcome == "refused" or verdict.ratio is None:
         reason = differing or "tokens or GPUs of a run are not recorded"
-        return f"Not compared: {pair}, because they differ: {reason}. (--even-if-different compares all the same.)"
+        return f"Not compared: {pair}, because they differ: {reason}. (--even-if-different compares anyway.)"
     ratio = f"ratio {verdict.ratio.value:.3f}"
     if shows_nothing(verdict.ratio):
         ratio += f", {TOO_FEW}"
@@ -176,7 +176,7 @@ def runs_to_decide(verdict: Verdict, margin: float) -> str:
     more = verdict.runs_to_pass(margin)
     if more is None:
         return f"Undecided at a margin of {units.percent(margin)}; no number of runs would show it to be within, at this ratio."
-    return f"Undecided at a margin of {units.percent(margin)}: {more} runs a side would show it to be within, at this ratio."
+    return f"Undecided at a margin of {units.percent(margin)}: {more} runs per side would show it to be within, at this ratio."
 
 
 def change(ratio: float) -> str:

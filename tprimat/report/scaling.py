@@ -148,7 +148,7 @@ def repetition(series: Series) -> str:
     if not runs:
         return ""
     if max(runs) == 1:
-        return "One run a point: its interval is that of its steps, and not of the next run."
+        return "One run per point: the interval covers its steps, not the next run."
     count = f"{min(runs)} to {max(runs)}" if min(runs) < max(runs) else str(runs[0])
     single = "; where there is one, that of its steps" if min(runs) == 1 else ""
     return f"{count} runs a point: intervals are between runs{single}."
@@ -192,7 +192,7 @@ def _ceiling(found: Fit) -> str:
     if low is None or low <= 0:
         return "Contention is not shown to differ from 0."
     most = units.significant(1 / found.contention.value)
-    return f"Were it to hold beyond these points, no number of GPUs would pass {most} x one."
+    return f"If it held beyond these points, no number of GPUs would exceed {most} x one."
 
 
 def _share(value: Estimate, digits: int = 2) -> str:

@@ -299,7 +299,7 @@ def loss_words(verdict: Verdict) -> str:
     value = look.difference.value
     size = "is not a number" if value == float("inf") else f"differs by {value:+.1%}".replace("%", " %")
     found = verdict.other_loss
-    seeds = "on the same data and seed" if found.paired else f"on the same data, over {found.seeds} seeds or more a side,"
+    seeds = "on the same data and seed" if found.paired else f"on the same data, over {found.seeds} seeds or more per side,"
     more = "; tprimat parity has more" if found.paired else ""
     return f"No win: {seeds} the loss {size} (steps {look.first_step} to {look.step}){more}."
 
@@ -352,7 +352,7 @@ def apart(earlier: Sequence[Ranking], ranking: Ranking) -> list[str]:
         return []
     nearest = min((comparable(other.best.run, run) for other in same), key=len)
     words = "; ".join(difference(entry) for entry in nearest)
-    return [f"Not compared with the workload above, because they differ: {words}. (--even-if-different compares all the same.)"]
+    return [f"Not compared with the workload above, because they differ: {words}. (--even-if-different compares anyway.)"]
 
 
 def difference(entry: DifferingTrait) -> str:

@@ -112,7 +112,7 @@ def refuse_unlike(found: Sequence[NodeRecord], plan: RunPlan) -> None:
     if len(kinds) > 1:
         raise LaunchError(
             f"The nodes have different accelerators: {listed}.",
-            why="The slowest sets the pace of all, and the result would be that of no machine.",
+            why="The slowest sets the pace, so the result would describe none of them.",
             fix="nodes of one kind; with SLURM, --constraint names it",
         )
     if any((node.gpus or 0) < plan.gpus_per_node for node in found):

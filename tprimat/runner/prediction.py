@@ -95,7 +95,7 @@ def refuse_too_large(plan: RunPlan, machine: Machine) -> None:
         f"{plan.model} under {plan.strategy} needs {units.gibibytes(need.allocated_bytes)} on the fullest rank, by prediction.",
         where="--parallel",
         why=f"A GPU has {units.gibibytes(room)}. The largest part is {largest}: {units.gibibytes(need.memory[largest])}.",
-        fix="; ".join([*ways, "--force runs it all the same"]),
+        fix="; ".join([*ways, "--force runs it anyway"]),
     )
 
 

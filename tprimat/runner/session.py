@@ -247,10 +247,10 @@ def _refuse_crowd(session: Session) -> None:
     if wanted > most:
         memory = units.gibibytes(main_memory_bytes())
         raise LaunchError(
-            f"{wanted:,} processes are asked for, and this machine has {cpu_cores()} cores and {memory} of memory.",
+            f"{wanted:,} processes are requested, but this machine has {cpu_cores()} cores and {memory} of memory.",
             where=session.loaded.where("hardware", "platforms", "cpu", "gpus_per_node"),
             why=f"Each process takes {units.gibibytes(PROCESS_BYTES)} before the model, and all of them share the cores.",
-            fix=f"--gpus {2 ** (most.bit_length() - 1)}; --dry-run shows the plan; --force starts them all the same",
+            fix=f"--gpus {2 ** (most.bit_length() - 1)}; --dry-run shows the plan; --force starts them anyway",
         )
 
 

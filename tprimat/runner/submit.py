@@ -103,7 +103,7 @@ def program(container: ContainerOptions) -> tuple[str, ...]:
 
 
 def on_every_node(container: ContainerOptions, session: Session) -> tuple[str, ...]:
-    """Return the words that start a command on every node, in a container where one is asked for."""
+    """Return the words that start a command on every node, in a container where one is requested."""
     if container.image is None:
         return slurm.SRUN
     folders = dict.fromkeys([str(ROOT), str(session.output), str(Path.cwd())])

@@ -51,7 +51,7 @@ RUN_FIELDS = {"run_id", "run_directory", "output_directory", "engine_reason", "t
 ABANDONED = Failure(
     outcome="interrupted",
     cause="The launcher ended before it could record how: it was killed, or the disk was full.",
-    hint="--resume makes the run again",
+    hint="--resume repeats the run",
 )
 
 
@@ -171,7 +171,7 @@ class Scheduler:
             self.notify(f"{cell.name}: skipped, run {record.run_id} of {record.started_at} counts.")
         else:
             outcome = record.outcome.replace("_", " ")
-            self.notify(f"{cell.name}: skipped, run {record.run_id} ended: {outcome}. --retry-failed makes it again.")
+            self.notify(f"{cell.name}: skipped, run {record.run_id} ended: {outcome}. --retry-failed repeats it.")
         return CellResult(cell=cell, run=self.load(cell, record), reused=True, cause=record.cause)
 
     def _start(self, cell: Cell) -> CellResult:
@@ -306,9 +306,7 @@ def wait_until_free(plan: RunPlan, notify: Callable[[str], None]) -> None:
             listed = "; ".join(f"GPU {user.gpu} by process {user.pid} ({units.gibibytes(user.bytes)})" for user in users)
             if time.monotonic() > ends:
                 fix = "end it, or choose other GPUs with CUDA_VISIBLE_DEVICES"
-                raise LaunchError(
-                    f"In use: {listed}.", where="the GPUs", why="Its work would be part of the measurement.", fix=fix
-                )
+                raise LaunchError(f"In use: {listed}.", where="the GPUs", why="Its load would distort the measurement.", fix=fix)
             if not said:
                 notify(f"waiting for GPUs in use: {listed}")
                 said = True

@@ -91,7 +91,7 @@ class Row:
 
 
 class Series:
-    """The runs of one call, and those of earlier calls that it goes on from."""
+    """The runs of one call, and those of earlier calls that it continues."""
 
     def __init__(self, options: argparse.Namespace, programs: list[Program]) -> None:
         self._options = options

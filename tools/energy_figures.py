@@ -58,7 +58,7 @@ def energy(results: Path) -> str:
 
 
 def joules_of_products(layout: Layout, probes: list[ProbeRecord]) -> float | None:
-    """Return what the matrix products of a token take, by the probes under load at the rows of a micro-batch.
+    """Return the joules of a token's matrix products, by the probes under load at the rows of a micro-batch.
 
     The output layer, in bf16 always, takes a joule for as many FLOP as the layers' products in bf16 do in the same pass.
     """
@@ -72,7 +72,7 @@ def joules_of_products(layout: Layout, probes: list[ProbeRecord]) -> float | Non
 
 
 def joules_per_flop(probes: list[ProbeRecord], tokens: int, dtype: str) -> dict[str, float]:
-    """Return for each pass the joules of a FLOP, weighted by the FLOP of the layer's products."""
+    """Return the joules per FLOP of each pass, weighted by the FLOP of the layer's products."""
     found: dict[str, list[tuple[float, float]]] = {}
     shape = model_shape(MODEL)
     layer = {frozenset((matrix.inputs, matrix.outputs)) for matrix in [*attention_matrices(shape), *feed_forward_matrices(shape)]}
@@ -86,7 +86,7 @@ def joules_per_flop(probes: list[ProbeRecord], tokens: int, dtype: str) -> dict[
 
 
 def _pass(probe: ProbeRecord, tokens: int) -> tuple[str, frozenset[int]]:
-    """Return for which pass a product of some tokens was probed, and the sides of its weight; no sides for other tokens.
+    """Return the pass for which a product of some tokens was probed, and the sides of its weight; no sides for other tokens.
 
     In fp8 a weight's gradient is probed like dgrad: both move partial sums to fp32.
     """

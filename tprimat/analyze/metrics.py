@@ -378,7 +378,7 @@ def _steps_in(first: int, last: int, left_out: Iterable[int]) -> int:
 
 
 def _nodes_unread(machine: Machine, samples: Sequence[TelemetrySample]) -> str:
-    """Return the nodes of which there are no readings of power, where others have some: 'node 1 of 2'."""
+    """Return the nodes without power readings if others have some: 'node 1 of 2'."""
     if not machine.gpus_per_node or not machine.nodes:
         return ""
     read = {sample.gpu // machine.gpus_per_node for sample in samples if sample.power_watts is not None}

@@ -62,7 +62,7 @@ class Parity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
-    """Why two runs are no pair."""
+    """Why two runs are not a pair."""
 
     field: str
     reference: object
@@ -144,7 +144,7 @@ def _outcome(interval: Interval, within: float) -> Outcome:
 
 
 LOSS_MARGIN = 0.02
-"""Difference of losses from which a gain in speed is no win."""
+"""Difference of losses above which a gain in speed does not win."""
 MOST_CHECKED = 8
 """Runs of a configuration whose losses are compared before their speeds."""
 

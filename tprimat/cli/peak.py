@@ -71,7 +71,7 @@ def read_peak_results(options: argparse.Namespace) -> "tuple[Results, MetricOpti
     """Read the runs that the command line names.
 
     Raises:
-        ConfigError: --warmup is no number, or --seed-conventions meets a flag that says otherwise.
+        ConfigError: --warmup is not a number, or --seed-conventions contradicts another flag.
         RecordError: there are no results.
     """
     from tprimat.runner.analysis import result_folders

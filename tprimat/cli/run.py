@@ -183,7 +183,7 @@ def pretrain(model: str) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit status: 0 all runs completed, 1 some run failed, 130 after Ctrl-C, 143 after SIGTERM."""
+    """Exit status: 0 all runs completed, 1 a run failed, 130 after Ctrl-C, 143 after SIGTERM."""
     if options.probe:
         return _probe(options)
     if options.plan is not None:
@@ -381,7 +381,7 @@ def _output_dir(options: argparse.Namespace) -> str:
 
 
 def _probe(options: argparse.Namespace) -> int:
-    """Measure bare operations, which trains nothing.
+    """Measure single operations, without training.
 
     Raises:
         ConfigError: a flag of a training was given as well.

@@ -365,7 +365,7 @@ class SlurmOptions(RefuseUnknownKeys):
     time: Line | None = None
     """The job's limit in SLURM's form, such as "02:00:00"; quote it, or YAML reads a number."""
     exclusive: Flag = True
-    """Share the nodes with nobody: others' work would be part of the measurement."""
+    """Do not share the nodes: other jobs would disturb the measurement."""
     array_tasks: Count | None = None
     """Make several strategies or models an array job with at most this many tasks at a time. None: one job for all."""
     arguments: tuple[Line, ...] = ()

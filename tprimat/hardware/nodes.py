@@ -39,7 +39,7 @@ class Nodes:
     master_port: int | None = None
     """Where the launcher of the first node waits for the others."""
     job: str | None = None
-    """What the scheduler calls this start of the command, the same on every node; None: nobody says."""
+    """What the scheduler calls this start of the command, the same on every node; None if unknown."""
     hosts: tuple[str, ...] = ()
     """Names of all nodes in the order of their ranks, where the scheduler knows them."""
 
@@ -89,10 +89,10 @@ def most_cpu_ranks() -> int:
 
 
 def told_nodes(environment: Mapping[str, str] = os.environ) -> tuple[int, str] | None:
-    """Return on how many nodes the scheduler started this command, and the variable that says so; None: nothing says so.
+    """Return the number of nodes on which the scheduler started this command, and the variable that says so; None if unknown.
 
     Raises:
-        LaunchError: the variable is no whole number.
+        LaunchError: the variable is not a whole number.
     """
     if in_slurm_step(environment):
         return whole_number(environment, "SLURM_STEP_NUM_NODES"), "SLURM_STEP_NUM_NODES"

@@ -101,7 +101,7 @@ class Stop:
     kind: Literal["stop"] = "stop"
     cause: str
     stacks: bool
-    """The run hangs: save where the processes stand first."""
+    """The run hangs: save the stacks of the processes first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,7 +291,7 @@ class Group:
         return None
 
     def failure_of(self, rank: int) -> Failure:
-        """Return in words how the ranks of a node failed, as far as their exit shows it."""
+        """Describe how the ranks of a node failed, as far as their exit shows it."""
         ended, name = self._ended[rank], self.name(rank).capitalize()
         if ended.stopped is not None:
             return Failure(outcome="interrupted", cause=f"{name}: {ended.stopped}")

@@ -346,7 +346,7 @@ def stopped_by(name: str, seconds_left: float | None) -> Failure:
 
     Args:
         name: of the signal, such as SIGTERM.
-        seconds_left: until the scheduler's time limit; None: there is none, or nobody knows.
+        seconds_left: until the scheduler's time limit; None if there is none or it is unknown.
     """
     margin = WARNING_SECONDS if name in {"SIGUSR1", "SIGUSR2"} else LIMIT_SECONDS
     if seconds_left is None or seconds_left > margin or name in {"SIGINT", "SIGHUP"}:

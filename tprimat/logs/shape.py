@@ -84,7 +84,7 @@ def shape_of_arguments(arguments: Mapping[str, str]) -> ModelShape:
     """Return the shape that Megatron's arguments describe, named by its size.
 
     Raises:
-        ConfigError: the log does not print all of it, or it is no transformer of attention layers alone.
+        ConfigError: the log does not print all of it, or it is not a transformer with only attention layers.
     """
     needed = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "swiglu")
     missing = [name for name in needed if name not in arguments]

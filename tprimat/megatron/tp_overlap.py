@@ -86,7 +86,7 @@ class TensorParallelExchange(Protocol):
         ...
 
     def start_reduce_scatter(self, rows: Tensor, matrix: Tensor) -> PendingSum:
-        """Begin the same; its parts travel while the caller goes on."""
+        """Begin the same; its parts travel while the caller continues."""
         ...
 
 

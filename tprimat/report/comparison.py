@@ -115,7 +115,7 @@ def notes(comparison: Comparison) -> dict[str, list[str]]:
 
 
 NUMBER = re.compile(r"(?<![\w.,-])\d+(?:,\d{3})*(?:\.\d+)?(?![\w-]|[.,]\d)")
-"""A number that stands alone: no part of a name such as H100 or fp8, no negative one and no end of a range."""
+"""A separate number: not part of a name such as H100 or fp8, no negative one and no end of a range."""
 
 
 def merged(found: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:

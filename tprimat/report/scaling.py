@@ -163,7 +163,7 @@ def assumption(series: Series) -> str:
 
 
 def left_out_words(one: LeftOut) -> str:
-    """Name a configuration that is no point of a series, and why."""
+    """Name a configuration that is not a point of a series, and why."""
     count = "GPUs not known" if one.gpus is None else configuration(one.gpus, None)
     return f"Not a point here: {one.label if count in one.label else f'{one.label} ({count})'}: {one.why.rstrip('.')}."
 
@@ -188,7 +188,7 @@ def _law(found: Fit, points: int) -> list[str]:
 def _ceiling(found: Fit) -> str:
     low = found.contention.low
     if low is None and found.contention.value > 0:
-        return ""  # too few points to say anything of it
+        return ""  # too few points to say anything
     if low is None or low <= 0:
         return "Contention is not shown to differ from 0."
     most = units.significant(1 / found.contention.value)

@@ -1,4 +1,4 @@
-"""One Markdown page about an accelerator, from its probes: what bare operations and small training loops reach."""
+"""One Markdown page about an accelerator, from its probes: how fast single operations and small training loops run."""
 
 from collections.abc import Callable, Sequence
 

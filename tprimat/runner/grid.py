@@ -109,7 +109,7 @@ def combinations(sweep: Sweep, fixed: Mapping[str, Any] | None = None) -> list[d
         fixed: values that constraints may name besides those of the sweep.
 
     Raises:
-        ConfigError: a constraint is no arithmetic over known names, or there are no combinations, or too many.
+        ConfigError: a constraint is not arithmetic over known names, or there are no combinations, or too many.
     """
     found: list[dict[str, str]] = []
     for number, chosen in enumerate(_products(sweep)):

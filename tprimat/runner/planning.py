@@ -189,7 +189,7 @@ def candidates_for(plan: RunPlan, accelerator: Accelerator) -> tuple[Candidate, 
 
 
 def question_of(plan: RunPlan, accelerator: Accelerator) -> Question:
-    """Return which layouts a plan could have instead of its own.
+    """Return the layouts that a plan could have instead.
 
     Raises:
         ConfigError: its engine cannot be predicted.

@@ -28,7 +28,7 @@ OF_ROUTED_TOKENS: tuple[Part, ...] = ("activations", "backward")
 MOST_ALTERNATIVES = 3
 MOST_DOUBLINGS = 7
 EXPANDABLE = ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-"""torch's allocator then grows its pieces instead of keeping fragments: the first remedy of its own documentation."""
+"""torch's allocator then grows its pieces instead of keeping fragments: the first remedy in its documentation."""
 
 
 def planned_workload(plan: RunPlan) -> Workload | None:

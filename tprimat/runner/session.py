@@ -117,7 +117,7 @@ class Session:
     follower: tuple[str, ...] = ()
     """With --hosts: the command that starts the launcher of another node."""
     probes: tuple[Path, ...] = ()
-    """Where probes of this machine lie, besides those in `output`."""
+    """Further probes of this machine, besides those in `output`."""
     notices: tuple[str, ...] = ()
     """What the user should know of the configuration before the runs start."""
 
@@ -525,5 +525,5 @@ def words_of(request: RunRequest) -> list[str]:
 
 
 def any_degree(request: RunRequest) -> bool:
-    """Return whether a request describes a layout of its own."""
+    """Return whether a request describes its own layout."""
     return any(getattr(request, name) is not None for name in DEGREES)

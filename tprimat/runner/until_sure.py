@@ -31,7 +31,7 @@ BLOCK = 2
 
 
 def looks_between(runs: int, most: int) -> list[int]:
-    """Return the numbers of runs a side at which a comparison is looked at, from those of the smaller side now."""
+    """Return the numbers of runs per side at which a comparison is tested, starting from those of the smaller side."""
     later = [*range(FEWEST_RUNS, most, BLOCK), most]
     return [runs, *(count for count in later if count > runs)]
 

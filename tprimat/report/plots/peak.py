@@ -142,7 +142,7 @@ def _bar_panel(
 ) -> Panel:
     """Return a panel of bars, with the words of its title and of its axis; `more` draws what else it shows.
 
-    Panels whose rows are the same (`which`) label them once where they stand side by side.
+    Panels whose rows are the same (`which`) label them once if they are side by side.
     """
     title, axis = words
     inches = WIDE_LABEL_INCHES if which == "every" else LABEL_INCHES

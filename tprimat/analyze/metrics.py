@@ -14,6 +14,7 @@ from tprimat.facts.flops import flop_per_token, seed_flop_per_token
 from tprimat.records.benchmark_file import StatedEnergy
 from tprimat.records.evidence import cautions
 from tprimat.records.schema import Estimate, Machine, RunMetrics, RunPrediction, RunRecord, StepRecord, TelemetrySample, Window
+from tprimat.records.summary import largest
 from tprimat.statistics import Array, Interval, TwoStates, median_interval, ratio_of_sums, scaled_mad, two_states
 
 
@@ -140,8 +141,8 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
         mfu_absent_because=speed.no_mfu,
         share_of_measured_gemm=flops.value / options.gemm_ceiling_flops if flops and options.gemm_ceiling_flops else None,
         measured_gemm_flops=options.gemm_ceiling_flops,
-        peak_memory_bytes=_largest(step.peak_allocated_bytes for step in steady),
-        peak_reserved_bytes=_largest(step.peak_reserved_bytes for step in steady),
+        peak_memory_bytes=largest(step.peak_allocated_bytes for step in steady),
+        peak_reserved_bytes=largest(step.peak_reserved_bytes for step in steady),
         predicted_memory_error=_memory_error(foretold, steady),
         predicted_step_error=_step_error(foretold, seconds),
         final_loss=next((step.loss for step in reversed(steps) if step.loss is not None), None),
@@ -217,8 +218,8 @@ def drops_choices(run: RunRecord, dropped: float | None) -> bool:
 
 def _memory_error(prediction: RunPrediction | None, steady: Sequence[StepRecord]) -> float | None:
     """Compare the predicted peak with the allocated one; with the reserved one where a framework prints no other."""
-    allocated = _largest(step.peak_allocated_bytes for step in steady)
-    reserved = _largest(step.peak_reserved_bytes for step in steady)
+    allocated = largest(step.peak_allocated_bytes for step in steady)
+    reserved = largest(step.peak_reserved_bytes for step in steady)
     if prediction is None or not (allocated or reserved):
         return None
     if allocated:
@@ -275,10 +276,6 @@ def _tokens(steps: Sequence[StepRecord]) -> Array | None:
     """Return the tokens of each step, shape (n,); None where a step lacks them."""
     tokens = [step.tokens for step in steps]
     return None if None in tokens else np.array(tokens, float)
-
-
-def _largest(values: Iterable[int | None]) -> int | None:
-    return max((value for value in values if value is not None), default=None)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

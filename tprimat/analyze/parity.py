@@ -71,14 +71,15 @@ class Mismatch:
     def __str__(self) -> str:
         if self.reference is None and self.candidate is None:
             return f"{self.field} is recorded on neither side"
-        return f"{self.field} is {_words(self.reference)} on one side and {_words(self.candidate)} on the other"
+        return f"{self.field} is {in_words(self.reference)} on one side and {in_words(self.candidate)} on the other"
 
 
 OF_A_SEED = {"seed", "first sequence"}
 """Fields that follow the seed."""
 
 
-def _words(value: object) -> str:
+def in_words(value: object) -> str:
+    """Return a fact of a run as text."""
     return "not recorded" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -45,6 +45,11 @@ def _plain(value: Any, depth: int = 0) -> Any:
     return value
 
 
+def finite_or_none(value: float | None) -> float | None:
+    """Return a finite number; records keep no other, and their field `finite` says so."""
+    return value if value is not None and math.isfinite(value) else None
+
+
 Version = Annotated[int, AfterValidator(_known_version)]
 WholeNumber = Annotated[int, Field(ge=0, le=LARGEST_WHOLE)]
 Count = Annotated[int, Field(ge=1, le=LARGEST_WHOLE)]

@@ -85,7 +85,7 @@ def test_megatrons_estimator_gives_what_megatron_prints(tensor, gibibytes):
 def test_calculon_knows_dense_models_only():
     parts = {"layout": Layout(), "micro_batch": 1, "accumulation_steps": 1, "sequence_tokens": 2048}
     dense = Workload(**parts, shape=model_shape("gpt-3-175b"), implementation=TRANSFORMER_ENGINE)
-    # 2 bytes a weight, 12 of master and moments, 2 of its gradient; activations come on top.
+    # 2 bytes per weight, 12 of master and moments, 2 of its gradient; activations come on top.
     assert calculon_estimate(dense) > 16 * 174e9
     assert calculon_estimate(Workload(**parts, shape=model_shape("mixtral-8x7b"), implementation=TRANSFORMER_ENGINE)) is None
 

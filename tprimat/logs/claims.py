@@ -332,7 +332,7 @@ def check_consumed(contents: LogContents, workload: Workload, log: str) -> None:
     raise ConfigError(
         f"The log contradicts itself or a flag: consumed samples grow by {counted:g} a step, the batch is {batch}.",
         where=f"{log}:{step.line}",
-        why="Tokens a second follow the batch.",
+        why="Tokens per second follow from the batch.",
         fix="a log as the framework wrote it, or another --global-batch-size",
     )
 

@@ -213,7 +213,7 @@ def _weight_gradient(workload: Workload, rates: Rates, sides: tuple[int, int, in
 
 
 def _accumulation_bytes(workload: Workload) -> int:
-    """Return the bytes a weight that adding its gradient to the sum moves besides the product itself."""
+    """Return the bytes per weight that adding its gradient to the sum moves besides the product itself."""
     total = 2 * workload.gradient_bytes
     return total if workload.implementation.accumulates_weight_gradients else 2 + 2 + total
 

@@ -1,4 +1,4 @@
-"""One row a run, flat, for notebooks and experiment trackers: the columns with their meaning, and the rows as CSV and JSON.
+"""One row per run, flat, for notebooks and experiment trackers: the columns with their meaning, and the rows as CSV and JSON.
 
 Units are SI: seconds, bytes, watts, FLOP/s, fractions 0..1. None is what was not recorded or measured; CSV leaves the cell empty.
 """
@@ -150,7 +150,7 @@ KINDS = {column.name: column.kind for column in COLUMNS}
 
 
 def rows_of(runs: Sequence[Measured]) -> list[Row]:
-    """Return one row a run, all with the same columns in the same order."""
+    """Return one row per run, all with the same columns in the same order."""
     rows = [{column.name: column.pick(item) for column in COLUMNS} | _software_and_options(item) for item in runs]
     names = dict.fromkeys(name for row in rows for name in row)
     ordered = [column.name for column in COLUMNS] + sorted(set(names) - {column.name for column in COLUMNS})

@@ -151,7 +151,7 @@ def repetition(series: Series) -> str:
         return "One run per point: the interval covers its steps, not the next run."
     count = f"{min(runs)} to {max(runs)}" if min(runs) < max(runs) else str(runs[0])
     single = "; where there is one, that of its steps" if min(runs) == 1 else ""
-    return f"{count} runs a point: intervals are between runs{single}."
+    return f"{count} runs per point: intervals are between runs{single}."
 
 
 def assumption(series: Series) -> str:

@@ -101,7 +101,7 @@ def _captions(picture: "Figure", found: Sequence[FittedSeries]) -> None:
         " and ".join(dict.fromkeys(f"{one.series.kind} scaling" for one in found if one.series.kind != "unknown")),
         f"layouts {', '.join(layouts)}" if layouts else "",
         "bars: 95 % intervals" if bars else "",
-        " ".join(repeated) if repeated else "one figure a point",
+        " ".join(repeated) if repeated else "one figure per point",
         rest,
     )
     caution = [CPU_CAUTION] if any(scaled.series.on_cpu for scaled in found) else []

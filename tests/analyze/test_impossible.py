@@ -76,7 +76,7 @@ TRAPS = [
     ),
     (
         lambda result: faster(ran(matmul_dtype=None, evidence=None)(result), 10),
-        "it means 3,448 TFLOP/s a GPU, and H100 SXM has 1,979 in its fastest dtype",
+        "it means 3,448 TFLOP/s per GPU, and H100 SXM has 1,979 in its fastest dtype",
     ),
     (seen(tensor_parallel=2), "tensor parallel is 1 in the record and 2 in its evidence"),
     (seen(matmul_dtype="fp8"), "dtype is bf16 in the record and fp8 in its evidence"),
@@ -178,5 +178,5 @@ def test_a_foreign_fp8_is_stated_and_not_proven(tmp_path):
     document = json.loads(FOREIGN.read_text()) | {"precision": "fp8"}
     (tmp_path / FOREIGN.name).write_text(json.dumps(document))
     done = run_command("compare.py", "--results-dir", tmp_path, "--output", tmp_path / "c.md")
-    assert "The dtype is stated, and not seen to run: llama MI300X." in done.stdout
+    assert "The dtype is stated, not observed: llama MI300X." in done.stdout
     assert done.returncode == 0

@@ -59,7 +59,7 @@ def groups_of(*sides):
             "faster",
             "losses were not compared: seed is 1 on one side and 4 on the other (3 seeds per side would do)",
         ),
-        ({"seeds": (4, 4, 4), "engine": "nemo"}, "faster", "two engines draw other initial weights from one seed"),
+        ({"seeds": (4, 4, 4), "engine": "nemo"}, "faster", "two engines draw different initial weights from the same seed"),
         ({"seeds": (None,) * 3}, "faster", "losses were not compared: seed is 1 on one side and not recorded on the other"),
     ],
 )
@@ -178,7 +178,7 @@ def test_a_benchmark_file_alone_still_says_what_energy_its_steps_took(tmp_path):
     document["metrics"]["joules_per_token"] = 0.1
     file.write_text(json.dumps(document), encoding="utf8")
     refused = measure(read_result(file), MetricOptions()).not_counted
-    assert re.fullmatch(r"this cannot be: its energy means 1,0\d\d W a GPU, whose limit is 700 W", refused)
+    assert re.fullmatch(r"this cannot be: its energy means 1,0\d\d W per GPU, whose limit is 700 W", refused)
     for nonsense in (-1.0, 0, True, "0.06", 10**400, 1e300, 5e-324, [0.06]):
         document["metrics"]["joules_per_token"] = nonsense
         file.write_text(json.dumps(document), encoding="utf8")

@@ -98,7 +98,7 @@ def test_a_job_that_never_starts_says_what_to_change():
 
 
 def test_a_login_node_must_say_for_which_machines_it_submits():
-    with pytest.raises(ConfigError, match="the job's machines are not said"):
+    with pytest.raises(ConfigError, match="no --platform says which GPUs the job gets"):
         shown(RunRequest(model="llama"), ())
 
 

@@ -86,7 +86,7 @@ def without_copies(measured: Sequence[Measured]) -> list[Measured]:
         seconds = tuple(step.step_seconds for step in item.result.steps)
         counts = item.not_counted is None and len(set(seconds)) >= FEWEST_ALIKE
         original = first.setdefault((kind_of(item.result, None), seconds), item.result.run) if counts else item.result.run
-        copied = f"its step times are those of {original.run_id} to the digit: it is a copy"
+        copied = f"its step times equal those of {original.run_id} exactly: it is a copy"
         found.append(item if original is item.result.run else replace(item, not_counted=copied))
     return found
 

@@ -238,7 +238,7 @@ def _unless(states: TwoStates | None, interval: Interval) -> Interval:
 
 
 STRAGGLING = 0.05
-"""How much longer than its likes a rank takes for its own part of a step before it is named."""
+"""How much longer than its peers a rank takes for its own part of a step before it is named."""
 
 
 def stragglers(run: RunRecord) -> tuple[str, ...]:
@@ -255,7 +255,7 @@ def stragglers(run: RunRecord) -> tuple[str, ...]:
             gpus = run.machine.gpus_per_node or len(times)
             host = f" on {run.nodes[rank // gpus].host}" if len(run.nodes) > rank // gpus else ""
             found.append(
-                f"rank {rank} (GPU {rank % gpus}{host}) takes {seconds / usual - 1:.1%} longer than its likes, which wait"
+                f"rank {rank} (GPU {rank % gpus}{host}) takes {seconds / usual - 1:.1%} longer than its peers, which wait"
             )
     return tuple(found)
 
@@ -423,7 +423,7 @@ def _exploded(steady: Sequence[StepRecord]) -> list[str]:
     usual = statistics.median(norms) if norms else 0.0
     if usual <= EXPLODED:
         return []
-    return [f"the median gradient norm is {usual:.1e}, as in no sound training: the speed counts, but the model learns wrongly"]
+    return [f"the median gradient norm is {usual:.1e}, which no sound training has: the speed counts, the losses do not"]
 
 
 def _first_stretch(

@@ -193,7 +193,7 @@ def _no_pair(references: Sequence[RunResult], candidates: Sequence[RunResult], w
     seeds = f"{FEWEST_SEEDS} seeds per side would do"
     if not why and references[0].run.engine != candidates[0].run.engine:
         shared = [one for one in mismatches_of_pair(references[0], candidates[0]) if one.field not in OF_A_SEED]
-        return "; ".join(map(str, shared)) or f"two engines draw other initial weights from one seed ({seeds})"
+        return "; ".join(map(str, shared)) or f"two engines draw different initial weights from the same seed ({seeds})"
     if why and all(one.field in OF_A_SEED for one in why) and None not in (why[0].reference, why[0].candidate):
         return f"{why[0]} ({seeds})"
     return "; ".join(map(str, why)) or "they have no step in common"

@@ -70,8 +70,8 @@ def text(comparison: Comparison, screen: Screen = PLAIN) -> str:
         lines += [
             "",
             screen.prose(
-                "No run counts, so there is nothing to compare. ./benchmark.py --resume makes such runs again, "
-                "those of a sweep with --retry-failed.",
+                "No run counts, so there is nothing to compare. ./benchmark.py --resume repeats such runs; in a "
+                "sweep, add --retry-failed.",
                 2,
             ),
         ]

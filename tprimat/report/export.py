@@ -111,7 +111,7 @@ COLUMNS: tuple[Column, ...] = (
     _seen("data", "as seen in the run"),
     _run("seed", "of weights and data", kind=int),
     _run("clock", "step_end: our callback; framework: the framework's own times"),
-    _measured("n", "steady steps, which all figures below are over", lambda metrics: metrics.window.steps, kind=int),
+    _measured("n", "steady steps, over which all figures below are taken", lambda metrics: metrics.window.steps, kind=int),
     _measured("first_step", "first of them", lambda metrics: metrics.window.first_step, kind=int),
     _measured("last_step", "last of them", lambda metrics: metrics.window.last_step, kind=int),
     _measured("tokens_per_second", "all GPUs"),
@@ -138,9 +138,9 @@ COLUMNS: tuple[Column, ...] = (
     ),
     _measured("cost_per_million_tokens", "in the currency of the price of a GPU hour"),
     _measured("expert_load", "tokens of the busiest expert over the mean"),
-    _measured("rank_load", "the same of the ranks that share the experts"),
-    _measured("dropped", "share of the choices of experts that were dropped"),
-    _measured("warnings", "what to know of the figures", lambda metrics: "; ".join(metrics.warnings) or None, kind=str),
+    _measured("rank_load", "the same for the ranks that share the experts"),
+    _measured("dropped", "share of expert choices that were dropped"),
+    _measured("warnings", "what to know about the figures", lambda metrics: "; ".join(metrics.warnings) or None, kind=str),
 )
 """Of every run. Behind them follow version_* and option_*, as far as any run has them."""
 

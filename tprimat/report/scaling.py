@@ -125,9 +125,7 @@ def remarks(scaled: FittedSeries) -> list[str]:
     if series.differing:
         lines.append(f"Caution, the points also differ in {', '.join(series.differing)}.")
     if (most := max(row.efficiency.value for row in series.rows)) > SUPERLINEAR:
-        lines.append(
-            f"More than proportional ({units.percent(most)}): more than the number of GPUs differs, or the first point is slow."
-        )
+        lines.append(f"More than proportional ({units.percent(most)}): something else differs, or the first point is slow.")
     lines += list(filter(None, (repetition(series), assumption(series))))
     return [*(on_ranks(series, line) for line in lines), *map(left_out_words, series.left_out), *_laws(scaled)]
 
@@ -136,7 +134,7 @@ def _laws(scaled: FittedSeries) -> list[str]:
     series = scaled.series
     lines = [line for found in scaled.fits for line in _law(found, len(series.points))]
     if scaled.fits and min(found.deviation for found in scaled.fits) > LOOSE_FIT:
-        lines.append(f"Neither law meets the points within {units.percent(LOOSE_FIT, 0)}: do not extrapolate with them.")
+        lines.append(f"Neither law fits the points within {units.percent(LOOSE_FIT, 0)}: do not extrapolate with them.")
     if not scaled.fits or len(series.points) < 4:
         lines.append(f"{len(series.points)} numbers of GPUs say little about a law; 4 or more bound its parameters.")
     return [on_ranks(series, line) for line in lines]
@@ -176,7 +174,7 @@ def _law(found: Fit, points: int) -> list[str]:
     off = f"rms deviation {units.percent(found.deviation)} over {points} points"
     if found.coherency is None:
         return [f"Amdahl's law: {contention}; {off}. {_ceiling(found)}".rstrip()]
-    lines = [f"USL: {contention}, coherency {_share(found.coherency, 4)} a pair of GPUs; {off}."]
+    lines = [f"USL: {contention}, coherency {_share(found.coherency, 4)} per pair of GPUs; {off}."]
     shown = found.coherency.low is not None and found.coherency.low > 0
     if found.most_gpus is not None and shown:
         lines.append(f"By the USL, throughput is highest near {units.count(found.most_gpus)} GPUs; more would slow it down.")

@@ -390,7 +390,7 @@ def caveats(groups: Sequence[Group], warnings: Mapping[str, Sequence[str]], ques
         lines.append(f"Losses in the table are those after {ends[0]} to {ends[-1]} steps, and so do not compare.")
     believed = [group.label for group in groups if grade_of(group.run, "matmul_dtype") == "stated"]
     if believed:
-        lines.append(f"The dtype is stated, and not seen to run: {_places(believed, 'configurations')}.")
+        lines.append(f"The dtype is stated, not observed: {_places(believed, 'configurations')}.")
     if question.confidence > QUESTION.confidence:
         share = units.percent(question.confidence)
         lines.append(f"Intervals of leads and ratios are of {share}, since the comparison is looked at several times.")

@@ -39,7 +39,7 @@ def explicit(request: RunRequest, more: Sequence[str]) -> tuple[RunRequest, Sess
     """
     machine = this_machine()
     if request.platform is None and machine is None:
-        what = "This machine shows no GPU, and the job's machines are not said."
+        what = "This machine shows no GPU, and no --platform says which GPUs the job gets."
         raise ConfigError(what, where="--platform", fix="--platform nvidia, amd or cpu")
     platform = request.platform or PLATFORM_OF[machine.platform if machine else "cpu"]
     known = dataclasses.replace(request, strategy=None, tp=1) if request.strategy == AUTO else request  # the job chooses

@@ -230,7 +230,7 @@ def _effect(drawn: Drawn) -> Panel:
         axes.set_xlim(left, max(values) + room)
         start = "; the axis does not start at 0" if left else ""
         axes.set_xlabel(
-            f"tokens per second and {drawn.rank}\n(a dot a configuration of the same work; box: quartiles{start})", size=SMALL
+            f"tokens per second and {drawn.rank}\n(one dot per configuration of the same work; box: quartiles{start})", size=SMALL
         )
         thousands(axes)
         axes.grid(visible=False, axis="y")

@@ -91,7 +91,7 @@ class Row:
 
 
 class Series:
-    """The runs of one call, and those of earlier calls that it goes on from."""
+    """The runs of one call, and those of earlier calls that it continues."""
 
     def __init__(self, options: argparse.Namespace, programs: list[Program]) -> None:
         self._options = options
@@ -348,5 +348,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        print("stopped; --resume goes on from here", file=sys.stderr)
+        print("stopped; --resume continues from here", file=sys.stderr)
         sys.exit(130)

@@ -1,4 +1,4 @@
-"""Break sweeps with random faults, let them go on, and check that no run is lost, made twice or left without an end.
+"""Break sweeps with random faults, let them continue, and check that no run is lost, repeated or left without an end.
 
 python benchmarks/faults.py                          200 cells, about as many faults; benchmarks/records/faults.json
 python benchmarks/faults.py --cells 20 --seed 7 --output faults.json

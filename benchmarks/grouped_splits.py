@@ -22,7 +22,7 @@ SKEW = 3
 """The shares of experts are powers of uniform numbers."""
 KINDS = {"even, always the same": (0, False), "even, new each time": (0, True), "skewed, always the same": (SKEW, False)}
 KINDS |= {"skewed, new each time": (SKEW, True), "skewed, these once more": (SKEW, True)}
-"""Name -> the skew, and whether each call has numbers of its own. The last has those of the one before."""
+"""Name -> the skew, and whether each call has its own numbers. The last has those of the one before."""
 
 
 def splits(skew: int, seed: int, *, jitter: bool) -> list[int]:

@@ -23,7 +23,7 @@ CHILD = (
 
 
 def write_log(path: Path, steps: int, size: int) -> None:
-    """Write a Primus log of about `size` bytes; at least one line a step."""
+    """Write a Primus log of about `size` bytes; at least one line per step."""
     step_line = PRIMUS_LOG.read_text(encoding="utf8").splitlines()[3] + "\n"
     others = OTHER_LINE * max(0, (size // steps - len(step_line)) // len(OTHER_LINE))
     with path.open("w", encoding="utf8") as file:

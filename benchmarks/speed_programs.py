@@ -175,7 +175,7 @@ def expected_seconds(job: Job, made: Sequence[tuple[Job, float]]) -> float | Non
 
 
 def seconds_of(result: RunResult) -> float | None:
-    """Return how long the run of a result took in all, from its record; None where that is no measure, as of a stopped run."""
+    """Return how long the run of a result took in all, from its record; None if it says nothing, as of a stopped run."""
     run = result.run
     if not has_ended(result) or run.started_at is None or run.ended_at is None:
         return None
@@ -187,7 +187,7 @@ def seconds_of(result: RunResult) -> float | None:
 
 
 def request_of(job: Job, options: argparse.Namespace) -> RunRequest:
-    """Return the request of one run, with the layout as a strategy of its own."""
+    """Return the request of one run, with the layout as its own strategy."""
     layout, program = job.layout, job.program
     strategy = f"parallelism.{layout.name}.{layout.model}.{options.platform}"
     optimizations = f"platform_optimizations.{options.platform}"

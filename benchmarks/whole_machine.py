@@ -5,9 +5,9 @@ python3 benchmarks/whole_machine.py --output output/whole-machine
 python3 benchmarks/whole_machine.py --time-limit 580    where a command may take ten minutes: repeat it until nothing is left
 python3 benchmarks/whole_machine.py --list              the commands, in order; starts nothing
 
-Each step is a command of its own that goes on where it stopped. A step that fails is not repeated, and the next one starts:
+Each step is a separate command that continues where it stopped. A step that fails is not repeated, and the next one starts:
 `--retry NAME` makes it again. Steps that need more GPUs than are here are left out, and so is NeMo where it is not installed.
-Each number of GPUs has a folder of its own below --output.
+Each number of GPUs has its own folder below --output.
 Each run predicts its time and memory before it starts, from the probes, which come first.
 """
 
@@ -278,7 +278,7 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt as stop:
-        print("stopped; the same call goes on from here", file=sys.stderr)
+        print("stopped; the same call continues from here", file=sys.stderr)
         sys.exit(128 + (stop.args[0] if stop.args else signal.SIGINT))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The walls of docs/architecture.md: who may import whom, and where the heavy packages may be imported."""
+"""docs/architecture.md: which package may import which, and where the heavy libraries may be imported."""
 
 import ast
 from pathlib import Path
@@ -30,10 +30,10 @@ MAY_IMPORT = {
 }
 MAY_IMPORT["runner"] = set(MAY_IMPORT)
 MAY_IMPORT["cli"] = set(MAY_IMPORT)
-ANY_ROOM = "all but cli"
+ANY_PACKAGE = "all but cli"
 """How the table in the docs writes the rows of runner and cli."""
 HEAVY = {"torch", "lightning", "pytorch_lightning", "megatron", "nemo", "nemo_run", "fiddle", "transformer_engine"}
-HEAVY_ROOMS = {"train", "megatron", "nemo", "probe"}
+HEAVY_PACKAGES = {"train", "megatron", "nemo", "probe"}
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__main__.py")
 
 
@@ -60,7 +60,7 @@ def breaches(stage: str, source: str) -> list[str]:
         if parts[0] == "tprimat" and len(parts) > 1 and stage in MAY_IMPORT and parts[1] != "__version__":
             if parts[1] not in MAY_IMPORT[stage] | {stage}:
                 found.append(f"{stage} imports {name}")
-        elif parts[0] in HEAVY and stage not in HEAVY_ROOMS:
+        elif parts[0] in HEAVY and stage not in HEAVY_PACKAGES:
             found.append(f"{stage} imports {name}")
     return found
 
@@ -86,7 +86,7 @@ def test_the_check_covers_benchmarks_and_tools():
     assert {ROOT / "benchmarks" / "finetune_qwen3" / "jobs.py", ROOT / "tools" / "h200_page.py"} <= set(BESIDES_THE_PACKAGE)
     lines = (ROOT / "docs" / "architecture.md").read_text(encoding="utf8").splitlines()
     (row,) = [line for line in lines if "benchmarks, tools" in line]
-    assert row.endswith(f"| benchmarks, tools | {ANY_ROOM} |")
+    assert row.endswith(f"| benchmarks, tools | {ANY_PACKAGE} |")
 
 
 def test_every_stage_stands_in_the_table():
@@ -112,6 +112,6 @@ def test_the_table_in_the_docs_is_the_table_enforced():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         for name, allowed in zip(cells[0::3], cells[1::3], strict=False):
             if name in MAY_IMPORT and len(cells) == 5:
-                rows[name] = set(MAY_IMPORT) - {"cli"} if allowed == ANY_ROOM else set(allowed.split())
-    allowed = {room: others - {room} for room, others in MAY_IMPORT.items() if room not in {"errors", "units", "statistics"}}
-    assert {room: others - {room} for room, others in rows.items()} == allowed
+                rows[name] = set(MAY_IMPORT) - {"cli"} if allowed == ANY_PACKAGE else set(allowed.split())
+    allowed = {name: others - {name} for name, others in MAY_IMPORT.items() if name not in {"errors", "units", "statistics"}}
+    assert {name: others - {name} for name, others in rows.items()} == allowed

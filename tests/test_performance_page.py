@@ -107,7 +107,7 @@ def test_torchtitan_profiles_and_first_steps_appear_once_they_are_recorded(tmp_p
     done = tool("--page", page, "--results", results)
     assert done.returncode == 0, done.stderr
     cells = row(page, "layouts", "`dp_mbs4`")
-    assert (cells[1], cells[9]) == ("12,353", "1.250"), "one run a side has no interval"
+    assert (cells[1], cells[9]) == ("12,353", "1.250"), "one run per side has no interval"
     assert cells[10] == "80.0 GiB / 50.0 GiB"
     assert row(page, "first_steps", "`dp_mbs4`")[1] == "41.5 s"
     assert row(page, "profiles", "matmul")[1] == "100.0 % (30.0 ms)"

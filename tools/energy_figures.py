@@ -22,7 +22,7 @@ PASSES = ("fprop", "dgrad", "wgrad")
 
 
 def energy(results: Path) -> str:
-    """List what a token and its matrix products take, by layout and program, and what a lead would leave for the rest."""
+    """List the energy per token and of its matrix products, by layout and program, and what a lead would leave for the rest."""
     probes, _ = probes_in([results / "probes-1gpu"])
     rows: list[list[str]] = []
     goals: list[str] = []
@@ -41,14 +41,24 @@ def energy(results: Path) -> str:
                 ours = rate
             elif ours < lead * rate:
                 left = (joules / lead - products) * 1e3
-                goals.append(f"`{layout.name}` {lead} times as fast at that power would leave {left:.1f} mJ for the rest.")
+                speed = f"At {lead} times the speed of Transformer Engine's layers and the same power"
+                goals.append(f"{speed}, `{layout.name}` would have {left:.1f} mJ for the rest.")
             rows.append([f"`{layout.name}`", words, str(len(found)), *cells, f"{(joules - products) * 1e3:.1f} mJ"])
-    header = ("layout", "program", "runs", "tokens/s/GPU", "mean power per GPU", "a token", "its matrix products", "the rest")
+    header = (
+        "layout",
+        "program",
+        "runs",
+        "tokens/s/GPU",
+        "mean power per GPU",
+        "energy per token",
+        "matrix products",
+        "the rest",
+    )
     return table(header, rows, left=2) + "\n\n" + " ".join(goals)
 
 
 def joules_of_products(layout: Layout, probes: list[ProbeRecord]) -> float | None:
-    """Return what the matrix products of a token take, by the probes under load at the rows of a micro-batch.
+    """Return the joules of a token's matrix products, by the probes under load at the rows of a micro-batch.
 
     The output layer, in bf16 always, takes a joule for as many FLOP as the layers' products in bf16 do in the same pass.
     """
@@ -62,7 +72,7 @@ def joules_of_products(layout: Layout, probes: list[ProbeRecord]) -> float | Non
 
 
 def joules_per_flop(probes: list[ProbeRecord], tokens: int, dtype: str) -> dict[str, float]:
-    """Return for each pass the joules of a FLOP, weighted by the FLOP of the layer's products."""
+    """Return the joules per FLOP of each pass, weighted by the FLOP of the layer's products."""
     found: dict[str, list[tuple[float, float]]] = {}
     shape = model_shape(MODEL)
     layer = {frozenset((matrix.inputs, matrix.outputs)) for matrix in [*attention_matrices(shape), *feed_forward_matrices(shape)]}
@@ -76,7 +86,7 @@ def joules_per_flop(probes: list[ProbeRecord], tokens: int, dtype: str) -> dict[
 
 
 def _pass(probe: ProbeRecord, tokens: int) -> tuple[str, frozenset[int]]:
-    """Return for which pass a product of some tokens was probed, and the sides of its weight; no sides for other tokens.
+    """Return the pass for which a product of some tokens was probed, and the sides of its weight; no sides for other tokens.
 
     In fp8 a weight's gradient is probed like dgrad: both move partial sums to fp32.
     """

@@ -21,9 +21,9 @@ from tprimat.report.suite import page_of  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "records" / "h200"
 PAGE = ROOT / "docs" / "h200.md"
-PREFACE = """Made by `python3 tools/h200_page.py` from the records in `benchmarks/records/h200`: the probes of each folder and the
-training runs of Qwen3 8B in `qwen3-8b`. On any other accelerator `tprimat probe rounds,pieces,overlap` and `tprimat suite`
-run the same probes, and the suite writes the same page; `python3 -m benchmarks.finetune_qwen3` writes its last section."""
+PREFACE = """`python3 tools/h200_page.py` writes this page from the probes and the runs of Qwen3 8B in `benchmarks/records/h200`.
+On any other accelerator, `tprimat probe rounds,pieces,overlap` and `tprimat suite` write the same page, and
+`python3 -m benchmarks.finetune_qwen3` its last section."""
 
 
 def text() -> str:

@@ -40,7 +40,7 @@ def table(arguments: str) -> str:
 
 
 def compared(arguments: str) -> Comparison:
-    """Compare some folders as compare.py does with these arguments; a process for each table would import everything anew."""
+    """Compare some folders as compare.py does with these arguments; a process for each table would import everything again."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folders", nargs="+", type=lambda name: ROOT / name)
     parser.add_argument("--probes", action="append", default=[], type=lambda name: ROOT / name)

@@ -15,7 +15,7 @@ def page_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def replace_blocks(page: str, kind: str, make: Callable[[str], str]) -> str:
-    """Replace what stands between <!-- KIND ARGUMENT --> and <!-- end --> by what the argument makes."""
+    """Replace what is between <!-- KIND ARGUMENT --> and <!-- end --> by what the argument makes."""
     block = re.compile(rf"(<!-- {kind} ([^>]+) -->\n).*?(<!-- end -->)", re.DOTALL)
     return block.sub(lambda match: f"{match[1]}{make(match[2])}{match[3]}", page)
 

@@ -4,7 +4,7 @@
 python3 tools/performance_page.py
 python3 tools/performance_page.py --check
 
-Figures stand between <!-- figures NAME --> and <!-- end -->; the prose around them is written by hand.
+Figures are between <!-- figures NAME --> and <!-- end -->; the prose around them is written by hand.
 """
 
 import json

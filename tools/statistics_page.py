@@ -138,7 +138,7 @@ def verdicts() -> str:
                     f"{covered / (CASES // 2):.0%}" + ("" if runs < statistics.FEWEST_RUNS else f", {wrong / (CASES // 2):.0%}")
                 )
         rows += mine.values()
-    header = ("step times, n = 20", "spread between runs", "1 run a side", "2 runs", "3 runs", "5 runs")
+    header = ("step times, n = 20", "spread between runs", "1 run per side", "2 runs", "3 runs", "5 runs")
     return table(header, rows)
 
 

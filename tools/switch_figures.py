@@ -115,7 +115,7 @@ def no_gain(results: Path) -> str:
     for name, off, on in sorted(switch_pairs(results), key=lambda pair: pair[0]):
         gain = verdict(off, on, Question(even_if_different=True)).ratio
         if gain and gain.low is not None and gain.low <= 1:
-            runs = "one run a side" if len(off.runs) == len(on.runs) == 1 else f"{len(off.runs)} and {len(on.runs)} runs"
+            runs = "one run per side" if len(off.runs) == len(on.runs) == 1 else f"{len(off.runs)} and {len(on.runs)} runs"
             found.append(f"- `{name}`, {described(on.run)}: {repeated(gain, times, off, on)} times the rate without it ({runs}).")
     return "\n".join(found) or "Every switch that was measured shows a gain."
 

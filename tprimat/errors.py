@@ -1,11 +1,11 @@
-"""What went wrong, said so that a user can mend it: what, where, why, and what to try."""
+"""Errors that a user can fix, described by what, where, why, and what to try."""
 
 WORKER_ERROR = "tprimat error: "
 """Begins a rank's own error in the log of a run, which has lines `error: ...` of many programs."""
 
 
 class UserError(Exception):
-    """A mistake that the user can mend. The command line prints it without a traceback and exits 2.
+    """A mistake that the user can fix. The command line prints it without a traceback and exits 2.
 
     Args:
         what: one sentence that names the offending thing and its value.

@@ -429,7 +429,7 @@ def spreads_of(
 
 
 def more_runs(value: float, bound: float, runs: int, spreads: tuple[float, float], confidence: float = CONFIDENCE) -> int | None:
-    """Return how many runs a side would bring the low end of a ratio above a bound; None where none would.
+    """Return how many runs per side would bring the low end of a ratio above a bound; None where none would.
 
     Args:
         value: of a ratio of two groups.
@@ -447,7 +447,7 @@ def more_runs(value: float, bound: float, runs: int, spreads: tuple[float, float
         return max(runs, 2)
 
     def enough(count: int) -> bool:
-        """Whether Welch's interval of so many runs a side is narrow enough."""
+        """Whether Welch's interval of so many runs per side is narrow enough."""
         freedom = max(1.0, (count - 1) * variance**2 / (first**2 + second**2))
         return quantile_between(freedom, confidence) * math.sqrt(variance / count) < room
 
@@ -460,14 +460,14 @@ def more_runs(value: float, bound: float, runs: int, spreads: tuple[float, float
 
 APART = 7.0
 """Distance of two states in standard deviations within them; the best split of one normal sample reaches 3, that of ten
-exponential steps now and then 6."""
+exponential steps occasionally 6."""
 OWN_SHARE = 0.15
 """Fraction of the steps that the rarer state has; fewer are outliers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TwoStates:
-    """A sample that switches between two levels, as a GPU does whose clock is held back now and then."""
+    """A sample that switches between two levels, as a GPU does whose clock is held back occasionally."""
 
     low: float
     high: float

@@ -178,7 +178,7 @@ def test_a_faster_machine_is_shown_with_its_ratio():
     assert judged.outcome == "these runs differ"
     assert judged.ratio.low < judged.ratio.value < judged.ratio.high
     assert judged.ratio.value == pytest.approx(4.43 / 3.95, rel=0.01)
-    assert judged.evidence == "3 and 2 runs: fewer than 3 a side"
+    assert judged.evidence == "3 and 2 runs: fewer than 3 per side"
 
 
 def test_a_run_against_itself_shows_no_difference_and_says_how_little_one_run_proves():
@@ -186,7 +186,7 @@ def test_a_run_against_itself_shows_no_difference_and_says_how_little_one_run_pr
     again = slowed(run, 1.0, "again")
     judged = verdict(*groups_of(run, again))
     assert (judged.outcome, judged.ratio.value) == ("no difference shown", 1.0)
-    assert judged.evidence.startswith("one run each: fewer than 3 a side")
+    assert judged.evidence.startswith("one run each: fewer than 3 per side")
 
 
 def test_single_runs_of_a_mixture_are_taken_to_differ_as_mixtures_do():

@@ -76,7 +76,7 @@ TRAPS = [
     ),
     (
         lambda result: faster(ran(matmul_dtype=None, evidence=None)(result), 10),
-        "it means 3,448 TFLOP/s a GPU, and H100 SXM has 1,979 in its fastest dtype",
+        "it means 3,448 TFLOP/s per GPU, and H100 SXM has 1,979 in its fastest dtype",
     ),
     (seen(tensor_parallel=2), "tensor parallel is 1 in the record and 2 in its evidence"),
     (seen(matmul_dtype="fp8"), "dtype is bf16 in the record and fp8 in its evidence"),
@@ -85,7 +85,7 @@ TRAPS = [
     (seen(world_size=4), "GPU count is 8 in the record and 4 in its evidence"),
     (seen(parameters=7_000_000_000), "7,000,000,000 parameters ran, and the recorded shape has 8,030,261,248"),
     (ran(tensor_parallel=4, evidence=None), "its layout needs 32 GPUs, and 8 ran"),
-    (ran(micro_batch_sequences=3), "a batch of 128 sequences is no multiple of micro-batch 3 on 8 replicas"),
+    (ran(micro_batch_sequences=3), "a batch of 128 sequences is not a multiple of micro-batch 3 on 8 replicas"),
 ]
 
 
@@ -178,5 +178,5 @@ def test_a_foreign_fp8_is_stated_and_not_proven(tmp_path):
     document = json.loads(FOREIGN.read_text()) | {"precision": "fp8"}
     (tmp_path / FOREIGN.name).write_text(json.dumps(document))
     done = run_command("compare.py", "--results-dir", tmp_path, "--output", tmp_path / "c.md")
-    assert "The dtype is stated, and not seen to run: llama MI300X." in done.stdout
+    assert "The dtype is stated, not observed: llama MI300X." in done.stdout
     assert done.returncode == 0

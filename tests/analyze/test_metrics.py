@@ -321,7 +321,7 @@ def test_energy_over_nodes_is_that_of_all_or_says_whose_is_missing(tmp_path, sha
         assert metrics.joules_per_token == pytest.approx(4 * (700 + 500) / (128 * 2048))
     else:
         assert metrics.joules_per_token is None
-        why = "energy absent: no power was read on node 1 of 2; its readings may be on a disk of its own"
+        why = "energy absent: no power was read on node 1 of 2; its readings may be on its own disk"
         assert why in metrics.warnings
 
 
@@ -329,7 +329,7 @@ def test_a_rank_that_makes_the_others_wait_is_named_with_its_node():
     nodes = tuple(NodeRecord(host=host, accelerator="NVIDIA H200", gpus=2) for host in ("gpu1", "gpu2"))
     machine = dataclasses.replace(H100, gpus_per_node=2, nodes=2)
     run = dataclasses.replace(RUN, machine=machine, nodes=nodes, pipeline_parallel=1, rank_seconds=(1.0, 1.0, 1.0, 1.3))
-    named = "rank 3 (GPU 1 on gpu2) takes 30.0% longer than its likes, which wait"
+    named = "rank 3 (GPU 1 on gpu2) takes 30.0% longer than its peers, which wait"
     assert stragglers(run) == (named,)
     staged = dataclasses.replace(run, pipeline_parallel=2, rank_seconds=(1.0, 1.04, 2.0, 2.04))
     assert stragglers(staged) == (), "stages differ by their layers, the ranks of one stage should not"

@@ -141,8 +141,8 @@ def test_the_ceiling_is_the_fastest_product_in_the_runs_dtype():
         ({"power_limit_watts": 750.0}, SOFTWARE, "power limit in watts of 1000.0"),
         ({"accelerator": "AMD Instinct MI300X"}, SOFTWARE, "on AMD Instinct MI350X"),
         ({}, {"torch": "2.10.0"}, "with torch 2.9.0"),
-        ({}, {}, "does not tell its accelerator and its torch"),
-        ({"accelerator": None}, SOFTWARE, "does not tell its accelerator and its torch"),
+        ({}, {}, "does not record its accelerator and its torch"),
+        ({"accelerator": None}, SOFTWARE, "does not record its accelerator and its torch"),
     ],
 )
 def test_probes_of_another_setting_are_not_used_and_that_is_said(changes, software, said):

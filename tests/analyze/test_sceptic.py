@@ -31,7 +31,7 @@ def test_a_copy_under_another_name_repeats_nothing():
     other = replace(copy, steps=tuple(replace(step, step_seconds=step.step_seconds * 1.01) for step in copy.steps))
     found = without_copies([measure(one, MetricOptions()) for one in (result, copy, other)])
     assert [item.not_counted is None for item in found] == [True, False, True]
-    assert f"those of {result.run.run_id} to the digit" in found[1].not_counted
+    assert f"equal those of {result.run.run_id} exactly" in found[1].not_counted
 
 
 def test_more_memory_than_a_gpu_has_is_impossible():
@@ -101,4 +101,4 @@ def test_peaks_say_when_a_dtype_is_only_stated(tmp_path):
     document["training_config"]["precision"] = "fp8"
     (tmp_path / FOREIGN.name).write_text(json.dumps(document), encoding="utf8")
     out = run_command("peak", "--results-dir", tmp_path, cwd=tmp_path).stdout
-    assert "The dtype is stated, and not seen to run: qwen on 8 x H100 SXM." in out
+    assert "The dtype is stated, not observed: qwen on 8 x H100 SXM." in out

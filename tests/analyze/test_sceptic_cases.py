@@ -52,14 +52,14 @@ def groups_of(*sides):
     [
         ({}, "faster", ""),
         ({"seeds": (4, 5, 6)}, "faster", ""),
-        ({"seeds": (4, 5, 6), "losses": 1.1}, "other loss", "over 3 seeds or more a side, the loss differs by +10.0 %"),
+        ({"seeds": (4, 5, 6), "losses": 1.1}, "other loss", "over 3 seeds or more per side, the loss differs by +10.0 %"),
         ({"seeds": (4, 5, 6), "losses": 1.1, "engine": "nemo"}, "other loss", "the loss differs by +10.0 %"),
         (
             {"seeds": (4, 4, 4)},
             "faster",
-            "losses were not compared: seed is 1 on one side and 4 on the other (3 seeds a side would do)",
+            "losses were not compared: seed is 1 on one side and 4 on the other (3 seeds per side would do)",
         ),
-        ({"seeds": (4, 4, 4), "engine": "nemo"}, "faster", "two engines draw other initial weights from one seed"),
+        ({"seeds": (4, 4, 4), "engine": "nemo"}, "faster", "two engines draw different initial weights from the same seed"),
         ({"seeds": (None,) * 3}, "faster", "losses were not compared: seed is 1 on one side and not recorded on the other"),
     ],
 )
@@ -178,7 +178,7 @@ def test_a_benchmark_file_alone_still_says_what_energy_its_steps_took(tmp_path):
     document["metrics"]["joules_per_token"] = 0.1
     file.write_text(json.dumps(document), encoding="utf8")
     refused = measure(read_result(file), MetricOptions()).not_counted
-    assert re.fullmatch(r"this cannot be: its energy means 1,0\d\d W a GPU, whose limit is 700 W", refused)
+    assert re.fullmatch(r"this cannot be: its energy means 1,0\d\d W per GPU, whose limit is 700 W", refused)
     for nonsense in (-1.0, 0, True, "0.06", 10**400, 1e300, 5e-324, [0.06]):
         document["metrics"]["joules_per_token"] = nonsense
         file.write_text(json.dumps(document), encoding="utf8")
@@ -230,7 +230,7 @@ def test_scaling_names_every_run_that_is_no_point_and_why(tmp_path):
         "not counted, failed: rank 3 ended",
     }
     assert sum(line.startswith("Not a point here: ") for line in series["remarks"]) == 4
-    assert "One run a point: its interval is that of its steps, and not of the next run." in series["remarks"]
+    assert "One run per point: the interval covers its steps, not the next run." in series["remarks"]
     lines = left_out_lines(scaling_of(read_results([tmp_path], MetricOptions(), {}).measured))
     assert len(lines) == 4
 
@@ -439,7 +439,7 @@ def test_what_makes_a_step_smaller_than_it_looks_follows_the_run_into_every_anal
     [
         ("  decoder_seq_length .............. 128\n", "llama", "decoder_seq_length is 128"),
         ("  window_size ..................... (1024,0)\n", "llama", "window_size is (1024,0)"),
-        (moe() + "  decoder_seq_length .............. 128\n", "auto", "other layers than full attention"),
+        (moe() + "  decoder_seq_length .............. 128\n", "auto", "layers other than full attention"),
     ],
 )
 def test_work_whose_flop_are_not_counted_is_refused(more, model, says, extracted):

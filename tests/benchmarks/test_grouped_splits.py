@@ -1,4 +1,4 @@
-"""The numbers of rows that experts get: all rows are shared out, anew where that is asked for."""
+"""The numbers of rows that experts get: all rows are shared out, anew where that is requested."""
 
 import pytest
 

@@ -173,7 +173,7 @@ def test_who_stops_the_series_stops_the_step(number, code, tmp_path):
     _, said = running.communicate(timeout=30)
     assert not any(child.exists() for child in children)
     assert running.returncode == 128 + number
-    assert said.endswith("stopped; the same call goes on from here\n")
+    assert said.endswith("stopped; the same call continues from here\n")
     assert "whole_machine" not in said
 
 

@@ -73,7 +73,7 @@ def test_what_contradicts_auto_is_explained(machine):
     here = run_command("benchmark.py", "--parallel", "auto", "--model", "llama")
     assert (here.returncode, "--parallel auto cannot choose here." in here.stderr) == (2, True)
     absent = run_command("benchmark.py", "--parallel", "auto", "--platform", "amd", "--dry-run")
-    assert "No GPU is here to predict for." in absent.stderr
+    assert "There is no GPU here to predict for." in absent.stderr
 
 
 def test_both_routings_run_under_the_layout_of_choice(machine):

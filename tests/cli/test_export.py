@@ -1,4 +1,4 @@
-"""tprimat export: one row a run, in files that spreadsheets and notebooks read."""
+"""tprimat export: one row per run, in files that spreadsheets and notebooks read."""
 
 import csv
 import json

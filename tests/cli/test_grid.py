@@ -183,7 +183,7 @@ def test_failures_are_results_until_they_are_asked_for_again(trainer, tmp_path):
     assert (first.returncode, trainer["started"]) == (1, ["tp1", "tp2"])
     second = sweep(tmp_path, "--sweep", "tp=1,2")
     assert (second.returncode, len(trainer["started"])) == (1, 2)
-    assert "ended: failed. --retry-failed makes it again." in second.stderr
+    assert "ended: failed. --retry-failed repeats it." in second.stderr
     third = sweep(tmp_path, "--sweep", "tp=1,2", "--retry-failed")
     assert (third.returncode, trainer["started"]) == (0, ["tp1", "tp2", "tp2"])
 

@@ -116,7 +116,7 @@ def test_more_processes_than_a_cpu_can_run_are_refused_before_advice_on_their_ba
     flags = ("--platform", "cpu", "--model", "llama", "--gpus", str(8 * most), "--output-dir", tmp_path / "out")
     done = call(*flags, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    what = f"{8 * most:,} processes are asked for, and this machine has {os.cpu_count()} cores and "
+    what = f"{8 * most:,} processes are requested, but this machine has {os.cpu_count()} cores and "
     assert done.stderr.startswith(f"error: {what}"), done.stderr
     assert "\n  at    --gpus hardware.platforms.cpu.gpus_per_node\n" in done.stderr
     advised = int(re.search(r"try   --gpus (\d+);", done.stderr)[1])
@@ -333,7 +333,7 @@ def test_a_dry_run_names_the_hosts_and_meets_at_the_first_one(tmp_path):
     done = call("--platform", "cpu", "--gpus", "1", "--model", "llama", "--hosts", "one,two", "--dry-run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "--nnodes=2 --rdzv-endpoint=one:29500 --rdzv-conf=rank=0" in done.stdout
-    assert "one, two; the command is that of the first, this machine" in done.stdout
+    assert "one, two; the command is for the first, this machine" in done.stdout
     assert "FIRST_NODE" not in done.stdout
 
 

@@ -50,7 +50,7 @@ def test_both_pictures_say_the_finding_and_what_was_measured(tmp_path):
         draw([scaled], path)
         words = path.read_text()
         assert "throughput_scaling: 32 GPUs make 20.56 times the throughput of 1, 64.3 % of proportional" in words
-        assert "weak scaling · one figure a point" in words
+        assert "weak scaling · one figure per point" in words
 
 
 def test_laws_are_printed_with_their_uncertainty_and_a_warning_where_they_do_not_fit(tmp_path):

@@ -107,7 +107,7 @@ def test_a_wrong_setting_names_the_flag(setting, says, tmp_path):
         ("a: 1\n---\nb: 1\n", "my.yaml is not valid YAML.\n  at    my.yaml:2\n  why   but found another document"),
         (
             "models: {}\nparallelism: {}\n",
-            "models is empty.\n  at    my.yaml:1 models\n  why   A model 'mine' is asked for.\n  try   add mine: ...",
+            "models is empty.\n  at    my.yaml:1 models\n  why   A model 'mine' is requested.\n  try   add mine: ...",
         ),
         (
             "training: {}\n",
@@ -151,7 +151,7 @@ MERGES = "a: &a {x: 1}\n" + BOMB.partition("\n")[2].replace("[", "{<<: [").repla
         (BOMB, "my.yaml:1", "Its aliases make more than 20,000 keys and values."),
         (MERGES, "my.yaml:2", "Its aliases make more than 20,000 keys and values."),
         ("a: 1\n" * 100_000, "my.yaml", "It has at most 262,144 bytes."),
-        ("experiment: &a\n  - *a", "my.yaml:1 experiment.0", "Its alias names a key that it stands under."),
+        ("experiment: &a\n  - *a", "my.yaml:1 experiment.0", "Its alias names a key that contains it."),
         ("experiment: {seed: 1" + "0" * 400 + "}", "my.yaml:1 experiment.seed", "It is a number of more than 300 digits."),
         ("experiment: {seed: 0x1" + "0" * 5000 + "}", "my.yaml:1 experiment.seed", "It is a number of more than 300 digits."),
     ],

@@ -263,7 +263,7 @@ def test_a_run_that_cannot_fit_asks_for_force(machine, tmp_path):
     done = machine(*huge)
     assert done.returncode == 2
     assert "on the fullest rank, by prediction" in done.stderr
-    assert "--force runs it all the same" in done.stderr
+    assert "--force runs it anyway" in done.stderr
     assert not (tmp_path / "out").exists()
     assert "by prediction" not in machine(*huge, "--force").stderr
 

@@ -44,7 +44,7 @@ def test_the_shell_starts_the_words_themselves(tmp_path_factory, words, tasks):
 
 
 def test_an_option_of_sbatch_cannot_bring_lines_of_its_own():
-    with pytest.raises(LaunchError, match="is no option of sbatch"):
+    with pytest.raises(LaunchError, match="is not an option of sbatch"):
         script(a_job(options=("--comment=a\n#SBATCH --wrap=evil",)))
     with pytest.raises(ConfigError, match="control characters"):
         explicit(RunRequest(platform="nvidia", settings=('cluster.slurm.partition="a\\nb"',)), ())
@@ -98,7 +98,7 @@ def test_a_job_that_never_starts_says_what_to_change():
 
 
 def test_a_login_node_must_say_for_which_machines_it_submits():
-    with pytest.raises(ConfigError, match="the job's machines are not said"):
+    with pytest.raises(ConfigError, match="no --platform says which GPUs the job gets"):
         shown(RunRequest(model="llama"), ())
 
 

@@ -85,7 +85,7 @@ def test_megatrons_estimator_gives_what_megatron_prints(tensor, gibibytes):
 def test_calculon_knows_dense_models_only():
     parts = {"layout": Layout(), "micro_batch": 1, "accumulation_steps": 1, "sequence_tokens": 2048}
     dense = Workload(**parts, shape=model_shape("gpt-3-175b"), implementation=TRANSFORMER_ENGINE)
-    # 2 bytes a weight, 12 of master and moments, 2 of its gradient; activations come on top.
+    # 2 bytes per weight, 12 of master and moments, 2 of its gradient; activations come on top.
     assert calculon_estimate(dense) > 16 * 174e9
     assert calculon_estimate(Workload(**parts, shape=model_shape("mixtral-8x7b"), implementation=TRANSFORMER_ENGINE)) is None
 
@@ -254,7 +254,7 @@ def test_a_file_without_rows_is_explained(tmp_path):
     file.write_text('{"options": 3}\n')
     done = run_command("accuracy", "--rows", file)
     assert done.returncode == 2
-    assert "Line 1 is no row." in done.stderr
+    assert "Line 1 is not a row." in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_a_file_without_rows_is_explained(tmp_path):
     [
         ("none", 2, "There is no file or folder none."),
         (".", 2, "No result could be read."),
-        (ROOT / "tests" / "runs" / "cpu", 1, "a CPU is no such accelerator"),
+        (ROOT / "tests" / "runs" / "cpu", 1, "a CPU is not among them"),
     ],
 )
 def test_results_that_cannot_be_scored_say_why(tmp_path, place, status, words):

@@ -144,7 +144,7 @@ def test_an_update_that_copies_gradients_to_fp32_needs_the_most_where_activation
         )
     )
     assert (copied.moment, copied.parts["activations"]) == ("update of the weights", 0)
-    assert copied.parts["gradients"] == 2 * read.parts["gradients"]  # 2 bytes a weight, and 4 of half of them
+    assert copied.parts["gradients"] == 2 * read.parts["gradients"]  # 2 bytes per weight, and 4 of half of them
     assert read.moment == "backward pass of the loss"
     assert whole.moment == "update of the weights"
 

@@ -47,7 +47,7 @@ def test_a_model_that_fits_no_layout_needs_narrower_gradients_or_more_gpus():
     with pytest.raises(LaunchError) as refused:
         refuse_too_large(predicted(plan(1, 16), H200, ()), H200)
     fewer = f"{narrow} --micro-batch-size 1 (136.8 GiB), {rounds}"
-    assert refused.value.fix == f"{fewer}; {enough}; --force runs it all the same"
+    assert refused.value.fix == f"{fewer}; {enough}; --force runs it anyway"
     narrowed = predicted(plan(1, 1, engine_options__gradients="bf16"), H200, ())
     refuse_too_large(narrowed, H200)
     assert out_of_memory_hint(narrowed, H200, "otherwise").startswith("export PYTORCH_CUDA_ALLOC_CONF")
@@ -72,7 +72,7 @@ def test_where_another_engine_fits_it_is_named_before_more_gpus():
     other, more, forced = refused.value.fix.split("; ")
     assert other.startswith("--engine megatron, which fits: ")
     assert "recompute full" in other
-    assert (more, forced) == ("8 GPUs, the fewest that this model fits by prediction", "--force runs it all the same")
+    assert (more, forced) == ("8 GPUs, the fewest that this model fits by prediction", "--force runs it anyway")
     assert out_of_memory_hint(by_nemo, machine, "otherwise") == f"{other}; or {more}"
 
 

@@ -1,4 +1,4 @@
-"""tools/lead_figures.py: a ratio compares one configuration a side, on one machine."""
+"""tools/lead_figures.py: a ratio compares one configuration per side, on one machine."""
 
 import json
 import re

@@ -12,10 +12,10 @@ from tprimat.errors import LaunchError
 from tprimat.megatron import compat
 
 PACKAGE = Path(compat.__file__).parents[1]
-ROOMS = ("megatron", "nemo", "train")
+PACKAGES = ("megatron", "nemo", "train")
 COMPAT = {PACKAGE / "megatron" / "compat.py", PACKAGE / "nemo" / "compat.py", PACKAGE / "train" / "flight_recorder.py"}
 """The last one is for every engine, and does without a name that torch does not have."""
-FILES = [file for room in ROOMS for file in sorted((PACKAGE / room).rglob("*.py")) if file not in COMPAT]
+FILES = [file for name in PACKAGES for file in sorted((PACKAGE / name).rglob("*.py")) if file not in COMPAT]
 
 
 def is_private(name):

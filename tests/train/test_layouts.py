@@ -169,7 +169,7 @@ def variants_of(model, ranks):
 
 
 def variant_plan(folder, model, ranks, variant):
-    """Two micro-batches a step, where the layout leaves one replica or two and the variant does not say otherwise."""
+    """Two micro-batches per step, where the layout leaves one replica or two and the variant does not say otherwise."""
     layout = f"parallelism.minimal_communication.{model}.cpu"
     replicas = ranks // prod(size for key, size in variant.items() if key in {"tp", "pp", "cp"})
     micro_batch = max(1, SEQUENCES // replicas // 2)

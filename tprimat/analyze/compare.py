@@ -105,7 +105,7 @@ class Verdict:
         return "baseline" if one > other else "candidate"
 
     def runs_to_pass(self, margin: float) -> int | None:
-        """Return how many runs a side would show `no_slower_than(margin)` at this ratio and spread; None where none would."""
+        """Return how many runs per side would show `no_slower_than(margin)` at this ratio and spread; None where none would."""
         if self.ratio is None or self.spreads is None:
             return None
         return more_runs(self.ratio.value, 1 - margin, self.fewest_runs, self.spreads, self.question.confidence)
@@ -192,7 +192,7 @@ def _evidence(first: int, second: int, spread: float, *, cpu: bool) -> str:
         return runs
     where = ", as on a GPU: on a CPU they may vary far more" if cpu else ""
     assumed = f", and single runs are assumed to vary by {100 * spread:.1f} %{where}" if 1 in {first, second} else ""
-    return f"{runs}: fewer than {FEWEST_RUNS} a side{assumed}"
+    return f"{runs}: fewer than {FEWEST_RUNS} per side{assumed}"
 
 
 # The ranking of configurations that may be compared, and the pairs that a comparison judges.

@@ -86,7 +86,7 @@ def without_copies(measured: Sequence[Measured]) -> list[Measured]:
         seconds = tuple(step.step_seconds for step in item.result.steps)
         counts = item.not_counted is None and len(set(seconds)) >= FEWEST_ALIKE
         original = first.setdefault((kind_of(item.result, None), seconds), item.result.run) if counts else item.result.run
-        copied = f"its step times are those of {original.run_id} to the digit: it is a copy"
+        copied = f"its step times equal those of {original.run_id} exactly: it is a copy"
         found.append(item if original is item.result.run else replace(item, not_counted=copied))
     return found
 
@@ -100,7 +100,7 @@ class Group:
     """Origin, the value of each of TRAITS, and the file of a run that does not record what it is."""
     runs: tuple[Measured, ...]
     parts: tuple[tuple[str, str], ...] = ()
-    """Key of a trait, origin or file -> its words, in the label's order; none where the label is no trait's."""
+    """Key of a trait, origin or file -> its words, in the label's order; empty if the label is not a trait's."""
 
     @property
     def run(self) -> RunRecord:
@@ -139,7 +139,7 @@ def kind_of(result: RunResult, origin: Origin | None) -> Kind:
 
 
 def labels_among(groups: Sequence[Group]) -> list[tuple[tuple[str, str], ...]]:
-    """Return for each group the parts of a label that tells it from these groups alone; its own where the label is no trait's."""
+    """Return for each group the parts of a label that tells it from these groups alone; its own if the label is not a trait's."""
     if not all(group.parts for group in groups):
         return [group.parts for group in groups]
     return _labels([group.kind for group in groups], 1 if any(group.kind[0] for group in groups) else 0)
@@ -168,7 +168,7 @@ def _labels(kinds: Sequence[Kind], prefixes: int) -> list[tuple[tuple[str, str],
 
 
 def _distinctive_parts(lists: Sequence[str], others: Sequence[Kind], lacks: str) -> list[str]:
-    """Return of each list, such as 'fused_adam=True, layers=local', what differs from most lists with the same other words.
+    """Return what differs in each list, such as 'fused_adam=True, layers=local', from most lists with the same other words.
 
     `lacks` puts into words that a list lacks a name.
     """

@@ -18,7 +18,7 @@ LEAST_RUNS = 2
 LEAST_NOISE = 0.002
 """Relative. Runs of one session often agree better than those of different days."""
 LEAST_CHANGE = 0.01
-"""Relative. Smaller changes are real at times, and nobody acts on them."""
+"""Relative. Smaller changes may be real, but nobody acts on them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

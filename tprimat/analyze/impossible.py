@@ -79,7 +79,7 @@ def _against_arithmetic(run: RunRecord) -> Iterator[str]:
             yield f"its layout needs {ranks} GPUs, and {gpus} ran"
     whole, micro, data_ranks = run.global_batch_sequences, run.micro_batch_sequences, run.data_parallel
     if whole and micro and data_ranks and whole % (micro * data_ranks):
-        yield f"a batch of {whole} sequences is no multiple of micro-batch {micro} on {data_ranks} replicas"
+        yield f"a batch of {whole} sequences is not a multiple of micro-batch {micro} on {data_ranks} replicas"
 
 
 def _memory(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[str]:
@@ -98,14 +98,14 @@ def _any_dtype(run: RunRecord, metrics: RunMetrics) -> Iterator[str]:
         and flops is not None
         and flops.value > (most := max(known.dense_flops.values()))
     ):
-        yield f"it means {flops.value / 1e12:,.0f} TFLOP/s a GPU, and {known.name} has {most / 1e12:,.0f} in its fastest dtype"
+        yield f"it means {flops.value / 1e12:,.0f} TFLOP/s per GPU, and {known.name} has {most / 1e12:,.0f} in its fastest dtype"
 
 
 def _power(run: RunRecord, metrics: RunMetrics) -> Iterator[str]:
     """Compare the mean power of a GPU, which joules and tokens give, with its limit."""
     rate, joules, limit = metrics.tokens_per_second_per_gpu, metrics.joules_per_token, run.machine.power_limit_watts
     if rate and joules and limit and rate.value * joules > (1 + TOLERANCE) * limit:
-        yield f"its energy means {rate.value * joules:,.0f} W a GPU, whose limit is {limit:,.0f} W"
+        yield f"its energy means {rate.value * joules:,.0f} W per GPU, whose limit is {limit:,.0f} W"
 
 
 def _tokens(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[str]:

@@ -14,6 +14,7 @@ from tprimat.facts.flops import flop_per_token, seed_flop_per_token
 from tprimat.records.benchmark_file import StatedEnergy
 from tprimat.records.evidence import cautions
 from tprimat.records.schema import Estimate, Machine, RunMetrics, RunPrediction, RunRecord, StepRecord, TelemetrySample, Window
+from tprimat.records.summary import largest
 from tprimat.statistics import Array, Interval, TwoStates, median_interval, ratio_of_sums, scaled_mad, two_states
 
 
@@ -140,8 +141,8 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
         mfu_absent_because=speed.no_mfu,
         share_of_measured_gemm=flops.value / options.gemm_ceiling_flops if flops and options.gemm_ceiling_flops else None,
         measured_gemm_flops=options.gemm_ceiling_flops,
-        peak_memory_bytes=_largest(step.peak_allocated_bytes for step in steady),
-        peak_reserved_bytes=_largest(step.peak_reserved_bytes for step in steady),
+        peak_memory_bytes=largest(step.peak_allocated_bytes for step in steady),
+        peak_reserved_bytes=largest(step.peak_reserved_bytes for step in steady),
         predicted_memory_error=_memory_error(foretold, steady),
         predicted_step_error=_step_error(foretold, seconds),
         final_loss=next((step.loss for step in reversed(steps) if step.loss is not None), None),
@@ -217,8 +218,8 @@ def drops_choices(run: RunRecord, dropped: float | None) -> bool:
 
 def _memory_error(prediction: RunPrediction | None, steady: Sequence[StepRecord]) -> float | None:
     """Compare the predicted peak with the allocated one; with the reserved one where a framework prints no other."""
-    allocated = _largest(step.peak_allocated_bytes for step in steady)
-    reserved = _largest(step.peak_reserved_bytes for step in steady)
+    allocated = largest(step.peak_allocated_bytes for step in steady)
+    reserved = largest(step.peak_reserved_bytes for step in steady)
     if prediction is None or not (allocated or reserved):
         return None
     if allocated:
@@ -237,7 +238,7 @@ def _unless(states: TwoStates | None, interval: Interval) -> Interval:
 
 
 STRAGGLING = 0.05
-"""How much longer than its likes a rank takes for its own part of a step before it is named."""
+"""How much longer than its peers a rank takes for its own part of a step before it is named."""
 
 
 def stragglers(run: RunRecord) -> tuple[str, ...]:
@@ -254,7 +255,7 @@ def stragglers(run: RunRecord) -> tuple[str, ...]:
             gpus = run.machine.gpus_per_node or len(times)
             host = f" on {run.nodes[rank // gpus].host}" if len(run.nodes) > rank // gpus else ""
             found.append(
-                f"rank {rank} (GPU {rank % gpus}{host}) takes {seconds / usual - 1:.1%} longer than its likes, which wait"
+                f"rank {rank} (GPU {rank % gpus}{host}) takes {seconds / usual - 1:.1%} longer than its peers, which wait"
             )
     return tuple(found)
 
@@ -275,10 +276,6 @@ def _tokens(steps: Sequence[StepRecord]) -> Array | None:
     """Return the tokens of each step, shape (n,); None where a step lacks them."""
     tokens = [step.tokens for step in steps]
     return None if None in tokens else np.array(tokens, float)
-
-
-def _largest(values: Iterable[int | None]) -> int | None:
-    return max((value for value in values if value is not None), default=None)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -360,7 +357,7 @@ def _joules_per_token(
         return None, "energy absent: profiled steps lie between the steady ones"
     energy, why = joules(options.telemetry, steps, gpus)
     if why is not None and (unread := _nodes_unread(run.machine, options.telemetry)):
-        return None, f"energy absent: no power was read on {unread}; its readings may be on a disk of its own"
+        return None, f"energy absent: no power was read on {unread}; its readings may be on its own disk"
     return None if energy is None else energy / float(tokens @ np.array([step.merged for step in steps])), why
 
 
@@ -378,7 +375,7 @@ def _steps_in(first: int, last: int, left_out: Iterable[int]) -> int:
 
 
 def _nodes_unread(machine: Machine, samples: Sequence[TelemetrySample]) -> str:
-    """Return the nodes of which there are no readings of power, where others have some: 'node 1 of 2'."""
+    """Return the nodes without power readings if others have some: 'node 1 of 2'."""
     if not machine.gpus_per_node or not machine.nodes:
         return ""
     read = {sample.gpu // machine.gpus_per_node for sample in samples if sample.power_watts is not None}
@@ -426,7 +423,7 @@ def _exploded(steady: Sequence[StepRecord]) -> list[str]:
     usual = statistics.median(norms) if norms else 0.0
     if usual <= EXPLODED:
         return []
-    return [f"the median gradient norm is {usual:.1e}, as in no sound training: the speed counts, but the model learns wrongly"]
+    return [f"the median gradient norm is {usual:.1e}, which no sound training has: the speed counts, the losses do not"]
 
 
 def _first_stretch(

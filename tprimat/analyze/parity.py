@@ -62,7 +62,7 @@ class Parity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
-    """Why two runs are no pair."""
+    """Why two runs are not a pair."""
 
     field: str
     reference: object
@@ -71,14 +71,15 @@ class Mismatch:
     def __str__(self) -> str:
         if self.reference is None and self.candidate is None:
             return f"{self.field} is recorded on neither side"
-        return f"{self.field} is {_words(self.reference)} on one side and {_words(self.candidate)} on the other"
+        return f"{self.field} is {in_words(self.reference)} on one side and {in_words(self.candidate)} on the other"
 
 
 OF_A_SEED = {"seed", "first sequence"}
 """Fields that follow the seed."""
 
 
-def _words(value: object) -> str:
+def in_words(value: object) -> str:
+    """Return a fact of a run as text."""
     return "not recorded" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -144,7 +145,7 @@ def _outcome(interval: Interval, within: float) -> Outcome:
 
 
 LOSS_MARGIN = 0.02
-"""Difference of losses from which a gain in speed is no win."""
+"""Difference of losses above which a gain in speed does not win."""
 MOST_CHECKED = 8
 """Runs of a configuration whose losses are compared before their speeds."""
 
@@ -189,10 +190,10 @@ def _no_pair(references: Sequence[RunResult], candidates: Sequence[RunResult], w
     silent = [not any(map(curve_of, side)) for side in (references, candidates)]
     if any(silent):
         return "neither side has any" if all(silent) else "one side has none"
-    seeds = f"{FEWEST_SEEDS} seeds a side would do"
+    seeds = f"{FEWEST_SEEDS} seeds per side would do"
     if not why and references[0].run.engine != candidates[0].run.engine:
         shared = [one for one in mismatches_of_pair(references[0], candidates[0]) if one.field not in OF_A_SEED]
-        return "; ".join(map(str, shared)) or f"two engines draw other initial weights from one seed ({seeds})"
+        return "; ".join(map(str, shared)) or f"two engines draw different initial weights from the same seed ({seeds})"
     if why and all(one.field in OF_A_SEED for one in why) and None not in (why[0].reference, why[0].candidate):
         return f"{why[0]} ({seeds})"
     return "; ".join(map(str, why)) or "they have no step in common"

@@ -233,7 +233,7 @@ def remarks(best: Sequence[Entry]) -> list[str]:
         for warning in (warning for item in entry.group.runs if item.metrics for warning in item.metrics.warnings):
             places.setdefault(warning, {})[f"{entry.model} on {entry.platform}"] = None
     believed = [f"{entry.model} on {entry.platform}" for entry in best if grade_of(entry.run, "matmul_dtype") == "stated"]
-    stated = [f"The dtype is stated, and not seen to run: {', '.join(believed)}."] if believed else []
+    stated = [f"The dtype is stated, not observed: {', '.join(believed)}."] if believed else []
     return unlike_workloads(best) + stated + [f"{warning} ({', '.join(where)})" for warning, where in places.items()]
 
 

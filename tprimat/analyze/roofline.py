@@ -40,7 +40,7 @@ def gemm_ceiling(run: RunRecord, probes: Sequence[ProbeRecord]) -> tuple[float |
 def _why_not_alike(run: Setting, probe: Setting) -> str | None:
     """Return why a probe says nothing about a run, or None."""
     if run.accelerator is None or probe.accelerator is None or run.torch is None:
-        return "probes are left out because the run does not tell its accelerator and its torch version"
+        return "probes are left out because the run does not record its accelerator and its torch version"
     for what, ours, theirs in (
         ("on", run.accelerator, probe.accelerator),
         ("under driver", run.driver, probe.driver),
@@ -55,7 +55,7 @@ def _why_not_alike(run: Setting, probe: Setting) -> str | None:
 def _unknown_settings(run: Setting) -> tuple[str, ...]:
     """Return a note on what a run does not record and so could not be compared."""
     absent = [name for name, value in (("driver", run.driver), ("power limit", run.power_limit_watts)) if value is None]
-    return (f"the run does not tell its {' and '.join(absent)}, which the probes may not share",) if absent else ()
+    return (f"the run does not record its {' and '.join(absent)}, which the probes may not share",) if absent else ()
 
 
 NEAR_A_LIMIT = 0.9

@@ -163,7 +163,7 @@ def _likeness(group: Group, members: Sequence[Group]) -> int:
 
 
 def _why_left_out(group: Group, members: Sequence[Group]) -> str:
-    """Say why a configuration is no point of the series that is most like it."""
+    """Say why a configuration is not a point of the series that is most like it."""
     if _point(group) is None:
         return "its throughput or number of GPUs is not known"
     run, nearest = group.run, max(members, key=lambda member: _likeness(group, [member]))

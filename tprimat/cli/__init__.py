@@ -1,1 +1,1 @@
-"""Argument parsing, one file a command."""
+"""Argument parsing, one file per command."""

@@ -1,10 +1,10 @@
 """Compare predictions of memory and time with what was measured.
 
-tprimat accuracy output                                      results, with the probes that lie with them
+tprimat accuracy output                                      results, with the probes in the same folders
 tprimat accuracy output --probes other/probes.jsonl
 tprimat accuracy --rows rows.jsonl --json                    rows of Megatron-LM's tests, with a prediction in each
 
-exit status: 0, 1 where none of the results can be predicted, 2 a mistake in what was asked
+exit status: 0, 1 if none of the results can be predicted, 2 the request is invalid
 """
 
 import argparse
@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.jsonl",
         help="rows as in benchmarks/records/megatron-goldens/rows.jsonl; may be repeated",
     )
-    add_probes(parser, "with the results")
-    parser.add_argument("--json", action="store_true", help="errors by group and every row, as one JSON document")
+    add_probes(parser, "besides those with the results")
+    parser.add_argument("--json", action="store_true", help="print errors by group and every row as one JSON document")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     if not parts:
         print(
             "None of these can be predicted. A prediction needs a model and an accelerator of tprimat models, and a run that "
-            f"completed {FEWEST_STEPS} steps or more; a CPU is no such accelerator.",
+            f"completed {FEWEST_STEPS} steps or more; a CPU is not among them.",
             file=sys.stderr,
         )
         return 1

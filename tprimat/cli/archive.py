@@ -1,4 +1,4 @@
-"""Pack records, plans, logs and the report into one file for others, without secrets and names of hosts and users.
+"""Pack records, plans, logs and the report into one file for others, with secrets and names of hosts and users masked.
 
 tprimat archive output results.tar.gz
 tprimat archive h100 mi300x both.tar.gz
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="folders or files with results")
     parser.add_argument("output", type=Path, metavar="OUT.tar.gz", help="where to write")
-    add_counting(parser, "among the results")
+    add_counting(parser, "besides those among the results")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Flags that several commands share, and what their texts mean."""
+"""Flags that several commands share, and their parsers."""
 
 import argparse
 import json
@@ -31,15 +31,15 @@ def results_dirs(options: argparse.Namespace) -> list[Path]:
     return [path for several in options.results_dir or () for path in several]
 
 
-def add_counting(parser: argparse.ArgumentParser, probes_beside: str) -> None:
+def add_counting(parser: argparse.ArgumentParser, which_probes: str) -> None:
     """Add the flags that say how metrics are counted."""
     parser.add_argument("--flops", choices=("causal", "full", "6n"), default="causal", help="how FLOP are counted (causal)")
     parser.add_argument(
-        "--warmup", default="auto", metavar="N", help="steps to leave out, or auto: found in the step times (auto)"
+        "--warmup", default="auto", metavar="N", help="steps to leave out, or auto: detected in the step times (auto)"
     )
-    parser.add_argument("--cost-per-gpu-hour", type=price, metavar="PRICE", help="adds a column of cost, in your currency")
+    parser.add_argument("--cost-per-gpu-hour", type=price, metavar="PRICE", help="add a column of cost, in your currency")
     parser.add_argument("--config", type=Path, metavar="FILE", help="take prices from its cloud_costs (./config.yaml)")
-    add_probes(parser, probes_beside)
+    add_probes(parser, which_probes)
 
 
 def add_varying(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +47,7 @@ def add_varying(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--varying",
         metavar="TRAIT[,TRAIT]",
-        help="what the question is, such as dtype: it may differ; a wrong name lists the traits",
+        help="compare this trait, such as dtype: it may differ; a wrong name lists the traits",
     )
 
 
@@ -68,7 +68,7 @@ def varying_traits(text: str | None) -> tuple[str, ...]:
 def add_picture(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a picture."""
     parser.add_argument("--panels", metavar="A,B", help="draw these panels only; a wrong name lists them (all that have data)")
-    parser.add_argument("--dark", action="store_true", help="draw on dark paper")
+    parser.add_argument("--dark", action="store_true", help="dark background")
 
 
 def panels_of(options: argparse.Namespace) -> list[str] | None:
@@ -76,15 +76,15 @@ def panels_of(options: argparse.Namespace) -> list[str] | None:
     return None if options.panels is None else [name.strip() for name in options.panels.split(",") if name.strip()]
 
 
-def add_probes(parser: argparse.ArgumentParser | argparse._ArgumentGroup, beside: str) -> None:
-    """Add the flag that names probes which do not lie with the results."""
+def add_probes(parser: argparse.ArgumentParser | argparse._ArgumentGroup, which: str) -> None:
+    """Add the flag that names probes."""
     parser.add_argument(
         "--probes",
         action="append",
         default=[],
         type=Path,
         metavar="PATH",
-        help=f"of this machine: a probes.jsonl or its folder, besides those {beside}; may be repeated",
+        help=f"a probes.jsonl of this machine, or its folder, {which}; may be repeated",
     )
 
 

@@ -3,7 +3,7 @@
 ./compare.py                                             all results in ./output
 ./compare.py --results-dir h100 --results-dir mi300x     two folders side by side
 ./compare.py --results-dir before after --baseline before --fail-if-slower 3%
-./compare.py --panels throughput,step-time --dark        some of the panels, for a dark page
+./compare.py --panels throughput,step-time --dark        only these panels, on a dark background
 """
 
 import argparse
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     add_results_dir(parser, "./output")
     parser.add_argument("--output", type=Path, metavar="FILE", help="where to write (./compare.png, or the format's suffix)")
-    parser.add_argument("--format", choices=FORMATS, help="of the file (png, or as --output ends)")
+    parser.add_argument("--format", choices=FORMATS, help="format of the file (png, or the suffix of --output)")
     parser.add_argument("--baseline", metavar="WORDS", help="compare with this: a folder of results, or words of a label")
     parser.add_argument("--even-if-different", action="store_true", help="compare unlike workloads; the title says what differs")
     add_varying(parser)
@@ -49,11 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--until-sure",
         type=positive,
         metavar="N",
-        help="run undecided configurations again on this machine, in turn, until the verdict is clear or each has N runs",
+        help="repeat undecided configurations on this machine until the verdict is clear or each has N runs",
     )
-    parser.add_argument("--published", action="store_true", help="set the nearest published results beside ours")
+    parser.add_argument("--published", action="store_true", help="show the nearest published results beside yours")
     add_picture(parser)
-    add_counting(parser, "in the folders of results")
+    add_counting(parser, "besides those in the folders of results")
 
 
 def run(options: argparse.Namespace) -> int:

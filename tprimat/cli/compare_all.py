@@ -1,4 +1,4 @@
-"""Compare each of the folders output-00 to output-99 that a sweep left here, then list all configurations.
+"""Compare within each of the folders output-00 to output-99 of a sweep, then list all configurations.
 
 ./compare_all_configs.sh
 ./compare_all_configs.sh ./all_outputs

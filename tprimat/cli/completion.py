@@ -1,4 +1,4 @@
-"""Print what completes the flags of tprimat in a shell.
+"""Print the script that completes commands and flags of tprimat in a shell.
 
 eval "$(tprimat completion bash)"                        in ~/.bashrc
 tprimat completion zsh > "${fpath[1]}/_tprimat"

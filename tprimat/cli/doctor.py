@@ -4,7 +4,7 @@ tprimat doctor
 tprimat doctor --output-dir /scratch/results --json
 srun -N2 --ntasks-per-node=1 tprimat doctor --nodes 2         every GPU of two nodes against its neighbours
 
-exit status: 0, or 1 where no engine can train
+exit status: 0, or 1 if no engine can train
 """
 
 import argparse
@@ -32,9 +32,11 @@ WHOLE_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.add_argument("--output-dir", type=Path, metavar="PATH", help="where results would go (default: $OUTPUT_DIR, ./output)")
-    parser.add_argument("--nodes", type=positive, metavar="N", help="measure every GPU of N nodes instead, this one or a job's")
+    parser.add_argument(
+        "--nodes", type=positive, metavar="N", help="measure every GPU of N nodes instead: of this one, or of a job's"
+    )
     parser.add_argument("--gpus", type=positive, metavar="N", help="with --nodes: GPUs of each node (all)")
-    parser.add_argument("--json", action="store_true", help="the checks as one JSON document")
+    parser.add_argument("--json", action="store_true", help="print the checks as one JSON document")
 
 
 def run(options: argparse.Namespace) -> int:

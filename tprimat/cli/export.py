@@ -1,4 +1,4 @@
-"""Write one row a run, with every field, for notebooks and experiment trackers. docs/export.md explains the columns.
+"""Write one row per run, with every field, for notebooks and experiment trackers. docs/export.md explains the columns.
 
 tprimat export --to csv runs.csv
 tprimat export --to parquet runs.parquet --results-dir h100 mi300x
@@ -19,9 +19,9 @@ TARGETS = ("csv", "json", "parquet", "mlflow", "tensorboard", "wandb-offline")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.add_argument("path", type=Path, metavar="PATH", help="where to write: a file for csv, json, parquet; else a folder")
-    parser.add_argument("--to", required=True, choices=TARGETS, help="through the tool's own library, where it is installed")
+    parser.add_argument("--to", required=True, choices=TARGETS, help="format or tracker; some need their own library")
     add_results_dir(parser, "./output")
-    add_counting(parser, "in the folders of results")
+    add_counting(parser, "besides those in the folders of results")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,7 +1,7 @@
 """Show the rate of each configuration over time, where it changed, and what changed with it.
 
 tprimat history results                                         all runs below a folder
-tprimat history results --output history.html                   and a page with a curve for each configuration
+tprimat history results --output history.html                   also write a page with a curve for each configuration
 tprimat history results --against new --fail-if-slower 3%       compare new runs with the last five good ones
 """
 
@@ -15,10 +15,14 @@ from tprimat.errors import ConfigError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
-    parser.add_argument("folders", nargs="*", type=Path, default=[Path("output")], help="folders with runs below (./output)")
+    parser.add_argument(
+        "folders", nargs="*", type=Path, default=[Path("output")], help="folders that hold runs at any depth (./output)"
+    )
     parser.add_argument("--output", type=Path, metavar="FILE.html", help="write a page")
     parser.add_argument("--against", type=Path, metavar="DIR", help="compare the runs below this folder with the past ones")
-    parser.add_argument("--last", type=positive, default=5, metavar="N", help="past runs of a configuration that count (5)")
+    parser.add_argument(
+        "--last", type=positive, default=5, metavar="N", help="past runs of each configuration to compare with (5)"
+    )
     parser.add_argument("--fail-if-slower", metavar="3%", help="with --against: exit 1 if slower by more, 3 if undecided")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 

@@ -1,4 +1,4 @@
-"""Name the command that a user probably wants after the one that has ended."""
+"""Suggest the command that a user probably wants next."""
 
 import argparse
 import shlex

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.add_argument("reference", type=Path, metavar="A", help="runs of one configuration: a folder, file or archive")
     parser.add_argument("candidate", type=Path, metavar="B", help="runs that should reach the same losses")
-    parser.add_argument("--within", default="1%", metavar="1%", help="difference of the losses that is still parity (1%%)")
+    parser.add_argument("--within", default="1%", metavar="1%", help="largest difference of losses that counts as parity (1%%)")
     parser.add_argument("--output", type=Path, default=PICTURE, metavar="FILE", help=f"the picture ({PICTURE})")
     parser.add_argument("--json", action="store_true", help="print the verdict as one JSON document")
 

@@ -1,9 +1,9 @@
-"""Find the fastest configuration of each machine and model: how fast, how near the limit, what it makes in a day.
+"""Find the fastest configuration of each machine and model: how fast, how near the limit, how many tokens per day.
 
 ./analyze_peak_throughput.py                              results in output, output-* and all_outputs/*
 ./analyze_peak_throughput.py --show-all --results-dir h100 mi300x
 ./analyze_peak_throughput.py --nodes 1,2,4,8 --scaling-efficiency 0.9
-./analyze_peak_throughput.py --seed-conventions           as the first TPrimat counted, and what is wrong with that
+./analyze_peak_throughput.py --seed-conventions           count as the first TPrimat did, and show what is wrong with it
 """
 
 import argparse
@@ -27,8 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--show-all", action="store_true", help="show every configuration, not only the peaks")
     parser.add_argument("--even-if-different", action="store_true", help="compare machines although their work differs")
     parser.add_argument("--nodes", type=counts, default="1,2,4,8", metavar="LIST", help="node counts to project to (1,2,4,8)")
-    parser.add_argument("--scaling-efficiency", default="0.9", metavar="SHARE", help="assumed beyond the measured nodes (0.9)")
-    parser.add_argument("--output", type=Path, default=SUMMARY_FILE, metavar="FILE", help=f"the whole analysis ({SUMMARY_FILE})")
+    parser.add_argument(
+        "--scaling-efficiency", default="0.9", metavar="SHARE", help="efficiency assumed beyond the measured nodes (0.9)"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=SUMMARY_FILE, metavar="FILE", help=f"file for the whole analysis ({SUMMARY_FILE})"
+    )
     parser.add_argument("--json", action="store_true", help="print the analysis as one JSON document")
 
 
@@ -36,8 +40,10 @@ def add_peak_counting(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say which results are read and how they are counted."""
     add_results_dir(parser, "output, output-*, all_outputs/*")
     parser.add_argument("--peak", choices=("dense", "sparse"), default="dense", help="what utilization divides by (dense)")
-    parser.add_argument("--seed-conventions", action="store_true", help="count as the first TPrimat did, to repeat its figures")
-    add_counting(parser, "in the folders of results")
+    parser.add_argument(
+        "--seed-conventions", action="store_true", help="count as the first TPrimat did, to reproduce its figures"
+    )
+    add_counting(parser, "besides those in the folders of results")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -65,7 +71,7 @@ def read_peak_results(options: argparse.Namespace) -> "tuple[Results, MetricOpti
     """Read the runs that the command line names.
 
     Raises:
-        ConfigError: --warmup is no number, or --seed-conventions meets a flag that says otherwise.
+        ConfigError: --warmup is not a number, or --seed-conventions contradicts another flag.
         RecordError: there are no results.
     """
     from tprimat.runner.analysis import result_folders

@@ -1,13 +1,13 @@
-"""Predict which layout trains a model fastest on some GPUs, and what fits, in seconds and without any GPU.
+"""Predict which layout trains a model fastest on some GPUs, and what fits, in seconds and without a GPU.
 
 tprimat plan --architecture llama-3.1-70b --accelerator "NVIDIA H100 80GB HBM3" --gpus 64
 tprimat plan --architecture mixtral-8x7b --accelerator MI300X --gpus 64 --nodes 8 --sequence-length 4096
 tprimat plan --architecture llama-3.1-8b --probes output     on this machine, by its own probes
 tprimat plan --model qwen --accelerator "H200 SXM" --gpus 8     as config.yaml has it
 tprimat plan --architecture llama-3.1-8b --picture plan.png
-tprimat plan --architecture llama-3.1-405b --accelerator "H100 SXM" --gpus 1024,4096,16384       what more GPUs give
+tprimat plan --architecture llama-3.1-405b --accelerator "H100 SXM" --gpus 1024,4096,16384       what more GPUs gain
 
-exit status: 0, 1 where nothing fits, 2 a mistake in what was asked
+exit status: 0, 1 if nothing fits, 2 the request is invalid
 """
 
 import argparse
@@ -25,18 +25,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--model", metavar="NAME", help="a model of config.yaml, with its batch and sequence length")
     parser.add_argument("--accelerator", metavar="NAME", help="a device name or a row of tprimat models (this machine's)")
     parser.add_argument(
-        "--gpus", type=counts, metavar="N,...", help="all of them, or several numbers to compare (this machine's; 8 of another)"
+        "--gpus", type=counts, metavar="N,...", help="total number, or several to compare (this machine's; 8 of another)"
     )
     parser.add_argument("--nodes", type=positive, metavar="N", help="machines (as many as hold 8 GPUs each)")
-    parser.add_argument("--global-batch-size", type=positive, metavar="N", help="sequences of a step (2 a GPU, at least 128)")
+    parser.add_argument("--global-batch-size", type=positive, metavar="N", help="sequences per step (2 per GPU, at least 128)")
     parser.add_argument("--sequence-length", type=positive, metavar="N", help="tokens (8192, or the model's context)")
     parser.add_argument("--precision", choices=("bf16", "fp8"), default="bf16", help="default: bf16")
     parser.add_argument(
         "--engine", choices=(*ENGINE_NAMES, "megatron-lm"), help="default: megatron; megatron-lm for what it cannot train"
     )
-    add_probes(parser, "")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw memory and time of the fastest layouts by part")
-    parser.add_argument("--json", action="store_true", help="all layouts as one JSON document")
+    add_probes(parser, "instead of published rates")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw memory and time of the fastest layouts, by part")
+    parser.add_argument("--json", action="store_true", help="print all layouts as one JSON document")
 
 
 def run(options: argparse.Namespace) -> int:

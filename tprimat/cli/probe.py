@@ -1,10 +1,10 @@
-"""Measure what single operations reach on this machine.
+"""Measure how fast single operations run on this machine.
 
 tprimat probe gemm,memory
 tprimat probe all --output output --time-budget 240
 tprimat probe gemm --dtype bf16,fp8 --json
 tprimat probe rounds --dtype bf16,fp8                   the same products three times, warm and under sustained load
-tprimat probe pieces,overlap                            what predictions of a step are composed of
+tprimat probe pieces,overlap                            the operations that predictions add up
 """
 
 import argparse
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     known, apart = ", ".join((*KINDS, *ON_REQUEST)), ", ".join(ON_REQUEST)
-    parser.add_argument("kinds", help=f"comma-separated: {known}, or all, which leaves out {apart}")
+    parser.add_argument("kinds", help=f"comma-separated: {known}; all leaves out {apart}")
     add_measuring(parser, f"folder of {PROBES_FILE}")
-    parser.add_argument("--dtype", metavar="LIST", help="of matrix products: bf16,fp8,fp16,tf32,fp32 (all)")
+    parser.add_argument("--dtype", metavar="LIST", help="dtypes of matrix products: bf16,fp8,fp16,tf32,fp32 (all)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="measure the matrix products of its models (config.yaml)")
     parser.add_argument("--resume", action="store_true", help=f"skip what {PROBES_FILE} contains for this machine and software")
     parser.add_argument("--json", action="store_true", help="print the records, one per line")
@@ -47,7 +47,7 @@ def add_measuring(parser: argparse.ArgumentParser, output: str) -> None:
     """Add the flags that say how long and at which sizes is measured, and where the records go."""
     parser.add_argument("--output", type=Path, default=Path("output"), metavar="DIR", help=f"{output} (./output)")
     parser.add_argument("--time-budget", type=float, metavar="S", help="start no measurement after this many seconds")
-    parser.add_argument("--ranks", type=positive, metavar="N", help="of collectives and ddp (every GPU; 2 on a CPU)")
+    parser.add_argument("--ranks", type=positive, metavar="N", help="ranks of collectives and ddp (every GPU; 2 on a CPU)")
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument("--small", dest="small", action="store_true", default=None, help="small sizes (the default on a CPU)")
     sizes.add_argument("--full", dest="small", action="store_false", help="full sizes even on a CPU")

@@ -1,4 +1,4 @@
-"""Write one page on training runs, in one file that opens offline: which wins, by how much, how sure, and on what evidence.
+"""Write one HTML page about training runs, which opens offline: which wins, by how much, how sure, and on what evidence.
 
 tprimat report output                                     writes ./report.html
 tprimat report before after results.tar.gz --output both.html
@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="folders, files or archives with results")
     parser.add_argument("--output", type=Path, default=Path("report.html"), metavar="FILE", help="where to write (./report.html)")
-    add_counting(parser, "among the results")
+    add_counting(parser, "besides those among the results")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 EPILOG = """examples:
   ./benchmark.py                                         both models, minimal_communication
   ./benchmark.py --model llama --parallel balanced --runs 3
-  ./benchmark.py --model llama --tp 2 --pp 2             a layout of your own
+  ./benchmark.py --model llama --tp 2 --pp 2             your own layout
   ./benchmark.py --parallel balanced,truly_identical     one after the other, then which is faster
-  ./benchmark.py --dry-run --platform nvidia             the plan and the exact command, nothing started
+  ./benchmark.py --dry-run --platform nvidia             the plan and the exact command; starts nothing
   ./benchmark.py --set training.optimizer.learning_rate=1e-4
   ./benchmark.py --model llama --sweep tp=1,2,4 --sweep pp=1,2 --sweep 'tp*pp<=4'
   ./benchmark.py --model llama --scaling 1,2,4,8         weak scaling: results in output/gpus-1 to gpus-8
-  ./benchmark.py --probe gemm,memory                     what the bare operations reach here
+  ./benchmark.py --probe gemm,memory                     how fast single operations run here
   ./benchmark.py --plan "H100 SXM" --gpus 8              which layout should be fastest there, and what fits
-  ./benchmark.py --report                                what the results in ./output say, as a page that opens offline
+  ./benchmark.py --report                                one HTML page on the results in ./output
 
-exit status: 0 all runs completed, 1 some run failed (the others' results stay), 2 a mistake in what was asked,
+exit status: 0 all runs completed, 1 a run failed (the other results stay), 2 the request is invalid,
 130 stopped by Ctrl-C, 143 by SIGTERM
 """
 DEGREES = {
@@ -41,7 +41,7 @@ DEGREES = {
     "ep": "expert",
 }
 PROBE_HELP = (
-    "measure bare operations: gemm, memory, attention, mlp, transformer, collectives, ddp, rounds, pieces, overlap; "
+    "measure single operations: gemm, memory, attention, mlp, transformer, collectives, ddp, rounds, pieces, overlap; "
     "all leaves out the last three"
 )
 PROBE_FLAGS = {"probe", "output_dir", "config", "gpus", "resume", "json", "quiet"}
@@ -55,8 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--plan", nargs="?", const="", metavar="GPU", help="predict all layouts, for this machine or for a GPU of another name"
     )
-    group.add_argument("--report", action="store_true", help="one HTML page on all results in --output-dir: report.html there")
-    group.add_argument("--archive", metavar="OUT.tar.gz", help="pack all results in --output-dir for others, secrets masked")
+    group.add_argument(
+        "--report", action="store_true", help="write report.html, one page on all results in --output-dir, to that folder"
+    )
+    group.add_argument("--archive", metavar="OUT.tar.gz", help="pack all results in --output-dir for others, with secrets masked")
 
 
 def add_request(parser: argparse.ArgumentParser) -> None:
@@ -68,21 +70,27 @@ def add_request(parser: argparse.ArgumentParser) -> None:
 
 def _what_to_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--model", default="all", metavar="MODEL", help="llama, qwen, other models of config.yaml: one, a,b, or all (default)"
+        "--model", default="all", metavar="MODEL", help="models of config.yaml: one, several as a,b, or all (default)"
     )
     group.add_argument(
         "--parallel",
         metavar="STRATEGY",
-        help="strategies of config.yaml: one, a,b or auto, the fastest by prediction (default: $PARALLEL, minimal_communication)",
+        help="strategies of config.yaml: one, several as a,b, or auto: the fastest by prediction "
+        "(default: $PARALLEL, minimal_communication)",
     )
-    group.add_argument("--measure", type=positive, metavar="N", help="with --parallel auto: run the first N briefly")
+    group.add_argument(
+        "--measure",
+        type=positive,
+        metavar="N",
+        help="with --parallel auto: run the N predicted fastest briefly, and take the fastest",
+    )
     for name, what in DEGREES.items():
         group.add_argument(f"--{name}", type=positive, metavar="N", help=f"{what} parallelism, instead of --parallel")
     group.add_argument("--runs", type=int, default=1, metavar="N", help="repetitions of each model (default: 1)")
     group.add_argument("--engine", choices=(AUTO, *ENGINE_NAMES), default=AUTO, help="default: auto")
-    group.add_argument("--platform", choices=("nvidia", "amd", "cpu"), help="default: what this machine is")
-    group.add_argument("--gpus", type=int, metavar="N", help="ranks on each node (default: all GPUs here; on a CPU, 8 processes)")
-    group.add_argument("--nodes", type=int, metavar="N", help="machines; start the same command on each, or with srun")
+    group.add_argument("--platform", choices=("nvidia", "amd", "cpu"), help="default: this machine's")
+    group.add_argument("--gpus", type=int, metavar="N", help="ranks per node (default: all GPUs here; on a CPU, 8 processes)")
+    group.add_argument("--nodes", type=int, metavar="N", help="machines; start the same command on each, or use srun")
     group.add_argument("--hosts", metavar="A,B", help="start the other nodes by ssh; this machine is the first")
     group.add_argument(
         "--launcher",
@@ -90,25 +98,27 @@ def _what_to_run(group: argparse._ArgumentGroup) -> None:
         default="here",
         help="hand the runs to a scheduler (docs/clusters.md)",
     )
-    group.add_argument("--size", choices=("full", "tiny"), help="tiny keeps heads and layers (default: tiny on a CPU, else full)")
+    group.add_argument(
+        "--size",
+        choices=("full", "tiny"),
+        help="tiny: narrower, with the same heads and layers (default: tiny on a CPU, otherwise full)",
+    )
     group.add_argument(
         "--sweep",
         action="append",
         default=[],
         metavar="KEY=A,B",
-        help="run every combination of these values: flags or keys of the configuration; repeated; 'tp*pp<=8' "
-        "leaves out the others; FILE holds the same",
+        help="run every combination of these values of a flag or a key of the configuration; 'tp*pp<=8' keeps only "
+        "matching ones; may be repeated; FILE.yaml holds the same",
     )
-    group.add_argument("--only", metavar="PATTERNS", help="of a sweep: the cells with such a name, model or strategy")
-    group.add_argument("--retry-failed", action="store_true", help="of a sweep: make again what failed in an earlier call")
-    group.add_argument(
-        "--scaling", metavar="1,2,4,8", help="run on each of these numbers of GPUs, and say what more of them give"
-    )
+    group.add_argument("--only", metavar="PATTERNS", help="with a sweep: run only cells with these names, models or strategies")
+    group.add_argument("--retry-failed", action="store_true", help="with a sweep: repeat what failed in an earlier call")
+    group.add_argument("--scaling", metavar="1,2,4,8", help="run on each of these numbers of GPUs, and compare")
     group.add_argument(
         "--scaling-mode",
         choices=("weak", "strong"),
         default="weak",
-        help="weak: every GPU keeps its work, and the batch is that of the largest number (default); strong: one batch, divided",
+        help="weak: constant work per GPU; the batch is for the largest number (default); strong: one batch, divided",
     )
 
 
@@ -123,23 +133,23 @@ def _workload(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--routing",
         metavar="HOW",
-        help="natural, or balanced by force, which flatters; natural,balanced runs both (experts only)",
+        help="of experts: natural, or balanced by force, which flatters; natural,balanced runs both",
     )
-    group.add_argument("--seed", metavar="N")
+    group.add_argument("--seed", metavar="N", help="of weights and data")
 
 
 def _how(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--output-dir", metavar="PATH", help="results and logs (default: $OUTPUT_DIR, ./output)")
     group.add_argument("--config", type=Path, metavar="FILE", help="instead of config.yaml")
-    add_probes(group, "in the output folder")
+    add_probes(group, "besides those in the output folder")
     group.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help="any key of the configuration"
     )
-    group.add_argument("--resume", action="store_true", help="skip runs whose equal is already in the output folder")
-    group.add_argument("--dry-run", action="store_true", help="print plan, exact command and checks; start nothing")
+    group.add_argument("--resume", action="store_true", help="skip runs that the output folder already holds")
+    group.add_argument("--dry-run", action="store_true", help="print the plan, the exact command and checks; start nothing")
     group.add_argument("--force", action="store_true", help="start even a run that is predicted not to fit")
     group.add_argument("--quiet", action="store_true", help="no progress, only the summary")
-    group.add_argument("--json", action="store_true", help="the summary on stdout as one JSON document")
+    group.add_argument("--json", action="store_true", help="print the summary as one JSON document")
 
 
 def request_of(options: argparse.Namespace, program: str = "./benchmark.py") -> "RunRequest":
@@ -173,7 +183,7 @@ def pretrain(model: str) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit status: 0 all runs completed, 1 some run failed, 130 after Ctrl-C, 143 after SIGTERM."""
+    """Exit status: 0 all runs completed, 1 a run failed, 130 after Ctrl-C, 143 after SIGTERM."""
     if options.probe:
         return _probe(options)
     if options.plan is not None:
@@ -218,7 +228,7 @@ def _train(options: argparse.Namespace) -> int:
         _show_runs(runs, as_json=options.json)
     if left := [cell.name for cell in cells[len(results) :]]:
         what = f"{len(left)} of {len(cells)} runs ({', '.join(dict.fromkeys(left))})"
-        print(f"not started: {what}; the same call with --resume goes on from here", file=sys.stderr)
+        print(f"not started: {what}; the same call with --resume continues from here", file=sys.stderr)
     analysed = _analyse_scaling(sessions, as_json=options.json) if options.scaling else True
     return exit_status(results, success=complete(results, cells) and analysed)
 
@@ -371,7 +381,7 @@ def _output_dir(options: argparse.Namespace) -> str:
 
 
 def _probe(options: argparse.Namespace) -> int:
-    """Measure bare operations, which trains nothing.
+    """Measure single operations, without training.
 
     Raises:
         ConfigError: a flag of a training was given as well.

@@ -1,4 +1,4 @@
-"""Show what more GPUs give: throughput, multiplier and efficiency, weak or strong, and the laws behind them.
+"""Show what more GPUs gain: throughput, multiplier and efficiency, for weak or strong scaling, with fitted scaling laws.
 
 tprimat scaling output-1gpu output-2gpus output-4gpus
 tprimat scaling --table scaling.csv --output pictures
@@ -21,12 +21,12 @@ MULTIPLIER_PICTURE = "img_multiplier.png"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
-    parser.add_argument("results", nargs="*", type=Path, help="folders or files with results, of several numbers of GPUs")
-    parser.add_argument("--table", type=Path, metavar="FILE.csv", help="a printed table instead: gpus, tokens, elapsed time")
+    parser.add_argument("results", nargs="*", type=Path, help="folders or files with results on several numbers of GPUs")
+    parser.add_argument("--table", type=Path, metavar="FILE.csv", help="read a table instead: gpus, tokens, elapsed time")
     parser.add_argument(
         "--output", type=Path, default=Path(), metavar="DIR", help=f"where {THROUGHPUT_PICTURE} and the other go (.)"
     )
-    parser.add_argument("--format", choices=("text", "md", "json"), default="text", help="what is printed (text)")
+    parser.add_argument("--format", choices=("text", "md", "json"), default="text", help="format of the output (text)")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""The way into every command: find a Python that has the packages, then run the command in it.
+"""Entry point of every command: find a Python that has the packages, then run the command in it.
 
 This file must import under Python 3.6 to 3.9: a user with such a Python first on PATH gets one line instead of a traceback.
 """

@@ -1,11 +1,11 @@
-"""Measure an accelerator with every probe, from bare operations to small training loops, and write one page about it.
+"""Measure an accelerator with every probe, from single operations to small training loops, and write one page about it.
 
 tprimat suite
 tprimat suite --output output --time-budget 600
 tprimat suite --output output --page-only
 
-A second call continues where the first one stopped: measurements that probes.jsonl holds for this machine and software are
-not repeated.
+A second call continues where the first one stopped: it does not repeat what probes.jsonl already holds for this machine and
+software.
 """
 
 import argparse

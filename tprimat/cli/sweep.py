@@ -1,8 +1,8 @@
-"""Run each of the five strategies of config.yaml into a folder of its own, then compare them.
+"""Run each of the five strategies of config.yaml in its own folder, then compare them.
 
 ./run_all_configs.sh                      both models: output-00 to output-04, all_outputs/compare-00.png to compare-04.png
 ./run_all_configs.sh llama --steps 3      flags of ./benchmark.py are passed on
-./run_all_configs.sh qwen --fresh         also what an earlier call has completed
+./run_all_configs.sh qwen --fresh         also run what an earlier call has completed
 """
 
 import argparse
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if action.dest in DECIDED_HERE:
             action.help = argparse.SUPPRESS  # refused below with what to type instead
     parser.add_argument("models", nargs="?", choices=tuple(MODELS), default="both", help="default: both")
-    parser.add_argument("--fresh", action="store_true", help="run also what an earlier call has completed")
+    parser.add_argument("--fresh", action="store_true", help="also run what an earlier call has completed")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,9 +1,9 @@
-"""Say what one training step spends its time on, from a trace of torch's profiler.
+"""Show what one training step spends its time on, from a trace of torch's profiler.
 
 tprimat trace output                              the traces of a folder of results
 tprimat trace trace.json.gz --json
-tprimat trace trace.json.gz --output dp4.json     the summary alone, a few kB, which is read like a trace
-tprimat trace dp4.json tp4.json --markdown        one table, a column each
+tprimat trace trace.json.gz --output dp4.json     only the summary, a few kB; later calls read it like a trace
+tprimat trace dp4.json tp4.json --markdown        one table, a column per trace
 """
 
 import argparse
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.add_argument(
-        "traces", nargs="+", type=Path, metavar="TRACE", help="of torch's profiler: .json or .json.gz; or a folder with results"
+        "traces", nargs="+", type=Path, metavar="TRACE", help="of torch's profiler: .json or .json.gz, or a folder with results"
     )
-    parser.add_argument("--json", action="store_true", help="all numbers as JSON lines, one trace each")
-    parser.add_argument("--markdown", action="store_true", help="one table in Markdown, a column each")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write the summary of the one trace as JSON")
+    parser.add_argument("--json", action="store_true", help="print all numbers as JSON, one line per trace")
+    parser.add_argument("--markdown", action="store_true", help="print one table in Markdown, a column per trace")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the summary of a single trace as JSON")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="instead of config.yaml")
     parser.add_argument(
-        "--gpus", type=int, metavar="N", help="GPUs on each node, no effect on a CPU (default: what the file says, else 8)"
+        "--gpus", type=int, metavar="N", help="GPUs per node, ignored on a CPU (default: from the file, otherwise 8)"
     )
 
 

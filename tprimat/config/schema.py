@@ -235,9 +235,9 @@ class EngineOptions(RefuseUnknownKeys):
     compiled_adam: Flag | Literal["auto"] = "auto"
     """Clip and update in one pass over the memory by torch.compile, instead of fused_adam; auto: on a GPU."""
     gradients: Literal["fp32", "bf16"] = "fp32"
-    """How gradients are summed up over micro-batches and replicas. bf16: 2 bytes a weight less, and half the traffic."""
+    """How gradients are summed up over micro-batches and replicas. bf16: 2 bytes per weight less, and half the traffic."""
     optimizer_states: Literal["fp32", "bf16"] = "fp32"
-    """bf16: gradients and Adam's moments in bf16 and no fp32 masters, 8 bytes a weight instead of 18; on one rank alone, and
+    """bf16: gradients and Adam's moments in bf16 and no fp32 masters, 8 bytes per weight instead of 18; on one rank alone, and
     for measuring only: small updates are lost."""
     fp8_scaling: Literal["delayed", "current"] = "delayed"
     """For Transformer Engine under precision fp8: how tensors are scaled into range, by their past or by their present values."""
@@ -365,7 +365,7 @@ class SlurmOptions(RefuseUnknownKeys):
     time: Line | None = None
     """The job's limit in SLURM's form, such as "02:00:00"; quote it, or YAML reads a number."""
     exclusive: Flag = True
-    """Share the nodes with nobody: others' work would be part of the measurement."""
+    """Do not share the nodes: other jobs would disturb the measurement."""
     array_tasks: Count | None = None
     """Make several strategies or models an array job with at most this many tasks at a time. None: one job for all."""
     arguments: tuple[Line, ...] = ()

@@ -167,7 +167,7 @@ class _Reader:
                 why = "It must be an alias of keys with values, such as *name, or a list of them."
                 raise ConfigError("<< has nothing to merge.", where=where, why=why)
             if id(source) in self.open:
-                raise ConfigError("<< contains itself.", where=where, why="Its alias names a key that it stands under.")
+                raise ConfigError("<< contains itself.", where=where, why="Its alias names a key that contains it.")
             self.open.add(id(source))
             found = {**self.entries(source, path), **found}
             self.open.remove(id(source))
@@ -183,9 +183,7 @@ class _Reader:
         if id(node) in self.open:
             known = next(path[:end] for end in range(len(path), -1, -1) if path[:end] in self.origins)  # items have no line
             where = f"{self.origins[known]} {'.'.join(path)}"
-            raise ConfigError(
-                f"{'.'.join(path)} contains itself.", where=where, why="Its alias names a key that it stands under."
-            )
+            raise ConfigError(f"{'.'.join(path)} contains itself.", where=where, why="Its alias names a key that contains it.")
         self.open.add(id(node))
         try:
             if isinstance(node, yaml.MappingNode):

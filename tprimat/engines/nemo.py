@@ -112,7 +112,7 @@ def missing_modules() -> list[str]:
 
 @cache
 def can_import(name: str) -> bool:
-    """Return whether a module can be imported, which may fail even if it is installed. Tried in a process of its own."""
+    """Return whether a module can be imported, which may fail even if it is installed. Tried in its own process."""
     if not is_installed(name.partition(".")[0]):
         return False
     try:

@@ -66,7 +66,7 @@ class Accelerator:
     link_peers: int | None = None
     """Where each pair of GPUs has links of its own, without a switch: the peers that share them. None: any group has all."""
     measured_flops: Mapping[Dtype, float] = field(default_factory=dict)
-    """dtype -> the highest FLOP/s of a matrix product that somebody has published, in short bursts."""
+    """dtype -> the highest FLOP/s of a published matrix product, in short bursts."""
     network_bytes_per_second: float = 50e9
     """Of one GPU to other nodes, one direction, in the vendor's reference system: one adapter of 400 Gbit/s unless the row says
     otherwise."""

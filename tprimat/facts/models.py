@@ -202,7 +202,7 @@ class ModelShape(RefuseUnknownKeys):
             what = f"{name}: moe_router_group_topk ({best}) should be smaller than moe_router_num_groups ({groups}), or equal."
             raise ConfigError(what, why="A token uses the best of these groups.", fix=f"router_best_groups: 1 to {groups}")
         if chosen % best:
-            what = f"{name}: moe_router_topk ({chosen}) is no multiple of moe_router_group_topk ({best})."
+            what = f"{name}: moe_router_topk ({chosen}) is not a multiple of moe_router_group_topk ({best})."
             why = f"A group is judged by its best {chosen} / {best} experts."
             raise ConfigError(what, why=why, fix=f"router_best_groups: {_divisors(chosen)}")
         if chosen > best * (experts // groups):

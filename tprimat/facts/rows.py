@@ -71,7 +71,7 @@ def in_si(row: Row, units: Units) -> Row:
 
 @cache
 def document(path: Path) -> dict[str, Any]:
-    """Return the content of a YAML file; empty where it is no mapping."""
+    """Return the content of a YAML file; empty if it is not a mapping."""
     import yaml  # imported late: programs that look up no fact should start fast
 
     try:

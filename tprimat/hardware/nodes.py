@@ -39,7 +39,7 @@ class Nodes:
     master_port: int | None = None
     """Where the launcher of the first node waits for the others."""
     job: str | None = None
-    """What the scheduler calls this start of the command, the same on every node; None: nobody says."""
+    """What the scheduler calls this start of the command, the same on every node; None if unknown."""
     hosts: tuple[str, ...] = ()
     """Names of all nodes in the order of their ranks, where the scheduler knows them."""
 
@@ -89,10 +89,10 @@ def most_cpu_ranks() -> int:
 
 
 def told_nodes(environment: Mapping[str, str] = os.environ) -> tuple[int, str] | None:
-    """Return on how many nodes the scheduler started this command, and the variable that says so; None: nothing says so.
+    """Return the number of nodes on which the scheduler started this command, and the variable that says so; None if unknown.
 
     Raises:
-        LaunchError: the variable is no whole number.
+        LaunchError: the variable is not a whole number.
     """
     if in_slurm_step(environment):
         return whole_number(environment, "SLURM_STEP_NUM_NODES"), "SLURM_STEP_NUM_NODES"
@@ -119,7 +119,7 @@ def find_nodes(count: int, environment: Mapping[str, str] = os.environ) -> Nodes
         raise LaunchError(
             f"{told[1]} is {told[0]}, but the run is on {count} node{'s' * (count > 1)}.",
             where=told[1],
-            why="Every process that the scheduler started would make a run of its own.",
+            why="Each process that the scheduler started would start its own run.",
             fix=f"--nodes {told[0]}, or start the command on {count} node{'s' * (count > 1)}"
             + f"; unset {told[1]} if it is left over in this shell" * (told[1] in SET_BY_HAND),
         )

@@ -109,7 +109,7 @@ NVIDIA_REASONS = {
     0x80: "power brake",
 }
 """Bits of nvmlDeviceGetCurrentClocksEventReasons (NVML API reference, nvmlClocksEventReasons). Idle (0x1) and clocks set by
-applications or a display (0x2, 0x100) are no throttling."""
+applications or a display (0x2, 0x100) are not throttling."""
 NVIDIA_REASON_FUNCTIONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
 """The same bits: the name since driver 535, and the older one."""
 AMD_REASONS = {

@@ -84,7 +84,7 @@ def take_records(pids: set[int], folder: Path) -> list[RankRecord]:
 
 
 def read_record(path: Path, rank: int) -> RankRecord:
-    """Read the file of one rank; one that is missing, or not what torch writes today, is no answer."""
+    """Read the file of one rank; one that is missing, or not in torch's current format, gives None."""
     try:
         return parse_record(json.loads(path.read_text(encoding="utf8")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

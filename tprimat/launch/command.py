@@ -41,7 +41,7 @@ def run_command(command: Command, on_line: Callable[[str], None], limit_seconds:
 
 
 def run_ranks(module: str, arguments: Sequence[str], ranks: int, on_line: Callable[[str], None]) -> str | None:
-    """Run a module under torchrun with one process a rank, and leave no process behind.
+    """Run a module under torchrun with one process per rank, and leave no process behind.
 
     Returns:
         Why the ranks failed; None where all ended well.

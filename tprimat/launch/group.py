@@ -101,7 +101,7 @@ class Stop:
     kind: Literal["stop"] = "stop"
     cause: str
     stacks: bool
-    """The run hangs: save where the processes stand first."""
+    """The run hangs: save the stacks of the processes first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,7 +273,9 @@ class Group:
         self._send(part)
         self._poll()
         if self._lost:
-            raise LostNodeError(f"{self._loss()} No further run can start.", fix="the same call with --resume goes on from here")
+            raise LostNodeError(
+                f"{self._loss()} No further run can start.", fix="the same call with --resume continues from here"
+            )
 
     def check(self, now: float) -> Failure | None:
         """Return why the run must end: a node is lost, or its ranks have failed and those of this node go on."""
@@ -284,12 +286,12 @@ class Group:
             if failure.kind != PART_FAILED or now - at > FAILED_PART_SECONDS:
                 return failure
         if self._lost:
-            hint = "look at that machine and at the scheduler's log; the same call with --resume makes the run again"
+            hint = "look at that machine and at the scheduler's log; the same call with --resume repeats the run"
             return Failure(outcome="failed", cause=self._loss(), hint=hint, kind="lost_node")
         return None
 
     def failure_of(self, rank: int) -> Failure:
-        """Return in words how the ranks of a node failed, as far as their exit shows it."""
+        """Describe how the ranks of a node failed, as far as their exit shows it."""
         ended, name = self._ended[rank], self.name(rank).capitalize()
         if ended.stopped is not None:
             return Failure(outcome="interrupted", cause=f"{name}: {ended.stopped}")
@@ -465,7 +467,7 @@ def _fits(hello: Hello, own: Hello, link: Link, hellos: dict[int, Hello]) -> boo
         taken = f", and its node {hello.rank} is {hellos[hello.rank].node.host}" if hello.rank in hellos else ""
         what = f"The run at this address is job {own.job or 'without a name'} on {own.count} nodes{taken}."
         this = f"This is node {hello.rank} of {hello.count} of job {hello.job or 'without a name'}."
-        fix = "a NODE_RANK of its own for every node, and a MASTER_PORT of its own for every run"
+        fix = "a different NODE_RANK for every node, and a different MASTER_PORT for every run"
         _refuse(link, LaunchError(what, why=this, fix=fix))
         return False
     for name, version in own.software.items():

@@ -1,6 +1,6 @@
 """Find and stop all processes of a run, in any session and under any parent.
 
-torchrun starts every rank in a session of its own (torch.distributed.elastic.multiprocessing.subprocess_handler), so a signal to
+torchrun starts every rank in its own session (torch.distributed.elastic.multiprocessing.subprocess_handler), so a signal to
 torchrun's process group reaches no rank. A marker in the environment, which children inherit, identifies them even after their
 parents are gone; Jenkins' process tree killer works the same way. The parent relation finds those that cleared their environment.
 """

@@ -380,7 +380,7 @@ class Attempt:
         return group.finish(self._launch.grace_seconds + OTHER_NODES_SECONDS)
 
     def _with_stacks(self, why: Failure) -> Failure:
-        """Save where the processes stand, and return the failure with a hint at that."""
+        """Save the stacks of the processes, and return the failure with a hint to them."""
         text, path = describe(self._stacks), self._launch.directory.path / "stacks.txt"
         if not text:
             self._watcher.on_notice("No stacks are saved: py-spy is not installed, and no process prints its own.")

@@ -53,7 +53,7 @@ def script(job: Job) -> str:
         *job.options,
     ]
     if broken := [option for option in options if not option.isprintable()]:
-        raise LaunchError(f"{broken[0]!r} is no option of sbatch.", why="An option is one line of its script.")
+        raise LaunchError(f"{broken[0]!r} is not an option of sbatch.", why="An option is one line of its script.")
     lines = ["#!/bin/bash", *(f"#SBATCH {shlex.quote(option)}" for option in options), ""]
     words = shlex.join(job.command)
     if not job.tasks:
@@ -110,15 +110,15 @@ FINAL: dict[str, Failure | None] = {
     "DEADLINE": Failure(
         outcome="timed_out", cause="SLURM ended the job at its deadline.", hint="a later --deadline, or fewer steps"
     ),
-    "NODE_FAIL": Failure(outcome="failed", cause="A node of the job failed.", hint="the same call makes what is missing"),
-    "BOOT_FAIL": Failure(outcome="failed", cause="A node of the job did not start.", hint="the same call makes what is missing"),
+    "NODE_FAIL": Failure(outcome="failed", cause="A node of the job failed.", hint="the same call runs what is missing"),
+    "BOOT_FAIL": Failure(outcome="failed", cause="A node of the job did not start.", hint="the same call runs what is missing"),
     "OUT_OF_MEMORY": Failure(
         outcome="out_of_memory",
         cause="SLURM ended the job because it exceeded its main memory.",
         hint="--mem=0 among cluster.slurm.arguments gives a job all of a node's",
     ),
-    "PREEMPTED": Failure(outcome="interrupted", cause="A job of higher priority took its nodes.", hint="the same call goes on"),
-    "CANCELLED": Failure(outcome="interrupted", cause="The job was cancelled.", hint="the same call goes on"),
+    "PREEMPTED": Failure(outcome="interrupted", cause="A job of higher priority took its nodes.", hint="the same call continues"),
+    "CANCELLED": Failure(outcome="interrupted", cause="The job was cancelled.", hint="the same call continues"),
     "REVOKED": Failure(outcome="interrupted", cause="Another cluster runs the job.", hint=None),
 }
 """States in which a job stays -> what they mean for a run that did not record its own end."""

@@ -1,4 +1,4 @@
-"""Where the processes of a hung run stand, before they are stopped: their stacks, and the rank that the others wait for."""
+"""Stacks of the processes of a hung run, before they are stopped, and the rank that the others wait for."""
 
 import re
 import shutil
@@ -37,7 +37,7 @@ class Stack:
 
     @property
     def place(self) -> tuple[str, str, str] | None:
-        """Function, file and line where its main thread stands."""
+        """Function, file and line of its main thread."""
         sections: list[tuple[str, list[str]]] = []
         for line in self.text.splitlines():
             if THREAD.match(line):
@@ -52,7 +52,7 @@ class Stack:
 
     @property
     def waits_for_others(self) -> bool:
-        """Whether it stands in an operation of all ranks."""
+        """Whether it is in an operation of all ranks."""
         return self.place is not None and "torch/distributed" in self.place[1]
 
 

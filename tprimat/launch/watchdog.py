@@ -9,7 +9,7 @@ from tprimat.logs.failures import Failure
 USUAL_STEPS = 1000
 """The newest steps, whose median time is the usual one."""
 SUSPENDED_SECONDS = 1.0
-"""A launcher that has not polled for this long was suspended (Ctrl-Z, a sleeping machine): the pause is no hang of the run."""
+"""A launcher that has not polled for this long was suspended (Ctrl-Z, a sleeping machine): the pause is not a hang of the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

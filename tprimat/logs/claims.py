@@ -23,7 +23,7 @@ from tprimat.logs.steps import (
     mean_batch,
 )
 from tprimat.records.evidence import CAUTION
-from tprimat.records.schema import Evidence, Machine
+from tprimat.records.schema import Evidence, Machine, finite_or_none
 
 PARAMETER_TOLERANCE = 0.01
 """Frameworks pad the vocabulary differently."""
@@ -52,11 +52,6 @@ def world_size(evidence: Mapping[str, Any]) -> int | None:
     if None in degrees:
         return None
     return math.prod(int(degree) for degree in degrees if degree) * int(evidence.get("context_parallel", 1))
-
-
-def finite_or_none(value: float | None) -> float | None:
-    """Return a finite number; records keep no other, their field `finite` says so."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,7 +332,7 @@ def check_consumed(contents: LogContents, workload: Workload, log: str) -> None:
     raise ConfigError(
         f"The log contradicts itself or a flag: consumed samples grow by {counted:g} a step, the batch is {batch}.",
         where=f"{log}:{step.line}",
-        why="Tokens a second follow the batch.",
+        why="Tokens per second follow from the batch.",
         fix="a log as the framework wrote it, or another --global-batch-size",
     )
 

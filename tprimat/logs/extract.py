@@ -17,7 +17,6 @@ from tprimat.logs.claims import (
     check_flags,
     check_model,
     check_strategy,
-    finite_or_none,
     machine_of,
     merged_workload,
     model_of,
@@ -38,7 +37,7 @@ from tprimat.logs.steps import (
     step_times,
 )
 from tprimat.records.evidence import CAUTION
-from tprimat.records.schema import Evidence, LogSource, Machine, RunRecord, StepRecord
+from tprimat.records.schema import Evidence, LogSource, Machine, RunRecord, StepRecord, finite_or_none
 
 SEQUENCE_UNIT = 64
 """Sequence lengths in training are multiples of it; a derived length counts only close to such a multiple."""

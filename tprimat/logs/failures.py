@@ -188,7 +188,7 @@ PRIMARY = (
         "failed",
         r"CANCELLED AT \S+ DUE TO NODE FAILURE",
         "The scheduler lost a node of the job.",
-        "the scheduler's log names it; --resume makes the run again",
+        "the scheduler's log names it; --resume repeats the run",
     ),
     _signature("scheduler", "interrupted", r"CANCELLED AT \S+", "The scheduler cancelled the job.", None),
 )
@@ -346,14 +346,14 @@ def stopped_by(name: str, seconds_left: float | None) -> Failure:
 
     Args:
         name: of the signal, such as SIGTERM.
-        seconds_left: until the scheduler's time limit; None: there is none, or nobody knows.
+        seconds_left: until the scheduler's time limit; None if there is none or it is unknown.
     """
     margin = WARNING_SECONDS if name in {"SIGUSR1", "SIGUSR2"} else LIMIT_SECONDS
     if seconds_left is None or seconds_left > margin or name in {"SIGINT", "SIGHUP"}:
         return Failure(outcome="interrupted", cause=f"Stopped by {name}.")
     when = f"{seconds_left:.0f} s before" if seconds_left > 0 else "at"
     cause = f"The scheduler's time limit: {name} came {when} the end of the job."
-    return Failure(outcome="timed_out", cause=cause, hint="ask for more time, or fewer steps; --resume goes on")
+    return Failure(outcome="timed_out", cause=cause, hint="ask for more time, or fewer steps; --resume continues")
 
 
 def earliest(found: Sequence[tuple[Failure, Sequence[str]]]) -> Failure:

@@ -332,7 +332,7 @@ class LogReading:
             self.errors.append(line[:LONGEST_ERROR])
 
     def failure_lines(self) -> list[str]:
-        """Return the lines that may name the cause of a failure, in the order of the log; lines of steps are no part of them."""
+        """Return the lines that may name the cause of a failure, in the order of the log; without lines of steps."""
         last = [line for line in self.last_lines if self.dialect is None or self.dialect.read_line(line) is None]
         seen = set(last)
         return [line for line in self.errors if line not in seen] + last

@@ -84,7 +84,7 @@ def shape_of_arguments(arguments: Mapping[str, str]) -> ModelShape:
     """Return the shape that Megatron's arguments describe, named by its size.
 
     Raises:
-        ConfigError: the log does not print all of it, or it is no transformer of attention layers alone.
+        ConfigError: the log does not print all of it, or it is not a transformer with only attention layers.
     """
     needed = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "swiglu")
     missing = [name for name in needed if name not in arguments]
@@ -128,15 +128,15 @@ def _refuse_uncounted_layers(arguments: Mapping[str, str]) -> None:
     """Refuse a model with layers whose FLOP are not counted."""
     if other := other_layers(arguments):
         raise ConfigError(
-            "The log is that of adapters beside frozen weights."
+            "The log is from training adapters on frozen weights."
             if other == "peft"
-            else "The log is that of a model with other layers than full attention.",
+            else "The log is from a model with layers other than full attention.",
             why=f"{other} is {arguments[other]}; its FLOP are not counted here.",
             fix="a log of training all weights, with full attention",
         )
     if number_of(arguments, "mtp_num_layers"):
         raise ConfigError(
-            "The log is that of a model with multi-token prediction.",
+            "The log is from a model with multi-token prediction.",
             why=f"mtp_num_layers is {arguments['mtp_num_layers']}; the FLOP of its further layers are not counted here.",
             fix="a log without it",
         )
@@ -172,7 +172,7 @@ def with_experts(shape: ModelShape, arguments: Mapping[str, str]) -> ModelShape:
     shared = number_of(arguments, "moe_shared_expert_intermediate_size") or 0
     if shared % width:
         raise ConfigError(
-            f"The log's shared experts are {shared} wide, no multiple of an expert's {width}.",
+            f"The log's shared experts are {shared} wide, not a multiple of an expert's {width}.",
             why="A shape holds whole shared experts.",
             fix="--model-name with the model that ran",
         )

@@ -151,7 +151,7 @@ class LogContents:
     _reports: dict[int, LineFields] = field(default_factory=dict)
     _current: LoggedStep | None = None
     _next_tflops: float | None = None
-    """Printed on a line of its own before the step."""
+    """Printed on a separate line before the step."""
     _in_dump: bool = False
     _new_process: bool = False
     """Settings of a process were printed after steps."""

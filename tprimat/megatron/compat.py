@@ -105,12 +105,12 @@ def has_grouped_matmul() -> bool:
 
 
 def grouped_matmul(rows: Tensor, matrices: Tensor, *, offs: Tensor) -> Tensor:
-    """Multiply slices of rows, which end at `offs`, each with a matrix of its own, by torch's grouped product."""
+    """Multiply slices of rows, which end at `offs`, each with its own matrix, by torch's grouped product."""
     return require("torch", torch, "_grouped_mm")(rows, matrices, offs=offs)  # type: ignore[no-any-return]
 
 
 def scaled_grouped_matmul(rows: Tensor, matrices: Tensor, scales: tuple[Tensor, Tensor], *, offs: Tensor) -> Tensor:
-    """Multiply 8-bit slices of rows, which end at `offs`, each with a column-major matrix of its own, in bf16.
+    """Multiply 8-bit slices of rows, which end at `offs`, each with its own column-major matrix, in bf16.
 
     Scales undo the scaling of each row, shape (n,), and of each column of each matrix, shape (matrices, columns). Sums have the
     precision of the matrix units.

@@ -45,7 +45,7 @@ _step = 0
 
 
 def next_step() -> None:
-    """Convert weights anew from now on, because the optimizer has changed them."""
+    """Convert weights again from now on, because the optimizer has changed them."""
     global _step  # noqa: PLW0603 - one training loop a process, and a weight's owner cannot see the optimizer
     _step += 1
 

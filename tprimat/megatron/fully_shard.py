@@ -1,9 +1,9 @@
 """Weights, gradients and optimizer states split over the replicas: ZeRO-3 (arXiv:1910.02054), by torch's fully_shard (FSDP2).
 
-The problem: each replica keeps bf16 weights and fp32 gradients of its whole model, 6 bytes a weight on every GPU, whatever the
+The problem: each replica keeps bf16 weights and fp32 gradients of its whole model, 6 bytes per weight on every GPU, whatever the
 distributed optimizer shares. Llama 3.1 8B with two replicas needs 90 GiB before the first activation.
 
-What is done: each of the data-parallel and context-parallel ranks keeps its rows of every weight, in fp32: 16 bytes a weight with
+What is done: each data-parallel and context-parallel rank keeps its rows of every weight in fp32: 16 bytes per weight with
 gradient and moments, divided by the ranks. A layer gathers its weights in bf16 before it computes and drops them afterwards, in
 both passes; so do the embedding, and the output layer together with the last norm. Their gradients are averaged over the ranks
 in fp32 after each micro-batch and added up as shards, so that no gradient of the whole model ever exists. The model is built on

@@ -62,7 +62,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         self.sequences: Sequences | None = None
         self.observed: ObservedBatch | None = None
         self.before_gradient_sync: list[Callable[[], None]] = []
-        """Called in each step when this rank has its gradients and goes on to wait for those of the others."""
+        """Called in each step when this rank has its gradients and starts to wait for those of the others."""
 
     @property
     def micro_batch(self) -> int:

@@ -358,10 +358,10 @@ class ShardedAdamW(AdamWWithSchedule):
 
 
 class Bf16AdamW(AdamWWithSchedule):
-    """AdamW without master weights: gradients and moments in the weights' dtype, 8 bytes a weight in bf16 instead of 18.
+    """AdamW without master weights: gradients and moments in the weights' dtype, 8 bytes per weight in bf16 instead of 18.
 
     For a single rank, so that one GPU holds the training of a model that does not fit with fp32 states. A bf16 weight has eight
-    bits of precision, and smaller updates are lost: this measures speed and is no way to train. torch.optim.AdamW does the
+    bits of precision, and smaller updates are lost: this is for measuring speed, not for training. torch.optim.AdamW does the
     update, fed from Megatron's gradient buffer.
     """
 

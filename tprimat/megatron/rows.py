@@ -1,6 +1,6 @@
 """Rows of hidden states that move to places in another order and back.
 
-Each token has k choices, and each choice a place of its own. All results are independent of the order in which a device works.
+Each token has k choices, and each choice its own place. All results are independent of the order in which a device works.
 """
 
 from functools import cache

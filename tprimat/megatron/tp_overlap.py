@@ -10,7 +10,7 @@ What is done, with `ranks` pieces:
 - start_reduce_scatter: compute one whole product, whose parts then travel while the caller does something else (wgrad).
 Copies between GPUs use the copy engines, and so take nothing from the matrix units. torch has such operators, too
 (torch.ops.symm_mem.fused_*), with three barriers for a gathered product, in the streams that multiply. Here each rank writes to
-one half of a workspace while the others may still read the other half, so that one barrier a piece is enough, and it runs in a
+one half of a workspace while the others may still read the other half, so that one barrier per piece is enough, and it runs in a
 stream of its own: the stream that multiplies waits for data alone.
 
 Why one barrier is enough: a rank writes to a half again two exchanges later. By then it has passed the barrier of the exchange
@@ -86,7 +86,7 @@ class TensorParallelExchange(Protocol):
         ...
 
     def start_reduce_scatter(self, rows: Tensor, matrix: Tensor) -> PendingSum:
-        """Begin the same; its parts travel while the caller goes on."""
+        """Begin the same; its parts travel while the caller continues."""
         ...
 
 

@@ -1,8 +1,8 @@
 """Weight gradients (wgrad) added straight into Megatron's fp32 buffer by the operation that computes them.
 
 The problem: a weight's gradient is the sum over the micro-batches of a step, taken in fp32. Autograd writes each micro-batch's
-gradient in bf16, and a second kernel reads it, converts it, and reads and writes the buffer: 2 + 2 + 4 + 4 bytes a weight beside
-the product itself. Before each step the buffer is cleared, which writes another 4 bytes.
+gradient in bf16, and a second kernel reads it, converts it, and reads and writes the buffer: 2 + 2 + 4 + 4 bytes per weight
+beside the product itself. Before each step the buffer is cleared, which writes another 4 bytes.
 
 What is done:
 - Matrices: cuBLAS multiplies bf16 into an fp32 accumulator and adds what is there (`beta = 1`), so that the product itself

@@ -205,7 +205,7 @@ def count_ranks(loaded: LoadedConfig, platform: PlatformName, found: int | None)
         return hardware.nodes, found or hardware.gpus_per_node_when_absent
     if platform != "cpu" and found is not None and requested > found:
         where = loaded.where("hardware", "platforms", platform, "gpus_per_node")
-        raise ConfigError(f"{requested} GPUs are asked for, and this machine has {found}.", where=where, fix=f"--gpus {found}")
+        raise ConfigError(f"{requested} GPUs are requested, but this machine has {found}.", where=where, fix=f"--gpus {found}")
     return hardware.nodes, requested
 
 
@@ -275,7 +275,7 @@ def _named(
     where = loaded.where(*(place or path))
     if not table:
         raise ConfigError(
-            f"{'.'.join(path)} is empty.", where=where, why=f"A {noun} {name!r} is asked for.", fix=f"add {name}: ..."
+            f"{'.'.join(path)} is empty.", where=where, why=f"A {noun} {name!r} is requested.", fix=f"add {name}: ..."
         )
     raise ConfigError(f"There is no {noun} {name!r} in {'.'.join(path)}.", where=where, fix=_suggestion(name, table))
 

@@ -52,7 +52,7 @@ def planned_capacity(plan: RunPlan) -> ExpertCapacity | None:
 
 
 def mismatches(plan: RunPlan, evidence: Evidence) -> tuple[str, ...]:
-    """List where the framework ran something else than planned, so that the run does not count. An absent fact is no mismatch."""
+    """List what the framework ran other than planned, so that the run does not count. An absent fact is not a mismatch."""
     return tuple(
         f"{name}: {planned} was asked for, {ran} ran"
         for name, planned, ran in _pairs(plan, evidence)

@@ -17,7 +17,7 @@ def doubtful_figures(loaded: LoadedConfig) -> list[str]:
     """Return a sentence for each stated size that differs from ours by more than rounding explains.
 
     Ours are parameters x 18 bytes / ranks. A stated size may be rounded to its last digit, and its number of parameters to 0.1
-    billion. Activations are no part of it, and neither is the distributed optimizer, which saves more with each replica.
+    billion. It includes neither activations nor the distributed optimizer, which saves more with each replica.
     """
     found = []
     for name, model in loaded.config.models.items():

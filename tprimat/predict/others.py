@@ -1,4 +1,4 @@
-"""Memory by two other estimators, for comparison on the same rows. The formulas are theirs, written down anew here.
+"""Memory by two other estimators, for comparison on the same rows. The formulas are theirs, reimplemented here.
 
 Megatron-LM: megatron/training/theoretical_memory_usage.py of NVIDIA/Megatron-LM, commit d98e8a64dd (Apache-2.0). It describes the
 first pipeline stage, without the allocator, NCCL, recomputation and unfused attention.

@@ -184,7 +184,7 @@ def _interpolated(samples: Sequence[tuple[int, float]], size: float) -> float:
 
 
 def published_rates(accelerator: Accelerator, gpus_per_node: int) -> Rates:
-    """Return the rates of an accelerator that nobody has probed here, from its data sheet and published measurements."""
+    """Return the rates of an accelerator without probes, from its data sheet and published measurements."""
     usual = usual_share(accelerator)
     flops: dict[str, float] = {
         dtype: SUSTAINED_SHARE * measured if (measured := accelerator.measured_flops.get(dtype)) else usual * peak
@@ -263,7 +263,7 @@ def probed_rates(probes: Iterable[ProbeRecord], accelerator: Accelerator, gpus_p
 
 
 def sustained_shares(probes: Iterable[ProbeRecord]) -> dict[str, float]:
-    """Return by dtype what sustained load leaves of a warm product's rate: the power cap lowers the clock of a training run.
+    """Return by dtype the share of a warm product's rate that load leaves: the power cap lowers the clock of a training run.
 
     It is the median over the products that were measured both ways (tprimat probe rounds).
     """
@@ -281,7 +281,7 @@ def sustained_shares(probes: Iterable[ProbeRecord]) -> dict[str, float]:
 
 
 def _newest(probes: Iterable[ProbeRecord]) -> list[ProbeRecord]:
-    """Return of each operation and shape the last measurement; an older one may come from another version of the software."""
+    """Return the last measurement of each operation and shape; an older one may come from another version of the software."""
     found = {}
     for probe in sorted(probes, key=lambda probe: probe.started_at):
         found[probe.kind, probe.variant, probe.dtype, tuple(sorted(probe.shape.items()))] = probe

@@ -213,7 +213,7 @@ def _weight_gradient(workload: Workload, rates: Rates, sides: tuple[int, int, in
 
 
 def _accumulation_bytes(workload: Workload) -> int:
-    """Return the bytes a weight that adding its gradient to the sum moves besides the product itself."""
+    """Return the bytes per weight that adding its gradient to the sum moves besides the product itself."""
     total = 2 * workload.gradient_bytes
     return total if workload.implementation.accumulates_weight_gradients else 2 + 2 + total
 
@@ -336,7 +336,7 @@ def _eager_elements(workload: Workload) -> tuple[float, float]:
 def _conversion_bytes(workload: Workload, matrices: Sequence[WeightMatrix], *, again: bool) -> float:
     """Return the bytes of finding the largest value, then writing 8 bits in both orientations, of rows and gradients.
 
-    Without wgrad in fp8 one orientation is enough, and a row, which has a scale of its own, is read once.
+    Without wgrad in fp8 one orientation is enough, and a row, which has its own scale, is read once.
     """
     total = 0.0
     for matrix in matrices:

@@ -42,7 +42,7 @@ class Implementation:
     loss_over_tensor_ranks: Loss | None = None
     """Where it differs over several tensor ranks."""
     eager_loss: bool = False
-    """The chunks' element-wise parts are not compiled, so that each operation has a result of its own in fp32."""
+    """The chunks' element-wise parts are not compiled, so that each operation has its own result in fp32."""
     eager_layers: bool = False
     """Norms, residual sums and rotation are not compiled: each operation reads and writes memory (_eager_elements in time.py)."""
     eager_optimizer: bool = False

@@ -100,7 +100,7 @@ class Gauges:
             self._loads.append(load)
 
     def take(self) -> Load:
-        """Return the mean since `start` and start anew."""
+        """Return the mean since `start` and start again."""
         load = Load(
             clock_hertz=mean([load.clock_hertz for load in self._loads]),
             power_watts=mean([load.power_watts for load in self._loads]),

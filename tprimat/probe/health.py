@@ -1,4 +1,4 @@
-"""Measure every GPU against its neighbours, under torchrun with one rank a GPU, on any number of nodes.
+"""Measure every GPU against its neighbours, under torchrun with one rank per GPU, on any number of nodes.
 
 All ranks multiply and copy at the same time, as in training, then the ranks of each node, and all ranks, reduce together. The
 first rank prints one JSON document; runner/health.py judges it. python -m tprimat.probe.health

@@ -11,7 +11,7 @@ ONCE_READ_FROM_CONFIGURATION = ("recompute", "sequence_parallel", "data")
 CAUTION = "caution: "
 """Begins a note of a log that belongs to every analysis of its run."""
 REDIRECTED = "Megatron-Core's CUDA calls ran on the CPU: this shows that it works, not how fast anything is."
-"""The note of a run whose trainer has no CPU of its own."""
+"""The note of a run whose trainer shares its CPU."""
 NO_FACTS = ("source", "grades", "notes")
 
 
@@ -35,7 +35,7 @@ def grade_of(run: RunRecord, name: str) -> Grade | None:
     """Return how well a fact is known; None where it is not recorded.
 
     A record without grades is an older one, or from a log: what a framework prints of its settings is resolved. What only the
-    record holds, and no evidence, is what somebody stated.
+    record holds, and no evidence, is stated.
     """
     evidence = run.evidence
     value = None if evidence is None else getattr(evidence, name)

@@ -14,7 +14,7 @@ from typing import Any
 from tprimat.errors import RecordError
 from tprimat.facts.accelerators import BACKEND_OF_ANY_NAME, DTYPES, Backend
 from tprimat.facts.models import model_shape
-from tprimat.records.schema import LARGEST_REAL, Evidence, LogSource, Machine, RunRecord, StepRecord
+from tprimat.records.schema import LARGEST_REAL, Evidence, LogSource, Machine, RunRecord, StepRecord, finite_or_none
 from tprimat.records.store import checked
 
 ENGINES = {
@@ -198,7 +198,7 @@ def _steps(reader: _Reader) -> tuple[StepRecord, ...]:
                 step=index + 1,
                 step_seconds=value,
                 tokens=tokens,
-                loss=loss if loss is not None and math.isfinite(loss) else None,
+                loss=finite_or_none(loss),
                 learning_rate=rate,
                 finite=loss is None or math.isfinite(loss),
                 peak_allocated_bytes=None if gigabytes is None else _bytes(reader, "raw_memory_values", gigabytes),

@@ -86,7 +86,7 @@ def locked(folder: Path, job: tuple[str, int] | None = None) -> Iterator[None]:
 
 
 def holder_of(folder: Path) -> Holder | None:
-    """Return the launcher that holds a folder now; None where nobody does."""
+    """Return the launcher that holds a folder now, or None."""
     path = folder / LOCK_FILE
     try:
         with path.open("rb") as file:

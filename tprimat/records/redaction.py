@@ -106,7 +106,7 @@ KNOWN_VARIABLE = re.compile(
     r"|TORCH|TORCHINDUCTOR|TORCHELASTIC|PYTORCH|TRITON|OMP|MKL|KMP|OPENBLAS|MALLOC|MASTER|WORLD|LOCAL|RANK|PYTHON|TOKENIZERS|HF_HUB"
     r"|HF_DATASETS|TRANSFORMERS|PRIMUS|MEGATRON|NEMO|SLURM|TF)(?:[A-Z0-9]*_[A-Z0-9_]*)?|PYTHON[A-Z]+|OMP_\w+|HF_HOME"
 )
-"""Environment variables whose values matter for speed and are no secrets."""
+"""Environment variables whose values matter for speed and are not secrets."""
 
 
 ENVIRONMENT_SETTING = re.compile(r"(\benvironment\.(\w+)=)(.*)", re.S)

@@ -45,11 +45,16 @@ def _plain(value: Any, depth: int = 0) -> Any:
     return value
 
 
+def finite_or_none(value: float | None) -> float | None:
+    """Return a finite number; records keep no other, and their field `finite` says so."""
+    return value if value is not None and math.isfinite(value) else None
+
+
 Version = Annotated[int, AfterValidator(_known_version)]
 WholeNumber = Annotated[int, Field(ge=0, le=LARGEST_WHOLE)]
 Count = Annotated[int, Field(ge=1, le=LARGEST_WHOLE)]
 Name = Annotated[str, Field(max_length=300, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
-"""What stands in tables and pictures: one line, which a terminal shows as it is."""
+"""Text of tables and pictures: one line, which a terminal shows as it is."""
 StepNumber = Annotated[int, Field(ge=1, le=LARGEST_STEP)]
 Real = Annotated[float, Field(ge=-LARGEST_REAL, le=LARGEST_REAL, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, le=LARGEST_REAL, allow_inf_nan=False)]

@@ -2,7 +2,7 @@
 
 OUTPUT/runs/RUN_ID/   plan.json   what was requested
                       run.json    what ran and how it ended, replaced atomically
-                      steps.jsonl one line a step, appended as the step ends
+                      steps.jsonl one line per step, appended as the step ends
                       telemetry.jsonl, training.log
                       micro_batch/N/  the same for a search for the micro-batch, with trials.jsonl instead of run.json
 """

@@ -69,12 +69,13 @@ def merged(parts: list[StepRecord]) -> StepRecord:
         step_seconds=sum(part.step_seconds * part.merged for part in parts) / count,
         tokens=None if None in tokens else round(sum((part.tokens or 0) * part.merged for part in parts) / count),
         finite=all(part.finite for part in parts),
-        peak_allocated_bytes=_most(part.peak_allocated_bytes for part in parts),
-        peak_reserved_bytes=_most(part.peak_reserved_bytes for part in parts),
+        peak_allocated_bytes=largest(part.peak_allocated_bytes for part in parts),
+        peak_reserved_bytes=largest(part.peak_reserved_bytes for part in parts),
     )
 
 
-def _most(values: Iterable[int | None]) -> int | None:
+def largest(values: Iterable[int | None]) -> int | None:
+    """Return the largest known value; None if none is known."""
     return max((value for value in values if value is not None), default=None)
 
 

@@ -70,8 +70,8 @@ def text(comparison: Comparison, screen: Screen = PLAIN) -> str:
         lines += [
             "",
             screen.prose(
-                "No run counts, so there is nothing to compare. ./benchmark.py --resume makes such runs again, "
-                "those of a sweep with --retry-failed.",
+                "No run counts, so there is nothing to compare. ./benchmark.py --resume repeats such runs; in a "
+                "sweep, add --retry-failed.",
                 2,
             ),
         ]
@@ -115,7 +115,7 @@ def notes(comparison: Comparison) -> dict[str, list[str]]:
 
 
 NUMBER = re.compile(r"(?<![\w.,-])\d+(?:,\d{3})*(?:\.\d+)?(?![\w-]|[.,]\d)")
-"""A number that stands alone: no part of a name such as H100 or fp8, no negative one and no end of a range."""
+"""A separate number: not part of a name such as H100 or fp8, no negative one and no end of a range."""
 
 
 def merged(found: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
@@ -147,7 +147,7 @@ def sentence(verdict: Verdict) -> str:
     differing = "; ".join(difference(entry) for entry in verdict.differences)
     if verdict.outcome == "refused" or verdict.ratio is None:
         reason = differing or "tokens or GPUs of a run are not recorded"
-        return f"Not compared: {pair}, because they differ: {reason}. (--even-if-different compares all the same.)"
+        return f"Not compared: {pair}, because they differ: {reason}. (--even-if-different compares anyway.)"
     ratio = f"ratio {verdict.ratio.value:.3f}"
     if shows_nothing(verdict.ratio):
         ratio += f", {TOO_FEW}"
@@ -176,7 +176,7 @@ def runs_to_decide(verdict: Verdict, margin: float) -> str:
     more = verdict.runs_to_pass(margin)
     if more is None:
         return f"Undecided at a margin of {units.percent(margin)}; no number of runs would show it to be within, at this ratio."
-    return f"Undecided at a margin of {units.percent(margin)}: {more} runs a side would show it to be within, at this ratio."
+    return f"Undecided at a margin of {units.percent(margin)}: {more} runs per side would show it to be within, at this ratio."
 
 
 def change(ratio: float) -> str:

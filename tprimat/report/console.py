@@ -1,6 +1,6 @@
 """The standard streams of a command whose reader may stall or leave: a paused terminal, a pager, `| head`, a full disk.
 
-A write never blocks the caller, so that a run goes on, signals and time limits work, whatever the reader does. One thread
+A write never blocks the caller, so that runs, signals and time limits work, whatever the reader does. One thread
 writes, with os.write: Python's own buffers would lock the process at its end while a write is blocked.
 """
 
@@ -23,7 +23,7 @@ MOST_WAITING_CHARACTERS = 1 << 16
 PATIENCE_SECONDS = 0.1
 """How long progress waits, once, for a reader that has fallen behind, before lines are dropped."""
 SECONDS_AFTER_A_SIGNAL = 1.0
-"""How long a command that was told to end waits for its reader."""
+"""How long a command waits for its reader after a signal to end."""
 ESCAPES = re.compile(
     r"\x1b(?!\[[0-9;]*m|\[2K)(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[^\[\]])?"
     r"|\r(?!\n|\x1b\[2K)|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]"

@@ -1,4 +1,4 @@
-"""One row a run, flat, for notebooks and experiment trackers: the columns with their meaning, and the rows as CSV and JSON.
+"""One row per run, flat, for notebooks and experiment trackers: the columns with their meaning, and the rows as CSV and JSON.
 
 Units are SI: seconds, bytes, watts, FLOP/s, fractions 0..1. None is what was not recorded or measured; CSV leaves the cell empty.
 """
@@ -111,7 +111,7 @@ COLUMNS: tuple[Column, ...] = (
     _seen("data", "as seen in the run"),
     _run("seed", "of weights and data", kind=int),
     _run("clock", "step_end: our callback; framework: the framework's own times"),
-    _measured("n", "steady steps, which all figures below are over", lambda metrics: metrics.window.steps, kind=int),
+    _measured("n", "steady steps, over which all figures below are taken", lambda metrics: metrics.window.steps, kind=int),
     _measured("first_step", "first of them", lambda metrics: metrics.window.first_step, kind=int),
     _measured("last_step", "last of them", lambda metrics: metrics.window.last_step, kind=int),
     _measured("tokens_per_second", "all GPUs"),
@@ -138,9 +138,9 @@ COLUMNS: tuple[Column, ...] = (
     ),
     _measured("cost_per_million_tokens", "in the currency of the price of a GPU hour"),
     _measured("expert_load", "tokens of the busiest expert over the mean"),
-    _measured("rank_load", "the same of the ranks that share the experts"),
-    _measured("dropped", "share of the choices of experts that were dropped"),
-    _measured("warnings", "what to know of the figures", lambda metrics: "; ".join(metrics.warnings) or None, kind=str),
+    _measured("rank_load", "the same for the ranks that share the experts"),
+    _measured("dropped", "share of expert choices that were dropped"),
+    _measured("warnings", "what to know about the figures", lambda metrics: "; ".join(metrics.warnings) or None, kind=str),
 )
 """Of every run. Behind them follow version_* and option_*, as far as any run has them."""
 
@@ -150,7 +150,7 @@ KINDS = {column.name: column.kind for column in COLUMNS}
 
 
 def rows_of(runs: Sequence[Measured]) -> list[Row]:
-    """Return one row a run, all with the same columns in the same order."""
+    """Return one row per run, all with the same columns in the same order."""
     rows = [{column.name: column.pick(item) for column in COLUMNS} | _software_and_options(item) for item in runs]
     names = dict.fromkeys(name for row in rows for name in row)
     ordered = [column.name for column in COLUMNS] + sorted(set(names) - {column.name for column in COLUMNS})

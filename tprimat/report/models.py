@@ -286,7 +286,7 @@ class Table:
 
 TABLES = {
     "counts": Table(title="Parameters, and FLOP of one token (forward and backward)", rows=count_rows, text=count_table),
-    "sizes": Table(title="Parameter counts that others print", rows=size_rows, text=size_table),
+    "sizes": Table(title="Published parameter counts", rows=size_rows, text=size_table),
     "memory": Table(title="Memory of the weights alone", rows=memory_rows, text=memory_table),
     "results": Table(
         title="Published training speeds; recomputed: the printed rate over the dense peak; difference in points",
@@ -294,7 +294,7 @@ TABLES = {
         text=result_table,
     ),
     "hardware": Table(
-        title="Accelerators as others print them; a data sheet's dense peak is half of one with 2:4 sparsity",
+        title="Accelerators as published; a data sheet's dense peak is half of one with 2:4 sparsity",
         rows=hardware_rows,
         text=hardware_table,
     ),

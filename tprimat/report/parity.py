@@ -70,9 +70,9 @@ def _signed(value: float) -> str:
 def _caveats(report: ParityReport) -> list[str]:
     lines = ["Intervals share 5 % of false alarms among all looks."]
     if report.parity.seeds < FEWEST_SEEDS:
-        lines.append(f"With fewer than {FEWEST_SEEDS} seeds the interval is that of the steps: it holds for these runs only.")
+        lines.append(f"With fewer than {FEWEST_SEEDS} seeds the interval covers the steps: it holds for these runs only.")
     if not report.same_weights:
-        lines.append("Two engines draw other initial weights from one seed, so that early losses may differ.")
+        lines.append("Two engines draw different initial weights from the same seed, so early losses may differ.")
     return lines
 
 

@@ -106,13 +106,13 @@ def _question(question: Question, rates: Rates, screen: Screen) -> str:
 
 def _rates(question: Question, rates: Rates, screen: Screen) -> str:
     error = _error_of(question, rates)
-    hint = "" if rates.measured else "; probes of the machine (tprimat probe) make them sharper"
-    mixtures = ", and those of mixtures of experts" if question.shape.experts else ""
+    hint = "" if rates.measured else "; probes of the machine (tprimat probe) make this more precise"
     kind = "mixtures of experts" if question.shape.experts else "dense models"
+    kinds = f"dense models and {kind}" if question.shape.experts else kind
     proof = (
         f"On H200, such steps ({kind}, {question.precision}, {question.implementation.name}) took longer; no interval is given"
         if error is None
-        else f"On up to 4 H200, nine in ten steps of dense models were within {units.percent(error, 0)} of it{mixtures}"
+        else f"On up to 4 H200, nine in ten steps of {kinds} were within {units.percent(error, 0)} of the prediction"
     )
     return screen.prose(f"Predicted from {rates.source}. {proof} (docs/accuracy.md){hint}.")
 

@@ -125,9 +125,7 @@ def remarks(scaled: FittedSeries) -> list[str]:
     if series.differing:
         lines.append(f"Caution, the points also differ in {', '.join(series.differing)}.")
     if (most := max(row.efficiency.value for row in series.rows)) > SUPERLINEAR:
-        lines.append(
-            f"More than proportional ({units.percent(most)}): more than the number of GPUs differs, or the first point is slow."
-        )
+        lines.append(f"More than proportional ({units.percent(most)}): something else differs, or the first point is slow.")
     lines += list(filter(None, (repetition(series), assumption(series))))
     return [*(on_ranks(series, line) for line in lines), *map(left_out_words, series.left_out), *_laws(scaled)]
 
@@ -136,7 +134,7 @@ def _laws(scaled: FittedSeries) -> list[str]:
     series = scaled.series
     lines = [line for found in scaled.fits for line in _law(found, len(series.points))]
     if scaled.fits and min(found.deviation for found in scaled.fits) > LOOSE_FIT:
-        lines.append(f"Neither law meets the points within {units.percent(LOOSE_FIT, 0)}: do not extrapolate with them.")
+        lines.append(f"Neither law fits the points within {units.percent(LOOSE_FIT, 0)}: do not extrapolate with them.")
     if not scaled.fits or len(series.points) < 4:
         lines.append(f"{len(series.points)} numbers of GPUs say little about a law; 4 or more bound its parameters.")
     return [on_ranks(series, line) for line in lines]
@@ -148,10 +146,10 @@ def repetition(series: Series) -> str:
     if not runs:
         return ""
     if max(runs) == 1:
-        return "One run a point: its interval is that of its steps, and not of the next run."
+        return "One run per point: the interval covers its steps, not the next run."
     count = f"{min(runs)} to {max(runs)}" if min(runs) < max(runs) else str(runs[0])
     single = "; where there is one, that of its steps" if min(runs) == 1 else ""
-    return f"{count} runs a point: intervals are between runs{single}."
+    return f"{count} runs per point: intervals are between runs{single}."
 
 
 def assumption(series: Series) -> str:
@@ -163,7 +161,7 @@ def assumption(series: Series) -> str:
 
 
 def left_out_words(one: LeftOut) -> str:
-    """Name a configuration that is no point of a series, and why."""
+    """Name a configuration that is not a point of a series, and why."""
     count = "GPUs not known" if one.gpus is None else configuration(one.gpus, None)
     return f"Not a point here: {one.label if count in one.label else f'{one.label} ({count})'}: {one.why.rstrip('.')}."
 
@@ -176,7 +174,7 @@ def _law(found: Fit, points: int) -> list[str]:
     off = f"rms deviation {units.percent(found.deviation)} over {points} points"
     if found.coherency is None:
         return [f"Amdahl's law: {contention}; {off}. {_ceiling(found)}".rstrip()]
-    lines = [f"USL: {contention}, coherency {_share(found.coherency, 4)} a pair of GPUs; {off}."]
+    lines = [f"USL: {contention}, coherency {_share(found.coherency, 4)} per pair of GPUs; {off}."]
     shown = found.coherency.low is not None and found.coherency.low > 0
     if found.most_gpus is not None and shown:
         lines.append(f"By the USL, throughput is highest near {units.count(found.most_gpus)} GPUs; more would slow it down.")
@@ -188,11 +186,11 @@ def _law(found: Fit, points: int) -> list[str]:
 def _ceiling(found: Fit) -> str:
     low = found.contention.low
     if low is None and found.contention.value > 0:
-        return ""  # too few points to say anything of it
+        return ""  # too few points to say anything
     if low is None or low <= 0:
         return "Contention is not shown to differ from 0."
     most = units.significant(1 / found.contention.value)
-    return f"Were it to hold beyond these points, no number of GPUs would pass {most} x one."
+    return f"If it held beyond these points, no number of GPUs would exceed {most} x one."
 
 
 def _share(value: Estimate, digits: int = 2) -> str:

@@ -1,4 +1,4 @@
-"""One Markdown page about an accelerator, from its probes: what bare operations and small training loops reach."""
+"""One Markdown page about an accelerator, from its probes: how fast single operations and small training loops run."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,9 +15,9 @@ SECTIONS: tuple[Section, ...] = (
     ("Matrix multiplication", "Square products of standard normal matrices through `torch.matmul`.", tables.squares),
     (
         "A scan for the fastest product",
-        "Many shapes are timed briefly, one after the other; the fastest is then measured again. Under a power limit, clock "
-        "speed, and so the ranking, depends on the preceding workload. Training rates are therefore compared with the fastest "
-        "product on this page, whichever table holds it.",
+        "Many shapes are timed briefly, one after the other; the fastest is then measured again. Under a power limit, the clock, "
+        "and so the ranking, depends on the preceding load. Training rates are therefore compared with the fastest product on "
+        "this page, whichever table holds it.",
         tables.searched,
     ),
     (
@@ -29,8 +29,8 @@ SECTIONS: tuple[Section, ...] = (
     (
         "Products in rounds",
         "The same products in several rounds, each warm and under sustained load (on a GPU, 10 s of it before the first sample). "
-        "The range between rounds, over their median, is how far a single figure of the tables above may be off; half the width "
-        "of its interval is not.",
+        "The range between rounds, relative to their median, shows how far a single figure in the tables above may be off; the "
+        "± there covers less.",
         tables.rounds,
     ),
     ("Calls and libraries", "The same product through two calls or two libraries.", tables.libraries),
@@ -80,20 +80,20 @@ SECTIONS: tuple[Section, ...] = (
 )
 
 PIECES: Section = (
-    "Pieces of a training step",
-    "What a prediction of a step is composed of. Products are named as in training: forward (fprop), for the gradient that flows "
-    "on (dgrad), for the weight's gradient with its fp32 sum (wgrad). Grouped products belong to experts, all with as many rows "
-    "or with skewed numbers. Regions and launches count both passes. Each is measured for about 0.2 s; products under load first "
-    "keep the device busy for 0.4 s.",
+    "Parts of a training step",
+    "A step's prediction is the sum of these. Products are named as in training: forward (fprop), gradient of the input (dgrad), "
+    "and gradient of the weight with its fp32 sum (wgrad). Grouped products belong to experts, with equal or skewed numbers of "
+    "rows. Regions and launches count both passes. Each is measured for about 0.2 s; products under load first keep the device "
+    "busy for 0.4 s.",
     tables.pieces,
 )
-"""Only on request; a page without it lacks nothing."""
+"""Measured only on request, so a page without it is complete."""
 
 METHOD = """All figures come from the samples in probes.jsonl. Each repetition is timed with device events, after a warm-up of
 30 calls or 0.3 s. Repetitions end when the 95 % interval of the median is under 1 %, after one second, or after 200. The
 last-level cache is overwritten before each repetition, except for training steps and memory operations, whose data exceeds it.
-Times are medians; ± is half the width of the 95 % interval of these repetitions, which follow one another. Peaks are the
-dense ones of the data sheet."""
+Times are medians; ± is half the width of the 95 % interval over consecutive repetitions. Peaks are the dense peaks of the data
+sheet."""
 
 SMALL_SIZES = "On a CPU the sizes are small unless `--full` is given: they show that everything runs, not how fast it is."
 

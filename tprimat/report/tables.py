@@ -158,7 +158,7 @@ def _without_marks(text: str) -> str:
 
 
 VAGUE = 10
-"""Upper over lower end from which an interval says nothing of a figure: two or three samples make it, and its ends mislead."""
+"""Upper over lower end from which an interval says nothing about a figure: two or three samples make it, and its ends mislead."""
 TOO_FEW = "too few steps or runs for an interval"
 
 

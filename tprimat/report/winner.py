@@ -299,7 +299,7 @@ def loss_words(verdict: Verdict) -> str:
     value = look.difference.value
     size = "is not a number" if value == float("inf") else f"differs by {value:+.1%}".replace("%", " %")
     found = verdict.other_loss
-    seeds = "on the same data and seed" if found.paired else f"on the same data, over {found.seeds} seeds or more a side,"
+    seeds = "on the same data and seed" if found.paired else f"on the same data, over {found.seeds} seeds or more per side,"
     more = "; tprimat parity has more" if found.paired else ""
     return f"No win: {seeds} the loss {size} (steps {look.first_step} to {look.step}){more}."
 
@@ -352,7 +352,7 @@ def apart(earlier: Sequence[Ranking], ranking: Ranking) -> list[str]:
         return []
     nearest = min((comparable(other.best.run, run) for other in same), key=len)
     words = "; ".join(difference(entry) for entry in nearest)
-    return [f"Not compared with the workload above, because they differ: {words}. (--even-if-different compares all the same.)"]
+    return [f"Not compared with the workload above, because they differ: {words}. (--even-if-different compares anyway.)"]
 
 
 def difference(entry: DifferingTrait) -> str:
@@ -390,7 +390,7 @@ def caveats(groups: Sequence[Group], warnings: Mapping[str, Sequence[str]], ques
         lines.append(f"Losses in the table are those after {ends[0]} to {ends[-1]} steps, and so do not compare.")
     believed = [group.label for group in groups if grade_of(group.run, "matmul_dtype") == "stated"]
     if believed:
-        lines.append(f"The dtype is stated, and not seen to run: {_places(believed, 'configurations')}.")
+        lines.append(f"The dtype is stated, not observed: {_places(believed, 'configurations')}.")
     if question.confidence > QUESTION.confidence:
         share = units.percent(question.confidence)
         lines.append(f"Intervals of leads and ratios are of {share}, since the comparison is looked at several times.")

@@ -235,7 +235,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """Read rows in the format of benchmarks/records/megatron-goldens/rows.jsonl.
 
     Raises:
-        RecordError: the file cannot be read, or a line is no row.
+        RecordError: the file cannot be read, or a line is not a row.
     """
     rows = []
     for number, line in enumerate(read_text(path).splitlines(), start=1):
@@ -247,7 +247,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             raise RecordError(f"Line {number} is not JSON.", where=f"{path}:{number}", why=str(error)) from error
         if not isinstance(row, dict) or not isinstance(row.get("options"), dict):
             raise RecordError(
-                f"Line {number} is no row.", where=f"{path}:{number}", why="A row has options.", fix="one object a line"
+                f"Line {number} is not a row.", where=f"{path}:{number}", why="A row has options.", fix="one object per line"
             )
         rows.append(row)
     return rows

@@ -75,7 +75,7 @@ def auto_sessions(request: RunRequest, measured: int | None) -> list[Contender]:
     first = _first_look(alone)
     machine = first.machine_of(first.plans[0])
     if find_accelerator(machine.accelerator) is None:
-        why = "No GPU is here to predict for."
+        why = "There is no GPU here to predict for."
         if machine.accelerator:
             why = f"The accelerator ({machine.accelerator}) is not in the table, so that nothing can be predicted for it."
         fix = "a strategy of config.yaml; tprimat plan answers for machines that are not here"

@@ -34,7 +34,7 @@ def combined(runs: Sequence[TrainingRun], screen: Screen = PLAIN, question: Ques
 
 
 def _notes(groups: Sequence[Group]) -> dict[str, list[str]]:
-    """Return each warning with the configurations that it applies to, one entry a run."""
+    """Return each warning with the configurations that it applies to, one entry per run."""
     found: dict[str, list[str]] = {}
     for group in groups:
         for item in group.runs:

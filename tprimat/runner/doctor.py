@@ -100,7 +100,7 @@ def check_package(name: str, distributions: Sequence[str]) -> Check:
 
 
 def check_engines(here: Here) -> Iterator[Check]:
-    """Ask every engine that needs a framework of its own whether it can start."""
+    """Ask every engine that needs its own framework whether it can start."""
     for engine in (engine_named(name) for name in ENGINE_NAMES if name != FALLBACK):
         answer = engine.available(here)
         name = f"engine {engine.name}"

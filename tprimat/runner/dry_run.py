@@ -56,11 +56,11 @@ def _gpus(session: Session, plan: RunPlan) -> Check:
 
 def _nodes(session: Session, plan: RunPlan, environment: Mapping[str, str]) -> Check:
     if hosts := session.place.hosts:
-        return Check(name="nodes", status="ok", finding=f"{', '.join(hosts)}; the command is that of the first, this machine")
+        return Check(name="nodes", status="ok", finding=f"{', '.join(hosts)}; the command is for the first, this machine")
     try:
         nodes = find_nodes(plan.nodes, environment)
     except LaunchError as error:
-        finding = f"{plan.nodes}; the command is that of the first one, with FIRST_NODE for its address"
+        finding = f"{plan.nodes}; the command is for the first one, with FIRST_NODE as its address"
         return Check(name="nodes", status="absent", finding=finding, fix=error.fix)
     return Check(
         name="nodes", status="ok", finding=f"this is node {nodes.rank} of {nodes.count}, the first is {nodes.master_address}"

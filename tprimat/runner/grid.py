@@ -78,12 +78,12 @@ def read_sweep(path: Path) -> Sweep:
         fix = "--sweep KEY=VALUE,VALUE, a condition such as --sweep 'tp*pp<=8', or another file"
         raise ConfigError(error.what, where=error.where, why=error.why, fix=fix) from error
     if not set(document) <= {"grid", "list", "where"}:
-        raise ConfigError(f"{path} is no sweep.", where=str(path), why="It has the keys grid, list and where.")
+        raise ConfigError(f"{path} is not a sweep file.", where=str(path), why="It has the keys grid, list and where.")
     grid, cells, where = document.get("grid") or {}, document.get("list") or [], document.get("where") or []
     lists = isinstance(cells, list) and isinstance(where, list) and all(isinstance(cell, dict) for cell in cells)
     if not (isinstance(grid, dict) and lists):
         why = "grid is a mapping, list a list of mappings, where a list of texts."
-        raise ConfigError(f"{path} is no sweep.", where=str(path), why=why)
+        raise ConfigError(f"{path} is not a sweep file.", where=str(path), why=why)
     return Sweep(
         grid={_key(str(key)): tuple(map(str, values if isinstance(values, list) else [values])) for key, values in grid.items()},
         cells=tuple({_key(str(key)): str(value) for key, value in cell.items()} for cell in cells),
@@ -109,7 +109,7 @@ def combinations(sweep: Sweep, fixed: Mapping[str, Any] | None = None) -> list[d
         fixed: values that constraints may name besides those of the sweep.
 
     Raises:
-        ConfigError: a constraint is no arithmetic over known names, or there are no combinations, or too many.
+        ConfigError: a constraint is not arithmetic over known names, or there are no combinations, or too many.
     """
     found: list[dict[str, str]] = []
     for number, chosen in enumerate(_products(sweep)):
@@ -187,7 +187,7 @@ def request_with(request: RunRequest, chosen: Mapping[str, str]) -> RunRequest:
         if "." in key:
             settings.append(f"{key}={value}")
         elif key in WHOLE and not (value.isdigit() and int(value) > 0):
-            raise ConfigError(f"--sweep {key}: {value!r} is no whole number from 1.", where="--sweep", fix=f"--sweep {key}=1,2")
+            raise ConfigError(f"--sweep {key}: {value!r} is not a number from 1.", where="--sweep", fix=f"--sweep {key}=1,2")
         else:
             fields[FIELDS[key]] = int(value) if key in WHOLE else value
     if "strategy" not in fields and set(fields) & set(DEGREES):

@@ -73,7 +73,7 @@ def judged(found: Sequence[dict[str, Any]], *, on_cpu: bool) -> Iterator[Check]:
         )
         slow = [index for index, value in values.items() if value < usual * (1 - SLOWER)]
         if on_cpu or not slow:
-            yield Check(name=name, status="ok", finding=finding + ("; processes on a CPU say nothing of speed" if on_cpu else ""))
+            yield Check(name=name, status="ok", finding=finding + ("; CPU processes say nothing about speed" if on_cpu else ""))
             continue
         named = ", ".join(
             f"GPU {found[index]['gpu']} on {found[index]['host']} is {units.percent(1 - values[index] / usual, 0)} slower"

@@ -42,7 +42,7 @@ class MatrixEntry:
 
     @property
     def left_out(self) -> bool:
-        """Return whether the strategy has no layout for the model, which is no failure."""
+        """Return whether the strategy has no layout for the model, which is not a failure."""
         return isinstance(self.refusal, MissingLayoutError)
 
     def counts_in(self, results: Sequence[CellResult]) -> bool:

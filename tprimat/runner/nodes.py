@@ -112,7 +112,7 @@ def refuse_unlike(found: Sequence[NodeRecord], plan: RunPlan) -> None:
     if len(kinds) > 1:
         raise LaunchError(
             f"The nodes have different accelerators: {listed}.",
-            why="The slowest sets the pace of all, and the result would be that of no machine.",
+            why="The slowest sets the pace, so the result would describe none of them.",
             fix="nodes of one kind; with SLURM, --constraint names it",
         )
     if any((node.gpus or 0) < plan.gpus_per_node for node in found):
@@ -175,7 +175,7 @@ class Follower:
             return Ended(number=part.number, exit_code=None, error=error.what)
 
     def _run(self, part: Part) -> Ended:
-        # One writer a folder: plan, log and telemetry of this node are in a folder of its own, on a shared disk or on its own.
+        # One writer per folder: plan, log and telemetry of this node are in a folder of its own, on a shared disk or on its own.
         plan = dataclasses.replace(part.plan, run_directory=str(Path(part.plan.run_directory) / f"node-{self._nodes.rank}"))
         directory = RunDirectory(Path(plan.run_directory))
         write_plan(directory.plan_file, plan)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tprimat.analyze.groups import group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.analyze.parity import curve_of, judge, pairs_of
+from tprimat.analyze.parity import curve_of, in_words, judge, pairs_of
 from tprimat.analyze.traits import TRAITS, differing_traits
 from tprimat.errors import ConfigError, RecordError, UserError
 from tprimat.records.benchmark_file import RunResult
@@ -32,7 +32,7 @@ def compare_losses(reference: Path, candidate: Path, within: float) -> ParityRep
         )
     pairs, why = pairs_of(*sides)
     if not pairs:
-        differ = "; ".join(f"{one.field} is {_words(one.reference)} in A and {_words(one.candidate)} in B" for one in why)
+        differ = "; ".join(f"{one.field} is {in_words(one.reference)} in A and {in_words(one.candidate)} in B" for one in why)
         raise ConfigError(
             f"No run of A ({reference}) is a pair with one of B ({candidate}): {differ or 'they have no step in common'}.",
             where="A and B",
@@ -105,7 +105,3 @@ def configurations(results: Sequence[RunResult]) -> list[str]:
     if groups:
         return [group.label for group in groups]
     return sorted({" ".join(trait.label(result.run) for trait in TRAITS.values()) for result in results})
-
-
-def _words(value: object) -> str:
-    return "not recorded" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -189,7 +189,7 @@ def candidates_for(plan: RunPlan, accelerator: Accelerator) -> tuple[Candidate, 
 
 
 def question_of(plan: RunPlan, accelerator: Accelerator) -> Question:
-    """Return which layouts a plan could have instead of its own.
+    """Return the layouts that a plan could have instead.
 
     Raises:
         ConfigError: its engine cannot be predicted.
@@ -344,7 +344,7 @@ def _gpus(request: PlanRequest, found: int | None) -> tuple[int, int]:
 
 
 def _usual_batch(gpus: int) -> int:
-    """Return two sequences a GPU, at least 128, as a power of two or a multiple of the GPUs."""
+    """Return two sequences per GPU, at least 128, as a power of two or a multiple of the GPUs."""
     wanted = max(SMALLEST_BATCH, SEQUENCES_PER_GPU * gpus)
     return wanted if wanted % gpus == 0 else -(-wanted // gpus) * gpus
 

@@ -28,7 +28,7 @@ OF_ROUTED_TOKENS: tuple[Part, ...] = ("activations", "backward")
 MOST_ALTERNATIVES = 3
 MOST_DOUBLINGS = 7
 EXPANDABLE = ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-"""torch's allocator then grows its pieces instead of keeping fragments: the first remedy of its own documentation."""
+"""torch's allocator then grows its pieces instead of keeping fragments: the first remedy in its documentation."""
 
 
 def planned_workload(plan: RunPlan) -> Workload | None:
@@ -95,7 +95,7 @@ def refuse_too_large(plan: RunPlan, machine: Machine) -> None:
         f"{plan.model} under {plan.strategy} needs {units.gibibytes(need.allocated_bytes)} on the fullest rank, by prediction.",
         where="--parallel",
         why=f"A GPU has {units.gibibytes(room)}. The largest part is {largest}: {units.gibibytes(need.memory[largest])}.",
-        fix="; ".join([*ways, "--force runs it all the same"]),
+        fix="; ".join([*ways, "--force runs it anyway"]),
     )
 
 

@@ -232,7 +232,7 @@ def finish(session: Session, record: RunRecord, steps: tuple[StepRecord, ...], l
 
 
 def load_run(session: Session, record: RunRecord) -> TrainingRun:
-    """Read a run that was made before, with its steps, and write the benchmark file again: another run may have replaced it."""
+    """Read an earlier run with its steps, and write its benchmark file again: another run may have replaced it."""
     steps = RunDirectory(session.output / "runs" / record.run_id).read_steps()
     return finish(session, record, steps, log_path(session, record.model))
 

@@ -92,7 +92,7 @@ def batch_share(whole: int, gpus: int, largest: int, platform: str) -> int:
     """Return the global batch of a smaller number of GPUs, in sequences.
 
     Raises:
-        ConfigError: it is no whole number of sequences.
+        ConfigError: it is not a whole number of sequences.
     """
     if whole * gpus % largest:
         raise ConfigError(

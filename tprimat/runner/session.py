@@ -117,7 +117,7 @@ class Session:
     follower: tuple[str, ...] = ()
     """With --hosts: the command that starts the launcher of another node."""
     probes: tuple[Path, ...] = ()
-    """Where probes of this machine lie, besides those in `output`."""
+    """Further probes of this machine, besides those in `output`."""
     notices: tuple[str, ...] = ()
     """What the user should know of the configuration before the runs start."""
 
@@ -247,10 +247,10 @@ def _refuse_crowd(session: Session) -> None:
     if wanted > most:
         memory = units.gibibytes(main_memory_bytes())
         raise LaunchError(
-            f"{wanted:,} processes are asked for, and this machine has {cpu_cores()} cores and {memory} of memory.",
+            f"{wanted:,} processes are requested, but this machine has {cpu_cores()} cores and {memory} of memory.",
             where=session.loaded.where("hardware", "platforms", "cpu", "gpus_per_node"),
             why=f"Each process takes {units.gibibytes(PROCESS_BYTES)} before the model, and all of them share the cores.",
-            fix=f"--gpus {2 ** (most.bit_length() - 1)}; --dry-run shows the plan; --force starts them all the same",
+            fix=f"--gpus {2 ** (most.bit_length() - 1)}; --dry-run shows the plan; --force starts them anyway",
         )
 
 
@@ -525,5 +525,5 @@ def words_of(request: RunRequest) -> list[str]:
 
 
 def any_degree(request: RunRequest) -> bool:
-    """Return whether a request describes a layout of its own."""
+    """Return whether a request describes its own layout."""
     return any(getattr(request, name) is not None for name in DEGREES)

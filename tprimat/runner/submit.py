@@ -39,7 +39,7 @@ def explicit(request: RunRequest, more: Sequence[str]) -> tuple[RunRequest, Sess
     """
     machine = this_machine()
     if request.platform is None and machine is None:
-        what = "This machine shows no GPU, and the job's machines are not said."
+        what = "This machine shows no GPU, and no --platform says which GPUs the job gets."
         raise ConfigError(what, where="--platform", fix="--platform nvidia, amd or cpu")
     platform = request.platform or PLATFORM_OF[machine.platform if machine else "cpu"]
     known = dataclasses.replace(request, strategy=None, tp=1) if request.strategy == AUTO else request  # the job chooses
@@ -62,7 +62,7 @@ def explicit(request: RunRequest, more: Sequence[str]) -> tuple[RunRequest, Sess
 
 
 def slurm_job(request: RunRequest, session: Session, more: Sequence[str]) -> Job:
-    """Return the job that makes the runs of a session: one after the other, or as an array where the configuration says so.
+    """Return the job that starts the runs of a session: one after the other, or as an array where the configuration says so.
 
     The request says everything that the job's machine would decide otherwise; `more` are flags besides it.
     """
@@ -103,7 +103,7 @@ def program(container: ContainerOptions) -> tuple[str, ...]:
 
 
 def on_every_node(container: ContainerOptions, session: Session) -> tuple[str, ...]:
-    """Return the words that start a command on every node, in a container where one is asked for."""
+    """Return the words that start a command on every node, in a container where one is requested."""
     if container.image is None:
         return slurm.SRUN
     folders = dict.fromkeys([str(ROOT), str(session.output), str(Path.cwd())])
@@ -121,7 +121,7 @@ def on_every_node(container: ContainerOptions, session: Session) -> tuple[str, .
 
 
 def submit_to_slurm(request: RunRequest, more: Sequence[str], messages: TextIO) -> int:
-    """Submit a job that makes the runs of a request, and follow it to its end; Ctrl-C cancels it.
+    """Submit a job that starts the runs of a request, and follow it to its end; Ctrl-C cancels it.
 
     Returns:
         the exit status: 0 when the job completed, 1 when it did not.
@@ -205,7 +205,7 @@ def job_number(record: RunRecord, number: str) -> str:
 
 
 def workload(request: RunRequest, session: Session, more: Sequence[str]) -> Workload:
-    """Return the workload that makes the runs of a session, one after the other.
+    """Return the workload that starts the runs of a session, one after the other.
 
     Raises:
         ConfigError: no image is named.
@@ -234,7 +234,7 @@ def workload(request: RunRequest, session: Session, more: Sequence[str]) -> Work
 
 
 def submit_to_kubernetes(request: RunRequest, more: Sequence[str], messages: TextIO) -> int:
-    """Create the objects that make the runs of a request, and say how to follow them.
+    """Create the objects that start the runs of a request, and say how to follow them.
 
     Raises:
         UserError: the request cannot be met, or kubectl refuses.

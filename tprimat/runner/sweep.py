@@ -1,6 +1,6 @@
-"""Make runs in order: reuse earlier ones, cool down in between, and go on when one fails.
+"""Run cells in order: reuse earlier runs, cool down in between, and continue when one fails.
 
-The records are the only state: a sweep that was stopped goes on from what is on disk.
+The records are the only state: a stopped sweep continues from what is on disk.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ RUN_FIELDS = {"run_id", "run_directory", "output_directory", "engine_reason", "t
 ABANDONED = Failure(
     outcome="interrupted",
     cause="The launcher ended before it could record how: it was killed, or the disk was full.",
-    hint="--resume makes the run again",
+    hint="--resume repeats the run",
 )
 
 
@@ -64,7 +64,7 @@ class Cell:
     label: str = ""
     """What a sweep varies in it, such as tp=2 micro_batch_size=4."""
     is_needless: "Callable[[Sequence[CellResult]], bool]" = lambda results: False
-    """Asked right before the run, with the results of all cells before it: whether they make it superfluous."""
+    """Asked right before the run, with the results of all cells before it: whether they make the run unnecessary."""
 
     @property
     def name(self) -> str:
@@ -86,7 +86,7 @@ class CellResult:
     stop_signal: int | None = None
     """A signal that asked for an end, during the run or the wait after it."""
     needless: bool = False
-    """The results before it made the run superfluous."""
+    """Earlier results made the run unnecessary."""
     is_last: bool = False
     """What kept it from starting would keep the others too."""
 
@@ -116,7 +116,7 @@ class Scheduler:
         """Run all cells in order. A failure stops no other cell; a lost node or the user's stop leaves the rest without a result.
 
         With `resume`, an earlier run of a plan that counts is reused, the newest first; without one the plan runs. Where a plan
-        occurs more than once (repetitions), each cell gets a run of its own.
+        occurs more than once (repetitions), each cell gets its own run.
         """
         earlier = earlier_runs(cells) if self.resume else []
         with Interrupts() as interrupts:  # so that a signal breaks off no writing between two runs
@@ -171,7 +171,7 @@ class Scheduler:
             self.notify(f"{cell.name}: skipped, run {record.run_id} of {record.started_at} counts.")
         else:
             outcome = record.outcome.replace("_", " ")
-            self.notify(f"{cell.name}: skipped, run {record.run_id} ended: {outcome}. --retry-failed makes it again.")
+            self.notify(f"{cell.name}: skipped, run {record.run_id} ended: {outcome}. --retry-failed repeats it.")
         return CellResult(cell=cell, run=self.load(cell, record), reused=True, cause=record.cause)
 
     def _start(self, cell: Cell) -> CellResult:
@@ -195,7 +195,7 @@ class Scheduler:
 
 
 def again(cell: Cell) -> Cell:
-    """Return a cell whose run has an id and a folder of its own."""
+    """Return a cell whose run has its own id and folder."""
     run_id = f"{cell.plan.run_id}-again"
     folder = str(Path(cell.plan.run_directory).with_name(run_id))
     return dataclasses.replace(cell, plan=dataclasses.replace(cell.plan, run_id=run_id, run_directory=folder))
@@ -217,12 +217,12 @@ def interleaved(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def differs_here(cell: Cell, record: RunRecord) -> str | None:
-    """Return why a run was made on something else than what is here: another accelerator, driver or library; None: it was not."""
+    """Return why a run is from another environment than this one: another accelerator, driver or library; None: it was not."""
     return changed_since(record, cell.session.machine_of(cell.plan), engine_named(cell.plan.engine).software(cell.plan))
 
 
 def changed_since(record: RunRecord, here: Machine, software: Mapping[str, str]) -> str | None:
-    """Return what differs here from where a run was made: accelerator, driver, or the version of a library; None: nothing."""
+    """Return what differs here from a run's environment: accelerator, driver, or the version of a library; None: nothing."""
     there = record.nodes[0].accelerator if record.nodes else record.machine.accelerator
     pairs = [("accelerator", there, here.accelerator), ("driver", record.machine.driver, here.driver)]
     pairs += [(name, record.software.get(name), software.get(name)) for name in SAME_SOFTWARE]
@@ -295,7 +295,7 @@ def wait_until_free(plan: RunPlan, notify: Callable[[str], None]) -> None:
     """Wait until no other program holds memory of the GPUs of a run here, such as the rest of an earlier run.
 
     Raises:
-        LaunchError: some program goes on: what it does would be part of the measurement.
+        LaunchError: a program does not end: its load would distort the measurement.
     """
     if plan.platform != "nvidia":  # AMD's tools list processes by GPU only on some systems
         return
@@ -306,9 +306,7 @@ def wait_until_free(plan: RunPlan, notify: Callable[[str], None]) -> None:
             listed = "; ".join(f"GPU {user.gpu} by process {user.pid} ({units.gibibytes(user.bytes)})" for user in users)
             if time.monotonic() > ends:
                 fix = "end it, or choose other GPUs with CUDA_VISIBLE_DEVICES"
-                raise LaunchError(
-                    f"In use: {listed}.", where="the GPUs", why="Its work would be part of the measurement.", fix=fix
-                )
+                raise LaunchError(f"In use: {listed}.", where="the GPUs", why="Its load would distort the measurement.", fix=fix)
             if not said:
                 notify(f"waiting for GPUs in use: {listed}")
                 said = True
@@ -392,7 +390,7 @@ def earlier_runs(cells: Iterable[Cell]) -> list[tuple[RunPlan, RunRecord]]:
 
 
 def read_pair(directory: RunDirectory) -> Iterator[tuple[RunPlan, RunRecord]]:
-    """Yield plan and record, or nothing where one is missing or damaged: such a run is made again."""
+    """Yield plan and record, or nothing where one is missing or damaged: such a run is repeated."""
     try:
         yield read_plan(directory.plan_file), directory.read_whole()[0]
     except RecordError:

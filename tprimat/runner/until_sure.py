@@ -31,7 +31,7 @@ BLOCK = 2
 
 
 def looks_between(runs: int, most: int) -> list[int]:
-    """Return the numbers of runs a side at which a comparison is looked at, from those of the smaller side now."""
+    """Return the numbers of runs per side at which a comparison is tested, starting from those of the smaller side."""
     later = [*range(FEWEST_RUNS, most, BLOCK), most]
     return [runs, *(count for count in later if count > runs)]
 
@@ -53,7 +53,7 @@ def question_when_sure(
     """
     if most < FEWEST_RUNS:
         what = f"--until-sure is {most}."
-        why = f"Fewer than {FEWEST_RUNS} runs a side name no winner."
+        why = f"Fewer than {FEWEST_RUNS} runs per side name no winner."
         raise ConfigError(what, where="--until-sure", why=why, fix=f"--until-sure {FEWEST_RUNS}")
 
     def decided(found: Verdict) -> bool:
@@ -150,7 +150,7 @@ def run_again(groups: Sequence[Group]) -> None:
     cells = [cell_of(group) for group in groups]
     results = run_cells(cells, quiet=True, resume=False, messages=sys.stderr)
     if len(results) < len(cells) or any(result.stop_signal for result in results):
-        raise LaunchError("The repetitions were stopped.", where="--until-sure", fix="the same command goes on where it ended")
+        raise LaunchError("The repetitions were stopped.", where="--until-sure", fix="the same command continues")
 
 
 def cell_of(group: Group) -> Cell:

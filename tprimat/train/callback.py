@@ -26,7 +26,7 @@ from tprimat.errors import RecordError
 from tprimat.plan.evidence import first_record
 from tprimat.plan.schema import RunPlan
 from tprimat.records.environment import software_versions
-from tprimat.records.schema import RunRecord, StepRecord
+from tprimat.records.schema import RunRecord, StepRecord, finite_or_none
 from tprimat.records.store import RunDirectory
 from tprimat.train import startup
 from tprimat.train.device import PeakMemory, Timestamp, describe_machine, read_peak_memory, record_timestamp, this_node
@@ -267,7 +267,7 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         *read, allocated, reserved = pending.values.tolist()
         from_device = iter(read)
         loss, norm, tokens, *loads = (next(from_device) if value is ON_DEVICE else value for value in pending.known)
-        expert_load, rank_load, dropped = map(_finite, loads)  # as LOADS names them
+        expert_load, rank_load, dropped = map(finite_or_none, loads)  # as LOADS names them
         seconds = pending.end.seconds_since(start)
         if self._ended_at_seconds is not None:
             self._ended_at_seconds += seconds
@@ -275,8 +275,8 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
             step=pending.step,
             step_seconds=seconds,
             tokens=self.tokens_per_step if tokens is None else int(tokens),
-            loss=_finite(loss),
-            grad_norm=_finite(norm),
+            loss=finite_or_none(loss),
+            grad_norm=finite_or_none(norm),
             learning_rate=pending.learning_rate,
             finite=all(math.isfinite(value) for value in (loss, norm) if value is not None),
             peak_allocated_bytes=None if math.isnan(allocated) else int(allocated),
@@ -310,10 +310,6 @@ def _known_to_host(value: Any) -> float | None:
     if _is_on_device(value):
         return ON_DEVICE
     return None if value is None else float(value)
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _worst_memory(memory: PeakMemory | None, device: torch.device) -> Tensor:

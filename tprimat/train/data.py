@@ -124,7 +124,7 @@ END_OF_TEXT_TOKENS = ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>")
 
 @dataclass(frozen=True)
 class TextSequences:
-    """Windows of a token stream, shuffled anew each epoch."""
+    """Windows of a token stream, reshuffled in each epoch."""
 
     prefix: Path
     seed: int

@@ -16,7 +16,7 @@ from threading import Thread
 from typing import Any
 
 FOLDER = "flight-recorder"
-"""In the run's folder; one file a rank."""
+"""In the run's folder; one file per rank."""
 BUFFER_SIZE, OLD_BUFFER_SIZE = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
 """How many collectives torch remembers. torch 2.9 renamed the variable, and warns where it finds the old name."""
 RENAMED_IN = (2, 9)

@@ -1,4 +1,4 @@
-"""Composer and llm-foundry: '[batch=12/30]:', then one metric a line. Memory is in GB of 1e9 bytes.
+"""Composer and llm-foundry: '[batch=12/30]:', then one metric per line. Memory is in GB of 1e9 bytes.
 
 Rates are means over the window of the speed monitor, so step times derived from them are smoothed.
 """

@@ -12,7 +12,7 @@ MEMORY = re.compile(r"\(after (\d+) iterations\) memory \(GB\)")
 SETTING = re.compile(r"(?:^|\s)(\w+): (\S+)\s*$")
 SETTINGS = ("parallel_size: ", "batch_size: ", "seq_length: ", "bf16: ", "fp8: ")
 SHAPE_SETTING = re.compile(r"^  (\w+): (\S+)\s*$")
-"""A key of the section `model`; the nested ones of other models stand further to the right."""
+"""A key of the section `model`; the nested ones of other models are indented further."""
 RENAMED = {"num_moe_experts": "num_experts", "gated_linear_unit": "swiglu"}
 SHAPE_MARKS = tuple(f"  {name}: " for name in (*sorted(SHAPE_ARGUMENTS), *RENAMED))
 TFLOPS = re.compile(r"([\d.]+)\s*MODEL_TFLOP/s/GPU")

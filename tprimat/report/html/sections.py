@@ -145,7 +145,7 @@ def _other_machines(ranking: Ranking) -> list[str]:
 
 
 def _distance_from_limits(group: Group) -> list[str]:
-    """Return the shares of the machine's limits, and in a paragraph of its own what they mean: it may hold for several cards."""
+    """Return the shares of the machine's limits, and what they mean as a separate paragraph for several cards."""
     found = limits(group)
     if all(limit.kind == "memory" for limit in found):
         reason = next((item.metrics.mfu_absent_because for item in group.runs if item.metrics), None)

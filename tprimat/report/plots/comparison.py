@@ -40,7 +40,7 @@ MOST_GROUPS = 32
 MOST_CURVES = 12
 """Runs of one group whose curves are drawn; more would cover each other."""
 MOST_WORKLOADS = 3
-"""Workloads whose curves stand side by side in a panel."""
+"""Workloads whose curves are side by side in a panel."""
 MOST_NAMED = 3
 """Runs that do not count and that a note names."""
 LOG_SPAN = 5
@@ -80,7 +80,7 @@ CURVES = (
 
 
 def comparison_sheet(comparison: Comparison, published: Sequence[Neighbourhood] = ()) -> Sheet:
-    """Return the picture of a comparison of at least one group, before it is drawn; published results stand below ours."""
+    """Return the picture of a comparison of at least one group, before it is drawn; published results are below ours."""
     works = workloads(comparison.groups, comparison.question)
     shown = colours(works)
     unlike = sorted({entry.name for verdict in comparison.verdicts if verdict.ratio for entry in verdict.differences})
@@ -207,7 +207,7 @@ def _bar_panel(key: str, works: Sequence[Workload], shown: dict[str, Look], make
 
 
 def _published_panel(published: Sequence[Neighbourhood], works: Sequence[Workload], shown: dict[str, Look]) -> Panel:
-    """Return ours and theirs, counted alike; below each of theirs stands what differs."""
+    """Return ours and theirs, counted alike; each of theirs has what differs below it."""
     named = {one.group.label: (work.title, one) for work in works for one in work.configurations}
     rows: list[tuple[Bar, str]] = []
     for found in published:

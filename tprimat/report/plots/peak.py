@@ -142,7 +142,7 @@ def _bar_panel(
 ) -> Panel:
     """Return a panel of bars, with the words of its title and of its axis; `more` draws what else it shows.
 
-    Panels whose rows are the same (`which`) label them once where they stand side by side.
+    Panels whose rows are the same (`which`) label them once if they are side by side.
     """
     title, axis = words
     inches = WIDE_LABEL_INCHES if which == "every" else LABEL_INCHES
@@ -230,7 +230,7 @@ def _effect(drawn: Drawn) -> Panel:
         axes.set_xlim(left, max(values) + room)
         start = "; the axis does not start at 0" if left else ""
         axes.set_xlabel(
-            f"tokens per second and {drawn.rank}\n(a dot a configuration of the same work; box: quartiles{start})", size=SMALL
+            f"tokens per second and {drawn.rank}\n(one dot per configuration of the same work; box: quartiles{start})", size=SMALL
         )
         thousands(axes)
         axes.grid(visible=False, axis="y")

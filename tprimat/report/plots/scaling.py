@@ -101,7 +101,7 @@ def _captions(picture: "Figure", found: Sequence[FittedSeries]) -> None:
         " and ".join(dict.fromkeys(f"{one.series.kind} scaling" for one in found if one.series.kind != "unknown")),
         f"layouts {', '.join(layouts)}" if layouts else "",
         "bars: 95 % intervals" if bars else "",
-        " ".join(repeated) if repeated else "one figure a point",
+        " ".join(repeated) if repeated else "one figure per point",
         rest,
     )
     caution = [CPU_CAUTION] if any(scaled.series.on_cpu for scaled in found) else []
@@ -111,7 +111,7 @@ def _captions(picture: "Figure", found: Sequence[FittedSeries]) -> None:
 
 
 def left_out_lines(found: Sequence[FittedSeries]) -> list[str]:
-    """Return a line for each configuration that is no point, of many the first ones and how many more, and undrawn series."""
+    """Return a line for each configuration that is not a point (the first ones, and how many more), and for undrawn series."""
     lines = [left_out_words(one) for scaled in found for one in scaled.series.left_out]
     more = [f"{plural(len(lines) - MOST_LEFT_OUT, 'more configuration')} not shown: the text names them."]
     undrawn = [f"{len(found) - MOST_SERIES} series of {len(found)} are not drawn."] if len(found) > MOST_SERIES else []

@@ -26,7 +26,7 @@ MISSING = "not recorded"
 MOST_SERIES = 8
 """Configurations that get a colour; the others are named, and grey."""
 FIRST = ("minimal_communication", "maximum_performance", "balanced", "memory_optimized", "truly_identical")
-"""The strategies of the shipped configuration, each with a colour of its own."""
+"""The strategies of the shipped configuration, each with its own colour."""
 SMALL, LABEL = 8.5, 9
 """Sizes of text in points: notes and values; labels of rows."""
 DOTS_PER_INCH = 120
@@ -318,7 +318,7 @@ def place_labels(
     """Label points (x, y, label) so that no label leaves the axes or covers a point or another label.
 
     The most important point comes first; one without room has no label. The layout of the figure and the axes' limits must be
-    known. Vertical: above and below only, because points stand in rows.
+    known. Vertical: above and below only, because points are in rows.
     """
     from matplotlib.transforms import Bbox
 

@@ -25,7 +25,7 @@ from tprimat.runner.probes import KINDS, ON_REQUEST
         ("benchmark.py", ["--platform", "nvida"], "--platform cannot be 'nvida'; did you mean nvidia?"),
         ("benchmark.py", ["--gpus", "many"], "--gpus: invalid int value: 'many'"),
         ("benchmark.py", ["--gpus", "x" * 5000], f"--gpus: invalid int value: '{'x' * 80}...'"),
-        ("benchmark.py", ["--tp", "0"], "--tp: 0 is not a number from 1 to 10,000,000"),
+        ("benchmark.py", ["--tp", "0"], "--tp: 0 is not a whole number from 1 to 10,000,000"),
     ],
 )
 def test_a_wrong_word_is_answered_in_one_line_with_what_was_meant(command, flags, said):

@@ -76,7 +76,7 @@ def test_a_constraint_means_what_python_means(a, b, c):
 def test_a_swept_degree_replaces_the_strategy_and_other_keys_become_settings():
     request = request_with(RunRequest(strategy="balanced"), {"tp": "2", "experiment.seed": "7", "micro_batch_size": "auto"})
     assert (request.tp, request.strategy, request.micro_batch_size, request.settings) == (2, None, "auto", ("experiment.seed=7",))
-    with pytest.raises(ConfigError, match="no whole number"):
+    with pytest.raises(ConfigError, match="is not a whole number"):
         request_with(RunRequest(), {"tp": "two"})
 
 

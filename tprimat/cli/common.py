@@ -200,7 +200,7 @@ def price(text: str) -> float:
 def positive(text: str) -> int:
     """Parse a count from 1 to ten million, for argparse."""
     if not text.isdecimal() or len(text) > 8 or not 1 <= int(text) <= 10_000_000:
-        raise argparse.ArgumentTypeError(f"{text[:40] or repr(text)} is not a number from 1 to 10,000,000")
+        raise argparse.ArgumentTypeError(f"{text[:40] or repr(text)} is not a whole number from 1 to 10,000,000")
     return int(text)
 
 

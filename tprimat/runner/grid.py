@@ -187,7 +187,8 @@ def request_with(request: RunRequest, chosen: Mapping[str, str]) -> RunRequest:
         if "." in key:
             settings.append(f"{key}={value}")
         elif key in WHOLE and not (value.isdigit() and int(value) > 0):
-            raise ConfigError(f"--sweep {key}: {value!r} is not a number from 1.", where="--sweep", fix=f"--sweep {key}=1,2")
+            what = f"--sweep {key}: {value!r} is not a whole number, 1 or more."
+            raise ConfigError(what, where="--sweep", fix=f"--sweep {key}=1,2")
         else:
             fields[FIELDS[key]] = int(value) if key in WHOLE else value
     if "strategy" not in fields and set(fields) & set(DEGREES):

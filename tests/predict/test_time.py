@@ -106,6 +106,30 @@ def test_experts_between_nodes_cost_more_than_in_one():
     assert far > near > 0
 
 
+@pytest.mark.parametrize("others", [{"tensor": 8, "sequence_parallel": True}, {"context": 8}], ids=["tensor", "context"])
+def test_expert_ranks_are_neighbours_whatever_else_divides_them(others):
+    """Megatron-Core places expert ranks inside tensor and context ranks: eight of them share a node, and so do two replicas."""
+    shape = model_shape("mixtral-8x7b")
+
+    def parts(node, experts):
+        layout = Layout(expert=experts, data=2, **others)
+        work = workload(shape=shape, layout=layout, implementation=TRANSFORMER_ENGINE, expert_tensor=1)
+        return predict_time(work, published_rates(find_accelerator("H100 SXM"), node)).parts
+
+    assert parts(8, 8)["experts"] == parts(16, 8)["experts"], "8 expert ranks are in one node of 8"
+    assert parts(4, 8)["experts"] > 1.5 * parts(8, 8)["experts"]
+    assert parts(8, 4)["experts"] == parts(16, 4)["experts"]
+
+
+def test_replicas_of_experts_in_one_node_do_not_use_the_network():
+    shape = model_shape("mixtral-8x7b")
+    layout = Layout(tensor=2, expert=2, data=4, sequence_parallel=True)
+    work = workload(shape=shape, layout=layout, implementation=TRANSFORMER_ENGINE, expert_tensor=1)
+    near = published_rates(find_accelerator("H100 SXM"), 8)
+    slow = replace(near, network=near.network / 100)
+    assert predict_time(work, near).parts == predict_time(work, slow).parts
+
+
 def test_experts_of_our_own_multiply_two_of_three_products_in_fp8():
     shape = replace(model_shape("mixtral-8x7b"), vocabulary=512)
     common = {"shape": shape, "layout": Layout(expert=8, data=8), "expert_tensor": 1}

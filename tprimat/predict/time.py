@@ -392,12 +392,15 @@ def _context_exchange(workload: Workload, rates: Rates, attention: float) -> flo
 
 
 def _expert_exchange(workload: Workload, rates: Rates, *, again: bool) -> float:
-    """Return the exchange of tokens between expert ranks, of one layer: there and back, in both passes."""
+    """Return the exchange of tokens between expert ranks, of one layer: there and back, in both passes.
+
+    Megatron-Core's groups of expert ranks are neighbours, whatever the tensor and context degrees, up to the expert tensor ranks.
+    """
     layout = workload.layout
     if layout.expert == 1:
         return 0.0
     message = expert_rows(workload) / workload.expert_tensor_ranks * workload.shape.hidden * workload.element_bytes
-    one = rates.exchange_seconds("all_to_all", message, layout.expert, layout.tensor * layout.context)
+    one = rates.exchange_seconds("all_to_all", message, layout.expert, workload.expert_tensor_ranks)
     return one * (6 if again else 4)
 
 
@@ -423,7 +426,7 @@ def _replica_exchange(workload: Workload, rates: Rates, weights: Weights, micro_
     visible = dict(seconds)
     for count, ranks, stride in (
         (weights.dense, workload.replicas, layout.tensor),
-        (weights.experts, workload.expert_replicas, layout.tensor * layout.expert),
+        (weights.experts, workload.expert_replicas, workload.expert_tensor_ranks * layout.expert),
     ):
         for kind, size in exchanges:
             seconds[kind] += rates.exchange_seconds(kind, size * count, ranks, stride)

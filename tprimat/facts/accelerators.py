@@ -63,6 +63,10 @@ class Accelerator:
     """The highest board power that the data sheet allows."""
     link_bytes_per_second: float | None
     """To all other GPUs of the node together, both directions added as vendors do; PCIe where only pairs can be bridged."""
+    node_gpus: int = 8
+    """In one node of the vendor's reference system."""
+    link_gpus: int = 1
+    """GPUs that switches of these links join across nodes; 1: those of a node only."""
     measured_flops: Mapping[Dtype, float] = field(default_factory=dict)
     """dtype -> the highest FLOP/s of a matrix product that somebody has published, in short bursts."""
     network_bytes_per_second: float = 50e9

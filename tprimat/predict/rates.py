@@ -79,6 +79,8 @@ class Rates:
     network: float
     """Bytes/s of one GPU to other nodes, one direction."""
     gpus_per_node: int
+    link_gpus: int = 1
+    """GPUs that `link` joins across nodes."""
     launch_seconds: float = LAUNCH_SECONDS
     overlapped: tuple[tuple[int, float], ...] = OVERLAPPED_SHARES
     """Message bytes -> of an exchange beside products, the part by which both together take longer; ascending."""
@@ -115,7 +117,7 @@ class Rates:
         The other arguments are those of exchange_seconds.
         """
         seconds = self.exchange_seconds(kind, size, ranks, stride)
-        if ranks > max(1, self.gpus_per_node // stride):
+        if ranks > self._linked(stride):
             seconds = min(seconds, _moved(kind, size, ranks) / self.link)
         return self.overlapped_share(message) * seconds
 
@@ -130,7 +132,7 @@ class Rates:
         """
         if ranks < 2 or size <= 0:
             return 0.0
-        here = max(1, self.gpus_per_node // stride)
+        here = self._linked(stride)
         if ranks <= here and (samples := self.collectives.get((kind, ranks))):
             return _interpolated(samples, size)
         moved = _moved(kind, size, ranks)
@@ -141,6 +143,10 @@ class Rates:
             return outside / self.network + (moved - outside) / self.link + NETWORK_LATENCY_SECONDS * math.log2(ranks)
         wide = min(self.link, self.network * (1 if kind == "send_recv" else here))
         return moved / wide + NETWORK_LATENCY_SECONDS * math.log2(ranks)
+
+    def _linked(self, stride: int) -> int:
+        """Return how many ranks of a group at this distance are joined by links."""
+        return max(1, max(self.gpus_per_node, self.link_gpus) // stride)
 
 
 @lru_cache(maxsize=65536)
@@ -191,6 +197,7 @@ def published_rates(accelerator: Accelerator, gpus_per_node: int) -> Rates:
         link=link / 2 * LINK_SHARE,
         network=accelerator.network_bytes_per_second * NETWORK_SHARE,
         gpus_per_node=gpus_per_node,
+        link_gpus=accelerator.link_gpus,
     )
 
 

@@ -62,7 +62,7 @@ def test_a_model_that_fits_nowhere_is_exit_status_1():
     done = run_command("plan", "--architecture", "llama-3.1-405b", "--accelerator", "RTX 4090", "--gpus", "8")
     assert done.returncode == 1
     assert "Nothing fits" in done.stdout
-    assert "1,024 GPUs are enough" in done.stdout
+    assert "512 GPUs are enough" in done.stdout
     assert "with Megatron-Core with Transformer Engine" in done.stdout
 
 

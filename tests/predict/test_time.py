@@ -147,6 +147,22 @@ def test_deepseek_on_a_rack_reaches_about_what_nvidia_published():
     assert time.tokens_per_second_per_gpu == pytest.approx(3139, rel=0.3)
 
 
+def test_a_token_that_travels_to_a_node_once_takes_less_of_the_network():
+    """Eight experts of 8 nodes are on 8 (1 - (7/8)^8) = 5.25 of them; those of 4 groups on 4 (1 - (3/4)^8) = 3.60."""
+    rates = replace(published_rates(find_accelerator("H100 SXM"), 8), link=1e15)
+    shape = replace(model_shape("deepseek-v3"), router_groups=None, router_best_groups=None)
+    once = replace(TRANSFORMER_ENGINE, dispatches_once_a_node=True)
+
+    def seconds(expert=64, **changes):
+        work = workload(**{"shape": shape, "layout": Layout(expert=expert, data=64), "expert_tensor": 1, **changes})
+        return predict_time(work, rates).parts["experts"]
+
+    each = seconds(implementation=TRANSFORMER_ENGINE)
+    assert seconds(implementation=once) / each == pytest.approx(5.25 / 8, abs=0.01)
+    assert seconds(implementation=once, shape=model_shape("deepseek-v3")) / each == pytest.approx(3.60 / 8, abs=0.01)
+    assert seconds(8, implementation=once) == seconds(8, implementation=TRANSFORMER_ENGINE), "in one node"
+
+
 def test_replicas_of_experts_in_one_node_do_not_use_the_network():
     shape = model_shape("mixtral-8x7b")
     layout = Layout(tensor=2, expert=2, data=4, sequence_parallel=True)

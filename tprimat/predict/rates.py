@@ -117,11 +117,15 @@ class Rates:
         The other arguments are those of exchange_seconds.
         """
         seconds = self.exchange_seconds(kind, size, ranks, stride)
-        if ranks > self._linked(stride):
+        if ranks > self.linked(stride):
             seconds = min(seconds, _moved(kind, size, ranks) / self.link)
         return self.overlapped_share(message) * seconds
 
-    def exchange_seconds(self, kind: str, size: float, ranks: int, stride: int = 1) -> float:
+    def linked(self, stride: int) -> int:
+        """Return how many ranks of a group at this distance are joined by links."""
+        return max(1, max(self.gpus_per_node, self.link_gpus) // stride)
+
+    def exchange_seconds(self, kind: str, size: float, ranks: int, stride: int = 1, outside_share: float = 1.0) -> float:
         """Return how long a collective takes.
 
         Args:
@@ -129,24 +133,21 @@ class Rates:
             size: bytes of the whole message: gathered, before scattering, or sent.
             ranks: of the group.
             stride: distance of neighbours in the group; groups of neighbours share the network of a node.
+            outside_share: of what all_to_all sends to other nodes, the part that passes the network; links copy it there.
         """
         if ranks < 2 or size <= 0:
             return 0.0
-        here = self._linked(stride)
+        here = self.linked(stride)
         if ranks <= here and (samples := self.collectives.get((kind, ranks))):
             return _interpolated(samples, size)
         moved = _moved(kind, size, ranks)
         if ranks <= here:
             return moved / self.link + LINK_LATENCY_SECONDS * math.log2(ranks)
         if kind == "all_to_all":
-            outside = moved * (ranks - here) / (ranks - 1)
+            outside = outside_share * moved * (ranks - here) / (ranks - 1)
             return outside / self.network + (moved - outside) / self.link + NETWORK_LATENCY_SECONDS * math.log2(ranks)
         wide = min(self.link, self.network * (1 if kind == "send_recv" else here))
         return moved / wide + NETWORK_LATENCY_SECONDS * math.log2(ranks)
-
-    def _linked(self, stride: int) -> int:
-        """Return how many ranks of a group at this distance are joined by links."""
-        return max(1, max(self.gpus_per_node, self.link_gpus) // stride)
 
 
 @lru_cache(maxsize=65536)

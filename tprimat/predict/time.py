@@ -400,8 +400,23 @@ def _expert_exchange(workload: Workload, rates: Rates, *, again: bool) -> float:
     if layout.expert == 1:
         return 0.0
     message = expert_rows(workload) / workload.expert_tensor_ranks * workload.shape.hidden * workload.element_bytes
-    one = rates.exchange_seconds("all_to_all", message, layout.expert, workload.expert_tensor_ranks)
+    stride = workload.expert_tensor_ranks
+    share = _share_of_nodes(workload, layout.expert / rates.linked(stride))
+    one = rates.exchange_seconds("all_to_all", message, layout.expert, stride, share)
     return one * (6 if again else 4)
+
+
+def _share_of_nodes(workload: Workload, nodes: float) -> float:
+    """Return the nodes that a token travels to over the experts it chooses: 1 where it travels once for each expert.
+
+    A choice at random hits n (1 - (1 - 1 / n)^k) of n nodes with k experts. Where a token uses some groups of experts only, no
+    more nodes than groups count.
+    """
+    shape = workload.shape
+    if not workload.implementation.dispatches_once_a_node or nodes <= 1 or not shape.experts_per_token:
+        return 1.0
+    reached = min(nodes, shape.router_best_groups or nodes)
+    return reached * (1 - (1 - 1 / reached) ** shape.experts_per_token) / shape.experts_per_token
 
 
 def _pipeline_exchange(workload: Workload, rates: Rates, virtual: int) -> float:

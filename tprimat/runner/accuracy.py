@@ -24,7 +24,7 @@ from tprimat.predict.memory import predict_memory, predict_memory_of_last_stage
 from tprimat.predict.others import calculon_estimate, megatron_estimate
 from tprimat.predict.rates import published_rates
 from tprimat.predict.time import predict_time
-from tprimat.predict.workload import TRANSFORMER_ENGINE, Workload
+from tprimat.predict.workload import MEGATRON_TUNED, Workload
 from tprimat.records.discover import probes_in
 from tprimat.records.schema import RunRecord
 from tprimat.records.store import read_text
@@ -364,6 +364,6 @@ def _published_workloads(result: PublishedResult) -> Iterable[Workload]:
                 micro_batch=micro,
                 accumulation_steps=share // micro,
                 sequence_tokens=result.sequence_tokens or 1,
-                implementation=replace(TRANSFORMER_ENGINE, loss="in_place"),
+                implementation=MEGATRON_TUNED,
                 precision="fp8" if result.dtype == "fp8" else "bf16",
             )

@@ -17,7 +17,7 @@ from tprimat.plan.build import shape_at
 from tprimat.plan.schema import Batch, EngineOptions, Layout, RunPlan
 from tprimat.predict.rates import Rates, probed_rates, published_rates
 from tprimat.predict.search import NARROWER, Answer, Candidate, Otherwise, Question, search, smallest_that_fits, workloads
-from tprimat.predict.workload import EMBEDDED, TRANSFORMER_ENGINE, Implementation, Precision, Workload
+from tprimat.predict.workload import EMBEDDED, MEGATRON_TUNED, TRANSFORMER_ENGINE, Implementation, Precision, Workload
 from tprimat.records.discover import probes_in
 from tprimat.records.schema import ProbeRecord
 
@@ -367,7 +367,7 @@ def _implementation(engine: str | None, shape: ModelShape) -> tuple[Implementati
     """
     undivided = shape.experts is not None and all(shape.layers % stages for stages in (2, 3, 4))
     if engine == MEGATRON_LM or (engine is None and undivided):
-        return replace(TRANSFORMER_ENGINE, loss="in_place"), False, None
+        return MEGATRON_TUNED, False, None
     settings = Settings(shape=shape, options=asdict(EngineOptions()))
     chosen = engine_named(engine or embedded.ENGINE.name)
     implementation = chosen.implementation(settings)

@@ -26,6 +26,12 @@ def test_the_answer_is_one_screen(tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(("words", "gpus", "nodes"), [(("--gpus", "72"), 72, 18), (("--nodes", "2"), 8, 2), ((), 8, 2)])
+def test_a_node_of_gb200_has_four_gpus(words, gpus, nodes):
+    done = run_command("plan", "--architecture", "llama-3.1-8b", "--accelerator", "GB200", *words)
+    assert done.stdout.startswith(f"llama-3.1-8b on {gpus} GPUs in {nodes} nodes (GB200)"), done.stderr
+
+
 def test_the_document_has_every_layout():
     done = run_command("plan", *QUESTION, "--json")
     found = json.loads(done.stdout)
@@ -56,7 +62,7 @@ def test_a_model_that_fits_nowhere_is_exit_status_1():
     done = run_command("plan", "--architecture", "llama-3.1-405b", "--accelerator", "RTX 4090", "--gpus", "8")
     assert done.returncode == 1
     assert "Nothing fits" in done.stdout
-    assert "1,024 GPUs are enough" in done.stdout
+    assert "512 GPUs are enough" in done.stdout
     assert "with Megatron-Core with Transformer Engine" in done.stdout
 
 
@@ -165,6 +171,9 @@ def test_more_gpus_give_more_until_the_batch_is_too_small_to_share():
         ((*QUESTION, "--gpus", "63", "--nodes", "9", "--global-batch-size", "5"), "There is no legal layout."),
         ((*QUESTION, "--sequence-length", "999999"), "out of range"),
         (("--architecture", "llama-3.1-8b", "--accelerator", "A100 SXM 80GB", "--precision", "fp8"), "does not multiply fp8"),
+        (("--architecture", "llama-3.1-8b", "--accelerator", "A100 SXM 80GB", "--precision", "fp8"), "try   bf16\n"),
+        (("--architecture", "llama-3.1-8b", "--accelerator", "V100 SXM2 16GB"), "try   another accelerator\n"),
+        ((*QUESTION[:4], "--gpus", "4", "--nodes", "8"), "try   --gpus 8\n"),
         (("--architecture", "llama-3.1-8b"), "this machine is not known"),
     ],
 )

@@ -3,7 +3,7 @@
 import pytest
 
 from tprimat.facts.accelerators import find_accelerator
-from tprimat.facts.flops import parameters
+from tprimat.facts.flops import flop_per_token, parameters
 from tprimat.facts.models import model_shape, models
 from tprimat.facts.published import rebase, results, sizes
 
@@ -75,6 +75,18 @@ def test_each_result_refers_to_things_that_exist(result):
     assert result.mfu is None or 0 < result.mfu < 1
     ranks = (result.tensor_parallel or 1) * (result.pipeline_parallel or 1) * (result.context_parallel or 1)
     assert result.gpus % ranks == 0
+    if result.expert_parallel:
+        assert models()[result.shape].experts % result.expert_parallel == 0
+        assert result.gpus // (result.pipeline_parallel or 1) % result.expert_parallel == 0
+
+
+def test_nvidia_counts_the_flop_of_these_models_as_we_do():
+    """Megatron-Bridge prints tokens/s and FLOP/s of each run: their ratio is the FLOP of a token, and so a check of the shape."""
+    rows = [row for row in results() if row.engine == "megatron-bridge" and row.flops_per_second_per_gpu]
+    assert {row.shape for row in rows} >= {"llama-3-8b", "llama-3-70b", "llama-3.1-405b", "qwen3-30b-a3b", "deepseek-v3"}
+    for row in rows:
+        counted = row.tokens_per_second_per_gpu * flop_per_token(model_shape(row.shape), row.sequence_tokens)
+        assert counted == pytest.approx(row.flops_per_second_per_gpu, rel=0.006), row.name
 
 
 def test_result_names_are_unique():

@@ -9,8 +9,10 @@ from tprimat.errors import LayoutError
 from tprimat.facts.accelerators import find_accelerator
 from tprimat.facts.models import model_shape
 from tprimat.plan.layout import LayoutRequest, resolve
+from tprimat.predict.memory import predict_memory
 from tprimat.predict.rates import published_rates
 from tprimat.predict.search import MOST_CHUNKS, Question, layouts, reason, search, workloads
+from tprimat.predict.time import predict_time
 from tprimat.predict.workload import EMBEDDED, TRANSFORMER_ENGINE
 
 H100 = find_accelerator("H100 SXM")
@@ -99,6 +101,33 @@ def test_more_memory_loses_no_layout_and_recomputation_is_a_last_resort():
     assert {candidate.workload for candidate in small.fitting} < {candidate.workload for candidate in large.fitting}
     assert large.fitting[0].workload.recompute.granularity == "none"
     assert large.fitting[0].time.step_seconds <= small.fitting[0].time.step_seconds
+
+
+@pytest.mark.parametrize(
+    ("model", "pipeline", "chunks", "ends"),
+    [("llama-3.1-405b", 8, 8, (1, 1)), ("deepseek-v3", 8, 4, (1, 0)), ("deepseek-v3", 4, 4, (3, 2))],
+)
+def test_layouts_that_nvidia_publishes_for_layers_that_nothing_divides_are_searched(model, pipeline, chunks, ends):
+    """Megatron-Bridge's recipes: the first and the last model chunk have fewer layers, beside embedding and output."""
+    shape = model_shape(model)
+    common = {"shape": shape, "gpus": 1024, "global_batch": 2048, "sequence_tokens": 4096, "implementation": TRANSFORMER_ENGINE}
+    asked = question(**common, equal_stages=False)
+    found = [
+        work
+        for work in workloads(asked)
+        if (work.layout.pipeline, work.layout.virtual_pipeline, work.layout.tensor) == (pipeline, chunks, 8)
+    ]
+    assert found
+    for work in found[:8]:
+        counts = work.chunk_layers
+        assert len(counts) == pipeline * chunks
+        assert sum(counts) == shape.layers
+        assert (counts[0], counts[-1]) == ends
+        assert len(set(counts[1:-1])) == 1
+        memory, time = predict_memory(work), predict_time(work, published_rates(H100, 8))
+        assert min(memory.parts.values()) >= 0
+        assert min(time.parts.values()) >= 0
+    assert all(work.chunk_layers is None for work in workloads(replace(asked, equal_stages=True)))
 
 
 def test_stages_may_differ_by_a_layer_where_the_framework_lets_them():

@@ -107,6 +107,72 @@ def test_experts_between_nodes_cost_more_than_in_one():
     assert far > near > 0
 
 
+@pytest.mark.parametrize("others", [{"tensor": 8, "sequence_parallel": True}, {"context": 8}], ids=["tensor", "context"])
+def test_expert_ranks_are_neighbours_whatever_else_divides_them(others):
+    """Megatron-Core places expert ranks inside tensor and context ranks: eight of them share a node, and so do two replicas."""
+    shape = model_shape("mixtral-8x7b")
+
+    def parts(node, experts):
+        layout = Layout(expert=experts, data=2, **others)
+        work = workload(shape=shape, layout=layout, implementation=TRANSFORMER_ENGINE, expert_tensor=1)
+        return predict_time(work, published_rates(find_accelerator("H100 SXM"), node)).parts
+
+    assert parts(8, 8)["experts"] == parts(16, 8)["experts"], "8 expert ranks are in one node of 8"
+    assert parts(4, 8)["experts"] > 1.5 * parts(8, 8)["experts"]
+    assert parts(8, 4)["experts"] == parts(16, 4)["experts"]
+
+
+def test_switches_join_the_nodes_of_a_rack():
+    """GB200 NVL72: 64 expert ranks exchange over NVLink, whatever the number of GPUs in a node; 128 do not."""
+    size = 2.0**28
+    rack, nodes = (published_rates(find_accelerator(name), 4) for name in ("GB200", "B200"))
+    assert rack.exchange_seconds("all_to_all", size, 64) == pytest.approx(size * 63 / 64 / rack.link, rel=0.2)
+    assert rack.exchange_seconds("all_to_all", size, 128) > 5 * rack.exchange_seconds("all_to_all", size, 64)
+    assert nodes.exchange_seconds("all_to_all", size, 64) > 5 * rack.exchange_seconds("all_to_all", size, 64)
+    assert rack.exchange_seconds("send_recv", size, 2, 32) < rack.exchange_seconds("send_recv", size, 2, 64)
+    assert rack.slowdown_seconds("all_gather", size, 64, 1, size) < rack.exchange_seconds("all_gather", size, 64)
+
+
+def test_deepseek_on_a_rack_reaches_about_what_nvidia_published():
+    """Megatron-Bridge 25.11: 3,139 tokens/s/GPU on 256 GB200 in bf16, with some recomputation that is left out here."""
+    work = workload(
+        shape=model_shape("deepseek-v3"),
+        layout=Layout(pipeline=4, virtual_pipeline=4, expert=64, data=64),
+        micro_batch=1,
+        accumulation_steps=64,
+        sequence_tokens=4096,
+        implementation=TRANSFORMER_ENGINE,
+        expert_tensor=1,
+    )
+    time = predict_time(work, published_rates(find_accelerator("GB200"), 4))
+    assert time.tokens_per_second_per_gpu == pytest.approx(3139, rel=0.3)
+
+
+def test_a_token_that_travels_to_a_node_once_takes_less_of_the_network():
+    """Eight experts of 8 nodes are on 8 (1 - (7/8)^8) = 5.25 of them; those of 4 groups on 4 (1 - (3/4)^8) = 3.60."""
+    rates = replace(published_rates(find_accelerator("H100 SXM"), 8), link=1e15)
+    shape = replace(model_shape("deepseek-v3"), router_groups=None, router_best_groups=None)
+    once = replace(TRANSFORMER_ENGINE, dispatches_once_a_node=True)
+
+    def seconds(expert=64, **changes):
+        work = workload(**{"shape": shape, "layout": Layout(expert=expert, data=64), "expert_tensor": 1, **changes})
+        return predict_time(work, rates).parts["experts"]
+
+    each = seconds(implementation=TRANSFORMER_ENGINE)
+    assert seconds(implementation=once) / each == pytest.approx(5.25 / 8, abs=0.01)
+    assert seconds(implementation=once, shape=model_shape("deepseek-v3")) / each == pytest.approx(3.60 / 8, abs=0.01)
+    assert seconds(8, implementation=once) == seconds(8, implementation=TRANSFORMER_ENGINE), "in one node"
+
+
+def test_replicas_of_experts_in_one_node_do_not_use_the_network():
+    shape = model_shape("mixtral-8x7b")
+    layout = Layout(tensor=2, expert=2, data=4, sequence_parallel=True)
+    work = workload(shape=shape, layout=layout, implementation=TRANSFORMER_ENGINE, expert_tensor=1)
+    near = published_rates(find_accelerator("H100 SXM"), 8)
+    slow = replace(near, network=near.network / 100)
+    assert predict_time(work, near).parts == predict_time(work, slow).parts
+
+
 def test_experts_of_our_own_multiply_two_of_three_products_in_fp8():
     shape = replace(model_shape("mixtral-8x7b"), vocabulary=512)
     common = {"shape": shape, "layout": Layout(expert=8, data=8), "expert_tensor": 1}

@@ -65,6 +65,10 @@ class Accelerator:
     """To all other GPUs of the node together, both directions added as vendors do; PCIe where only pairs can be bridged."""
     link_peers: int | None = None
     """Where each pair of GPUs has links of its own, without a switch: the peers that share them. None: any group has all."""
+    node_gpus: int = 8
+    """In one node of the vendor's reference system."""
+    link_gpus: int = 1
+    """GPUs that switches of these links join across nodes; 1: those of a node only."""
     measured_flops: Mapping[Dtype, float] = field(default_factory=dict)
     """dtype -> the highest FLOP/s of a published matrix product, in short bursts."""
     network_bytes_per_second: float = 50e9

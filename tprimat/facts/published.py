@@ -55,7 +55,9 @@ class PublishedResult:
     global_batch_sequences: int | None = None
     tensor_parallel: int | None = None
     pipeline_parallel: int | None = None
+    virtual_pipeline: int | None = None
     context_parallel: int | None = None
+    expert_parallel: int | None = None
     tokens_per_second_per_gpu: float | None = None
     flops_per_second_per_gpu: float | None = None
     """As printed, in `convention`."""

@@ -85,6 +85,8 @@ class Rates:
     network: float
     """Bytes/s of one GPU to other nodes, one direction."""
     gpus_per_node: int
+    link_gpus: int = 1
+    """GPUs that `link` joins across nodes."""
     launch_seconds: float = LAUNCH_SECONDS
     overlapped: tuple[tuple[int, float], ...] = OVERLAPPED_SHARES
     """Message bytes -> of an exchange beside products, the part by which both together take longer; ascending."""
@@ -121,11 +123,15 @@ class Rates:
         wait for. The other arguments are those of exchange_seconds.
         """
         seconds = self.exchange_seconds(kind, size, ranks, stride)
-        if ranks > max(1, self.gpus_per_node // stride) or self.link_peers:
+        if ranks > self.linked(stride) or self.link_peers:
             seconds = min(seconds, _moved(kind, size, ranks) / self.link)
         return self.overlapped_share(message) * seconds
 
-    def exchange_seconds(self, kind: str, size: float, ranks: int, stride: int = 1) -> float:
+    def linked(self, stride: int) -> int:
+        """Return how many ranks of a group at this distance are joined by links."""
+        return max(1, max(self.gpus_per_node, self.link_gpus) // stride)
+
+    def exchange_seconds(self, kind: str, size: float, ranks: int, stride: int = 1, outside_share: float = 1.0) -> float:
         """Return how long a collective takes.
 
         Args:
@@ -133,17 +139,18 @@ class Rates:
             size: bytes of the whole message: gathered, before scattering, or sent.
             ranks: of the group.
             stride: distance of neighbours in the group; groups of neighbours share the network of a node.
+            outside_share: of what all_to_all sends to other nodes, the part that passes the network; links copy it there.
         """
         if ranks < 2 or size <= 0:
             return 0.0
-        here = max(1, self.gpus_per_node // stride)
+        here = self.linked(stride)
         if ranks <= here and (samples := self.collectives.get((kind, ranks))):
             return _interpolated(samples, size)
         moved, link = _moved(kind, size, ranks), self._link_of(2 if kind == "send_recv" else min(ranks, here))
         if ranks <= here:
             return moved / link + LINK_LATENCY_SECONDS * math.log2(ranks)
         if kind == "all_to_all":
-            outside = moved * (ranks - here) / (ranks - 1)
+            outside = outside_share * moved * (ranks - here) / (ranks - 1)
             return outside / self.network + (moved - outside) / link + NETWORK_LATENCY_SECONDS * math.log2(ranks)
         wide = min(link, self.network * (1 if kind == "send_recv" else here))
         return moved / wide + NETWORK_LATENCY_SECONDS * math.log2(ranks)
@@ -203,6 +210,7 @@ def published_rates(accelerator: Accelerator, gpus_per_node: int) -> Rates:
         link_peers=accelerator.link_peers,
         network=accelerator.network_bytes_per_second * NETWORK_SHARE,
         gpus_per_node=gpus_per_node,
+        link_gpus=accelerator.link_gpus,
     )
 
 

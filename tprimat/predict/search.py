@@ -16,6 +16,8 @@ from tprimat.predict.workload import Implementation, Precision, Recompute, Workl
 RECOMPUTE: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")
 MOST_CHUNKS = 8
 """Virtual stages: more only add messages."""
+MOST_MISSING = 3
+"""Layers that the first and the last model chunk have less than the others."""
 MOST_MICRO_BATCH = 16
 MOST_CONTEXT = 16
 
@@ -36,7 +38,8 @@ class Question:
     implementation: Implementation
     optimizer_states: Literal["fp32", "bf16"] = "fp32"
     equal_stages: bool
-    """Every pipeline stage must have the same number of layers, as TPrimat's own plans require; False: one more or less."""
+    """Every pipeline stage must have the same number of layers, as TPrimat's own plans require; False: one more or less, or up to
+    MOST_MISSING fewer at the ends."""
     refusal: "Callable[[Question, Workload], UserError | None] | None" = None
     """Why the engine cannot run a workload; None: no engine is asked."""
 
@@ -156,6 +159,7 @@ def smallest_that_fits(question: Question, rates: Rates) -> Candidate | None:
 def _workload(
     question: Question, layout: Layout, micro: int, steps: int, granularity: Literal["none", "selective", "full"]
 ) -> Workload:
+    chunks = layout.pipeline * (layout.virtual_pipeline or 1)
     return Workload(
         shape=question.shape,
         layout=layout,
@@ -167,6 +171,7 @@ def _workload(
         optimizer_states=question.optimizer_states,
         recompute=Recompute(granularity=granularity),
         expert_tensor=1 if question.shape.experts else None,
+        chunk_layers=None if question.equal_stages else short_ends(question.shape.layers, chunks) if chunks > 1 else None,
     )
 
 
@@ -189,7 +194,7 @@ def layouts(question: Question) -> Iterator[Layout]:
                 if question.global_batch % data:
                     continue
                 whole = Layout(tensor=tensor, pipeline=pipeline, context=context, data=data, sequence_parallel=tensor > 1)
-                for chunks in _chunks(shape, pipeline):
+                for chunks in _chunks(question, pipeline):
                     for expert in _expert_degrees(shape, tensor * context * data):
                         yield replace(whole, virtual_pipeline=chunks, expert=expert)
 
@@ -213,10 +218,29 @@ def _cuts(question: Question, tensor: int, context: int) -> bool:
     return question.sequence_tokens % pieces == 0
 
 
-def _chunks(shape: ModelShape, pipeline: int) -> list[int | None]:
-    if pipeline == 1 or shape.layers % pipeline:
+def _chunks(question: Question, pipeline: int) -> list[int | None]:
+    if pipeline == 1:
         return [None]
-    return [None, *(chunks for chunks in _divisors(shape.layers // pipeline) if 1 < chunks <= MOST_CHUNKS)]
+    layers = question.shape.layers
+    counts = [chunks for chunks in range(2, MOST_CHUNKS + 1) if chunks * pipeline <= layers + MOST_MISSING]
+    if question.equal_stages:
+        return [None, *(count for count in counts if layers % (pipeline * count) == 0)]
+    return [None, *(count for count in counts if layers % (pipeline * count) == 0 or short_ends(layers, pipeline * count))]
+
+
+def short_ends(layers: int, chunks: int) -> tuple[int, ...] | None:
+    """Return the layers of model chunks that are equal but for the first and the last; None where that is not possible.
+
+    Embedding and output take the place of the layers that are missing there, as in NVIDIA's recipes for the 126 layers of Llama
+    3.1 405B (account_for_embedding_in_pipeline_split and account_for_loss_in_pipeline_split of Megatron-Core) and the 61 of
+    DeepSeek-V3 (pipeline_model_parallel_layout).
+    """
+    each = -(-layers // chunks)
+    missing = each * chunks - layers
+    if not 0 < missing <= min(MOST_MISSING, 2 * each):
+        return None
+    first = missing // 2
+    return (each - first, *[each] * (chunks - 2), each - (missing - first))
 
 
 def _expert_degrees(shape: ModelShape, ranks: int) -> list[int]:

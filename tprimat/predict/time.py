@@ -392,13 +392,31 @@ def _context_exchange(workload: Workload, rates: Rates, attention: float) -> flo
 
 
 def _expert_exchange(workload: Workload, rates: Rates, *, again: bool) -> float:
-    """Return the exchange of tokens between expert ranks, of one layer: there and back, in both passes."""
+    """Return the exchange of tokens between expert ranks, of one layer: there and back, in both passes.
+
+    Megatron-Core's groups of expert ranks are neighbours, whatever the tensor and context degrees, up to the expert tensor ranks.
+    """
     layout = workload.layout
     if layout.expert == 1:
         return 0.0
     message = expert_rows(workload) / workload.expert_tensor_ranks * workload.shape.hidden * workload.element_bytes
-    one = rates.exchange_seconds("all_to_all", message, layout.expert, layout.tensor * layout.context)
+    stride = workload.expert_tensor_ranks
+    share = _share_of_nodes(workload, layout.expert / rates.linked(stride))
+    one = rates.exchange_seconds("all_to_all", message, layout.expert, stride, share)
     return one * (6 if again else 4)
+
+
+def _share_of_nodes(workload: Workload, nodes: float) -> float:
+    """Return the nodes that a token travels to over the experts it chooses: 1 where it travels once for each expert.
+
+    A choice at random hits n (1 - (1 - 1 / n)^k) of n nodes with k experts. Where a token uses some groups of experts only, no
+    more nodes than groups count.
+    """
+    shape = workload.shape
+    if not workload.implementation.dispatches_once_a_node or nodes <= 1 or not shape.experts_per_token:
+        return 1.0
+    reached = min(nodes, shape.router_best_groups or nodes)
+    return reached * (1 - (1 - 1 / reached) ** shape.experts_per_token) / shape.experts_per_token
 
 
 def _pipeline_exchange(workload: Workload, rates: Rates, virtual: int) -> float:
@@ -423,7 +441,7 @@ def _replica_exchange(workload: Workload, rates: Rates, weights: Weights, micro_
     visible = dict(seconds)
     for count, ranks, stride in (
         (weights.dense, workload.replicas, layout.tensor),
-        (weights.experts, workload.expert_replicas, layout.tensor * layout.expert),
+        (weights.experts, workload.expert_replicas, workload.expert_tensor_ranks * layout.expert),
     ):
         for kind, size in exchanges:
             seconds[kind] += rates.exchange_seconds(kind, size * count, ranks, stride)

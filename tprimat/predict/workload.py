@@ -63,6 +63,9 @@ class Implementation:
     """The last pipeline stage has fewer layers, because its output layer costs as much as several."""
     gathers_keys_values: bool = False
     """Under context parallelism each rank keeps all ranks' keys and values; False: they travel around a ring in both passes."""
+    dispatches_once_a_node: bool = False
+    """A token travels to a node once, however many of its experts are there (DeepEP and HybridEP, Megatron-Core's dispatcher
+    "flex"); False: once for each of its experts ("alltoall")."""
     keeps_returned_rows: bool = False
     """The results of experts are kept as they came back, because the weights of a token's experts are applied there."""
     weighs_experts_in_fp32: bool = False
@@ -280,6 +283,8 @@ MEGATRON_LOCAL = Implementation(
     buffers_bytes=WORKSPACES,
 )
 """Megatron-LM's local layers."""
+MEGATRON_TUNED = replace(TRANSFORMER_ENGINE, loss="in_place", dispatches_once_a_node=True)
+"""Megatron-LM as NVIDIA trains large models with it: a fused loss, and DeepEP or HybridEP between the experts' ranks."""
 NEMO = replace(TRANSFORMER_ENGINE, name="NeMo with Transformer Engine", keeps_fp8_weights_alone=True)
 """NeMo's recipes."""
 NEMO_ON_TORCH = replace(

@@ -23,8 +23,9 @@ from tprimat.predict.megatron_options import workload_of_options
 from tprimat.predict.memory import predict_memory, predict_memory_of_last_stage
 from tprimat.predict.others import calculon_estimate, megatron_estimate
 from tprimat.predict.rates import published_rates
+from tprimat.predict.search import short_ends
 from tprimat.predict.time import predict_time
-from tprimat.predict.workload import TRANSFORMER_ENGINE, Workload
+from tprimat.predict.workload import MEGATRON_TUNED, Workload
 from tprimat.records.discover import probes_in
 from tprimat.records.schema import RunRecord
 from tprimat.records.store import read_text
@@ -349,11 +350,16 @@ def _published_workloads(result: PublishedResult) -> Iterable[Workload]:
     if any(value is None for value in stated) or result.dtype not in {"bf16", "fp8"}:
         return
     shape, gpus = model_shape(result.shape or ""), result.gpus or 1
+    if shape.experts and result.expert_parallel is None:
+        return
     tensor, pipeline, context = result.tensor_parallel or 1, result.pipeline_parallel or 1, result.context_parallel or 1
     data = gpus // (tensor * pipeline * context)
     share = (result.global_batch_sequences or 1) // max(1, data)
-    layout = Layout(tensor=tensor, pipeline=pipeline, context=context, data=data, sequence_parallel=tensor > 1)
-    chunks = [None] if pipeline == 1 else [None, *(count for count in (2, 4, 6, 7, 8) if shape.layers // pipeline % count == 0)]
+    expert = result.expert_parallel or 1
+    layout = Layout(tensor=tensor, pipeline=pipeline, context=context, expert=expert, data=data, sequence_parallel=tensor > 1)
+    chunks: list[int | None] = [result.virtual_pipeline]
+    if pipeline > 1 and result.virtual_pipeline is None:
+        chunks += [count for count in (2, 4, 6, 7, 8) if shape.layers // pipeline % count == 0]
     for micro in [result.micro_batch_sequences] if result.micro_batch_sequences else [1, 2, 4]:
         if micro is None or data < 1 or share % micro:
             continue
@@ -364,6 +370,8 @@ def _published_workloads(result: PublishedResult) -> Iterable[Workload]:
                 micro_batch=micro,
                 accumulation_steps=share // micro,
                 sequence_tokens=result.sequence_tokens or 1,
-                implementation=replace(TRANSFORMER_ENGINE, loss="in_place"),
+                implementation=MEGATRON_TUNED,
+                expert_tensor=1 if shape.experts else None,
+                chunk_layers=short_ends(shape.layers, pipeline * (count or 1)) if pipeline > 1 else None,
                 precision="fp8" if result.dtype == "fp8" else "bf16",
             )

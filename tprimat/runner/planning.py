@@ -17,11 +17,11 @@ from tprimat.plan.build import shape_at
 from tprimat.plan.schema import Batch, EngineOptions, Layout, RunPlan
 from tprimat.predict.rates import Rates, probed_rates, published_rates
 from tprimat.predict.search import NARROWER, Answer, Candidate, Otherwise, Question, search, smallest_that_fits, workloads
-from tprimat.predict.workload import EMBEDDED, TRANSFORMER_ENGINE, Implementation, Precision, Workload
+from tprimat.predict.workload import EMBEDDED, MEGATRON_TUNED, TRANSFORMER_ENGINE, Implementation, Precision, Workload
 from tprimat.records.discover import probes_in
 from tprimat.records.schema import ProbeRecord
 
-USUAL_GPUS_PER_NODE = 8
+USUAL_GPUS = 8
 USUAL_SEQUENCE_TOKENS = 8192
 SMALLEST_BATCH = 128
 SEQUENCES_PER_GPU = 2
@@ -29,6 +29,7 @@ POWERS_OF_TWO = tuple(2**power for power in range(11))
 """Numbers of GPUs that are tried where nothing fits."""
 USABLE_SHARE = 0.99
 """Of an accelerator's memory as built; the driver keeps the rest (139.8 of 141 GiB on H200)."""
+PLANNED_PRECISIONS: tuple[Precision, ...] = ("bf16", "fp8")
 MEGATRON_LM = "megatron-lm"
 """Megatron-LM with Transformer Engine, which TPrimat predicts and reads logs of, but does not start."""
 ANY_ENGINE = (embedded.ENGINE.name, MEGATRON_LM)
@@ -100,7 +101,7 @@ def answers(request: PlanRequest, counts: Sequence[int]) -> list[tuple[Answer, R
 def _answer_of(request: PlanRequest) -> tuple[Answer, Rates]:
     shape = request.architecture if isinstance(request.architecture, ModelShape) else model_shape(request.architecture)
     accelerator, found = accelerator_of(request.accelerator)
-    gpus, per_node = _gpus(request, found)
+    gpus, per_node = _gpus(request, found, accelerator.node_gpus)
     implementation, equal, refusal = _asked_of(request.engine, shape, accelerator, request.precision)
     question = Question(
         shape=shape,
@@ -157,12 +158,12 @@ def enough_gpus(question: Question, rates: Rates, counts: Sequence[int] = POWERS
 
     Its batch is that of the question. With any engine, Megatron-LM's layouts count as well.
     """
-    kinds = [question]
+    kinds, usual = [question], accelerator_of(rates.accelerator)[0].node_gpus
     if any_engine and question.equal_stages:
         implementation, equal, _ = _implementation(MEGATRON_LM, question.shape)
         kinds.append(replace(question, implementation=implementation, equal_stages=equal, refusal=None))
     for gpus in (count for count in counts if count > question.gpus):
-        per_node = max(question.gpus_per_node, min(gpus, USUAL_GPUS_PER_NODE))
+        per_node = max(question.gpus_per_node, min(gpus, usual))
         for kind in kinds:
             if found := smallest_that_fits(replace(kind, gpus=gpus, gpus_per_node=per_node), rates):
                 return found
@@ -276,7 +277,9 @@ def _answer(question: Question, accelerator: Accelerator, probes: Sequence[Path]
         raise ConfigError(what, where="--sequence-length", fix=f"1 to {shape.context_tokens:,} tokens")
     if question.precision not in accelerator.dense_flops:
         what = f"{accelerator.name} does not multiply {question.precision}."
-        raise ConfigError(what, where="--precision", fix=", ".join(accelerator.dense_flops))
+        offered = [name for name in PLANNED_PRECISIONS if name in accelerator.dense_flops]
+        fix = ", ".join(offered) or "another accelerator"
+        raise ConfigError(what, where="--precision", why=f"It multiplies {', '.join(accelerator.dense_flops)}.", fix=fix)
     rates = rates_of(accelerator, question.gpus_per_node, probes_in(probes)[0])
     result = search(question, rates)
     if not result.fitting and not result.too_large:
@@ -330,15 +333,15 @@ def accelerator_of(name: str | None, flag: str = "--accelerator") -> tuple[Accel
     return accelerator, machine.gpus_per_node if machine else None
 
 
-def _gpus(request: PlanRequest, found: int | None) -> tuple[int, int]:
-    """Return the number of GPUs, and how many of them are in one node."""
-    gpus = request.gpus or (found or USUAL_GPUS_PER_NODE) * (request.nodes or 1)
-    nodes = request.nodes or max(1, -(-gpus // USUAL_GPUS_PER_NODE))
+def _gpus(request: PlanRequest, found: int | None, usual: int) -> tuple[int, int]:
+    """Return the number of GPUs, and how many of them are in one node, which usually has so many."""
+    gpus = request.gpus or ((found or usual) * request.nodes if request.nodes else found or USUAL_GPUS)
+    nodes = request.nodes or max(1, -(-gpus // usual))
     if gpus % nodes:
         raise ConfigError(
             f"{gpus} GPUs are not the same number on each of {nodes} nodes.",
             where="--nodes",
-            fix=f"--gpus {gpus // nodes * nodes}",
+            fix=f"--gpus {max(1, gpus // nodes) * nodes}",
         )
     return gpus, gpus // nodes
 
@@ -364,7 +367,7 @@ def _implementation(engine: str | None, shape: ModelShape) -> tuple[Implementati
     """
     undivided = shape.experts is not None and all(shape.layers % stages for stages in (2, 3, 4))
     if engine == MEGATRON_LM or (engine is None and undivided):
-        return replace(TRANSFORMER_ENGINE, loss="in_place"), False, None
+        return MEGATRON_TUNED, False, None
     settings = Settings(shape=shape, options=asdict(EngineOptions()))
     chosen = engine_named(engine or embedded.ENGINE.name)
     implementation = chosen.implementation(settings)

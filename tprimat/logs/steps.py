@@ -96,6 +96,17 @@ class LoggedStep:
             )
         )
 
+    def merges(self, fields: LineFields, *, newest: bool) -> bool:
+        """Whether a line of the same process may describe this step too: it adds what is unknown, or comes from another rank.
+
+        Ranks print the same loss with rates or times of their own, which a process that starts again does not.
+        """
+        same_loss = fields.loss is None or self.loss is None or _same(fields.loss, self.loss)
+        if self.step_seconds is not None:
+            return newest and same_loss and None not in {fields.loss, self.loss} and not fields.mean_since_reset
+        rate = fields.sequences_per_second
+        return same_loss and (None in {rate, self.sequences_per_second} or rate == self.sequences_per_second)
+
     @property
     def finite(self) -> bool:
         """Whether the update was made, and loss and gradient norm are finite where the log has them."""
@@ -224,13 +235,21 @@ class LogContents:
 
     def _add_step(self, fields: LineFields, step: int, line: int) -> None:
         known = self.steps.get(step)
-        if known is not None and (not describes_step(fields) or known.repeats(fields) or known.step_seconds is None):
+        if known is not None and self._describes_again(known, fields):
             known.add(fields)
-            self._new_process = False  # a copy of what another rank printed
+            if describes_step(fields):
+                self._new_process = False  # a copy of what another rank printed
         elif not describes_step(fields) and is_report(fields):
             self._reports[step] = fields
         else:
             self._open(fields, step, line)
+
+    def _describes_again(self, known: LoggedStep, fields: LineFields) -> bool:
+        """Whether a line adds to a step that is known, instead of beginning it in a process that started again."""
+        newest = known.step == self.newest
+        if not describes_step(fields):
+            return is_report(fields) or (newest and not self._new_process)  # Composer opens a step by its number alone
+        return known.repeats(fields) or (not self._new_process and known.merges(fields, newest=newest))
 
     def _open(self, fields: LineFields, step: int, line: int) -> None:
         former = self._configuration.get("world_size")
@@ -467,7 +486,7 @@ def timing_notes(contents: LogContents, workload: Workload) -> list[str]:
     if gap > 1:
         means = any(is_mean(step) for step in steps)
         notes.append(f"the log has one line for {gap} steps" + ("; each time is the mean over them" if means else ""))
-    if lost := [former.step + gap for former, later in pairwise(steps) if former.step > 1 and later.step > former.step + gap]:
+    if lost := [former.step + gap for former, later in pairwise(steps) if not former.begins and later.step > former.step + gap]:
         notes.append(f"lines are missing in the log: from {names_of(lost)} on")
     if untimed := times.count(None):
         notes.append(f"logged steps without a time, which are left out: {untimed}")
@@ -475,8 +494,13 @@ def timing_notes(contents: LogContents, workload: Workload) -> list[str]:
 
 
 def interval_of(steps: Sequence[LoggedStep]) -> int:
-    """Return how many steps a line stands for: the most frequent distance between lines."""
-    return statistics.mode([later.step - former.step for former, later in pairwise(steps)] or [1])
+    """Return how many steps a line stands for: the most frequent distance between lines.
+
+    The first line of a process may stand for fewer: torchtitan prints step 1, then 10, 20, and so on.
+    """
+    pairs = list(pairwise(steps))
+    settled = [(former, later) for former, later in pairs if not former.begins]
+    return statistics.mode([later.step - former.step for former, later in settled or pairs] or [1])
 
 
 def is_mean(step: LoggedStep) -> bool:

@@ -118,7 +118,7 @@ def shape_of_arguments(arguments: Mapping[str, str]) -> ModelShape:
         qk_norm=switch_of(arguments, "qk_layernorm") or False,
         linear_bias=switch_of(arguments, "add_bias_linear") or False,
         tied_embeddings=switch_of(arguments, "untie_embeddings_and_output_weights") is False,
-        position="learned" if arguments.get("position_embedding_type") == "learned_absolute" else "rope",
+        position="learned" if arguments.get("position_embedding_type", "").endswith("absolute") else "rope",
     )
     shape = with_latent_attention(with_experts(shape, arguments), arguments)
     return replace(shape, name=size_name(shape))

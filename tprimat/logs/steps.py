@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import Any
 
-from tprimat.logs.fields import NARROW_DTYPES, LineFields
+from tprimat.logs.fields import BEFORE_SWIGLU, NARROW_DTYPES, LineFields
 from tprimat.records.schema import RunRecord
 
 LARGEST = 2**53
@@ -181,6 +181,8 @@ class LogContents:
         """Take in one line."""
         if fields.run is not None:
             self._begin(fields.run)
+        if fields.dump == "ends" and self._in_dump:
+            self._complete_old_dump(line)
         if fields.dump is not None or fields.step is not None:
             self._in_dump = fields.dump == "begins"
         if self.steps and fields.step is None and (fields.dump == "begins" or "world_size" in fields.evidence):
@@ -210,6 +212,18 @@ class LogContents:
         if self.steps:
             self._go_back(1)
         self.run, self._current = run, None
+
+    def _complete_old_dump(self, line: int) -> None:
+        """Add what a dump of before `swiglu` implies. GPT-NeoX, whose values end in '.default', has arguments of its own."""
+        printed = self.arguments
+        if "swiglu" in printed or not all(printed.get(name, "").isdecimal() for name in ("num_layers", "hidden_size")):
+            return
+        implied = BEFORE_SWIGLU | {"ffn_hidden_size": str(4 * int(printed["hidden_size"]))}
+        if printed.get("glu_activation", "None") != "None":
+            implied["swiglu"] = "True"
+        for name, text in implied.items():
+            if name not in printed:
+                printed[name], self.evidence_line[name] = text, line
 
     def _outranks(self, name: str, *, stepping: bool = False) -> bool:
         """Whether a value on this line counts more than those before: a step's over the argument dump's over any other line's."""

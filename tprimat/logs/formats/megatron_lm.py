@@ -36,8 +36,14 @@ SIZES = {
 }
 PARAMETERS = re.compile(r"number of parameters on \(tensor, pipeline\) model parallel rank \(\d+, \d+\): (\d+)")
 HUMAN_FLOPS = re.compile(r"([\d.]+)([KMGTP]?)FLOPS")
-MEMORY = re.compile(r"\(after (\d+) iterations\) memory \(MB\)")
+MEMORY = re.compile(r"\(?after (\d+) iterations\)? memory \(MB\)")
+"""Without brackets in 2020."""
+BARE_VALUE = re.compile(r"(\D+) (\S+)")
+"""'lm loss 9.1E+00' of 2019, without a colon."""
+PREDICTED_TOKEN = re.compile(r"mtp_(\d+) loss: ")
 VOCABULARY = re.compile(r"padded vocab \(size: \d+\).*\(new size: (\d+)\)")
+LOSSES = ("lm loss", "lm_loss", "lm-loss", "loss")
+"""Of Megatron-LM, GPT-NeoX, Megatron-DeepSpeed in 2021, and programs that fine-tune."""
 MARKS = (
     "iteration",
     " ..",
@@ -87,6 +93,7 @@ def read_iteration(text: str, **others: Any) -> LineFields | None:
     fields = pairs(text[match.end() :])
     elapsed = fields.get("elapsed time per iteration (ms)")
     tokens = fields.get("tokens per GPU (tokens/s/GPU)") or fields.get("tokens/s/GPU inst/harmonic mean")
+    further = [count(digits) for digits in PREDICTED_TOKEN.findall(text)]
     flop = fields.get("throughput per GPU (TFLOP/s/GPU)") or fields.get("compute per GPU (TFLOP/s/GPU)")
     others.setdefault("mean_since_reset", elapsed is not None and "/" not in elapsed)
     return LineFields(
@@ -95,13 +102,14 @@ def read_iteration(text: str, **others: Any) -> LineFields | None:
         step_seconds=scaled(number(elapsed), 1e-3),
         tokens_per_second_per_gpu=number(tokens),
         tflops_per_gpu=number(flop) if flop else teraflops(fields.get("approx flops per GPU")),
-        loss=number(fields.get("lm loss") or fields.get("lm_loss") or fields.get("loss")),
+        loss=number(next((fields[name] for name in LOSSES if name in fields), None)),
         grad_norm=number(fields.get("grad norm")),
         learning_rate=number(fields.get("learning rate")),
         global_batch_sequences=whole(fields.get("global batch size")),
         consumed_sequences=whole(fields.get("consumed samples")),
         skipped_steps=whole(fields.get("number of skipped iterations")),
         nan_steps=whole(fields.get("number of nan iterations")),
+        arguments={"mtp_num_layers": str(max(further))} if further else {},
         **others,
     )
 
@@ -113,6 +121,8 @@ def pairs(text: str) -> dict[str, str]:
         name, colon, value = part.rpartition(": ")
         if colon:
             found[name.strip()] = value.strip()
+        elif bare := BARE_VALUE.fullmatch(part.strip()):
+            found[bare[1]] = bare[2]
     return found
 
 

@@ -514,7 +514,7 @@ def interval_of(steps: Sequence[LoggedStep]) -> int:
     """
     pairs = list(pairwise(steps))
     settled = [(former, later) for former, later in pairs if not former.begins]
-    return statistics.mode([later.step - former.step for former, later in settled or pairs] or [1])
+    return min(statistics.multimode([later.step - former.step for former, later in settled or pairs] or [1]))
 
 
 def is_mean(step: LoggedStep) -> bool:

@@ -16,6 +16,7 @@ from types import ModuleType
 from tprimat.errors import WORKER_ERROR, ConfigError, RecordError
 from tprimat.facts.accelerators import Backend
 from tprimat.logs.fields import LineFields, plain
+from tprimat.logs.foreign import Foreign, foreign_of
 from tprimat.logs.formats import (
     composer,
     deepspeed,
@@ -271,6 +272,16 @@ def unrecognised(where: str) -> RecordError:
     )
 
 
+def not_read(foreign: Foreign, where: str, line: int) -> RecordError:
+    """Return the error for a log of a framework whose steps are not read."""
+    return RecordError(
+        f"{where} looks like a log of {foreign.name}, whose steps are not read.",
+        where=f"{where}:{line}",
+        why=foreign.why,
+        fix=foreign.fix or f"a log of one of {', '.join(NAMES)}",
+    )
+
+
 @dataclass(slots=True)
 class LogReading:
     """The state of reading one log."""
@@ -286,6 +297,8 @@ class LogReading:
     errors: list[str] = field(default_factory=list)
     """The first lines that mention an error."""
     _candidates: dict[str, LogContents] = field(default_factory=dict)
+    _foreign: tuple[Foreign, int] | None = None
+    """The first step of a framework whose steps are not read, and its line."""
 
     def __post_init__(self) -> None:
         if self.requested_dialect != "auto":
@@ -311,6 +324,8 @@ class LogReading:
             for candidate in DIALECTS:
                 if fields := candidate.read_line(line):
                     self._candidates.setdefault(candidate.name, LogContents()).add(fields, self.lines + index + 1)
+            if self._foreign is None and (foreign := foreign_of(line)):
+                self._foreign = foreign, self.lines + index + 1
             if "rror" in line or "Traceback" in line:
                 self._keep_error(line)
         return len(batch)
@@ -366,6 +381,8 @@ class LogReading:
                 why=f"No line holds {looked_for} with a step and its numbers.",
                 fix="--dialect auto",
             )
+        if self._foreign is not None:
+            raise not_read(self._foreign[0], self.name, self._foreign[1])
         if (likeliest := self._likeliest()) is None and not failed:
             raise unrecognised(self.name)
         if quoted:

@@ -35,6 +35,7 @@ from tprimat.logs.steps import (
     batch_of,
     correct_seconds,
     is_printed,
+    larger,
     step_times,
 )
 from tprimat.records.evidence import CAUTION
@@ -139,7 +140,11 @@ def carry_peaks(steps: Sequence[StepRecord], contents: LogContents) -> tuple[lis
 
     Megatron reports it after its first lines only, which may be left out; later steps allocate the same.
     """
-    reported = [step.step for step in contents.steps.values() if count_or_none(step.peak_allocated_bytes) is not None]
+    reported = [
+        step.step
+        for step in contents.steps.values()
+        if count_or_none(larger(step.peak_allocated_bytes, step.peak_reserved_bytes)) is not None
+    ]
     if not (steps and reported) or reported[-1] >= steps[-1].step:
         return list(steps), []
     own = {step.step: step for step in steps}

@@ -33,9 +33,10 @@ OTHER_LAYERS = (
     "window_size",
     "decoder_seq_length",
     "peft",
+    "reward",
 )
-"""Arguments of state-space layers, linear attention, sliding windows, decoders beside an encoder, and adapters beside frozen
-weights: their FLOP are others."""
+"""Arguments of state-space layers, linear attention, sliding windows, decoders beside an encoder, adapters beside frozen weights,
+and reinforcement learning, whose steps also generate: their FLOP are others."""
 NONE = {"None", "null"}
 REPEATED = re.compile(r"\[([01])\]\s*\*\s*(\d+)")
 
@@ -127,10 +128,9 @@ def shape_of_arguments(arguments: Mapping[str, str]) -> ModelShape:
 def _refuse_uncounted_layers(arguments: Mapping[str, str]) -> None:
     """Refuse a model with layers whose FLOP are not counted."""
     if other := other_layers(arguments):
+        kinds = {"peft": "adapters beside frozen weights", "reward": "reinforcement learning"}
         raise ConfigError(
-            "The log is that of adapters beside frozen weights."
-            if other == "peft"
-            else "The log is that of a model with other layers than full attention.",
+            f"The log is that of {kinds.get(other, 'a model with other layers than full attention')}.",
             why=f"{other} is {arguments[other]}; its FLOP are not counted here.",
             fix="a log of training all weights, with full attention",
         )

@@ -164,6 +164,8 @@ class LogContents:
     _next_tflops: float | None = None
     """Printed on a line of its own before the step."""
     _in_dump: bool = False
+    _implied: set[str] = field(default_factory=set)
+    """Arguments that an old dump implies without printing them."""
     _new_process: bool = False
     """Settings of a process were printed after steps."""
     _configuration: dict[str, Any] = field(default_factory=dict)
@@ -216,14 +218,17 @@ class LogContents:
     def _complete_old_dump(self, line: int) -> None:
         """Add what a dump of before `swiglu` implies. GPT-NeoX, whose values end in '.default', has arguments of its own."""
         printed = self.arguments
-        if "swiglu" in printed or not all(printed.get(name, "").isdecimal() for name in ("num_layers", "hidden_size")):
+        if ("swiglu" in printed and "swiglu" not in self._implied) or not all(
+            printed.get(name, "").isdecimal() for name in ("num_layers", "hidden_size")
+        ):
             return
         implied = BEFORE_SWIGLU | {"ffn_hidden_size": str(4 * int(printed["hidden_size"]))}
         if printed.get("glu_activation", "None") != "None":
             implied["swiglu"] = "True"
         for name, text in implied.items():
-            if name not in printed:
+            if name not in printed or name in self._implied:
                 printed[name], self.evidence_line[name] = text, line
+                self._implied.add(name)
 
     def _outranks(self, name: str, *, stepping: bool = False) -> bool:
         """Whether a value on this line counts more than those before: a step's over the argument dump's over any other line's."""

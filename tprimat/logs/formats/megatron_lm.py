@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from tprimat.logs.fields import (
+    GIBIBYTE,
     HUMAN_SUFFIXES,
     KNOWN_LATER,
     MEBIBYTE,
@@ -93,6 +94,7 @@ def read_iteration(text: str, **others: Any) -> LineFields | None:
     fields = pairs(text[match.end() :])
     elapsed = fields.get("elapsed time per iteration (ms)")
     tokens = fields.get("tokens per GPU (tokens/s/GPU)") or fields.get("tokens/s/GPU inst/harmonic mean")
+    others.setdefault("peak_reserved_bytes", in_bytes(number(fields.get("memory(GiB)")), GIBIBYTE))  # of ms-swift
     further = [count(digits) for digits in PREDICTED_TOKEN.findall(text)]
     flop = fields.get("throughput per GPU (TFLOP/s/GPU)") or fields.get("compute per GPU (TFLOP/s/GPU)")
     others.setdefault("mean_since_reset", elapsed is not None and "/" not in elapsed)
@@ -109,7 +111,8 @@ def read_iteration(text: str, **others: Any) -> LineFields | None:
         consumed_sequences=whole(fields.get("consumed samples")),
         skipped_steps=whole(fields.get("number of skipped iterations")),
         nan_steps=whole(fields.get("number of nan iterations")),
-        arguments={"mtp_num_layers": str(max(further))} if further else {},
+        arguments=({"mtp_num_layers": str(max(further))} if further else {})
+        | ({"reward": "printed"} if "reward" in fields else {}),
         **others,
     )
 

@@ -132,6 +132,7 @@ PLAIN_ARGUMENTS: dict[str, tuple[str, Callable[[str], object]]] = {
 """Argument -> field of the evidence, and what its text says of it."""
 WHOLE_ARGUMENTS = {
     "world_size": "world_size",
+    "global_num_gpus": "world_size",
     "tensor_model_parallel_size": "tensor_parallel",
     "model_parallel_size": "tensor_parallel",
     "pipeline_model_parallel_size": "pipeline_parallel",

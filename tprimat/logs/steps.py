@@ -183,10 +183,7 @@ class LogContents:
         """Take in one line."""
         if fields.run is not None:
             self._begin(fields.run)
-        if fields.dump == "ends" and self._in_dump:
-            self._complete_old_dump(line)
-        if fields.dump is not None or fields.step is not None:
-            self._in_dump = fields.dump == "begins"
+        self._follow_dump(fields, line)
         if self.steps and fields.step is None and (fields.dump == "begins" or "world_size" in fields.evidence):
             self._new_process = True
         for name, value in fields.evidence.items():
@@ -214,6 +211,13 @@ class LogContents:
         if self.steps:
             self._go_back(1)
         self.run, self._current = run, None
+
+    def _follow_dump(self, fields: LineFields, line: int) -> None:
+        """Note where the dump of arguments begins and ends."""
+        if fields.dump == "ends" and self._in_dump:
+            self._complete_old_dump(line)
+        if fields.dump is not None or fields.step is not None:
+            self._in_dump = fields.dump == "begins"
 
     def _complete_old_dump(self, line: int) -> None:
         """Add what a dump of before `swiglu` implies. GPT-NeoX, whose values end in '.default', has arguments of its own."""

@@ -1,6 +1,6 @@
 """NeMo: the progress line of version 2, and the progress bar of version 1. Steps count from 0; values have four digits.
 
-A bar is printed again with values of the step before, and tqdm shortens numbers: '2e+3' may be any step around it, and is not read.
+A bar is printed again with values of the step before, and tqdm shortens numbers: '2e+3' may be any step around it and is not read.
 """
 
 import re
@@ -65,7 +65,7 @@ def read_progress(text: str) -> LineFields | None:
 
 
 def read_bar(text: str) -> LineFields | None:
-    """Read 'Epoch 0: :  47%|…| 7/15 [06:19<07:13, …, global_step=5.000, consumed_samples=12288.0, train_step_timing in s=49.50]'."""
+    """Read 'Epoch 0: :  47%|…| 7/15 [06:19<07:13, …, global_step=5.000, …, train_step_timing in s=49.50]'."""
     match = BAR.search(text)
     if match is None:
         return None

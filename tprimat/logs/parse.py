@@ -282,6 +282,9 @@ def not_read(foreign: Foreign, where: str, line: int) -> RecordError:
     )
 
 
+STEPS_TO_DECIDE = 2
+
+
 @dataclass(slots=True)
 class LogReading:
     """The state of reading one log."""
@@ -299,6 +302,8 @@ class LogReading:
     _candidates: dict[str, LogContents] = field(default_factory=dict)
     _foreign: tuple[Foreign, int] | None = None
     """The first step of a framework whose steps are not read, and its line."""
+    _undecided: int = 0
+    """Steps of Megatron-LM after which the log is not one of Megatron-Bridge."""
 
     def __post_init__(self) -> None:
         if self.requested_dialect != "auto":
@@ -307,6 +312,8 @@ class LogReading:
     def add(self, batch: list[str]) -> None:
         """Take in whole lines. Until the dialect is known, every dialect reads them."""
         start = 0 if self.dialect is not None else self._recognise(batch)
+        if self._undecided:
+            start = self._decide(batch, start)
         if self.dialect is not None:
             self._read(batch, start, self.dialect)
         self.lines += len(batch)
@@ -319,7 +326,8 @@ class LogReading:
                 continue
             if dialect := dialect_of(line):
                 self.dialect = dialect
-                self.contents = self._candidates.get(dialect.name, self.contents)
+                self.contents = self._candidates.setdefault(dialect.name, self.contents)
+                self._undecided = STEPS_TO_DECIDE if dialect.name == megatron_lm.NAME else 0
                 return index
             for candidate in DIALECTS:
                 if fields := candidate.read_line(line):
@@ -328,6 +336,30 @@ class LogReading:
                 self._foreign = foreign, self.lines + index + 1
             if "rror" in line or "Traceback" in line:
                 self._keep_error(line)
+        return len(batch)
+
+    def _decide(self, batch: list[str], start: int) -> int:
+        """Read as Megatron-LM and as Megatron-Bridge, until a line tells them apart; return the index of the next line to read.
+
+        Two ranks of Megatron-Bridge print its own line and Megatron-LM's, in any order.
+        """
+        both = [find_dialect(name) for name in (megatron_lm.NAME, megatron_bridge.NAME)]
+        for index in range(start, len(batch)):
+            line = batch[index]
+            if (spoken := dialect_of(line)) is both[1]:
+                self._undecided, self.dialect = 0, both[1]
+                self.contents = self._candidates.setdefault(both[1].name, LogContents())
+                return index
+            read = False
+            for dialect in both:
+                if fields := dialect.read_line(line):
+                    self._candidates.setdefault(dialect.name, LogContents()).add(fields, self.lines + index + 1)
+                    read = read or dialect is both[0]
+            if not read and "rror" in line:
+                self._keep_error(line)
+            self._undecided -= spoken is both[0]
+            if not self._undecided:
+                return index + 1
         return len(batch)
 
     def _read(self, batch: list[str], start: int, dialect: Dialect) -> None:

@@ -1,6 +1,6 @@
 """NeMo: the progress line of version 2, and the progress bar of version 1. Steps count from 0; values have four digits.
 
-A bar is printed again with values of the step before, and tqdm shortens numbers: '2e+3' may be any step around it and is not read.
+A bar is printed again with values of the step before. tqdm shortens numbers: '2e+3' may be any step around it and is not read.
 """
 
 import re

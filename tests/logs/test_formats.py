@@ -217,6 +217,23 @@ def test_megatron_lm_before_2021_prints_memory_without_brackets_and_a_loss_witho
     assert result.steps[0].peak_allocated_bytes == round(12606.06 * 2**20), "although the line of its step is left out"
 
 
+def test_bloom_printed_its_times_in_seconds():
+    result = read("megatron_lm_bloom", "auto", gpus=384)
+    assert column(result, "step_seconds") == [106.46, 105.9, 106.4, 106.33]
+    assert column(result, "tokens") == [2048 * 2048] * 4, "the sequence length follows from the consumed tokens and samples"
+    assert column(result, "grad_norm") == [0.242, 0.947, 2.390, 15.886]
+    assert result.steps[0].loss == 2.198845
+
+
+def test_megatron_deepspeed_prints_its_sequence_length_and_rate():
+    line = " iteration        5/      10 | consumed samples:         7680 | elapsed time per iteration (ms): 344656.1 | "
+    line += "global batch size:  1536 | lm loss: 1.1E+01 | actual seqlen:  2048 | samples per second: 4.457 | "
+    line += "tokens per gpu per second (tgs): 142.612 | TFLOPs: 153.38 |"
+    contents = collect([line], "auto")
+    assert contents.evidence["sequence_tokens"] == 2048
+    assert (contents.steps[5].tokens_per_second_per_gpu, contents.steps[5].step_seconds) == (142.612, 344.6561)
+
+
 def test_ms_swift_prints_the_reserved_memory_with_the_iteration():
     line = " [2026-03-03 16:38:36] iteration        2/     624 | elapsed time per iteration (ms): 3988.6 | "
     line += "memory(GiB): 83.46 | elapsed time: 3m 8s | remaining time: 16h 12m 43s | loss: 1.529132E-02 | grad norm: 75.173 |"

@@ -40,7 +40,11 @@ FOREIGN: Sequence[Foreign] = (
         "Its timer prints a running average, or counts micro-batches as steps.",
         "a log of a later DeepSpeed, or of Megatron-DeepSpeed with its iteration lines",
     ),
-    Foreign("NeMo Automodel", (("| tps ", "| num_label_tokens "), ("| tps ", "| grad_norm ", "| mem ")), NOT_YET),
+    Foreign(
+        "NeMo Automodel",
+        (("| tps ", "| num_label_tokens "), ("| tps ", "| grad_norm ", "| mem ")),
+        "It prints no times, and a rate without padding whose share of a GPU is that of a data-parallel rank.",
+    ),
     Foreign("OLMo", (("train/CrossEntropyLoss=",), ("train/CE loss=",)), NOT_YET),
     Foreign("nanoGPT", (("iter ", ": loss ", ", time ", "ms"),), NOT_YET),
     Foreign("LitGPT", (("iter time: ", "loss train", " ms"), ("iter time: ", "loss: ", " ms")), NOT_YET),

@@ -1,5 +1,6 @@
 """What the lines of each format mean, asserted on logs that name the origin of their wording."""
 
+import json
 from datetime import datetime
 from pathlib import Path
 
@@ -445,6 +446,37 @@ def test_megatron_bridge_is_recognised_in_whatever_order_its_ranks_print(cut):
     reading.add(lines[cut:])
     assert (reading.dialect.name, list(reading.contents.steps)) == ("megatron-bridge", [10, 20])
     assert reading.contents.arguments == {"num_layers": "32", "hidden_size": "4096"}
+
+
+WRAPPERS = {
+    "kubectl": "[pod/train-0/pytorch] {}",
+    "kubectl with times": "[pod/train-0/pytorch] 2026-01-01T10:00:00.123456789Z {}",
+    "srun": "3: {}",
+    "srun and torchrun": "3: [default0]:{}",
+    "docker compose": "trainer-1  | {}",
+    "Ray": "(TrainWorker pid=123, ip=10.0.0.1) {}",
+    "SkyPilot": "(pretraining, pid=4112) {}",
+    "Windows": "{}\r",
+}
+
+
+def in_json(line):
+    return json.dumps({"log": line + "\n", "stream": "stdout", "time": "2026-01-01T10:00:00.123456789Z"})
+
+
+@pytest.mark.parametrize("name", ["composer", "maxtext", "megatron_bridge", "megatron_lm", "nemo_1", "torchtitan_0_2"])
+@pytest.mark.parametrize("wrap", [*WRAPPERS.values(), in_json], ids=[*WRAPPERS, "Docker's JSON"])
+def test_what_a_launcher_puts_around_a_line_changes_nothing(name, wrap):
+    lines = [wrap(line) if callable(wrap) else wrap.format(line) for line in lines_of(name)[1:]]
+    wrapped, plain = collect(lines, "auto"), collect(lines_of(name)[1:], "auto")
+    assert repr(wrapped.steps) == repr(plain.steps), "with losses that are no numbers"
+    assert (wrapped.evidence, wrapped.arguments) == (plain.evidence, plain.arguments)
+    assert (wrapped.total_steps, wrapped.finished, wrapped.accelerator) == (plain.total_steps, plain.finished, plain.accelerator)
+
+
+def test_a_torn_line_of_json_is_read_as_it_is():
+    line = MEGATRON_DEEPSPEED.format(1)
+    assert list(collect([in_json(line)[:-30], '{"log": 5}', '{"log":'], "auto").steps) == [1]
 
 
 def test_the_progress_bar_of_nemo_1():

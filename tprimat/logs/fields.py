@@ -60,8 +60,11 @@ ESCAPES = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[^\[\]])?|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]"
 )
 """Colours, titles, cursor moves and other control characters (ECMA-48)."""
-LAUNCHER_PREFIX = r"^(?:\[[\w./-]+\] |\([\w-]+, [^)]*\) |[\w.-]+/\d+ |\d+: |[\w.-]+ +\| )?(?:\[[a-z]+\d+\]:)?"
-"""What stands before a line: of kubectl, SkyPilot, NeMo-Run, srun or docker compose, then of torchrun."""
+LAUNCHER_PREFIX = (
+    r"^(?:\[[\w./-]+\] |\([^()]*\bpid=[^()]*\) |[\w.-]+/\d+ |\d+: |[\w.-]+ +\| )?"
+    r"(?:\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d) )?(?:\[[a-z]+\d+\]:)?"
+)
+"""What stands before a line: of kubectl, SkyPilot or Ray, NeMo-Run, srun or docker compose; then a time, then torchrun."""
 LEADING_NUMBER = re.compile(r"\s*([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf))", re.IGNORECASE)
 HUMAN_SUFFIXES = {"K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12, "P": 1e15}
 MOST_DIGITS = 18

@@ -2,6 +2,7 @@
 
 import codecs
 import hashlib
+import json
 import os
 import re
 import sys
@@ -282,6 +283,20 @@ def not_read(foreign: Foreign, where: str, line: int) -> RecordError:
     )
 
 
+WRAPPED = ('{"log":', '{"message":', '{"textPayload":')
+"""How a line begins that Docker, CloudWatch or Google's logging keeps as JSON."""
+
+
+def unwrapped(line: str) -> str:
+    """Return the printed line of one that is kept as JSON; a torn one as it is."""
+    try:
+        kept = json.loads(line)
+    except ValueError:
+        return line
+    text = next((kept[name] for name in ("log", "message", "textPayload") if name in kept), None)
+    return text.rstrip("\r\n") if isinstance(text, str) else line
+
+
 STEPS_TO_DECIDE = 2
 
 
@@ -311,6 +326,7 @@ class LogReading:
 
     def add(self, batch: list[str]) -> None:
         """Take in whole lines. Until the dialect is known, every dialect reads them."""
+        batch = [unwrapped(line) if line.startswith(WRAPPED) else line for line in batch]
         start = 0 if self.dialect is not None else self._recognise(batch)
         if self._undecided:
             start = self._decide(batch, start)

@@ -65,7 +65,7 @@ def quantized(value: str) -> str | None:
 
 def read_step(text: str) -> LineFields | None:
     """Return one step."""
-    fields = dict(FIELD.findall(text))
+    fields = dict(FIELD.findall(text[text.index("completed step:") :]))
     step = whole(fields.get("completed step"))
     if step is None:
         return None

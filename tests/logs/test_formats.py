@@ -638,6 +638,14 @@ def test_a_step_that_jax_has_only_dispatched_has_no_time(first, seconds, kept):
     assert column(parsed_log(collect(lines, "maxtext"), Workload()), "step") == kept
 
 
+def test_hosts_that_each_print_their_own_time_of_a_step_are_one_process():
+    text = "[host-{}] completed step: {}, seconds: {}, TFLOP/s/device: 100.0, Tokens/s/device: 900.0, loss: {}"
+    lines = [text.format(host, step, 5.6 + host / 1000, 12.0 - step) for step in range(6) for host in range(4)]
+    contents = collect(lines, "maxtext")
+    assert contents.restarts == 0
+    assert column(parsed_log(contents, Workload()), "step_seconds") == [5.6] * 6
+
+
 TIMER = (
     "[2024-06-21 10:50:42,168] [INFO] [timer.py:260:stop] epoch=0/micro_step={0}/global_step={0}, RunningAvgSamplesPerSec=101.1, "
     "CurrSamplesPerSec=101.05, MemAllocated=6.01GB, MaxMemAllocated=19.52GB"

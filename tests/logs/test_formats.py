@@ -1,5 +1,6 @@
 """What the lines of each format mean, asserted on logs that name the origin of their wording."""
 
+import json
 from datetime import datetime
 from pathlib import Path
 
@@ -46,7 +47,9 @@ def test_every_log_says_where_it_comes_from(path):
 @pytest.mark.parametrize("path", sorted(LOGS.glob("*.log")), ids=lambda path: path.stem)
 def test_the_dialect_is_recognised(path):
     wanted = max((name for name in NAMES if path.stem.replace("_", "-").startswith(name)), key=len)
-    assert next(filter(None, map(dialect_of, lines_of(path.stem)))).name == wanted
+    reading = LogReading(name="a log")
+    reading.add(lines_of(path.stem))
+    assert reading.dialect.name == wanted
 
 
 def test_every_dialect_has_a_log():
@@ -190,6 +193,60 @@ def test_megatron_lm():
     assert (proof.sequence_parallel, proof.data, proof.optimizer, proof.virtual_pipeline) == (True, "mock", "adam", None)
     assert proof.parameters is None, "a rank's share under tensor parallelism is not the model's count"
     assert proof.tokens_per_step == 64 * 4096
+
+
+def test_megatron_lm_of_2021_has_its_model_and_loss_in_other_words():
+    contents = collect(lines_of("megatron_lm_2021"), "auto")
+    result = parsed_log(contents, Workload())
+    assert column(result, "step_seconds") == [159.7789, 141.0968, 137.1384, 138.9289]
+    assert column(result, "loss") == [12.44238, 12.44502, 41.03157, 43.05696]
+    assert result.steps[0].peak_allocated_bytes == round(19961.072265625 * 2**20)
+    proof = result.evidence
+    assert (proof.world_size, proof.tensor_parallel, proof.pipeline_parallel, proof.data_parallel) == (64, 4, 16, 1)
+    assert (proof.matmul_dtype, proof.recompute, proof.sequence_tokens) == ("fp16", "full", 1024)
+
+
+def test_megatron_lm_before_2021_prints_memory_without_brackets_and_a_loss_without_a_colon():
+    lines = [
+        " iteration        5/  120000 | elapsed time per iteration (ms): 16491.5 | learning rate 1.000E-04 | lm loss 9.1E+00 |",
+        "after 5 iterations memory (MB) | allocated: 10250.5 | max allocated: 12606.06 | max reserved: 17482.0",
+        " iteration       10/  120000 | elapsed time per iteration (ms): 1993.9 | learning rate 1.500E-04 | lm loss 8.5E+00 |",
+    ]
+    result = parsed_log(collect(lines, "auto"), Workload())
+    assert column(result, "step_seconds") == pytest.approx([1.9939])
+    assert (result.steps[0].loss, result.steps[0].learning_rate) == (8.5, 1.5e-4)
+    assert result.steps[0].peak_allocated_bytes == round(12606.06 * 2**20), "although the line of its step is left out"
+
+
+def test_bloom_printed_its_times_in_seconds():
+    result = read("megatron_lm_bloom", "auto", gpus=384)
+    assert column(result, "step_seconds") == [106.46, 105.9, 106.4, 106.33]
+    assert column(result, "tokens") == [2048 * 2048] * 4, "the sequence length follows from the consumed tokens and samples"
+    assert column(result, "grad_norm") == [0.242, 0.947, 2.390, 15.886]
+    assert result.steps[0].loss == 2.198845
+
+
+def test_megatron_deepspeed_prints_its_sequence_length_and_rate():
+    line = " iteration        5/      10 | consumed samples:         7680 | elapsed time per iteration (ms): 344656.1 | "
+    line += "global batch size:  1536 | lm loss: 1.1E+01 | actual seqlen:  2048 | samples per second: 4.457 | "
+    line += "tokens per gpu per second (tgs): 142.612 | TFLOPs: 153.38 |"
+    contents = collect([line], "auto")
+    assert contents.evidence["sequence_tokens"] == 2048
+    assert (contents.steps[5].tokens_per_second_per_gpu, contents.steps[5].step_seconds) == (142.612, 344.6561)
+
+
+def test_ms_swift_prints_the_reserved_memory_with_the_iteration():
+    line = " [2026-03-03 16:38:36] iteration        2/     624 | elapsed time per iteration (ms): 3988.6 | "
+    line += "memory(GiB): 83.46 | elapsed time: 3m 8s | remaining time: 16h 12m 43s | loss: 1.529132E-02 | grad norm: 75.173 |"
+    result = parsed_log(collect([line], "auto"), Workload())
+    assert (result.steps[0].loss, result.steps[0].peak_reserved_bytes) == (0.01529132, round(83.46 * GIB))
+
+
+def test_gpt_neox_states_its_gpus_and_degrees():
+    rows = {"global_num_gpus": 8, "model_parallel_size": 2, "pipe_parallel_size": 0, "world_size": None}
+    lines = [f"  {name} ........ {value}........................default" for name, value in rows.items()]
+    evidence = collect(lines, "deepspeed").evidence
+    assert evidence == {"world_size": 8, "tensor_parallel": 2, "pipeline_parallel": 1}
 
 
 def test_megatron_lm_without_splits_counts_parameters():
@@ -368,6 +425,71 @@ def test_megatron_bridge():
     assert (proof.context_parallel, proof.tensor_parallel, proof.matmul_dtype, proof.sequence_tokens) == (2, 1, "fp8", 8192)
 
 
+def test_megatron_bridge_of_2025():
+    result = read("megatron_bridge_2025", "auto")
+    assert (column(result, "step"), column(result, "step_seconds")) == ([20], [pytest.approx(14.2603)])
+    assert result.steps[0].peak_allocated_bytes == round(12712.43603515625 * 2**20)
+    assert collect(lines_of("megatron_bridge_2025"), "auto").steps[20].tflops_per_gpu == 58.2
+
+
+def test_megatron_bridge_behind_the_prefixes_of_its_launcher():
+    contents = collect(lines_of("megatron_bridge_nemo_run"), "auto")
+    assert column(parsed_log(contents, Workload()), "step_seconds") == pytest.approx([30.089, 9.089, 9.1])
+    assert [step.tflops_per_gpu for step in contents.steps.values()] == [200.5, 663.5, 662.8]
+    shape = {"hidden_size": "4096", "num_attention_heads": "32", "num_layers": "32", "ffn_hidden_size": "14336"}
+    assert contents.arguments == shape, "without those of the nested model, which stand further to the right"
+
+
+@pytest.mark.parametrize("cut", range(1, 5))
+def test_megatron_bridge_is_recognised_in_whatever_order_its_ranks_print(cut):
+    lines = ["  num_layers: 32", "  hidden_size: 4096", *lines_of("megatron_bridge_2025")[1:]]
+    reading = LogReading(name="a log")
+    reading.add(lines[:cut])
+    reading.add(lines[cut:])
+    assert (reading.dialect.name, list(reading.contents.steps)) == ("megatron-bridge", [10, 20])
+    assert reading.contents.arguments == {"num_layers": "32", "hidden_size": "4096"}
+
+
+WRAPPERS = {
+    "kubectl": "[pod/train-0/pytorch] {}",
+    "kubectl with times": "[pod/train-0/pytorch] 2026-01-01T10:00:00.123456789Z {}",
+    "srun": "3: {}",
+    "srun and torchrun": "3: [default0]:{}",
+    "docker compose": "trainer-1  | {}",
+    "Ray": "(TrainWorker pid=123, ip=10.0.0.1) {}",
+    "SkyPilot": "(pretraining, pid=4112) {}",
+    "Windows": "{}\r",
+}
+
+
+def in_json(line):
+    return json.dumps({"log": line + "\n", "stream": "stdout", "time": "2026-01-01T10:00:00.123456789Z"})
+
+
+@pytest.mark.parametrize("name", sorted({path.stem for path in LOGS.glob("*.log")} - {"tprimat", "megatron_bridge_nemo_run"}))
+@pytest.mark.parametrize("wrap", [*WRAPPERS.values(), in_json], ids=[*WRAPPERS, "Docker's JSON"])
+def test_what_a_launcher_puts_around_a_line_changes_nothing(name, wrap):
+    lines = [wrap(line) if callable(wrap) else wrap.format(line) for line in lines_of(name)[1:]]
+    wrapped, plain = collect(lines, "auto"), collect(lines_of(name)[1:], "auto")
+    assert repr(wrapped.steps) == repr(plain.steps), "with losses that are no numbers"
+    assert (wrapped.evidence, wrapped.arguments) == (plain.evidence, plain.arguments)
+    assert (wrapped.total_steps, wrapped.finished, wrapped.accelerator) == (plain.total_steps, plain.finished, plain.accelerator)
+
+
+def test_a_torn_line_of_json_is_read_as_it_is():
+    line = MEGATRON_DEEPSPEED.format(1)
+    assert list(collect([in_json(line)[:-30], '{"log": 5}', '{"log":'], "auto").steps) == [1]
+
+
+def test_the_progress_bar_of_nemo_1():
+    contents = collect(lines_of("nemo_1"), "auto")
+    result = parsed_log(contents, Workload(global_batch_sequences=2048))
+    assert (column(result, "step"), column(result, "step_seconds")) == ([1, 2, 3, 4], [70.1, 49.6, 49.5, 49.7])
+    assert (column(result, "loss"), column(result, "finite")) == ([11.8, 11.7, 11.5, None], [True, True, True, False])
+    assert (contents.total_steps, contents.restarts, contents.evidence["world_size"]) == (15, 0, 8)
+    assert [step.consumed_sequences for step in contents.steps.values()] == [2048, 4096, 6144, 8192]
+
+
 def test_nemo_counts_steps_from_one_here():
     contents = collect(lines_of("nemo"), "nemo")
     result = parsed_log(contents, Workload(sequence_tokens=8192))
@@ -418,6 +540,58 @@ def test_torchtitan_in_primus_says_its_dtype_and_prints_each_step_on_every_rank(
 def test_layers_that_torchtitan_swaps_after_it_named_fp4_stay_fp4():
     lines = ["INFO - MX training active with recipe mxfp4_cutlass", "INFO - Swapped to MXLinear layers"]
     assert evidence_of(collect(lines, "torchtitan"))[0].matmul_dtype == "fp4"
+
+
+def test_torchtitan_counts_a_batch_in_tokens_since_august_2026():
+    contents = collect(lines_of("torchtitan_2026_08"), "torchtitan")
+    result = parsed_log(contents, Workload())
+    assert column(result, "step_seconds") == pytest.approx([16 * 8192 / (rate * 8) for rate in (1024, 8192, 8192)])
+    proof = result.evidence
+    assert (proof.world_size, proof.tensor_parallel, proof.data_parallel, proof.matmul_dtype) == (8, 2, 4, "fp8")
+    assert (proof.micro_batch_sequences, proof.global_batch_sequences, proof.sequence_tokens) == (2, 16, 8192)
+    assert contents.total_steps == 20
+
+
+def test_a_batch_of_torchtitan_that_is_no_whole_number_of_sequences_is_unknown():
+    line = "Trainer is initialized with 3000 tokens per DP rank, 12000 tokens per train step, gradient accumulation steps 1, "
+    line += "maximum context length 8192, total steps 20 (warmup 2)"
+    assert collect([line], "torchtitan").evidence == {"sequence_tokens": 8192}
+
+
+TITAN_STEP = (
+    "[rank{}]:[titan] 2026-02-24 19:46:17,508 - root - INFO - step: {:2}  loss: {:8.5f}  memory: 66.91GiB(37.51%)  tps: {:,}"
+)
+
+
+def test_the_same_step_from_several_ranks_is_no_restart():
+    rates = ((1, 900), (2, 10_050), (3, 10_007), (4, 10_010))
+    lines = [MESH, *(TITAN_STEP.format(rank, step, 9 - step / 8, rate - rank) for step, rate in rates for rank in range(8))]
+    contents = collect(lines, "torchtitan")
+    result = parsed_log(contents, Workload(global_batch_sequences=16, sequence_tokens=8192))
+    assert (contents.restarts, column(result, "step")) == (0, [1, 2, 3, 4])
+    assert result.steps[1].step_seconds == pytest.approx(16 * 8192 / (10_050 * 8))
+
+
+@pytest.mark.parametrize("says_settings", [True, False])
+def test_a_second_attempt_of_a_framework_that_prints_rates_replaces_the_first(says_settings):
+    first = [TITAN_STEP.format(0, step, 9 - step / 8, 5_000 + step) for step in (1, 10, 20)]
+    second = [TITAN_STEP.format(0, step, 8.5 - step / 8, 7_000 + step) for step in (1, 10, 20, 30)]
+    contents = collect([MESH, *first, *([MESH] if says_settings else []), *second], "torchtitan")
+    result = parsed_log(contents, Workload(global_batch_sequences=16, sequence_tokens=8192))
+    assert contents.restarts == 1
+    assert column(result, "step_seconds") == pytest.approx([16 * 8192 / (rate * 8) for rate in (7001, 7010, 7020, 7030)])
+    assert any("one line for 10 steps" in note for note in result.notes)
+    assert not any("missing" in note for note in result.notes)
+
+
+def test_the_rates_of_one_attempt_do_not_meet_the_batch_of_another():
+    batch = "Trainer is initialized with local batch size 2, global batch size {}, gradient accumulation steps 1, "
+    batch += "sequence length 8192, total steps 20 (warmup 5)"
+    lines = [[TITAN_STEP.format(0, step, 8.0, rate) for step in (1, 10, 20)] for rate in (5_000, 6_000)]
+    contents = collect([MESH, batch.format(16), *lines[0], MESH, batch.format(32), *lines[1]], "torchtitan")
+    result = parsed_log(contents, Workload())
+    assert column(result, "step_seconds") == pytest.approx([32 * 8192 / (6_000 * 8)] * 3)
+    assert any("global_batch_sequences 16, then 32" in note for note in result.notes)
 
 
 def test_torchtitan_that_disables_mixed_precision_multiplies_in_fp32():
@@ -483,6 +657,14 @@ def test_a_step_that_jax_has_only_dispatched_has_no_time(first, seconds, kept):
     assert column(parsed_log(collect(lines, "maxtext"), Workload()), "step") == kept
 
 
+def test_hosts_that_each_print_their_own_time_of_a_step_are_one_process():
+    text = "[host-{}] completed step: {}, seconds: {}, TFLOP/s/device: 100.0, Tokens/s/device: 900.0, loss: {}"
+    lines = [text.format(host, step, 5.6 + host / 1000, 12.0 - step) for step in range(6) for host in range(4)]
+    contents = collect(lines, "maxtext")
+    assert contents.restarts == 0
+    assert column(parsed_log(contents, Workload()), "step_seconds") == [5.6] * 6
+
+
 TIMER = (
     "[2024-06-21 10:50:42,168] [INFO] [timer.py:260:stop] epoch=0/micro_step={0}/global_step={0}, RunningAvgSamplesPerSec=101.1, "
     "CurrSamplesPerSec=101.05, MemAllocated=6.01GB, MaxMemAllocated=19.52GB"
@@ -534,6 +716,17 @@ def test_composer_gathers_the_lines_of_a_batch():
     assert column(result, "loss") == [10.1, 9.8]
     assert result.steps[0].peak_allocated_bytes == 38_260_000_000
     assert contents.evidence["matmul_dtype"] == "bf16"
+
+
+def test_a_second_attempt_of_composer_replaces_the_first():
+    batch = ["[batch={}/30]:", "\t Train loss/train/total: {}", "\t Train throughput/device/tokens_per_sec: {}"]
+    attempts = [(1, 10.5, 500.0), (2, 10.4, 9000.0), (1, 10.6, 400.0), (2, 10.3, 9500.0), (3, 10.2, 9600.0)]
+    lines = [text.format(value) for values in attempts for text, value in zip(batch, values, strict=True)]
+    contents = collect(lines, "composer")
+    assert contents.restarts == 1
+    assert [(step.loss, step.tokens_per_second_per_gpu) for step in contents.steps.values()] == [
+        values[1:] for values in attempts[2:]
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES)

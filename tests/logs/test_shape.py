@@ -298,6 +298,40 @@ def test_torchtitans_count_is_the_whole_models_under_tensor_parallelism():
     assert error.where == "train.log:12"
 
 
+def test_a_log_from_before_swiglu_was_an_argument_has_the_model_that_every_log_had():
+    run = run_of(lines_of("megatron_lm_2021"), "auto", nodes=16, accelerator="Tesla V100-SXM2-32GB")
+    shape = run.shape
+    assert (shape.layers, shape.hidden, shape.ffn, shape.heads, shape.vocabulary) == (64, 8192, 32768, 32, 50688)
+    assert (shape.gated, shape.norm, shape.position, shape.linear_bias, shape.tied_embeddings) == (
+        False,
+        "layernorm",
+        "learned",
+        True,
+        True,
+    )
+    assert run.model == "dense-52.0b"
+    of_2020 = [line for line in lines_of("megatron_lm_2021") if "ffn_hidden_size" not in line]
+    assert run_of(of_2020, "auto", nodes=16, accelerator="Tesla V100-SXM2-32GB").shape == shape
+    error = refused(lines_of("megatron_lm_2021"), "llama", nodes=16, accelerator="Tesla V100-SXM2-32GB")
+    assert "swiglu is False in the log and True in the model" in error.what
+
+
+def test_a_dump_that_is_cut_implies_nothing():
+    lines = [line for line in lines_of("megatron_lm_2021") if "- arguments -" not in line]
+    error = refused(lines, "auto", nodes=16, accelerator="Tesla V100-SXM2-32GB")
+    assert "swiglu" in error.why
+
+
+@pytest.mark.parametrize(
+    ("printed", "said"),
+    [("mtp_1 loss: 2.87E+00", "mtp_num_layers is 1"), ("reward: 7.6E-01 | kl: 1.1E-02", "reward is printed")],
+)
+def test_the_iteration_line_may_show_work_that_is_not_counted(printed, said):
+    text = " iteration {:8d}/ 60 | elapsed time per iteration (ms): 5000.0 | global batch size: 128 | lm loss: 2.0 | {} |"
+    lines = [text.format(number, printed) for number in range(1, 4)]
+    assert said in refused(lines, "llama", gpus=8, sequence_tokens=4096, accelerator="H100 SXM").what
+
+
 @pytest.mark.parametrize(
     "name", ["hybrid_override_pattern", "hybrid_layer_pattern", "window_size", "experimental_attention_variant"]
 )

@@ -34,6 +34,7 @@ from tprimat.logs.steps import (
     batch_of,
     correct_seconds,
     is_printed,
+    larger,
     step_times,
 )
 from tprimat.records.evidence import CAUTION
@@ -78,7 +79,7 @@ def parsed_log(contents: LogContents, workload: Workload) -> ParsedLog:
             loss = steps[index].loss if correction.loss is None else finite_or_none(correction.loss)
             steps[index] = replace(steps[index], step_seconds=correction.seconds, loss=loss)
         notes.append(correction.note)
-    steps, peak_notes = carry_peaks(steps)
+    steps, peak_notes = carry_peaks(steps, contents)
     notes += peak_notes
     notes += contents.changes
     if contents.restarts >= OFTEN and 2 * contents.restarts >= len(contents.steps):
@@ -133,18 +134,25 @@ def count_or_none(value: int | None) -> int | None:
     return value if value is not None and abs(value) < LARGEST else None
 
 
-def carry_peaks(steps: Sequence[StepRecord]) -> tuple[list[StepRecord], list[str]]:
+def carry_peaks(steps: Sequence[StepRecord], contents: LogContents) -> tuple[list[StepRecord], list[str]]:
     """Give later steps the last reported peak, with a note.
 
-    Megatron reports it after its first two steps only; later steps allocate the same.
+    Megatron reports it after its first lines only, which may be left out; later steps allocate the same.
     """
-    reported = [step.step for step in steps if step.peak_allocated_bytes is not None]
-    if not reported or reported[-1] == steps[-1].step:
+    reported = [
+        step.step
+        for step in contents.steps.values()
+        if count_or_none(larger(step.peak_allocated_bytes, step.peak_reserved_bytes)) is not None
+    ]
+    if not (steps and reported) or reported[-1] >= steps[-1].step:
         return list(steps), []
+    own = {step.step: step for step in steps}
     carried, allocated, reserved = [], None, None
-    for step in steps:
-        allocated, reserved = step.peak_allocated_bytes or allocated, step.peak_reserved_bytes or reserved
-        carried.append(replace(step, peak_allocated_bytes=allocated, peak_reserved_bytes=reserved))
+    for logged in contents.steps.values():
+        allocated = count_or_none(logged.peak_allocated_bytes) or allocated
+        reserved = count_or_none(logged.peak_reserved_bytes) or reserved
+        if logged.step in own:
+            carried.append(replace(own[logged.step], peak_allocated_bytes=allocated, peak_reserved_bytes=reserved))
     return carried, [f"peak memory was reported last after step {reported[-1]}; later steps carry that value"]
 
 

@@ -60,6 +60,11 @@ ESCAPES = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[^\[\]])?|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]"
 )
 """Colours, titles, cursor moves and other control characters (ECMA-48)."""
+LAUNCHER_PREFIX = (
+    r"^(?:\[[\w./-]+\] |\([^()]*\bpid=[^()]*\) |[\w.-]+/\d+ |\d+: |[\w.-]+ +\| )?"
+    r"(?:\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d) )?(?:\[[a-z]+\d+\]:)?"
+)
+"""What stands before a line: of kubectl, SkyPilot or Ray, NeMo-Run, srun or docker compose; then a time, then torchrun."""
 LEADING_NUMBER = re.compile(r"\s*([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf))", re.IGNORECASE)
 HUMAN_SUFFIXES = {"K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12, "P": 1e15}
 MOST_DIGITS = 18
@@ -130,7 +135,9 @@ PLAIN_ARGUMENTS: dict[str, tuple[str, Callable[[str], object]]] = {
 """Argument -> field of the evidence, and what its text says of it."""
 WHOLE_ARGUMENTS = {
     "world_size": "world_size",
+    "global_num_gpus": "world_size",
     "tensor_model_parallel_size": "tensor_parallel",
+    "model_parallel_size": "tensor_parallel",
     "pipeline_model_parallel_size": "pipeline_parallel",
     "virtual_pipeline_model_parallel_size": "virtual_pipeline",
     "context_parallel_size": "context_parallel",
@@ -142,7 +149,7 @@ WHOLE_ARGUMENTS = {
     "train_micro_batch_size_per_gpu": "micro_batch_sequences",
     "seq_length": "sequence_tokens",
 }
-"""Argument of Megatron, or of GPT-NeoX -> field of records.schema.Evidence."""
+"""Argument of Megatron, or of GPT-NeoX and Megatron before 2021 -> field of records.schema.Evidence."""
 SHAPE_ARGUMENTS = {
     "num_layers",
     "hidden_size",
@@ -152,6 +159,7 @@ SHAPE_ARGUMENTS = {
     "num_query_groups",
     "kv_channels",
     "swiglu",
+    "glu_activation",
     "normalization",
     "add_bias_linear",
     "add_qkv_bias",
@@ -186,6 +194,14 @@ SHAPE_ARGUMENTS = {
     "experimental_attention_variant",
 }
 """Megatron's arguments that describe the model; logs/shape.py reads them."""
+BEFORE_SWIGLU = {
+    "swiglu": "False",
+    "normalization": "LayerNorm",
+    "add_bias_linear": "True",
+    "untie_embeddings_and_output_weights": "False",
+    "position_embedding_type": "learned_absolute",
+}
+"""What every model of Megatron-LM had before it got the arguments that choose, in 2022."""
 NARROW_DTYPES = {"fp8", "fp4", "int8", "int4"}
 """Of products, in a program whose other dtype is bf16 or the like."""
 KNOWN_LATER = {"vocab_size", "padded_vocab_size"}
@@ -204,6 +220,9 @@ def megatron_argument(name: str, value: str) -> Mapping[str, Any]:
     if name in WHOLE_ARGUMENTS:
         argument = whole(value)
         return {} if argument is None else {WHOLE_ARGUMENTS[name]: argument}
+    if name == "pipe_parallel_size":  # of GPT-NeoX, where 0 is no pipeline
+        stages = whole(value)
+        return {} if stages is None else {"pipeline_parallel": max(stages, 1)}
     if name in {"bf16", "fp16", "precision"}:
         dtype = NEOX_DTYPES.get(value.partition(".")[0]) if name == "precision" else name if truth(value) else None
         return {"matmul_dtype": dtype} if dtype else {}

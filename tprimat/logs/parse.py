@@ -2,6 +2,7 @@
 
 import codecs
 import hashlib
+import json
 import os
 import re
 import sys
@@ -16,6 +17,7 @@ from types import ModuleType
 from tprimat.errors import WORKER_ERROR, ConfigError, RecordError
 from tprimat.facts.accelerators import Backend
 from tprimat.logs.fields import LineFields, plain
+from tprimat.logs.foreign import Foreign, foreign_of
 from tprimat.logs.formats import (
     composer,
     deepspeed,
@@ -271,6 +273,33 @@ def unrecognised(where: str) -> RecordError:
     )
 
 
+def not_read(foreign: Foreign, where: str, line: int) -> RecordError:
+    """Return the error for a log of a framework whose steps are not read."""
+    return RecordError(
+        f"{where} looks like a log of {foreign.name}, whose steps are not read.",
+        where=f"{where}:{line}",
+        why=foreign.why,
+        fix=foreign.fix or f"a log of one of {', '.join(NAMES)}",
+    )
+
+
+WRAPPED = ('{"log":', '{"message":', '{"textPayload":')
+"""How a line begins that Docker, CloudWatch or Google's logging keeps as JSON."""
+
+
+def unwrapped(line: str) -> str:
+    """Return the printed line of one that is kept as JSON; a torn one as it is."""
+    try:
+        kept = json.loads(line)
+    except ValueError:
+        return line
+    text = next((kept[name] for name in ("log", "message", "textPayload") if name in kept), None)
+    return text.rstrip("\r\n") if isinstance(text, str) else line
+
+
+STEPS_TO_DECIDE = 2
+
+
 @dataclass(slots=True)
 class LogReading:
     """The state of reading one log."""
@@ -286,6 +315,10 @@ class LogReading:
     errors: list[str] = field(default_factory=list)
     """The first lines that mention an error."""
     _candidates: dict[str, LogContents] = field(default_factory=dict)
+    _foreign: tuple[Foreign, int] | None = None
+    """The first step of a framework whose steps are not read, and its line."""
+    _undecided: int = 0
+    """Steps of Megatron-LM after which the log is not one of Megatron-Bridge."""
 
     def __post_init__(self) -> None:
         if self.requested_dialect != "auto":
@@ -293,7 +326,10 @@ class LogReading:
 
     def add(self, batch: list[str]) -> None:
         """Take in whole lines. Until the dialect is known, every dialect reads them."""
+        batch = [unwrapped(line) if line.startswith(WRAPPED) else line for line in batch]
         start = 0 if self.dialect is not None else self._recognise(batch)
+        if self._undecided:
+            start = self._decide(batch, start)
         if self.dialect is not None:
             self._read(batch, start, self.dialect)
         self.lines += len(batch)
@@ -306,13 +342,40 @@ class LogReading:
                 continue
             if dialect := dialect_of(line):
                 self.dialect = dialect
-                self.contents = self._candidates.get(dialect.name, self.contents)
+                self.contents = self._candidates.setdefault(dialect.name, self.contents)
+                self._undecided = STEPS_TO_DECIDE if dialect.name == megatron_lm.NAME else 0
                 return index
             for candidate in DIALECTS:
                 if fields := candidate.read_line(line):
                     self._candidates.setdefault(candidate.name, LogContents()).add(fields, self.lines + index + 1)
+            if self._foreign is None and (foreign := foreign_of(line)):
+                self._foreign = foreign, self.lines + index + 1
             if "rror" in line or "Traceback" in line:
                 self._keep_error(line)
+        return len(batch)
+
+    def _decide(self, batch: list[str], start: int) -> int:
+        """Read as Megatron-LM and as Megatron-Bridge, until a line tells them apart; return the index of the next line to read.
+
+        Two ranks of Megatron-Bridge print its own line and Megatron-LM's, in any order.
+        """
+        both = [find_dialect(name) for name in (megatron_lm.NAME, megatron_bridge.NAME)]
+        for index in range(start, len(batch)):
+            line = batch[index]
+            if (spoken := dialect_of(line)) is both[1]:
+                self._undecided, self.dialect = 0, both[1]
+                self.contents = self._candidates.setdefault(both[1].name, LogContents())
+                return index
+            read = False
+            for dialect in both:
+                if fields := dialect.read_line(line):
+                    self._candidates.setdefault(dialect.name, LogContents()).add(fields, self.lines + index + 1)
+                    read = read or dialect is both[0]
+            if not read and "rror" in line:
+                self._keep_error(line)
+            self._undecided -= spoken is both[0]
+            if not self._undecided:
+                return index + 1
         return len(batch)
 
     def _read(self, batch: list[str], start: int, dialect: Dialect) -> None:
@@ -366,6 +429,8 @@ class LogReading:
                 why=f"No line holds {looked_for} with a step and its numbers.",
                 fix="--dialect auto",
             )
+        if self._foreign is not None:
+            raise not_read(self._foreign[0], self.name, self._foreign[1])
         if (likeliest := self._likeliest()) is None and not failed:
             raise unrecognised(self.name)
         if quoted:

@@ -33,9 +33,10 @@ OTHER_LAYERS = (
     "window_size",
     "decoder_seq_length",
     "peft",
+    "reward",
 )
-"""Arguments of state-space layers, linear attention, sliding windows, decoders beside an encoder, and adapters beside frozen
-weights: their FLOP are others."""
+"""Arguments of state-space layers, linear attention, sliding windows, decoders beside an encoder, adapters beside frozen weights,
+and reinforcement learning, whose steps also generate: their FLOP are others."""
 NONE = {"None", "null"}
 REPEATED = re.compile(r"\[([01])\]\s*\*\s*(\d+)")
 
@@ -118,7 +119,7 @@ def shape_of_arguments(arguments: Mapping[str, str]) -> ModelShape:
         qk_norm=switch_of(arguments, "qk_layernorm") or False,
         linear_bias=switch_of(arguments, "add_bias_linear") or False,
         tied_embeddings=switch_of(arguments, "untie_embeddings_and_output_weights") is False,
-        position="learned" if arguments.get("position_embedding_type") == "learned_absolute" else "rope",
+        position="learned" if arguments.get("position_embedding_type", "").endswith("absolute") else "rope",
     )
     shape = with_latent_attention(with_experts(shape, arguments), arguments)
     return replace(shape, name=size_name(shape))
@@ -127,10 +128,9 @@ def shape_of_arguments(arguments: Mapping[str, str]) -> ModelShape:
 def _refuse_uncounted_layers(arguments: Mapping[str, str]) -> None:
     """Refuse a model with layers whose FLOP are not counted."""
     if other := other_layers(arguments):
+        kinds = {"peft": "training adapters on frozen weights", "reward": "reinforcement learning"}
         raise ConfigError(
-            "The log is from training adapters on frozen weights."
-            if other == "peft"
-            else "The log is from a model with layers other than full attention.",
+            f"The log is from {kinds.get(other, 'a model with layers other than full attention')}.",
             why=f"{other} is {arguments[other]}; its FLOP are not counted here.",
             fix="a log of training all weights, with full attention",
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import Any
 
-from tprimat.logs.fields import NARROW_DTYPES, LineFields
+from tprimat.logs.fields import BEFORE_SWIGLU, NARROW_DTYPES, LineFields
 from tprimat.records.schema import RunRecord
 
 LARGEST = 2**53
@@ -96,6 +96,17 @@ class LoggedStep:
             )
         )
 
+    def merges(self, fields: LineFields, *, newest: bool) -> bool:
+        """Whether a line of the same process may describe this step too: it adds what is unknown, or comes from another rank.
+
+        Ranks print the same loss with rates or times of their own, which a process that starts again does not.
+        """
+        same_loss = fields.loss is None or self.loss is None or _same(fields.loss, self.loss)
+        if self.step_seconds is not None:
+            return newest and same_loss and None not in {fields.loss, self.loss} and not fields.mean_since_reset
+        rate = fields.sequences_per_second
+        return same_loss and (None in {rate, self.sequences_per_second} or rate == self.sequences_per_second)
+
     @property
     def finite(self) -> bool:
         """Whether the update was made, and loss and gradient norm are finite where the log has them."""
@@ -153,6 +164,8 @@ class LogContents:
     _next_tflops: float | None = None
     """Printed on a separate line before the step."""
     _in_dump: bool = False
+    _implied: set[str] = field(default_factory=set)
+    """Arguments that an old dump implies without printing them."""
     _new_process: bool = False
     """Settings of a process were printed after steps."""
     _configuration: dict[str, Any] = field(default_factory=dict)
@@ -170,8 +183,7 @@ class LogContents:
         """Take in one line."""
         if fields.run is not None:
             self._begin(fields.run)
-        if fields.dump is not None or fields.step is not None:
-            self._in_dump = fields.dump == "begins"
+        self._follow_dump(fields, line)
         if self.steps and fields.step is None and (fields.dump == "begins" or "world_size" in fields.evidence):
             self._new_process = True
         for name, value in fields.evidence.items():
@@ -200,6 +212,28 @@ class LogContents:
             self._go_back(1)
         self.run, self._current = run, None
 
+    def _follow_dump(self, fields: LineFields, line: int) -> None:
+        """Note where the dump of arguments begins and ends."""
+        if fields.dump == "ends" and self._in_dump:
+            self._complete_old_dump(line)
+        if fields.dump is not None or fields.step is not None:
+            self._in_dump = fields.dump == "begins"
+
+    def _complete_old_dump(self, line: int) -> None:
+        """Add what a dump of before `swiglu` implies. GPT-NeoX, whose values end in '.default', has arguments of its own."""
+        printed = self.arguments
+        if ("swiglu" in printed and "swiglu" not in self._implied) or not all(
+            printed.get(name, "").isdecimal() for name in ("num_layers", "hidden_size")
+        ):
+            return
+        implied = BEFORE_SWIGLU | {"ffn_hidden_size": str(4 * int(printed["hidden_size"]))}
+        if printed.get("glu_activation", "None") != "None":
+            implied["swiglu"] = "True"
+        for name, text in implied.items():
+            if name not in printed or name in self._implied:
+                printed[name], self.evidence_line[name] = text, line
+                self._implied.add(name)
+
     def _outranks(self, name: str, *, stepping: bool = False) -> bool:
         """Whether a value on this line counts more than those before: a step's over the argument dump's over any other line's."""
         rank = 2 if stepping else int(self._in_dump)
@@ -224,13 +258,21 @@ class LogContents:
 
     def _add_step(self, fields: LineFields, step: int, line: int) -> None:
         known = self.steps.get(step)
-        if known is not None and (not describes_step(fields) or known.repeats(fields) or known.step_seconds is None):
+        if known is not None and self._describes_again(known, fields):
             known.add(fields)
-            self._new_process = False  # a copy of what another rank printed
+            if describes_step(fields):
+                self._new_process = False  # a copy of what another rank printed
         elif not describes_step(fields) and is_report(fields):
             self._reports[step] = fields
         else:
             self._open(fields, step, line)
+
+    def _describes_again(self, known: LoggedStep, fields: LineFields) -> bool:
+        """Whether a line adds to a step that is known, instead of beginning it in a process that started again."""
+        newest = known.step == self.newest
+        if not describes_step(fields):
+            return is_report(fields) or (newest and not self._new_process)  # Composer opens a step by its number alone
+        return known.repeats(fields) or (not self._new_process and known.merges(fields, newest=newest))
 
     def _open(self, fields: LineFields, step: int, line: int) -> None:
         former = self._configuration.get("world_size")
@@ -467,7 +509,7 @@ def timing_notes(contents: LogContents, workload: Workload) -> list[str]:
     if gap > 1:
         means = any(is_mean(step) for step in steps)
         notes.append(f"the log has one line for {gap} steps" + ("; each time is the mean over them" if means else ""))
-    if lost := [former.step + gap for former, later in pairwise(steps) if former.step > 1 and later.step > former.step + gap]:
+    if lost := [former.step + gap for former, later in pairwise(steps) if not former.begins and later.step > former.step + gap]:
         notes.append(f"lines are missing in the log: from {names_of(lost)} on")
     if untimed := times.count(None):
         notes.append(f"logged steps without a time, which are left out: {untimed}")
@@ -475,8 +517,13 @@ def timing_notes(contents: LogContents, workload: Workload) -> list[str]:
 
 
 def interval_of(steps: Sequence[LoggedStep]) -> int:
-    """Return how many steps a line stands for: the most frequent distance between lines."""
-    return statistics.mode([later.step - former.step for former, later in pairwise(steps)] or [1])
+    """Return how many steps a line stands for: the most frequent distance between lines.
+
+    The first line of a process may stand for fewer: torchtitan prints step 1, then 10, 20, and so on.
+    """
+    pairs = list(pairwise(steps))
+    settled = [(former, later) for former, later in pairs if not former.begins]
+    return min(statistics.multimode([later.step - former.step for former, later in settled or pairs] or [1]))
 
 
 def is_mean(step: LoggedStep) -> bool:

@@ -5,14 +5,14 @@ Rates are means over the window of the speed monitor, so step times derived from
 
 import re
 
-from tprimat.logs.fields import GIGABYTE, LineFields, count, in_bytes, number, plain, whole
+from tprimat.logs.fields import GIGABYTE, LAUNCHER_PREFIX, LineFields, count, in_bytes, number, plain, whole
 
 NAME = "composer"
 SIGNS = (("Train throughput/",), ("[batch=", "]:"))
 
 BATCH = re.compile(r"(?<!Eval )\[batch=(\d+)(?:/(\d+))?\]")
 METRIC = re.compile(r"Train ([\w/\-]+): (\S+)")
-SETTING = re.compile(r"^\s*(max_seq_len|global_train_batch_size|n_gpus|precision): (\S+)\s*$")
+SETTING = re.compile(LAUNCHER_PREFIX + r"\s*(max_seq_len|global_train_batch_size|n_gpus|precision): (\S+)\s*$")
 SETTING_MARKS = ("max_seq_len:", "global_train_batch_size:", "n_gpus:", "precision:")
 SETTINGS = {"max_seq_len": "sequence_tokens", "global_train_batch_size": "global_batch_sequences", "n_gpus": "world_size"}
 DTYPES = {"amp_bf16": "bf16", "amp_fp16": "fp16", "amp_fp8": "fp8", "fp32": "fp32"}

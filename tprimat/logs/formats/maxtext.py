@@ -65,7 +65,7 @@ def quantized(value: str) -> str | None:
 
 def read_step(text: str) -> LineFields | None:
     """Return one step."""
-    fields = dict(FIELD.findall(text))
+    fields = dict(FIELD.findall(text[text.index("completed step:") :]))
     step = whole(fields.get("completed step"))
     if step is None:
         return None
@@ -75,6 +75,7 @@ def read_step(text: str) -> LineFields | None:
         dispatched=True,
         tokens_per_second_per_gpu=number(fields.get("Tokens/s/device")),
         tflops_per_gpu=number(fields.get("TFLOP/s/device")),
-        loss=number(fields.get("loss")),
+        loss=number(fields.get("loss") or fields.get("main_model_loss")),
         target_tokens=whole(fields.get("total_weights")),
+        arguments={"mtp_num_layers": "1"} if "main_model_loss" in fields else {},  # which it has with multi-token prediction only
     )

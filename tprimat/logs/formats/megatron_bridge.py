@@ -2,24 +2,25 @@
 
 import re
 
-from tprimat.logs.fields import GIGABYTE, SHAPE_ARGUMENTS, LineFields, count, in_bytes, number, plain
+from tprimat.logs.fields import GIGABYTE, LAUNCHER_PREFIX, SHAPE_ARGUMENTS, LineFields, count, in_bytes, number, plain
 from tprimat.logs.formats import megatron_lm
 
 NAME = "megatron-bridge"
-SIGNS = (("MODEL_TFLOP/s/GPU",), ("mem-max-allocated-gigabytes:",))
+SIGNS = (("MODEL_TFLOP/s/GPU",), ("Step Time :", "GPU utilization:"), ("mem-max-allocated-gigabytes:",))
 
 MEMORY = re.compile(r"\(after (\d+) iterations\) memory \(GB\)")
 SETTING = re.compile(r"(?:^|\s)(\w+): (\S+)\s*$")
 SETTINGS = ("parallel_size: ", "batch_size: ", "seq_length: ", "bf16: ", "fp8: ")
-SHAPE_SETTING = re.compile(r"^  (\w+): (\S+)\s*$")
+SHAPE_SETTING = re.compile(LAUNCHER_PREFIX + r"  (\w+): (\S+)\s*$")
 """A key of the section `model`; the nested ones of other models are indented further."""
 RENAMED = {"num_moe_experts": "num_experts", "gated_linear_unit": "swiglu"}
 SHAPE_MARKS = tuple(f"  {name}: " for name in (*sorted(SHAPE_ARGUMENTS), *RENAMED))
-TFLOPS = re.compile(r"([\d.]+)\s*MODEL_TFLOP/s/GPU")
+TFLOPS = re.compile(r"([\d.]+)\s*(?:MODEL_)?TFLOP/s/GPU")
+"""Without MODEL_ in 2025."""
 MARKS = (
     *megatron_lm.MARKS,
     "mem-max-allocated-gigabytes",
-    "MODEL_TFLOP/s/GPU",
+    "GPU utilization:",
     "peft.lora",
     "Adding lora to",
     "packed_sequence_size: ",
@@ -35,7 +36,7 @@ def read_line(text: str) -> LineFields | None:
     """
     if "mem-max-allocated-gigabytes" in text:
         return read_memory(plain(text))
-    if "MODEL_TFLOP/s/GPU" in text and "elapsed time" not in text:
+    if "GPU utilization:" in text and "elapsed time" not in text:
         return LineFields(tflops_per_gpu=number(match[1])) if (match := TFLOPS.search(text)) else None
     if "peft.lora" in text or "Adding lora to" in text:
         return LineFields(arguments={"peft": "lora"})

@@ -4,9 +4,11 @@ Primus and Megatron-Bridge print the same lines with additions: primus.py and me
 """
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from tprimat.logs.fields import (
+    GIBIBYTE,
     HUMAN_SUFFIXES,
     KNOWN_LATER,
     MEBIBYTE,
@@ -36,8 +38,16 @@ SIZES = {
 }
 PARAMETERS = re.compile(r"number of parameters on \(tensor, pipeline\) model parallel rank \(\d+, \d+\): (\d+)")
 HUMAN_FLOPS = re.compile(r"([\d.]+)([KMGTP]?)FLOPS")
-MEMORY = re.compile(r"\(after (\d+) iterations\) memory \(MB\)")
+MEMORY = re.compile(r"\(?after (\d+) iterations\)? memory \(MB\)")
+"""Without brackets in 2020."""
+BARE_VALUE = re.compile(r"(\D+) (\S+)")
+"""'lm loss 9.1E+00' of 2019, without a colon."""
+PREDICTED_TOKEN = re.compile(r"mtp_(\d+) loss: ")
 VOCABULARY = re.compile(r"padded vocab \(size: \d+\).*\(new size: (\d+)\)")
+TOKEN_RATES = ("tokens per GPU (tokens/s/GPU)", "tokens/s/GPU inst/harmonic mean", "tokens per gpu per second (tgs)")
+"""Of Primus in two versions, and Megatron-DeepSpeed."""
+LOSSES = ("lm loss", "lm_loss", "lm-loss", "loss")
+"""Of Megatron-LM, GPT-NeoX, Megatron-DeepSpeed in 2021, and programs that fine-tune."""
 MARKS = (
     "iteration",
     " ..",
@@ -86,24 +96,39 @@ def read_iteration(text: str, **others: Any) -> LineFields | None:
         return None
     fields = pairs(text[match.end() :])
     elapsed = fields.get("elapsed time per iteration (ms)")
-    tokens = fields.get("tokens per GPU (tokens/s/GPU)") or fields.get("tokens/s/GPU inst/harmonic mean")
+    tokens = next((fields[name] for name in TOKEN_RATES if name in fields), None)
+    if length := sequence_of(fields):
+        others["evidence"] = {**others.get("evidence", {}), "sequence_tokens": length}
+    others.setdefault("peak_reserved_bytes", in_bytes(number(fields.get("memory(GiB)")), GIBIBYTE))  # of ms-swift
+    further = [count(digits) for digits in PREDICTED_TOKEN.findall(text)]
     flop = fields.get("throughput per GPU (TFLOP/s/GPU)") or fields.get("compute per GPU (TFLOP/s/GPU)")
-    others.setdefault("mean_since_reset", elapsed is not None and "/" not in elapsed)
+    in_seconds = fields.get("elapsed time per iteration (s)")
+    others.setdefault("mean_since_reset", "/" not in (elapsed or in_seconds or "/"))
     return LineFields(
         step=count(match[1]),
         total_steps=count(match[2]),
-        step_seconds=scaled(number(elapsed), 1e-3),
+        step_seconds=scaled(number(elapsed), 1e-3) if elapsed else number(in_seconds),
         tokens_per_second_per_gpu=number(tokens),
         tflops_per_gpu=number(flop) if flop else teraflops(fields.get("approx flops per GPU")),
-        loss=number(fields.get("lm loss") or fields.get("lm_loss") or fields.get("loss")),
+        loss=number(next((fields[name] for name in LOSSES if name in fields), None)),
         grad_norm=number(fields.get("grad norm")),
         learning_rate=number(fields.get("learning rate")),
         global_batch_sequences=whole(fields.get("global batch size")),
         consumed_sequences=whole(fields.get("consumed samples")),
         skipped_steps=whole(fields.get("number of skipped iterations")),
         nan_steps=whole(fields.get("number of nan iterations")),
+        arguments=({"mtp_num_layers": str(max(further))} if further else {})
+        | ({"reward": "printed"} if "reward" in fields else {}),
         **others,
     )
+
+
+def sequence_of(fields: Mapping[str, str]) -> int | None:
+    """Return the tokens of a sequence as Megatron-DeepSpeed prints them, or as its counts of tokens and samples tell."""
+    if length := whole(fields.get("actual seqlen")):
+        return length
+    tokens, samples = whole(fields.get("consumed tokens")), whole(fields.get("consumed samples"))
+    return tokens // samples if tokens and samples and tokens % samples == 0 else None
 
 
 def pairs(text: str) -> dict[str, str]:
@@ -113,6 +138,8 @@ def pairs(text: str) -> dict[str, str]:
         name, colon, value = part.rpartition(": ")
         if colon:
             found[name.strip()] = value.strip()
+        elif bare := BARE_VALUE.fullmatch(part.strip()):
+            found[bare[1]] = bare[2]
     return found
 
 

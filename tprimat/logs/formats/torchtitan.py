@@ -10,7 +10,7 @@ from typing import Any
 from tprimat.logs.fields import GIBIBYTE, LineFields, count, in_bytes, number, plain, whole
 
 NAME = "torchtitan"
-SIGNS = (("step:", "loss:", "tps:"), ("step:", "loss:", "wps:"))
+SIGNS = (("step:", "loss:", "tps:"), ("step:", "loss:", "memory:", "wps:"))
 
 FIELD = re.compile(r"(step|loss|grad_norm|memory|tps|wps|tflops):\s*(\S+)")
 CAPACITY = re.compile(r"(?:CUDA|GPU|HIP|XPU) capacity: (.+) with ([\d.]+)GiB memory")
@@ -28,6 +28,11 @@ TRAINER = re.compile(
     r"(?:local batch size (?P<local>\d+), )?global batch size (?P<whole>\d+).*?"
     r"sequence length (?P<sequence>\d+), total steps (?P<steps>\d+)"
 )
+TRAINER_IN_TOKENS = re.compile(
+    r"with (?P<rank>\d+) tokens per DP rank, (?P<step>\d+) tokens per train step, gradient accumulation steps \d+, "
+    r"maximum context length (?P<context>\d+), total steps (?P<steps>\d+)"
+)
+"""Since August 2026 a batch is a number of tokens, and its sequences are as long as the longest context."""
 SIZE = re.compile(r"size: ([\d,]+) total parameters")
 MARKS = (
     "tps:",
@@ -36,12 +41,15 @@ MARKS = (
     "device mesh with",
     "mesh with parallelism: ",
     "global batch size",
+    "tokens per train step",
     "total parameters",
     "mixed_precision_param",
     "Mixed precision training is disabled",
     "Float8",
     "MX training",
     "Swapped to ",
+    "Linear layers to ",
+    "LoRA training active",
     "Training completed",
     *FORCED,
 )
@@ -63,7 +71,20 @@ def read_line(text: str) -> LineFields | None:
             total_steps=count(match["steps"]),
             evidence=evidence | ({"micro_batch_sequences": count(match["local"])} if match["local"] else {}),
         )
+    if "tokens per train step" in text and (match := TRAINER_IN_TOKENS.search(plain(text))):
+        return read_batch_in_tokens(match)
     return read_fact(text)
+
+
+def read_batch_in_tokens(match: re.Match[str]) -> LineFields:
+    """Return the batch in sequences, where it is a whole number of them."""
+    context = count(match["context"])
+    evidence = {
+        name: count(match[tokens]) // context
+        for name, tokens in (("micro_batch_sequences", "rank"), ("global_batch_sequences", "step"))
+        if context and count(match[tokens]) and count(match[tokens]) % context == 0
+    }
+    return LineFields(total_steps=count(match["steps"]), evidence={"sequence_tokens": context} | evidence)
 
 
 def read_fact(text: str) -> LineFields | None:
@@ -78,6 +99,10 @@ def read_fact(text: str) -> LineFields | None:
         return LineFields(evidence={"matmul_dtype": "fp32"})
     if "Float8" in text and "training active" in text:
         return LineFields(evidence={"matmul_dtype": "fp8"})
+    if "Linear layers to MXFP8Linear" in text or "Linear layers to NVFP4Linear" in text:
+        return LineFields(evidence={"matmul_dtype": "fp8" if "MXFP8" in text else "fp4"})
+    if "LoRA training active" in text:
+        return LineFields(arguments={"peft": "lora"})
     if any(words in text for words in SWAPPED):
         return LineFields(evidence={"fp8": True})
     if FORCED[0] in text or (FORCED[1] in text and ": True (bool)" in text):

@@ -1,0 +1,62 @@
+"""A log of a framework whose steps are not read is refused by that framework's name.
+
+The lines are those of public logs, or as the framework's code prints them.
+"""
+
+import pytest
+
+from tprimat.config.load import load_config
+from tprimat.errors import RecordError
+from tprimat.logs.claims import Flags
+from tprimat.logs.extract import extract
+from tprimat.logs.parse import LogReading
+from tprimat.records.schema import LogSource
+
+DEEPSPEED_SETTINGS = [
+    "[2021-05-26 04:51:31,918] [INFO] [config.py:752:print]   train_batch_size ............. 128",
+    "[2021-05-26 04:51:31,918] [INFO] [config.py:752:print]   fp16_enabled ................. True",
+]
+LINES = {
+    "Hugging Face": "0: {'loss': 2.9859, 'grad_norm': 0.9704080820083618, 'learning_rate': 4.175257731958763e-05, 'epoch': 0.16}",
+    "verl": "(TaskRunner pid=16292) step:2 - global_seqlen/mean:547190.500 - actor/kl_loss:0.001 - timing_s/step:96.551",
+    "NeMo 1 without": "Epoch 0:   1%|          | 795/77225 [9:07:58<878:01:48, 41.36s/it, loss=3.1, v_num=, "
+    "reduced_train_loss=3.090, global_step=794.0, consumed_samples=1.63e+6]",
+    "PyTorch Lightning": "Epoch 0:   5%|5         | 3/62 [02:59<58:44,  0.02it/s, v_num=8, train_loss=6.930]",
+    "DeepSpeed before": "[2022-03-11 02:06:58,985] [INFO] [timer.py:189:stop] 0/40, SamplesPerSec=83.48609168106144, "
+    "MemAllocated=0.26GB, MaxMemAllocated=9.02GB",
+    "NeMo Automodel": "2026-08-10 15:55:20 | INFO | root | step 9 | epoch 0 | loss 0.6974 | grad_norm 1.5436 | lr 1.00e-05 | "
+    "mem 24.90 GiB | tps 11278.56(1409.82/gpu) | num_label_tokens 21541",
+    "OLMo": "    train/CrossEntropyLoss=12.18",
+    "nanoGPT": "iter 1631: loss 4.0863, time 561.94ms",
+    "LitGPT": "Ep 1 | iter 4 | step 1: loss train (curr): 1.585, val (prev val iter): None | iter time: 181.34 ms (opt.step)",
+    "Meta Lingua": "0: INFO    24-10-10 10:00:00.123456 - step: 10  acc: 0  loss:  7.1234  grad: 1.23e+00  flops: 2.9e+14  "
+    "wps: 1.2e+04  iter: 0.5  data: 0.001  lr: 1.0e-04  mem: 45%",
+    "torchtune's progress bar": "1|10|Loss: 1.7051:   1%|          | 10/1000 [00:33<55:00,  3.33s/it]",
+    "LiBai": "[09/10 10:40:56 lb.utils.events]:  eta: 21:00:38  iteration: 19/10000  consumed_samples: 80  total_loss: 9.895  "
+    "time: 7.5187 s/iter",
+}
+
+
+def check(lines, model="llama"):
+    reading = LogReading(name="train.log")
+    reading.add(lines)
+    return extract(reading, Flags(model=model, gpus=8, accelerator="H100 SXM"), LogSource(path="train.log"), load_config())
+
+
+@pytest.mark.parametrize("model", ["llama", "auto"])
+@pytest.mark.parametrize("name", LINES)
+def test_the_framework_is_named(name, model):
+    with pytest.raises(RecordError) as caught:
+        check([*DEEPSPEED_SETTINGS, LINES[name], LINES[name]], model)
+    assert caught.value.what.startswith(f"train.log looks like a log of {'the Trainer of ' if 'Hugging' in name else ''}{name}")
+    assert caught.value.where == "train.log:3"
+    assert caught.value.why
+    assert caught.value.fix
+
+
+def test_a_framework_that_is_read_counts_beside_one_that_is_not():
+    timer = "[2023-12-29 13:02:49,654] [INFO] [timer.py:260:stop] epoch=0/micro_step={0}/global_step={0}, "
+    timer += "RunningAvgSamplesPerSec=110.8, CurrSamplesPerSec=112.0, MemAllocated=1.87GB, MaxMemAllocated=6.12GB"
+    lines = [text for step in (10, 20, 30) for text in (LINES["Hugging Face"], timer.format(step))]
+    run = check([*DEEPSPEED_SETTINGS, *lines])
+    assert [step.step_seconds for step in run.steps] == [pytest.approx(128 / 112)] * 2

@@ -57,7 +57,7 @@ def test_ranks_are_at_least_one(command, ranks, tmp_path):
     words = ("collectives",) if command == "probe" else ()
     done = run_command(command, *words, "--ranks", ranks, cwd=tmp_path)
     assert done.returncode == 2
-    assert f"--ranks: {ranks} is not a number" in done.stderr
+    assert f"--ranks: {ranks} is not a whole number" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

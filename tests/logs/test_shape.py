@@ -322,6 +322,16 @@ def test_a_dump_that_is_cut_implies_nothing():
     assert "swiglu" in error.why
 
 
+def test_the_size_that_megatron_estimates_is_checked_where_it_prints_no_arguments():
+    text = " iteration {:8d}/ 60 | elapsed time per iteration (ms): 5000.0 | global batch size: 128 | lm loss: 2.0 |"
+    lines = [text.format(1), "Total number of parameters in billions: 8.03", text.format(2), text.format(3)]
+    flags = {"gpus": 8, "sequence_tokens": 4096, "accelerator": "H100 SXM"}
+    assert not any("believed" in note for note in run_of(lines, "llama", **flags).evidence.notes)
+    error = refused(lines, "qwen", **flags)
+    assert "parameters_in_billions is 8.03 in the log and 7.62 in the model" in error.what
+    assert error.where == "train.log:2"
+
+
 @pytest.mark.parametrize(
     ("printed", "said"),
     [("mtp_1 loss: 2.87E+00", "mtp_num_layers is 1"), ("reward: 7.6E-01 | kl: 1.1E-02", "reward is printed")],

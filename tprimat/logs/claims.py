@@ -282,7 +282,8 @@ def check_model(reading: LogReading, shape: ModelShape, evidence: Evidence, flag
     check_rates(contents, workload, name)
     check_flop(contents, workload, shape, name, None if flags.model == AUTO else f"--model-name {flags.model}")
     cautions = [*cautions_of(contents.arguments), *padding(contents, workload)]
-    if not ("num_layers" in contents.arguments or evidence.parameters is not None or logged_flop(contents, workload) is not None):
+    shown = not contents.arguments.keys().isdisjoint({"num_layers", "parameters_in_billions"})
+    if not (shown or evidence.parameters is not None or logged_flop(contents, workload) is not None):
         cautions.append(f"nothing in the log shows which model ran; --model-name {flags.model} is believed")
     return tuple(CAUTION + words for words in cautions)
 

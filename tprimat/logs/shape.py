@@ -13,11 +13,13 @@ from tprimat import units
 from tprimat.errors import ConfigError
 from tprimat.facts.flops import flop_per_token, parameters
 from tprimat.facts.models import ModelShape, padded_vocabulary
-from tprimat.logs.fields import truth, whole
+from tprimat.logs.fields import number, truth, whole
 from tprimat.logs.steps import LogContents, Workload, batch_of, is_printed
 
 VOCABULARY_TOLERANCE = 0.05
 """Frameworks pad the vocabulary, and tokenizers add words."""
+BILLIONS_TOLERANCE, HALF_A_DIGIT = 0.05, 0.005
+"""Of the number of parameters that Megatron estimates by a formula, and prints with two decimals."""
 FLOP_TOLERANCE = 0.15
 """Between the FLOP of a token by the log's TFLOP/s and by the shape."""
 WITH_RECOMPUTATION = 4 / 3
@@ -230,6 +232,10 @@ def differences(arguments: Mapping[str, str], shape: ModelShape) -> list[Differe
         found.append(Difference(other, arguments[other], None))
     if further := number_of(arguments, "mtp_num_layers"):
         found.append(Difference("mtp_num_layers", further, 0))
+    billions = number(arguments.get("parameters_in_billions"))
+    total = parameters(replace(shape, vocabulary=padded_vocabulary(shape))).total / 1e9
+    if billions and shape.experts is None and abs(billions - total) > BILLIONS_TOLERANCE * total + HALF_A_DIGIT:
+        found.append(Difference("parameters_in_billions", billions, round(total, 2)))
     vocabulary, expected = number_of(arguments, "padded_vocab_size"), padded_vocabulary(shape)
     if vocabulary and abs(vocabulary / expected - 1) > VOCABULARY_TOLERANCE:
         found.append(Difference("padded_vocab_size", vocabulary, expected))

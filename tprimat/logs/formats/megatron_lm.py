@@ -43,6 +43,7 @@ MEMORY = re.compile(r"\(?after (\d+) iterations\)? memory \(MB\)")
 BARE_VALUE = re.compile(r"(\D+) (\S+)")
 """'lm loss 9.1E+00' of 2019, without a colon."""
 PREDICTED_TOKEN = re.compile(r"mtp_(\d+) loss: ")
+BILLIONS = re.compile(r"Total number of parameters in billions: ([\d.]+)")
 VOCABULARY = re.compile(r"padded vocab \(size: \d+\).*\(new size: (\d+)\)")
 TOKEN_RATES = ("tokens per GPU (tokens/s/GPU)", "tokens/s/GPU inst/harmonic mean", "tokens per gpu per second (tgs)")
 """Of Primus in two versions, and Megatron-DeepSpeed."""
@@ -53,6 +54,7 @@ MARKS = (
     " ..",
     "using world size",
     "number of parameters on",
+    "Total number of parameters in billions",
     "after training is done",
     " arguments --",
     " of arguments --",
@@ -74,6 +76,8 @@ def read_line(text: str) -> LineFields | None:
         return LineFields(arguments={"padded_vocab_size": match[1]})
     if "using world size" in text:
         return LineFields(evidence={SIZES[name]: count(digits) for name, digits in SIZE.findall(plain(text))})
+    if "Total number of parameters in billions" in text and (match := BILLIONS.search(text)):
+        return LineFields(arguments={"parameters_in_billions": match[1]})
     if "number of parameters on" in text and (match := PARAMETERS.search(text)):
         return LineFields(evidence={"rank_parameters": count(match[1])})
     if "after training is done" in text or "exiting program at iteration" in text:

@@ -16,7 +16,18 @@ PUBLISHED_PARAMETERS = {
     "qwen-2.5-7b": 7_615_616_512,
     "qwen-2.5-32b": 32_763_876_352,
     "qwen-2.5-72b": 72_706_203_648,
+    "qwen-2.5-14b": 14_770_033_664,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096,
     "qwen3-8b": 8_190_735_360,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-32b": 32_762_123_264,
+    "qwen3-235b-a22b": 235_093_634_560,
+    "llama-2-70b": 68_976_648_192,
+    "llama-3.3-70b": 70_553_706_496,
+    "mistral-7b-v0.3": 7_248_023_552,
+    "phi-4": 14_659_507_200,
     "qwen3-30b-a3b": 30_532_122_624,
     "mixtral-8x7b": 46_702_792_704,
 }
@@ -47,10 +58,26 @@ def test_a_model_has_about_the_weights_that_its_authors_print(name, billions):
 
 @pytest.mark.parametrize(
     ("name", "billions", "last_digit"),
-    [("mixtral-8x7b", 12.9, 0.1), ("mixtral-8x22b", 39, 1), ("qwen3-30b-a3b", 3.3, 0.1), ("olmoe-1b-7b", 1.3, 0.1)],
+    [
+        ("mixtral-8x7b", 12.9, 0.1),
+        ("mixtral-8x22b", 39, 1),
+        ("qwen3-30b-a3b", 3.3, 0.1),
+        ("qwen3-235b-a22b", 22, 1),
+        ("olmoe-1b-7b", 1.3, 0.1),
+    ],
 )
 def test_a_token_uses_the_weights_that_the_authors_print(name, billions, last_digit):
     assert parameters(model_shape(name)).active / 1e9 == pytest.approx(billions, abs=0.55 * last_digit)
+
+
+def test_kimi_has_the_tensors_of_its_checkpoint_in_fp8():
+    """The model hub counts 1,026,470,731,056 elements: a scale for each 128 x 128 block of most matrices, a bias an expert."""
+    shape = model_shape("kimi-k2")
+    count = parameters(shape)
+    others = 2 * shape.vocabulary * shape.hidden  # input table and output layer, which stay in bf16
+    scales = (count.total - others) / 128**2
+    assert count.total + scales + shape.moe_layers * shape.experts == pytest.approx(1_026_470_731_056, rel=1e-6)
+    assert round((count.active - count.embedding) / 1e9) == 32
 
 
 def test_deepseek_counts_active_weights_without_the_input_table():

@@ -139,9 +139,11 @@ def test_every_switch_of_a_dense_shape_is_on_in_one_of_them_and_off_in_another()
 def test_the_table_has_no_model_that_is_not_trained():
     dense = {name for name, shape in table.models().items() if shape.experts is None and shape.kv_lora_rank is None}
     suite = {name for name in dense if "MI350X" in (model_shape(name).source or "")}
-    planned_only = {"llama-3.1-70b", "llama-3.2-3b"}  # of the kinds of llama-3.1-8b and llama-3.2-1b
+    # Of the kinds of llama-3.1-8b, llama-3.2-1b, llama-2-7b, qwen-2.5-7b and qwen3-8b; mixtures of qwen3-30b-a3b, deepseek-v3.
+    planned_only = {"llama-3.1-70b", "llama-3.3-70b", "llama-3.2-3b", "llama-2-70b", "qwen-2.5-14b"}
+    planned_only |= {f"qwen3-{size}" for size in ("0.6b", "1.7b", "4b", "14b", "32b")} | {"mistral-7b-v0.3", "phi-4"}
     assert dense - suite - planned_only == {*DENSE, "llama-3.1-8b", "qwen-2.5-7b"} - {"gpt-30m"}
-    assert set(table.models()) - dense == {*MIXTURES, "mixtral-8x7b"}
+    assert set(table.models()) - dense - {"qwen3-235b-a22b", "kimi-k2"} == {*MIXTURES, "mixtral-8x7b"}
 
 
 @pytest.mark.parametrize("model", ["mixtral-8x7b", "deepseek-v2-lite"])

@@ -20,6 +20,8 @@ DATA_SHEET_TERAFLOPS = [
     ("NVIDIA H20", "bf16", 148),
     ("NVIDIA B200", "bf16", 2250),
     ("NVIDIA GB200", "fp8", 5000),
+    ("NVIDIA B300 SXM6 AC", "bf16", 2250),
+    ("NVIDIA GB300", "fp8", 5000),
     ("NVIDIA L40S", "bf16", 362.05),
     ("NVIDIA GeForce RTX 4090", "bf16", 165.2),
     ("AMD Instinct MI210", "bf16", 181),

@@ -149,18 +149,23 @@ def test_deepseek_on_a_rack_reaches_about_what_nvidia_published():
 
 
 def test_a_token_that_travels_to_a_node_once_takes_less_of_the_network():
-    """Eight experts of 8 nodes are on 8 (1 - (7/8)^8) = 5.25 of them; those of 4 groups on 4 (1 - (3/4)^8) = 3.60."""
+    """Eight experts of 8 nodes are on 8 (1 - (7/8)^8) = 5.25 of them; those of 4 groups on 4 (1 - (3/4)^8) = 3.60.
+
+    On 32 nodes a group has four: 16 (1 - (15/16)^8) = 6.45.
+    """
     rates = replace(published_rates(find_accelerator("H100 SXM"), 8), link=1e15)
     shape = replace(model_shape("deepseek-v3"), router_groups=None, router_best_groups=None)
     once = replace(TRANSFORMER_ENGINE, dispatches_once_a_node=True)
 
     def seconds(expert=64, **changes):
-        work = workload(**{"shape": shape, "layout": Layout(expert=expert, data=64), "expert_tensor": 1, **changes})
+        work = workload(**{"shape": shape, "layout": Layout(expert=expert, data=256), "expert_tensor": 1, **changes})
         return predict_time(work, rates).parts["experts"]
 
     each = seconds(implementation=TRANSFORMER_ENGINE)
     assert seconds(implementation=once) / each == pytest.approx(5.25 / 8, abs=0.01)
     assert seconds(implementation=once, shape=model_shape("deepseek-v3")) / each == pytest.approx(3.60 / 8, abs=0.01)
+    wide = seconds(256, implementation=once, shape=model_shape("deepseek-v3")) / seconds(256, implementation=TRANSFORMER_ENGINE)
+    assert wide == pytest.approx(6.45 / 8, abs=0.01)
     assert seconds(8, implementation=once) == seconds(8, implementation=TRANSFORMER_ENGINE), "in one node"
 
 

@@ -409,13 +409,15 @@ def _expert_exchange(workload: Workload, rates: Rates, *, again: bool) -> float:
 def _share_of_nodes(workload: Workload, nodes: float) -> float:
     """Return the nodes that a token travels to over the experts it chooses: 1 where it travels once for each expert.
 
-    A choice at random hits n (1 - (1 - 1 / n)^k) of n nodes with k experts. Where a token uses some groups of experts only, no
-    more nodes than groups count.
+    A choice at random hits n (1 - (1 - 1 / n)^k) of n nodes with k experts. Where a token uses some groups of experts only, the
+    nodes are those of as many groups.
     """
     shape = workload.shape
     if not workload.implementation.dispatches_once_a_node or nodes <= 1 or not shape.experts_per_token:
         return 1.0
-    reached = min(nodes, shape.router_best_groups or nodes)
+    reached = nodes
+    if shape.router_groups and shape.router_best_groups:
+        reached = min(nodes, shape.router_best_groups * max(1.0, nodes / shape.router_groups))
     return reached * (1 - (1 - 1 / reached) ** shape.experts_per_token) / shape.experts_per_token
 
 

@@ -78,12 +78,8 @@ def _what_to_run(group: argparse._ArgumentGroup) -> None:
         help="strategies of config.yaml: one, several as a,b, or auto: the fastest by prediction "
         "(default: $PARALLEL, minimal_communication)",
     )
-    group.add_argument(
-        "--measure",
-        type=positive,
-        metavar="N",
-        help="with --parallel auto: run the N predicted fastest briefly, and take the fastest",
-    )
+    measure = "with --parallel auto: run the N predicted fastest briefly, and take the fastest"
+    group.add_argument("--measure", type=positive, metavar="N", help=measure)
     for name, what in DEGREES.items():
         group.add_argument(f"--{name}", type=positive, metavar="N", help=f"{what} parallelism, instead of --parallel")
     group.add_argument("--runs", type=int, default=1, metavar="N", help="repetitions of each model (default: 1)")

@@ -25,6 +25,7 @@ from tprimat.logs.claims import (
 )
 from tprimat.logs.failures import Failure, classify, diverging
 from tprimat.logs.parse import Dialect, LogReading
+from tprimat.logs.second_line import correct_seconds
 from tprimat.logs.shape import number_of
 from tprimat.logs.steps import (
     LARGEST,
@@ -32,7 +33,6 @@ from tprimat.logs.steps import (
     LoggedStep,
     Workload,
     batch_of,
-    correct_seconds,
     is_printed,
     larger,
     step_times,

@@ -1,0 +1,83 @@
+"""The second line of a process in Megatron-LM's logs, which may print means over the first two lines: what its own step took."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from tprimat.logs.steps import LogContents, LoggedStep, Workload, seconds_of
+
+LEAST_CORRECTION = 0.01
+"""Relative change of a second time that noise does not make."""
+START_UP = 1.25
+"""A process's first iteration takes more than so many times that of a later one."""
+FIRST_STEPS = 100
+"""The first steps, among which a third one with a time is looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """What the second line of Megatron-LM means for its step."""
+
+    step: int
+    seconds: float | None
+    """None: uncertain, so the step is left out."""
+    loss: float | None
+    note: str
+
+
+def correct_seconds(contents: LogContents, workload: Workload) -> list[Correction]:
+    """Undo the mean in the second line of each process that the log shows."""
+    logged = list(contents.steps.values())
+    starts = [index for index, step in enumerate(logged) if step.begins]
+    parts = [logged[start : min(end, start + FIRST_STEPS)] for start, end in pairwise([*starts, len(logged)])]
+    return [correction for part in parts if (correction := correct_second(part, workload))]
+
+
+def correct_second(logged: Sequence[LoggedStep], workload: Workload) -> Correction | None:
+    """Undo the mean in Megatron-LM's second line of a process.
+
+    Since core 0.16 the first line of a process resets neither timer nor losses (training_log, is_first_iteration), so the second
+    line prints means over both: t2 = n x mean - t1 over n - 1 steps. Older versions reset. The third line shows which version
+    ran; without a third line the second time is dropped. In a log that is cut, the first line is that of any iteration, and the
+    second one stands.
+    """
+    if len(logged) < 2 or not (logged[0].mean_since_reset and logged[1].mean_since_reset):
+        return None
+    first, second = logged[0], logged[1]
+    first_seconds, mean = seconds_of(first, workload), seconds_of(second, workload)
+    if first_seconds is None or mean is None:
+        return None
+    third = next((seconds for step in logged[2:] if (seconds := seconds_of(step, workload)) is not None), None)
+    count = second.step - first.step + 1
+    corrected = (count * mean - first_seconds) / (count - 1)
+    shows_start = first_seconds > START_UP * (mean if third is None else third)
+    if corrected <= 0 or not (is_first_iteration(logged) or (may_be_first_iteration(logged) and shows_start)):
+        return None
+    if third is None:
+        note = f"step {second.step} is left out: its time may be a mean with step {first.step}"
+        return Correction(second.step, None, None, note)
+    if log_distance(corrected, third) >= log_distance(mean, third) or log_distance(corrected, mean) < LEAST_CORRECTION:
+        return None
+    loss = (count * second.loss - first.loss) / (count - 1) if second.loss and first.loss else None
+    note = f"step {second.step}: the log prints the mean with step {first.step}; the step's own time and loss are derived"
+    return Correction(second.step, corrected, loss, note)
+
+
+def is_first_iteration(logged: Sequence[LoggedStep]) -> bool:
+    """Whether the first line's number proves a process's first iteration: it is 1, or no multiple of the log interval."""
+    if logged[0].step == 1:
+        return True
+    interval = logged[2].step - logged[1].step if len(logged) > 2 else 1
+    return interval > 1 and logged[0].step % interval != 0
+
+
+def may_be_first_iteration(logged: Sequence[LoggedStep]) -> bool:
+    """Whether the number of the first line allows the first iteration of a process, as after a restart from a checkpoint."""
+    interval = logged[2].step - logged[1].step if len(logged) > 2 else logged[1].step - logged[0].step
+    return interval == 1
+
+
+def log_distance(left: float, right: float) -> float:
+    """Return the absolute logarithm of the ratio of two times."""
+    return abs(math.log(left / right))

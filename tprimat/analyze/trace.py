@@ -1,8 +1,8 @@
 """Time of each class of work in a training step, from a trace of torch's profiler.
 
 The name of a kernel, or of an operator on a CPU, decides its class. Names are those that profilers show for NCCL and RCCL, cuBLAS
-and hipBLASLt, cuDNN, FlashAttention, AOTriton, Composable Kernel, Triton (as torch.compile emits it), Transformer Engine and
-torch's own kernels. A copy from one GPU's memory to another's (PtoP) is communication. An unknown name is "other".
+and hipBLASLt, cuDNN, FlashAttention, AOTriton, Composable Kernel, DeepEP, DeepGEMM, Triton (as torch.compile emits it), Transformer
+Engine and torch's own kernels. A copy from one GPU's memory to another's (PtoP) is communication. An unknown name is "other".
 
 Events have times in microseconds (Chrome's Trace Event Format); here they are seconds from the first event of the trace.
 """
@@ -46,26 +46,50 @@ COMPUTE: tuple[WorkClass, ...] = (
 """Classes that can hide communication."""
 
 KERNELS: tuple[tuple[WorkClass, str], ...] = (
+    # torch.compile names a pointwise or reducing kernel after all operators in it, also an attention or collective beside it.
+    ("norm_elementwise", r"^triton_(poi|red|per|for|spl|unk)_"),
     (
         "communication",
-        r"nccl|rccl|nvshmem|gloo:|userbuffers|symm_mem|symmetric_memory|^memcpy ptop|all_?reduce|all_?gather"
-        r"|reduce_?scatter|cross_device_reduce",
+        r"nccl|rccl|msccl|nvshmem|rocshmem|gloo:|userbuffers|symm_mem|symmetric_memory|^memcpy ptop|all_?reduce|all_?gather"
+        r"|reduce_?scatter|all_?to_?all|cross_device_reduce"
+        # Exchanges of an expert's tokens: DeepEP, its kernels inside DeepSeek, its hybrid branch, and MORI of AMD.
+        r"|deep_ep(?!i)|dpsk::ep::|hybrid_ep|\bmori::|epdispatch|epcombine",
     ),
     ("memory_copy", r"^memcpy|^memset|^copy(host|device)to|rocclr"),
-    # torch.compile names a pointwise or reducing kernel after all operators in it, which may be neighbours of an attention.
-    ("norm_elementwise", r"^triton_(poi|red|per|for)_"),
+    # Transformer Engine's scaling factors of many tensors, and the Hadamard transform before it rounds to NVFP4.
+    ("norm_elementwise", r"multi_tensor_(un)?swizzle|hadamard|rht_gemm"),
     # Of a mixture of experts: our row_kernels.py and Transformer Engine's; torch's and CUTLASS's products of groups.
-    ("permute", r"permute|row_id_map|sort_chunks|chunk_sort"),
-    ("expert_matmul", r"groupproblemshape|group(ed)?_?gemm"),
-    ("router", r"topk|bitonicsort"),
-    ("attention", r"flash|fmha|sdpa|attn|attention|aotriton|bwd_preprocess"),
-    ("optimizer", r"adam|multi_?tensor|lamb_|l2norm|foreach"),
-    ("matmul", r"gem[mv]|nvjet|cutlass|xmma|cublas|splitk|cijk_|hipblaslt|tensile|wgmma|matmul|^triton_(tem|mm)_"),
+    # CUTLASS's NoPermute is a parameter of any product, and FBGEMM's permute moves rows of embeddings.
+    (
+        "permute",
+        r"(?<!no)(?<!fbgemm_gpu::)permute(?!_pooled_embs)|row_id_map|sort_chunks|chunk_sort|moe_?(align|sorting)|ep_scatter",
+    ),
+    (
+        "expert_matmul",
+        r"groupproblemshape|group(ed)?_?(gemm|mm)|gemm_?grouped|moe_?(mx)?gemm|gemm_?moe|fused_moe_kernel|matmul_ogs",
+    ),
+    ("expert_matmul", r"gemm::gemmtype\)[1-35-9]"),  # DeepGEMM's kinds of groups: 0 has none, and 4 is a batch
+    ("expert_matmul", r"^_(sdd|dsd|dds)_kernel|scatter2scatter|groupxty"),  # MegaBlocks and ScatterMoE
+    ("router", r"topk|bitonicsort|fused_router|moe_aux_loss|routing"),
+    (
+        "attention",
+        # FlashInfer's namespace also holds norms and activations.
+        r"flash(?!infer)|fmha|sdpa|attn|attention|aotriton|bwd_preprocess|bwd_kernel_(dk_?dv|dq|fuse)|dot_do_o|convert_dq_to"
+        r"|thd_(lse|out_correction|grad_correction)|sage_fwd|(prefill|decode)with(paged|ragged)?kvcache"
+        r"|delta_rule|chunk_(scan|state)_|selective_scan",  # linear attention and Mamba
+    ),
+    ("optimizer", r"adam|multi_?tensor|lamb_|l2norm(?!_(fwd|bwd))|foreach|koptimizer|kprecondition"),
+    (
+        "matmul",
+        r"(?<!fb)gem[mv]|nvjet|cutlass|xmma|cublas|splitk|cijk_|hipblaslt|tensile|wgmma|matmul|^triton_(tem|mm)_|bmm|^_?(scaled_)?mm_"
+        r"|_cce_|scudnn|winograd|convolve|(dgrad|wgrad)\w*_engine",
+    ),
     (
         "norm_elementwise",
-        r"elementwise|vectorized|unrolled|triton_|norm|softmax|reduce|swiglu|silu|gelu|rope|rotary|dropout|embedding|index|gather"
-        r"|scatter|entropy|nll_loss|catarray|copy|fill|transpose|cast|quantize|bias|cub::|rocprim|radix|distribution|arange|triu"
-        r"|compute_grad_weight|transformer_engine",  # whose products, attention and optimizer are named above
+        r"elementwise|vectorized|unrolled|triton_|norm|softmax|reduce|glu|silu|gelu|relu|act_and_mul|rope|rotary|dropout|embedding"
+        r"|index|gather|scatter|entropy|nll_loss|catarray|copy|fill|transpose|nchw|nhwc|permute|cast|quant|bias|cub::|rocprim|radix"
+        r"|distribution|arange|triu|element_mul|gammabeta|causal_conv1d|cudnn::bn_|compute_grad_weight"
+        r"|transformer_engine|at::(native|cuda)|_zn2at6native",  # whose products, attention and optimizer are named above
     ),
 )
 """The first pattern found in a kernel's lower-case name decides."""

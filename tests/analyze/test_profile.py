@@ -298,6 +298,54 @@ def test_operators_of_a_cpu_count_once_where_they_are_nested():
     assert {row.name: row.calls for row in summary.top}["LinearFunction"] == 1
 
 
+def test_a_kernel_that_runs_into_the_next_step_is_one_call():
+    events = [
+        event("gpu_user_annotation", "ProfilerStep#1", 0, 40),
+        event("gpu_user_annotation", "ProfilerStep#2", 40, 80),
+        event("kernel", GEMM, 0, 80),
+        event("kernel", REDUCE, 30, 50, NETWORK),
+    ]
+    summary = summarise({"traceEvents": events})
+    assert {row.name: (row.seconds, row.calls) for row in summary.top} == {
+        GEMM: (milliseconds(40), 0.5),
+        REDUCE: (milliseconds(10), 0.5),
+    }
+    assert {part.kind: part.calls for part in summary.classes if part.calls} == {"matmul": 0.5, "communication": 0.5}
+
+
+def test_time_between_steps_that_do_not_follow_each_other_belongs_to_none():
+    events = [
+        event("gpu_user_annotation", "ProfilerStep#1", 0, 40),
+        event("kernel", GEMM, 0, 40),
+        event("gpu_user_annotation", "ProfilerStep#9", 500, 540),
+        event("kernel", GEMM, 500, 540),
+    ]
+    summary = summarise({"traceEvents": events})
+    assert [step.seconds for step in summary.steps] == [milliseconds(40), milliseconds(40)]
+    assert summary.idle_seconds == milliseconds(0)
+
+
+def test_a_negative_duration_counts_as_none():
+    events = [event("kernel", GEMM, 0, 10), event("kernel", NORM, 8, 2), event("kernel", GEMM, 20, 30)]
+    summary = summarise({"traceEvents": events})
+    assert (summary.step_seconds, summary.idle_seconds) == (milliseconds(30), milliseconds(10))
+    assert {part.kind: part.seconds for part in summary.classes if part.seconds} == {"matmul": milliseconds(20)}
+
+
+def test_a_small_kernel_belongs_to_the_range_that_holds_it_not_to_one_that_ended():
+    events = [
+        event("gpu_user_annotation", "optimizer_step", 50, 90),
+        event("gpu_user_annotation", "Optimizer.step#AdamW.step", 60, 70),
+        *[event("gpu_user_annotation", "moe_router", start, start + 5) for start in (0, 20)],
+        event("kernel", NORM, 21, 24),
+        event("kernel", NORM, 30, 40),
+        event("kernel", NORM, 80, 90),
+        event("kernel", NORM, 80, 90, NETWORK),
+    ]
+    calls = {part.kind: part.calls for part in summarise({"traceEvents": events}).classes if part.calls}
+    assert calls == {"router": 1, "norm_elementwise": 2, "optimizer": 1}
+
+
 @pytest.mark.parametrize(
     ("events", "what"),
     [
@@ -305,6 +353,7 @@ def test_operators_of_a_cpu_count_once_where_they_are_nested():
         ([{"ph": "M", "name": "process_name"}, "text"], "no kernel and no operator"),
         ([{"ph": "X", "cat": "kernel", "name": GEMM, "ts": 5}], "no start or duration"),
         ([{"ph": "X", "cat": "kernel", "name": GEMM, "ts": "soon", "dur": 1}], "no start or duration"),
+        ([{"ph": "X", "cat": "kernel", "name": GEMM, "ts": 5, "dur": float("nan")}], "no start or duration"),
         ([event("gpu_user_annotation", "ProfilerStep#1", 0, 9), event("kernel", GEMM, 20, 30)], "inside a profiled step"),
         ([event("user_annotation", "ProfilerStep#1", 0, 9)], "no kernel and no operator"),
     ],

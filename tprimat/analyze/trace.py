@@ -1,13 +1,16 @@
 """Time of each class of work in a training step, from a trace of torch's profiler.
 
 The name of a kernel, or of an operator on a CPU, decides its class. Names are those that profilers show for NCCL and RCCL, cuBLAS
-and hipBLASLt, cuDNN, FlashAttention, AOTriton, Composable Kernel, DeepEP, DeepGEMM, Triton (as torch.compile emits it), Transformer
-Engine and torch's own kernels. A copy from one GPU's memory to another's (PtoP) is communication. An unknown name is "other".
+and hipBLASLt, cuDNN, FlashAttention, AOTriton, Composable Kernel, DeepEP, DeepGEMM, Triton (as torch.compile emits it),
+Transformer Engine and torch's own kernels. A copy from one GPU's memory to another's (PtoP) is communication. An unknown name is
+"other".
 
 Events have times in microseconds (Chrome's Trace Event Format); here they are seconds from the first event of the trace.
 """
 
+import math
 import re
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -145,6 +148,7 @@ Spans = npt.NDArray[np.void]
 def inside(spans: Spans, start: float, end: float) -> Spans:
     """Return the spans that reach into a window, cut at its ends."""
     part = spans[(spans["end"] > start) & (spans["start"] < end)]
+    part["begins"][part["start"] < start] = 0  # the window before counts the call
     for edge in ("start", "end"):
         part[edge] = np.clip(part[edge], start, end)
     return part
@@ -206,7 +210,9 @@ def complete_events(events: Iterable[Any]) -> list[TraceEvent]:
 
 def _read(event: Mapping[str, Any], first: float) -> TraceEvent:
     start = float(event["ts"]) - first
-    end = start + float(event["dur"])
+    end = start + max(float(event["dur"]), 0.0)  # clocks that the profiler aligns badly yield negative durations
+    if not (math.isfinite(start) and math.isfinite(end)):
+        raise ValueError(f"{event['name']!r} starts at {event['ts']} and takes {event['dur']}")
     return TraceEvent(event["cat"], str(event["name"]), start / 1e6, end / 1e6, (event.get("pid"), event.get("tid")))
 
 
@@ -216,22 +222,43 @@ def device_spans(events: Sequence[TraceEvent]) -> tuple[Spans, list[str]]:
     Small kernels inside a range of optimizer or router of their stream belong to it.
     """
     work = [event for event in events if event.category in DEVICE_WORK]
-    ranges: dict[tuple[Any, Any], list[tuple[float, float, WorkClass]]] = defaultdict(list)
+    found: dict[tuple[tuple[Any, Any], WorkClass], list[tuple[float, float]]] = defaultdict(list)
     for event in events:
         for kind, mark in RANGES:
             if event.category == "gpu_user_annotation" and mark.match(event.name):
-                ranges[event.thread].append((event.start, event.end, kind))
+                found[event.thread, kind].append((event.start, event.end))
+    ranges = {key: _joined(entries) for key, entries in found.items()}
     return _columns([_Row(event.start, event.end, event.name, _kind(event, ranges)) for event in work])
 
 
-def _kind(event: TraceEvent, ranges: Mapping[tuple[Any, Any], Sequence[tuple[float, float, WorkClass]]]) -> WorkClass:
+Ranges = Mapping[tuple[tuple[Any, Any], WorkClass], Sequence[tuple[float, float]]]
+"""Of a stream and a class, in order and apart from each other."""
+
+
+def _joined(ranges: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return ranges in order, with those that overlap joined."""
+    joined: list[tuple[float, float]] = []
+    for start, end in sorted(ranges):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def _within(event: TraceEvent, ranges: Sequence[tuple[float, float]]) -> bool:
+    """Return whether an event lies in one range: a trace has thousands of routers, so this bisects."""
+    last = bisect_right(ranges, (event.start, math.inf)) - 1
+    return last >= 0 and event.end <= ranges[last][1]
+
+
+def _kind(event: TraceEvent, ranges: Ranges) -> WorkClass:
     kind = kernel_class(event.name)
     if event.category != "kernel":
         return kind if kind == "communication" else "memory_copy"
     if kind not in {"norm_elementwise", "other"}:
         return kind
-    around = ranges.get(event.thread, ())
-    return next((mark for start, end, mark in around if start <= event.start and event.end <= end), kind)
+    return next((mark for mark, _ in RANGES if _within(event, ranges.get((event.thread, mark), ()))), kind)
 
 
 def host_spans(events: Sequence[TraceEvent]) -> tuple[Spans, list[str]]:
@@ -297,7 +324,7 @@ def _columns(rows: Sequence[_Row]) -> tuple[Spans, list[str]]:
 
 
 def step_windows(events: Sequence[TraceEvent], category: str) -> list[StepWindow]:
-    """Return the ProfilerStep# ranges, each up to the start of the next, so that gaps belong to the step before.
+    """Return the ProfilerStep# ranges, each up to the start of the next number, so that gaps belong to the step before.
 
     Args:
         events: complete ones.
@@ -311,7 +338,7 @@ def step_windows(events: Sequence[TraceEvent], category: str) -> list[StepWindow
             start, end = found.get(number, (event.start, event.end))
             found[number] = (min(start, event.start), max(end, event.end))
     numbers = sorted(found)
-    following = {number: found[after][0] for number, after in pairwise(numbers)}
+    following = {number: found[after][0] for number, after in pairwise(numbers) if after == number + 1}
     return [StepWindow(number, found[number][0], following.get(number, found[number][1])) for number in numbers]
 
 

@@ -346,6 +346,84 @@ def test_a_small_kernel_belongs_to_the_range_that_holds_it_not_to_one_that_ended
     assert calls == {"router": 1, "norm_elementwise": 2, "optimizer": 1}
 
 
+def launched(work, at, call):
+    """Work of the device, and the call of the host that launches it."""
+    launch = event("cuda_runtime", "cudaLaunchKernel", at, at + 0.1, "host")
+    return [{**entry, "args": {"correlation": call}} for entry in (launch, work)]
+
+
+def test_without_ranges_of_the_device_the_launches_tell_whose_work_a_kernel_is():
+    """The host is 20 ms ahead at the end of step 1 and still ahead when it leaves step 2."""
+    events = [
+        event("user_annotation", "ProfilerStep#1", 0, 20, "host"),
+        event("user_annotation", "ProfilerStep#2", 20, 40, "host"),
+        *launched(event("kernel", GEMM, 2, 35), 1, 101),
+        *launched(event("kernel", REDUCE, 30, 50, NETWORK), 15, 102),
+        *launched(event("kernel", FLASH, 40, 60), 21, 103),
+        *launched(event("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 70, 80), 39, 104),
+        event("kernel", NORM, 90, 95),  # launched after the steps
+    ]
+    summary = summarise({"traceEvents": events})
+    assert [(step.number, step.seconds, step.idle_seconds) for step in summary.steps] == [
+        (1, milliseconds(38), milliseconds(0)),
+        (2, milliseconds(40), milliseconds(10)),
+    ]
+    assert summary.exposed_communication_seconds == milliseconds(5 / 2)
+    assert summary.notes == ()
+
+
+def test_only_one_device_of_a_merged_trace_counts():
+    """Two GPUs: the idle time and the exposed communication of one are not hidden behind the other's kernels."""
+    first = [event("gpu_user_annotation", "ProfilerStep#1", 0, 100), event("kernel", GEMM, 0, 60)]
+    first += [event("kernel", REDUCE, 60, 90, NETWORK), event("kernel", NORM, 95, 100)]
+    other = [event("gpu_user_annotation", "ProfilerStep#1", 0, 90), event("kernel", GEMM, 50, 90)]
+    summary = summarise({"traceEvents": [*({**entry, "pid": 1} for entry in other), *first]})
+    assert (summary.step_seconds, summary.idle_seconds) == (milliseconds(100), milliseconds(5))
+    assert summary.exposed_communication_seconds == milliseconds(30)
+    assert summary.notes == ("the trace holds 2 devices: only 0 counts, which works longest",)
+
+
+def test_a_last_step_that_the_profiler_caught_only_the_beginning_of_is_left_out():
+    events = [
+        event("gpu_user_annotation", f"ProfilerStep#{number}", start, end) for number, start, end in ((1, 0, 9), (2, 10, 11))
+    ]
+    summary = summarise({"traceEvents": [*events, event("kernel", GEMM, 0, 9), event("kernel", GEMM, 10, 11)]})
+    assert [(step.number, step.seconds) for step in summary.steps] == [(1, milliseconds(10))]
+    assert summary.notes == ("the trace ends at the beginning of the last step, which is left out",)
+
+
+def test_a_range_of_the_device_that_misses_kernels_of_the_last_step_gives_way_to_the_launches():
+    """As in a trace of MI300X, whose last range lasted 17 us and whose step took 19 ms."""
+    events = [
+        event("user_annotation", "ProfilerStep#1", 0, 5, "host"),
+        event("user_annotation", "ProfilerStep#2", 5, 9, "host"),
+        event("gpu_user_annotation", "ProfilerStep#1", 4, 20),
+        event("gpu_user_annotation", "ProfilerStep#2", 20, 21),
+        *launched(event("kernel", GEMM, 4, 20), 1, 1),
+        *launched(event("kernel", GEMM, 20, 36), 6, 2),
+    ]
+    summary = summarise({"traceEvents": events})
+    assert [step.seconds for step in summary.steps] == [milliseconds(16), milliseconds(16)]
+    assert summary.notes == ()
+
+
+def test_categories_of_older_versions_of_torch_are_known():
+    events = [
+        event("Operator", "ProfilerStep#1", 0, 20, "host"),
+        event("Operator", "aten::mm", 1, 2, "host"),
+        *launched(event("Kernel", GEMM, 5, 25), 1, 7),
+        *launched(event("Memcpy", "Memcpy HtoD (Pageable -> Device)", 25, 30), 2, 8),
+    ]
+    for entry in events:
+        entry["cat"] = entry["cat"].replace("cuda_runtime", "Runtime")
+    summary = summarise({"traceEvents": events})
+    assert {part.kind: part.seconds for part in summary.classes if part.seconds} == {
+        "matmul": milliseconds(20),
+        "memory_copy": milliseconds(5),
+    }
+    assert ([step.number for step in summary.steps], summary.notes) == ([1], ())
+
+
 @pytest.mark.parametrize(
     ("events", "what"),
     [

@@ -128,7 +128,11 @@ def _first(patterns: tuple[tuple[WorkClass, str], ...], name: str) -> WorkClass:
 CLASSES: tuple[WorkClass, ...] = get_args(WorkClass)
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 """Kineto's categories of work on an accelerator, for CUPTI and ROCm."""
-SUMMARISED = (*DEVICE_WORK, "gpu_user_annotation", "user_annotation", "cpu_op")
+LAUNCHES = ("cuda_runtime", "cuda_driver")
+"""Calls on the host, also of HIP; a kernel has the correlation of the call that launched it."""
+SUMMARISED = (*DEVICE_WORK, *LAUNCHES, "gpu_user_annotation", "user_annotation", "cpu_op")
+FORMER = {"operator": "cpu_op", "runtime": "cuda_runtime", "memcpy": "gpu_memcpy", "memset": "gpu_memset"}
+"""Kineto's categories in torch 1.8 to 1.11, which begin with a capital, and their names since."""
 OPTIMIZER_RANGE = re.compile(r"optimizer_step$|Optimizer\.step#")
 """Marks of Megatron's step and of torch's optimizers."""
 ROUTER_RANGE = re.compile(r"moe_router$")
@@ -184,6 +188,8 @@ class TraceEvent(NamedTuple):
     end: float
     thread: tuple[Any, Any]
     """Process and thread, or device and stream."""
+    correlation: int | None = None
+    """Joins a launch on the host and its work on the device."""
 
 
 def complete_events(events: Iterable[Any]) -> list[TraceEvent]:
@@ -195,7 +201,7 @@ def complete_events(events: Iterable[Any]) -> list[TraceEvent]:
     whole = [
         event
         for event in events
-        if isinstance(event, dict) and event.get("ph") == "X" and event.get("cat") in SUMMARISED and "name" in event
+        if isinstance(event, dict) and event.get("ph") == "X" and _category(event) in SUMMARISED and "name" in event
     ]
     if not whole:
         raise MetricError(
@@ -208,12 +214,25 @@ def complete_events(events: Iterable[Any]) -> list[TraceEvent]:
         raise MetricError("An event of the trace has no start or duration in microseconds.", why=repr(error)) from error
 
 
+def _category(event: Mapping[str, Any]) -> str:
+    """Return an event's category as Kineto names it today; in torch 1.8 the range of a step is an operator."""
+    small = str(event.get("cat", "")).lower()
+    category = FORMER.get(small, small)
+    is_step = category == "cpu_op" and STEP_RANGE.match(str(event.get("name")))
+    return "user_annotation" if is_step else category
+
+
 def _read(event: Mapping[str, Any], first: float) -> TraceEvent:
     start = float(event["ts"]) - first
     end = start + max(float(event["dur"]), 0.0)  # clocks that the profiler aligns badly yield negative durations
     if not (math.isfinite(start) and math.isfinite(end)):
         raise ValueError(f"{event['name']!r} starts at {event['ts']} and takes {event['dur']}")
-    return TraceEvent(event["cat"], str(event["name"]), start / 1e6, end / 1e6, (event.get("pid"), event.get("tid")))
+    details = event.get("args")
+    call = details.get("correlation") if isinstance(details, dict) else None
+    thread = (event.get("pid"), event.get("tid"))
+    return TraceEvent(
+        _category(event), str(event["name"]), start / 1e6, end / 1e6, thread, call if isinstance(call, int) else None
+    )
 
 
 def device_spans(events: Sequence[TraceEvent]) -> tuple[Spans, list[str]]:
@@ -337,9 +356,39 @@ def step_windows(events: Sequence[TraceEvent], category: str) -> list[StepWindow
             number = int(match[1])
             start, end = found.get(number, (event.start, event.end))
             found[number] = (min(start, event.start), max(end, event.end))
+    return _in_a_row(found)
+
+
+def _in_a_row(found: Mapping[int, tuple[float, float]]) -> list[StepWindow]:
+    """Return the ranges of numbered steps, each up to the start of the next number."""
     numbers = sorted(found)
     following = {number: found[after][0] for number, after in pairwise(numbers) if after == number + 1}
     return [StepWindow(number, found[number][0], following.get(number, found[number][1])) for number in numbers]
+
+
+def launched_windows(events: Sequence[TraceEvent]) -> list[StepWindow]:
+    """Return the windows of the device's steps by the host's ProfilerStep# ranges in which their work was launched.
+
+    There is none for a trace without launches, or of several processes, which number their launches alike.
+    """
+    steps = sorted(step_windows(events, "user_annotation"), key=lambda step: step.start)
+    processes = {event.thread[0] for event in events if event.category == "user_annotation" and STEP_RANGE.match(event.name)}
+    if len(processes) != 1:
+        return []
+    launches: dict[int | None, float] = {
+        event.correlation: event.start for event in events if event.category in LAUNCHES and event.correlation
+    }
+    starts = [step.start for step in steps]
+    found: dict[int, tuple[float, float]] = {}
+    for event in events:
+        if event.category not in DEVICE_WORK or event.correlation not in launches:
+            continue
+        at = launches[event.correlation]
+        place = bisect_right(starts, at) - 1
+        if place >= 0 and at < steps[place].end:
+            start, end = found.get(steps[place].number, (event.start, event.end))
+            found[steps[place].number] = (min(start, event.start), max(end, event.end))
+    return _in_a_row(found)
 
 
 ORDER: tuple[WorkClass, ...] = (*COMPUTE, "communication", "memory_copy")
@@ -417,12 +466,12 @@ def summarise(trace: Mapping[str, Any], *, top: int = TOP) -> ProfileSummary:
     """
     events = complete_events(trace["traceEvents"])
     on_device = any(event.category in DEVICE_WORK for event in events)
+    events, others = _of_one(events, on_device)
     spans, names = device_spans(events) if on_device else host_spans(events)
     if not len(spans):
         raise MetricError("The trace holds no kernel and no operator.", fix="profile at least one whole step")
-    windows, notes = _windows(
-        step_windows(events, "user_annotation"), step_windows(events, "gpu_user_annotation"), spans, on_device
-    )
+    windows, notes = _windows(events, spans, on_device)
+    notes = (*notes, *others)
     parts = [(window, inside(spans, window.start, window.end)) for window in windows]
     unfinished = trace.get("tprimat_unfinished")
     parts = [(window, part) for window, part in parts if len(part) and window.number != unfinished]
@@ -434,17 +483,45 @@ def summarise(trace: Mapping[str, Any], *, top: int = TOP) -> ProfileSummary:
     return _summary(origin if isinstance(origin, dict) else {}, parts, on_device, notes, _top(parts, names, top))
 
 
-def _windows(
-    host: Sequence[StepWindow], device: Sequence[StepWindow], spans: Spans, on_device: bool
-) -> tuple[Sequence[StepWindow], tuple[str, ...]]:
+def _of_one(events: list[TraceEvent], on_device: bool) -> tuple[list[TraceEvent], tuple[str, ...]]:
+    """Return the events of one device, or of one process on a host: others would hide its idle time and communication."""
+    measured = ("kernel",) if on_device else ("cpu_op",)
+    own = (*DEVICE_WORK, "gpu_user_annotation") if on_device else ("cpu_op", "user_annotation")
+    busy: dict[Any, float] = defaultdict(float)
+    for event in events:
+        if event.category in measured:
+            busy[event.thread[0]] += event.end - event.start
+    if len(busy) < 2:
+        return events, ()
+    chosen = max(busy, key=lambda place: busy[place])
+    what = "devices" if on_device else "processes"
+    note = f"the trace holds {len(busy)} {what}: only {chosen} counts, which works longest"
+    return [event for event in events if event.category not in own or event.thread[0] == chosen], (note,)
+
+
+def _windows(events: Sequence[TraceEvent], spans: Spans, on_device: bool) -> tuple[Sequence[StepWindow], tuple[str, ...]]:
+    host = step_windows(events, "user_annotation")
     if not on_device:
         notes = ("no kernel of an accelerator in the trace: classes are of the CPU's operators, idle is time outside them",)
         return (host, notes) if host else ([_whole(spans)], (*notes, NO_STEPS))
-    if device:
+    found = (step_windows(events, "gpu_user_annotation"), launched_windows(events))  # the first misses kernels on some ROCm
+    if device := next((windows for windows in found if windows and not _ends_in_stub(windows)), None):
         return device, ()
+    if device := found[0] or found[1]:
+        return device[:-1], ("the trace ends at the beginning of the last step, which is left out",)
     if host:
         return host, ("steps are the host's ranges: the trace has none of the device, whose work may lag behind",)
     return [_whole(spans)], (NO_STEPS,)
+
+
+STUB = 0.25
+"""Of the shortest other step: less than that of the last step was recorded before the profiler stopped."""
+
+
+def _ends_in_stub(windows: Sequence[StepWindow]) -> bool:
+    """Return whether the profiler caught only the beginning of the last step."""
+    *before, last = (window.end - window.start for window in windows)
+    return bool(before) and last < STUB * min(before)
 
 
 NO_STEPS = "no ProfilerStep# in the trace: all of it counts as one step"

@@ -154,7 +154,11 @@ def test_operators_of_the_host_are_known_by_their_names():
         "aten::addmm": "matmul",
         "aten::multinomial": "norm_elementwise",
         "aten::_scaled_dot_product_flash_attention_for_cpu": "attention",
+        "aten::_grouped_mm": "expert_matmul",
+        "aten::mkldnn_convolution": "matmul",
+        "mkldnn::_linear_pointwise": "matmul",
         "c10d::allreduce_": "communication",
+        "_c10d_functional::all_gather_into_tensor": "communication",
         "aten::copy_": "memory_copy",
         "aten::_fused_adamw_": "optimizer",
         "MulBackward0": "other",
@@ -449,6 +453,7 @@ def test_a_trace_without_work_has_no_summary(events, what):
         (b"{}", "is not a trace"),
         (b"[1, 2", "is not JSON"),
         (gzip.compress(b'{"traceEvents": []}', mtime=0)[:-9], "damaged gzip"),
+        (gzip.compress(b'{"traceEvents": []}', mtime=0)[:-8] + bytes(8), "damaged gzip"),
     ],
 )
 def test_a_file_that_is_no_trace_is_named(tmp_path, content, what):
@@ -457,6 +462,16 @@ def test_a_file_that_is_no_trace_is_named(tmp_path, content, what):
         path.write_bytes(content)
     with pytest.raises(RecordError, match=what):
         trace_of(read_document(path), path)
+
+
+def test_a_gzip_file_that_unpacks_to_too_much_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr("tprimat.records.trace.LARGEST", 1000)
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(b" " * 1001))
+    with pytest.raises(RecordError, match="more than 1000 bytes"):
+        read_document(path)
+    path.write_bytes(gzip.compress(b'{"traceEvents": []}'.ljust(500)) + gzip.compress(b" " * 500))
+    assert read_document(path) == {"traceEvents": []}
 
 
 def test_a_trace_is_read_plain_gzipped_and_with_the_bytes_that_kineto_lets_through(tmp_path):

@@ -98,10 +98,15 @@ KERNELS: tuple[tuple[WorkClass, str], ...] = (
 """The first pattern found in a kernel's lower-case name decides."""
 
 OPERATORS: tuple[tuple[WorkClass, str], ...] = (
-    ("communication", r"gloo:|c10d::|nccl:|record_param_comms"),
+    ("communication", r"gloo:|c10d::|_c10d_functional|symm_mem::|nccl:|record_param_comms"),
     ("attention", r"scaled_dot_product|attention"),
     ("optimizer", r"adam|_foreach_|^optimizer_step$|^optimizer\.step#"),
-    ("matmul", r"^aten::(mm|bmm|addmm|addbmm|baddbmm|matmul|linear|mv|einsum|_scaled_mm|_int_mm)(_|\.|$)|mkldnn_linear"),
+    ("expert_matmul", r"^aten::_(scaled_)?grouped_mm"),
+    (
+        "matmul",
+        r"^aten::(mm|bmm|addmm|addbmm|baddbmm|addmv|matmul|linear|mv|einsum|_scaled_mm|_int_mm)(_|\.|$)|mkldnn_linear"
+        r"|^aten::\w*convolution|mkldnn::_(linear|convolution)|mkl::_mkl_linear|onednn::qlinear",
+    ),
     ("memory_copy", r"^aten::(copy_|_to_copy|to|clone|contiguous)$"),
     ("norm_elementwise", r"^aten::"),
 )

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import gzip
+import io
 import json
 import zlib
 from collections.abc import Iterator
@@ -13,8 +14,9 @@ from tprimat.errors import RecordError
 from tprimat.records.store import read_bytes
 
 GZIP_START = b"\x1f\x8b"
+PART = 2**24
 LARGEST = 4 * 2**30
-"""Most bytes of a file with a trace."""
+"""Most bytes of a file with a trace, packed or unpacked."""
 
 
 @contextlib.contextmanager
@@ -33,12 +35,12 @@ def read_document(path: Path) -> Any:
     """Read the JSON of a file, plain or gzipped.
 
     Raises:
-        RecordError: missing, or cut short.
+        RecordError: missing, too large, or cut short.
     """
     try:
         content = read_bytes(path, LARGEST)
         if content.startswith(GZIP_START):
-            content = gzip.decompress(content)
+            content = _unpacked(content, path)
         # Names of kernels come unescaped from the libraries, with control characters and bytes that are not UTF-8.
         with collector_paused():
             return json.loads(content.decode("utf8", errors="replace"), strict=False)
@@ -47,6 +49,19 @@ def read_document(path: Path) -> Any:
     except (ValueError, RecursionError) as error:
         why = f"{error}; a trace that is cut short looks like this"
         raise RecordError(f"{path} is not JSON.", where=str(path), why=why) from error
+
+
+def _unpacked(content: bytes, path: Path) -> bytes:
+    with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+        parts, size = [], 0
+        while part := file.read(PART):
+            parts.append(part)
+            size += len(part)
+            if size > LARGEST:
+                raise RecordError(
+                    f"{path} unpacks to more than {LARGEST} bytes.", where=str(path), fix="profile fewer steps, without stacks"
+                )
+    return b"".join(parts)
 
 
 def is_trace(document: Any) -> bool:

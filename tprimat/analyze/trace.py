@@ -54,13 +54,18 @@ KERNELS: tuple[tuple[WorkClass, str], ...] = (
     (
         "communication",
         r"nccl|rccl|msccl|nvshmem|rocshmem|gloo:|userbuffers|symm_mem|symmetric_memory|^memcpy ptop|all_?reduce|all_?gather"
-        r"|reduce_?scatter|all_?to_?all|cross_device_reduce"
+        r"|reduce_?scatter|all_?to_?all|cross_device_reduce|onerankreduce"
         # Exchanges of an expert's tokens: DeepEP, its kernels inside DeepSeek, its hybrid branch, and MORI of AMD.
         r"|deep_ep(?!i)|dpsk::ep::|hybrid_ep|\bmori::|epdispatch|epcombine",
     ),
     ("memory_copy", r"^memcpy|^memset|^copy(host|device)to|rocclr"),
     # Transformer Engine's scaling factors of many tensors, and the Hadamard transform before it rounds to NVFP4.
     ("norm_elementwise", r"multi_tensor_(un)?swizzle|hadamard|rht_gemm"),
+    # CuTe's Python begins all names alike; the class follows, and then its arguments.
+    (
+        "norm_elementwise",
+        r"^kernel_cutlass_kernel_(?!\w*?(gemm|attention)\w*?_object_at)\w*?(norm|softmax|entropy|quant)\w*?_object_at",
+    ),
     # Of a mixture of experts: our row_kernels.py and Transformer Engine's; torch's and CUTLASS's products of groups.
     # CUTLASS's NoPermute is a parameter of any product, and FBGEMM's permute moves rows of embeddings.
     (
@@ -78,13 +83,13 @@ KERNELS: tuple[tuple[WorkClass, str], ...] = (
         "attention",
         # FlashInfer's namespace also holds norms and activations.
         r"flash(?!infer)|fmha|sdpa|attn|attention|aotriton|bwd_preprocess|bwd_kernel_(dk_?dv|dq|fuse)|dot_do_o|convert_dq_to"
-        r"|thd_(lse|out_correction|grad_correction)|sage_fwd|(prefill|decode)with(paged|ragged)?kvcache"
+        r"|mla_(a\d|dec|pfl|prefill|reduce)|thd_(lse|out_correction|grad_correction)|sage_fwd|(prefill|decode)with(paged|ragged)?kvcache"
         r"|delta_rule|chunk_(scan|state)_|selective_scan",  # linear attention and Mamba
     ),
     ("optimizer", r"adam|multi_?tensor|lamb_|l2norm(?!_(fwd|bwd))|foreach|koptimizer|kprecondition"),
     (
         "matmul",
-        r"(?<!fb)gem[mv]|nvjet|cutlass|xmma|cublas|splitk|cijk_|hipblaslt|tensile|wgmma|matmul|^triton_(tem|mm)_|bmm|^_?(scaled_)?mm_"
+        r"(?<!fb)gem[mv]|nvjet|cutlass|xmma|cublas|splitk|[cd]ijk_|hipblaslt|tensile|wgmma|matmul|^triton_(tem|mm)_|bmm|^_?(scaled_)?mm_"
         r"|_cce_|scudnn|winograd|convolve|(dgrad|wgrad)\w*_engine",
     ),
     (

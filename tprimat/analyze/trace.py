@@ -138,8 +138,8 @@ def _first(patterns: tuple[tuple[WorkClass, str], ...], name: str) -> WorkClass:
 CLASSES: tuple[WorkClass, ...] = get_args(WorkClass)
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 """Kineto's categories of work on an accelerator, for CUPTI and ROCm."""
-LAUNCHES = ("cuda_runtime", "cuda_driver")
-"""Calls on the host, also of HIP; a kernel has the correlation of the call that launched it."""
+LAUNCHES = ("cuda_runtime", "cuda_driver", "xpu_runtime", "xpu_driver")
+"""Calls on the host, HIP's under the names of CUDA's; a kernel has the correlation of the call that launched it."""
 SUMMARISED = (*DEVICE_WORK, *LAUNCHES, "gpu_user_annotation", "user_annotation", "cpu_op")
 FORMER = {"operator": "cpu_op", "runtime": "cuda_runtime", "memcpy": "gpu_memcpy", "memset": "gpu_memset"}
 """Kineto's categories in torch 1.8 to 1.11, which begin with a capital, and their names since."""

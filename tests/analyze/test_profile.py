@@ -387,6 +387,21 @@ def test_without_ranges_of_the_device_the_launches_tell_whose_work_a_kernel_is()
     assert summary.notes == ()
 
 
+def test_without_ranges_of_the_device_the_optimizer_s_small_kernels_are_those_launched_in_its_range():
+    events = [
+        event("user_annotation", "Optimizer.step#SGD.step", 10, 20, "host"),
+        *launched(event("kernel", NORM, 10, 18), 5, 1),  # runs, but was not launched, while the host steps
+        *launched(event("kernel", NORM, 18, 22), 11, 2),
+        *launched(event("kernel", GEMM, 22, 30), 12, 3),
+    ]
+    summary = summarise({"traceEvents": events})
+    assert {part.kind: part.seconds for part in summary.classes if part.seconds} == {
+        "norm_elementwise": milliseconds(8),
+        "optimizer": milliseconds(4),
+        "matmul": milliseconds(8),
+    }
+
+
 def test_only_one_device_of_a_merged_trace_counts():
     """Two GPUs: the idle time and the exposed communication of one are not hidden behind the other's kernels."""
     first = [event("gpu_user_annotation", "ProfilerStep#1", 0, 100), event("kernel", GEMM, 0, 60)]

@@ -248,20 +248,31 @@ def _read(event: Mapping[str, Any], first: float) -> TraceEvent:
 def device_spans(events: Sequence[TraceEvent]) -> tuple[Spans, list[str]]:
     """Return kernels and copies of the accelerator, and their names.
 
-    Small kernels inside a range of optimizer or router of their stream belong to it.
+    Small kernels inside a range of optimizer or router of their stream belong to it. Where a trace has only the host's ranges, those
+    that were launched in one belong to it.
     """
     work = [event for event in events if event.category in DEVICE_WORK]
-    found: dict[tuple[tuple[Any, Any], WorkClass], list[tuple[float, float]]] = defaultdict(list)
-    for event in events:
-        for kind, mark in RANGES:
-            if event.category == "gpu_user_annotation" and mark.match(event.name):
-                found[event.thread, kind].append((event.start, event.end))
-    ranges = {key: _joined(entries) for key, entries in found.items()}
-    return _columns([_Row(event.start, event.end, event.name, _kind(event, ranges)) for event in work])
+    launches: dict[int | None, TraceEvent] = {}
+    ranges = _ranges(events, ("gpu_user_annotation",))
+    if not ranges:
+        ranges = _ranges(events, ("user_annotation", "cpu_op"))
+        launches = {event.correlation: event for event in events if event.category in LAUNCHES and event.correlation}
+    return _columns(
+        [_Row(event.start, event.end, event.name, _kind(event, launches.get(event.correlation, event), ranges)) for event in work]
+    )
 
 
 Ranges = Mapping[tuple[tuple[Any, Any], WorkClass], Sequence[tuple[float, float]]]
-"""Of a stream and a class, in order and apart from each other."""
+"""Of a stream or thread and a class, in order and apart from each other."""
+
+
+def _ranges(events: Iterable[TraceEvent], categories: Sequence[str]) -> Ranges:
+    found: dict[tuple[tuple[Any, Any], WorkClass], list[tuple[float, float]]] = defaultdict(list)
+    for event in events:
+        for kind, mark in RANGES:
+            if event.category in categories and mark.match(event.name):
+                found[event.thread, kind].append((event.start, event.end))
+    return {key: _joined(entries) for key, entries in found.items()}
 
 
 def _joined(ranges: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -281,13 +292,13 @@ def _within(event: TraceEvent, ranges: Sequence[tuple[float, float]]) -> bool:
     return last >= 0 and event.end <= ranges[last][1]
 
 
-def _kind(event: TraceEvent, ranges: Ranges) -> WorkClass:
+def _kind(event: TraceEvent, place: TraceEvent, ranges: Ranges) -> WorkClass:
     kind = kernel_class(event.name)
     if event.category != "kernel":
         return kind if kind == "communication" else "memory_copy"
     if kind not in {"norm_elementwise", "other"}:
         return kind
-    return next((mark for mark, _ in RANGES if _within(event, ranges.get((event.thread, mark), ()))), kind)
+    return next((mark for mark, _ in RANGES if _within(place, ranges.get((place.thread, mark), ()))), kind)
 
 
 def host_spans(events: Sequence[TraceEvent]) -> tuple[Spans, list[str]]:

@@ -248,8 +248,8 @@ def _read(event: Mapping[str, Any], first: float) -> TraceEvent:
 def device_spans(events: Sequence[TraceEvent]) -> tuple[Spans, list[str]]:
     """Return kernels and copies of the accelerator, and their names.
 
-    Small kernels inside a range of optimizer or router of their stream belong to it. Where a trace has only the host's ranges, those
-    that were launched in one belong to it.
+    Small kernels inside a range of optimizer or router of their stream belong to it. In a trace with only the host's
+    ranges, it is those that were launched in one.
     """
     work = [event for event in events if event.category in DEVICE_WORK]
     launches: dict[int | None, TraceEvent] = {}

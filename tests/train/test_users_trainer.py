@@ -147,6 +147,12 @@ def test_outputs_that_are_no_numbers_break_neither_training_nor_the_file(tmp_pat
     ]
 
 
+def test_a_module_without_an_optimizer_trains(tmp_path, monkeypatch):
+    monkeypatch.setattr(Line, "configure_optimizers", lambda module: None)
+    train(BenchmarkCallback(tmp_path), batches=2)
+    assert RunDirectory(tmp_path).read_run().outcome == "completed"
+
+
 def test_training_goes_on_when_steps_can_no_longer_be_written(tmp_path):
     folder = tmp_path / "run"
 

@@ -255,8 +255,9 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Note the learning rate of the step that begins: when it ends, a scheduler may have changed it."""
         del pl_module, batch, batch_idx
-        if trainer.optimizers:
-            rate = trainer.optimizers[0].param_groups[0].get("lr")
+        groups = trainer.optimizers[0].param_groups if trainer.optimizers else ()
+        if groups:  # Lightning's stand-in for no optimizer has none
+            rate = groups[0].get("lr")
             self._learning_rate = None if rate is None else float(rate)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:

@@ -113,7 +113,8 @@ class StepRecord(RefuseUnknownKeys):
     step: StepNumber
     """Counts from 1."""
     step_seconds: Duration
-    """From the end of the previous step to the end of this one, on the slowest rank, including device work and data loading."""
+    """From the end of the previous step to the end of this one, on the slowest rank, with device work and data loading,
+    and without validation."""
     tokens: WholeNumber | None = None
     """Tokens that all ranks trained on in this step."""
     loss: Real | None = None

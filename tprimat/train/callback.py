@@ -6,9 +6,14 @@ so that measuring adds no synchronisation inside a step. Each step is on disk be
 """
 
 import contextlib
+import errno
 import logging
 import math
+import operator
+import os
+import shutil
 import statistics
+import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
@@ -22,12 +27,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tprimat.errors import RecordError
+from tprimat.errors import ConfigError, RecordError
 from tprimat.plan.evidence import first_record
 from tprimat.plan.schema import RunPlan
 from tprimat.records.environment import software_versions
-from tprimat.records.schema import RunRecord, StepRecord, finite_or_none
-from tprimat.records.store import RunDirectory
+from tprimat.records.schema import LARGEST_REAL, LARGEST_WHOLE, Outcome, RunRecord, StepRecord
+from tprimat.records.store import RunDirectory, cannot_write, read_lines, to_json, write_atomically
 from tprimat.train import startup
 from tprimat.train.device import PeakMemory, Timestamp, describe_machine, read_peak_memory, record_timestamp, this_node
 from tprimat.train.step_log import StepLog
@@ -71,8 +76,13 @@ def launched_record(plan: RunPlan) -> RunRecord:
 
 def note_completed(directory: RunDirectory) -> None:
     """Mark the run as completed; if our launcher runs, it later writes the final outcome."""
+    note_outcome(directory, "completed")
+
+
+def note_outcome(directory: RunDirectory, outcome: Outcome, cause: str | None = None) -> None:
+    """Write how the run ended."""
     ended_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-    directory.write_run(replace(directory.read_run(), outcome="completed", ended_at=ended_at))
+    directory.write_run(replace(directory.read_run(), outcome=outcome, cause=cause, ended_at=ended_at))
 
 
 class AnyTrainer:
@@ -83,14 +93,14 @@ class AnyTrainer:
         self.started_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
     def describe(self, trainer: Any, pl_module: Any) -> RunRecord:
-        """Return machine, software and the module's name. Layout, batch and dtype are unknown and stay absent."""
+        """Return machine, software, the module's name and the Trainer's dtype. Layout and batch are unknown and stay absent."""
         nodes = int(trainer.num_nodes)
         return RunRecord(
             run_id=self.run_id,
             model=type(pl_module).__name__,
             strategy=None,
             engine=LIGHTNING,
-            matmul_dtype=None,
+            matmul_dtype=requested_dtype(str(trainer.precision)),
             tensor_parallel=None,
             pipeline_parallel=None,
             data_parallel=None,
@@ -106,10 +116,23 @@ class AnyTrainer:
         )
 
 
+def requested_dtype(precision: str) -> str | None:
+    """Return the dtype of the matmuls under a Trainer's precision, such as bf16-mixed; None where it does not say."""
+    if precision.startswith("32"):
+        return "tf32" if torch.cuda.is_available() and torch.get_float32_matmul_precision() != "highest" else "fp32"
+    return {"bf16-mixed": "bf16", "bf16-true": "bf16", "16-mixed": "fp16", "16-true": "fp16"}.get(precision)
+
+
+REPLACED_FILE = "steps-replaced.jsonl"
+"""The steps of a run as they were before it was resumed from a checkpoint before its last step; no tool reads it."""
+SHORTEST_SECONDS = 1e-9
+"""The shortest step that a record can hold."""
 OWN_STEPS = 1000
 """The newest steps of which a rank remembers its own time."""
-LOSS_METRICS = ("reduced_train_loss", "train_loss", "loss")
-"""Names under which trainers log the loss; NeMo's is the first."""
+REDUCED_LOSS = "reduced_train_loss"
+"""NeMo's name of the loss over all ranks, which it logs in each step."""
+LOSS_METRICS = ("train_loss", "loss")
+"""Names under which modules that return no loss log it."""
 
 LOADS = ("expert_load", "rank_load", "dropped")
 """What a trainer of a mixture of experts returns in addition; fields of StepRecord."""
@@ -132,6 +155,8 @@ class _PendingStep:
     known: tuple[float | None, ...]
     """Loss, gradient norm and tokens, then LOADS, as the host knows them; None is absent, ON_DEVICE is in `values`."""
     learning_rate: float | None
+    pauses: tuple[tuple[Timestamp, Timestamp], ...]
+    """Begin and end of each validation since the step before."""
     computed: Timestamp | None
     """When this rank had its gradients, before it waited for those of the others; None: the module does not say."""
 
@@ -139,15 +164,20 @@ class _PendingStep:
 class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
     """Records step time, loss, gradient norm, learning rate, tokens and peak memory of each optimizer step.
 
+    Validation does not count as step time. Fabric has no Trainer and never calls this callback.
+
     Args:
-        run_directory: folder for steps.jsonl and, if `describe` is given, run.json.
-        tokens_per_step: tokens that all ranks train on in a step, where the module's outputs have no "tokens".
+        run_directory: folder for steps.jsonl and run.json, another one for each run. A run resumed from a checkpoint continues
+            in its folder.
+        tokens_per_step: tokens that all ranks train on in a step, where training_step returns no "tokens". Those that it returns
+            count all ranks too, and are summed over the batches of a step.
         describe: returns the RunRecord when training starts and again when it ends; all ranks call it, rank 0 writes it.
-            None: a record of what any Trainer knows.
+            None: a record of what any Trainer knows; then training goes on if a step cannot be written.
         log: prints the record and each step on rank 0; None prints nothing.
 
     Raises:
-        RecordError: the folder already holds the steps of another run.
+        ConfigError: tokens_per_step is not a whole number.
+        RecordError: when training starts: the folder cannot be written, or already holds the steps of another run.
     """
 
     def __init__(
@@ -160,8 +190,8 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self.directory = RunDirectory(Path(run_directory))
-        self.tokens_per_step = tokens_per_step
-        self.describe = describe or AnyTrainer(self.directory.path.name).describe
+        self.tokens_per_step = None if tokens_per_step is None else _checked_tokens(tokens_per_step)
+        self.describe = describe or AnyTrainer(self.directory.path.resolve().name).describe
         self._completes = describe is None
         self._log = log
         self._pending: list[_PendingStep] = []
@@ -171,15 +201,21 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         self._learning_rate: float | None = None
         self._computed: Timestamp | None = None
         self._own_seconds: deque[float] = deque(maxlen=OWN_STEPS)
+        self._training = False
+        self._recording = True
+        self._losses: list[Any] = []
+        self._tokens: list[Any] = []
+        self._pause_began: Timestamp | None = None
+        self._pauses: list[tuple[Timestamp, Timestamp]] = []
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Record what runs, and start the clock."""
-        if trainer.global_rank == 0:
-            self.directory.path.mkdir(parents=True, exist_ok=True)
-            if trainer.global_step == 0 and self.directory.steps_file.exists():
-                what = f"{self.directory.path} already holds the steps of a run."
-                raise RecordError(what, where=str(self.directory.steps_file), fix="another folder for each run")
+        refusal = self._prepare_folder(trainer.global_step) if trainer.global_rank == 0 else None
+        refusal = trainer.strategy.broadcast(refusal)  # on one rank alone, an error leaves the others waiting
+        if refusal is not None:
+            raise refusal
         startup.reached("training")
+        self._recording = True
         run = self._describe(trainer, pl_module)
         if self._log is not None and trainer.global_rank == 0:
             self._log.start(run)
@@ -191,23 +227,54 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
             dist.barrier()
         self._last_end = record_timestamp(_device(pl_module))
         self._ended_at_seconds = _seconds_since(run.started_at)
+        self._pending, self._pauses, self._losses, self._tokens = [], [], [], []
+        self._training = True
+
+    def _prepare_folder(self, steps_done: int) -> RecordError | None:
+        """Make the folder. Of a run resumed from a checkpoint, set aside the steps after it, which are trained again."""
+        path, file = self.directory.path, self.directory.steps_file
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            if not os.access(path, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            if not file.exists():
+                return None
+            if steps_done == 0:
+                what = f"{path} already holds the steps of a run."
+                return RecordError(what, where=str(file), fix="another folder for each run")
+            steps = list(read_lines(StepRecord, file))
+            if steps and steps[-1].step > steps_done:
+                shutil.copyfile(file, path / REPLACED_FILE)
+                write_atomically(file, "".join(f"{to_json(step)}\n" for step in steps if step.step <= steps_done))
+        except OSError as error:
+            return cannot_write(path, error)
+        except RecordError as error:
+            return error
+        return None
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Note the learning rate of the step that begins: when it ends, a scheduler may have changed it."""
         del pl_module, batch, batch_idx
-        if trainer.optimizers:
-            rate = trainer.optimizers[0].param_groups[0].get("lr")
+        groups = trainer.optimizers[0].param_groups if trainer.optimizers else ()
+        if groups:  # Lightning's stand-in for no optimizer has none
+            rate = groups[0].get("lr")
             self._learning_rate = None if rate is None else float(rate)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Close a step, if the optimizer stepped, and write the previous one."""
         del batch, batch_idx
+        self._losses.append(_scalar(outputs if isinstance(outputs, Tensor) else _output(outputs, "loss")))
+        self._tokens.append(_scalar(_output(outputs, "tokens")))
         if trainer.global_step == self._last_step:
             return
         self._last_step = trainer.global_step
         device = _device(pl_module)
-        loads = (_output(outputs, name) for name in LOADS)
-        metrics = (_loss(trainer, outputs), _number(trainer, outputs, "grad_norm"), _output(outputs, "tokens"), *loads)
+        loads = (_scalar(_output(outputs, name)) for name in LOADS)
+        norm = _scalar(_output(outputs, "grad_norm"))
+        norm = _scalar(trainer.callback_metrics.get("grad_norm")) if norm is None else norm
+        metrics = (self._loss(trainer, pl_module), norm, _sum(self._tokens), *loads)
+        rate = _scalar(_output(outputs, "learning_rate"))
+        self._losses, self._tokens = [], []
         on_device = [value.detach().double().reshape(1) for value in metrics if _is_on_device(value)]
         counters = torch.cat([*on_device, _worst_memory(read_peak_memory(device), device)])
         values = torch.empty_like(counters, device="cpu", pin_memory=device.type == "cuda")
@@ -218,37 +285,84 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
                 end=record_timestamp(device),
                 values=values,
                 known=tuple(_known_to_host(value) for value in metrics),
-                learning_rate=_output(outputs, "learning_rate", self._learning_rate),
+                learning_rate=self._learning_rate if _is_on_device(rate) or rate is None else float(rate),
+                pauses=tuple(self._pauses),
                 computed=self._computed,
             )
         )
         self._computed = None
+        self._pauses = []
         self._write(trainer, keep=1 if device.type == "cuda" else 0)
+
+    def _loss(self, trainer: Any, pl_module: Any) -> Any:
+        """Return the mean loss of the step's batches. Lightning has divided each by the batches that it accumulates."""
+        logged = trainer.callback_metrics
+        total = _sum(self._losses)
+        if REDUCED_LOSS in logged or total is None:
+            return next((_scalar(logged[name]) for name in (REDUCED_LOSS, *LOSS_METRICS) if name in logged), None)
+        batches = sum(loss is not None for loss in self._losses)
+        divided = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
+        return total if batches == divided else total * (divided / batches)
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Stop the clock."""
+        del trainer
+        if self._training:
+            self._pause_began = record_timestamp(_device(pl_module))
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Start the clock again, and forget the memory that validation took."""
+        del trainer
+        if self._training and self._pause_began is not None:
+            read_peak_memory(_device(pl_module))
+            self._pauses.append((self._pause_began, record_timestamp(_device(pl_module))))
+            self._pause_began = None
 
     def _note_computed(self, device: torch.device) -> None:
         self._computed = record_timestamp(device)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Write the remaining steps, and the record with what was observed of the batches."""
+        self._training = False
         self._write(trainer, keep=0)
         self._describe(trainer, pl_module)
         if self._log is not None and trainer.global_rank == 0:
             self._log.end()
         if self._completes and trainer.global_rank == 0:
-            note_completed(self.directory)
+            self._save(lambda: note_completed(self.directory))
 
     def _describe(self, trainer: Any, pl_module: Any) -> RunRecord:
         run = replace(self.describe(trainer, pl_module), rank_seconds=rank_medians(self._own_seconds, _device(pl_module)))
         if trainer.global_rank == 0:
-            self.directory.write_run(run)
+            if self._completes and trainer.global_step > 0 and self.directory.run_file.exists():  # resumed, or at its end
+                with contextlib.suppress(RecordError):
+                    run = replace(run, started_at=self.directory.read_run().started_at)
+            self._save(lambda: self.directory.write_run(run))
         return run
 
+    def _save(self, write: Callable[[], None]) -> None:
+        """Write to the folder. If that fails, our own run ends; a user's training goes on."""
+        try:
+            if self._recording:
+                write()
+        except RecordError as error:
+            if not self._completes:
+                raise
+            self._recording = False
+            warnings.warn(f"{error}\nTraining goes on. Its further steps are not recorded.", stacklevel=2)
+
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Keep what was measured before a failure."""
-        del pl_module, exception
+        """Keep what was measured before a failure, and write how the run ended."""
+        del pl_module
+        if not self._training:  # not ours: validation after training, or a folder that was refused
+            return
+        self._training = False
         # A failed device answers nothing more, and the error that ended the run must be the one that is reported.
         with contextlib.suppress(RuntimeError, RecordError):
             self._write(trainer, keep=0)
+        if self._completes and trainer.global_rank == 0:
+            with contextlib.suppress(RecordError):
+                note_outcome(self.directory, *_outcome(exception))
 
     def _write(self, trainer: Any, keep: int) -> None:
         while len(self._pending) > keep:
@@ -258,7 +372,7 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
                 self._own_seconds.append(pending.computed.seconds_since(self._last_end))
             if self._last_end is not None and trainer.global_rank == 0:
                 step = self._record(pending, self._last_end)
-                self.directory.append_step(step)
+                self._save(lambda step=step: self.directory.append_step(step))  # type: ignore[misc]
                 if self._log is not None:
                     self._log.step(step)
             self._last_end = pending.end
@@ -267,24 +381,27 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         *read, allocated, reserved = pending.values.tolist()
         from_device = iter(read)
         loss, norm, tokens, *loads = (next(from_device) if value is ON_DEVICE else value for value in pending.known)
-        expert_load, rank_load, dropped = map(finite_or_none, loads)  # as LOADS names them
+        expert_load, rank_load, dropped = loads  # as LOADS names them
         seconds = pending.end.seconds_since(start)
         if self._ended_at_seconds is not None:
             self._ended_at_seconds += seconds
+        for begin, end in pending.pauses:
+            seconds -= end.seconds_since(begin)
+        counted = _within(tokens, 0, LARGEST_WHOLE)
         return StepRecord(
             step=pending.step,
-            step_seconds=seconds,
-            tokens=self.tokens_per_step if tokens is None else int(tokens),
-            loss=finite_or_none(loss),
-            grad_norm=finite_or_none(norm),
-            learning_rate=pending.learning_rate,
+            step_seconds=max(seconds, SHORTEST_SECONDS),
+            tokens=self.tokens_per_step if counted is None else int(counted),
+            loss=_within(loss, -LARGEST_REAL, LARGEST_REAL),
+            grad_norm=_within(norm, -LARGEST_REAL, LARGEST_REAL),
+            learning_rate=_within(pending.learning_rate, -LARGEST_REAL, LARGEST_REAL),
             finite=all(math.isfinite(value) for value in (loss, norm) if value is not None),
             peak_allocated_bytes=None if math.isnan(allocated) else int(allocated),
             peak_reserved_bytes=None if math.isnan(reserved) else int(reserved),
             ended_at_seconds=self._ended_at_seconds,
-            expert_load=expert_load,
-            rank_load=rank_load,
-            dropped=dropped,
+            expert_load=_within(expert_load, 0, LARGEST_REAL),
+            rank_load=_within(rank_load, 0, LARGEST_REAL),
+            dropped=_within(dropped, 0, 1),
         )
 
 
@@ -336,13 +453,41 @@ def _output(outputs: Any, name: str, default: Any = None) -> Any:
     return outputs.get(name, default) if isinstance(outputs, Mapping) else default
 
 
-def _number(trainer: Any, outputs: Any, name: str) -> Any:
-    value = _output(outputs, name)
-    return trainer.callback_metrics.get(name) if value is None else value
+def _scalar(value: Any) -> Any:
+    """Return a number, on a device or not; None for anything else that a module returns under the name of one."""
+    if isinstance(value, Tensor):
+        return value.detach() if value.numel() == 1 and not value.is_complex() else None
+    try:
+        return None if value is None or isinstance(value, str) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
-def _loss(trainer: Any, outputs: Any) -> Any:
-    for name in LOSS_METRICS:
-        if name in trainer.callback_metrics:
-            return trainer.callback_metrics[name]
-    return outputs if isinstance(outputs, Tensor) else _output(outputs, "loss")
+def _sum(values: Collection[Any]) -> Any:
+    known = [value for value in values if value is not None]
+    return sum(known[1:], known[0]) if known else None
+
+
+def _within(value: float | None, least: float, most: float) -> float | None:
+    """Return a number that a record can hold: a wrong one makes the whole file unreadable."""
+    return value if value is not None and least <= value <= most else None
+
+
+def _checked_tokens(tokens: Any) -> int:
+    try:
+        number = operator.index(tokens)
+    except TypeError:
+        number = 0
+    if not 1 <= number <= LARGEST_WHOLE:
+        why = "It is the number of tokens that all ranks train on in a step: a whole number, at least 1."
+        raise ConfigError(f"tokens_per_step is {tokens!r}.", why=why, fix='tokens_per_step=262144, or "tokens" in the outputs')
+    return number
+
+
+def _outcome(exception: BaseException) -> tuple[Outcome, str]:
+    """Return how a run ended, and the cause in one line."""
+    words = str(exception).strip().partition("\n")[0][:200]
+    cause = f"{type(exception).__name__}: {words}" if words else type(exception).__name__
+    if isinstance(exception, KeyboardInterrupt | SystemExit):  # Lightning's own for SIGTERM is a SystemExit
+        return "interrupted", cause
+    return "out_of_memory" if isinstance(exception, torch.OutOfMemoryError) else "failed", cause

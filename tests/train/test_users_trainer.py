@@ -1,0 +1,219 @@
+"""What users do with their own Trainers: accumulate, validate, resume, return anything, run out of disk, interrupt."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import pytorch_lightning as lightning
+import torch
+
+from tprimat.errors import ConfigError, RecordError
+from tprimat.records.discover import load_results
+from tprimat.records.store import RunDirectory
+from utils import BenchmarkCallback
+
+ROOT = Path(__file__).parent.parent.parent
+VALIDATION = 0.2
+"""Seconds."""
+
+
+class Line(lightning.LightningModule):
+    """Returns from each training step what `outputs(loss, index)` makes of it."""
+
+    def __init__(self, outputs=lambda loss, index: loss):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+        self.outputs = outputs
+
+    def training_step(self, batch, index):
+        return self.outputs(self.layer(batch).square().mean(), index)
+
+    def validation_step(self, batch, index):
+        time.sleep(VALIDATION)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+class Broken(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        raise RuntimeError("cannot be read")
+
+
+def rows(batches):
+    return torch.utils.data.DataLoader(torch.ones(batches * 2, 4), batch_size=2)
+
+
+def train(callback, outputs=lambda loss, index: loss, *, batches=6, validation=None, ckpt_path=None, **options):
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = lightning.Trainer(accelerator="cpu", callbacks=[callback], **{"max_epochs": 1, **quiet, **options})
+    trainer.fit(Line(outputs), rows(batches), validation, ckpt_path=ckpt_path)
+    return trainer
+
+
+def only_result(folder):
+    results, problems = load_results([folder])
+    assert not problems
+    return results[0]
+
+
+def test_a_step_has_the_mean_loss_and_all_tokens_of_its_batches(tmp_path):
+    train(
+        BenchmarkCallback(tmp_path),
+        lambda loss, index: {"loss": 0 * loss + index, "tokens": 10},
+        batches=5,
+        accumulate_grad_batches=2,
+    )
+    steps = RunDirectory(tmp_path).read_steps()
+    assert [(step.loss, step.tokens) for step in steps] == [(0.5, 20), (2.5, 20), (4.0, 10)]
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_validation_is_no_part_of_a_step(tmp_path, accumulated):
+    options = {"val_check_interval": 3, "num_sanity_val_steps": 0, "accumulate_grad_batches": accumulated}
+    train(BenchmarkCallback(tmp_path), validation=rows(1), max_epochs=2, **options)
+    steps = RunDirectory(tmp_path).read_steps()
+    assert max(step.step_seconds for step in steps) < VALIDATION / 2
+    assert steps[-1].ended_at_seconds - steps[0].ended_at_seconds > 2 * VALIDATION  # moments are those of the wall clock
+
+
+ENDS = [
+    (ValueError("no such row\nin the table"), "failed", "ValueError: no such row"),
+    (KeyboardInterrupt(), "interrupted", "KeyboardInterrupt"),
+    (torch.OutOfMemoryError("no room"), "out_of_memory", "OutOfMemoryError: no room"),
+]
+
+
+@pytest.mark.parametrize(("error", "outcome", "cause"), ENDS, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_run_that_ends_early_says_how(tmp_path, error, outcome, cause):
+    def outputs(loss, index):
+        if index == 3:
+            raise error
+        return loss
+
+    with pytest.raises((type(error), SystemExit)):
+        train(BenchmarkCallback(tmp_path), outputs)
+    run, steps = RunDirectory(tmp_path).read_whole()
+    assert (run.outcome, run.cause, len(steps)) == (outcome, cause, 3)
+    assert run.ended_at is not None
+
+
+def test_what_fails_after_training_is_not_the_runs_failure(tmp_path):
+    callback = BenchmarkCallback(tmp_path)
+    trainer = train(callback, batches=2)
+    with pytest.raises(RuntimeError):
+        trainer.validate(Line(), torch.utils.data.DataLoader(Broken()))
+    with pytest.raises(RecordError, match="already holds"):
+        train(BenchmarkCallback(tmp_path), batches=2)
+    assert RunDirectory(tmp_path).read_run().outcome == "completed"
+
+
+def test_a_run_resumed_from_a_checkpoint_has_each_step_once(tmp_path):
+    folder, checkpoint = tmp_path / "run", tmp_path / "at-2.ckpt"
+    train(BenchmarkCallback(tmp_path / "other"), max_steps=2, max_epochs=-1).save_checkpoint(checkpoint)
+    train(BenchmarkCallback(folder), max_steps=4, max_epochs=-1)
+    started_at = RunDirectory(folder).read_run().started_at
+    train(BenchmarkCallback(folder), max_steps=6, max_epochs=-1, ckpt_path=checkpoint)
+    run, steps = RunDirectory(folder).read_whole()
+    assert [step.step for step in steps] == [1, 2, 3, 4, 5, 6]
+    assert (run.started_at, run.outcome) == (started_at, "completed")
+    assert len((folder / "steps-replaced.jsonl").read_text().splitlines()) == 4
+    assert [step.ended_at_seconds for step in steps] == sorted(step.ended_at_seconds for step in steps)
+
+
+@pytest.mark.parametrize("tokens", ["64", 64.5, -3, 0])
+def test_tokens_that_are_no_count_are_refused_at_once(tmp_path, tokens):
+    with pytest.raises(ConfigError, match="tokens_per_step is"):
+        BenchmarkCallback(tmp_path, tokens_per_step=tokens)
+
+
+STRANGE = {"tokens": torch.ones(2, 4), "grad_norm": "large", "dropped": 17, "learning_rate": [0.1], "rank_load": float("inf")}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_outputs_that_are_no_numbers_break_neither_training_nor_the_file(tmp_path, name):
+    train(BenchmarkCallback(tmp_path, tokens_per_step=64), lambda loss, index: {"loss": loss, name: STRANGE[name]}, batches=2)
+    steps = only_result(tmp_path).steps
+    assert [(step.step, step.tokens, step.learning_rate, getattr(step, name)) for step in steps] == [
+        (step, 64, 0.01, {"tokens": 64, "learning_rate": 0.01}.get(name)) for step in (1, 2)
+    ]
+
+
+def test_a_module_without_an_optimizer_trains(tmp_path, monkeypatch):
+    monkeypatch.setattr(Line, "configure_optimizers", lambda module: None)
+    train(BenchmarkCallback(tmp_path), batches=2)
+    assert RunDirectory(tmp_path).read_run().outcome == "completed"
+
+
+def test_training_goes_on_when_steps_can_no_longer_be_written(tmp_path):
+    folder = tmp_path / "run"
+
+    def outputs(loss, index):
+        if index == 3:
+            shutil.rmtree(folder)
+        return loss
+
+    with pytest.warns(UserWarning, match="Training goes on") as warned:
+        trainer = train(BenchmarkCallback(folder), outputs)
+    assert trainer.global_step == 6
+    assert sum("Training goes on" in str(warning.message) for warning in warned) == 1
+
+
+def test_a_folder_that_cannot_be_made_is_named_before_training(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RecordError, match="part of this path is a file"):
+        train(BenchmarkCallback(tmp_path / "file" / "run"))
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("32-true", "fp32"), ("bf16-mixed", "bf16")])
+def test_the_trainers_precision_is_the_dtype(tmp_path, precision, dtype):
+    train(BenchmarkCallback(tmp_path), batches=2, precision=precision)
+    assert only_result(tmp_path).run.matmul_dtype == dtype
+
+
+TWO_RANKS = """
+import sys, torch, pytorch_lightning as lightning
+sys.path.insert(0, "tests/train")
+from test_users_trainer import Line, rows
+from utils import BenchmarkCallback
+quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+for attempt in range(2):
+    callback = BenchmarkCallback(sys.argv[1])
+    trainer = lightning.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, callbacks=[callback], **quiet)
+    try:
+        trainer.fit(Line(), rows(6))
+    except Exception as error:
+        print("attempt", attempt, str(error).splitlines()[0])
+"""
+
+
+@pytest.mark.slow
+def test_each_of_two_ranks_hears_that_the_folder_is_refused(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    joined = {**os.environ, "PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", TWO_RANKS, str(tmp_path)],
+            cwd=ROOT,
+            env={**joined, "NODE_RANK": "0", "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outputs = [rank.communicate(timeout=60)[0] for rank in ranks]
+    refused = f"attempt 1 {tmp_path} already holds the steps of a run."
+    assert [[line for line in output.splitlines() if line.startswith("attempt")] for output in outputs] == [[refused]] * 2
+    run, steps = RunDirectory(tmp_path).read_whole()
+    assert (run.machine.gpus, [step.step for step in steps]) == (2, [1, 2, 3])

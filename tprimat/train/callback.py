@@ -226,7 +226,8 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         if dist.is_initialized():
             dist.barrier()
         self._last_end = record_timestamp(_device(pl_module))
-        self._ended_at_seconds = _seconds_since(run.started_at)
+        resumed = trainer.global_step > 0 and self.directory.steps_file.exists()
+        self._ended_at_seconds = None if resumed else _seconds_since(run.started_at)
         self._pending, self._pauses, self._losses, self._tokens = [], [], [], []
         self._training = True
 
@@ -387,6 +388,7 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
             self._ended_at_seconds += seconds
         for begin, end in pending.pauses:
             seconds -= end.seconds_since(begin)
+            self._ended_at_seconds = None  # moments that steps do not add up to are taken for a damaged record
         counted = _within(tokens, 0, LARGEST_WHOLE)
         return StepRecord(
             step=pending.step,

@@ -8,7 +8,8 @@ import json
 
 import pytest
 
-from tprimat.analyze.trace import kernel_class, operator_class, summarise
+from tprimat.analyze.trace import summarise
+from tprimat.analyze.work_classes import kernel_class, operator_class
 from tprimat.errors import MetricError, RecordError
 from tprimat.records.trace import read_document, trace_of
 

@@ -1,9 +1,6 @@
 """Time of each class of work in a training step, from a trace of torch's profiler.
 
-The name of a kernel, or of an operator on a CPU, decides its class. Names are those that profilers show for NCCL and RCCL, cuBLAS
-and hipBLASLt, cuDNN, FlashAttention, AOTriton, Composable Kernel, DeepEP, DeepGEMM, Triton (as torch.compile emits it),
-Transformer Engine and torch's own kernels. A copy from one GPU's memory to another's (PtoP) is communication. An unknown name is
-"other".
+The name of a kernel, or of an operator on a CPU, decides its class (work_classes.py).
 
 Events have times in microseconds (Chrome's Trace Event Format); here they are seconds from the first event of the trace.
 """
@@ -14,128 +11,15 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from tprimat.analyze.work_classes import CLASSES, COMPUTE, WorkClass, kernel_class, operator_class
 from tprimat.errors import MetricError
 
-WorkClass = Literal[
-    "matmul",
-    "attention",
-    "norm_elementwise",
-    "optimizer",
-    "other",
-    "communication",
-    "memory_copy",
-    "expert_matmul",
-    "router",
-    "permute",
-]
-
-COMPUTE: tuple[WorkClass, ...] = (
-    "matmul",
-    "expert_matmul",
-    "router",
-    "permute",
-    "attention",
-    "norm_elementwise",
-    "optimizer",
-    "other",
-)
-"""Classes that can hide communication."""
-
-KERNELS: tuple[tuple[WorkClass, str], ...] = (
-    # torch.compile names a pointwise or reducing kernel after all operators in it, also an attention or collective beside it.
-    ("norm_elementwise", r"^triton_(poi|red|per|for|spl|unk)_"),
-    (
-        "communication",
-        r"nccl|rccl|msccl|nvshmem|rocshmem|gloo:|userbuffers|symm_mem|symmetric_memory|^memcpy ptop|all_?reduce|all_?gather"
-        r"|reduce_?scatter|all_?to_?all|cross_device_reduce|onerankreduce"
-        # Exchanges of an expert's tokens: DeepEP, its kernels inside DeepSeek, its hybrid branch, and MORI of AMD.
-        r"|deep_ep(?!i)|dpsk::ep::|hybrid_ep|\bmori::|epdispatch|epcombine",
-    ),
-    ("memory_copy", r"^memcpy|^memset|^copy(host|device)to|rocclr"),
-    # Transformer Engine's scaling factors of many tensors, and the Hadamard transform before it rounds to NVFP4.
-    ("norm_elementwise", r"multi_tensor_(un)?swizzle|hadamard|rht_gemm"),
-    # CuTe's Python begins all names alike; the class follows, and then its arguments.
-    (
-        "norm_elementwise",
-        r"^kernel_cutlass_kernel_(?!\w*?(gemm|attention)\w*?_object_at)\w*?(norm|softmax|entropy|quant)\w*?_object_at",
-    ),
-    # Of a mixture of experts: our row_kernels.py and Transformer Engine's; torch's and CUTLASS's products of groups.
-    # CUTLASS's NoPermute is a parameter of any product, and FBGEMM's permute moves rows of embeddings.
-    (
-        "permute",
-        r"(?<!no)(?<!fbgemm_gpu::)permute(?!_pooled_embs)|row_id_map|sort_chunks|chunk_sort|moe_?(align|sorting)|ep_scatter",
-    ),
-    (
-        "expert_matmul",
-        r"groupproblemshape|group(ed)?_?(gemm|mm)|gemm_?grouped|moe_?(mx)?gemm|gemm_?moe|fused_moe_kernel|matmul_ogs",
-    ),
-    ("expert_matmul", r"gemm::gemmtype\)[1-35-9]"),  # DeepGEMM's kinds of groups: 0 has none, and 4 is a batch
-    ("expert_matmul", r"^_(sdd|dsd|dds)_kernel|scatter2scatter|groupxty"),  # MegaBlocks and ScatterMoE
-    ("router", r"topk|bitonicsort|fused_router|moe_aux_loss|routing"),
-    (
-        "attention",
-        # FlashInfer's namespace also holds norms and activations.
-        r"flash(?!infer)|fmha|sdpa|attn|attention|aotriton|bwd_preprocess|bwd_kernel_(dk_?dv|dq|fuse)|dot_do_o|convert_dq_to"
-        r"|mla_(a\d|dec|pfl|prefill|reduce)|thd_(lse|out_correction|grad_correction)|sage_fwd|(prefill|decode)with(paged|ragged)?kvcache"
-        r"|delta_rule|chunk_(scan|state)_|selective_scan",  # linear attention and Mamba
-    ),
-    ("optimizer", r"adam|multi_?tensor|lamb_|l2norm(?!_(fwd|bwd))|foreach|koptimizer|kprecondition"),
-    (
-        "matmul",
-        r"(?<!fb)gem[mv]|nvjet|cutlass|xmma|cublas|splitk|[cd]ijk_|hipblaslt|tensile|wgmma|matmul|^triton_(tem|mm)_|bmm|^_?(scaled_)?mm_"
-        r"|_cce_|scudnn|winograd|convolve|(dgrad|wgrad)\w*_engine",
-    ),
-    (
-        "norm_elementwise",
-        r"elementwise|vectorized|unrolled|triton_|norm|softmax|reduce|glu|silu|gelu|relu|act_and_mul|rope|rotary|dropout|embedding"
-        r"|index|gather|scatter|entropy|nll_loss|catarray|copy|fill|transpose|nchw|nhwc|permute|cast|quant|bias|cub::|rocprim|radix"
-        r"|distribution|arange|triu|element_mul|gammabeta|causal_conv1d|cudnn::bn_|compute_grad_weight"
-        r"|transformer_engine|at::(native|cuda)|_zn2at6native",  # whose products, attention and optimizer are named above
-    ),
-)
-"""The first pattern found in a kernel's lower-case name decides."""
-
-OPERATORS: tuple[tuple[WorkClass, str], ...] = (
-    ("communication", r"gloo:|c10d::|_c10d_functional|symm_mem::|nccl:|record_param_comms"),
-    ("attention", r"scaled_dot_product|attention"),
-    ("optimizer", r"adam|_foreach_|^optimizer_step$|^optimizer\.step#"),
-    ("expert_matmul", r"^aten::_(scaled_)?grouped_mm"),
-    (
-        "matmul",
-        r"^aten::(mm|bmm|addmm|addbmm|baddbmm|addmv|matmul|linear|mv|einsum|_scaled_mm|_int_mm)(_|\.|$)|mkldnn_linear"
-        r"|^aten::\w*convolution|mkldnn::_(linear|convolution)|mkl::_mkl_linear|onednn::qlinear",
-    ),
-    ("memory_copy", r"^aten::(copy_|_to_copy|to|clone|contiguous)$"),
-    ("norm_elementwise", r"^aten::"),
-)
-"""The same for operators on the host; every other operator of ATen is elementwise, a reduction or a view."""
-
-
-@cache
-def kernel_class(name: str) -> WorkClass:
-    """Return the class of a kernel on an accelerator."""
-    return _first(KERNELS, name)
-
-
-@cache
-def operator_class(name: str) -> WorkClass:
-    """Return the class of an operator on the host."""
-    return _first(OPERATORS, name)
-
-
-def _first(patterns: tuple[tuple[WorkClass, str], ...], name: str) -> WorkClass:
-    small = name.lower()
-    return next((kind for kind, pattern in patterns if re.search(pattern, small)), "other")
-
-
-CLASSES: tuple[WorkClass, ...] = get_args(WorkClass)
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 """Kineto's categories of work on an accelerator, for CUPTI and ROCm."""
 LAUNCHES = ("cuda_runtime", "cuda_driver", "xpu_runtime", "xpu_driver")

@@ -168,9 +168,11 @@ def _result_fields(row: Row) -> Row:
     for rate in ("tokens_per_second", "flops_per_second"):
         printed, gpus = fields.pop(f"{rate}_all_gpus", None), fields.get("gpus")
         if printed is not None:
-            if not isinstance(gpus, int) or gpus < 1:
+            whole = isinstance(gpus, int)
+            if gpus is None or (whole and gpus < 1):
                 raise ConfigError(f"Result {fields.get('name')} gives a rate of all GPUs but not their number.", where=PLACE)
-            fields[f"{rate}_per_gpu"] = printed / gpus if isinstance(printed, int | float) else printed
+            # A value of the wrong type is left for the type check, which names it.
+            fields[f"{rate}_per_gpu"] = printed / gpus if whole and isinstance(printed, int | float) else printed
     return fields
 
 

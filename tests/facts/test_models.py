@@ -13,6 +13,9 @@ PUBLISHED_PARAMETERS = {
     "llama-3.1-405b": 405_853_388_800,
     "llama-3.2-1b": 1_235_814_400,
     "llama-3.2-3b": 3_212_749_824,
+    "qwen-2.5-0.5b": 494_032_768,
+    "qwen-2.5-1.5b": 1_543_714_304,
+    "qwen-2.5-3b": 3_085_938_688,
     "qwen-2.5-7b": 7_615_616_512,
     "qwen-2.5-32b": 32_763_876_352,
     "qwen-2.5-72b": 72_706_203_648,
@@ -30,6 +33,7 @@ PUBLISHED_PARAMETERS = {
     "phi-4": 14_659_507_200,
     "qwen3-30b-a3b": 30_532_122_624,
     "mixtral-8x7b": 46_702_792_704,
+    "deepseek-v2": 235_741_434_880,
 }
 """Tensor elements of the published safetensors files, as the model hub counts them; a tied table stored twice counts once."""
 
@@ -64,6 +68,7 @@ def test_a_model_has_about_the_weights_that_its_authors_print(name, billions):
         ("qwen3-30b-a3b", 3.3, 0.1),
         ("qwen3-235b-a22b", 22, 1),
         ("olmoe-1b-7b", 1.3, 0.1),
+        ("deepseek-v2", 21, 1),
     ],
 )
 def test_a_token_uses_the_weights_that_the_authors_print(name, billions, last_digit):
@@ -78,6 +83,14 @@ def test_kimi_has_the_tensors_of_its_checkpoint_in_fp8():
     scales = (count.total - others) / 128**2
     assert count.total + scales + shape.moe_layers * shape.experts == pytest.approx(1_026_470_731_056, rel=1e-6)
     assert round((count.active - count.embedding) / 1e9) == 32
+
+
+def test_moonlight_has_the_tensors_of_its_checkpoint():
+    """The model hub counts 15,960,111,936 elements with a bias an expert; arXiv 2502.16982 2.24 billion without both tables."""
+    shape = model_shape("moonlight-16b-a3b")
+    count = parameters(shape)
+    assert count.total + shape.moe_layers * shape.experts == pytest.approx(15_960_111_936, rel=1e-6)
+    assert (count.active - count.embedding - count.output) / 1e9 == pytest.approx(2.24, abs=0.005)
 
 
 def test_deepseek_counts_active_weights_without_the_input_table():

@@ -25,13 +25,14 @@ DENSE = (
     "llama-3-70b",
     "llama-3.1-405b",
     "llama-3.2-1b",
+    "qwen-2.5-0.5b",
     "qwen-2.5-32b",
     "qwen-2.5-72b",
     "qwen3-8b",
     "gpt-30m",
 )
 """In addition to Llama 3.1 8B and Qwen 2.5 7B, which the strategies train, and one size of the suite for the others."""
-MIXTURES = ("mixtral-8x22b", "qwen3-30b-a3b", "olmoe-1b-7b", "deepseek-v2-lite", "deepseek-v3")
+MIXTURES = ("mixtral-8x22b", "qwen3-30b-a3b", "olmoe-1b-7b", "deepseek-v2", "deepseek-v2-lite", "deepseek-v3")
 """In addition to Mixtral 8x7B, which test_experts.py trains."""
 TABLE = (*DENSE, *MIXTURES)
 AS_DEEP_AS_THEY_ARE = ("gpt-30m", "qwen3-8b")
@@ -139,11 +140,13 @@ def test_every_switch_of_a_dense_shape_is_on_in_one_of_them_and_off_in_another()
 def test_the_table_has_no_model_that_is_not_trained():
     dense = {name for name, shape in table.models().items() if shape.experts is None and shape.kv_lora_rank is None}
     suite = {name for name in dense if "MI350X" in (model_shape(name).source or "")}
-    # Of the kinds of llama-3.1-8b, llama-3.2-1b, llama-2-7b, qwen-2.5-7b and qwen3-8b; mixtures of qwen3-30b-a3b, deepseek-v3.
-    planned_only = {"llama-3.1-70b", "llama-3.3-70b", "llama-3.2-3b", "llama-2-70b", "qwen-2.5-14b"}
+    # Of the kinds of llama-3.1-8b, llama-3.2-1b, llama-2-7b, qwen-2.5 and qwen3-8b; mixtures of qwen3-30b-a3b, deepseek-v3.
+    planned_only = {"llama-3.1-70b", "llama-3.3-70b", "llama-3.2-3b", "llama-2-70b"}
+    planned_only |= {f"qwen-2.5-{size}" for size in ("1.5b", "3b", "14b")}
     planned_only |= {f"qwen3-{size}" for size in ("0.6b", "1.7b", "4b", "14b", "32b")} | {"mistral-7b-v0.3", "phi-4"}
     assert dense - suite - planned_only == {*DENSE, "llama-3.1-8b", "qwen-2.5-7b"} - {"gpt-30m"}
-    assert set(table.models()) - dense - {"qwen3-235b-a22b", "kimi-k2"} == {*MIXTURES, "mixtral-8x7b"}
+    planned_only = {"qwen3-235b-a22b", "kimi-k2", "moonlight-16b-a3b"}
+    assert set(table.models()) - dense - planned_only == {*MIXTURES, "mixtral-8x7b"}
 
 
 @pytest.mark.parametrize("model", ["mixtral-8x7b", "deepseek-v2-lite"])

@@ -60,6 +60,21 @@ def _short(name: str, **changes: Any) -> Layout:
     return Layout(name=f"short_{name}", **{"gpus": 2, "global_batch": 16, **changes})
 
 
+def _cut(name: str, **changes: Any) -> Layout:
+    """Return a layout of Llama 3.1 8B cut to 20 layers, which one GPU holds with all of its training state."""
+    return Layout(name=f"cut_{name}", **{"gpus": 1, "layers": 20, "global_batch": 16, **changes})
+
+
+CUT = (
+    _cut("mbs2_fp8", micro_batch=2, precision="fp8"),
+    _cut("s8192_mbs1_fp8", micro_batch=1, global_batch=4, sequence=8192, precision="fp8"),
+    _cut("s8192_mbs1", micro_batch=1, global_batch=4, sequence=8192),
+    _cut("mbs4"),
+    _cut("mbs1", micro_batch=1),
+    _cut("mbs4_fp8", precision="fp8"),
+)
+"""The same work for each GPU as in the layouts of data parallelism, without communication."""
+
 SHORT = (
     _short("dp_mbs1", micro_batch=1),
     _short("dp_mbs2", micro_batch=2),
@@ -103,5 +118,6 @@ LAYOUTS = (
     _mixture("moe_ep1_one_gpu", gpus=1, layers=4, global_batch=32),
     _mixture("moe_olmoe_ep1", architecture="olmoe-1b-7b", layers=None),
     _mixture("moe_olmoe_ep2", architecture="olmoe-1b-7b", layers=None, expert=2),
+    *CUT,
     *SHORT,
 )

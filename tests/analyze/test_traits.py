@@ -54,6 +54,7 @@ TRAPS = {
     "engine": ran(engine="nemo"),
     "dtype": ran(matmul_dtype="fp8"),
     "evidence": seen(grades={"matmul_dtype": "resolved"}),
+    "output-layer": seen(output_layer_dtype="fp8"),
     "routing": ran(
         shape=replace(model_shape("llama-3.1-8b"), experts=8, experts_per_token=2, expert_ffn=14336), routing="balanced"
     ),

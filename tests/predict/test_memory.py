@@ -20,6 +20,7 @@ MEASURED = [
     ("engine/tp2_pp2_mbs4", 0.001),
     ("two-gpus/engine/pp2_vpp2_mbs4", 0.005),
     ("fp8/dp_mbs4_fp8", 0.001),
+    ("switches/fp8-output/on-1", 0.001),
     ("one-gpu/qwen_one_gpu", 0.002),
     ("qwen3-8b/embedded-full-bf16", 0.006),
     ("with-transformer-engine/transformer_engine/dp_mbs4_fp8/1", 0.002),

@@ -7,7 +7,7 @@ import pytest
 
 from tprimat.facts.accelerators import accelerators, find_accelerator
 from tprimat.facts.flops import flop_per_token
-from tprimat.facts.models import model_shape
+from tprimat.facts.models import model_shape, padded_vocabulary
 from tprimat.facts.published import results
 from tprimat.plan.schema import Layout
 from tprimat.predict.rates import probed_rates, published_rates, sustained_shares
@@ -189,6 +189,17 @@ def test_experts_of_our_own_multiply_two_of_three_products_in_fp8():
     assert all_of_them.parts["memory"] > ours.parts["memory"] > wide.parts["memory"]
     saved, more = (wide.parts["products"] - of.parts["products"] for of in (ours, all_of_them))
     assert saved / more == pytest.approx(2 / 3, abs=0.05)  # attention has all three
+
+
+def test_an_output_layer_in_fp8_takes_half_of_its_products_time_and_converts_its_weight():
+    work = workload(precision="fp8")
+    wide, small = (
+        predict_time(replace(work, implementation=replace(EMBEDDED, fp8_output_layer=on)), RATES) for on in (False, True)
+    )
+    flop = 6 * padded_vocabulary(work.shape) * work.shape.hidden * work.tokens * work.accumulation_steps
+    saved = flop * (1 / RATES.flops["bf16"] - 1 / RATES.flops["fp8"])
+    assert wide.parts["products"] - small.parts["products"] == pytest.approx(saved, rel=0.1)
+    assert small.parts["optimizer"] > wide.parts["optimizer"]
 
 
 @pytest.mark.parametrize("sequence_parallel", [True, False])

@@ -10,6 +10,7 @@ import pytest
 import reference_run
 from planning import ROOT, make_plan, train_together
 
+from tprimat.engines.base import engine_named
 from tprimat.engines.embedded import ENGINE
 from tprimat.errors import ConfigError
 from tprimat.facts.models import model_shape
@@ -58,13 +59,16 @@ def trained(tmp_path_factory):
         f"{options}.accumulate_weight_gradients": "auto",
         "hardware.platforms.cpu.gpus_per_node": 2,
     }
+    small = replace(make_plan(folder / "fp8", "llama", FP8, layers=FP8_LAYERS), precision="fp8")
+    output = replace(make_plan(folder / "output", "llama", FP8, layers=FP8_LAYERS), precision="fp8")
     plans = {
         "sharded": make_plan(folder / "sharded", "qwen", sharded),
         "bf16 gradients": make_plan(folder / "gradients", "qwen", gradients),
         "bf16 states": make_plan(folder / "bf16", "qwen", BF16_STATES),
         "masters": make_plan(folder / "masters", "qwen", masters),
         "bf16": make_plan(folder / "plain", "llama", FP8, layers=FP8_LAYERS),
-        "fp8": replace(make_plan(folder / "fp8", "llama", FP8, layers=FP8_LAYERS), precision="fp8"),
+        "fp8": small,
+        "fp8 output layer": replace(output, engine_options=replace(output.engine_options, fp8_output_layer=True)),
         "reference": make_plan(folder / "reference", reference_run.MODEL, reference, layers=None),
     }
     return dict(zip(plans, train_together(list(plans.values())), strict=True))
@@ -133,6 +137,37 @@ def test_training_in_fp8_follows_bf16_but_is_not_it_and_says_what_ran(trained):
     assert small[-1].loss < small[0].loss - 0.3
     assert [step.loss for step in small] == pytest.approx([step.loss for step in plain], rel=0.02)
     assert [step.loss for step in small] != pytest.approx([step.loss for step in plain], rel=1e-6)
+
+
+def test_an_output_layer_in_fp8_follows_one_in_bf16_but_is_not_it_and_says_so(trained):
+    (without, plain), (run, small) = trained["fp8"], trained["fp8 output layer"]
+    assert (run.matmul_dtype, run.mismatches) == ("fp8", ())
+    assert (without.evidence.output_layer_dtype, run.evidence.output_layer_dtype) == (None, "fp8")
+    note = "The output layer multiplied in fp8, too."
+    assert note in run.evidence.notes
+    assert note not in without.evidence.notes
+    assert small[-1].loss < small[0].loss - 0.3
+    assert [step.loss for step in small] == pytest.approx([step.loss for step in plain], rel=0.02)
+    assert [step.grad_norm for step in small] == pytest.approx([step.grad_norm for step in plain], rel=0.1)
+    assert [step.loss for step in small] != pytest.approx([step.loss for step in plain], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("precision", "options", "what"),
+    [
+        ("bf16", {}, "fp8_output_layer is on, and the precision is bf16."),
+        ("fp8", {"layers": "transformer_engine"}, "fp8_output_layer is on, and layers is transformer_engine."),
+        ("fp8", {"streamed_cross_entropy": False}, "fp8_output_layer is on, and streamed_cross_entropy is off."),
+        ("fp8", {}, None),
+    ],
+)
+def test_an_output_layer_in_fp8_is_refused_where_it_would_not_be_in_fp8(tmp_path, precision, options, what):
+    plan = make_plan(tmp_path, "llama", {})
+    options = replace(plan.engine_options, fp8_output_layer=True, **options)
+    plan = replace(plan, platform="nvidia", precision=precision, engine_options=options)
+    refused = ENGINE.refusal(plan, lambda *keys: ".".join(keys))
+    assert (refused and refused.what) == what
+    assert engine_named("nemo").refusal(plan, lambda *keys: ".".join(keys)).what == "fp8_output_layer is on."
 
 
 def test_the_losses_are_those_that_the_other_known_version_of_megatron_must_give(trained):

@@ -149,6 +149,13 @@ def _software(run: RunRecord) -> str | None:
     return ", ".join(f"{name} {version}" for name, version in sorted(run.software.items())) or None
 
 
+def _fp8_output_layer(run: RunRecord) -> str:
+    """Return whether the output layer was seen to multiply in fp8, empty for other dtypes; only our engine has such an option."""
+    if run.matmul_dtype != "fp8":
+        return ""
+    return "on" if run.evidence is not None and run.evidence.output_layer_dtype == "fp8" else "off"
+
+
 def _routing(run: RunRecord) -> str | None:
     """Return how tokens chose experts: None where a model with experts does not say, empty for a model without any."""
     return run.routing if run.shape is not None and run.shape.experts is not None else ""
@@ -204,6 +211,13 @@ TRAITS: Mapping[str, Trait] = {
         words="dtype {}",
         effect="warn",
         why="Leaves doubt: a dtype that is only stated may not have run.",
+    ),
+    "output-layer": Trait(
+        name="fp8 output layer",
+        value=_fp8_output_layer,
+        words="fp8 output layer {}",
+        effect="refuse",
+        why="Moves the largest product to 8 bits, where usual recipes leave it in bf16.",
     ),
     "routing": Trait(
         name="routing",

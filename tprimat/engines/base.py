@@ -199,12 +199,14 @@ def fallback_from(choice: Choice, refusal: UserError) -> Choice:
     return Choice(engine=engine_named(FALLBACK), reason=reason)
 
 
-def refuse_bf16_states(engine: str, plan: RunPlan, where: Where) -> ConfigError | None:
-    """Refuse bf16 optimizer states and gradients, which are switches of the embedded engine."""
-    for name in ("optimizer_states", "gradients"):
-        if getattr(plan.engine_options, name) != "fp32":
+def refuse_own_dtypes(engine: str, plan: RunPlan, where: Where) -> ConfigError | None:
+    """Refuse bf16 optimizer states and gradients and an fp8 output layer, which are switches of the embedded engine."""
+    usual = {"optimizer_states": "fp32", "gradients": "fp32", "fp8_output_layer": False}
+    for name, value in usual.items():
+        if (chosen := getattr(plan.engine_options, name)) != value:
             place = where("platform_optimizations", plan.platform, "engine_options", name)
-            return _no_switch(engine, f"{name} is bf16.", place, f"{name}: fp32")
+            what = f"{name} is {'on' if chosen is True else chosen}."
+            return _no_switch(engine, what, place, f"{name}: {'false' if value is False else value}")
     return None
 
 

@@ -30,6 +30,7 @@ class EmbeddedEngine(WorkerEngine):
             _refuse_experts(plan, where)
             or _refuse_repeated_tokens(plan, where)
             or _refuse_fp8(plan, where)
+            or _refuse_fp8_output_layer(plan, where)
             or _refuse_recomputation(plan, where)
             or _refuse_bf16_gradients(plan, where)
             or _refuse_bf16_states(plan, where)
@@ -64,6 +65,7 @@ class EmbeddedEngine(WorkerEngine):
             balanced_stages=on.get("balanced_stages", True),
             reduces_in_fp32=in_fp32,
             overlaps_tensor_parallel=on.get("overlap_tensor_parallel", True),
+            fp8_output_layer=settings.options.get("fp8_output_layer") is True,
         )
 
 
@@ -105,6 +107,35 @@ def _refuse_fp8(plan: RunPlan, where: Where) -> ConfigError | None:
                 where=where("platform_optimizations", plan.platform, "precision"),
                 why=f"The matrix units take fp8 in multiples of {FP8_MULTIPLE} only.",
                 fix="--precision bf16, or another layout or micro-batch",
+            )
+    return None
+
+
+def _refuse_fp8_output_layer(plan: RunPlan, where: Where) -> ConfigError | None:
+    """Refuse an output layer in 8 bits where it is not ours, whole logits exist, or nothing else is in 8 bits."""
+    options = plan.engine_options
+    if not options.fp8_output_layer:
+        return None
+    contradictions = [
+        (
+            plan.precision != "fp8",
+            f"the precision is {plan.precision}",
+            "Only fp8 runs have products in 8 bits.",
+            "--precision fp8",
+        ),
+        (options.layers != "local", "layers is transformer_engine", "The output layer is then Megatron-Core's.", "layers: local"),
+        (
+            options.streamed_cross_entropy is False,
+            "streamed_cross_entropy is off",
+            "Its gradient is converted chunk by chunk.",
+            "streamed_cross_entropy: auto",
+        ),
+    ]
+    for applies, what, why, fix in contradictions:
+        if applies:
+            place = where("platform_optimizations", plan.platform, "engine_options", "fp8_output_layer")
+            return ConfigError(
+                f"fp8_output_layer is on, and {what}.", where=place, why=why, fix=f"{fix}, or fp8_output_layer: false"
             )
     return None
 

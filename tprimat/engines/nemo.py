@@ -19,8 +19,8 @@ from tprimat.engines.base import (
     WorkerEngine,
     bytecode_cache,
     is_installed,
-    refuse_bf16_states,
     refuse_fully_shard,
+    refuse_own_dtypes,
     refuse_search,
 )
 from tprimat.errors import ConfigError, LaunchError, UserError
@@ -69,7 +69,7 @@ class NemoEngine(WorkerEngine):
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
         """Refuse what no recipe can express and, where the plan needs Transformer Engine, try to import it."""
         if refused := (
-            refuse_bf16_states(self.name, plan, where)
+            refuse_own_dtypes(self.name, plan, where)
             or refuse_fully_shard(self.name, plan, where)
             or refuse_search(self.name, plan, where)
             or inexpressible(plan)

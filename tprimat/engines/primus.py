@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import yaml
 
-from tprimat.engines.base import Availability, Command, Engine, Here, Settings, Where, refuse_bf16_states, refuse_fully_shard
+from tprimat.engines.base import Availability, Command, Engine, Here, Settings, Where, refuse_fully_shard, refuse_own_dtypes
 from tprimat.errors import ConfigError, LaunchError, UserError
 from tprimat.logs.fields import LineFields
 from tprimat.logs.formats import primus as log_format
@@ -401,7 +401,7 @@ class PrimusEngine(Engine):
 
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
         """Refuse what has no counterpart in Primus, and keys that contradict the plan."""
-        if refused := refuse_bf16_states(self.name, plan, where) or refuse_fully_shard(self.name, plan, where):
+        if refused := refuse_own_dtypes(self.name, plan, where) or refuse_fully_shard(self.name, plan, where):
             return refused
         try:
             self.command(plan)

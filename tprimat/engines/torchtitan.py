@@ -22,7 +22,7 @@ from tprimat.engines.base import (
     Settings,
     Where,
     is_installed,
-    refuse_bf16_states,
+    refuse_own_dtypes,
     refuse_search,
 )
 from tprimat.errors import LaunchError, UserError
@@ -67,7 +67,7 @@ class TorchtitanEngine(Engine):
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
         """Refuse what torchtitan cannot do, or would do differently from the plan."""
         refusals = chain(_unsupported_model(plan, where), _unsupported_layout(plan, where), _unsupported_work(plan, where))
-        return refuse_bf16_states(self.name, plan, where) or refuse_search(self.name, plan, where) or next(refusals, None)
+        return refuse_own_dtypes(self.name, plan, where) or refuse_search(self.name, plan, where) or next(refusals, None)
 
     def refusal_of_layout(self, plan: RunPlan, where: Where) -> UserError | None:
         """Refuse how it splits a step differently, in any of its models."""

@@ -12,13 +12,14 @@ from torch.nn import Parameter
 from tprimat.megatron import transformer_engine
 from tprimat.megatron.compat import compiled_graphs
 from tprimat.megatron.experts import ExpertsLayer
-from tprimat.megatron.fp8 import Fp8Products
+from tprimat.megatron.fp8 import Fp8OutputProducts, Fp8Products
 from tprimat.megatron.fully_shard import own_part, ranks_sharing
 from tprimat.megatron.grouped import ExpertProducts
 from tprimat.megatron.grouped_fp8 import Fp8GroupedProducts
 from tprimat.megatron.latent_attention import WholeLinear
 from tprimat.megatron.layers import SDPACoreAttention
 from tprimat.megatron.linear import ChosenProducts, LinearProducts
+from tprimat.megatron.loss import ChunkedLossModel
 from tprimat.megatron.module import MegatronModule
 from tprimat.records.evidence import REDIRECTED, graded
 from tprimat.records.schema import Evidence, ExpertCapacity, Routing
@@ -32,6 +33,7 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
     # The dtype of a part says nothing of the one in which its weight is gathered.
     computed = module.watch.weight_dtype or (parameter.dtype if own_part(parameter) is parameter else None)
     again = module.watch.recomputed(module.device)
+    in_fp8 = _output_layer_in_fp8(module)
     evidence = replace(
         parallel_sizes(),
         sequence_parallel=module.watch.sequence_parallel(seen.sequence_tokens) if seen else None,
@@ -41,6 +43,7 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
         tokens_per_step=seen.tokens_per_step if seen else None,
         parameter_dtype=None if computed is None else dtype_name(computed),
         matmul_dtype=None if computed is None else _matmul_dtype(module, computed),
+        output_layer_dtype="fp8" if in_fp8 else None,
         gradient_dtype=None if gradient is None else dtype_name(gradient.dtype),
         weights_split_over=ranks_sharing(parameter),
         parameters=count_parameters(module.chunk_parameters(), module.device),
@@ -55,7 +58,7 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
         first_sequence=seen.first_sequence if seen else None,
         graphs_compiled=compiled,
         graphs_from_cache=from_cache,
-        notes=(*((REDIRECTED,) if redirected else ()), *_uneven_stages(module), *_partly_in_fp8(module)),
+        notes=(*((REDIRECTED,) if redirected else ()), *_uneven_stages(module), *_partly_in_fp8(module, in_fp8)),
     )
     return graded(evidence, {"routing": "resolved", "expert_capacity": "resolved"})
 
@@ -109,9 +112,19 @@ def _uneven_stages(module: MegatronModule) -> tuple[str, ...]:
     return (f"The last pipeline stage has {last} of {module.config.num_layers} layers, and the output layer.",)
 
 
-def _partly_in_fp8(module: MegatronModule) -> tuple[str, ...]:
-    multiplied = any(isinstance(kernel, Fp8GroupedProducts) and kernel.products for kernel in _kernels(module))
-    return ("The experts multiplied in fp8, and in bf16 for the gradients of their weights.",) if multiplied else ()
+def _partly_in_fp8(module: MegatronModule, output_layer: bool) -> tuple[str, ...]:
+    experts = any(isinstance(kernel, Fp8GroupedProducts) and kernel.products for kernel in _kernels(module))
+    notes = ("The experts multiplied in fp8, and in bf16 for the gradients of their weights.",) if experts else ()
+    return (*notes, *(("The output layer multiplied in fp8, too.",) if output_layer else ()))
+
+
+def _output_layer_in_fp8(module: MegatronModule) -> bool:
+    """Whether the output layer, which may be on another rank, has multiplied in fp8."""
+    if not module.options.fp8_output_layer:
+        return False
+    losses = (part for chunk in module.chunks for part in chunk.modules() if isinstance(part, ChunkedLossModel))
+    products = sum(part.output_products.products for part in losses if isinstance(part.output_products, Fp8OutputProducts))
+    return bool(_over_all_ranks(products, module.device))
 
 
 def _matmul_dtype(module: MegatronModule, weights: torch.dtype) -> str | None:
@@ -159,7 +172,11 @@ def count_parameters(parameters: Iterable[Parameter], device: torch.device) -> i
             copy = getattr(parameter, "shared", False) and parallel_state.get_pipeline_model_parallel_world_size() > 1
             if not copy and (first_slice or getattr(parameter, "tensor_model_parallel", False)):
                 own += parameter.numel()
-    total = torch.tensor([own], dtype=torch.int64, device=device)
+    return _over_all_ranks(own, device)
+
+
+def _over_all_ranks(number: int, device: torch.device) -> int:
+    total = torch.tensor([number], dtype=torch.int64, device=device)
     dist.all_reduce(total)
     return int(total.item())
 

@@ -33,7 +33,8 @@ from torch import Tensor
 from tprimat.megatron import compat, cublaslt
 from tprimat.megatron.compat import compiled
 from tprimat.megatron.cublaslt import Scaled
-from tprimat.megatron.linear import row_maxima
+from tprimat.megatron.linear import row_maxima, with_row_maxima
+from tprimat.megatron.loss import loss_gradient
 from tprimat.megatron.tuned_products import TRANSPOSED_WEIGHT, TUNER, Form
 
 FORWARD_DTYPE, GRADIENT_DTYPE = torch.float8_e4m3fn, torch.float8_e5m2
@@ -224,7 +225,18 @@ class Fp8Products:
         _, transposed_weight, weight_scale = self._weight(weight)
         return multiply((small, scale), (transposed_weight, weight_scale), fast=False)
 
-    def wgrad(self, total: Tensor, prepared: tuple[Tensor, ...], kept: Any, *, overwrite: bool) -> None:
-        """Total += gradient.T @ rows, or =."""
+    def wgrad(self, total: Tensor, prepared: tuple[Tensor, ...], kept: Any, *, overwrite: bool, factor: float = 1.0) -> None:
+        """Total += factor x gradient.T @ rows, or =."""
         _, transposed, scale = prepared
-        accumulate(total, (transposed, scale), kept, overwrite=overwrite)
+        accumulate(total, (transposed, scale if factor == 1 else scale * factor), kept, overwrite=overwrite)
+
+
+class Fp8OutputProducts(Fp8Products):
+    """Those of the output layer, whose gradient is converted as it is computed: no entry exceeds 1, so none is searched for."""
+
+    def prepare_loss_gradient(self, logits: Tensor, places: Tensor, log_sums: Tensor) -> tuple[Tensor, ...]:
+        """See loss.OutputProducts."""
+        if logits.is_cuda and (kernels := _kernels()):
+            return kernels.scaled_loss_gradient(logits, places, log_sums, GRADIENT_DTYPE)  # type: ignore[no-any-return]
+        gradient = compiled(loss_gradient)(logits, places, log_sums)
+        return self.prepare(with_row_maxima(gradient, torch.ones_like(log_sums)))

@@ -65,6 +65,29 @@ def _scale_and_transpose(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _scale_loss_gradient(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
+    logits,
+    places,
+    log_sums,
+    small,
+    transposed,
+    rows,
+    columns,
+    LIMIT: tl.constexpr,  # noqa: N803
+    TILE_ROWS: tl.constexpr,  # noqa: N803
+    TILE_COLUMNS: tl.constexpr,  # noqa: N803
+):
+    row = (tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)).to(tl.int64)[:, None]
+    column = (tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)).to(tl.int64)[None, :]
+    inside = (row < rows) & (column < columns)
+    shifted = tl.load(logits + row * columns + column, mask=inside, other=0.0).to(tl.float32)
+    shifted -= tl.load(log_sums + row, mask=row < rows, other=0.0)
+    is_target = column == tl.load(places + row, mask=row < rows, other=-1)
+    values = (tl.exp(shifted) - is_target.to(tl.float32)) * LIMIT
+    _store_tile(values, small, transposed, row, column, inside, rows, columns, LIMIT)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _quantize_rows(x, small, undo, width, LIMIT: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803, PLR0913, PLR0917
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     inside = column < width
@@ -102,6 +125,28 @@ def scaled_and_transposed(x: Tensor, largest: Tensor, dtype: torch.dtype) -> tup
         x, largest, small, transposed, undo, rows, columns, limit, TILE_ROWS, TILE_COLUMNS, num_warps=TILE_WARPS
     )
     return small, transposed, undo
+
+
+def scaled_loss_gradient(logits: Tensor, places: Tensor, log_sums: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the loss's gradient by the logits, scale, round and transpose it in one pass.
+
+    Args:
+        logits: shape (rows, words), contiguous.
+        places: shape (rows,), the targets' columns.
+        log_sums: shape (rows,), logarithms of the sums of exponentials.
+        dtype: one of torch's float8 types.
+
+    Returns:
+        as scaled_and_transposed, for the largest magnitude that a gradient can have, 1.
+    """
+    rows, words = logits.shape
+    small, transposed = logits.new_empty((rows, words), dtype=dtype), logits.new_empty((words, rows), dtype=dtype)
+    grid = (triton.cdiv(rows, TILE_ROWS), triton.cdiv(words, TILE_COLUMNS))
+    limit = torch.finfo(dtype).max
+    _scale_loss_gradient[grid](
+        logits, places, log_sums, small, transposed, rows, words, limit, TILE_ROWS, TILE_COLUMNS, num_warps=TILE_WARPS
+    )
+    return small, transposed, torch.full((), 1 / limit, device=logits.device)
 
 
 def scaled_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -76,8 +76,10 @@ class LinearProducts(Protocol):
         """Return gradient @ weight."""
         ...
 
-    def wgrad(self, total: Tensor, prepared: tuple[Tensor, ...], kept: tuple[Tensor, ...], *, overwrite: bool) -> None:
-        """Total += gradient.T @ rows, or total = with `overwrite`."""
+    def wgrad(
+        self, total: Tensor, prepared: tuple[Tensor, ...], kept: tuple[Tensor, ...], *, overwrite: bool, factor: float = 1.0
+    ) -> None:
+        """Total += factor x gradient.T @ rows, or total = with `overwrite`."""
         ...
 
 
@@ -101,9 +103,11 @@ class NativeProducts:
         tuned = TUNER.run(prepared[0], weight, form=PLAIN)
         return prepared[0] @ weight if tuned is None else tuned
 
-    def wgrad(self, total: Tensor, prepared: tuple[Tensor, ...], kept: tuple[Tensor, ...], *, overwrite: bool) -> None:
+    def wgrad(
+        self, total: Tensor, prepared: tuple[Tensor, ...], kept: tuple[Tensor, ...], *, overwrite: bool, factor: float = 1.0
+    ) -> None:
         """See LinearProducts."""
-        accumulate_wgrad(total, prepared[0], kept[0], overwrite=overwrite)
+        accumulate_wgrad(total, prepared[0], kept[0], factor, overwrite=overwrite)
 
 
 @dataclass(frozen=True)

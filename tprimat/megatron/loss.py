@@ -14,7 +14,7 @@ straight into Megatron's fp32 buffer where that number is known beforehand (one 
 pass then checks, on the device, that it was the right one.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -25,19 +25,39 @@ from torch.nn import Parameter
 
 from tprimat.megatron import compat
 from tprimat.megatron.compat import compiled
-from tprimat.megatron.tuned_products import PLAIN, TUNER
-from tprimat.megatron.wgrad import accumulate_wgrad, claim_first_gradient
+from tprimat.megatron.linear import LinearProducts, NativeProducts
+from tprimat.megatron.wgrad import claim_first_gradient
 
 CHUNK_TOKENS = 2048
 """Enough rows for a matrix product at full speed, and few enough that their logits are small."""
 
 
+class OutputProducts(LinearProducts, Protocol):
+    """The three products of the output layer."""
+
+    def prepare_loss_gradient(self, logits: Tensor, places: Tensor, log_sums: Tensor) -> tuple[Tensor, ...]:
+        """Return the losses' gradient by the logits in the form that dgrad and wgrad take; arguments as of loss_gradient."""
+        ...
+
+
+class NativeOutputProducts(NativeProducts):
+    """Products in the dtype of the weight."""
+
+    def __init__(self, *, compile_regions: bool) -> None:
+        self._gradient = compiled(loss_gradient) if compile_regions else loss_gradient
+
+    def prepare_loss_gradient(self, logits: Tensor, places: Tensor, log_sums: Tensor) -> tuple[Tensor, ...]:
+        """See OutputProducts."""
+        return (self._gradient(logits, places, log_sums),)
+
+
 class ChunkedLossModel(GPTModel):  # type: ignore[misc]
     """GPTModel whose loss is a mean over tokens, computed without whole logits. Without labels it returns logits."""
 
-    def __init__(self, *arguments: Any, compile_regions: bool, **options: Any) -> None:
+    def __init__(self, *arguments: Any, compile_regions: bool, products: OutputProducts | None = None, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.compile_regions = compile_regions
+        self.output_products = products or NativeOutputProducts(compile_regions=compile_regions)
         self.micro_batches: int | None = None
         """Number in the current step, over which the schedule averages losses; None: unknown."""
         self._skip_logits = False
@@ -80,7 +100,7 @@ class ChunkedLossModel(GPTModel):  # type: ignore[misc]
         direct = self.accumulates and hasattr(weight, "main_grad")
         flat = hidden.reshape(-1, hidden.shape[-1])
         targets = labels.transpose(0, 1).reshape(-1)
-        options = LossOptions(self.compile_regions, self.micro_batches if direct else None)
+        options = LossOptions(self.compile_regions, self.micro_batches if direct else None, self.output_products)
         return LinearCrossEntropy.apply(flat, weight, targets, options)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -98,6 +118,8 @@ class LossOptions(NamedTuple):
     """Whether the element-wise parts are compiled."""
     micro_batches: int | None
     """Number that the loss will be averaged over, if the weight's gradient may go straight into its buffer."""
+    products: OutputProducts
+    """What multiplies."""
 
 
 class LinearCrossEntropy(torch.autograd.Function):
@@ -114,7 +136,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             targets: shape (n,), token ids of the whole vocabulary.
             options: how to compute.
         """
-        tokens, micro_batches = hidden.shape[0], options.micro_batches
+        tokens, micro_batches, products = hidden.shape[0], options.micro_batches, options.products
         first_word = weight.shape[0] * parallel_state.get_tensor_model_parallel_rank()
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         hidden_grad = torch.empty_like(hidden)
@@ -125,13 +147,13 @@ class LinearCrossEntropy(torch.autograd.Function):
         overwrite = claim_first_gradient(weight) if micro_batches else True
         for start in range(0, tokens, CHUNK_TOKENS):
             rows = slice(start, start + CHUNK_TOKENS)
-            tuned = TUNER.run(hidden[rows], weight)
-            logits = hidden[rows] @ weight.t() if tuned is None else tuned
-            losses, logits_grad = _losses_and_gradient(logits, targets[rows] - first_word, options.compile_regions)
+            places = targets[rows] - first_word
+            logits, kept = products.forward(hidden[rows], weight, None)
+            losses, log_sums = _losses(logits, places, options.compile_regions)
             total += losses
-            if TUNER.run(logits_grad, weight, hidden_grad[rows], form=PLAIN) is None:
-                torch.mm(logits_grad, weight, out=hidden_grad[rows])
-            accumulate_wgrad(weight_grad, logits_grad, hidden[rows], factor, overwrite=overwrite and start == 0)
+            prepared = products.prepare_loss_gradient(logits, places, log_sums)
+            hidden_grad[rows] = products.dgrad(prepared, weight)
+            products.wgrad(weight_grad, prepared, kept, overwrite=overwrite and start == 0, factor=factor)
         ctx.tokens, ctx.micro_batches = tokens, micro_batches
         ctx.save_for_backward(hidden_grad, weight, *(() if micro_batches else (weight_grad,)))
         return total / tokens
@@ -152,8 +174,8 @@ class LinearCrossEntropy(torch.autograd.Function):
         return (hidden_grad.float() * scale).to(hidden_grad.dtype), weights, None, None
 
 
-def _losses_and_gradient(logits: Tensor, places: Tensor, compile_regions: bool) -> tuple[Tensor, Tensor]:
-    """Return the sum of the chunk's losses, and its gradient by the logits of this rank.
+def _losses(logits: Tensor, places: Tensor, compile_regions: bool) -> tuple[Tensor, Tensor]:
+    """Return the sum of a chunk's losses, and of each row the logarithm of its sum of exponentials over all ranks.
 
     Args:
         logits: shape (rows, words of this rank).
@@ -168,7 +190,7 @@ def _losses_and_gradient(logits: Tensor, places: Tensor, compile_regions: bool) 
     sums = run(_sums)(logits, places, largest)
     if ranks > 1:
         dist.all_reduce(sums, group=group)
-    return run(_finish)(logits, places, largest, sums)  # type: ignore[no-any-return]
+    return run(_finish)(largest, sums)  # type: ignore[no-any-return]
 
 
 def _largest(logits: Tensor) -> Tensor:
@@ -183,8 +205,19 @@ def _sums(logits: Tensor, places: Tensor, largest: Tensor) -> Tensor:
     return torch.stack([shifted.exp().sum(dim=-1), torch.where(mine, target, 0.0)])
 
 
-def _finish(logits: Tensor, places: Tensor, largest: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
+def _finish(largest: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
     log_sum = sums[0].log()
-    probabilities = (logits.float() - (largest + log_sum)[:, None]).exp()
+    return (log_sum - sums[1]).sum(), largest + log_sum
+
+
+def loss_gradient(logits: Tensor, places: Tensor, log_sums: Tensor) -> Tensor:
+    """Return the gradient of the sum of losses by the logits of this rank: softmax minus one-hot, in the logits' dtype.
+
+    Args:
+        logits: shape (rows, words of this rank).
+        places: shape (rows,), targets as columns of this rank.
+        log_sums: shape (rows,), logarithm of each row's sum of exponentials over all ranks, fp32.
+    """
+    probabilities = (logits.float() - log_sums[:, None]).exp()
     is_target = places[:, None] == torch.arange(logits.shape[1], device=logits.device)
-    return (log_sum - sums[1]).sum(), (probabilities - is_target.float()).to(logits.dtype)
+    return (probabilities - is_target.float()).to(logits.dtype)

@@ -20,7 +20,7 @@ from tprimat.errors import LaunchError
 from tprimat.facts.models import ModelShape, RopeScaling, padded_vocabulary
 from tprimat.megatron import transformer_engine
 from tprimat.megatron.attention import Rotation
-from tprimat.megatron.fp8 import Fp8Products
+from tprimat.megatron.fp8 import Fp8OutputProducts, Fp8Products
 from tprimat.megatron.fully_shard import split_like, split_over_replicas
 from tprimat.megatron.layers import Parts, block_spec, defer_residual_add, expert_layers, tell_experts_from_mlp
 from tprimat.megatron.linear import ColumnLinear, NativeProducts, RowLinear, linear_types
@@ -211,7 +211,8 @@ def _build_chunk(plan: RunPlan, config: TransformerConfig, options: ResolvedOpti
     rotary = _rotary(shape, config) if options.compiled_regions and shape.position == "rope" and not latent else None
     kind: Any = GPTModel
     if options.streamed_cross_entropy:
-        kind = partial(ChunkedLossModel, compile_regions=options.compiled_regions)
+        products = Fp8OutputProducts() if options.fp8_output_layer else None
+        kind = partial(ChunkedLossModel, compile_regions=options.compiled_regions, products=products)
     if options.layers == "transformer_engine":
         spec = transformer_engine.block_spec(shape, expert_layers(config, shape, virtual_stage))
     else:

@@ -21,6 +21,7 @@ class ResolvedOptions:
     layers: str
     compiled_regions: bool
     streamed_cross_entropy: bool
+    fp8_output_layer: bool
     accumulate_weight_gradients: bool
     cudnn_attention: bool
     tuned_products: bool
@@ -64,7 +65,8 @@ def resolve(plan: RunPlan, device: torch.device) -> ResolvedOptions:
     return ResolvedOptions(
         layers=options.layers,
         compiled_regions=compiles,
-        streamed_cross_entropy=on(options.streamed_cross_entropy, on_gpu and ours),
+        streamed_cross_entropy=on(options.streamed_cross_entropy, (on_gpu and ours) or options.fp8_output_layer),
+        fp8_output_layer=options.fp8_output_layer,
         accumulate_weight_gradients=on(options.accumulate_weight_gradients, can_accumulate and not options.fully_shard),
         cudnn_attention=on(options.cudnn_attention, on_gpu and torch.version.hip is None),
         tuned_products=on(options.tuned_products, on_gpu and ours and tunes_on(device)),

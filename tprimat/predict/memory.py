@@ -148,7 +148,7 @@ def state_bytes(workload: Workload, weights: Weights) -> dict[Part, int]:
             "optimizer": states * weights.dense // shards[0] + states * weights.experts // shards[1],
         }
     kept_twice = workload.precision == "fp8" and not workload.implementation.keeps_fp8_weights_alone
-    copies = 2 * weights.layer_matrices if kept_twice else 0
+    copies = 2 * weights.fp8_matrices if kept_twice else 0
     return {
         "weights": found["weights"],
         "gradients": found["gradients"],
@@ -495,4 +495,4 @@ def _dummy_gradients(workload: Workload, *, moe: bool) -> int:
     weights = layer_weights(workload, moe=moe)
     experts = (workload.shape.experts or 1) // workload.layout.expert
     routed = weights.experts // max(1, experts)
-    return workload.element_bytes * (weights.layer_matrices - weights.experts + routed)
+    return workload.element_bytes * (weights.fp8_matrices - weights.experts + routed)

@@ -87,19 +87,19 @@ class Weights:
     dense: int = 0
     """Everything but routed experts."""
     experts: int = 0
-    layer_matrices: int = 0
-    """Those among both that are matrices inside layers, which fp8 converts."""
+    fp8_matrices: int = 0
+    """Those among both that fp8 converts: matrices inside layers, and under some implementations the output layer's."""
 
     def __add__(self, other: "Weights") -> "Weights":
         return Weights(
             dense=self.dense + other.dense,
             experts=self.experts + other.experts,
-            layer_matrices=self.layer_matrices + other.layer_matrices,
+            fp8_matrices=self.fp8_matrices + other.fp8_matrices,
         )
 
     def times(self, count: int) -> "Weights":
         """Return the weights of so many equal parts."""
-        return Weights(dense=self.dense * count, experts=self.experts * count, layer_matrices=self.layer_matrices * count)
+        return Weights(dense=self.dense * count, experts=self.experts * count, fp8_matrices=self.fp8_matrices * count)
 
     @property
     def total(self) -> int:
@@ -114,20 +114,21 @@ def weights_of(workload: Workload, stage: Stage) -> Weights:
     found = layer_weights(workload, moe=False).times(stage.dense_layers)
     found += layer_weights(workload, moe=True).times(stage.moe_layers)
     table = workload.vocabulary // tensor * shape.hidden
-    outer = 0
+    outer = converted = 0
     if stage.embedding:
         outer += table + (shape.context_tokens * shape.hidden if shape.position == "learned" else 0)
     if stage.output:
         outer += norm
         shared_here = shape.tied_embeddings and stage.embedding
         outer += 0 if shared_here else table
+        converted = table if workload.implementation.fp8_output_layer else 0
     if stage.mtp_layers:
         # Two norms and a projection of the joined states in front of each layer, and a norm behind it.
         outer += stage.mtp_layers * (3 * norm + 2 * shape.hidden * shape.hidden // tensor)
         found += layer_weights(workload, moe=bool(shape.experts)).times(stage.mtp_layers)
         if not stage.embedding:
             outer += table
-    return found + Weights(dense=outer)
+    return found + Weights(dense=outer, fp8_matrices=converted)
 
 
 @lru_cache(maxsize=4096)
@@ -151,7 +152,7 @@ def _layer_weights(shape: ModelShape, tensor: int, expert_tensor: int, expert: i
     if shape.kv_lora_rank is not None:
         inner += shape.kv_lora_rank + (shape.q_lora_rank or 0)
     dense += width * (2 * shape.hidden + inner)
-    return Weights(dense=dense, experts=experts, layer_matrices=matrices_dense + matrices_experts)
+    return Weights(dense=dense, experts=experts, fp8_matrices=matrices_dense + matrices_experts)
 
 
 def layer_weights(workload: Workload, *, moe: bool) -> Weights:

@@ -224,8 +224,9 @@ def _in_bf16(workload: Workload) -> str:
 
 
 def _output(workload: Workload, rates: Rates) -> Piece:
-    """Return output layer and loss, which stay in the wider type under fp8."""
-    shape, dtype = workload.shape, _in_bf16(workload)
+    """Return output layer and loss, which stay in the wider type under fp8 unless the implementation says otherwise."""
+    shape = workload.shape
+    dtype = workload.precision if workload.implementation.fp8_output_layer else _in_bf16(workload)
     words, tokens = workload.vocabulary // workload.layout.tensor, workload.tokens
     rows = min(tokens, workload.implementation.loss_chunk_tokens) if workload.loss == "chunked" else tokens
     sides = (words, shape.hidden, rows)
@@ -464,7 +465,7 @@ def _optimizer(workload: Workload, rates: Rates, weights: Weights) -> float:
         own = weights.dense / workload.replicas + weights.experts / workload.expert_replicas
     else:
         own = float(weights.total)
-    conversion = 6 * weights.layer_matrices if workload.precision == "fp8" else 0
+    conversion = 6 * weights.fp8_matrices if workload.precision == "fp8" else 0
     adam = EAGER_ADAM_BYTES if workload.implementation.eager_optimizer else ADAM_BYTES
     return (own * (adam + NORM_BYTES) + conversion) / rates.bandwidth
 

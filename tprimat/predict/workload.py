@@ -72,6 +72,8 @@ class Implementation:
     """The results of experts are kept in fp32, in which their weights are applied."""
     keeps_fp8_weights_alone: bool = False
     """Under fp8 the layers' matrices are in 8 bits, as they are and transposed, without bf16 beside them (fp8_param_gather)."""
+    fp8_output_layer: bool = False
+    """Under fp8 the output layer multiplies in 8 bits, too."""
     expert_wgrad_in_bf16: bool = False
     """Under fp8 the experts' weight gradients stay in bf16, and so do the rows that are kept for them (grouped_fp8.py)."""
     received_rows_step: float = 0.0

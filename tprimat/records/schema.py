@@ -197,6 +197,8 @@ class Evidence(RefuseUnknownKeys):
     """Of the weights in the matmuls of the forward pass, such as 'bfloat16'."""
     matmul_dtype: str | None = None
     """What the matrix units ran: bf16, fp8, fp16, tf32, fp32."""
+    output_layer_dtype: str | None = None
+    """fp8 if the output layer multiplied in 8 bits as well, which usual recipes leave in bf16; None: not seen to."""
     gradient_dtype: str | None = None
     weights_split_over: Count | None = None
     """Replicas that have a part each of every weight (FSDP, ZeRO-3); 1: each has all of its weights."""

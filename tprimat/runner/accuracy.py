@@ -160,6 +160,7 @@ def _name(run: _Run) -> str:
     narrow = "gradients" if record.engine_options.get("gradients") == "bf16" else None
     narrow = "states" if work.optimizer_states == "bf16" else narrow
     states = f" bf16 {narrow}" if narrow else ""
+    states += " fp8 output layer" if work.implementation.fp8_output_layer and work.precision == "fp8" else ""
     states += " fully sharded" if work.implementation.divides_over_replicas_alone else ""
     off = [name for name, value in record.engine_options.items() if value is False and name in NAMED_SWITCHES]
     switched = f" without {', '.join(off)}" if off and work.implementation.name == "embedded" else ""

@@ -190,6 +190,21 @@ def test_the_trainers_precision_is_the_dtype(tmp_path, precision, dtype):
     assert only_result(tmp_path).run.matmul_dtype == dtype
 
 
+NEW_SETTING = """
+import torch
+torch.backends.cuda.matmul.fp32_precision = "tf32"
+torch.cuda.is_available = lambda: True
+from tprimat.train.callback import requested_dtype
+print(requested_dtype("32-true"))
+"""
+
+
+@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="torch has the setting since 2.9")
+def test_tf32_is_read_where_the_newer_setting_chose_it(tmp_path):
+    done = subprocess.run([sys.executable, "-c", NEW_SETTING], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout == "tf32\n", done.stderr
+
+
 TWO_RANKS = """
 import sys, torch, pytorch_lightning as lightning
 sys.path.insert(0, "tests/train")

@@ -205,6 +205,18 @@ def test_tf32_is_read_where_the_newer_setting_chose_it(tmp_path):
     assert done.stdout == "tf32\n", done.stderr
 
 
+class SlowToStart(torch.utils.data.DataLoader):
+    def __iter__(self):
+        time.sleep(VALIDATION)
+        return super().__iter__()
+
+
+def test_a_validation_begins_when_its_loader_starts(tmp_path, monkeypatch):
+    monkeypatch.setattr(Line, "validation_step", lambda module, batch, index: None)
+    train(BenchmarkCallback(tmp_path), validation=SlowToStart(torch.ones(2, 4)), val_check_interval=3, num_sanity_val_steps=0)
+    assert max(step.step_seconds for step in RunDirectory(tmp_path).read_steps()[1:]) < VALIDATION
+
+
 TWO_RANKS = """
 import sys, torch, pytorch_lightning as lightning
 sys.path.insert(0, "tests/train")

@@ -211,7 +211,7 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         self._recording = True
         self._losses: list[Any] = []
         self._tokens: list[Any] = []
-        self._pause_began: Timestamp | None = None
+        self._batch_end: Timestamp | None = None
         self._pauses: list[tuple[Timestamp, Timestamp]] = []
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -231,7 +231,7 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         read_peak_memory(_device(pl_module))
         if dist.is_initialized():
             dist.barrier()
-        self._last_end = record_timestamp(_device(pl_module))
+        self._last_end = self._batch_end = record_timestamp(_device(pl_module))
         resumed = trainer.global_step > 0 and self.directory.steps_file.exists()
         self._ended_at_seconds = None if resumed else _seconds_since(run.started_at)
         self._pending, self._pauses, self._losses, self._tokens = [], [], [], []
@@ -272,10 +272,11 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         del batch, batch_idx
         self._losses.append(_scalar(outputs if isinstance(outputs, Tensor) else _output(outputs, "loss")))
         self._tokens.append(_scalar(_output(outputs, "tokens")))
+        device = _device(pl_module)
         if trainer.global_step == self._last_step:
+            self._batch_end = record_timestamp(device)
             return
         self._last_step = trainer.global_step
-        device = _device(pl_module)
         loads = (_scalar(_output(outputs, name)) for name in LOADS)
         norm = _scalar(_output(outputs, "grad_norm"))
         norm = _scalar(trainer.callback_metrics.get("grad_norm")) if norm is None else norm
@@ -286,10 +287,11 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         counters = torch.cat([*on_device, _worst_memory(read_peak_memory(device), device)])
         values = torch.empty_like(counters, device="cpu", pin_memory=device.type == "cuda")
         values.copy_(counters, non_blocking=True)
+        self._batch_end = record_timestamp(device)
         self._pending.append(
             _PendingStep(
                 step=trainer.global_step,
-                end=record_timestamp(device),
+                end=self._batch_end,
                 values=values,
                 known=tuple(_known_to_host(value) for value in metrics),
                 learning_rate=self._learning_rate if _is_on_device(rate) or rate is None else float(rate),
@@ -311,19 +313,17 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         divided = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
         return total if batches == divided else total * (divided / batches)
 
-    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Stop the clock."""
-        del trainer
-        if self._training:
-            self._pause_began = record_timestamp(_device(pl_module))
-
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Start the clock again, and forget the memory that validation took."""
+        """Leave the time since the last batch out of the step, on the slowest rank, and forget the memory that validation took.
+
+        Lightning starts the loader's processes before on_validation_start.
+        """
         del trainer
-        if self._training and self._pause_began is not None:
-            read_peak_memory(_device(pl_module))
-            self._pauses.append((self._pause_began, record_timestamp(_device(pl_module))))
-            self._pause_began = None
+        if self._training and self._batch_end is not None:
+            device = _device(pl_module)
+            _worst_memory(read_peak_memory(device), device)
+            began, self._batch_end = self._batch_end, record_timestamp(device)
+            self._pauses.append((began, self._batch_end))
 
     def _note_computed(self, device: torch.device) -> None:
         self._computed = record_timestamp(device)

@@ -1,6 +1,7 @@
 """What users do with their own Trainers: accumulate, validate, resume, return anything, run out of disk, interrupt."""
 
 import csv
+import importlib
 import os
 import shutil
 import socket
@@ -215,6 +216,66 @@ def test_a_validation_begins_when_its_loader_starts(tmp_path, monkeypatch):
     monkeypatch.setattr(Line, "validation_step", lambda module, batch, index: None)
     train(BenchmarkCallback(tmp_path), validation=SlowToStart(torch.ones(2, 4)), val_check_interval=3, num_sanity_val_steps=0)
     assert max(step.step_seconds for step in RunDirectory(tmp_path).read_steps()[1:]) < VALIDATION
+
+
+class Manual(Line):
+    """Steps its optimizer itself, returns no loss, and logs what a test gives it."""
+
+    automatic_optimization = False
+
+    def __init__(self, log):
+        super().__init__()
+        self.log_step = log
+
+    def training_step(self, batch, index):
+        self.manual_backward(self.layer(batch).square().mean())
+        self.optimizers().step()
+        self.log_step(self, index)
+
+    def validation_step(self, batch, index):
+        self.log("loss", 99.0)
+
+
+def fit_manual(callbacks, log, **options):
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    lightning.Trainer(accelerator="cpu", callbacks=callbacks, **quiet, **options).fit(Manual(log), rows(3), rows(1))
+
+
+def test_a_step_has_only_what_the_module_logged_in_it(tmp_path):
+    def log(module, index):
+        module.log("train_loss", float(index), on_step=False, on_epoch=True)
+        if index == 1:
+            module.log("grad_norm", 7.0)
+
+    fit_manual([BenchmarkCallback(tmp_path)], log, max_epochs=2)
+    steps = RunDirectory(tmp_path).read_steps()
+    assert [(step.loss, step.grad_norm) for step in steps] == [(None, None), (None, 7.0), (None, None)] * 2
+
+
+def test_no_number_of_the_progress_bar_is_fetched_from_the_device(tmp_path, monkeypatch):
+    module = importlib.import_module("pytorch_lightning.trainer.connectors.logger_connector.result")
+    fetch, fetched = module.convert_tensors_to_scalars, []
+    monkeypatch.setattr(module, "convert_tensors_to_scalars", lambda value: fetched.append(value) or fetch(value))
+
+    def log(module, index):
+        module.log("train_loss", float(index), prog_bar=True)
+
+    fit_manual([], log, max_epochs=1)
+    without = len(fetched)
+    fit_manual([BenchmarkCallback(tmp_path)], log, max_epochs=1)
+    assert len(fetched) == 2 * without
+    assert [step.loss for step in RunDirectory(tmp_path).read_steps()] == [0.0, 1.0, 2.0]
+
+
+def test_a_learning_rate_that_a_scheduler_changes_in_place_is_that_of_the_steps_begin(tmp_path, monkeypatch):
+    def optimizers(module):
+        optimizer = torch.optim.SGD(module.parameters(), lr=torch.tensor(1.0))
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    monkeypatch.setattr(Line, "configure_optimizers", optimizers)
+    train(BenchmarkCallback(tmp_path), batches=3)
+    assert [step.learning_rate for step in RunDirectory(tmp_path).read_steps()] == [1.0, 0.5, 0.25]
 
 
 TWO_RANKS = """

@@ -34,6 +34,7 @@ from tprimat.records.environment import software_versions
 from tprimat.records.schema import LARGEST_REAL, LARGEST_WHOLE, Outcome, RunRecord, StepRecord
 from tprimat.records.store import RunDirectory, cannot_write, read_lines, to_json, write_atomically
 from tprimat.train import startup
+from tprimat.train.compat import last_logged
 from tprimat.train.device import PeakMemory, Timestamp, describe_machine, read_peak_memory, record_timestamp, this_node
 from tprimat.train.step_log import StepLog
 
@@ -139,6 +140,7 @@ REDUCED_LOSS = "reduced_train_loss"
 """NeMo's name of the loss over all ranks, which it logs in each step."""
 LOSS_METRICS = ("train_loss", "loss")
 """Names under which modules that return no loss log it."""
+LOGGED = (REDUCED_LOSS, *LOSS_METRICS, "grad_norm")
 
 LOADS = ("expert_load", "rank_load", "dropped")
 """What a trainer of a mixture of experts returns in addition; fields of StepRecord."""
@@ -159,8 +161,8 @@ class _PendingStep:
     values: Tensor
     """On the host, filled once `end` has passed: the numbers that were on the device, then peak allocated and reserved."""
     known: tuple[float | None, ...]
-    """Loss, gradient norm and tokens, then LOADS, as the host knows them; None is absent, ON_DEVICE is in `values`."""
-    learning_rate: float | None
+    """Loss, gradient norm, tokens and learning rate, then LOADS, as the host knows them; None is absent, ON_DEVICE is in
+    `values`."""
     pauses: tuple[tuple[Timestamp, Timestamp], ...]
     """Begin and end of each validation since the step before."""
     computed: Timestamp | None
@@ -204,13 +206,14 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         self._last_end: Timestamp | None = None
         self._last_step = 0
         self._ended_at_seconds: float | None = None
-        self._learning_rate: float | None = None
+        self._learning_rate: Any = None
         self._computed: Timestamp | None = None
         self._own_seconds: deque[float] = deque(maxlen=OWN_STEPS)
         self._training = False
         self._recording = True
         self._losses: list[Any] = []
         self._tokens: list[Any] = []
+        self._logged: dict[str, Any] = {}
         self._batch_end: Timestamp | None = None
         self._pauses: list[tuple[Timestamp, Timestamp]] = []
 
@@ -264,8 +267,8 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         del pl_module, batch, batch_idx
         groups = trainer.optimizers[0].param_groups if trainer.optimizers else ()
         if groups:  # Lightning's stand-in for no optimizer has none
-            rate = groups[0].get("lr")
-            self._learning_rate = None if rate is None else float(rate)
+            rate = _scalar(groups[0].get("lr"))
+            self._learning_rate = rate.clone() if isinstance(rate, Tensor) else rate  # a scheduler changes a tensor in place
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Close a step, if the optimizer stepped, and write the previous one."""
@@ -278,10 +281,11 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
             return
         self._last_step = trainer.global_step
         loads = (_scalar(_output(outputs, name)) for name in LOADS)
-        norm = _scalar(_output(outputs, "grad_norm"))
-        norm = _scalar(trainer.callback_metrics.get("grad_norm")) if norm is None else norm
-        metrics = (self._loss(trainer, pl_module), norm, _sum(self._tokens), *loads)
-        rate = _scalar(_output(outputs, "learning_rate"))
+        logged = self._newly_logged(trainer)
+        norm, rate = _scalar(_output(outputs, "grad_norm")), _scalar(_output(outputs, "learning_rate"))
+        norm = logged.get("grad_norm") if norm is None else norm
+        rate = self._learning_rate if rate is None else rate
+        metrics = (self._loss(trainer, pl_module, logged), norm, _sum(self._tokens), rate, *loads)
         self._losses, self._tokens = [], []
         on_device = [value.detach().double().reshape(1) for value in metrics if _is_on_device(value)]
         counters = torch.cat([*on_device, _worst_memory(read_peak_memory(device), device)])
@@ -294,7 +298,6 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
                 end=self._batch_end,
                 values=values,
                 known=tuple(_known_to_host(value) for value in metrics),
-                learning_rate=self._learning_rate if _is_on_device(rate) or rate is None else float(rate),
                 pauses=tuple(self._pauses),
                 computed=self._computed,
             )
@@ -303,12 +306,20 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         self._pauses = []
         self._write(trainer, keep=1 if device.type == "cuda" else 0)
 
-    def _loss(self, trainer: Any, pl_module: Any) -> Any:
+    def _newly_logged(self, trainer: Any) -> dict[str, Any]:
+        """Return name -> number of LOGGED, as far as the module has logged it since the step before."""
+        found = {}
+        for key, name, value in last_logged(trainer, LOGGED):
+            if value is not self._logged.get(key):
+                self._logged[key] = value
+                found[name] = _scalar(value)
+        return found
+
+    def _loss(self, trainer: Any, pl_module: Any, logged: Mapping[str, Any]) -> Any:
         """Return the mean loss of the step's batches. Lightning has divided each by the batches that it accumulates."""
-        logged = trainer.callback_metrics
         total = _sum(self._losses)
         if REDUCED_LOSS in logged or total is None:
-            return next((_scalar(logged[name]) for name in (REDUCED_LOSS, *LOSS_METRICS) if name in logged), None)
+            return next((logged[name] for name in (REDUCED_LOSS, *LOSS_METRICS) if name in logged), None)
         batches = sum(loss is not None for loss in self._losses)
         divided = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
         return total if batches == divided else total * (divided / batches)
@@ -387,7 +398,7 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
     def _record(self, pending: _PendingStep, start: Timestamp) -> StepRecord:
         *read, allocated, reserved = pending.values.tolist()
         from_device = iter(read)
-        loss, norm, tokens, *loads = (next(from_device) if value is ON_DEVICE else value for value in pending.known)
+        loss, norm, tokens, rate, *loads = (next(from_device) if value is ON_DEVICE else value for value in pending.known)
         expert_load, rank_load, dropped = loads  # as LOADS names them
         seconds = pending.end.seconds_since(start)
         if self._ended_at_seconds is not None:
@@ -402,7 +413,7 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
             tokens=self.tokens_per_step if counted is None else int(counted),
             loss=_within(loss, -LARGEST_REAL, LARGEST_REAL),
             grad_norm=_within(norm, -LARGEST_REAL, LARGEST_REAL),
-            learning_rate=_within(pending.learning_rate, -LARGEST_REAL, LARGEST_REAL),
+            learning_rate=_within(rate, -LARGEST_REAL, LARGEST_REAL),
             finite=all(math.isfinite(value) for value in (loss, norm) if value is not None),
             peak_allocated_bytes=None if math.isnan(allocated) else int(allocated),
             peak_reserved_bytes=None if math.isnan(reserved) else int(reserved),

@@ -278,6 +278,15 @@ def test_a_learning_rate_that_a_scheduler_changes_in_place_is_that_of_the_steps_
     assert [step.learning_rate for step in RunDirectory(tmp_path).read_steps()] == [1.0, 0.5, 0.25]
 
 
+def test_losses_of_accumulated_batches_are_added_in_double_precision(tmp_path):
+    def outputs(loss, index):
+        return (0 * loss + (10 if index == 0 else 0.1)).bfloat16()
+
+    train(BenchmarkCallback(tmp_path), outputs, batches=64, accumulate_grad_batches=64)
+    (step,) = RunDirectory(tmp_path).read_steps()
+    assert step.loss == pytest.approx((10 + 63 * 0.1) / 64, rel=0.005)
+
+
 TWO_RANKS = """
 import sys, torch, pytorch_lightning as lightning
 sys.path.insert(0, "tests/train")
@@ -294,15 +303,14 @@ for attempt in range(2):
 """
 
 
-@pytest.mark.slow
-def test_each_of_two_ranks_hears_that_the_folder_is_refused(tmp_path):
+def outputs_of_two_ranks(code, folder):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     joined = {**os.environ, "PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", TWO_RANKS, str(tmp_path)],
+            [sys.executable, "-c", code, str(folder)],
             cwd=ROOT,
             env={**joined, "NODE_RANK": "0", "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
@@ -311,8 +319,43 @@ def test_each_of_two_ranks_hears_that_the_folder_is_refused(tmp_path):
         )
         for rank in range(2)
     ]
-    outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
+    return [rank.communicate(timeout=300)[0] for rank in ranks]
+
+
+@pytest.mark.slow
+def test_each_of_two_ranks_hears_that_the_folder_is_refused(tmp_path):
+    outputs = outputs_of_two_ranks(TWO_RANKS, tmp_path)
     refused = f"attempt 1 {tmp_path} already holds the steps of a run."
     assert [[line for line in output.splitlines() if line.startswith("attempt")] for output in outputs] == [[refused]] * 2
     run, steps = RunDirectory(tmp_path).read_whole()
     assert (run.machine.gpus, [step.step for step in steps]) == (2, [1, 2, 3])
+
+
+UNEQUAL_RANKS = """
+import sys, time, torch, pytorch_lightning as lightning
+sys.path.insert(0, "tests/train")
+from test_users_trainer import Line, VALIDATION, rows
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial
+from utils import BenchmarkCallback
+
+class Unequal(Line):
+    def training_step(self, batch, index):
+        norm = DTensor.from_local(torch.tensor(1.0 + self.global_rank), init_device_mesh("cpu", (2,)), [Partial()])
+        return {"loss": super().training_step(batch, index), "grad_norm": norm}
+
+    def validation_step(self, batch, index):
+        time.sleep(2 * VALIDATION * self.global_rank)
+
+quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+options = dict(max_epochs=1, val_check_interval=2, num_sanity_val_steps=0, callbacks=[BenchmarkCallback(sys.argv[1])], **quiet)
+lightning.Trainer(accelerator="cpu", devices=2, strategy="ddp", **options).fit(Unequal(), rows(8), rows(1))
+"""
+
+
+@pytest.mark.slow
+def test_a_step_counts_the_ranks_together_where_they_differ(tmp_path):
+    outputs_of_two_ranks(UNEQUAL_RANKS, tmp_path)
+    steps = RunDirectory(tmp_path).read_steps()
+    assert [step.grad_norm for step in steps] == [3.0] * 4  # a sum that each rank holds a part of
+    assert max(step.step_seconds for step in steps[1:]) < VALIDATION  # without the validation of the slower rank

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from tprimat.errors import ConfigError, RecordError
 from tprimat.plan.evidence import first_record
@@ -475,7 +476,10 @@ def _output(outputs: Any, name: str, default: Any = None) -> Any:
 def _scalar(value: Any) -> Any:
     """Return a number, on a device or not; None for anything else that a module returns under the name of one."""
     if isinstance(value, Tensor):
-        return value.detach() if value.numel() == 1 and not value.is_complex() else None
+        if value.numel() != 1 or value.is_complex():
+            return None
+        value = value.detach()
+        return value.full_tensor() if isinstance(value, DTensor) else value  # every rank has the loss of a parallel module
     try:
         return None if value is None or isinstance(value, str) else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -483,7 +487,8 @@ def _scalar(value: Any) -> Any:
 
 
 def _sum(values: Collection[Any]) -> Any:
-    known = [value for value in values if value is not None]
+    """Return the sum of what is known, in double precision: 64 losses in bf16 add up to a few percent more or less."""
+    known = [value.double() if isinstance(value, Tensor) else value for value in values if value is not None]
     return sum(known[1:], known[0]) if known else None
 
 

@@ -87,6 +87,11 @@ def test_a_step_has_the_mean_loss_and_all_tokens_of_its_batches(tmp_path):
     assert [(step.loss, step.tokens) for step in steps] == [(0.5, 20), (2.5, 20), (4.0, 10)]
 
 
+def test_the_last_step_of_an_epoch_has_the_tokens_of_its_own_batches(tmp_path):
+    train(BenchmarkCallback(tmp_path, tokens_per_step=64), batches=5, accumulate_grad_batches=2, max_epochs=2)
+    assert [step.tokens for step in RunDirectory(tmp_path).read_steps()] == [64, 64, 32] * 2
+
+
 @pytest.mark.parametrize("accumulated", [1, 2])
 def test_validation_is_no_part_of_a_step(tmp_path, accumulated):
     options = {"val_check_interval": 3, "num_sanity_val_steps": 0, "accumulate_grad_batches": accumulated}

@@ -164,6 +164,8 @@ class _PendingStep:
     known: tuple[float | None, ...]
     """Loss, gradient norm, tokens and learning rate, then LOADS, as the host knows them; None is absent, ON_DEVICE is in
     `values`."""
+    planned_tokens: int | None
+    """Where the module does not say how many it trained on."""
     pauses: tuple[tuple[Timestamp, Timestamp], ...]
     """Begin and end of each validation since the step before."""
     computed: Timestamp | None
@@ -286,6 +288,7 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         norm, rate = _scalar(_output(outputs, "grad_norm")), _scalar(_output(outputs, "learning_rate"))
         norm = logged.get("grad_norm") if norm is None else norm
         rate = self._learning_rate if rate is None else rate
+        planned_tokens = self._planned_tokens(trainer, pl_module)
         metrics = (self._loss(trainer, pl_module, logged), norm, _sum(self._tokens), rate, *loads)
         self._losses, self._tokens = [], []
         on_device = [value.detach().double().reshape(1) for value in metrics if _is_on_device(value)]
@@ -299,6 +302,7 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
                 end=self._batch_end,
                 values=values,
                 known=tuple(_known_to_host(value) for value in metrics),
+                planned_tokens=planned_tokens,
                 pauses=tuple(self._pauses),
                 computed=self._computed,
             )
@@ -324,6 +328,13 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         batches = sum(loss is not None for loss in self._losses)
         divided = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
         return total if batches == divided else total * (divided / batches)
+
+    def _planned_tokens(self, trainer: Any, pl_module: Any) -> int | None:
+        """Return the tokens of the step by tokens_per_step: fewer where an epoch ends before all its batches are accumulated."""
+        batches, planned = len(self._losses), int(trainer.accumulate_grad_batches)
+        if self.tokens_per_step is None or not pl_module.automatic_optimization or batches >= planned:
+            return self.tokens_per_step
+        return round(self.tokens_per_step * batches / planned)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Leave the time since the last batch out of the step, on the slowest rank, and forget the memory that validation took.
@@ -411,7 +422,7 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         return StepRecord(
             step=pending.step,
             step_seconds=max(seconds, SHORTEST_SECONDS),
-            tokens=self.tokens_per_step if counted is None else int(counted),
+            tokens=pending.planned_tokens if counted is None else int(counted),
             loss=_within(loss, -LARGEST_REAL, LARGEST_REAL),
             grad_norm=_within(norm, -LARGEST_REAL, LARGEST_REAL),
             learning_rate=_within(rate, -LARGEST_REAL, LARGEST_REAL),

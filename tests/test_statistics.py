@@ -243,6 +243,13 @@ def test_a_single_run_a_side_is_projected_from_the_spread_that_its_interval_assu
     assert all(arm >= math.log(one.value / bound) for runs, arm in arms.items() if runs < needed)
 
 
+def test_a_single_run_against_several_is_projected_from_the_spread_of_one_run():
+    groups = [[statistics.Rate(log=centre, error=1e-6, freedom=50)] * count for centre, count in ((0.0, 1), (0.01, 8))]
+    spread, other = statistics.spreads_of(*groups, statistics.ratio_of_rates(*groups, assumed=0.004))
+    seen = 0.004 * math.sqrt(statistics.BETWEEN_RUNS_FREEDOM / (statistics.BETWEEN_RUNS_FREEDOM + 7))  # eight runs that agree
+    assert spread == other == pytest.approx(seen, rel=0.01)
+
+
 def switching(rng, n, stay):
     states = [0]
     while len(states) < n:

@@ -422,8 +422,10 @@ def spreads_of(
     if ratio.low is None:
         return None
     if min(len(first), len(second)) == 1:
-        error = math.log(ratio.value / ratio.low) / t_quantile(BETWEEN_RUNS_FREEDOM, confidence)
-        return error / math.sqrt(2), error / math.sqrt(2)
+        freedom = BETWEEN_RUNS_FREEDOM + len(first) + len(second) - 2
+        error = math.log(ratio.value / ratio.low) / t_quantile(freedom, confidence)
+        spread = error / math.sqrt(1 / len(first) + 1 / len(second))
+        return spread, spread
     one, other = (float(np.std([rate.log for rate in group], ddof=1)) for group in (first, second))
     return one, other
 

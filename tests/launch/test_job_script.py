@@ -3,11 +3,13 @@
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from a_launch import ROOT, wait_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,6 +50,45 @@ def test_an_option_of_sbatch_cannot_bring_lines_of_its_own():
         script(a_job(options=("--comment=a\n#SBATCH --wrap=evil",)))
     with pytest.raises(ConfigError, match="control characters"):
         explicit(RunRequest(platform="nvidia", settings=('cluster.slurm.partition="a\\nb"',)), ())
+
+
+SUBMITS = """
+from pathlib import Path
+from tprimat.launch import slurm
+from tprimat.launch.process import Interrupts
+from tprimat.runner.submit import follow_job
+job = slurm.Job(name="n", directory=Path("."), log="log", nodes=1, gpus_per_node=1, command=("x",))
+with Interrupts():
+    number = slurm.submit(Path("script"))
+    print([task.state for task in follow_job(number, job, print)])
+"""
+TOOLS = {
+    "sbatch": "touch sbatch-began; sleep 1; echo 42",
+    "squeue": 'touch squeue-began; sleep 1; test -e ended && state=CANCELLED || state=RUNNING; echo "42|$state|None|node"',
+    "scancel": "echo $1 > ended",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", ["sbatch", "squeue"])
+def test_ctrl_c_in_a_terminal_cancels_a_job_whatever_program_of_slurm_runs(tool, tmp_path):
+    """A terminal interrupts all processes of its foreground group."""
+    for name, text in TOOLS.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    following = subprocess.Popen(
+        [sys.executable, "-c", SUBMITS],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    wait_for((tmp_path / f"{tool}-began").exists)
+    os.killpg(following.pid, signal.SIGINT)
+    assert following.communicate(timeout=60)[0].endswith("['CANCELLED']\n")
+    assert (tmp_path / "ended").read_text() == "42\n"
 
 
 REQUESTS = [

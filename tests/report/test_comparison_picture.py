@@ -181,6 +181,14 @@ def test_the_axis_of_step_times_has_two_numbers_at_least(levels, scale, tmp_path
         assert ("log scale" in axes.get_ylabel()) == (scale == "log")
 
 
+def test_an_interval_that_is_too_wide_to_print_does_not_hide_the_bars(tmp_path):
+    for number, level in enumerate((4.0, 10.0)):
+        write(tmp_path, f"two-{number}", level, number)
+    with drawn(sheet_of(tmp_path)) as picture:
+        (axes,) = axes_titled(picture, "Model throughput")
+        assert axes.get_xlim()[1] < 3 * max(bar.get_width() for bar in axes.patches)
+
+
 def test_a_single_steady_step_is_a_point_at_a_whole_step(tmp_path):
     run = a_run("short", machine=LAPTOP, data_parallel=2)
     write_run(tmp_path, run, steps_of(run, np.array([9.0, 2.0]), 1, gigabytes=None))

@@ -130,28 +130,46 @@ def test_power_and_clocks_are_drawn_over_time_as_the_mean_of_the_gpus(browser, t
     assert set(browser.run(f"{clock}[0].y")) == {1500}
 
 
+def words_under_power(folder, watts, held_back, **facts):
+    """The words of a page on a run that draws so many watts of 700, with its clocks held back in a share of the readings."""
+    run = a_run("warm", machine=replace(H100, power_limit_watts=700.0), **facts)
+    write_run(folder, run, steps_of(run, step_times(4.6, 7), 7))
+    places = [(at, gpu) for at in range(120) for gpu in range(8)]
+    samples = [
+        TelemetrySample(
+            at_seconds=at * 2.0,
+            gpu=gpu,
+            power_watts=watts,
+            throttle_reasons=("sw_power_cap",) * (place % 240 < 240 * held_back),
+        )
+        for place, (at, gpu) in enumerate(places)
+    ]
+    (folder / "runs" / "warm" / "telemetry.jsonl").write_text("".join(to_json(sample) + "\n" for sample in samples))
+    seen = re.sub(r"<(script|style)\b.*?</\1>", "", page_of(folder, folder / "runs").read_text("utf8"), flags=re.S)
+    return seen.replace("\xa0", " ")
+
+
 @pytest.mark.parametrize(
-    ("watts", "reasons", "said"),
+    ("watts", "held_back", "said"),
     [
-        (690, ("sw_power_cap",), "draws 99 % of its limit of 700 W"),
-        (450, ("sw_power_cap",), "draws 64 % of its limit of 700 W"),
-        (690, (), None),
+        (690, 1.0, "draws 99 % of its limit of 700 W"),
+        (450, 1.0, "draws 64 % of its limit of 700 W"),
+        (690, 0.005, None),
+        (690, 0.0, None),
     ],
 )
-def test_a_power_limit_that_holds_clocks_down_is_what_bounds_a_run(watts, reasons, said, tmp_path):
-    run = a_run("warm", machine=replace(H100, power_limit_watts=700.0))
-    write_run(tmp_path, run, steps_of(run, step_times(4.6, 7), 7))
-    samples = [
-        TelemetrySample(at_seconds=at * 2.0, gpu=gpu, power_watts=watts, throttle_reasons=reasons)
-        for at in range(120)
-        for gpu in range(8)
-    ]
-    (tmp_path / "runs" / "warm" / "telemetry.jsonl").write_text("".join(to_json(sample) + "\n" for sample in samples))
-    seen = re.sub(r"<(script|style)\b.*?</\1>", "", page_of(tmp_path, tmp_path / "runs").read_text("utf8"), flags=re.S)
-    seen = seen.replace("\xa0", " ")
+def test_a_power_limit_that_holds_clocks_down_is_what_bounds_a_run(watts, held_back, said, tmp_path):
+    seen = words_under_power(tmp_path, watts, held_back)
     assert re.findall(r"draws [^,]*? W", seen) == ([said] if said else [])
     assert ("The power limit holds the clocks down" in seen) == (said is not None and watts > 600)
     assert ("Neither compute nor memory is used up" in seen) == (said is None or watts < 600)
+
+
+def test_a_page_does_not_say_that_compute_is_not_used_up_where_its_share_is_not_known(tmp_path):
+    seen = words_under_power(tmp_path, 450, 1.0, matmul_dtype=None)
+    assert "draws 64 % of its limit of 700 W" in seen
+    assert "How far it is from the machine's limit is not known" in seen.replace("&#39;", "'")
+    assert "Neither compute nor memory is used up" not in seen
 
 
 def test_curves_are_those_of_one_workload(opened):

@@ -1,4 +1,4 @@
-"""Private names of torch, Megatron-Core, Lightning and NeMo are used in three files alone, which notice when one changes."""
+"""Private names of torch, Megatron-Core, Lightning and NeMo are used in four files alone, which notice when one changes."""
 
 import ast
 from pathlib import Path
@@ -10,11 +10,13 @@ from megatron.core.distributed import DistributedDataParallel
 
 from tprimat.errors import LaunchError
 from tprimat.megatron import compat
+from tprimat.train.compat import last_logged
 
 PACKAGE = Path(compat.__file__).parents[1]
 PACKAGES = ("megatron", "nemo", "train")
-COMPAT = {PACKAGE / "megatron" / "compat.py", PACKAGE / "nemo" / "compat.py", PACKAGE / "train" / "flight_recorder.py"}
-"""The last one is for every engine, and does without a name that torch does not have."""
+ANY_ENGINE = {PACKAGE / "train" / "flight_recorder.py", PACKAGE / "train" / "compat.py"}
+"""These do without a name that torch or Lightning does not have."""
+COMPAT = {PACKAGE / "megatron" / "compat.py", PACKAGE / "nemo" / "compat.py", *ANY_ENGINE}
 FILES = [file for name in PACKAGES for file in sorted((PACKAGE / name).rglob("*.py")) if file not in COMPAT]
 
 
@@ -116,3 +118,8 @@ def test_newer_versions_of_torch_need_no_call_to_enable_symmetric_memory(monkeyp
     monkeypatch.setattr(compat, "symmetric_memory", SimpleNamespace)
     compat.enable_symmetric_memory("tensor")
     assert calls == ["tensor"]
+
+
+def test_a_lightning_without_the_private_names_is_asked_for_its_callback_metrics():
+    trainer = SimpleNamespace(callback_metrics={"grad_norm": 7.0, "other": 1.0})
+    assert last_logged(trainer, {"grad_norm"}) == [("grad_norm", "grad_norm", 7.0)]

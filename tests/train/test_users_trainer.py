@@ -1,6 +1,7 @@
 """What users do with their own Trainers: accumulate, validate, resume, return anything, run out of disk, interrupt."""
 
 import csv
+import importlib
 import os
 import shutil
 import socket
@@ -84,6 +85,11 @@ def test_a_step_has_the_mean_loss_and_all_tokens_of_its_batches(tmp_path):
     )
     steps = RunDirectory(tmp_path).read_steps()
     assert [(step.loss, step.tokens) for step in steps] == [(0.5, 20), (2.5, 20), (4.0, 10)]
+
+
+def test_the_last_step_of_an_epoch_has_the_tokens_of_its_own_batches(tmp_path):
+    train(BenchmarkCallback(tmp_path, tokens_per_step=64), batches=5, accumulate_grad_batches=2, max_epochs=2)
+    assert [step.tokens for step in RunDirectory(tmp_path).read_steps()] == [64, 64, 32] * 2
 
 
 @pytest.mark.parametrize("accumulated", [1, 2])
@@ -190,6 +196,102 @@ def test_the_trainers_precision_is_the_dtype(tmp_path, precision, dtype):
     assert only_result(tmp_path).run.matmul_dtype == dtype
 
 
+NEW_SETTING = """
+import torch
+torch.backends.cuda.matmul.fp32_precision = "tf32"
+torch.cuda.is_available = lambda: True
+from tprimat.train.callback import requested_dtype
+print(requested_dtype("32-true"))
+"""
+
+
+@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="torch has the setting since 2.9")
+def test_tf32_is_read_where_the_newer_setting_chose_it(tmp_path):
+    done = subprocess.run([sys.executable, "-c", NEW_SETTING], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout == "tf32\n", done.stderr
+
+
+class SlowToStart(torch.utils.data.DataLoader):
+    def __iter__(self):
+        time.sleep(VALIDATION)
+        return super().__iter__()
+
+
+def test_a_validation_begins_when_its_loader_starts(tmp_path, monkeypatch):
+    monkeypatch.setattr(Line, "validation_step", lambda module, batch, index: None)
+    train(BenchmarkCallback(tmp_path), validation=SlowToStart(torch.ones(2, 4)), val_check_interval=3, num_sanity_val_steps=0)
+    assert max(step.step_seconds for step in RunDirectory(tmp_path).read_steps()[1:]) < VALIDATION
+
+
+class Manual(Line):
+    """Steps its optimizer itself, returns no loss, and logs what a test gives it."""
+
+    automatic_optimization = False
+
+    def __init__(self, log):
+        super().__init__()
+        self.log_step = log
+
+    def training_step(self, batch, index):
+        self.manual_backward(self.layer(batch).square().mean())
+        self.optimizers().step()
+        self.log_step(self, index)
+
+    def validation_step(self, batch, index):
+        self.log("loss", 99.0)
+
+
+def fit_manual(callbacks, log, **options):
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    lightning.Trainer(accelerator="cpu", callbacks=callbacks, **quiet, **options).fit(Manual(log), rows(3), rows(1))
+
+
+def test_a_step_has_only_what_the_module_logged_in_it(tmp_path):
+    def log(module, index):
+        module.log("train_loss", float(index), on_step=False, on_epoch=True)
+        if index == 1:
+            module.log("grad_norm", 7.0)
+
+    fit_manual([BenchmarkCallback(tmp_path)], log, max_epochs=2)
+    steps = RunDirectory(tmp_path).read_steps()
+    assert [(step.loss, step.grad_norm) for step in steps] == [(None, None), (None, 7.0), (None, None)] * 2
+
+
+def test_no_number_of_the_progress_bar_is_fetched_from_the_device(tmp_path, monkeypatch):
+    module = importlib.import_module("pytorch_lightning.trainer.connectors.logger_connector.result")
+    fetch, fetched = module.convert_tensors_to_scalars, []
+    monkeypatch.setattr(module, "convert_tensors_to_scalars", lambda value: fetched.append(value) or fetch(value))
+
+    def log(module, index):
+        module.log("train_loss", float(index), prog_bar=True)
+
+    fit_manual([], log, max_epochs=1)
+    without = len(fetched)
+    fit_manual([BenchmarkCallback(tmp_path)], log, max_epochs=1)
+    assert len(fetched) == 2 * without
+    assert [step.loss for step in RunDirectory(tmp_path).read_steps()] == [0.0, 1.0, 2.0]
+
+
+def test_a_learning_rate_that_a_scheduler_changes_in_place_is_that_of_the_steps_begin(tmp_path, monkeypatch):
+    def optimizers(module):
+        optimizer = torch.optim.SGD(module.parameters(), lr=torch.tensor(1.0))
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    monkeypatch.setattr(Line, "configure_optimizers", optimizers)
+    train(BenchmarkCallback(tmp_path), batches=3)
+    assert [step.learning_rate for step in RunDirectory(tmp_path).read_steps()] == [1.0, 0.5, 0.25]
+
+
+def test_losses_of_accumulated_batches_are_added_in_double_precision(tmp_path):
+    def outputs(loss, index):
+        return (0 * loss + (10 if index == 0 else 0.1)).bfloat16()
+
+    train(BenchmarkCallback(tmp_path), outputs, batches=64, accumulate_grad_batches=64)
+    (step,) = RunDirectory(tmp_path).read_steps()
+    assert step.loss == pytest.approx((10 + 63 * 0.1) / 64, rel=0.005)
+
+
 TWO_RANKS = """
 import sys, torch, pytorch_lightning as lightning
 sys.path.insert(0, "tests/train")
@@ -206,15 +308,14 @@ for attempt in range(2):
 """
 
 
-@pytest.mark.slow
-def test_each_of_two_ranks_hears_that_the_folder_is_refused(tmp_path):
+def outputs_of_two_ranks(code, folder):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     joined = {**os.environ, "PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", TWO_RANKS, str(tmp_path)],
+            [sys.executable, "-c", code, str(folder)],
             cwd=ROOT,
             env={**joined, "NODE_RANK": "0", "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
@@ -223,8 +324,43 @@ def test_each_of_two_ranks_hears_that_the_folder_is_refused(tmp_path):
         )
         for rank in range(2)
     ]
-    outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
+    return [rank.communicate(timeout=300)[0] for rank in ranks]
+
+
+@pytest.mark.slow
+def test_each_of_two_ranks_hears_that_the_folder_is_refused(tmp_path):
+    outputs = outputs_of_two_ranks(TWO_RANKS, tmp_path)
     refused = f"attempt 1 {tmp_path} already holds the steps of a run."
     assert [[line for line in output.splitlines() if line.startswith("attempt")] for output in outputs] == [[refused]] * 2
     run, steps = RunDirectory(tmp_path).read_whole()
     assert (run.machine.gpus, [step.step for step in steps]) == (2, [1, 2, 3])
+
+
+UNEQUAL_RANKS = """
+import sys, time, torch, pytorch_lightning as lightning
+sys.path.insert(0, "tests/train")
+from test_users_trainer import Line, VALIDATION, rows
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial
+from utils import BenchmarkCallback
+
+class Unequal(Line):
+    def training_step(self, batch, index):
+        norm = DTensor.from_local(torch.tensor(1.0 + self.global_rank), init_device_mesh("cpu", (2,)), [Partial()])
+        return {"loss": super().training_step(batch, index), "grad_norm": norm}
+
+    def validation_step(self, batch, index):
+        time.sleep(2 * VALIDATION * self.global_rank)
+
+quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+options = dict(max_epochs=1, val_check_interval=2, num_sanity_val_steps=0, callbacks=[BenchmarkCallback(sys.argv[1])], **quiet)
+lightning.Trainer(accelerator="cpu", devices=2, strategy="ddp", **options).fit(Unequal(), rows(8), rows(1))
+"""
+
+
+@pytest.mark.slow
+def test_a_step_counts_the_ranks_together_where_they_differ(tmp_path):
+    outputs_of_two_ranks(UNEQUAL_RANKS, tmp_path)
+    steps = RunDirectory(tmp_path).read_steps()
+    assert [step.grad_norm for step in steps] == [3.0] * 4  # a sum that each rank holds a part of
+    assert max(step.step_seconds for step in steps[1:]) < VALIDATION  # without the validation of the slower rank

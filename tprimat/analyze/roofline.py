@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from tprimat.analyze.compare import LEAST_HELD_BACK
 from tprimat.analyze.groups import Group, group_estimate, group_held_back, group_mean, group_worst
 from tprimat.analyze.metrics import MetricOptions, of_machine
 from tprimat.analyze.probes import PRODUCTS, Setting, bandwidth, bus_bandwidth, fastest, flop_rate, setting_of
@@ -87,7 +88,7 @@ def watts_per_gpu(run: RunRecord, metrics: RunMetrics | None) -> float | None:
 
 
 def limits(group: Group) -> tuple[Limit, ...]:
-    """Return the known limits of a group: compute first, memory last; power only where it held the clocks back."""
+    """Return the known limits of a group: compute first, memory last; power only where it held back more than a few clocks."""
     metrics = [item.metrics for item in group.runs if item.metrics is not None]
     found = []
     mfu = group_estimate(group, lambda one: one.mfu)
@@ -97,7 +98,8 @@ def limits(group: Group) -> tuple[Limit, ...]:
     if share is not None:
         found.append(Limit(kind="measured matmul", share=share))
     power, most = group_mean(group, lambda one: watts_per_gpu(group.run, one)), group.run.machine.power_limit_watts
-    if power and most and any(not of_machine(reason) for reason in group_held_back(group) or ()):
+    held = (share for reason, share in (group_held_back(group) or {}).items() if not of_machine(reason))
+    if power and most and max(held, default=0.0) >= LEAST_HELD_BACK:
         found.append(Limit(kind="power", share=power / most, size=most))
     peak, size = group_worst(group, lambda one: one.peak_memory_bytes), group.run.machine.memory_bytes
     if peak and size:

@@ -65,15 +65,24 @@ def python_environment(ranks: int = 1) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": str(cores)}
 
 
-def answer_of(command: Sequence[str], where: str, fix: str, text: str | None = None) -> "subprocess.CompletedProcess[str]":
-    """Return how a scheduler's program ended, with what it printed.
+def answer_of(
+    command: Sequence[str], where: str, fix: str, text: str | None = None, *, own_session: bool = False
+) -> "subprocess.CompletedProcess[str]":
+    """Return how a scheduler's program ended, with what it printed. In its own session, no Ctrl-C of this terminal reaches it.
 
     Raises:
         LaunchError: there is no such program, or it does not answer.
     """
     try:
         return subprocess.run(
-            command, input=text, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False, errors="replace"
+            command,
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=ANSWER_SECONDS,
+            check=False,
+            errors="replace",
+            start_new_session=own_session,
         )
     except FileNotFoundError as error:
         raise LaunchError(f"There is no {command[0]} here.", where=where, fix=fix) from error

@@ -162,7 +162,7 @@ def ask(*command: str) -> str:
         UnknownJobError: there is no such job any more.
         LaunchError: there is no such program, it fails, or it does not answer.
     """
-    done = answer_of(command, where="--launcher slurm", fix="start this on a login node of the cluster")
+    done = answer_of(command, where="--launcher slurm", fix="start this on a login node of the cluster", own_session=True)
     if done.returncode == 0:
         return done.stdout
     text = " ".join(re.sub(r"^\w+: error: ", "", line) for line in done.stderr.splitlines() if line.strip())

@@ -167,6 +167,11 @@ def is_vague(estimate: Estimate) -> bool:
     return estimate.low is not None and estimate.high is not None and 0 < VAGUE * estimate.low <= estimate.high
 
 
+def useful_ends(estimate: Estimate) -> tuple[float | None, float | None]:
+    """Return the ends of an interval for a picture; none where it is too wide to be of use, and would hide all the others."""
+    return (None, None) if is_vague(estimate) else (estimate.low, estimate.high)
+
+
 def shows_nothing(ratio: Estimate) -> bool:
     """Return whether the interval of a ratio is too wide to be of use, and does not even tell which side is larger."""
     return is_vague(ratio) and (ratio.low or 0.0) <= 1 <= (ratio.high or 0.0)

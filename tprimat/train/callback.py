@@ -26,6 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from tprimat.errors import ConfigError, RecordError
 from tprimat.plan.evidence import first_record
@@ -34,6 +35,7 @@ from tprimat.records.environment import software_versions
 from tprimat.records.schema import LARGEST_REAL, LARGEST_WHOLE, Outcome, RunRecord, StepRecord
 from tprimat.records.store import RunDirectory, cannot_write, read_lines, to_json, write_atomically
 from tprimat.train import startup
+from tprimat.train.compat import last_logged
 from tprimat.train.device import PeakMemory, Timestamp, describe_machine, read_peak_memory, record_timestamp, this_node
 from tprimat.train.step_log import StepLog
 
@@ -119,8 +121,14 @@ class AnyTrainer:
 def requested_dtype(precision: str) -> str | None:
     """Return the dtype of the matmuls under a Trainer's precision, such as bf16-mixed; None where it does not say."""
     if precision.startswith("32"):
-        return "tf32" if torch.cuda.is_available() and torch.get_float32_matmul_precision() != "highest" else "fp32"
+        return "tf32" if torch.cuda.is_available() and _multiplies_in_tf32() else "fp32"
     return {"bf16-mixed": "bf16", "bf16-true": "bf16", "16-mixed": "fp16", "16-true": "fp16"}.get(precision)
+
+
+def _multiplies_in_tf32() -> bool:
+    """Whether fp32 matmuls run in TF32. The older question raises an error where the newer setting was used (torch 2.9)."""
+    setting = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
+    return torch.get_float32_matmul_precision() != "highest" if setting is None else setting == "tf32"
 
 
 REPLACED_FILE = "steps-replaced.jsonl"
@@ -133,6 +141,7 @@ REDUCED_LOSS = "reduced_train_loss"
 """NeMo's name of the loss over all ranks, which it logs in each step."""
 LOSS_METRICS = ("train_loss", "loss")
 """Names under which modules that return no loss log it."""
+LOGGED = (REDUCED_LOSS, *LOSS_METRICS, "grad_norm")
 
 LOADS = ("expert_load", "rank_load", "dropped")
 """What a trainer of a mixture of experts returns in addition; fields of StepRecord."""
@@ -153,8 +162,10 @@ class _PendingStep:
     values: Tensor
     """On the host, filled once `end` has passed: the numbers that were on the device, then peak allocated and reserved."""
     known: tuple[float | None, ...]
-    """Loss, gradient norm and tokens, then LOADS, as the host knows them; None is absent, ON_DEVICE is in `values`."""
-    learning_rate: float | None
+    """Loss, gradient norm, tokens and learning rate, then LOADS, as the host knows them; None is absent, ON_DEVICE is in
+    `values`."""
+    planned_tokens: int | None
+    """Where the module does not say how many it trained on."""
     pauses: tuple[tuple[Timestamp, Timestamp], ...]
     """Begin and end of each validation since the step before."""
     computed: Timestamp | None
@@ -198,14 +209,15 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         self._last_end: Timestamp | None = None
         self._last_step = 0
         self._ended_at_seconds: float | None = None
-        self._learning_rate: float | None = None
+        self._learning_rate: Any = None
         self._computed: Timestamp | None = None
         self._own_seconds: deque[float] = deque(maxlen=OWN_STEPS)
         self._training = False
         self._recording = True
         self._losses: list[Any] = []
         self._tokens: list[Any] = []
-        self._pause_began: Timestamp | None = None
+        self._logged: dict[str, Any] = {}
+        self._batch_end: Timestamp | None = None
         self._pauses: list[tuple[Timestamp, Timestamp]] = []
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -225,7 +237,7 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         read_peak_memory(_device(pl_module))
         if dist.is_initialized():
             dist.barrier()
-        self._last_end = record_timestamp(_device(pl_module))
+        self._last_end = self._batch_end = record_timestamp(_device(pl_module))
         resumed = trainer.global_step > 0 and self.directory.steps_file.exists()
         self._ended_at_seconds = None if resumed else _seconds_since(run.started_at)
         self._pending, self._pauses, self._losses, self._tokens = [], [], [], []
@@ -258,35 +270,39 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         del pl_module, batch, batch_idx
         groups = trainer.optimizers[0].param_groups if trainer.optimizers else ()
         if groups:  # Lightning's stand-in for no optimizer has none
-            rate = groups[0].get("lr")
-            self._learning_rate = None if rate is None else float(rate)
+            rate = _scalar(groups[0].get("lr"))
+            self._learning_rate = rate.clone() if isinstance(rate, Tensor) else rate  # a scheduler changes a tensor in place
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Close a step, if the optimizer stepped, and write the previous one."""
         del batch, batch_idx
         self._losses.append(_scalar(outputs if isinstance(outputs, Tensor) else _output(outputs, "loss")))
         self._tokens.append(_scalar(_output(outputs, "tokens")))
+        device = _device(pl_module)
         if trainer.global_step == self._last_step:
+            self._batch_end = record_timestamp(device)
             return
         self._last_step = trainer.global_step
-        device = _device(pl_module)
         loads = (_scalar(_output(outputs, name)) for name in LOADS)
-        norm = _scalar(_output(outputs, "grad_norm"))
-        norm = _scalar(trainer.callback_metrics.get("grad_norm")) if norm is None else norm
-        metrics = (self._loss(trainer, pl_module), norm, _sum(self._tokens), *loads)
-        rate = _scalar(_output(outputs, "learning_rate"))
+        logged = self._newly_logged(trainer)
+        norm, rate = _scalar(_output(outputs, "grad_norm")), _scalar(_output(outputs, "learning_rate"))
+        norm = logged.get("grad_norm") if norm is None else norm
+        rate = self._learning_rate if rate is None else rate
+        planned_tokens = self._planned_tokens(trainer, pl_module)
+        metrics = (self._loss(trainer, pl_module, logged), norm, _sum(self._tokens), rate, *loads)
         self._losses, self._tokens = [], []
         on_device = [value.detach().double().reshape(1) for value in metrics if _is_on_device(value)]
         counters = torch.cat([*on_device, _worst_memory(read_peak_memory(device), device)])
         values = torch.empty_like(counters, device="cpu", pin_memory=device.type == "cuda")
         values.copy_(counters, non_blocking=True)
+        self._batch_end = record_timestamp(device)
         self._pending.append(
             _PendingStep(
                 step=trainer.global_step,
-                end=record_timestamp(device),
+                end=self._batch_end,
                 values=values,
                 known=tuple(_known_to_host(value) for value in metrics),
-                learning_rate=self._learning_rate if _is_on_device(rate) or rate is None else float(rate),
+                planned_tokens=planned_tokens,
                 pauses=tuple(self._pauses),
                 computed=self._computed,
             )
@@ -295,29 +311,42 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         self._pauses = []
         self._write(trainer, keep=1 if device.type == "cuda" else 0)
 
-    def _loss(self, trainer: Any, pl_module: Any) -> Any:
+    def _newly_logged(self, trainer: Any) -> dict[str, Any]:
+        """Return name -> number of LOGGED, as far as the module has logged it since the step before."""
+        found = {}
+        for key, name, value in last_logged(trainer, LOGGED):
+            if value is not self._logged.get(key):
+                self._logged[key] = value
+                found[name] = _scalar(value)
+        return found
+
+    def _loss(self, trainer: Any, pl_module: Any, logged: Mapping[str, Any]) -> Any:
         """Return the mean loss of the step's batches. Lightning has divided each by the batches that it accumulates."""
-        logged = trainer.callback_metrics
         total = _sum(self._losses)
         if REDUCED_LOSS in logged or total is None:
-            return next((_scalar(logged[name]) for name in (REDUCED_LOSS, *LOSS_METRICS) if name in logged), None)
+            return next((logged[name] for name in (REDUCED_LOSS, *LOSS_METRICS) if name in logged), None)
         batches = sum(loss is not None for loss in self._losses)
         divided = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
         return total if batches == divided else total * (divided / batches)
 
-    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Stop the clock."""
-        del trainer
-        if self._training:
-            self._pause_began = record_timestamp(_device(pl_module))
+    def _planned_tokens(self, trainer: Any, pl_module: Any) -> int | None:
+        """Return the tokens of the step by tokens_per_step: fewer where an epoch ends before all its batches are accumulated."""
+        batches, planned = len(self._losses), int(trainer.accumulate_grad_batches)
+        if self.tokens_per_step is None or not pl_module.automatic_optimization or batches >= planned:
+            return self.tokens_per_step
+        return round(self.tokens_per_step * batches / planned)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Start the clock again, and forget the memory that validation took."""
+        """Leave the time since the last batch out of the step, on the slowest rank, and forget the memory that validation took.
+
+        Lightning starts the loader's processes before on_validation_start.
+        """
         del trainer
-        if self._training and self._pause_began is not None:
-            read_peak_memory(_device(pl_module))
-            self._pauses.append((self._pause_began, record_timestamp(_device(pl_module))))
-            self._pause_began = None
+        if self._training and self._batch_end is not None:
+            device = _device(pl_module)
+            _worst_memory(read_peak_memory(device), device)
+            began, self._batch_end = self._batch_end, record_timestamp(device)
+            self._pauses.append((began, self._batch_end))
 
     def _note_computed(self, device: torch.device) -> None:
         self._computed = record_timestamp(device)
@@ -381,7 +410,7 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
     def _record(self, pending: _PendingStep, start: Timestamp) -> StepRecord:
         *read, allocated, reserved = pending.values.tolist()
         from_device = iter(read)
-        loss, norm, tokens, *loads = (next(from_device) if value is ON_DEVICE else value for value in pending.known)
+        loss, norm, tokens, rate, *loads = (next(from_device) if value is ON_DEVICE else value for value in pending.known)
         expert_load, rank_load, dropped = loads  # as LOADS names them
         seconds = pending.end.seconds_since(start)
         if self._ended_at_seconds is not None:
@@ -393,10 +422,10 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         return StepRecord(
             step=pending.step,
             step_seconds=max(seconds, SHORTEST_SECONDS),
-            tokens=self.tokens_per_step if counted is None else int(counted),
+            tokens=pending.planned_tokens if counted is None else int(counted),
             loss=_within(loss, -LARGEST_REAL, LARGEST_REAL),
             grad_norm=_within(norm, -LARGEST_REAL, LARGEST_REAL),
-            learning_rate=_within(pending.learning_rate, -LARGEST_REAL, LARGEST_REAL),
+            learning_rate=_within(rate, -LARGEST_REAL, LARGEST_REAL),
             finite=all(math.isfinite(value) for value in (loss, norm) if value is not None),
             peak_allocated_bytes=None if math.isnan(allocated) else int(allocated),
             peak_reserved_bytes=None if math.isnan(reserved) else int(reserved),
@@ -458,7 +487,10 @@ def _output(outputs: Any, name: str, default: Any = None) -> Any:
 def _scalar(value: Any) -> Any:
     """Return a number, on a device or not; None for anything else that a module returns under the name of one."""
     if isinstance(value, Tensor):
-        return value.detach() if value.numel() == 1 and not value.is_complex() else None
+        if value.numel() != 1 or value.is_complex():
+            return None
+        value = value.detach()
+        return value.full_tensor() if isinstance(value, DTensor) else value  # every rank has the loss of a parallel module
     try:
         return None if value is None or isinstance(value, str) else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -466,7 +498,8 @@ def _scalar(value: Any) -> Any:
 
 
 def _sum(values: Collection[Any]) -> Any:
-    known = [value for value in values if value is not None]
+    """Return the sum of what is known, in double precision: 64 losses in bf16 add up to a few percent more or less."""
+    known = [value.double() if isinstance(value, Tensor) else value for value in values if value is not None]
     return sum(known[1:], known[0]) if known else None
 
 

@@ -147,13 +147,13 @@ def _other_machines(ranking: Ranking) -> list[str]:
 def _distance_from_limits(group: Group) -> list[str]:
     """Return the shares of the machine's limits, and what they mean as a separate paragraph for several cards."""
     found = limits(group)
-    if all(limit.kind == "memory" for limit in found):
+    *others, last = map(_share, found) if found else ("",)
+    shares = f"It {', '.join(others)}{' and ' if others else ''}{last}." if found else ""
+    binding = [BINDING[limit.kind] for limit in found if limit.binds]
+    if all(limit.kind in {"power", "memory"} for limit in found):
         reason = next((item.metrics.mfu_absent_because for item in group.runs if item.metrics), None)
         known = f"How far it is from the machine's limit is not known: {reason}." if reason else ""
-        return [known, *(f"It {_share(limit)}." for limit in found)]
-    *others, last = map(_share, found)
-    shares = f"It {', '.join(others)}{' and ' if others else ''}{last}."
-    binding = [BINDING[limit.kind] for limit in found if limit.binds]
+        return [known, shares, *binding]
     if binding:
         return [shares, *binding]
     hint = "" if any(limit.kind == "measured matmul" for limit in found) else PROBE

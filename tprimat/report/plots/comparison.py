@@ -27,7 +27,7 @@ from tprimat.report.plots.style import (
     thousands,
     wrapped,
 )
-from tprimat.report.tables import plural
+from tprimat.report.tables import plural, useful_ends
 from tprimat.report.winner import open_losses
 from tprimat.units import ABSENT, GIBIBYTE, TERA, percent, seconds, significant
 
@@ -159,7 +159,7 @@ def _bar(group: Group, metric: Metric, *, counted: bool) -> Bar:
     estimate = metric.of_group(group)
     if estimate is None:
         return Bar(label=group.label, value=None)
-    value, low, high = (None if end is None else end / metric.scale for end in (estimate.value, estimate.low, estimate.high))
+    value, low, high = (None if end is None else end / metric.scale for end in (estimate.value, *useful_ends(estimate)))
     shares = ((MFU, "of peak"), (MATMUL_SHARE, "of measured matmul"))
     notes = [f"{share.text(group)} {whole}" for share, whole in shares if share.of_group(group) is not None]
     notes += [plural(len(group.runs), "run")] if counted else []

@@ -17,7 +17,7 @@ from tprimat.report.peak import PeakAnalysis, step_time
 from tprimat.report.plots.comparison import MOST_WORKLOADS, colours, not_counted_notes
 from tprimat.report.plots.sheet import Canvas, Panel, Sheet, rest_note
 from tprimat.report.plots.style import SMALL, Bar, Look, bars, place_labels, rows_height, thousands
-from tprimat.report.tables import plural
+from tprimat.report.tables import plural, useful_ends
 from tprimat.units import TERA
 
 if TYPE_CHECKING:
@@ -128,8 +128,8 @@ def _peak_bars(
             continue
         runs = len(entry.group.runs)
         count = f" (n = {runs} run{'s' * (runs > 1)}, {entry.steps} steps)" if counted else ""
-        text = show(found.value) + count
-        rows.append(Bar(label=label, value=found.value, low=found.low, high=found.high, text=text, look=look))
+        low, high = useful_ends(found)
+        rows.append(Bar(label=label, value=found.value, low=low, high=high, text=show(found.value) + count, look=look))
     return rows
 
 
@@ -266,7 +266,8 @@ def _machines(analysis: PeakAnalysis) -> Panel:
             continue
         ratio = verdict.ratio
         text = f"{ratio.value:.2f} x" + ("" if verdict.differences == () else " (unlike work)")
-        rows.append(Bar(label=label, value=ratio.value, low=ratio.low, high=ratio.high, text=text))
+        low, high = useful_ends(ratio)
+        rows.append(Bar(label=label, value=ratio.value, low=low, high=high, text=text))
 
     def parity(axes: "Axes", canvas: Canvas) -> None:
         if any(row.value is not None for row in rows):
@@ -292,8 +293,8 @@ def _every_configuration(drawn: Drawn) -> list[Panel]:
             used = entry.utilization
             percent = None if used is None else used.value * 100
             share.append(Bar(label=label, value=percent, text="–" if used is None else units.percent(used.value), look=look))
-            mean = entry.mean_step
-            step.append(Bar(label=label, value=mean.value, low=mean.low, high=mean.high, text=step_time(entry), look=look))
+            low, high = useful_ends(entry.mean_step)
+            step.append(Bar(label=label, value=entry.mean_step.value, low=low, high=high, text=step_time(entry), look=look))
     return [
         _bar_panel(
             "utilization", ("7  Utilization, every configuration", f"% of the {drawn.analysis.peak_words}"), share, "every"

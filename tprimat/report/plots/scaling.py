@@ -11,7 +11,7 @@ from tprimat.records.schema import Estimate
 from tprimat.report.catalogue import CPU_CAUTION, TOKENS, TOKENS_OF_ALL, per_rank
 from tprimat.report.plots.style import MOST_SERIES, SMALL, Look, figure, looks, save, wrapped
 from tprimat.report.scaling import FittedSeries, assumption, cell, left_out_words, on_ranks, repetition
-from tprimat.report.tables import plural
+from tprimat.report.tables import plural, useful_ends
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -93,7 +93,7 @@ def _captions(picture: "Figure", found: Sequence[FittedSeries]) -> None:
     room = picture.get_figwidth() * (1 - 2 * LEFT)
     headline = [line for scaled in found[:MOST_LINES] for line in wrapped(_finding(scaled), room, HEADLINE, "bold")]
     picture.suptitle("\n".join(headline), x=LEFT, ha="left", fontsize=HEADLINE, fontweight="bold")
-    bars = any(point.tokens_per_second.low is not None for scaled in found for point in scaled.series.points)
+    bars = any(useful_ends(point.tokens_per_second)[0] is not None for scaled in found for point in scaled.series.points)
     layouts = dict.fromkeys(point.layout for scaled in found for point in scaled.series.points if point.layout)
     repeated = dict.fromkeys(filter(None, (repetition(scaled.series) for scaled in found)))
     rest = f"{len(found) - MOST_LINES} more series" if len(found) > MOST_LINES else ""
@@ -149,8 +149,9 @@ def _intervals(
     axes: "Axes", gpus: Sequence[int], estimates: Sequence[Estimate], look: Look, scales: Sequence[float] | None = None
 ) -> None:
     for count, found, scale in zip(gpus, estimates, scales or [1.0] * len(gpus), strict=True):
-        if found.low is not None and found.high is not None:
-            axes.plot([count] * 2, [found.low * scale, found.high * scale], color=look.colour, linewidth=3, alpha=0.5)
+        low, high = useful_ends(found)
+        if low is not None and high is not None:
+            axes.plot([count] * 2, [low * scale, high * scale], color=look.colour, linewidth=3, alpha=0.5)
 
 
 def _laws(axes: "Axes", scaled: FittedSeries, look: Look) -> None:

@@ -54,7 +54,6 @@ TRAPS = {
     "engine": ran(engine="nemo"),
     "dtype": ran(matmul_dtype="fp8"),
     "evidence": seen(grades={"matmul_dtype": "resolved"}),
-    "output-layer": seen(output_layer_dtype="fp8"),
     "routing": ran(
         shape=replace(model_shape("llama-3.1-8b"), experts=8, experts_per_token=2, expert_ffn=14336), routing="balanced"
     ),
@@ -137,6 +136,13 @@ def test_runs_that_differ_in_one_trait_are_two_configurations_and_the_verdict_na
         candidate, _, baseline = words.partition(before)[2].partition(" against ")
         assert trait.words[1] in candidate
         assert trait.words[0] in baseline
+
+
+def test_an_output_layer_in_fp8_is_another_dtype(known):
+    usual = replace(known, run=replace(known.run, matmul_dtype="fp8"))
+    found = judged(usual, seen(output_layer_dtype="fp8"))
+    assert found.outcome == "refused"
+    assert "dtype that ran fp8 with output layer against fp8" in sentence(found)
 
 
 @pytest.mark.parametrize("key", FORGOTTEN)

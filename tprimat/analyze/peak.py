@@ -9,7 +9,7 @@ import numpy as np
 from tprimat.analyze.compare import Question, Verdict, comparable, verdict
 from tprimat.analyze.groups import Group, Measured, group_estimate, measure
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.analyze.traits import layout, machine_name, model_name, routing_words, tokens_per_step, work_words
+from tprimat.analyze.traits import dtype_that_ran, layout, machine_name, model_name, routing_words, tokens_per_step, work_words
 from tprimat.analyze.window import Warmup
 from tprimat.records.evidence import grade_of
 from tprimat.records.legacy import MODELS as USUAL_SHAPES
@@ -158,7 +158,7 @@ def _distinguishing_settings(alike: Sequence[Entry]) -> list[list[str]]:
 def _settings(run: RunRecord) -> dict[str, object]:
     return {
         "engine": run.engine,
-        "dtype": run.matmul_dtype,
+        "dtype": dtype_that_ran(run),
         "sequence": run.sequence_tokens,
         "GBS": run.global_batch_sequences,
         "MBS": run.micro_batch_sequences,
@@ -256,7 +256,7 @@ def unlike_workloads(best: Sequence[Entry]) -> list[str]:
     notes = []
     for model in dict.fromkeys(entry.model for entry in best):
         same = [entry for entry in best if entry.model == model]
-        workloads = {(tokens_per_step(entry.run), entry.run.sequence_tokens, entry.run.matmul_dtype) for entry in same}
+        workloads = {(tokens_per_step(entry.run), entry.run.sequence_tokens, dtype_that_ran(entry.run)) for entry in same}
         if len(workloads) > 1:
             each = "; ".join(f"{entry.platform} {workload(entry.run)}" for entry in same)
             notes.append(f"The peaks of {model} come from different work: {each}.")

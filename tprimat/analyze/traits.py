@@ -26,7 +26,7 @@ def work_words(run: RunRecord) -> list[str]:
     return [
         "tokens a step not recorded" if tokens is None else f"{tokens:,} tokens a step",
         "sequence length not recorded" if sequence is None else f"sequences of {sequence:,}",
-        run.matmul_dtype or "dtype not recorded",
+        dtype_that_ran(run) or "dtype not recorded",
     ]
 
 
@@ -67,6 +67,12 @@ def machine_name(run: RunRecord) -> str:
     """Return '8 x H100 SXM', or '8 processes (AMD EPYC)', since processes share one CPU."""
     name = accelerator_name(run)
     return f"{ranks(run)} ({name})" if run.machine.platform == "cpu" else f"{run.machine.gpus or 'unknown'} x {name}"
+
+
+def dtype_that_ran(run: RunRecord) -> str | None:
+    """Return what the matrix units ran, such as bf16, and whether fp8 includes the output layer, which recipes leave in bf16."""
+    whole = run.evidence is not None and run.evidence.output_layer_dtype == "fp8"
+    return "fp8 with output layer" if run.matmul_dtype == "fp8" and whole else run.matmul_dtype
 
 
 def engine_words(run: RunRecord) -> str:
@@ -149,13 +155,6 @@ def _software(run: RunRecord) -> str | None:
     return ", ".join(f"{name} {version}" for name, version in sorted(run.software.items())) or None
 
 
-def _fp8_output_layer(run: RunRecord) -> str:
-    """Return whether the output layer was seen to multiply in fp8, empty for other dtypes; only our engine has such an option."""
-    if run.matmul_dtype != "fp8":
-        return ""
-    return "on" if run.evidence is not None and run.evidence.output_layer_dtype == "fp8" else "off"
-
-
 def _routing(run: RunRecord) -> str | None:
     """Return how tokens chose experts: None where a model with experts does not say, empty for a model without any."""
     return run.routing if run.shape is not None and run.shape.experts is not None else ""
@@ -201,7 +200,7 @@ TRAITS: Mapping[str, Trait] = {
     "engine": Trait(name="engine", value=engine_words, effect="list", why="Is often what you compare."),
     "dtype": Trait(
         name="dtype that ran",
-        value=lambda run: run.matmul_dtype,
+        value=dtype_that_ran,
         effect="refuse",
         why="Changes the cost of every product. The dtype that ran is not always the one in the label.",
     ),
@@ -211,13 +210,6 @@ TRAITS: Mapping[str, Trait] = {
         words="dtype {}",
         effect="warn",
         why="Leaves doubt: a dtype that is only stated may not have run.",
-    ),
-    "output-layer": Trait(
-        name="fp8 output layer",
-        value=_fp8_output_layer,
-        words="fp8 output layer {}",
-        effect="refuse",
-        why="Moves the largest product to 8 bits, where usual recipes leave it in bf16.",
     ),
     "routing": Trait(
         name="routing",

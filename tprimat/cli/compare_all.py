@@ -57,7 +57,7 @@ def draw_folders(folders: Sequence[Path], output: Path, probes: Sequence[Path] =
 def summary(folders: Sequence[Path], screen: Screen = PLAIN) -> str:
     """List every run of every folder with what it ran, as its record says."""
     from tprimat.analyze.metrics import MetricOptions
-    from tprimat.analyze.traits import layout, machine_name
+    from tprimat.analyze.traits import dtype_that_ran, layout, machine_name
     from tprimat.report.catalogue import per_rank
     from tprimat.report.tables import columns
     from tprimat.runner.analysis import read_results
@@ -72,5 +72,7 @@ def summary(folders: Sequence[Path], screen: Screen = PLAIN) -> str:
             sizes = (units.count(run.micro_batch_sequences), batch)
             words = (run.strategy or units.ABSENT, layout(run) or units.ABSENT, *sizes)
             speed = units.ABSENT if rate is None else units.significant(rate)
-            rows.append((folder.name, run.model, *words, run.matmul_dtype or units.ABSENT, machine_name(run), run.outcome, speed))
+            rows.append(
+                (folder.name, run.model, *words, dtype_that_ran(run) or units.ABSENT, machine_name(run), run.outcome, speed)
+            )
     return columns([per_rank(heading, platforms) for heading in HEADER], rows, left=4, screen=screen, drop=DROP)

@@ -10,6 +10,7 @@ from tprimat.analyze.compare import QUESTION, Question, Ranking, rankings, slown
 from tprimat.analyze.groups import Group, Measured, on_cpu
 from tprimat.analyze.traits import (
     accelerator_name,
+    dtype_that_ran,
     engine_words,
     few,
     layout,
@@ -82,7 +83,7 @@ WORK: dict[str, Words] = {
     "model": model_name,
     "gpus": lambda run: ranks(run) or "GPUs not recorded",
     "sequence": _sequence,
-    "dtype": lambda run: run.matmul_dtype or "dtype not recorded",
+    "dtype": lambda run: dtype_that_ran(run) or "dtype not recorded",
     "tokens": _tokens,
     "routing": routing_words,
 }
@@ -362,7 +363,7 @@ def subtitle(works: Sequence[Workload]) -> list[str]:
         _values(
             runs, lambda run: "" if run.sequence_tokens is None else units.count(run.sequence_tokens), "sequences", "sequence "
         ),
-        _values(runs, lambda run: run.matmul_dtype or "dtype not recorded", "dtypes"),
+        _values(runs, lambda run: dtype_that_ran(run) or "dtype not recorded", "dtypes"),
         _values(runs, engine_name, "engines"),
     ]
     return [" · ".join(filter(None, what)), " · ".join(filter(None, _amount(groups))), *_differing(works)]

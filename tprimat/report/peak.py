@@ -8,6 +8,7 @@ from tprimat import units
 from tprimat.analyze.compare import Verdict
 from tprimat.analyze.groups import Measured, on_cpu
 from tprimat.analyze.peak import SECONDS_PER_DAY, Entry, Projection, configuration_names, workload
+from tprimat.analyze.traits import dtype_that_ran
 from tprimat.report.catalogue import (
     COST,
     CPU_CAUTION,
@@ -90,7 +91,7 @@ CONFIGURATION: tuple[tuple[str, Cell], ...] = (
     ("sequences", lambda entry: f"{units.count(entry.run.global_batch_sequences)} x {units.count(entry.run.sequence_tokens)}"),
     ("micro", lambda entry: units.count(entry.run.micro_batch_sequences)),
 )
-DTYPE: tuple[str, Cell] = ("dtype", lambda entry: entry.run.matmul_dtype or units.ABSENT)
+DTYPE: tuple[str, Cell] = ("dtype", lambda entry: dtype_that_ran(entry.run) or units.ABSENT)
 OPTIONAL = {"TFLOP/s", "TFLOP/s/GPU", "utilization", *(metric.heading for metric in (MATMUL_SHARE, PEAK_MEMORY, COST, ENERGY))}
 """Left out where no row has them."""
 DROP = (

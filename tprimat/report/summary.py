@@ -6,6 +6,7 @@ from typing import Any
 
 from tprimat import units
 from tprimat.analyze.metrics import drops_choices
+from tprimat.analyze.traits import dtype_that_ran
 from tprimat.records.schema import RunMetrics, RunRecord, StartUp
 from tprimat.records.store import as_document
 from tprimat.report.catalogue import (
@@ -88,7 +89,7 @@ def _block(run: RunRecord, metrics: RunMetrics | str | None, log: Path) -> list[
     ranks = f"{units.count(gpus)} {ranks} ({run.machine.accelerator or units.ABSENT})"
     lines = [
         f"{run.model} · {run.strategy} · TP={run.tensor_parallel} PP={run.pipeline_parallel} DP={run.data_parallel}"
-        f"{experts}{sharded}{routing} · {ranks} · {run.engine}, {run.matmul_dtype}"
+        f"{experts}{sharded}{routing} · {ranks} · {run.engine}, {dtype_that_ran(run)}"
     ]
     if run.outcome != "completed":
         lines += _labelled("outcome", run.outcome.replace("_", " "))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tprimat import units
 from tprimat.analyze.metrics import scaled
 from tprimat.analyze.peak import Entry
-from tprimat.analyze.traits import accelerator_name
+from tprimat.analyze.traits import accelerator_name, dtype_that_ran
 from tprimat.records.schema import Estimate
 from tprimat.report.captions import Configuration, Workload, headline, subtitle, workloads
 from tprimat.report.catalogue import CPU_CAUTION, MATMUL_RATE, MATMUL_SHARE, PEAK_MEMORY, TOKENS, TOKENS_OF_ALL, tera
@@ -105,7 +105,7 @@ def peak_sheet(analysis: PeakAnalysis) -> Sheet:
 
 
 def _peak(best: Entry) -> str:
-    dtype = f" in {best.run.matmul_dtype}" if best.run.matmul_dtype else ""
+    dtype = f" in {dtype_that_ran(best.run)}" if best.run.matmul_dtype else ""
     share = f", {units.percent(best.utilization.value)} of its matrix peak" if best.utilization else ""
     rate = f"{TOKENS_OF_ALL.show(best.tokens_per_second)} tokens/s{share}, {plural(len(best.group.runs), 'run')}"
     return f"Peak throughput: {best.model} on {best.platform}{dtype}, {rate}"

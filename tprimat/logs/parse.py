@@ -170,6 +170,8 @@ class LogLines:
 
 LAST_LINES = 400
 """Kept of every log, to look for the cause of a failure."""
+LONGEST_KEPT = 1 << 14
+"""Characters of each of them: enough for a record of TPrimat, and 400 of them stay small."""
 MOST_ERRORS = 2000
 LONGEST_ERROR = 2000
 """Characters."""
@@ -333,7 +335,7 @@ class LogReading:
         if self.dialect is not None:
             self._read(batch, start, self.dialect)
         self.lines += len(batch)
-        self.last_lines.extend(batch[-LAST_LINES:])
+        self.last_lines.extend(line[:LONGEST_KEPT] for line in batch[-LAST_LINES:])
 
     def _recognise(self, batch: list[str]) -> int:
         """Return the index of the line that shows the dialect, from which on only this dialect reads."""

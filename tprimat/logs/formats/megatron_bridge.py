@@ -15,7 +15,7 @@ SHAPE_SETTING = re.compile(LAUNCHER_PREFIX + r"  (\w+): (\S+)\s*$")
 """A key of the section `model`; the nested ones of other models are indented further."""
 RENAMED = {"num_moe_experts": "num_experts", "gated_linear_unit": "swiglu"}
 SHAPE_MARKS = tuple(f"  {name}: " for name in (*sorted(SHAPE_ARGUMENTS), *RENAMED))
-TFLOPS = re.compile(r"([\d.]+)\s*(?:MODEL_)?TFLOP/s/GPU")
+TFLOPS = re.compile(r"(?<![\d.])([\d.]+)\s*(?:MODEL_)?TFLOP/s/GPU")
 """Without MODEL_ in 2025."""
 MARKS = (
     *megatron_lm.MARKS,

@@ -27,7 +27,7 @@ NAME = "megatron-lm"
 SIGNS = (("iteration", "elapsed time per iteration"),)
 
 ITERATION = re.compile(r"iteration\s+(\d+)/\s*(\d+)")
-ARGUMENT = re.compile(r"(\w+) \.{2,} (\[[\d, ]*\](?=\s|$)|\S+)")
+ARGUMENT = re.compile(r"\b(\w+) \.{2,} (\[[\d, ]*\](?=\s|$)|\S+)")
 SIZE = re.compile(r"(?<![\w-])(world|data-parallel|context-parallel|tensor-model-parallel|pipeline-model-parallel) size: (\d+)")
 SIZES = {
     "world": "world_size",
@@ -44,7 +44,7 @@ BARE_VALUE = re.compile(r"(\D+) (\S+)")
 """'lm loss 9.1E+00' of 2019, without a colon."""
 PREDICTED_TOKEN = re.compile(r"mtp_(\d+) loss: ")
 BILLIONS = re.compile(r"Total number of parameters in billions: ([\d.]+)")
-VOCABULARY = re.compile(r"padded vocab \(size: \d+\).*\(new size: (\d+)\)")
+VOCABULARY = re.compile(r"padded vocab \(size: \d+\)[^()]*\(new size: (\d+)\)")
 TOKEN_RATES = ("tokens per GPU (tokens/s/GPU)", "tokens/s/GPU inst/harmonic mean", "tokens per gpu per second (tgs)")
 """Of Primus in two versions, and Megatron-DeepSpeed."""
 LOSSES = ("lm loss", "lm_loss", "lm-loss", "loss")

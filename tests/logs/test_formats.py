@@ -478,7 +478,13 @@ def test_what_a_launcher_puts_around_a_line_changes_nothing(name, wrap):
 
 def test_a_torn_line_of_json_is_read_as_it_is():
     line = MEGATRON_DEEPSPEED.format(1)
-    assert list(collect([in_json(line)[:-30], '{"log": 5}', '{"log":'], "auto").steps) == [1]
+    nested = '{"message":' + "[" * 100_000
+    assert list(collect([nested, in_json(line)[:-30], '{"log": 5}', '{"log":'], "auto").steps) == [1]
+
+
+def test_a_progress_bar_is_one_line_in_json():
+    bars = [line for line in lines_of("nemo_1") if line.startswith("Epoch")]
+    assert repr(collect([in_json("\r".join(bars))], "auto").steps) == repr(collect(bars, "auto").steps)
 
 
 def test_the_progress_bar_of_nemo_1():

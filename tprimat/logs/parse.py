@@ -289,14 +289,14 @@ WRAPPED = ('{"log":', '{"message":', '{"textPayload":')
 """How a line begins that Docker, CloudWatch or Google's logging keeps as JSON."""
 
 
-def unwrapped(line: str) -> str:
-    """Return the printed line of one that is kept as JSON; a torn one as it is."""
+def unwrapped(line: str) -> list[str]:
+    """Return the printed lines of one that is kept as JSON, which holds all redrawings of a progress bar; a torn one as it is."""
     try:
         kept = json.loads(line)
-    except ValueError:
-        return line
+    except (ValueError, RecursionError):
+        return [line]
     text = next((kept[name] for name in ("log", "message", "textPayload") if name in kept), None)
-    return text.rstrip("\r\n") if isinstance(text, str) else line
+    return text.rstrip("\r\n").replace("\r", "\n").split("\n") if isinstance(text, str) else [line]
 
 
 STEPS_TO_DECIDE = 2
@@ -328,7 +328,7 @@ class LogReading:
 
     def add(self, batch: list[str]) -> None:
         """Take in whole lines. Until the dialect is known, every dialect reads them."""
-        batch = [unwrapped(line) if line.startswith(WRAPPED) else line for line in batch]
+        batch = [text for line in batch for text in (unwrapped(line) if line.startswith(WRAPPED) else [line])]
         start = 0 if self.dialect is not None else self._recognise(batch)
         if self._undecided:
             start = self._decide(batch, start)

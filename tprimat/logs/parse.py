@@ -431,7 +431,7 @@ class LogReading:
                 why=f"No line holds {looked_for} with a step and its numbers.",
                 fix="--dialect auto",
             )
-        if self._foreign is not None:
+        if self._foreign is not None and not (failed and self._foreign[0].beside):
             raise not_read(self._foreign[0], self.name, self._foreign[1])
         if (likeliest := self._likeliest()) is None and not failed:
             raise unrecognised(self.name)

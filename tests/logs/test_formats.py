@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tprimat.config.load import read_config
+from tprimat.config.load import load_config, read_config
 from tprimat.errors import ConfigError, RecordError
-from tprimat.logs.extract import evidence_of, parsed_log, sequence_from_rates
+from tprimat.logs.claims import Flags
+from tprimat.logs.extract import evidence_of, extract, parsed_log, sequence_from_rates
 from tprimat.logs.parse import DIALECTS, NAMES, LogReading, dialect_of, find_dialect
 from tprimat.logs.steps import LogContents, Workload
 from tprimat.plan.build import PlanRequest, build_plan
-from tprimat.records.schema import StepRecord
+from tprimat.records.schema import LogSource, StepRecord
 from tprimat.train.step_log import iteration_line
 
 LOGS = Path(__file__).parent
@@ -233,6 +234,29 @@ def test_megatron_deepspeed_prints_its_sequence_length_and_rate():
     contents = collect([line], "auto")
     assert contents.evidence["sequence_tokens"] == 2048
     assert (contents.steps[5].tokens_per_second_per_gpu, contents.steps[5].step_seconds) == (142.612, 344.6561)
+
+
+CURRICULUM = {"each step's length": " actual seqlen: {length} |", "the counts of all steps": " consumed tokens: {tokens} |"}
+
+
+@pytest.mark.parametrize("words", CURRICULUM.values(), ids=CURRICULUM)
+def test_shorter_sequences_of_curriculum_learning_are_left_out(words):
+    line = " iteration {step}/ 20 | consumed samples: {samples} |" + words + " elapsed time per iteration (ms): {ms} | "
+    line += "global batch size: 128 | lm loss: 1.1E+01 | tokens per gpu per second (tgs): {rate} |"
+    lines, tokens = ["using world size: 8"], 0
+    for step in range(1, 21):
+        length, ms = (512, 1000.0) if step <= 12 else (2048, 4000.0)
+        tokens += 128 * length
+        lines.append(
+            line.format(step=step, samples=128 * step, length=length, tokens=tokens, ms=ms, rate=128 * length / ms * 125)
+        )
+    flags = Flags(model="llama", gpus=8, accelerator="H100 SXM")
+    reading = LogReading(name="a log")
+    reading.add(lines)
+    run = extract(reading, flags, LogSource(path="a log"), load_config())
+    assert (column(run, "step"), run.run.sequence_tokens) == (list(range(13, 21)), 2048)
+    assert column(run, "tokens") == [128 * 2048] * 8
+    assert any("from 512 to 2048 tokens" in note for note in run.notes)
 
 
 def test_ms_swift_prints_the_reserved_memory_with_the_iteration():

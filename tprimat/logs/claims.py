@@ -21,6 +21,7 @@ from tprimat.logs.steps import (
     batch_of,
     is_printed,
     mean_batch,
+    sequence_of,
 )
 from tprimat.records.evidence import CAUTION
 from tprimat.records.schema import Evidence, Machine, finite_or_none
@@ -347,21 +348,24 @@ def check_rates(contents: LogContents, workload: Workload, log: str) -> None:
     if not (workload.gpus and workload.sequence_tokens):
         return
     found = [
-        (rate * step.step_seconds * workload.gpus / (batch * workload.sequence_tokens), rate, step)
+        (rate * step.step_seconds * workload.gpus / (batch * sequence), rate, step)
         for step in contents.steps.values()
-        if is_printed(step) and step.step_seconds and (batch := batch_of(step, workload))
+        if is_printed(step)
+        and step.step_seconds
+        and (batch := batch_of(step, workload))
+        and (sequence := sequence_of(step, workload))
         if (rate := finite_or_none(step.tokens_per_second_per_gpu)) and rate > 0 and not step.restarted
     ]
     if not found or abs(statistics.median(ratio for ratio, _, _ in found) - 1) <= RATE_TOLERANCE:
         return
     _, rate, step = sorted(found, key=itemgetter(0))[len(found) // 2]
-    batch, seconds = batch_of(step, workload) or 0, step.step_seconds or 0.0
-    ours = batch * workload.sequence_tokens / seconds / workload.gpus
+    batch, sequence, seconds = batch_of(step, workload) or 0, sequence_of(step, workload) or 0, step.step_seconds or 0.0
+    ours = batch * sequence / seconds / workload.gpus
     raise ConfigError(
         f"The log contradicts itself or a flag: step {step.step} has {rate:,.0f} tokens/s/GPU, and its batch, sequence length, "
         f"time and GPUs make {ours:,.0f}.",
         where=f"{log}:{step.line}",
-        why=f"{batch} sequences of {workload.sequence_tokens:,} tokens took {seconds:.4g} s on {workload.gpus} GPUs.",
+        why=f"{batch} sequences of {sequence:,} tokens took {seconds:.4g} s on {workload.gpus} GPUs.",
         fix="check --sequence-length, --global-batch-size and --num-gpus, where you gave them",
     )
 

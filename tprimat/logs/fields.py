@@ -31,6 +31,8 @@ class LineFields:
     global_batch_sequences: int | None = None
     consumed_sequences: int | None = None
     """Of all steps so far."""
+    consumed_tokens: int | None = None
+    """Of all steps so far, where each counts with the length that its sequences had."""
     target_tokens: int | None = None
     """Tokens of the step that have a loss, without padding."""
     skipped_steps: int | None = None

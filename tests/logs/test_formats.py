@@ -477,9 +477,14 @@ def test_megatron_bridge_is_recognised_in_whatever_order_its_ranks_print(cut):
 WRAPPERS = {
     "kubectl": "[pod/train-0/pytorch] {}",
     "kubectl with times": "[pod/train-0/pytorch] 2026-01-01T10:00:00.123456789Z {}",
+    "a node of Kubernetes": "2026-01-01T10:00:00.123456789Z stdout F {}",
     "srun": "3: {}",
+    "srun of ten tasks or more": " 3: {}",
     "srun and torchrun": "3: [default0]:{}",
+    "pdsh": "node01: {}",
+    "mpirun": "[1,0]<stdout>:{}",
     "docker compose": "trainer-1  | {}",
+    "docker compose in colour": "\x1b[36mtrainer-1  | \x1b[0m{}",
     "Ray": "(TrainWorker pid=123, ip=10.0.0.1) {}",
     "SkyPilot": "(pretraining, pid=4112) {}",
     "Windows": "{}\r",
@@ -498,6 +503,13 @@ def test_what_a_launcher_puts_around_a_line_changes_nothing(name, wrap):
     assert repr(wrapped.steps) == repr(plain.steps), "with losses that are no numbers"
     assert (wrapped.evidence, wrapped.arguments) == (plain.evidence, plain.arguments)
     assert (wrapped.total_steps, wrapped.finished, wrapped.accelerator) == (plain.total_steps, plain.finished, plain.accelerator)
+
+
+@pytest.mark.parametrize("wrap", [*WRAPPERS.values(), in_json], ids=[*WRAPPERS, "Docker's JSON"])
+def test_what_a_launcher_puts_around_the_shape_of_megatron_bridge_changes_nothing(wrap):
+    lines = ["  num_layers: 32", "  vision:", "    num_layers: 24", "  swiglu: true", *lines_of("megatron_bridge_2025")[1:]]
+    wrapped = [wrap(line) if callable(wrap) else wrap.format(line) for line in lines]
+    assert collect(wrapped, "auto").arguments == {"num_layers": "32", "swiglu": "true"}
 
 
 def test_a_torn_line_of_json_is_read_as_it_is():

@@ -63,10 +63,11 @@ ESCAPES = re.compile(
 )
 """Colours, titles, cursor moves and other control characters (ECMA-48)."""
 LAUNCHER_PREFIX = (
-    r"^(?:\[[\w./-]+\] |\([^()]*\bpid=[^()]*\) |[\w.-]+/\d+ |\d+: |[\w.-]+ +\| )?"
-    r"(?:\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d) )?(?:\[[a-z]+\d+\]:)?"
+    r"^(?:\[[\w./-]+\] |\([^()]*\bpid=[^()]*\) |[\w.-]+/\d+ | *[\w.-]+: |[\w.-]+ +\| |\[\d+,\d+\]<std(?:out|err)>: ?)?"
+    r"(?:\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d) (?:std(?:out|err) [FP] )?)?(?:\[[a-z]+\d+\]:)?"
 )
-"""What stands before a line: of kubectl, SkyPilot or Ray, NeMo-Run, srun or docker compose; then a time, then torchrun."""
+"""What stands before a line: of kubectl, SkyPilot or Ray, NeMo-Run, srun (padded from ten tasks on) or pdsh, docker compose,
+mpirun; then a time, as a node of Kubernetes keeps it with the stream, then torchrun."""
 LEADING_NUMBER = re.compile(r"\s*([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf))", re.IGNORECASE)
 HUMAN_SUFFIXES = {"K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12, "P": 1e15}
 MOST_DIGITS = 18

@@ -42,7 +42,7 @@ def read_line(text: str) -> LineFields | None:
         return LineFields(arguments={"peft": "lora"})
     if "packed_sequence_size: " in text and (match := SETTING.search(plain(text))):
         return LineFields(arguments={match[1]: match[2]})
-    if match := SHAPE_SETTING.match(text):
+    if match := SHAPE_SETTING.match(plain(text)):
         name = RENAMED.get(match[1], match[1])
         if name in SHAPE_ARGUMENTS:
             return megatron_lm.argument(name, match[2])

@@ -298,6 +298,16 @@ def test_zero_bytes_in_the_middle_leave_a_record_that_says_so(log):
     assert result_of(path.parent / "benchmark_cuda_llama.json").run.source.truncated
 
 
+@pytest.mark.parametrize("name", ["actual seqlen", "memory(GiB)"])
+def test_a_torn_number_of_hundreds_of_digits_is_left_out(tmp_path, name):
+    path = tmp_path / "train.log"
+    line = " iteration {}/ 4 | elapsed time per iteration (ms): 1000.0 | global batch size: 128 | {}: {} | lm loss: 9.0 |\n"
+    path.write_text("".join(line.format(step, name, "9" * 300) for step in range(1, 5)))
+    done = extract("--log-file", path, "--model-name", "llama", "--gpu", "H100 SXM", "--num-gpus", 8, "--sequence-length", 2048)
+    assert done.returncode == 0, done.stderr
+    assert "128 sequences of 2,048 tokens" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

@@ -786,6 +786,8 @@ def test_a_second_attempt_of_composer_replaces_the_first():
         "Training epoch 0, iteration 1/2 | train_step_timing in s: | lr: |",
         "Step 1 | loss: tokens_per_second_per_gpu:",
         " iteration 3/ 5 | elapsed time per iteration (ms): | lm loss: \ufffd |",
+        " iteration 3/ 5 | elapsed time per iteration (ms): | approx flops per GPU: 1.2.3TFLOPS |",
+        "Total number of parameters in billions: .",
         "[batch=] Train : x",
         "max allocated (after x iterations) memory (MB)",
     ],

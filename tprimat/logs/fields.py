@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tprimat.records.schema import RunRecord
+from tprimat.records.schema import LARGEST_WHOLE, RunRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +90,9 @@ def number(text: str | None) -> float | None:
 
 
 def whole(text: str | None) -> int | None:
-    """Return the leading number where it is whole."""
+    """Return the leading number where it is whole. Larger ones than a record's counts are torn text."""
     value = number(text)
-    return int(value) if value is not None and math.isfinite(value) and value == int(value) else None
+    return int(value) if value is not None and abs(value) <= LARGEST_WHOLE and value == int(value) else None
 
 
 def count(digits: str) -> int:

@@ -36,13 +36,13 @@ SIZES = {
     "pipeline-model-parallel": "pipeline_parallel",
 }
 PARAMETERS = re.compile(r"number of parameters on \(tensor, pipeline\) model parallel rank \(\d+, \d+\): (\d+)")
-HUMAN_FLOPS = re.compile(r"([\d.]+)([KMGTP]?)FLOPS")
+HUMAN_FLOPS = re.compile(r"(\d+\.?\d*)([KMGTP]?)FLOPS")
 MEMORY = re.compile(r"\(?after (\d+) iterations\)? memory \(MB\)")
 """Without brackets in 2020."""
 BARE_VALUE = re.compile(r"(\D+) (\S+)")
 """'lm loss 9.1E+00' of 2019, without a colon."""
 PREDICTED_TOKEN = re.compile(r"mtp_(\d+) loss: ")
-BILLIONS = re.compile(r"Total number of parameters in billions: ([\d.]+)")
+BILLIONS = re.compile(r"Total number of parameters in billions: (\d+\.?\d*)")
 VOCABULARY = re.compile(r"padded vocab \(size: \d+\)[^()]*\(new size: (\d+)\)")
 TOKEN_RATES = ("tokens per GPU (tokens/s/GPU)", "tokens/s/GPU inst/harmonic mean", "tokens per gpu per second (tgs)")
 """Of Primus in two versions, and Megatron-DeepSpeed."""

@@ -108,6 +108,7 @@ def check_flags(reading: LogReading, flags: Flags) -> None:
     evidence, line = reading.contents.evidence, reading.contents.evidence_line.get
     gpus = Claim("--num-gpus", flags.gpus, world_size(evidence), line("world_size") or line("tensor_parallel"))
     check_claim(gpus, reading.name)
+    check_degrees(reading, flags)
     for flag, requested, name in (
         ("--global-batch-size", flags.global_batch_sequences, "global_batch_sequences"),
         ("--sequence-length", flags.sequence_tokens, "sequence_tokens"),
@@ -118,6 +119,25 @@ def check_flags(reading: LogReading, flags: Flags) -> None:
         known = find_accelerator(printed)
         if known is None or find_accelerator(named) is not known:
             check_claim(Claim("--gpu", named, printed, line("accelerator")), reading.name)
+
+
+def check_degrees(reading: LogReading, flags: Flags) -> None:
+    """Refuse a number of GPUs that cannot hold the degrees in the log.
+
+    Raises:
+        ConfigError: it is not a multiple of their product.
+    """
+    stated = reading.contents.evidence
+    degrees = {name: int(stated[name]) for name in ("tensor_parallel", "pipeline_parallel", "context_parallel") if name in stated}
+    needed = math.prod(degrees.values())
+    if flags.gpus is None or flags.gpus % needed == 0:
+        return
+    raise ConfigError(
+        f"--num-gpus {flags.gpus} contradicts the log: {', '.join(f'{name} {degree}' for name, degree in degrees.items())}.",
+        where=f"{reading.name}:{max(reading.contents.evidence_line[name] for name in degrees)}",
+        why=f"They need a multiple of {needed} GPUs.",
+        fix="--num-gpus with the number that ran",
+    )
 
 
 def machine_of(reading: LogReading, flags: Flags, dialect: Dialect | None) -> Machine:

@@ -11,10 +11,8 @@ from itertools import islice, pairwise
 from typing import Any
 
 from tprimat.logs.fields import BEFORE_SWIGLU, NARROW_DTYPES, LineFields
-from tprimat.records.schema import RunRecord
+from tprimat.records.schema import LARGEST_STEP, LARGEST_WHOLE, LONGEST_SECONDS, SHORTEST_SECONDS, RunRecord
 
-LARGEST = 2**53
-"""Larger whole numbers are torn text, not counts."""
 CONFIGURATION = (
     "world_size",
     "tensor_parallel",
@@ -208,7 +206,7 @@ class LogContents:
         if fields.global_batch_sequences is not None:
             self._add_evidence("global_batch_sequences", fields.global_batch_sequences, line, stepping=fields.step is not None)
         if fields.step is not None:
-            if abs(fields.step) < LARGEST:
+            if 0 < fields.step <= LARGEST_STEP:
                 self._add_step(fields, fields.step, line)
         elif fields.tflops_per_gpu is not None:
             self._next_tflops = fields.tflops_per_gpu
@@ -265,6 +263,8 @@ class LogContents:
 
         But fp8 and narrower dtypes run on top of bf16.
         """
+        if isinstance(value, int) and not isinstance(value, bool) and not 0 < value <= LARGEST_WHOLE:
+            return  # torn text
         if name == "matmul_dtype":
             self._dtypes.append(value)
         narrow = name == "matmul_dtype" and self.evidence.get(name) in NARROW_DTYPES and value not in NARROW_DTYPES
@@ -365,7 +365,7 @@ class Workload:
 def batch_of(step: LoggedStep, workload: Workload) -> int | None:
     """Return the sequences of a step: as logged with the step, else those of the workload."""
     batch = step.global_batch_sequences
-    return batch if batch is not None and 0 < batch < LARGEST else workload.global_batch_sequences or None
+    return batch if batch is not None and 0 < batch <= LARGEST_WHOLE else workload.global_batch_sequences or None
 
 
 def sequence_of(step: LoggedStep, workload: Workload) -> int | None:
@@ -376,14 +376,14 @@ def sequence_of(step: LoggedStep, workload: Workload) -> int | None:
 def seconds_of(step: LoggedStep, workload: Workload) -> float | None:
     """Return the time of a step: as printed, or derived from a rate over this step where its work is known."""
     if step.step_seconds is not None and math.isfinite(step.step_seconds):
-        return step.step_seconds if step.step_seconds > 0 else None
+        return step.step_seconds if SHORTEST_SECONDS <= step.step_seconds <= LONGEST_SECONDS else None
     batch, sequence, gpus = batch_of(step, workload), sequence_of(step, workload), workload.gpus
     if batch is None:
         return None
     seconds = quotient(batch, step.sequences_per_second)
     if seconds is None and sequence and gpus and step.tokens_per_second_per_gpu is not None:
         seconds = quotient(float(batch) * sequence, step.tokens_per_second_per_gpu * gpus)
-    return seconds if seconds is not None and seconds > 0 else None
+    return seconds if seconds is not None and SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS else None
 
 
 def quotient(amount: float, rate: float | None) -> float | None:

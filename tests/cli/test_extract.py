@@ -298,6 +298,52 @@ def test_zero_bytes_in_the_middle_leave_a_record_that_says_so(log):
     assert result_of(path.parent / "benchmark_cuda_llama.json").run.source.truncated
 
 
+STEPS = "".join(
+    f" iteration {step}/ 4 | elapsed time per iteration (ms): {1000 + step}.0 | global batch size: 128 | lm loss: 9.0 |\n"
+    for step in range(1, 5)
+)
+
+
+@pytest.mark.parametrize(
+    ("torn", "steps"),
+    [
+        ("  context_parallel_size ......... 0\n" + STEPS, 4),
+        (STEPS.replace("lm loss: 9.0", "lm loss: 9.0E+199"), 4),
+        (STEPS.replace("1002.0", "1002.0E+20"), 3),
+        (STEPS.replace("iteration 1/", "iteration 0/"), 3),
+    ],
+)
+def test_a_record_of_a_torn_log_can_be_read(tmp_path, torn, steps):
+    path = tmp_path / "train.log"
+    path.write_text("using world size: 8\n" + torn)
+    done = extract("--log-file", path, "--model-name", "llama", "--gpu", "H100 SXM", "--sequence-length", 2048)
+    assert done.returncode == 0, done.stderr
+    (written,) = tmp_path.glob("*.json")
+    assert len(read_result(written).steps) == steps
+
+
+def test_gpus_that_cannot_hold_the_degrees_of_the_log_are_refused(tmp_path):
+    path = tmp_path / "train.log"
+    degrees = (
+        "  tensor_model_parallel_size ......... 4\n  pipeline_model_parallel_size ....... 4\n  context_parallel_size ... 1\n"
+    )
+    path.write_text(degrees + STEPS)
+    done = extract("--log-file", path, "--model-name", "llama", "--gpu", "H100 SXM", "--num-gpus", 8)
+    assert done.returncode == 2
+    assert "--num-gpus 8 contradicts the log: tensor_parallel 4, pipeline_parallel 4, context_parallel 1." in done.stderr
+    assert "multiple of 16" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["actual seqlen", "memory(GiB)"])
+def test_a_torn_number_of_hundreds_of_digits_is_left_out(tmp_path, name):
+    path = tmp_path / "train.log"
+    line = " iteration {}/ 4 | elapsed time per iteration (ms): 1000.0 | global batch size: 128 | {}: {} | lm loss: 9.0 |\n"
+    path.write_text("".join(line.format(step, name, "9" * 300) for step in range(1, 5)))
+    done = extract("--log-file", path, "--model-name", "llama", "--gpu", "H100 SXM", "--num-gpus", 8, "--sequence-length", 2048)
+    assert done.returncode == 0, done.stderr
+    assert "128 sequences of 2,048 tokens" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

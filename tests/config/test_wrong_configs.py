@@ -39,6 +39,14 @@ training.data.sequence_length is 'long'.
   why   It must be a whole number.""",
         ),
         (
+            "cluster.slurm.account=0123",
+            """\
+cluster.slurm.account is 83.
+  at    --set cluster.slurm.account
+  why   It must be text.
+  try   --set cluster.slurm.account='"..."', since the shell takes away one kind of quotes""",
+        ),
+        (
             "training.speed=3",
             """\
 speed is not a key of training.

@@ -60,3 +60,16 @@ def test_a_framework_that_is_read_counts_beside_one_that_is_not():
     lines = [text for step in (10, 20, 30) for text in (LINES["Hugging Face"], timer.format(step))]
     run = check([*DEEPSPEED_SETTINGS, *lines])
     assert [step.step_seconds for step in run.steps] == [pytest.approx(128 / 112)] * 2
+
+
+def test_a_run_of_mlperf_that_fails_before_its_first_step_is_that_of_the_framework_beside_it():
+    lines = [
+        "Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/8",
+        ':::MLLOG {"namespace": "", "key": "global_batch_size", "value": 8}',
+        "Traceback (most recent call last):",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 56.00 MiB.",
+    ]
+    run = check(lines).run
+    assert (run.engine, run.outcome) == ("nemo", "out_of_memory")
+    with pytest.raises(RecordError, match="MLPerf"):
+        check(lines[:2])

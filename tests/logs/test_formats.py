@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tprimat.config.load import read_config
+from tprimat.config.load import load_config, read_config
 from tprimat.errors import ConfigError, RecordError
-from tprimat.logs.extract import evidence_of, parsed_log, sequence_from_rates
+from tprimat.logs.claims import Flags
+from tprimat.logs.extract import evidence_of, extract, parsed_log, sequence_from_rates
 from tprimat.logs.parse import DIALECTS, NAMES, LogReading, dialect_of, find_dialect
 from tprimat.logs.steps import LogContents, Workload
 from tprimat.plan.build import PlanRequest, build_plan
-from tprimat.records.schema import StepRecord
+from tprimat.records.schema import LogSource, StepRecord
 from tprimat.train.step_log import iteration_line
 
 LOGS = Path(__file__).parent
@@ -235,6 +236,29 @@ def test_megatron_deepspeed_prints_its_sequence_length_and_rate():
     assert (contents.steps[5].tokens_per_second_per_gpu, contents.steps[5].step_seconds) == (142.612, 344.6561)
 
 
+CURRICULUM = {"each step's length": " actual seqlen: {length} |", "the counts of all steps": " consumed tokens: {tokens} |"}
+
+
+@pytest.mark.parametrize("words", CURRICULUM.values(), ids=CURRICULUM)
+def test_shorter_sequences_of_curriculum_learning_are_left_out(words):
+    line = " iteration {step}/ 20 | consumed samples: {samples} |" + words + " elapsed time per iteration (ms): {ms} | "
+    line += "global batch size: 128 | lm loss: 1.1E+01 | tokens per gpu per second (tgs): {rate} |"
+    lines, tokens = ["using world size: 8"], 0
+    for step in range(1, 21):
+        length, ms = (512, 1000.0) if step <= 12 else (2048, 4000.0)
+        tokens += 128 * length
+        lines.append(
+            line.format(step=step, samples=128 * step, length=length, tokens=tokens, ms=ms, rate=128 * length / ms * 125)
+        )
+    flags = Flags(model="llama", gpus=8, accelerator="H100 SXM")
+    reading = LogReading(name="a log")
+    reading.add(lines)
+    run = extract(reading, flags, LogSource(path="a log"), load_config())
+    assert (column(run, "step"), run.run.sequence_tokens) == (list(range(13, 21)), 2048)
+    assert column(run, "tokens") == [128 * 2048] * 8
+    assert any("from 512 to 2048 tokens" in note for note in run.notes)
+
+
 def test_ms_swift_prints_the_reserved_memory_with_the_iteration():
     line = " [2026-03-03 16:38:36] iteration        2/     624 | elapsed time per iteration (ms): 3988.6 | "
     line += "memory(GiB): 83.46 | elapsed time: 3m 8s | remaining time: 16h 12m 43s | loss: 1.529132E-02 | grad norm: 75.173 |"
@@ -453,9 +477,14 @@ def test_megatron_bridge_is_recognised_in_whatever_order_its_ranks_print(cut):
 WRAPPERS = {
     "kubectl": "[pod/train-0/pytorch] {}",
     "kubectl with times": "[pod/train-0/pytorch] 2026-01-01T10:00:00.123456789Z {}",
+    "a node of Kubernetes": "2026-01-01T10:00:00.123456789Z stdout F {}",
     "srun": "3: {}",
+    "srun of ten tasks or more": " 3: {}",
     "srun and torchrun": "3: [default0]:{}",
+    "pdsh": "node01: {}",
+    "mpirun": "[1,0]<stdout>:{}",
     "docker compose": "trainer-1  | {}",
+    "docker compose in colour": "\x1b[36mtrainer-1  | \x1b[0m{}",
     "Ray": "(TrainWorker pid=123, ip=10.0.0.1) {}",
     "SkyPilot": "(pretraining, pid=4112) {}",
     "Windows": "{}\r",
@@ -476,9 +505,22 @@ def test_what_a_launcher_puts_around_a_line_changes_nothing(name, wrap):
     assert (wrapped.total_steps, wrapped.finished, wrapped.accelerator) == (plain.total_steps, plain.finished, plain.accelerator)
 
 
+@pytest.mark.parametrize("wrap", [*WRAPPERS.values(), in_json], ids=[*WRAPPERS, "Docker's JSON"])
+def test_what_a_launcher_puts_around_the_shape_of_megatron_bridge_changes_nothing(wrap):
+    lines = ["  num_layers: 32", "  vision:", "    num_layers: 24", "  swiglu: true", *lines_of("megatron_bridge_2025")[1:]]
+    wrapped = [wrap(line) if callable(wrap) else wrap.format(line) for line in lines]
+    assert collect(wrapped, "auto").arguments == {"num_layers": "32", "swiglu": "true"}
+
+
 def test_a_torn_line_of_json_is_read_as_it_is():
     line = MEGATRON_DEEPSPEED.format(1)
-    assert list(collect([in_json(line)[:-30], '{"log": 5}', '{"log":'], "auto").steps) == [1]
+    nested = '{"message":' + "[" * 100_000
+    assert list(collect([nested, in_json(line)[:-30], '{"log": 5}', '{"log":'], "auto").steps) == [1]
+
+
+def test_a_progress_bar_is_one_line_in_json():
+    bars = [line for line in lines_of("nemo_1") if line.startswith("Epoch")]
+    assert repr(collect([in_json("\r".join(bars))], "auto").steps) == repr(collect(bars, "auto").steps)
 
 
 def test_the_progress_bar_of_nemo_1():
@@ -744,6 +786,8 @@ def test_a_second_attempt_of_composer_replaces_the_first():
         "Training epoch 0, iteration 1/2 | train_step_timing in s: | lr: |",
         "Step 1 | loss: tokens_per_second_per_gpu:",
         " iteration 3/ 5 | elapsed time per iteration (ms): | lm loss: \ufffd |",
+        " iteration 3/ 5 | elapsed time per iteration (ms): | approx flops per GPU: 1.2.3TFLOPS |",
+        "Total number of parameters in billions: .",
         "[batch=] Train : x",
         "max allocated (after x iterations) memory (MB)",
     ],

@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import math
+import time
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 
 from tprimat.logs import parse
 from tprimat.logs.extract import parsed_log, sequence_from_rates
-from tprimat.logs.parse import DIALECTS, NAMES, LogLines, LogReading, dialect_of, find_dialect
+from tprimat.logs.failures import classify
+from tprimat.logs.parse import DIALECTS, LAST_LINES, NAMES, LogLines, LogReading, dialect_of, find_dialect
 from tprimat.logs.steps import Workload
 from tprimat.records.store import to_json
 
@@ -182,6 +184,36 @@ def test_no_text_raises(dialect, lines, workload):
 def test_every_line_with_fields_holds_a_mark(dialect, text):
     if find_dialect(dialect).read_line(text) is not None:
         assert any(mark in text for mark in find_dialect(dialect).marks)
+
+
+LONG = 100_000
+FEW_SECONDS = 5.0
+"""What a pattern that looks at a long line once per character exceeds many times over."""
+
+
+@pytest.mark.parametrize("dialect", NAMES)
+@pytest.mark.parametrize("piece", ["a", "1", " "])
+def test_a_long_line_takes_no_time(dialect, piece):
+    marks = find_dialect(dialect).marks
+    long = piece * (LONG // len(piece))
+    lines = [text for mark in marks for text in (long + mark, f"{mark}{long} .. memory:")]
+    started = time.process_time()
+    for line in lines:
+        find_dialect(dialect).read_line(line)
+    assert time.process_time() - started < FEW_SECONDS
+
+
+@pytest.mark.parametrize("line", ["[x] " + " " * LONG + "z", "A." * LONG, "[rank0]: " + "ValueError: " * LONG])
+def test_the_cause_of_a_failure_is_looked_for_in_long_lines_too(line):
+    started = time.process_time()
+    classify(1, ["Traceback (most recent call last):", line, "RuntimeError: no"], ())
+    assert time.process_time() - started < FEW_SECONDS
+
+
+def test_long_lines_are_not_kept_whole():
+    reading = reading_of("megatron-lm", [["x" * LONG] * 500])
+    assert sum(map(len, reading.last_lines)) < 10_000_000
+    assert len(reading.last_lines) == LAST_LINES
 
 
 EXAMPLE = {

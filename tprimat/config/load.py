@@ -244,8 +244,9 @@ def _explained(error: ValidationError, tree: Tree, below: KeyPath = ()) -> Confi
     names = [".".join(other) for other, _ in others]
     names[MOST_MISTAKES:] = [f"and {len(names) - MOST_MISTAKES} more"] if len(names) > MOST_MISTAKES else []
     more = f"\n(wrong as well: {', '.join(names)})" if names else ""
-    what, why, fix = _sentences(path, details)
-    return ConfigError(what, where=tree.where(path) + more, why=why, fix=fix)
+    where = tree.where(path)
+    what, why, fix = _sentences(path, details, typed=where.startswith("--set"))
+    return ConfigError(what, where=where + more, why=why, fix=fix)
 
 
 def _without_other_branches(details: list[ErrorDetails]) -> list[ErrorDetails]:
@@ -275,7 +276,7 @@ def _key_path(location: Sequence[int | str], values: Any) -> KeyPath:
     return tuple(path)
 
 
-def _sentences(path: KeyPath, details: Sequence[ErrorDetails]) -> tuple[str, str | None, str | None]:
+def _sentences(path: KeyPath, details: Sequence[ErrorDetails], *, typed: bool) -> tuple[str, str | None, str | None]:
     key, detail = ".".join(path), details[0]
     if detail["loc"][-1:] == ("[key]",) and detail["type"] != "name":
         return f"{path[-1]} is not a key of {'.'.join(path[:-1])}.", None, f"one of: {_wanted(detail)}"
@@ -292,8 +293,10 @@ def _sentences(path: KeyPath, details: Sequence[ErrorDetails]) -> tuple[str, str
         return f"{key} is missing.", "It has no default.", f"add {path[-1]}: ..."
     wanted = " or ".join(dict.fromkeys(_wanted(item) for item in details))
     number = wanted == "text" and isinstance(detail["input"], int | float) and not isinstance(detail["input"], bool)
-    quoted = f"""\'"{detail["input"]}"\', with both kinds of quotes in a shell""" if number else None
-    return f"{key} is {_shown(detail['input'])}.", f"It must be {wanted}.", quoted
+    quoted = (
+        f"""--set {key}='"..."', since the shell takes away one kind of quotes""" if typed else f'{path[-1]}: "...", in quotes'
+    )
+    return f"{key} is {_shown(detail['input'])}.", f"It must be {wanted}.", quoted if number else None
 
 
 def _wanted(detail: ErrorDetails) -> str:

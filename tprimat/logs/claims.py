@@ -21,6 +21,7 @@ from tprimat.logs.steps import (
     batch_of,
     is_printed,
     mean_batch,
+    sequence_of,
 )
 from tprimat.records.evidence import CAUTION
 from tprimat.records.schema import Evidence, Machine, finite_or_none
@@ -107,6 +108,7 @@ def check_flags(reading: LogReading, flags: Flags) -> None:
     evidence, line = reading.contents.evidence, reading.contents.evidence_line.get
     gpus = Claim("--num-gpus", flags.gpus, world_size(evidence), line("world_size") or line("tensor_parallel"))
     check_claim(gpus, reading.name)
+    check_degrees(reading, flags)
     for flag, requested, name in (
         ("--global-batch-size", flags.global_batch_sequences, "global_batch_sequences"),
         ("--sequence-length", flags.sequence_tokens, "sequence_tokens"),
@@ -117,6 +119,25 @@ def check_flags(reading: LogReading, flags: Flags) -> None:
         known = find_accelerator(printed)
         if known is None or find_accelerator(named) is not known:
             check_claim(Claim("--gpu", named, printed, line("accelerator")), reading.name)
+
+
+def check_degrees(reading: LogReading, flags: Flags) -> None:
+    """Refuse a number of GPUs that cannot hold the degrees in the log.
+
+    Raises:
+        ConfigError: it is not a multiple of their product.
+    """
+    stated = reading.contents.evidence
+    degrees = {name: int(stated[name]) for name in ("tensor_parallel", "pipeline_parallel", "context_parallel") if name in stated}
+    needed = math.prod(degrees.values())
+    if flags.gpus is None or flags.gpus % needed == 0:
+        return
+    raise ConfigError(
+        f"--num-gpus {flags.gpus} contradicts the log: {', '.join(f'{name} {degree}' for name, degree in degrees.items())}.",
+        where=f"{reading.name}:{max(reading.contents.evidence_line[name] for name in degrees)}",
+        why=f"They need a multiple of {needed} GPUs.",
+        fix="--num-gpus with the number that ran",
+    )
 
 
 def machine_of(reading: LogReading, flags: Flags, dialect: Dialect | None) -> Machine:
@@ -347,21 +368,24 @@ def check_rates(contents: LogContents, workload: Workload, log: str) -> None:
     if not (workload.gpus and workload.sequence_tokens):
         return
     found = [
-        (rate * step.step_seconds * workload.gpus / (batch * workload.sequence_tokens), rate, step)
+        (rate * step.step_seconds * workload.gpus / (batch * sequence), rate, step)
         for step in contents.steps.values()
-        if is_printed(step) and step.step_seconds and (batch := batch_of(step, workload))
+        if is_printed(step)
+        and step.step_seconds
+        and (batch := batch_of(step, workload))
+        and (sequence := sequence_of(step, workload))
         if (rate := finite_or_none(step.tokens_per_second_per_gpu)) and rate > 0 and not step.restarted
     ]
     if not found or abs(statistics.median(ratio for ratio, _, _ in found) - 1) <= RATE_TOLERANCE:
         return
     _, rate, step = sorted(found, key=itemgetter(0))[len(found) // 2]
-    batch, seconds = batch_of(step, workload) or 0, step.step_seconds or 0.0
-    ours = batch * workload.sequence_tokens / seconds / workload.gpus
+    batch, sequence, seconds = batch_of(step, workload) or 0, sequence_of(step, workload) or 0, step.step_seconds or 0.0
+    ours = batch * sequence / seconds / workload.gpus
     raise ConfigError(
         f"The log contradicts itself or a flag: step {step.step} has {rate:,.0f} tokens/s/GPU, and its batch, sequence length, "
         f"time and GPUs make {ours:,.0f}.",
         where=f"{log}:{step.line}",
-        why=f"{batch} sequences of {workload.sequence_tokens:,} tokens took {seconds:.4g} s on {workload.gpus} GPUs.",
+        why=f"{batch} sequences of {sequence:,} tokens took {seconds:.4g} s on {workload.gpus} GPUs.",
         fix="check --sequence-length, --global-batch-size and --num-gpus, where you gave them",
     )
 

@@ -28,7 +28,6 @@ from tprimat.logs.parse import Dialect, LogReading
 from tprimat.logs.second_line import correct_seconds
 from tprimat.logs.shape import number_of
 from tprimat.logs.steps import (
-    LARGEST,
     LogContents,
     LoggedStep,
     Workload,
@@ -38,7 +37,7 @@ from tprimat.logs.steps import (
     step_times,
 )
 from tprimat.records.evidence import CAUTION
-from tprimat.records.schema import Evidence, LogSource, Machine, RunRecord, StepRecord, finite_or_none
+from tprimat.records.schema import LARGEST_WHOLE, Evidence, LogSource, Machine, RunRecord, StepRecord, finite_or_none
 
 SEQUENCE_UNIT = 64
 """Sequence lengths in training are multiples of it; a derived length counts only close to such a multiple."""
@@ -131,7 +130,7 @@ def step_record(step: LoggedStep, seconds: float, workload: Workload) -> StepRec
 
 def count_or_none(value: int | None) -> int | None:
     """Return a number of bytes that can be one."""
-    return value if value is not None and abs(value) < LARGEST else None
+    return value if value is not None and 0 <= value <= LARGEST_WHOLE else None
 
 
 def carry_peaks(steps: Sequence[StepRecord], contents: LogContents) -> tuple[list[StepRecord], list[str]]:
@@ -295,7 +294,8 @@ def completed_evidence(evidence: Evidence, gpus: int | None, sequence: int | Non
     tensor, pipeline, context = evidence.tensor_parallel, evidence.pipeline_parallel, evidence.context_parallel
     data = evidence.data_parallel
     if data is None and gpus and tensor and pipeline and context:
-        data = gpus // (tensor * pipeline * context)
+        ranks = tensor * pipeline * context
+        data = gpus // ranks if gpus % ranks == 0 else None
     tokens = evidence.sequence_tokens or sequence
     batch = evidence.global_batch_sequences
     return replace(

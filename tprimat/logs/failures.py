@@ -276,7 +276,9 @@ def read_oom_count(path: Path) -> int | None:
 
 
 ROOT_CAUSE = "Root Cause (first observed failure)"
-EXCEPTION = re.compile(r"(?:^|\] *:? *|\s)(?P<text>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Failure)(?:: .*)?)$")
+EXCEPTION = re.compile(
+    r"(?:^|\] *(?:: *)?|\s)(?P<text>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Failure)(?:: .*)?)$"
+)
 RANK_MARK = re.compile(r"^\[rank\d+\]:\s*")
 ASSERT = re.compile(r"assert .+")
 LINES_OF_A_FRAME = 3

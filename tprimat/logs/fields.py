@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tprimat.records.schema import RunRecord
+from tprimat.records.schema import LARGEST_WHOLE, RunRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,8 @@ class LineFields:
     global_batch_sequences: int | None = None
     consumed_sequences: int | None = None
     """Of all steps so far."""
+    consumed_tokens: int | None = None
+    """Of all steps so far, where each counts with the length that its sequences had."""
     target_tokens: int | None = None
     """Tokens of the step that have a loss, without padding."""
     skipped_steps: int | None = None
@@ -61,10 +63,11 @@ ESCAPES = re.compile(
 )
 """Colours, titles, cursor moves and other control characters (ECMA-48)."""
 LAUNCHER_PREFIX = (
-    r"^(?:\[[\w./-]+\] |\([^()]*\bpid=[^()]*\) |[\w.-]+/\d+ |\d+: |[\w.-]+ +\| )?"
-    r"(?:\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d) )?(?:\[[a-z]+\d+\]:)?"
+    r"^(?:\[[\w./-]+\] |\([^()]*\bpid=[^()]*\) |[\w.-]+/\d+ | *[\w.-]+: |[\w.-]+ +\| |\[\d+,\d+\]<std(?:out|err)>: ?)?"
+    r"(?:\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d) (?:std(?:out|err) [FP] )?)?(?:\[[a-z]+\d+\]:)?"
 )
-"""What stands before a line: of kubectl, SkyPilot or Ray, NeMo-Run, srun or docker compose; then a time, then torchrun."""
+"""What stands before a line: of kubectl, SkyPilot or Ray, NeMo-Run, srun (padded from ten tasks on) or pdsh, docker compose,
+mpirun; then a time, as a node of Kubernetes keeps it with the stream, then torchrun."""
 LEADING_NUMBER = re.compile(r"\s*([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf))", re.IGNORECASE)
 HUMAN_SUFFIXES = {"K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12, "P": 1e15}
 MOST_DIGITS = 18
@@ -87,9 +90,9 @@ def number(text: str | None) -> float | None:
 
 
 def whole(text: str | None) -> int | None:
-    """Return the leading number where it is whole."""
+    """Return the leading number where it is whole. Larger ones than a record's counts are torn text."""
     value = number(text)
-    return int(value) if value is not None and math.isfinite(value) and value == int(value) else None
+    return int(value) if value is not None and abs(value) <= LARGEST_WHOLE and value == int(value) else None
 
 
 def count(digits: str) -> int:

@@ -14,6 +14,8 @@ class Foreign:
     why: str
     fix: str | None = None
     """What its user can do instead."""
+    beside: bool = False
+    """It prints beside another framework, whose failure before the first step counts."""
 
 
 NO_TIME = "It prints no time of a step, only a progress bar, whose rate is a moving average."
@@ -59,7 +61,13 @@ FOREIGN: Sequence[Foreign] = (
     Foreign("MMEngine (XTuner)", (("Iter(train)", "data_time:"),), NOT_YET),
     Foreign("LiBai", (("lb.utils.events", "s/iter"),), NOT_YET),
     Foreign("fairseq", (("train_inner", "wps", "ups"),), NOT_YET),
-    Foreign("MLPerf", ((":::MLLOG",),), "It holds times of blocks of steps, not of steps.", "the log of the framework beside it"),
+    Foreign(
+        "MLPerf",
+        ((":::MLLOG",),),
+        "It holds times of blocks of steps, not of steps.",
+        "the log of the framework beside it",
+        beside=True,
+    ),
 )
 """Specific ones before general ones."""
 

@@ -170,6 +170,8 @@ class LogLines:
 
 LAST_LINES = 400
 """Kept of every log, to look for the cause of a failure."""
+LONGEST_KEPT = 1 << 14
+"""Characters of each of them: enough for a record of TPrimat, and 400 of them stay small."""
 MOST_ERRORS = 2000
 LONGEST_ERROR = 2000
 """Characters."""
@@ -287,14 +289,14 @@ WRAPPED = ('{"log":', '{"message":', '{"textPayload":')
 """How a line begins that Docker, CloudWatch or Google's logging keeps as JSON."""
 
 
-def unwrapped(line: str) -> str:
-    """Return the printed line of one that is kept as JSON; a torn one as it is."""
+def unwrapped(line: str) -> list[str]:
+    """Return the printed lines of one that is kept as JSON, which holds all redrawings of a progress bar; a torn one as it is."""
     try:
         kept = json.loads(line)
-    except ValueError:
-        return line
+    except (ValueError, RecursionError):
+        return [line]
     text = next((kept[name] for name in ("log", "message", "textPayload") if name in kept), None)
-    return text.rstrip("\r\n") if isinstance(text, str) else line
+    return text.rstrip("\r\n").replace("\r", "\n").split("\n") if isinstance(text, str) else [line]
 
 
 STEPS_TO_DECIDE = 2
@@ -326,14 +328,14 @@ class LogReading:
 
     def add(self, batch: list[str]) -> None:
         """Take in whole lines. Until the dialect is known, every dialect reads them."""
-        batch = [unwrapped(line) if line.startswith(WRAPPED) else line for line in batch]
+        batch = [text for line in batch for text in (unwrapped(line) if line.startswith(WRAPPED) else [line])]
         start = 0 if self.dialect is not None else self._recognise(batch)
         if self._undecided:
             start = self._decide(batch, start)
         if self.dialect is not None:
             self._read(batch, start, self.dialect)
         self.lines += len(batch)
-        self.last_lines.extend(batch[-LAST_LINES:])
+        self.last_lines.extend(line[:LONGEST_KEPT] for line in batch[-LAST_LINES:])
 
     def _recognise(self, batch: list[str]) -> int:
         """Return the index of the line that shows the dialect, from which on only this dialect reads."""
@@ -429,7 +431,7 @@ class LogReading:
                 why=f"No line holds {looked_for} with a step and its numbers.",
                 fix="--dialect auto",
             )
-        if self._foreign is not None:
+        if self._foreign is not None and not (failed and self._foreign[0].beside):
             raise not_read(self._foreign[0], self.name, self._foreign[1])
         if (likeliest := self._likeliest()) is None and not failed:
             raise unrecognised(self.name)

@@ -14,7 +14,7 @@ from tprimat.errors import ConfigError
 from tprimat.facts.flops import flop_per_token, parameters
 from tprimat.facts.models import ModelShape, padded_vocabulary
 from tprimat.logs.fields import number, truth, whole
-from tprimat.logs.steps import LogContents, Workload, batch_of, is_printed
+from tprimat.logs.steps import LogContents, Workload, batch_of, is_printed, sequence_of
 
 VOCABULARY_TOLERANCE = 0.05
 """Frameworks pad the vocabulary, and tokenizers add words."""
@@ -284,8 +284,9 @@ def logged_flop(contents: LogContents, workload: Workload) -> LoggedFlop | None:
     for step in islice(contents.steps.values(), MOST_RATES):
         flop, batch = step.tflops_per_gpu, batch_of(step, workload)
         rate = step.tokens_per_second_per_gpu
-        if not rate and is_printed(step) and step.step_seconds and batch and workload.sequence_tokens and workload.gpus:
-            rate = batch * workload.sequence_tokens / (step.step_seconds * workload.gpus)
+        sequence = sequence_of(step, workload)
+        if not rate and is_printed(step) and step.step_seconds and batch and sequence and workload.gpus:
+            rate = batch * sequence / (step.step_seconds * workload.gpus)
         if flop and rate and flop > 0 and rate > 0 and step.line:
             found.append(flop * 1e12 / rate)
             lines.append(step.line)

@@ -6,15 +6,13 @@ Frameworks repeat lines, spread a step over several lines, restart from a checkp
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from typing import Any
 
 from tprimat.logs.fields import BEFORE_SWIGLU, NARROW_DTYPES, LineFields
-from tprimat.records.schema import RunRecord
+from tprimat.records.schema import LARGEST_STEP, LARGEST_WHOLE, LONGEST_SECONDS, SHORTEST_SECONDS, RunRecord
 
-LARGEST = 2**53
-"""Larger whole numbers are torn text, not counts."""
 CONFIGURATION = (
     "world_size",
     "tensor_parallel",
@@ -39,6 +37,7 @@ FIRST_VALUE_COUNTS = (
     "learning_rate",
     "global_batch_sequences",
     "consumed_sequences",
+    "consumed_tokens",
     "target_tokens",
 )
 
@@ -66,6 +65,9 @@ class LoggedStep:
     global_batch_sequences: int | None = None
     consumed_sequences: int | None = None
     """Of all steps so far."""
+    consumed_tokens: int | None = None
+    sequence_tokens: int | None = None
+    """Where the line states it: it grows in curriculum learning."""
     target_tokens: int | None = None
     """Those that have a loss, without padding."""
     failed: bool = False
@@ -81,6 +83,9 @@ class LoggedStep:
         for name in FIRST_VALUE_COUNTS:
             if getattr(self, name) is None:
                 setattr(self, name, getattr(fields, name))
+        length = fields.evidence.get("sequence_tokens")
+        if self.sequence_tokens is None and fields.step is not None and isinstance(length, int):
+            self.sequence_tokens = length
         self.failed = self.failed or bool(fields.skipped_steps) or bool(fields.nan_steps)
         self.peak_allocated_bytes = larger(self.peak_allocated_bytes, fields.peak_allocated_bytes)
         self.peak_reserved_bytes = larger(self.peak_reserved_bytes, fields.peak_reserved_bytes)
@@ -181,6 +186,8 @@ class LogContents:
 
     def add(self, fields: LineFields, line: int) -> None:
         """Take in one line."""
+        if length := self._sequence_of(fields):
+            fields = replace(fields, evidence={**fields.evidence, "sequence_tokens": length})
         if fields.run is not None:
             self._begin(fields.run)
         self._follow_dump(fields, line)
@@ -199,12 +206,21 @@ class LogContents:
         if fields.global_batch_sequences is not None:
             self._add_evidence("global_batch_sequences", fields.global_batch_sequences, line, stepping=fields.step is not None)
         if fields.step is not None:
-            if abs(fields.step) < LARGEST:
+            if 0 < fields.step <= LARGEST_STEP:
                 self._add_step(fields, fields.step, line)
         elif fields.tflops_per_gpu is not None:
             self._next_tflops = fields.tflops_per_gpu
         elif self._current is not None:
             self._current.add(fields)
+
+    def _sequence_of(self, fields: LineFields) -> int | None:
+        """Return the tokens of a sequence by which Megatron-DeepSpeed's counts have grown since the line before."""
+        tokens, sequences, former = fields.consumed_tokens, fields.consumed_sequences, self._current
+        if not tokens or not sequences or fields.step == self.newest:
+            return None
+        if former is not None and former.step < (fields.step or 0) and former.consumed_tokens and former.consumed_sequences:
+            tokens, sequences = tokens - former.consumed_tokens, sequences - former.consumed_sequences
+        return tokens // sequences if tokens > 0 and sequences > 0 and tokens % sequences == 0 else None
 
     def _begin(self, run: RunRecord) -> None:
         """Drop the steps of the run before: the log now tells of another one, which starts at step 1."""
@@ -247,6 +263,8 @@ class LogContents:
 
         But fp8 and narrower dtypes run on top of bf16.
         """
+        if isinstance(value, int) and not isinstance(value, bool) and not 0 < value <= LARGEST_WHOLE:
+            return  # torn text
         if name == "matmul_dtype":
             self._dtypes.append(value)
         narrow = name == "matmul_dtype" and self.evidence.get(name) in NARROW_DTYPES and value not in NARROW_DTYPES
@@ -347,20 +365,25 @@ class Workload:
 def batch_of(step: LoggedStep, workload: Workload) -> int | None:
     """Return the sequences of a step: as logged with the step, else those of the workload."""
     batch = step.global_batch_sequences
-    return batch if batch is not None and 0 < batch < LARGEST else workload.global_batch_sequences or None
+    return batch if batch is not None and 0 < batch <= LARGEST_WHOLE else workload.global_batch_sequences or None
+
+
+def sequence_of(step: LoggedStep, workload: Workload) -> int | None:
+    """Return the tokens of a sequence of a step: as logged with the step, else those of the workload."""
+    return step.sequence_tokens or workload.sequence_tokens
 
 
 def seconds_of(step: LoggedStep, workload: Workload) -> float | None:
     """Return the time of a step: as printed, or derived from a rate over this step where its work is known."""
     if step.step_seconds is not None and math.isfinite(step.step_seconds):
-        return step.step_seconds if step.step_seconds > 0 else None
-    batch, sequence, gpus = batch_of(step, workload), workload.sequence_tokens, workload.gpus
+        return step.step_seconds if SHORTEST_SECONDS <= step.step_seconds <= LONGEST_SECONDS else None
+    batch, sequence, gpus = batch_of(step, workload), sequence_of(step, workload), workload.gpus
     if batch is None:
         return None
     seconds = quotient(batch, step.sequences_per_second)
     if seconds is None and sequence and gpus and step.tokens_per_second_per_gpu is not None:
         seconds = quotient(float(batch) * sequence, step.tokens_per_second_per_gpu * gpus)
-    return seconds if seconds is not None and seconds > 0 else None
+    return seconds if seconds is not None and SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS else None
 
 
 def quotient(amount: float, rate: float | None) -> float | None:
@@ -389,7 +412,7 @@ def step_times(contents: LogContents, workload: Workload) -> tuple[dict[int, flo
     if ahead := ahead_of_device(contents, times):
         times |= dict.fromkeys(ahead)
         notes.append(f"left out, since the host ran ahead of the device: {names_of(ahead)}")
-    for left_out, note in (other_batches(contents, workload), first_line_of(contents, times)):
+    for left_out, note in (other_batches(contents, workload), other_sequences(contents), first_line_of(contents, times)):
         times |= dict.fromkeys(left_out)
         notes += [note] if note else []
     return times, notes
@@ -417,6 +440,22 @@ def other_batches(contents: LogContents, workload: Workload) -> tuple[list[int],
     ]
     changes = f"the global batch changes from {min(sizes)} to {max(sizes)} sequences"
     return left_out, f"{changes}: only steps with the last, {steady}, count; left out: {names_of(sorted(left_out))}"
+
+
+def other_sequences(contents: LogContents) -> tuple[list[int], str | None]:
+    """Return the steps with sequences of another length than the last ones, as in curriculum learning, and a note.
+
+    A line for several steps prints the length of the last of them.
+    """
+    logged = list(contents.steps.values())
+    lengths = [step.sequence_tokens for step in logged if step.sequence_tokens]
+    if len(set(lengths)) < 2:
+        return [], None
+    steady = lengths[-1]
+    left_out = {step.step for step in logged if step.sequence_tokens != steady}
+    left_out |= {step.step for former, step in pairwise(logged) if former.step in left_out and step.step - former.step > 1}
+    changes = f"sequences grow or shrink from {lengths[0]} to {steady} tokens"
+    return sorted(left_out), f"{changes}: only steps with the last length count; left out: {names_of(sorted(left_out))}"
 
 
 def mean_batch(former: LoggedStep, step: LoggedStep) -> float | None:

@@ -21,7 +21,7 @@ LARGEST_WHOLE = 2**53
 LARGEST_REAL = 1e100
 """Sums of squares of such numbers are still finite."""
 LARGEST_STEP = 10**9
-LONGEST_SECONDS = 1e9
+SHORTEST_SECONDS, LONGEST_SECONDS = 1e-9, 1e9
 """31 years."""
 DEEPEST = 8
 """Levels in a value of free form."""
@@ -46,8 +46,8 @@ def _plain(value: Any, depth: int = 0) -> Any:
 
 
 def finite_or_none(value: float | None) -> float | None:
-    """Return a finite number; records keep no other, and their field `finite` says so."""
-    return value if value is not None and math.isfinite(value) else None
+    """Return a finite number up to LARGEST_REAL; records keep no other, and their field `finite` says so."""
+    return value if value is not None and abs(value) <= LARGEST_REAL else None
 
 
 Version = Annotated[int, AfterValidator(_known_version)]
@@ -58,7 +58,7 @@ Name = Annotated[str, Field(max_length=300, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")
 StepNumber = Annotated[int, Field(ge=1, le=LARGEST_STEP)]
 Real = Annotated[float, Field(ge=-LARGEST_REAL, le=LARGEST_REAL, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, le=LARGEST_REAL, allow_inf_nan=False)]
-Duration = Annotated[float, Field(ge=1e-9, le=LONGEST_SECONDS, allow_inf_nan=False)]
+Duration = Annotated[float, Field(ge=SHORTEST_SECONDS, le=LONGEST_SECONDS, allow_inf_nan=False)]
 """Seconds that something took."""
 Moment = Annotated[float, Field(ge=-LONGEST_SECONDS, le=LONGEST_SECONDS, allow_inf_nan=False)]
 """Seconds since a start."""

@@ -15,8 +15,8 @@ SIGNS = (("global_step=", "CurrSamplesPerSec="), ("iteration=", "elapsed_time_pe
 
 STEP = re.compile(r"global_step=(\d+)")
 ITERATION = re.compile(r"iteration=\s*(\d+)/\s*(\d+)")
-FIELD = re.compile(r"(\w+)=([^,\s]+)")
-ARGUMENT = re.compile(r"(\w+) \.{2,} (\S+)")
+FIELD = re.compile(r"\b(\w+)=([^,\s]+)")
+ARGUMENT = re.compile(r"\b(\w+) \.{2,} (\S+)")
 RATE = re.compile(r"\bstep=(\d+), skipped=(\d+), lr=\[([^,\]]+)")
 ARGUMENTS = {
     "train_batch_size": "global_batch_sequences",

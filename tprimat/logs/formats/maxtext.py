@@ -10,7 +10,7 @@ from tprimat.logs.fields import LineFields, count, number, plain, whole
 NAME = "maxtext"
 SIGNS = (("completed step:", "seconds:"),)
 
-FIELD = re.compile(r"([\w/]+(?: step)?): ([^,\s]+)")
+FIELD = re.compile(r"(?<![\w/])([\w/]+(?: step)?): ([^,\s]+)")
 SETTING = re.compile(r"Config param (\w+): (\S+)")
 SETTINGS = {"max_target_length": "sequence_tokens", "global_batch_size_to_train_on": "global_batch_sequences"}
 SHAPE = {

@@ -15,7 +15,7 @@ SHAPE_SETTING = re.compile(LAUNCHER_PREFIX + r"  (\w+): (\S+)\s*$")
 """A key of the section `model`; the nested ones of other models are indented further."""
 RENAMED = {"num_moe_experts": "num_experts", "gated_linear_unit": "swiglu"}
 SHAPE_MARKS = tuple(f"  {name}: " for name in (*sorted(SHAPE_ARGUMENTS), *RENAMED))
-TFLOPS = re.compile(r"([\d.]+)\s*(?:MODEL_)?TFLOP/s/GPU")
+TFLOPS = re.compile(r"(?<![\d.])([\d.]+)\s*(?:MODEL_)?TFLOP/s/GPU")
 """Without MODEL_ in 2025."""
 MARKS = (
     *megatron_lm.MARKS,
@@ -42,7 +42,7 @@ def read_line(text: str) -> LineFields | None:
         return LineFields(arguments={"peft": "lora"})
     if "packed_sequence_size: " in text and (match := SETTING.search(plain(text))):
         return LineFields(arguments={match[1]: match[2]})
-    if match := SHAPE_SETTING.match(text):
+    if match := SHAPE_SETTING.match(plain(text)):
         name = RENAMED.get(match[1], match[1])
         if name in SHAPE_ARGUMENTS:
             return megatron_lm.argument(name, match[2])

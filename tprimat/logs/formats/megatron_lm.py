@@ -4,7 +4,6 @@ Primus and Megatron-Bridge print the same lines with additions: primus.py and me
 """
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from tprimat.logs.fields import (
@@ -27,7 +26,7 @@ NAME = "megatron-lm"
 SIGNS = (("iteration", "elapsed time per iteration"),)
 
 ITERATION = re.compile(r"iteration\s+(\d+)/\s*(\d+)")
-ARGUMENT = re.compile(r"(\w+) \.{2,} (\[[\d, ]*\](?=\s|$)|\S+)")
+ARGUMENT = re.compile(r"\b(\w+) \.{2,} (\[[\d, ]*\](?=\s|$)|\S+)")
 SIZE = re.compile(r"(?<![\w-])(world|data-parallel|context-parallel|tensor-model-parallel|pipeline-model-parallel) size: (\d+)")
 SIZES = {
     "world": "world_size",
@@ -37,14 +36,14 @@ SIZES = {
     "pipeline-model-parallel": "pipeline_parallel",
 }
 PARAMETERS = re.compile(r"number of parameters on \(tensor, pipeline\) model parallel rank \(\d+, \d+\): (\d+)")
-HUMAN_FLOPS = re.compile(r"([\d.]+)([KMGTP]?)FLOPS")
+HUMAN_FLOPS = re.compile(r"(\d+\.?\d*)([KMGTP]?)FLOPS")
 MEMORY = re.compile(r"\(?after (\d+) iterations\)? memory \(MB\)")
 """Without brackets in 2020."""
 BARE_VALUE = re.compile(r"(\D+) (\S+)")
 """'lm loss 9.1E+00' of 2019, without a colon."""
 PREDICTED_TOKEN = re.compile(r"mtp_(\d+) loss: ")
-BILLIONS = re.compile(r"Total number of parameters in billions: ([\d.]+)")
-VOCABULARY = re.compile(r"padded vocab \(size: \d+\).*\(new size: (\d+)\)")
+BILLIONS = re.compile(r"Total number of parameters in billions: (\d+\.?\d*)")
+VOCABULARY = re.compile(r"padded vocab \(size: \d+\)[^()]*\(new size: (\d+)\)")
 TOKEN_RATES = ("tokens per GPU (tokens/s/GPU)", "tokens/s/GPU inst/harmonic mean", "tokens per gpu per second (tgs)")
 """Of Primus in two versions, and Megatron-DeepSpeed."""
 LOSSES = ("lm loss", "lm_loss", "lm-loss", "loss")
@@ -101,7 +100,7 @@ def read_iteration(text: str, **others: Any) -> LineFields | None:
     fields = pairs(text[match.end() :])
     elapsed = fields.get("elapsed time per iteration (ms)")
     tokens = next((fields[name] for name in TOKEN_RATES if name in fields), None)
-    if length := sequence_of(fields):
+    if length := whole(fields.get("actual seqlen")):
         others["evidence"] = {**others.get("evidence", {}), "sequence_tokens": length}
     others.setdefault("peak_reserved_bytes", in_bytes(number(fields.get("memory(GiB)")), GIBIBYTE))  # of ms-swift
     further = [count(digits) for digits in PREDICTED_TOKEN.findall(text)]
@@ -119,20 +118,13 @@ def read_iteration(text: str, **others: Any) -> LineFields | None:
         learning_rate=number(fields.get("learning rate")),
         global_batch_sequences=whole(fields.get("global batch size")),
         consumed_sequences=whole(fields.get("consumed samples")),
+        consumed_tokens=whole(fields.get("consumed tokens")),
         skipped_steps=whole(fields.get("number of skipped iterations")),
         nan_steps=whole(fields.get("number of nan iterations")),
         arguments=({"mtp_num_layers": str(max(further))} if further else {})
         | ({"reward": "printed"} if "reward" in fields else {}),
         **others,
     )
-
-
-def sequence_of(fields: Mapping[str, str]) -> int | None:
-    """Return the tokens of a sequence as Megatron-DeepSpeed prints them, or as its counts of tokens and samples tell."""
-    if length := whole(fields.get("actual seqlen")):
-        return length
-    tokens, samples = whole(fields.get("consumed tokens")), whole(fields.get("consumed samples"))
-    return tokens // samples if tokens and samples and tokens % samples == 0 else None
 
 
 def pairs(text: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ NAME = "nemo"
 SIGNS = (("train_step_timing in s:", "iteration "), ("train_step_timing in s=", "global_step="))
 
 PROGRESS = re.compile(r"Training epoch \d+, iteration (\d+)/(\d+)")
-BAR = re.compile(r"Epoch (\d+): [^\[]*?(?:(\d+)/(\d+|\?)|\d+it) \[([^\]]*train_step_timing in s=[^\]]*)\]")
+BAR = re.compile(r"Epoch (\d+): [^\[]*?\b(?:(\d+)/(\d+|\?)|\d+it) \[([^\]]*train_step_timing in s=[^\]]*)\]")
 MEMBERS = re.compile(r"GLOBAL_RANK: \d+, MEMBER: \d+/(\d+)")
 GROUPS = re.compile(r"All (tensor|pipeline|context) (?:model )?parallel group ranks: \[\[([\d, ]+)\]")
 MARKS = (

@@ -13,7 +13,7 @@ SIGNS = (("Step ", "| loss:", "tokens_per_second_per_gpu:"),)
 UNMASKED_RATE = True
 
 STEP = re.compile(r"Step (\d+) \|")
-FIELD = re.compile(r"(\w+):(\S+)")
+FIELD = re.compile(r"\b(\w+):(\S+)")
 MARKS = ("Step ",)
 
 

@@ -52,8 +52,7 @@ def _signature(kind: str, outcome: Outcome, pattern: str, cause: str, hint: str 
 BENIGN = re.compile(
     r"error_injection_rate|destroy_process_group\(\) was not called|in a low-power state|No token throughput"
     r"|^\W*(?:export |declare -x )?(?!HSA_STATUS_ERROR)\w*(?:NCCL|TORCH|PYTORCH|CUDA|HSA|HIP)_\w+\s*[=:]"
-    r"|exitcode\s*: -15"
-    r"|nan iterations:\s*0\b|^tprimat run: |after training is done"
+    r"|exitcode\s*: -15|nan iterations:\s*0\b|^tprimat run: |after training is done"
     r"|^Cannot import zarr, support for zarr-based checkpoints"
 )
 """Harmless lines that look like errors."""

@@ -61,8 +61,16 @@ def test_memory_errors_and_narrow_links_are_named(monkeypatch):
         check = check_errors(visible_gpus({}))
         assert check.status == "problem"
         assert check.finding == "GPU 1: 3 uncorrected memory errors since the driver was loaded; GPU 2: PCIe x8 of x16"
-        monkeypatch.setenv("FAKE_GPUS", json.dumps([{}, {}]))
-        assert check_errors(visible_gpus({})).status == "ok"
+        for gpus, finding in (
+            ([{}, {}], "no uncorrected memory errors, full PCIe width"),
+            (
+                [{}, {"uncorrected_errors": None}],
+                "no uncorrected memory errors on 1 of 2 GPUs, full PCIe width (the rest is not reported)",
+            ),
+            ([{"uncorrected_errors": None}], "full PCIe width (the rest is not reported)"),
+        ):
+            monkeypatch.setenv("FAKE_GPUS", json.dumps(gpus))
+            assert (check_errors(visible_gpus({})).status, check_errors(visible_gpus({})).finding) == ("ok", finding)
 
 
 def amd_smi(folder, errors, widths):
@@ -86,7 +94,9 @@ def test_memory_errors_and_narrow_links_of_amd_are_named(monkeypatch, tmp_path):
         assert check.status == "problem"
         assert check.finding == "GPU 1: 3 uncorrected memory errors since the driver was loaded; GPU 3: PCIe x8 of x16"
         assert check.fix.startswith("amd-smi")
-        assert check_errors(visible_gpus({"ROCR_VISIBLE_DEVICES": "0,2"})).status == "ok"
+        some = check_errors(visible_gpus({"ROCR_VISIBLE_DEVICES": "0,2"}))
+        finding = "no uncorrected memory errors on 1 of 2 GPUs, full PCIe width on 1 of 2 GPUs (the rest is not reported)"
+        assert (some.status, some.finding) == ("ok", finding)
         assert check_errors(visible_gpus({"ROCR_VISIBLE_DEVICES": "2"})).status == "absent", "nothing was counted"
         gpus = visible_gpus({})
         (tmp_path / "amd-smi").unlink()

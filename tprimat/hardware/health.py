@@ -7,7 +7,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
@@ -123,45 +123,72 @@ def check_links(gpus: tuple[Gpu, ...]) -> Check:
 def check_errors(gpus: tuple[Gpu, ...]) -> Check:
     """Look at each GPU for memory errors that could not be corrected, and for a PCIe link narrower than it could be."""
     try:
-        found = gpu_errors(gpus)
+        seen = gpu_errors(gpus)
     except LookupError as error:
         return Check(name="GPU errors", status="absent", finding=str(error))
-    if found:
+    if seen.errors:
         tool = "amd-smi metric --ecc-blocks --pcie" if gpus[0].platform == "rocm" else "nvidia-smi -q -d ECC,ROW_REMAPPER"
         fix = f"{tool}; reset the GPU or leave it out"
-        return Check(name="GPU errors", status="problem", finding="; ".join(found), fix=fix)
-    return Check(name="GPU errors", status="ok", finding="no uncorrected memory errors, full PCIe width")
+        return Check(name="GPU errors", status="problem", finding="; ".join(seen.errors), fix=fix)
+    parts = (("no uncorrected memory errors", seen.memory), ("full PCIe width", seen.pcie))
+    found = [words if count == len(gpus) else f"{words} on {count} of {len(gpus)} GPUs" for words, count in parts if count]
+    some = any(count < len(gpus) for _, count in parts)
+    return Check(
+        name="GPU errors",
+        status="ok" if found else "absent",
+        finding=(", ".join(found) or "not reported") + (" (the rest is not reported)" if found and some else ""),
+    )
 
 
-def gpu_errors(gpus: tuple[Gpu, ...]) -> list[str]:
-    """Return a sentence on each thing that NVML or amd-smi reports to be wrong with these GPUs.
+@dataclass(slots=True)
+class GpuErrors:
+    """What NVML or amd-smi reports of the GPUs."""
+
+    errors: list[str] = field(default_factory=list)
+    """A sentence on each thing that is wrong."""
+    memory: int = 0
+    """GPUs that count memory errors."""
+    pcie: int = 0
+    """GPUs that report the width of their PCIe link."""
+
+    def add_width(self, gpu: object, width: float | None, widest: float | None) -> None:
+        """Take the width of a GPU's PCIe link, and how wide it could be, in lanes."""
+        self.pcie += bool(width and widest)
+        if width and widest and width < widest:
+            self.errors.append(f"GPU {gpu}: PCIe x{width:.0f} of x{widest:.0f}")
+
+    def add_memory(self, gpu: object, errors: float | None) -> None:
+        """Take a GPU's number of memory errors that could not be corrected."""
+        self.memory += errors is not None
+        if errors:
+            self.errors.append(f"GPU {gpu}: {errors:.0f} uncorrected memory errors since the driver was loaded")
+
+
+def gpu_errors(gpus: tuple[Gpu, ...]) -> GpuErrors:
+    """Ask NVML or amd-smi what is wrong with these GPUs.
 
     Raises:
         LookupError: neither can be asked.
     """
     if gpus and gpus[0].platform == "rocm":
         return amd_errors(gpus)
-    nvml, found = open_nvml(), []
+    nvml, found = open_nvml(), GpuErrors()
     for gpu in gpus:
         device = None if gpu.uuid is None else query_nvml(nvml, "nvmlDeviceGetHandleByUUID", gpu.uuid)
         if device is None:
             continue
-        errors = query_nvml(nvml, "nvmlDeviceGetTotalEccErrors", device, UNCORRECTED, SINCE_BOOT)
-        if errors:
-            found.append(f"GPU {gpu.index}: {errors} uncorrected memory errors since the driver was loaded")
+        found.add_memory(gpu.index, query_nvml(nvml, "nvmlDeviceGetTotalEccErrors", device, UNCORRECTED, SINCE_BOOT))
         _, _, pending, failed = query_nvml(nvml, "nvmlDeviceGetRemappedRows", device) or (0, 0, 0, 0)
         if failed:
-            found.append(f"GPU {gpu.index}: a faulty row of its memory could not be replaced")
+            found.errors.append(f"GPU {gpu.index}: a faulty row of its memory could not be replaced")
         elif pending:
-            found.append(f"GPU {gpu.index}: a faulty row of its memory is replaced at the next reset")
-        width, widest = (query_nvml(nvml, f"nvmlDeviceGet{kind}PcieLinkWidth", device) for kind in ("Curr", "Max"))
-        if width and widest and width < widest:
-            found.append(f"GPU {gpu.index}: PCIe x{width} of x{widest}")
+            found.errors.append(f"GPU {gpu.index}: a faulty row of its memory is replaced at the next reset")
+        found.add_width(gpu.index, *(query_nvml(nvml, f"nvmlDeviceGet{kind}PcieLinkWidth", device) for kind in ("Curr", "Max")))
     return found
 
 
-def amd_errors(gpus: tuple[Gpu, ...]) -> list[str]:
-    """Return a sentence on each thing that amd-smi reports to be wrong with these GPUs.
+def amd_errors(gpus: tuple[Gpu, ...]) -> GpuErrors:
+    """Ask amd-smi what is wrong with these GPUs.
 
     Raises:
         LookupError: amd-smi is missing, too old or does not answer.
@@ -170,16 +197,11 @@ def amd_errors(gpus: tuple[Gpu, ...]) -> list[str]:
     counts = {gpu.index: to_float(nested(cards.get(gpu.index), "ecc", "total_uncorrectable_count")) for gpu in gpus}
     if all(count is None for count in counts.values()):
         raise LookupError("amd-smi is not installed, or does not count errors here")
-    found = []
+    found = GpuErrors()
     for index, errors in counts.items():
-        if errors:
-            found.append(f"GPU {index}: {errors:.0f} uncorrected memory errors since the driver was loaded")
-        width, widest = (
-            to_float(nested(of.get(index), *keys))
-            for of, keys in ((cards, ("pcie", "width")), (built, ("bus", "max_pcie_width")))
-        )
-        if width and widest and width < widest:
-            found.append(f"GPU {index}: PCIe x{width:.0f} of x{widest:.0f}")
+        found.add_memory(index, errors)
+        widths = ((cards, ("pcie", "width")), (built, ("bus", "max_pcie_width")))
+        found.add_width(index, *(to_float(nested(of.get(index), *keys)) for of, keys in widths))
     return found
 
 

@@ -49,7 +49,7 @@ def node_errors() -> tuple[str, ...] | None:
     """Return what the driver and the kernel's log report of this node's GPUs; None where neither can be asked."""
     gpus, lines = visible_gpus(os.environ), xid_lines()
     try:
-        found = gpu_errors(gpus)
+        found = gpu_errors(gpus).errors
     except LookupError:
         if not lines:
             return None

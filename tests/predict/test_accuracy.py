@@ -1,6 +1,7 @@
 """The ledger: its arithmetic, its figures on the committed records, and rows that others bring."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -177,15 +178,16 @@ def test_the_first_choice_is_near_the_best():
 
 
 def test_published_throughput_without_probes():
-    """Of mixtures, those whose experts are small are bound by the host, which is not predicted."""
+    """Of mixtures, those with small experts were bound by the host until the releases 2604 and 2606, and that is not predicted."""
     scores = {score.name: score for score in score_published()}
-    mixtures = [score for name, score in scores.items() if "deepseek" in name or "qwen3" in name]
-    small = [score for score in mixtures if "30b" in score.name]
+    mixtures = [score for name, score in scores.items() if re.search("deepseek|qwen3|kimi", name)]
+    small = [score for score in mixtures if "30b" in score.name and "-260" not in score.name]
     dense = errors(score.error for score in scores.values() if score not in mixtures)
     assert dense.rows >= 9
     assert dense.mean_absolute < 0.15
     large = errors(score.error for score in mixtures if score not in small)
-    assert large.rows >= 5
+    assert large.rows >= 15
+    assert large.mean_absolute < 0.18
     assert abs(large.worst) < 0.3
     assert all(-0.7 < score.error < 0 for score in small)
 

@@ -178,7 +178,7 @@ def test_the_first_choice_is_near_the_best():
 
 
 def test_published_throughput_without_probes():
-    """Of mixtures, those with small experts were bound by the host until the releases 2604 and 2606, and that is not predicted."""
+    """Of mixtures, those with small experts were bound by the host until releases 2604 and 2606: that is not predicted."""
     scores = {score.name: score for score in score_published()}
     mixtures = [score for name, score in scores.items() if re.search("deepseek|qwen3|kimi", name)]
     small = [score for score in mixtures if "30b" in score.name and "-260" not in score.name]

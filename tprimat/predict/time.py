@@ -369,7 +369,7 @@ def _tensor_exchange(workload: Workload, rates: Rates, *, again: bool) -> float:
         return 2 * rates.exchange_seconds("all_reduce", message, layout.tensor) * (passes + share)
     gather = rates.exchange_seconds("all_gather", message, layout.tensor)
     scatter = rates.exchange_seconds("reduce_scatter", message, layout.tensor)
-    if code.overlaps_tensor_parallel and workload.precision != "fp8":
+    if code.overlaps_tensor_parallel and (code.overlaps_in_fp8 or workload.precision != "fp8"):
         return share * 2 * (gather + scatter) * (passes + 1)
     beside = scatter if code.keeps_gathered_inputs else gather + scatter
     return 2 * (gather + scatter) * passes + 2 * gather + share * 2 * beside

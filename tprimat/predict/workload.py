@@ -59,6 +59,8 @@ class Implementation:
     """Products add to the fp32 gradients directly."""
     overlaps_tensor_parallel: bool = False
     """A product starts on the piece that is here while the next travels between tensor ranks."""
+    overlaps_in_fp8: bool = False
+    """Products in fp8 do so, too."""
     balanced_stages: bool = False
     """The last pipeline stage has fewer layers, because its output layer costs as much as several."""
     gathers_keys_values: bool = False
@@ -285,8 +287,11 @@ MEGATRON_LOCAL = Implementation(
     buffers_bytes=WORKSPACES,
 )
 """Megatron-LM's local layers."""
-MEGATRON_TUNED = replace(TRANSFORMER_ENGINE, loss="in_place", dispatches_once_a_node=True)
-"""Megatron-LM as NVIDIA trains large models with it: a fused loss, and DeepEP or HybridEP between the experts' ranks."""
+MEGATRON_TUNED = replace(
+    TRANSFORMER_ENGINE, loss="in_place", dispatches_once_a_node=True, overlaps_tensor_parallel=True, overlaps_in_fp8=True
+)
+"""Megatron-LM as NVIDIA trains large models with it: a fused loss, tp_comm_overlap, and DeepEP or HybridEP between the experts'
+ranks (Megatron-LM's README; src/megatron/bridge/perf_recipes of Megatron-Bridge)."""
 NEMO = replace(TRANSFORMER_ENGINE, name="NeMo with Transformer Engine", keeps_fp8_weights_alone=True)
 """NeMo's recipes."""
 NEMO_ON_TORCH = replace(

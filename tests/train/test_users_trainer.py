@@ -208,7 +208,7 @@ print(requested_dtype("32-true"))
 
 @pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="torch has the setting since 2.9")
 def test_tf32_is_read_where_the_newer_setting_chose_it(tmp_path):
-    done = subprocess.run([sys.executable, "-c", NEW_SETTING], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", LIGHTLY + NEW_SETTING], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout == "tf32\n", done.stderr
 
 

@@ -1,13 +1,15 @@
-"""Started by torchrun in tests: trains a plan whose data end in the middle of a step that is profiled.
+"""Started in tests as the only rank: trains a plan whose data end in the middle of a step that is profiled.
 
-torchrun --nproc-per-node 1 tests/train/fails_in_a_step.py PLAN.json STEP
+python tests/train/fails_in_a_step.py PLAN.json STEP, with what torchrun sets in the environment
 """
 
 import sys
 from pathlib import Path
 
 from tprimat.megatron import bootstrap
+from tprimat.train import startup
 
+startup.import_torchmetrics()
 redirected = bootstrap.redirect_to_cpu()
 
 from tprimat.megatron.module import MegatronModule  # noqa: E402

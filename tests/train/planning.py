@@ -15,6 +15,8 @@ from tprimat.runner.session import plan_run
 
 ROOT = Path(__file__).parent.parent.parent
 SHALLOW = 4
+LIGHTLY = "from tprimat.train.startup import import_torchmetrics; import_torchmetrics()\n"
+"""Begins a program that imports Lightning: without the large packages that torchmetrics would import, as a rank."""
 
 
 def make_plan(

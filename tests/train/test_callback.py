@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from planning import LIGHTLY
 
 from tprimat.errors import RecordError
 from tprimat.records.discover import load_results
@@ -116,7 +117,7 @@ lightning.Trainer(accelerator="cpu", max_epochs=1, callbacks=[BenchmarkCallback(
 
 
 def test_a_kill_loses_the_running_step_and_no_other(tmp_path):
-    code = KILLED.replace("FOLDER", str(tmp_path))
+    code = LIGHTLY + KILLED.replace("FOLDER", str(tmp_path))
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, check=False
     )

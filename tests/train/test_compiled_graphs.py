@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 
+from planning import LIGHTLY
+
 SCRIPT = """
 import json, os, torch
 from tprimat.megatron.compat import compiled, compiled_graphs
@@ -30,5 +32,5 @@ def test_a_second_process_finds_what_the_first_compiled(tmp_path):
         "TORCHINDUCTOR_VEC_ISA_OK": "0",
         "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
     }
-    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", LIGHTLY + SCRIPT], env=environment, capture_output=True, text=True, check=True)
     assert [json.loads(line) for line in done.stdout.splitlines()] == [[[0, 0], [1, 0]], [[0, 0], [0, 1]]]

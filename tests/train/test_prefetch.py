@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from planning import ROOT
+from planning import LIGHTLY, ROOT
 
 DRIVER = r"""
 #include <stdio.h>
@@ -60,9 +60,10 @@ def test_without_a_driver_nothing_is_opened(tmp_path):
     assert open_gpu(tmp_path) == (False, [])
 
 
-WITHOUT_TRITON = """
+WITHOUT_TRITON = f"""
 import sys
 sys.modules["triton"] = None
+{LIGHTLY}
 from tprimat.megatron.compat import prefetch_compiler_key
 prefetch_compiler_key().join()
 """

@@ -145,9 +145,10 @@ def test_the_real_trace_of_a_cpu_is_summarised_by_operators(trained):
 def test_a_failure_keeps_the_steps_that_were_recorded_before_it(tmp_path):
     plan = profiled_plan(tmp_path / "fails", {"wait": 0, "warmup": 1, "active": 6, "repeat": 1}, with_stack=False)
     write_plan(tmp_path / "plan.json", plan)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
-    command += [str(Path(__file__).parent / "fails_in_a_step.py"), str(tmp_path / "plan.json"), "4"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(Path(__file__).parent / "fails_in_a_step.py"), str(tmp_path / "plan.json"), "4"]
+    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"}
+    rank |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # what torchrun would set
+    environment = {**os.environ, **rank, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 1
     assert "the data have come to an end" in done.stderr

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import pytorch_lightning as lightning
 import torch
+from planning import LIGHTLY
 
 from tprimat.errors import ConfigError, RecordError
 from tprimat.records.discover import load_results
@@ -207,7 +208,7 @@ print(requested_dtype("32-true"))
 
 @pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="torch has the setting since 2.9")
 def test_tf32_is_read_where_the_newer_setting_chose_it(tmp_path):
-    done = subprocess.run([sys.executable, "-c", NEW_SETTING], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", LIGHTLY + NEW_SETTING], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout == "tf32\n", done.stderr
 
 
@@ -293,51 +294,8 @@ def test_losses_of_accumulated_batches_are_added_in_double_precision(tmp_path):
 
 
 TWO_RANKS = """
-import sys, torch, pytorch_lightning as lightning
-sys.path.insert(0, "tests/train")
-from test_users_trainer import Line, rows
-from utils import BenchmarkCallback
-quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
-for attempt in range(2):
-    callback = BenchmarkCallback(sys.argv[1])
-    trainer = lightning.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, callbacks=[callback], **quiet)
-    try:
-        trainer.fit(Line(), rows(6))
-    except Exception as error:
-        print("attempt", attempt, str(error).splitlines()[0])
-"""
-
-
-def outputs_of_two_ranks(code, folder):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    joined = {**os.environ, "PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, str(folder)],
-            cwd=ROOT,
-            env={**joined, "NODE_RANK": "0", "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    return [rank.communicate(timeout=300)[0] for rank in ranks]
-
-
-@pytest.mark.slow
-def test_each_of_two_ranks_hears_that_the_folder_is_refused(tmp_path):
-    outputs = outputs_of_two_ranks(TWO_RANKS, tmp_path)
-    refused = f"attempt 1 {tmp_path} already holds the steps of a run."
-    assert [[line for line in output.splitlines() if line.startswith("attempt")] for output in outputs] == [[refused]] * 2
-    run, steps = RunDirectory(tmp_path).read_whole()
-    assert (run.machine.gpus, [step.step for step in steps]) == (2, [1, 2, 3])
-
-
-UNEQUAL_RANKS = """
 import sys, time, torch, pytorch_lightning as lightning
+from pathlib import Path
 sys.path.insert(0, "tests/train")
 from test_users_trainer import Line, VALIDATION, rows
 from torch.distributed.device_mesh import init_device_mesh
@@ -352,15 +310,54 @@ class Unequal(Line):
     def validation_step(self, batch, index):
         time.sleep(2 * VALIDATION * self.global_rank)
 
-quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
-options = dict(max_epochs=1, val_check_interval=2, num_sanity_val_steps=0, callbacks=[BenchmarkCallback(sys.argv[1])], **quiet)
-lightning.Trainer(accelerator="cpu", devices=2, strategy="ddp", **options).fit(Unequal(), rows(8), rows(1))
+def trainer(folder, **options):
+    callback = BenchmarkCallback(Path(sys.argv[1], folder))
+    quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+    options = dict(accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, callbacks=[callback], **options)
+    return lightning.Trainer(**options, **quiet)
+
+trainer("unequal", val_check_interval=2, num_sanity_val_steps=0).fit(Unequal(), rows(8), rows(1))
+for attempt in range(2):
+    try:
+        trainer("refused").fit(Line(), rows(6))
+    except Exception as error:
+        print("attempt", attempt, str(error).splitlines()[0])
 """
 
 
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    """What two ranks leave and print: unequal ones first, and then two trainings into one folder, of which it refuses one."""
+    folder = tmp_path_factory.mktemp("ranks")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    joined = {**os.environ, "PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", LIGHTLY + TWO_RANKS, str(folder)],
+            cwd=ROOT,
+            env={**joined, "NODE_RANK": "0", "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    return folder, [rank.communicate(timeout=300)[0] for rank in ranks]
+
+
 @pytest.mark.slow
-def test_a_step_counts_the_ranks_together_where_they_differ(tmp_path):
-    outputs_of_two_ranks(UNEQUAL_RANKS, tmp_path)
-    steps = RunDirectory(tmp_path).read_steps()
+def test_each_of_two_ranks_hears_that_the_folder_is_refused(two_ranks):
+    folder, outputs = two_ranks
+    refused = f"attempt 1 {folder / 'refused'} already holds the steps of a run."
+    assert [[line for line in output.splitlines() if line.startswith("attempt")] for output in outputs] == [[refused]] * 2
+    run, steps = RunDirectory(folder / "refused").read_whole()
+    assert (run.machine.gpus, [step.step for step in steps]) == (2, [1, 2, 3])
+
+
+@pytest.mark.slow
+def test_a_step_counts_the_ranks_together_where_they_differ(two_ranks):
+    steps = RunDirectory(two_ranks[0] / "unequal").read_steps()
     assert [step.grad_norm for step in steps] == [3.0] * 4  # a sum that each rank holds a part of
     assert max(step.step_seconds for step in steps[1:]) < VALIDATION  # without the validation of the slower rank

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -111,16 +112,17 @@ def combinations(sweep: Sweep, fixed: Mapping[str, Any] | None = None) -> list[d
     Raises:
         ConfigError: a constraint is not arithmetic over known names, or there are no combinations, or too many.
     """
-    found: list[dict[str, str]] = []
-    for number, chosen in enumerate(_products(sweep)):
-        if number >= MOST_CELLS:
-            raise ConfigError(f"--sweep has more than {MOST_CELLS:,} combinations.", where="--sweep", fix="fewer values")
+    found: dict[frozenset[tuple[str, str]], dict[str, str]] = {}
+    if max(1, len(sweep.cells)) * prod(map(len, sweep.grid.values())) > MOST_CELLS:
+        raise ConfigError(f"--sweep has more than {MOST_CELLS:,} combinations.", where="--sweep", fix="fewer values")
+    for chosen in _products(sweep):
         names = {**dict.fromkeys(DEGREES, 1), **(fixed or {}), **{key: parse_scalar(value) for key, value in chosen.items()}}
-        if chosen not in found and all(holds(text, names) for text in sweep.where):
-            found.append(chosen)
+        same = frozenset(chosen.items())
+        if same not in found and all(holds(text, names) for text in sweep.where):
+            found[same] = chosen
     if not found:
         raise ConfigError("--sweep has no combination that meets its constraints.", where="--sweep", fix="weaker constraints")
-    return found
+    return list(found.values())
 
 
 def _products(sweep: Sweep) -> Iterable[dict[str, str]]:

@@ -15,6 +15,7 @@ from tprimat.analyze.traits import (
     few,
     layout,
     machine_name,
+    model_and_shape,
     model_name,
     ranks,
     routing_words,
@@ -80,7 +81,7 @@ def _sequence(run: RunRecord) -> str:
 
 
 WORK: dict[str, Words] = {
-    "model": model_name,
+    "model": model_and_shape,
     "gpus": lambda run: ranks(run) or "GPUs not recorded",
     "sequence": _sequence,
     "dtype": lambda run: dtype_that_ran(run) or "dtype not recorded",
@@ -295,11 +296,11 @@ def _single(work: Workload, where: str | None = None) -> str:
     """Return the speed of the only configuration; with its machine unless `where` says another word."""
     rate, run = throughput(work.configurations[0].group), work.run
     if rate is None or run.machine.gpus is None:
-        return f"{model_name(run)}: throughput not known"
+        return f"{model_and_shape(run)}: throughput not known"
     share = MFU.value(work.configurations[0].group)
     part = f" ({units.percent(share)} of the dense peak)" if share is not None else ""
     place = f" on {machine_name(run)}" if where is None else where
-    return f"{model_name(run)} trains at {units.count(rate.value * run.machine.gpus)} tokens/s{place}{part}"
+    return f"{model_and_shape(run)} trains at {units.count(rate.value * run.machine.gpus)} tokens/s{place}{part}"
 
 
 def _finding(work: Workload) -> str:
@@ -312,7 +313,7 @@ def _finding(work: Workload) -> str:
     if lead is None or lead.ratio is None:
         only = len(work.configurations) == 1
         return (
-            _single(work).removeprefix(f"{model_name(work.run)} trains at ")
+            _single(work).removeprefix(f"{model_and_shape(work.run)} trains at ")
             if only
             else f"{best.name} has the highest throughput"
         )

@@ -56,6 +56,7 @@ def test_a_configured_model_has_its_batch_and_sequence_length():
     assert unknown.returncode == 2
     assert "no model 'qwn'" in unknown.stderr
     assert "llama, qwen" in unknown.stderr
+    assert "--architecture deepseek-v3, or --model" in run_command("plan", "--model", "deepseek-v3", *words[2:]).stderr
 
 
 def test_a_model_that_fits_nowhere_is_exit_status_1():
@@ -93,6 +94,10 @@ def test_where_nothing_fits_the_fewest_gpus_that_would_are_named_with_a_layout()
     assert int(count) == degrees[0] * degrees[1] * degrees[2]
     assert run_command("plan", *asked, count).returncode == 0
     assert run_command("plan", *asked, str(int(count) // 2)).returncode == 1
+    several = run_command("plan", *asked, "4,8")
+    assert (several.returncode, several.stdout.count("nothing fits")) == (1, 2)
+    assert f"{count} GPUs are enough, the fewest of the powers of two: {layout}, " in several.stdout
+    assert "are enough" not in run_command("plan", *asked, f"8,{count}").stdout
 
 
 LONG = ("--architecture", "llama-3.1-8b", "--accelerator", "H100 SXM", "--sequence-length", "131072", "--global-batch-size", "8")

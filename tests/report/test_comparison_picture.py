@@ -304,4 +304,4 @@ def test_a_model_cut_to_fewer_layers_is_not_taken_for_the_whole_one(tmp_path):
         write(tmp_path, f"a-{number}", 4.0 + number, number, shape=shape)
         write(tmp_path, f"b-{number}", 4.5 + number, number, shape=shape, strategy="balanced", **TP2)
     found = sorted(work.title for work in workloads(comparison_of(tmp_path).groups))
-    assert found == ["llama", "llama (llama-3.1-8b-20-layers)"]
+    assert found == ["llama", "llama-3.1-8b-20-layers"]

@@ -156,7 +156,7 @@ def test_more_gpus_give_more_until_the_batch_is_too_small_to_share():
     words = ("--architecture", "gpt-3-175b", "--accelerator", "H100 SXM", "--gpus", "96,4608", "--sequence-length", "2048")
     strong = run_command("plan", *words, "--gpus", "96,192", "--global-batch-size", "2304")
     assert strong.returncode == 0, strong.stderr
-    assert "strong scaling, 2304 sequences" in strong.stdout
+    assert "strong scaling, 2,304 sequences" in strong.stdout
     assert "Megatron-Core performance benchmarks page" in strong.stdout
     fixed = json.loads(run_command("plan", *words, "--global-batch-size", "2304", "--json").stdout)["scaling"]
     rates = [answer["fitting"][0]["tokens_per_second_per_gpu"] for answer in fixed]

@@ -91,10 +91,10 @@ def _this_python(name: str, options: argparse.Namespace) -> Program:
 
 
 def _transformer_engine(name: str, options: argparse.Namespace) -> Program:
-    """Megatron-LM as NVIDIA runs it, in the embedded engine's program: the same weights, batches and clock."""
+    """Megatron-LM as NVIDIA runs it, in the embedded engine's program: the same weights, batches, clock and scaling in fp8."""
     if not is_installed(TRANSFORMER_ENGINE):
         raise LaunchError(f"Transformer Engine is not installed for {sys.executable}.", fix=nemo.INSTALL_TRANSFORMER_ENGINE)
-    layers = ("engine_options.layers=transformer_engine",)
+    layers = ("engine_options.layers=transformer_engine", "engine_options.fp8_scaling=current")
     return replace(_this_python(embedded.ENGINE.name, options), name=name, settings=layers)
 
 

@@ -1,6 +1,7 @@
 """What holds for all tests: which ones are slow, one thread for each process, bytecode, and Ctrl-C."""
 
 import gc
+import importlib.util
 import os
 import signal
 import sys
@@ -15,6 +16,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Where an image forbids storing bytecode, every process of a test would compile what it imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+if importlib.util.find_spec("hypothesis"):  # NeMo's environment has none
+    from hypothesis import settings
+
+    settings.register_profile("busy", deadline=None)  # an example of 7 ms has taken 300 ms on a busy machine
+    settings.load_profile("busy")
 SLOW = (
     "train/test_layouts.py",
     "cli/test_micro_batch_search.py",

@@ -17,6 +17,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tools")]
 
 from energy_figures import energy  # noqa: E402
 from lead_figures import leads  # noqa: E402
+from loss_figures import losses  # noqa: E402
 from page import page_parser, replace_blocks, update_page  # noqa: E402
 from product_figures import products  # noqa: E402
 from record_figures import (  # noqa: E402
@@ -282,6 +283,7 @@ def micro_batch_search(results: Path) -> str:
 
 BLOCKS = {
     "leads": leads,
+    "losses": losses,
     "callback": callback,
     "layouts": layouts,
     "layouts_on_two": layouts_on_two,

@@ -145,6 +145,15 @@ def test_an_output_layer_in_fp8_is_another_dtype(known):
     assert "dtype that ran fp8 with output layer against fp8" in sentence(found)
 
 
+def test_the_option_behind_an_output_layer_in_fp8_is_no_second_difference(known):
+    off, on = ({**OPTIONS, "fp8_output_layer": value} for value in (False, True))
+    usual = replace(known, run=replace(known.run, matmul_dtype="fp8", engine_options=off))
+    found = judged(usual, lambda run: seen(output_layer_dtype="fp8")(replace(run, engine_options=on)))
+    assert [one.key for one in found.traits] == ["dtype"]
+    before_the_option = replace(usual, run=replace(usual.run, run_id="other", engine_options=OPTIONS))
+    assert len(groups_of(usual, before_the_option)) == 1
+
+
 @pytest.mark.parametrize("key", FORGOTTEN)
 def test_what_one_side_does_not_record_is_not_equal(key, known):
     found = judged(known, FORGOTTEN[key])

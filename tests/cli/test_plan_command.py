@@ -56,6 +56,7 @@ def test_a_configured_model_has_its_batch_and_sequence_length():
     assert unknown.returncode == 2
     assert "no model 'qwn'" in unknown.stderr
     assert "llama, qwen" in unknown.stderr
+    assert "--architecture deepseek-v3, or --model" in run_command("plan", "--model", "deepseek-v3", *words[2:]).stderr
 
 
 def test_a_model_that_fits_nowhere_is_exit_status_1():
@@ -93,6 +94,10 @@ def test_where_nothing_fits_the_fewest_gpus_that_would_are_named_with_a_layout()
     assert int(count) == degrees[0] * degrees[1] * degrees[2]
     assert run_command("plan", *asked, count).returncode == 0
     assert run_command("plan", *asked, str(int(count) // 2)).returncode == 1
+    several = run_command("plan", *asked, "4,8")
+    assert (several.returncode, several.stdout.count("nothing fits")) == (1, 2)
+    assert f"{count} GPUs are enough, the fewest of the powers of two: {layout}, " in several.stdout
+    assert "are enough" not in run_command("plan", *asked, f"8,{count}").stdout
 
 
 LONG = ("--architecture", "llama-3.1-8b", "--accelerator", "H100 SXM", "--sequence-length", "131072", "--global-batch-size", "8")
@@ -151,7 +156,7 @@ def test_more_gpus_give_more_until_the_batch_is_too_small_to_share():
     words = ("--architecture", "gpt-3-175b", "--accelerator", "H100 SXM", "--gpus", "96,4608", "--sequence-length", "2048")
     strong = run_command("plan", *words, "--gpus", "96,192", "--global-batch-size", "2304")
     assert strong.returncode == 0, strong.stderr
-    assert "strong scaling, 2304 sequences" in strong.stdout
+    assert "strong scaling, 2,304 sequences" in strong.stdout
     assert "Megatron-Core performance benchmarks page" in strong.stdout
     fixed = json.loads(run_command("plan", *words, "--global-batch-size", "2304", "--json").stdout)["scaling"]
     rates = [answer["fitting"][0]["tokens_per_second_per_gpu"] for answer in fixed]

@@ -14,6 +14,7 @@ from tprimat.analyze.published import MOST_ROWS, nearest_published
 from tprimat.errors import ConfigError
 from tprimat.facts.models import model_shape
 from tprimat.records.discover import load_results
+from tprimat.report.captions import workloads
 from tprimat.report.plots.comparison import comparison_sheet
 from tprimat.report.plots.sheet import drawn
 from tprimat.report.plots.style import MOST_SERIES
@@ -295,3 +296,12 @@ def test_published_results_are_ten_rows_at_most_each_with_what_differs():
         assert len(sentences) == sum(len(found.neighbours) for found in published)
         assert covered(picture) == []
         assert outside(picture) == []
+
+
+def test_a_model_cut_to_fewer_layers_is_not_taken_for_the_whole_one(tmp_path):
+    cut = dataclasses.replace(model_shape("llama-3.1-8b"), name="llama-3.1-8b-20-layers", layers=20)
+    for number, shape in enumerate((model_shape("llama-3.1-8b"), cut)):
+        write(tmp_path, f"a-{number}", 4.0 + number, number, shape=shape)
+        write(tmp_path, f"b-{number}", 4.5 + number, number, shape=shape, strategy="balanced", **TP2)
+    found = sorted(work.title for work in workloads(comparison_of(tmp_path).groups))
+    assert found == ["llama", "llama-3.1-8b-20-layers"]

@@ -15,6 +15,7 @@ from browser import Browser, find_browser
 from runs.make_runs import H100, LAPTOP, MI300X, a_run, step_times, steps_of, write_run
 
 from tprimat.cli.main import start
+from tprimat.facts.models import model_shape
 from tprimat.records.schema import Evidence, StepRecord, TelemetrySample
 from tprimat.records.store import to_json
 from tprimat.report.html.sections import evidence_fields
@@ -193,6 +194,15 @@ def test_the_head_names_hardware_and_software_once_and_no_paragraph_is_repeated(
     assert seen.count("Neither compute nor memory is used up") == 1
     assert ">llama-a</option>" in seen
     assert "20260101-120000" not in seen
+
+
+def test_the_page_names_a_model_that_was_cut_to_fewer_layers(tmp_path):
+    cut = replace(model_shape("llama-3.1-8b"), name="llama-3.1-8b-20-layers", layers=20)
+    run = a_run("cut", shape=cut)
+    write_run(tmp_path, run, steps_of(run, step_times(4.0, 1), 1))
+    seen = page_of(tmp_path, tmp_path).read_text("utf8")
+    assert "Training throughput: llama (llama-3.1-8b-20-layers)<" in seen
+    assert ">llama (llama-3.1-8b-20-layers), " in seen
 
 
 def test_the_page_asks_nothing_of_any_server(opened, page):

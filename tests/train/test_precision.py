@@ -8,12 +8,14 @@ from importlib.metadata import version
 
 import pytest
 import reference_run
+import torch
 from planning import ROOT, make_plan, train_together
 
 from tprimat.engines.base import engine_named
 from tprimat.engines.embedded import ENGINE
 from tprimat.errors import ConfigError
 from tprimat.facts.models import model_shape
+from tprimat.megatron.options import recorded, resolve
 
 BF16_STATES = {
     "hardware.platforms.cpu.gpus_per_node": 1,
@@ -168,6 +170,19 @@ def test_an_output_layer_in_fp8_is_refused_where_it_would_not_be_in_fp8(tmp_path
     refused = ENGINE.refusal(plan, lambda *keys: ".".join(keys))
     assert (refused and refused.what) == what
     assert engine_named("nemo").refusal(plan, lambda *keys: ".".join(keys)).what == "fp8_output_layer is on."
+
+
+@pytest.mark.parametrize(
+    ("precision", "layers", "named"),
+    [("fp8", "transformer_engine", True), ("fp8", "local", False), ("bf16", "transformer_engine", False)],
+)
+def test_the_record_names_the_scaling_of_transformer_engines_layers_in_fp8(tmp_path, precision, layers, named):
+    plan = make_plan(tmp_path, "llama", {})
+    ours = resolve(plan, torch.device("cpu"))
+    plan = replace(plan, precision=precision, engine_options=replace(plan.engine_options, fp8_scaling="current"))
+    found = recorded(plan, replace(ours, layers=layers))
+    assert found.get("fp8_scaling") == ("current" if named else None)
+    assert found["layers"] == layers
 
 
 def test_the_losses_are_those_that_the_other_known_version_of_megatron_must_give(trained):

@@ -21,8 +21,8 @@ from tprimat.records.store import RunDirectory
 from utils import BenchmarkCallback
 
 ROOT = Path(__file__).parent.parent.parent
-VALIDATION = 0.5
-"""Seconds."""
+VALIDATION, SLOW_VALIDATION = 0.5, 4.0
+"""Seconds. On a busy machine a step of two ranks has taken 2.3."""
 
 
 class Line(lightning.LightningModule):
@@ -297,7 +297,7 @@ TWO_RANKS = """
 import sys, time, torch, pytorch_lightning as lightning
 from pathlib import Path
 sys.path.insert(0, "tests/train")
-from test_users_trainer import Line, VALIDATION, rows
+from test_users_trainer import SLOW_VALIDATION, Line, rows
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial
 from utils import BenchmarkCallback
@@ -308,7 +308,7 @@ class Unequal(Line):
         return {"loss": super().training_step(batch, index), "grad_norm": norm}
 
     def validation_step(self, batch, index):
-        time.sleep(2 * VALIDATION * self.global_rank)
+        time.sleep(SLOW_VALIDATION * self.global_rank)
 
 def trainer(folder, **options):
     callback = BenchmarkCallback(Path(sys.argv[1], folder))
@@ -360,4 +360,4 @@ def test_each_of_two_ranks_hears_that_the_folder_is_refused(two_ranks):
 def test_a_step_counts_the_ranks_together_where_they_differ(two_ranks):
     steps = RunDirectory(two_ranks[0] / "unequal").read_steps()
     assert [step.grad_norm for step in steps] == [3.0] * 4  # a sum that each rank holds a part of
-    assert max(step.step_seconds for step in steps[1:]) < VALIDATION  # without the validation of the slower rank
+    assert max(step.step_seconds for step in steps[1:]) < SLOW_VALIDATION  # without the validation of the slower rank

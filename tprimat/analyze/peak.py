@@ -9,10 +9,17 @@ import numpy as np
 from tprimat.analyze.compare import Question, Verdict, comparable, verdict
 from tprimat.analyze.groups import Group, Measured, group_estimate, measure
 from tprimat.analyze.metrics import MetricOptions
-from tprimat.analyze.traits import dtype_that_ran, layout, machine_name, model_name, routing_words, tokens_per_step, work_words
+from tprimat.analyze.traits import (
+    dtype_that_ran,
+    layout,
+    machine_name,
+    model_and_shape,
+    routing_words,
+    tokens_per_step,
+    work_words,
+)
 from tprimat.analyze.window import Warmup
 from tprimat.records.evidence import grade_of
-from tprimat.records.legacy import MODELS as USUAL_SHAPES
 from tprimat.records.schema import Estimate, RunMetrics, RunRecord
 from tprimat.statistics import mean_of_runs
 
@@ -59,11 +66,7 @@ class Entry:
     @property
     def model(self) -> str:
         """Return the model's key, with its size unless it is the full one, and with its shape unless it is the usual one."""
-        run = self.run
-        name, usual = model_name(run), USUAL_SHAPES.get(run.model)
-        if run.size != "full" or run.shape is None or usual in {None, run.shape.name} or name == run.shape.name:
-            return name
-        return f"{name} ({run.shape.name})"
+        return model_and_shape(self.run)
 
     @property
     def configuration(self) -> str:

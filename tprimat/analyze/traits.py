@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tprimat.facts.accelerators import find_accelerator
-from tprimat.facts.models import family_of
+from tprimat.facts.models import family_of, models
 from tprimat.records.evidence import grade_of
+from tprimat.records.legacy import MODELS as USUAL_SHAPES
 from tprimat.records.schema import RunRecord
 
 
@@ -40,6 +41,16 @@ def model_name(run: RunRecord) -> str:
         if asked and ran and asked != ran:
             return run.shape.name
     return run.model if run.size == "full" else f"{run.model} {run.size}"
+
+
+def model_and_shape(run: RunRecord) -> str:
+    """Return the model's name, with its shape unless it is the usual one: 'llama (llama-3.1-8b-20-layers)'."""
+    name = model_name(run)
+    if run.size != "full" or run.shape is None or run.shape.name == name:
+        return name
+    usual = USUAL_SHAPES.get(run.model)
+    whole = run.shape.name == usual if usual else run.shape.name.lower() in models()
+    return name if whole else f"{name} ({run.shape.name})"
 
 
 def accelerator_name(run: RunRecord) -> str:
@@ -143,12 +154,15 @@ def _data(run: RunRecord) -> str | None:
     return None if data is None else re.sub(r" \(seed \d+\)", "", data)
 
 
+IN_THE_DTYPE = "fp8_output_layer"
+"""The option that the dtype names: told again as an option, it would be a second difference, and one from records before it."""
 NO_OPTIONS = "default options"
 """Words for the options of a run that records none."""
 
 
 def _options(run: RunRecord) -> str:
-    return ", ".join(f"{name}={value}" for name, value in sorted(run.engine_options.items())) or NO_OPTIONS
+    named = (f"{name}={value}" for name, value in sorted(run.engine_options.items()) if name != IN_THE_DTYPE)
+    return ", ".join(named) or NO_OPTIONS
 
 
 def _software(run: RunRecord) -> str | None:

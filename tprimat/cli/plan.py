@@ -43,7 +43,16 @@ def run(options: argparse.Namespace) -> int:
     """Exit status: 0, or 1 where nothing fits."""
     from tprimat.report import plan
     from tprimat.report.screen import screen_of
-    from tprimat.runner.planning import ANY_ENGINE, PlanRequest, answer, answers, configured, fitting_engine, otherwise
+    from tprimat.runner.planning import (
+        ANY_ENGINE,
+        PlanRequest,
+        answer,
+        answers,
+        configured,
+        enough_gpus,
+        fitting_engine,
+        otherwise,
+    )
 
     request = PlanRequest(
         architecture=options.architecture or options.model,
@@ -63,7 +72,10 @@ def run(options: argparse.Namespace) -> int:
             print_json({"scaling": [plan.document(*one) for one in several]})
         else:
             others = [other for one, rates in several if not one.fitting and (other := fitting_engine(one.question, rates))]
-            print(plan.scaling_text(several, screen_of(sys.stdout), others))
+            most, its_rates = several[-1]
+            nowhere = not others and not any(one.fitting for one, _ in several)
+            enough = enough_gpus(most.question, its_rates, any_engine=request.engine is None) if nowhere else None
+            print(plan.scaling_text(several, screen_of(sys.stdout), others, enough))
         return 0 if all(one.fitting for one, _ in several) else 1
     found, rates = answer(request)
     if options.json:

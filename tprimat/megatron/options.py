@@ -1,6 +1,7 @@
 """Resolve the engine's switches for this device: every `auto` becomes on or off."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
@@ -35,6 +36,12 @@ class ResolvedOptions:
     balanced_stages: bool
     gradients: str
     optimizer_states: str
+
+
+def recorded(plan: RunPlan, options: ResolvedOptions) -> dict[str, Any]:
+    """Return the switches for the record, with the scaling of Transformer Engine's layers where they multiply in fp8."""
+    scales = plan.precision == "fp8" and options.layers == "transformer_engine"
+    return asdict(options) | ({"fp8_scaling": plan.engine_options.fp8_scaling} if scales else {})
 
 
 def resolve(plan: RunPlan, device: torch.device) -> ResolvedOptions:

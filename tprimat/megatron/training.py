@@ -2,7 +2,7 @@
 
 import time
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from tprimat.megatron import fp8
 from tprimat.megatron.compat import prefetch_compiler_key
 from tprimat.megatron.evidence import observe
 from tprimat.megatron.module import MegatronModule, MegatronStrategy
-from tprimat.megatron.options import ResolvedOptions, resolve
+from tprimat.megatron.options import ResolvedOptions, recorded, resolve
 from tprimat.megatron.tuned_products import TUNER
 from tprimat.plan.evidence import mismatches
 from tprimat.plan.micro_batch import KEPT_FREE, candidates, next_candidate, trial_micro_batches
@@ -88,7 +88,7 @@ def _describer(plan: RunPlan, options: ResolvedOptions, redirected: bool) -> Any
         return replace(
             launched_record(plan),
             software=software_versions(),
-            engine_options=asdict(options),
+            engine_options=recorded(plan, options),
             matmul_dtype=evidence.matmul_dtype or plan.precision,
             evidence=evidence,
             mismatches=mismatches(plan, evidence),

@@ -15,6 +15,7 @@ from tprimat.analyze.traits import (
     few,
     layout,
     machine_name,
+    model_and_shape,
     model_name,
     ranks,
     routing_words,
@@ -79,8 +80,14 @@ def _sequence(run: RunRecord) -> str:
     return "sequence not recorded" if run.sequence_tokens is None else f"sequence {units.count(run.sequence_tokens)}"
 
 
+def _model(run: RunRecord) -> str:
+    """Return the model's name, or the shape's where that is not the usual one."""
+    name = model_name(run)
+    return name if run.shape is None or model_and_shape(run) == name else run.shape.name
+
+
 WORK: dict[str, Words] = {
-    "model": model_name,
+    "model": _model,
     "gpus": lambda run: ranks(run) or "GPUs not recorded",
     "sequence": _sequence,
     "dtype": lambda run: dtype_that_ran(run) or "dtype not recorded",
@@ -295,11 +302,11 @@ def _single(work: Workload, where: str | None = None) -> str:
     """Return the speed of the only configuration; with its machine unless `where` says another word."""
     rate, run = throughput(work.configurations[0].group), work.run
     if rate is None or run.machine.gpus is None:
-        return f"{model_name(run)}: throughput not known"
+        return f"{_model(run)}: throughput not known"
     share = MFU.value(work.configurations[0].group)
     part = f" ({units.percent(share)} of the dense peak)" if share is not None else ""
     place = f" on {machine_name(run)}" if where is None else where
-    return f"{model_name(run)} trains at {units.count(rate.value * run.machine.gpus)} tokens/s{place}{part}"
+    return f"{_model(run)} trains at {units.count(rate.value * run.machine.gpus)} tokens/s{place}{part}"
 
 
 def _finding(work: Workload) -> str:
@@ -311,11 +318,7 @@ def _finding(work: Workload) -> str:
     lead = ranking.lead
     if lead is None or lead.ratio is None:
         only = len(work.configurations) == 1
-        return (
-            _single(work).removeprefix(f"{model_name(work.run)} trains at ")
-            if only
-            else f"{best.name} has the highest throughput"
-        )
+        return _single(work).removeprefix(f"{_model(work.run)} trains at ") if only else f"{best.name} has the highest throughput"
     second = names[id(ranking.groups[1])]
     rival = _without(second, best.name)
     faster = f"{_ahead(ranking, 'faster than')} {rival}"

@@ -98,7 +98,7 @@ def text(answer: Answer, rates: Rates, screen: Screen = PLAIN, otherwise: Otherw
 def _question(question: Question, rates: Rates, screen: Screen) -> str:
     nodes = question.gpus // question.gpus_per_node
     where = plural(question.gpus, "GPU") + (f" in {nodes} nodes" if nodes > 1 else "")
-    work = f"{question.global_batch} x {question.sequence_tokens:,} tokens a step, {question.precision}"
+    work = f"{question.global_batch:,} x {question.sequence_tokens:,} tokens a step, {question.precision}"
     return screen.prose(
         f"{question.shape.name} on {where} ({rates.accelerator}): {work}, {question.implementation.name}", meaning="heading"
     )
@@ -169,7 +169,10 @@ def flags(workload: Workload) -> str:
 
 
 def scaling_text(
-    answers: Sequence[tuple[Answer, Rates]], screen: Screen = PLAIN, others: Sequence[tuple[str, Candidate]] = ()
+    answers: Sequence[tuple[Answer, Rates]],
+    screen: Screen = PLAIN,
+    others: Sequence[tuple[str, Candidate]] = (),
+    enough: Candidate | None = None,
 ) -> str:
     """Format what several numbers of GPUs give, an answer each, with published results of the same model.
 
@@ -177,11 +180,12 @@ def scaling_text(
         answers: one for each number of GPUs.
         screen: where it is shown.
         others: engines that fit where an answer's does not.
+        enough: what fits on more GPUs, if nothing fits on any of these.
     """
     (first, rates), *_ = answers
     question = first.question
     batches = {answer.question.global_batch for answer, _ in answers}
-    fixed = f"strong scaling, {question.global_batch} sequences"
+    fixed = f"strong scaling, {question.global_batch:,} sequences"
     kind = fixed if len(batches) == 1 else "weak scaling, the batch grows with the GPUs"
     work = f"{question.sequence_tokens:,} tokens each, {question.precision}, {question.implementation.name}"
     title = f"{question.shape.name} ({rates.accelerator}): {kind}, {work}"
@@ -190,14 +194,14 @@ def scaling_text(
     for answer, _ in answers:
         best = answer.fitting[0] if answer.fitting else None
         if best is None or best.time is None:
-            rows.append([f"{answer.question.gpus:,}", str(answer.question.global_batch), "nothing fits", *[units.ABSENT] * 5])
+            rows.append([f"{answer.question.gpus:,}", f"{answer.question.global_batch:,}", "nothing fits", *[units.ABSENT] * 5])
             continue
         value = best.time.tokens_per_second_per_gpu
         per_gpu = per_gpu or value
         rows.append(
             [
                 f"{answer.question.gpus:,}",
-                str(answer.question.global_batch),
+                f"{answer.question.global_batch:,}",
                 layout_name(best.workload),
                 _rate(best, rates),
                 units.percent(mfu(best, rates), 0),
@@ -209,6 +213,7 @@ def scaling_text(
     header = ["GPUs", "sequences", "fastest layout", "tokens/s/GPU", "MFU", "efficiency", "step", "memory"]
     shown = columns(header, rows, left=0, screen=screen, drop=["step", "sequences", "memory"])
     fitting = ["\n".join(screen.prose(f"{_other_engine(*other)}.") for other in others)] if others else []
+    fitting += [screen.prose(_enough(enough, question))] if enough else []
     parts = [screen.prose(title, meaning="heading"), _rates(question, rates, screen), shown, *fitting]
     return "\n\n".join([*parts, *_published(question, rates, screen)])
 

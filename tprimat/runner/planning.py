@@ -11,7 +11,7 @@ from tprimat.engines import embedded
 from tprimat.engines.base import Engine, Settings, engine_named, implementation_of
 from tprimat.errors import ConfigError, UserError
 from tprimat.facts.accelerators import PLATFORM_OF, Accelerator, accelerators, find_accelerator, resembling
-from tprimat.facts.models import ModelShape, model_shape
+from tprimat.facts.models import ModelShape, model_shape, models
 from tprimat.hardware.nodes import this_machine
 from tprimat.plan.build import shape_at
 from tprimat.plan.schema import Batch, EngineOptions, Layout, RunPlan
@@ -61,7 +61,8 @@ def configured(request: PlanRequest) -> PlanRequest:
     loaded, name = read_config(), str(request.architecture)
     if name not in loaded.config.models:
         known = ", ".join(loaded.config.models)
-        raise ConfigError(f"There is no model {name!r}.", where=f"{loaded.path.name} models", fix=f"one of: {known}")
+        fix = f"--architecture {name}, or --model with one of: {known}" if name.lower() in models() else f"one of: {known}"
+        raise ConfigError(f"There is no model {name!r}.", where=f"{loaded.path.name} models", fix=fix)
     data = loaded.config.training.data
     return replace(
         request,

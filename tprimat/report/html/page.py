@@ -16,7 +16,7 @@ from markupsafe import Markup, escape
 from tprimat import units
 from tprimat.analyze.compare import Ranking, Verdict
 from tprimat.analyze.groups import Group, Measured
-from tprimat.analyze.traits import few
+from tprimat.analyze.traits import few, model_and_shape
 from tprimat.errors import LaunchError, RecordError
 from tprimat.report.captions import workloads
 from tprimat.report.comparison import Comparison, run_name, sentence, spreads
@@ -175,7 +175,7 @@ def _appearance(groups: Sequence[Group]) -> list[Look]:
 
 
 def _title(groups: Sequence[Group]) -> str:
-    models = list(dict.fromkeys(group.run.model for group in groups))
+    models = list(dict.fromkeys(model_and_shape(group.run) for group in groups))
     return f"Training throughput: {few(models, 3)}" if models else "Training throughput"
 
 

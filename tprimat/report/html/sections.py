@@ -9,7 +9,7 @@ from tprimat import units
 from tprimat.analyze.compare import Outcome, Ranking, Verdict, throughput
 from tprimat.analyze.groups import Group, Measured, kind_of, on_cpu
 from tprimat.analyze.roofline import Limit, limits
-from tprimat.analyze.traits import accelerator_name, machine_name, model_name, ranks, work_words
+from tprimat.analyze.traits import accelerator_name, machine_name, model_and_shape, ranks, work_words
 from tprimat.records.evidence import facts, grade_of
 from tprimat.records.schema import Evidence, RunRecord
 from tprimat.report.catalogue import (
@@ -70,7 +70,7 @@ def _card(ranking: Ranking) -> Card:
 def workload(run: RunRecord) -> str:
     """Describe what runs must share to be ranked together."""
     clock = ["timed by the framework"] if run.clock == "framework" else []
-    return ", ".join([model_name(run), *work_words(run), ranks(run) or "GPU count not recorded", *clock])
+    return ", ".join([model_and_shape(run), *work_words(run), ranks(run) or "GPU count not recorded", *clock])
 
 
 def brief(group: Group) -> str:

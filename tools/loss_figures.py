@@ -1,0 +1,39 @@
+"""How far the losses of runs made in turn are from those of the embedded engine in bf16: a table of docs/performance.md."""
+
+from pathlib import Path
+
+from lead_figures import OURS, SERIES
+from record_figures import groups_in
+from speed_layouts import LAYOUTS
+
+from tprimat.analyze.groups import Group
+from tprimat.report.tables import table
+
+NAMES = {OURS: "embedded engine", "transformer_engine": "with Transformer Engine's layers"}
+FP8 = "_fp8"
+FIRST = 5
+"""Steps of the first column; the second has the others."""
+
+
+def losses(results: Path) -> str:
+    """List the largest difference of each program, in both dtypes, for each layout that ran in both."""
+    folder, rows = results / SERIES[0], []
+    for narrow in (layout.name for layout in LAYOUTS if layout.name.endswith(FP8)):
+        wide = narrow.removesuffix(FP8)
+        groups = {(name, layout): groups_in(folder / name / layout, ()) for layout in (wide, narrow) for name in NAMES}
+        if not all(groups.values()):
+            continue
+        reference = _mean_losses(groups[OURS, wide][0])
+        for (name, layout), (group, *_) in groups.items():
+            if (name, layout) != (OURS, wide):
+                apart = [abs(one / other - 1) for one, other in zip(_mean_losses(group), reference, strict=True)]
+                ends = [f"{max(part):.2%}".replace("%", " %") for part in (apart[:FIRST], apart[FIRST:])]
+                rows.append([f"`{layout}`", NAMES[name], str(len(group.runs)), *ends])
+    header = ("layout", "program", "runs", f"steps 1 to {FIRST}", "later steps")
+    return table(header, rows, left=2)
+
+
+def _mean_losses(group: Group) -> list[float]:
+    """Return the loss of each step, as the mean over the runs."""
+    runs = [[step.loss for step in item.result.steps if step.loss is not None] for item in group.runs]
+    return [sum(step) / len(step) for step in zip(*runs, strict=True)]

@@ -49,9 +49,8 @@ def run(options: argparse.Namespace) -> int:
         answer,
         answers,
         configured,
-        enough_gpus,
-        fitting_engine,
         otherwise,
+        ways_out,
     )
 
     request = PlanRequest(
@@ -71,11 +70,7 @@ def run(options: argparse.Namespace) -> int:
         if options.json:
             print_json({"scaling": [plan.document(*one) for one in several]})
         else:
-            others = [other for one, rates in several if not one.fitting and (other := fitting_engine(one.question, rates))]
-            most, its_rates = several[-1]
-            nowhere = not others and not any(one.fitting for one, _ in several)
-            enough = enough_gpus(most.question, its_rates, any_engine=request.engine is None) if nowhere else None
-            print(plan.scaling_text(several, screen_of(sys.stdout), others, enough))
+            print(plan.scaling_text(several, screen_of(sys.stdout), *ways_out(several, any_engine=request.engine is None)))
         return 0 if all(one.fitting for one, _ in several) else 1
     found, rates = answer(request)
     if options.json:

@@ -171,6 +171,19 @@ def enough_gpus(question: Question, rates: Rates, counts: Sequence[int] = POWERS
     return None
 
 
+def ways_out(found: Sequence[tuple[Answer, Rates]], *, any_engine: bool) -> tuple[list[tuple[str, Candidate]], Candidate | None]:
+    """Return the engines that fit where an answer's does not, and where nothing fits at all, what fits on more GPUs.
+
+    Args:
+        found: answers for ascending numbers of GPUs.
+        any_engine: as for enough_gpus.
+    """
+    others = [other for one, rates in found if not one.fitting and (other := fitting_engine(one.question, rates))]
+    most, rates = found[-1]
+    nowhere = not others and not any(one.fitting for one, _ in found)
+    return others, enough_gpus(most.question, rates, any_engine=any_engine) if nowhere else None
+
+
 def answer_for(plan: RunPlan, accelerator_name: str | None, probes: Sequence[Path]) -> tuple[Answer, Rates]:
     """Predict every legal layout for the model, batch, precision and engine of a plan, whatever its own layout is.
 

@@ -73,7 +73,7 @@ CUT = (
     _cut("mbs1", micro_batch=1),
     _cut("mbs4_fp8", precision="fp8"),
 )
-"""The same work for each GPU as in the layouts of data parallelism, without communication."""
+"""The micro-batches of the layouts of data parallelism, without their communication."""
 
 SHORT = (
     _short("dp_mbs1", micro_batch=1),

@@ -154,6 +154,15 @@ def test_an_output_layer_in_fp8_follows_one_in_bf16_but_is_not_it_and_says_so(tr
     assert [step.loss for step in small] != pytest.approx([step.loss for step in plain], rel=1e-6)
 
 
+def test_an_output_layer_in_fp8_needs_a_vocabulary_that_tensor_ranks_divide_into_multiples_of_16(tmp_path):
+    plan = make_plan(tmp_path, "llama", {})
+    options = replace(plan.engine_options, fp8_output_layer=True)
+    for words, what in ((128 * 1001, "output layer: a dimension of 8008 cannot be multiplied in fp8."), (128 * 1002, None)):
+        changes = {"shape": replace(model_shape("llama-3.1-8b"), vocabulary=words), "layout": replace(plan.layout, tensor=16)}
+        refused = refusal_in_fp8(plan, **changes, engine_options=options)
+        assert (refused and refused.what) == what
+
+
 @pytest.mark.parametrize(
     ("precision", "options", "what"),
     [

@@ -7,6 +7,7 @@ from typing import ClassVar
 from tprimat.engines.base import Availability, Here, Settings, Where, WorkerEngine
 from tprimat.errors import ConfigError, UserError
 from tprimat.facts.flops import attention_matrices, feed_forward_matrices, moe_matrices
+from tprimat.facts.models import padded_vocabulary
 from tprimat.plan.schema import RunPlan
 from tprimat.predict.workload import EMBEDDED, TRANSFORMER_ENGINE, Implementation
 
@@ -148,6 +149,8 @@ def _fp8_dimensions(plan: RunPlan) -> Iterator[tuple[str, int]]:
         for side, size in (("inputs", matrix.inputs), ("outputs", matrix.outputs)):
             if matrix.name != "router":
                 yield f"{matrix.name}: a dimension", size // (tensor if matrix.split == side and matrix.copies == 1 else 1)
+    if plan.engine_options.fp8_output_layer:
+        yield "output layer: a dimension", padded_vocabulary(shape) // tensor
     if isinstance(plan.batch.micro_batch_sequences, int):
         tokens = plan.batch.micro_batch_sequences * plan.batch.sequence_tokens // plan.layout.context
         yield "A micro-batch", tokens

@@ -151,7 +151,8 @@ def _kernels(module: MegatronModule) -> list[LinearProducts | ExpertProducts]:
 def layers_matmul_dtype(kernels: Sequence[LinearProducts | ExpertProducts], weights: torch.dtype) -> str | None:
     """Return the dtype of the layers' products; None for fp8 kernels that have not run yet, before the first step.
 
-    fp8 only if every linear layer and every expert has multiplied in it; the output layer, attention and routers never do.
+    fp8 only if every linear layer and every expert has multiplied in it; attention and routers never do, and the output layer
+    has a field of its own.
     """
     products = [kernel.products if isinstance(kernel, Fp8Products | Fp8GroupedProducts) else None for kernel in kernels]
     if products and all(products):

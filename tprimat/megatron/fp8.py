@@ -17,8 +17,8 @@ Finding a tensor's largest magnitude would be another pass over memory: the kern
 leave them with the tensor. cuBLASLt adds wgrad to the fp32 buffer (cublaslt.py). Experts multiply in grouped_fp8.py.
 
 Why it is right: scaling by one factor changes no ratio within a tensor, so what remains is rounding. Both products of the
-backward pass move partial sums to fp32 (`fast=False`). The output layer and attention stay in bf16; master weights, moments and
-the gradient buffer stay in fp32.
+backward pass move partial sums to fp32 (`fast=False`). Attention stays in bf16, and so does the output layer without
+`fp8_output_layer`; master weights, moments and the gradient buffer stay in fp32.
 """
 
 from collections.abc import Callable
@@ -232,7 +232,7 @@ class Fp8Products:
 
 
 class Fp8OutputProducts(Fp8Products):
-    """Those of the output layer, whose gradient is converted as it is computed: no entry exceeds 1, so none is searched for."""
+    """Those of the output layer, whose gradient is converted as it is computed: no entry exceeds 1, so no maximum is needed."""
 
     def prepare_loss_gradient(self, logits: Tensor, places: Tensor, log_sums: Tensor) -> tuple[Tensor, ...]:
         """See loss.OutputProducts."""

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from engine_speed import COMPARED, memory_cell
+from engine_speed import COMPARED, memory_cell, teraflops
 from record_figures import groups_in, probes_of, rate, repeated, times
 from speed_layouts import LAYOUTS, Layout
 from speed_programs import FINDERS
 
 from tprimat import units
-from tprimat.analyze.compare import verdict
+from tprimat.analyze.compare import Question, verdict
 from tprimat.analyze.groups import Group, group_estimate, group_mean
 from tprimat.engines import embedded
 from tprimat.records.schema import ProbeRecord
@@ -20,9 +20,16 @@ SERIES = ("in-turn", "fp8-current-scaling", "with-transformer-engine")
 
 A layout on a number of GPUs is shown from the first folder that has it.
 """
+DELAYED = "in-turn-delayed"
+"""Runs in fp8 whose Transformer Engine's layers scaled by the maxima of earlier steps; the engine by those of each tensor."""
 OURS = embedded.ENGINE.name
 PROGRAMS = (OURS, *FINDERS)
 WORDS = {OURS: "embedded engine", "transformer_engine": "the same with Transformer Engine's layers"}
+WITH_OUTPUT = {
+    "off": WORDS[OURS],
+    "on": "embedded engine, output layer in fp8",
+    "te": WORDS["transformer_engine"],
+}
 HEADER = ("layout", "GPUs", "measured", "program", "runs", "tokens/s/GPU", "MFU", "of measured matmul", "memory", "energy/token")
 OF_A_MACHINE = ("accelerator", "nodes", "power-limit", "driver")
 """Traits that all programs of a series share: where they differ, a ratio would be that of machines."""
@@ -40,6 +47,8 @@ def leads(results: Path) -> str:
             newest.setdefault(programs[OURS].run.machine.gpus, programs)
         for _, programs in sorted(newest.items()):
             rows += _rows(layout, programs)
+        if (results / DELAYED / OURS / layout.name).is_dir():
+            rows += _rows(layout, _programs(results / DELAYED, layout, probes), ", delayed scaling")
     return table((*HEADER, RATIO), rows, left=4)
 
 
@@ -52,7 +61,7 @@ def _programs(folder: Path, layout: Layout, probes: Sequence[ProbeRecord]) -> di
     return {name: groups[0] for name, groups in found.items() if groups}
 
 
-def _rows(layout: Layout, programs: dict[str, Group]) -> Iterator[list[str]]:
+def _rows(layout: Layout, programs: dict[str, Group], of_peers: str = "") -> Iterator[list[str]]:
     ours = programs[OURS]
     for name, group in programs.items():
         mfu = group_estimate(group, lambda run: run.mfu)
@@ -65,7 +74,7 @@ def _rows(layout: Layout, programs: dict[str, Group]) -> Iterator[list[str]]:
             f"`{layout.name}`",
             str(group.run.machine.gpus),
             (group.run.started_at or "")[:10],
-            WORDS.get(name, name),
+            WORDS.get(name, name) + (of_peers if group is not ours else ""),
             str(len(group.runs)),
             repeated(rate(group), units.count, group),
             units.percent(mfu.value) if mfu else units.ABSENT,
@@ -74,3 +83,29 @@ def _rows(layout: Layout, programs: dict[str, Group]) -> Iterator[list[str]]:
             units.si(joules, "J") if joules else units.ABSENT,
             repeated(ratio, times, group, ours) if ratio else units.ABSENT,
         ]
+
+
+def output_layer(results: Path) -> str:
+    """List runs in turn with the output layer in bf16, in fp8, and with Transformer Engine's layers, which have it in bf16."""
+    rows = []
+    for folder in sorted((results / "output-layer").glob("*/")):
+        programs = {name: groups_in(folder / name, ())[0] for name in WITH_OUTPUT}
+        peer = programs["te"]
+        for name, group in programs.items():
+            joules = group_mean(group, lambda run: run.joules_per_token)
+            ratio = verdict(peer, group, Question(even_if_different=True)).ratio if group is not peer else None
+            flops = group_estimate(group, lambda run: run.model_flops_per_second_per_gpu)
+            rows.append(
+                [
+                    f"s{group.run.sequence_tokens} MBS{group.run.micro_batch_sequences}",
+                    WITH_OUTPUT[name],
+                    str(len(group.runs)),
+                    repeated(rate(group), units.count, group),
+                    teraflops(flops.value) if flops else units.ABSENT,
+                    units.si(joules, "J") if joules else units.ABSENT,
+                    memory_cell([item.metrics for item in group.runs if item.metrics]),
+                    repeated(ratio, times, group, peer) if ratio else units.ABSENT,
+                ]
+            )
+    header = ("workload", "program", "runs", "tokens/s/GPU", "TFLOP/s/GPU", "energy/token", "memory")
+    return table((*header, "this / Transformer Engine's layers"), rows, left=2)

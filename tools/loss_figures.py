@@ -2,14 +2,15 @@
 
 from pathlib import Path
 
-from lead_figures import OURS, SERIES
+from lead_figures import DELAYED, OURS, SERIES
 from record_figures import groups_in
 from speed_layouts import LAYOUTS
 
 from tprimat.analyze.groups import Group
 from tprimat.report.tables import table
 
-NAMES = {OURS: "embedded engine", "transformer_engine": "with Transformer Engine's layers"}
+PEER = "transformer_engine"
+NAMES = {OURS: "embedded engine", PEER: "with Transformer Engine's layers"}
 FP8 = "_fp8"
 FIRST = 5
 """Steps of the first column; the second has the others."""
@@ -23,14 +24,18 @@ def losses(results: Path) -> str:
         groups = {(name, layout): groups_in(folder / name / layout, ()) for layout in (wide, narrow) for name in NAMES}
         if not all(groups.values()):
             continue
-        reference = _mean_losses(groups[OURS, wide][0])
-        for (name, layout), (group, *_) in groups.items():
-            if (name, layout) != (OURS, wide):
-                apart = [abs(one / other - 1) for one, other in zip(_mean_losses(group), reference, strict=True)]
-                ends = [f"{max(part):.2%}".replace("%", " %") for part in (apart[:FIRST], apart[FIRST:])]
-                rows.append([f"`{layout}`", NAMES[name], str(len(group.runs)), *ends])
+        reference = groups.pop((OURS, wide))[0]
+        rows += [_row(layout, NAMES[name], group, reference) for (name, layout), (group, *_) in groups.items()]
+        delayed = groups_in(results / DELAYED / PEER / narrow, ())
+        rows += [_row(narrow, f"{NAMES[PEER]}, delayed scaling", group, reference) for group in delayed]
     header = ("layout", "program", "runs", f"steps 1 to {FIRST}", "later steps")
     return table(header, rows, left=2)
+
+
+def _row(layout: str, name: str, group: Group, reference: Group) -> list[str]:
+    apart = [abs(one / other - 1) for one, other in zip(_mean_losses(group), _mean_losses(reference), strict=True)]
+    ends = [f"{max(part):.2%}".replace("%", " %") for part in (apart[:FIRST], apart[FIRST:])]
+    return [f"`{layout}`", name, str(len(group.runs)), *ends]
 
 
 def _mean_losses(group: Group) -> list[float]:

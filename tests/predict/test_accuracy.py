@@ -238,6 +238,19 @@ def test_overlap_of_tensor_ranks_and_layers_kept_in_bf16_are_rows_of_their_own()
     ]
 
 
+def test_runs_of_one_configuration_are_one_row_wherever_its_shape_was_copied_from():
+    folders = [H200 / series / "megatron" / "cut_mbs4_fp8" for series in ("in-turn", "in-turn-delayed")]
+    sources = {measured.result.run.shape.source for measured in read_results(folders, MetricOptions(), {}).measured}
+    assert len(sources) == 2
+    assert len(score_runs(read_results(folders, MetricOptions(), {}).measured, []).memory) == 1
+
+
+def test_current_and_delayed_scaling_are_rows_of_their_own():
+    folders = [H200 / series / "transformer_engine" / "cut_mbs4_fp8" for series in ("in-turn", "in-turn-delayed")]
+    names = sorted(score.name for score in score_runs(read_results(folders, MetricOptions(), {}).measured, []).memory)
+    assert [name.endswith(", current scaling") for name in names] == [False, True]
+
+
 def test_a_run_that_drops_choices_is_not_scored():
     measured = [one for one in read_results([H200], MetricOptions(), {}).measured if one.result.run.shape.experts]
     assert any("mixtures" in score.group for score in score_runs(measured, []).memory)

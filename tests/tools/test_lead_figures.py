@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "benchmarks")]
 
-from lead_figures import leads  # noqa: E402
+from lead_figures import DELAYED, leads, output_layer  # noqa: E402
 
 SERIES = "with-transformer-engine"
 RECORDS = ROOT / "benchmarks" / "records" / "h200" / SERIES
@@ -59,3 +59,24 @@ def test_a_layout_whose_own_runs_do_not_count_is_named(results):
     (results / SERIES / "megatron" / "dp_mbs4").mkdir()
     with pytest.raises(SystemExit, match="holds 0 configurations"):
         leads(results)
+
+
+def test_delayed_scaling_has_rows_of_its_own(tmp_path):
+    for series in ("in-turn", DELAYED):
+        for program in ("megatron", "transformer_engine"):
+            folder = Path(series, program, "cut_mbs4_fp8")
+            shutil.copytree(RECORDS.parent / folder, tmp_path / folder)
+    programs = [line.split("|")[4].strip() for line in leads(tmp_path).splitlines()[2:]]
+    peer = "the same with Transformer Engine's layers"
+    assert programs == ["embedded engine", peer, "embedded engine", f"{peer}, delayed scaling"]
+
+
+def test_an_output_layer_in_fp8_stands_beside_the_same_peer(tmp_path):
+    shutil.copytree(RECORDS.parent / "output-layer" / "mbs2", tmp_path / "output-layer" / "mbs2")
+    shutil.rmtree(tmp_path / "output-layer" / "mbs2" / "on" / "3")
+    off, on, peer = ([cell.strip() for cell in line.split("|")[1:-1]] for line in output_layer(tmp_path).splitlines()[2:])
+    assert [row[1] for row in (off, on)] == ["embedded engine", "embedded engine, output layer in fp8"]
+    assert re.fullmatch(r"1\.\d{3} \[1\.\d{3}, 1\.\d{3}\]", off[-1])
+    assert re.fullmatch(r"1\.\d{3}", on[-1])  # of two runs: no interval
+    assert on[-1] > off[-1]
+    assert peer[-1] == "–"

@@ -42,3 +42,11 @@ def test_a_loss_that_leaves_bf16_shows_in_its_half_of_the_steps(results):
 def test_a_layout_that_ran_in_one_dtype_only_is_left_out(results):
     shutil.rmtree(results / "in-turn" / "transformer_engine" / "cut_mbs4")
     assert cells(results) == []
+
+
+def test_delayed_scaling_stands_beside_current_scaling(results):
+    folder = Path("in-turn-delayed", "transformer_engine", "cut_mbs4_fp8")
+    shutil.copytree(RECORDS.parent / folder, results / folder)
+    *_, current, delayed = cells(results)
+    assert [current[1], delayed[1]] == ["with Transformer Engine's layers", "with Transformer Engine's layers, delayed scaling"]
+    assert float(current[4].removesuffix(" %")) < float(delayed[4].removesuffix(" %"))

@@ -33,6 +33,14 @@ def _rounded(values, small, LIMIT: tl.constexpr):  # type: ignore[no-untyped-def
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _tile(rows, columns, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    """Return the rows (upright) and columns (level) of this program's tile, and which of it is inside the matrix."""
+    row = (tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)).to(tl.int64)[:, None]
+    column = (tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)).to(tl.int64)[None, :]
+    return row, column, (row < rows) & (column < columns)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _store_tile(values, small, transposed, row, column, inside, rows, columns, LIMIT: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803, PLR0913, PLR0917
     """Round a tile and store it twice."""
     tile = _rounded(values, small, LIMIT)
@@ -53,9 +61,7 @@ def _scale_and_transpose(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0
     TILE_ROWS: tl.constexpr,  # noqa: N803
     TILE_COLUMNS: tl.constexpr,  # noqa: N803
 ):
-    row = (tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)).to(tl.int64)[:, None]
-    column = (tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)).to(tl.int64)[None, :]
-    inside = (row < rows) & (column < columns)
+    row, column, inside = _tile(rows, columns, TILE_ROWS, TILE_COLUMNS)
     # Every program computes the same scale, and one of them stores what undoes it.
     scale = tl.div_rn(LIMIT, tl.maximum(tl.load(largest), 1e-12))  # as torch divides
     if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
@@ -77,9 +83,7 @@ def _scale_loss_gradient(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0
     TILE_ROWS: tl.constexpr,  # noqa: N803
     TILE_COLUMNS: tl.constexpr,  # noqa: N803
 ):
-    row = (tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)).to(tl.int64)[:, None]
-    column = (tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)).to(tl.int64)[None, :]
-    inside = (row < rows) & (column < columns)
+    row, column, inside = _tile(rows, columns, TILE_ROWS, TILE_COLUMNS)
     shifted = tl.load(logits + row * columns + column, mask=inside, other=0.0).to(tl.float32)
     shifted -= tl.load(log_sums + row, mask=row < rows, other=0.0)
     is_target = column == tl.load(places + row, mask=row < rows, other=-1)

@@ -78,7 +78,8 @@ def score_runs(results: Sequence[Measured], probes: Sequence[Path]) -> Ledger:
         enough = run.outcome == "completed" and not run.mismatches and len(measured.result.steps) >= FEWEST_STEPS
         enough = enough and not drops_choices(run, measured.metrics.dropped if measured.metrics else None)
         if workload is not None and accelerator is not None and enough:
-            runs.setdefault((workload, run.routing, _variant(run)), []).append(
+            same_work = replace(workload, shape=replace(workload.shape, source=None))
+            runs.setdefault((same_work, run.routing, _variant(run)), []).append(
                 _Run(workload=workload, measured=measured, accelerator=accelerator)
             )
     samples, _ = probes_in(probes)
@@ -177,7 +178,9 @@ def _variant(record: RunRecord) -> str:
     graphs = "CUDA graphs" if record.engine_options.get("cuda_graph_impl") == "local" else ""
     notes = record.evidence.notes if record.evidence else ()
     wide = next((found[0] for note in notes if (found := LAYERS_IN_BF16.search(note))), "")
-    return "".join(f", {part}" for part in (attention, overlap, graphs, wide) if part)
+    theirs = record.evidence is not None and record.evidence.transformer_engine
+    scaling = f"{record.engine_options['fp8_scaling']} scaling" if theirs and record.engine_options.get("fp8_scaling") else ""
+    return "".join(f", {part}" for part in (attention, overlap, graphs, scaling, wide) if part)
 
 
 def _split_attention(record: RunRecord) -> str | None:

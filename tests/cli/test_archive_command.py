@@ -117,3 +117,11 @@ def test_the_benchmark_command_reports_and_packs_what_lies_in_its_output_folder(
     assert (output / "report.html").read_text().startswith("<!DOCTYPE html>")
     with tarfile.open(tmp_path / "out.tar.gz") as packed:
         assert "report.html" in packed.getnames()
+
+
+@pytest.mark.parametrize("words", [["--report"], ["--archive", "out.tar.gz"]], ids=lambda words: words[0])
+def test_a_dry_run_writes_neither_a_page_nor_an_archive(words, tmp_path):
+    done = run_command("benchmark.py", "--dry-run", *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"{words[0]} trains nothing: it shows results that exist." in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import sqlite3
+from pathlib import Path
 
 import pytest
 from commands import ROOT, run_command
@@ -171,3 +172,10 @@ def test_an_index_that_fails_later_than_its_opening_costs_time_only(make, tmp_pa
         done = history(tmp_path, "results")
     assert done.returncode == 0, done.stderr
     assert "41 runs" in done.stdout
+
+
+def test_a_cut_model_is_named_by_its_shape(make, tmp_path):
+    shape = {**json.loads(Path(make(0, 1000), "run.json").read_text())["shape"], "name": "llama-3.1-8b-20-layers", "layers": 20}
+    make(1, 1100, size="full", model="llama", shape=shape)
+    done = history(tmp_path, "results")
+    assert re.search(r"^llama \(llama-3\.1-8b-20-layers\) · ", done.stdout, re.MULTILINE), done.stdout

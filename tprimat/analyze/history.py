@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tprimat.analyze.groups import Measured
-from tprimat.analyze.traits import TRAITS
+from tprimat.analyze.traits import TRAITS, model_and_shape
 
 OVER_TIME = ("power-limit", "driver", "software")
 """Traits that may change in the history of one configuration: they are what it is asked about."""
@@ -51,7 +51,9 @@ def entry_of(item: Measured, path: str) -> Entry:
         run_id=run.run_id,
         started_at=run.started_at or "",
         configuration=JOINT.join(
-            words for name, trait in TRAITS.items() if name not in OVER_TIME and (words := trait.label(run))
+            words
+            for name, trait in TRAITS.items()
+            if name not in OVER_TIME and (words := model_and_shape(run) if name == "model" else trait.label(run))
         ),
         rate=rate,
         not_counted=item.not_counted,

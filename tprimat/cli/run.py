@@ -185,6 +185,11 @@ def run(options: argparse.Namespace) -> int:
     if options.plan is not None:
         return _plan(options)
     if options.report or options.archive:
+        if options.dry_run:
+            flag = "--report" if options.report else "--archive"
+            raise ConfigError(
+                f"{flag} trains nothing: it shows results that exist.", where="--dry-run", fix="leave out one of them"
+            )
         return _share(options)
     return _train(options)
 

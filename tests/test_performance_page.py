@@ -55,6 +55,7 @@ def test_each_figure_has_a_place():
     assert found == [
         [
             "leads",
+            "output_layer",
             "losses",
             "energy",
             "profiles",

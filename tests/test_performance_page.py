@@ -54,6 +54,7 @@ def test_each_figure_has_a_place():
     found = [re.findall(r"<!-- figures (\w+) -->", page.read_text()) for page in (PAGE, HISTORY)]
     assert found == [
         [
+            "answer",
             "leads",
             "output_layer",
             "losses",

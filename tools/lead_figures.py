@@ -13,7 +13,8 @@ from tprimat.analyze.compare import Question, verdict
 from tprimat.analyze.groups import Group, group_estimate, group_mean
 from tprimat.engines import embedded
 from tprimat.records.schema import ProbeRecord
-from tprimat.report.tables import table
+from tprimat.report.tables import plural, table
+from tprimat.statistics import FEWEST_RUNS
 
 SERIES = ("in-turn", "fp8-current-scaling", "with-transformer-engine")
 """Folders of runs made in turn on one machine, newest first: the files that engine_speed.py leaves, as PROGRAM/LAYOUT/ROUND.
@@ -36,20 +37,48 @@ OF_A_MACHINE = ("accelerator", "nodes", "power-limit", "driver")
 RATIO = "embedded engine / this"
 
 
+def answer(results: Path) -> str:
+    """Return in a few sentences how many times as fast as Transformer Engine's layers the embedded engine is."""
+    ratios: dict[str, list[float]] = {}
+    slower = []
+    for layout, programs in _newest(results):
+        peer, ours = programs.get("transformer_engine"), programs[OURS]
+        ratio = verdict(peer, ours, COMPARED).ratio if peer else None
+        if peer is None or ratio is None:
+            continue
+        if min(len(peer.runs), len(ours.runs)) >= FEWEST_RUNS:
+            ratios.setdefault(layout.precision, []).append(ratio.value)
+        if ratio.value < 1:
+            runs = plural(min(len(peer.runs), len(ours.runs)), "run")
+            slower.append(f"In `{layout.name}` it runs at {times(ratio.value)} times their speed ({runs} a side).")
+    peer_words = "the speed of Transformer Engine's layers"
+    spans = [f"{times(min(found))} to {times(max(found))} times {{}} in {dtype}" for dtype, found in sorted(ratios.items())]
+    said = ", and at ".join(spans).replace("{}", peer_words, 1).replace(" {}", "")
+    count = plural(sum(map(len, ratios.values())), "comparison")
+    return " ".join([f"The embedded engine runs at {said} ({count} below, at least {FEWEST_RUNS} runs a side).", *slower])
+
+
 def leads(results: Path) -> str:
     """List what ran in turn, by layout, the embedded engine first."""
-    probes = probes_of(results)
     rows: list[list[str]] = []
+    probes = probes_of(results)
+    found = list(_newest(results, probes))
+    for layout in LAYOUTS:
+        for _, programs in (pair for pair in found if pair[0] is layout):
+            rows += _rows(layout, programs)
+        if (results / DELAYED / OURS / layout.name).is_dir():
+            rows += _rows(layout, _programs(results / DELAYED, layout, probes), ", delayed scaling")
+    return table((*HEADER, RATIO), rows, left=4)
+
+
+def _newest(results: Path, probes: Sequence[ProbeRecord] = ()) -> Iterator[tuple[Layout, dict[str, Group]]]:
+    """Yield the groups of each layout and number of GPUs, by program."""
     for layout in LAYOUTS:
         newest: dict[int, dict[str, Group]] = {}
         for folder in (results / name for name in SERIES if (results / name / OURS / layout.name).is_dir()):
             programs = _programs(folder, layout, probes)
             newest.setdefault(programs[OURS].run.machine.gpus, programs)
-        for _, programs in sorted(newest.items()):
-            rows += _rows(layout, programs)
-        if (results / DELAYED / OURS / layout.name).is_dir():
-            rows += _rows(layout, _programs(results / DELAYED, layout, probes), ", delayed scaling")
-    return table((*HEADER, RATIO), rows, left=4)
+        yield from ((layout, programs) for _, programs in sorted(newest.items()))
 
 
 def _programs(folder: Path, layout: Layout, probes: Sequence[ProbeRecord]) -> dict[str, Group]:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tools")]
 
 from energy_figures import energy  # noqa: E402
-from lead_figures import leads, output_layer  # noqa: E402
+from lead_figures import answer, leads, output_layer  # noqa: E402
 from loss_figures import losses  # noqa: E402
 from page import page_parser, replace_blocks, update_page  # noqa: E402
 from product_figures import products  # noqa: E402
@@ -282,6 +282,7 @@ def micro_batch_search(results: Path) -> str:
 
 
 BLOCKS = {
+    "answer": answer,
     "leads": leads,
     "losses": losses,
     "output_layer": output_layer,

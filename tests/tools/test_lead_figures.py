@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "benchmarks")]
 
-from lead_figures import DELAYED, leads, output_layer  # noqa: E402
+from lead_figures import DELAYED, answer, leads, output_layer  # noqa: E402
 
 SERIES = "with-transformer-engine"
 RECORDS = ROOT / "benchmarks" / "records" / "h200" / SERIES
@@ -80,3 +80,14 @@ def test_an_output_layer_in_fp8_stands_beside_the_same_peer(tmp_path):
     assert re.fullmatch(r"1\.\d{3}", on[-1])  # of two runs: no interval
     assert on[-1] > off[-1]
     assert peer[-1] == "–"
+
+
+def test_the_answer_counts_what_ran_often_enough_and_names_where_the_engine_is_slower(results):
+    (ratio,) = re.findall(r"1\.\d{3}(?= \[)", leads(results))
+    assert answer(results) == (
+        f"The embedded engine runs at {ratio} to {ratio} times the speed of Transformer Engine's layers in bf16 "
+        "(1 comparison below, at least 3 runs a side)."
+    )
+    for program in ("megatron", "transformer_engine"):
+        shutil.copytree(RECORDS / program / "tp4_mbs4", results / SERIES / program / "tp4_mbs4")
+    assert re.search(r"In `tp4_mbs4` it runs at 0\.\d{3} times their speed \(1 run a side\)\.$", answer(results))

@@ -51,11 +51,15 @@ def answer(results: Path) -> str:
         if ratio.value < 1:
             runs = plural(min(len(peer.runs), len(ours.runs)), "run")
             slower.append(f"In `{layout.name}` it runs at {times(ratio.value)} times their speed ({runs} a side).")
-    peer_words = "the speed of Transformer Engine's layers"
-    spans = [f"{times(min(found))} to {times(max(found))} times {{}} in {dtype}" for dtype, found in sorted(ratios.items())]
-    said = ", and at ".join(spans).replace("{}", peer_words, 1).replace(" {}", "")
+    speeds = ("the speed of Transformer Engine's layers", "their speed")
+    spans = [
+        f"at {times(min(found))} to {times(max(found))} times {speed} in {dtype}"
+        for speed, (dtype, found) in zip(speeds, sorted(ratios.items()), strict=False)
+    ]
     count = plural(sum(map(len, ratios.values())), "comparison")
-    return " ".join([f"The embedded engine runs at {said} ({count} below, at least {FEWEST_RUNS} runs a side).", *slower])
+    return " ".join(
+        [f"The embedded engine runs {', and '.join(spans)} ({count} below, at least {FEWEST_RUNS} runs a side).", *slower]
+    )
 
 
 def leads(results: Path) -> str:

@@ -116,6 +116,9 @@ def test_a_job_that_forgets_srun_and_one_that_starts_every_rank_are_refused_at_o
     text = (tmp_path / "job.txt").read_text()
     assert "srun did not start this: it would run on one node of the 2 in the job." in text
     assert "srun --nodes=2 --ntasks-per-node=1 ./benchmark.py, or --nodes 1 for this node alone" in text
+    shell = ["srun", "--interactive", "--nodes=1", "--ntasks=1", *launcher()]  # as in the shell of salloc
+    assert ended(submit(shell, srun=False)) == "FAILED"
+    assert (tmp_path / "job.txt").read_text().count("it would run on one node of the 2 in the job.") == 2
     done = cluster.enter(0, "srun", "--nodes=2", "--ntasks=3", *launcher())
     assert "srun started 3 tasks on 2 nodes" in done.stderr
     assert not records(tmp_path)

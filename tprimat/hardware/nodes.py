@@ -16,12 +16,15 @@ from tprimat.records.schema import Machine
 
 DEFAULT_PORT = 29500
 """The default of torch.distributed."""
+LAST_PORT = 65_535
 PROCESS_BYTES = 2**29
 """Of a rank on a CPU with a tiny model, mostly its libraries: 0.46 GiB of its own, measured on two ranks."""
 RANKS_PER_CORE = 8
 """More only wait for each other."""
 ALWAYS_RANKS = 8
 """As many as config.yaml starts, on any machine."""
+INTERACTIVE_STEP = str(0xFFFFFFFA)
+"""Of the shell that salloc opens on the first node of an allocation (LaunchParameters=use_interactive_step)."""
 SET_BY_HAND = {"NNODES", "WORLD_SIZE"}
 """Numbers of nodes that people set, too, and that may be left over in their shell."""
 BRACKETS = re.compile(r"([^,\[]*)\[([^\]]*)\]([^,\[]*)")
@@ -178,10 +181,13 @@ def refuse_idle_nodes(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def in_slurm_step(environment: Mapping[str, str]) -> bool:
-    """Return whether srun started this process, rather than sbatch or a person in an allocation."""
-    return {"SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_NODEID"} <= set(environment)
+    """Return whether srun started this process, rather than sbatch or a person in an allocation, whose shell may be a step."""
+    names = {"SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_NODEID"}
+    return names <= set(environment) and environment.get("SLURM_STEP_ID") != INTERACTIVE_STEP
 
 
+LOOPBACK = ("127.", "::1")
+"""Beginnings of addresses that mean this machine on every machine."""
 ADDRESSES = ("MASTER_ADDR", "PET_MASTER_ADDR")
 PORTS = ("MASTER_PORT", "PET_MASTER_PORT")
 RANKS = ("NODE_RANK", "PET_NODE_RANK", "SLURM_NODEID", "JOB_COMPLETION_INDEX", "RANK")
@@ -205,6 +211,9 @@ def described_nodes(count: int, environment: Mapping[str, str]) -> Nodes:
             why="Each node must know the address of the first one and its own rank.",
             fix=f"on every node: MASTER_ADDR=FIRST_NODE NODE_RANK=0..{count - 1}, and the same command",
         )
+    if in_slurm_step(environment) and (environment[address] == "localhost" or environment[address].startswith(LOOPBACK)):
+        what = f"{address} is {environment[address]}, which means a different machine on each of the {count} nodes."
+        raise LaunchError(what, where=address, fix=f"unset {address}: srun says which node is the first")
     rank = whole_number(environment, rank_name)
     if not 0 <= rank < count:
         raise LaunchError(f"{rank_name} is {rank}, but a run on {count} nodes has ranks 0 to {count - 1}.", where=rank_name)
@@ -212,7 +221,7 @@ def described_nodes(count: int, environment: Mapping[str, str]) -> Nodes:
         count=count,
         rank=rank,
         master_address=environment[address],
-        master_port=DEFAULT_PORT if port is None else whole_number(environment, port),
+        master_port=DEFAULT_PORT if port is None else port_number(environment, port),
         job=None if job is None else environment[job],
     )
 
@@ -252,6 +261,8 @@ def slurm_nodes(count: int, environment: Mapping[str, str]) -> Nodes:
     job, step = whole_number(environment, "SLURM_JOB_ID"), environment.get("SLURM_STEP_ID", "0")
     # Every node must derive the same port on its own; jobs, and steps of a job, that share a node should get different ones.
     port = 20_000 + (job + 97 * (int(step) if step.isdigit() else 0)) % 10_000
+    if environment.get("MASTER_PORT"):
+        port = port_number(environment, "MASTER_PORT")
     rank = whole_number(environment, "SLURM_NODEID")
     return Nodes(count=count, rank=rank, master_address=hosts[0], master_port=port, job=f"{job}.{step}", hosts=hosts)
 
@@ -294,3 +305,15 @@ def whole_number(environment: Mapping[str, str], name: str) -> int:
     if text is None or not text.isdigit():
         raise LaunchError(f"The environment variable {name} is {text!r}, not a whole number.", where=name)
     return int(text)
+
+
+def port_number(environment: Mapping[str, str], name: str) -> int:
+    """Read an environment variable that must be the number of a port.
+
+    Raises:
+        LaunchError: it is something else.
+    """
+    port = whole_number(environment, name)
+    if not 0 < port <= LAST_PORT:
+        raise LaunchError(f"{name} is {port}, and ports end at {LAST_PORT}.", where=name, fix="a free port above 1023")
+    return port

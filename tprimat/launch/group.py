@@ -577,10 +577,11 @@ def join(nodes: Nodes, own: Hello, seconds: float) -> Link:
 def _unreachable(nodes: Nodes, address: str, seconds: float, error: Exception) -> LaunchError:
     reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
     first = nodes.master_address if nodes.master_address == address else f"{nodes.master_address} ({address})"
+    here = f", and {address} is this machine itself" if ip_address(address).is_loopback else ""
     return LaunchError(
         f"The first node, {first}, did not answer on port {nodes.master_port} within {seconds:.0f} s: {reason.lower()}.",
         where="MASTER_ADDR",
-        why=f"This is {nodes.name(nodes.rank)} of {nodes.count}.",
+        why=f"This is {nodes.name(nodes.rank)} of {nodes.count}{here}.",
         fix="start the same command there with NODE_RANK=0, and open the port between the nodes",
     )
 

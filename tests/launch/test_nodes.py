@@ -124,9 +124,23 @@ def test_a_lost_node_ends_the_run_and_is_named(node, tmp_path, left_behind):
     ((status, said),) = ends(first)
     records = [RunDirectory(path).read_run() for path in sorted((tmp_path / "out" / "runs").iterdir())]
     lost = f"Node 1 ({socket.gethostname()}) was lost: its launcher ended."
-    assert (status, [record.outcome for record in records]) == (1, ["failed", "failed"])
+    assert (status, [record.outcome for record in records]) == (1, ["failed", "interrupted"])
     assert [record.cause for record in records] == [lost, f"{lost} No further run can start."]
     assert "not started: 1 of 3 runs" in said
+    wait_for(lambda: not left_behind())
+
+
+def test_a_sweep_repeats_what_a_lost_node_cut_off(node, tmp_path, left_behind):
+    more = ["--sweep", "micro_batch_size=1,2"]
+    first, follower = node(0, *TRAINS, "sleep", 100, flags=more), node(1, "sleep", 100, flags=more)
+    wait_for(lambda: list(tmp_path.glob("out/runs/*/steps.jsonl")) and list(tmp_path.glob("out/runs/*/node-1/training.log")))
+    follower.kill()
+    ((status, _),) = ends(first)
+    (status_again, said), _ = ends(node(0, *TRAINS, flags=more), node(1, flags=more))
+    assert (status, status_again) == (1, 0), said
+    assert "skipped" not in said
+    outcomes = [RunDirectory(path).read_run().outcome for path in sorted((tmp_path / "out" / "runs").iterdir())]
+    assert sorted(outcomes) == ["completed", "completed", "failed", "interrupted"]
     wait_for(lambda: not left_behind())
 
 

@@ -124,14 +124,18 @@ def test_a_job_that_forgets_srun_and_one_that_starts_every_rank_are_refused_at_o
     assert not records(tmp_path)
 
 
-def test_the_warning_before_a_time_limit_ends_the_run_as_such(cluster, launcher, submit, ended, tmp_path):
-    job = submit(launcher(*LONG), "--time=5")
+def test_the_warning_before_a_time_limit_ends_the_run_as_such_and_a_sweep_repeats_it(cluster, launcher, submit, ended, tmp_path):
+    one_cell = ["--sweep", "micro_batch_size=1"]
+    job = submit(launcher(*LONG, flags=one_cell), "--time=5")
     wait_for(is_training(tmp_path))
     cluster.enter(0, "scancel", "--signal=USR1", job)
     ended(job)
     (record,) = records(tmp_path)
     assert record.outcome == "timed_out"
     assert record.cause.startswith("The scheduler's time limit: SIGUSR1 came")
+    done = cluster.enter(0, "srun", "--nodes=2", *launcher("pace", 0.02, "steps", 4, flags=one_cell))
+    assert done.returncode == 0, done.stderr
+    assert [record.outcome for record in records(tmp_path)] == ["timed_out", "completed"]
 
 
 def test_a_requeued_job_makes_what_is_missing(cluster, launcher, submit, ended, tmp_path):

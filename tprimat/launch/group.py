@@ -287,7 +287,7 @@ class Group:
                 return failure
         if self._lost:
             hint = "look at that machine and at the scheduler's log; the same call with --resume repeats the run"
-            return Failure(outcome="failed", cause=self._loss(), hint=hint, kind="lost_node")
+            return Failure(outcome="failed", cause=self._loss(), hint=hint, kind="lost_node", cut_off=True)
         return None
 
     def failure_of(self, rank: int) -> Failure:

@@ -105,13 +105,20 @@ FINAL: dict[str, Failure | None] = {
     "COMPLETED": None,
     "FAILED": Failure(outcome="failed", cause="The job failed.", hint="its log has the reason"),
     "TIMEOUT": Failure(
-        outcome="timed_out", cause="SLURM ended the job at its time limit.", hint="ask for more time, or fewer steps"
+        outcome="timed_out",
+        cause="SLURM ended the job at its time limit.",
+        hint="ask for more time, or fewer steps",
+        cut_off=True,
     ),
     "DEADLINE": Failure(
-        outcome="timed_out", cause="SLURM ended the job at its deadline.", hint="a later --deadline, or fewer steps"
+        outcome="timed_out", cause="SLURM ended the job at its deadline.", hint="a later --deadline, or fewer steps", cut_off=True
     ),
-    "NODE_FAIL": Failure(outcome="failed", cause="A node of the job failed.", hint="the same call runs what is missing"),
-    "BOOT_FAIL": Failure(outcome="failed", cause="A node of the job did not start.", hint="the same call runs what is missing"),
+    "NODE_FAIL": Failure(
+        outcome="failed", cause="A node of the job failed.", hint="the same call runs what is missing", cut_off=True
+    ),
+    "BOOT_FAIL": Failure(
+        outcome="failed", cause="A node of the job did not start.", hint="the same call runs what is missing", cut_off=True
+    ),
     "OUT_OF_MEMORY": Failure(
         outcome="out_of_memory",
         cause="SLURM ended the job because it exceeded its main memory.",

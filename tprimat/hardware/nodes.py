@@ -159,7 +159,7 @@ def refuse_ranks(environment: Mapping[str, str]) -> None:
         tasks, nodes = (whole_number(environment, f"SLURM_STEP_NUM_{what}") for what in ("TASKS", "NODES"))
         if tasks > nodes:
             what = f"srun started {tasks} tasks on {nodes} node{'s' * (nodes > 1)}."
-            fix = f"srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 ..."
+            fix = f"srun --nodes={nodes} --ntasks={nodes} ..."
             raise LaunchError(what, where="SLURM_STEP_NUM_TASKS", why=why, fix=fix)
 
 
@@ -176,7 +176,7 @@ def refuse_idle_nodes(environment: Mapping[str, str] = os.environ) -> None:
         f"srun did not start this: it would run on one node of the {given} in the job.",
         where="SLURM_JOB_NUM_NODES",
         why="The other nodes would never start.",
-        fix=f"srun --nodes={given} --ntasks-per-node=1 ./benchmark.py, or --nodes 1 for this node alone",
+        fix=f"srun --nodes={given} --ntasks={given} ./benchmark.py, or --nodes 1 for this node alone",
     )
 
 
@@ -252,7 +252,7 @@ def slurm_nodes(count: int, environment: Mapping[str, str]) -> Nodes:
     if not in_slurm_step(environment):
         given = environment.get("SLURM_NNODES", "1")
         what = f"srun did not start this: it runs on one node of the {given} in the job, and the run is on {count}."
-        fix = f"srun --nodes={count} --ntasks-per-node=1 ./benchmark.py --nodes {count}"
+        fix = f"srun --nodes={count} --ntasks={count} ./benchmark.py --nodes {count}"
         raise LaunchError(what, where="SLURM_JOB_ID", why="The other nodes would never start.", fix=fix)
     hosts = expand_hosts(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", ""))
     if len(hosts) != count:

@@ -172,7 +172,7 @@ def ask(*command: str) -> str:
     done = answer_of(command, where="--launcher slurm", fix="start this on a login node of the cluster", own_session=True)
     if done.returncode == 0:
         return done.stdout
-    text = " ".join(re.sub(r"^\w+: error: ", "", line) for line in done.stderr.splitlines() if line.strip())
+    text = "; ".join(re.sub(r"^\w+: error: ", "", line) for line in done.stderr.splitlines() if line.strip())
     if "Invalid job id" in text:
         raise UnknownJobError(f"SLURM does not know the job: {text}")
     raise LaunchError(

@@ -265,6 +265,8 @@ def test_each_way_to_tell_the_nodes_is_understood(environment, rank, port):
         (2, BATCH, "srun did not start this: it runs on one node of the 2"),
         (2, {**SLURM, "SLURM_STEP_NUM_TASKS": "16"}, "srun started 16 tasks on 2 nodes"),
         (1, {**SLURM, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "8"}, "srun started 8 tasks on 1 node"),
+        (1, {"OMPI_COMM_WORLD_SIZE": "8"}, "mpirun started 8 of these commands"),
+        (1, {"PMI_SIZE": "2"}, "mpirun started 2 of these commands"),
         (1, {"TORCHELASTIC_RUN_ID": "none", "RANK": "0"}, "torchrun started this command"),
         (
             1,

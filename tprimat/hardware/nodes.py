@@ -1,7 +1,7 @@
 """Describe this machine and its place among the nodes of a run.
 
-Reads what srun, Kubernetes, torchrun's users and people set: SLURM_*, PET_*, MASTER_ADDR, MASTER_PORT, NODE_RANK, NNODES, RANK,
-WORLD_SIZE, JOB_COMPLETION_INDEX, and *_VISIBLE_DEVICES.
+Reads what srun, Kubernetes, torchrun's users, mpirun and people set: SLURM_*, PET_*, MASTER_ADDR, MASTER_PORT, NODE_RANK, NNODES,
+RANK, WORLD_SIZE, JOB_COMPLETION_INDEX, OMPI_COMM_WORLD_SIZE, PMI_SIZE, and *_VISIBLE_DEVICES.
 """
 
 import os
@@ -27,6 +27,8 @@ INTERACTIVE_STEP = str(0xFFFFFFFA)
 """Of the shell that salloc opens on the first node of an allocation (LaunchParameters=use_interactive_step)."""
 SET_BY_HAND = {"NNODES", "WORLD_SIZE"}
 """Numbers of nodes that people set, too, and that may be left over in their shell."""
+MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+"""How many processes Open MPI's mpirun has started, and MPICH's or Intel's."""
 BRACKETS = re.compile(r"([^,\[]*)\[([^\]]*)\]([^,\[]*)")
 
 
@@ -127,6 +129,7 @@ def find_nodes(count: int, environment: Mapping[str, str] = os.environ) -> Nodes
             + f"; unset {told[1]} if it is left over in this shell" * (told[1] in SET_BY_HAND),
         )
     if count == 1:
+        refuse_mpirun(environment)
         if environment.get("NODE_RANK", "0") != "0":
             what = f"NODE_RANK is {environment['NODE_RANK']}, but the run is on one node."
             raise LaunchError(what, where="NODE_RANK", fix="--nodes N, the same on every node")
@@ -134,6 +137,22 @@ def find_nodes(count: int, environment: Mapping[str, str] = os.environ) -> Nodes
     if "SLURM_JOB_ID" in environment and not {"MASTER_ADDR", "PET_MASTER_ADDR"} & set(environment):
         return slurm_nodes(count, environment)
     return described_nodes(count, environment)
+
+
+def refuse_mpirun(environment: Mapping[str, str]) -> None:
+    """Refuse one of several processes that mpirun started, where nothing says that they are the nodes of one run.
+
+    Raises:
+        LaunchError: it is one.
+    """
+    name = next((name for name in MPI_SIZES if environment.get(name, "1") not in {"", "1"}), None)
+    if name is not None:
+        raise LaunchError(
+            f"mpirun started {environment[name]} of these commands, and the run is on one node.",
+            where=name,
+            why="Each of them would start a run of its own.",
+            fix="srun, --hosts A,B, or one process per node with --nodes N, MASTER_ADDR and NODE_RANK",
+        )
 
 
 def array_task(environment: Mapping[str, str] = os.environ) -> str | None:
@@ -161,6 +180,18 @@ def refuse_ranks(environment: Mapping[str, str]) -> None:
             what = f"srun started {tasks} tasks on {nodes} node{'s' * (nodes > 1)}."
             fix = f"srun --nodes={nodes} --ntasks={nodes} ..."
             raise LaunchError(what, where="SLURM_STEP_NUM_TASKS", why=why, fix=fix)
+
+
+def refuse_several_starts(why: str, environment: Mapping[str, str] = os.environ) -> None:
+    """Refuse a command that starts the other nodes itself, where a scheduler has started it on several.
+
+    Raises:
+        LaunchError: it has.
+    """
+    refuse_ranks(environment)
+    if (told := told_nodes(environment)) is not None and told[0] > 1:
+        what = f"{told[1]} is {told[0]}: this command has been started on {told[0]} nodes already."
+        raise LaunchError(what, where=told[1], why=f"{why}.", fix="leave out --hosts, or start the command once")
 
 
 def refuse_idle_nodes(environment: Mapping[str, str] = os.environ) -> None:

@@ -116,6 +116,8 @@ class Ended:
     """Why this node stopped its ranks of its own accord, such as a signal; None: it did not."""
     error: str | None = None
     """Why they could not be started."""
+    hint: str | None = None
+    """What to try then."""
     lines: tuple[str, ...] = ()
     """The end of the log."""
     stacks: tuple[Stack, ...] = ()
@@ -296,7 +298,7 @@ class Group:
         if ended.stopped is not None:
             return Failure(outcome="interrupted", cause=f"{name}: {ended.stopped}")
         if ended.error is not None:
-            return Failure(outcome="failed", cause=f"{name}: {ended.error}")
+            return Failure(outcome="failed", cause=f"{name}: {ended.error}", hint=ended.hint)
         return Failure(outcome="failed", cause=f"{name}: its ranks ended with status {ended.exit_code}.", kind=PART_FAILED)
 
     def failed_parts(self) -> list[tuple[str, Ended]]:

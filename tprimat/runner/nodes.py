@@ -172,7 +172,7 @@ class Follower:
             return self._run(part)
         except UserError as error:
             self._notify(error.what)
-            return Ended(number=part.number, exit_code=None, error=error.what)
+            return Ended(number=part.number, exit_code=None, error=error.what, hint=error.fix)
 
     def _run(self, part: Part) -> Ended:
         # One writer per folder: plan, log and telemetry of this node are in a folder of its own, on a shared disk or on its own.

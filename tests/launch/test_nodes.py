@@ -116,6 +116,27 @@ def test_a_node_that_never_comes_and_a_first_node_that_cannot_be_found_are_named
     assert not (tmp_path / "out" / "runs").exists()
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_signal_ends_the_wait_for_the_other_nodes(node, left_behind, rank):
+    launcher = node(rank, *TRAINS, flags=["--set", "benchmarking.meeting_timeout_seconds=100"])
+    if rank == 0:
+        wait_for(lambda: "waits for the others" in launcher.stdout.readline())
+    else:
+        wait_for(lambda: catches(launcher.pid, signal.SIGUSR2))
+    began = time.monotonic()
+    launcher.send_signal(signal.SIGTERM)
+    launcher.communicate(timeout=60)
+    assert time.monotonic() - began < 10
+    assert launcher.returncode in {143, -signal.SIGTERM}
+    assert not left_behind()
+
+
+def catches(pid, number):
+    """Whether a process has a handler for a signal, which the launcher of another node has while it waits."""
+    (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt"))
+    return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+
+
 def test_a_lost_node_ends_the_run_and_is_named(node, tmp_path, left_behind):
     more = ["--runs", 3]
     first, follower = node(0, *TRAINS, "sleep", 100, flags=more), node(1, "sleep", 100, flags=more)

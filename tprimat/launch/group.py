@@ -45,6 +45,8 @@ TAIL_CHARACTERS = 200_000
 SEND_SECONDS = 10.0
 POLL_SECONDS = 0.1
 RETRY_SECONDS = 0.5
+CONNECT_SECONDS = 4.0
+"""For one attempt to reach the first node: several packets, and soon enough to notice a signal."""
 ALIVE_AFTER_SECONDS, ALIVE_EVERY_SECONDS, ALIVE_PROBES = 5, 3, 4
 """Keep-alive: a machine that answers nothing counts as lost after 17 s."""
 FAILED_PART_SECONDS = 5.0
@@ -527,8 +529,10 @@ def accept(listener: socket.socket) -> list[Link]:
         return []
 
 
-def resolve(host: str, port: int, seconds: float) -> tuple[socket.AddressFamily, str]:
-    """Return family and IP address of a host; in a new pod its name may take a while to appear.
+def resolve(
+    host: str, port: int, seconds: float, stopped: Callable[[], bool] = lambda: False
+) -> tuple[socket.AddressFamily, str]:
+    """Return family and IP address of a host; in a new pod its name may take a while to appear. `stopped` ends the wait.
 
     Raises:
         LaunchError: it does not resolve.
@@ -538,7 +542,7 @@ def resolve(host: str, port: int, seconds: float) -> tuple[socket.AddressFamily,
         try:
             family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         except OSError as error:
-            if time.monotonic() + RETRY_SECONDS < ends:
+            if time.monotonic() + RETRY_SECONDS < ends and not stopped():
                 time.sleep(RETRY_SECONDS)
                 continue
             what = f"The name of the first node, {host}, does not resolve on {socket.gethostname()}: {error.strerror}."
@@ -550,8 +554,8 @@ def resolve(host: str, port: int, seconds: float) -> tuple[socket.AddressFamily,
 # The other nodes.
 
 
-def join(nodes: Nodes, own: Hello, seconds: float) -> Link:
-    """Connect to the first node, and say who this is.
+def join(nodes: Nodes, own: Hello, seconds: float, stopped: Callable[[], bool] = lambda: False) -> Link | None:
+    """Connect to the first node, and say who this is. None: `stopped` has ended the wait for it.
 
     Raises:
         LaunchError: its name does not resolve, or it does not answer in time.
@@ -559,10 +563,10 @@ def join(nodes: Nodes, own: Hello, seconds: float) -> Link:
     assert nodes.master_address is not None  # several nodes have one
     assert nodes.master_port is not None
     ends = time.monotonic() + seconds
-    family, address = resolve(nodes.master_address, nodes.master_port, seconds)
-    while True:
+    family, address = resolve(nodes.master_address, nodes.master_port, seconds, stopped)
+    while not stopped():
         connection = socket.socket(family)
-        connection.settimeout(max(RETRY_SECONDS, ends - time.monotonic()))
+        connection.settimeout(min(CONNECT_SECONDS, max(RETRY_SECONDS, ends - time.monotonic())))
         try:
             connection.connect((address, nodes.master_port))
             link = Link(connection)
@@ -574,6 +578,7 @@ def join(nodes: Nodes, own: Hello, seconds: float) -> Link:
                 continue
             raise _unreachable(nodes, address, seconds, error) from error
         return link
+    return None
 
 
 def _unreachable(nodes: Nodes, address: str, seconds: float, error: Exception) -> LaunchError:

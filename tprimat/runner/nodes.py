@@ -135,7 +135,9 @@ def follow(nodes: Nodes, plan: RunPlan, seconds: float, notify: Notify) -> int:
     name = f"node {nodes.rank} of {nodes.count}"
     with Interrupts() as interrupts:
         try:
-            link = join(nodes, hello_of(nodes, plan), seconds)
+            link = join(nodes, hello_of(nodes, plan), seconds, lambda: interrupts.count > 0)
+            if link is None:
+                return 128 + (interrupts.first or signal.SIGINT)
             notify(f"{name} follows {nodes.master_address}")
             inbox: deque[Message] = deque()
             follower = Follower(link, inbox, nodes, interrupts, lambda text: notify(f"{name}: {text}"))

@@ -19,7 +19,7 @@ from tprimat.runner import run as training
 from tprimat.runner import sweep as engine
 from tprimat.runner.grid import combinations, holds, parse_sweep, read_sweep, request_with
 from tprimat.runner.session import RunRequest, prepare
-from tprimat.runner.sweep import Cell, differs_here, interleaved
+from tprimat.runner.sweep import Cell, differs_here, interleaved, is_result
 
 TRAINER = (sys.executable, "-S", str(ROOT / "tests" / "fake_trainer.py"))
 
@@ -110,6 +110,19 @@ def test_a_run_on_another_machine_or_with_other_libraries_does_not_count(session
     machine = dataclasses.replace(record.machine, driver="570")
     assert differs_here(cell, dataclasses.replace(record, machine=machine)) == "driver 570 there, none here"
     assert "unknown there" in differs_here(cell, dataclasses.replace(record, software={}))
+
+
+def test_a_run_that_was_cut_off_is_a_result_where_its_plan_never_completes(session):
+    plan = session.plans[0]
+    first = training._starting(plan, session.machine_of(plan), (training.this_node(plan),))
+    cut_off = dataclasses.replace(first, outcome="timed_out", cut_off=True)
+    slow = dataclasses.replace(cut_off, cut_off=False)
+    completed = dataclasses.replace(first, outcome="completed")
+    other = next(one for one in session.plans if one.strategy != plan.strategy)
+    assert is_result(slow, plan, [(plan, slow)])
+    assert not is_result(cut_off, plan, [(plan, cut_off), (other, cut_off)])
+    assert is_result(cut_off, plan, [(plan, cut_off), (plan, cut_off)])
+    assert not is_result(cut_off, plan, [(plan, completed), (plan, cut_off), (plan, cut_off)])
 
 
 def test_a_program_on_a_gpu_is_waited_for_and_then_named(session, monkeypatch):

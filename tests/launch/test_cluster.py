@@ -195,6 +195,9 @@ SLURM = {
 }
 BATCH = {name: value for name, value in SLURM.items() if "STEP" not in name}
 """What sbatch's script sees."""
+INTERACTIVE = {**SLURM, "SLURM_NODEID": "0", "SLURM_STEP_ID": "4294967290", "SLURM_STEP_NODELIST": "gpu07"}
+INTERACTIVE |= {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}
+"""What the shell of salloc sees where it is a step."""
 BY_HAND = {"MASTER_ADDR": "10.0.0.1", "NODE_RANK": "1"}
 
 
@@ -209,6 +212,10 @@ def test_srun_tells_the_nodes():
         "--rdzv-endpoint=gpu07:23456",
         "--rdzv-conf=rank=1",
     )
+
+
+def test_the_port_that_a_message_asks_for_is_used_under_srun_too():
+    assert find_nodes(2, {**SLURM, "MASTER_PORT": "29999"}).master_port == 29999
 
 
 def test_two_steps_of_a_job_meet_at_different_ports():
@@ -241,6 +248,11 @@ def test_each_way_to_tell_the_nodes_is_understood(environment, rank, port):
         (2, {"MASTER_ADDR": "a"}, "needs NODE_RANK"),
         (2, {"MASTER_ADDR": "a", "NODE_RANK": "2"}, "NODE_RANK is 2"),
         (2, {"MASTER_ADDR": "a", "NODE_RANK": "first"}, "NODE_RANK is 'first', not a whole number"),
+        (2, {**BY_HAND, "MASTER_PORT": "99999"}, "MASTER_PORT is 99999, and ports end at 65535"),
+        (2, {**SLURM, "MASTER_PORT": "0"}, "MASTER_PORT is 0"),
+        (2, {**SLURM, "MASTER_ADDR": "localhost"}, "MASTER_ADDR is localhost, which means a different machine on each of the 2"),
+        (2, {**SLURM, "MASTER_ADDR": "127.0.0.1"}, "MASTER_ADDR is 127.0.0.1, which means"),
+        (2, INTERACTIVE, "srun did not start this: it runs on one node of the 2"),
         (
             2,
             {**SLURM, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"},
@@ -253,6 +265,8 @@ def test_each_way_to_tell_the_nodes_is_understood(environment, rank, port):
         (2, BATCH, "srun did not start this: it runs on one node of the 2"),
         (2, {**SLURM, "SLURM_STEP_NUM_TASKS": "16"}, "srun started 16 tasks on 2 nodes"),
         (1, {**SLURM, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "8"}, "srun started 8 tasks on 1 node"),
+        (1, {"OMPI_COMM_WORLD_SIZE": "8"}, "mpirun started 8 of these commands"),
+        (1, {"PMI_SIZE": "2"}, "mpirun started 2 of these commands"),
         (1, {"TORCHELASTIC_RUN_ID": "none", "RANK": "0"}, "torchrun started this command"),
         (
             1,

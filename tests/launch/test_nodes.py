@@ -116,6 +116,27 @@ def test_a_node_that_never_comes_and_a_first_node_that_cannot_be_found_are_named
     assert not (tmp_path / "out" / "runs").exists()
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_signal_ends_the_wait_for_the_other_nodes(node, left_behind, rank):
+    launcher = node(rank, *TRAINS, flags=["--set", "benchmarking.meeting_timeout_seconds=100"])
+    if rank == 0:
+        wait_for(lambda: "waits for the others" in launcher.stdout.readline())
+    else:
+        wait_for(lambda: catches(launcher.pid, signal.SIGUSR2))
+    began = time.monotonic()
+    launcher.send_signal(signal.SIGTERM)
+    launcher.communicate(timeout=60)
+    assert time.monotonic() - began < 10
+    assert launcher.returncode in {143, -signal.SIGTERM}
+    assert not left_behind()
+
+
+def catches(pid, number):
+    """Whether a process has a handler for a signal, which the launcher of another node has while it waits."""
+    (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt"))
+    return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+
+
 def test_a_lost_node_ends_the_run_and_is_named(node, tmp_path, left_behind):
     more = ["--runs", 3]
     first, follower = node(0, *TRAINS, "sleep", 100, flags=more), node(1, "sleep", 100, flags=more)
@@ -124,9 +145,23 @@ def test_a_lost_node_ends_the_run_and_is_named(node, tmp_path, left_behind):
     ((status, said),) = ends(first)
     records = [RunDirectory(path).read_run() for path in sorted((tmp_path / "out" / "runs").iterdir())]
     lost = f"Node 1 ({socket.gethostname()}) was lost: its launcher ended."
-    assert (status, [record.outcome for record in records]) == (1, ["failed", "failed"])
+    assert (status, [record.outcome for record in records]) == (1, ["failed", "interrupted"])
     assert [record.cause for record in records] == [lost, f"{lost} No further run can start."]
     assert "not started: 1 of 3 runs" in said
+    wait_for(lambda: not left_behind())
+
+
+def test_a_sweep_repeats_what_a_lost_node_cut_off(node, tmp_path, left_behind):
+    more = ["--sweep", "micro_batch_size=1,2"]
+    first, follower = node(0, *TRAINS, "sleep", 100, flags=more), node(1, "sleep", 100, flags=more)
+    wait_for(lambda: list(tmp_path.glob("out/runs/*/steps.jsonl")) and list(tmp_path.glob("out/runs/*/node-1/training.log")))
+    follower.kill()
+    ((status, _),) = ends(first)
+    (status_again, said), _ = ends(node(0, *TRAINS, flags=more), node(1, flags=more))
+    assert (status, status_again) == (1, 0), said
+    assert "skipped" not in said
+    outcomes = [RunDirectory(path).read_run().outcome for path in sorted((tmp_path / "out" / "runs").iterdir())]
+    assert sorted(outcomes) == ["completed", "completed", "failed", "interrupted"]
     wait_for(lambda: not left_behind())
 
 

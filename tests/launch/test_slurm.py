@@ -100,6 +100,7 @@ def test_srun_on_two_nodes_is_one_run_as_it_is_also_where_a_node_has_a_disk_of_i
         assert done.returncode == 0, done.stdout + done.stderr
         (record,) = records(tmp_path)
         assert (record.outcome, [node.host for node in record.nodes]) == ("completed", list(cluster.nodes))
+        assert "· 2 processes on 2 nodes (" in done.stdout
         assert f"1: node 1 of 2 follows {cluster.nodes[0]}" in done.stderr
         assert not list(tmp_path.glob("out/runs/*/node-1"))
         there = cluster.enter(1, "find", tmp_path / "out", "-name", "plan.json").stdout
@@ -115,20 +116,29 @@ def test_a_job_that_forgets_srun_and_one_that_starts_every_rank_are_refused_at_o
     assert ended(submit(launcher(flags=[]), srun=False)) == "FAILED"
     text = (tmp_path / "job.txt").read_text()
     assert "srun did not start this: it would run on one node of the 2 in the job." in text
-    assert "srun --nodes=2 --ntasks-per-node=1 ./benchmark.py, or --nodes 1 for this node alone" in text
+    assert "srun --nodes=2 --ntasks=2 ./benchmark.py, or --nodes 1 for this node alone" in text
+    shell = ["srun", "--interactive", "--nodes=1", "--ntasks=1", *launcher()]  # as in the shell of salloc
+    assert ended(submit(shell, srun=False)) == "FAILED"
+    assert (tmp_path / "job.txt").read_text().count("it would run on one node of the 2 in the job.") == 2
     done = cluster.enter(0, "srun", "--nodes=2", "--ntasks=3", *launcher())
     assert "srun started 3 tasks on 2 nodes" in done.stderr
+    done = cluster.enter(0, "srun", "--nodes=2", *launcher(flags=["--hosts", ",".join(cluster.nodes)]))
+    assert done.stderr.count("this command has been started on 2 nodes already.") == 2
     assert not records(tmp_path)
 
 
-def test_the_warning_before_a_time_limit_ends_the_run_as_such(cluster, launcher, submit, ended, tmp_path):
-    job = submit(launcher(*LONG), "--time=5")
+def test_the_warning_before_a_time_limit_ends_the_run_as_such_and_a_sweep_repeats_it(cluster, launcher, submit, ended, tmp_path):
+    one_cell = ["--sweep", "micro_batch_size=1"]
+    job = submit(launcher(*LONG, flags=one_cell), "--time=5")
     wait_for(is_training(tmp_path))
     cluster.enter(0, "scancel", "--signal=USR1", job)
     ended(job)
     (record,) = records(tmp_path)
     assert record.outcome == "timed_out"
     assert record.cause.startswith("The scheduler's time limit: SIGUSR1 came")
+    done = cluster.enter(0, "srun", "--nodes=2", *launcher("pace", 0.02, "steps", 4, flags=one_cell))
+    assert done.returncode == 0, done.stderr
+    assert [record.outcome for record in records(tmp_path)] == ["timed_out", "completed"]
 
 
 def test_a_requeued_job_makes_what_is_missing(cluster, launcher, submit, ended, tmp_path):

@@ -74,6 +74,12 @@ def ranks(run: RunRecord) -> str | None:
     return f"{count:,} {nouns[count != 1]}" if count else None
 
 
+def on_nodes(run: RunRecord) -> str:
+    """Return ' on 2 nodes', or nothing for one node, or where the number is not recorded."""
+    count = run.machine.nodes
+    return f" on {count} nodes" if count and count > 1 else ""
+
+
 def machine_name(run: RunRecord) -> str:
     """Return '8 x H100 SXM', or '8 processes (AMD EPYC)', since processes share one CPU."""
     name = accelerator_name(run)

@@ -2,7 +2,7 @@
 
 tprimat doctor
 tprimat doctor --output-dir /scratch/results --json
-srun -N2 --ntasks-per-node=1 tprimat doctor --nodes 2         every GPU of two nodes against its neighbours
+srun -N2 --ntasks=2 tprimat doctor --nodes 2                  every GPU of two nodes against its neighbours
 
 exit status: 0, or 1 if no engine can train
 """

@@ -109,7 +109,7 @@ def _what_to_run(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--only", metavar="PATTERNS", help="with a sweep: run only cells with these names, models or strategies")
     group.add_argument("--retry-failed", action="store_true", help="with a sweep: repeat what failed in an earlier call")
-    group.add_argument("--scaling", metavar="1,2,4,8", help="run on each of these numbers of GPUs, and compare")
+    group.add_argument("--scaling", metavar="1,2,4,8", help="run on each of these numbers of GPUs per node, and compare")
     group.add_argument(
         "--scaling-mode",
         choices=("weak", "strong"),

@@ -360,7 +360,7 @@ def check_slurm(environment: Mapping[str, str]) -> Check:
     if "SLURM_JOB_ID" in environment:
         nodes = expand_hosts(environment.get("SLURM_JOB_NODELIST", ""))
         finding = f"job {environment['SLURM_JOB_ID']} on {len(nodes)} node{'' if len(nodes) == 1 else 's'}"
-        fix = f"srun --nodes={len(nodes)} --ntasks-per-node=1 ./benchmark.py --nodes {len(nodes)}" if len(nodes) > 1 else None
+        fix = f"srun --nodes={len(nodes)} --ntasks={len(nodes)} ./benchmark.py --nodes {len(nodes)}" if len(nodes) > 1 else None
         return Check(name="SLURM", status="ok", finding=finding, fix=fix)
     if shutil.which("srun"):
         fix = "salloc or sbatch, then start ./benchmark.py in the job"

@@ -1,7 +1,7 @@
 """Describe this machine and its place among the nodes of a run.
 
-Reads what srun, Kubernetes, torchrun's users and people set: SLURM_*, PET_*, MASTER_ADDR, MASTER_PORT, NODE_RANK, NNODES, RANK,
-WORLD_SIZE, JOB_COMPLETION_INDEX, and *_VISIBLE_DEVICES.
+Reads what srun, Kubernetes, torchrun's users, mpirun and people set: SLURM_*, PET_*, MASTER_ADDR, MASTER_PORT, NODE_RANK, NNODES,
+RANK, WORLD_SIZE, JOB_COMPLETION_INDEX, OMPI_COMM_WORLD_SIZE, PMI_SIZE, and *_VISIBLE_DEVICES.
 """
 
 import os
@@ -16,14 +16,19 @@ from tprimat.records.schema import Machine
 
 DEFAULT_PORT = 29500
 """The default of torch.distributed."""
+LAST_PORT = 65_535
 PROCESS_BYTES = 2**29
 """Of a rank on a CPU with a tiny model, mostly its libraries: 0.46 GiB of its own, measured on two ranks."""
 RANKS_PER_CORE = 8
 """More only wait for each other."""
 ALWAYS_RANKS = 8
 """As many as config.yaml starts, on any machine."""
+INTERACTIVE_STEP = str(0xFFFFFFFA)
+"""Of the shell that salloc opens on the first node of an allocation (LaunchParameters=use_interactive_step)."""
 SET_BY_HAND = {"NNODES", "WORLD_SIZE"}
 """Numbers of nodes that people set, too, and that may be left over in their shell."""
+MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+"""How many processes Open MPI's mpirun has started, and MPICH's or Intel's."""
 BRACKETS = re.compile(r"([^,\[]*)\[([^\]]*)\]([^,\[]*)")
 
 
@@ -124,6 +129,7 @@ def find_nodes(count: int, environment: Mapping[str, str] = os.environ) -> Nodes
             + f"; unset {told[1]} if it is left over in this shell" * (told[1] in SET_BY_HAND),
         )
     if count == 1:
+        refuse_mpirun(environment)
         if environment.get("NODE_RANK", "0") != "0":
             what = f"NODE_RANK is {environment['NODE_RANK']}, but the run is on one node."
             raise LaunchError(what, where="NODE_RANK", fix="--nodes N, the same on every node")
@@ -131,6 +137,22 @@ def find_nodes(count: int, environment: Mapping[str, str] = os.environ) -> Nodes
     if "SLURM_JOB_ID" in environment and not {"MASTER_ADDR", "PET_MASTER_ADDR"} & set(environment):
         return slurm_nodes(count, environment)
     return described_nodes(count, environment)
+
+
+def refuse_mpirun(environment: Mapping[str, str]) -> None:
+    """Refuse one of several processes that mpirun started, where nothing says that they are the nodes of one run.
+
+    Raises:
+        LaunchError: it is one.
+    """
+    name = next((name for name in MPI_SIZES if environment.get(name, "1") not in {"", "1"}), None)
+    if name is not None:
+        raise LaunchError(
+            f"mpirun started {environment[name]} of these commands, and the run is on one node.",
+            where=name,
+            why="Each of them would start a run of its own.",
+            fix="srun, --hosts A,B, or one process per node with --nodes N, MASTER_ADDR and NODE_RANK",
+        )
 
 
 def array_task(environment: Mapping[str, str] = os.environ) -> str | None:
@@ -156,8 +178,20 @@ def refuse_ranks(environment: Mapping[str, str]) -> None:
         tasks, nodes = (whole_number(environment, f"SLURM_STEP_NUM_{what}") for what in ("TASKS", "NODES"))
         if tasks > nodes:
             what = f"srun started {tasks} tasks on {nodes} node{'s' * (nodes > 1)}."
-            fix = f"srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 ..."
+            fix = f"srun --nodes={nodes} --ntasks={nodes} ..."
             raise LaunchError(what, where="SLURM_STEP_NUM_TASKS", why=why, fix=fix)
+
+
+def refuse_several_starts(why: str, environment: Mapping[str, str] = os.environ) -> None:
+    """Refuse a command that starts the other nodes itself, where a scheduler has started it on several.
+
+    Raises:
+        LaunchError: it has.
+    """
+    refuse_ranks(environment)
+    if (told := told_nodes(environment)) is not None and told[0] > 1:
+        what = f"{told[1]} is {told[0]}: this command has been started on {told[0]} nodes already."
+        raise LaunchError(what, where=told[1], why=f"{why}.", fix="leave out --hosts, or start the command once")
 
 
 def refuse_idle_nodes(environment: Mapping[str, str] = os.environ) -> None:
@@ -173,15 +207,18 @@ def refuse_idle_nodes(environment: Mapping[str, str] = os.environ) -> None:
         f"srun did not start this: it would run on one node of the {given} in the job.",
         where="SLURM_JOB_NUM_NODES",
         why="The other nodes would never start.",
-        fix=f"srun --nodes={given} --ntasks-per-node=1 ./benchmark.py, or --nodes 1 for this node alone",
+        fix=f"srun --nodes={given} --ntasks={given} ./benchmark.py, or --nodes 1 for this node alone",
     )
 
 
 def in_slurm_step(environment: Mapping[str, str]) -> bool:
-    """Return whether srun started this process, rather than sbatch or a person in an allocation."""
-    return {"SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_NODEID"} <= set(environment)
+    """Return whether srun started this process, rather than sbatch or a person in an allocation, whose shell may be a step."""
+    names = {"SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_NODEID"}
+    return names <= set(environment) and environment.get("SLURM_STEP_ID") != INTERACTIVE_STEP
 
 
+LOOPBACK = ("127.", "::1")
+"""Beginnings of addresses that mean this machine on every machine."""
 ADDRESSES = ("MASTER_ADDR", "PET_MASTER_ADDR")
 PORTS = ("MASTER_PORT", "PET_MASTER_PORT")
 RANKS = ("NODE_RANK", "PET_NODE_RANK", "SLURM_NODEID", "JOB_COMPLETION_INDEX", "RANK")
@@ -205,6 +242,9 @@ def described_nodes(count: int, environment: Mapping[str, str]) -> Nodes:
             why="Each node must know the address of the first one and its own rank.",
             fix=f"on every node: MASTER_ADDR=FIRST_NODE NODE_RANK=0..{count - 1}, and the same command",
         )
+    if in_slurm_step(environment) and (environment[address] == "localhost" or environment[address].startswith(LOOPBACK)):
+        what = f"{address} is {environment[address]}, which means a different machine on each of the {count} nodes."
+        raise LaunchError(what, where=address, fix=f"unset {address}: srun says which node is the first")
     rank = whole_number(environment, rank_name)
     if not 0 <= rank < count:
         raise LaunchError(f"{rank_name} is {rank}, but a run on {count} nodes has ranks 0 to {count - 1}.", where=rank_name)
@@ -212,7 +252,7 @@ def described_nodes(count: int, environment: Mapping[str, str]) -> Nodes:
         count=count,
         rank=rank,
         master_address=environment[address],
-        master_port=DEFAULT_PORT if port is None else whole_number(environment, port),
+        master_port=DEFAULT_PORT if port is None else port_number(environment, port),
         job=None if job is None else environment[job],
     )
 
@@ -243,7 +283,7 @@ def slurm_nodes(count: int, environment: Mapping[str, str]) -> Nodes:
     if not in_slurm_step(environment):
         given = environment.get("SLURM_NNODES", "1")
         what = f"srun did not start this: it runs on one node of the {given} in the job, and the run is on {count}."
-        fix = f"srun --nodes={count} --ntasks-per-node=1 ./benchmark.py --nodes {count}"
+        fix = f"srun --nodes={count} --ntasks={count} ./benchmark.py --nodes {count}"
         raise LaunchError(what, where="SLURM_JOB_ID", why="The other nodes would never start.", fix=fix)
     hosts = expand_hosts(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", ""))
     if len(hosts) != count:
@@ -252,6 +292,8 @@ def slurm_nodes(count: int, environment: Mapping[str, str]) -> Nodes:
     job, step = whole_number(environment, "SLURM_JOB_ID"), environment.get("SLURM_STEP_ID", "0")
     # Every node must derive the same port on its own; jobs, and steps of a job, that share a node should get different ones.
     port = 20_000 + (job + 97 * (int(step) if step.isdigit() else 0)) % 10_000
+    if environment.get("MASTER_PORT"):
+        port = port_number(environment, "MASTER_PORT")
     rank = whole_number(environment, "SLURM_NODEID")
     return Nodes(count=count, rank=rank, master_address=hosts[0], master_port=port, job=f"{job}.{step}", hosts=hosts)
 
@@ -294,3 +336,15 @@ def whole_number(environment: Mapping[str, str], name: str) -> int:
     if text is None or not text.isdigit():
         raise LaunchError(f"The environment variable {name} is {text!r}, not a whole number.", where=name)
     return int(text)
+
+
+def port_number(environment: Mapping[str, str], name: str) -> int:
+    """Read an environment variable that must be the number of a port.
+
+    Raises:
+        LaunchError: it is something else.
+    """
+    port = whole_number(environment, name)
+    if not 0 < port <= LAST_PORT:
+        raise LaunchError(f"{name} is {port}, and ports end at {LAST_PORT}.", where=name, fix="a free port above 1023")
+    return port

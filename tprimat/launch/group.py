@@ -45,6 +45,8 @@ TAIL_CHARACTERS = 200_000
 SEND_SECONDS = 10.0
 POLL_SECONDS = 0.1
 RETRY_SECONDS = 0.5
+CONNECT_SECONDS = 4.0
+"""For one attempt to reach the first node: several packets, and soon enough to notice a signal."""
 ALIVE_AFTER_SECONDS, ALIVE_EVERY_SECONDS, ALIVE_PROBES = 5, 3, 4
 """Keep-alive: a machine that answers nothing counts as lost after 17 s."""
 FAILED_PART_SECONDS = 5.0
@@ -116,6 +118,8 @@ class Ended:
     """Why this node stopped its ranks of its own accord, such as a signal; None: it did not."""
     error: str | None = None
     """Why they could not be started."""
+    hint: str | None = None
+    """What to try then."""
     lines: tuple[str, ...] = ()
     """The end of the log."""
     stacks: tuple[Stack, ...] = ()
@@ -287,7 +291,7 @@ class Group:
                 return failure
         if self._lost:
             hint = "look at that machine and at the scheduler's log; the same call with --resume repeats the run"
-            return Failure(outcome="failed", cause=self._loss(), hint=hint, kind="lost_node")
+            return Failure(outcome="failed", cause=self._loss(), hint=hint, kind="lost_node", cut_off=True)
         return None
 
     def failure_of(self, rank: int) -> Failure:
@@ -296,7 +300,7 @@ class Group:
         if ended.stopped is not None:
             return Failure(outcome="interrupted", cause=f"{name}: {ended.stopped}")
         if ended.error is not None:
-            return Failure(outcome="failed", cause=f"{name}: {ended.error}")
+            return Failure(outcome="failed", cause=f"{name}: {ended.error}", hint=ended.hint)
         return Failure(outcome="failed", cause=f"{name}: its ranks ended with status {ended.exit_code}.", kind=PART_FAILED)
 
     def failed_parts(self) -> list[tuple[str, Ended]]:
@@ -525,8 +529,10 @@ def accept(listener: socket.socket) -> list[Link]:
         return []
 
 
-def resolve(host: str, port: int, seconds: float) -> tuple[socket.AddressFamily, str]:
-    """Return family and IP address of a host; in a new pod its name may take a while to appear.
+def resolve(
+    host: str, port: int, seconds: float, stopped: Callable[[], bool] = lambda: False
+) -> tuple[socket.AddressFamily, str]:
+    """Return family and IP address of a host; in a new pod its name may take a while to appear. `stopped` ends the wait.
 
     Raises:
         LaunchError: it does not resolve.
@@ -536,7 +542,7 @@ def resolve(host: str, port: int, seconds: float) -> tuple[socket.AddressFamily,
         try:
             family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         except OSError as error:
-            if time.monotonic() + RETRY_SECONDS < ends:
+            if time.monotonic() + RETRY_SECONDS < ends and not stopped():
                 time.sleep(RETRY_SECONDS)
                 continue
             what = f"The name of the first node, {host}, does not resolve on {socket.gethostname()}: {error.strerror}."
@@ -548,8 +554,8 @@ def resolve(host: str, port: int, seconds: float) -> tuple[socket.AddressFamily,
 # The other nodes.
 
 
-def join(nodes: Nodes, own: Hello, seconds: float) -> Link:
-    """Connect to the first node, and say who this is.
+def join(nodes: Nodes, own: Hello, seconds: float, stopped: Callable[[], bool] = lambda: False) -> Link | None:
+    """Connect to the first node, and say who this is. None: `stopped` has ended the wait for it.
 
     Raises:
         LaunchError: its name does not resolve, or it does not answer in time.
@@ -557,10 +563,10 @@ def join(nodes: Nodes, own: Hello, seconds: float) -> Link:
     assert nodes.master_address is not None  # several nodes have one
     assert nodes.master_port is not None
     ends = time.monotonic() + seconds
-    family, address = resolve(nodes.master_address, nodes.master_port, seconds)
-    while True:
+    family, address = resolve(nodes.master_address, nodes.master_port, seconds, stopped)
+    while not stopped():
         connection = socket.socket(family)
-        connection.settimeout(max(RETRY_SECONDS, ends - time.monotonic()))
+        connection.settimeout(min(CONNECT_SECONDS, max(RETRY_SECONDS, ends - time.monotonic())))
         try:
             connection.connect((address, nodes.master_port))
             link = Link(connection)
@@ -572,15 +578,17 @@ def join(nodes: Nodes, own: Hello, seconds: float) -> Link:
                 continue
             raise _unreachable(nodes, address, seconds, error) from error
         return link
+    return None
 
 
 def _unreachable(nodes: Nodes, address: str, seconds: float, error: Exception) -> LaunchError:
     reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
     first = nodes.master_address if nodes.master_address == address else f"{nodes.master_address} ({address})"
+    here = f", and {address} is this machine itself" if ip_address(address).is_loopback else ""
     return LaunchError(
         f"The first node, {first}, did not answer on port {nodes.master_port} within {seconds:.0f} s: {reason.lower()}.",
         where="MASTER_ADDR",
-        why=f"This is {nodes.name(nodes.rank)} of {nodes.count}.",
+        why=f"This is {nodes.name(nodes.rank)} of {nodes.count}{here}.",
         fix="start the same command there with NODE_RANK=0, and open the port between the nodes",
     )
 

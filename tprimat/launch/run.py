@@ -14,7 +14,7 @@ from tprimat.hardware.gpus import Gpu
 from tprimat.hardware.sampler import Telemetry
 from tprimat.hardware.slurm import TimeLimit
 from tprimat.launch.collectives import RankRecord, missing_ranks, take_records
-from tprimat.launch.group import PART_FAILED, Group, SharedRun
+from tprimat.launch.group import PART_FAILED, Group, LostNodeError, SharedRun
 from tprimat.launch.process import GRACE_SECONDS, Child, Ending, Interrupts, Output, Supervisor
 from tprimat.launch.stacks import Stack, culprit, describe, take_stacks
 from tprimat.launch.torchrun import free_port, with_port
@@ -121,7 +121,7 @@ def run(launch: Launch, watcher: Watcher) -> tuple[RunRecord, LaunchResult]:
             with Telemetry(launch.directory, launch.record.started_at, launch.sampled_gpus, watcher.on_notice):
                 result = attempt_twice(launch, watcher, interrupts)
         finally:
-            observed = result or launcher_failure(sys.exc_info()[1])
+            observed = result or launcher_failure(sys.exc_info()[1], interrupts)
             record, result = final_record(launch, observed)
             incomplete = launch.step_of_line is not None and count_lines(launch.directory.steps_file) < len(result.steps)
             corrected = result.steps if incomplete or result.steps != observed.steps else None
@@ -152,11 +152,18 @@ def attempt_twice(launch: Launch, watcher: Watcher, interrupts: Interrupts) -> L
     return result
 
 
-def launcher_failure(error: BaseException | None) -> LaunchResult:
-    """Return the result of a run that could not be started, or whose launcher failed."""
+def launcher_failure(error: BaseException | None, interrupts: Interrupts) -> LaunchResult:
+    """Return the result of a run that could not be started, or whose launcher failed.
+
+    A run that found a node gone never began: nothing is known of it, and where a signal ended all nodes, that is the cause.
+    """
     cause = error.what if isinstance(error, UserError) else f"The launcher failed: {error!r}."
     fix = error.fix if isinstance(error, UserError) else None
-    return LaunchResult(failure=Failure(outcome="failed", cause=cause, hint=fix), exit_code=None, duration_seconds=0.0)
+    lost = isinstance(error, LostNodeError)
+    failure = Failure(outcome="interrupted" if lost else "failed", cause=cause, hint=fix)
+    if lost and interrupts.first is not None:
+        failure = stopped_by(interrupts.first.name, TimeLimit().seconds_left())
+    return LaunchResult(failure=failure, exit_code=None, duration_seconds=0.0, stop_signal=interrupts.first)
 
 
 def final_record(launch: Launch, result: LaunchResult) -> tuple[RunRecord, LaunchResult]:
@@ -180,8 +187,9 @@ def with_end(record: RunRecord, result: LaunchResult) -> RunRecord:
 def with_outcome(record: RunRecord, failure: Failure | None) -> RunRecord:
     """Return a record with a run's outcome and its cause; None: it completed."""
     if failure is None:
-        return dataclasses.replace(record, outcome="completed", cause=None, hint=None)
-    return dataclasses.replace(record, outcome=failure.outcome, cause=failure.cause, hint=failure.hint)
+        return dataclasses.replace(record, outcome="completed", cause=None, hint=None, cut_off=False)
+    cause, hint, cut_off = failure.cause, failure.hint, failure.cut_off
+    return dataclasses.replace(record, outcome=failure.outcome, cause=cause, hint=hint, cut_off=cut_off)
 
 
 def write_end(

@@ -105,13 +105,20 @@ FINAL: dict[str, Failure | None] = {
     "COMPLETED": None,
     "FAILED": Failure(outcome="failed", cause="The job failed.", hint="its log has the reason"),
     "TIMEOUT": Failure(
-        outcome="timed_out", cause="SLURM ended the job at its time limit.", hint="ask for more time, or fewer steps"
+        outcome="timed_out",
+        cause="SLURM ended the job at its time limit.",
+        hint="ask for more time, or fewer steps",
+        cut_off=True,
     ),
     "DEADLINE": Failure(
-        outcome="timed_out", cause="SLURM ended the job at its deadline.", hint="a later --deadline, or fewer steps"
+        outcome="timed_out", cause="SLURM ended the job at its deadline.", hint="a later --deadline, or fewer steps", cut_off=True
     ),
-    "NODE_FAIL": Failure(outcome="failed", cause="A node of the job failed.", hint="the same call runs what is missing"),
-    "BOOT_FAIL": Failure(outcome="failed", cause="A node of the job did not start.", hint="the same call runs what is missing"),
+    "NODE_FAIL": Failure(
+        outcome="failed", cause="A node of the job failed.", hint="the same call runs what is missing", cut_off=True
+    ),
+    "BOOT_FAIL": Failure(
+        outcome="failed", cause="A node of the job did not start.", hint="the same call runs what is missing", cut_off=True
+    ),
     "OUT_OF_MEMORY": Failure(
         outcome="out_of_memory",
         cause="SLURM ended the job because it exceeded its main memory.",
@@ -165,7 +172,7 @@ def ask(*command: str) -> str:
     done = answer_of(command, where="--launcher slurm", fix="start this on a login node of the cluster", own_session=True)
     if done.returncode == 0:
         return done.stdout
-    text = " ".join(re.sub(r"^\w+: error: ", "", line) for line in done.stderr.splitlines() if line.strip())
+    text = "; ".join(re.sub(r"^\w+: error: ", "", line) for line in done.stderr.splitlines() if line.strip())
     if "Invalid job id" in text:
         raise UnknownJobError(f"SLURM does not know the job: {text}")
     raise LaunchError(

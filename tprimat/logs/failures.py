@@ -32,6 +32,8 @@ class Failure:
     """The line of the log that shows it."""
     kind: str | None = None
     """`kind` of the matching signature."""
+    cut_off: bool = False
+    """The scheduler's time limit or a lost node ended the run, which might have completed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +356,7 @@ def stopped_by(name: str, seconds_left: float | None) -> Failure:
         return Failure(outcome="interrupted", cause=f"Stopped by {name}.")
     when = f"{seconds_left:.0f} s before" if seconds_left > 0 else "at"
     cause = f"The scheduler's time limit: {name} came {when} the end of the job."
-    return Failure(outcome="timed_out", cause=cause, hint="ask for more time, or fewer steps; --resume continues")
+    return Failure(outcome="timed_out", cause=cause, hint="ask for more time, or fewer steps; --resume continues", cut_off=True)
 
 
 def earliest(found: Sequence[tuple[Failure, Sequence[str]]]) -> Failure:

@@ -309,6 +309,8 @@ class RunRecord(RefuseUnknownKeys):
     """One line: why the run did not complete."""
     hint: str | None = None
     """One line: what to try next."""
+    cut_off: bool = False
+    """The scheduler's time limit or a lost node ended the run, which might have completed: a sweep repeats it once."""
     evidence: Evidence | None = None
     mismatches: tuple[str, ...] = ()
     """Where evidence contradicts the request. Not empty: no analysis counts the run."""

@@ -17,6 +17,7 @@ from tprimat.analyze.traits import (
     machine_name,
     model_and_shape,
     model_name,
+    on_nodes,
     ranks,
     routing_words,
     tokens_per_step,
@@ -360,7 +361,7 @@ def subtitle(works: Sequence[Workload]) -> list[str]:
         return []
     what = [
         _values(runs, _full_model, "models"),
-        _values(runs, machine_name, "machines"),
+        _values(runs, lambda run: machine_name(run) + on_nodes(run), "machines"),
         _values(runs, _strategy_and_layout, "strategies"),
         _values(runs, _batch, "batches", "batch "),
         _values(

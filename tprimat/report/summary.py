@@ -6,7 +6,7 @@ from typing import Any
 
 from tprimat import units
 from tprimat.analyze.metrics import drops_choices
-from tprimat.analyze.traits import dtype_that_ran
+from tprimat.analyze.traits import dtype_that_ran, on_nodes
 from tprimat.records.schema import RunMetrics, RunRecord, StartUp
 from tprimat.records.store import as_document
 from tprimat.report.catalogue import (
@@ -86,7 +86,7 @@ def _block(run: RunRecord, metrics: RunMetrics | str | None, log: Path) -> list[
     routing = f" · {run.routing} routing" if run.routing else ""
     split = run.evidence.weights_split_over if run.evidence else None
     sharded = f" · weights split over {split}" if split is not None and split > 1 else ""
-    ranks = f"{units.count(gpus)} {ranks} ({run.machine.accelerator or units.ABSENT})"
+    ranks = f"{units.count(gpus)} {ranks}{on_nodes(run)} ({run.machine.accelerator or units.ABSENT})"
     lines = [
         f"{run.model} · {run.strategy} · TP={run.tensor_parallel} PP={run.pipeline_parallel} DP={run.data_parallel}"
         f"{experts}{sharded}{routing} · {ranks} · {run.engine}, {dtype_that_ran(run)}"

@@ -7,7 +7,7 @@ from tprimat import units
 from tprimat.analyze.compare import LEAST_HELD_BACK, QUESTION, Question, Ranking, Verdict, comparable, rankings
 from tprimat.analyze.groups import Group, group_held_back, labels_among, spread_between_runs
 from tprimat.analyze.metrics import of_machine
-from tprimat.analyze.traits import LISTS, TRAITS, DifferingTrait, dtype_that_ran, few, ranks, tokens_per_step
+from tprimat.analyze.traits import LISTS, TRAITS, DifferingTrait, dtype_that_ran, few, on_nodes, ranks, tokens_per_step
 from tprimat.records.evidence import grade_of
 from tprimat.records.schema import Estimate
 from tprimat.report.catalogue import (
@@ -140,10 +140,11 @@ def heading(ranking: Ranking) -> str:
     """Name what the configurations of a ranking share: model, accelerator, GPUs, tokens, sequence length, dtype."""
     run, tokens = ranking.best.run, tokens_per_step(ranking.best.run)
     shapes = {group.run.shape.name for group in ranking.groups if group.run.shape is not None}
+    nodes = {group.run.machine.nodes for group in ranking.groups}
     facts = {
         "": " ".join(words for key, words in shared_parts(ranking.groups).items() if key not in IN_HEADINGS) or run.model,
         "shape": shapes.pop() if len(shapes) == 1 else None,
-        "gpus": ranks(run),
+        "gpus": (ranks(run) or "") + (on_nodes(run) if len(nodes) == 1 else ""),
         "tokens": f"{units.count(tokens)} tokens a step" if tokens else None,
         "sequence": f"sequence {units.count(run.sequence_tokens)}" if run.sequence_tokens else None,
         "dtype": dtype_that_ran(run),

@@ -33,7 +33,8 @@ def examine_nodes(count: int | None, gpus: int | None, notify: Callable[[str], N
     Args:
         count: of nodes; None: as many as the scheduler started this on, or one.
         gpus: on each node; None: all.
-        notify: takes the output of the ranks.
+        notify: takes the output of the ranks where they fail; elsewhere it is noise, such as torchrun's traceback on the node
+            that ends last.
 
     Raises:
         LaunchError: the nodes are not described, or the ranks failed.
@@ -43,15 +44,11 @@ def examine_nodes(count: int | None, gpus: int | None, notify: Callable[[str], N
     machine = this_machine()
     ranks = gpus or (machine.gpus_per_node if machine else None) or CPU_RANKS
     lines: list[str] = []
-
-    def keep(line: str) -> None:
-        lines.append(line)
-        if not line.startswith(MARK):
-            notify(line)
-
     command = Command(argv=(*torchrun(place, ranks), "-m", "tprimat.probe.health"), environment=python_environment(ranks))
-    ending = run_command(command, keep, LIMIT_SECONDS)
+    ending = run_command(command, lines.append, LIMIT_SECONDS)
     if ending.exit_code != 0 or ending.stopped:
+        for line in lines:
+            notify(line)
         last = next((line for line in reversed(lines) if line.strip()), "nothing was printed")
         why = ending.stopped.cause if ending.stopped else f"torchrun ended with status {ending.exit_code}: {last}"
         raise LaunchError("The ranks could not be measured.", why=why, fix="the same command on every node, or with srun")

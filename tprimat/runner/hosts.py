@@ -5,10 +5,8 @@ import socket
 from collections.abc import Sequence
 
 from tprimat.errors import ConfigError
-from tprimat.hardware.nodes import Nodes
+from tprimat.hardware.nodes import LOOPBACK, Nodes
 
-LOOPBACK = ("127.", "::1")
-"""Beginnings of addresses that mean this machine on every machine."""
 FIRST = "It is this machine, under the name or address by which the others connect to it."
 
 

@@ -135,7 +135,9 @@ def follow(nodes: Nodes, plan: RunPlan, seconds: float, notify: Notify) -> int:
     name = f"node {nodes.rank} of {nodes.count}"
     with Interrupts() as interrupts:
         try:
-            link = join(nodes, hello_of(nodes, plan), seconds)
+            link = join(nodes, hello_of(nodes, plan), seconds, lambda: interrupts.count > 0)
+            if link is None:
+                return 128 + (interrupts.first or signal.SIGINT)
             notify(f"{name} follows {nodes.master_address}")
             inbox: deque[Message] = deque()
             follower = Follower(link, inbox, nodes, interrupts, lambda text: notify(f"{name}: {text}"))
@@ -172,7 +174,7 @@ class Follower:
             return self._run(part)
         except UserError as error:
             self._notify(error.what)
-            return Ended(number=part.number, exit_code=None, error=error.what)
+            return Ended(number=part.number, exit_code=None, error=error.what, hint=error.fix)
 
     def _run(self, part: Part) -> Ended:
         # One writer per folder: plan, log and telemetry of this node are in a folder of its own, on a shared disk or on its own.

@@ -36,6 +36,7 @@ from tprimat.hardware.nodes import (
     most_cpu_ranks,
     refuse_hidden_gpus,
     refuse_idle_nodes,
+    refuse_several_starts,
     this_machine,
     told_nodes,
 )
@@ -141,6 +142,7 @@ def prepare(request: RunRequest) -> Session:
         UserError: the request cannot be met; nothing has been written yet.
     """
     if request.hosts:
+        refuse_several_starts("--hosts starts the other nodes by ssh")
         check_hosts(request.hosts, request.nodes, reached=not request.dry_run)
     choices = environment_choices()
     machine = this_machine()

@@ -128,6 +128,7 @@ class Scheduler:
     def _run(self, cells: Sequence[Cell], earlier: list[tuple[RunPlan, RunRecord]], interrupts: Interrupts) -> list[CellResult]:
         results: list[CellResult] = []
         seconds: list[float] = []
+        history = tuple(earlier)
         for place, cell in enumerate(cells):
             if results and interrupts.first is not None:
                 break
@@ -135,7 +136,7 @@ class Scheduler:
                 results.append(CellResult(cell=cell, needless=True))
                 continue
             record = self._earlier(earlier, cell)
-            if record is not None and (record.counts or (record.outcome in RESULTS and not self.retry_failed)):
+            if record is not None and (record.counts or (not self.retry_failed and is_result(record, cell.plan, history))):
                 results.append(self._reuse(cell, record))
                 continue
             if seconds and (stop := self._cool_down()):
@@ -192,6 +193,19 @@ class Scheduler:
             while (left := end - time.monotonic()) > 0 and not interrupts.count:
                 time.sleep(min(left, 0.1))
         return interrupts.first
+
+
+def is_result(record: RunRecord, plan: RunPlan, history: Sequence[tuple[RunPlan, RunRecord]]) -> bool:
+    """Return whether a run that failed says something about its plan.
+
+    One that a time limit or a lost node cut off does not. Where no run of the plan has ever completed, a second one does: the
+    plan may be the reason, and would keep all others from their turn.
+    """
+    if record.outcome not in RESULTS or not record.cut_off:
+        return record.outcome in RESULTS
+    wanted = configuration(plan)
+    same = [other for former, other in history if configuration(former) == wanted]
+    return sum(other.cut_off for other in same) > 1 and not any(other.counts for other in same)
 
 
 def again(cell: Cell) -> Cell:

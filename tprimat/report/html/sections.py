@@ -9,7 +9,7 @@ from tprimat import units
 from tprimat.analyze.compare import Outcome, Ranking, Verdict, throughput
 from tprimat.analyze.groups import Group, Measured, kind_of, on_cpu
 from tprimat.analyze.roofline import Limit, limits
-from tprimat.analyze.traits import accelerator_name, machine_name, model_and_shape, ranks, work_words
+from tprimat.analyze.traits import accelerator_name, machine_name, model_and_shape, on_nodes, ranks, work_words
 from tprimat.records.evidence import facts, grade_of
 from tprimat.records.schema import Evidence, RunRecord
 from tprimat.report.catalogue import (
@@ -204,8 +204,7 @@ def hardware(runs: Sequence[RunRecord]) -> list[str]:
             f"{machine.power_limit_watts:.0f} W" if machine.power_limit_watts else "",
             f"driver {machine.driver}" if machine.driver else "",
         ]
-        nodes = f" on {machine.nodes} nodes" if machine.nodes and machine.nodes > 1 else ""
-        found.append(", ".join(filter(None, (machine_name(run) + nodes, *more))))
+        found.append(", ".join(filter(None, (machine_name(run) + on_nodes(run), *more))))
     return list(dict.fromkeys(found))
 
 

@@ -117,7 +117,7 @@ def write_atomically(path: Path, content: str | bytes, *, private: bool = False)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         if (stream := stream_at(path)) is not None:
-            with open(stream, "wb") as file:
+            with os.fdopen(stream, "wb") as file:
                 file.write(data)
             return
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import sqlite3
 import subprocess
 from pathlib import Path
@@ -116,9 +117,13 @@ def test_a_run_is_read_once_until_it_changes(make, tmp_path, monkeypatch):
 def test_a_damaged_record_is_named_and_the_others_count(make, tmp_path):
     make(0, 1000)
     (make(1, 1000) / "run.json").write_text("{")
+    gone = make(2, 1000)
+    shutil.rmtree(gone)
+    gone.mkdir()
+    (gone / "run.json").symlink_to("nowhere")
     done = history(tmp_path, "results")
     assert done.returncode == 1
-    assert "skipped: " in done.stderr
+    assert done.stderr.count("skipped: ") == 2
     assert "1 run," in done.stdout
 
 

@@ -9,7 +9,7 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
@@ -177,7 +177,8 @@ def _written(target: Path) -> Iterator[tarfile.TarFile]:
     except OSError as error:
         raise cannot_write(target, error) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # no such file, or a disk that is read-only, which was said
+            temporary.unlink()
 
 
 def _learn(name: str, source: Path, redactor: Redactor) -> None:

@@ -32,7 +32,7 @@ def derived(folders: Sequence[Path], derive: Callable[[Path], str]) -> list[tupl
             known, fresh = _known(index), []
             for path in run_places(folder):
                 name, stamp = os.fsencode(path.relative_to(folder)), _stamp(path)
-                if known.get(name, ("", ""))[0] != stamp:
+                if name not in known or known[name][0] != stamp:
                     try:
                         known[name] = (stamp, derive(path))
                     except RecordError as error:

@@ -132,3 +132,13 @@ def test_a_dry_run_writes_neither_a_page_nor_an_archive(words, tmp_path):
     assert done.returncode == 2
     assert f"{words[0]} trains nothing: it shows results that exist." in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_archive_that_does_not_fit_into_the_temporary_folder_is_not_called_damaged(tmp_path):
+    assert archive(RUNS / "cpu", "x.tar.gz", cwd=tmp_path).returncode == 0
+    limited = ["prlimit", "--fsize=1024", sys.executable, "-m", "tprimat", "compare", "--results-dir", "x.tar.gz"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(limited, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "skipped: x.tar.gz does not fit into the temporary folder " in done.stderr, done.stderr
+    assert "TMPDIR" in done.stderr

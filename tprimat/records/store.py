@@ -184,6 +184,8 @@ def cannot_write(path: Path, error: OSError) -> RecordError:
     )
 
 
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""Errors of writing more than fits."""
 NO_SPACE = "free space, or choose another place for the output"
 WRITE_FIXES = {
     errno.ENOSPC: NO_SPACE,
@@ -218,6 +220,8 @@ def opened(path: Path, most: int | None = None) -> Iterator[IO[bytes]]:
                 raise RecordError(f"{path} has {status.st_size:,} bytes.", where=str(path), why=f"At most {most:,} are read.")
             yield file
     except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in NO_ROOM:  # of a file that the caller writes meanwhile
+            raise
         reason = error.strerror if isinstance(error, OSError) else error
         raise RecordError(f"{path} cannot be read: {reason}.", where=str(path)) from error
 

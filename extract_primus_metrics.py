@@ -7,6 +7,9 @@ tail -f train.log | ./extract_primus_metrics.py --log-file - --follow --model-na
 """
 
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves it out
 
 from tprimat.cli.start import script
 

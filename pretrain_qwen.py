@@ -5,6 +5,9 @@ PARALLEL=balanced OUTPUT_DIR=./output python3 pretrain_qwen.py --steps 3
 """
 
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves it out
 
 from tprimat.cli.start import pretrain
 

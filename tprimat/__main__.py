@@ -1,6 +1,11 @@
-"""python3 -m tprimat COMMAND: the same as the command `tprimat`."""
+"""python3 -m tprimat COMMAND: the same as the command `tprimat`. By its path, no folder of the user stands in for this one."""
 
 import sys
+from pathlib import Path
+
+if not __package__:
+    HERE = Path(__file__).absolute().parent
+    sys.path[:] = [str(HERE.parent), *(place for place in sys.path if Path(place).absolute() != HERE)]
 
 from tprimat.cli.start import script
 

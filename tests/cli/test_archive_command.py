@@ -90,6 +90,13 @@ def test_mistakes_are_explained(tmp_path, arguments, told):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_target_below_a_file_is_explained(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = archive(RUNS / "cpu", "file/x/x.tar.gz", cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: file/x/x.tar.gz cannot be written: Not a directory.\n")
+
+
 def test_a_damaged_file_and_a_folder_without_results_are_named_as_the_user_knows_them(output, tmp_path):
     (output / "runs" / "told" / "run.json").write_text("{")
     done = archive("output", "out.tar.gz", cwd=tmp_path)
@@ -125,3 +132,13 @@ def test_a_dry_run_writes_neither_a_page_nor_an_archive(words, tmp_path):
     assert done.returncode == 2
     assert f"{words[0]} trains nothing: it shows results that exist." in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_archive_that_does_not_fit_into_the_temporary_folder_is_not_called_damaged(tmp_path):
+    assert archive(RUNS / "cpu", "x.tar.gz", cwd=tmp_path).returncode == 0
+    limited = ["prlimit", "--fsize=1024", sys.executable, "-m", "tprimat", "compare", "--results-dir", "x.tar.gz"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(limited, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "skipped: x.tar.gz does not fit into the temporary folder " in done.stderr, done.stderr
+    assert "TMPDIR" in done.stderr

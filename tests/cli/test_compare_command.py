@@ -5,6 +5,8 @@ import json
 import re
 import resource
 import shutil
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -41,6 +43,24 @@ def regression(tmp_path):
     after.mkdir()
     slower(before / "r0", after / "r1", 1.05)
     return before, after
+
+
+def test_a_picture_that_cannot_be_written_leaves_the_former_one(tmp_path):
+    (tmp_path / "compare.png").write_bytes(b"the former one")
+    command = [
+        "bash",
+        "-c",
+        'ulimit -f 8; exec "$@"',
+        "bash",
+        sys.executable,
+        ROOT / "compare.py",
+        "--results-dir",
+        RUNS / "h100",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "compare.png cannot be written: File too large." in done.stderr
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("compare.png", b"the former one")]
 
 
 def test_two_machines_give_a_table_a_verdict_and_a_picture(tmp_path):

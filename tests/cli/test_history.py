@@ -4,7 +4,9 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import sqlite3
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -115,10 +117,41 @@ def test_a_run_is_read_once_until_it_changes(make, tmp_path, monkeypatch):
 def test_a_damaged_record_is_named_and_the_others_count(make, tmp_path):
     make(0, 1000)
     (make(1, 1000) / "run.json").write_text("{")
+    gone = make(2, 1000)
+    shutil.rmtree(gone)
+    gone.mkdir()
+    (gone / "run.json").symlink_to("nowhere")
     done = history(tmp_path, "results")
     assert done.returncode == 1
-    assert "skipped: " in done.stderr
+    assert done.stderr.count("skipped: ") == 2
     assert "1 run," in done.stdout
+
+
+def test_an_index_goes_on_where_its_folder_moved_and_forgets_what_was_mended(make, tmp_path):
+    make(0, 1000)
+    telemetry = make(1, 1000) / "telemetry.jsonl"
+    telemetry.write_text("{\n")
+    assert "skipped: results/runs/r001/" in history(tmp_path, "results").stderr
+    (tmp_path / "results").rename(tmp_path / "moved")
+    (tmp_path / "elsewhere").mkdir()
+    done = history(tmp_path / "elsewhere", "../moved", "--against", "../moved")
+    assert "skipped: ../moved/runs/r001/" in done.stderr, done.stderr
+    assert "tokens/s/process" in done.stdout
+    (tmp_path / "moved" / "runs" / "r001" / "telemetry.jsonl").unlink()
+    done = history(tmp_path, "moved")
+    assert done.returncode == 0, done.stderr
+    assert "2 runs" in done.stdout
+
+
+def test_a_pipe_is_written_to_and_stays(make, tmp_path):
+    make(0, 1000)
+    os.mkfifo(tmp_path / "pipe")
+    with subprocess.Popen(["cat", "pipe"], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as reader:
+        done = history(tmp_path, "results", "--output", "pipe")
+        page, _ = reader.communicate(timeout=20)
+    assert done.returncode == 0, done.stderr
+    assert "</html>" in page
+    assert (tmp_path / "pipe").is_fifo()
 
 
 @pytest.mark.parametrize(("rate", "status"), [(1000, 0), (850, 1)])

@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 from a_launch import Notes, a_launch
 
@@ -318,6 +321,18 @@ def test_the_last_exception_is_the_cause_where_nothing_is_known():
     ]
     lines += ["torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "]
     assert classify(1, lines, []).cause == "my.pkg.OddError: strange"
+
+
+def test_a_warning_that_python_raised_is_the_cause_and_one_that_it_printed_is_not(tmp_path):
+    (tmp_path / "warns.py").write_text("import warnings\nwarnings.warn('an old option')\nraise SystemExit(1)\n")
+    printed, raised = (
+        subprocess.run([sys.executable, *flags, "warns.py"], cwd=tmp_path, capture_output=True, text=True, check=False).stderr
+        for flags in ([], ["-W", "error"])
+    )
+    assert classify(1, raised.splitlines(), []).cause == "UserWarning: an old option"
+    assert (
+        classify(1, [*printed.splitlines(), "x" * 9], []).cause == "The process ended with exit code 1; its last line: xxxxxxxxx"
+    )
 
 
 def steps(losses):

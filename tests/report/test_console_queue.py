@@ -105,3 +105,19 @@ sys.exit(run_as_script(program))
 """
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False, cwd=ROOT)
     assert (done.returncode, done.stderr) == (130, "stopped\n")
+
+
+@pytest.mark.parametrize(("name", "status"), [("INT", 130), ("TERM", 143), ("HUP", 129)])
+def test_a_signal_leaves_no_temporary_file(name, status, tmp_path):
+    text = f"""
+import os, signal, sys, tempfile
+from tprimat.report.console import run_as_script
+def program():
+    with tempfile.TemporaryDirectory(dir={str(tmp_path)!r}):
+        os.kill(os.getpid(), signal.SIG{name})
+        signal.pause()
+sys.exit(run_as_script(program))
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (status, "stopped\n")
+    assert not list(tmp_path.iterdir())

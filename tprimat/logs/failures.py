@@ -280,6 +280,9 @@ ROOT_CAUSE = "Root Cause (first observed failure)"
 EXCEPTION = re.compile(
     r"(?:^|\] *(?:: *)?|\s)(?P<text>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Failure)(?:: .*)?)$"
 )
+RAISED_WARNING = re.compile(r"(?:\[rank\d+\]:\s*)?(?P<text>(?:[A-Za-z_]\w*\.)*[A-Z]\w*Warning: .*)$")
+"""Under PYTHONWARNINGS=error, at the start of the line below a frame; those that are printed have their file before them."""
+FRAME = re.compile(r"(?:\[rank\d+\]:\s*)?File \".*\", line \d+")
 RANK_MARK = re.compile(r"^\[rank\d+\]:\s*")
 ASSERT = re.compile(r"assert .+")
 LINES_OF_A_FRAME = 3
@@ -563,7 +566,8 @@ def last_exception(lines: Sequence[str]) -> Failure | None:
         line = lines[index]
         if WRAPPERS.search(line) or any(echo.pattern.search(line) for echo in ECHOES):
             continue
-        if match := EXCEPTION.search(line):
+        below_frame = any(map(FRAME.match, lines[max(0, index - LINES_OF_A_FRAME) : index]))
+        if match := EXCEPTION.search(line) or (RAISED_WARNING.match(line) if below_frame else None):
             text = shortened(match["text"] + more_of_exception(match["text"], lines, index))
             return Failure(outcome="failed", cause=text, hint="the log has the whole traceback", evidence=shortened(line))
     return None

@@ -9,7 +9,7 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
@@ -17,7 +17,7 @@ from typing import IO, Any, cast
 
 from tprimat.errors import RecordError
 from tprimat.records.redaction import Redactor
-from tprimat.records.store import LARGEST_DOCUMENT, LARGEST_LINE, cannot_write, opened, read_bytes
+from tprimat.records.store import LARGEST_DOCUMENT, LARGEST_LINE, NO_ROOM, cannot_write, opened, read_bytes
 
 SUFFIXES = (".tar.gz", ".tgz")
 RESULTS = ("run.json", "steps.jsonl", "telemetry.jsonl", "probes.jsonl", "benchmark_*.json", "train_*.json")
@@ -31,6 +31,7 @@ MOST_EXPANSION = 200
 """Most bytes of an unpacked archive for each of its own. Logs and records grow five- to twentyfold, zeros a thousandfold."""
 ALWAYS_ALLOWED = 16 * 2**20
 """Bytes of an unpacked archive that need no such ratio."""
+ANOTHER_TMPDIR = "TMPDIR=FOLDER in front of the command, where there is room"
 
 
 def is_archive(path: Path) -> bool:
@@ -66,8 +67,8 @@ def spare_folder() -> Iterator[Path]:
     try:
         spare = tempfile.TemporaryDirectory(prefix="tprimat-")
     except OSError as error:
-        what, fix = "No temporary folder can be written.", "TMPDIR=FOLDER in front of the command, where there is room"
-        raise RecordError(what, where=error.filename, why=error.strerror, fix=fix) from error
+        what = "No temporary folder can be written."
+        raise RecordError(what, where=error.filename, why=error.strerror, fix=ANOTHER_TMPDIR) from error
     with spare as folder:
         yield Path(folder)
 
@@ -89,6 +90,9 @@ def unpacked(path: Path, most: int = LARGEST) -> Iterator[Path]:
                     _extract(members, member, folder, path)
         except (OSError, EOFError, zlib.error, tarfile.TarError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
+            if getattr(error, "errno", None) in NO_ROOM:
+                what = f"{path} does not fit into the temporary folder {folder.parent}."
+                raise RecordError(what, where=str(path), why=reason, fix=ANOTHER_TMPDIR) from error
             raise RecordError(f"{path} is not a complete archive of results.", where=str(path), why=reason) from error
         yield folder
 
@@ -177,7 +181,8 @@ def _written(target: Path) -> Iterator[tarfile.TarFile]:
     except OSError as error:
         raise cannot_write(target, error) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # no such file, or a disk that is read-only, which was said
+            temporary.unlink()
 
 
 def _learn(name: str, source: Path, redactor: Redactor) -> None:

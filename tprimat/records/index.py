@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from tprimat.errors import RecordError
 from tprimat.records.discover import is_result_file
 from tprimat.records.environment import own_version
 
@@ -17,23 +18,28 @@ FILES = ("run.json", "steps.jsonl")
 """A run is derived again when one of them has another size or time."""
 
 
-def derived(folders: Sequence[Path], derive: Callable[[Path], str]) -> list[str]:
+def derived(folders: Sequence[Path], derive: Callable[[Path], str]) -> list[tuple[Path, str | RecordError]]:
     """Return a text for each run folder and result file below some folders, from the index where it has not changed.
 
     Args:
         folders: to search.
         derive: makes the text from a folder or file; the version of this program belongs to the index, so it may change.
+            Its error stands for the text, and is not kept: the reason may be in a file that FILES does not name.
     """
-    found = []
+    found: list[tuple[Path, str | RecordError]] = []
     for folder in folders:
         with contextlib.closing(_opened(folder)) as index:
             known, fresh = _known(index), []
             for path in run_places(folder):
                 name, stamp = os.fsencode(path.relative_to(folder)), _stamp(path)
-                if known.get(name, ("", ""))[0] != stamp:
-                    known[name] = (stamp, derive(path))
+                if name not in known or known[name][0] != stamp:
+                    try:
+                        known[name] = (stamp, derive(path))
+                    except RecordError as error:
+                        found.append((path, error))
+                        continue
                     fresh.append((name, *known[name]))
-                found.append(known[name][1])
+                found.append((path, known[name][1]))
             with contextlib.suppress(sqlite3.Error), index:  # read-only, full, or another reader is writing it
                 index.executemany("INSERT OR REPLACE INTO runs VALUES (?, ?, ?)", fresh)
     return found

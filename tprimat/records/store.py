@@ -108,16 +108,23 @@ def explain(error: ValidationError | ConfigError, most: int = 3) -> str:
 def write_atomically(path: Path, content: str | bytes, *, private: bool = False) -> None:
     """Replace a file atomically: readers and crashes leave the old text or the new one. Only this user may read a private one.
 
+    A device, a pipe or this process's own output is written to, not replaced: root would replace /dev/null for everybody.
+
     Raises:
         RecordError: the folder cannot be written, or the disk is full.
     """
+    data = content.encode("utf8") if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        if (stream := stream_at(path)) is not None:
+            with os.fdopen(stream, "wb") as file:
+                file.write(data)
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
             if private:
                 os.fchmod(file.fileno(), 0o600)
-            file.write(content.encode("utf8") if isinstance(content, str) else content)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -126,6 +133,27 @@ def write_atomically(path: Path, content: str | bytes, *, private: bool = False)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+def stream_at(path: Path) -> int | None:
+    """Return an open descriptor of what must not be replaced: a device, a pipe, a file that is our output; None for others.
+
+    Raises:
+        OSError: it cannot be opened; nobody reads the pipe.
+    """
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    for number in (1, 2):
+        with contextlib.suppress(OSError):
+            if os.path.samestat(status, os.fstat(number)):
+                return os.dup(number)
+    if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
+        return None
+    stream = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    os.set_blocking(stream, True)
+    return stream
 
 
 def append_line(path: Path, text: str) -> None:
@@ -156,6 +184,8 @@ def cannot_write(path: Path, error: OSError) -> RecordError:
     )
 
 
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""Errors of writing more than fits."""
 NO_SPACE = "free space, or choose another place for the output"
 WRITE_FIXES = {
     errno.ENOSPC: NO_SPACE,
@@ -190,6 +220,8 @@ def opened(path: Path, most: int | None = None) -> Iterator[IO[bytes]]:
                 raise RecordError(f"{path} has {status.st_size:,} bytes.", where=str(path), why=f"At most {most:,} are read.")
             yield file
     except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in NO_ROOM:  # of a file that the caller writes meanwhile
+            raise
         reason = error.strerror if isinstance(error, OSError) else error
         raise RecordError(f"{path} cannot be read: {reason}.", where=str(path)) from error
 

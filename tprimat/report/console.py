@@ -24,6 +24,8 @@ PATIENCE_SECONDS = 0.1
 """How long progress waits, once, for a reader that has fallen behind, before lines are dropped."""
 SECONDS_AFTER_A_SIGNAL = 1.0
 """How long a command waits for its reader after a signal to end."""
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that end a command as an exception, so that its temporary files go."""
 ESCAPES = re.compile(
     r"\x1b(?!\[[0-9;]*m|\[2K)(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[^\[\]])?"
     r"|\r(?!\n|\x1b\[2K)|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]"
@@ -139,30 +141,32 @@ def run_as_script(program: Callable[[], int]) -> int:
 
     Returns:
         the program's status, whether or not anybody read to the end; 1 instead of 0 where a file holds less than was printed;
-        130 after Ctrl-C.
+        130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, each with no temporary file left.
     """
     former, queue = (sys.stdout, sys.stderr), Queue()
     # Where Python was started with a closed descriptor, the stream is None.
     out = Stream(sys.stdout, queue, may_lose_lines=False) if sys.stdout else None
     err = Stream(sys.stderr, queue, may_lose_lines=True) if sys.stderr else None
     sys.stdout, sys.stderr = cast("tuple[TextIO, TextIO]", (out, err))
-    status, stopped = 1, False
+    status, stopped = 1, 0
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
         nonlocal stopped
-        stopped = True
+        stopped = stopped or number
         raise KeyboardInterrupt
 
-    by_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if by_default and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, stop)
+    ours = [number for number in STOPS if signal.getsignal(number) in {signal.SIG_DFL, signal.default_int_handler}]
+    if threading.current_thread() is not threading.main_thread():
+        ours = []
+    for number in ours:
+        signal.signal(number, stop)
     try:
         status = program()
     except (KeyboardInterrupt, Exception) as error:
         if not stopped and not isinstance(error, KeyboardInterrupt):
             raise
         say(err, "stopped\n")  # also where compiled code turned the interrupt into an error of its own
-        status = 130
+        status = 128 + (stopped or signal.SIGINT)
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     finally:
@@ -174,8 +178,10 @@ def run_as_script(program: Callable[[], int]) -> int:
                 status = status or 1
             finish(queue, streams, status)
         except KeyboardInterrupt:  # the user does not wait for a reader that stalls
-            status = 130
+            status = 128 + (stopped or signal.SIGINT)
         sys.stdout, sys.stderr = former
+        for number in ours:  # nothing is left to tidy up
+            signal.signal(number, signal.SIG_DFL)
     return status
 
 

@@ -30,26 +30,18 @@ class History:
     """Runs that could not be read."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Derived:
-    """What the index holds of a run."""
-
-    entry: Entry | None = None
-    problem: str | None = None
-
-
 def derive(path: Path) -> str:
-    """Return what the index holds of a run folder or result file."""
+    """Return what the index holds of a run folder or result file.
+
+    Raises:
+        RecordError: it is damaged, or its name is not text.
+    """
     try:
         str(path).encode()
-    except UnicodeEncodeError:
+    except UnicodeEncodeError as error:
         shown = os.fsencode(path).decode("utf8", "backslashreplace")
-        return to_json(Derived(problem=f"The name {shown} is not UTF-8 text; rename it."))
-    try:
-        item = measure(read_result(path), MetricOptions())
-    except RecordError as error:
-        return to_json(Derived(problem=error.what))
-    return to_json(Derived(entry=entry_of(item, str(path))))
+        raise RecordError(f"The name {shown} is not UTF-8 text; rename it.") from error
+    return to_json(entry_of(measure(read_result(path), MetricOptions()), str(path)))
 
 
 def read_history(folders: Sequence[Path]) -> History:
@@ -61,15 +53,18 @@ def read_history(folders: Sequence[Path]) -> History:
     for folder in folders:
         if not folder.is_dir():
             raise RecordError(f"There is no folder {folder}.", where=str(folder), fix="a folder with runs below it")
-    items = [from_json(Derived, text, where="the index") for text in derived(folders, derive)]
     unique: dict[str, Entry] = {}
-    for item in items:
-        if item.entry is not None:
-            unique.setdefault(item.entry.run_id, item.entry)
+    problems = []
+    for path, text in derived(folders, derive):
+        if isinstance(text, RecordError):
+            problems.append(text.what)
+            continue
+        entry = replace(from_json(Entry, text, where="the index"), path=str(path))  # the folder may have moved since
+        unique.setdefault(entry.run_id, entry)
     return History(
         courses=tuple(courses(list(unique.values()))),
         not_counted=tuple(entry for entry in unique.values() if entry.not_counted is not None),
-        problems=tuple(item.problem for item in items if item.problem is not None),
+        problems=tuple(problems),
     )
 
 

@@ -1,5 +1,6 @@
 """One style for every picture: colours that colour-blind readers can distinguish, plain labels, light or dark paper."""
 
+import io
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from tprimat.errors import UserError
-from tprimat.records.store import cannot_write
+from tprimat.records.store import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -144,11 +145,9 @@ def save(picture: "Figure", path: Path) -> None:
     if kind not in PICTURES:
         raise UserError(f"{path} is not a picture.", why=f"Its suffix is {path.suffix!r}.", fix=f"one of {', '.join(PICTURES)}")
     undated = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        picture.savefig(path, metadata=undated)
-    except OSError as error:
-        raise cannot_write(path, error) from error
+    content = io.BytesIO()
+    picture.savefig(content, format=kind, metadata=undated)
+    write_atomically(path, content.getvalue())
 
 
 # Text of a known width.

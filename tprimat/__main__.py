@@ -1,4 +1,7 @@
-"""python3 -m tprimat COMMAND: the same as the command `tprimat`. By its path, no folder of the user stands in for this one."""
+"""python3 -m tprimat COMMAND: the same as the command `tprimat`.
+
+Started by its path, it runs the package beside it, even if the current folder has another one of this name.
+"""
 
 import sys
 from pathlib import Path

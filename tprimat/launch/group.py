@@ -15,7 +15,6 @@ suspended launcher counts as alive, since its kernel answers them.
 
 import contextlib
 import errno
-import re
 import selectors
 import socket
 import time
@@ -40,8 +39,6 @@ from tprimat.records.store import RunDirectory
 LONGEST_MESSAGE_BYTES = 16 * 2**20
 LONGEST_HELLO_BYTES = 2**16
 """Of a connection that has not said who it is."""
-TAIL_CHARACTERS = 200_000
-"""Of a node's log, sent to the first node to find the cause of a failure."""
 SEND_SECONDS = 10.0
 POLL_SECONDS = 0.1
 RETRY_SECONDS = 0.5
@@ -591,15 +588,3 @@ def _unreachable(nodes: Nodes, address: str, seconds: float, error: Exception) -
         why=f"This is {nodes.name(nodes.rank)} of {nodes.count}{here}.",
         fix="start the same command there with NODE_RANK=0, and open the port between the nodes",
     )
-
-
-def tail_of(lines: Sequence[str]) -> tuple[str, ...]:
-    """Return the last lines of a log, at most TAIL_CHARACTERS of them."""
-    found: list[str] = []
-    left = TAIL_CHARACTERS
-    for line in reversed(lines):
-        left -= len(line) + 1
-        if left < 0:
-            break
-        found.append(re.sub(r"[\ud800-\udfff]", "?", line))
-    return tuple(reversed(found))

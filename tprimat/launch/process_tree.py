@@ -1,4 +1,4 @@
-"""Find and stop all processes of a run, in any session and under any parent.
+"""Find and stop all processes of a run, in any session and under any parent; count what the kernel killed for memory.
 
 torchrun starts every rank in its own session (torch.distributed.elastic.multiprocessing.subprocess_handler), so a signal to
 torchrun's process group reaches no rank. A marker in the environment, which children inherit, identifies them even after their
@@ -7,6 +7,7 @@ parents are gone; Jenkins' process tree killer works the same way. The parent re
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -18,6 +19,7 @@ from pathlib import Path
 MARKER = "TPRIMAT_LAUNCH"
 """Environment variable with the same value in all processes of a run."""
 PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
 SIGKILL_TIMEOUT_SECONDS = 3.0
 """How long to repeat SIGKILL before giving up on a process."""
 CHECK_INTERVAL_SECONDS = 0.1
@@ -160,3 +162,33 @@ class Shutdown:
             self._sent_to_all = True
             send(remaining, signal.SIGTERM)
         return False
+
+
+def count_oom_kills() -> int | None:
+    """Count the kernel's out-of-memory kills so far, since SIGKILL leaves no trace in the log.
+
+    Returns:
+        the sum for our cgroup (memory.events of cgroups v2) and the machine (/proc/vmstat); None if neither is available.
+    """
+    counts = [count for path in oom_counters() if (count := read_oom_count(path)) is not None]
+    return sum(counts) if counts else None
+
+
+def oom_counters() -> list[Path]:
+    """Return the files that may contain a count."""
+    files = [Path("/proc/vmstat"), CGROUPS / "memory.events"]
+    try:
+        group = Path("/proc/self/cgroup").read_text(encoding="utf8")
+    except OSError:
+        return files
+    own = re.search(r"^0::/(.+)$", group, re.MULTILINE)
+    return [*files, CGROUPS / own[1] / "memory.events"] if own else files
+
+
+def read_oom_count(path: Path) -> int | None:
+    """Read the count from one file; None if there is none."""
+    try:
+        found = re.search(r"^oom_kill (\d+)$", path.read_text(encoding="utf8"), re.MULTILINE)
+    except (OSError, UnicodeDecodeError):
+        return None
+    return int(found[1]) if found else None

@@ -16,10 +16,11 @@ from tprimat.hardware.slurm import TimeLimit
 from tprimat.launch.collectives import RankRecord, missing_ranks, take_records
 from tprimat.launch.group import PART_FAILED, Group, LostNodeError, SharedRun
 from tprimat.launch.process import GRACE_SECONDS, Child, Ending, Interrupts, Output, Supervisor
+from tprimat.launch.process_tree import count_oom_kills
 from tprimat.launch.stacks import Stack, culprit, describe, take_stacks
 from tprimat.launch.torchrun import free_port, with_port
 from tprimat.launch.watchdog import Limits, Watchdog
-from tprimat.logs.failures import TRANSIENT, Failure, add_log_hint, classify, count_oom_kills, earliest, ended_early, stopped_by
+from tprimat.logs.failures import TRANSIENT, Failure, add_log_hint, classify, earliest, ended_early, stopped_by
 from tprimat.records.schema import RunRecord, StepRecord
 from tprimat.records.store import RunDirectory, from_json, opened, to_json, write_atomically
 from tprimat.records.summary import StepSummary

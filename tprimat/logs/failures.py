@@ -12,7 +12,6 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
-from pathlib import Path
 
 from tprimat.errors import WORKER_ERROR
 from tprimat.logs.fields import ESCAPES
@@ -242,39 +241,6 @@ ECHOES = (
 
 TRANSIENT = {"port_in_use", "rendezvous_timeout", "collective_error", "lost_peer"}
 """Kinds of failures that a second start may not have: they come from the network between the ranks, not from the plan."""
-
-CGROUPS = Path("/sys/fs/cgroup")
-
-
-def count_oom_kills() -> int | None:
-    """Count the kernel's out-of-memory kills so far, since SIGKILL leaves no trace in the log.
-
-    Returns:
-        the sum for our cgroup (memory.events of cgroups v2) and the machine (/proc/vmstat); None if neither is available.
-    """
-    counts = [count for path in oom_counters() if (count := read_oom_count(path)) is not None]
-    return sum(counts) if counts else None
-
-
-def oom_counters() -> list[Path]:
-    """Return the files that may contain a count."""
-    files = [Path("/proc/vmstat"), CGROUPS / "memory.events"]
-    try:
-        group = Path("/proc/self/cgroup").read_text(encoding="utf8")
-    except OSError:
-        return files
-    own = re.search(r"^0::/(.+)$", group, re.MULTILINE)
-    return [*files, CGROUPS / own[1] / "memory.events"] if own else files
-
-
-def read_oom_count(path: Path) -> int | None:
-    """Read the count from one file; None if there is none."""
-    try:
-        found = re.search(r"^oom_kill (\d+)$", path.read_text(encoding="utf8"), re.MULTILINE)
-    except (OSError, UnicodeDecodeError):
-        return None
-    return int(found[1]) if found else None
-
 
 ROOT_CAUSE = "Root Cause (first observed failure)"
 EXCEPTION = re.compile(

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import re
 import signal
 import socket
 import time
@@ -29,7 +30,6 @@ from tprimat.launch.group import (
     Stop,
     join,
     meet,
-    tail_of,
 )
 from tprimat.launch.process import GRACE_SECONDS, Child, Interrupts, Output, Supervisor
 from tprimat.launch.stacks import Stack, describe, take_stacks
@@ -42,6 +42,8 @@ from tprimat.records.store import RunDirectory
 
 EQUAL_SOFTWARE = ("tprimat", "torch", "megatron-core")
 """Packages of one version on all nodes: ranks that disagree hang, or measure something else."""
+TAIL_CHARACTERS = 200_000
+"""Of a node's log, sent to the first node to find the cause of a failure."""
 LOST = 1
 """Exit status of a node whose first node is gone."""
 
@@ -237,3 +239,15 @@ def command_on(plan: RunPlan, place: Nodes) -> Command:
         return command
     prefix = torchrun(place, command.ranks_per_node)
     return dataclasses.replace(command, argv=(*prefix, *command.argv), ranks_per_node=None)
+
+
+def tail_of(lines: Sequence[str]) -> tuple[str, ...]:
+    """Return the last lines of a log, at most TAIL_CHARACTERS of them."""
+    found: list[str] = []
+    left = TAIL_CHARACTERS
+    for line in reversed(lines):
+        left -= len(line) + 1
+        if left < 0:
+            break
+        found.append(re.sub(r"[\ud800-\udfff]", "?", line))
+    return tuple(reversed(found))

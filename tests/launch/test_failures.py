@@ -146,6 +146,8 @@ HEADS = "ValueError: num_attention_heads (28) must be a multiple of tensor_model
         ("ModuleNotFoundError: No module named 'nemo.collections'", "failed", "The Python module nemo.collections is missing"),
         ("/usr/bin/python3: No module named torch", "failed", "The Python module torch is missing"),
         ("OSError: [Errno 28] No space left on device", "failed", "The disk is full."),
+        ("OSError: [Errno 24] Too many open files: '/proc/self/status'", "failed", "may open no more files"),
+        ("[rank1]: RuntimeError: received 0 items of ancdata", "failed", "may open no more files"),
         ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***", "timed_out", "time limit"),
         ("slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 ***", "interrupted", "cancelled"),
         ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO NODE FAILURE ***", "failed", "lost a node"),

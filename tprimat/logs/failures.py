@@ -154,6 +154,13 @@ PRIMARY = (
         "free space, or choose another folder with --output-dir",
     ),
     _signature(
+        "open_files",
+        "failed",
+        r"Too many open files|\[Errno 24\]|received 0 items of ancdata",
+        "A process may open no more files.",
+        "ulimit -n 65536 before the command; docker run --ulimit nofile=65536",
+    ),
+    _signature(
         "wrong_build",
         "failed",
         r"no kernel image is available for execution|is not compatible with the current PyTorch installation"

@@ -205,7 +205,8 @@ def write_end(
         try:
             write_atomically(directory.steps_file, "".join(to_json(step) + "\n" for step in corrected))
         except RecordError as error:
-            watcher.on_notice(error.what)
+            if error.what != record.cause:  # said when it happened
+                watcher.on_notice(error.what)
             if record.outcome == "completed":
                 record = with_outcome(record, Failure(outcome="failed", cause=error.what, hint=error.fix))
     directory.release_space()

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from engine_speed import COMPARED, memory_cell, teraflops
-from record_figures import groups_in, probes_of, rate, repeated, times
+from record_figures import NOTHING, groups_in, probes_of, rate, repeated, times
 from speed_layouts import LAYOUTS, Layout
 from speed_programs import FINDERS
 
@@ -12,7 +12,7 @@ from tprimat import units
 from tprimat.analyze.compare import Question, verdict
 from tprimat.analyze.groups import Group, group_estimate, group_mean
 from tprimat.engines import embedded
-from tprimat.records.schema import ProbeRecord
+from tprimat.records.schema import Estimate, ProbeRecord
 from tprimat.report.tables import plural, table
 from tprimat.statistics import FEWEST_RUNS
 
@@ -43,7 +43,7 @@ def answer(results: Path) -> str:
     slower = []
     for layout, programs in _newest(results):
         peer, ours = programs.get("transformer_engine"), programs[OURS]
-        ratio = verdict(peer, ours, COMPARED).ratio if peer else None
+        ratio = _ratio(peer, ours) if peer else None
         if peer is None or ratio is None:
             continue
         if min(len(peer.runs), len(ours.runs)) >= FEWEST_RUNS:
@@ -51,6 +51,8 @@ def answer(results: Path) -> str:
         if ratio.value < 1:
             runs = plural(min(len(peer.runs), len(ours.runs)), "run")
             slower.append(f"In `{layout.name}` it runs at {times(ratio.value)} times their speed ({runs} a side).")
+    if not ratios:
+        return " ".join(slower) or NOTHING
     speeds = ("the speed of Transformer Engine's layers", "their speed")
     spans = [
         f"at {times(min(found))} to {times(max(found))} times {speed} in {dtype}"
@@ -94,15 +96,19 @@ def _programs(folder: Path, layout: Layout, probes: Sequence[ProbeRecord]) -> di
     return {name: groups[0] for name, groups in found.items() if groups}
 
 
+def _ratio(peer: Group, ours: Group) -> Estimate | None:
+    """Return how many times as fast as a peer the engine is; None where they ran on unlike machines, or differ in more."""
+    found = verdict(peer, ours, COMPARED)
+    return None if any(trait.key in OF_A_MACHINE for trait in found.traits) else found.ratio
+
+
 def _rows(layout: Layout, programs: dict[str, Group], of_peers: str = "") -> Iterator[list[str]]:
     ours = programs[OURS]
     for name, group in programs.items():
         mfu = group_estimate(group, lambda run: run.mfu)
         share = group_mean(group, lambda run: run.share_of_measured_gemm)
         joules = group_mean(group, lambda run: run.joules_per_token)
-        found = verdict(group, ours, COMPARED)
-        one_machine = not any(trait.key in OF_A_MACHINE for trait in found.traits)
-        ratio = found.ratio if group is not ours and one_machine else None
+        ratio = _ratio(group, ours) if group is not ours else None
         yield [
             f"`{layout.name}`",
             str(group.run.machine.gpus),

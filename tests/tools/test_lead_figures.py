@@ -45,6 +45,7 @@ def test_a_ratio_has_its_interval(results):
 def test_runs_of_unlike_machines_have_no_ratio(machine, results):
     change(results, "transformer_engine", None, **machine)
     assert last_cells(results) == ["–", "–"]
+    assert answer(results) == "Nothing is recorded yet."
 
 
 @pytest.mark.parametrize("program", ["megatron", "transformer_engine"])

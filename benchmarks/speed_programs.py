@@ -32,6 +32,8 @@ NEMO_PYTHON = ROOT / ".venv-nemo" / "bin" / "python"
 """What `make nemo` makes."""
 TRANSFORMER_ENGINE = "transformer_engine"
 """The program that is the embedded engine with Transformer Engine's layers."""
+CURRENT_SCALING = "engine_options.fp8_scaling=current"
+"""How the embedded engine's own layers scale in fp8, so that programs differ in speed only."""
 REFUSED = 2
 """Exit status of ./benchmark.py for a request that cannot be met."""
 AROUND_A_RUN_SECONDS = 15.0
@@ -94,7 +96,7 @@ def _transformer_engine(name: str, options: argparse.Namespace) -> Program:
     """Megatron-LM as NVIDIA runs it, in the embedded engine's program: the same weights, batches, clock and scaling in fp8."""
     if not is_installed(TRANSFORMER_ENGINE):
         raise LaunchError(f"Transformer Engine is not installed for {sys.executable}.", fix=nemo.INSTALL_TRANSFORMER_ENGINE)
-    layers = ("engine_options.layers=transformer_engine", "engine_options.fp8_scaling=current")
+    layers = ("engine_options.layers=transformer_engine", CURRENT_SCALING)
     return replace(_this_python(embedded.ENGINE.name, options), name=name, settings=layers)
 
 
@@ -103,7 +105,7 @@ def _torchtitan(name: str, options: argparse.Namespace) -> Program:
 
 
 def _nemo(name: str, options: argparse.Namespace) -> Program:
-    """NeMo with its own Python, and where Transformer Engine loads there, with its loss, which saves memory and time."""
+    """NeMo with its own Python. Where Transformer Engine loads there: with its loss, and fp8 as in the embedded engine."""
     default = NEMO_PYTHON if NEMO_PYTHON.exists() else Path(sys.executable)
     python = (options.nemo_python or default).absolute()  # not resolved: a link to Python is what makes it that environment's
     try:
@@ -117,7 +119,7 @@ def _nemo(name: str, options: argparse.Namespace) -> Program:
         what = f"The engine nemo needs {', '.join(found['missing'])}, not installed for {python}."
         raise LaunchError(what, where="--nemo-python", fix="make nemo")
     at_its_best = found["transformer_engine"] and options.platform == "nvidia"
-    settings = ("nemo.cross_entropy_fusion_impl=te",) if at_its_best else ()
+    settings = ("nemo.cross_entropy_fusion_impl=te", CURRENT_SCALING, "nemo.first_last_layers_bf16=false") if at_its_best else ()
     return Program(name=name, engine=name, software=found["software"], python=str(python), settings=settings)
 
 

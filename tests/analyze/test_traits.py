@@ -54,6 +54,7 @@ TRAPS = {
     "engine": ran(engine="nemo"),
     "dtype": ran(matmul_dtype="fp8"),
     "evidence": seen(grades={"matmul_dtype": "resolved"}),
+    "fp8-scaling": seen(fp8_scaling="current"),
     "routing": ran(
         shape=replace(model_shape("llama-3.1-8b"), experts=8, experts_per_token=2, expert_ffn=14336), routing="balanced"
     ),
@@ -79,6 +80,8 @@ TRAPS = {
     "driver": on(driver="570.1"),
     "software": ran(software={"torch": "2.10.0"}),
 }
+BEFORE = {"fp8-scaling": lambda run: seen(fp8_scaling="delayed")(replace(run, matmul_dtype="fp8"))}
+"""What both runs need for a trait to differ alone."""
 FORGOTTEN = {
     "dtype": ran(matmul_dtype=None),
     "tokens": lambda run: replace(run, global_batch_sequences=None, evidence=replace(run.evidence, tokens_per_step=None)),
@@ -124,7 +127,8 @@ def test_every_trait_has_a_trap():
 
 @pytest.mark.parametrize("key", TRAITS)
 def test_runs_that_differ_in_one_trait_are_two_configurations_and_the_verdict_names_both_sides(key, known):
-    found = judged(known, TRAPS[key])
+    both = replace(known, run=BEFORE[key](known.run)) if key in BEFORE else known
+    found = judged(both, TRAPS[key])
     (trait,) = [one for one in found.traits if one.key == key]
     assert trait.effect == TRAITS[key].effect
     assert (found.outcome == "refused") == any(one.effect == "refuse" for one in found.traits)
@@ -138,11 +142,44 @@ def test_runs_that_differ_in_one_trait_are_two_configurations_and_the_verdict_na
         assert trait.words[0] in baseline
 
 
-def test_an_output_layer_in_fp8_is_another_dtype(known):
+IN_A_NOTE = "NeMo's recipe keeps 2 of 32 layers in bf16: the first and the last."
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"output_layer_dtype": "fp8"}, "fp8 with output layer"),
+        ({"attention_dtype": "fp8"}, "fp8 with attention"),
+        ({"layers_in_bf16": 1}, "fp8 except in 1 layer"),
+        (
+            {"output_layer_dtype": "fp8", "attention_dtype": "fp8", "layers_in_bf16": 2},
+            "fp8 with output layer and attention except in 2 layers",
+        ),
+        ({"notes": (IN_A_NOTE,)}, "fp8 except in 2 layers"),
+    ],
+)
+def test_more_or_less_of_the_model_in_fp8_is_another_dtype(fields, words, known):
     usual = replace(known, run=replace(known.run, matmul_dtype="fp8"))
-    found = judged(usual, seen(output_layer_dtype="fp8"))
+    found = judged(usual, seen(**fields))
     assert found.outcome == "refused"
-    assert "dtype that ran fp8 with output layer against fp8" in sentence(found)
+    assert f"dtype that ran {words} against fp8" in sentence(found)
+    assert len(groups_of(known, replace(known, run=seen(**fields)(replace(known.run, run_id="other"))))) == 1, "bf16 is bf16"
+
+
+@pytest.mark.parametrize(
+    ("options", "scaling"),
+    [
+        ({"layers": "local"}, "current"),
+        ({"layers": "transformer_engine", "fp8_scaling": "delayed"}, "delayed"),
+        ({"fp8_recipe": "tensorwise"}, "current"),
+        ({"layers": "transformer_engine"}, None),
+    ],
+)
+def test_older_records_tell_their_scaling_by_their_options(options, scaling, known):
+    run = replace(known.run, matmul_dtype="fp8", engine_options=options)
+    assert TRAITS["fp8-scaling"].value(run) == scaling
+    assert TRAITS["fp8-scaling"].value(seen(fp8_scaling="blockwise")(run)) == "blockwise"
+    assert TRAITS["fp8-scaling"].value(replace(run, matmul_dtype="bf16")) == ""
 
 
 def test_the_option_behind_an_output_layer_in_fp8_is_no_second_difference(known):

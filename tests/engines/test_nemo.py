@@ -112,6 +112,7 @@ def test_other_plans_that_nemo_cannot_carry_out_are_refused(settings, what):
         ({"tp_comm_overlap": True}, "tp_comm_overlap is true.", "without tensor and sequence parallelism"),
         ({"cuda_graph_impl": "local"}, "cuda_graph_impl is local.", "no CUDA graphs with recomputation, and recompute is full"),
         ({"grad_reduce_in_fp32": False}, "grad_reduce_in_fp32 is false.", "Gradients have the dtype of the weights"),
+        ({"first_last_layers_bf16": True}, "first_last_layers_bf16 is true.", "under fp8 with current scaling only"),
         ({"overlap_param_gather": True}, "overlap_param_gather is true.", "It needs overlap_grad_reduce"),
         ({"overlap_grad_reduce": False}, "overlap_grad_reduce is false.", "The recipe may overlap the gathering"),
     ],

@@ -441,6 +441,32 @@ def test_fp8_without_transformer_engine_is_no_fp8():
     assert any("ignores" in note for note in result.notes)
 
 
+@pytest.mark.parametrize(
+    ("rows", "found"),
+    [
+        ((), (None, None, None)),
+        (("fp8_recipe ............. tensorwise", "fp8_dot_product_attention ... False"), ("current", None, None)),
+        (("fp8_recipe ............. delayed", "fp8_multi_head_attention .... True"), ("delayed", "fp8", None)),
+        (("num_layers_at_start_in_bf16 ... 1", "first_last_layers_bf16 ...... False"), (None, None, 0)),
+        (
+            (
+                "first_last_layers_bf16 ...... True",
+                "num_layers_at_start_in_bf16 ... 0",
+                "num_layers_at_end_in_bf16 ..... 2",
+            ),
+            (None, None, 2),
+        ),
+    ],
+)
+def test_megatron_s_arguments_tell_what_fp8_is(rows, found):
+    def details(*switches):
+        evidence = evidence_of(collect([f"  {row}" for row in (*switches, *rows)], "megatron-lm"))[0]
+        return evidence.fp8_scaling, evidence.attention_dtype, evidence.layers_in_bf16
+
+    assert details("bf16 ........ True", "fp8 ........ hybrid") == found
+    assert details("bf16 ........ True", "fp8 ........ None") == (None, None, None)
+
+
 def test_megatron_bridge():
     result = read("megatron_bridge", "megatron-bridge", sequence_tokens=8192)
     assert column(result, "step_seconds") == pytest.approx([105.7958, 7.1476, 7.154, 7.1783])

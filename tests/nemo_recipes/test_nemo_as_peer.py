@@ -14,12 +14,17 @@ from speed_programs import program_named
 from tprimat.records.environment import software_versions
 
 pytestmark = needs_nemo
+AT_ITS_BEST = (
+    "nemo.cross_entropy_fusion_impl=te",
+    "engine_options.fp8_scaling=current",
+    "nemo.first_last_layers_bf16=false",
+)
 
 
 @pytest.mark.parametrize(
     ("platform", "code", "settings"),
     [
-        ("nvidia", "", ("nemo.cross_entropy_fusion_impl=te",)),
+        ("nvidia", "", AT_ITS_BEST),
         ("nvidia", "raise ImportError", ()),
         ("cpu", "", ()),
     ],

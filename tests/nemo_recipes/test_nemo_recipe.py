@@ -190,7 +190,8 @@ def test_the_layers_that_the_recipe_leaves_in_bf16_are_the_ones_that_megatron_mu
     stage = SimpleNamespace(config=config, decoder=SimpleNamespace(layers=layers[16:]))
     wanted = [layer for layer in layers[16:] if is_first_last_bf16_layer(config, layer.layer_number - 1)]
     assert layers_in_bf16([stage]) == wanted == [layers[31]]
-    config.first_last_layers_bf16 = False
+    all_in_fp8 = fp8_options("fp8", "current") | {"platform_optimizations__nvidia__nemo__first_last_layers_bf16": False}
+    config.first_last_layers_bf16 = recipe_of(plan_of("llama", **all_in_fp8)).trainer.plugins.first_last_layers_bf16
     assert layers_in_bf16([stage]) == []
 
 

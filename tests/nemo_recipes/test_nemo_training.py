@@ -203,6 +203,7 @@ def test_the_options_of_the_tuned_recipes_run_as_asked_and_overlap_changes_no_lo
             "gradient_accumulation_fusion": False,
             "tp_comm_overlap": False,
             "cuda_graph_impl": "none",
+            "first_last_layers_bf16": False,
         }
     assert (halved.mismatches, halved.evidence.gradient_dtype) == ((), "bfloat16")
     assert halved.engine_options["grad_reduce_in_fp32"] is False

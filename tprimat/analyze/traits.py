@@ -7,7 +7,7 @@ from typing import Literal
 
 from tprimat.facts.accelerators import find_accelerator
 from tprimat.facts.models import family_of, models
-from tprimat.records.evidence import grade_of
+from tprimat.records.evidence import FP8_RECIPES, grade_of, layers_in_bf16
 from tprimat.records.legacy import MODELS as USUAL_SHAPES
 from tprimat.records.schema import RunRecord
 
@@ -87,9 +87,12 @@ def machine_name(run: RunRecord) -> str:
 
 
 def dtype_that_ran(run: RunRecord) -> str | None:
-    """Return what the matrix units ran, such as bf16, and whether fp8 includes the output layer, which recipes leave in bf16."""
-    whole = run.evidence is not None and run.evidence.output_layer_dtype == "fp8"
-    return "fp8 with output layer" if run.matmul_dtype == "fp8" and whole else run.matmul_dtype
+    """Return what the matrix units ran, such as bf16, and in which parts of the model fp8 differs from the usual recipes."""
+    if run.matmul_dtype != "fp8" or run.evidence is None:
+        return run.matmul_dtype
+    seen = (("output layer", run.evidence.output_layer_dtype), ("attention", run.evidence.attention_dtype))
+    besides, wide = " and ".join(part for part, dtype in seen if dtype == "fp8"), layers_in_bf16(run.evidence)
+    return "fp8" + (f" with {besides}" if besides else "") + (f" except in {wide} layer{'s' * (wide > 1)}" if wide else "")
 
 
 def engine_words(run: RunRecord) -> str:
@@ -155,19 +158,31 @@ def _optimizer_states(run: RunRecord) -> str | None:
     return None if value is None else str(value)
 
 
+def _fp8_scaling(run: RunRecord) -> str | None:
+    """Return how values are scaled to 8 bits; empty for other dtypes. Older records name it among the engine's options."""
+    if run.matmul_dtype != "fp8":
+        return ""
+    options = run.engine_options
+    if run.evidence is not None and run.evidence.fp8_scaling:
+        return run.evidence.fp8_scaling
+    if options.get("layers") == "local":
+        return "current"
+    return FP8_RECIPES.get(str(options.get("fp8_recipe") or options.get("fp8_scaling")))
+
+
 def _data(run: RunRecord) -> str | None:
     data = None if run.evidence is None else run.evidence.data
     return None if data is None else re.sub(r" \(seed \d+\)", "", data)
 
 
-IN_THE_DTYPE = "fp8_output_layer"
-"""The option that the dtype names: told again as an option, it would be a second difference, and one from records before it."""
+IN_THE_DTYPE = ("fp8_output_layer", "first_last_layers_bf16")
+"""Options that the dtype names: told again as options, they would be a second difference, and one from records before them."""
 NO_OPTIONS = "default options"
 """Words for the options of a run that records none."""
 
 
 def _options(run: RunRecord) -> str:
-    named = (f"{name}={value}" for name, value in sorted(run.engine_options.items()) if name != IN_THE_DTYPE)
+    named = (f"{name}={value}" for name, value in sorted(run.engine_options.items()) if name not in IN_THE_DTYPE)
     return ", ".join(named) or NO_OPTIONS
 
 
@@ -230,6 +245,14 @@ TRAITS: Mapping[str, Trait] = {
         words="dtype {}",
         effect="warn",
         why="Leaves doubt: a dtype that is only stated may not have run.",
+    ),
+    "fp8-scaling": Trait(
+        name="fp8 scaling",
+        value=_fp8_scaling,
+        words="{} scaling",
+        effect="warn",
+        unknown="list",
+        why="Takes more or fewer passes over memory, and changes the losses.",
     ),
     "routing": Trait(
         name="routing",
@@ -406,6 +429,8 @@ def differing_traits(
         one, other = trait.value(first), trait.value(second)
         effect = trait.effect if None not in {one, other} else trait.unknown or trait.effect
         if one == other and (one is not None or effect != "refuse"):
+            continue
+        if key == "fp8-scaling" and "" in {one, other}:  # then the dtype differs, which says more
             continue
         if key in varying or (key in OF_ACCELERATOR and not same_accelerator):
             effect = "list"

@@ -263,7 +263,7 @@ class PrimusOptions(RefuseUnknownKeys):
 class NemoOptions(RefuseUnknownKeys):
     """What NVIDIA's tuned recipes change in a plain one, under NeMo's own names. None: as the recipe has it.
 
-    The losses change slightly with grad_reduce_in_fp32 and cross_entropy_fusion_impl.
+    The losses change slightly with grad_reduce_in_fp32, cross_entropy_fusion_impl and first_last_layers_bf16.
     """
 
     cross_entropy_fusion_impl: Literal["native", "te"] | None = None
@@ -279,6 +279,8 @@ class NemoOptions(RefuseUnknownKeys):
     cuda_graph_impl: Literal["none", "local"] | None = None
     """local: launch each layer as one CUDA graph of Megatron-Core's, with Transformer Engine's random numbers; without
     recomputation and experts. Megatron-Core's third value, transformer_engine, needs a capture that NeMo's training lacks."""
+    first_last_layers_bf16: Flag | None = None
+    """Leave the first and the last layer in bf16, as the recipe for fp8 with current scaling does; false: all layers in fp8."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -192,6 +192,9 @@ def _contradicting_options(plan: RunPlan, where: Where) -> ConfigError | None:
         return refused("tp_comm_overlap", why, "tp_comm_overlap: null, or --tp 2")
     if _asks_for_graphs(plan) and (reason := _without_graphs(plan)):
         return refused("cuda_graph_impl", *reason)
+    if options.first_last_layers_bf16 and not (plan.precision == "fp8" and plan.engine_options.fp8_scaling == "current"):
+        why = "Megatron-Core leaves layers in bf16 under fp8 with current scaling only."
+        return refused("first_last_layers_bf16", why, "first_last_layers_bf16: null, or --precision fp8 and fp8_scaling: current")
     if options.grad_reduce_in_fp32 is False and plan.precision == "fp32":
         why = "Gradients have the dtype of the weights, which is fp32."
         return refused("grad_reduce_in_fp32", why, "grad_reduce_in_fp32: null, or --precision bf16")

@@ -191,12 +191,18 @@ SHAPE_ARGUMENTS = {
     "decoder_seq_length",
     "peft",
     "moe_expert_capacity_factor",
+    "fp8_recipe",
+    "fp8_dot_product_attention",
+    "fp8_multi_head_attention",
+    "first_last_layers_bf16",
+    "num_layers_at_start_in_bf16",
+    "num_layers_at_end_in_bf16",
     "reset_attention_mask",
     "sft",
     "packed_sequence_size",
     "experimental_attention_variant",
 }
-"""Megatron's arguments that describe the model; logs/shape.py reads them."""
+"""Megatron's arguments that describe the model, which logs/shape.py reads, and what of it runs in fp8."""
 BEFORE_SWIGLU = {
     "swiglu": "False",
     "normalization": "LayerNorm",

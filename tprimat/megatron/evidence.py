@@ -22,7 +22,7 @@ from tprimat.megatron.linear import ChosenProducts, LinearProducts
 from tprimat.megatron.loss import ChunkedLossModel
 from tprimat.megatron.module import MegatronModule
 from tprimat.records.evidence import REDIRECTED, graded
-from tprimat.records.schema import Evidence, ExpertCapacity, Routing
+from tprimat.records.schema import Evidence, ExpertCapacity, Fp8Scaling, Routing
 
 
 def observe(module: MegatronModule, redirected: bool) -> Evidence:
@@ -33,7 +33,8 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
     # The dtype of a part says nothing of the one in which its weight is gathered.
     computed = module.watch.weight_dtype or (parameter.dtype if own_part(parameter) is parameter else None)
     again = module.watch.recomputed(module.device)
-    in_fp8 = _output_layer_in_fp8(module)
+    in_fp8, dtype = _output_layer_in_fp8(module), None if computed is None else _matmul_dtype(module, computed)
+    scaling, attention = _scaling_and_attention(module) if dtype == "fp8" else (None, None)
     evidence = replace(
         parallel_sizes(),
         sequence_parallel=module.watch.sequence_parallel(seen.sequence_tokens) if seen else None,
@@ -42,8 +43,10 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
         sequence_tokens=seen.sequence_tokens if seen else None,
         tokens_per_step=seen.tokens_per_step if seen else None,
         parameter_dtype=None if computed is None else dtype_name(computed),
-        matmul_dtype=None if computed is None else _matmul_dtype(module, computed),
+        matmul_dtype=dtype,
         output_layer_dtype="fp8" if in_fp8 else None,
+        attention_dtype=attention,
+        fp8_scaling=scaling,
         gradient_dtype=None if gradient is None else dtype_name(gradient.dtype),
         weights_split_over=ranks_sharing(parameter),
         parameters=count_parameters(module.chunk_parameters(), module.device),
@@ -60,7 +63,7 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
         graphs_from_cache=from_cache,
         notes=(*((REDIRECTED,) if redirected else ()), *_uneven_stages(module), *_partly_in_fp8(module, in_fp8)),
     )
-    return graded(evidence, {"routing": "resolved", "expert_capacity": "resolved"})
+    return graded(evidence, dict.fromkeys(("routing", "expert_capacity", "attention_dtype"), "resolved"))
 
 
 def routing_of(config: TransformerConfig) -> Routing | None:
@@ -133,6 +136,12 @@ def _matmul_dtype(module: MegatronModule, weights: torch.dtype) -> str | None:
         in_fp8 = transformer_engine.multiplied_in_fp8(modules)
         return None if asked and in_fp8 is None else "fp8" if in_fp8 else matmul_dtype(weights)
     return layers_matmul_dtype(_kernels(module), weights)
+
+
+def _scaling_and_attention(module: MegatronModule) -> tuple[Fp8Scaling | None, str | None]:
+    """Return how a module in fp8 scales, and fp8 if its attention is in it, too. Our own layers scale by current maxima."""
+    modules = transformer_engine.te_modules(module.chunks)
+    return transformer_engine.scaling_and_attention(modules) if modules else ("current", None)
 
 
 def _kernels(module: MegatronModule) -> list[LinearProducts | ExpertProducts]:

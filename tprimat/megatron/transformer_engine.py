@@ -14,6 +14,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 
 from tprimat.facts.models import ModelShape
 from tprimat.plan.schema import RunPlan
+from tprimat.records.schema import Fp8Scaling
 
 PACKAGE = "transformer_engine"
 AMAX_HISTORY = 1024
@@ -67,6 +68,25 @@ def te_modules(chunks: list[Any], without: Sequence[Any] = ()) -> list[Any]:
 def is_te(kind: type) -> bool:
     """Whether a class is one of Transformer Engine's, or made from one."""
     return any(base.__module__.partition(".")[0] == PACKAGE for base in kind.__mro__)
+
+
+def scaling_and_attention(modules: list[Any]) -> tuple[Fp8Scaling | None, str | None]:
+    """Return how values were scaled to 8 bits, and fp8 if the recipe that the modules ran with has attention in it, too.
+
+    Returns:
+        None and None where nothing has multiplied in fp8.
+    """
+    ran = (part.fp8_meta.get("recipe") for part in modules if getattr(part, "fp8", False) and hasattr(part, "fp8_meta"))
+    recipe = next((one for one in ran if one is not None), None)
+    if recipe is None:
+        return None, None
+    kinds: dict[Fp8Scaling, bool] = {
+        "delayed": recipe.delayed(),
+        "current": recipe.float8_current_scaling(),
+        "blockwise": recipe.float8_block_scaling(),
+        "mxfp8": recipe.mxfp8(),
+    }
+    return next((name for name, is_it in kinds.items() if is_it), None), "fp8" if recipe.fp8_dpa or recipe.fp8_mha else None
 
 
 def multiplied_in_fp8(modules: list[Any]) -> bool | None:

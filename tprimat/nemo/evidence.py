@@ -10,7 +10,7 @@ from megatron.core.num_microbatches_calculator import get_num_microbatches
 from torch import Tensor
 
 from tprimat.megatron.evidence import capacity_of, count_parameters, dtype_name, matmul_dtype, parallel_sizes, routing_of
-from tprimat.megatron.transformer_engine import multiplied_in_fp8, te_modules
+from tprimat.megatron.transformer_engine import multiplied_in_fp8, scaling_and_attention, te_modules
 from tprimat.megatron.watch import LayerWatch
 from tprimat.nemo.recipe import Environment
 from tprimat.plan.schema import RunPlan
@@ -78,7 +78,10 @@ def observe(trainer: Any, watch: FirstBatchHook, plan: RunPlan, here: Environmen
     models = _gpt_models(strategy)
     parameters = [parameter for model in models for parameter in model.parameters()]
     first, seen, layer = parameters[0], watch.seen, watch.layer
-    fused, wide = te_modules(models), layers_in_bf16(models)
+    fused = te_modules(models)
+    narrow = te_modules(models, without=layers_in_bf16(models))
+    dtype = _matmul_dtype(narrow, first.dtype, asked=plan.precision == "fp8")
+    scaling, attention = scaling_and_attention(narrow) if dtype == "fp8" else (None, None)
     again = layer.recomputed(strategy.root_device) if layer else None
     evidence = replace(
         parallel_sizes(),
@@ -88,7 +91,10 @@ def observe(trainer: Any, watch: FirstBatchHook, plan: RunPlan, here: Environmen
         sequence_tokens=seen.sequence_tokens if seen else None,
         tokens_per_step=seen.tokens_per_step if seen else None,
         parameter_dtype=dtype_name(first.dtype),
-        matmul_dtype=_matmul_dtype(te_modules(models, without=wide), first.dtype, asked=plan.precision == "fp8"),
+        matmul_dtype=dtype,
+        attention_dtype=attention,
+        layers_in_bf16=len(wide_everywhere(models[0].config)) if dtype == "fp8" else None,
+        fp8_scaling=scaling,
         gradient_dtype=dtype_name(first.main_grad.dtype),
         parameters=count_parameters(parameters, strategy.root_device),
         recompute=again.recompute if again else None,
@@ -100,9 +106,9 @@ def observe(trainer: Any, watch: FirstBatchHook, plan: RunPlan, here: Environmen
         optimizer=_optimizer(strategy.optimizers[0]),
         data=trainer.datamodule.description,
         first_sequence=seen.first_sequence if seen else None,
-        notes=_notes(here, models[0].config),
+        notes=_notes(here),
     )
-    return graded(evidence, {"routing": "resolved", "expert_capacity": "resolved"})
+    return graded(evidence, dict.fromkeys(("routing", "expert_capacity", "attention_dtype", "layers_in_bf16"), "resolved"))
 
 
 def running_options(trainer: Any) -> dict[str, Any]:
@@ -117,6 +123,7 @@ def running_options(trainer: Any) -> dict[str, Any]:
         "gradient_accumulation_fusion": config.gradient_accumulation_fusion,
         "tp_comm_overlap": config.tp_comm_overlap,
         "cuda_graph_impl": graphs_of(models, stepped=trainer.global_step > 0),
+        "first_last_layers_bf16": bool(wide_everywhere(config)),
         **({"fp8_recipe": config.fp8_recipe} if config.fp8 else {}),
     }
 
@@ -131,11 +138,16 @@ def graphs_of(models: list[Any], *, stepped: bool) -> Literal["none", "local"]:
 
 def layers_in_bf16(models: list[Any]) -> list[Any]:
     """Return the layers on this rank that NeMo's recipe for fp8 with present scales leaves in bf16: the first and the last."""
-    config = models[0].config
+    numbers = wide_everywhere(models[0].config)
+    return [layer for model in models for layer in model.decoder.layers if layer.layer_number in numbers]
+
+
+def wide_everywhere(config: Any) -> set[int]:
+    """Return the numbers, from 1, of the layers of the whole model that stay in bf16 under fp8."""
     if not config.fp8 or not config.first_last_layers_bf16:
-        return []
-    first, last = config.num_layers_at_start_in_bf16, config.num_layers - config.num_layers_at_end_in_bf16
-    return [layer for model in models for layer in model.decoder.layers if not first < layer.layer_number <= last]
+        return set()
+    last = config.num_layers - config.num_layers_at_end_in_bf16
+    return set(range(1, config.num_layers + 1)) - set(range(config.num_layers_at_start_in_bf16 + 1, last + 1))
 
 
 def _matmul_dtype(fused: list[Any], weights: torch.dtype, *, asked: bool) -> str | None:
@@ -160,9 +172,6 @@ def _optimizer(optimizer: Any) -> str:
     return f"{type(inner).__name__} over {type(inner.optimizer).__name__}"
 
 
-def _notes(here: Environment, config: Any) -> tuple[str, ...]:
+def _notes(here: Environment) -> tuple[str, ...]:
     notes = [] if here.transformer_engine else [WITHOUT_TRANSFORMER_ENGINE]
-    if config.fp8 and config.first_last_layers_bf16:
-        wide = config.num_layers_at_start_in_bf16 + config.num_layers_at_end_in_bf16
-        notes.append(f"NeMo's recipe keeps {wide} of {config.num_layers} layers in bf16: the first and the last.")
     return tuple(notes if here.on_gpu else [*notes, REDIRECTED])

@@ -334,8 +334,9 @@ def _set_options(recipe: Any, options: NemoOptions) -> None:
         setattr(strategy.ddp, name, value)
     if options.overlap_param_gather is not None:
         recipe.optim.config.overlap_param_gather = options.overlap_param_gather
-    if options.grad_reduce_in_fp32 is not None:
-        recipe.trainer.plugins.grad_reduce_in_fp32 = options.grad_reduce_in_fp32
+    for name in ("grad_reduce_in_fp32", "first_last_layers_bf16"):
+        if getattr(options, name) is not None:
+            setattr(recipe.trainer.plugins, name, getattr(options, name))
 
 
 def _overlap_of_tensor_ranks(strategy: Any) -> Any:

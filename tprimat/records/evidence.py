@@ -1,10 +1,11 @@
 """How well a fact about a run is known: observed in the running program, resolved by the framework, or only stated."""
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
 
-from tprimat.records.schema import Evidence, Grade, RunRecord
+from tprimat.records.schema import Evidence, Fp8Scaling, Grade, RunRecord
 
 ONCE_READ_FROM_CONFIGURATION = ("recompute", "sequence_parallel", "data")
 """Facts that records without grades took from the framework's configuration."""
@@ -12,6 +13,15 @@ CAUTION = "caution: "
 """Begins a note of a log that belongs to every analysis of its run."""
 REDIRECTED = "Megatron-Core's CUDA calls ran on the CPU: this shows that it works, not how fast anything is."
 """The note of a run whose trainer shares its CPU."""
+IN_BF16 = re.compile(r"keeps (\d+) of \d+ layers in bf16")
+FP8_RECIPES: Mapping[str, Fp8Scaling] = {
+    "delayed": "delayed",
+    "tensorwise": "current",
+    "current": "current",
+    "blockwise": "blockwise",
+    "mxfp8": "mxfp8",
+}
+"""Megatron-Core's fp8_recipe, or our fp8_scaling -> Evidence.fp8_scaling."""
 NO_FACTS = ("source", "grades", "notes")
 
 
@@ -19,6 +29,13 @@ def facts(evidence: Evidence) -> dict[str, object]:
     """Return what is known of a run, by field."""
     names = [one.name for one in fields(evidence) if one.name not in NO_FACTS]
     return {name: value for name in names if (value := getattr(evidence, name)) is not None}
+
+
+def layers_in_bf16(evidence: Evidence) -> int:
+    """Return the layers that a run in fp8 left in bf16. Records from before the field say it in a note."""
+    if evidence.layers_in_bf16 is not None:
+        return evidence.layers_in_bf16
+    return next((int(match[1]) for note in evidence.notes if (match := IN_BF16.search(note))), 0)
 
 
 def cautions(evidence: Evidence | None) -> list[str]:

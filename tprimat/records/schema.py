@@ -158,6 +158,7 @@ class Machine(RefuseUnknownKeys):
         return None if self.gpus_per_node is None or self.nodes is None else self.gpus_per_node * self.nodes
 
 
+Fp8Scaling = Literal["delayed", "current", "blockwise", "mxfp8"]
 Grade = Literal["observed", "resolved", "stated"]
 """Of a fact: seen in the running program, resolved by the framework from its arguments, or what somebody wrote."""
 
@@ -199,6 +200,13 @@ class Evidence(RefuseUnknownKeys):
     """What the matrix units ran: bf16, fp8, fp16, tf32, fp32."""
     output_layer_dtype: str | None = None
     """fp8 if the output layer multiplied in 8 bits as well, which usual recipes leave in bf16; None: not seen to."""
+    attention_dtype: str | None = None
+    """fp8 if attention multiplies in 8 bits as well, which usual recipes leave in bf16; None: not seen to."""
+    layers_in_bf16: WholeNumber | None = None
+    """Layers that a recipe for fp8 leaves in bf16, as some do with the first and the last; None: not seen."""
+    fp8_scaling: Fp8Scaling | None = None
+    """What a value is divided by before it is rounded to 8 bits: the largest of its tensor in earlier steps (delayed) or now
+    (current), or of its block. As in Megatron-Core's fp8_recipe, where current is called tensorwise."""
     gradient_dtype: str | None = None
     weights_split_over: Count | None = None
     """Replicas that have a part each of every weight (FSDP, ZeRO-3); 1: each has all of its weights."""

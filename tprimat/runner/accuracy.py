@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from tprimat.analyze.groups import Measured
 from tprimat.analyze.metrics import MetricOptions, drops_choices
+from tprimat.analyze.traits import TRAITS
 from tprimat.errors import RecordError
 from tprimat.facts.accelerators import Accelerator, find_accelerator, peak_dense_flops
 from tprimat.facts.flops import flop_per_token, parameters
@@ -27,6 +27,7 @@ from tprimat.predict.search import short_ends
 from tprimat.predict.time import predict_time
 from tprimat.predict.workload import MEGATRON_TUNED, Workload
 from tprimat.records.discover import probes_in
+from tprimat.records.evidence import layers_in_bf16
 from tprimat.records.schema import RunRecord
 from tprimat.records.store import read_text
 from tprimat.report.plan import layout_name
@@ -176,10 +177,10 @@ def _variant(record: RunRecord) -> str:
     attention = (_split_attention(record) or "").removeprefix("torch ")
     overlap = "tp_comm_overlap" if record.engine_options.get("tp_comm_overlap") else ""
     graphs = "CUDA graphs" if record.engine_options.get("cuda_graph_impl") == "local" else ""
-    notes = record.evidence.notes if record.evidence else ()
-    wide = next((found[0] for note in notes if (found := LAYERS_IN_BF16.search(note))), "")
+    kept = layers_in_bf16(record.evidence) if record.evidence else 0
+    wide = f"{kept} of {record.shape.layers} layers in bf16" if kept and record.shape else ""
     theirs = record.evidence is not None and record.evidence.transformer_engine
-    scaling = f"{record.engine_options['fp8_scaling']} scaling" if theirs and record.engine_options.get("fp8_scaling") else ""
+    scaling = f"{scaled} scaling" if theirs and (scaled := TRAITS["fp8-scaling"].value(record)) else ""
     return "".join(f", {part}" for part in (attention, overlap, graphs, scaling, wide) if part)
 
 
@@ -188,8 +189,6 @@ def _split_attention(record: RunRecord) -> str | None:
     return record.evidence.attention if record.evidence and (record.context_parallel or 1) > 1 else None
 
 
-LAYERS_IN_BF16 = re.compile(r"\d+ of \d+ layers in bf16")
-"""In the note of NeMo's recipe for fp8 with current scaling."""
 NAMED_SWITCHES = {
     "streamed_cross_entropy",
     "compiled_regions",

@@ -273,6 +273,21 @@ def test_two_speeds_are_seldom_found_where_there_is_one(n, draw):
     assert sum(statistics.two_states(draw(rng, n)) is not None for _ in range(CASES)) / CASES < 0.05
 
 
+def test_runs_whose_steps_vary_are_assumed_to_vary_as_much():
+    rng = np.random.default_rng(5)
+    even, uneven = (
+        [statistics.rate_of(np.ones(200), np.exp(spread * rng.normal(size=200))) for _ in range(2)] for spread in (0.001, 0.03)
+    )
+    assert statistics.spread_between_runs(even) == statistics.BETWEEN_RUNS
+    assert statistics.spread_between_runs(even, uneven) == pytest.approx(0.03, rel=0.15)
+    assert statistics.spread_between_runs(even, uneven, least=0.07) == 0.07
+    one, other = (statistics.ratio_of_rates(pair[:1], pair[1:]) for pair in (even, uneven))
+    assert math.log(one.high / one.low) < 0.03
+    assert math.log(other.high / other.low) > 0.15
+    slow_at_times = statistics.rate_of(np.ones(50), np.where(np.arange(50) % 10, 1.0, 3.0) * np.exp(0.001 * rng.normal(size=50)))
+    assert statistics.spread_between_runs([slow_at_times]) == statistics.BETWEEN_RUNS
+
+
 def test_a_mean_of_runs_has_scipys_interval():
     values = np.array([100.0, 103.0, 98.0, 101.0])
     logs = np.log(values)

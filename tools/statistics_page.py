@@ -20,6 +20,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 from page import page_parser, replace_blocks, update_page  # noqa: E402
 
 from tprimat import statistics, units  # noqa: E402
+from tprimat.analyze.compare import run_rates  # noqa: E402
 from tprimat.analyze.groups import group_runs, measure  # noqa: E402
 from tprimat.analyze.metrics import MetricOptions  # noqa: E402
 from tprimat.records.discover import load_results  # noqa: E402
@@ -171,12 +172,23 @@ def _a_rate(rng: np.random.Generator) -> statistics.Rate:
 
 ON_TWO_MACHINES = ("short",)
 """Folders whose runs of a configuration are of two machines (benchmarks/records/h200/README.md)."""
+OF_OTHER_SOURCES = ("unswitched",)
+"""Folders whose runs may differ in sources that their records do not tell apart."""
+ALL = {
+    "all whose steps vary by less than 0.5 %": 0.005,
+    "all whose steps vary by 0.5 % to 2 %": 0.02,
+    "all whose steps vary by more than 2 %": math.inf,
+    "all of two machines": None,
+    "all mixtures of experts": None,
+}
+"""The last rows -> where the spread of a run's steps ends that decides, if it does."""
 
 
 def between_runs() -> str:
-    """List how much runs of one configuration differ in our records; on one machine, and on two."""
+    """List how much runs of one configuration differ in our records: on one machine, by how much their steps do, and on two."""
     records = ROOT / "benchmarks" / "records" / "h200"
-    results, _ = load_results([path for path in sorted(records.iterdir()) if path.is_dir()])
+    folders = (path for path in sorted(records.iterdir()) if path.is_dir() and path.name not in OF_OTHER_SOURCES)
+    results, _ = load_results(list(folders))
     days: dict[tuple[str, str], list] = {}
     for result in results:
         days.setdefault((result.path.relative_to(records).parts[0], (result.run.started_at or "")[:10]), []).append(result)
@@ -185,18 +197,19 @@ def between_runs() -> str:
     freedom, runs = Counter[str](), Counter[str]()
     for (folder, day), several in sorted(days.items()):
         for group in group_runs([measure(result, MetricOptions()) for result in several]):
-            rates = [item.metrics.tokens_per_second_per_gpu for item in group.runs if item.metrics]
-            if len(rates) < 2 or None in rates:
+            rates = run_rates(group)
+            if len(rates) < 2:
                 continue
-            logs = np.log([rate.value for rate in rates])
-            where = "all on two machines" if folder in ON_TWO_MACHINES else "all on one machine"
-            where += "" if group.run.routing is None else ", mixtures of experts"
+            logs, steps = np.array([rate.log for rate in rates]), statistics.spread_between_runs(rates, least=0.0)
+            where = next(words for words, end in ALL.items() if end is not None and steps < end)
+            where = "all of two machines" if folder in ON_TWO_MACHINES else where
+            where = where if group.run.routing is None else "all mixtures of experts"
             squares[where] += float(logs.var(ddof=1)) * (len(logs) - 1)
             freedom[where] += len(logs) - 1
             runs[where] += len(logs)
-            rows.append([folder, day, group.label, str(len(logs)), f"{logs.std(ddof=1):.2%}"])
-    rows += [[where, "", "", str(runs[where]), f"{math.sqrt(squares[where] / freedom[where]):.2%}"] for where in sorted(runs)]
-    return table(("folder", "day", "configuration", "runs", "standard deviation between runs"), rows)
+            rows.append([folder, day, group.label, str(len(logs)), f"{steps:.2%}", f"{logs.std(ddof=1):.2%}"])
+    rows += [[where, "", "", str(runs[where]), "", f"{math.sqrt(squares[where] / freedom[where]):.2%}"] for where in ALL]
+    return table(("folder", "day", "configuration", "runs", "between steps of a run", "between runs"), rows)
 
 
 BLOCKS = {"one_run": one_run, "verdicts": verdicts, "many": many, "between_runs": between_runs}

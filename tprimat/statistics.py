@@ -334,6 +334,8 @@ BETWEEN_RUNS = 0.004
 records on H200 (docs/statistics.md), and a guess for any other machine."""
 BETWEEN_RUNS_OF_MIXTURES = 0.07
 """The same of mixtures of experts, which differ much more in those records."""
+PER_MEDIAN_DEVIATION = 1.4826
+"""Standard deviation over median absolute deviation of a normal distribution."""
 BETWEEN_RUNS_FREEDOM = 10
 """Degrees of freedom that both are given: fewer than the records have, since they are of one kind of machine."""
 FEWEST_RUNS = 3
@@ -349,13 +351,27 @@ class Rate:
     error: float | None
     """Standard error of `log` from the run's own steps; None for a single step."""
     freedom: int
+    step_spread: float = 0.0
+    """Robust standard deviation of log tokens/s of its steps, which rare slow steps do not change."""
 
 
 def rate_of(tokens: Array, seconds: Array) -> Rate:
     """Return the throughput of a run with the error that its steps show, both of shape (n,)."""
     ratio = float(tokens.sum()) / float(seconds.sum())
     error, freedom = _log_ratio_error(tokens, seconds) if len(tokens) > 1 else (None, 0)
-    return Rate(log=math.log(ratio), error=error, freedom=freedom)
+    logs = np.log(tokens / seconds) if (tokens > 0).all() else np.zeros(1)
+    step_spread = PER_MEDIAN_DEVIATION * float(np.median(np.abs(logs - np.median(logs))))
+    return Rate(log=math.log(ratio), error=error, freedom=freedom, step_spread=step_spread)
+
+
+def spread_between_runs(*groups: Sequence[Rate], least: float = BETWEEN_RUNS) -> float:
+    """Return the relative standard deviation that single runs are assumed to have: at least that of the steps of such runs.
+
+    What makes steps unlike, such as waiting for the host, makes runs unlike, too. In our records runs vary by no more than the
+    steps of one of them (docs/statistics.md).
+    """
+    spreads = [math.sqrt(sum(rate.step_spread**2 for rate in group) / len(group)) for group in groups if group]
+    return max(least, *spreads)
 
 
 def ratio_of_rates(
@@ -364,9 +380,9 @@ def ratio_of_rates(
     """Return the throughput of the second group of runs over the first, with an interval on the log scale.
 
     With two runs or more on each side: Welch's (1947, doi:10.2307/2332510), from the spread of each side's runs alone, which may
-    differ. With a single run, the variance of a run is what its steps show plus `assumed` squared, updated by the runs of the
-    other side (Gelman et al., Bayesian Data Analysis, 3rd edition, section 2.6). Then there is no interval where a run has a
-    single step. Degrees of freedom by Satterthwaite (1946, doi:10.2307/3002019).
+    differ. With a single run, the variance of a run is what its steps show plus the square of `spread_between_runs`, which is at
+    least `assumed`, updated by the runs of the other side (Gelman et al., Bayesian Data Analysis, 3rd edition, section 2.6). Then
+    there is no interval where a run has a single step. Degrees of freedom by Satterthwaite (1946, doi:10.2307/3002019).
     """
     logs = [np.array([rate.log for rate in group]) for group in (first, second)]
     centre = float(logs[1].mean() - logs[0].mean())
@@ -374,7 +390,8 @@ def ratio_of_rates(
         parts = [(float(group.var(ddof=1)) / len(group), len(group) - 1.0) for group in logs]
     else:
         squares = sum(float(((group - group.mean()) ** 2).sum()) for group in logs)
-        found = _variances(first, second, squares, len(first) + len(second) - 2, assumed)
+        between = spread_between_runs(first, second, least=assumed)
+        found = _variances(first, second, squares, len(first) + len(second) - 2, between)
         if found is None:
             return Interval(value=math.exp(centre), low=None, high=None)
         parts = found

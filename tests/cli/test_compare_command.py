@@ -186,7 +186,7 @@ def test_the_trait_that_is_the_question_is_named_and_does_not_forbid(tmp_path):
 def test_the_gate_closes_on_a_regression_and_opens_within_the_margin(regression, tmp_path):
     before, after = regression
     arguments = ("--results-dir", before, after, "--baseline", before, "--output", tmp_path / "x.md", "--fail-if-slower")
-    closed = compare(*arguments, "3%")
+    closed = compare(*arguments, "1%")
     assert closed.returncode == 1
     assert "gate: " in closed.stderr
     assert "these runs differ by 4.8 %, not shown to be slower" in closed.stderr

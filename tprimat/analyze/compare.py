@@ -23,6 +23,7 @@ from tprimat.statistics import (
     more_runs,
     rate_of,
     ratio_of_rates,
+    spread_between_runs,
     spreads_of,
 )
 
@@ -115,8 +116,7 @@ def verdict(baseline: Group, candidate: Group, question: Question = QUESTION) ->
     """Compare two groups of runs by the throughput of one GPU.
 
     Runs are the unit: the interval is that of their spread. With a single run on a side it assumes how far runs differ
-    (statistics.BETWEEN_RUNS, or BETWEEN_RUNS_OF_MIXTURES). With fewer than statistics.FEWEST_RUNS the outcome speaks of these
-    runs only.
+    (statistics.spread_between_runs). With fewer than statistics.FEWEST_RUNS the outcome speaks of these runs only.
     """
     assumed = assumed_spread(baseline, candidate)
     refusal = Verdict(
@@ -183,7 +183,8 @@ def run_rates(group: Group) -> list[Rate]:
 def assumed_spread(*groups: Group) -> float:
     """Return the relative standard deviation that single runs are assumed to have."""
     mixture = any(group.run.shape is not None and group.run.shape.experts for group in groups)
-    return BETWEEN_RUNS_OF_MIXTURES if mixture else BETWEEN_RUNS
+    least = BETWEEN_RUNS_OF_MIXTURES if mixture else BETWEEN_RUNS
+    return spread_between_runs(*map(run_rates, groups), least=least)
 
 
 def _evidence(first: int, second: int, spread: float, *, cpu: bool) -> str:

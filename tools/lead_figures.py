@@ -11,12 +11,12 @@ from speed_programs import FINDERS
 from tprimat import units
 from tprimat.analyze.compare import Question, verdict
 from tprimat.analyze.groups import Group, group_estimate, group_mean
-from tprimat.engines import embedded
+from tprimat.engines import embedded, nemo
 from tprimat.records.schema import Estimate, ProbeRecord
 from tprimat.report.tables import plural, table
 from tprimat.statistics import FEWEST_RUNS
 
-SERIES = ("in-turn", "fp8-current-scaling", "with-transformer-engine")
+SERIES = ("in-turn-nemo", "in-turn", "fp8-current-scaling", "with-transformer-engine")
 """Folders of runs made in turn on one machine, newest first: the files that engine_speed.py leaves, as PROGRAM/LAYOUT/ROUND.
 
 A layout on a number of GPUs is shown from the first folder that has it.
@@ -25,7 +25,7 @@ DELAYED = "in-turn-delayed"
 """Runs in fp8 whose Transformer Engine's layers scaled by the maxima of earlier steps; the engine by those of each tensor."""
 OURS = embedded.ENGINE.name
 PROGRAMS = (OURS, *FINDERS)
-WORDS = {OURS: "embedded engine", "transformer_engine": "the same with Transformer Engine's layers"}
+WORDS = {OURS: "embedded engine", "transformer_engine": "the same with Transformer Engine's layers", nemo.ENGINE.name: "NeMo"}
 WITH_OUTPUT = {
     "off": WORDS[OURS],
     "on": "embedded engine, output layer in fp8",

@@ -2,13 +2,15 @@
 
 from pathlib import Path
 
-from lead_figures import DELAYED, OURS, SERIES
+from lead_figures import DELAYED, OURS
 from record_figures import groups_in
 from speed_layouts import LAYOUTS
 
 from tprimat.analyze.groups import Group
 from tprimat.report.tables import table
 
+SAME_STEPS = "in-turn"
+"""Folder of runs in both dtypes with as many steps as those of DELAYED, so that the learning rate rises alike."""
 PEER = "transformer_engine"
 NAMES = {OURS: "embedded engine", PEER: "with Transformer Engine's layers"}
 FP8 = "_fp8"
@@ -18,7 +20,7 @@ FIRST = 5
 
 def losses(results: Path) -> str:
     """List the largest difference of each program, in both dtypes, for each layout that ran in both."""
-    folder, rows = results / SERIES[0], []
+    folder, rows = results / SAME_STEPS, []
     for narrow in (layout.name for layout in LAYOUTS if layout.name.endswith(FP8)):
         wide = narrow.removesuffix(FP8)
         groups = {(name, layout): groups_in(folder / name / layout, ()) for layout in (wide, narrow) for name in NAMES}

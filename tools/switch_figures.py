@@ -32,6 +32,8 @@ def workload(run: RunRecord) -> tuple[object, ...]:
     return (run.model, layers, split, run.micro_batch_sequences, run.global_batch_sequences, run.sequence_tokens, versions)
 
 
+USUAL_SEQUENCE = 2048
+"""Tokens of a sequence that a workload does not name."""
 EVIDENCE_FIELD = {"cudnn_attention": "attention"}
 """Switch -> the field of the evidence that must differ, where torch might make the same choice without the switch."""
 
@@ -69,7 +71,9 @@ def described(run: RunRecord) -> str:
     """Return the workload of a run in a few words."""
     layers = run.shape.layers if run.shape else units.ABSENT
     split = f"TP{run.tensor_parallel} PP{run.pipeline_parallel} DP{run.data_parallel}"
-    return f"{layers} layers, {split}, MBS{run.micro_batch_sequences}" + (", fp8" if run.matmul_dtype == "fp8" else "")
+    sequence = "" if run.sequence_tokens == USUAL_SEQUENCE else f" s{run.sequence_tokens}"
+    fp8 = ", fp8" if run.matmul_dtype == "fp8" else ""
+    return f"{layers} layers, {split}, MBS{run.micro_batch_sequences}{sequence}{fp8}"
 
 
 def loss_differences(off: Group, on: Group) -> str:
@@ -153,6 +157,7 @@ UNSWITCHED = {
     "layer-end-sums": "the sum at a layer's end in the next norm's kernel, instead of its own",
     "norm-not-awaited": "the host goes on without the gradients' norm, instead of waiting for it",
     "norm-backward-in-one-pass": "the norm's backward in one kernel of our own, instead of the compiler's two",
+    "attention-in-fp8": "attention in fp8, instead of bf16, under Transformer Engine's layers with delayed scaling",
 }
 """Folder of benchmarks/records/h200/unswitched -> the change."""
 

@@ -96,7 +96,8 @@ def test_calculon_knows_dense_models_only():
 
 @cache
 def ledger():
-    return score_records([H200], [H200 / "probes-1gpu", H200 / "probes-4gpu"])
+    folders = [folder for folder in sorted(H200.iterdir()) if folder.is_dir() and folder.name != "unswitched"]
+    return score_records(folders, [H200 / "probes-1gpu", H200 / "probes-4gpu"])
 
 
 def test_memory_on_h200():
@@ -233,6 +234,7 @@ def test_overlap_of_tensor_ranks_and_layers_kept_in_bf16_are_rows_of_their_own()
         "llama-3.1-8b DP2 MBS2 s2048",
         "llama-3.1-8b DP2 MBS2 s2048",
         "llama-3.1-8b DP2 MBS2 s2048, 2 of 32 layers in bf16",
+        "llama-3.1-8b-20-layers DP1 MBS2 s2048, current scaling, 2 of 20 layers in bf16",
         "llama-3.1-8b TP2 DP1 MBS2 s2048",
         "llama-3.1-8b TP2 DP1 MBS2 s2048, tp_comm_overlap",
     ]

@@ -234,9 +234,9 @@ def test_overlap_of_tensor_ranks_and_layers_kept_in_bf16_are_rows_of_their_own()
         "llama-3.1-8b DP2 MBS2 s2048",
         "llama-3.1-8b DP2 MBS2 s2048",
         "llama-3.1-8b DP2 MBS2 s2048, 2 of 32 layers in bf16",
-        "llama-3.1-8b-20-layers DP1 MBS2 s2048, current scaling, 2 of 20 layers in bf16",
         "llama-3.1-8b TP2 DP1 MBS2 s2048",
         "llama-3.1-8b TP2 DP1 MBS2 s2048, tp_comm_overlap",
+        "llama-3.1-8b-20-layers DP1 MBS2 s2048, current scaling, 2 of 20 layers in bf16",
     ]
 
 

@@ -38,30 +38,38 @@ RATIO = "embedded engine / this"
 
 
 def answer(results: Path) -> str:
-    """Return in a few sentences how many times as fast as Transformer Engine's layers the embedded engine is."""
-    ratios: dict[str, list[float]] = {}
+    """Return in a few sentences how many times as fast as Transformer Engine's layers and as NeMo the embedded engine is."""
+    found = list(_newest(results))
+    layers = _span(found, "transformer_engine", ("the speed of Transformer Engine's layers", "their speed"))
+    nemos = _span(found, nemo.ENGINE.name, ("the speed of NeMo's recipe", "its speed"))
+    spans = [f"The embedded engine runs {layers}.", *([f"It runs {nemos}."] if nemos else [])] if layers else []
     slower = []
-    for layout, programs in _newest(results):
+    for layout, programs in found:
         peer, ours = programs.get("transformer_engine"), programs[OURS]
         ratio = _ratio(peer, ours) if peer else None
-        if peer is None or ratio is None:
-            continue
-        if min(len(peer.runs), len(ours.runs)) >= FEWEST_RUNS:
-            ratios.setdefault(layout.precision, []).append(ratio.value)
-        if ratio.value < 1:
+        if peer and ratio and ratio.value < 1:
             runs = plural(min(len(peer.runs), len(ours.runs)), "run")
-            slower.append(f"In `{layout.name}` it runs at {times(ratio.value)} times their speed ({runs} a side).")
-    if not ratios:
-        return " ".join(slower) or NOTHING
-    speeds = ("the speed of Transformer Engine's layers", "their speed")
+            slower.append(
+                f"In `{layout.name}` Transformer Engine's layers are faster: "
+                f"the engine runs at {times(ratio.value)} times their speed ({runs} a side)."
+            )
+    return " ".join([*spans, *slower]) or NOTHING
+
+
+def _span(found: Sequence[tuple[Layout, dict[str, Group]]], name: str, speeds: tuple[str, str]) -> str:
+    """Return the lowest and the highest ratio to a peer, by dtype, of comparisons with enough runs; empty without one."""
+    ratios: dict[str, list[float]] = {}
+    for layout, programs in found:
+        peer, ours = programs.get(name), programs[OURS]
+        ratio = _ratio(peer, ours) if peer else None
+        if peer and ratio and min(len(peer.runs), len(ours.runs)) >= FEWEST_RUNS:
+            ratios.setdefault(layout.precision, []).append(ratio.value)
     spans = [
-        f"at {times(min(found))} to {times(max(found))} times {speed} in {dtype}"
-        for speed, (dtype, found) in zip(speeds, sorted(ratios.items()), strict=False)
+        f"at {' to '.join(dict.fromkeys(map(times, (min(several), max(several)))))} times {speed} in {dtype}"
+        for speed, (dtype, several) in zip(speeds, sorted(ratios.items()), strict=False)
     ]
     count = plural(sum(map(len, ratios.values())), "comparison")
-    return " ".join(
-        [f"The embedded engine runs {', and '.join(spans)} ({count} below, at least {FEWEST_RUNS} runs a side).", *slower]
-    )
+    return f"{', and '.join(spans)} ({count} below, at least {FEWEST_RUNS} runs a side)" if spans else ""
 
 
 def leads(results: Path) -> str:

@@ -86,9 +86,9 @@ def test_an_output_layer_in_fp8_stands_beside_the_same_peer(tmp_path):
 def test_the_answer_counts_what_ran_often_enough_and_names_where_the_engine_is_slower(results):
     (ratio,) = re.findall(r"1\.\d{3}(?= \[)", leads(results))
     assert answer(results) == (
-        f"The embedded engine runs at {ratio} to {ratio} times the speed of Transformer Engine's layers in bf16 "
+        f"The embedded engine runs at {ratio} times the speed of Transformer Engine's layers in bf16 "
         "(1 comparison below, at least 3 runs a side)."
     )
     for program in ("megatron", "transformer_engine"):
         shutil.copytree(RECORDS / program / "tp4_mbs4", results / SERIES / program / "tp4_mbs4")
-    assert re.search(r"In `tp4_mbs4` it runs at 0\.\d{3} times their speed \(1 run a side\)\.$", answer(results))
+    assert re.search(r"In `tp4_mbs4` .* runs at 0\.\d{3} times their speed \(1 run a side\)\.$", answer(results))

@@ -220,7 +220,7 @@ def notes(rows: list[Row], rounds: int) -> list[str]:
     if rounds == 1 and any(row.compared for row in rows):
         found.append(
             "One round: intervals of tokens/s are those within a run; those of ratios assume that runs differ by "
-            f"{units.percent(BETWEEN_RUNS)}. --rounds 3 measures it."
+            f"{units.percent(BETWEEN_RUNS)}, or as their steps do. --rounds 3 measures it."
         )
     clocks = {row.program for row in rows if row.compared and any(trait.key == "clock" for trait in row.compared.traits)}
     found += [

@@ -90,7 +90,7 @@ def test_runs_of_several_sizes_are_a_series(tmp_path):
     assert re.search(r"  ([\d,]+) \[[\d,]+, [\d,]+\]  ", widest), "a measured throughput has its interval"
     assert re.search(r"  3\.\d\d \[3\.\d\d, 3\.\d\d\] +9\d\.\d % \[9\d\.\d %, 9\d\.\d %\]$", widest), widest
     assert max(map(len, done.stdout.split("Weak scaling")[0].splitlines())) <= 120
-    assert re.search(r"Multiplier and efficiency assume that single runs vary by \d\.\d %\.", done.stdout)
+    assert re.search(r"Multiplier and efficiency assume that single runs vary by \d\.\d %, as their steps do\.", done.stdout)
     point = json.loads(scaling(tmp_path, "--output", tmp_path, "--format", "json").stdout)[0]["points"][-1]
     assert point["efficiency_low"] < point["efficiency"] < point["efficiency_high"] < point["multiplier_low"]
     assert "Weak scaling" in done.stdout

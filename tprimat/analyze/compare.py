@@ -187,11 +187,16 @@ def assumed_spread(*groups: Group) -> float:
     return spread_between_runs(*map(run_rates, groups), least=least)
 
 
+def why_so_much(spread: float) -> str:
+    """Return the end of a sentence that names an assumed spread; empty where it is the usual one."""
+    return "" if spread in {BETWEEN_RUNS, BETWEEN_RUNS_OF_MIXTURES} else ", as their steps do"
+
+
 def _evidence(first: int, second: int, spread: float, *, cpu: bool) -> str:
     runs = "one run each" if first == second == 1 else f"{first} and {second} runs"
     if min(first, second) >= FEWEST_RUNS:
         return runs
-    where = ", as on a GPU: on a CPU they may vary far more" if cpu else ""
+    where = why_so_much(spread) or (", as on a GPU: on a CPU they may vary far more" if cpu else "")
     assumed = f", and single runs are assumed to vary by {100 * spread:.1f} %{where}" if 1 in {first, second} else ""
     return f"{runs}: fewer than {FEWEST_RUNS} per side{assumed}"
 

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tprimat import units
+from tprimat.analyze.compare import why_so_much
 from tprimat.analyze.scaling import Fit, Kind, LeftOut, Row, Series
 from tprimat.records.schema import Estimate
 from tprimat.report import tables
@@ -157,7 +158,7 @@ def assumption(series: Series) -> str:
     if all(point.runs != 1 for point in series.points):
         return ""
     spread = max(point.assumed_spread for point in series.points)
-    return f"Multiplier and efficiency assume that single runs vary by {units.percent(spread)}."
+    return f"Multiplier and efficiency assume that single runs vary by {units.percent(spread)}{why_so_much(spread)}."
 
 
 def left_out_words(one: LeftOut) -> str:

@@ -134,7 +134,8 @@ def test_it_is_refused_where_it_would_not_be_what_it_says(tmp_path, changes, why
 
 
 def test_training_in_fp8_follows_bf16_but_is_not_it_and_says_what_ran(trained):
-    (_, plain), (run, small) = trained["bf16"], trained["fp8"]
+    (wide, plain), (run, small) = trained["bf16"], trained["fp8"]
+    assert (wide.evidence.fp8_scaling, run.evidence.fp8_scaling, run.evidence.attention_dtype) == (None, "current", None)
     assert (run.matmul_dtype, run.evidence.parameter_dtype, run.mismatches) == ("fp8", "bfloat16", ())
     assert small[-1].loss < small[0].loss - 0.3
     assert [step.loss for step in small] == pytest.approx([step.loss for step in plain], rel=0.02)

@@ -5,7 +5,7 @@ NVIDIA's best and ours, on the same weights and batches. Every switch that is `a
 Engine's fused cross-entropy and Adam instead of ours.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,13 @@ from tprimat.plan.schema import RunPlan
 from tprimat.records.schema import Fp8Scaling
 
 PACKAGE = "transformer_engine"
+RECIPES: Mapping[str, Fp8Scaling] = {
+    "DelayedScaling": "delayed",
+    "Float8CurrentScaling": "current",
+    "Float8BlockScaling": "blockwise",
+    "MXFP8BlockScaling": "mxfp8",
+}
+"""Transformer Engine's classes (transformer_engine/common/recipe) -> how they scale."""
 AMAX_HISTORY = 1024
 """Steps whose largest value scales a tensor under delayed scaling; as in NeMo's recipes (nemo/collections/llm/recipes)."""
 
@@ -80,13 +87,9 @@ def scaling_and_attention(modules: list[Any]) -> tuple[Fp8Scaling | None, str | 
     recipe = next((one for one in ran if one is not None), None)
     if recipe is None:
         return None, None
-    kinds: dict[Fp8Scaling, bool] = {
-        "delayed": recipe.delayed(),
-        "current": recipe.float8_current_scaling(),
-        "blockwise": recipe.float8_block_scaling(),
-        "mxfp8": recipe.mxfp8(),
-    }
-    return next((name for name, is_it in kinds.items() if is_it), None), "fp8" if recipe.fp8_dpa or recipe.fp8_mha else None
+    names = (RECIPES.get(kind.__name__) for kind in type(recipe).__mro__)  # Megatron-Core has subclasses of them
+    attends = getattr(recipe, "fp8_dpa", False) or getattr(recipe, "fp8_mha", False)
+    return next(filter(None, names), None), "fp8" if attends else None
 
 
 def multiplied_in_fp8(modules: list[Any]) -> bool | None:

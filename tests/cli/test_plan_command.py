@@ -197,6 +197,30 @@ def test_the_benchmark_plans_its_own_models():
     assert all(row["tensor_parallel"] in {1, 2, 4} for row in found["fitting"])
 
 
+@pytest.mark.parametrize(
+    ("accelerator", "precision", "tokens"),
+    [("H100 SXM", "fp8", "131072"), ("RTX 4090", "bf16", "8192"), ("MI300X", "bf16", "4096")],
+)
+def test_the_flags_of_the_fastest_layout_run_what_was_predicted(tmp_path, accelerator, precision, tokens):
+    """With other recomputation, dtype or engine they would run something else, which may not fit."""
+    words = ("--model", "llama", "--accelerator", accelerator, "--precision", precision, "--sequence-length", tokens)
+    planned = run_command("plan", *words, "--gpus", "8").stdout
+    (memory,) = re.findall(r"([\d.]+ GiB) of [\d.]+ GiB a GPU", planned)
+    (flags,) = re.findall(r"^ +(--.*)$", planned, re.MULTILINE)
+    platform = "amd" if accelerator.startswith("MI") else "nvidia"
+    where = ("--model", "llama", "--platform", platform, "--dry-run", "--output-dir", tmp_path)
+    dry = run_command("benchmark.py", *where, *flags.split())
+    assert dry.returncode == 0, dry.stderr
+    assert f"{memory} predicted on the fullest rank" in dry.stdout
+    assert f", {precision}, recompute {'full' if 'recompute full' in planned.split('layout ')[0] else 'none'}, " in dry.stdout
+    assert "engine megatron" in dry.stdout
+
+
+def test_no_flags_are_given_for_an_engine_that_is_only_predicted():
+    words = ("--architecture", "llama-3.1-405b", "--accelerator", "H100 SXM", "--gpus", "1024")
+    assert not re.findall(r"^ +--", run_command("plan", *words).stdout, re.MULTILINE)
+
+
 @pytest.mark.parametrize(("flags", "what"), [((), "of this machine is not known"), (("H10",), "There is no accelerator 'H10'.")])
 def test_a_mistake_is_explained_by_the_flag_that_the_user_typed(flags, what):
     done = run_command("benchmark.py", "--plan", *flags)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tprimat import units
-from tprimat.facts.accelerators import find_accelerator, peak_dense_flops
+from tprimat.facts.accelerators import PLATFORM_OF, find_accelerator, peak_dense_flops
 from tprimat.facts.flops import flop_per_token
 from tprimat.facts.models import ModelShape
 from tprimat.facts.published import results
@@ -123,7 +123,8 @@ def _best(best: Candidate, question: Question, rates: Rates, screen: Screen) -> 
     memory = f"{units.gibibytes(best.memory.device_bytes)} of {units.gibibytes(question.memory_bytes)}"
     again = "" if work.recompute.granularity == "none" else f", recompute {work.recompute.granularity}"
     name = screen.paint(layout_name(work), "winner")
-    return f"fastest   {name}, micro-batch {work.micro_batch}{again}\n          {rate}, {memory} a GPU\n          {flags(work)}"
+    what = f"fastest   {name}, micro-batch {work.micro_batch}{again}"
+    return f"\n{' ' * 10}".join([what, f"{rate}, {memory} a GPU", _run_by(work, question, rates)])
 
 
 def _otherwise(ways: Otherwise, question: Question) -> list[str]:
@@ -152,10 +153,15 @@ def _how(candidate: Candidate) -> str:
     return f"{how}, {units.gibibytes(candidate.memory.device_bytes)} a GPU"
 
 
-def flags(workload: Workload) -> str:
-    """Return the flags of ./benchmark.py that ask for a layout."""
-    layout = workload.layout
+def _run_by(workload: Workload, question: Question, rates: Rates) -> str:
+    """Return the flags of ./benchmark.py that run a layout as it was predicted; without them it might not fit."""
+    if question.engine is None:
+        return "TPrimat does not start this engine; the degrees are for its own flags"
+    layout, accelerator = workload.layout, find_accelerator(rates.accelerator)
+    again = workload.recompute.granularity
+    platform = None if accelerator is None else PLATFORM_OF[accelerator.backend]
     named = {
+        "--engine": question.engine,
         "--tp": layout.tensor,
         "--pp": layout.pipeline,
         "--vpp": layout.virtual_pipeline,
@@ -164,6 +170,8 @@ def flags(workload: Workload) -> str:
         "--micro-batch-size": workload.micro_batch,
         "--global-batch-size": workload.micro_batch * workload.accumulation_steps * layout.data,
         "--sequence-length": workload.sequence_tokens,
+        "--precision": workload.precision,
+        "--set": None if again == "none" else f"platform_optimizations.{platform}.recompute={again}",
     }
     return " ".join(f"{flag} {value}" for flag, value in named.items() if value is not None)
 

@@ -216,6 +216,18 @@ def test_the_flags_of_the_fastest_layout_run_what_was_predicted(tmp_path, accele
     assert "engine megatron" in dry.stdout
 
 
+@pytest.mark.parametrize(
+    ("accelerator", "reported"), [("L40S", 44.34), ("RTX 4090", 23.64), ("A100 SXM 40GB", 39.38), ("H200 SXM", 139.8)]
+)
+def test_what_fits_fits_the_memory_that_torch_reports(accelerator, reported):
+    """ECC takes a sixteenth of GDDR6: a layout for the 48 GB of an L40S runs out of memory."""
+    done = run_command("plan", "--model", "llama", "--accelerator", accelerator, "--gpus", "8", "--json")
+    found = json.loads(done.stdout)
+    assert found["fitting"]
+    assert found["question"]["memory_bytes"] <= reported * 2**30
+    assert max(row["device_bytes"] for row in found["fitting"]) <= reported * 2**30
+
+
 def test_no_flags_are_given_for_an_engine_that_is_only_predicted():
     words = ("--architecture", "llama-3.1-405b", "--accelerator", "H100 SXM", "--gpus", "1024")
     assert not re.findall(r"^ +--", run_command("plan", *words).stdout, re.MULTILINE)

@@ -28,8 +28,6 @@ SMALLEST_BATCH = 128
 SEQUENCES_PER_GPU = 2
 POWERS_OF_TWO = tuple(2**power for power in range(11))
 """Numbers of GPUs that are tried where nothing fits."""
-USABLE_SHARE = 0.99
-"""Of an accelerator's memory as built; the driver keeps the rest (139.8 of 141 GiB on H200)."""
 PLANNED_PRECISIONS: tuple[Precision, ...] = ("bf16", "fp8")
 MEGATRON_LM = "megatron-lm"
 """Megatron-LM with Transformer Engine, which TPrimat predicts and reads logs of, but does not start."""
@@ -108,7 +106,7 @@ def _answer_of(request: PlanRequest) -> tuple[Answer, Rates]:
         shape=shape,
         gpus=gpus,
         gpus_per_node=per_node,
-        memory_bytes=usable_bytes(accelerator),
+        memory_bytes=accelerator.usable_bytes,
         global_batch=request.global_batch or _usual_batch(gpus),
         sequence_tokens=request.sequence_tokens or min(USUAL_SEQUENCE_TOKENS, shape.context_tokens),
         precision=request.precision,
@@ -213,7 +211,7 @@ def question_of(plan: RunPlan, accelerator: Accelerator) -> Question:
         shape=plan.shape,
         gpus=plan.nodes * plan.gpus_per_node,
         gpus_per_node=plan.gpus_per_node,
-        memory_bytes=usable_bytes(accelerator),
+        memory_bytes=accelerator.usable_bytes,
         global_batch=plan.batch.global_batch_sequences,
         sequence_tokens=plan.batch.sequence_tokens,
         precision=plan.precision,
@@ -307,11 +305,6 @@ def _first_refusal(question: Question) -> UserError | None:
     """Return why the engine cannot run the first layout that divides; None where none does."""
     first = next(workloads(replace(question, refusal=None)), None)
     return None if first is None or question.refusal is None else question.refusal(question, first)
-
-
-def usable_bytes(accelerator: Accelerator) -> int:
-    """Return the memory that a program may use."""
-    return round(accelerator.memory_bytes * USABLE_SHARE)
 
 
 def rates_of(accelerator: Accelerator, gpus_per_node: int, probes: Sequence[ProbeRecord]) -> Rates:

@@ -32,6 +32,14 @@ def test_a_node_of_gb200_has_four_gpus(words, gpus, nodes):
     assert done.stdout.startswith(f"llama-3.1-8b on {gpus} GPUs in {nodes} nodes (GB200)"), done.stderr
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_the_parts_of_the_memory_add_up_to_what_the_fastest_needs(precision):
+    shown = run_command("plan", "--model", "llama", "--accelerator", "H100 SXM", "--gpus", "8", "--precision", precision).stdout
+    (whole,) = re.findall(r"([\d.]+) GiB of [\d.]+ GiB a GPU", shown)
+    (parts,) = re.findall(r"^memory +(.*); at its peak", shown, re.MULTILINE)
+    assert sum(map(float, re.findall(r"([\d.]+) GiB", parts))) == pytest.approx(float(whole), rel=0.02)
+
+
 def test_the_document_has_every_layout():
     done = run_command("plan", *QUESTION, "--json")
     found = json.loads(done.stdout)

@@ -271,7 +271,8 @@ def _table(layouts: Sequence[Candidate], question: Question, rates: Rates, scree
     header = ["layout", "why not", "micro", "recompute", "tokens/s/GPU", "of best", "memory"]
     shown = columns(header, rows, left=2, screen=screen, drop=["recompute", "micro"])
     more = len(layouts) - len(rows)
-    return shown + (f"\n{plural(more, 'more layout')} fit; --json has all of them" if more > 0 else "")
+    fit = "fits" if more == 1 else "fit"
+    return shown + (f"\n{plural(more, 'more layout')} {fit}; --json has all of them" if more > 0 else "")
 
 
 def best_share(candidate: Candidate, best: Candidate) -> float:
@@ -283,9 +284,15 @@ def best_share(candidate: Candidate, best: Candidate) -> float:
 
 def _bars(best: Candidate, screen: Screen) -> str:
     assert best.time is not None
-    memory = _shares({MEMORY_NAMES[part]: value for part, value in best.memory.parts.items()}, units.gibibytes)
+    need = best.memory
+    beside = {
+        "room for fragments": need.device_bytes - need.outside_bytes - need.allocated_bytes,
+        "driver and kernels": need.outside_bytes,
+    }
+    parts = {MEMORY_NAMES[part]: value for part, value in need.parts.items()}
+    memory = _shares({**parts, **beside}, units.gibibytes)
     time = _shares({TIME_NAMES[part]: value for part, value in best.time.parts.items()}, lambda value: units.si(value, "s"))
-    moment = f"memory    {memory}; at its peak in the {best.memory.moment}"
+    moment = f"memory    {memory}; at its peak in the {need.moment}"
     return "\n".join(screen.prose(line, 10) for line in (moment, f"step      {time}"))
 
 

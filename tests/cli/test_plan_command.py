@@ -263,6 +263,20 @@ def test_a_mixture_without_evidence_has_no_interval(tmp_path):
     assert {(row["low"], row["high"]) for row in document["fitting"]} == {(None, None)}
 
 
+def test_gpus_joined_by_pcie_have_no_interval_without_probes(tmp_path):
+    """The interval is that of H200, whose links a data sheet describes; PCIe's rate is the host's."""
+    words = ("--architecture", "llama-3.2-3b", "--accelerator", "L40S", "--gpus")
+    several = run_command("plan", *words, "8", "--picture", tmp_path / "plan.png").stdout
+    scaling = run_command("plan", *words, "4,8").stdout
+    for shown in (several, scaling):
+        assert "No step was measured on GPUs that PCIe joins" in shown
+        assert not re.search(r"\[[\d,]+, [\d,]+\]", shown)
+    one = run_command("plan", *words, "1", "--architecture", "llama-3.2-1b").stdout
+    assert "PCIe" not in one
+    assert re.search(r"\[[\d,]+, [\d,]+\] tokens/s/GPU", one)
+    assert "PCIe" not in run_command("plan", *words[:2], "--accelerator", "MI300X", "--gpus", "8").stdout
+
+
 def plans_of(rows, asked, *, engine, model, precision, recompute):
     """The plans that ./benchmark.py makes of the layouts that `tprimat plan` lists: each is a strategy of one configuration."""
     names = {

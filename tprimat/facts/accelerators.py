@@ -39,6 +39,8 @@ ROW_UNITS: Units = {
 }
 USABLE_SHARE = 0.99
 """Of the memory as built, where a row gives no other figure; the driver keeps the rest (139.8 of 141 GiB on H200)."""
+PCIE_BYTES_PER_SECOND = 128e9
+"""Of 16 lanes of PCIe 5.0, both directions added, as vendors print it; links between GPUs are faster."""
 BRAND_WORDS = {"nvidia", "amd", "tesla", "geforce", "instinct"}
 
 
@@ -88,6 +90,11 @@ class Accelerator:
     def usable_bytes(self) -> int:
         """The memory that a program may use."""
         return round(self.reported_bytes or self.memory_bytes * USABLE_SHARE)
+
+    @property
+    def joined_by_pcie(self) -> bool:
+        """Whether the GPUs of a node exchange over PCIe, and not over links of their own."""
+        return (self.link_bytes_per_second or 0.0) <= PCIE_BYTES_PER_SECOND
 
     @property
     def backend(self) -> Backend:

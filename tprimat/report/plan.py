@@ -49,12 +49,22 @@ def layout_name(workload: Workload) -> str:
     return " ".join([*(f"{name}{degree}" for name, degree in degrees.items() if degree > 1), f"DP{layout.data}"])
 
 
-def time_error(shape: ModelShape, implementation: Implementation, precision: Precision, rates: Rates) -> float | None:
-    """Return the relative error that nine in ten steps stayed within (docs/accuracy.md); None where steps took longer.
+def over_pcie(rates: Rates, gpus: int) -> bool:
+    """Return whether a data sheet predicts exchanges over PCIe, of which no step was measured."""
+    accelerator = find_accelerator(rates.accelerator)
+    return gpus > 1 and not rates.measured and accelerator is not None and accelerator.joined_by_pcie
 
-    They did with NeMo on Transformer Engine. Of mixtures of experts only those of the embedded engine in bf16, predicted from
-    probes, stayed within it.
+
+def time_error(
+    shape: ModelShape, implementation: Implementation, precision: Precision, rates: Rates, gpus: int = 1
+) -> float | None:
+    """Return the relative error that nine in ten steps stayed within (docs/accuracy.md); None where that is not known.
+
+    Steps took longer with NeMo on Transformer Engine. Of mixtures of experts only those of the embedded engine in bf16, predicted
+    from probes, stayed within it. Over PCIe, none was measured.
     """
+    if over_pcie(rates, gpus):
+        return None
     if shape.experts:
         stayed = rates.measured and implementation.name == EMBEDDED.name and precision == "bf16"
     else:
@@ -63,14 +73,14 @@ def time_error(shape: ModelShape, implementation: Implementation, precision: Pre
 
 
 def _error_of(question: Question, rates: Rates) -> float | None:
-    return time_error(question.shape, question.implementation, question.precision, rates)
+    return time_error(question.shape, question.implementation, question.precision, rates, question.gpus)
 
 
 def interval(candidate: Candidate, rates: Rates) -> tuple[float, float | None, float | None]:
     """Return tokens/s/GPU, and the ends of its interval by the published error of such predictions; None: that is not known."""
     assert candidate.time is not None
     work, value = candidate.workload, candidate.time.tokens_per_second_per_gpu
-    error = time_error(work.shape, work.implementation, work.precision, rates)
+    error = time_error(work.shape, work.implementation, work.precision, rates, work.layout.world_size)
     return (value, None, None) if error is None else (value, value / (1 + error), value / (1 - error))
 
 
@@ -109,11 +119,13 @@ def _rates(question: Question, rates: Rates, screen: Screen) -> str:
     hint = "" if rates.measured else "; probes of the machine (tprimat probe) make this more precise"
     kind = "mixtures of experts" if question.shape.experts else "dense models"
     kinds = f"dense models and {kind}" if question.shape.experts else kind
-    proof = (
-        f"On H200, such steps ({kind}, {question.precision}, {question.implementation.name}) took longer; no interval is given"
-        if error is None
-        else f"On up to 4 H200, nine in ten steps of {kinds} were within {units.percent(error, 0)} of the prediction"
-    )
+    if over_pcie(rates, question.gpus):
+        proof = "No step was measured on GPUs that PCIe joins, whose exchanges depend on the host; no interval is given"
+    elif error is None:
+        steps = f"{kind}, {question.precision}, {question.implementation.name}"
+        proof = f"On H200, such steps ({steps}) took longer; no interval is given"
+    else:
+        proof = f"On up to 4 H200, nine in ten steps of {kinds} were within {units.percent(error, 0)} of the prediction"
     return screen.prose(f"Predicted from {rates.source}. {proof} (docs/accuracy.md){hint}.")
 
 
@@ -222,7 +234,8 @@ def scaling_text(
     shown = columns(header, rows, left=0, screen=screen, drop=["step", "sequences", "memory"])
     fitting = ["\n".join(screen.prose(f"{_other_engine(*other)}.") for other in others)] if others else []
     fitting += [screen.prose(_enough(enough, question))] if enough else []
-    parts = [screen.prose(title, meaning="heading"), _rates(question, rates, screen), shown, *fitting]
+    about = _rates(answers[-1][0].question, rates, screen)
+    parts = [screen.prose(title, meaning="heading"), about, shown, *fitting]
     return "\n\n".join([*parts, *_published(question, rates, screen)])
 
 

@@ -7,7 +7,7 @@ from tprimat import units
 from tprimat.facts.accelerators import PLATFORM_OF, find_accelerator, peak_dense_flops
 from tprimat.facts.flops import flop_per_token
 from tprimat.facts.models import ModelShape
-from tprimat.facts.published import results
+from tprimat.facts.published import rebase, results
 from tprimat.predict.memory import PARTS, MemoryPrediction, Part
 from tprimat.predict.rates import Rates
 from tprimat.predict.search import NARROWER, Answer, Candidate, Otherwise, Question, reason
@@ -249,18 +249,30 @@ def mfu(candidate: Candidate, rates: Rates) -> float | None:
 
 
 def _published(question: Question, rates: Rates, screen: Screen) -> list[str]:
-    """Return what others reached with this model on this accelerator."""
-    rows = [
-        [f"{result.gpus:,}", result.dtype or units.ABSENT, units.percent(result.mfu, 0), result.source]
+    """Return what others reached with this model on this accelerator: as they print it, and counted as in a plan."""
+    found = [
+        (result, rebase(result).mfu)
         for result in results()
         if result.shape == question.shape.name
         and result.gpus
-        and result.mfu
         and (device := find_accelerator(result.accelerator)) is not None
         and device.name == rates.accelerator
     ]
-    table = columns(["GPUs", "dtype", "MFU", "source"], sorted(rows, key=lambda row: int(row[0].replace(",", ""))), left=0)
-    return [screen.prose("Published, each with its own batch, layout and way to count:"), table] if rows else []
+    rows = [
+        [
+            result.source,
+            f"{result.gpus:,}",
+            result.dtype or units.ABSENT,
+            units.percent(result.mfu, 0),
+            units.percent(as_here, 0),
+        ]
+        for result, as_here in sorted(found, key=lambda one: one[0].gpus or 0)
+        if (result.mfu or as_here) and (as_here or 0.0) < 1  # more than the peak cannot hold
+    ]
+    header = ["source", "GPUs", "dtype", "MFU printed", "MFU as above"]
+    shown = columns(header, rows, screen=screen, drop=["dtype", "MFU printed"])
+    about = "Published, each with its own batch and layout. MFU as above is counted from tokens/s, over the dense peak."
+    return [screen.prose(about), shown] if rows else []
 
 
 def _table(layouts: Sequence[Candidate], question: Question, rates: Rates, screen: Screen) -> str:

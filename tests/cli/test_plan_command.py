@@ -32,6 +32,14 @@ def test_a_node_of_gb200_has_four_gpus(words, gpus, nodes):
     assert done.stdout.startswith(f"llama-3.1-8b on {gpus} GPUs in {nodes} nodes (GB200)"), done.stderr
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_the_parts_of_the_memory_add_up_to_what_the_fastest_needs(precision):
+    shown = run_command("plan", "--model", "llama", "--accelerator", "H100 SXM", "--gpus", "8", "--precision", precision).stdout
+    (whole,) = re.findall(r"([\d.]+) GiB of [\d.]+ GiB a GPU", shown)
+    (parts,) = re.findall(r"^memory +(.*); at its peak", shown, re.MULTILINE)
+    assert sum(map(float, re.findall(r"([\d.]+) GiB", parts))) == pytest.approx(float(whole), rel=0.02)
+
+
 def test_the_document_has_every_layout():
     done = run_command("plan", *QUESTION, "--json")
     found = json.loads(done.stdout)
@@ -97,7 +105,8 @@ def test_where_nothing_fits_the_fewest_gpus_that_would_are_named_with_a_layout()
     several = run_command("plan", *asked, "4,8")
     assert (several.returncode, several.stdout.count("nothing fits")) == (1, 2)
     assert f"{count} GPUs are enough, the fewest of the powers of two: {layout}, " in several.stdout
-    assert "are enough" not in run_command("plan", *asked, f"8,{count}").stdout
+    some = run_command("plan", *asked, f"8,{count}")
+    assert (some.returncode, "are enough" in some.stdout) == (0, False)
 
 
 LONG = ("--architecture", "llama-3.1-8b", "--accelerator", "H100 SXM", "--sequence-length", "131072", "--global-batch-size", "8")
@@ -197,6 +206,52 @@ def test_the_benchmark_plans_its_own_models():
     assert all(row["tensor_parallel"] in {1, 2, 4} for row in found["fitting"])
 
 
+@pytest.mark.parametrize(
+    ("accelerator", "precision", "tokens"),
+    [("H100 SXM", "fp8", "131072"), ("RTX 4090", "bf16", "8192"), ("MI300X", "bf16", "4096")],
+)
+def test_the_flags_of_the_fastest_layout_run_what_was_predicted(tmp_path, accelerator, precision, tokens):
+    """With other recomputation, dtype or engine they would run something else, which may not fit."""
+    words = ("--model", "llama", "--accelerator", accelerator, "--precision", precision, "--sequence-length", tokens)
+    planned = run_command("plan", *words, "--gpus", "8").stdout
+    (memory,) = re.findall(r"([\d.]+ GiB) of [\d.]+ GiB a GPU", planned)
+    (flags,) = re.findall(r"^ +(--.*)$", planned, re.MULTILINE)
+    platform = "amd" if accelerator.startswith("MI") else "nvidia"
+    where = ("--model", "llama", "--platform", platform, "--dry-run", "--output-dir", tmp_path)
+    dry = run_command("benchmark.py", *where, *flags.split())
+    assert dry.returncode == 0, dry.stderr
+    assert f"{memory} predicted on the fullest rank" in dry.stdout
+    assert f", {precision}, recompute {'full' if 'recompute full' in planned.split('layout ')[0] else 'none'}, " in dry.stdout
+    assert "engine megatron" in dry.stdout
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "reported"), [("L40S", 44.34), ("RTX 4090", 23.64), ("A100 SXM 40GB", 39.38), ("H200 SXM", 139.8)]
+)
+def test_what_fits_fits_the_memory_that_torch_reports(accelerator, reported):
+    """ECC takes a sixteenth of GDDR6: a layout for the 48 GB of an L40S runs out of memory."""
+    done = run_command("plan", "--model", "llama", "--accelerator", accelerator, "--gpus", "8", "--json")
+    found = json.loads(done.stdout)
+    assert found["fitting"]
+    assert found["question"]["memory_bytes"] <= reported * 2**30
+    assert max(row["device_bytes"] for row in found["fitting"]) <= reported * 2**30
+
+
+def test_published_results_are_counted_as_the_prediction_is():
+    """A row of our own first guide divides by the peak with sparsity, and NVIDIA's counts more FLOP a token."""
+    shown = run_command("plan", "--architecture", "llama-3.1-8b", "--accelerator", "H100 SXM", "--gpus", "8,16").stdout
+    rows = re.findall(r" +8 +(bf16|fp8) +(\d+) % +(\d+) %$", shown, re.MULTILINE)
+    assert rows == [("bf16", "60", "53"), ("fp8", "41", "36"), ("bf16", "18", "35")]
+    others = run_command("plan", "--architecture", "llama-3.1-405b", "--accelerator", "H100 SXM", "--gpus", "512,1024").stdout
+    assert re.search(r"megatron-bridge.* 1,024 +fp8 +– +40 %$", others, re.MULTILINE)  # which prints no MFU
+    assert max(map(len, others.split("Published")[1].splitlines())) <= 120
+
+
+def test_no_flags_are_given_for_an_engine_that_is_only_predicted():
+    words = ("--architecture", "llama-3.1-405b", "--accelerator", "H100 SXM", "--gpus", "1024")
+    assert not re.findall(r"^ +--", run_command("plan", *words).stdout, re.MULTILINE)
+
+
 @pytest.mark.parametrize(("flags", "what"), [((), "of this machine is not known"), (("H10",), "There is no accelerator 'H10'.")])
 def test_a_mistake_is_explained_by_the_flag_that_the_user_typed(flags, what):
     done = run_command("benchmark.py", "--plan", *flags)
@@ -217,6 +272,20 @@ def test_a_mixture_without_evidence_has_no_interval(tmp_path):
     document = json.loads(run_command("plan", *words, "--gpus", "8", "--json").stdout)
     assert document["rates"]["relative_error"] is None
     assert {(row["low"], row["high"]) for row in document["fitting"]} == {(None, None)}
+
+
+def test_gpus_joined_by_pcie_have_no_interval_without_probes(tmp_path):
+    """The interval is that of H200, whose links a data sheet describes; PCIe's rate is the host's."""
+    words = ("--architecture", "llama-3.2-3b", "--accelerator", "L40S", "--gpus")
+    several = run_command("plan", *words, "8", "--picture", tmp_path / "plan.png").stdout
+    scaling = run_command("plan", *words, "4,8").stdout
+    for shown in (several, scaling):
+        assert "No step was measured on GPUs that PCIe joins" in shown
+        assert not re.search(r"\[[\d,]+, [\d,]+\]", shown)
+    one = run_command("plan", *words, "1", "--architecture", "llama-3.2-1b").stdout
+    assert "PCIe" not in one
+    assert re.search(r"\[[\d,]+, [\d,]+\] tokens/s/GPU", one)
+    assert "PCIe" not in run_command("plan", *words[:2], "--accelerator", "MI300X", "--gpus", "8").stdout
 
 
 def plans_of(rows, asked, *, engine, model, precision, recompute):

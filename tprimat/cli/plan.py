@@ -7,7 +7,7 @@ tprimat plan --model qwen --accelerator "H200 SXM" --gpus 8     as config.yaml h
 tprimat plan --architecture llama-3.1-8b --picture plan.png
 tprimat plan --architecture llama-3.1-405b --accelerator "H100 SXM" --gpus 1024,4096,16384       what more GPUs gain
 
-exit status: 0, 1 if nothing fits, 2 the request is invalid
+exit status: 0, 1 if nothing fits (on any number of GPUs), 2 the request is invalid
 """
 
 import argparse
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit status: 0, or 1 where nothing fits."""
+    """Exit status: 0, or 1 where nothing fits on any number of GPUs."""
     from tprimat.report import plan
     from tprimat.report.screen import screen_of
     from tprimat.runner.planning import (
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
             print_json({"scaling": [plan.document(*one) for one in several]})
         else:
             print(plan.scaling_text(several, screen_of(sys.stdout), *ways_out(several, any_engine=request.engine is None)))
-        return 0 if all(one.fitting for one, _ in several) else 1
+        return 0 if any(one.fitting for one, _ in several) else 1
     found, rates = answer(request)
     if options.json:
         print_json(plan.document(found, rates))

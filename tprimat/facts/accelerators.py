@@ -31,11 +31,16 @@ ROW_UNITS: Units = {
     "dense_tflops": ("dense_flops", 1e12),
     "sparse_tflops": ("sparse_flops", 1e12),
     "memory_gib": ("memory_bytes", GIBIBYTE),
+    "usable_gib": ("reported_bytes", GIBIBYTE),
     "bandwidth_gb_per_second": ("bandwidth_bytes_per_second", 1e9),
     "link_gb_per_second": ("link_bytes_per_second", 1e9),
     "measured_tflops": ("measured_flops", 1e12),
     "network_gb_per_second": ("network_bytes_per_second", 1e9),
 }
+USABLE_SHARE = 0.99
+"""Of the memory as built, where a row gives no other figure; the driver keeps the rest (139.8 of 141 GiB on H200)."""
+PCIE_BYTES_PER_SECOND = 128e9
+"""Of 16 lanes of PCIe 5.0, both directions added, as vendors print it; links between GPUs are faster."""
 BRAND_WORDS = {"nvidia", "amd", "tesla", "geforce", "instinct"}
 
 
@@ -56,7 +61,9 @@ class Accelerator:
     sparse_flops: Mapping[Dtype, float] = field(default_factory=dict)
     """dtype -> FLOP/s with 2:4 sparsity as printed, to read figures that were divided by it; our own figures use dense peaks."""
     memory_bytes: int
-    """Capacity as built, GiB behind the data sheet's GB; the driver keeps up to 1 % of it, ECC on GDDR6 a sixteenth."""
+    """Capacity as built, GiB behind the data sheet's GB."""
+    reported_bytes: float | None = None
+    """Of that, what torch reports where the driver and ECC keep over 1 %; None: they keep that much."""
     bandwidth_bytes_per_second: float
     """Of the device memory."""
     tdp_watts: float
@@ -78,6 +85,16 @@ class Accelerator:
     """Data sheet."""
     date: str | None
     """Year, month and day of the source, as far as it gives them."""
+
+    @property
+    def usable_bytes(self) -> int:
+        """The memory that a program may use."""
+        return round(self.reported_bytes or self.memory_bytes * USABLE_SHARE)
+
+    @property
+    def joined_by_pcie(self) -> bool:
+        """Whether the GPUs of a node exchange over PCIe, and not over links of their own."""
+        return (self.link_bytes_per_second or 0.0) <= PCIE_BYTES_PER_SECOND
 
     @property
     def backend(self) -> Backend:

@@ -36,6 +36,8 @@ class Question:
     sequence_tokens: int
     precision: Precision
     implementation: Implementation
+    engine: str | None = None
+    """What --engine calls it; None: TPrimat does not start it."""
     optimizer_states: Literal["fp32", "bf16"] = "fp32"
     equal_stages: bool
     """Every pipeline stage must have the same number of layers, as TPrimat's own plans require; False: one more or less, or up to

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tprimat import units
-from tprimat.facts.accelerators import find_accelerator, peak_dense_flops
+from tprimat.facts.accelerators import PLATFORM_OF, find_accelerator, peak_dense_flops
 from tprimat.facts.flops import flop_per_token
 from tprimat.facts.models import ModelShape
-from tprimat.facts.published import results
+from tprimat.facts.published import rebase, results
 from tprimat.predict.memory import PARTS, MemoryPrediction, Part
 from tprimat.predict.rates import Rates
 from tprimat.predict.search import NARROWER, Answer, Candidate, Otherwise, Question, reason
@@ -49,12 +49,22 @@ def layout_name(workload: Workload) -> str:
     return " ".join([*(f"{name}{degree}" for name, degree in degrees.items() if degree > 1), f"DP{layout.data}"])
 
 
-def time_error(shape: ModelShape, implementation: Implementation, precision: Precision, rates: Rates) -> float | None:
-    """Return the relative error that nine in ten steps stayed within (docs/accuracy.md); None where steps took longer.
+def over_pcie(rates: Rates, gpus: int) -> bool:
+    """Return whether a data sheet predicts exchanges over PCIe, of which no step was measured."""
+    accelerator = find_accelerator(rates.accelerator)
+    return gpus > 1 and not rates.measured and accelerator is not None and accelerator.joined_by_pcie
 
-    They did with NeMo on Transformer Engine. Of mixtures of experts only those of the embedded engine in bf16, predicted from
-    probes, stayed within it.
+
+def time_error(
+    shape: ModelShape, implementation: Implementation, precision: Precision, rates: Rates, gpus: int = 1
+) -> float | None:
+    """Return the relative error that nine in ten steps stayed within (docs/accuracy.md); None where that is not known.
+
+    Steps took longer with NeMo on Transformer Engine. Of mixtures of experts only those of the embedded engine in bf16, predicted
+    from probes, stayed within it. Over PCIe, none was measured.
     """
+    if over_pcie(rates, gpus):
+        return None
     if shape.experts:
         stayed = rates.measured and implementation.name == EMBEDDED.name and precision == "bf16"
     else:
@@ -63,14 +73,14 @@ def time_error(shape: ModelShape, implementation: Implementation, precision: Pre
 
 
 def _error_of(question: Question, rates: Rates) -> float | None:
-    return time_error(question.shape, question.implementation, question.precision, rates)
+    return time_error(question.shape, question.implementation, question.precision, rates, question.gpus)
 
 
 def interval(candidate: Candidate, rates: Rates) -> tuple[float, float | None, float | None]:
     """Return tokens/s/GPU, and the ends of its interval by the published error of such predictions; None: that is not known."""
     assert candidate.time is not None
     work, value = candidate.workload, candidate.time.tokens_per_second_per_gpu
-    error = time_error(work.shape, work.implementation, work.precision, rates)
+    error = time_error(work.shape, work.implementation, work.precision, rates, work.layout.world_size)
     return (value, None, None) if error is None else (value, value / (1 + error), value / (1 - error))
 
 
@@ -109,11 +119,13 @@ def _rates(question: Question, rates: Rates, screen: Screen) -> str:
     hint = "" if rates.measured else "; probes of the machine (tprimat probe) make this more precise"
     kind = "mixtures of experts" if question.shape.experts else "dense models"
     kinds = f"dense models and {kind}" if question.shape.experts else kind
-    proof = (
-        f"On H200, such steps ({kind}, {question.precision}, {question.implementation.name}) took longer; no interval is given"
-        if error is None
-        else f"On up to 4 H200, nine in ten steps of {kinds} were within {units.percent(error, 0)} of the prediction"
-    )
+    if over_pcie(rates, question.gpus):
+        proof = "No step was measured on GPUs that PCIe joins, whose exchanges depend on the host; no interval is given"
+    elif error is None:
+        steps = f"{kind}, {question.precision}, {question.implementation.name}"
+        proof = f"On H200, such steps ({steps}) took longer; no interval is given"
+    else:
+        proof = f"On up to 4 H200, nine in ten steps of {kinds} were within {units.percent(error, 0)} of the prediction"
     return screen.prose(f"Predicted from {rates.source}. {proof} (docs/accuracy.md){hint}.")
 
 
@@ -123,7 +135,8 @@ def _best(best: Candidate, question: Question, rates: Rates, screen: Screen) -> 
     memory = f"{units.gibibytes(best.memory.device_bytes)} of {units.gibibytes(question.memory_bytes)}"
     again = "" if work.recompute.granularity == "none" else f", recompute {work.recompute.granularity}"
     name = screen.paint(layout_name(work), "winner")
-    return f"fastest   {name}, micro-batch {work.micro_batch}{again}\n          {rate}, {memory} a GPU\n          {flags(work)}"
+    what = f"fastest   {name}, micro-batch {work.micro_batch}{again}"
+    return f"\n{' ' * 10}".join([what, f"{rate}, {memory} a GPU", _run_by(work, question, rates)])
 
 
 def _otherwise(ways: Otherwise, question: Question) -> list[str]:
@@ -152,10 +165,15 @@ def _how(candidate: Candidate) -> str:
     return f"{how}, {units.gibibytes(candidate.memory.device_bytes)} a GPU"
 
 
-def flags(workload: Workload) -> str:
-    """Return the flags of ./benchmark.py that ask for a layout."""
-    layout = workload.layout
+def _run_by(workload: Workload, question: Question, rates: Rates) -> str:
+    """Return the flags of ./benchmark.py that run a layout as it was predicted; without them it might not fit."""
+    if question.engine is None:
+        return "TPrimat does not start this engine; the degrees are for its own flags"
+    layout, accelerator = workload.layout, find_accelerator(rates.accelerator)
+    again = workload.recompute.granularity
+    platform = None if accelerator is None else PLATFORM_OF[accelerator.backend]
     named = {
+        "--engine": question.engine,
         "--tp": layout.tensor,
         "--pp": layout.pipeline,
         "--vpp": layout.virtual_pipeline,
@@ -164,6 +182,8 @@ def flags(workload: Workload) -> str:
         "--micro-batch-size": workload.micro_batch,
         "--global-batch-size": workload.micro_batch * workload.accumulation_steps * layout.data,
         "--sequence-length": workload.sequence_tokens,
+        "--precision": workload.precision,
+        "--set": None if again == "none" else f"platform_optimizations.{platform}.recompute={again}",
     }
     return " ".join(f"{flag} {value}" for flag, value in named.items() if value is not None)
 
@@ -214,7 +234,8 @@ def scaling_text(
     shown = columns(header, rows, left=0, screen=screen, drop=["step", "sequences", "memory"])
     fitting = ["\n".join(screen.prose(f"{_other_engine(*other)}.") for other in others)] if others else []
     fitting += [screen.prose(_enough(enough, question))] if enough else []
-    parts = [screen.prose(title, meaning="heading"), _rates(question, rates, screen), shown, *fitting]
+    about = _rates(answers[-1][0].question, rates, screen)
+    parts = [screen.prose(title, meaning="heading"), about, shown, *fitting]
     return "\n\n".join([*parts, *_published(question, rates, screen)])
 
 
@@ -228,18 +249,30 @@ def mfu(candidate: Candidate, rates: Rates) -> float | None:
 
 
 def _published(question: Question, rates: Rates, screen: Screen) -> list[str]:
-    """Return what others reached with this model on this accelerator."""
-    rows = [
-        [f"{result.gpus:,}", result.dtype or units.ABSENT, units.percent(result.mfu, 0), result.source]
+    """Return what others reached with this model on this accelerator: as they print it, and counted as in a plan."""
+    found = [
+        (result, rebase(result).mfu)
         for result in results()
         if result.shape == question.shape.name
         and result.gpus
-        and result.mfu
         and (device := find_accelerator(result.accelerator)) is not None
         and device.name == rates.accelerator
     ]
-    table = columns(["GPUs", "dtype", "MFU", "source"], sorted(rows, key=lambda row: int(row[0].replace(",", ""))), left=0)
-    return [screen.prose("Published, each with its own batch, layout and way to count:"), table] if rows else []
+    rows = [
+        [
+            result.source,
+            f"{result.gpus:,}",
+            result.dtype or units.ABSENT,
+            units.percent(result.mfu, 0),
+            units.percent(as_here, 0),
+        ]
+        for result, as_here in sorted(found, key=lambda one: one[0].gpus or 0)
+        if (result.mfu or as_here) and (as_here or 0.0) < 1  # more than the peak cannot hold
+    ]
+    header = ["source", "GPUs", "dtype", "MFU printed", "MFU as above"]
+    shown = columns(header, rows, screen=screen, drop=["dtype", "MFU printed"])
+    about = "Published, each with its own batch and layout. MFU as above is counted from tokens/s, over the dense peak."
+    return [screen.prose(about), shown] if rows else []
 
 
 def _table(layouts: Sequence[Candidate], question: Question, rates: Rates, screen: Screen) -> str:
@@ -263,7 +296,8 @@ def _table(layouts: Sequence[Candidate], question: Question, rates: Rates, scree
     header = ["layout", "why not", "micro", "recompute", "tokens/s/GPU", "of best", "memory"]
     shown = columns(header, rows, left=2, screen=screen, drop=["recompute", "micro"])
     more = len(layouts) - len(rows)
-    return shown + (f"\n{plural(more, 'more layout')} fit; --json has all of them" if more > 0 else "")
+    fit = "fits" if more == 1 else "fit"
+    return shown + (f"\n{plural(more, 'more layout')} {fit}; --json has all of them" if more > 0 else "")
 
 
 def best_share(candidate: Candidate, best: Candidate) -> float:
@@ -275,9 +309,15 @@ def best_share(candidate: Candidate, best: Candidate) -> float:
 
 def _bars(best: Candidate, screen: Screen) -> str:
     assert best.time is not None
-    memory = _shares({MEMORY_NAMES[part]: value for part, value in best.memory.parts.items()}, units.gibibytes)
+    need = best.memory
+    beside = {
+        "room for fragments": need.device_bytes - need.outside_bytes - need.allocated_bytes,
+        "driver and kernels": need.outside_bytes,
+    }
+    parts = {MEMORY_NAMES[part]: value for part, value in need.parts.items()}
+    memory = _shares({**parts, **beside}, units.gibibytes)
     time = _shares({TIME_NAMES[part]: value for part, value in best.time.parts.items()}, lambda value: units.si(value, "s"))
-    moment = f"memory    {memory}; at its peak in the {best.memory.moment}"
+    moment = f"memory    {memory}; at its peak in the {need.moment}"
     return "\n".join(screen.prose(line, 10) for line in (moment, f"step      {time}"))
 
 

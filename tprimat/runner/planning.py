@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from tprimat.config.load import read_config
 from tprimat.config.schema import OptimizerConfig, ProfilingConfig
@@ -27,8 +28,6 @@ SMALLEST_BATCH = 128
 SEQUENCES_PER_GPU = 2
 POWERS_OF_TWO = tuple(2**power for power in range(11))
 """Numbers of GPUs that are tried where nothing fits."""
-USABLE_SHARE = 0.99
-"""Of an accelerator's memory as built; the driver keeps the rest (139.8 of 141 GiB on H200)."""
 PLANNED_PRECISIONS: tuple[Precision, ...] = ("bf16", "fp8")
 MEGATRON_LM = "megatron-lm"
 """Megatron-LM with Transformer Engine, which TPrimat predicts and reads logs of, but does not start."""
@@ -103,18 +102,15 @@ def _answer_of(request: PlanRequest) -> tuple[Answer, Rates]:
     shape = request.architecture if isinstance(request.architecture, ModelShape) else model_shape(request.architecture)
     accelerator, found = accelerator_of(request.accelerator)
     gpus, per_node = _gpus(request, found, accelerator.node_gpus)
-    implementation, equal, refusal = _asked_of(request.engine, shape, accelerator, request.precision)
     question = Question(
         shape=shape,
         gpus=gpus,
         gpus_per_node=per_node,
-        memory_bytes=usable_bytes(accelerator),
+        memory_bytes=accelerator.usable_bytes,
         global_batch=request.global_batch or _usual_batch(gpus),
         sequence_tokens=request.sequence_tokens or min(USUAL_SEQUENCE_TOKENS, shape.context_tokens),
         precision=request.precision,
-        implementation=implementation,
-        equal_stages=equal,
-        refusal=refusal,
+        **_asked_of(request.engine, shape, accelerator, request.precision),
     )
     return _answer(question, accelerator, request.probes)
 
@@ -146,11 +142,9 @@ def fitting_engine(question: Question, rates: Rates, engines: Sequence[str] = AN
     """Return the first engine of these that fits where the question's does not, with its fastest layout; None where none does."""
     accelerator, _ = accelerator_of(rates.accelerator)
     for name in engines:
-        implementation, equal, refusal = _asked_of(name, question.shape, accelerator, question.precision)
-        if implementation.name != question.implementation.name:
-            other = replace(question, implementation=implementation, equal_stages=equal, refusal=refusal)
-            if found := search(other, rates).fitting:
-                return name, found[0]
+        other = replace(question, **_asked_of(name, question.shape, accelerator, question.precision))
+        if other.implementation.name != question.implementation.name and (found := search(other, rates).fitting):
+            return name, found[0]
     return None
 
 
@@ -162,7 +156,7 @@ def enough_gpus(question: Question, rates: Rates, counts: Sequence[int] = POWERS
     kinds, usual = [question], accelerator_of(rates.accelerator)[0].node_gpus
     if any_engine and question.equal_stages:
         implementation, equal, _ = _implementation(MEGATRON_LM, question.shape)
-        kinds.append(replace(question, implementation=implementation, equal_stages=equal, refusal=None))
+        kinds.append(replace(question, implementation=implementation, equal_stages=equal, refusal=None, engine=None))
     for gpus in (count for count in counts if count > question.gpus):
         per_node = max(question.gpus_per_node, min(gpus, usual))
         for kind in kinds:
@@ -217,11 +211,12 @@ def question_of(plan: RunPlan, accelerator: Accelerator) -> Question:
         shape=plan.shape,
         gpus=plan.nodes * plan.gpus_per_node,
         gpus_per_node=plan.gpus_per_node,
-        memory_bytes=usable_bytes(accelerator),
+        memory_bytes=accelerator.usable_bytes,
         global_batch=plan.batch.global_batch_sequences,
         sequence_tokens=plan.batch.sequence_tokens,
         precision=plan.precision,
         implementation=implementation,
+        engine=plan.engine,
         optimizer_states=plan.engine_options.optimizer_states,
         equal_stages=True,
         refusal=refusal_by(plan),
@@ -312,11 +307,6 @@ def _first_refusal(question: Question) -> UserError | None:
     return None if first is None or question.refusal is None else question.refusal(question, first)
 
 
-def usable_bytes(accelerator: Accelerator) -> int:
-    """Return the memory that a program may use."""
-    return round(accelerator.memory_bytes * USABLE_SHARE)
-
-
 def rates_of(accelerator: Accelerator, gpus_per_node: int, probes: Sequence[ProbeRecord]) -> Rates:
     """Return the rates of an accelerator: by the probes that ran on one, else as published."""
     own = [probe for probe in probes if find_accelerator(probe.machine.accelerator) is accelerator]
@@ -366,12 +356,12 @@ def _usual_batch(gpus: int) -> int:
     return wanted if wanted % gpus == 0 else -(-wanted // gpus) * gpus
 
 
-def _asked_of(
-    engine: str | None, shape: ModelShape, accelerator: Accelerator, precision: Precision
-) -> tuple[Implementation, bool, Callable[[Question, Workload], UserError | None] | None]:
-    """Return what a question says of an engine: its implementation, whether its stages are equal, and what it refuses."""
+def _asked_of(engine: str | None, shape: ModelShape, accelerator: Accelerator, precision: Precision) -> dict[str, Any]:
+    """Return the fields of a question that an engine decides."""
     implementation, equal, started = _implementation(engine, shape)
-    return implementation, equal, None if started is None else refusal_by(_bare_plan(shape, started, accelerator, precision))
+    refusal = None if started is None else refusal_by(_bare_plan(shape, started, accelerator, precision))
+    name = None if started is None else started.name
+    return {"implementation": implementation, "engine": name, "equal_stages": equal, "refusal": refusal}
 
 
 def _implementation(engine: str | None, shape: ModelShape) -> tuple[Implementation, bool, Engine | None]:

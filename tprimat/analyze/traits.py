@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tprimat.facts.accelerators import find_accelerator
-from tprimat.facts.models import family_of, models
+from tprimat.facts.models import ModelShape, family_of, models
 from tprimat.records.evidence import FP8_RECIPES, grade_of, layers_in_bf16
 from tprimat.records.legacy import MODELS as USUAL_SHAPES
 from tprimat.records.schema import RunRecord
@@ -144,12 +144,35 @@ def _on_gpu(value: Callable[[RunRecord], object]) -> Callable[[RunRecord], objec
 
 
 def _shape(run: RunRecord) -> str | None:
+    """Return what changes the work of a token: all dimensions, and whatever a model has that most have not."""
     shape = run.shape
     if shape is None:
         return None
-    experts = f", {shape.experts} experts" if shape.experts else ""
-    widths = f"{shape.heads}/{shape.kv_heads} heads, ffn {shape.ffn}, vocabulary {shape.vocabulary}"
-    return f"{shape.layers} layers of {shape.hidden} ({widths}{experts})"
+    parts = [f"{shape.heads}/{shape.kv_heads} heads", f"ffn {shape.ffn}", f"vocabulary {shape.vocabulary}", *_experts(shape)]
+    if shape.head_dim * shape.heads != shape.hidden:
+        parts.append(f"heads of {shape.head_dim}")
+    if shape.kv_lora_rank:
+        ranks = f"{shape.q_lora_rank or 'no'} and {shape.kv_lora_rank}"
+        parts.append(f"latent attention of ranks {ranks}, {shape.nope_head_dim}+{shape.rope_head_dim} to {shape.value_head_dim}")
+    unusual = (
+        ("ungated ffn", not shape.gated),
+        (shape.norm, shape.norm != "rmsnorm"),
+        ("biases", shape.linear_bias),
+        ("biases of queries, keys and values", shape.qkv_bias),
+        ("normalized queries and keys", shape.qk_norm),
+        ("tied embeddings", shape.tied_embeddings),
+        (f"{shape.position} positions", shape.position != "rope"),
+    )
+    return f"{shape.layers} layers of {shape.hidden} ({', '.join([*parts, *(words for words, has in unusual if has)])})"
+
+
+def _experts(shape: ModelShape) -> list[str]:
+    """Return a model's experts in words; empty for a dense one."""
+    if shape.experts is None:
+        return []
+    also = ((shape.shared_experts, "shared"), (shape.dense_first_layers, "dense layers"))
+    chosen = f"{shape.experts_per_token} of {shape.experts} experts of {shape.expert_ffn}"
+    return [chosen, *(f"{count} {words}" for count, words in also if count)]
 
 
 def _optimizer_states(run: RunRecord) -> str | None:

@@ -87,12 +87,13 @@ def machine_name(run: RunRecord) -> str:
 
 
 def dtype_that_ran(run: RunRecord) -> str | None:
-    """Return what the matrix units ran, such as bf16, and in which parts of the model fp8 differs from the usual recipes."""
-    if run.matmul_dtype != "fp8" or run.evidence is None:
+    """Return what the matrix units ran, such as bf16, and where in the model fp8 or fp4 differs from the usual recipes."""
+    if run.matmul_dtype not in {"fp8", "fp4"} or run.evidence is None:
         return run.matmul_dtype
     seen = (("output layer", run.evidence.output_layer_dtype), ("attention", run.evidence.attention_dtype))
-    besides, wide = " and ".join(part for part, dtype in seen if dtype == "fp8"), layers_in_bf16(run.evidence)
-    return "fp8" + (f" with {besides}" if besides else "") + (f" except in {wide} layer{'s' * (wide > 1)}" if wide else "")
+    besides, layers = " and ".join(part for part, dtype in seen if dtype == "fp8"), layers_in_bf16(run.evidence)
+    wider = [f"in {layers} layer{'s' * (layers > 1)}"] * (layers > 0) + [f"in {part}" for part in run.evidence.wider_parts or ()]
+    return run.matmul_dtype + (f" with {besides}" if besides else "") + (f" except {' and '.join(wider)}" if wider else "")
 
 
 def engine_words(run: RunRecord) -> str:
@@ -175,15 +176,27 @@ def _experts(shape: ModelShape) -> list[str]:
     return [chosen, *(f"{count} {words}" for count, words in also if count)]
 
 
+def _own_options(run: RunRecord) -> bool:
+    """Whether an engine of ours recorded its options, and not a log those that it prints."""
+    return bool(run.engine_options) and (run.evidence is None or run.evidence.source != "log")
+
+
 def _optimizer_states(run: RunRecord) -> str | None:
-    """Return the dtype of masters and moments: fp32 under an engine that records its options, unless they say otherwise."""
-    value = run.engine_options.get("optimizer_states", "fp32" if run.engine_options else None)
-    return None if value is None else str(value)
+    """Return the dtype of masters and moments, and whose they are unless Adam's: another optimizer computes something else.
+
+    They are in fp32 under an engine that records its options, unless these say otherwise.
+    """
+    seen, optimizer = (None, None) if run.evidence is None else (run.evidence.optimizer_states, run.evidence.optimizer)
+    value = run.engine_options.get("optimizer_states", seen or ("fp32" if _own_options(run) else None))
+    other = optimizer if optimizer and "adam" not in optimizer.lower() else None
+    if value is None:
+        return f"unknown dtypes ({other})" if other else None
+    return f"{value} ({other})" if other else str(value)
 
 
 def _fp8_scaling(run: RunRecord) -> str | None:
-    """Return how values are scaled to 8 bits; empty for other dtypes. Older records name it among the engine's options."""
-    if run.matmul_dtype != "fp8":
+    """Return how values are scaled to 8 or 4 bits; empty for other dtypes. Older records name it among the engine's options."""
+    if run.matmul_dtype not in {"fp8", "fp4"}:
         return ""
     options = run.engine_options
     if run.evidence is not None and run.evidence.fp8_scaling:
@@ -225,7 +238,7 @@ def _expert_capacity(run: RunRecord) -> object:
     """
     if run.shape is None or run.shape.experts is None:
         return ""
-    return run.expert_capacity or ("unlimited" if run.engine_options else None)
+    return run.expert_capacity or ("unlimited" if _own_options(run) else None)
 
 
 def routing_words(run: RunRecord) -> str:
@@ -282,7 +295,7 @@ TRAITS: Mapping[str, Trait] = {
         value=_routing,
         words="{} routing",
         effect="refuse",
-        why="Hides load imbalance if balance is forced, which real training does not do.",
+        why="Hides load imbalance if balance is forced, or shows another one if a bias is: real training does neither.",
     ),
     "expert-capacity": Trait(
         name="expert capacity",
@@ -348,7 +361,7 @@ TRAITS: Mapping[str, Trait] = {
         words="optimizer states in {}",
         effect="refuse",
         unknown="warn",
-        why="Moves fewer bytes and trains differently without fp32 masters and moments.",
+        why="Moves fewer bytes without fp32 masters and moments; another optimizer than Adam computes something else.",
     ),
     "attention": Trait(
         name="attention",

@@ -20,8 +20,10 @@ FP8_RECIPES: Mapping[str, Fp8Scaling] = {
     "current": "current",
     "blockwise": "blockwise",
     "mxfp8": "mxfp8",
+    "nvfp4": "nvfp4",
+    "mxfp4": "mxfp4",
 }
-"""Megatron-Core's fp8_recipe, or our fp8_scaling -> Evidence.fp8_scaling."""
+"""Megatron-Core's fp8_recipe or fp4_recipe, or our fp8_scaling -> Evidence.fp8_scaling."""
 NO_FACTS = ("source", "grades", "notes")
 
 

@@ -15,9 +15,9 @@ PLATFORM = "rocm"
 """Primus runs on AMD accelerators only."""
 
 WORLD = re.compile(r"\[rank-\d+/(\d+)\]")
-SETTING = re.compile(r"(?<![\w.-])(\w+)\s+: (\[[\d, ]*\]|\S+) \((?:int|bool|str|list|NoneType)\)")
+SETTING = re.compile(r"(?<![\w.-])(\w+)\s+: (\[[^\]]*\]|\S+) \((?:int|float|bool|str|list|NoneType)\)")
 DEVICE_MEMORY = "hip mem usage/free/total/usage_ratio"
-KINDS = ("(int)", "(bool)", "(str)", "(list)", "(NoneType)")
+KINDS = ("(int)", "(float)", "(bool)", "(str)", "(list)", "(NoneType)")
 MARKS = (*megatron_lm.MARKS, *KINDS, "Training completed.")
 
 

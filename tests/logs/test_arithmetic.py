@@ -1,0 +1,166 @@
+"""Two logs whose work or arithmetic differs in one argument are never repetitions, and compare.py says what differs."""
+
+import re
+from pathlib import Path
+
+import pytest
+from commands import run_command
+
+from tprimat.logs.extract import evidence_of
+from tprimat.logs.parse import LogReading
+from tprimat.records.discover import read_result
+
+LOGS = Path(__file__).parent
+END = re.compile(r"^.*-{5,} end of arguments.*$", re.MULTILINE)
+PRINTED = {
+    "accumulate_allreduce_grads_in_fp32": True,
+    "attention_backend": "AttnBackend.auto",
+    "exp_avg_dtype": "torch.float32",
+    "exp_avg_sq_dtype": "torch.float32",
+    "fp8_recipe": "delayed",
+    "fp8_wgrad": True,
+    "grad_reduce_in_bf16": False,
+    "main_grads_dtype": "torch.float32",
+    "main_params_dtype": "torch.float32",
+    "optimizer_cpu_offload": False,
+    "overlap_grad_reduce": True,
+    "recompute_modules": "['core_attn']",
+    "te_precision_config_file": None,
+    "use_precision_aware_optimizer": False,
+}
+"""As Megatron-LM prints them by default, but for the overlap."""
+
+
+def rows(arguments):
+    return "".join(f"  {name} {'.' * (48 - len(name))} {value}\n" for name, value in arguments.items())
+
+
+def log_in(folder, arguments):
+    """A log of Mixtral with further arguments, which the dump's later rows override."""
+    folder.mkdir()
+    text = (LOGS / "megatron_lm_mixtral.log").read_text(encoding="utf8")
+    text = END.sub(lambda match: rows(PRINTED | arguments) + match[0], text)
+    (folder / "train.log").write_text(text, encoding="utf8")
+    return folder / "train.log"
+
+
+def record_of(log):
+    done = run_command(
+        "extract_primus_metrics.py", "--log-file", log, "--model-name", "auto", "--gpu", "H100 SXM", "--num-nodes", "2"
+    )
+    assert done.returncode == 0, done.stderr
+    return next(log.parent.glob("benchmark_*.json"))
+
+
+FP8 = {"fp8": "hybrid"}
+NARROW = {"use_precision_aware_optimizer": True, "exp_avg_dtype": "torch.bfloat16", "exp_avg_sq_dtype": "torch.bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("both", "other", "said"),
+    [
+        ({}, NARROW, "they differ: optimizer states fp32 with moments in bf16 against fp32"),
+        ({}, {"optimizer": "sgd"}, "they differ: optimizer states fp32 (sgd) against fp32"),
+        (FP8, {"fp8_wgrad": False}, "they differ: dtype that ran fp8 except in weight gradients against fp8"),
+        (FP8, {"te_precision_config_file": "some.yaml"}, "they differ: dtype that ran fp8 except in what some.yaml names"),
+        ({}, {"moe_router_force_biased": 0.5}, "they differ: routing biased against natural"),
+        ({}, {"moe_expert_rank_capacity_factor": 1.5}, "they differ: expert capacity 1.5 against unlimited"),
+        ({}, {"grad_reduce_in_bf16": True, "accumulate_allreduce_grads_in_fp32": False}, "Caution, also different: gradients in"),
+        ({}, {"optimizer_cpu_offload": True}, "optimizer_cpu_offload=True"),
+        ({}, {"overlap_grad_reduce": False}, "overlap_grad_reduce=False"),
+        ({"recompute_granularity": "selective"}, {"recompute_modules": "['core_attn', 'moe_act']"}, "=core_attn+moe_act"),
+    ],
+)
+def test_an_argument_that_changes_the_work_or_the_arithmetic_is_named(both, other, said, tmp_path):
+    folders = [tmp_path / name for name in ("usual", "other")]
+    for folder, arguments in zip(folders, (both, both | other), strict=True):
+        record_of(log_in(folder, arguments))
+    done = run_command("compare.py", "--results-dir", *folders, cwd=tmp_path)
+    words = " ".join(done.stdout.split())
+    assert said in words, words
+    assert "mean of 2 runs" not in words
+
+
+def test_logs_of_one_configuration_are_repetitions(tmp_path):
+    records = [read_result(record_of(log_in(tmp_path / name, FP8))).run for name in ("one", "two")]
+    assert records[0].engine_options == records[1].engine_options
+    options = records[0].engine_options
+    assert (options["overlap_grad_reduce"], options["recompute_modules"]) == (True, "core_attn")
+    assert "te_precision_config_file" not in options
+    assert (records[0].evidence.optimizer_states, records[0].evidence.gradient_dtype) == ("fp32", "float32")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "gradients"),
+    [
+        ({}, None),
+        ({"bf16": True, "accumulate_allreduce_grads_in_fp32": True}, "float32"),
+        ({"bf16": True, "accumulate_allreduce_grads_in_fp32": False}, "float32"),
+        ({"bf16": True, "accumulate_allreduce_grads_in_fp32": False, "grad_reduce_in_bf16": True}, "bfloat16"),
+        ({"bf16": True, "accumulate_allreduce_grads_in_fp32": False, "main_grads_dtype": "torch.bfloat16"}, "bfloat16"),
+        ({"fp16": True, "accumulate_allreduce_grads_in_fp32": False}, "float16"),
+        ({"params_dtype": "torch.float32", "accumulate_allreduce_grads_in_fp32": False}, "float32"),
+    ],
+)
+def test_gradients_are_in_the_dtype_that_megatron_resolves(arguments, gradients):
+    assert evidence_by(rows(arguments)).gradient_dtype == gradients
+
+
+def evidence_by(text, dialect="megatron-lm"):
+    reading = LogReading(name="train.log", requested_dialect=dialect)
+    reading.add(text.splitlines())
+    return evidence_of(reading.contents)[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ({"fp4": "e2m1", "fp4_recipe": "nvfp4", "first_last_layers_bf16": False}, ("nvfp4", 0)),
+        ({"fp4": "e2m1", "fp4_recipe": "mxfp4", "first_last_layers_bf16": True}, ("mxfp4", 2)),
+    ],
+)
+def test_fp4_says_how_it_scales_and_which_layers_it_leaves_out(arguments, found):
+    evidence = evidence_by(rows({"bf16": True, **arguments}))
+    assert (evidence.matmul_dtype, evidence.fp8_scaling, evidence.layers_in_bf16) == ("fp4", *found)
+
+
+def test_profiled_steps_are_no_measure_of_speed(tmp_path):
+    run = read_result(record_of(log_in(tmp_path / "one", {"profile": True, "profile_step_start": 2, "profile_step_end": 3}))).run
+    assert run.profiled_steps == (2, 3, 4)
+
+
+def test_megatron_bridge_prints_the_same_in_its_sections():
+    text = "\n".join(
+        (
+            "comm_overlap:",
+            "  overlap_grad_reduce: null",
+            "ddp:",
+            "  grad_reduce_in_fp32: false",
+            "model:",
+            "  bf16: true",
+            "  recompute_granularity: full",
+            "  sequence_parallel: false",
+            "optimizer:",
+            "  optimizer: adam",
+            "  use_precision_aware_optimizer: true",
+            "  exp_avg_dtype: torch.bfloat16",
+        )
+    )
+    evidence = evidence_by(text, "megatron-bridge")
+    assert (evidence.gradient_dtype, evidence.recompute, evidence.sequence_parallel) == ("bfloat16", "full", False)
+    assert (evidence.optimizer, evidence.optimizer_states) == ("adam", "fp32 with moments in bf16 and fp32")
+
+
+def test_primus_prints_the_same_with_types():
+    text = "\n".join(
+        f"  {name} : {value}"
+        for name, value in (
+            ("bf16", "True (bool)"),
+            ("fp8", "hybrid (str)"),
+            ("enable_turbo_attention_float8", "True (bool)"),
+            ("num_experts", "8 (int)"),
+            ("moe_expert_capacity_factor", "1.25 (float)"),
+        )
+    )
+    evidence = evidence_by(text, "primus")
+    assert (evidence.matmul_dtype, evidence.attention_dtype, evidence.expert_capacity) == ("fp8", "fp8", 1.25)

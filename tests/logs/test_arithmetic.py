@@ -151,6 +151,55 @@ def test_megatron_bridge_prints_the_same_in_its_sections():
     assert (evidence.optimizer, evidence.optimizer_states) == ("adam", "fp32 with moments in bf16 and fp32")
 
 
+TITAN = "[rank0]:[titan] 2026-01-01 10:00:00,123 - root - INFO - "
+SINGLE = "Float8 training active with recipe rowwise"
+GROUPED = "Converted GroupedExperts to use dynamic float8 rowwise quantization with scaled grouped GEMMs"
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        (["Float8 tensorwise scaled training active"], ("fp8", "current", ("experts",))),
+        ([SINGLE, "Swapped to Float8Linear layers with enable_fsdp_float8_all_gather=False"], ("fp8", "rowwise", ("experts",))),
+        ([SINGLE + "_with_gw_hp"], ("fp8", "rowwise", ("weight gradients", "experts"))),
+        ([SINGLE, GROUPED], ("fp8", "rowwise", None)),
+        ([GROUPED], ("fp8", "rowwise", ("all but the experts",))),
+        (["MX training active with recipe mxfp8_cublas"], ("fp8", "mxfp8", ("experts",))),
+        (["Converted Linear layers to NVFP4Linear"], ("fp4", "nvfp4", ("experts",))),
+        (["Swapped to FP8Linear layers"], ("fp8", "current", None)),
+    ],
+)
+def test_torchtitan_says_what_is_in_fp8(lines, found):
+    evidence = evidence_by("\n".join(TITAN + line for line in lines), "torchtitan")
+    assert (evidence.matmul_dtype, evidence.fp8_scaling, evidence.wider_parts) == found
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ([SINGLE], "rowwise scaling against current scaling"),
+        ([SINGLE + "_with_gw_hp"], "they differ: dtype that ran fp8 except in weight gradients against fp8"),
+        (["Applied full activation checkpointing to the model"], "recompute full against recompute unknown"),
+        (["Compiling each TransformerBlock with torch.compile"], "options unknown against compile=True"),
+        (['        "dtype": "bfloat16",'], "optimizer states in bf16 against optimizer states unknown"),
+        (["training.mixed_precision_reduce : bfloat16 (str)"], "gradients in bfloat16 against gradients unknown"),
+    ],
+)
+def test_a_line_of_torchtitan_that_changes_the_arithmetic_is_named(lines, said, tmp_path):
+    text = (LOGS / "torchtitan.log").read_text(encoding="utf8")
+    added = "".join(line + "\n" if line.startswith(" ") else TITAN + line + "\n" for line in lines)
+    for name, whole in (("usual", text), ("other", text.replace(TITAN + "Trainer", added + TITAN + "Trainer"))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.log").write_text(whole.replace(" tps: 4,390", f" tps: 4,39{len(name)}"), encoding="utf8")
+        done = run_command("extract_primus_metrics.py", "--log-file", tmp_path / name / "train.log", "--model-name", "auto")
+        assert done.returncode == 0, done.stderr
+    compared = run_command(
+        "compare.py", "--results-dir", tmp_path / "usual", tmp_path / "other", "--baseline", tmp_path / "usual", cwd=tmp_path
+    )
+    words = " ".join(compared.stdout.split())
+    assert said in words, words
+
+
 def test_primus_prints_the_same_with_types():
     text = "\n".join(
         f"  {name} : {value}"

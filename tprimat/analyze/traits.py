@@ -86,13 +86,19 @@ def machine_name(run: RunRecord) -> str:
     return f"{ranks(run)} ({name})" if run.machine.platform == "cpu" else f"{run.machine.gpus or 'unknown'} x {name}"
 
 
+EXPERTS = "experts"
+"""Part of a model, which a dense one lacks."""
+
+
 def dtype_that_ran(run: RunRecord) -> str | None:
     """Return what the matrix units ran, such as bf16, and where in the model fp8 or fp4 differs from the usual recipes."""
     if run.matmul_dtype not in {"fp8", "fp4"} or run.evidence is None:
         return run.matmul_dtype
     seen = (("output layer", run.evidence.output_layer_dtype), ("attention", run.evidence.attention_dtype))
     besides, layers = " and ".join(part for part, dtype in seen if dtype == "fp8"), layers_in_bf16(run.evidence)
-    wider = [f"in {layers} layer{'s' * (layers > 1)}"] * (layers > 0) + [f"in {part}" for part in run.evidence.wider_parts or ()]
+    mixture = run.shape is None or run.shape.experts is not None
+    parts = [part for part in run.evidence.wider_parts or () if mixture or part != EXPERTS]
+    wider = [f"in {layers} layer{'s' * (layers > 1)}"] * (layers > 0) + [f"in {part}" for part in parts]
     return run.matmul_dtype + (f" with {besides}" if besides else "") + (f" except {' and '.join(wider)}" if wider else "")
 
 
@@ -213,13 +219,16 @@ def _data(run: RunRecord) -> str | None:
 
 IN_THE_DTYPE = ("fp8_output_layer", "first_last_layers_bf16")
 """Options that the dtype names: told again as options, they would be a second difference, and one from records before them."""
-NO_OPTIONS = "default options"
-"""Words for the options of a run that records none."""
+DEFAULT_OPTIONS = "default options"
+NO_OPTIONS = (DEFAULT_OPTIONS, "options unknown")
+"""Words for the options of a run that records none: of ours, or of a log."""
 
 
-def _options(run: RunRecord) -> str:
+def _options(run: RunRecord) -> str | None:
+    """Return the options of an engine; None where a log prints none, which does not make them the default ones."""
     named = (f"{name}={value}" for name, value in sorted(run.engine_options.items()) if name not in IN_THE_DTYPE)
-    return ", ".join(named) or NO_OPTIONS
+    unknown = run.evidence is not None and run.evidence.source == "log"
+    return ", ".join(named) or (None if unknown else DEFAULT_OPTIONS)
 
 
 def _software(run: RunRecord) -> str | None:

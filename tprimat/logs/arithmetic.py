@@ -10,6 +10,8 @@ from tprimat.records.evidence import FP8_RECIPES
 from tprimat.records.schema import LARGEST_STEP, StepRecord
 
 NARROW = {"fp8", "fp4"}
+WIDE_WEIGHT_GRADIENTS = "_with_gw_hp"
+"""How torchao's recipes end that multiply weight gradients in bf16."""
 SHORT_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8"}
 """Of torch -> as Primus writes them. Transformer Engine keeps moments in fp8 as uint8."""
 LONG_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -36,10 +38,15 @@ def narrow(arguments: Mapping[str, str], dtype: str) -> dict[str, Any]:
     fp8_attention = ("fp8_dot_product_attention", "fp8_multi_head_attention", "enable_turbo_attention_float8")
     wide = [number_of(arguments, f"num_layers_at_{end}_in_bf16") for end in ("start", "end")]
     keeps = switch_of(arguments, "first_last_layers_bf16")
-    scaling = FP8_RECIPES.get(arguments.get(f"{dtype}_recipe", ""))
+    recipe = arguments.get(f"{dtype}_recipe", "")
+    scaling = FP8_RECIPES.get(recipe.removesuffix(WIDE_WEIGHT_GRADIENTS))
     parts = []
-    if switch_of(arguments, "fp8_wgrad") is False and dtype == "fp8" and scaling in {None, "delayed"}:
-        parts.append("weight gradients")  # Megatron heeds it under delayed scaling only
+    unasked = switch_of(arguments, "fp8_wgrad") is False and dtype == "fp8" and scaling in {None, "delayed"}
+    if recipe.endswith(WIDE_WEIGHT_GRADIENTS) or unasked:  # Megatron heeds its switch under delayed scaling only
+        parts.append("weight gradients")
+    linears, experts = (switch_of(arguments, f"fp8_{layers}") for layers in ("linears", "experts"))
+    if linears != experts:
+        parts.append("experts" if linears else "all but the experts")
     if (file := arguments.get("te_precision_config_file", "None")) not in NONE:
         parts.append(f"what {file} names")
     return {

@@ -201,6 +201,8 @@ ARITHMETIC_ARGUMENTS = {
     "fp4_recipe",
     "fp8_recipe",
     "fp8_wgrad",
+    "fp8_linears",
+    "fp8_experts",
     "fp8_dot_product_attention",
     "fp8_multi_head_attention",
     "enable_turbo_attention_float8",
@@ -222,7 +224,8 @@ ARITHMETIC_ARGUMENTS = {
     "profile_step_start",
     "profile_step_end",
 }
-"""Megatron's arguments that decide how a step computes, which logs/arithmetic.py reads; one is of Primus."""
+"""Megatron's arguments that decide how a step computes, which logs/arithmetic.py reads. One is of Primus, and fp8_linears and
+fp8_experts say which layers torchtitan converted."""
 OPTION_ARGUMENTS = {
     "fp8",
     "fp8_param_gather",
@@ -274,8 +277,12 @@ OPTION_ARGUMENTS = {
     "use_turbo_grouped_mlp",
     "use_turbo_deepep",
     "turbo_sync_free_moe_stage",
+    "compile",
+    "compile_loss",
+    "cpu_offload",
+    "async_tensor_parallel",
 }
-"""Megatron's arguments, and Primus's, that change the speed of the same work: the options of a run."""
+"""Megatron's arguments, Primus's and torchtitan's, that change the speed of the same work: the options of a run."""
 KEPT_ARGUMENTS = SHAPE_ARGUMENTS | ARITHMETIC_ARGUMENTS | OPTION_ARGUMENTS
 BEFORE_SWIGLU = {
     "swiglu": "False",

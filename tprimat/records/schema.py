@@ -159,7 +159,7 @@ class Machine(RefuseUnknownKeys):
         return None if self.gpus_per_node is None or self.nodes is None else self.gpus_per_node * self.nodes
 
 
-Fp8Scaling = Literal["delayed", "current", "blockwise", "mxfp8", "nvfp4", "mxfp4"]
+Fp8Scaling = Literal["delayed", "current", "rowwise", "blockwise", "mxfp8", "nvfp4", "mxfp4"]
 Grade = Literal["observed", "resolved", "stated"]
 """Of a fact: seen in the running program, resolved by the framework from its arguments, or what somebody wrote."""
 
@@ -209,7 +209,7 @@ class Evidence(RefuseUnknownKeys):
     """What else a recipe for fp8 or fp4 leaves in a wider dtype, such as weight gradients, in words; None: nothing seen."""
     fp8_scaling: Fp8Scaling | None = None
     """What a value is divided by before it is rounded to 8 or 4 bits: the largest of its tensor in earlier steps (delayed) or now
-    (current), or of its block. As in Megatron-Core's fp8_recipe, where current is called tensorwise."""
+    (current), or of its row or block. As in Megatron-Core's fp8_recipe, where current is called tensorwise."""
     gradient_dtype: str | None = None
     optimizer_states: Name | None = None
     """Dtype of master weights and moments, such as 'fp32' or 'fp32 with moments in bf16'; None also where the engine's options

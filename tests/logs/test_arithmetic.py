@@ -8,6 +8,7 @@ from commands import run_command
 
 from tprimat.logs.extract import evidence_of
 from tprimat.logs.parse import LogReading
+from tprimat.logs.shape import other_layers
 from tprimat.records.discover import read_result
 
 LOGS = Path(__file__).parent
@@ -198,6 +199,76 @@ def test_a_line_of_torchtitan_that_changes_the_arithmetic_is_named(lines, said, 
     )
     words = " ".join(compared.stdout.split())
     assert said in words, words
+
+
+def settings(**values):
+    return "\n".join(
+        f"I0317 09:59:16.241972 1234 pyconfig.py:413] Config param {name}: {value}" for name, value in values.items()
+    )
+
+
+@pytest.mark.parametrize("value", ["{}", "QuantizationType.{}"])
+@pytest.mark.parametrize(
+    ("quantization", "dtype", "scaling"),
+    [
+        ("none", "bf16", None),
+        ("fp8_full", "fp8", None),
+        ("te_fp8_currentscaling", "fp8", "current"),
+        ("te_nvfp4", "fp4", "nvfp4"),
+    ],
+)
+def test_maxtext_prints_its_quantization_as_a_word_or_as_a_member_of_an_enumeration(value, quantization, dtype, scaling):
+    named = value.format(quantization.upper() if "." in value else quantization)
+    evidence = evidence_by(settings(dtype="bfloat16", quantization=named), "maxtext")
+    assert (evidence.matmul_dtype, evidence.fp8_scaling) == (dtype, scaling)
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ({"mu_dtype": "bfloat16", "weight_dtype": "float32"}, "fp32 with moments in bf16 and fp32"),
+        ({"weight_dtype": "bfloat16"}, "bf16"),
+        ({"mu_dtype": "float32", "weight_dtype": "float32"}, "fp32"),
+        ({}, None),
+    ],
+)
+def test_maxtext_says_what_its_optimizer_keeps(values, found):
+    assert evidence_by(settings(**values), "maxtext").optimizer_states == found
+
+
+def test_maxtext_says_how_it_computes():
+    text = settings(
+        attention="cudnn_flash_te",
+        capacity_factor=1.25,
+        dataset_type="DatasetType.SYNTHETIC",
+        grad_dtype="bfloat16",
+        num_experts=8,
+        num_experts_per_tok=2,
+        opt_type="OptimizerType.ADAMW",
+        remat_policy="minimal",
+        use_random_routing=True,
+    )
+    evidence = evidence_by(text, "maxtext")
+    assert (evidence.attention, evidence.gradient_dtype, evidence.data) == ("cudnn_flash_te", "bfloat16", "mock")
+    assert (evidence.optimizer, evidence.recompute) == ("adamw", "selective")
+    assert (evidence.routing, evidence.expert_capacity) == ("balanced", 1.25)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "windowed"),
+    [
+        ("attention_type", "AttentionType.LOCAL_SLIDING", True),
+        ("attention_type", "AttentionType.GLOBAL", False),
+        ("decoder_block", "DecoderBlockType.GEMMA3", True),
+        ("decoder_block", "DecoderBlockType.LLAMA2", False),
+        ("moba", True, True),
+        ("moba", False, False),
+    ],
+)
+def test_attention_within_a_window_is_seen_however_maxtext_prints_it(name, value, windowed):
+    reading = LogReading(name="train.log", requested_dialect="maxtext")
+    reading.add(settings(**{name: value}).splitlines())
+    assert (other_layers(reading.contents.arguments) is not None) == windowed
 
 
 def test_primus_prints_the_same_with_types():

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tprimat.logs.fields import OPTION_ARGUMENTS, capacity, number, truth
+from tprimat.logs.fields import OPTIONS, capacity, number, truth
 from tprimat.logs.shape import NONE, number_of, switch_of
 from tprimat.records.evidence import FP8_RECIPES
 from tprimat.records.schema import LARGEST_STEP, StepRecord
@@ -79,8 +79,8 @@ def optimizer_states(arguments: Mapping[str, str]) -> str | None:
     narrows = switch_of(arguments, "use_precision_aware_optimizer")
     if not narrows:
         return None if narrows is None else "fp32"
-    dtypes = [short(arguments.get(name, "fp32")) for name in ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")]
-    masters, moments = dtypes[0], list(dict.fromkeys(dtypes[1:]))
+    masters = short(arguments.get("main_params_dtype", "fp32"))
+    moments = list(dict.fromkeys(short(arguments.get(name, masters)) for name in ("exp_avg_dtype", "exp_avg_sq_dtype")))
     return masters if moments == [masters] else f"{masters} with moments in {' and '.join(moments)}"
 
 
@@ -92,7 +92,7 @@ def short(dtype: str) -> str:
 
 def options_of(arguments: Mapping[str, str]) -> dict[str, object]:
     """Return the switches that a log prints, without those that are not set; a list as 'core_attn+mlp'."""
-    printed = {name: arguments[name] for name in sorted(OPTION_ARGUMENTS & arguments.keys()) if arguments[name] not in NONE}
+    printed = {name: arguments[name] for name in sorted(OPTIONS & arguments.keys()) if arguments[name] not in NONE}
     return {
         name: "+".join(re.findall(r"[\w.-]+", text)) if (switch := truth(text)) is None else switch
         for name, text in printed.items()

@@ -283,6 +283,20 @@ OPTION_ARGUMENTS = {
     "async_tensor_parallel",
 }
 """Megatron's arguments, Primus's and torchtitan's, that change the speed of the same work: the options of a run."""
+MAXTEXT_OPTIONS = {
+    "quantization",
+    "remat_policy",
+    "dropout_rate",
+    "scan_layers",
+    "gradient_accumulation_steps",
+    "optimizer_memory_host_offload",
+    "parameter_memory_host_offload",
+    "logits_dot_in_fp32",
+    "megablox",
+    "sparse_matmul",
+}
+"""MaxText's settings that do."""
+OPTIONS = OPTION_ARGUMENTS | MAXTEXT_OPTIONS
 KEPT_ARGUMENTS = SHAPE_ARGUMENTS | ARITHMETIC_ARGUMENTS | OPTION_ARGUMENTS
 BEFORE_SWIGLU = {
     "swiglu": "False",

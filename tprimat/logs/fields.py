@@ -195,8 +195,16 @@ SHAPE_ARGUMENTS = {
     "sft",
     "packed_sequence_size",
     "experimental_attention_variant",
+    "use_sink_attention",
+    "attention_output_gate",
+    "head_wise_attn_gate",
+    "heterogeneous_layers_config_path",
+    "retro_add_retriever",
+    "perform_rl_step",
+    "use_packed_attention",
+    "stage",
 }
-"""Megatron's arguments that describe the model, which logs/shape.py reads."""
+"""Megatron's arguments that describe the model and its sequences, which logs/shape.py reads; the last two are of Primus."""
 ARITHMETIC_ARGUMENTS = {
     "fp4_recipe",
     "fp8_recipe",

@@ -33,12 +33,18 @@ OTHER_LAYERS = (
     "hybrid_override_pattern",
     "experimental_attention_variant",
     "window_size",
+    "use_sink_attention",
+    "attention_output_gate",
+    "head_wise_attn_gate",
+    "heterogeneous_layers_config_path",
+    "retro_add_retriever",
     "decoder_seq_length",
     "peft",
     "reward",
+    "perform_rl_step",
 )
-"""Arguments of state-space layers, linear attention, sliding windows, decoders beside an encoder, adapters beside frozen weights,
-and reinforcement learning, whose steps also generate: their FLOP are others."""
+"""Arguments of state-space layers, linear attention, sliding windows, gates, layers of unlike widths, decoders beside an encoder,
+adapters beside frozen weights, and reinforcement learning, whose steps also generate: their FLOP are others."""
 NONE = {"None", "null"}
 REPEATED = re.compile(r"\[([01])\]\s*\*\s*(\d+)")
 
@@ -130,7 +136,8 @@ def shape_of_arguments(arguments: Mapping[str, str]) -> ModelShape:
 def _refuse_uncounted_layers(arguments: Mapping[str, str]) -> None:
     """Refuse a model with layers whose FLOP are not counted."""
     if other := other_layers(arguments):
-        kinds = {"peft": "training adapters on frozen weights", "reward": "reinforcement learning"}
+        learning = "reinforcement learning"
+        kinds = {"peft": "training adapters on frozen weights", "reward": learning, "perform_rl_step": learning}
         raise ConfigError(
             f"The log is from {kinds.get(other, 'a model with layers other than full attention')}.",
             why=f"{other} is {arguments[other]}; its FLOP are not counted here.",
@@ -146,7 +153,8 @@ def _refuse_uncounted_layers(arguments: Mapping[str, str]) -> None:
 
 def other_layers(arguments: Mapping[str, str]) -> str | None:
     """Return the argument that asks for layers whose FLOP are not those of full attention; None where none does."""
-    return next((name for name in OTHER_LAYERS if arguments.get(name, "None") not in NONE), None)
+    asked = (name for name in OTHER_LAYERS if arguments.get(name, "None") not in NONE)
+    return next((name for name in asked if truth(arguments[name]) is not False), None)
 
 
 def cautions_of(arguments: Mapping[str, str]) -> list[str]:
@@ -155,10 +163,11 @@ def cautions_of(arguments: Mapping[str, str]) -> list[str]:
     if (
         switch_of(arguments, "reset_attention_mask")
         or switch_of(arguments, "sft")
+        or switch_of(arguments, "use_packed_attention")
         or number_of(arguments, "packed_sequence_size")
     ):
         found.append("sequences are packed: attention ends at each document, and FLOP and MFU count that of whole sequences")
-    if switch_of(arguments, "sft"):
+    if switch_of(arguments, "sft") or arguments.get("stage") == "sft":
         found.append("sequences of fine-tuning are padded: tokens include padding")
     if (capacity := arguments.get("moe_expert_capacity_factor", "None")) not in NONE:
         found.append(f"experts drop choices above a capacity of {capacity}, and the log does not say how many: no FLOP, no MFU")

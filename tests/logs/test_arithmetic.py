@@ -61,6 +61,7 @@ NARROW = {"use_precision_aware_optimizer": True, "exp_avg_dtype": "torch.bfloat1
     ("both", "other", "said"),
     [
         ({}, NARROW, "they differ: optimizer states fp32 with moments in bf16 against fp32"),
+        ({}, {"reset_attention_mask": True}, "they differ: sequence length 4,096 packed against 4,096"),
         ({}, {"optimizer": "sgd"}, "they differ: optimizer states fp32 (sgd) against fp32"),
         (FP8, {"fp8_wgrad": False}, "they differ: dtype that ran fp8 except in weight gradients against fp8"),
         (FP8, {"te_precision_config_file": "some.yaml"}, "they differ: dtype that ran fp8 except in what some.yaml names"),

@@ -21,12 +21,18 @@ def tokens_per_step(run: RunRecord) -> int | None:
     return run.global_batch_sequences * run.sequence_tokens
 
 
+def sequence_words(run: RunRecord) -> str | None:
+    """Return the tokens of a sequence, and whether documents are packed or padded to fill it: '8,192 packed'."""
+    filled = None if run.evidence is None else run.evidence.documents
+    return None if run.sequence_tokens is None else f"{run.sequence_tokens:,}" + (f" {filled}" if filled else "")
+
+
 def work_words(run: RunRecord) -> list[str]:
     """Return what one step works on: tokens, sequence length, dtype."""
-    tokens, sequence = tokens_per_step(run), run.sequence_tokens
+    tokens, sequence = tokens_per_step(run), sequence_words(run)
     return [
         "tokens a step not recorded" if tokens is None else f"{tokens:,} tokens a step",
-        "sequence length not recorded" if sequence is None else f"sequences of {sequence:,}",
+        "sequence length not recorded" if sequence is None else f"sequences of {sequence}",
         dtype_that_ran(run) or "dtype not recorded",
     ]
 
@@ -138,6 +144,12 @@ class Trait:
 def _seen(name: str) -> Callable[[RunRecord], object]:
     """Return a function that reads a field of the evidence."""
     return lambda run: None if run.evidence is None else getattr(run.evidence, name)
+
+
+def _sequence(run: RunRecord) -> object:
+    """Return the tokens of a sequence, in words where documents are packed or padded to fill it."""
+    filled = None if run.evidence is None else run.evidence.documents
+    return sequence_words(run) if filled else run.sequence_tokens
 
 
 def _sequence_parallel(run: RunRecord) -> str | None:
@@ -337,10 +349,10 @@ TRAITS: Mapping[str, Trait] = {
     ),
     "sequence": Trait(
         name="sequence length",
-        value=lambda run: run.sequence_tokens,
+        value=_sequence,
         words="s{}",
         effect="refuse",
-        why="Changes the attention work per token.",
+        why="Changes the attention work per token, as packing does; padding adds tokens that train nothing.",
     ),
     "recompute": Trait(
         name="recompute",

@@ -21,13 +21,14 @@ from tprimat.logs.claims import (
     machine_of,
     merged_workload,
     model_of,
+    padding,
     unknown_model,
     world_size,
 )
 from tprimat.logs.failures import Failure, classify, diverging
 from tprimat.logs.parse import Dialect, LogReading
 from tprimat.logs.second_line import correct_seconds
-from tprimat.logs.shape import number_of
+from tprimat.logs.shape import number_of, packs, pads
 from tprimat.logs.steps import (
     LogContents,
     LoggedStep,
@@ -212,7 +213,8 @@ def extract(reading: LogReading, flags: Flags, source: LogSource, config: Config
     believed = check_model(reading, shape, parsed.evidence, claimed)
     if dialect is not None and dialect.unmasked_rate and parsed.steps:
         believed += (f"{CAUTION}{dialect.name} counts unmasked tokens only: step times hold where every sequence is full",)
-    parsed = replace(parsed, evidence=replace(parsed.evidence, notes=(*parsed.evidence.notes, *believed)))
+    filled = documents_of(reading.contents, merged_workload(parsed.evidence, flags.workload))
+    parsed = replace(parsed, evidence=replace(parsed.evidence, documents=filled, notes=(*parsed.evidence.notes, *believed)))
     ending = ending_of(reading, parsed.steps, dialect, growing=growing)
     engine = dialect.name if dialect else UNKNOWN_ENGINE
     truncated = source.truncated or ending.outcome == "interrupted"
@@ -275,6 +277,13 @@ def own_run(reading: LogReading, run: RunRecord, flags: Flags, source: LogSource
         ),
     )
     return ExtractedRun(run=ended, steps=parsed.steps, notes=parsed.notes)
+
+
+def documents_of(contents: LogContents, workload: Workload) -> str | None:
+    """Return whether sequences are packed with documents, padded, or both; None where the log shows neither."""
+    padded = pads(contents.arguments) or bool(padding(contents, workload))
+    found = ["packed"] * packs(contents.arguments) + ["padded"] * padded
+    return " and ".join(found) or None
 
 
 def parse_with_flags(reading: LogReading, flags: Flags, machine: Machine) -> ParsedLog:

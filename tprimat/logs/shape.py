@@ -157,17 +157,23 @@ def other_layers(arguments: Mapping[str, str]) -> str | None:
     return next((name for name in asked if truth(arguments[name]) is not False), None)
 
 
+def packs(arguments: Mapping[str, str]) -> bool:
+    """Whether a sequence holds several documents, at whose ends attention ends."""
+    switches = ("reset_attention_mask", "sft", "use_packed_attention")
+    return any(switch_of(arguments, name) for name in switches) or bool(number_of(arguments, "packed_sequence_size"))
+
+
+def pads(arguments: Mapping[str, str]) -> bool:
+    """Whether sequences are those of fine-tuning, which padding fills up."""
+    return bool(switch_of(arguments, "sft")) or arguments.get("stage") == "sft"
+
+
 def cautions_of(arguments: Mapping[str, str]) -> list[str]:
     """Say which arguments make tokens or FLOP of a step fewer than batch, sequence and shape do."""
     found = []
-    if (
-        switch_of(arguments, "reset_attention_mask")
-        or switch_of(arguments, "sft")
-        or switch_of(arguments, "use_packed_attention")
-        or number_of(arguments, "packed_sequence_size")
-    ):
+    if packs(arguments):
         found.append("sequences are packed: attention ends at each document, and FLOP and MFU count that of whole sequences")
-    if switch_of(arguments, "sft") or arguments.get("stage") == "sft":
+    if pads(arguments):
         found.append("sequences of fine-tuning are padded: tokens include padding")
     if (capacity := arguments.get("moe_expert_capacity_factor", "None")) not in NONE:
         found.append(f"experts drop choices above a capacity of {capacity}, and the log does not say how many: no FLOP, no MFU")

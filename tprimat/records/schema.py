@@ -195,6 +195,9 @@ class Evidence(RefuseUnknownKeys):
     global_batch_sequences: Count | None = None
     sequence_tokens: Count | None = None
     tokens_per_step: Count | None = None
+    documents: Name | None = None
+    """packed: a sequence holds several documents, at whose ends attention ends; padded: not every token is one of a document;
+    None: neither was seen."""
     parameter_dtype: str | None = None
     """Of the weights in the matmuls of the forward pass, such as 'bfloat16'."""
     matmul_dtype: str | None = None

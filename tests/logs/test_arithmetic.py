@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from commands import run_command
 
+from tprimat.logs.arithmetic import options_of
 from tprimat.logs.extract import evidence_of
 from tprimat.logs.parse import LogReading
 from tprimat.logs.shape import other_layers
@@ -270,6 +271,34 @@ def test_attention_within_a_window_is_seen_however_maxtext_prints_it(name, value
     reading = LogReading(name="train.log", requested_dialect="maxtext")
     reading.add(settings(**{name: value}).splitlines())
     assert (other_layers(reading.contents.arguments) is not None) == windowed
+
+
+ZERO = "[2026-01-01 10:00:00,000] [INFO] [config.py:1000:print]   "
+
+
+def test_deepspeed_says_what_it_offloads_and_shards():
+    device = "offload_optimizer=DeepSpeedZeroOffloadOptimizerConfig(device={}, nvme_path=None) offload_param=None"
+    texts = [
+        f"{ZERO}zero_config .................. stage=3 {device.format(name)}\n{ZERO}zero_optimization_stage ...... 3\n"
+        f"{ZERO}optimizer_name ............... adamw"
+        for name in ("'cpu'", "<OffloadDeviceEnum.cpu: 'cpu'>", "'none'")
+    ]
+    options = []
+    for text in texts:
+        reading = LogReading(name="train.log", requested_dialect="deepspeed")
+        reading.add(text.splitlines())
+        assert evidence_of(reading.contents)[0].optimizer == "adamw"
+        options.append(options_of(reading.contents.arguments))
+    assert options[:2] == [{"offload_optimizer": "cpu", "zero_optimization_stage": "3"}] * 2
+    assert options[2] == {"zero_optimization_stage": "3"}
+
+
+def test_composer_prints_its_recomputation_and_its_adapters():
+    assert evidence_by("  activation_checkpointing: true", "composer").recompute == "full"
+    assert evidence_by("  activation_checkpointing: false", "composer").recompute == "none"
+    reading = LogReading(name="train.log", requested_dialect="composer")
+    reading.add(["    peft_type: LORA"])
+    assert other_layers(reading.contents.arguments) == "peft"
 
 
 def test_primus_prints_the_same_with_types():

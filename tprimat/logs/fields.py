@@ -201,6 +201,7 @@ SHAPE_ARGUMENTS = {
     "heterogeneous_layers_config_path",
     "retro_add_retriever",
     "perform_rl_step",
+    "pld_enabled",
     "use_packed_attention",
     "stage",
 }
@@ -304,8 +305,17 @@ MAXTEXT_OPTIONS = {
     "sparse_matmul",
 }
 """MaxText's settings that do."""
-OPTIONS = OPTION_ARGUMENTS | MAXTEXT_OPTIONS
-KEPT_ARGUMENTS = SHAPE_ARGUMENTS | ARITHMETIC_ARGUMENTS | OPTION_ARGUMENTS
+DEEPSPEED_OPTIONS = {
+    "zero_optimization_stage",
+    "offload_optimizer",
+    "offload_param",
+    "communication_data_type",
+    "grad_accum_dtype",
+    "wall_clock_breakdown",
+}
+"""DeepSpeed's, of which wall_clock_breakdown waits for the device at each part of a step."""
+OPTIONS = OPTION_ARGUMENTS | MAXTEXT_OPTIONS | DEEPSPEED_OPTIONS
+KEPT_ARGUMENTS = SHAPE_ARGUMENTS | ARITHMETIC_ARGUMENTS | OPTION_ARGUMENTS | DEEPSPEED_OPTIONS
 BEFORE_SWIGLU = {
     "swiglu": "False",
     "normalization": "LayerNorm",

@@ -42,9 +42,11 @@ OTHER_LAYERS = (
     "peft",
     "reward",
     "perform_rl_step",
+    "pld_enabled",
 )
 """Arguments of state-space layers, linear attention, sliding windows, gates, layers of unlike widths, decoders beside an encoder,
-adapters beside frozen weights, and reinforcement learning, whose steps also generate: their FLOP are others."""
+adapters beside frozen weights, reinforcement learning, whose steps also generate, and layers that some steps leave out: their
+FLOP are others."""
 NONE = {"None", "null"}
 REPEATED = re.compile(r"\[([01])\]\s*\*\s*(\d+)")
 

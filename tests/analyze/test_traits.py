@@ -142,6 +142,30 @@ def test_runs_that_differ_in_one_trait_are_two_configurations_and_the_verdict_na
         assert trait.words[0] in baseline
 
 
+MIXTURE = model_shape("deepseek-v2-lite")
+
+
+@pytest.mark.parametrize(
+    ("shape", "change"),
+    [
+        (MIXTURE, {"experts_per_token": 4}),
+        (MIXTURE, {"expert_ffn": 704}),
+        (MIXTURE, {"shared_experts": 1}),
+        (MIXTURE, {"dense_first_layers": 3}),
+        (MIXTURE, {"kv_lora_rank": 256}),
+        (MIXTURE, {"value_head_dim": 64}),
+        (model_shape("llama-3.1-8b"), {"head_dim": 64}),
+        (model_shape("llama-3.1-8b"), {"gated": False}),
+        (model_shape("llama-3.1-8b"), {"tied_embeddings": True}),
+        (model_shape("llama-3.1-8b"), {"qk_norm": True}),
+        (model_shape("llama-3.1-8b"), {"norm": "layernorm"}),
+    ],
+)
+def test_whatever_changes_the_work_of_a_token_is_another_shape(shape, change, known):
+    found = judged(replace(known, run=replace(known.run, shape=shape)), ran(shape=replace(shape, **change)))
+    assert [one.key for one in found.differences if one.key == "shape"] == ["shape"]
+
+
 IN_A_NOTE = "NeMo's recipe keeps 2 of 32 layers in bf16: the first and the last."
 
 

@@ -353,6 +353,37 @@ def test_layers_other_than_full_attention_are_refused_whatever_the_name(name):
     assert differences(dense(**{name: None}), model_shape("llama-3.1-8b")) == []
 
 
+@pytest.mark.parametrize(
+    ("line", "seen"),
+    [
+        ("  lora.enabled            : True (bool)", True),
+        ("  lora.enabled            : False (bool)", False),
+        ("[INFO ] [--lora_utils.py:252] : Applying LoRA with r=32, alpha=32", True),
+        ("  use_sink_attention      : True (bool)", True),
+        ("  use_sink_attention      : False (bool)", False),
+        ("  perform_rl_step ........ True", True),
+        ("  perform_rl_step ........ False", False),
+        ("  attention_output_gate .. True", True),
+        ("  heterogeneous_layers_config_path ... None", False),
+        ("  heterogeneous_layers_config_path ... /configs/puzzle.json", True),
+    ],
+)
+def test_a_step_of_primus_that_does_other_work_is_refused(line, seen):
+    lines = [*lines_of("primus_qwen3_30b_a3b")[:2], line, *lines_of("primus_qwen3_30b_a3b")[2:]]
+    if seen:
+        assert "The log is from " in refused(lines, "auto").what
+        assert "contradicts the log" in refused(lines, "qwen3_moe").what
+    else:
+        assert run_of(lines, "auto").model == "qwen3_moe"
+
+
+def test_padded_and_packed_sequences_of_primus_are_said_to_be_so():
+    rows = ["  stage : sft (str)", "  use_packed_attention : True (bool)"]
+    notes = "; ".join(run_of([*rows, *lines_of("primus_qwen3_30b_a3b")], "auto").evidence.notes)
+    assert "tokens include padding" in notes
+    assert "attention ends at each document" in notes
+
+
 def nanotron(tokens_per_second):
     step = "iteration: {} / 9 | time_per_iteration_ms: 4.21K | tokens_per_sec_per_gpu: {} | global_batch_size: 64 | lm_loss: 11.1"
     return ["dp=4, pp=1, tp=2, sequence_length=4096"] + [step.format(number, tokens_per_second) for number in range(1, 10)]

@@ -175,7 +175,7 @@ def _distinctive_parts(lists: Sequence[str], others: Sequence[Kind], lacks: str)
     found = [""] * len(lists)
     for other in set(others):
         places = [place for place, its in enumerate(others) if its == other]
-        parts = [[] if lists[place] == NO_OPTIONS else lists[place].split(", ") for place in places]
+        parts = [[] if lists[place] in NO_OPTIONS else lists[place].split(", ") for place in places]
         texts = _differences(parts, lacks, brief=True)
         if len(set(texts)) < len(set(map(tuple, parts))):
             texts = _differences(parts, lacks)

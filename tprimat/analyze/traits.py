@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tprimat.facts.accelerators import find_accelerator
-from tprimat.facts.models import family_of, models
+from tprimat.facts.models import ModelShape, family_of, models
 from tprimat.records.evidence import FP8_RECIPES, grade_of, layers_in_bf16
 from tprimat.records.legacy import MODELS as USUAL_SHAPES
 from tprimat.records.schema import RunRecord
@@ -21,12 +21,18 @@ def tokens_per_step(run: RunRecord) -> int | None:
     return run.global_batch_sequences * run.sequence_tokens
 
 
+def sequence_words(run: RunRecord) -> str | None:
+    """Return the tokens of a sequence, and whether documents are packed or padded to fill it: '8,192 packed'."""
+    filled = None if run.evidence is None else run.evidence.documents
+    return None if run.sequence_tokens is None else f"{run.sequence_tokens:,}" + (f" {filled}" if filled else "")
+
+
 def work_words(run: RunRecord) -> list[str]:
     """Return what one step works on: tokens, sequence length, dtype."""
-    tokens, sequence = tokens_per_step(run), run.sequence_tokens
+    tokens, sequence = tokens_per_step(run), sequence_words(run)
     return [
         "tokens a step not recorded" if tokens is None else f"{tokens:,} tokens a step",
-        "sequence length not recorded" if sequence is None else f"sequences of {sequence:,}",
+        "sequence length not recorded" if sequence is None else f"sequences of {sequence}",
         dtype_that_ran(run) or "dtype not recorded",
     ]
 
@@ -86,13 +92,20 @@ def machine_name(run: RunRecord) -> str:
     return f"{ranks(run)} ({name})" if run.machine.platform == "cpu" else f"{run.machine.gpus or 'unknown'} x {name}"
 
 
+EXPERTS = "experts"
+"""Part of a model, which a dense one lacks."""
+
+
 def dtype_that_ran(run: RunRecord) -> str | None:
-    """Return what the matrix units ran, such as bf16, and in which parts of the model fp8 differs from the usual recipes."""
-    if run.matmul_dtype != "fp8" or run.evidence is None:
+    """Return what the matrix units ran, such as bf16, and where in the model fp8 or fp4 differs from the usual recipes."""
+    if run.matmul_dtype not in {"fp8", "fp4"} or run.evidence is None:
         return run.matmul_dtype
     seen = (("output layer", run.evidence.output_layer_dtype), ("attention", run.evidence.attention_dtype))
-    besides, wide = " and ".join(part for part, dtype in seen if dtype == "fp8"), layers_in_bf16(run.evidence)
-    return "fp8" + (f" with {besides}" if besides else "") + (f" except in {wide} layer{'s' * (wide > 1)}" if wide else "")
+    besides, layers = " and ".join(part for part, dtype in seen if dtype == "fp8"), layers_in_bf16(run.evidence)
+    mixture = run.shape is None or run.shape.experts is not None
+    parts = [part for part in run.evidence.wider_parts or () if mixture or part != EXPERTS]
+    wider = [f"in {layers} layer{'s' * (layers > 1)}"] * (layers > 0) + [f"in {part}" for part in parts]
+    return run.matmul_dtype + (f" with {besides}" if besides else "") + (f" except {' and '.join(wider)}" if wider else "")
 
 
 def engine_words(run: RunRecord) -> str:
@@ -133,6 +146,12 @@ def _seen(name: str) -> Callable[[RunRecord], object]:
     return lambda run: None if run.evidence is None else getattr(run.evidence, name)
 
 
+def _sequence(run: RunRecord) -> object:
+    """Return the tokens of a sequence, in words where documents are packed or padded to fill it."""
+    filled = None if run.evidence is None else run.evidence.documents
+    return sequence_words(run) if filled else run.sequence_tokens
+
+
 def _sequence_parallel(run: RunRecord) -> str | None:
     seen = None if run.evidence is None else run.evidence.sequence_parallel
     return None if seen is None else "on" if seen else "off"
@@ -144,23 +163,58 @@ def _on_gpu(value: Callable[[RunRecord], object]) -> Callable[[RunRecord], objec
 
 
 def _shape(run: RunRecord) -> str | None:
+    """Return what changes the work of a token: all dimensions, and whatever a model has that most have not."""
     shape = run.shape
     if shape is None:
         return None
-    experts = f", {shape.experts} experts" if shape.experts else ""
-    widths = f"{shape.heads}/{shape.kv_heads} heads, ffn {shape.ffn}, vocabulary {shape.vocabulary}"
-    return f"{shape.layers} layers of {shape.hidden} ({widths}{experts})"
+    parts = [f"{shape.heads}/{shape.kv_heads} heads", f"ffn {shape.ffn}", f"vocabulary {shape.vocabulary}", *_experts(shape)]
+    if shape.head_dim * shape.heads != shape.hidden:
+        parts.append(f"heads of {shape.head_dim}")
+    if shape.kv_lora_rank:
+        ranks = f"{shape.q_lora_rank or 'no'} and {shape.kv_lora_rank}"
+        parts.append(f"latent attention of ranks {ranks}, {shape.nope_head_dim}+{shape.rope_head_dim} to {shape.value_head_dim}")
+    unusual = (
+        ("ungated ffn", not shape.gated),
+        (shape.norm, shape.norm != "rmsnorm"),
+        ("biases", shape.linear_bias),
+        ("biases of queries, keys and values", shape.qkv_bias),
+        ("normalized queries and keys", shape.qk_norm),
+        ("tied embeddings", shape.tied_embeddings),
+        (f"{shape.position} positions", shape.position != "rope"),
+    )
+    return f"{shape.layers} layers of {shape.hidden} ({', '.join([*parts, *(words for words, has in unusual if has)])})"
+
+
+def _experts(shape: ModelShape) -> list[str]:
+    """Return a model's experts in words; empty for a dense one."""
+    if shape.experts is None:
+        return []
+    also = ((shape.shared_experts, "shared"), (shape.dense_first_layers, "dense layers"))
+    chosen = f"{shape.experts_per_token} of {shape.experts} experts of {shape.expert_ffn}"
+    return [chosen, *(f"{count} {words}" for count, words in also if count)]
+
+
+def _own_options(run: RunRecord) -> bool:
+    """Whether an engine of ours recorded its options, and not a log those that it prints."""
+    return bool(run.engine_options) and (run.evidence is None or run.evidence.source != "log")
 
 
 def _optimizer_states(run: RunRecord) -> str | None:
-    """Return the dtype of masters and moments: fp32 under an engine that records its options, unless they say otherwise."""
-    value = run.engine_options.get("optimizer_states", "fp32" if run.engine_options else None)
-    return None if value is None else str(value)
+    """Return the dtype of masters and moments, and whose they are unless Adam's: another optimizer computes something else.
+
+    They are in fp32 under an engine that records its options, unless these say otherwise.
+    """
+    seen, optimizer = (None, None) if run.evidence is None else (run.evidence.optimizer_states, run.evidence.optimizer)
+    value = run.engine_options.get("optimizer_states", seen or ("fp32" if _own_options(run) else None))
+    other = optimizer if optimizer and "adam" not in optimizer.lower() else None
+    if value is None:
+        return f"unknown dtypes ({other})" if other else None
+    return f"{value} ({other})" if other else str(value)
 
 
 def _fp8_scaling(run: RunRecord) -> str | None:
-    """Return how values are scaled to 8 bits; empty for other dtypes. Older records name it among the engine's options."""
-    if run.matmul_dtype != "fp8":
+    """Return how values are scaled to 8 or 4 bits; empty for other dtypes. Older records name it among the engine's options."""
+    if run.matmul_dtype not in {"fp8", "fp4"}:
         return ""
     options = run.engine_options
     if run.evidence is not None and run.evidence.fp8_scaling:
@@ -177,13 +231,16 @@ def _data(run: RunRecord) -> str | None:
 
 IN_THE_DTYPE = ("fp8_output_layer", "first_last_layers_bf16")
 """Options that the dtype names: told again as options, they would be a second difference, and one from records before them."""
-NO_OPTIONS = "default options"
-"""Words for the options of a run that records none."""
+DEFAULT_OPTIONS = "default options"
+NO_OPTIONS = (DEFAULT_OPTIONS, "options unknown")
+"""Words for the options of a run that records none: of ours, or of a log."""
 
 
-def _options(run: RunRecord) -> str:
+def _options(run: RunRecord) -> str | None:
+    """Return the options of an engine; None where a log prints none, which does not make them the default ones."""
     named = (f"{name}={value}" for name, value in sorted(run.engine_options.items()) if name not in IN_THE_DTYPE)
-    return ", ".join(named) or NO_OPTIONS
+    unknown = run.evidence is not None and run.evidence.source == "log"
+    return ", ".join(named) or (None if unknown else DEFAULT_OPTIONS)
 
 
 def _software(run: RunRecord) -> str | None:
@@ -202,7 +259,7 @@ def _expert_capacity(run: RunRecord) -> object:
     """
     if run.shape is None or run.shape.experts is None:
         return ""
-    return run.expert_capacity or ("unlimited" if run.engine_options else None)
+    return run.expert_capacity or ("unlimited" if _own_options(run) else None)
 
 
 def routing_words(run: RunRecord) -> str:
@@ -259,7 +316,7 @@ TRAITS: Mapping[str, Trait] = {
         value=_routing,
         words="{} routing",
         effect="refuse",
-        why="Hides load imbalance if balance is forced, which real training does not do.",
+        why="Hides load imbalance if balance is forced, or shows another one if a bias is: real training does neither.",
     ),
     "expert-capacity": Trait(
         name="expert capacity",
@@ -292,10 +349,10 @@ TRAITS: Mapping[str, Trait] = {
     ),
     "sequence": Trait(
         name="sequence length",
-        value=lambda run: run.sequence_tokens,
+        value=_sequence,
         words="s{}",
         effect="refuse",
-        why="Changes the attention work per token.",
+        why="Changes the attention work per token, as packing does; padding adds tokens that train nothing.",
     ),
     "recompute": Trait(
         name="recompute",
@@ -325,7 +382,7 @@ TRAITS: Mapping[str, Trait] = {
         words="optimizer states in {}",
         effect="refuse",
         unknown="warn",
-        why="Moves fewer bytes and trains differently without fp32 masters and moments.",
+        why="Moves fewer bytes without fp32 masters and moments; another optimizer than Adam computes something else.",
     ),
     "attention": Trait(
         name="attention",

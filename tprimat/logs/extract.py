@@ -1,13 +1,14 @@
 """The record of a run from its log: steps and evidence, the user's flags checked against both, and how the run ended."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tprimat import units
 from tprimat.config.schema import Config
 from tprimat.facts.accelerators import find_accelerator
+from tprimat.logs.arithmetic import arithmetic_of, options_of, profiled_steps
 from tprimat.logs.claims import (
     AUTO,
     MODEL_FLAG,
@@ -20,13 +21,14 @@ from tprimat.logs.claims import (
     machine_of,
     merged_workload,
     model_of,
+    padding,
     unknown_model,
     world_size,
 )
 from tprimat.logs.failures import Failure, classify, diverging
 from tprimat.logs.parse import Dialect, LogReading
 from tprimat.logs.second_line import correct_seconds
-from tprimat.logs.shape import number_of, switch_of
+from tprimat.logs.shape import number_of, packs, pads
 from tprimat.logs.steps import (
     LogContents,
     LoggedStep,
@@ -36,7 +38,7 @@ from tprimat.logs.steps import (
     larger,
     step_times,
 )
-from tprimat.records.evidence import CAUTION, FP8_RECIPES
+from tprimat.records.evidence import CAUTION
 from tprimat.records.schema import LARGEST_WHOLE, Evidence, LogSource, Machine, RunRecord, StepRecord, finite_or_none
 
 SEQUENCE_UNIT = 64
@@ -97,10 +99,9 @@ def evidence_of(contents: LogContents) -> tuple[Evidence, list[str]]:
     if evidence.get("matmul_dtype") == "fp8" and evidence.get("transformer_engine") is False:
         evidence["matmul_dtype"] = None
         notes.append("fp8 was requested, but Megatron ignores it without Transformer Engine")
-    if evidence.get("matmul_dtype") == "fp8":
-        evidence |= in_8_bits(contents.arguments)
-    if number_of(contents.arguments, "num_experts") is None and evidence.get("routing") == "natural":
-        evidence.pop("routing")  # printed for dense models, too
+    evidence |= arithmetic_of(contents.arguments, evidence)
+    if number_of(contents.arguments, "num_experts") is None and evidence.get("routing") != "balanced":
+        evidence.pop("routing", None)  # printed for dense models, too
     if number_of(contents.arguments, "num_experts") is None:
         evidence.pop("expert_capacity", None)
     degrees = [evidence.get(name) for name in ("tensor_parallel", "pipeline_parallel", "expert_parallel")]
@@ -112,18 +113,6 @@ def evidence_of(contents: LogContents) -> tuple[Evidence, list[str]]:
     if batch and sequence:
         evidence["tokens_per_step"] = batch * sequence
     return Evidence(source="log", **evidence), notes
-
-
-def in_8_bits(arguments: Mapping[str, str]) -> dict[str, Any]:
-    """Return what Megatron's arguments say of a run in fp8: how it scales, whether attention is in it, which layers are not."""
-    attends = any(switch_of(arguments, name) for name in ("fp8_dot_product_attention", "fp8_multi_head_attention"))
-    wide = [number_of(arguments, f"num_layers_at_{end}_in_bf16") for end in ("start", "end")]
-    keeps = switch_of(arguments, "first_last_layers_bf16")
-    return {
-        "fp8_scaling": FP8_RECIPES.get(arguments.get("fp8_recipe", "")),
-        "attention_dtype": "fp8" if attends else None,
-        "layers_in_bf16": sum(1 if number is None else number for number in wide) if keeps else 0 if keeps is False else None,
-    }
 
 
 def step_record(step: LoggedStep, seconds: float, workload: Workload) -> StepRecord:
@@ -224,7 +213,8 @@ def extract(reading: LogReading, flags: Flags, source: LogSource, config: Config
     believed = check_model(reading, shape, parsed.evidence, claimed)
     if dialect is not None and dialect.unmasked_rate and parsed.steps:
         believed += (f"{CAUTION}{dialect.name} counts unmasked tokens only: step times hold where every sequence is full",)
-    parsed = replace(parsed, evidence=replace(parsed.evidence, notes=(*parsed.evidence.notes, *believed)))
+    filled = documents_of(reading.contents, merged_workload(parsed.evidence, flags.workload))
+    parsed = replace(parsed, evidence=replace(parsed.evidence, documents=filled, notes=(*parsed.evidence.notes, *believed)))
     ending = ending_of(reading, parsed.steps, dialect, growing=growing)
     engine = dialect.name if dialect else UNKNOWN_ENGINE
     truncated = source.truncated or ending.outcome == "interrupted"
@@ -245,6 +235,8 @@ def extract(reading: LogReading, flags: Flags, source: LogSource, config: Config
         cause=ending.cause or None,
         hint=ending.hint,
         evidence=parsed.evidence,
+        engine_options=options_of(reading.contents.arguments),
+        profiled_steps=profiled_steps(reading.contents.arguments, parsed.steps),
         source=replace(source, dialect=dialect.name if dialect else None, truncated=truncated),
         **layout_fields(parsed.evidence, flags),
     )
@@ -285,6 +277,13 @@ def own_run(reading: LogReading, run: RunRecord, flags: Flags, source: LogSource
         ),
     )
     return ExtractedRun(run=ended, steps=parsed.steps, notes=parsed.notes)
+
+
+def documents_of(contents: LogContents, workload: Workload) -> str | None:
+    """Return whether sequences are packed with documents, padded, or both; None where the log shows neither."""
+    padded = pads(contents.arguments) or bool(padding(contents, workload))
+    found = ["packed"] * packs(contents.arguments) + ["padded"] * padded
+    return " and ".join(found) or None
 
 
 def parse_with_flags(reading: LogReading, flags: Flags, machine: Machine) -> ParsedLog:

@@ -44,7 +44,7 @@ class LineFields:
     evidence: Mapping[str, object] = field(default_factory=dict)
     """Field of records.schema.Evidence -> value, where the line shows what the framework runs."""
     arguments: Mapping[str, str] = field(default_factory=dict)
-    """Megatron's arguments that describe the model, as printed."""
+    """Megatron's arguments that describe the model and how it is computed, as printed."""
     dump: Literal["begins", "ends"] | None = None
     """The line opens or closes Megatron's dump of its resolved arguments, which outranks settings printed elsewhere."""
     accelerator: str | None = None
@@ -191,18 +191,131 @@ SHAPE_ARGUMENTS = {
     "decoder_seq_length",
     "peft",
     "moe_expert_capacity_factor",
-    "fp8_recipe",
-    "fp8_dot_product_attention",
-    "fp8_multi_head_attention",
-    "first_last_layers_bf16",
-    "num_layers_at_start_in_bf16",
-    "num_layers_at_end_in_bf16",
     "reset_attention_mask",
     "sft",
     "packed_sequence_size",
     "experimental_attention_variant",
+    "use_sink_attention",
+    "attention_output_gate",
+    "head_wise_attn_gate",
+    "heterogeneous_layers_config_path",
+    "retro_add_retriever",
+    "perform_rl_step",
+    "pld_enabled",
+    "use_packed_attention",
+    "stage",
 }
-"""Megatron's arguments that describe the model, which logs/shape.py reads, and what of it runs in fp8."""
+"""Megatron's arguments that describe the model and its sequences, which logs/shape.py reads; the last two are of Primus."""
+ARITHMETIC_ARGUMENTS = {
+    "fp4_recipe",
+    "fp8_recipe",
+    "fp8_wgrad",
+    "fp8_linears",
+    "fp8_experts",
+    "fp8_dot_product_attention",
+    "fp8_multi_head_attention",
+    "enable_turbo_attention_float8",
+    "first_last_layers_bf16",
+    "num_layers_at_start_in_bf16",
+    "num_layers_at_end_in_bf16",
+    "te_precision_config_file",
+    "accumulate_allreduce_grads_in_fp32",
+    "grad_reduce_in_bf16",
+    "grad_reduce_in_fp32",
+    "main_grads_dtype",
+    "use_precision_aware_optimizer",
+    "main_params_dtype",
+    "exp_avg_dtype",
+    "exp_avg_sq_dtype",
+    "moe_router_force_biased",
+    "moe_expert_rank_capacity_factor",
+    "profile",
+    "profile_step_start",
+    "profile_step_end",
+}
+"""Megatron's arguments that decide how a step computes, which logs/arithmetic.py reads. One is of Primus, and fp8_linears and
+fp8_experts say which layers torchtitan converted."""
+OPTION_ARGUMENTS = {
+    "fp8",
+    "fp8_param_gather",
+    "fp8_amax_history_len",
+    "attention_backend",
+    "use_flash_attn",
+    "attention_dropout",
+    "hidden_dropout",
+    "fp32_residual_connection",
+    "cross_entropy_loss_fusion",
+    "cross_entropy_fusion_impl",
+    "gradient_accumulation_fusion",
+    "apply_rope_fusion",
+    "deterministic_mode",
+    "check_for_nan_in_loss_and_grad",
+    "timing_log_level",
+    "recompute_method",
+    "recompute_num_layers",
+    "recompute_modules",
+    "cpu_offloading",
+    "fine_grained_activation_offloading",
+    "optimizer_cpu_offload",
+    "optimizer_offload_fraction",
+    "use_distributed_optimizer",
+    "use_torch_fsdp2",
+    "use_custom_fsdp",
+    "use_megatron_fsdp",
+    "data_parallel_sharding_strategy",
+    "overlap_grad_reduce",
+    "overlap_param_gather",
+    "tp_comm_overlap",
+    "cp_comm_type",
+    "expert_tensor_parallel_size",
+    "enable_cuda_graph",
+    "external_cuda_graph",
+    "cuda_graph_impl",
+    "moe_grouped_gemm",
+    "moe_permute_fusion",
+    "moe_router_dtype",
+    "moe_router_load_balancing_type",
+    "moe_shared_expert_overlap",
+    "moe_token_dispatcher_type",
+    "overlap_moe_expert_parallel_comm",
+    "enable_primus_turbo",
+    "use_turbo_attention",
+    "use_turbo_gemm",
+    "use_turbo_parallel_linear",
+    "use_turbo_grouped_gemm",
+    "use_turbo_grouped_mlp",
+    "use_turbo_deepep",
+    "turbo_sync_free_moe_stage",
+    "compile",
+    "compile_loss",
+    "cpu_offload",
+    "async_tensor_parallel",
+}
+"""Megatron's arguments, Primus's and torchtitan's, that change the speed of the same work: the options of a run."""
+MAXTEXT_OPTIONS = {
+    "quantization",
+    "remat_policy",
+    "dropout_rate",
+    "scan_layers",
+    "gradient_accumulation_steps",
+    "optimizer_memory_host_offload",
+    "parameter_memory_host_offload",
+    "logits_dot_in_fp32",
+    "megablox",
+    "sparse_matmul",
+}
+"""MaxText's settings that do."""
+DEEPSPEED_OPTIONS = {
+    "zero_optimization_stage",
+    "offload_optimizer",
+    "offload_param",
+    "communication_data_type",
+    "grad_accum_dtype",
+    "wall_clock_breakdown",
+}
+"""DeepSpeed's, of which wall_clock_breakdown waits for the device at each part of a step."""
+OPTIONS = OPTION_ARGUMENTS | MAXTEXT_OPTIONS | DEEPSPEED_OPTIONS
+KEPT_ARGUMENTS = SHAPE_ARGUMENTS | ARITHMETIC_ARGUMENTS | OPTION_ARGUMENTS | DEEPSPEED_OPTIONS
 BEFORE_SWIGLU = {
     "swiglu": "False",
     "normalization": "LayerNorm",

@@ -33,12 +33,20 @@ OTHER_LAYERS = (
     "hybrid_override_pattern",
     "experimental_attention_variant",
     "window_size",
+    "use_sink_attention",
+    "attention_output_gate",
+    "head_wise_attn_gate",
+    "heterogeneous_layers_config_path",
+    "retro_add_retriever",
     "decoder_seq_length",
     "peft",
     "reward",
+    "perform_rl_step",
+    "pld_enabled",
 )
-"""Arguments of state-space layers, linear attention, sliding windows, decoders beside an encoder, adapters beside frozen weights,
-and reinforcement learning, whose steps also generate: their FLOP are others."""
+"""Arguments of state-space layers, linear attention, sliding windows, gates, layers of unlike widths, decoders beside an encoder,
+adapters beside frozen weights, reinforcement learning, whose steps also generate, and layers that some steps leave out: their
+FLOP are others."""
 NONE = {"None", "null"}
 REPEATED = re.compile(r"\[([01])\]\s*\*\s*(\d+)")
 
@@ -130,7 +138,8 @@ def shape_of_arguments(arguments: Mapping[str, str]) -> ModelShape:
 def _refuse_uncounted_layers(arguments: Mapping[str, str]) -> None:
     """Refuse a model with layers whose FLOP are not counted."""
     if other := other_layers(arguments):
-        kinds = {"peft": "training adapters on frozen weights", "reward": "reinforcement learning"}
+        learning = "reinforcement learning"
+        kinds = {"peft": "training adapters on frozen weights", "reward": learning, "perform_rl_step": learning}
         raise ConfigError(
             f"The log is from {kinds.get(other, 'a model with layers other than full attention')}.",
             why=f"{other} is {arguments[other]}; its FLOP are not counted here.",
@@ -146,19 +155,27 @@ def _refuse_uncounted_layers(arguments: Mapping[str, str]) -> None:
 
 def other_layers(arguments: Mapping[str, str]) -> str | None:
     """Return the argument that asks for layers whose FLOP are not those of full attention; None where none does."""
-    return next((name for name in OTHER_LAYERS if arguments.get(name, "None") not in NONE), None)
+    asked = (name for name in OTHER_LAYERS if arguments.get(name, "None") not in NONE)
+    return next((name for name in asked if truth(arguments[name]) is not False), None)
+
+
+def packs(arguments: Mapping[str, str]) -> bool:
+    """Whether a sequence holds several documents, at whose ends attention ends."""
+    switches = ("reset_attention_mask", "sft", "use_packed_attention")
+    return any(switch_of(arguments, name) for name in switches) or bool(number_of(arguments, "packed_sequence_size"))
+
+
+def pads(arguments: Mapping[str, str]) -> bool:
+    """Whether sequences are those of fine-tuning, which padding fills up."""
+    return bool(switch_of(arguments, "sft")) or arguments.get("stage") == "sft"
 
 
 def cautions_of(arguments: Mapping[str, str]) -> list[str]:
     """Say which arguments make tokens or FLOP of a step fewer than batch, sequence and shape do."""
     found = []
-    if (
-        switch_of(arguments, "reset_attention_mask")
-        or switch_of(arguments, "sft")
-        or number_of(arguments, "packed_sequence_size")
-    ):
+    if packs(arguments):
         found.append("sequences are packed: attention ends at each document, and FLOP and MFU count that of whole sequences")
-    if switch_of(arguments, "sft"):
+    if pads(arguments):
         found.append("sequences of fine-tuning are padded: tokens include padding")
     if (capacity := arguments.get("moe_expert_capacity_factor", "None")) not in NONE:
         found.append(f"experts drop choices above a capacity of {capacity}, and the log does not say how many: no FLOP, no MFU")

@@ -16,6 +16,7 @@ from tprimat.config.schema import (
     ProfilingConfig,
     Recompute,
     RecomputeModule,
+    Routing,
     Scalar,
     Size,
 )
@@ -24,7 +25,7 @@ from tprimat.facts.accelerators import PlatformName
 from tprimat.facts.models import ModelShape
 from tprimat.facts.rows import RefuseUnknownKeys
 from tprimat.records.redaction import masked_environment
-from tprimat.records.schema import MicroBatchSearch, Routing, RunPrediction
+from tprimat.records.schema import MicroBatchSearch, RunPrediction
 from tprimat.records.store import from_json, read_text, to_json, write_atomically
 
 __all__ = [

@@ -219,7 +219,7 @@ def _with_new_names(run: RunRecord) -> RunRecord:
     """Return the run with NeMo's option for CUDA graphs under its present name, so that older records compare with newer ones."""
     options = dict(run.engine_options)
     graphs = options.pop("enable_cuda_graph", None)
-    return run if graphs is None else replace(run, engine_options={**options, "cuda_graph_impl": "local" if graphs else "none"})
+    return run if graphs is None else replace(run, engine_options={"cuda_graph_impl": "local" if graphs else "none", **options})
 
 
 HELD_BACK = re.compile(r"clocks were held back in (\d+)% of the readings: (.+)")

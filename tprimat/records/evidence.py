@@ -18,10 +18,13 @@ FP8_RECIPES: Mapping[str, Fp8Scaling] = {
     "delayed": "delayed",
     "tensorwise": "current",
     "current": "current",
+    "rowwise": "rowwise",
     "blockwise": "blockwise",
     "mxfp8": "mxfp8",
+    "nvfp4": "nvfp4",
+    "mxfp4": "mxfp4",
 }
-"""Megatron-Core's fp8_recipe, or our fp8_scaling -> Evidence.fp8_scaling."""
+"""Megatron-Core's fp8_recipe or fp4_recipe, torchao's recipe, or our fp8_scaling -> Evidence.fp8_scaling."""
 NO_FACTS = ("source", "grades", "notes")
 
 

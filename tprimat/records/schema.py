@@ -98,10 +98,11 @@ class MicroBatchSearch(RefuseUnknownKeys):
 
 Outcome = Literal["running", "completed", "out_of_memory", "timed_out", "hung", "interrupted", "diverged", "failed"]
 Clock = Literal["step_end", "framework"]
-Routing = Literal["natural", "balanced"]
+Routing = Literal["natural", "balanced", "biased"]
+"""How tokens choose experts: by the router, at random, which gives all experts about as many (as Megatron-Core forces it), or
+with a random preference for some of them."""
 ExpertCapacity = Annotated[float, Field(gt=0, le=LARGEST_REAL, allow_inf_nan=False)] | Literal["unlimited"]
 """What an expert takes of a rank's micro-batch, times the mean of all experts; more is dropped."""
-"""How tokens choose experts: by the router, or at random, which gives all experts about as many (as Megatron-Core forces it)."""
 StartUp = Literal["rank_started", "imported", "process_group", "model_built", "training"]
 """Stages of a rank's start: Python runs, libraries are imported, ranks are connected, the model is built, steps begin."""
 
@@ -158,7 +159,7 @@ class Machine(RefuseUnknownKeys):
         return None if self.gpus_per_node is None or self.nodes is None else self.gpus_per_node * self.nodes
 
 
-Fp8Scaling = Literal["delayed", "current", "blockwise", "mxfp8"]
+Fp8Scaling = Literal["delayed", "current", "rowwise", "blockwise", "mxfp8", "nvfp4", "mxfp4"]
 Grade = Literal["observed", "resolved", "stated"]
 """Of a fact: seen in the running program, resolved by the framework from its arguments, or what somebody wrote."""
 
@@ -194,6 +195,9 @@ class Evidence(RefuseUnknownKeys):
     global_batch_sequences: Count | None = None
     sequence_tokens: Count | None = None
     tokens_per_step: Count | None = None
+    documents: Name | None = None
+    """packed: a sequence holds several documents, at whose ends attention ends; padded: not every token is one of a document;
+    None: neither was seen."""
     parameter_dtype: str | None = None
     """Of the weights in the matmuls of the forward pass, such as 'bfloat16'."""
     matmul_dtype: str | None = None
@@ -204,10 +208,15 @@ class Evidence(RefuseUnknownKeys):
     """fp8 if attention multiplies in 8 bits as well, which usual recipes leave in bf16; None: not seen to."""
     layers_in_bf16: WholeNumber | None = None
     """Layers that a recipe for fp8 leaves in bf16, as some do with the first and the last; None: not seen."""
+    wider_parts: tuple[Name, ...] | None = None
+    """What else a recipe for fp8 or fp4 leaves in a wider dtype, such as weight gradients, in words; None: nothing seen."""
     fp8_scaling: Fp8Scaling | None = None
-    """What a value is divided by before it is rounded to 8 bits: the largest of its tensor in earlier steps (delayed) or now
-    (current), or of its block. As in Megatron-Core's fp8_recipe, where current is called tensorwise."""
+    """What a value is divided by before it is rounded to 8 or 4 bits: the largest of its tensor in earlier steps (delayed) or now
+    (current), or of its row or block. As in Megatron-Core's fp8_recipe, where current is called tensorwise."""
     gradient_dtype: str | None = None
+    optimizer_states: Name | None = None
+    """Dtype of master weights and moments, such as 'fp32' or 'fp32 with moments in bf16'; None also where the engine's options
+    tell it."""
     weights_split_over: Count | None = None
     """Replicas that have a part each of every weight (FSDP, ZeRO-3); 1: each has all of its weights."""
     parameters: WholeNumber | None = None

@@ -20,6 +20,7 @@ from tprimat.analyze.traits import (
     on_nodes,
     ranks,
     routing_words,
+    sequence_words,
     tokens_per_step,
 )
 from tprimat.facts.published import SPELLING
@@ -78,7 +79,7 @@ def _tokens(run: RunRecord) -> str:
 
 
 def _sequence(run: RunRecord) -> str:
-    return "sequence not recorded" if run.sequence_tokens is None else f"sequence {units.count(run.sequence_tokens)}"
+    return "sequence not recorded" if run.sequence_tokens is None else f"sequence {sequence_words(run)}"
 
 
 def _model(run: RunRecord) -> str:

@@ -7,7 +7,17 @@ from tprimat import units
 from tprimat.analyze.compare import LEAST_HELD_BACK, QUESTION, Question, Ranking, Verdict, comparable, rankings
 from tprimat.analyze.groups import Group, group_held_back, labels_among, spread_between_runs
 from tprimat.analyze.metrics import of_machine
-from tprimat.analyze.traits import LISTS, TRAITS, DifferingTrait, dtype_that_ran, few, on_nodes, ranks, tokens_per_step
+from tprimat.analyze.traits import (
+    LISTS,
+    TRAITS,
+    DifferingTrait,
+    dtype_that_ran,
+    few,
+    on_nodes,
+    ranks,
+    sequence_words,
+    tokens_per_step,
+)
 from tprimat.records.evidence import grade_of
 from tprimat.records.schema import Estimate
 from tprimat.report.catalogue import (
@@ -146,7 +156,7 @@ def heading(ranking: Ranking) -> str:
         "shape": shapes.pop() if len(shapes) == 1 else None,
         "gpus": (ranks(run) or "") + (on_nodes(run) if len(nodes) == 1 else ""),
         "tokens": f"{units.count(tokens)} tokens a step" if tokens else None,
-        "sequence": f"sequence {units.count(run.sequence_tokens)}" if run.sequence_tokens else None,
+        "sequence": f"sequence {sequence_words(run)}" if run.sequence_tokens else None,
         "dtype": dtype_that_ran(run),
     }
     return ", ".join(fact for key, fact in facts.items() if fact and key not in ranking.question.varying)

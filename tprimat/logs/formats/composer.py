@@ -12,8 +12,10 @@ SIGNS = (("Train throughput/",), ("[batch=", "]:"))
 
 BATCH = re.compile(r"(?<!Eval )\[batch=(\d+)(?:/(\d+))?\]")
 METRIC = re.compile(r"Train ([\w/\-]+): (\S+)")
-SETTING = re.compile(LAUNCHER_PREFIX + r"\s*(max_seq_len|global_train_batch_size|n_gpus|precision): (\S+)\s*$")
-SETTING_MARKS = ("max_seq_len:", "global_train_batch_size:", "n_gpus:", "precision:")
+SETTING = re.compile(
+    LAUNCHER_PREFIX + r"\s*(max_seq_len|global_train_batch_size|n_gpus|precision|activation_checkpointing|peft_type): (\S+)\s*$"
+)
+SETTING_MARKS = ("max_seq_len:", "global_train_batch_size:", "n_gpus:", "precision:", "activation_checkpointing:", "peft_type:")
 SETTINGS = {"max_seq_len": "sequence_tokens", "global_train_batch_size": "global_batch_sequences", "n_gpus": "world_size"}
 DTYPES = {"amp_bf16": "bf16", "amp_fp16": "fp16", "amp_fp8": "fp8", "fp32": "fp32"}
 MARKS = ("[batch=", "Train ", *SETTING_MARKS)
@@ -52,5 +54,9 @@ def read_setting(name: str, value: str) -> LineFields | None:
     """Return one row of the configuration, which is printed as YAML."""
     if name == "precision":
         return LineFields(evidence={"matmul_dtype": DTYPES[value]}) if value in DTYPES else None
+    if name == "activation_checkpointing":
+        return LineFields(evidence={"recompute": "full" if value == "true" else "none"})
+    if name == "peft_type":
+        return LineFields(arguments={"peft": value})
     setting = whole(value)
     return None if setting is None else LineFields(evidence={SETTINGS[name]: setting})

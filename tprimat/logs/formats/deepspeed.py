@@ -24,6 +24,8 @@ ARGUMENTS = {
     "world_size": "world_size",
 }
 DTYPES = {"bfloat16_enabled": "bf16", "fp16_enabled": "fp16"}
+OFFLOADED = re.compile(r"\b(offload_(?:optimizer|param))=\w+\(device=\W*(?:\w+\.)?(\w+)")
+"""In the row of zero_config: offload_optimizer=DeepSpeedZeroOffloadOptimizerConfig(device='cpu', …."""
 MARKS = ("CurrSamplesPerSec", "skipped=", " ..", "elapsed_time_per_iteration_ms=", "elapsed time per iteration")
 
 
@@ -37,6 +39,8 @@ def read_line(text: str) -> LineFields | None:
         return megatron_lm.read_iteration(plain(text))
     if "skipped=" in text and (match := RATE.search(plain(text))):
         return LineFields(step=count(match[1]), learning_rate=number(match[3]))
+    if "zero_config .." in text:
+        return LineFields(arguments={name: device for name, device in OFFLOADED.findall(text) if device != "none"})
     if " .." in text and (match := ARGUMENT.search(plain(text))):
         return read_argument(match[1], match[2])
     return None
@@ -85,4 +89,8 @@ def read_argument(name: str, value: str) -> LineFields | None:
         return LineFields(evidence={ARGUMENTS[name]: argument})
     if name in DTYPES and value == "True":
         return LineFields(evidence={"matmul_dtype": DTYPES[name]})
+    if name == "optimizer_name" and value != "None":
+        return LineFields(evidence={"optimizer": value})
+    if name == "fp16_master_weights_and_gradients" and value == "True":
+        return LineFields(evidence={"optimizer_states": "fp16 masters"})
     return megatron_lm.argument(name, value)

@@ -4,8 +4,9 @@ The first times cover dispatch only, and the next one waits for their work: see 
 """
 
 import re
+from collections.abc import Callable
 
-from tprimat.logs.fields import LineFields, count, number, plain, whole
+from tprimat.logs.fields import MAXTEXT_OPTIONS, LineFields, capacity, count, number, plain, truth, whole
 
 NAME = "maxtext"
 SIGNS = (("completed step:", "seconds:"),)
@@ -21,11 +22,43 @@ SHAPE = {
     "num_kv_heads": "num_query_groups",
     "head_dim": "kv_channels",
     "num_experts": "num_experts",
+    "num_experts_per_tok": "moe_router_topk",
+    "mtp_num_layers": "mtp_num_layers",
 }
 """MaxText's settings that describe the model -> Megatron's arguments."""
-WINDOWED = {"local_sliding", "chunk"}
-"""Kinds of attention within a window."""
-QUANTIZED = ("fp8", "int8", "int4")
+ARITHMETIC = {
+    "weight_dtype": {"use_precision_aware_optimizer": "True", "main_params_dtype": "{}", "exp_avg_sq_dtype": "{}"},
+    "mu_dtype": {"exp_avg_dtype": "{}"},
+    **{name: {name: "{}"} for name in sorted(MAXTEXT_OPTIONS)},
+}
+"""Setting -> Megatron's arguments that say the same of how a step computes, or the option itself."""
+FACTS: dict[str, tuple[str, Callable[[str], object]]] = {
+    "opt_type": ("optimizer", str),
+    "grad_dtype": ("gradient_dtype", str),
+    "attention": ("attention", str),
+    "use_random_routing": ("routing", lambda value: "balanced" if truth(value) else "natural"),
+    "capacity_factor": ("expert_capacity", capacity),
+    "remat_policy": ("recompute", lambda value: value if value in {"full", "none"} else "selective"),
+    "dtype": ("matmul_dtype", lambda value: {"bfloat16": "bf16", "float32": "fp32"}.get(value, value)),
+}
+"""Setting -> field of the evidence, and what its text says of it."""
+ENUM = re.compile(r"[A-Z]\w+\.([A-Z]\w*)")
+"""A value as newer versions print it: AttentionType.LOCAL_SLIDING, QuantizationType.NONE."""
+WINDOWED = {
+    "attention_type": {"local_sliding", "chunk"},
+    "decoder_block": {"gemma2", "gemma3", "gpt_oss", "llama4"},
+    "moba": {"true"},
+    "use_sparse_indexer": {"true"},
+}
+"""Setting -> its values with which attention is within a window, in some layers at least."""
+QUANTIZED = ("fp8", "fp4", "int8", "int4")
+RECIPES = {
+    "te_fp8_delayedscaling": {"fp8_recipe": "delayed"},
+    "te_fp8_currentscaling": {"fp8_recipe": "current"},
+    "te_mxfp8": {"fp8_recipe": "mxfp8"},
+    "te_nvfp4": {"fp4_recipe": "nvfp4"},
+}
+"""Quantization by Transformer Engine -> Megatron's argument that says how it scales."""
 DEVICES = re.compile(r"Num_devices: (\d+)")
 MARKS = ("completed step:", "Config param", "Num_devices")
 
@@ -43,19 +76,27 @@ def read_line(text: str) -> LineFields | None:
 
 def read_setting(name: str, value: str) -> LineFields | None:
     """Return one row of the configuration."""
+    if member := ENUM.fullmatch(value):
+        value = member[1].lower()
     if name == "steps":
         return LineFields(total_steps=whole(value))
     if name in SETTINGS and (setting := whole(value)) is not None:
         return LineFields(evidence={SETTINGS[name]: setting})
     if name in SHAPE:
         return LineFields(arguments={SHAPE[name]: "None" if (name, value) == ("num_experts", "1") else value})
-    if name == "attention_type":
-        return LineFields(arguments={"window_size": value}) if value in WINDOWED else None
-    if name == "quantization":
-        return LineFields(evidence={"matmul_dtype": dtype}) if (dtype := quantized(value)) else None
-    if name == "dtype":
-        return LineFields(evidence={"matmul_dtype": {"bfloat16": "bf16", "float32": "fp32"}.get(value, value)})
-    return None
+    if name in WINDOWED:
+        return LineFields(arguments={"window_size": value}) if value.lower() in WINDOWED[name] else None
+    evidence: dict[str, object] = {}
+    if name == "quantization" and (dtype := quantized(value)):
+        evidence["matmul_dtype"] = dtype
+    if name == "dataset_type" and value == "synthetic":
+        evidence["data"] = "mock"
+    if name in FACTS:
+        fact, read = FACTS[name]
+        evidence[fact] = read(value)
+    arguments = {argument: text.format(value) for argument, text in ARITHMETIC.get(name, {}).items()}
+    arguments |= RECIPES.get(value, {}) if name == "quantization" else {}
+    return LineFields(evidence=evidence, arguments=arguments) if evidence or arguments else None
 
 
 def quantized(value: str) -> str | None:

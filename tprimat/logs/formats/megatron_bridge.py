@@ -2,7 +2,17 @@
 
 import re
 
-from tprimat.logs.fields import GIGABYTE, LAUNCHER_PREFIX, SHAPE_ARGUMENTS, LineFields, count, in_bytes, number, plain
+from tprimat.logs.fields import (
+    GIGABYTE,
+    KEPT_ARGUMENTS,
+    LAUNCHER_PREFIX,
+    OPTION_ARGUMENTS,
+    LineFields,
+    count,
+    in_bytes,
+    number,
+    plain,
+)
 from tprimat.logs.formats import megatron_lm
 
 NAME = "megatron-bridge"
@@ -11,10 +21,13 @@ SIGNS = (("MODEL_TFLOP/s/GPU",), ("Step Time :", "GPU utilization:"), ("mem-max-
 MEMORY = re.compile(r"\(after (\d+) iterations\) memory \(GB\)")
 SETTING = re.compile(r"(?:^|\s)(\w+): (\S+)\s*$")
 SETTINGS = ("parallel_size: ", "batch_size: ", "seq_length: ", "bf16: ", "fp8: ")
-SHAPE_SETTING = re.compile(LAUNCHER_PREFIX + r"  (\w+): (\S+)\s*$")
-"""A key of the section `model`; the nested ones of other models are indented further."""
+SECTION_SETTING = re.compile(LAUNCHER_PREFIX + r"  (\w+): (\S+)\s*$")
+"""A key of a section such as `model`; the nested ones of other models are indented further."""
 RENAMED = {"num_moe_experts": "num_experts", "gated_linear_unit": "swiglu"}
-SHAPE_MARKS = tuple(f"  {name}: " for name in (*sorted(SHAPE_ARGUMENTS), *RENAMED))
+READ = KEPT_ARGUMENTS | {"moe_router_force_load_balancing", "optimizer", "recompute_granularity", "sequence_parallel"}
+UNSET = {"null", "None"}
+"""Values of settings that one section leaves to another, as `comm_overlap` to `ddp`."""
+SECTION_MARKS = tuple(f"  {name}: " for name in (*sorted(READ), *RENAMED))
 TFLOPS = re.compile(r"(?<![\d.])([\d.]+)\s*(?:MODEL_)?TFLOP/s/GPU")
 """Without MODEL_ in 2025."""
 MARKS = (
@@ -25,7 +38,7 @@ MARKS = (
     "Adding lora to",
     "packed_sequence_size: ",
     *SETTINGS,
-    *SHAPE_MARKS,
+    *SECTION_MARKS,
 )
 
 
@@ -42,9 +55,9 @@ def read_line(text: str) -> LineFields | None:
         return LineFields(arguments={"peft": "lora"})
     if "packed_sequence_size: " in text and (match := SETTING.search(plain(text))):
         return LineFields(arguments={match[1]: match[2]})
-    if match := SHAPE_SETTING.match(plain(text)):
+    if match := SECTION_SETTING.match(plain(text)):
         name = RENAMED.get(match[1], match[1])
-        if name in SHAPE_ARGUMENTS:
+        if name in READ and not (name in OPTION_ARGUMENTS and match[2] in UNSET):
             return megatron_lm.argument(name, match[2])
     if any(setting in text for setting in SETTINGS) and "elapsed time" not in text:
         match = SETTING.search(plain(text))

@@ -9,9 +9,9 @@ from typing import Any
 from tprimat.logs.fields import (
     GIBIBYTE,
     HUMAN_SUFFIXES,
+    KEPT_ARGUMENTS,
     KNOWN_LATER,
     MEBIBYTE,
-    SHAPE_ARGUMENTS,
     LineFields,
     count,
     in_bytes,
@@ -26,7 +26,7 @@ NAME = "megatron-lm"
 SIGNS = (("iteration", "elapsed time per iteration"),)
 
 ITERATION = re.compile(r"iteration\s+(\d+)/\s*(\d+)")
-ARGUMENT = re.compile(r"\b(\w+) \.{2,} (\[[\d, ]*\](?=\s|$)|\S+)")
+ARGUMENT = re.compile(r"\b(\w+) \.{2,} (\[[^\]]*\](?=\s|$)|\S+)")
 SIZE = re.compile(r"(?<![\w-])(world|data-parallel|context-parallel|tensor-model-parallel|pipeline-model-parallel) size: (\d+)")
 SIZES = {
     "world": "world_size",
@@ -156,7 +156,7 @@ def argument(name: str, value: str) -> LineFields | None:
     if name == "train_iters":
         return LineFields(total_steps=whole(value))
     evidence = megatron_argument(name, value)
-    if name in SHAPE_ARGUMENTS:
+    if name in KEPT_ARGUMENTS:
         return None if name in KNOWN_LATER and whole(value) is None else LineFields(arguments={name: value}, evidence=evidence)
     return LineFields(evidence=evidence) if evidence else None
 

@@ -15,10 +15,11 @@ PLATFORM = "rocm"
 """Primus runs on AMD accelerators only."""
 
 WORLD = re.compile(r"\[rank-\d+/(\d+)\]")
-SETTING = re.compile(r"(?<![\w.-])(\w+)\s+: (\[[\d, ]*\]|\S+) \((?:int|bool|str|list|NoneType)\)")
+SETTING = re.compile(r"(?<![\w.-])(\w+)\s+: (\[[^\]]*\]|\S+) \((?:int|float|bool|str|list|NoneType)\)")
 DEVICE_MEMORY = "hip mem usage/free/total/usage_ratio"
-KINDS = ("(int)", "(bool)", "(str)", "(list)", "(NoneType)")
-MARKS = (*megatron_lm.MARKS, *KINDS, "Training completed.")
+KINDS = ("(int)", "(float)", "(bool)", "(str)", "(list)", "(NoneType)")
+ADAPTERS = ("Applying LoRA with", "Adding lora to")
+MARKS = (*megatron_lm.MARKS, *KINDS, *ADAPTERS, "Training completed.")
 
 
 def read_line(text: str) -> LineFields | None:
@@ -30,6 +31,8 @@ def read_line(text: str) -> LineFields | None:
         return read_iteration(plain(text))
     if any(kind in text for kind in KINDS):
         return read_setting(plain(text))
+    if any(words in text for words in ADAPTERS):
+        return LineFields(arguments={"peft": "lora"})
     if "Training completed." in text:
         return LineFields(finished=True)
     return megatron_lm.read_line(text)
@@ -52,5 +55,7 @@ def _value(text: str, name: str) -> str | None:
 
 def read_setting(text: str) -> LineFields | None:
     """Read one row of the resolved module configuration: '  name   : value (type)'."""
+    if "lora.enabled" in text:
+        return LineFields(arguments={"peft": "lora"}) if ": True (bool)" in text else None
     match = SETTING.search(text)
     return megatron_lm.argument(match[1], match[2]) if match else None

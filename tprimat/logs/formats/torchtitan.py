@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tprimat.logs.fields import GIBIBYTE, LineFields, count, in_bytes, number, plain, whole
+from tprimat.logs.fields import GIBIBYTE, LAUNCHER_PREFIX, LineFields, count, in_bytes, number, plain, whole
 
 NAME = "torchtitan"
 SIGNS = (("step:", "loss:", "tps:"), ("step:", "loss:", "memory:", "wps:"))
@@ -19,8 +19,26 @@ DEGREES = re.compile(r"\b(pp|dp_replicate|dp_shard|cp|tp|ep)=(\d+)")
 """Of the line 'Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard=4, …', which replaced the other in 2025."""
 PRECISION = re.compile(r'"mixed_precision_param": "(bfloat16|float32)"|training\.mixed_precision_param\s+: (bfloat16|float32)\b')
 """In the configuration that --job.print_config prints, and in Primus's rows of it."""
-SWAPPED = ("Swapped to FP8Linear layers", "Swapped to MXLinear layers")
-"""Primus-Turbo's layers in fp8, per tensor and in blocks (MXFP8): no other line says that they run."""
+SWAPPED = {"Swapped to FP8Linear layers": "tensorwise", "Swapped to MXLinear layers": "mxfp8"}
+"""Primus-Turbo's layers in fp8, per tensor and in blocks (MXFP8): no other line says that they run. -> Recipe."""
+CONVERTED = ("Linear layers to MXFP8Linear", "Linear layers to NVFP4Linear", "Swapped to Float8Linear layers")
+RECIPE = re.compile(r"training active with recipe (\w+)")
+EXPERTS = re.compile(
+    r"Converted (?:GroupedExperts|GroupedLinear modules|MoE layers).* to use dynamic (float8 rowwise|MXFP8) quantization"
+)
+REDUCED = re.compile(r'"mixed_precision_reduce": "(\w+)"|training\.mixed_precision_reduce\s+: (\w+)')
+STATES = re.compile(LAUNCHER_PREFIX + r' {8}"dtype": "(bfloat16|float32)"|training\.dtype\s+: (bfloat16|float32)\b')
+"""The dtype of the stored weights, which are the masters, and so of the moments: a key of `training`."""
+OPTIMIZER = re.compile(r"optimizer\.name\s+: (\w+)")
+CHECKPOINTED = re.compile(r"Applied (full|selective) activation checkpointing")
+SWITCHES = {
+    "Compiling each TransformerBlock": "compile",
+    "Compiling the loss function": "compile_loss",
+    "Applied CPU Offloading": "cpu_offload",
+    "Async Tensor Parallelism": "async_tensor_parallel",
+    "fsdp_float8_all_gather=True": "fp8_param_gather",
+}
+"""Words -> option that they show to be on."""
 DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 DIMENSIONS = {"tp": "tensor_parallel", "pp": "pipeline_parallel", "cp": "context_parallel", "ep": "expert_parallel"}
 FORCED = ('"moe_force_load_balance": true', "debug.moe_force_load_balance")
@@ -51,6 +69,13 @@ MARKS = (
     "Linear layers to ",
     "LoRA training active",
     "Training completed",
+    "to use dynamic ",
+    "mixed_precision_reduce",
+    "training.dtype",
+    '"dtype": ',
+    "optimizer.name",
+    "activation checkpointing",
+    *SWITCHES,
     *FORCED,
 )
 
@@ -97,21 +122,48 @@ def read_fact(text: str) -> LineFields | None:
         )
     if "Mixed precision training is disabled" in text:  # matmuls then run in the dtype of the parameters, training.dtype
         return LineFields(evidence={"matmul_dtype": "fp32"})
-    if "Float8" in text and "training active" in text:
-        return LineFields(evidence={"matmul_dtype": "fp8"})
-    if "Linear layers to MXFP8Linear" in text or "Linear layers to NVFP4Linear" in text:
-        return LineFields(evidence={"matmul_dtype": "fp8" if "MXFP8" in text else "fp4"})
     if "LoRA training active" in text:
         return LineFields(arguments={"peft": "lora"})
-    if any(words in text for words in SWAPPED):
-        return LineFields(evidence={"fp8": True})
     if FORCED[0] in text or (FORCED[1] in text and ": True (bool)" in text):
         return LineFields(evidence={"routing": "balanced"})
-    if "MX training active" in text:
-        return LineFields(evidence={"matmul_dtype": "fp4" if "fp4" in text else "fp8"})
     if "Training completed" in text:
         return LineFields(finished=True)
-    return None
+    return read_narrow(text) or read_arithmetic(plain(text))
+
+
+def read_narrow(text: str) -> LineFields | None:
+    """Read which layers multiply in 8 or 4 bits, and how they scale."""
+    if match := EXPERTS.search(text):
+        arguments = {"fp8_experts": "True", "fp8_recipe": "mxfp8" if match[1] == "MXFP8" else "rowwise"}
+        return LineFields(evidence={"fp8": True}, arguments=arguments)
+    swapped = next((recipe for words, recipe in SWAPPED.items() if words in text), None)
+    if swapped:
+        return LineFields(evidence={"fp8": True}, arguments={"fp8_recipe": swapped})
+    converted = any(words in text for words in CONVERTED)
+    if not (converted or ("training active" in text and ("Float8" in text or "MX training" in text))):
+        return None
+    match = RECIPE.search(text)
+    recipe = match[1] if match else next((name for name in ("tensorwise", "MXFP8", "NVFP4") if name in text), "").lower()
+    dtype = "fp4" if "fp4" in recipe else "fp8"
+    if recipe.startswith("mx"):
+        recipe = f"mx{dtype}"
+    on = {option: "True" for words, option in SWITCHES.items() if words in text}
+    named = {f"{dtype}_recipe": recipe} if recipe else {}
+    return LineFields(evidence={"matmul_dtype": dtype}, arguments={"fp8_linears": "True"} | named | on)
+
+
+def read_arithmetic(text: str) -> LineFields | None:
+    """Read the dtypes of reduction and optimizer, recomputation and switches."""
+    if match := CHECKPOINTED.search(text):
+        return LineFields(evidence={"recompute": match[1]})
+    if match := REDUCED.search(text):
+        return LineFields(evidence={"gradient_dtype": match[1] or match[2]})
+    if match := STATES.search(text):
+        return LineFields(evidence={"optimizer_states": DTYPES[match[1] or match[2]]})
+    if match := OPTIMIZER.search(text):
+        return LineFields(evidence={"optimizer": match[1]})
+    on = {option: "True" for words, option in SWITCHES.items() if words in text}
+    return LineFields(arguments=on) if on else None
 
 
 def read_step(text: str) -> LineFields | None:

@@ -204,9 +204,8 @@ def extract(reading: LogReading, flags: Flags, source: LogSource, config: Config
     if reading.contents.run is not None:
         return own_run(reading, reading.contents.run, flags, source, growing=growing)
     check_flags(reading, flags)
-    claimed = flags
     model, shape = model_of(reading, flags, config)
-    flags = replace(flags, model=model)
+    claimed, flags = flags, replace(flags, model=model)
     machine = machine_of(reading, flags, dialect)
     parsed = parse_with_flags(reading, flags, machine)
     check_strategy(reading, parsed.evidence, flags, machine, config)

@@ -60,9 +60,9 @@ def _short(name: str, **changes: Any) -> Layout:
     return Layout(name=f"short_{name}", **{"gpus": 2, "global_batch": 16, **changes})
 
 
-def _cut(name: str, **changes: Any) -> Layout:
-    """Return a layout of Llama 3.1 8B cut to 20 layers, which one GPU holds with all of its training state."""
-    return Layout(name=f"cut_{name}", **{"gpus": 1, "layers": 20, "global_batch": 16, **changes})
+def _cut(name: str, layers: int = 20, **changes: Any) -> Layout:
+    """Return a layout of Llama 3.1 8B cut to so many layers that one H200 holds them with all of their training state."""
+    return Layout(name=f"cut_{name}", **{"gpus": 1, "layers": layers, "global_batch": 16, **changes})
 
 
 CUT = (
@@ -72,8 +72,11 @@ CUT = (
     _cut("mbs4"),
     _cut("mbs1", micro_batch=1),
     _cut("mbs4_fp8", precision="fp8"),
+    _cut("10_mbs4", layers=10),
+    _cut("10_mbs1", layers=10, micro_batch=1),
+    _cut("10_mbs4_fp8", layers=10, precision="fp8"),
 )
-"""The micro-batches of the layouts of data parallelism, without their communication."""
+"""The micro-batches of data parallelism, without its communication: 20 layers for a GPU of 141 GB, 10 for one of 80 GB."""
 
 SHORT = (
     _short("dp_mbs1", micro_batch=1),
@@ -108,6 +111,7 @@ LAYOUTS = (
     Layout(name="dp_mbs2_fp8", micro_batch=2, precision="fp8"),
     Layout(name="dp_s8192_mbs1_fp8", micro_batch=1, global_batch=32, sequence=8192, precision="fp8"),
     Layout(name="qwen_one_gpu", model="qwen", gpus=1, global_batch=32, optimizer_states="bf16", target_mfu=0.58),
+    Layout(name="llama_one_gpu", gpus=1, micro_batch=1, global_batch=16, optimizer_states="bf16"),
     Layout(name="qwen_dp_mbs4", model="qwen"),
     Layout(name="dp_mbs2", micro_batch=2),
     Layout(name="qwen_dp_mbs2", model="qwen", micro_batch=2),

@@ -58,6 +58,8 @@ def test_each_figure_has_a_place():
             "leads",
             "output_layer",
             "losses",
+            "answer_h100",
+            "leads_h100",
             "energy",
             "profiles",
             "switches",

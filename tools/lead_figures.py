@@ -31,7 +31,8 @@ WITH_OUTPUT = {
     "on": "embedded engine, output layer in fp8",
     "te": WORDS["transformer_engine"],
 }
-HEADER = ("layout", "GPUs", "measured", "program", "runs", "tokens/s/GPU", "MFU", "of measured matmul", "memory", "energy/token")
+OF_MATMUL = "of measured matmul"
+HEADER = ("layout", "GPUs", "measured", "program", "runs", "tokens/s/GPU", "MFU", OF_MATMUL, "memory", "energy/token")
 OF_A_MACHINE = ("accelerator", "nodes", "power-limit", "driver")
 """Traits that all programs of a series share: where they differ, a ratio would be that of machines."""
 RATIO = "embedded engine / this"
@@ -82,7 +83,10 @@ def leads(results: Path) -> str:
             rows += _rows(layout, programs)
         if (results / DELAYED / OURS / layout.name).is_dir():
             rows += _rows(layout, _programs(results / DELAYED, layout, probes), ", delayed scaling")
-    return table((*HEADER, RATIO), rows, left=4)
+    places = [place for place, name in enumerate(HEADER) if name != OF_MATMUL or any(row[place] != units.ABSENT for row in rows)]
+    kept = [*places, len(HEADER)]
+    header = (*HEADER, RATIO)
+    return table([header[place] for place in kept], [[row[place] for place in kept] for row in rows], left=4)
 
 
 def _newest(results: Path, probes: Sequence[ProbeRecord] = ()) -> Iterator[tuple[Layout, dict[str, Group]]]:
@@ -132,11 +136,17 @@ def _rows(layout: Layout, programs: dict[str, Group], of_peers: str = "") -> Ite
         ]
 
 
+def _by_version(folder: Path) -> Iterator[dict[str, Group]]:
+    """Yield the groups of one version of the code after the other, by variant."""
+    found = {name: sorted(groups_in(folder / name, ()), key=lambda group: group.run.started_at or "") for name in WITH_OUTPUT}
+    for groups in zip(*found.values(), strict=True):
+        yield dict(zip(found, groups, strict=True))
+
+
 def output_layer(results: Path) -> str:
     """List runs in turn with the output layer in bf16, in fp8, and with Transformer Engine's layers, which have it in bf16."""
     rows = []
-    for folder in sorted((results / "output-layer").glob("*/")):
-        programs = {name: groups_in(folder / name, ())[0] for name in WITH_OUTPUT}
+    for programs in (one for folder in sorted((results / "output-layer").glob("*/")) for one in _by_version(folder)):
         peer = programs["te"]
         for name, group in programs.items():
             joules = group_mean(group, lambda run: run.joules_per_token)

@@ -9,6 +9,7 @@ A block ends with <!-- end --> and begins with one of
 <!-- table ARGUMENTS -->     which follow ./compare.py --results-dir: folders, and --probes with a place of probes
 <!-- profile ARGUMENTS -->   which follow `tprimat trace --markdown`
 <!-- power ARGUMENTS -->     which follow ./compare.py --results-dir: mean power of each configuration
+<!-- published ARGUMENTS --> likewise: the published results nearest to the fastest configuration
 <!-- splits FILE -->         written by benchmarks/grouped_splits.py
 """
 
@@ -25,8 +26,11 @@ sys.path[:0] = [str(ROOT)]
 
 from page import page_parser, replace_blocks, update_page  # noqa: E402
 
+from tprimat import units  # noqa: E402
 from tprimat.analyze.metrics import MetricOptions  # noqa: E402
-from tprimat.report.comparison import Comparison, as_json, markdown  # noqa: E402
+from tprimat.analyze.published import nearest_published  # noqa: E402
+from tprimat.report.catalogue import tera  # noqa: E402
+from tprimat.report.comparison import Comparison, as_json, markdown, theirs  # noqa: E402
 from tprimat.report.tables import table as markdown_table  # noqa: E402
 from tprimat.runner.analysis import compare_runs, read_results  # noqa: E402
 from tprimat.statistics import FEWEST_RUNS  # noqa: E402
@@ -80,6 +84,20 @@ def power(arguments: str) -> str:
     return markdown_table(["configuration", "runs", "mean power per GPU"], rows, left=1) + "\n"
 
 
+def published(arguments: str) -> str:
+    """Return the published results that are most like ours, by model FLOP/s on a common basis, and what differs there."""
+    rows = []
+    for found in nearest_published(compared(arguments).groups):
+        ours = found.ours
+        flops, share = ours.flops_per_gpu, ours.utilization
+        own = [tera(flops.value if flops else None), units.percent(share.value if share else None)]
+        rows.append([ours.group.label, units.ABSENT, *own, units.ABSENT, units.ABSENT])
+        for one in found.neighbours:
+            rate = [tera(one.rebased.flops_per_second_per_gpu), units.percent(one.rebased.mfu)]
+            rows.append([one.result.name, one.result.date or units.ABSENT, *rate, f"{one.ratio:.2f} x", theirs(one)])
+    return markdown_table(["result", "when", "TFLOP/s/GPU", "of dense peak", "ours is", "there"], rows, left=2) + "\n"
+
+
 def splits(file: str) -> str:
     """Return how long the layers of grouped_splits.py take, by what numbers of rows they get."""
     layers = json.loads((ROOT / file).read_text(encoding="utf8"))["layers"]
@@ -99,7 +117,7 @@ def main() -> int:
     for name in PAGES:
         page = ROOT / "docs" / name
         text = replace_blocks(page.read_text(encoding="utf8"), "table", table)
-        for kind, make in {"profile": profile, "power": power, "splits": splits}.items():
+        for kind, make in {"profile": profile, "power": power, "published": published, "splits": splits}.items():
             text = replace_blocks(text, kind, make)
         status |= update_page(page, text, check=options.check, command="python3 tools/measured_tables.py")
     return status

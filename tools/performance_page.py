@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the figures of docs/performance*.md from the records in benchmarks/records/h200; --check only reports differences.
+"""Write the figures of docs/performance*.md from the records in benchmarks/records; --check only reports differences.
 
 python3 tools/performance_page.py
 python3 tools/performance_page.py --check
@@ -284,6 +284,8 @@ def micro_batch_search(results: Path) -> str:
 BLOCKS = {
     "answer": answer,
     "leads": leads,
+    "answer_h100": lambda results: answer(results.parent / "h100"),
+    "leads_h100": lambda results: leads(results.parent / "h100"),
     "losses": losses,
     "output_layer": output_layer,
     "callback": callback,

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from tprimat.analyze.groups import measure
 from tprimat.analyze.metrics import MetricOptions, run_metrics, stragglers
 from tprimat.errors import MetricError
 from tprimat.facts.models import ModelShape, model_shape
@@ -116,6 +117,40 @@ def test_a_prediction_is_not_compared_with_a_run_that_drops_choices(capacity, dr
     assert (metrics.predicted_memory_error is not None) is (metrics.predicted_step_error is not None) is compared
     line = next(line for line in summary([(run, metrics, None)]).splitlines() if line.startswith("  predicted"))
     assert ("86.0 GiB and the step were predicted without dropped choices" in line) is not compared
+
+
+@pytest.mark.parametrize(
+    ("options", "graphs"),
+    [
+        ({"cuda_graph_impl": "local"}, True),
+        ({"enable_cuda_graph": True}, True),
+        ({"external_cuda_graph": True}, True),
+        ({"cuda_graph_impl": "none"}, False),
+        ({"enable_cuda_graph": False}, False),
+        ({}, False),
+    ],
+)
+def test_what_cuda_graphs_hold_is_not_taken_for_little_memory(options, graphs, tmp_path):
+    """NeMo with CUDA graphs on one H100: 59.2 GiB allocated, 74.6 GiB reserved."""
+    prediction = RunPrediction(
+        allocated_bytes=72 * 2**30, reserved_bytes=75 * 2**30, memory={}, stage=0, moment="loss", step_seconds=4.4
+    )
+    run = dataclasses.replace(RUN, engine="nemo", engine_options=options, prediction=prediction)
+    steps = steps_of([4.0] * 3, peak_allocated_bytes=60 * 2**30, peak_reserved_bytes=75 * 2**30)
+    metrics = run_metrics(run, steps, options=KEEP)
+    assert metrics.peak_memory_bytes == (None if graphs else 60 * 2**30)
+    assert metrics.peak_reserved_bytes == 75 * 2**30
+    assert metrics.predicted_memory_error == pytest.approx(0 if graphs else 0.2)
+    assert any("CUDA graphs" in warning for warning in metrics.warnings) is graphs
+    text = summary([(run, metrics, None)])
+    assert ("75.0 GiB reserved on the worst rank" in text) is graphs
+    assert ("memory 75.0 GiB (0.0 %)" in text) is graphs
+    directory = RunDirectory(tmp_path / "runs" / "one")
+    directory.write_run(run)
+    for step in steps:
+        directory.append_step(step)
+    measured = measure(read_result(directory.path), KEEP)
+    assert {step.peak_allocated_bytes for step in measured.result.steps} == {None if graphs else 60 * 2**30}
 
 
 @pytest.mark.parametrize(

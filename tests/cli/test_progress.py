@@ -94,6 +94,13 @@ def test_a_step_is_one_plain_line_without_a_terminal(plan):
     assert line == ("  llama step 3/10 · 2.65 s · 49,412 tokens/s · 576.1 TFLOP/s/GPU · loss 6.400 · 103.1 GiB · 18.6 s left")
 
 
+def test_memory_is_what_was_reserved_where_cuda_graphs_hold_tensors(plan):
+    graphs = replace(plan.nemo, cuda_graph_impl="local")
+    step = replace(STEP, peak_reserved_bytes=120 * 2**30)
+    assert " · 120.0 GiB reserved · " in step_line(replace(plan, engine="nemo", nemo=graphs), step, RATES)
+    assert " · 103.1 GiB · " in step_line(replace(plan, nemo=graphs), step, RATES)
+
+
 @pytest.mark.parametrize(
     ("width", "last"), [(130, "576.1 TFLOP/s/GPU · loss 6.400 · 103.1 GiB · 18.6 s left"), (80, "49,412 tokens/s · 18.6 s left")]
 )

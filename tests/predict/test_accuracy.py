@@ -34,6 +34,7 @@ from tprimat.runner.analysis import read_results
 
 ROOT = Path(__file__).parents[2]
 H200 = ROOT / "benchmarks" / "records" / "h200"
+H100 = ROOT / "benchmarks" / "records" / "h100"
 GOLDENS = ROOT / "benchmarks" / "records" / "megatron-goldens" / "rows.jsonl"
 
 
@@ -251,6 +252,23 @@ def test_current_and_delayed_scaling_are_rows_of_their_own():
     folders = [H200 / series / "transformer_engine" / "cut_mbs4_fp8" for series in ("in-turn", "in-turn-delayed")]
     names = sorted(score.name for score in score_runs(read_results(folders, MetricOptions(), {}).measured, []).memory)
     assert [name.endswith(", current scaling") for name in names] == [False, True]
+
+
+def test_two_accelerators_are_rows_of_their_own():
+    folders = [H200 / "whole-model-on-one-gpu" / "llama_mbs1_states", H100 / "in-turn" / "megatron" / "llama_one_gpu"]
+    ledger = score_runs(read_results(folders, MetricOptions(), {}).measured, [])
+    assert {(score.group, round(score.measured, 2)) for score in ledger.time} == {
+        ("H200 SXM, bf16, embedded", 2.61),
+        ("H100 SXM, bf16, embedded", 2.72),
+    }
+
+
+def test_reserved_memory_of_captured_layers_is_predicted():
+    folders = [H100 / "in-turn-nemo" / "nemo", H100 / "single" / "nemo", H200 / "nemo-cuda-graphs" / "with"]
+    ledger = score_runs(read_results(folders, MetricOptions(), {}).measured, [])
+    errors_of = {score.group: score.error for score in ledger.memory if "bf16" in score.group}
+    assert set(errors_of) == {f"{gpu} SXM, bf16, NeMo with Transformer Engine (reserved)" for gpu in ("H100", "H200")}
+    assert all(abs(error) < 0.01 for error in errors_of.values())
 
 
 def test_a_run_that_drops_choices_is_not_scored():

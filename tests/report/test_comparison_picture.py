@@ -116,6 +116,14 @@ def test_unlike_work_never_shares_a_panel_of_curves_and_one_configuration_has_on
         ]
 
 
+@pytest.mark.parametrize(("others", "unit"), [(("torchtitan",), "GiB reserved"), ((), "GiB allocated")])
+def test_memory_is_what_was_reserved_for_all_where_one_run_tells_no_other(others, unit):
+    with drawn(sheet_of(*(H200 / name / "dp_mbs4" for name in ("engine", *others)))) as picture:
+        (panel,) = axes_titled(picture, "Peak memory, worst rank")
+        assert panel.get_xlabel().startswith(f"{unit} in steady steps")
+        assert len(panel.patches) == 1 + len(others)
+
+
 def test_a_configuration_keeps_its_colour_in_a_picture_without_the_others(sweep, tmp_path_factory):
     alone = tmp_path_factory.mktemp("alone")
     write(alone, "llama-balanced", strategy="balanced", **TP2)

@@ -8,6 +8,7 @@ from types import MappingProxyType
 import numpy as np
 
 from tprimat.analyze.impossible import contradictions
+from tprimat.analyze.memory import tensor_memory
 from tprimat.analyze.metrics import MetricOptions, run_metrics, scaled
 from tprimat.analyze.traits import LISTS, NO_OPTIONS, TRAITS, few, layout, name_of_part
 from tprimat.errors import MetricError
@@ -46,6 +47,7 @@ def price_of(run: RunRecord, prices: Mapping[str, float]) -> float | None:
 def measure(result: RunResult, options: MetricOptions, prices: Mapping[str, float] = NO_PRICES) -> Measured:
     """Compute the metrics of one run. A run that must not count keeps them where they can be computed, with the reason."""
     run = result.run
+    result = replace(result, steps=tuple(tensor_memory(run, result.steps)))
     reason = None
     if run.outcome == "running":
         reason = f"no end was recorded: it still runs, or was killed with its launcher; steps so far: {len(result.steps)}"

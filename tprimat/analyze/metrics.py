@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from tprimat.analyze.memory import ran_from_graphs, tensor_memory
 from tprimat.analyze.window import REQUESTED, Warmup, is_state, steady_steps, steady_window
 from tprimat.facts.accelerators import peak_dense_flops, peak_sparse_flops
 from tprimat.facts.flops import flop_per_token, seed_flop_per_token
@@ -117,6 +118,7 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
     Raises:
         MetricError: no steady step, or a damaged step time.
     """
+    steps = tensor_memory(run, steps)
     window = steady_window(steps, options.warmup, run.profiled_steps)
     steady = steady_steps(steps, window)
     dropped = _mean(step.dropped for step in steady)
@@ -412,6 +414,8 @@ def _warnings(run: RunRecord, steps: Sequence[StepRecord], steady: Sequence[Step
         found.append(f"{not_finite} of {window.steps} steady steps have a skipped update, or a loss or norm that is not finite")
     found += _exploded(steady)
     found += cautions(run.evidence)
+    if ran_from_graphs(run) and any(step.peak_reserved_bytes for step in steady):
+        found.append("memory is what torch reserved: it does not count what CUDA graphs hold as allocated")
     if run.clock == "framework":
         found.append("step times are the framework's own, not measured at the end of each step")
     return (*found, *_merged(steady), *stragglers(run))

@@ -6,7 +6,7 @@ A recipe is a kind of model whose dimensions can be set; its kind of layer canno
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import cache
 from typing import Any, ClassVar
@@ -102,6 +102,7 @@ class NemoEngine(WorkerEngine):
             loss="in_place" if in_place else code.loss,
             fused_activation=fused,
             reduces_in_fp32=code.reduces_in_fp32,
+            captures_layers=_captures(settings.options),
         )
 
 
@@ -190,7 +191,7 @@ def _contradicting_options(plan: RunPlan, where: Where) -> ConfigError | None:
     if options.tp_comm_overlap and not (plan.layout.tensor > 1 and plan.layout.sequence_parallel):
         why = f"NeMo ignores it without tensor and sequence parallelism; this layout has TP{plan.layout.tensor}."
         return refused("tp_comm_overlap", why, "tp_comm_overlap: null, or --tp 2")
-    if _asks_for_graphs(plan) and (reason := _without_graphs(plan)):
+    if runs_graphs(plan) and (reason := _without_graphs(plan)):
         return refused("cuda_graph_impl", *reason)
     if options.first_last_layers_bf16 and not (plan.precision == "fp8" and plan.engine_options.fp8_scaling == "current"):
         why = "Megatron-Core leaves layers in bf16 under fp8 with current scaling only."
@@ -207,8 +208,13 @@ def _contradicting_options(plan: RunPlan, where: Where) -> ConfigError | None:
     return None
 
 
-def _asks_for_graphs(plan: RunPlan) -> bool:
-    return plan.nemo.cuda_graph_impl not in {None, "none"}
+def _captures(options: Mapping[str, Any]) -> bool:
+    return options.get("cuda_graph_impl") not in {None, "none"}
+
+
+def runs_graphs(plan: RunPlan) -> bool:
+    """Whether CUDA graphs are to run the layers."""
+    return plan.engine == ENGINE.name and _captures(asdict(plan.nemo))
 
 
 def _without_graphs(plan: RunPlan) -> tuple[str, str] | None:
@@ -242,7 +248,7 @@ def without_transformer_engine(plan: RunPlan) -> LaunchError | None:
     for name, asked in (
         ("cross_entropy_fusion_impl", plan.nemo.cross_entropy_fusion_impl == "te"),
         ("tp_comm_overlap", plan.nemo.tp_comm_overlap),
-        ("cuda_graph_impl", _asks_for_graphs(plan)),
+        ("cuda_graph_impl", runs_graphs(plan)),
     ):
         if asked:
             value = str(getattr(plan.nemo, name)).lower()

@@ -479,8 +479,10 @@ def _buffers(workload: Workload, stage: Stage) -> int:
     total = code.buffers_bytes
     if code.reuses_dummy_gradients:
         words = workload.vocabulary // workload.layout.tensor
-        kinds = [moe for moe, count in ((False, stage.dense_layers), (True, stage.moe_layers)) if count]
-        total += sum(_dummy_gradients(workload, moe=moe) for moe in kinds) + (words * shape.hidden * size if stage.output else 0)
+        counts = {False: stage.dense_layers, True: stage.moe_layers}
+        sets = counts if code.captures_layers else {moe: min(count, 1) for moe, count in counts.items()}
+        total += sum(count * _dummy_gradients(workload, moe=moe) for moe, count in sets.items() if count)
+        total += words * shape.hidden * size if stage.output else 0
     if workload.sequence_ranks > 1 and not code.keeps_gathered_inputs:
         total += workload.tokens * shape.hidden * size
     if code.shards_weights:

@@ -51,6 +51,8 @@ class Implementation:
     """SwiGLU is one function that keeps its argument; False: torch keeps both factors of the product as well."""
     reuses_dummy_gradients: bool = False
     """Transformer Engine hands autograd one dummy gradient a weight shape and keeps it; others allocate one for each product."""
+    captures_layers: bool = False
+    """A CUDA graph runs each layer and holds dummy gradients of its own."""
     reduces_in_fp32: bool = True
     """Gradients are kept and reduced in fp32; False: in the dtype of the weights."""
     widens_gradients: bool = True

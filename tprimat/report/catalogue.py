@@ -39,6 +39,8 @@ class Metric:
     """Whether a table without a single value leaves the column out."""
     optional_if_zero: bool = False
     """Whether it also leaves out a column of zeros."""
+    stands_in_for: "Metric | None" = None
+    """A column is shown only beside a configuration without this one's value; None: beside any."""
     unit: str = ""
     """Of an axis."""
     scale: float = 1
@@ -76,6 +78,8 @@ class Metric:
     def fills(self, group: Group) -> bool:
         """Whether a group has something for an optional column."""
         value = self.value(group)
+        if self.stands_in_for is not None and self.stands_in_for.fills(group):
+            return False
         return value is not None and not (self.optional_if_zero and value == 0)
 
     def text(self, group: Group) -> str:
@@ -139,6 +143,15 @@ PEAK_MEMORY = Metric(
     unit="GiB allocated in steady steps",
     scale=GIBIBYTE,
 )
+RESERVED_MEMORY = Metric(
+    key="peak_reserved_bytes",
+    heading="reserved memory",
+    over_runs="worst",
+    show=units.gibibytes,
+    stands_in_for=PEAK_MEMORY,
+    unit="GiB reserved in steady steps",
+    scale=GIBIBYTE,
+)
 MEMORY_ERROR = Metric(key="predicted_memory_error", heading="memory predicted", over_runs="mean", show=units.signed_percent)
 STEP_ERROR = Metric(key="predicted_step_error", heading="step predicted", over_runs="mean", show=units.signed_percent)
 LOSS = Metric(
@@ -177,6 +190,7 @@ COLUMNS = (
     STEP_TIME,
     STEP_ERROR,
     PEAK_MEMORY,
+    RESERVED_MEMORY,
     MEMORY_ERROR,
     LOSS,
     ENERGY,

@@ -22,10 +22,12 @@ from tprimat.report.catalogue import (
     MFU,
     PEAK_MEMORY,
     RANK_LOAD,
+    RESERVED_MEMORY,
     STEP_ERROR,
     STEP_TIME,
     TOKENS,
     TOKENS_OF_ALL,
+    Metric,
     per_rank,
 )
 from tprimat.report.screen import PLAIN, Meaning, Screen
@@ -101,6 +103,13 @@ def _block(run: RunRecord, metrics: RunMetrics | str | None, log: Path) -> list[
     return lines + [line for mismatch in run.mismatches for line in _labelled("not counted", mismatch)]
 
 
+def _memory(run: RunRecord, metrics: RunMetrics) -> tuple[Metric, str]:
+    """Return which memory is known, and what it is."""
+    if metrics.peak_memory_bytes is None and metrics.peak_reserved_bytes is not None:
+        return RESERVED_MEMORY, " reserved on the worst rank"
+    return PEAK_MEMORY, " resident in the largest process" if run.machine.platform == "cpu" else " allocated on the worst rank"
+
+
 def _measured(run: RunRecord, metrics: RunMetrics) -> list[str]:
     several = f", n = {metrics.window.steps}" if metrics.window.steps > 1 else ""
     lines = _labelled("step time", STEP_TIME.in_full(metrics) + several)
@@ -116,7 +125,7 @@ def _measured(run: RunRecord, metrics: RunMetrics) -> list[str]:
     ceiling = f"the fastest {run.matmul_dtype} product measured here ({MATMUL_RATE.in_full(metrics)})"
     for label, metric, context in (
         ("of matmul", MATMUL_SHARE, f" of {ceiling}"),
-        ("peak memory", PEAK_MEMORY, " resident in the largest process" if on_cpu else " allocated on the worst rank"),
+        ("peak memory", *_memory(run, metrics)),
         ("last loss", LOSS, ""),
         ("cost", COST, " per million tokens"),
         ("energy", ENERGY, " J per token"),
@@ -143,7 +152,8 @@ def _predicted(run: RunRecord, metrics: RunMetrics) -> str | None:
         error = STEP_ERROR.in_full(metrics)
         parts.append(f"step {units.seconds(prediction.step_seconds)} ({error}), from {prediction.rates}")
     if metrics.predicted_memory_error is not None:
-        parts.append(f"memory {units.gibibytes(prediction.allocated_bytes)} ({MEMORY_ERROR.in_full(metrics)})")
+        need = prediction.allocated_bytes if metrics.peak_memory_bytes else prediction.reserved_bytes
+        parts.append(f"memory {units.gibibytes(need)} ({MEMORY_ERROR.in_full(metrics)})")
     return "; ".join(parts) or None
 
 

@@ -71,8 +71,11 @@ def score_records(paths: Sequence[Path], probes: Sequence[Path]) -> Ledger:
 
 
 def score_runs(results: Sequence[Measured], probes: Sequence[Path]) -> Ledger:
-    """Score some runs: each configuration once, at the median of its runs. Those that drop choices of experts are left out."""
-    runs: dict[tuple[Workload, str | None, str], list[_Run]] = {}
+    """Score some runs: each configuration on each accelerator once, at the median of its runs.
+
+    Those that drop choices of experts are left out.
+    """
+    runs: dict[tuple[Workload, str, str | None, str], list[_Run]] = {}
     for measured in results:
         run, workload = measured.result.run, recorded_workload(measured.result.run)
         accelerator = find_accelerator(run.machine.accelerator)
@@ -80,7 +83,7 @@ def score_runs(results: Sequence[Measured], probes: Sequence[Path]) -> Ledger:
         enough = enough and not drops_choices(run, measured.metrics.dropped if measured.metrics else None)
         if workload is not None and accelerator is not None and enough:
             same_work = replace(workload, shape=replace(workload.shape, source=None))
-            runs.setdefault((same_work, run.routing, _variant(run)), []).append(
+            runs.setdefault((same_work, accelerator.name, run.routing, _variant(run)), []).append(
                 _Run(workload=workload, measured=measured, accelerator=accelerator)
             )
     samples, _ = probes_in(probes)

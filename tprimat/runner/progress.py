@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tprimat import units
 from tprimat.analyze.metrics import StepRates, step_rates
+from tprimat.engines import nemo
 from tprimat.engines.base import engine_named
 from tprimat.launch.run import LaunchResult
 from tprimat.plan.schema import RunPlan
@@ -155,6 +156,13 @@ def outcome_line(record: RunRecord, metrics: RunMetrics | None, screen: Screen =
     return screen.prose(f"{name}{record.outcome.replace('_', ' ')}: {why}", 4, "refused")
 
 
+def _memory(plan: RunPlan, step: StepRecord) -> tuple[int | None, Callable[[float], str]]:
+    """Return the step's peak; what was reserved where CUDA graphs hold tensors, which do not count as allocated."""
+    if nemo.runs_graphs(plan):
+        return step.peak_reserved_bytes, lambda value: f"{units.gibibytes(value)} reserved"
+    return step.peak_allocated_bytes, units.gibibytes
+
+
 def step_parts(plan: RunPlan, step: StepRecord, rates: StepRates) -> list[tuple[int, str]]:
     """Return step, step time, throughput, FLOP/s, loss, memory and time left, as far as they are known.
 
@@ -165,7 +173,7 @@ def step_parts(plan: RunPlan, step: StepRecord, rates: StepRates) -> list[tuple[
         (3, rates.tokens_per_second, lambda value: f"{units.count(value)} tokens/s"),
         (5, rates.model_flops_per_second_per_gpu, lambda value: f"{units.teraflops(value)}/GPU"),
         (4, step.loss, lambda value: f"loss {value:.3f}"),
-        (6, step.peak_allocated_bytes, units.gibibytes),
+        (6, *_memory(plan, step)),
         (1, (plan.steps - step.step) * step.step_seconds, lambda value: f"{units.seconds(value)} left"),
     ]
     return [(0, f"  {plan.model} step {step.step}/{plan.steps}"), *((rank, text(value)) for rank, value, text in show if value)]

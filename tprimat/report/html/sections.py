@@ -18,6 +18,7 @@ from tprimat.report.catalogue import (
     MATMUL_SHARE,
     MFU,
     PEAK_MEMORY,
+    RESERVED_MEMORY,
     STEP_TIME,
     TOKENS,
     heading_of,
@@ -28,7 +29,7 @@ from tprimat.report.plots.style import Look
 from tprimat.report.tables import TOO_FEW, shows_nothing
 from tprimat.report.winner import although, differing, held_words, loss_words
 
-TILES = (TOKENS, FLOPS, MFU, MATMUL_SHARE, STEP_TIME, PEAK_MEMORY)
+TILES = (TOKENS, FLOPS, MFU, MATMUL_SHARE, STEP_TIME, PEAK_MEMORY, RESERVED_MEMORY)
 """Figures on a workload's card."""
 
 # The summary: one card per workload, with the fastest configuration, its lead, and its distance from the machine's limits.
@@ -55,7 +56,7 @@ def cards(rankings: Sequence[Ranking]) -> list[Card]:
 
 def _card(ranking: Ranking) -> Card:
     best = ranking.best
-    tiles = [(heading_of(metric, [best]), metric.text(best)) for metric in TILES if metric.of_group(best) is not None]
+    tiles = [(heading_of(metric, [best]), metric.text(best)) for metric in TILES if metric.fills(best)]
     caution = CPU_CAUTION if on_cpu([best]) else ""
     paragraphs = [caution, _lead(ranking), *differing(ranking), *_other_machines(ranking), *_distance_from_limits(best)]
     return Card(

@@ -12,7 +12,7 @@ from tprimat.analyze.published import Neighbourhood
 from tprimat.analyze.traits import few
 from tprimat.records.schema import StepRecord
 from tprimat.report.captions import Configuration, Workload, headline, subtitle, workloads
-from tprimat.report.catalogue import CPU_CAUTION, FLOPS, MATMUL_SHARE, MFU, PEAK_MEMORY, TOKENS, Metric, per_rank
+from tprimat.report.catalogue import CPU_CAUTION, FLOPS, MATMUL_SHARE, MFU, PEAK_MEMORY, RESERVED_MEMORY, TOKENS, Metric, per_rank
 from tprimat.report.comparison import Comparison, run_name, theirs
 from tprimat.report.plots.sheet import Canvas, Panel, Sheet, rest_note
 from tprimat.report.plots.style import (
@@ -168,21 +168,25 @@ def _bar(group: Group, metric: Metric, *, counted: bool) -> Bar:
 
 
 def memory_panel(groups: Sequence[Group]) -> BarPanel:
-    """Return the largest peak over the runs of each group, with the share of the GPU's memory."""
+    """Return the largest peak over the runs of each group, with the share of the GPU's memory.
+
+    Of all groups what was reserved, where one lacks what was allocated.
+    """
+    metric = RESERVED_MEMORY if any(map(RESERVED_MEMORY.fills, groups)) else PEAK_MEMORY
     rows = []
     for group in groups:
-        peak, size = PEAK_MEMORY.value(group), group.run.machine.memory_bytes
+        peak, size = metric.value(group), group.run.machine.memory_bytes
         if peak is None:
             rows.append(Bar(label=group.label, value=None))
             continue
-        peaks = [item.metrics.peak_memory_bytes for item in group.runs if item.metrics and item.metrics.peak_memory_bytes]
-        low = min(peaks) / PEAK_MEMORY.scale if len(peaks) > 1 else None
-        height = peak / PEAK_MEMORY.scale
+        peaks = [one.value for item in group.runs if item.metrics and (one := metric.of_run(item.metrics))]
+        low = min(peaks) / metric.scale if len(peaks) > 1 else None
+        height = peak / metric.scale
         share = f" ({percent(peak / size, 0)} of the GPU)" if size else ""
         rows.append(Bar(label=group.label, value=height, low=low, high=height, text=f"{significant(height)}{share}"))
     on_cpu = all(group.run.machine.platform == "cpu" for group in groups)
     several = " (lines: least to most over runs)" if any(row.low is not None for row in rows) else ""
-    axis = ("GiB resident in steady steps" if on_cpu else PEAK_MEMORY.unit) + several
+    axis = ("GiB resident in steady steps" if on_cpu else metric.unit) + several
     return BarPanel(title="Peak memory, worst rank", axis=axis, rows=rows)
 
 

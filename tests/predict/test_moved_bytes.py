@@ -83,6 +83,6 @@ def test_an_uncompiled_loss_moves_what_is_predicted(counted, loss, code):
 @pytest.mark.slow
 def test_an_uncompiled_adam_moves_what_is_predicted(counted):
     shape = counted[0]["embedded"][0]
-    slow, fast = (predicted_bytes("optimizer", shape, replace(EMBEDDED, eager_optimizer=eager)) for eager in (True, False))
+    slow, fast = (predicted_bytes("optimizer", shape, replace(EMBEDDED, optimizer=name)) for name in ("eager", "one_pass"))
     of_fused = 3 * 4 + 4 * 4 + 2 + 4  # with the bf16 weight, and the gradient's norm
     assert slow / fast == pytest.approx((counted[1]["adam"] + 6 + 4) / of_fused, rel=0.001)

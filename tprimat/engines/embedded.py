@@ -9,7 +9,7 @@ from tprimat.errors import ConfigError, UserError
 from tprimat.facts.flops import attention_matrices, feed_forward_matrices, moe_matrices
 from tprimat.facts.models import padded_vocabulary
 from tprimat.plan.schema import RunPlan
-from tprimat.predict.workload import EMBEDDED, TRANSFORMER_ENGINE, Implementation
+from tprimat.predict.workload import EMBEDDED, TRANSFORMER_ENGINE, Implementation, Optimizer
 
 FP8_MULTIPLE = 16
 """cuBLASLt and hipBLASLt require it of every dimension of an fp8 product."""
@@ -57,7 +57,7 @@ class EmbeddedEngine(WorkerEngine):
             loss="chunked" if on.get("streamed_cross_entropy", True) else "compiled",
             eager_loss=not compiled,
             eager_layers=not compiled,
-            eager_optimizer=not (on.get("fused_adam", True) or on.get("compiled_adam", True)),
+            optimizer=_optimizer(fused=on.get("fused_adam", True), compiled=on.get("compiled_adam", True)),
             keeps_joint_projection=not compiled,
             widens_gradients=not on.get("compiled_adam", True),
             accumulates_weight_gradients=on.get("accumulate_weight_gradients", True) and not sharded,
@@ -68,6 +68,10 @@ class EmbeddedEngine(WorkerEngine):
             overlaps_tensor_parallel=on.get("overlap_tensor_parallel", True),
             fp8_output_layer=settings.options.get("fp8_output_layer") is True,
         )
+
+
+def _optimizer(*, fused: bool, compiled: bool) -> Optimizer:
+    return "one_pass" if compiled else "fused" if fused else "eager"
 
 
 def _refuse_experts(plan: RunPlan, where: Where) -> ConfigError | None:

@@ -36,11 +36,14 @@ TIME_PARTS: tuple[TimePart, ...] = (
 )
 KERNELS_OF_A_LAYER = 55
 """Launches for one layer and micro-batch, forward and backward: 7,000 in 128 of them in the profile of DP4 on H200."""
-ADAM_BYTES = 30
-"""A weight: gradient, master and both moments are read, three of them and the bf16 weight written."""
-EAGER_ADAM_BYTES = 80 + 6
-"""Uncompiled, each of Adam's operations passes over fp32 tensors: decay (2 of them), first moment (3), second moment (2 and 3),
-root, correction and epsilon (2 each), update (4). Then the bf16 weight is written."""
+ADAM_BYTES = {"one_pass": 30, "fused": 28 + 8 + 6 + 4, "eager": 80 + 6}
+"""A weight: gradient, master and both moments are read, three of them and the bf16 weight written. fused, as in Megatron-LM: the
+gradient is scaled (8) before Adam, the bf16 weight copied (6) and the gradient set to zero (4) after it. eager: each of Adam's
+operations passes over fp32 tensors: decay (2 of them), first moment (3), second moment (2 and 3), root, correction and epsilon (2
+each), update (4); then the bf16 weight is written."""
+BF16_STATES_BYTES = 14 + 4 + 2
+"""A weight without a master and with moments in bf16: gradient, weight and both moments are read, three of them written; before
+it the gradient is scaled, and after it set to zero."""
 NORM_BYTES = 4
 FP32_SUM_BYTES = 8
 """A weight, of reading and writing the sum of its gradients in fp32."""
@@ -466,8 +469,9 @@ def _optimizer(workload: Workload, rates: Rates, weights: Weights) -> float:
     else:
         own = float(weights.total)
     conversion = 6 * weights.fp8_matrices if workload.precision == "fp8" else 0
-    adam = EAGER_ADAM_BYTES if workload.implementation.eager_optimizer else ADAM_BYTES
-    return (own * (adam + NORM_BYTES) + conversion) / rates.bandwidth
+    if workload.optimizer_states == "bf16":
+        return own * (BF16_STATES_BYTES + NORM_BYTES / 2) / rates.bandwidth
+    return (own * (ADAM_BYTES[workload.implementation.optimizer] + NORM_BYTES) + conversion) / rates.bandwidth
 
 
 def launches(workload: Workload) -> int:

@@ -15,6 +15,7 @@ from tprimat.records.schema import RunRecord
 Precision = Literal["bf16", "fp16", "fp8", "fp32"]
 PRECISIONS: Mapping[str, Precision] = {name: name for name in get_args(Precision)}
 Attention = Literal["flash", "unfused"]
+Optimizer = Literal["one_pass", "fused", "eager"]
 Loss = Literal["chunked", "in_place", "compiled_away", "native", "compiled"]
 
 OFFLOADABLE = ("attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act")
@@ -45,8 +46,9 @@ class Implementation:
     """The chunks' element-wise parts are not compiled, so that each operation has its own result in fp32."""
     eager_layers: bool = False
     """Norms, residual sums and rotation are not compiled: each operation reads and writes memory (_eager_elements in time.py)."""
-    eager_optimizer: bool = False
-    """Adam is a chain of operations over all weights, as torch's default is."""
+    optimizer: Optimizer = "one_pass"
+    """one_pass: clipping, Adam and the copy in bf16 pass over the weights once; fused: each has its own pass; eager: Adam is a
+    chain of operations, as torch's default is."""
     fused_activation: bool = True
     """SwiGLU is one function that keeps its argument; False: torch keeps both factors of the product as well."""
     reuses_dummy_gradients: bool = False
@@ -278,7 +280,11 @@ EMBEDDED = Implementation(
 )
 """tprimat/megatron with its own layers, all switches on."""
 TRANSFORMER_ENGINE = Implementation(
-    name="Megatron-Core with Transformer Engine", loss="native", reuses_dummy_gradients=True, buffers_bytes=2 * WORKSPACES
+    name="Megatron-Core with Transformer Engine",
+    loss="native",
+    optimizer="fused",
+    reuses_dummy_gradients=True,
+    buffers_bytes=2 * WORKSPACES,
 )
 """Megatron-LM and Primus with Transformer Engine's layers; Transformer Engine has workspaces of its own."""
 MEGATRON_LOCAL = Implementation(
@@ -302,7 +308,7 @@ NEMO_ON_TORCH = replace(
     attention="flash",
     loss="compiled",
     eager_layers=True,
-    eager_optimizer=True,
+    optimizer="eager",
     accumulates_weight_gradients=False,
 )
 """NeMo's recipes on torch alone."""

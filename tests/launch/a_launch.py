@@ -90,11 +90,11 @@ def leftovers():
     return [pid for pid in found if pid.isdigit() and not Path("/proc", pid).exists()]
 
 
-def wait_for(condition, seconds=120.0, pause=0.02):
+def wait_for(condition, seconds=120.0, pause=0.02, explain=lambda: "it did not happen in time"):
     """Wait until the condition holds; the limit only ends a test that would wait forever. What costs much is asked rarely."""
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
+        assert time.monotonic() < end, explain()
         time.sleep(pause)
 
 

@@ -57,7 +57,7 @@ def hosts(tmp_path, cookie):
         Path("/run/sshd").mkdir(exist_ok=True)
     command = [SSHD, "-D", "-e", "-p", str(port), "-o", "ListenAddress=127.0.0.1", "-f", tmp_path / "sshd_config"]
     with (tmp_path / "sshd.log").open("w") as log, subprocess.Popen(command, stderr=log) as server:
-        wait_for(lambda: "listening" in (tmp_path / "sshd.log").read_text() or server.poll() is not None, 20)
+        wait_for(lambda: "listening" in (tmp_path / "sshd.log").read_text() or server.poll() is not None)
         assert server.poll() is None, (tmp_path / "sshd.log").read_text()
         yield {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
         server.terminate()
@@ -76,7 +76,7 @@ def test_the_other_host_is_started_by_ssh_with_the_same_layout_and_follows(hosts
     assert "node 1 of 2 follows 127.0.0.1" in done.stderr
     (path,) = (tmp_path / "out" / "runs").iterdir()
     assert (RunDirectory(path).read_run().outcome, (path / "node-1" / "training.log").exists()) == ("completed", True)
-    wait_for(lambda: not any("a_node" in Path(f"/proc/{pid}/cmdline").read_text() for pid in left_behind()), 20)
+    wait_for(lambda: not any("a_node" in Path(f"/proc/{pid}/cmdline").read_text() for pid in left_behind()))
 
 
 def test_a_host_that_ssh_cannot_reach_is_named_at_once(hosts, tmp_path):

@@ -72,7 +72,7 @@ def submit(cluster, tmp_path):
 def ended(cluster):
     """Wait for the end of a job, and return its state."""
 
-    def wait(job, seconds=40.0):
+    def wait(job, seconds=120.0):
         def state():
             return cluster.enter(0, "squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T").stdout.split()
 
@@ -154,7 +154,11 @@ def test_a_requeued_job_makes_what_is_missing(cluster, launcher, submit, ended, 
         cluster.enter(0, "scontrol", "update", f"jobid={job}", "starttime=now")
         return len(records(tmp_path)) == 2
 
-    wait_for(begins_again, 40, ASK_SECONDS)
+    def what_happened():
+        job_now = cluster.enter(0, "scontrol", "show", "job", job).stdout
+        return f"no second run: {job_now}\n{(tmp_path / 'job.txt').read_text()}"
+
+    wait_for(begins_again, pause=ASK_SECONDS, explain=what_happened)
     assert ended(job) == "COMPLETED"
     assert [record.outcome for record in records(tmp_path)] == ["interrupted", "completed"]
 

@@ -28,7 +28,6 @@ def test_a_worker_that_waits_prints_its_stack_when_it_is_asked(tmp_path):
         finally:
             worker.kill()
     *_, begins, trainer, worker_train = printed
-    assert "Current thread" in begins
-    assert "most recent call first" in begins
+    assert "(most recent call first)" in begins  # "Current thread", or "Thread" if a thread of torch got the signal
     assert "waits.py" in trainer
     assert "in train" in worker_train

@@ -194,6 +194,13 @@ def test_published_throughput_without_probes():
     assert all(-0.7 < score.error < 0 for score in small)
 
 
+def test_what_amd_published_is_predicted():
+    """MI325X: Llama 3.1 8B in fp8 on one node and on eight, 70B over sharded weights with 12 and with all layers recomputed."""
+    amd = {score.name: score.error for score in score_published() if score.name.startswith("amd-")}
+    assert len(amd) == 4
+    assert max(map(abs, amd.values())) < 0.08, amd
+
+
 def test_the_page_is_that_of_the_records():
     done = subprocess.run([sys.executable, "tools/accuracy_page.py", "--check"], cwd=ROOT, check=False)
     assert done.returncode == 0, "python3 tools/accuracy_page.py"

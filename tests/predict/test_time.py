@@ -8,7 +8,6 @@ import pytest
 from tprimat.facts.accelerators import accelerators, find_accelerator
 from tprimat.facts.flops import flop_per_token
 from tprimat.facts.models import model_shape, padded_vocabulary
-from tprimat.facts.published import results
 from tprimat.plan.schema import Layout
 from tprimat.predict.rates import probed_rates, published_rates, sustained_shares
 from tprimat.predict.time import predict_time
@@ -97,6 +96,21 @@ def test_recomputation_takes_another_forward_pass():
         predict_time(workload(recompute=Recompute(granularity=kind)), RATES).parts["products"] for kind in ("none", "full")
     )
     assert 1.25 < again / once < 1.4
+
+
+@pytest.mark.parametrize("stages", [{}, {"pipeline": 4, "virtual_pipeline": 2, "data": 2}], ids=str)
+def test_recomputing_the_first_layers_takes_their_share_of_the_time(stages):
+    layout = Layout(**{"data": 8, **stages})
+    chunks = layout.pipeline * (layout.virtual_pipeline or 1)
+
+    def seconds(**recompute):
+        time = predict_time(workload(layout=layout, recompute=Recompute(**recompute)), RATES)
+        return {part: time.parts[part] for part in ("products", "attention", "memory")}
+
+    none, full = seconds(), seconds(granularity="full")
+    for part, value in seconds(granularity="full", method="block", layers=2).items():
+        assert value == pytest.approx(none[part] + 2 * chunks / 32 * (full[part] - none[part])), part
+    assert seconds(granularity="full", method="block", layers=32) == pytest.approx(full)
 
 
 def test_experts_between_nodes_cost_more_than_in_one():
@@ -304,18 +318,3 @@ def test_two_gpus_of_a_mesh_have_one_of_its_links():
     )
     slowdown = mesh.slowdown_seconds("all_gather", size, 2, 1, size)
     assert slowdown < mesh.overlapped_share(size) * mesh.exchange_seconds("all_gather", size, 2), "it takes less of the memory"
-
-
-def test_the_speed_that_amd_published_is_predicted():
-    """MI325X, eight nodes: Llama 3.1 8B in fp8 under data parallelism (published.yaml)."""
-    (measured,) = (result for result in results() if result.name == "amd-llama-3.1-8b-mi325x-fp8")
-    work = workload(
-        layout=Layout(data=64),
-        micro_batch=measured.micro_batch_sequences,
-        accumulation_steps=1,
-        sequence_tokens=measured.sequence_tokens,
-        implementation=TRANSFORMER_ENGINE,
-        precision="fp8",
-    )
-    time = predict_time(work, published_rates(find_accelerator(measured.accelerator), 8))
-    assert time.tokens_per_second_per_gpu == pytest.approx(measured.tokens_per_second_per_gpu, rel=0.1)

@@ -58,6 +58,10 @@ class PublishedResult:
     virtual_pipeline: int | None = None
     context_parallel: int | None = None
     expert_parallel: int | None = None
+    fully_sharded: bool = False
+    """Weights, gradients and optimizer states are spread over the replicas: FSDP, ZeRO-3."""
+    recomputed_layers: int | None = None
+    """Layers of each stage whose activations the backward pass computes again."""
     tokens_per_second_per_gpu: float | None = None
     flops_per_second_per_gpu: float | None = None
     """As printed, in `convention`."""

@@ -9,14 +9,14 @@ Nothing here is fitted to a training run. `analyze` of the ledger (predict/accur
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tprimat.facts.flops import WeightMatrix, attention_matrices, feed_forward_matrices, moe_matrices
 from tprimat.predict.memory import expert_rows
 from tprimat.predict.rates import Rates
 from tprimat.predict.stages import Stage, Weights, stages_of, weights_of
-from tprimat.predict.workload import Workload
+from tprimat.predict.workload import Recompute, Workload
 
 TimePart = Literal[
     "products", "attention", "memory", "tensor", "context", "experts", "pipeline", "bubble", "replicas", "optimizer", "host"
@@ -103,9 +103,8 @@ def predict_time(workload: Workload, rates: Rates) -> TimePrediction:
     """Return the time of a step on a machine."""
     stages = stages_of(workload)
     layout, steps = workload.layout, workload.accumulation_steps
-    dense, moe = _layer(workload, rates, moe=False), _layer(workload, rates, moe=True) if workload.shape.experts else Piece()
     of_kind = {stage.kind: stage for stage in stages}
-    pieces = {kind: _stage_piece(workload, rates, stage, dense, moe) for kind, stage in of_kind.items()}
+    pieces = {kind: _stage_piece(workload, rates, stage) for kind, stage in of_kind.items()}
     seconds = {kind: _with_host(workload, rates, stage, pieces[kind].total) for kind, stage in of_kind.items()}
     totals = [seconds[stage.kind] for stage in stages]
     slowest = max(range(len(stages)), key=lambda number: totals[number])
@@ -139,15 +138,33 @@ def _with_host(workload: Workload, rates: Rates, stage: Stage, seconds: float) -
     return max(seconds, (stage.layers + 1) * KERNELS_OF_A_LAYER * rates.launch_seconds)
 
 
-def _stage_piece(workload: Workload, rates: Rates, stage: Stage, dense: Piece, moe: Piece) -> Piece:
+def _stage_piece(workload: Workload, rates: Rates, stage: Stage) -> Piece:
     piece = Piece()
-    piece.add(dense, stage.dense_layers)
-    piece.add(moe, stage.moe_layers)
+    again = _recomputed(workload, stage.dense_layers + stage.moe_layers)
+    again_dense = min(again, stage.dense_layers)  # dense layers come first
+    layers = {
+        (False, True): again_dense,
+        (False, False): stage.dense_layers - again_dense,
+        (True, True): again - again_dense,
+        (True, False): stage.moe_layers - (again - again_dense),
+    }
     if stage.mtp_layers:
-        piece.add(moe if workload.shape.experts else dense, stage.mtp_layers)
+        layers[workload.shape.experts is not None, workload.recompute.method == "uniform"] += stage.mtp_layers
+    kept = replace(workload, recompute=Recompute())
+    for (moe, recomputed), count in layers.items():
+        if count:
+            piece.add(_layer(workload if recomputed else kept, rates, moe=moe), count)
     if stage.output:
         piece.add(_output(workload, rates), 1 + stage.mtp_layers)
     return piece
+
+
+def _recomputed(workload: Workload, layers: int) -> int:
+    """Return to how many layers of a stage its recomputation applies: under `block` to the first of each chunk."""
+    recompute = workload.recompute
+    if recompute.granularity != "full" or recompute.method == "uniform":
+        return layers
+    return min(layers, recompute.layers * (workload.layout.virtual_pipeline or 1))
 
 
 MODULES_OF_MATRICES: Mapping[str, tuple[str, ...]] = {

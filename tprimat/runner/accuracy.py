@@ -25,7 +25,7 @@ from tprimat.predict.others import calculon_estimate, megatron_estimate
 from tprimat.predict.rates import published_rates
 from tprimat.predict.search import short_ends
 from tprimat.predict.time import predict_time
-from tprimat.predict.workload import MEGATRON_TUNED, Workload
+from tprimat.predict.workload import FSDP, MEGATRON_TUNED, Recompute, Workload
 from tprimat.records.discover import probes_in
 from tprimat.records.evidence import layers_in_bf16
 from tprimat.records.schema import RunRecord
@@ -366,6 +366,8 @@ def _published_workloads(result: PublishedResult) -> Iterable[Workload]:
     chunks: list[int | None] = [result.virtual_pipeline]
     if pipeline > 1 and result.virtual_pipeline is None:
         chunks += [count for count in (2, 4, 6, 7, 8) if shape.layers // pipeline % count == 0]
+    layers = result.recomputed_layers
+    again = Recompute(granularity="full", method="block", layers=layers) if layers else Recompute()
     for micro in [result.micro_batch_sequences] if result.micro_batch_sequences else [1, 2, 4]:
         if micro is None or data < 1 or share % micro:
             continue
@@ -376,7 +378,8 @@ def _published_workloads(result: PublishedResult) -> Iterable[Workload]:
                 micro_batch=micro,
                 accumulation_steps=share // micro,
                 sequence_tokens=result.sequence_tokens or 1,
-                implementation=MEGATRON_TUNED,
+                implementation=FSDP if result.fully_sharded else MEGATRON_TUNED,
+                recompute=again,
                 expert_tensor=1 if shape.experts else None,
                 chunk_layers=short_ends(shape.layers, pipeline * (count or 1)) if pipeline > 1 else None,
                 precision="fp8" if result.dtype == "fp8" else "bf16",

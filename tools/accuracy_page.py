@@ -16,8 +16,9 @@ from page import page_parser, replace_blocks, update_page  # noqa: E402
 
 from tprimat import units  # noqa: E402
 from tprimat.predict.accuracy import Score, errors  # noqa: E402
+from tprimat.predict.published import score_published  # noqa: E402
 from tprimat.report import accuracy  # noqa: E402
-from tprimat.runner.accuracy import LARGE_MODELS, Ledger, read_rows, score_published, score_records, score_rows  # noqa: E402
+from tprimat.runner.accuracy import LARGE_MODELS, Ledger, read_rows, score_records, score_rows  # noqa: E402
 
 PAGE = ROOT / "docs" / "accuracy.md"
 RECORDS = ROOT / "benchmarks" / "records"

@@ -1,6 +1,7 @@
 """`tprimat plan` as a user runs it: in a process of its own, on a machine without a GPU."""
 
 import json
+import math
 import re
 
 import pytest
@@ -9,6 +10,7 @@ from commands import run_command, run_script
 from tprimat.config.load import Setting, read_config
 from tprimat.engines.base import engine_named
 from tprimat.plan.build import PlanRequest, build_plan
+from tprimat.predict.published import score_published
 
 QUESTION = ("--architecture", "llama-3.1-70b", "--accelerator", "NVIDIA H100 80GB HBM3", "--gpus", "64")
 
@@ -274,18 +276,28 @@ def test_a_mixture_without_evidence_has_no_interval(tmp_path):
     assert {(row["low"], row["high"]) for row in document["fitting"]} == {(None, None)}
 
 
-def test_gpus_joined_by_pcie_have_no_interval_without_probes(tmp_path):
+INTERVAL = re.compile(r"\[[\d,]+, [\d,]+\]")
+
+
+def test_gpus_joined_by_pcie_have_no_interval(tmp_path):
     """The interval is that of H200, whose links a data sheet describes; PCIe's rate is the host's."""
     words = ("--architecture", "llama-3.2-3b", "--accelerator", "L40S", "--gpus")
     several = run_command("plan", *words, "8", "--picture", tmp_path / "plan.png").stdout
     scaling = run_command("plan", *words, "4,8").stdout
     for shown in (several, scaling):
         assert "No step was measured on GPUs that PCIe joins" in shown
-        assert not re.search(r"\[[\d,]+, [\d,]+\]", shown)
-    one = run_command("plan", *words, "1", "--architecture", "llama-3.2-1b").stdout
-    assert "PCIe" not in one
-    assert re.search(r"\[[\d,]+, [\d,]+\] tokens/s/GPU", one)
-    assert "PCIe" not in run_command("plan", *words[:2], "--accelerator", "MI300X", "--gpus", "8").stdout
+        assert not INTERVAL.search(shown)
+
+
+def test_the_interval_is_for_the_accelerators_whose_steps_gave_it():
+    words = ("--architecture", "llama-3.1-70b", "--gpus", "64", "--accelerator")
+    measured, published, neither = (run_command("plan", *words, name).stdout for name in ("H200 SXM", "MI325X", "MI300X"))
+    assert INTERVAL.search(measured)
+    assert not INTERVAL.search(published + neither)
+    assert "We measured no step on MI300X, so no interval is given (docs/accuracy.md)." in neither
+    count, percent = re.search(r"; (\d+) published results of dense models on it were within (\d+) % ", published).groups()
+    errors = [abs(score.error) for score in score_published() if "mi325x" in score.name]
+    assert (int(count), int(percent)) == (len(errors), math.ceil(100 * max(errors)))
 
 
 def plans_of(rows, asked, *, engine, model, precision, recompute):

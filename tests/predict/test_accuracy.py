@@ -17,6 +17,7 @@ from tprimat.facts.models import model_shape
 from tprimat.plan.schema import Layout
 from tprimat.predict.accuracy import Score, choices, errors, factor, with_factors
 from tprimat.predict.others import calculon_estimate, megatron_estimate
+from tprimat.predict.published import score_published
 from tprimat.predict.rates import probed_rates, published_rates
 from tprimat.predict.workload import EMBEDDED, FSDP, NEMO, NEMO_ON_TORCH, TRANSFORMER_ENGINE, Workload
 from tprimat.records.discover import probes_in
@@ -25,7 +26,6 @@ from tprimat.runner.accuracy import (
     LARGE_MODELS,
     Ledger,
     read_rows,
-    score_published,
     score_records,
     score_rows,
     score_runs,

@@ -1,5 +1,6 @@
 """The answer to "which layout is fastest, and does it fit": one screen of text, and everything as a document."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from tprimat.facts.flops import flop_per_token
 from tprimat.facts.models import ModelShape
 from tprimat.facts.published import rebase, results
 from tprimat.predict.memory import PARTS, MemoryPrediction, Part
+from tprimat.predict.published import published_errors
 from tprimat.predict.rates import Rates
 from tprimat.predict.search import NARROWER, Answer, Candidate, Otherwise, Question, reason
 from tprimat.predict.time import TIME_PARTS, TimePart
@@ -20,6 +22,8 @@ MOST_ROWS = 12
 MOST_TOO_LARGE = 4
 TIME_ERROR = {True: 0.15, False: 0.2}
 """Measured by probes or not -> relative error that nine in ten predictions of dense models stay within (docs/accuracy.md)."""
+MEASURED_ON = frozenset({"H100 SXM", "H200 SXM"})
+"""Accelerators whose steps in benchmarks/records gave that error."""
 MEMORY_NAMES: Mapping[Part, str] = {part: "backward pass" if part == "backward" else part for part in PARTS}
 TIME_NAMES: Mapping[TimePart, str] = {
     "products": "matrix products",
@@ -55,15 +59,20 @@ def over_pcie(rates: Rates, gpus: int) -> bool:
     return gpus > 1 and not rates.measured and accelerator is not None and accelerator.joined_by_pcie
 
 
+def steps_measured(rates: Rates, gpus: int) -> bool:
+    """Return whether steps on such GPUs were compared with their predictions."""
+    return rates.accelerator in MEASURED_ON and not over_pcie(rates, gpus)
+
+
 def time_error(
     shape: ModelShape, implementation: Implementation, precision: Precision, rates: Rates, gpus: int = 1
 ) -> float | None:
     """Return the relative error that nine in ten steps stayed within (docs/accuracy.md); None where that is not known.
 
     Steps took longer with NeMo on Transformer Engine. Of mixtures of experts only those of the embedded engine in bf16, predicted
-    from probes, stayed within it. Over PCIe, none was measured.
+    from probes, stayed within it. Over PCIe and on other accelerators, none was measured.
     """
-    if over_pcie(rates, gpus):
+    if not steps_measured(rates, gpus):
         return None
     if shape.experts:
         stayed = rates.measured and implementation.name == EMBEDDED.name and precision == "bf16"
@@ -116,17 +125,32 @@ def _question(question: Question, rates: Rates, screen: Screen) -> str:
 
 def _rates(question: Question, rates: Rates, screen: Screen) -> str:
     error = _error_of(question, rates)
-    hint = "" if rates.measured else "; probes of the machine (tprimat probe) make this more precise"
+    hint = "" if rates.measured else "; probes of the machine (tprimat probe) would be more precise"
     kind = "mixtures of experts" if question.shape.experts else "dense models"
     kinds = f"dense models and {kind}" if question.shape.experts else kind
     if over_pcie(rates, question.gpus):
         proof = "No step was measured on GPUs that PCIe joins, whose exchanges depend on the host; no interval is given"
+    elif not steps_measured(rates, question.gpus):
+        proof = f"We measured no step on {rates.accelerator}, so no interval is given{_published_within(question, rates, kind)}"
     elif error is None:
         steps = f"{kind}, {question.precision}, {question.implementation.name}"
         proof = f"On H200, such steps ({steps}) took longer; no interval is given"
     else:
-        proof = f"On up to 4 H200, nine in ten steps of {kinds} were within {units.percent(error, 0)} of the prediction"
-    return screen.prose(f"Predicted from {rates.source}. {proof} (docs/accuracy.md){hint}.")
+        proof = (
+            f"On up to 4 H200 and on H100, nine in ten steps of {kinds} were within {units.percent(error, 0)} of the prediction"
+        )
+    return screen.prose(f"Predicted from {rates.source}{hint}. {proof} (docs/accuracy.md).")
+
+
+def _published_within(question: Question, rates: Rates, kind: str) -> str:
+    """Return how far the prediction is from what others published on the accelerator, rounded up; nothing where they did not."""
+    accelerator = find_accelerator(rates.accelerator)
+    errors = published_errors(accelerator, experts=bool(question.shape.experts)) if accelerator else ()
+    if not errors:
+        return ""
+    within = units.percent(math.ceil(100 * max(map(abs, errors))) / 100, 0)
+    were = "was" if len(errors) == 1 else "were"
+    return f"; {plural(len(errors), 'published result')} of {kind} on it {were} within {within} of the prediction"
 
 
 def _best(best: Candidate, question: Question, rates: Rates, screen: Screen) -> str:

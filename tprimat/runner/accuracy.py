@@ -1,7 +1,6 @@
-"""Score predictions: against our own records with the machine's probes, rows of Megatron-LM's tests, and published results."""
+"""Score predictions: against our own records with the machine's probes, and rows of Megatron-LM's tests."""
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,20 +11,16 @@ from tprimat.analyze.groups import Measured
 from tprimat.analyze.metrics import MetricOptions, drops_choices
 from tprimat.analyze.traits import TRAITS
 from tprimat.errors import RecordError
-from tprimat.facts.accelerators import Accelerator, find_accelerator, peak_dense_flops
-from tprimat.facts.flops import flop_per_token, parameters
+from tprimat.facts.accelerators import Accelerator, find_accelerator
+from tprimat.facts.flops import parameters
 from tprimat.facts.megatron_cases import options_left_out
-from tprimat.facts.models import model_shape
-from tprimat.facts.published import PublishedResult, rebase, results
-from tprimat.plan.schema import Layout
 from tprimat.predict.accuracy import Score, with_factors
 from tprimat.predict.megatron_options import workload_of_options
 from tprimat.predict.memory import predict_memory, predict_memory_of_last_stage
 from tprimat.predict.others import calculon_estimate, megatron_estimate
 from tprimat.predict.rates import published_rates
-from tprimat.predict.search import short_ends
 from tprimat.predict.time import predict_time
-from tprimat.predict.workload import FSDP, MEGATRON_TUNED, Recompute, Workload
+from tprimat.predict.workload import Workload
 from tprimat.records.discover import probes_in
 from tprimat.records.evidence import layers_in_bf16
 from tprimat.records.schema import RunRecord
@@ -310,77 +305,3 @@ def score_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[list[Score], list[Sco
             group = LARGE_MODELS if large else "smaller models"
             time.append(Score(name=name, group=group, measured=float(step), predicted=seconds))
     return memory, time, answered
-
-
-# Published results.
-
-
-def score_published() -> list[Score]:
-    """Score published throughput whose model, accelerator, batch and layout are stated.
-
-    A micro-batch or a number of model chunks that the source leaves out is the fastest that fits.
-    """
-    scores = []
-    for result in results():
-        workloads = list(_published_workloads(result))
-        accelerator = find_accelerator(result.accelerator)
-        if not workloads or accelerator is None:
-            continue
-        node = min(GPUS_OF_A_TEST, result.gpus or GPUS_OF_A_TEST)
-        rates = published_rates(accelerator, node)
-        fitting = [work for work in workloads if predict_memory(work).allocated_bytes < accelerator.memory_bytes] or workloads
-        best = min((predict_time(work, rates) for work in fitting), key=lambda time: time.step_seconds)
-        measured = _tokens_per_second(result)
-        if measured is not None and measured * flop_per_token(workloads[0].shape, workloads[0].sequence_tokens) < _peak(result):
-            predicted = best.tokens_per_second_per_gpu
-            scores.append(Score(name=result.name, group="published", measured=1 / measured, predicted=1 / predicted))
-    return scores
-
-
-def _peak(result: PublishedResult) -> float:
-    """Return the dense peak; a source that states more contradicts itself."""
-    return peak_dense_flops(result.accelerator, result.dtype) or math.inf
-
-
-def _tokens_per_second(result: PublishedResult) -> float | None:
-    if result.tokens_per_second_per_gpu:
-        return result.tokens_per_second_per_gpu
-    causal = rebase(result).flops_per_second_per_gpu
-    if causal is None or result.shape is None or result.sequence_tokens is None:
-        return None
-    return causal / flop_per_token(model_shape(result.shape), result.sequence_tokens)
-
-
-def _published_workloads(result: PublishedResult) -> Iterable[Workload]:
-    stated = (result.shape, result.gpus, result.sequence_tokens, result.global_batch_sequences, result.tensor_parallel)
-    if any(value is None for value in stated) or result.dtype not in {"bf16", "fp8"}:
-        return
-    shape, gpus = model_shape(result.shape or ""), result.gpus or 1
-    if shape.experts and result.expert_parallel is None:
-        return
-    tensor, pipeline, context = result.tensor_parallel or 1, result.pipeline_parallel or 1, result.context_parallel or 1
-    data = gpus // (tensor * pipeline * context)
-    share = (result.global_batch_sequences or 1) // max(1, data)
-    expert = result.expert_parallel or 1
-    layout = Layout(tensor=tensor, pipeline=pipeline, context=context, expert=expert, data=data, sequence_parallel=tensor > 1)
-    chunks: list[int | None] = [result.virtual_pipeline]
-    if pipeline > 1 and result.virtual_pipeline is None:
-        chunks += [count for count in (2, 4, 6, 7, 8) if shape.layers // pipeline % count == 0]
-    layers = result.recomputed_layers
-    again = Recompute(granularity="full", method="block", layers=layers) if layers else Recompute()
-    for micro in [result.micro_batch_sequences] if result.micro_batch_sequences else [1, 2, 4]:
-        if micro is None or data < 1 or share % micro:
-            continue
-        for count in chunks:
-            yield Workload(
-                shape=shape,
-                layout=replace(layout, virtual_pipeline=count),
-                micro_batch=micro,
-                accumulation_steps=share // micro,
-                sequence_tokens=result.sequence_tokens or 1,
-                implementation=FSDP if result.fully_sharded else MEGATRON_TUNED,
-                recompute=again,
-                expert_tensor=1 if shape.experts else None,
-                chunk_layers=short_ends(shape.layers, pipeline * (count or 1)) if pipeline > 1 else None,
-                precision="fp8" if result.dtype == "fp8" else "bf16",
-            )

@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from tprimat.analyze.compare import rankings
-from tprimat.analyze.groups import Group, Measured
+from tprimat.analyze.groups import Group, Measured, on_cpu
 from tprimat.analyze.published import Neighbourhood
 from tprimat.analyze.traits import few
 from tprimat.records.schema import StepRecord
@@ -67,16 +67,21 @@ class Curve:
     """Whether start-up is left out, because it would flatten the steady steps."""
 
 
-def _gibibytes(step: StepRecord) -> float | None:
-    return None if step.peak_allocated_bytes is None else step.peak_allocated_bytes / GIBIBYTE
+def curves_of(groups: Sequence[Group]) -> list[Curve]:
+    """Return the panels of curves; memory is what the bars of the same picture show."""
+    metric = _memory_metric(groups)
 
+    def gibibytes(step: StepRecord) -> float | None:
+        size = step.peak_allocated_bytes if metric is PEAK_MEMORY else step.peak_reserved_bytes
+        return None if size is None else size / GIBIBYTE
 
-CURVES = (
-    Curve("loss", "Training loss", "nats per token", lambda step: step.loss),
-    Curve("learning-rate", "Learning rate", "learning rate", lambda step: step.learning_rate),
-    Curve("memory-steps", "Peak memory in each step, worst rank", "GiB", _gibibytes, least_span=0.2),
-    Curve("step-time", "Step time", "seconds", lambda step: step.step_seconds, steady=True),
-)
+    unit = _memory_unit(groups, metric).removesuffix(STEADY)
+    return [
+        Curve("loss", "Training loss", "nats per token", lambda step: step.loss),
+        Curve("learning-rate", "Learning rate", "learning rate", lambda step: step.learning_rate),
+        Curve("memory-steps", "Peak memory in each step, worst rank", unit, gibibytes, least_span=0.2),
+        Curve("step-time", "Step time", "seconds", lambda step: step.step_seconds, steady=True),
+    ]
 
 
 def comparison_sheet(comparison: Comparison, published: Sequence[Neighbourhood] = ()) -> Sheet:
@@ -101,7 +106,7 @@ def comparison_sheet(comparison: Comparison, published: Sequence[Neighbourhood] 
                 _bar_panel(key, works, shown, panel)
                 for key, panel in (("throughput", throughput_panel), ("memory", memory_panel))
             ),
-            *(_curve_panel(works, shown, curve) for curve in CURVES),
+            *(_curve_panel(works, shown, curve) for curve in curves_of(comparison.groups)),
             _published_panel(published, works, shown),
         ],
         legend=list(shown.items()) if len(shown) > 1 else (),
@@ -142,13 +147,13 @@ class BarPanel:
 
 def throughput_panel(groups: Sequence[Group]) -> BarPanel:
     """Return TFLOP/s per GPU, or tokens/s where a run is on a CPU, because FLOP/s of toy models on a CPU rank nothing."""
-    on_cpu = any(group.run.machine.platform == "cpu" for group in groups)
-    metric = TOKENS if on_cpu else FLOPS
+    some_cpu = any(group.run.machine.platform == "cpu" for group in groups)
+    metric = TOKENS if some_cpu else FLOPS
     runs = len({len(group.runs) for group in groups}) > 1
     rows = [_bar(group, metric, counted=runs) for group in groups]
     platforms = {group.run.machine.platform for group in groups}
     axis = f"{per_rank(metric.unit, platforms)} ({INTERVAL})"
-    if on_cpu:
+    if some_cpu:
         title = per_rank("Throughput per GPU in tokens/s", platforms)
         return BarPanel(title=title, axis=f"{axis}; no TFLOP/s on a CPU", rows=rows)
     convention = next((item.metrics.flops_convention for item in groups[0].runs if item.metrics), "")
@@ -167,12 +172,21 @@ def _bar(group: Group, metric: Metric, *, counted: bool) -> Bar:
     return Bar(label=group.label, value=value, low=low, high=high, text=text)
 
 
-def memory_panel(groups: Sequence[Group]) -> BarPanel:
-    """Return the largest peak over the runs of each group, with the share of the GPU's memory.
+STEADY = " in steady steps"
 
-    Of all groups what was reserved, where one lacks what was allocated.
-    """
-    metric = RESERVED_MEMORY if any(map(RESERVED_MEMORY.fills, groups)) else PEAK_MEMORY
+
+def _memory_metric(groups: Sequence[Group]) -> Metric:
+    """Return what was allocated, or what was reserved where more configurations tell that: never both in one picture."""
+    return max((PEAK_MEMORY, RESERVED_MEMORY), key=lambda metric: sum(metric.value(group) is not None for group in groups))
+
+
+def _memory_unit(groups: Sequence[Group], metric: Metric) -> str:
+    return f"GiB resident{STEADY}" if on_cpu(groups) else metric.unit
+
+
+def memory_panel(groups: Sequence[Group]) -> BarPanel:
+    """Return the largest peak over the runs of each group, with the share of the GPU's memory."""
+    metric = _memory_metric(groups)
     rows = []
     for group in groups:
         peak, size = metric.value(group), group.run.machine.memory_bytes
@@ -184,10 +198,8 @@ def memory_panel(groups: Sequence[Group]) -> BarPanel:
         height = peak / metric.scale
         share = f" ({percent(peak / size, 0)} of the GPU)" if size else ""
         rows.append(Bar(label=group.label, value=height, low=low, high=height, text=f"{significant(height)}{share}"))
-    on_cpu = all(group.run.machine.platform == "cpu" for group in groups)
     several = " (lines: least to most over runs)" if any(row.low is not None for row in rows) else ""
-    axis = ("GiB resident in steady steps" if on_cpu else metric.unit) + several
-    return BarPanel(title="Peak memory, worst rank", axis=axis, rows=rows)
+    return BarPanel(title="Peak memory, worst rank", axis=_memory_unit(groups, metric) + several, rows=rows)
 
 
 def _bar_panel(key: str, works: Sequence[Workload], shown: dict[str, Look], make: Callable[[Sequence[Group]], BarPanel]) -> Panel:

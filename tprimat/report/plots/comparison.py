@@ -7,12 +7,23 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from tprimat.analyze.compare import rankings
-from tprimat.analyze.groups import Group, Measured, on_cpu
+from tprimat.analyze.groups import Group, Measured
 from tprimat.analyze.published import Neighbourhood
 from tprimat.analyze.traits import few
 from tprimat.records.schema import StepRecord
 from tprimat.report.captions import Configuration, Workload, headline, subtitle, workloads
-from tprimat.report.catalogue import CPU_CAUTION, FLOPS, MATMUL_SHARE, MFU, PEAK_MEMORY, RESERVED_MEMORY, TOKENS, Metric, per_rank
+from tprimat.report.catalogue import (
+    CPU_CAUTION,
+    FLOPS,
+    MATMUL_SHARE,
+    MFU,
+    PEAK_MEMORY,
+    TOKENS,
+    Metric,
+    memory_metric,
+    memory_unit,
+    per_rank,
+)
 from tprimat.report.comparison import Comparison, run_name, theirs
 from tprimat.report.plots.sheet import Canvas, Panel, Sheet, rest_note
 from tprimat.report.plots.style import (
@@ -69,17 +80,16 @@ class Curve:
 
 def curves_of(groups: Sequence[Group]) -> list[Curve]:
     """Return the panels of curves; memory is what the bars of the same picture show."""
-    metric = _memory_metric(groups)
+    metric = memory_metric(groups)
 
     def gibibytes(step: StepRecord) -> float | None:
         size = step.peak_allocated_bytes if metric is PEAK_MEMORY else step.peak_reserved_bytes
         return None if size is None else size / GIBIBYTE
 
-    unit = _memory_unit(groups, metric).removesuffix(STEADY)
     return [
         Curve("loss", "Training loss", "nats per token", lambda step: step.loss),
         Curve("learning-rate", "Learning rate", "learning rate", lambda step: step.learning_rate),
-        Curve("memory-steps", "Peak memory in each step, worst rank", unit, gibibytes, least_span=0.2),
+        Curve("memory-steps", "Peak memory in each step, worst rank", memory_unit(groups), gibibytes, least_span=0.2),
         Curve("step-time", "Step time", "seconds", lambda step: step.step_seconds, steady=True),
     ]
 
@@ -147,13 +157,13 @@ class BarPanel:
 
 def throughput_panel(groups: Sequence[Group]) -> BarPanel:
     """Return TFLOP/s per GPU, or tokens/s where a run is on a CPU, because FLOP/s of toy models on a CPU rank nothing."""
-    some_cpu = any(group.run.machine.platform == "cpu" for group in groups)
-    metric = TOKENS if some_cpu else FLOPS
+    on_cpu = any(group.run.machine.platform == "cpu" for group in groups)
+    metric = TOKENS if on_cpu else FLOPS
     runs = len({len(group.runs) for group in groups}) > 1
     rows = [_bar(group, metric, counted=runs) for group in groups]
     platforms = {group.run.machine.platform for group in groups}
     axis = f"{per_rank(metric.unit, platforms)} ({INTERVAL})"
-    if some_cpu:
+    if on_cpu:
         title = per_rank("Throughput per GPU in tokens/s", platforms)
         return BarPanel(title=title, axis=f"{axis}; no TFLOP/s on a CPU", rows=rows)
     convention = next((item.metrics.flops_convention for item in groups[0].runs if item.metrics), "")
@@ -172,21 +182,9 @@ def _bar(group: Group, metric: Metric, *, counted: bool) -> Bar:
     return Bar(label=group.label, value=value, low=low, high=high, text=text)
 
 
-STEADY = " in steady steps"
-
-
-def _memory_metric(groups: Sequence[Group]) -> Metric:
-    """Return what was allocated, or what was reserved where more configurations tell that: never both in one picture."""
-    return max((PEAK_MEMORY, RESERVED_MEMORY), key=lambda metric: sum(metric.value(group) is not None for group in groups))
-
-
-def _memory_unit(groups: Sequence[Group], metric: Metric) -> str:
-    return f"GiB resident{STEADY}" if on_cpu(groups) else metric.unit
-
-
 def memory_panel(groups: Sequence[Group]) -> BarPanel:
     """Return the largest peak over the runs of each group, with the share of the GPU's memory."""
-    metric = _memory_metric(groups)
+    metric = memory_metric(groups)
     rows = []
     for group in groups:
         peak, size = metric.value(group), group.run.machine.memory_bytes
@@ -199,7 +197,8 @@ def memory_panel(groups: Sequence[Group]) -> BarPanel:
         share = f" ({percent(peak / size, 0)} of the GPU)" if size else ""
         rows.append(Bar(label=group.label, value=height, low=low, high=height, text=f"{significant(height)}{share}"))
     several = " (lines: least to most over runs)" if any(row.low is not None for row in rows) else ""
-    return BarPanel(title="Peak memory, worst rank", axis=_memory_unit(groups, metric) + several, rows=rows)
+    axis = f"{memory_unit(groups)} in steady steps{several}"
+    return BarPanel(title="Peak memory, worst rank", axis=axis, rows=rows)
 
 
 def _bar_panel(key: str, works: Sequence[Workload], shown: dict[str, Look], make: Callable[[Sequence[Group]], BarPanel]) -> Panel:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tprimat.engines.base import Settings
+from tprimat.engines.embedded import ENGINE
 from tprimat.facts.accelerators import accelerators, find_accelerator
 from tprimat.facts.flops import flop_per_token, parameters
 from tprimat.facts.models import model_shape, padded_vocabulary
@@ -244,6 +246,28 @@ def test_states_in_bf16_move_less_and_leave_the_conversion_to_fp8():
     assert converted["bf16"] == pytest.approx(converted["fp32"])
     assert converted["fp32"] > 0
     assert seconds["bf16", "bf16"] < 0.6 * seconds["fp32", "bf16"]
+
+
+@pytest.mark.parametrize(
+    ("options", "optimizer"),
+    [
+        ({"layers": "transformer_engine", "optimizer_states": "fp32", "fused_adam": False}, "fused"),
+        ({"layers": "transformer_engine", "optimizer_states": "bf16", "fused_adam": False}, "eager"),
+        ({"layers": "transformer_engine", "optimizer_states": "bf16", "fused_adam": True}, "fused"),
+        ({"layers": "local", "fused_adam": True, "compiled_adam": True}, "one_pass"),
+        ({"layers": "local", "fused_adam": False, "compiled_adam": False}, "eager"),
+    ],
+)
+def test_which_adam_updates_the_weights_follows_from_the_switches(options, optimizer):
+    code = ENGINE.implementation(Settings(shape=model_shape("llama-3.1-8b"), options=options))
+    assert code.optimizer == optimizer
+    seconds = [
+        predict_time(
+            workload(layout=Layout(), implementation=replace(code, optimizer=name), optimizer_states="bf16"), RATES
+        ).parts["optimizer"]
+        for name in ("fused", "eager")
+    ]
+    assert seconds[0] < 0.6 * seconds[1]
 
 
 @pytest.mark.parametrize("sequence_parallel", [True, False])

@@ -41,9 +41,8 @@ ADAM_BYTES = {"one_pass": 28, "fused": 28 + 8, "eager": 80 + 16}
 meanwhile, fused in a pass before. eager: scaling writes a copy first (local_multi_tensor_scale of Megatron-Core), and each of
 Adam's operations passes over fp32 tensors: decay (2 of them), first moment (3), second moment (2 and 3), root, correction and
 epsilon (2 each), update (4). Scaling is left out where a gradient's norm is below the limit, which no prediction knows."""
-NARROW_ADAM_BYTES = 14 + 4
-"""A weight without a master and with moments in bf16: gradient, weight and both moments are read, three of them written; before
-that the gradient is scaled."""
+NARROW_ADAM_BYTES = {"one_pass": 14 + 4, "fused": 14 + 4, "eager": 40 + 4}
+"""The same without a master and with moments in bf16, half as wide; gradients are scaled in place before."""
 COPY_BYTES = 6
 """A weight, of Megatron-Core's copy of its master in bf16. FSDP converts where it gathers."""
 NORM_BYTES = 4
@@ -475,7 +474,7 @@ def _optimizer(workload: Workload, rates: Rates, weights: Weights) -> float:
     else:
         own = float(weights.total)
     if workload.optimizer_states == "bf16":
-        moved = own * (NARROW_ADAM_BYTES + NORM_BYTES / 2)
+        moved = own * (NARROW_ADAM_BYTES[code.optimizer] + NORM_BYTES / 2)
     else:
         moved = own * (ADAM_BYTES[code.optimizer] + NORM_BYTES + (0 if code.shards_weights else COPY_BYTES))
     if code.zeroes_gradients:

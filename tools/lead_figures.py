@@ -1,6 +1,6 @@
 """The embedded engine beside the programs that ran in turn with it: docs/performance.md's first table."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from engine_speed import COMPARED, memory_cell, teraflops
@@ -11,8 +11,9 @@ from speed_programs import FINDERS
 from tprimat import units
 from tprimat.analyze.compare import Question, verdict
 from tprimat.analyze.groups import Group, group_estimate, group_mean
+from tprimat.analyze.traits import accelerator_name
 from tprimat.engines import embedded, nemo
-from tprimat.records.schema import Estimate, ProbeRecord
+from tprimat.records.schema import Estimate, ProbeRecord, RunRecord
 from tprimat.report.tables import plural, table
 from tprimat.statistics import FEWEST_RUNS
 
@@ -39,11 +40,12 @@ RATIO = "embedded engine / this"
 
 
 def answer(results: Path) -> str:
-    """Return in a few sentences how many times as fast as Transformer Engine's layers and as NeMo the embedded engine is."""
+    """Return in a few sentences where, and how many times as fast as Transformer Engine's layers and NeMo, the engine is."""
     found = list(_newest(results))
     layers = _span(found, "transformer_engine", ("the speed of Transformer Engine's layers", "their speed"))
     nemos = _span(found, nemo.ENGINE.name, ("the speed of NeMo's recipe", "its speed"))
-    spans = [f"The embedded engine runs {layers}.", *([f"It runs {nemos}."] if nemos else [])] if layers else []
+    machines = " and ".join(sorted({_machine(programs[OURS].run) for _, programs in found}))
+    spans = [f"On {machines}, the embedded engine runs {layers}.", *([f"It runs {nemos}."] if nemos else [])] if layers else []
     slower = []
     for layout, programs in found:
         peer, ours = programs.get("transformer_engine"), programs[OURS]
@@ -57,20 +59,35 @@ def answer(results: Path) -> str:
     return " ".join([*spans, *slower]) or NOTHING
 
 
+def _machine(run: RunRecord) -> str:
+    limit = run.machine.power_limit_watts
+    return f"{accelerator_name(run)}{f' at {limit:.0f} W' if limit else ''}"
+
+
 def _span(found: Sequence[tuple[Layout, dict[str, Group]]], name: str, speeds: tuple[str, str]) -> str:
-    """Return the lowest and the highest ratio to a peer, by dtype, of comparisons with enough runs; empty without one."""
-    ratios: dict[str, list[float]] = {}
+    """Return the lowest and the highest ratio to a peer, by dtype, of comparisons with enough runs; empty without one.
+
+    The intervals' ends tell how far the ratios are sure.
+    """
+    ratios: dict[str, list[Estimate]] = {}
     for layout, programs in found:
         peer, ours = programs.get(name), programs[OURS]
         ratio = _ratio(peer, ours) if peer else None
         if peer and ratio and min(len(peer.runs), len(ours.runs)) >= FEWEST_RUNS:
-            ratios.setdefault(layout.precision, []).append(ratio.value)
+            ratios.setdefault(layout.precision, []).append(ratio)
     spans = [
-        f"at {' to '.join(dict.fromkeys(map(times, (min(several), max(several)))))} times {speed} in {dtype}"
+        f"at {_ends(one.value for one in several)} times {speed} in {dtype} (95 % interval{'s' * (len(several) > 1)} from "
+        f"{_ends(end for one in several for end in (one.low, one.high) if end is not None)})"
         for speed, (dtype, several) in zip(speeds, sorted(ratios.items()), strict=False)
     ]
     count = plural(sum(map(len, ratios.values())), "comparison")
-    return f"{', and '.join(spans)} ({count} below, at least {FEWEST_RUNS} runs a side)" if spans else ""
+    return f"{', and '.join(spans)}: {count} below, at least {FEWEST_RUNS} runs a side" if spans else ""
+
+
+def _ends(values: Iterable[float]) -> str:
+    """Write the smallest and the largest of some ratios, or the only one."""
+    every = list(values)
+    return " to ".join(dict.fromkeys(map(times, (min(every), max(every)))))
 
 
 def leads(results: Path) -> str:
@@ -109,9 +126,16 @@ def _programs(folder: Path, layout: Layout, probes: Sequence[ProbeRecord]) -> di
 
 
 def _ratio(peer: Group, ours: Group) -> Estimate | None:
-    """Return how many times as fast as a peer the engine is; None where they ran on unlike machines, or differ in more."""
+    """Return how many times as fast as a peer the engine is.
+
+    None where they ran on unlike machines, differ in what forbids it, or where torch updated one side's weights in one kernel and
+    the other's in many: with states in bf16, runs of older versions with Transformer Engine's layers did.
+    """
     found = verdict(peer, ours, COMPARED)
-    return None if any(trait.key in OF_A_MACHINE for trait in found.traits) else found.ratio
+    options = [group.run.engine_options for group in (peer, ours)]
+    kernels = {one.get("fused_adam") for one in options if one.get("optimizer_states") == "bf16"}
+    unlike = len(kernels) > 1 or any(trait.key in OF_A_MACHINE for trait in found.traits)
+    return None if unlike else found.ratio
 
 
 def _rows(layout: Layout, programs: dict[str, Group], of_peers: str = "") -> Iterator[list[str]]:

@@ -153,6 +153,13 @@ def test_what_cuda_graphs_hold_is_not_taken_for_little_memory(options, graphs, t
     assert {step.peak_allocated_bytes for step in measured.result.steps} == {None if graphs else 60 * 2**30}
 
 
+def test_memory_that_is_left_out_because_of_cuda_graphs_is_named():
+    run = dataclasses.replace(RUN, engine="nemo", engine_options={"enable_cuda_graph": True})
+    metrics = run_metrics(run, steps_of([4.0] * 3, peak_allocated_bytes=60 * 2**30, peak_reserved_bytes=None), options=KEEP)
+    assert metrics.peak_memory_bytes is metrics.peak_reserved_bytes is None
+    assert any("no memory is shown, because what torch reserved is not recorded" in warning for warning in metrics.warnings)
+
+
 @pytest.mark.parametrize(
     ("norms", "exploded"),
     [([1.4e12] * 5, True), ([1.4e12, 300.0, 80.0, 20.0, 20.0], False), ([2e7] * 5, False), ([None] * 5, False)],

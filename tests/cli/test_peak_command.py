@@ -78,6 +78,13 @@ def test_no_table_in_a_pipe_is_wider_than_120_columns_and_none_loses_a_figure(tm
     assert max(len(line) for line in compared.splitlines() if line.startswith("---")) <= 120
 
 
+@pytest.mark.parametrize(("folder", "shown"), [("nemo-cuda-graphs", True), ("engine", False)])
+def test_reserved_memory_is_shown_where_a_run_tells_no_other(folder, shown, tmp_path):
+    done = analyse("--results-dir", ROOT / "benchmarks" / "records" / "h200" / folder, "--show-all", cwd=tmp_path)
+    assert ("reserved memory" in done.stdout) is shown
+    assert ("73.0 GiB" in done.stdout) is shown
+
+
 def test_results_are_looked_for_in_the_usual_places_and_the_summary_holds_every_configuration(tmp_path):
     shutil.copytree(RUNS / "mi300x", tmp_path / "output-00")
     shutil.copytree(RUNS / "h100", tmp_path / "all_outputs" / "01-output")

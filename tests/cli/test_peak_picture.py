@@ -164,3 +164,12 @@ def test_names_are_drawn_as_they_are(tmp_path):
     arguments = [sys.executable, str(ROOT / "visualize_peak_throughput.py"), "--results-dir", "runs", "--output", "x.svg"]
     done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "written: x.svg\n")
+
+
+def test_memory_against_speed_shows_a_run_that_tells_only_what_it_reserved():
+    graphs = ROOT / "benchmarks" / "records" / "h200" / "nemo-cuda-graphs"
+    analysis = analyse_peaks(read_results([graphs], MetricOptions(), {}).measured, MetricOptions())
+    with drawn(peak.peak_sheet(analysis)) as picture:
+        (axes,) = axes_titled(picture, "9  Memory against speed")
+        assert axes.get_xlabel() == "GiB reserved at the peak, worst rank"
+        assert len(axes.lines) == 2

@@ -5,9 +5,13 @@ from pathlib import Path
 import pytest
 from commands import run_command
 
+from tprimat.analyze.groups import group_runs
+from tprimat.analyze.metrics import MetricOptions
+from tprimat.analyze.published import nearest_published
 from tprimat.facts.accelerators import BACKEND_OF
 from tprimat.facts.published import results
-from tprimat.runner.analysis import command, refusal, reproduce
+from tprimat.report.comparison import theirs
+from tprimat.runner.analysis import command, read_results, refusal, reproduce
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "tests" / "runs"
@@ -31,6 +35,14 @@ def test_the_nearest_stand_beside_ours_by_one_yardstick_with_what_differs_and_ho
     assert "dgx-cloud-llama-3.1-8b-bf16 differs: sequence 2,048 here, 8,192 there; CP not stated here, 2 there" in done.stdout
     assert done.stdout.count("source  NVIDIA DGX Cloud") == 1
     assert "--sequence-length 8192 --micro-batch-size 1 --global-batch-size 128 --precision bf16" in done.stdout
+
+
+@pytest.mark.parametrize(("folder", "named"), [("in-turn", True), ("in-turn-nemo", False)])
+def test_optimizer_states_in_bf16_are_a_difference_that_no_source_states(folder, named):
+    records = ROOT / "benchmarks" / "records" / "h100" / folder / "megatron"
+    groups = group_runs(read_results([records], MetricOptions(), {}).measured)
+    for found in nearest_published(groups):
+        assert {"optimizer states" in theirs(one) for one in found.neighbours} == {named}
 
 
 def test_a_processor_has_no_published_neighbours(tmp_path):

@@ -101,6 +101,7 @@ class FusedRMSNorm(torch.autograd.Function):
 torch.nn.RMSNorm.forward = lambda norm, x: FusedRMSNorm.apply(x, norm.weight)
 
 from megatron.core.tensor_parallel import vocab_parallel_cross_entropy  # noqa: E402
+from megatron.core.utils import local_multi_tensor_scale  # noqa: E402
 
 from tprimat.megatron import linear, loss, model  # noqa: E402
 from tprimat.megatron.options import resolve  # noqa: E402
@@ -140,14 +141,17 @@ def of_losses(rows=64, words=8192):
 
 
 def of_adam():
-    """Return the bytes of a weight in torch's AdamW as it is on a GPU by default."""
+    """Return the bytes of a weight in Megatron-Core's scaling, torch's AdamW as it is on a GPU by default, and a copy in bf16."""
     weight = torch.zeros(4096, requires_grad=True)
     adam = torch.optim.AdamW([weight], foreach=True)
     weight.grad = torch.ones_like(weight)
     adam.step()  # creates the moments
+    stored, gradients = weight.detach().bfloat16(), [weight.grad]
     TRAFFIC.bytes = 0
     with TRAFFIC:
+        local_multi_tensor_scale(0, None, [gradients, gradients], 0.5)
         adam.step()
+        stored.copy_(weight.detach())
     return TRAFFIC.bytes / weight.numel()
 
 

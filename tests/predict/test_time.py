@@ -1,12 +1,15 @@
 """The parts of a step: against a replay of the schedule, against each other, and against what must hold anywhere."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tprimat.engines.base import Settings
+from tprimat.engines.embedded import ENGINE
 from tprimat.facts.accelerators import accelerators, find_accelerator
-from tprimat.facts.flops import flop_per_token
+from tprimat.facts.flops import flop_per_token, parameters
 from tprimat.facts.models import model_shape, padded_vocabulary
 from tprimat.plan.schema import Layout
 from tprimat.predict.rates import probed_rates, published_rates, sustained_shares
@@ -214,6 +217,71 @@ def test_an_output_layer_in_fp8_takes_half_of_its_products_time_and_converts_its
     saved = flop * (1 / RATES.flops["bf16"] - 1 / RATES.flops["fp8"])
     assert wide.parts["products"] - small.parts["products"] == pytest.approx(saved, rel=0.1)
     assert small.parts["optimizer"] > wide.parts["optimizer"]
+
+
+@pytest.mark.parametrize(
+    ("profile", "changes"),
+    [
+        ("cut_fp8", {"layout": Layout(), "shape": replace(model_shape("llama-3.1-8b"), layers=20)}),
+        ("dp2", {"layout": Layout(data=2)}),
+        # The gradients of the next step are set to zero outside the optimizer.
+        ("nemo_dp2", {"layout": Layout(data=2), "implementation": replace(TRANSFORMER_ENGINE, zeroes_gradients=False)}),
+    ],
+)
+def test_the_optimizer_takes_about_as_long_as_in_a_profile(profile, changes):
+    classes = json.loads((H200 / "profiles" / f"{profile}.json").read_text())["classes"]
+    (measured,) = (one["seconds"] for one in classes if one["kind"] == "optimizer")
+    rates = probed_rates(probes_in([H200 / "probes-1gpu"])[0], find_accelerator("NVIDIA H200"), 8)
+    assert predict_time(workload(**changes), rates).parts["optimizer"] == pytest.approx(measured, rel=0.1)
+
+
+def test_replicas_share_the_update_and_each_sets_all_its_gradients_to_zero():
+    seconds = {
+        (replicas, zeroes): predict_time(
+            workload(layout=Layout(data=replicas), implementation=replace(TRANSFORMER_ENGINE, zeroes_gradients=zeroes)), RATES
+        ).parts["optimizer"]
+        for replicas in (1, 8)
+        for zeroes in (True, False)
+    }
+    zeroing = parameters(workload().shape).total * 4 / RATES.bandwidth
+    assert seconds[1, False] == pytest.approx(8 * seconds[8, False])
+    assert seconds[1, True] - seconds[1, False] == pytest.approx(zeroing, rel=0.001)
+    assert seconds[8, True] - seconds[8, False] == pytest.approx(zeroing, rel=0.001)
+
+
+def test_states_in_bf16_move_less_and_leave_the_conversion_to_fp8():
+    one = workload(layout=Layout(), distributed_optimizer=False)
+    seconds = {
+        (states, precision): predict_time(replace(one, optimizer_states=states, precision=precision), RATES).parts["optimizer"]
+        for states in ("fp32", "bf16")
+        for precision in ("bf16", "fp8")
+    }
+    converted = {states: seconds[states, "fp8"] - seconds[states, "bf16"] for states in ("fp32", "bf16")}
+    assert converted["bf16"] == pytest.approx(converted["fp32"])
+    assert converted["fp32"] > 0
+    assert seconds["bf16", "bf16"] < 0.6 * seconds["fp32", "bf16"]
+
+
+@pytest.mark.parametrize(
+    ("options", "optimizer"),
+    [
+        ({"layers": "transformer_engine", "optimizer_states": "fp32", "fused_adam": False}, "fused"),
+        ({"layers": "transformer_engine", "optimizer_states": "bf16", "fused_adam": False}, "eager"),
+        ({"layers": "transformer_engine", "optimizer_states": "bf16", "fused_adam": True}, "fused"),
+        ({"layers": "local", "fused_adam": True, "compiled_adam": True}, "one_pass"),
+        ({"layers": "local", "fused_adam": False, "compiled_adam": False}, "eager"),
+    ],
+)
+def test_which_adam_updates_the_weights_follows_from_the_switches(options, optimizer):
+    code = ENGINE.implementation(Settings(shape=model_shape("llama-3.1-8b"), options=options))
+    assert code.optimizer == optimizer
+    seconds = [
+        predict_time(
+            workload(layout=Layout(), implementation=replace(code, optimizer=name), optimizer_states="bf16"), RATES
+        ).parts["optimizer"]
+        for name in ("fused", "eager")
+    ]
+    assert seconds[0] < 0.6 * seconds[1]
 
 
 @pytest.mark.parametrize("sequence_parallel", [True, False])

@@ -116,12 +116,36 @@ def test_unlike_work_never_shares_a_panel_of_curves_and_one_configuration_has_on
         ]
 
 
-@pytest.mark.parametrize(("others", "unit"), [(("torchtitan",), "GiB reserved"), ((), "GiB allocated")])
-def test_memory_is_what_was_reserved_for_all_where_one_run_tells_no_other(others, unit):
-    with drawn(sheet_of(*(H200 / name / "dp_mbs4" for name in ("engine", *others)))) as picture:
-        (panel,) = axes_titled(picture, "Peak memory, worst rank")
-        assert panel.get_xlabel().startswith(f"{unit} in steady steps")
-        assert len(panel.patches) == 1 + len(others)
+@pytest.mark.parametrize(
+    ("folders", "kind"),
+    [
+        ((H200 / "engine" / "dp_mbs4", H200 / "torchtitan" / "dp_mbs4"), "reserved"),
+        ((H200 / "nemo-cuda-graphs",), "reserved"),
+        ((H200 / "engine" / "dp_mbs4",), "allocated"),
+    ],
+)
+def test_memory_is_of_one_kind_for_all_and_both_panels_name_it(folders, kind):
+    """Of two configurations, one tells nothing but what was reserved; CUDA graphs hold tensors that do not count as allocated."""
+    with drawn(sheet_of(*folders)) as picture:
+        (bars,) = axes_titled(picture, "Peak memory, worst rank")
+        assert bars.get_xlabel().startswith(f"GiB {kind} in steady steps")
+        (curves,) = axes_titled(picture, "Peak memory in each step")
+        assert curves.get_ylabel() == f"GiB {kind}"
+        ends = {round(float(line.get_ydata()[-1]), 3) for line in curves.lines}
+        assert ends == {round(patch.get_width(), 3) for patch in bars.patches}
+        assert len(bars.patches) == (2 if kind == "reserved" else 1)
+
+
+def test_a_run_that_tells_only_what_it_reserved_hides_no_others_memory(tmp_path):
+    for number, known in enumerate(("peak_allocated_bytes", "peak_allocated_bytes", "peak_reserved_bytes")):
+        run = a_run(f"run-{number}", strategy=f"strategy-{number}")
+        sizes = {"peak_allocated_bytes": None, "peak_reserved_bytes": None, known: 2**36}
+        steps = steps_of(run, step_times(4.0, number), number)
+        write_run(tmp_path, run, [dataclasses.replace(step, **sizes) for step in steps])
+    with drawn(sheet_of(tmp_path)) as picture:
+        (bars,) = axes_titled(picture, "Peak memory, worst rank")
+        assert bars.get_xlabel().startswith("GiB allocated")
+        assert sum(patch.get_width() > 0 for patch in bars.patches) == 2
 
 
 def test_a_configuration_keeps_its_colour_in_a_picture_without_the_others(sweep, tmp_path_factory):

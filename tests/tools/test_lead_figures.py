@@ -62,6 +62,26 @@ def test_a_layout_whose_own_runs_do_not_count_is_named(results):
         leads(results)
 
 
+def test_the_answer_tells_the_widest_interval_of_its_ratios(results):
+    shutil.copytree(RECORDS.parent / "in-turn-nemo", results / "in-turn-nemo")
+    lines = answer(results)
+    intervals = re.findall(r"1\.\d{3} \[(1\.\d{3}), (1\.\d{3})\]", leads(results))
+    assert min(low for low, _ in intervals) in lines
+    assert max(high for _, high in intervals) in lines
+
+
+def test_a_chain_of_operations_is_no_match_for_a_fused_adam(tmp_path):
+    records = RECORDS.parents[1] / "h100" / "in-turn"
+    shutil.copytree(records, tmp_path / "in-turn")
+    assert last_cells(tmp_path) == ["–", "–"]
+    assert answer(tmp_path) == "Nothing is recorded yet."
+    for file in (tmp_path / "in-turn" / "transformer_engine").rglob("benchmark_*.json"):
+        document = json.loads(file.read_text(encoding="utf8"))
+        document["run"]["engine_options"]["fused_adam"] = True
+        file.write_text(json.dumps(document), encoding="utf8")
+    assert last_cells(tmp_path)[1].startswith("1.101 [")
+
+
 def test_delayed_scaling_has_rows_of_its_own(tmp_path):
     for series in ("in-turn", DELAYED):
         for program in ("megatron", "transformer_engine"):
@@ -84,10 +104,10 @@ def test_an_output_layer_in_fp8_stands_beside_the_same_peer(tmp_path):
 
 
 def test_the_answer_counts_what_ran_often_enough_and_names_where_the_engine_is_slower(results):
-    (ratio,) = re.findall(r"1\.\d{3}(?= \[)", leads(results))
+    ((ratio, low, high),) = re.findall(r"(1\.\d{3}) \[(1\.\d{3}), (1\.\d{3})\]", leads(results))
     assert answer(results) == (
-        f"The embedded engine runs at {ratio} times the speed of Transformer Engine's layers in bf16 "
-        "(1 comparison below, at least 3 runs a side)."
+        f"On H200 SXM at 700 W, the embedded engine runs at {ratio} times the speed of Transformer Engine's layers in bf16 "
+        f"(95 % interval from {low} to {high}): 1 comparison below, at least 3 runs a side."
     )
     for program in ("megatron", "transformer_engine"):
         shutil.copytree(RECORDS / program / "tp4_mbs4", results / SERIES / program / "tp4_mbs4")

@@ -15,7 +15,7 @@ from tprimat.engines.base import engine_named
 from tprimat.engines.embedded import ENGINE
 from tprimat.errors import ConfigError
 from tprimat.facts.models import model_shape
-from tprimat.megatron.options import recorded, resolve
+from tprimat.megatron.options import recorded, resolve, updated_by_torch
 
 BF16_STATES = {
     "hardware.platforms.cpu.gpus_per_node": 1,
@@ -193,6 +193,20 @@ def test_the_record_names_the_scaling_of_transformer_engines_layers_in_fp8(tmp_p
     found = recorded(plan, replace(ours, layers=layers))
     assert found.get("fp8_scaling") == ("current" if named else None)
     assert found["layers"] == layers
+
+
+@pytest.mark.parametrize(
+    ("layers", "states", "by_torch"),
+    [
+        ("local", "fp32", True),
+        ("local", "bf16", True),
+        ("transformer_engine", "fp32", False),
+        ("transformer_engine", "bf16", True),
+    ],
+)
+def test_torch_updates_states_in_bf16_whatever_the_layers_and_so_in_one_kernel(tmp_path, layers, states, by_torch):
+    options = replace(make_plan(tmp_path, "llama", {}).engine_options, layers=layers, optimizer_states=states)
+    assert updated_by_torch(options) is by_torch
 
 
 def test_the_losses_are_those_that_the_other_known_version_of_megatron_must_give(trained):

@@ -414,8 +414,10 @@ def _warnings(run: RunRecord, steps: Sequence[StepRecord], steady: Sequence[Step
         found.append(f"{not_finite} of {window.steps} steady steps have a skipped update, or a loss or norm that is not finite")
     found += _exploded(steady)
     found += cautions(run.evidence)
-    if ran_from_graphs(run) and any(step.peak_reserved_bytes for step in steady):
-        found.append("memory is what torch reserved: it does not count what CUDA graphs hold as allocated")
+    if ran_from_graphs(run):
+        known = any(step.peak_reserved_bytes for step in steady)
+        told = "memory is what torch reserved" if known else "no memory is shown, because what torch reserved is not recorded"
+        found.append(f"{told}: it does not count what CUDA graphs hold as allocated")
     if run.clock == "framework":
         found.append("step times are the framework's own, not measured at the end of each step")
     return (*found, *_merged(steady), *stragglers(run))

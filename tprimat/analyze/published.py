@@ -8,7 +8,7 @@ from tprimat.analyze.compare import rankings
 from tprimat.analyze.groups import Group
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.peak import Entry, entry_of, recounted
-from tprimat.analyze.traits import accelerator_name
+from tprimat.analyze.traits import TRAITS, accelerator_name
 from tprimat.facts.accelerators import find_accelerator
 from tprimat.facts.published import PublishedResult, Rebased, rebase, results
 from tprimat.records.schema import RunRecord
@@ -20,6 +20,7 @@ DISTANCES = {"model": 4.0, "accelerator": 3.0, "dtype": 3.0, "GPUs": 1.0, "seque
 """How far apart each difference puts two configurations, per octave where it is a size."""
 OTHER_DISTANCE = 0.25
 """For the differences not listed above: batch and layout."""
+USUAL_STATES = "fp32"
 UNKNOWN_SHARE = 0.5
 """Share of its distance that a difference counts where a source does not state the value."""
 
@@ -81,7 +82,10 @@ def _neighbourhood(group: Group) -> Neighbourhood | None:
 
 
 def _differences(run: RunRecord, result: PublishedResult) -> tuple[Difference, ...]:
-    """Return every trait in which a published configuration is not, or is not known to be, the one that ran here."""
+    """Return every trait in which a published configuration is not, or is not known to be, the one that ran here.
+
+    No source states the dtype of its optimizer states, so that they are a difference where ours are not the usual ones.
+    """
     theirs = find_accelerator(result.accelerator)
     pairs = (
         ("model", run.shape.name if run.shape else run.model, result.shape or result.model),
@@ -96,7 +100,11 @@ def _differences(run: RunRecord, result: PublishedResult) -> tuple[Difference, .
         ("CP", run.context_parallel, result.context_parallel),
         ("engine", run.engine, result.engine),
     )
-    return tuple(Difference(name=name, ours=ours, theirs=other) for name, ours, other in pairs if ours != other)
+    found = [Difference(name=name, ours=ours, theirs=other) for name, ours, other in pairs if ours != other]
+    states = TRAITS["optimizer-states"]
+    if (ours := states.value(run)) not in {None, USUAL_STATES}:
+        found.append(Difference(name=states.name, ours=ours, theirs=None))
+    return tuple(found)
 
 
 def _distance(differences: Sequence[Difference]) -> float:

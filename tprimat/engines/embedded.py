@@ -48,10 +48,18 @@ class EmbeddedEngine(WorkerEngine):
         on = {name: value is not False for name, value in settings.options.items()}
         in_fp32 = settings.options.get("gradients", "fp32") == "fp32"
         if settings.options.get("layers") == "transformer_engine":
-            balanced = on.get("balanced_stages", True)
-            return replace(TRANSFORMER_ENGINE, loss="in_place", balanced_stages=balanced, reduces_in_fp32=in_fp32)
+            # Its Adam updates fp32 states alone, and the switch is torch's.
+            by_torch = settings.options.get("optimizer_states") == "bf16"
+            return replace(
+                TRANSFORMER_ENGINE,
+                loss="in_place",
+                optimizer=_optimizer(fused=on.get("fused_adam", True) or not by_torch, compiled=False),
+                balanced_stages=on.get("balanced_stages", True),
+                reduces_in_fp32=in_fp32,
+            )
         compiled = on.get("compiled_regions", True)
         sharded = settings.options.get("fully_shard") is True
+        accumulates = on.get("accumulate_weight_gradients", True) and not sharded
         return replace(
             EMBEDDED,
             loss="chunked" if on.get("streamed_cross_entropy", True) else "compiled",
@@ -60,7 +68,8 @@ class EmbeddedEngine(WorkerEngine):
             optimizer=_optimizer(fused=on.get("fused_adam", True), compiled=on.get("compiled_adam", True)),
             keeps_joint_projection=not compiled,
             widens_gradients=not on.get("compiled_adam", True),
-            accumulates_weight_gradients=on.get("accumulate_weight_gradients", True) and not sharded,
+            accumulates_weight_gradients=accumulates,
+            zeroes_gradients=not accumulates,
             shards_weights=sharded,
             divides_over_replicas_alone=sharded,
             balanced_stages=on.get("balanced_stages", True),

@@ -9,7 +9,7 @@ from tprimat.errors import LaunchError
 from tprimat.megatron import wgrad
 from tprimat.megatron.tp_overlap import can_overlap
 from tprimat.megatron.tuned_products import tunes_on
-from tprimat.plan.schema import RunPlan
+from tprimat.plan.schema import EngineOptions, RunPlan
 from tprimat.train.startup import transformer_engine_is_usable
 
 OPTIONS = "platform_optimizations.{}.engine_options"
@@ -77,7 +77,7 @@ def resolve(plan: RunPlan, device: torch.device) -> ResolvedOptions:
         accumulate_weight_gradients=on(options.accumulate_weight_gradients, can_accumulate and not options.fully_shard),
         cudnn_attention=on(options.cudnn_attention, on_gpu and torch.version.hip is None),
         tuned_products=on(options.tuned_products, on_gpu and ours and tunes_on(device)),
-        fused_adam=on(options.fused_adam, on_gpu and ours),
+        fused_adam=on(options.fused_adam, on_gpu and updated_by_torch(options)),
         compiled_adam=on(options.compiled_adam, on_gpu and ours) and options.optimizer_states == "fp32",
         distributed_optimizer=sharded,
         fully_shard=options.fully_shard,
@@ -91,6 +91,11 @@ def resolve(plan: RunPlan, device: torch.device) -> ResolvedOptions:
         gradients=options.gradients if options.optimizer_states == "fp32" else "bf16",
         optimizer_states=options.optimizer_states,
     )
+
+
+def updated_by_torch(options: EngineOptions) -> bool:
+    """Whether torch's AdamW, or ours in its place, updates the weights; Transformer Engine's own does so with fp32 states."""
+    return options.layers == "local" or options.optimizer_states == "bf16"
 
 
 def _refuse_exchanges(plan: RunPlan) -> None:

@@ -36,14 +36,15 @@ TIME_PARTS: tuple[TimePart, ...] = (
 )
 KERNELS_OF_A_LAYER = 55
 """Launches for one layer and micro-batch, forward and backward: 7,000 in 128 of them in the profile of DP4 on H200."""
-ADAM_BYTES = {"one_pass": 30, "fused": 28 + 8 + 6 + 4, "eager": 80 + 6}
-"""A weight: gradient, master and both moments are read, three of them and the bf16 weight written. fused, as in Megatron-LM: the
-gradient is scaled (8) before Adam, the bf16 weight copied (6) and the gradient set to zero (4) after it. eager: each of Adam's
-operations passes over fp32 tensors: decay (2 of them), first moment (3), second moment (2 and 3), root, correction and epsilon (2
-each), update (4); then the bf16 weight is written."""
-BF16_STATES_BYTES = 14 + 4 + 2
-"""A weight without a master and with moments in bf16: gradient, weight and both moments are read, three of them written; before
-it the gradient is scaled, and after it set to zero."""
+ADAM_BYTES = {"one_pass": 28, "fused": 28 + 8, "eager": 80 + 16}
+"""A weight with fp32 states: gradient, master and both moments are read, three of them written. one_pass scales the gradient
+meanwhile, fused in a pass before. eager: scaling writes a copy first (local_multi_tensor_scale of Megatron-Core), and each of
+Adam's operations passes over fp32 tensors: decay (2 of them), first moment (3), second moment (2 and 3), root, correction and
+epsilon (2 each), update (4). Scaling is left out where a gradient's norm is below the limit, which no prediction knows."""
+NARROW_ADAM_BYTES = {"one_pass": 14 + 4, "fused": 14 + 4, "eager": 40 + 4}
+"""The same without a master and with moments in bf16, half as wide; gradients are scaled in place before."""
+COPY_BYTES = 6
+"""A weight, of Megatron-Core's copy of its master in bf16. FSDP converts where it gathers."""
 NORM_BYTES = 4
 FP32_SUM_BYTES = 8
 """A weight, of reading and writing the sum of its gradients in fp32."""
@@ -480,15 +481,24 @@ def _replica_exchange(workload: Workload, rates: Rates, weights: Weights, micro_
 
 
 def _optimizer(workload: Workload, rates: Rates, weights: Weights) -> float:
-    """Return the norm of all gradients and Adam's update."""
-    if workload.implementation.shards_weights or workload.distributed_optimizer:
+    """Return the seconds of the gradients' norm, Adam's update, and of all that passes over weights or gradients once a step.
+
+    A rank updates its share of the weights, and sets all its gradients to zero, of which it has a share under FSDP alone.
+    """
+    code = workload.implementation
+    if code.shards_weights or workload.distributed_optimizer:
         own = weights.dense / workload.replicas + weights.experts / workload.expert_replicas
     else:
         own = float(weights.total)
-    conversion = 6 * weights.fp8_matrices if workload.precision == "fp8" else 0
     if workload.optimizer_states == "bf16":
-        return own * (BF16_STATES_BYTES + NORM_BYTES / 2) / rates.bandwidth
-    return (own * (ADAM_BYTES[workload.implementation.optimizer] + NORM_BYTES) + conversion) / rates.bandwidth
+        moved = own * (NARROW_ADAM_BYTES[code.optimizer] + NORM_BYTES / 2)
+    else:
+        moved = own * (ADAM_BYTES[code.optimizer] + NORM_BYTES + (0 if code.shards_weights else COPY_BYTES))
+    if code.zeroes_gradients:
+        moved += workload.gradient_bytes * (own if code.shards_weights else weights.total)
+    if workload.precision == "fp8":
+        moved += 6 * weights.fp8_matrices
+    return moved / rates.bandwidth
 
 
 def launches(workload: Workload) -> int:

@@ -46,9 +46,11 @@ class Implementation:
     """The chunks' element-wise parts are not compiled, so that each operation has its own result in fp32."""
     eager_layers: bool = False
     """Norms, residual sums and rotation are not compiled: each operation reads and writes memory (_eager_elements in time.py)."""
-    optimizer: Optimizer = "one_pass"
-    """one_pass: clipping, Adam and the copy in bf16 pass over the weights once; fused: each has its own pass; eager: Adam is a
-    chain of operations, as torch's default is."""
+    optimizer: Optimizer = "fused"
+    """one_pass: Adam scales gradients while it updates; fused: another pass scales them before; eager: Adam is a chain of
+    operations, as torch's default is."""
+    zeroes_gradients: bool = True
+    """Each step sets all gradients to zero first; False: its first products overwrite them, or they are new tensors."""
     fused_activation: bool = True
     """SwiGLU is one function that keeps its argument; False: torch keeps both factors of the product as well."""
     reuses_dummy_gradients: bool = False
@@ -269,6 +271,8 @@ EMBEDDED = Implementation(
     name="embedded",
     keeps_gathered_inputs=True,
     loss="chunked",
+    optimizer="one_pass",
+    zeroes_gradients=False,
     overlaps_tensor_parallel=True,
     balanced_stages=True,
     gathers_keys_values=True,
@@ -282,7 +286,6 @@ EMBEDDED = Implementation(
 TRANSFORMER_ENGINE = Implementation(
     name="Megatron-Core with Transformer Engine",
     loss="native",
-    optimizer="fused",
     reuses_dummy_gradients=True,
     buffers_bytes=2 * WORKSPACES,
 )
@@ -317,6 +320,7 @@ FSDP = Implementation(
     loss="compiled_away",
     loss_over_tensor_ranks="compiled",
     shards_weights=True,
+    zeroes_gradients=False,
     weighs_experts_in_fp32=True,
     accumulates_weight_gradients=False,
     keeps_gathered_inputs=True,

@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Literal
 
 from tprimat import units
-from tprimat.analyze.groups import Group, group_estimate, group_mean, group_worst
+from tprimat.analyze.groups import Group, group_estimate, group_mean, group_worst, on_cpu
 from tprimat.records.schema import Estimate, RunMetrics
 from tprimat.report.tables import with_interval
 from tprimat.units import GIBIBYTE, TERA
@@ -140,7 +140,7 @@ PEAK_MEMORY = Metric(
     heading="peak memory",
     over_runs="worst",
     show=units.gibibytes,
-    unit="GiB allocated in steady steps",
+    unit="GiB allocated",
     scale=GIBIBYTE,
 )
 RESERVED_MEMORY = Metric(
@@ -149,7 +149,7 @@ RESERVED_MEMORY = Metric(
     over_runs="worst",
     show=units.gibibytes,
     stands_in_for=PEAK_MEMORY,
-    unit="GiB reserved in steady steps",
+    unit="GiB reserved",
     scale=GIBIBYTE,
 )
 MEMORY_ERROR = Metric(key="predicted_memory_error", heading="memory predicted", over_runs="mean", show=units.signed_percent)
@@ -200,8 +200,18 @@ COLUMNS = (
     DROPPED,
 )
 """Of a comparison and of the page's ranking."""
-CSV_FIELDS = (TOKENS_OF_ALL, TOKENS, FLOPS, MFU, STEP_TIME, STEP_TIME_MAD, PEAK_MEMORY, LOSS, ENERGY, COST)
+CSV_FIELDS = (TOKENS_OF_ALL, TOKENS, FLOPS, MFU, STEP_TIME, STEP_TIME_MAD, PEAK_MEMORY, RESERVED_MEMORY, LOSS, ENERGY, COST)
 """Of one run."""
+
+
+def memory_metric(groups: Sequence[Group]) -> Metric:
+    """Return what was allocated, or what was reserved where more configurations tell that: never both in one picture."""
+    return max((PEAK_MEMORY, RESERVED_MEMORY), key=lambda metric: sum(metric.value(group) is not None for group in groups))
+
+
+def memory_unit(groups: Sequence[Group]) -> str:
+    """Return the unit of that memory in pictures; on a CPU it is what the largest process had in main memory."""
+    return "GiB resident" if on_cpu(groups) else memory_metric(groups).unit
 
 
 CPU_CAUTION = "A CPU run shows that a strategy works, never how fast it is."

@@ -123,7 +123,7 @@ COLUMNS: tuple[Column, ...] = (
     *_interval(STEP_TIME, "median step time"),
     _measured("mean_step_seconds", "basis of tokens_per_second"),
     _measured("step_seconds_mad", "scaled median absolute deviation of the step times"),
-    _measured("peak_memory_bytes", "allocated on the worst rank", kind=int),
+    _measured("peak_memory_bytes", "allocated on the worst rank; empty under CUDA graphs, which it would leave out", kind=int),
     _measured("peak_reserved_bytes", "reserved on the worst rank", kind=int),
     _measured("predicted_memory_error", "predicted peak over the measured one, minus 1"),
     _measured("predicted_step_error", "predicted step over the measured one, minus 1"),

@@ -16,6 +16,7 @@ from tprimat.report.catalogue import (
     MATMUL_RATE,
     MATMUL_SHARE,
     PEAK_MEMORY,
+    RESERVED_MEMORY,
     RUNS,
     STEPS,
     TOKENS,
@@ -83,7 +84,7 @@ FIGURES: tuple[tuple[str, Cell], ...] = (
     ("utilization", lambda entry: units.percent(entry.utilization.value if entry.utilization else None)),
     _column(MATMUL_SHARE),
     ("step time", step_time),
-    *map(_column, (PEAK_MEMORY, COST, ENERGY, RUNS, STEPS)),
+    *map(_column, (PEAK_MEMORY, RESERVED_MEMORY, COST, ENERGY, RUNS, STEPS)),
 )
 SPEED = 4
 """Figures of FIGURES without "TFLOP/s" that a wide table shows first: those which rank."""
@@ -92,7 +93,10 @@ CONFIGURATION: tuple[tuple[str, Cell], ...] = (
     ("micro", lambda entry: units.count(entry.run.micro_batch_sequences)),
 )
 DTYPE: tuple[str, Cell] = ("dtype", lambda entry: dtype_that_ran(entry.run) or units.ABSENT)
-OPTIONAL = {"TFLOP/s", "TFLOP/s/GPU", "utilization", *(metric.heading for metric in (MATMUL_SHARE, PEAK_MEMORY, COST, ENERGY))}
+OPTIONAL = {
+    *("TFLOP/s", "TFLOP/s/GPU", "utilization"),
+    *(metric.heading for metric in (MATMUL_SHARE, PEAK_MEMORY, RESERVED_MEMORY, COST, ENERGY)),
+}
 """Left out where no row has them."""
 DROP = (
     STEPS.heading,
@@ -104,6 +108,7 @@ DROP = (
     "micro",
     "sequences",
     MATMUL_SHARE.heading,
+    RESERVED_MEMORY.heading,
     PEAK_MEMORY.heading,
     "TFLOP/s/GPU",
     "dtype",
@@ -117,6 +122,8 @@ def table(entries: Sequence[Entry], shown: Sequence[tuple[str, Cell]], left: int
     """Format columns of text, optional ones only where a row has a value."""
     cells = {name: [cell(entry) for entry in entries] for name, cell in shown}
     headings = [name for name in cells if name not in OPTIONAL or any(cell != units.ABSENT for cell in cells[name])]
+    if RESERVED_MEMORY.heading in headings and not any(RESERVED_MEMORY.fills(entry.group) for entry in entries):
+        headings.remove(RESERVED_MEMORY.heading)
     per_gpu = heading_of(TOKENS, [entry.group for entry in entries])
     return columns(
         [per_gpu if name == TOKENS.heading else name for name in headings],
@@ -314,7 +321,7 @@ def _entry(entry: Entry) -> dict[str, Any]:
         "step_seconds_high": entry.mean_step.high,
         "tokens_per_day": entry.tokens_per_day,
         "samples_per_day": entry.samples_per_day,
-        **{metric.key: metric.value(entry.group) for metric in (PEAK_MEMORY, COST, ENERGY)},
+        **{metric.key: metric.value(entry.group) for metric in (PEAK_MEMORY, RESERVED_MEMORY, COST, ENERGY)},
         "runs": [item.result.run.run_id for item in entry.group.runs],
         "steady_steps": entry.steps,
     }

@@ -11,7 +11,7 @@ from tprimat.analyze.groups import Group, Measured
 from tprimat.records.schema import RunRecord, TelemetrySample
 from tprimat.records.store import as_document
 from tprimat.report.comparison import run_name
-from tprimat.report.plots.comparison import CURVES, MOST_CURVES, MOST_GROUPS, BarPanel, Curve, memory_panel, throughput_panel
+from tprimat.report.plots.comparison import MOST_CURVES, MOST_GROUPS, BarPanel, Curve, curves_of, memory_panel, throughput_panel
 from tprimat.report.plots.style import MOST_SERIES, Look
 
 DIGITS = 6
@@ -54,7 +54,7 @@ def shown_panels(groups: Sequence[Group]) -> Panels:
     made = [panel(groups) for panel in (throughput_panel, memory_panel)] if groups else []
     return Panels(
         bars=[panel for panel in made if any(row.value is not None for row in panel.rows)],
-        curves=[curve for curve in CURVES if any(curve.value(step) is not None for run in runs for step in run.steps)],
+        curves=[curve for curve in curves_of(groups) if any(curve.value(step) is not None for run in runs for step in run.steps)],
         readings=[one for one in READINGS if any(one.value(sample) is not None for run in runs for sample in run.telemetry)],
     )
 

@@ -12,7 +12,18 @@ from tprimat.analyze.published import Neighbourhood
 from tprimat.analyze.traits import few
 from tprimat.records.schema import StepRecord
 from tprimat.report.captions import Configuration, Workload, headline, subtitle, workloads
-from tprimat.report.catalogue import CPU_CAUTION, FLOPS, MATMUL_SHARE, MFU, PEAK_MEMORY, RESERVED_MEMORY, TOKENS, Metric, per_rank
+from tprimat.report.catalogue import (
+    CPU_CAUTION,
+    FLOPS,
+    MATMUL_SHARE,
+    MFU,
+    PEAK_MEMORY,
+    TOKENS,
+    Metric,
+    memory_metric,
+    memory_unit,
+    per_rank,
+)
 from tprimat.report.comparison import Comparison, run_name, theirs
 from tprimat.report.plots.sheet import Canvas, Panel, Sheet, rest_note
 from tprimat.report.plots.style import (
@@ -67,16 +78,20 @@ class Curve:
     """Whether start-up is left out, because it would flatten the steady steps."""
 
 
-def _gibibytes(step: StepRecord) -> float | None:
-    return None if step.peak_allocated_bytes is None else step.peak_allocated_bytes / GIBIBYTE
+def curves_of(groups: Sequence[Group]) -> list[Curve]:
+    """Return the panels of curves; memory is what the bars of the same picture show."""
+    metric = memory_metric(groups)
 
+    def gibibytes(step: StepRecord) -> float | None:
+        size = step.peak_allocated_bytes if metric is PEAK_MEMORY else step.peak_reserved_bytes
+        return None if size is None else size / GIBIBYTE
 
-CURVES = (
-    Curve("loss", "Training loss", "nats per token", lambda step: step.loss),
-    Curve("learning-rate", "Learning rate", "learning rate", lambda step: step.learning_rate),
-    Curve("memory-steps", "Peak memory in each step, worst rank", "GiB", _gibibytes, least_span=0.2),
-    Curve("step-time", "Step time", "seconds", lambda step: step.step_seconds, steady=True),
-)
+    return [
+        Curve("loss", "Training loss", "nats per token", lambda step: step.loss),
+        Curve("learning-rate", "Learning rate", "learning rate", lambda step: step.learning_rate),
+        Curve("memory-steps", "Peak memory in each step, worst rank", memory_unit(groups), gibibytes, least_span=0.2),
+        Curve("step-time", "Step time", "seconds", lambda step: step.step_seconds, steady=True),
+    ]
 
 
 def comparison_sheet(comparison: Comparison, published: Sequence[Neighbourhood] = ()) -> Sheet:
@@ -101,7 +116,7 @@ def comparison_sheet(comparison: Comparison, published: Sequence[Neighbourhood] 
                 _bar_panel(key, works, shown, panel)
                 for key, panel in (("throughput", throughput_panel), ("memory", memory_panel))
             ),
-            *(_curve_panel(works, shown, curve) for curve in CURVES),
+            *(_curve_panel(works, shown, curve) for curve in curves_of(comparison.groups)),
             _published_panel(published, works, shown),
         ],
         legend=list(shown.items()) if len(shown) > 1 else (),
@@ -168,11 +183,8 @@ def _bar(group: Group, metric: Metric, *, counted: bool) -> Bar:
 
 
 def memory_panel(groups: Sequence[Group]) -> BarPanel:
-    """Return the largest peak over the runs of each group, with the share of the GPU's memory.
-
-    Of all groups what was reserved, where one lacks what was allocated.
-    """
-    metric = RESERVED_MEMORY if any(map(RESERVED_MEMORY.fills, groups)) else PEAK_MEMORY
+    """Return the largest peak over the runs of each group, with the share of the GPU's memory."""
+    metric = memory_metric(groups)
     rows = []
     for group in groups:
         peak, size = metric.value(group), group.run.machine.memory_bytes
@@ -184,9 +196,8 @@ def memory_panel(groups: Sequence[Group]) -> BarPanel:
         height = peak / metric.scale
         share = f" ({percent(peak / size, 0)} of the GPU)" if size else ""
         rows.append(Bar(label=group.label, value=height, low=low, high=height, text=f"{significant(height)}{share}"))
-    on_cpu = all(group.run.machine.platform == "cpu" for group in groups)
     several = " (lines: least to most over runs)" if any(row.low is not None for row in rows) else ""
-    axis = ("GiB resident in steady steps" if on_cpu else metric.unit) + several
+    axis = f"{memory_unit(groups)} in steady steps{several}"
     return BarPanel(title="Peak memory, worst rank", axis=axis, rows=rows)
 
 

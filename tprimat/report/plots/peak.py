@@ -12,7 +12,16 @@ from tprimat.analyze.peak import Entry
 from tprimat.analyze.traits import accelerator_name, dtype_that_ran
 from tprimat.records.schema import Estimate
 from tprimat.report.captions import Configuration, Workload, headline, subtitle, workloads
-from tprimat.report.catalogue import CPU_CAUTION, MATMUL_RATE, MATMUL_SHARE, PEAK_MEMORY, TOKENS, TOKENS_OF_ALL, tera
+from tprimat.report.catalogue import (
+    CPU_CAUTION,
+    MATMUL_RATE,
+    MATMUL_SHARE,
+    TOKENS,
+    TOKENS_OF_ALL,
+    memory_metric,
+    memory_unit,
+    tera,
+)
 from tprimat.report.peak import PeakAnalysis, step_time
 from tprimat.report.plots.comparison import MOST_WORKLOADS, colours, not_counted_notes
 from tprimat.report.plots.sheet import Canvas, Panel, Sheet, rest_note
@@ -307,10 +316,12 @@ def _every_configuration(drawn: Drawn) -> list[Panel]:
 
 def _memory(drawn: Drawn) -> Panel:
     """Return memory against speed, one part for each workload, with the names of its points."""
+    groups = [entry.group for entry in drawn.analysis.entries]
+    metric = memory_metric(groups)
     found = [
         (work, points)
         for work in drawn.works
-        if (points := [(entry, peak) for entry in drawn.entries_of(work) if (peak := PEAK_MEMORY.value(entry.group)) is not None])
+        if (points := [(entry, peak) for entry in drawn.entries_of(work) if (peak := metric.value(entry.group)) is not None])
     ]
     found = [one for one in found if len(one[1]) > 1][:MOST_WORKLOADS] or found[:MOST_WORKLOADS]
 
@@ -319,12 +330,12 @@ def _memory(drawn: Drawn) -> Panel:
         for number, (axes, (_, points)) in enumerate(zip(parts, found, strict=True)):
             labels: list[tuple[float, float, str]] = []
             for entry, peak in reversed(points):
-                look, memory = drawn.look(entry), peak / PEAK_MEMORY.scale
+                look, memory = drawn.look(entry), peak / metric.scale
                 colour = look.colour if look else canvas.paper.rest
                 axes.plot(memory, entry.per_gpu.value, "o", color=colour, markeredgecolor=canvas.paper.page, markersize=9)
                 labels.insert(0, (memory, entry.per_gpu.value, drawn.configuration(entry).name))
             _around(axes, [memory for memory, _, _ in labels], [speed for _, speed, _ in labels])
-            axes.set_xlabel("GiB at the peak, worst rank", size=SMALL)
+            axes.set_xlabel(f"{memory_unit(groups)} at the peak, worst rank", size=SMALL)
             axes.set_ylabel(f"tokens per second and {drawn.rank}" if number == 0 else "", size=SMALL)
             canvas.after_layout.append(partial(place_labels, axes, labels))
 

@@ -21,7 +21,7 @@ from tprimat.plan.evidence import mismatches
 from tprimat.plan.schema import read_plan
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.discover import check_probes, load_results, probes_in
-from tprimat.records.redaction import Redactor, redactor_of_this_machine
+from tprimat.records.redaction import redactor_of_this_machine
 from tprimat.records.schema import RunRecord
 from tprimat.records.store import as_document, checked
 from tprimat.report.comparison import Comparison, runs_to_decide, sentence
@@ -338,13 +338,7 @@ def without_private(results: Results) -> Results:
         replace(item, result=replace(item.result, run=checked(RunRecord, redactor.document(document), item.result.path)))
         for item, document in zip(results.measured, records, strict=True)
     ]
-    return replace(results, measured=measured, problems=[redacted_error(error, redactor) for error in results.problems])
-
-
-def redacted_error(error: RecordError, redactor: Redactor) -> RecordError:
-    """Return an error without what must not leave this machine."""
-    what, where, why, fix = (part and redactor.text(part) for part in (error.what, error.where, error.why, error.fix))
-    return RecordError(what or "", where=where, why=why, fix=fix)
+    return replace(results, measured=measured, problems=[error.with_texts(redactor.text) for error in results.problems])
 
 
 def report_page(results: Results) -> str:

@@ -168,10 +168,6 @@ class Link:
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
-    def fileno(self) -> int:
-        """Return the descriptor, for selectors."""
-        return self._socket.fileno()
-
     def send(self, message: Message) -> None:
         """Send a message.
 

@@ -177,7 +177,8 @@ def _name(run: _Run) -> str:
 
 def _variant(record: RunRecord) -> str:
     """Name what the prediction does not tell apart, and what has been tried in several ways; each begins with a comma."""
-    attention = (_split_attention(record) or "").removeprefix("torch ")
+    attention = (record.evidence.attention if record.evidence else None) or ""
+    attention = attention.removeprefix("torch ") if (record.context_parallel or 1) > 1 else ""
     overlap = "tp_comm_overlap" if record.engine_options.get("tp_comm_overlap") else ""
     graphs = "CUDA graphs" if record.engine_options.get("cuda_graph_impl") == "local" else ""
     kept = layers_in_bf16(record.evidence) if record.evidence else 0
@@ -185,11 +186,6 @@ def _variant(record: RunRecord) -> str:
     theirs = record.evidence is not None and record.evidence.transformer_engine
     scaling = f"{scaled} scaling" if theirs and (scaled := TRAITS["fp8-scaling"].value(record)) else ""
     return "".join(f", {part}" for part in (attention, overlap, graphs, scaling, wide) if part)
-
-
-def _split_attention(record: RunRecord) -> str | None:
-    """Return which kernels attended under context parallelism, where several ways have been tried; None without it."""
-    return record.evidence.attention if record.evidence and (record.context_parallel or 1) > 1 else None
 
 
 NAMED_SWITCHES = {
@@ -331,15 +327,11 @@ def score_published() -> list[Score]:
         fitting = [work for work in workloads if predict_memory(work).allocated_bytes < accelerator.memory_bytes] or workloads
         best = min((predict_time(work, rates) for work in fitting), key=lambda time: time.step_seconds)
         measured = _tokens_per_second(result)
-        if measured is not None and measured * flop_per_token(workloads[0].shape, workloads[0].sequence_tokens) < _peak(result):
+        peak = peak_dense_flops(result.accelerator, result.dtype) or math.inf  # a source that states more contradicts itself
+        if measured is not None and measured * flop_per_token(workloads[0].shape, workloads[0].sequence_tokens) < peak:
             predicted = best.tokens_per_second_per_gpu
             scores.append(Score(name=result.name, group="published", measured=1 / measured, predicted=1 / predicted))
     return scores
-
-
-def _peak(result: PublishedResult) -> float:
-    """Return the dense peak; a source that states more contradicts itself."""
-    return peak_dense_flops(result.accelerator, result.dtype) or math.inf
 
 
 def _tokens_per_second(result: PublishedResult) -> float | None:

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -73,13 +74,8 @@ def places_of(paths: Sequence[Path], folders: Sequence[Path]) -> list[str]:
     return found
 
 
-def _csv(_: Sequence[Measured], rows: Sequence[Row], path: Path) -> list[str]:
-    write_atomically(path, comma_separated(rows))
-    return _names(rows)
-
-
-def _json(_: Sequence[Measured], rows: Sequence[Row], path: Path) -> list[str]:
-    write_atomically(path, as_json(rows))
+def _text(form: Callable[[Sequence[Row]], str], _: Sequence[Measured], rows: Sequence[Row], path: Path) -> list[str]:
+    write_atomically(path, form(rows))
     return _names(rows)
 
 
@@ -260,8 +256,8 @@ def _library(module: str, target: str, package: str) -> Any:
 
 
 TARGETS: Mapping[str, Callable[[Sequence[Measured], Sequence[Row], Path], list[str]]] = {
-    "csv": _csv,
-    "json": _json,
+    "csv": partial(_text, comma_separated),
+    "json": partial(_text, as_json),
     "parquet": _parquet,
     "mlflow": _mlflow,
     "tensorboard": _tensorboard,

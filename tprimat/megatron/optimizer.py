@@ -151,8 +151,7 @@ def scale(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], 
 def norm_over_ranks(optimizers: Sequence[Any]) -> Tensor:
     """Return the norm of all gradients of the model, shape (1,), fp32, on their device: Megatron's, without waiting for it.
 
-    Args:
-        optimizers: Megatron's; each knows its gradients and the ranks that hold the others.
+    Each of Megatron's optimizers knows its gradients and the ranks that hold the others.
     """
     squares = []
     for optimizer in optimizers:
@@ -168,9 +167,7 @@ def norm_over_ranks(optimizers: Sequence[Any]) -> Tensor:
 def clipping_factor(norm: Tensor, largest: float) -> Tensor:
     """Return the factor that clips gradients of this norm, shape as norm: 1 up to the largest norm, and where the norm is NaN.
 
-    Args:
-        norm: fp32.
-        largest: 0 never clips.
+    A `largest` of 0 never clips.
     """
     factor = largest / (norm + 1e-6)
     return torch.where(factor < 1.0, factor, 1.0) if largest > 0 else torch.ones_like(norm)

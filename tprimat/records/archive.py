@@ -129,14 +129,10 @@ class Packed:
 
 
 def pack(places: Sequence[Path], target: Path, redactor: Redactor) -> Packed:
-    """Write a redacted archive of all results, plans and logs in some places.
+    """Write a redacted archive of all results, plans and logs in some places, in one step.
 
-    The same files give the same bytes: entries are sorted, without the files' times, owners and modes.
-
-    Args:
-        places: folders and files.
-        target: replaced in one step.
-        redactor: learns the hosts and users that the files name.
+    The same files give the same bytes: entries are sorted, without the files' times, owners and modes. The redactor learns the
+    hosts and users that the files name.
 
     Raises:
         RecordError: a place is missing or is an archive, or the target cannot be written.

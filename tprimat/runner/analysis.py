@@ -134,13 +134,9 @@ def result_folders() -> list[Path]:
 def read_results(
     paths: Sequence[Path], options: MetricOptions, prices: Mapping[str, float], probes: Sequence[Path] = ()
 ) -> Results:
-    """Read all runs under some paths and derive their metrics.
+    """Read all runs under some paths (folders, files, archives), and derive their metrics; `prices` are of a GPU hour.
 
-    Args:
-        paths: folders, files and archives of results; probes among them are used.
-        options: how metrics are counted.
-        prices: of a GPU hour, by accelerator.
-        probes: further places with probes.
+    Probes among the results are used, and those in further places.
 
     Raises:
         RecordError: one of the places for probes holds none.
@@ -200,11 +196,7 @@ def compare_runs(
 ) -> Comparison:
     """Compare every configuration with the baseline, or with the first configuration that is comparable.
 
-    Args:
-        measured: all runs.
-        paths: where they were read.
-        baseline: a folder of results, or words of a label.
-        question: which differences are allowed, and how sure the answer must be.
+    A baseline is a folder of results, or words of a label.
 
     Raises:
         ConfigError: no run of the baseline counts, or its words fit no configuration.
@@ -240,12 +232,7 @@ class Gate:
 
 
 def regression_gate(comparison: Comparison, margin: float) -> Gate:
-    """Open only where every candidate is shown not to be slower than its baseline by more than a margin (non-inferiority).
-
-    Args:
-        comparison: verdicts against the baseline.
-        margin: the slowdown that is still accepted, as a fraction.
-    """
+    """Open only where every candidate is shown not to be slower than its baseline by more than a fraction (non-inferiority)."""
     if not comparison.verdicts:
         return Gate(closed=("there is nothing to compare: a gate needs a baseline and another configuration that count",))
     closed, undecided = [], []
@@ -270,15 +257,7 @@ def analyse_peaks(
     efficiency: float = 1.0,
     even_if_different: bool = False,
 ) -> PeakAnalysis:
-    """Find the peaks, project them to more nodes, and recount them by other conventions.
-
-    Args:
-        measured: all runs.
-        options: how their metrics were counted.
-        nodes: node counts to project to.
-        efficiency: scaling efficiency assumed beyond the measured nodes, as a fraction.
-        even_if_different: compare machines although their work differs.
-    """
+    """Find the peaks, project them to more nodes at an efficiency (0..1), and recount them by other conventions."""
     groups = group_runs(measured)
     entries = peak.ranked_entries(groups)
     best = peak.peaks(entries)

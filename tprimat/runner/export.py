@@ -27,15 +27,10 @@ SILENT = {"DO_NOT_TRACK": "true", "MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERR
 
 
 def export(runs: Sequence[Measured], to: str, path: Path, folders: Sequence[Path]) -> list[str]:
-    """Write runs.
+    """Write runs, one at least, to a file (csv, json, parquet) or the folder of a tracker; `to` is a key of TARGETS.
 
     A tracker's folder keeps what it holds; a run that is already in it is not added again. So one without an end is left out.
-
-    Args:
-        runs: at least one.
-        to: a key of TARGETS.
-        path: a file for csv, json and parquet; a folder for the others.
-        folders: where the runs were looked for.
+    The runs were looked for in `folders`.
 
     Returns:
         the names of the runs that were written.

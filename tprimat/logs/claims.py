@@ -88,11 +88,7 @@ class Claim:
 
 
 def check_claim(claim: Claim, log: str) -> None:
-    """Refuse a flag that the log contradicts.
-
-    Raises:
-        ConfigError: names both values and the line.
-    """
+    """Refuse a flag that the log contradicts."""
     if claim.requested is None or claim.logged is None or claim.requested == claim.logged:
         return
     raise ConfigError(
@@ -122,11 +118,7 @@ def check_flags(reading: LogReading, flags: Flags) -> None:
 
 
 def check_degrees(reading: LogReading, flags: Flags) -> None:
-    """Refuse a number of GPUs that cannot hold the degrees in the log.
-
-    Raises:
-        ConfigError: it is not a multiple of their product.
-    """
+    """Refuse a number of GPUs that cannot hold the degrees in the log."""
     stated = reading.contents.evidence
     degrees = {name: int(stated[name]) for name in ("tensor_parallel", "pipeline_parallel", "context_parallel") if name in stated}
     needed = math.prod(degrees.values())

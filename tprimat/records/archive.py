@@ -182,11 +182,7 @@ def _written(target: Path) -> Iterator[tarfile.TarFile]:
 
 
 def _learn(name: str, source: Path, redactor: Redactor) -> None:
-    """Read a file once, for the hosts and users that it names.
-
-    Raises:
-        RecordError: it cannot be read, or its name is not text.
-    """
+    """Read a file once, for the hosts and users that it names."""
     if name != name.encode("utf8", "replace").decode():
         shown = str(source).encode("utf8", "backslashreplace").decode()
         raise RecordError(f"{shown} has a name that is not UTF-8 text.", where=shown, fix="rename it")

@@ -237,11 +237,7 @@ def _names(rows: Sequence[Row]) -> list[str]:
 
 
 def _library(module: str, target: str, package: str) -> Any:
-    """Import a module of an optional library, which then tells its makers nothing.
-
-    Raises:
-        ConfigError: it, or what it needs itself, is not installed.
-    """
+    """Import a module of an optional library, which then tells its makers nothing."""
     os.environ.update(SILENT)
     try:
         return import_module(module)

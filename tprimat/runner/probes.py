@@ -85,11 +85,7 @@ def tell(text: str) -> None:
 
 
 def require_torch() -> None:
-    """Check that torch is installed.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Check that torch is installed."""
     if importlib.util.find_spec("torch") is None:
         raise ConfigError("Probes need PyTorch.", fix="pip install torch, in the build for your accelerator")
 

@@ -1,5 +1,10 @@
 """Errors that a user can fix, described by what, where, why, and what to try."""
 
+from collections.abc import Callable
+from typing import TypeVar
+
+Error = TypeVar("Error", bound="UserError")
+
 WORKER_ERROR = "tprimat error: "
 """Begins a rank's own error in the log of a run, which has lines `error: ...` of many programs."""
 
@@ -20,6 +25,11 @@ class UserError(Exception):
         self.where = where
         self.why = why
         self.fix = fix
+
+    def with_texts(self: Error, change: Callable[[str], str]) -> Error:
+        """Return the same error with each of its texts changed, such as a path in it."""
+        where, why, fix = (text and change(text) for text in (self.where, self.why, self.fix))
+        return type(self)(change(self.what), where=where, why=why, fix=fix)
 
     def __str__(self) -> str:
         rows = [self.what]

@@ -123,7 +123,7 @@ def test_attention_is_predicted_by_heads_of_the_same_width(bench):
 
 def test_fp8_gradients_are_predicted_by_products_whose_partial_sums_move_to_fp32(bench):
     speed = {"fprop": 1200e12, "dgrad": 900e12}
-    cases = pieces.fp8_product_cases(small=False)
+    cases = pieces.product_cases("fp8", small=False)
     rates = probed_rates(
         [replace(empty_record(case, bench), seconds=(case.flop / speed[case.kind],) * 6) for case in cases], H200, 8
     )

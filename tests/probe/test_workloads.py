@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from tprimat.config.load import load_config
-from tprimat.runner.probes import configured_workloads, workloads_of
+from tprimat.runner.probes import workloads_of
 
 
 def test_the_shipped_configuration_asks_for_both_models_under_every_split_of_its_strategies():
-    workloads = configured_workloads(None, "cuda")
+    workloads = workloads_of(load_config(), "nvidia")
     assert [(work.model, work.tensor_parallel, work.sequence) for work in workloads] == [
         ("llama", (1, 2, 4), 2048),
         ("qwen", (1, 2, 4), 2048),

@@ -360,11 +360,7 @@ class ProfileSummary:
 
 
 def summarise(trace: Mapping[str, Any], *, top: int = TOP) -> ProfileSummary:
-    """Summarise a trace.
-
-    Args:
-        trace: as torch's profiler writes it.
-        top: how many kernels to name.
+    """Summarise a trace as torch's profiler writes it, with its `top` longest kernels.
 
     Raises:
         MetricError: no event with a duration, or no work inside the steps.

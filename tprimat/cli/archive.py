@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tprimat.cli.common import add_counting, metric_options, report_problems, report_read
-from tprimat.errors import ConfigError, RecordError
+from tprimat.errors import ConfigError
 
 README = """Results of training runs, packed by TPrimat.
 
@@ -44,15 +44,9 @@ def run(options: argparse.Namespace) -> int:
         done = pack(options.results, packed, redactor_of_this_machine())
         report_problems(done.problems)
         results = read_results([packed], metric_options(options), configured_prices(options.config), options.probes)
-        problems = [_renamed(problem, packed, options.output) for problem in results.problems]
+        problems = [one.with_texts(lambda text: text.replace(str(packed), str(options.output))) for one in results.problems]
         report_read(replace(results, problems=problems), options.results)
         page = report_page(results).replace(str(packed), options.output.name)
         with_texts(packed, options.output, {REPORT: page, "README.txt": README})
     print(f"{options.output}: {len(done.names)} files and the report, {options.output.stat().st_size / 1e6:.1f} MB")
     return 1 if results.problems or done.problems else 0
-
-
-def _renamed(problem: RecordError, packed: Path, output: Path) -> RecordError:
-    """Return a problem of the temporary archive as one of the archive that the user gets."""
-    what, where = (text.replace(str(packed), str(output)) for text in (problem.what, problem.where or ""))
-    return RecordError(what, where=where, why=problem.why, fix=problem.fix)

@@ -382,11 +382,7 @@ def _output_dir(options: argparse.Namespace) -> str:
 
 
 def _probe(options: argparse.Namespace) -> int:
-    """Measure single operations, without training.
-
-    Raises:
-        ConfigError: a flag of a training was given as well.
-    """
+    """Measure single operations, without training."""
     from tprimat.cli.main import start
 
     parser = argparse.ArgumentParser()

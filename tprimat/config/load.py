@@ -200,11 +200,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def _checked(kind: type[T], tree: Tree, below: KeyPath = ()) -> T:
-    """Validate the values at a key path as a dataclass.
-
-    Raises:
-        ConfigError: names the file, the line, the key, the rule and the fix.
-    """
+    """Validate the values at a key path as a dataclass."""
     values: Any = tree.values
     for key in below:
         values = values[key]

@@ -154,11 +154,7 @@ def _optimizer(plan: RunPlan) -> dict[str, Value]:
 
 
 def refuse_unsupported(plan: RunPlan) -> None:
-    """Refuse what has no counterpart in Primus, before anything is written.
-
-    Raises:
-        LaunchError: names the setting and the fix.
-    """
+    """Refuse what has no counterpart in Primus, before anything is written."""
     if plan.primus_config is None:
         where = f"models.{plan.model}.primus_config"
         raise LaunchError(f"The model {plan.model} has no Primus model file.", where=where, fix=f"{where}: llama3.1_8B")
@@ -214,11 +210,7 @@ INSTEAD: Mapping[str, str] = {
 
 
 def refuse_key(key: str, decided: Mapping[str, Value]) -> None:
-    """Refuse a user's key that the plan decides already or that has no effect.
-
-    Raises:
-        ConfigError: either of these.
-    """
+    """Refuse a user's key that the plan decides already or that has no effect."""
     where = f"platform_optimizations.amd.primus.overrides.{key}"
     if key in decided:
         why = "One setting in two places could contradict itself."
@@ -487,11 +479,7 @@ def own_log(plan: RunPlan) -> str:
 
 
 def refuse_unsafe(plan: RunPlan, start: PrimusStart) -> None:
-    """Refuse paths that Primus's launchers, which evaluate their arguments a second time, would break.
-
-    Raises:
-        LaunchError: a path with a space or a special character.
-    """
+    """Refuse paths that Primus's launchers, which evaluate their arguments a second time, would break."""
     for name, path in (("output folder", plan.run_directory), ("Primus checkout", start.directory or "")):
         if path and not SAFE.fullmatch(path):
             why = "Primus's launchers pass it through a shell without quotes."

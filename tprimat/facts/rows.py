@@ -56,12 +56,7 @@ def read_rows(file: str, section: str, kind: type[T], prepare: Prepare = dict) -
 
 
 def in_si(row: Row, units: Units) -> Row:
-    """Return the row with the figures that stay in the unit of their source converted to SI.
-
-    Args:
-        row: as printed.
-        units: key in a row -> (field, factor to its SI unit).
-    """
+    """Return the row with the figures in the unit of their source converted to SI: key -> (field, factor)."""
     converted = {}
     for key, value in row.items():
         name, factor = units.get(key, (key, None))

@@ -140,11 +140,7 @@ def find_nodes(count: int, environment: Mapping[str, str] = os.environ) -> Nodes
 
 
 def refuse_mpirun(environment: Mapping[str, str]) -> None:
-    """Refuse one of several processes that mpirun started, where nothing says that they are the nodes of one run.
-
-    Raises:
-        LaunchError: it is one.
-    """
+    """Refuse one of several processes that mpirun started, where nothing says that they are the nodes of one run."""
     name = next((name for name in MPI_SIZES if environment.get(name, "1") not in {"", "1"}), None)
     if name is not None:
         raise LaunchError(
@@ -183,11 +179,7 @@ def refuse_ranks(environment: Mapping[str, str]) -> None:
 
 
 def refuse_several_starts(why: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse a command that starts the other nodes itself, where a scheduler has started it on several.
-
-    Raises:
-        LaunchError: it has.
-    """
+    """Refuse a command that starts the other nodes itself, where a scheduler has started it on several."""
     refuse_ranks(environment)
     if (told := told_nodes(environment)) is not None and told[0] > 1:
         what = f"{told[1]} is {told[0]}: this command has been started on {told[0]} nodes already."
@@ -195,11 +187,7 @@ def refuse_several_starts(why: str, environment: Mapping[str, str] = os.environ)
 
 
 def refuse_idle_nodes(environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse a run on one node of a job of SLURM that has several, where nobody asked for one node: srun was forgotten.
-
-    Raises:
-        LaunchError: it was.
-    """
+    """Refuse a run on one node of a job of SLURM that has several, where nobody asked for one node: srun was forgotten."""
     given = environment.get("SLURM_JOB_NUM_NODES", "1")
     if "SLURM_JOB_ID" not in environment or in_slurm_step(environment) or given in {"", "1"}:
         return
@@ -258,11 +246,7 @@ def described_nodes(count: int, environment: Mapping[str, str]) -> Nodes:
 
 
 def refuse_hidden_gpus(gpus: int, environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse a choice of GPUs that Primus would silently replace, since it sets HIP_VISIBLE_DEVICES to the first GPUs.
-
-    Raises:
-        LaunchError: HIP_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES names other GPUs.
-    """
+    """Refuse a choice of GPUs that Primus would silently replace, since it sets HIP_VISIBLE_DEVICES to the first GPUs."""
     for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
         indices = [part.strip() for part in environment.get(name, "").split(",") if part.strip()]
         if indices and indices[:gpus] != [str(index) for index in range(gpus)]:

@@ -168,10 +168,6 @@ class Link:
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
-    def fileno(self) -> int:
-        """Return the descriptor, for selectors."""
-        return self._socket.fileno()
-
     def send(self, message: Message) -> None:
         """Send a message.
 
@@ -459,11 +455,7 @@ def _hello_of(link: Link, unknown: list[Link]) -> Hello | None:
 
 
 def _fits(hello: Hello, own: Hello, link: Link, hellos: dict[int, Hello]) -> bool:
-    """Return whether a node belongs to this run; a node of another run is sent away, and this run waits on.
-
-    Raises:
-        LaunchError: it belongs to this run, and cannot take part.
-    """
+    """Return whether a node belongs to this run; a node of another run is sent away, and this run waits on."""
     if hello.job != own.job or hello.count != own.count or not 0 < hello.rank < own.count or hello.rank in hellos:
         taken = f", and its node {hello.rank} is {hellos[hello.rank].node.host}" if hello.rank in hellos else ""
         what = f"The run at this address is job {own.job or 'without a name'} on {own.count} nodes{taken}."

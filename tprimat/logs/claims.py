@@ -88,11 +88,7 @@ class Claim:
 
 
 def check_claim(claim: Claim, log: str) -> None:
-    """Refuse a flag that the log contradicts.
-
-    Raises:
-        ConfigError: names both values and the line.
-    """
+    """Refuse a flag that the log contradicts."""
     if claim.requested is None or claim.logged is None or claim.requested == claim.logged:
         return
     raise ConfigError(
@@ -122,11 +118,7 @@ def check_flags(reading: LogReading, flags: Flags) -> None:
 
 
 def check_degrees(reading: LogReading, flags: Flags) -> None:
-    """Refuse a number of GPUs that cannot hold the degrees in the log.
-
-    Raises:
-        ConfigError: it is not a multiple of their product.
-    """
+    """Refuse a number of GPUs that cannot hold the degrees in the log."""
     stated = reading.contents.evidence
     degrees = {name: int(stated[name]) for name in ("tensor_parallel", "pipeline_parallel", "context_parallel") if name in stated}
     needed = math.prod(degrees.values())
@@ -242,7 +234,9 @@ def model_of(reading: LogReading, flags: Flags, config: Config) -> tuple[str, Mo
         return model_of_size(int(counted), known, reading)
     logged = shape_of_arguments(reading.contents.arguments)
     for name, shape in known.items():
-        if not differences(reading.contents.arguments, shape) and same_kind(logged, shape):
+        # The log may not print arguments that it does not use: the same parts, too.
+        same_parts = all(getattr(logged, part) == getattr(shape, part) for part in ("experts", "kv_lora_rank", "kv_heads"))
+        if same_parts and not differences(reading.contents.arguments, shape):
             return name, shape
     return logged.name, logged
 
@@ -269,11 +263,6 @@ def model_of_size(counted: int, known: Mapping[str, ModelShape], reading: LogRea
 def sizes_of(shape: ModelShape) -> set[int]:
     """Return the parameters of a shape, with its own vocabulary and with one that is padded."""
     return {parameters(replace(shape, vocabulary=words)).total for words in (shape.vocabulary, padded_vocabulary(shape))}
-
-
-def same_kind(logged: ModelShape, shape: ModelShape) -> bool:
-    """Whether two shapes have the same parts, where the log may not print what it does not use."""
-    return (logged.experts, logged.kv_lora_rank, logged.kv_heads) == (shape.experts, shape.kv_lora_rank, shape.kv_heads)
 
 
 def check_model(reading: LogReading, shape: ModelShape, evidence: Evidence, flags: Flags) -> tuple[str, ...]:

@@ -29,12 +29,7 @@ class RotarySelfAttention(SelfAttention):  # type: ignore[misc]
         self.fused = norms_are_fused and config.num_query_groups >= config.tensor_model_parallel_size
 
     def get_query_key_value_tensors(self, hidden_states: Tensor, *arguments: Any, **options: Any) -> Any:
-        """Project, split and rotate.
-
-        Args:
-            hidden_states: shape (tokens of this rank, sequences, hidden).
-            arguments: Megatron's further arguments, which training does not use.
-            options: likewise.
+        """Project, split and rotate hidden states of shape (tokens of this rank, sequences, hidden).
 
         Returns:
             queries, keys and values, shape (tokens, sequences, heads of this rank, head_dim).

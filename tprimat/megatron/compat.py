@@ -18,6 +18,7 @@ from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from threading import Thread
+from types import ModuleType
 from typing import Any, Protocol
 
 import torch
@@ -210,6 +211,19 @@ def compiled_for_any_rows(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function)
 
 
+def triton_kernels(module: str, operand: Tensor) -> ModuleType | None:
+    """Return a module of our kernels for an operand on a GPU; None elsewhere, and without Triton to compile them."""
+    return _imported(f"tprimat.megatron.{module}") if operand.is_cuda else None
+
+
+@cache
+def _imported(module: str) -> ModuleType | None:
+    try:
+        return import_module(module)
+    except ImportError:
+        return None
+
+
 def compiled_graphs() -> tuple[int, int]:
     """Return how many graphs this process compiled, and how many it found in the compile cache on the disk."""
     counters = require("torch", import_module("torch._dynamo.utils"), "counters")["inductor"]
@@ -229,13 +243,9 @@ def prefetch_compiler_key() -> Thread:
 # Memory that the GPUs of a machine read from each other.
 
 
-@cache
 def symmetric_memory() -> Any:
     """Return torch's module for it; None in a torch without it."""
-    try:
-        return import_module("torch.distributed._symmetric_memory")
-    except ImportError:
-        return None
+    return _imported("torch.distributed._symmetric_memory")
 
 
 def has_symmetric_memory() -> bool:

@@ -155,14 +155,7 @@ def _checked_kernels(device: torch.device, dtype: torch.dtype, heads: int, kv_he
 
 
 def agree(kernels: AttentionKernels, device: torch.device, dtype: torch.dtype, sizes: tuple[int, int, int]) -> bool:
-    """Return whether kernels attend and differentiate as torch does with the mask.
-
-    Args:
-        kernels: to check.
-        device: of the operands.
-        dtype: likewise.
-        sizes: heads, key/value heads, head_dim.
-    """
+    """Return whether kernels attend and differentiate as torch does with the mask, for (heads, key/value heads, head_dim)."""
     heads, kv_heads, width = sizes
     generator = torch.Generator(device).manual_seed(0)
 

@@ -49,7 +49,7 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
         fp8_scaling=scaling,
         gradient_dtype=None if gradient is None else dtype_name(gradient.dtype),
         weights_split_over=ranks_sharing(parameter),
-        parameters=count_parameters(module.chunk_parameters(), module.device),
+        parameters=count_parameters((weight for chunk in module.chunks for weight in chunk.parameters()), module.device),
         recompute=again.recompute if again else None,
         recompute_modules=again.modules if again else None,
         routing=routing_of(module.config),

@@ -86,14 +86,7 @@ class Computation:
 
 
 class Exchange:
-    """The rows of one micro-batch on their way to the experts and back.
-
-    Args:
-        routing: of the tokens here.
-        group: ranks that share the experts.
-        experts_here: number of experts on each of them.
-        how: the rank computes.
-    """
+    """The rows of one micro-batch on their way to the experts and back, within the ranks that share the experts."""
 
     def __init__(self, routing: Routing, group: dist.ProcessGroup, experts_here: int, how: Computation) -> None:
         self.group, self.ranks, self.experts_here, self.how = group, group.size(), experts_here, how

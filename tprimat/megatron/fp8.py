@@ -23,15 +23,13 @@ backward pass move partial sums to fp32 (`fast=False`). Attention stays in bf16,
 
 from collections.abc import Callable
 from functools import cache, partial
-from importlib import import_module
-from types import ModuleType
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from tprimat.megatron import compat, cublaslt
-from tprimat.megatron.compat import compiled
+from tprimat.megatron.compat import compiled, triton_kernels
 from tprimat.megatron.cublaslt import Scaled
 from tprimat.megatron.linear import row_maxima, with_row_maxima
 from tprimat.megatron.loss import loss_gradient
@@ -65,15 +63,6 @@ class OnceAStep(Generic[Converted]):
         return self._converted
 
 
-@cache
-def _kernels() -> ModuleType | None:
-    """Return our kernels, if Triton is there to compile them."""
-    try:
-        return import_module("tprimat.megatron.fp8_kernels")
-    except ImportError:
-        return None
-
-
 def convert(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Convert a matrix to 8 bits.
 
@@ -85,7 +74,7 @@ def convert(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         the matrix and its transpose (each contiguous), and the factor that undoes the scaling, shape ().
     """
     searched = x if (maxima := row_maxima(x)) is None else maxima
-    if x.is_cuda and (kernels := _kernels()):
+    if kernels := triton_kernels("fp8_kernels", x):
         x = x.contiguous()
         return kernels.scaled_and_transposed(x, kernels.largest_magnitude(searched.contiguous()), dtype)  # type: ignore[no-any-return]
     return compiled(_scaled)(x, compiled(_largest)(searched), dtype)  # type: ignore[no-any-return]
@@ -100,7 +89,7 @@ def convert_rows(x: Tensor) -> Scaled:
     Returns:
         the rows, contiguous, and for each the factor that undoes its scaling, shape (...).
     """
-    if x.is_cuda and (kernels := _kernels()):
+    if kernels := triton_kernels("fp8_kernels", x):
         return kernels.scaled_rows(x.contiguous(), FORWARD_DTYPE)  # type: ignore[no-any-return]
     limit = torch.finfo(FORWARD_DTYPE).max
     scale = limit / x.abs().amax(dim=-1).float().clamp(min=1e-12)
@@ -236,7 +225,7 @@ class Fp8OutputProducts(Fp8Products):
 
     def prepare_loss_gradient(self, logits: Tensor, places: Tensor, log_sums: Tensor) -> tuple[Tensor, ...]:
         """See loss.OutputProducts."""
-        if logits.is_cuda and (kernels := _kernels()):
+        if kernels := triton_kernels("fp8_kernels", logits):
             return kernels.scaled_loss_gradient(logits, places, log_sums, GRADIENT_DTYPE)  # type: ignore[no-any-return]
         gradient = compiled(loss_gradient)(logits, places, log_sums)
         return self.prepare(with_row_maxima(gradient, torch.ones_like(log_sums)))

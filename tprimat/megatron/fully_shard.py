@@ -27,9 +27,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 def split_over_replicas(model: GPTModel, device: torch.device) -> GPTModel:
     """Split the weights of a model on the meta device, and return it with memory for this rank's part, but no values yet.
 
-    Args:
-        model: whole on this rank: neither tensor nor pipeline parallelism, no experts.
-        device: of this rank.
+    The model is whole on this rank: neither tensor nor pipeline parallelism, no experts.
     """
     mesh = DeviceMesh.from_group(parallel_state.get_data_parallel_group(with_context_parallel=True), device.type)
     precision = MixedPrecisionPolicy(param_dtype=model.config.params_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)

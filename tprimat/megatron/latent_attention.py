@@ -20,12 +20,7 @@ from tprimat.megatron.linear import ColumnParallelMatmul, LinearProducts, Native
 class WholeLinear(torch.nn.Module):
     """A linear layer without bias that every tensor rank has whole, for its own tokens.
 
-    Args:
-        config: of the whole model.
-        split: Megatron's module for the same layer, of which only what is not split is used.
-        inputs: width of the rows.
-        outputs: width of the result.
-        products: how it multiplies.
+    Of Megatron's module for the same layer (`split`) only what is not split is used.
     """
 
     def __init__(self, config: TransformerConfig, split: Any, inputs: int, outputs: int, products: LinearProducts) -> None:

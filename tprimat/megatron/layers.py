@@ -299,14 +299,7 @@ class Parts:
 def block_spec(
     config: TransformerConfig, shape: ModelShape, virtual_stage: int | None, made_of: Parts
 ) -> TransformerBlockSubmodules:
-    """Return the spec of the layers of one pipeline stage, or chunk of one, on torch alone.
-
-    Args:
-        config: of the whole model.
-        shape: of the whole model.
-        virtual_stage: chunk of this rank under virtual pipelining.
-        made_of: the same for all layers.
-    """
+    """Return the spec of the layers of one pipeline stage, or chunk of one under virtual pipelining, on torch alone."""
     norm: type[torch.nn.Module] = LayerNorm
     if shape.norm == "rmsnorm":
         norm = CompiledRMSNorm if made_of.compile_regions else RMSNorm

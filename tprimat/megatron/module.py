@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from tprimat.megatron import compat, fp8
 from tprimat.megatron.context_parallel import own_pieces
 from tprimat.megatron.loss import set_micro_batches
 from tprimat.megatron.model import build_chunks, transformer_config
-from tprimat.megatron.optimizer import Bf16AdamW, MegatronOptimizer, ShardedAdamW
+from tprimat.megatron.optimizer import Bf16AdamW, MegatronOptimizer, ScheduledOptimizer, ShardedAdamW
 from tprimat.megatron.options import ResolvedOptions
 from tprimat.megatron.routing import SUMS, load_sums
 from tprimat.megatron.watch import LayerWatch
@@ -99,14 +99,10 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
             self.overwritten.append((buffered, overwritten_weights(buffered)))
             yield buffered
 
-    def chunk_parameters(self) -> Iterator[torch.nn.Parameter]:
-        """Return this rank's weights."""
-        return (parameter for chunk in self.chunks for parameter in chunk.parameters())
-
-    def configure_optimizers(self) -> MegatronOptimizer | Bf16AdamW | ShardedAdamW:
+    def configure_optimizers(self) -> ScheduledOptimizer:
         """Build the optimizer, and give its functions to Megatron's schedule."""
         options = self.options
-        self.megatron_optimizer: MegatronOptimizer | Bf16AdamW | ShardedAdamW
+        self.megatron_optimizer: ScheduledOptimizer
         if options.fully_shard:
             self.megatron_optimizer = ShardedAdamW(self.chunks, self.plan, options)
         elif options.optimizer_states == "bf16":
@@ -157,7 +153,7 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
             forward_only=False,
         )
         check_all_received([weight for _, weights in self.overwritten for weight in weights])
-        with self._profiled_optimizer():
+        with torch.profiler.record_function("optimizer_step") if self.plan.profiling.enabled else nullcontext():
             optimizer.step()
         loss, tokens, *loads = self._over_all_ranks(losses, batch)
         if self.observed is None:
@@ -174,9 +170,6 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
             note()
         if not self.options.fully_shard:
             finalize_model_grads(*arguments, **named)
-
-    def _profiled_optimizer(self) -> AbstractContextManager[Any]:
-        return torch.profiler.record_function("optimizer_step") if self.plan.profiling.enabled else nullcontext()
 
     def _forward(self, batches: Iterator[Tensor], model: Any) -> tuple[Tensor, Any]:
         tokens = next(batches).to(self.device, non_blocking=True)
@@ -262,14 +255,6 @@ class MegatronStrategy(compat.UnwrappedDDPStrategy):
 
     def post_backward(self, closure_loss: Any) -> None:
         """Do nothing: Megatron's schedule runs the backward pass."""
-
-    @property
-    def distributed_sampler_kwargs(self) -> dict[str, int]:
-        """Number of replicas and the rank among them, for Lightning's samplers."""
-        return {
-            "num_replicas": parallel_state.get_data_parallel_world_size(),
-            "rank": parallel_state.get_data_parallel_rank(),
-        }
 
     def teardown(self) -> None:
         """Destroy the groups of the split."""

@@ -7,6 +7,7 @@ each into a temporary.
 scaling nor the norm on the host: `norm_over_ranks` and `clipping_factor`.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
@@ -150,8 +151,7 @@ def scale(chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], 
 def norm_over_ranks(optimizers: Sequence[Any]) -> Tensor:
     """Return the norm of all gradients of the model, shape (1,), fp32, on their device: Megatron's, without waiting for it.
 
-    Args:
-        optimizers: Megatron's; each knows its gradients and the ranks that hold the others.
+    Each of Megatron's optimizers knows its gradients and the ranks that hold the others.
     """
     squares = []
     for optimizer in optimizers:
@@ -167,9 +167,7 @@ def norm_over_ranks(optimizers: Sequence[Any]) -> Tensor:
 def clipping_factor(norm: Tensor, largest: float) -> Tensor:
     """Return the factor that clips gradients of this norm, shape as norm: 1 up to the largest norm, and where the norm is NaN.
 
-    Args:
-        norm: fp32.
-        largest: 0 never clips.
+    A `largest` of 0 never clips.
     """
     factor = largest / (norm + 1e-6)
     return torch.where(factor < 1.0, factor, 1.0) if largest > 0 else torch.ones_like(norm)
@@ -178,7 +176,43 @@ def clipping_factor(norm: Tensor, largest: float) -> Tensor:
 # Megatron's mixed-precision optimizer behind torch's interface, so that Lightning counts its steps.
 
 
-class MegatronOptimizer(torch.optim.Optimizer):
+class ScheduledOptimizer(torch.optim.Optimizer):
+    """An optimizer of the engine, which advances its schedule with each step. Its parameters and rates are those of `inner`."""
+
+    def __init__(self, inner: Any, plan: RunPlan) -> None:
+        super().__init__([torch.zeros(1, requires_grad=True)], {"lr": plan.optimizer.learning_rate})
+        self.param_groups = inner.param_groups
+        self.scheduler = learning_rate_schedule(inner, plan)
+        self.grad_norm: Tensor | float | None = None
+        """Before clipping; still on the device where the host has not needed it."""
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """The classes that step, such as DistributedOptimizer over AdamW."""
+
+    @property
+    def learning_rate(self) -> float:
+        """Learning rate of the next step."""
+        return float(self.param_groups[0]["lr"])
+
+    def scale_loss(self, loss: Tensor) -> Tensor:
+        """Scale a loss before the backward pass, as Megatron's schedule asks; only fp16 needs a factor other than 1."""
+        return loss
+
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Clip, update, and advance the schedule."""
+        if closure is not None:
+            closure()
+        self.grad_norm = self.clip_and_update()
+        self.scheduler.step(increment=1)
+
+    @abstractmethod
+    def clip_and_update(self) -> Tensor | float:
+        """Update the weights with clipped gradients, and return the norm before clipping."""
+
+
+class MegatronOptimizer(ScheduledOptimizer):
     """AdamW with fp32 master weights (sharded over replicas where requested), gradient clipping and the schedule."""
 
     def __init__(self, chunks: list[MegatronModule], plan: RunPlan, options: ResolvedOptions) -> None:
@@ -204,14 +238,10 @@ class MegatronOptimizer(torch.optim.Optimizer):
             use_gloo_process_groups=False,
         )
         self.parts = getattr(self.megatron, "chained_optimizers", [self.megatron])
-        self.grad_norm: Tensor | float | None = None
-        """Before clipping; still on the device where the host has not needed it."""
-        super().__init__([torch.zeros(1, requires_grad=True)], {"lr": settings.learning_rate})
-        self.param_groups = self.megatron.param_groups
+        super().__init__(self.megatron, plan)
         self.compiled = self._compile() if options.compiled_adam else []
         for group in self.param_groups if options.fused_adam and not self.compiled else ():
             group["fused"], group["foreach"] = True, False
-        self.scheduler = learning_rate_schedule(self.megatron, plan)
 
     def _compile(self) -> list[CompiledAdamW]:
         """Let Megatron's optimizers clip and update in one pass; those of Transformer Engine and Apex stay as they are."""
@@ -224,30 +254,22 @@ class MegatronOptimizer(torch.optim.Optimizer):
         return inner
 
     def scale_loss(self, loss: Tensor) -> Tensor:
-        """Scale a loss before the backward pass, as Megatron's schedule asks; only fp16 needs a factor other than 1."""
+        """Scale as Megatron's optimizer does."""
         return self.megatron.scale_loss(loss)  # type: ignore[no-any-return]
 
     @property
     def description(self) -> str:
-        """The classes that step, such as DistributedOptimizer over AdamW."""
+        """Megatron's class and that behind it."""
         inner = self.parts[0]
         return f"{type(inner).__name__} over {type(inner.optimizer).__name__}"
-
-    @property
-    def learning_rate(self) -> float:
-        """Learning rate of the next step."""
-        return float(self.param_groups[0]["lr"])
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop gradients."""
         self.megatron.zero_grad(set_to_none)
 
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Clip, update, and advance the schedule."""
-        if closure is not None:
-            closure()
-        self.grad_norm = self._step_without_waiting() if self.compiled else self.megatron.step()[1]
-        self.scheduler.step(increment=1)
+    def clip_and_update(self) -> Tensor | float:
+        """Run Megatron's step."""
+        return self._step_without_waiting() if self.compiled else self.megatron.step()[1]
 
     @torch.no_grad()
     def _step_without_waiting(self) -> Tensor:
@@ -286,7 +308,7 @@ def learning_rate_schedule(optimizer: Any, plan: RunPlan) -> OptimizerParamSched
     )
 
 
-class AdamWWithSchedule(torch.optim.Optimizer):
+class AdamWWithSchedule(ScheduledOptimizer):
     """An AdamW of torch or ours over the weights themselves, with the rates, decay and schedule that MegatronOptimizer has."""
 
     def __init__(self, kind: Callable[..., torch.optim.AdamW], weights: Sequence[Tensor], plan: RunPlan) -> None:
@@ -301,18 +323,7 @@ class AdamWWithSchedule(torch.optim.Optimizer):
         )
         self.weights = weights
         self.clipping = settings.gradient_clipping
-        super().__init__([torch.zeros(1, requires_grad=True)], {"lr": settings.learning_rate})
-        self.param_groups = self.adam.param_groups
-        self.scheduler = learning_rate_schedule(self.adam, plan)
-
-    @property
-    def learning_rate(self) -> float:
-        """Learning rate of the next step."""
-        return float(self.param_groups[0]["lr"])
-
-    def scale_loss(self, loss: Tensor) -> Tensor:
-        """Return it unchanged."""
-        return loss
+        super().__init__(self.adam, plan)
 
 
 class ShardedAdamW(AdamWWithSchedule):
@@ -321,8 +332,6 @@ class ShardedAdamW(AdamWWithSchedule):
     def __init__(self, chunks: list[MegatronModule], plan: RunPlan, options: ResolvedOptions) -> None:
         kind = CompiledAdamW if options.compiled_adam else partial(torch.optim.AdamW, fused=options.fused_adam)
         super().__init__(kind, [weight for chunk in chunks for weight in chunk.parameters()], plan)
-        self.grad_norm: Tensor | None = None
-        """Before clipping, on the device."""
 
     @property
     def description(self) -> str:
@@ -343,18 +352,16 @@ class ShardedAdamW(AdamWWithSchedule):
             compat.foreach_zero_(gradients)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Clip, update, and advance the schedule, all without waiting for the norm."""
-        if closure is not None:
-            closure()
-        self.grad_norm = norm_over_ranks([self])
-        factor = clipping_factor(self.grad_norm, self.clipping)
+    def clip_and_update(self) -> Tensor:
+        """Clip and update without waiting for the norm."""
+        norm = norm_over_ranks([self])
+        factor = clipping_factor(norm, self.clipping)
         if isinstance(self.adam, CompiledAdamW):
             self.adam.gradient_factor = factor
         else:
             compat.foreach_multiply_(self.get_main_grads_for_grad_norm(), factor.squeeze())
         self.adam.step()
-        self.scheduler.step(increment=1)
+        return norm
 
 
 class Bf16AdamW(AdamWWithSchedule):
@@ -368,7 +375,6 @@ class Bf16AdamW(AdamWWithSchedule):
     def __init__(self, chunks: list[MegatronModule], plan: RunPlan, *, fused: bool) -> None:
         weights = [parameter for chunk in chunks for parameter in chunk.parameters()]
         super().__init__(partial(torch.optim.AdamW, fused=fused), weights, plan)
-        self.grad_norm: float | None = None
 
     @property
     def description(self) -> str:
@@ -381,16 +387,13 @@ class Bf16AdamW(AdamWWithSchedule):
         """Drop gradients; Megatron owns the buffer behind them."""
         self.adam.zero_grad(set_to_none)
 
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Clip by the norm of all gradients, update, and advance the schedule."""
-        if closure is not None:
-            closure()
+    def clip_and_update(self) -> float:
+        """Clip by the norm of all gradients, and update."""
         for weight in self.weights:
             weight.grad = weight.main_grad  # type: ignore[attr-defined]
         gradients = [weight.grad for weight in self.weights if weight.grad is not None]
-        norm, _ = l2_norm(0, torch.empty(0), [gradients], False)
-        self.grad_norm = float(norm)
-        if 0 < self.clipping < self.grad_norm:
-            compat.foreach_multiply_(gradients, self.clipping / (self.grad_norm + 1e-6))
+        norm = float(l2_norm(0, NOTHING, [gradients], False)[0])
+        if 0 < self.clipping < norm:
+            compat.foreach_multiply_(gradients, self.clipping / (norm + 1e-6))
         self.adam.step()
-        self.scheduler.step(increment=1)
+        return norm

@@ -199,7 +199,7 @@ class Router(TopKRouter):  # type: ignore[misc]
             best_groups=config.moe_router_group_topk,
         )
         self.expert_bias: Tensor | None
-        self.run: Callable[[Callable[..., Any]], Callable[..., Any]] = compiled if compile_regions else _as_it_is
+        self.run: Callable[[Callable[..., Any]], Callable[..., Any]] = compiled if compile_regions else lambda function: function
 
     def forward(self, hidden: Tensor, *_: Any) -> Routing:
         """Choose the experts of tokens, shape (tokens of this rank, sequences, hidden)."""
@@ -263,7 +263,3 @@ def _counts(experts: Tensor, number: int, sequences: int) -> Tensor:
     flat = experts.view(-1, sequences, experts.shape[1]).transpose(0, 1).flatten(1)
     counts = torch.zeros(sequences, number, device=experts.device)
     return counts.scatter_add_(1, flat, torch.ones((), device=experts.device).expand(flat.shape))
-
-
-def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
-    return function

@@ -3,24 +3,13 @@
 Each token has k choices, and each choice its own place. All results are independent of the order in which a device works.
 """
 
-from functools import cache
-from importlib import import_module
-from types import ModuleType
+from functools import partial
 
 from torch import Tensor
 
+from tprimat.megatron.compat import triton_kernels
 
-@cache
-def _compiled() -> ModuleType | None:
-    """Return our kernels, if Triton is there to compile them."""
-    try:
-        return import_module("tprimat.megatron.row_kernels")
-    except ImportError:
-        return None
-
-
-def _kernels(rows: Tensor) -> ModuleType | None:
-    return _compiled() if rows.is_cuda else None
+_kernels = partial(triton_kernels, "row_kernels")
 
 
 def gather(rows: Tensor, source: Tensor) -> Tensor:

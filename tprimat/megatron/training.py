@@ -34,9 +34,7 @@ from tprimat.train.step_log import StepLog
 def fit(plan: RunPlan, redirected: bool) -> None:
     """Train a plan with Lightning on this rank. The process group stays open for another plan.
 
-    Args:
-        plan: the run.
-        redirected: whether Megatron's CUDA calls run on the CPU.
+    `redirected` says that Megatron's CUDA calls run on the CPU.
     """
     quieten()
     on_gpu = torch.cuda.is_available()

@@ -29,12 +29,7 @@ AMAX_HISTORY = 1024
 
 
 def block_spec(shape: ModelShape, experts: list[bool]) -> TransformerBlockSubmodules:
-    """Return the spec of the layers of one pipeline stage, or chunk of one.
-
-    Args:
-        shape: of the whole model.
-        experts: of each layer, whether it has experts.
-    """
+    """Return the spec of the layers of one pipeline stage, or chunk of one; `experts` says of each whether it has some."""
     from megatron.core.extensions.transformer_engine import TENorm
 
     specs = {

@@ -96,11 +96,7 @@ class LayerWatch:
         return Recomputed("selective", again) if again else Recomputed("none", None)
 
     def sequence_parallel(self, sequence_tokens: int) -> bool | None:
-        """Return whether tensor ranks split the tokens between the layers; None before the first step.
-
-        Args:
-            sequence_tokens: of a whole sequence.
-        """
+        """Return whether tensor ranks split the tokens of a sequence between the layers; None before the first step."""
         if self._stream_tokens is None:
             return None
         ranks: int = parallel_state.get_tensor_model_parallel_world_size()

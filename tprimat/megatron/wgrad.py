@@ -85,12 +85,7 @@ def overwritten_weights(chunk: DistributedDataParallel) -> list[Parameter]:
 
 
 def begin_step(chunk: DistributedDataParallel, overwritten: Sequence[Parameter]) -> None:
-    """Prepare the gradient buffer of a chunk of the model for a step.
-
-    Args:
-        chunk: a chunk of the model.
-        overwritten: weights whose first gradient of a step overwrites, and which all get one.
-    """
+    """Prepare the gradient buffer of a chunk for a step: the first gradient of an `overwritten` weight overwrites."""
     for weight in overwritten:
         weight.next_gradient_overwrites = True  # type: ignore[attr-defined]
     compat.zero_grad_buffer_except(chunk, set(overwritten))

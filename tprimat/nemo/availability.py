@@ -10,14 +10,10 @@ RECIPES = "nemo.collections.llm.recipes"
 
 
 def pretrain_recipe(name: str | None, model: str) -> Any:
-    """Return the function `pretrain_recipe` of a NeMo recipe.
+    """Return the function `pretrain_recipe` of a NeMo recipe, such as llama31_8b.
 
     `from nemo.collections import llm` succeeds even when its recipes fail to import, and only logs it. Where the recipe is
     absent, its own module is imported once more to learn what is missing.
-
-    Args:
-        name: such as llama31_8b.
-        model: key in config.yaml, for the message.
 
     Raises:
         LaunchError: no recipe is named, or it cannot be imported; names the missing module.

@@ -38,13 +38,7 @@ from tprimat.train.data import Sequences, open_sequences
 class SequencesModule(lightning.pytorch.LightningDataModule):  # type: ignore[misc]
     """The sequences of the embedded engine, in the same order, behind Megatron's sampler: each replica gets its micro-batches.
 
-    Args:
-        plan: names the dataset, the seed and the model's vocabulary.
-        tokenizer: NeMo requires one of its data module; the text is already tokenized.
-        seq_length: tokens in a sequence.
-        micro_batch_size: sequences.
-        global_batch_size: sequences.
-        pin_memory: whether batches go to a GPU.
+    NeMo requires a tokenizer of its data module; the text is already tokenized.
     """
 
     def __init__(  # noqa: PLR0913 - NeMo's recipes set these by name
@@ -204,10 +198,6 @@ class SeededMockData(MockDataModule):  # type: ignore[misc]
     """NeMo's mock data with different sequences for each seed.
 
     NeMo's module passes `create_attention_mask` in the place of the seed, so that every run has the same data.
-
-    Args:
-        seed: the plan's.
-        settings: of MockDataModule.
     """
 
     def __init__(self, *, seed: int, **settings: Any) -> None:
@@ -245,12 +235,7 @@ class Environment:
 
 
 def build_recipe(plan: RunPlan, here: Environment, callbacks: Sequence[Any] = ()) -> Any:
-    """Build the recipe of a plan.
-
-    Args:
-        plan: the run.
-        here: this machine.
-        callbacks: Lightning callbacks, added after the recipe's own.
+    """Build the recipe of a plan, with further callbacks of Lightning after its own.
 
     Returns:
         nemo_run.Partial of nemo.collections.llm.pretrain; fiddle.build makes the function that trains.

@@ -23,9 +23,6 @@ from tprimat.train.step_log import StepLog
 def train(plan: RunPlan) -> None:
     """Train a plan on this rank of torchrun.
 
-    Args:
-        plan: the run.
-
     Raises:
         LaunchError: NeMo is incomplete, or cannot do what the plan asks for.
     """

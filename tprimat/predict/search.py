@@ -62,11 +62,6 @@ class Candidate:
     """What it needs beyond the memory that is there; 0: it fits."""
 
     @property
-    def fits(self) -> bool:
-        """Whether the memory suffices."""
-        return self.missing_bytes == 0
-
-    @property
     def degrees(self) -> tuple[int, ...]:
         """TP, PP, CP and EP; variants of one layout differ in model chunks, micro-batch or recomputation."""
         layout = self.workload.layout

@@ -21,7 +21,7 @@ from torch import Tensor, distributed
 from torch.nn import functional
 
 from tprimat.facts.flops import gemm_shapes
-from tprimat.facts.models import model_shape, tiny
+from tprimat.facts.models import ModelShape, model_shape, tiny
 from tprimat.probe import attention, gemm
 from tprimat.probe.case import Call, Case, Effort
 
@@ -58,8 +58,8 @@ LAUNCH_EFFORT = Effort(flush=False, seconds=0.5)
 def cases(*, small: bool) -> list[Case]:
     """Return every piece that one device measures."""
     return [
-        *product_cases(small=small),
-        *fp8_product_cases(small=small),
+        *product_cases("bf16", small=small),
+        *product_cases("fp8", small=small),
         *grouped_cases(small=small),
         *attention_cases(small=small),
         *region_cases(small=small),
@@ -68,6 +68,17 @@ def cases(*, small: bool) -> list[Case]:
 
 
 # Products.
+
+
+def sized(name: str, *, small: bool) -> ModelShape:
+    """Return the shape of a known model, or of its tiny version."""
+    shape = model_shape(name)
+    return tiny(shape) if small else shape
+
+
+def forward_call(product: gemm.Product, device: torch.device) -> Call:
+    """Return rows times a weight stored as (n, k)."""
+    return gemm.plain_call(product, "bf16", "F.linear", device)
 
 
 def dgrad_call(product: gemm.Product, device: torch.device) -> Call:
@@ -99,64 +110,36 @@ def fp8_gradient_call(product: gemm.Product, device: torch.device) -> Call:
     return partial(torch._scaled_mm, left, right, one, one, out_dtype=torch.bfloat16, use_fast_accum=False)
 
 
-def product_case(
-    kind: str, name: str, product: gemm.Product, make: Callable[[gemm.Product, torch.device], Call], dtype: str = "bf16"
-) -> Case:
-    """Return one product."""
-    return Case(
-        kind=kind,
-        variant=name + UNDER_LOAD,
-        shape=product.shape,
-        dtype=dtype,
-        flop=product.flop,
-        prepare=partial(make, product),
-        effort=PRODUCT_EFFORT,
-    )
+CALLS: dict[str, tuple[tuple[str, Callable[[gemm.Product, torch.device], Call]], ...]] = {
+    "bf16": (("fprop", forward_call), ("dgrad", dgrad_call), ("wgrad", wgrad_call)),
+    "fp8": (("fprop", fp8_forward_call), ("dgrad", fp8_gradient_call), ("dgrad", fp8_gradient_call)),
+}
+"""Forward product and both gradients of a matrix. In fp8 both gradients are called dgrad: they differ in their shapes alone."""
 
 
-def product_cases(*, small: bool) -> list[Case]:
+def product_cases(dtype: str, *, small: bool) -> list[Case]:
     """Return the three products of each matrix of a layer."""
-    shape = model_shape(DENSE_MODEL)
-    shape = tiny(shape) if small else shape
+    in_fp8 = dtype == "fp8"
+    few, many = (SMALL_ROWS[-1:], FP8_ROWS) if in_fp8 else (SMALL_ROWS, ROWS)
     found: dict[tuple[object, ...], Case] = {}
     for ranks in (1,) if small else TENSOR_RANKS:
-        for rows in SMALL_ROWS if small else ROWS:
-            for matrix in gemm_shapes(shape, 1, rows, ranks):
-                if matrix.name == "output" and ranks == 1:
-                    continue  # gigabytes of logits; a quarter of the vocabulary is multiplied at the same rate
+        for rows in few if small else many:
+            for matrix in gemm_shapes(sized(DENSE_MODEL, small=small), 1, rows, ranks):
+                if matrix.name == "output" and (in_fp8 or ranks == 1):
+                    continue  # stays in bf16; gigabytes of logits, a quarter of which is multiplied at the same rate
                 m, k, n = matrix.m, matrix.k, matrix.n
-                for case in (
-                    product_case("fprop", matrix.name, gemm.Product(m=m, k=k, n=n), forward_call),
-                    product_case("dgrad", matrix.name, gemm.Product(m=m, k=n, n=k), dgrad_call),
-                    product_case("wgrad", matrix.name, gemm.Product(m=n, k=m, n=k), wgrad_call),
-                ):
-                    found.setdefault((case.kind, *case.shape.values()), case)
-    return list(found.values())
-
-
-def forward_call(product: gemm.Product, device: torch.device) -> Call:
-    """Return rows times a weight stored as (n, k)."""
-    return gemm.plain_call(product, "bf16", "F.linear", device)
-
-
-def fp8_product_cases(*, small: bool) -> list[Case]:
-    """Return the products of a layer in fp8. Those of both gradients are called dgrad: they differ in their shapes alone."""
-    shape = model_shape(DENSE_MODEL)
-    shape = tiny(shape) if small else shape
-    found: dict[tuple[object, ...], Case] = {}
-    for ranks in (1,) if small else TENSOR_RANKS:
-        for rows in SMALL_ROWS[-1:] if small else FP8_ROWS:
-            for matrix in gemm_shapes(shape, 1, rows, ranks):
-                if matrix.name == "output":
-                    continue  # stays in bf16
-                m, k, n = matrix.m, matrix.k, matrix.n
-                for kind, product, make in (
-                    ("fprop", gemm.Product(m=m, k=k, n=n), fp8_forward_call),
-                    ("dgrad", gemm.Product(m=m, k=n, n=k), fp8_gradient_call),
-                    ("dgrad", gemm.Product(m=n, k=m, n=k), fp8_gradient_call),
-                ):
-                    case = product_case(kind, matrix.name, product, make, "fp8")
-                    found.setdefault((case.kind, *case.shape.values()), case)
+                products = (gemm.Product(m=m, k=k, n=n), gemm.Product(m=m, k=n, n=k), gemm.Product(m=n, k=m, n=k))
+                for (kind, make), product in zip(CALLS[dtype], products, strict=True):
+                    case = Case(
+                        kind=kind,
+                        variant=matrix.name + UNDER_LOAD,
+                        shape=product.shape,
+                        dtype=dtype,
+                        flop=product.flop,
+                        prepare=partial(make, product),
+                        effort=PRODUCT_EFFORT,
+                    )
+                    found.setdefault((kind, *product.shape.values()), case)
     return list(found.values())
 
 
@@ -199,8 +182,7 @@ def grouped_cases(*, small: bool) -> list[Case]:
     """Return both matrices of the experts, with equal and with skewed numbers of rows. m is the mean of an expert."""
     cases = []
     for name in EXPERT_MODELS[:1] if small else EXPERT_MODELS:
-        shape = model_shape(name)
-        shape = tiny(shape) if small else shape
+        shape = sized(name, small=small)
         total = (SMALL_EXPERT_TOKENS if small else EXPERT_TOKENS) * (shape.experts_per_token or 1)
         hidden, ffn, experts = shape.hidden, shape.expert_ffn or shape.ffn, shape.experts or 1
         for skewed in (False, True):
@@ -282,8 +264,7 @@ def swiglu_call(tokens: int, ffn: int, device: torch.device) -> Call:
 
 def region_cases(*, small: bool) -> list[Case]:
     """Return both regions of a layer. Norm: 4 tensors each way; SwiGLU: reads 2 and writes 1, then reads 3 and writes 2."""
-    shape = model_shape(DENSE_MODEL)
-    shape = tiny(shape) if small else shape
+    shape = sized(DENSE_MODEL, small=small)
     regions = (("residual and norm", shape.hidden, norm_call), ("SwiGLU", shape.ffn, swiglu_call))
     return [
         Case(

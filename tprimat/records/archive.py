@@ -129,14 +129,10 @@ class Packed:
 
 
 def pack(places: Sequence[Path], target: Path, redactor: Redactor) -> Packed:
-    """Write a redacted archive of all results, plans and logs in some places.
+    """Write a redacted archive of all results, plans and logs in some places, in one step.
 
-    The same files give the same bytes: entries are sorted, without the files' times, owners and modes.
-
-    Args:
-        places: folders and files.
-        target: replaced in one step.
-        redactor: learns the hosts and users that the files name.
+    The same files give the same bytes: entries are sorted, without the files' times, owners and modes. The redactor learns the
+    hosts and users that the files name.
 
     Raises:
         RecordError: a place is missing or is an archive, or the target cannot be written.
@@ -186,11 +182,7 @@ def _written(target: Path) -> Iterator[tarfile.TarFile]:
 
 
 def _learn(name: str, source: Path, redactor: Redactor) -> None:
-    """Read a file once, for the hosts and users that it names.
-
-    Raises:
-        RecordError: it cannot be read, or its name is not text.
-    """
+    """Read a file once, for the hosts and users that it names."""
     if name != name.encode("utf8", "replace").decode():
         shown = str(source).encode("utf8", "backslashreplace").decode()
         raise RecordError(f"{shown} has a name that is not UTF-8 text.", where=shown, fix="rename it")

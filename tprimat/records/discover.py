@@ -65,15 +65,9 @@ def _in_archive(path: Path, problems: list[RecordError]) -> Iterator[RunResult]:
         with unpacked(path) as folder:
             for result in _in_place(folder, inside):
                 yield replace(result, path=path / result.path.relative_to(folder))
-            problems += [_renamed(error, str(folder), str(path)) for error in inside]
+            problems += [error.with_texts(lambda text: text.replace(str(folder), str(path))) for error in inside]
     except RecordError as error:
         problems.append(error)
-
-
-def _renamed(error: RecordError, place: str, name: str) -> RecordError:
-    parts = (error.what, error.where, error.why, error.fix)
-    what, where, why, fix = (part and part.replace(place, name) for part in parts)
-    return RecordError(what or "", where=where, why=why, fix=fix)
 
 
 def find_results(path: Path) -> Iterator[Path]:

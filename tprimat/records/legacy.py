@@ -50,12 +50,9 @@ ABSENT = ("", "n/a", "unknown", "none")
 
 
 def read_legacy(document: Mapping[str, Any], path: Path, content: bytes) -> tuple[RunRecord, tuple[StepRecord, ...]]:
-    """Read a run and its steps.
+    """Read a run and its steps from a file's JSON object; the hash of its bytes becomes the run's id, so that a copy counts once.
 
-    Args:
-        document: the file's JSON object.
-        path: named in errors; the file's name may hold model and engine.
-        content: the file's bytes; their hash becomes the run's id, so that a copy counts once.
+    The file's name may hold model and engine.
 
     Raises:
         RecordError: no step times, an unknown platform, or values of the wrong kind.

@@ -220,11 +220,7 @@ def scaling_text(
 ) -> str:
     """Format what several numbers of GPUs give, an answer each, with published results of the same model.
 
-    Args:
-        answers: one for each number of GPUs.
-        screen: where it is shown.
-        others: engines that fit where an answer's does not.
-        enough: what fits on more GPUs, if nothing fits on any of these.
+    `others` are engines that fit where an answer's does not; `enough` is what fits on more GPUs, if nothing does on these.
     """
     (first, rates), *_ = answers
     question = first.question

@@ -172,7 +172,8 @@ def _name(run: _Run) -> str:
 
 def _variant(record: RunRecord) -> str:
     """Name what the prediction does not tell apart, and what has been tried in several ways; each begins with a comma."""
-    attention = (_split_attention(record) or "").removeprefix("torch ")
+    attention = (record.evidence.attention if record.evidence else None) or ""
+    attention = attention.removeprefix("torch ") if (record.context_parallel or 1) > 1 else ""
     overlap = "tp_comm_overlap" if record.engine_options.get("tp_comm_overlap") else ""
     graphs = "CUDA graphs" if record.engine_options.get("cuda_graph_impl") == "local" else ""
     kept = layers_in_bf16(record.evidence) if record.evidence else 0
@@ -180,11 +181,6 @@ def _variant(record: RunRecord) -> str:
     theirs = record.evidence is not None and record.evidence.transformer_engine
     scaling = f"{scaled} scaling" if theirs and (scaled := TRAITS["fp8-scaling"].value(record)) else ""
     return "".join(f", {part}" for part in (attention, overlap, graphs, scaling, wide) if part)
-
-
-def _split_attention(record: RunRecord) -> str | None:
-    """Return which kernels attended under context parallelism, where several ways have been tried; None without it."""
-    return record.evidence.attention if record.evidence and (record.context_parallel or 1) > 1 else None
 
 
 NAMED_SWITCHES = {

@@ -21,7 +21,7 @@ from tprimat.plan.evidence import mismatches
 from tprimat.plan.schema import read_plan
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.discover import check_probes, load_results, probes_in
-from tprimat.records.redaction import Redactor, redactor_of_this_machine
+from tprimat.records.redaction import redactor_of_this_machine
 from tprimat.records.schema import RunRecord
 from tprimat.records.store import as_document, checked
 from tprimat.report.comparison import Comparison, runs_to_decide, sentence
@@ -134,13 +134,9 @@ def result_folders() -> list[Path]:
 def read_results(
     paths: Sequence[Path], options: MetricOptions, prices: Mapping[str, float], probes: Sequence[Path] = ()
 ) -> Results:
-    """Read all runs under some paths and derive their metrics.
+    """Read all runs under some paths (folders, files, archives), and derive their metrics; `prices` are of a GPU hour.
 
-    Args:
-        paths: folders, files and archives of results; probes among them are used.
-        options: how metrics are counted.
-        prices: of a GPU hour, by accelerator.
-        probes: further places with probes.
+    Probes among the results are used, and those in further places.
 
     Raises:
         RecordError: one of the places for probes holds none.
@@ -200,11 +196,7 @@ def compare_runs(
 ) -> Comparison:
     """Compare every configuration with the baseline, or with the first configuration that is comparable.
 
-    Args:
-        measured: all runs.
-        paths: where they were read.
-        baseline: a folder of results, or words of a label.
-        question: which differences are allowed, and how sure the answer must be.
+    A baseline is a folder of results, or words of a label.
 
     Raises:
         ConfigError: no run of the baseline counts, or its words fit no configuration.
@@ -240,12 +232,7 @@ class Gate:
 
 
 def regression_gate(comparison: Comparison, margin: float) -> Gate:
-    """Open only where every candidate is shown not to be slower than its baseline by more than a margin (non-inferiority).
-
-    Args:
-        comparison: verdicts against the baseline.
-        margin: the slowdown that is still accepted, as a fraction.
-    """
+    """Open only where every candidate is shown not to be slower than its baseline by more than a fraction (non-inferiority)."""
     if not comparison.verdicts:
         return Gate(closed=("there is nothing to compare: a gate needs a baseline and another configuration that count",))
     closed, undecided = [], []
@@ -270,15 +257,7 @@ def analyse_peaks(
     efficiency: float = 1.0,
     even_if_different: bool = False,
 ) -> PeakAnalysis:
-    """Find the peaks, project them to more nodes, and recount them by other conventions.
-
-    Args:
-        measured: all runs.
-        options: how their metrics were counted.
-        nodes: node counts to project to.
-        efficiency: scaling efficiency assumed beyond the measured nodes, as a fraction.
-        even_if_different: compare machines although their work differs.
-    """
+    """Find the peaks, project them to more nodes at an efficiency (0..1), and recount them by other conventions."""
     groups = group_runs(measured)
     entries = peak.ranked_entries(groups)
     best = peak.peaks(entries)
@@ -338,13 +317,7 @@ def without_private(results: Results) -> Results:
         replace(item, result=replace(item.result, run=checked(RunRecord, redactor.document(document), item.result.path)))
         for item, document in zip(results.measured, records, strict=True)
     ]
-    return replace(results, measured=measured, problems=[redacted_error(error, redactor) for error in results.problems])
-
-
-def redacted_error(error: RecordError, redactor: Redactor) -> RecordError:
-    """Return an error without what must not leave this machine."""
-    what, where, why, fix = (part and redactor.text(part) for part in (error.what, error.where, error.why, error.fix))
-    return RecordError(what or "", where=where, why=why, fix=fix)
+    return replace(results, measured=measured, problems=[error.with_texts(redactor.text) for error in results.problems])
 
 
 def report_page(results: Results) -> str:

@@ -95,11 +95,7 @@ def auto_sessions(request: RunRequest, measured: int | None) -> list[Contender]:
 
 
 def _first_look(request: RunRequest) -> Session:
-    """Plan a request under the smallest degrees that can share its batch.
-
-    Raises:
-        UserError: there are none; says why not without any splitting of the model.
-    """
+    """Plan a request under the smallest degrees that can share its batch."""
     try:
         return prepare(replace(request, tp=1, micro_batch_size=1))
     except LayoutError:

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -26,15 +27,10 @@ SILENT = {"DO_NOT_TRACK": "true", "MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERR
 
 
 def export(runs: Sequence[Measured], to: str, path: Path, folders: Sequence[Path]) -> list[str]:
-    """Write runs.
+    """Write runs, one at least, to a file (csv, json, parquet) or the folder of a tracker; `to` is a key of TARGETS.
 
     A tracker's folder keeps what it holds; a run that is already in it is not added again. So one without an end is left out.
-
-    Args:
-        runs: at least one.
-        to: a key of TARGETS.
-        path: a file for csv, json and parquet; a folder for the others.
-        folders: where the runs were looked for.
+    The runs were looked for in `folders`.
 
     Returns:
         the names of the runs that were written.
@@ -73,13 +69,8 @@ def places_of(paths: Sequence[Path], folders: Sequence[Path]) -> list[str]:
     return found
 
 
-def _csv(_: Sequence[Measured], rows: Sequence[Row], path: Path) -> list[str]:
-    write_atomically(path, comma_separated(rows))
-    return _names(rows)
-
-
-def _json(_: Sequence[Measured], rows: Sequence[Row], path: Path) -> list[str]:
-    write_atomically(path, as_json(rows))
+def _text(form: Callable[[Sequence[Row]], str], _: Sequence[Measured], rows: Sequence[Row], path: Path) -> list[str]:
+    write_atomically(path, form(rows))
     return _names(rows)
 
 
@@ -246,11 +237,7 @@ def _names(rows: Sequence[Row]) -> list[str]:
 
 
 def _library(module: str, target: str, package: str) -> Any:
-    """Import a module of an optional library, which then tells its makers nothing.
-
-    Raises:
-        ConfigError: it, or what it needs itself, is not installed.
-    """
+    """Import a module of an optional library, which then tells its makers nothing."""
     os.environ.update(SILENT)
     try:
         return import_module(module)
@@ -260,8 +247,8 @@ def _library(module: str, target: str, package: str) -> Any:
 
 
 TARGETS: Mapping[str, Callable[[Sequence[Measured], Sequence[Row], Path], list[str]]] = {
-    "csv": _csv,
-    "json": _json,
+    "csv": partial(_text, comma_separated),
+    "json": partial(_text, as_json),
     "parquet": _parquet,
     "mlflow": _mlflow,
     "tensorboard": _tensorboard,

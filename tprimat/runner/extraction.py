@@ -28,13 +28,9 @@ REWRITE_SHARE = 3
 
 
 def extract_log(log: LogLines, flags: Flags, *, dialect: str = "auto", output: Path | None = None) -> int:
-    """Read a log to its end, write its benchmark file, print the result.
+    """Read a log to its end, write its benchmark file (by default next to the log), print the result.
 
-    Args:
-        log: the lines. A log that is followed is written out again and again as it grows; Ctrl-C ends it.
-        flags: what the user states about the run.
-        dialect: a dialect's name, or auto.
-        output: the file to write; by default next to the log.
+    A log that is followed is written out again and again as it grows; Ctrl-C ends it.
 
     Returns:
         The exit status: 0, or 1 where the log shows that the run failed or measured no step.

@@ -105,9 +105,7 @@ def _key(key: str) -> str:
 def combinations(sweep: Sweep, fixed: Mapping[str, Any] | None = None) -> list[dict[str, str]]:
     """Return the combinations that meet all constraints, in the order of the values, each once.
 
-    Args:
-        sweep: what to vary.
-        fixed: values that constraints may name besides those of the sweep.
+    Constraints may also name `fixed` values, besides those of the sweep.
 
     Raises:
         ConfigError: a constraint is not arithmetic over known names, or there are no combinations, or too many.

@@ -40,11 +40,7 @@ def check_hosts(hosts: Sequence[str], nodes: int | None, *, reached: bool) -> No
 
 
 def _check_first(hosts: Sequence[str]) -> None:
-    """Refuse a first host that is not this machine, or that another host would take for itself.
-
-    Raises:
-        ConfigError: it is one of these, or does not resolve.
-    """
+    """Refuse a first host that is not this machine, or that another host would take for itself."""
     first, here = hosts[0], socket.gethostname()
     try:
         found = addresses_of(first)

@@ -102,11 +102,7 @@ def gathered(
 
 
 def refuse_unlike(found: Sequence[NodeRecord], plan: RunPlan) -> None:
-    """Refuse nodes whose accelerators differ: the slowest would set the pace, and the result would have no name.
-
-    Raises:
-        LaunchError: names them.
-    """
+    """Refuse nodes whose accelerators differ: the slowest would set the pace, and the result would have no name."""
     if plan.platform == "cpu":
         return
     kinds = {(node.accelerator, node.memory_bytes) for node in found}

@@ -78,9 +78,6 @@ def refuse_too_large(plan: RunPlan, machine: Machine) -> None:
     """Refuse a plan that cannot fit even if its prediction is too high by the usual error.
 
     Under an expert capacity only what does not depend on routing counts: how many tokens are dropped shows in the run.
-
-    Raises:
-        LaunchError: names what is missing, and what fits.
     """
     need, room = plan.prediction, machine.memory_bytes
     if need is None or room is None or not _exceeds(plan, need.allocated_bytes, room):

@@ -21,7 +21,7 @@ from tprimat.report.suite import page
 
 if TYPE_CHECKING:
     from tprimat.config.schema import Config
-    from tprimat.facts.accelerators import Backend, PlatformName
+    from tprimat.facts.accelerators import PlatformName
     from tprimat.probe.case import Bench
     from tprimat.probe.gemm import Workload
     from tprimat.records.schema import ProbeRecord
@@ -69,13 +69,13 @@ def parse_kinds(text: str) -> tuple[str, ...]:
     """
     if text == "all":
         return KINDS
+    fix = f"one or more of {', '.join((*KINDS, *ON_REQUEST))}, or all"
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     for name in names:
         if name not in {*KINDS, *ON_REQUEST}:
-            known = ", ".join((*KINDS, *ON_REQUEST))
-            raise ConfigError(f"There is no probe {name!r}.", where="--probe", fix=f"one or more of {known}, or all")
+            raise ConfigError(f"There is no probe {name!r}.", where="--probe", fix=fix)
     if not names:
-        raise ConfigError("No probe is named.", where="--probe", fix=f"one or more of {', '.join((*KINDS, *ON_REQUEST))}, or all")
+        raise ConfigError("No probe is named.", where="--probe", fix=fix)
     return names
 
 
@@ -85,11 +85,7 @@ def tell(text: str) -> None:
 
 
 def require_torch() -> None:
-    """Check that torch is installed.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Check that torch is installed."""
     if importlib.util.find_spec("torch") is None:
         raise ConfigError("Probes need PyTorch.", fix="pip install torch, in the build for your accelerator")
 
@@ -108,11 +104,16 @@ def measure(request: ProbeRequest) -> Iterator["ProbeRecord"]:
 
 
 def measure_here(kind: str, request: ProbeRequest, seconds: float | None) -> Iterator["ProbeRecord"]:
-    """Measure one probe in this process, on one device."""
+    """Measure one probe in this process, on one device; matrix products are those of a configuration's models.
+
+    Raises:
+        ConfigError: the file is not a valid configuration.
+    """
+    from tprimat.config.load import read_config
     from tprimat.probe import case, catalogue, gemm
 
     bench = shared_bench(request.small)
-    workloads = configured_workloads(request.config, bench.machine.platform)
+    workloads = workloads_of(read_config(request.config).config, PLATFORM_OF[bench.machine.platform])
     choice = catalogue.Choice(dtypes=catalogue.check_dtypes(request.dtypes or gemm.DTYPES), workloads=workloads)
     log = case.open_log(request.file, resume=request.resume, seconds=seconds, tell=tell)
     yield from catalogue.PROBES[kind](choice, bench, log)
@@ -193,17 +194,6 @@ def measure_as_rank(request: ProbeRequest) -> None:
         log = case.open_log(request.file, resume=request.resume, seconds=request.seconds, tell=tell)
         for kind in request.kinds:
             collectives.run_on_all_ranks(kind, bench, log)
-
-
-def configured_workloads(path: Path | None, backend: "Backend") -> "tuple[Workload, ...]":
-    """Return the matrix products of the models of a configuration, of TPrimat's own by default.
-
-    Raises:
-        ConfigError: the file is not a valid configuration.
-    """
-    from tprimat.config.load import read_config
-
-    return workloads_of(read_config(path).config, PLATFORM_OF[backend])
 
 
 def workloads_of(config: "Config", platform: "PlatformName") -> "tuple[Workload, ...]":

@@ -74,11 +74,7 @@ def at_largest(request: RunRequest, counts: Sequence[int]) -> RunRequest:
 
 
 def _prepared(request: RunRequest, counts: Sequence[int], mode: ScalingMode) -> Session:
-    """Prepare one session. A batch that one number of GPUs cannot divide is mended for all of them, not for that one alone.
-
-    Raises:
-        UserError: the request cannot be met.
-    """
+    """Prepare one session. A batch that one number of GPUs cannot divide is mended for all of them, not for that one alone."""
     try:
         return prepare(request)
     except LayoutError as error:

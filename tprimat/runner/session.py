@@ -211,11 +211,7 @@ def follower_command(request: RunRequest, platform: PlatformName) -> tuple[str, 
 
 
 def _place(session: Session, request: RunRequest) -> Nodes:
-    """Return this machine's place among the launchers of a run.
-
-    Raises:
-        LaunchError: the nodes are not described, or other than the plan needs.
-    """
+    """Return this machine's place among the launchers of a run."""
     plan = session.plans[0]
     if request.hosts:
         return replace(place_of(request.hosts), master_port=free_port())
@@ -238,11 +234,7 @@ def _check_gpus(session: Session) -> None:
 
 
 def _refuse_crowd(session: Session) -> None:
-    """Refuse more processes than this machine's CPU can run, before advice on their batch.
-
-    Raises:
-        LaunchError: names how many it can.
-    """
+    """Refuse more processes than this machine's CPU can run, before advice on their batch."""
     if session.platform != "cpu":
         return
     wanted, most = count_ranks(session.loaded, "cpu", _gpus_found(session))[1], most_cpu_ranks()
@@ -272,11 +264,7 @@ def _must_exist(session: Session, path: str, asked: tuple[str, str | None]) -> N
 
 
 def _plans_on(told: Setting | None, session: Session, request: RunRequest) -> tuple[list[RunPlan], list[str]]:
-    """Return what `_plans` does; its errors and notes say by what variable the run is on several nodes.
-
-    Raises:
-        UserError: as `_plans`.
-    """
+    """Return what `_plans` does; its errors and notes say by what variable the run is on several nodes."""
     try:
         plans, left_out = _plans(session, request)
     except ConfigError as error:
@@ -335,11 +323,7 @@ def _plans(session: Session, request: RunRequest) -> tuple[list[RunPlan], list[s
 
 
 def _strategies(session: Session, request: RunRequest) -> list[str]:
-    """Return the strategies that a request or the variable PARALLEL names.
-
-    Raises:
-        ConfigError: it names none, or the variable one that does not exist.
-    """
+    """Return the strategies that a request or the variable PARALLEL names."""
     strategies, known = _words(request.strategy or session.choices.strategy), session.loaded.config.parallelism
     fix = f"one of: {', '.join(known)}"
     if not strategies:
@@ -352,11 +336,7 @@ def _strategies(session: Session, request: RunRequest) -> list[str]:
 
 
 def _routings(session: Session, request: RunRequest, models: Sequence[str]) -> list[tuple[str, Routing | None]]:
-    """Return each model with each routing that is asked for; a dense model once, and with None what the configuration says.
-
-    Raises:
-        ConfigError: there is no such routing, or none of the models has experts.
-    """
+    """Return each model with each routing that is asked for; a dense model once, and with None what the configuration says."""
     if request.routing is None:
         return [(model, None) for model in models]
     known: tuple[Routing, ...] = get_args(Routing)

@@ -117,11 +117,7 @@ def in_turn(missing: Sequence[int]) -> list[list[int]]:
 
 
 def check_repeated(repeated: Sequence[Group], before: Comparison, after: Comparison) -> None:
-    """Check that each repetition counts and joined its configuration.
-
-    Raises:
-        LaunchError: one did not.
-    """
+    """Check that each repetition counts and joined its configuration."""
     known = {item.result.run.run_id for group in before.groups for item in group.runs}
     known |= {item.result.run.run_id for item in before.not_counted}
     for group in repeated:

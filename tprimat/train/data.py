@@ -260,11 +260,7 @@ def _is_built(prefix: Path) -> bool:
 
 
 def _build_somewhere(places: Sequence[Path], source: str, encoding: Encoding) -> None:
-    """Build at the first place that can be written.
-
-    Raises:
-        LaunchError: there is none.
-    """
+    """Build at the first place that can be written."""
     refused = []
     for prefix in places:
         try:

@@ -85,14 +85,10 @@ def read_line(text: str) -> LineFields | None:
 
 
 def read_iteration(text: str, **others: Any) -> LineFields | None:
-    """Read the iteration line of Megatron-LM and its derivatives.
+    """Read the iteration line of Megatron-LM and its derivatives; `others` are fields that only a derivative's line has.
 
     `X/Y` is the value of this iteration and an average over several; the average is ignored. A time without `/Y` is itself a
     mean since the last line that reset the timer, and the first line of a process resets nothing: see steps.correct_second.
-
-    Args:
-        text: the line without colours.
-        others: fields that only the derivative's line has, or that it means otherwise.
     """
     match = ITERATION.search(text)
     if match is None:

@@ -44,13 +44,8 @@ def read_iteration(text: str) -> LineFields | None:
     return megatron_lm.read_iteration(
         text,
         evidence={"world_size": count(world[1])} if world else {},
-        device_used_bytes=in_bytes(number(_value(text, DEVICE_MEMORY)), GIBIBYTE),
+        device_used_bytes=in_bytes(number(text.partition(f"{DEVICE_MEMORY}: ")[2]), GIBIBYTE),
     )
-
-
-def _value(text: str, name: str) -> str | None:
-    _, found, rest = text.partition(name + ": ")
-    return rest if found else None
 
 
 def read_setting(text: str) -> LineFields | None:

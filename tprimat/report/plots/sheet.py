@@ -155,13 +155,7 @@ def chosen_panels(panels: Sequence[Panel], keys: Sequence[str] | None) -> list[P
 
 
 def draw_sheet(sheet: Sheet, path: Path, *, panels: Sequence[str] | None = None, dark: bool = False) -> None:
-    """Draw a picture into a file.
-
-    Args:
-        sheet: at least one of its panels has data.
-        path: .png, .svg or .pdf.
-        panels: names of the panels to draw; all by default.
-        dark: on dark paper.
+    """Draw a picture into a .png, .svg or .pdf file: the named panels, or all that have data, of which there is one at least.
 
     Raises:
         ConfigError: a panel that does not exist, or only panels without data.

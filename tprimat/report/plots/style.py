@@ -235,14 +235,8 @@ def bars(
 ) -> None:
     """Draw horizontal bars from the top down, so that labels of any length stay legible, with 2 bars and with 20.
 
-    The axis ends where the longest text ends, once `fit_texts` has been called.
-
-    Args:
-        axes: an empty one.
-        rows: the bars, and the headings between them.
-        paper: what is not coloured by a configuration.
-        inches: width of the labels; None leaves them out.
-        height: of a bar, as a share of its row.
+    The axis ends where the longest text ends, once `fit_texts` has been called. Labels are so many `inches` wide, None leaves
+    them out; `height` is that of a bar as a share of its row.
     """
     top = max((row.high or row.value for row in rows if row.value is not None), default=1.0)
     for place, row in enumerate(rows):

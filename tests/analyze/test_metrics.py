@@ -123,6 +123,7 @@ def test_a_prediction_is_not_compared_with_a_run_that_drops_choices(capacity, dr
     ("options", "graphs"),
     [
         ({"cuda_graph_impl": "local"}, True),
+        ({"cuda_graph_impl": ["attn"]}, True),
         ({"enable_cuda_graph": True}, True),
         ({"external_cuda_graph": True}, True),
         ({"cuda_graph_impl": "none"}, False),

@@ -270,6 +270,26 @@ def test_two_accelerators_are_rows_of_their_own():
     }
 
 
+def test_a_lowered_power_limit_is_a_row_of_its_own():
+    runs = read_results([H100 / "in-turn" / "megatron"], MetricOptions(), {}).measured
+    record = runs[0].result.run
+    lowered = replace(record, machine=replace(record.machine, power_limit_watts=500.0))
+    runs = [replace(runs[0], result=replace(runs[0].result, run=lowered)), *runs[1:]]
+    assert sorted(", 500 W" in score.name for score in score_runs(runs, []).time) == [False, True]
+
+
+@pytest.mark.parametrize("options", [{"cuda_graph_impl": "transformer_engine"}, {"external_cuda_graph": True}])
+def test_runs_with_cuda_graphs_of_any_kind_are_a_row_of_their_own(options):
+    runs = read_results([H200 / "nemo-cuda-graphs" / "without"], MetricOptions(), {}).measured
+    graphs = [
+        replace(
+            run, result=replace(run.result, run=replace(run.result.run, engine_options=run.result.run.engine_options | options))
+        )
+        for run in runs
+    ]
+    assert sorted(score.name.endswith(", CUDA graphs") for score in score_runs([*runs, *graphs], []).time) == [False, True]
+
+
 def test_reserved_memory_of_captured_layers_is_predicted():
     folders = [H100 / "in-turn-nemo" / "nemo", H100 / "single" / "nemo", H200 / "nemo-cuda-graphs" / "with"]
     ledger = score_runs(read_results(folders, MetricOptions(), {}).measured, [])

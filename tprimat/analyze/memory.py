@@ -3,15 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tprimat.records.evidence import captures_layers
 from tprimat.records.schema import RunRecord, StepRecord
-
-GRAPH_OPTIONS = ("cuda_graph_impl", "enable_cuda_graph", "external_cuda_graph")
-"""Options of NeMo and Megatron-LM under which CUDA graphs ran the layers."""
 
 
 def ran_from_graphs(run: RunRecord) -> bool:
     """Whether CUDA graphs ran the layers."""
-    return any(run.engine_options.get(name) not in {None, False, "none"} for name in GRAPH_OPTIONS)
+    return captures_layers(run.engine_options)
 
 
 def tensor_memory(run: RunRecord, steps: Sequence[StepRecord]) -> Sequence[StepRecord]:

@@ -6,7 +6,7 @@ A recipe is a kind of model whose dimensions can be set; its kind of layer canno
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import cache
 from typing import Any, ClassVar
@@ -27,6 +27,7 @@ from tprimat.errors import ConfigError, LaunchError, UserError
 from tprimat.facts.models import ModelShape
 from tprimat.plan.schema import PlatformName, RunPlan
 from tprimat.predict.workload import NEMO, NEMO_ON_TORCH, Implementation
+from tprimat.records.evidence import captures_layers
 
 REQUIRED_MODULES = ("torch", "lightning", "megatron.core", "nemo", "nemo_run", "fiddle", "modelopt")
 """Imported at the top of the recipes."""
@@ -102,7 +103,7 @@ class NemoEngine(WorkerEngine):
             loss="in_place" if in_place else code.loss,
             fused_activation=fused,
             reduces_in_fp32=code.reduces_in_fp32,
-            captures_layers=_captures(settings.options),
+            captures_layers=captures_layers(settings.options),
         )
 
 
@@ -191,7 +192,7 @@ def _contradicting_options(plan: RunPlan, where: Where) -> ConfigError | None:
     if options.tp_comm_overlap and not (plan.layout.tensor > 1 and plan.layout.sequence_parallel):
         why = f"NeMo ignores it without tensor and sequence parallelism; this layout has TP{plan.layout.tensor}."
         return refused("tp_comm_overlap", why, "tp_comm_overlap: null, or --tp 2")
-    if runs_graphs(plan) and (reason := _without_graphs(plan)):
+    if captures_layers(asdict(options)) and (reason := _without_graphs(plan)):
         return refused("cuda_graph_impl", *reason)
     if options.first_last_layers_bf16 and not (plan.precision == "fp8" and plan.engine_options.fp8_scaling == "current"):
         why = "Megatron-Core leaves layers in bf16 under fp8 with current scaling only."
@@ -206,15 +207,6 @@ def _contradicting_options(plan: RunPlan, where: Where) -> ConfigError | None:
         why = "The recipe may overlap the gathering of weights, which needs it."
         return refused("overlap_grad_reduce", why, "overlap_param_gather: false beside it")
     return None
-
-
-def _captures(options: Mapping[str, Any]) -> bool:
-    return options.get("cuda_graph_impl") not in {None, "none"}
-
-
-def runs_graphs(plan: RunPlan) -> bool:
-    """Whether CUDA graphs are to run the layers."""
-    return plan.engine == ENGINE.name and _captures(asdict(plan.nemo))
 
 
 def _without_graphs(plan: RunPlan) -> tuple[str, str] | None:
@@ -248,7 +240,7 @@ def without_transformer_engine(plan: RunPlan) -> LaunchError | None:
     for name, asked in (
         ("cross_entropy_fusion_impl", plan.nemo.cross_entropy_fusion_impl == "te"),
         ("tp_comm_overlap", plan.nemo.tp_comm_overlap),
-        ("cuda_graph_impl", runs_graphs(plan)),
+        ("cuda_graph_impl", captures_layers(asdict(plan.nemo))),
     ):
         if asked:
             value = str(getattr(plan.nemo, name)).lower()

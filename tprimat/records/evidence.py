@@ -25,6 +25,8 @@ FP8_RECIPES: Mapping[str, Fp8Scaling] = {
     "mxfp4": "mxfp4",
 }
 """Megatron-Core's fp8_recipe or fp4_recipe, torchao's recipe, or our fp8_scaling -> Evidence.fp8_scaling."""
+GRAPH_OPTIONS = ("cuda_graph_impl", "enable_cuda_graph", "external_cuda_graph")
+"""Options of NeMo and Megatron-LM under which CUDA graphs run the layers."""
 NO_FACTS = ("source", "grades", "notes")
 
 
@@ -32,6 +34,11 @@ def facts(evidence: Evidence) -> dict[str, object]:
     """Return what is known of a run, by field."""
     names = [one.name for one in fields(evidence) if one.name not in NO_FACTS]
     return {name: value for name in names if (value := getattr(evidence, name)) is not None}
+
+
+def captures_layers(options: Mapping[str, object]) -> bool:
+    """Return whether CUDA graphs run the layers, by the options of an engine."""
+    return any(options.get(name) not in (None, False, "none") for name in GRAPH_OPTIONS)
 
 
 def layers_in_bf16(evidence: Evidence) -> int:

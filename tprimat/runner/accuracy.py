@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from tprimat.analyze.groups import Measured
+from tprimat.analyze.memory import ran_from_graphs
 from tprimat.analyze.metrics import MetricOptions, drops_choices
 from tprimat.analyze.traits import TRAITS
 from tprimat.errors import RecordError
@@ -175,12 +176,14 @@ def _variant(record: RunRecord) -> str:
     attention = (record.evidence.attention if record.evidence else None) or ""
     attention = attention.removeprefix("torch ") if (record.context_parallel or 1) > 1 else ""
     overlap = "tp_comm_overlap" if record.engine_options.get("tp_comm_overlap") else ""
-    graphs = "CUDA graphs" if record.engine_options.get("cuda_graph_impl") == "local" else ""
+    graphs = "CUDA graphs" if ran_from_graphs(record) else ""
+    limit, accelerator = record.machine.power_limit_watts, find_accelerator(record.machine.accelerator)
+    lowered = f"{limit:.0f} W" if limit and accelerator and limit < accelerator.tdp_watts else ""
     kept = layers_in_bf16(record.evidence) if record.evidence else 0
     wide = f"{kept} of {record.shape.layers} layers in bf16" if kept and record.shape else ""
     theirs = record.evidence is not None and record.evidence.transformer_engine
     scaling = f"{scaled} scaling" if theirs and (scaled := TRAITS["fp8-scaling"].value(record)) else ""
-    return "".join(f", {part}" for part in (attention, overlap, graphs, scaling, wide) if part)
+    return "".join(f", {part}" for part in (attention, overlap, graphs, scaling, wide, lowered) if part)
 
 
 NAMED_SWITCHES = {

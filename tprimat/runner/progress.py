@@ -7,10 +7,10 @@ from pathlib import Path
 
 from tprimat import units
 from tprimat.analyze.metrics import StepRates, step_rates
-from tprimat.engines import nemo
 from tprimat.engines.base import engine_named
 from tprimat.launch.run import LaunchResult
 from tprimat.plan.schema import RunPlan
+from tprimat.records.evidence import captures_layers
 from tprimat.records.schema import RunMetrics, RunRecord, StartUp, StepRecord
 from tprimat.records.store import RunDirectory
 from tprimat.report.catalogue import STEP_TIME, TOKENS_OF_ALL
@@ -158,7 +158,7 @@ def outcome_line(record: RunRecord, metrics: RunMetrics | None, screen: Screen =
 
 def _memory(plan: RunPlan, step: StepRecord) -> tuple[int | None, Callable[[float], str]]:
     """Return the step's peak; what was reserved where CUDA graphs hold tensors, which do not count as allocated."""
-    if nemo.runs_graphs(plan):
+    if captures_layers(engine_named(plan.engine).options(plan)):
         return step.peak_reserved_bytes, lambda value: f"{units.gibibytes(value)} reserved"
     return step.peak_allocated_bytes, units.gibibytes
 

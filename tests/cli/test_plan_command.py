@@ -176,9 +176,56 @@ def test_more_gpus_give_more_until_the_batch_is_too_small_to_share():
     assert run_command("plan", *words[:4], "--gpus", "8,x").returncode == 2
 
 
+def test_without_a_model_the_answer_is_which_models_fit():
+    done = run_command("plan", "--accelerator", "RTX 4090", "--gpus", "1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("38 models on 1 GPU (RTX 4090), bf16\n")
+    rows = done.stdout.split("\n\n")[1].splitlines()[2:]
+    assert re.match(r"qwen-2.5-0.5b +DP1 +[\d,]+ ", rows[0])
+    assert re.match(r"kimi-k2 +nothing fits", rows[-1])
+    assert "gpt-30m" not in done.stdout
+
+
+def test_accelerators_are_compared_by_what_a_billion_tokens_takes():
+    words = ("--architecture", "llama-3-70b", "--accelerator", "H100 SXM,H200 SXM", "--gpus", "16,8")
+    done = run_command("plan", *words)
+    assert done.returncode == 0, done.stderr
+    for row in (
+        r"H100 SXM +8 +nothing fits; 32 GPUs do",
+        r"H200 SXM +8 +nothing fits; 16 GPUs do",
+        r"H200 SXM +16 +TP\d.* [\d.]+ GiB",
+    ):
+        assert re.search(f"^{row}", done.stdout, re.MULTILINE)
+    assert "within 20 %" in done.stdout
+    rows = json.loads(run_command("plan", *words, "--json").stdout)["choices"]
+    assert [(row["accelerator"], row["gpus"], row["enough_gpus"]) for row in rows] == [
+        ("H100 SXM", 8, 32),
+        ("H100 SXM", 16, 32),
+        ("H200 SXM", 8, 16),
+        ("H200 SXM", 16, None),
+    ]
+    best = rows[-1]["fitting"][0]["tokens_per_second_per_gpu"]
+    assert rows[-1]["gpu_hours_per_billion_tokens"] == pytest.approx(1e9 / best / 3600)
+    assert run_command("plan", *words[:4], "--gpus", "8").returncode == 1
+
+
+def test_what_one_accelerator_cannot_be_asked_leaves_the_others_their_answers():
+    words = ("--model", "llama", "--accelerator", "A100 SXM 80GB,L40S,H100 SXM", "--gpus", "8", "--precision", "fp8")
+    done = run_command("plan", *words)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^A100 SXM 80GB +A100 SXM 80GB does not multiply fp8\.", done.stdout, re.MULTILINE)
+    assert re.search(r"^L40S .* [\d,]+ \* ", done.stdout, re.MULTILINE)  # joined by PCIe, where no step was measured
+    assert re.search(r"^H100 SXM +TP2 DP4 +[\d,]+  ", done.stdout, re.MULTILINE)
+    drawn = run_command("plan", *words, "--picture", "x.png")
+    assert (drawn.returncode, drawn.stdout) == (2, "")
+    assert "one model, one accelerator and one number of GPUs" in drawn.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (("--architecture", "llama-3.1-70b,lama", "--accelerator", "all"), "There is no model 'lama'."),
+        (("--architecture", "llama-3.1-70b", "--accelerator", "H200 SXM,H100"), "There is no accelerator 'H100'."),
         (("--architecture", "llama-3.1-70b", "--accelerator", "H100"), "H100 SXM, H100 PCIe, H100 NVL"),
         (("--architecture", "llama-4"), "There is no model 'llama-4'."),
         ((*QUESTION, "--nodes", "7"), "64 GPUs are not the same number on each of 7 nodes."),

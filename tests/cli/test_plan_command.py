@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from commands import run_command, run_script
+from commands import ROOT, run_command, run_script
 
 from tprimat.config.load import Setting, read_config
 from tprimat.engines.base import engine_named
@@ -38,6 +38,36 @@ def test_the_parts_of_the_memory_add_up_to_what_the_fastest_needs(precision):
     (whole,) = re.findall(r"([\d.]+) GiB of [\d.]+ GiB a GPU", shown)
     (parts,) = re.findall(r"^memory +(.*); at its peak", shown, re.MULTILINE)
     assert sum(map(float, re.findall(r"([\d.]+) GiB", parts))) == pytest.approx(float(whole), rel=0.02)
+
+
+def test_layouts_that_the_prediction_cannot_rank_are_counted_with_the_command_that_measures_them(tmp_path):
+    words = ("plan", "--architecture", "llama-3.1-8b", "--accelerator", "H100 SXM", "--gpus", "8")
+    found = json.loads(run_command(*words, "--json").stdout)
+    best, error = found["fitting"][0]["tokens_per_second_per_gpu"], found["rates"]["relative_error"]
+    degrees = ("tensor_parallel", "pipeline_parallel", "context_parallel", "data_parallel")
+    fastest = {}
+    for row in found["fitting"]:
+        fastest.setdefault(tuple(row[name] for name in degrees), row["tokens_per_second_per_gpu"])
+    close = sum(rate * (1 + error) > best for rate in fastest.values())
+    shown = run_command(*words).stdout
+    said, command = re.findall(
+        r"^(.*) layouts are within the prediction's error of the fastest: .*:\n  (.*)$", shown, re.MULTILINE
+    )[0]
+    assert said == f"{close} of {len(fastest)}"
+    dry = run_command(*command.replace("./", "").split(), "--platform", "nvidia", "--dry-run", "--output-dir", tmp_path)
+    assert "no GPU here to predict for" in dry.stderr  # and no flag is refused
+    assert command.endswith("--global-batch-size 128 --sequence-length 8192 --precision bf16")
+    other = run_command("plan", "--architecture", "olmoe-1b-7b", *words[3:]).stdout
+    assert "How far these rates may be off is not known: measure to rank the layouts\n" in other
+
+
+def test_a_layout_that_fills_the_memory_says_what_to_do_where_it_runs_out():
+    words = ("plan", "--accelerator", "H100 SXM", "--gpus", "8", "--architecture")
+    warning = "% of the memory is left, and its prediction may be 5 % off;\n          if it runs out: --micro-batch-size auto\n"
+    assert f"          2 {warning}" in run_command(*words, "llama-3.1-8b").stdout
+    assert "if it runs out" not in run_command(*words, "llama-3.2-1b", "--gpus", "1").stdout
+    page = (ROOT / "docs" / "accuracy.md").read_text()
+    assert re.search(r"99 % of them within 5 %", page)
 
 
 def test_the_document_has_every_layout():
@@ -262,7 +292,7 @@ def test_the_flags_of_the_fastest_layout_run_what_was_predicted(tmp_path, accele
     words = ("--model", "llama", "--accelerator", accelerator, "--precision", precision, "--sequence-length", tokens)
     planned = run_command("plan", *words, "--gpus", "8").stdout
     (memory,) = re.findall(r"([\d.]+ GiB) of [\d.]+ GiB a GPU", planned)
-    (flags,) = re.findall(r"^ +(--.*)$", planned, re.MULTILINE)
+    (flags,) = re.findall(r"^ {10}\./benchmark\.py --model llama (--.*)$", planned, re.MULTILINE)
     platform = "amd" if accelerator.startswith("MI") else "nvidia"
     where = ("--model", "llama", "--platform", platform, "--dry-run", "--output-dir", tmp_path)
     dry = run_command("benchmark.py", *where, *flags.split())

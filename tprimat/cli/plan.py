@@ -121,7 +121,7 @@ def _one(options: argparse.Namespace, request: "PlanRequest") -> int:
     """Rank the layouts of one model on one number of GPUs."""
     from tprimat.report import plan
     from tprimat.report.screen import screen_of
-    from tprimat.runner.planning import ANY_ENGINE, answer, otherwise
+    from tprimat.runner.planning import ANY_ENGINE, answer, configured_name, otherwise
 
     found, rates = answer(request)
     if options.json:
@@ -130,7 +130,8 @@ def _one(options: argparse.Namespace, request: "PlanRequest") -> int:
         question, named = found.question, request.engine is not None
         engines = ANY_ENGINE if named else ()
         instead = None if found.fitting else otherwise(question, rates, engines, any_engine=not named)
-        print(plan.text(found, rates, screen_of(sys.stdout), instead))
+        model = options.model or configured_name(question.shape.name)
+        print(plan.text(found, rates, screen_of(sys.stdout), instead, model))
     if options.picture:
         from tprimat.report.plots.plan import draw_plan
 

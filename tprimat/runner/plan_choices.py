@@ -49,7 +49,7 @@ def plan_choices(
 ) -> list[Choice]:
     """Answer a request for each model on each accelerator, with each number of GPUs (none: as for one).
 
-    What cannot be asked of one of them is its answer, and the others have theirs.
+    If one of them cannot be asked, as for a dtype that its accelerator lacks, its choice says why.
 
     Args:
         request: what all have in common.

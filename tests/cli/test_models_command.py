@@ -7,6 +7,9 @@ import time
 import pytest
 from commands import run_command
 
+from tprimat.report.models import TABLES, accelerator_table, select_models
+from tprimat.report.screen import Screen
+
 
 def run(*arguments):
     return run_command("models", *arguments)
@@ -59,8 +62,22 @@ def test_a_mistake_is_named_and_exits_2(arguments, message):
     assert "Traceback" not in done.stderr
 
 
-def test_each_table_prints_all_its_rows():
+def test_without_a_table_the_models_and_accelerators_are_listed_and_the_others_are_named():
     printed = run().stdout
+    assert len(printed.splitlines()) < 130
+    for name in ("deepseek-v3", "gpt-13b", "H100 SXM", "MI355X"):
+        assert re.search(f"^{name} ", printed, re.MULTILINE)
+    others = re.search("^Published figures: --table (.*)$", printed, re.MULTILINE)[1].split(" or ")
+    assert sorted([*others, "counts", "accelerators"]) == sorted(json.loads(run("--json").stdout))
+
+
+def test_a_narrow_terminal_shows_the_memory_of_each_accelerator():
+    shown = accelerator_table(TABLES["accelerators"].rows(select_models([], None)), Screen(width=80))
+    assert re.match(r"accelerator +bf16 TFLOP/s +fp8 TFLOP/s +memory +bandwidth +links *\n", shown)
+
+
+def test_each_table_prints_all_its_rows():
+    printed = run(*(word for name in TABLES for word in ("--table", name))).stdout
     for name in ("gpt-462b", "deepseek-v3", "MI250X (one GCD)", "tprimat-mi300x-qwen", "mi350x-ddp8-gpt-13b"):
         assert name in printed
     assert max(len(line) for line in printed.splitlines()) <= 200

@@ -87,6 +87,23 @@ def test_nothing_follows_what_failed(words):
     assert after("run", words, status=2) is None
 
 
+@pytest.mark.parametrize(
+    ("words", "more"), [([], "--resume"), (["--sweep", "tp=1,2"], "--resume --retry-failed"), (["--resume"], "")]
+)
+def test_an_interrupted_run_is_resumed_by_the_same_command(words, more, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["./benchmark.py", "--model", "llama", *words])
+    line = after("run", ["--model", "llama", *words], status=130)
+    assert line.partition("   ")[0] == " ".join(filter(None, ["next: ./benchmark.py --model llama", *words, more]))
+
+
+def test_the_folders_that_were_analysed_are_the_next_ones(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["tprimat"])
+    words = ["--results-dir", "a", "b c"]
+    assert after("peak", words).startswith("next: tprimat peak-picture --results-dir a 'b c' ")
+    assert after("peak-picture", words).startswith("next: tprimat report a 'b c' ")
+    assert after("peak", words, status=1) is None
+
+
 def test_the_plan_for_another_machine_is_not_started_on_this_one():
     assert after("run", ["--dry-run", "--platform", "nvidia"]) is None
 

@@ -5,7 +5,7 @@ import math
 import re
 
 import pytest
-from commands import run_command, run_script
+from commands import ROOT, run_command, run_script
 
 from tprimat.config.load import Setting, read_config
 from tprimat.engines.base import engine_named
@@ -40,6 +40,36 @@ def test_the_parts_of_the_memory_add_up_to_what_the_fastest_needs(precision):
     (whole,) = re.findall(r"([\d.]+) GiB of [\d.]+ GiB a GPU", shown)
     (parts,) = re.findall(r"^memory +(.*); at its peak", shown, re.MULTILINE)
     assert sum(map(float, re.findall(r"([\d.]+) GiB", parts))) == pytest.approx(float(whole), rel=0.02)
+
+
+def test_layouts_that_the_prediction_cannot_rank_are_counted_with_the_command_that_measures_them(tmp_path):
+    words = ("plan", "--architecture", "llama-3.1-8b", "--accelerator", "H100 SXM", "--gpus", "8")
+    found = json.loads(run_command(*words, "--json").stdout)
+    best, error = found["fitting"][0]["tokens_per_second_per_gpu"], found["rates"]["relative_error"]
+    degrees = ("tensor_parallel", "pipeline_parallel", "context_parallel", "data_parallel")
+    fastest = {}
+    for row in found["fitting"]:
+        fastest.setdefault(tuple(row[name] for name in degrees), row["tokens_per_second_per_gpu"])
+    close = sum(rate * (1 + error) > best for rate in fastest.values())
+    shown = run_command(*words).stdout
+    said, command = re.findall(
+        r"^(.*) layouts are within the prediction's error of the fastest: .*:\n  (.*)$", shown, re.MULTILINE
+    )[0]
+    assert said == f"{close} of {len(fastest)}"
+    dry = run_command(*command.replace("./", "").split(), "--platform", "nvidia", "--dry-run", "--output-dir", tmp_path)
+    assert "no GPU here to predict for" in dry.stderr  # and no flag is refused
+    assert command.endswith("--global-batch-size 128 --sequence-length 8192 --precision bf16")
+    other = run_command("plan", "--architecture", "olmoe-1b-7b", *words[3:]).stdout
+    assert "How far these rates may be off is not known: measure to rank the layouts\n" in other
+
+
+def test_a_layout_that_fills_the_memory_says_what_to_do_where_it_runs_out():
+    words = ("plan", "--accelerator", "H100 SXM", "--gpus", "8", "--architecture")
+    warning = "% of the memory is left, and its prediction may be 5 % off;\n          if it runs out: --micro-batch-size auto\n"
+    assert f"          2 {warning}" in run_command(*words, "llama-3.1-8b").stdout
+    assert "if it runs out" not in run_command(*words, "llama-3.2-1b", "--gpus", "1").stdout
+    page = (ROOT / "docs" / "accuracy.md").read_text()
+    assert re.search(r"99 % of them within 5 %", page)
 
 
 def test_the_document_has_every_layout():
@@ -178,9 +208,56 @@ def test_more_gpus_give_more_until_the_batch_is_too_small_to_share():
     assert run_command("plan", *words[:4], "--gpus", "8,x").returncode == 2
 
 
+def test_without_a_model_the_answer_is_which_models_fit():
+    done = run_command("plan", "--accelerator", "RTX 4090", "--gpus", "1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("38 models on 1 GPU (RTX 4090), bf16\n")
+    rows = done.stdout.split("\n\n")[1].splitlines()[2:]
+    assert re.match(r"qwen-2.5-0.5b +DP1 +[\d,]+ ", rows[0])
+    assert re.match(r"kimi-k2 +nothing fits", rows[-1])
+    assert "gpt-30m" not in done.stdout
+
+
+def test_accelerators_are_compared_by_what_a_billion_tokens_takes():
+    words = ("--architecture", "llama-3-70b", "--accelerator", "H100 SXM,H200 SXM", "--gpus", "16,8")
+    done = run_command("plan", *words)
+    assert done.returncode == 0, done.stderr
+    for row in (
+        r"H100 SXM +8 +nothing fits; 32 GPUs do",
+        r"H200 SXM +8 +nothing fits; 16 GPUs do",
+        r"H200 SXM +16 +TP\d.* [\d.]+ GiB",
+    ):
+        assert re.search(f"^{row}", done.stdout, re.MULTILINE)
+    assert "within 20 %" in done.stdout
+    rows = json.loads(run_command("plan", *words, "--json").stdout)["choices"]
+    assert [(row["accelerator"], row["gpus"], row["enough_gpus"]) for row in rows] == [
+        ("H100 SXM", 8, 32),
+        ("H100 SXM", 16, 32),
+        ("H200 SXM", 8, 16),
+        ("H200 SXM", 16, None),
+    ]
+    best = rows[-1]["fitting"][0]["tokens_per_second_per_gpu"]
+    assert rows[-1]["gpu_hours_per_billion_tokens"] == pytest.approx(1e9 / best / 3600)
+    assert run_command("plan", *words[:4], "--gpus", "8").returncode == 1
+
+
+def test_what_one_accelerator_cannot_be_asked_leaves_the_others_their_answers():
+    words = ("--model", "llama", "--accelerator", "A100 SXM 80GB,L40S,H100 SXM", "--gpus", "8", "--precision", "fp8")
+    done = run_command("plan", *words)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^A100 SXM 80GB +A100 SXM 80GB does not multiply fp8\.", done.stdout, re.MULTILINE)
+    assert re.search(r"^L40S .* [\d,]+ \* ", done.stdout, re.MULTILINE)  # joined by PCIe, where no step was measured
+    assert re.search(r"^H100 SXM +TP2 DP4 +[\d,]+  ", done.stdout, re.MULTILINE)
+    drawn = run_command("plan", *words, "--picture", "x.png")
+    assert (drawn.returncode, drawn.stdout) == (2, "")
+    assert "one model, one accelerator and one number of GPUs" in drawn.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (("--architecture", "llama-3.1-70b,lama", "--accelerator", "all"), "There is no model 'lama'."),
+        (("--architecture", "llama-3.1-70b", "--accelerator", "H200 SXM,H100"), "There is no accelerator 'H100'."),
         (("--architecture", "llama-3.1-70b", "--accelerator", "H100"), "H100 SXM, H100 PCIe, H100 NVL"),
         (("--architecture", "llama-4"), "There is no model 'llama-4'."),
         ((*QUESTION, "--nodes", "7"), "64 GPUs are not the same number on each of 7 nodes."),
@@ -217,7 +294,7 @@ def test_the_flags_of_the_fastest_layout_run_what_was_predicted(tmp_path, accele
     words = ("--model", "llama", "--accelerator", accelerator, "--precision", precision, "--sequence-length", tokens)
     planned = run_command("plan", *words, "--gpus", "8").stdout
     (memory,) = re.findall(r"([\d.]+ GiB) of [\d.]+ GiB a GPU", planned)
-    (flags,) = re.findall(r"^ +(--.*)$", planned, re.MULTILINE)
+    (flags,) = re.findall(r"^ {10}\./benchmark\.py --model llama (--.*)$", planned, re.MULTILINE)
     platform = "amd" if accelerator.startswith("MI") else "nvidia"
     where = ("--model", "llama", "--platform", platform, "--dry-run", "--output-dir", tmp_path)
     dry = run_command("benchmark.py", *where, *flags.split())

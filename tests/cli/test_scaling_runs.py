@@ -44,7 +44,10 @@ def test_the_batch_grows_with_the_gpus_or_stays(plans, capsys, mode, batches):
     assert [plan.batch.global_batch_sequences for plan in plans] == batches
     assert [Path(plan.run_directory).parents[1].name for plan in plans] == ["gpus-1", "gpus-2", "gpus-4"]
     assert all(Path("output", name).is_file() for name in ("img_throughput.png", "img_multiplier.png"))
-    assert mode in capsys.readouterr().out.lower()
+    shown = capsys.readouterr().out
+    assert mode in shown.lower()
+    assert "Not compared with the workload above" not in shown  # the series is what compares them
+    assert "--even-if-different" not in shown  # which is no flag of ./benchmark.py
 
 
 def test_the_document_has_the_points_of_the_series(plans, capsys):

@@ -41,6 +41,13 @@ def test_columns_drop_out_in_the_order_given_until_the_table_fits():
     assert max(map(len, narrow.splitlines())) <= 55
 
 
+def test_three_names_in_a_row_leave_room_for_a_number():
+    cells = ["8 processes (Intel(R) Xeon(R) Processor)", "qwen tiny", "minimal_communication TP1 PP1 DP8", "150 [133, 170]", "18"]
+    shown = columns(["platform", "model", "configuration", "tokens/s", "n"], [cells], left=3, screen=Screen(width=80), drop=["n"])
+    assert "150 [133, 170]" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
 def test_names_break_between_words_and_numbers_never():
     lines = columns(HEADER[::2], [row[::2] for row in ROWS], screen=Screen(width=54)).splitlines()
     assert "12,345 [12,300, 12,390]" in lines[2]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 FAILED = "doctor"
+INTERRUPTED = 130
 
 
 def _after_run(options: argparse.Namespace, status: int) -> str | None:
@@ -17,6 +18,10 @@ def _after_run(options: argparse.Namespace, status: int) -> str | None:
         return _join(["run", *(word for word in sys.argv[1:] if word not in {"--dry-run", "--json", "run"})])
     if options.plan is not None:
         return None  # what to run is in the answer
+    if status == INTERRUPTED:
+        more = ["--retry-failed"] if options.sweep and not options.retry_failed else []
+        more = more if options.resume else ["--resume", *more]
+        return _join(["run", *(word for word in sys.argv[1:] if word != "run"), *more])
     if status and (options.archive or options.report or options.probe):
         return None  # the message has said what to try
     if options.archive:
@@ -35,8 +40,19 @@ def _after_sweep(options: argparse.Namespace, status: int) -> str | None:
 
 
 def _after_compare(options: argparse.Namespace, status: int) -> str | None:
-    found = [path for several in options.results_dir or [["output"]] for path in several]
-    return _join(["report", *map(str, found)])
+    return _join(["report", *(_named(options) or ["output"])])
+
+
+def _after_peak(options: argparse.Namespace, status: int) -> str | None:
+    if status:
+        return None
+    named = _named(options)
+    return _join(["peak-picture", *(["--results-dir", *named] if named else [])])
+
+
+def _named(options: argparse.Namespace) -> list[str]:
+    """Return what --results-dir names."""
+    return [str(path) for several in options.results_dir or () for path in several]
 
 
 def _after_extract(options: argparse.Namespace, status: int) -> str | None:
@@ -63,15 +79,14 @@ NEXT: dict[str, Callable[[argparse.Namespace, int], str | None]] = {
     "sweep": _after_sweep,
     "compare": _after_compare,
     "compare-all": lambda options, status: _join(["compare", "--results-dir", *_folders()]),
-    "peak": lambda options, status: "peak-picture",
-    "peak-picture": lambda options, status: _join(["report", *_folders()]) if _folders() else "report output",
+    "peak": _after_peak,
+    "peak-picture": lambda options, status: _join(["report", *(_named(options) or _folders() or ["output"])]),
     "scaling": lambda options, status: _join(["report", *map(str, options.results)]) if options.results else None,
     "report": _after_report,
-    "trace": lambda options, status: "run --dry-run",
     "extract": _after_extract,
     "probe": lambda options, status: FAILED if status else _join(["run", "--output-dir", str(options.output)]),
     "suite": lambda options, status: _join(["run", "--output-dir", str(options.output)]),
-    "models": lambda options, status: "run --dry-run",
+    "models": lambda options, status: _join(["plan", "--accelerator", "H100 SXM", "--gpus", "8"]),
     "doctor": lambda options, status: None if status else "run --dry-run",
     "validate": lambda options, status: None if status else "run --dry-run",
     "archive": lambda options, status: _join(["compare", "--results-dir", str(options.output)]),

@@ -6,24 +6,35 @@ tprimat plan --architecture llama-3.1-8b --probes output     on this machine, by
 tprimat plan --model qwen --accelerator "H200 SXM" --gpus 8     as config.yaml has it
 tprimat plan --architecture llama-3.1-8b --picture plan.png
 tprimat plan --architecture llama-3.1-405b --accelerator "H100 SXM" --gpus 1024,4096,16384       what more GPUs gain
+tprimat plan --accelerator "H100 SXM" --gpus 8     which models fit
+tprimat plan --architecture llama-3-70b --accelerator "H100 SXM,H200 SXM,MI300X" --gpus 16,32     which GPUs to rent
 
 exit status: 0, 1 if nothing fits (on any number of GPUs), 2 the request is invalid
 """
 
 import argparse
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tprimat.cli.common import add_probes, counts, positive, print_json
 from tprimat.engines import ENGINE_NAMES
 
+if TYPE_CHECKING:
+    from tprimat.facts.models import ModelShape
+    from tprimat.runner.planning import PlanRequest
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
-    which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--architecture", metavar="MODEL", help="a name of tprimat models")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--architecture", metavar="MODEL,...", default="all", help="names of tprimat models, or all (all)")
     which.add_argument("--model", metavar="NAME", help="a model of config.yaml, with its batch and sequence length")
-    parser.add_argument("--accelerator", metavar="NAME", help="a device name or a row of tprimat models (this machine's)")
+    parser.add_argument(
+        "--accelerator", metavar="NAME,...", help="device names or rows of tprimat models, or all (this machine's)"
+    )
     parser.add_argument(
         "--gpus", type=counts, metavar="N,...", help="total number, or several to compare (this machine's; 8 of another)"
     )
@@ -41,20 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0, or 1 where nothing fits on any number of GPUs."""
-    from tprimat.report import plan
-    from tprimat.report.screen import screen_of
-    from tprimat.runner.planning import (
-        ANY_ENGINE,
-        PlanRequest,
-        answer,
-        answers,
-        configured,
-        otherwise,
-        ways_out,
-    )
+    from tprimat.errors import ConfigError
+    from tprimat.runner.plan_choices import accelerators_of, shapes_of
+    from tprimat.runner.planning import PlanRequest, configured
 
     request = PlanRequest(
-        architecture=options.architecture or options.model,
+        architecture=options.model or options.architecture,
         accelerator=options.accelerator,
         gpus=options.gpus[0] if options.gpus else None,
         nodes=options.nodes,
@@ -64,14 +67,62 @@ def run(options: argparse.Namespace) -> int:
         engine=options.engine,
         probes=tuple(options.probes),
     )
-    request = configured(request) if options.model else request
-    if options.gpus and len(options.gpus) > 1:
-        several = answers(request, sorted(options.gpus))
-        if options.json:
-            print_json({"scaling": [plan.document(*one) for one in several]})
-        else:
-            print(plan.scaling_text(several, screen_of(sys.stdout), *ways_out(several, any_engine=request.engine is None)))
-        return 0 if any(one.fitting for one, _ in several) else 1
+    names = accelerators_of(options.accelerator)
+    shapes: Sequence[str | ModelShape] = shapes_of(options.architecture)
+    if options.model:
+        request = configured(request)
+        shapes = [request.architecture]
+    several = len(shapes) > 1 or len(names) > 1
+    if options.picture and (several or len(options.gpus or ()) > 1):
+        fix = "one model, one accelerator and one number of GPUs"
+        raise ConfigError("A picture shows the layouts of one plan.", where="--picture", fix=fix)
+    if several:
+        return _choices(options, request, shapes, names)
+    request = replace(request, architecture=shapes[0], accelerator=names[0])
+    return _counts(options, request) if options.gpus and len(options.gpus) > 1 else _one(options, request)
+
+
+def _choices(
+    options: argparse.Namespace, request: "PlanRequest", shapes: "Sequence[str | ModelShape]", names: "Sequence[str | None]"
+) -> int:
+    """Compare models or accelerators."""
+    from tprimat.report.plan_choices import choices_document, choices_text
+    from tprimat.report.screen import screen_of
+    from tprimat.runner.plan_choices import plan_choices
+
+    def progress(text: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r\x1b[2K{text}", end="", file=sys.stderr, flush=True)
+
+    found = plan_choices(request, shapes, names, sorted(options.gpus or ()), progress)
+    progress("")
+    if options.json:
+        print_json(choices_document(found))
+    else:
+        print(choices_text(found, options.precision, screen_of(sys.stdout)))
+    return 0 if any(choice.best for choice in found) else 1
+
+
+def _counts(options: argparse.Namespace, request: "PlanRequest") -> int:
+    """Compare numbers of GPUs."""
+    from tprimat.report import plan
+    from tprimat.report.screen import screen_of
+    from tprimat.runner.planning import answers, ways_out
+
+    several = answers(request, sorted(options.gpus))
+    if options.json:
+        print_json({"scaling": [plan.document(*one) for one in several]})
+    else:
+        print(plan.scaling_text(several, screen_of(sys.stdout), *ways_out(several, any_engine=request.engine is None)))
+    return 0 if any(one.fitting for one, _ in several) else 1
+
+
+def _one(options: argparse.Namespace, request: "PlanRequest") -> int:
+    """Rank the layouts of one model on one number of GPUs."""
+    from tprimat.report import plan
+    from tprimat.report.screen import screen_of
+    from tprimat.runner.planning import ANY_ENGINE, answer, configured_name, otherwise
+
     found, rates = answer(request)
     if options.json:
         print_json(plan.document(found, rates))
@@ -79,7 +130,8 @@ def run(options: argparse.Namespace) -> int:
         question, named = found.question, request.engine is not None
         engines = ANY_ENGINE if named else ()
         instead = None if found.fitting else otherwise(question, rates, engines, any_engine=not named)
-        print(plan.text(found, rates, screen_of(sys.stdout), instead))
+        model = options.model or configured_name(question.shape.name)
+        print(plan.text(found, rates, screen_of(sys.stdout), instead, model))
     if options.picture:
         from tprimat.report.plots.plan import draw_plan
 

@@ -285,7 +285,7 @@ def _plan(options: argparse.Namespace) -> int:
         for number, (plan, (found, rates)) in enumerate(zip(plans.values(), answers, strict=True)):
             others = () if plan.engine == FALLBACK else (FALLBACK,)
             instead = None if found.fitting else otherwise(found.question, rates, others, any_engine=False)
-            print(("\n\n" if number else "") + page.text(found, rates, screen, instead))
+            print(("\n\n" if number else "") + page.text(found, rates, screen, instead, plan.model))
     return 0 if all(found.fitting for found, _ in answers) else 1
 
 

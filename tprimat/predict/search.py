@@ -261,17 +261,17 @@ def _micro_batches(question: Question, layout: Layout) -> Iterator[tuple[int, in
 # Why a layout loses.
 
 REASONS: Mapping[TimePart, str] = {
-    "products": "its matrix products take longer",
-    "attention": "attention takes longer",
+    "products": "slower matrix products",
+    "attention": "slower attention",
     "memory": "more elementwise work",
     "tensor": "more TP communication",
     "context": "more CP communication",
     "experts": "more EP communication",
     "pipeline": "more PP communication",
-    "bubble": "stages wait in the pipeline's bubble",
+    "bubble": "more pipeline bubble",
     "replicas": "more DP communication",
-    "optimizer": "a larger share of the optimizer on each rank",
-    "host": "too little work in each kernel for the host to keep up",
+    "optimizer": "more optimizer work per rank",
+    "host": "more launch overhead",
 }
 
 
@@ -287,7 +287,7 @@ def reason(candidate: Candidate, best: Candidate) -> str:
         return "predicted to be as fast"
     here, there = candidate.workload.recompute.granularity, best.workload.recompute.granularity
     if part in {"products", "memory", "attention"} and here == "full" != there:
-        return f"computes activations twice, {cost}"
+        return f"recomputes activations, {cost}"
     if part == "products" and candidate.workload.micro_batch < best.workload.micro_batch:
-        return f"matrix products of fewer rows, {cost}"
+        return f"smaller matrix products, {cost}"
     return f"{REASONS[part]}, {cost}"

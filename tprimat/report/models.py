@@ -135,7 +135,7 @@ def count_table(rows: Sequence[Row], screen: Screen = PLAIN) -> str:
     """Return the rows as text for a terminal."""
     header = ["model", "parameters", "active", "tokens", *(f"{convention} GFLOP/token" for convention in CONVENTIONS)]
     table = columns(
-        header, [_count_cells(row) for row in rows], screen=screen, drop=("6n GFLOP/token", "full GFLOP/token", "active")
+        header, [_count_cells(row) for row in rows], screen=screen, drop=("6n GFLOP/token", "full GFLOP/token", "tokens")
     )
     unbiased = [row["model"] for row in rows if (row["source"] or "").startswith(SUITE_SOURCE)]
     note = f"{', '.join(unbiased)}: {WITHOUT_BIASES}"
@@ -223,9 +223,9 @@ def accelerator_table(rows: Sequence[Row], screen: Screen = PLAIN) -> str:
         ]
         for row in rows
     ]
-    return columns(
-        ["accelerator", *(f"{dtype} TFLOP/s" for dtype in DTYPES), "memory", "bandwidth", "links", "watts"], cells, screen=screen
-    )
+    header = ["accelerator", *(f"{dtype} TFLOP/s" for dtype in DTYPES), "memory", "bandwidth", "links", "watts"]
+    rare = [f"{dtype} TFLOP/s" for dtype in DTYPES if dtype not in {"bf16", "fp8"}]
+    return columns(header, cells, screen=screen, drop=[*rare, "watts"])
 
 
 def _tera(flops: float | None) -> str:
@@ -298,8 +298,13 @@ TABLES = {
         rows=hardware_rows,
         text=hardware_table,
     ),
-    "accelerators": Table(title="Dense peaks of one GPU as torch sees it", rows=accelerator_rows, text=accelerator_table),
+    "accelerators": Table(
+        title="Dense peaks and memory of one GPU as torch sees it", rows=accelerator_rows, text=accelerator_table
+    ),
 }
+
+BRIEF = ("counts", "accelerators")
+"""The tables that name what can be planned."""
 
 
 def text_of(rows: Mapping[str, Sequence[Row]], screen: Screen = PLAIN) -> str:

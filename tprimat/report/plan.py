@@ -24,6 +24,8 @@ TIME_ERROR = {True: 0.15, False: 0.2}
 """Measured by probes or not -> relative error that nine in ten predictions of dense models stay within (docs/accuracy.md)."""
 MEASURED_ON = frozenset({"H100 SXM", "H200 SXM"})
 """Accelerators whose steps in benchmarks/records gave that error."""
+MEMORY_ERROR = 0.05
+"""Relative error that nearly all predictions of memory stay within (docs/accuracy.md)."""
 MEMORY_NAMES: Mapping[Part, str] = {part: "backward pass" if part == "backward" else part for part in PARTS}
 TIME_NAMES: Mapping[TimePart, str] = {
     "products": "matrix products",
@@ -51,6 +53,11 @@ def layout_name(workload: Workload) -> str:
         "EP": layout.expert,
     }
     return " ".join([*(f"{name}{degree}" for name, degree in degrees.items() if degree > 1), f"DP{layout.data}"])
+
+
+def engine_name(implementation: Implementation) -> str:
+    """Name what runs a layout: the embedded engine as --engine does, another as its layers are known."""
+    return "engine megatron" if implementation.name == EMBEDDED.name else implementation.name
 
 
 def over_pcie(rates: Rates, gpus: int) -> bool:
@@ -99,12 +106,23 @@ def _rate(candidate: Candidate, rates: Rates) -> str:
     return f"{units.count(value)}{ends}"
 
 
-def text(answer: Answer, rates: Rates, screen: Screen = PLAIN, otherwise: Otherwise | None = None) -> str:
-    """Format the answer for a terminal; where nothing fits, with what would otherwise."""
-    layouts = answer.layouts()
-    parts = [_question(answer.question, rates, screen), _rates(answer.question, rates, screen)]
+def text(
+    answer: Answer, rates: Rates, screen: Screen = PLAIN, otherwise: Otherwise | None = None, model: str | None = None
+) -> str:
+    """Format the answer for a terminal.
+
+    Args:
+        answer: all layouts.
+        rates: what they were predicted from.
+        screen: where it is shown.
+        otherwise: what would fit where nothing does.
+        model: the name in config.yaml, which ./benchmark.py can run; None where it has none.
+    """
+    layouts, question = answer.layouts(), answer.question
+    parts = [_question(question, rates, screen), _rates(question, rates, screen)]
     if layouts:
-        parts += [_best(layouts[0], answer.question, rates, screen), _table(layouts, answer.question, rates, screen)]
+        parts.append(_best(layouts[0], question, rates, screen, model))
+        parts.append(f"{_table(layouts, screen)}\n{_certainty(layouts, question, rates, screen, model)}")
         parts.append(_bars(layouts[0], screen))
     else:
         parts.append(screen.prose(f"Nothing fits {units.gibibytes(answer.question.memory_bytes)} a GPU.", meaning="refused"))
@@ -119,7 +137,8 @@ def _question(question: Question, rates: Rates, screen: Screen) -> str:
     where = plural(question.gpus, "GPU") + (f" in {nodes} nodes" if nodes > 1 else "")
     work = f"{question.global_batch:,} x {question.sequence_tokens:,} tokens a step, {question.precision}"
     return screen.prose(
-        f"{question.shape.name} on {where} ({rates.accelerator}): {work}, {question.implementation.name}", meaning="heading"
+        f"{question.shape.name} on {where} ({rates.accelerator}): {work}, {engine_name(question.implementation)}",
+        meaning="heading",
     )
 
 
@@ -133,7 +152,7 @@ def _rates(question: Question, rates: Rates, screen: Screen) -> str:
     elif not steps_measured(rates, question.gpus):
         proof = f"We measured no step on {rates.accelerator}, so no interval is given{_published_within(question, rates, kind)}"
     elif error is None:
-        steps = f"{kind}, {question.precision}, {question.implementation.name}"
+        steps = f"{kind}, {question.precision}, {engine_name(question.implementation)}"
         proof = f"On H200, such steps ({steps}) took longer; no interval is given"
     else:
         proof = (
@@ -153,14 +172,44 @@ def _published_within(question: Question, rates: Rates, kind: str) -> str:
     return f"; {plural(len(errors), 'published result')} of {kind} on it {were} within {within} of the prediction"
 
 
-def _best(best: Candidate, question: Question, rates: Rates, screen: Screen) -> str:
+def _best(best: Candidate, question: Question, rates: Rates, screen: Screen, model: str | None) -> str:
     work = best.workload
     rate = f"{_rate(best, rates)} tokens/s/GPU"
     memory = f"{units.gibibytes(best.memory.device_bytes)} of {units.gibibytes(question.memory_bytes)}"
     again = "" if work.recompute.granularity == "none" else f", recompute {work.recompute.granularity}"
     name = screen.paint(layout_name(work), "winner")
     what = f"fastest   {name}, micro-batch {work.micro_batch}{again}"
-    return f"\n{' ' * 10}".join([what, f"{rate}, {memory} a GPU", _run_by(work, question, rates)])
+    flags = _run_by(work, question, rates)
+    run = f"./benchmark.py --model {model} {flags}" if model and question.engine else flags
+    lines = [what, f"{rate}, {memory} a GPU", run]
+    spare = 1 - best.memory.device_bytes / question.memory_bytes
+    if spare < MEMORY_ERROR:
+        lines.append(
+            f"{units.percent(spare, 0)} of the memory is left, and its prediction may be {units.percent(MEMORY_ERROR, 0)} off;"
+        )
+        lines.append("if it runs out: --micro-batch-size auto")
+    return f"\n{' ' * 10}".join(lines)
+
+
+def _certainty(layouts: Sequence[Candidate], question: Question, rates: Rates, screen: Screen, model: str | None) -> str:
+    """Say how many layouts the prediction cannot tell from the fastest, and how to rank them."""
+    error = _error_of(question, rates)
+    if len(layouts) == 1:
+        return "No other layout fits."
+    measure = (
+        f":\n  ./benchmark.py --model {model} --engine {question.engine} --parallel auto --measure 3 --global-batch-size "
+        f"{question.global_batch} --sequence-length {question.sequence_tokens} --precision {question.precision}"
+    )
+    run = measure if model and question.engine else ""
+    if error is None:
+        return screen.prose("How far these rates may be off is not known: measure to rank the layouts") + run
+    close = sum(best_share(candidate, layouts[0]) > 1 / (1 + error) for candidate in layouts)
+    if close == 1:
+        return screen.prose(f"No other layout is within {units.percent(error, 0)} of the fastest, the error of the prediction.")
+    return (
+        screen.prose(f"{close} of {len(layouts)} layouts are within the prediction's error of the fastest: measure to rank them")
+        + run
+    )
 
 
 def _otherwise(ways: Otherwise, question: Question) -> list[str]:
@@ -227,7 +276,7 @@ def scaling_text(
     batches = {answer.question.global_batch for answer, _ in answers}
     fixed = f"strong scaling, {question.global_batch:,} sequences"
     kind = fixed if len(batches) == 1 else "weak scaling, the batch grows with the GPUs"
-    work = f"{question.sequence_tokens:,} tokens each, {question.precision}, {question.implementation.name}"
+    work = f"{question.sequence_tokens:,} tokens each, {question.precision}, {engine_name(question.implementation)}"
     title = f"{question.shape.name} ({rates.accelerator}): {kind}, {work}"
     rows = []
     per_gpu = None
@@ -295,7 +344,7 @@ def _published(question: Question, rates: Rates, screen: Screen) -> list[str]:
     return [screen.prose(about), shown] if rows else []
 
 
-def _table(layouts: Sequence[Candidate], question: Question, rates: Rates, screen: Screen) -> str:
+def _table(layouts: Sequence[Candidate], screen: Screen) -> str:
     best = layouts[0]
     rows = []
     for candidate in layouts[:MOST_ROWS]:
@@ -313,7 +362,7 @@ def _table(layouts: Sequence[Candidate], question: Question, rates: Rates, scree
                 units.gibibytes(candidate.memory.device_bytes),
             ]
         )
-    header = ["layout", "why not", "micro", "recompute", "tokens/s/GPU", "of best", "memory"]
+    header = ["layout", "why slower", "micro", "recompute", "tokens/s/GPU", "of best", "memory"]
     shown = columns(header, rows, left=2, screen=screen, drop=["recompute", "micro"])
     more = len(layouts) - len(rows)
     fit = "fits" if more == 1 else "fit"

@@ -82,14 +82,15 @@ def _table(cells: Sequence[Sequence[str]], left: int, limit: int, screen: Screen
 
 
 def _fitting(cells: Sequence[Sequence[str]], left: int, limit: int, drop: Sequence[str]) -> dict[int, int]:
-    """Return the columns that fit -> their widths. Text shrinks to LABEL before a column drops out."""
+    """Return the columns that fit -> their widths. Text shrinks to LABEL or its share of the screen before columns drop out."""
+    label = min(LABEL, limit // (left + 1))
     widths = {index: max(map(len, column)) for index, column in enumerate(cells)}
     order = [index for name in drop for index in widths if cells[index][0] == name]
     order += [index for index in reversed(widths) if index > 1 and index not in order]
-    while order and _total(widths) - sum(max(0, widths[index] - LABEL) for index in widths if index < left) > limit:
+    while order and _total(widths) - sum(max(0, widths[index] - label) for index in widths if index < left) > limit:
         del widths[order.pop(0)]
     for index in sorted((index for index in widths if index < left), key=lambda index: -widths[index]):
-        widths[index] = min(widths[index], max(LABEL, widths[index] - (_total(widths) - limit)))
+        widths[index] = min(widths[index], max(label, widths[index] - (_total(widths) - limit)))
     return widths
 
 

@@ -10,6 +10,7 @@ from tprimat.records.evidence import REDIRECTED
 from tprimat.records.store import as_document
 from tprimat.report import winner
 from tprimat.report.catalogue import MFU, TOKENS
+from tprimat.report.comparison import merged
 from tprimat.report.screen import PLAIN, Screen
 from tprimat.runner.run import TrainingRun
 
@@ -25,12 +26,21 @@ def _measured(run: TrainingRun) -> Measured:
 
 
 def combined(runs: Sequence[TrainingRun], screen: Screen = PLAIN, question: Question | None = None) -> str:
-    """Return the winner and the table of each workload, and what to know; empty where at most one run counts."""
+    """Return the winner and the table of each workload of several runs, and what to know; empty where at most one run counts.
+
+    A workload that ran once has no table, which would repeat what the summary of its run says.
+    """
     groups, question = groups_of(runs), question or QUESTION
     if sum(len(group.runs) for group in groups) < 2:
         return ""
     lines = [screen.prose(line, 2, "quiet") for line in winner.caveats(groups, _notes(groups), question)]
-    return "\n".join([winner.blocks(groups, screen, question=question), "", *lines])
+    repeated = [ranking for ranking in rankings(groups, question) if sum(len(group.runs) for group in ranking.groups) > 1]
+    if repeated:
+        tables = winner.blocks(
+            [group for ranking in repeated for group in ranking.groups], screen, say_apart=False, question=question
+        )
+        lines = [tables, "", *lines]
+    return "\n".join(lines)
 
 
 def _notes(groups: Sequence[Group]) -> dict[str, list[str]]:
@@ -46,7 +56,7 @@ def _notes(groups: Sequence[Group]) -> dict[str, list[str]]:
                 if note == REDIRECTED:
                     continue  # the caution about CPUs says the same
                 found.setdefault(note, []).append(f"{run.model} {run.strategy}")
-    return found
+    return merged(found)
 
 
 def combined_document(runs: Sequence[TrainingRun]) -> list[dict[str, Any]]:

@@ -71,6 +71,12 @@ def configured(request: PlanRequest) -> PlanRequest:
     )
 
 
+def configured_name(architecture: str) -> str | None:
+    """Return the name of the model of config.yaml that has this architecture; None where none has."""
+    loaded = read_config()
+    return next((name for name in loaded.config.models if shape_at(loaded, name, "full").name == architecture), None)
+
+
 def answer(request: PlanRequest) -> tuple[Answer, Rates]:
     """Predict every legal layout of a model of the table.
 

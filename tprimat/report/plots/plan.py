@@ -9,7 +9,7 @@ from tprimat.predict.memory import PARTS
 from tprimat.predict.rates import Rates
 from tprimat.predict.search import Answer, Candidate
 from tprimat.predict.time import TIME_PARTS
-from tprimat.report.plan import MEMORY_NAMES, TIME_NAMES, layout_name, steps_measured, time_error
+from tprimat.report.plan import MEMORY_NAMES, TIME_NAMES, engine_name, layout_name, steps_measured, time_error
 from tprimat.report.plots.style import PALETTE, SMALL, figure, save
 from tprimat.units import GIBIBYTE
 
@@ -74,7 +74,7 @@ def _workload(answer: Answer, rates: Rates) -> str:
     known = time_error(question.shape, question.implementation, question.precision, rates, question.gpus)
     unknown = "such steps took longer" if steps_measured(rates, question.gpus) else "no such step was measured"
     error = unknown if known is None else f"nine in ten steps were within {units.percent(known, 0)}"
-    return f"{work} · {question.precision} · {question.implementation.name} · predicted, not measured: {error}"
+    return f"{work} · {question.precision} · {engine_name(question.implementation)} · predicted, not measured: {error}"
 
 
 def _label(candidate: Candidate) -> str:

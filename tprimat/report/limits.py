@@ -15,11 +15,11 @@ BINDING = {
 }
 
 
-def distance_from_limits(group: Group) -> list[str]:
-    """Return the shares of the machine's limits, and what they mean as a separate paragraph for several cards."""
+def distance_from_limits(group: Group, name: str = "It") -> list[str]:
+    """Return the shares of the machine's limits that a configuration reaches, and what they mean as a separate paragraph."""
     found = limits(group)
     *others, last = map(_share, found) if found else ("",)
-    shares = f"It {', '.join(others)}{' and ' if others else ''}{last}." if found else ""
+    shares = f"{name} {', '.join(others)}{' and ' if others else ''}{last}." if found else ""
     binding = [BINDING[limit.kind] for limit in found if limit.binds]
     if all(limit.kind in {"power", "memory"} for limit in found):
         reason = next((item.metrics.mfu_absent_because for item in group.runs if item.metrics), None)

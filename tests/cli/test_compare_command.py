@@ -34,6 +34,17 @@ def slower(source, target, factor):
     return target
 
 
+def test_the_winner_is_followed_by_what_bounds_it(tmp_path):
+    layouts = [ROOT / "benchmarks" / "records" / "h200" / "repeated" / name for name in ("dp_mbs4", "tp2_mbs4")]
+    _, winner, bounds, *_ = compare("--results-dir", *layouts, "--output", tmp_path / "x.png").stdout.splitlines()
+    assert winner.startswith("dp_mbs4 is fastest: 9.0 % ")
+    assert bounds.startswith("It reaches 59.1 % of the GPU's dense peak of 989.4 TFLOP/s")
+    assert "The power limit holds the clocks down" in bounds
+    on_cpu = compare("--results-dir", RUNS / "cpu", "--output", tmp_path / "x.png").stdout
+    assert "dense peak of" not in on_cpu
+    assert "limit is not known" not in on_cpu  # as the caveat about MFU says
+
+
 @pytest.fixture
 def regression(tmp_path):
     """A baseline and the same run five percent slower."""

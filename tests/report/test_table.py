@@ -92,11 +92,12 @@ def test_the_winner_comes_first_and_each_workload_is_sorted_by_speed():
     out = text(comparison_of(ENGINE.parent / "repeated")).splitlines()
     assert out[0] == "llama H200 SXM, llama-3.1-8b, 4 GPUs, 131,072 tokens a step, sequence 2,048, bf16"
     assert re.fullmatch(r"dp_mbs4 is fastest: 9\.\d % \[8\.\d, 9\.\d\] ahead of the next, tp2_mbs4", out[1])
-    assert out[2].startswith("They differ in strategy, layout, micro-batch (4 | 1), options (overlap_tensor_parallel)")
-    names = [line.split()[0] for line in out[6:12]]
+    assert out[2].startswith("It reaches 59.1 % of the GPU's dense peak")
+    assert out[3].startswith("They differ in strategy, layout, micro-batch (4 | 1), options (overlap_tensor_parallel)")
+    names = [line.split()[0] for line in out[7:13]]
     assert names == ["dp_mbs4", "tp2_mbs4", "dp_mbs1", "tp2_pp2_mbs4", "tp2_pp2_vpp2_mbs4", "tp4_mbs4"]
-    assert "fastest" in out[6]
-    assert "-8.2 %" in out[7]
+    assert "fastest" in out[7]
+    assert "-8.2 %" in out[8]
     assert sum("outliers" in line for line in out) == 1
 
 
@@ -105,7 +106,7 @@ def test_single_runs_make_no_winner_and_this_is_said_once():
     lead = r"dp_mbs4 ran fastest: 8\.\d % \[\d\.\d, \d\.\d\] ahead of the next, tp2_mbs4"
     assert re.fullmatch(rf"{lead}; too few runs to call it the winner", out[1])
     assert sum("one run each" in line for line in out) == 1
-    assert not any("fastest" in line for line in out[5:10])
+    assert not any("fastest" in line for line in out[6:11])
 
 
 def slowed(item, name, factor):

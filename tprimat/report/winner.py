@@ -44,6 +44,7 @@ from tprimat.report.catalogue import (
     per_rank,
     shown_columns,
 )
+from tprimat.report.limits import distance_from_limits
 from tprimat.report.screen import PLAIN, Painted, Screen
 from tprimat.report.tables import TOO_FEW, columns, shows_nothing, with_interval
 
@@ -102,6 +103,8 @@ def blocks(groups: Sequence[Group], screen: Screen = PLAIN, *, say_apart: bool =
             del rows[0][2]
         lines = [screen.prose(heading(ranking), meaning="heading")]
         lines += [screen.prose(line, 2, "winner" if proven(ranking) else None) for line in headline(ranking)]
+        if MFU.value(ranking.best) is not None:  # a caveat says why there is none
+            lines.append(screen.prose(" ".join(filter(None, distance_from_limits(ranking.best))), 2))
         lines += [screen.prose(line, 2) for line in differing(ranking)]
         lines += [screen.prose(reason, 2, "quiet") for reason in apart(found[:number], ranking) if say_apart]
         parts.append(

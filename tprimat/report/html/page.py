@@ -22,6 +22,7 @@ from tprimat.report.captions import workloads
 from tprimat.report.comparison import Comparison, run_name, sentence, spreads
 from tprimat.report.html import sections
 from tprimat.report.html.data import page_data, short_names, shown_panels
+from tprimat.report.limits import PROBE_COMMAND
 from tprimat.report.plots.comparison import colours
 from tprimat.report.plots.style import MOST_SERIES, Look, looks
 from tprimat.report.tables import plural
@@ -118,7 +119,7 @@ def _templates() -> Environment:
 def _prose(text: str) -> Markup:
     """Keep a number and its unit on one line, and set a command as code."""
     joined = re.sub(r"(?<=\d) (?=%|GiB|TFLOP)", "\u00a0", str(escape(text)))
-    return Markup(joined.replace(sections.PROBE_COMMAND, f"<code>{sections.PROBE_COMMAND}</code>"))
+    return Markup(joined.replace(PROBE_COMMAND, f"<code>{PROBE_COMMAND}</code>"))
 
 
 def packed(content: bytes) -> str:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from tprimat import units
 from tprimat.analyze.compare import Outcome, Ranking, Verdict, throughput
 from tprimat.analyze.groups import Group, Measured, kind_of, on_cpu
-from tprimat.analyze.roofline import Limit, limits
 from tprimat.analyze.traits import accelerator_name, machine_name, model_and_shape, on_nodes, ranks, work_words
 from tprimat.records.evidence import facts, grade_of
 from tprimat.records.schema import Evidence, RunRecord
@@ -25,6 +24,7 @@ from tprimat.report.catalogue import (
     shown_columns,
 )
 from tprimat.report.comparison import Comparison, change, notes, run_name
+from tprimat.report.limits import distance_from_limits
 from tprimat.report.plots.style import Look
 from tprimat.report.tables import TOO_FEW, shows_nothing
 from tprimat.report.winner import although, differing, held_words, loss_words
@@ -58,7 +58,7 @@ def _card(ranking: Ranking) -> Card:
     best = ranking.best
     tiles = [(heading_of(metric, [best]), metric.text(best)) for metric in TILES if metric.fills(best)]
     caution = CPU_CAUTION if on_cpu([best]) else ""
-    paragraphs = [caution, _lead(ranking), *differing(ranking), *_other_machines(ranking), *_distance_from_limits(best)]
+    paragraphs = [caution, _lead(ranking), *differing(ranking), *_other_machines(ranking), *distance_from_limits(best)]
     return Card(
         workload=workload(best.run),
         best=brief(best),
@@ -145,48 +145,11 @@ def _other_machines(ranking: Ranking) -> list[str]:
     return sentences
 
 
-def _distance_from_limits(group: Group) -> list[str]:
-    """Return the shares of the machine's limits, and what they mean as a separate paragraph for several cards."""
-    found = limits(group)
-    *others, last = map(_share, found) if found else ("",)
-    shares = f"It {', '.join(others)}{' and ' if others else ''}{last}." if found else ""
-    binding = [BINDING[limit.kind] for limit in found if limit.binds]
-    if all(limit.kind in {"power", "memory"} for limit in found):
-        reason = next((item.metrics.mfu_absent_because for item in group.runs if item.metrics), None)
-        known = f"How far it is from the machine's limit is not known: {reason}." if reason else ""
-        return [known, shares, *binding]
-    if binding:
-        return [shares, *binding]
-    hint = "" if any(limit.kind == "measured matmul" for limit in found) else PROBE
-    return [shares, f"Neither compute nor memory is used up: the rest of the step goes to {REST}.{hint}"]
-
-
 def said_once(cards: Sequence[Card]) -> tuple[list[Card], list[str]]:
     """Take the paragraphs that several cards share off them, and return them once."""
     times = Counter(text for card in cards for text in card.paragraphs)
     several = [text for text, count in times.items() if count > 1]
     return [replace(card, paragraphs=[text for text in card.paragraphs if times[text] == 1]) for card in cards], several
-
-
-REST = "communication, memory traffic, gaps between kernels and matrix products below their peak rate"
-PROBE_COMMAND = "./benchmark.py --probe gemm"
-PROBE = f" {PROBE_COMMAND} measures the rate of a bare product on this machine."
-BINDING = {
-    "peak": "The peak of the matrix units limits it.",
-    "measured matmul": "The matrix products themselves limit it: they run as fast as measured by themselves on this machine.",
-    "power": "The power limit holds the clocks down: to be faster, it would have to use less energy per token.",
-    "memory": "Memory limits the batch: a larger micro-batch does not fit.",
-}
-
-
-def _share(limit: Limit) -> str:
-    if limit.kind == "peak":
-        return f"reaches {units.percent(limit.share)} of the GPU's dense peak of {units.teraflops(limit.size)}"
-    if limit.kind == "measured matmul":
-        return f"reaches {units.percent(limit.share)} of the fastest product measured on this machine"
-    if limit.kind == "power":
-        return f"draws {units.percent(limit.share, 0)} of its limit of {limit.size:,.0f} W"
-    return f"fills {units.percent(limit.share, 0)} of {units.gibibytes(limit.size)} of memory"
 
 
 # The head: what the runs ran on.

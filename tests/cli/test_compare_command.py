@@ -36,7 +36,8 @@ def slower(source, target, factor):
 
 def test_the_winner_is_followed_by_what_bounds_it(tmp_path):
     layouts = [ROOT / "benchmarks" / "records" / "h200" / "repeated" / name for name in ("dp_mbs4", "tp2_mbs4")]
-    _, winner, *_, bounds = compare("--results-dir", *layouts, "--output", tmp_path / "x.png").stdout.split("\n\n")[0].splitlines()
+    head, *_ = compare("--results-dir", *layouts, "--output", tmp_path / "x.png").stdout.split("\n\n")
+    _, winner, *_, bounds = head.splitlines()
     assert winner.startswith("dp_mbs4 is fastest: 9.0 % ")
     assert bounds.startswith("dp_mbs4 reaches 59.1 % of the GPU's dense peak of 989.4 TFLOP/s")
     assert "The power limit holds the clocks down" in bounds

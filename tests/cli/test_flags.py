@@ -19,7 +19,7 @@ from tprimat.runner.probes import KINDS, ON_REQUEST
         ("benchmark.py", ["--micro=3"], "there is no flag --micro; did you mean --micro-batch-size?"),
         ("compare.py", ["--result-dir", "x"], "there is no flag --result-dir; did you mean --results-dir?"),
         ("scaling", ["--qqq"], "there is no flag --qqq"),
-        ("benchmark.py", ["llama"], "'llama' is one word too many"),
+        ("benchmark.py", ["llama"], "'llama' is one word too many; did you mean --model llama?"),
         ("compare.py", ["output"], "'output' is one word too many; did you mean --results-dir output?"),
         ("benchmark.py", ["--size", "huge"], "--size cannot be 'huge'; one of: full, tiny"),
         ("benchmark.py", ["--platform", "nvida"], "--platform cannot be 'nvida'; did you mean nvidia?"),

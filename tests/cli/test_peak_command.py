@@ -202,3 +202,11 @@ def test_the_mean_step_time_has_its_interval(tmp_path, runs):
     tokens = best["tokens_per_second_per_gpu"] * best["step_seconds"]
     inverse = [tokens / best[f"tokens_per_second_per_gpu_{end}"] for end in ("high", "low")]
     assert inverse == pytest.approx([best["step_seconds_low"], best["step_seconds_high"]]), "the interval is that of the rate"
+
+
+def test_warnings_of_repeated_runs_that_differ_in_a_number_are_one_line(tmp_path):
+    done = analyse("--results-dir", ROOT / "benchmarks" / "records" / "h200" / "repeated" / "dp_mbs4", cwd=tmp_path)
+    assert done.stdout.count("clocks were held back in ") == 1
+    assert re.search(
+        r"^clocks were held back in 46 to 72% of the readings: power cap \(llama on 4 x H200 SXM\)$", done.stdout, re.MULTILINE
+    )

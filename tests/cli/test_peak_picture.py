@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from commands import run_command
-from report.pictures import axes_titled, covered, outside, titles
+from report.pictures import axes_titled, covered, outside, titles, words
 from runs.make_runs import a_run, step_times, steps_of, write_run
 
 from tprimat.analyze.metrics import MetricOptions
@@ -78,6 +78,23 @@ def test_on_a_processor_the_panels_without_data_take_no_place(tmp_path):
     assert words & set(TITLES) == {TITLES[0], TITLES[7]}
     assert "2  The same for each process" in words
     assert any(word.startswith("A CPU run shows that a strategy works, never how fast it is.") for word in words)
+
+
+def test_on_a_processor_no_text_leaves_the_picture(tmp_path):
+    """Two strategies of one model and one of another, as a first day on a laptop leaves them: panel 5 is narrow."""
+    shutil.copytree(RUNS / "cpu", tmp_path / "one")
+    for path in sorted((tmp_path / "one").rglob("run.json"))[:1]:
+        other = shutil.copytree(path.parent, tmp_path / "two" / "runs" / "other")
+        run = json.loads((other / "run.json").read_text())
+        run |= {"run_id": "other", "strategy": "tp2_pp2"}
+        (other / "run.json").write_text(json.dumps(run))
+        steps = [json.loads(line) for line in (other / "steps.jsonl").read_text().splitlines()]
+        slower = [json.dumps(step | {"step_seconds": 1.1 * step["step_seconds"]}) for step in steps]
+        (other / "steps.jsonl").write_text("\n".join(slower) + "\n")
+    results = read_results([tmp_path / "one", tmp_path / "two"], MetricOptions(), {}, []).measured
+    with drawn(peak.peak_sheet(analyse_peaks(results, MetricOptions()))) as picture:
+        assert any("the axis does not start at 0" in text for text in words(picture))
+        assert outside(picture) == []
 
 
 def test_every_panel_of_a_sweep_keeps_like_with_like_and_names_its_points(tmp_path):

@@ -58,3 +58,11 @@ def test_memory_is_the_largest_of_the_runs_and_a_loss_their_mean():
     metrics = [item.metrics for item in group.runs]
     assert PEAK_MEMORY.value(group) == max(found.peak_memory_bytes for found in metrics)
     assert LOSS.value(group) == pytest.approx(sum(found.final_loss for found in metrics) / len(metrics))
+
+
+def test_losses_after_different_numbers_of_steps_have_no_mean():
+    results = [result for result in load_results([RUN_FILES / "h100"])[0] if "llama-" in result.run.run_id]
+    short = dataclasses.replace(results[0], steps=results[0].steps[:-3])
+    group = group_runs([measure(result, MetricOptions()) for result in (short, *results[1:])])[0]
+    assert len(group.runs) > 1
+    assert LOSS.value(group) is None

@@ -230,14 +230,19 @@ def recounted(group: Group, options: MetricOptions) -> Group:
 
 
 def remarks(best: Sequence[Entry]) -> list[str]:
-    """Return notes on the peaks: different workloads behind them, and each warning of their runs once."""
+    """Return notes on the peaks: different workloads behind them, and dtypes that are not observed."""
+    believed = [f"{entry.model} on {entry.platform}" for entry in best if grade_of(entry.run, "matmul_dtype") == "stated"]
+    stated = [f"The dtype is stated, not observed: {', '.join(believed)}."] if believed else []
+    return unlike_workloads(best) + stated
+
+
+def warnings(best: Sequence[Entry]) -> dict[str, list[str]]:
+    """Return each warning of the runs behind the peaks -> models and machines."""
     places: dict[str, dict[str, None]] = {}
     for entry in best:
         for warning in (warning for item in entry.group.runs if item.metrics for warning in item.metrics.warnings):
             places.setdefault(warning, {})[f"{entry.model} on {entry.platform}"] = None
-    believed = [f"{entry.model} on {entry.platform}" for entry in best if grade_of(entry.run, "matmul_dtype") == "stated"]
-    stated = [f"The dtype is stated, not observed: {', '.join(believed)}."] if believed else []
-    return unlike_workloads(best) + stated + [f"{warning} ({', '.join(where)})" for warning, where in places.items()]
+    return {warning: list(where) for warning, where in places.items()}
 
 
 def other_work(entries: Sequence[Entry], best: Sequence[Entry]) -> list[str]:

@@ -79,7 +79,8 @@ class Parser(argparse.ArgumentParser):
 
     def _unknown(self, word: str) -> str:
         if not word.startswith("-"):
-            hint = f"; did you mean --results-dir {word}?" if "--results-dir" in self._option_string_actions else ""
+            flag = next((name for name in ("--results-dir", "--model") if name in self._option_string_actions), None)
+            hint = f"; did you mean {flag} {word}?" if flag else ""
             return f"{word!r} is one word too many{hint}"
         return f"there is no flag {word}{did_you_mean(word, self._option_string_actions)}"
 

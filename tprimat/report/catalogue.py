@@ -26,9 +26,9 @@ class Metric:
     """Its field in RunMetrics, which is also its name in CSV and JSON."""
     heading: str
     """Of a column."""
-    over_runs: Literal["estimate", "mean", "worst", "sum", "count"]
+    over_runs: Literal["estimate", "mean", "mean of equal steps", "worst", "sum", "count"]
     """What a group of runs has: an estimate (a single run's own interval, else the mean with the spread between runs), the mean,
-    the largest value, the sum, or the number of runs."""
+    the mean unless the runs end at different steps, the largest value, the sum, or the number of runs."""
     show: Show
     """Value to text, in columns."""
     show_in_full: Show | None = None
@@ -64,6 +64,9 @@ class Metric:
         if self.over_runs == "count":
             return len(group.runs)
         pick: Callable[[RunMetrics], float | None] = attrgetter(self.key)
+        if self.over_runs == "mean of equal steps":
+            ends = {item.result.steps[-1].step for item in group.runs if item.result.steps}
+            return group_mean(group, pick) if len(ends) < 2 else None
         if self.over_runs == "mean":
             return group_mean(group, pick)
         if self.over_runs == "worst":
@@ -157,7 +160,7 @@ STEP_ERROR = Metric(key="predicted_step_error", heading="step predicted", over_r
 LOSS = Metric(
     key="final_loss",
     heading="loss",
-    over_runs="mean",
+    over_runs="mean of equal steps",
     show=lambda value: f"{value:.3f}",
     show_in_full=lambda value: f"{value:.4f}",
 )

@@ -24,7 +24,7 @@ from tprimat.records.discover import check_probes, load_results, probes_in
 from tprimat.records.redaction import redactor_of_this_machine
 from tprimat.records.schema import RunRecord
 from tprimat.records.store import as_document, checked
-from tprimat.report.comparison import Comparison, runs_to_decide, sentence
+from tprimat.report.comparison import Comparison, merged, runs_to_decide, sentence
 from tprimat.report.html.page import Report, html_report
 from tprimat.report.peak import PeakAnalysis
 from tprimat.report.winner import headline, held_words, proven
@@ -282,6 +282,7 @@ def analyse_peaks(
             ),
             *peak.other_work(entries, best[:MOST_EXPLAINED]),
             *peak.remarks(best[:MOST_EXPLAINED]),
+            *(f"{text} ({', '.join(where)})" for text, where in merged(peak.warnings(best[:MOST_EXPLAINED])).items()),
         ],
         without_rate=[group.label for group in groups if id(group) not in ranked],
         not_counted=[item for item in measured if item.not_counted is not None],

@@ -237,10 +237,10 @@ def _effect(drawn: Drawn) -> Panel:
         room = 0.15 * (max(values) - min(values)) + 0.03 * max(values)
         left = max(0, min(values) - room)
         axes.set_xlim(left, max(values) + room)
-        start = "; the axis does not start at 0" if left else ""
-        axes.set_xlabel(
-            f"tokens per second and {drawn.rank}\n(one dot per configuration of the same work; box: quartiles{start})", size=SMALL
-        )
+        boxes = ["box: quartiles"] if any(len(entries) >= BOX_FROM for _, entries in rows) else []
+        start = ["the axis does not start at 0"] if left else []
+        notes = "; ".join(["one dot per configuration of the same work", *boxes]) + "".join(f";\n{note}" for note in start)
+        axes.set_xlabel(f"tokens per second and {drawn.rank}\n({notes})", size=SMALL)
         thousands(axes)
         axes.grid(visible=False, axis="y")
         canvas.after_layout.append(lambda: place_labels(axes, points, vertical=True))

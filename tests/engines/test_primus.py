@@ -130,6 +130,14 @@ def test_an_interleaved_pipeline_uses_the_key_that_megatron_does_not_overwrite()
     assert "virtual_pipeline_model_parallel_size" not in found
 
 
+@pytest.mark.parametrize(("layers", "method", "count"), [(None, "uniform", 1), (6, "block", 6)])
+def test_full_recomputation_of_some_layers_is_megatrons_block_method(layers, method, count):
+    own = "platform_optimizations.amd.recompute"
+    found = settings(plan_of("llama", "balanced", f"{own}=full", f"{own}_layers={layers or 'null'}"))
+    names = ("recompute_granularity", "recompute_method", "recompute_num_layers")
+    assert tuple(found[name] for name in names) == ("full", method, count)
+
+
 @pytest.mark.parametrize(
     ("changes", "fields", "message"),
     [

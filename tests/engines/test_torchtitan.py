@@ -174,6 +174,11 @@ TP4 = "parallelism.balanced.llama.nvidia={{tensor_model_parallel_size: 4{}}}"
             {},
             "torchtitan has no recompute: selective as Megatron-Core has it.",
         ),
+        (
+            ["platform_optimizations.nvidia.recompute=full", "platform_optimizations.nvidia.recompute_layers=4"],
+            {},
+            "torchtitan recomputes all layers, or none.",
+        ),
         (["training.data.dataset=text:/a"], {}, "The engine torchtitan trains on mock data, not on text:/a."),
         (["training.data.micro_batch_size=auto"], {}, "micro_batch_size is auto."),
         (["profiling.enabled=true"], {}, "The engine torchtitan does not profile."),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from commands import run_command
 
-from tprimat.logs.arithmetic import options_of
+from tprimat.logs.arithmetic import arithmetic_of, options_of
 from tprimat.logs.extract import evidence_of
 from tprimat.logs.parse import LogReading
 from tprimat.logs.shape import other_layers
@@ -82,6 +82,17 @@ def test_an_argument_that_changes_the_work_or_the_arithmetic_is_named(both, othe
     words = " ".join(done.stdout.split())
     assert said in words, words
     assert "mean of 2 runs" not in words
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "recompute", "first"),
+    [(12, 1, "full", 12), (32, 1, "full", None), (8, 4, "full", None), (7, 4, "full", 7), (0, 1, "none", None)],
+)
+def test_the_layers_of_the_block_method_are_read(layers, stages, recompute, first):
+    """Megatron recomputes the first of each stage; AMD's recipes name all 80 layers of a model, or none."""
+    arguments = {"recompute_method": "block", "recompute_num_layers": str(layers), "num_layers": "32"}
+    found = arithmetic_of(arguments, {"recompute": "full", "pipeline_parallel": stages})
+    assert (found.get("recompute", "full"), found.get("recompute_layers")) == (recompute, first)
 
 
 def test_logs_of_one_configuration_are_repetitions(tmp_path):

@@ -178,6 +178,13 @@ def test_recompute_reaches_the_model(recompute, expected):
     assert config.__arguments__.get("recompute_num_layers") == (1 if recompute == "full" else None)
 
 
+def test_some_layers_are_recomputed_by_the_block_method():
+    own = "platform_optimizations__nvidia__recompute"
+    config = recipe_of(plan_of("llama", **{own: "full", f"{own}_layers": 5})).model.config
+    names = ("recompute_granularity", "recompute_method", "recompute_num_layers")
+    assert tuple(config.__arguments__[name] for name in names) == ("full", "block", 5)
+
+
 def test_the_layers_that_the_recipe_leaves_in_bf16_are_the_ones_that_megatron_multiplies_so():
     from megatron.core.fp8_utils import is_first_last_bf16_layer
 

@@ -63,6 +63,31 @@ def test_modules_that_cannot_be_recomputed_are_refused(tmp_path, recompute, modu
     assert (refused.value.what, bool(refused.value.fix)) == (what, True)
 
 
+def test_layers_are_recomputed_as_asked(plan):
+    asked = replace(plan, recompute="full", recompute_layers=2)
+    ran = Evidence(source="running_framework", recompute="full", recompute_layers=2)
+    assert mismatches(asked, ran) == ()
+    assert mismatches(asked, replace(ran, recompute_layers=None)) == ("recomputed layers: 2 was asked for, all ran",)
+    assert mismatches(replace(asked, recompute_layers=None), ran) == ("recomputed layers: all was asked for, 2 ran",)
+
+
+@pytest.mark.parametrize(
+    ("recompute", "layers", "stages", "said"),
+    [
+        ("selective", 2, 1, ("Whole layers are computed again under full only.", "recompute: full")),
+        ("full", 32, 1, ("The model has 32 layers.", "recompute_layers: 1 to 31, or null for all")),
+        ("full", 16, 2, ("A stage has 16 layers.", "recompute_layers: 1 to 15, or null for all")),
+    ],
+)
+def test_a_number_of_layers_that_cannot_be_recomputed_is_refused(tmp_path, recompute, layers, stages, said):
+    own = "platform_optimizations.cpu.recompute"
+    settings = {own: recompute, f"{own}_layers": layers, "hardware.platforms.cpu.gpus_per_node": stages}
+    settings["parallelism.minimal_communication.llama.cpu.pipeline_model_parallel_size"] = stages
+    with pytest.raises(ConfigError) as refused:
+        make_plan(tmp_path, "llama", settings)
+    assert (refused.value.why, refused.value.fix) == said
+
+
 def test_attention_alone_is_recomputed_where_no_module_is_named(tmp_path):
     assert make_plan(tmp_path, "llama", {"platform_optimizations.cpu.recompute": "selective"}).recompute_modules == ("core_attn",)
     both = {

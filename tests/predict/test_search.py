@@ -98,7 +98,8 @@ def test_the_ranking_is_by_time_and_what_is_too_large_says_by_how_much():
 
 def test_more_memory_loses_no_layout_and_recomputation_is_a_last_resort():
     small, large = (search(question(memory_bytes=size * 2**30), published_rates(H100, 8)) for size in (30, 80))
-    assert {candidate.workload for candidate in small.fitting} < {candidate.workload for candidate in large.fitting}
+    fits = [{(one.workload.layout, one.workload.micro_batch) for one in answer.fitting} for answer in (small, large)]
+    assert fits[0] < fits[1]
     assert large.fitting[0].workload.recompute.granularity == "none"
     assert large.fitting[0].time.step_seconds <= small.fitting[0].time.step_seconds
 
@@ -134,3 +135,30 @@ def test_stages_may_differ_by_a_layer_where_the_framework_lets_them():
     asked = question(shape=model_shape("deepseek-v3"), gpus=512, global_batch=1024, implementation=TRANSFORMER_ENGINE)
     assert {layout.pipeline for layout in layouts(asked)} == {1}
     assert {1, 2, 4, 8, 16, 32} <= {layout.pipeline for layout in layouts(replace(asked, equal_stages=False))}
+
+
+def test_only_as_many_layers_are_recomputed_as_memory_needs():
+    """Llama 3.1 70B on eight MI300X: no layout fits without recomputation, and that of all layers is slower."""
+    mi300x = find_accelerator("MI300X")
+    asked = question(shape=model_shape("llama-3.1-70b"), gpus=8, memory_bytes=mi300x.usable_bytes, sequence_tokens=8192)
+    found = search(asked, published_rates(mi300x, 8)).fitting
+    best, other = found[0], next(candidate for candidate in found if candidate.workload.recompute.first_layers is None)
+    layers = best.workload.recompute.first_layers
+    assert best.time.step_seconds < other.time.step_seconds
+    assert all(candidate.workload.recompute.granularity == "full" for candidate in found)
+    fewer = replace(best.workload, recompute=replace(best.workload.recompute, layers=layers - 1))
+    room = 0.95 * asked.memory_bytes
+    assert best.memory.device_bytes <= room < predict_memory(fewer).device_bytes
+
+
+def test_an_engine_that_recomputes_all_or_none_is_asked():
+    mi300x = find_accelerator("MI300X")
+    shape = model_shape("llama-3.1-70b")
+
+    def refusal(_, work):
+        return LayoutError("all or none", where="here") if work.recompute.first_layers else None
+
+    asked = question(shape=shape, gpus=8, memory_bytes=mi300x.usable_bytes, sequence_tokens=8192, refusal=refusal)
+    found = search(asked, published_rates(mi300x, 8)).fitting
+    assert found
+    assert {candidate.workload.recompute.first_layers for candidate in found} == {None}

@@ -34,6 +34,7 @@ VARIANTS = {
         "1 rank, plain optimizer": {"distributed_optimizer": False},
         "1 rank, compiled Adam": {"compiled_adam": True},
         "1 rank, full recompute": {"recompute": "full"},
+        "1 rank, full recompute of 1 layer": {"recompute": "full", "recompute_layers": 1},
         "1 rank, selective recompute of layernorm and mlp": {"recompute": "selective", "recompute_modules": ["mlp", "layernorm"]},
         "1 rank, joint cut and rotation": {"compiled_regions": True},
         "1 rank, gradients straight into the buffer": {"accumulate_weight_gradients": True, "streamed_cross_entropy": True},
@@ -58,6 +59,12 @@ VARIANTS = {
         "pp2, tied, streamed cross-entropy": {"pp": 2, "streamed_cross_entropy": True},
         "tp2, tied": {"tp": 2},
         "pp2 vpp2": {"pp": 2, "vpp": 2},
+        "pp2 even, full recompute of 1 layer": {
+            "pp": 2,
+            "balanced_stages": False,
+            "recompute": "full",
+            "recompute_layers": 1,
+        },
         "dp2": {},
         "dp2 without overlap": {"overlap_grad_reduce": False, "overlap_param_gather": False},
         "dp2, compiled Adam": {"compiled_adam": True},
@@ -135,6 +142,8 @@ FOR_LLAMA_ALONE = {
     "dp2, compiled Adam",
     "dp2, plain optimizer, compiled Adam",
     "1 rank, full recompute",
+    "1 rank, full recompute of 1 layer",
+    "pp2 even, full recompute of 1 layer",
     "1 rank, selective recompute of layernorm and mlp",
     "pp2, tied, streamed cross-entropy",
     "pp2, streamed cross-entropy",
@@ -179,7 +188,7 @@ def variant_plan(folder, model, ranks, variant):
             settings[f"{layout}.{DIVISION[key]}"] = value
         elif key in {"sequence_parallel", "micro_batch_size"}:
             settings[f"{layout}.{key}"] = value
-        elif key in {"recompute", "recompute_modules"}:
+        elif key.startswith("recompute"):
             settings[f"{OPTIONS}.{key}"] = value
         else:
             settings[f"{OPTIONS}.engine_options.{key}"] = value
@@ -241,6 +250,7 @@ def test_it_is_seen_in_the_weights_whether_replicas_share_them(trained, model, n
 def test_recomputation_and_sequence_parallelism_are_seen_in_the_layers(trained, model, name):
     evidence = trained[model, name][0].evidence
     assert evidence.recompute == ("full" if "full" in name else "selective" if "selective" in name else "none")
+    assert evidence.recompute_layers == (1 if "of 1 layer" in name else None)
     modules = [module for module in ("core_attn", "layernorm", "mlp") if module in name]
     assert evidence.recompute_modules == (tuple(modules or ["core_attn"]) if "selective" in name else None)
     assert evidence.sequence_parallel == ("tp" in name and "without sequence" not in name)

@@ -348,6 +348,7 @@ def _show_plans(session: "Session", *, as_json: bool) -> int:
     """Print plans, and what was checked for them. Return 1 where a run would meet a problem here."""
     from tprimat.cli.doctor import show_checks
     from tprimat.records.redaction import Redactor, masked_environment
+    from tprimat.records.schema import recompute_words
     from tprimat.records.store import as_document
     from tprimat.runner.dry_run import check_session, command_shown
     from tprimat.runner.run import announcement
@@ -362,7 +363,7 @@ def _show_plans(session: "Session", *, as_json: bool) -> int:
         command = command_shown(session, plan)
         environment = {**command.environment, **masked_environment(plan.environment)}
         variables = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
-        batch, recompute = plan.batch, " ".join([plan.recompute, *plan.recompute_modules])
+        batch, recompute = plan.batch, recompute_words(plan.recompute, plan.recompute_layers, plan.recompute_modules)
         print(f"{plan.model} ({plan.shape.name}) on {plan.platform}, engine {plan.engine}: {plan.engine_reason}")
         print(announcement(plan))
         print(

@@ -291,6 +291,8 @@ class PlatformOptimizations(RefuseUnknownKeys):
     recompute: Recompute = "none"
     recompute_modules: Annotated[tuple[RecomputeModule, ...], Field(min_length=1)] | None = None
     """What recompute: selective computes again; None: core_attn."""
+    recompute_layers: Count | None = None
+    """Under recompute: full, the first so many layers of each pipeline stage, or of each chunk of one; None: all of them."""
     engine_options: EngineOptions = field(default_factory=EngineOptions)
     environment: dict[Variable, str] = field(default_factory=dict)
     """Variables for the framework's processes, such as NCCL_*."""

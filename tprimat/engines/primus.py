@@ -81,6 +81,8 @@ def settings(plan: RunPlan) -> dict[str, Value]:
     if isinstance(batch.micro_batch_sequences, str):
         raise LaunchError("Primus cannot search for a micro-batch that fits.", fix="--micro-batch-size 1")
     granularity, method, layers = RECOMPUTE[plan.recompute]
+    if plan.recompute_layers is not None:
+        method, layers = "block", plan.recompute_layers
     return {
         "num_layers": shape.layers,
         "hidden_size": shape.hidden,

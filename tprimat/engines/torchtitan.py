@@ -156,6 +156,9 @@ def _unsupported_layout(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
     if plan.recompute not in RECOMPUTE:
         what, why = "torchtitan has no recompute: selective as Megatron-Core has it.", "Its own leaves out every second layer."
         yield LaunchError(what, where=where(*settings, "recompute"), why=why, fix="recompute: none or full")
+    if plan.recompute_layers is not None:
+        place = where(*settings, "recompute_layers")
+        yield LaunchError("torchtitan recomputes all layers, or none.", where=place, fix="recompute_layers: null")
 
 
 def _unsupported_work(plan: RunPlan, where: Where) -> Iterator[LaunchError]:

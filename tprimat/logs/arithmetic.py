@@ -1,5 +1,6 @@
 """What Megatron's arguments say of how a step computes: dtypes of gradients and optimizer, what is not in 8 bits, switches."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,6 +23,8 @@ def arithmetic_of(arguments: Mapping[str, str], evidence: Mapping[str, Any]) -> 
     found: dict[str, Any] = {}
     if evidence.get("matmul_dtype") in NARROW:
         found |= narrow(arguments, evidence["matmul_dtype"])
+    if arguments.get("recompute_method") == "block" and evidence.get("recompute") == "full":
+        found |= recomputed(arguments, evidence)
     gradients, states = gradient_dtype(arguments, evidence), optimizer_states(arguments)
     found |= {"gradient_dtype": gradients} if gradients else {}
     found |= {"optimizer_states": states} if states else {}
@@ -55,6 +58,15 @@ def narrow(arguments: Mapping[str, str], dtype: str) -> dict[str, Any]:
         "layers_in_bf16": sum(1 if number is None else number for number in wide) if keeps else 0 if keeps is False else None,
         "wider_parts": tuple(parts) or None,
     }
+
+
+def recomputed(arguments: Mapping[str, str], evidence: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what Megatron's block method computes again: the first layers of each stage or chunk, if not all, or none."""
+    layers = number_of(arguments, "recompute_num_layers")
+    chunks = (evidence.get("pipeline_parallel") or 1) * (evidence.get("virtual_pipeline") or 1)
+    if not layers:
+        return {} if layers is None else {"recompute": "none"}
+    return {} if layers * chunks >= (number_of(arguments, "num_layers") or math.inf) else {"recompute_layers": layers}
 
 
 def gradient_dtype(arguments: Mapping[str, str], evidence: Mapping[str, Any]) -> str | None:

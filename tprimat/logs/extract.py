@@ -225,6 +225,7 @@ def extract(reading: LogReading, flags: Flags, source: LogSource, config: Config
         engine=engine,
         matmul_dtype=parsed.evidence.matmul_dtype,
         recompute=parsed.evidence.recompute,
+        recompute_layers=parsed.evidence.recompute_layers,
         routing=parsed.evidence.routing,
         expert_capacity=parsed.evidence.expert_capacity,
         machine=machine,

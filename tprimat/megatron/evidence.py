@@ -52,6 +52,7 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
         parameters=count_parameters((weight for chunk in module.chunks for weight in chunk.parameters()), module.device),
         recompute=again.recompute if again else None,
         recompute_modules=again.modules if again else None,
+        recompute_layers=again.layers if again else None,
         routing=routing_of(module.config),
         expert_capacity=capacity_of(module.config),
         attention=attention_backend(module),

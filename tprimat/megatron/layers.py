@@ -138,10 +138,14 @@ def tell_experts_from_mlp(model: GPTModel) -> None:
 
 
 def defer_residual_add(model: GPTModel) -> None:
-    """Let each layer of a chunk but the last leave its final sum to the next. Full recomputation stores one tensor: not there."""
-    if model.config.recompute_granularity == "full":
-        return
-    for layer in model.decoder.layers[:-1]:
+    """Let each layer of a chunk but the last leave its final sum to the next, except for layers that are computed again.
+
+    Those store one tensor.
+    """
+    config, first = model.config, 0
+    if config.recompute_granularity == "full":
+        first = config.recompute_num_layers if config.recompute_method == "block" else len(model.decoder.layers)
+    for layer in model.decoder.layers[first:-1]:
         if isinstance(layer, FusedLayer):
             layer.defers_residual_add = True
 

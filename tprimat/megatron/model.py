@@ -138,7 +138,9 @@ def _stages(plan: RunPlan, options: ResolvedOptions) -> dict[str, Any]:
 
 def _recompute(plan: RunPlan) -> dict[str, Any]:
     if plan.recompute == "full":
-        return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+        method = "uniform" if plan.recompute_layers is None else "block"
+        layers = plan.recompute_layers or 1
+        return {"recompute_granularity": "full", "recompute_method": method, "recompute_num_layers": layers}
     if plan.recompute == "selective":
         return {"recompute_granularity": "selective", "recompute_modules": list(plan.recompute_modules) or None}
     return {}

@@ -80,7 +80,8 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         self.config = transformer_config(plan, self.device, options)
         chunks = build_chunks(plan, self.config, options, self.device)
         self.chunks += chunks if options.fully_shard else self._with_gradient_buffers(chunks)
-        self.watch = LayerWatch([part for chunk in self.chunks for part in chunk.modules() if isinstance(part, TransformerLayer)])
+        layers = [[part for part in chunk.modules() if isinstance(part, TransformerLayer)] for chunk in self.chunks]
+        self.watch = LayerWatch(layers)
         startup.reached("model_built")
 
     def _with_gradient_buffers(self, chunks: list[GPTModel]) -> Iterator[DistributedDataParallel]:

@@ -24,7 +24,7 @@ PLACES: Mapping[str, str] = {
     "shared_experts": "mlp.shared_experts",
 }
 """Megatron's name of what selective recomputation computes again -> a module inside it, of a layer."""
-LAYER = "layer"
+LAYER, SOME_KEPT, MOST_AGAIN = "layer", "some layer kept", "most layers of a chunk again"
 NOT_SEEN, KEPT, RECOMPUTED = -1, 0, 1
 
 
@@ -35,19 +35,30 @@ class Recomputed:
     recompute: Literal["none", "selective", "full"]
     modules: tuple[str, ...] | None
     """Under selective, Megatron's names in alphabetical order."""
+    layers: int | None = None
+    """Under full, the most layers of a chunk that are computed again; None: all are."""
 
 
 class LayerWatch:
-    """Observes the first forward pass of a rank's first layer, and of the first with experts; its hooks remove themselves."""
+    """Observes the first forward pass of a rank's layers, and the modules of the first one and of the first with experts.
 
-    def __init__(self, layers: Sequence[Any]) -> None:
+    Its hooks remove themselves.
+    """
+
+    def __init__(self, chunks: Sequence[Sequence[Any]]) -> None:
+        layers = [layer for chunk in chunks for layer in chunk]
         self._stream_tokens: int | None = None
         self.weight_dtype: torch.dtype | None = None
         """Of a layer's weights as it computes with them; None before the first step."""
-        self._seen = dict.fromkeys((LAYER, *PLACES), NOT_SEEN)
+        self._seen = dict.fromkeys((LAYER, SOME_KEPT, MOST_AGAIN, *PLACES), NOT_SEEN)
+        self._again = [0] * len(chunks)
         first = layers[0]
         with_experts = [layer for layer in layers if has_router(layer)][:1]
         self._on_layer = first.register_forward_pre_hook(self._see_layer, with_kwargs=True)
+        for number, chunk in enumerate(chunks):
+            for layer in chunk:
+                own: list[Any] = []
+                own.append(layer.register_forward_pre_hook(partial(self._count_layer, number, own)))
         for layer in {id(layer): layer for layer in (first, *with_experts)}.values():
             for name in PLACES:
                 self._watch(name, layer)
@@ -70,6 +81,14 @@ class LayerWatch:
         self._seen[LAYER] = KEPT if torch.is_grad_enabled() else RECOMPUTED
         self._on_layer.remove()
 
+    def _count_layer(self, chunk: int, own: list[Any], *_: Any) -> None:
+        if torch.is_grad_enabled():
+            self._seen[SOME_KEPT] = 1
+        else:
+            self._again[chunk] += 1
+            self._seen[MOST_AGAIN] = max(self._again)
+        own.pop().remove()
+
     def _see_module(self, name: str, hooks: list[Any], *_: Any) -> None:
         self._seen[name] = max(self._seen[name], KEPT if torch.is_grad_enabled() else RECOMPUTED)
         hooks.pop().remove()
@@ -89,7 +108,7 @@ class LayerWatch:
         if seen[LAYER] == NOT_SEEN:
             return None
         if seen[LAYER] == RECOMPUTED:
-            return Recomputed("full", None)
+            return Recomputed("full", None, seen[MOST_AGAIN] if seen[SOME_KEPT] == 1 else None)
         again = tuple(name for name in PLACES if seen[name] == RECOMPUTED)
         if "moe" in again:  # the shared experts are inside
             again = tuple(name for name in again if name != "shared_experts")

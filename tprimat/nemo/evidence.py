@@ -60,7 +60,7 @@ class FirstBatchHook:
         """Hook into the model of a running strategy; the first micro-batch removes the hook."""
         self.models = _gpt_models(strategy)
         self._hook = self.models[0].register_forward_pre_hook(self._observe, with_kwargs=True)
-        self.layer = LayerWatch([layer for chunk in self.models for layer in chunk.decoder.layers])
+        self.layer = LayerWatch([list(chunk.decoder.layers) for chunk in self.models])
 
     def _observe(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tokens = args[0] if args else kwargs.get("input_ids")
@@ -99,6 +99,7 @@ def observe(trainer: Any, watch: FirstBatchHook, plan: RunPlan, here: Environmen
         parameters=count_parameters(parameters, strategy.root_device),
         recompute=again.recompute if again else None,
         recompute_modules=again.modules if again else None,
+        recompute_layers=again.layers if again else None,
         routing=routing_of(models[0].config),
         expert_capacity=capacity_of(models[0].config),
         attention="Transformer Engine" if fused else "torch scaled_dot_product_attention",

@@ -358,8 +358,8 @@ def _set_model(config: Any, plan: RunPlan) -> None:
         config.moe_aux_loss_coeff = plan.shape.balance_loss
     if plan.recompute == "full":
         config.recompute_granularity = "full"
-        config.recompute_method = "uniform"
-        config.recompute_num_layers = 1
+        config.recompute_method = "uniform" if plan.recompute_layers is None else "block"
+        config.recompute_num_layers = plan.recompute_layers or 1
     else:
         config.recompute_granularity = None if plan.recompute == "none" else "selective"
         config.recompute_modules = list(plan.recompute_modules) or None

@@ -86,6 +86,7 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
         precision=optimizations.precision,
         recompute=optimizations.recompute,
         recompute_modules=_recompute_modules(loaded, request.platform, shape),
+        recompute_layers=_recompute_layers(loaded, request.platform, shape, layout),
         dataset=_dataset(config.training.data.dataset, request.platform, loaded),
         tokenizer=_tokenizer(config.training.data.tokenizer, loaded),
         seed=config.experiment.seed,
@@ -155,6 +156,26 @@ def _recompute_modules(loaded: LoadedConfig, platform: PlatformName, shape: Mode
             raise ConfigError(f"recompute_modules has {module}, and {shape.name} has no {words}.", where=where, fix=fix)
     inside = {"shared_experts"} if "moe" in (asked or ()) else set()
     return tuple(sorted(set(asked or ("core_attn",)) - inside))
+
+
+def _recompute_layers(loaded: LoadedConfig, platform: PlatformName, shape: ModelShape, layout: Layout) -> int | None:
+    """Return how many layers of each chunk of a stage are computed again, None for all; refuse a number without `full`."""
+    settings = loaded.config.platform_optimizations.get(platform, PlatformOptimizations())
+    asked = settings.recompute_layers
+    if asked is None:
+        return None
+    where = loaded.where("platform_optimizations", platform, "recompute_layers")
+    if settings.recompute != "full":
+        what = f"recompute_layers is set, and recompute is {settings.recompute}."
+        raise ConfigError(what, where=where, why="Whole layers are computed again under full only.", fix="recompute: full")
+    chunks = layout.pipeline * (layout.virtual_pipeline or 1)
+    fewest = shape.layers // chunks
+    if asked >= fewest:
+        part = "The model" if chunks == 1 else "A stage" if layout.virtual_pipeline is None else "A chunk of a stage"
+        fix = f"recompute_layers: 1 to {fewest - 1}, or null for all" if fewest > 1 else "recompute_layers: null"
+        why = f"{part} has {fewest} layer{'s' * (fewest > 1)}."
+        raise ConfigError(f"recompute_layers is {asked}.", where=where, why=why, fix=fix)
+    return asked
 
 
 def new_run_id(model: str, strategy: str) -> str:

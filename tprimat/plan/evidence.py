@@ -23,6 +23,7 @@ def first_record(plan: RunPlan, machine: Machine, started_at: str) -> RunRecord:
         matmul_dtype=plan.precision,
         recompute=plan.recompute,
         recompute_modules=plan.recompute_modules,
+        recompute_layers=plan.recompute_layers,
         tensor_parallel=layout.tensor,
         pipeline_parallel=layout.pipeline,
         virtual_pipeline=layout.virtual_pipeline,
@@ -101,6 +102,8 @@ def _pairs(plan: RunPlan, evidence: Evidence) -> Iterator[tuple[str, object, obj
     yield "recompute", plan.recompute, evidence.recompute
     if plan.recompute_modules and plan.recompute == evidence.recompute and evidence.recompute_modules is not None:
         yield "recomputed modules", ", ".join(plan.recompute_modules), ", ".join(evidence.recompute_modules)
+    if plan.recompute == evidence.recompute == "full":
+        yield "recomputed layers", plan.recompute_layers or "all", evidence.recompute_layers or "all"
     if evidence.source == "running_framework":  # a log reports the parameters of one rank
         trained = replace(plan.shape, vocabulary=padded_vocabulary(plan.shape))
         yield "parameters", parameters(trained).total, evidence.parameters

@@ -140,6 +140,8 @@ class RunPlan(RefuseUnknownKeys):
     recompute: Recompute
     recompute_modules: tuple[RecomputeModule, ...] = ()
     """In alphabetical order, under selective; empty otherwise, and in plans from before this field, where it was core_attn."""
+    recompute_layers: int | None = None
+    """Under full, how many layers of each pipeline stage, or of each chunk of one, are computed again; None: all of them."""
     dataset: str
     """mock or text:PATH."""
     tokenizer: str | None

@@ -1,5 +1,6 @@
 """Find the fastest layout of a model on some GPUs: every legal one, whether it fits, and how fast it should be."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -7,6 +8,7 @@ from typing import Literal
 from tprimat.errors import UserError
 from tprimat.facts.models import ModelShape
 from tprimat.plan.layout import valid_tensor_degrees
+from tprimat.plan.micro_batch import KEPT_FREE
 from tprimat.plan.schema import Layout
 from tprimat.predict.memory import MemoryPrediction, predict_memory
 from tprimat.predict.rates import Rates
@@ -116,15 +118,46 @@ def search(question: Question, rates: Rates) -> Answer:
     """Predict every legal layout."""
     fitting: list[Candidate] = []
     too_large: list[Candidate] = []
+    kept: set[tuple[Layout, int]] = set()
+    """What fits without recomputation, which is tried first."""
     for workload in workloads(question):
-        memory = predict_memory(workload)
-        missing = max(0, memory.device_bytes - question.memory_bytes)
-        time = predict_time(workload, rates) if missing == 0 else None
-        candidate = Candidate(workload=workload, memory=memory, time=time, missing_bytes=missing)
-        (too_large if missing else fitting).append(candidate)
+        found = [_candidate(question, workload, rates)]
+        granularity, key = workload.recompute.granularity, (workload.layout, workload.micro_batch)
+        if granularity == "none" and not found[0].missing_bytes:
+            kept.add(key)
+        if granularity == "full" and not found[0].missing_bytes and key not in kept:
+            fewer = _fewest_recomputed(question, workload)
+            found += [_candidate(question, fewer, rates)] if fewer else []
+        for candidate in found:
+            (too_large if candidate.missing_bytes else fitting).append(candidate)
     fitting.sort(key=lambda candidate: candidate.time.step_seconds if candidate.time else 0.0)
     too_large.sort(key=lambda candidate: candidate.missing_bytes)
     return Answer(question=question, fitting=tuple(fitting), too_large=tuple(too_large))
+
+
+def _candidate(question: Question, workload: Workload, rates: Rates) -> Candidate:
+    memory = predict_memory(workload)
+    missing = max(0, memory.device_bytes - question.memory_bytes)
+    time = predict_time(workload, rates) if missing == 0 else None
+    return Candidate(workload=workload, memory=memory, time=time, missing_bytes=missing)
+
+
+def _fewest_recomputed(question: Question, workload: Workload) -> Workload | None:
+    """Return a workload that recomputes all layers with as few of each chunk as fit; None if that is all, or the engine cannot.
+
+    As when the largest micro-batch is searched for, a part of the memory stays free.
+    """
+    layout = workload.layout
+    chunk = question.shape.layers // (layout.pipeline * (layout.virtual_pipeline or 1))
+
+    def first(layers: int) -> Workload:
+        return replace(workload, recompute=Recompute(granularity="full", method="block", layers=layers))
+
+    counts, room = range(1, chunk), question.memory_bytes * (1 - KEPT_FREE)
+    fewest = bisect_left(counts, True, key=lambda layers: predict_memory(first(layers)).device_bytes <= room)
+    if fewest == len(counts) or not question.takes(first(counts[fewest])):
+        return None
+    return first(counts[fewest])
 
 
 def workloads(question: Question) -> Iterator[Workload]:

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from tprimat.facts.models import ModelShape, padded_vocabulary
 from tprimat.plan.schema import Layout, RunPlan
-from tprimat.records.schema import RunRecord
+from tprimat.records.schema import RunRecord, recompute_words
 
 Precision = Literal["bf16", "fp16", "fp8", "fp32"]
 PRECISIONS: Mapping[str, Precision] = {name: name for name in get_args(Precision)}
@@ -104,6 +104,16 @@ class Recompute:
     """uniform: layers between two kept inputs; block: leading layers of each stage or chunk that are recomputed."""
     modules: tuple[str, ...] = ("core_attn",)
     """For selective."""
+
+    @property
+    def first_layers(self) -> int | None:
+        """Return how many layers of each stage or chunk are computed again; None unless it is a number under full."""
+        return self.layers if self.granularity == "full" and self.method == "block" else None
+
+    @property
+    def words(self) -> str:
+        """Return the granularity, and the number of layers."""
+        return recompute_words(self.granularity, self.first_layers) or ""
 
     def repeats(self, *modules: str) -> bool:
         """Whether all of a layer is computed again, or any of these modules."""
@@ -209,13 +219,15 @@ def workload_of_plan(plan: RunPlan, implementation: Implementation) -> Workload 
         implementation=implementation,
         expert_tensor=1 if plan.shape.experts else None,
         precision=plan.precision,
-        recompute=_recompute(plan.recompute, plan.recompute_modules),
+        recompute=_recompute(plan.recompute, plan.recompute_modules, plan.recompute_layers),
         optimizer_states=plan.engine_options.optimizer_states,
         distributed_optimizer=plan.engine_options.distributed_optimizer,
     )
 
 
-def _recompute(granularity: Literal["none", "selective", "full"], modules: tuple[str, ...]) -> Recompute:
+def _recompute(granularity: Literal["none", "selective", "full"], modules: tuple[str, ...], layers: int | None) -> Recompute:
+    if granularity == "full" and layers is not None:
+        return Recompute(granularity="full", method="block", layers=layers)
     return Recompute(granularity=granularity, modules=modules) if modules else Recompute(granularity=granularity)
 
 
@@ -253,7 +265,7 @@ def workload_of_record(run: RunRecord, layout: Layout, implementation: Implement
         implementation=implementation,
         expert_tensor=1 if run.shape.experts else None,
         precision=precision,
-        recompute=_recompute(run.recompute or "none", run.recompute_modules),
+        recompute=_recompute(run.recompute or "none", run.recompute_modules, run.recompute_layers),
         optimizer_states="bf16" if options.get("optimizer_states") == "bf16" else "fp32",
         distributed_optimizer=options.get("distributed_optimizer") is not False,
     )

@@ -5,6 +5,7 @@ stays finite and loops over its steps end.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -224,6 +225,8 @@ class Evidence(RefuseUnknownKeys):
     recompute: Literal["none", "selective", "full"] | None = None
     recompute_modules: tuple[Name, ...] | None = None
     """Under selective, those of this rank's layers that were computed again, in alphabetical order."""
+    recompute_layers: Count | None = None
+    """Under full, the most layers of a pipeline stage, or of a chunk of one, that were computed again; None: all were."""
     routing: Routing | None = None
     """Of tokens to experts; None in a model without any."""
     expert_capacity: ExpertCapacity | None = None
@@ -291,6 +294,8 @@ class RunRecord(RefuseUnknownKeys):
     recompute: Literal["none", "selective", "full"] | None = None
     recompute_modules: tuple[Name, ...] = ()
     """Under selective, in alphabetical order; empty in older records, where it was core_attn."""
+    recompute_layers: Count | None = None
+    """Under full, the first layers of each pipeline stage, or of each chunk of one; None: all of them."""
     tensor_parallel: Count | None
     pipeline_parallel: Count | None
     virtual_pipeline: Count | None = None
@@ -347,10 +352,8 @@ class RunRecord(RefuseUnknownKeys):
 
     @property
     def recompute_words(self) -> str | None:
-        """What is computed again: none, selective, full, or selective of other modules than attention alone."""
-        if self.recompute != "selective" or self.recompute_modules in {(), ("core_attn",)}:
-            return self.recompute
-        return f"selective ({', '.join(self.recompute_modules)})"
+        """What is computed again, in words."""
+        return recompute_words(self.recompute, self.recompute_layers, self.recompute_modules)
 
     @property
     def counts(self) -> bool:
@@ -483,3 +486,12 @@ class RunMetrics(RefuseUnknownKeys):
     held_back: dict[str, float] | None = None
     """What held clocks back, such as 'power cap' -> share 0..1 of the readings during the steady steps; None: not read."""
     warnings: tuple[str, ...] = ()
+
+
+def recompute_words(granularity: str | None, layers: int | None = None, modules: Sequence[str] = ()) -> str | None:
+    """Return what is computed again, with the layers under full and the modules under selective, unless attention alone."""
+    if granularity == "full" and layers is not None:
+        return f"full (first {'layer' if layers == 1 else f'{layers} layers'})"
+    if granularity == "selective" and tuple(modules) not in {(), ("core_attn",)}:
+        return f"selective ({', '.join(modules)})"
+    return granularity

@@ -176,7 +176,7 @@ def _best(best: Candidate, question: Question, rates: Rates, screen: Screen, mod
     work = best.workload
     rate = f"{_rate(best, rates)} tokens/s/GPU"
     memory = f"{units.gibibytes(best.memory.device_bytes)} of {units.gibibytes(question.memory_bytes)}"
-    again = "" if work.recompute.granularity == "none" else f", recompute {work.recompute.granularity}"
+    again = "" if work.recompute.granularity == "none" else f", recompute {work.recompute.words}"
     name = screen.paint(layout_name(work), "winner")
     what = f"fastest   {name}, micro-batch {work.micro_batch}{again}"
     flags = _run_by(work, question, rates)
@@ -234,7 +234,7 @@ def _other_engine(engine: str, candidate: Candidate) -> str:
 
 def _how(candidate: Candidate) -> str:
     work = candidate.workload
-    how = f"{layout_name(work)}, micro-batch {work.micro_batch}, recompute {work.recompute.granularity}"
+    how = f"{layout_name(work)}, micro-batch {work.micro_batch}, recompute {work.recompute.words}"
     return f"{how}, {units.gibibytes(candidate.memory.device_bytes)} a GPU"
 
 
@@ -243,8 +243,9 @@ def _run_by(workload: Workload, question: Question, rates: Rates) -> str:
     if question.engine is None:
         return "TPrimat does not start this engine; the degrees are for its own flags"
     layout, accelerator = workload.layout, find_accelerator(rates.accelerator)
-    again = workload.recompute.granularity
+    again, layers = workload.recompute.granularity, workload.recompute.first_layers
     platform = None if accelerator is None else PLATFORM_OF[accelerator.backend]
+    own = f"platform_optimizations.{platform}.recompute"
     named = {
         "--engine": question.engine,
         "--tp": layout.tensor,
@@ -256,7 +257,7 @@ def _run_by(workload: Workload, question: Question, rates: Rates) -> str:
         "--global-batch-size": workload.micro_batch * workload.accumulation_steps * layout.data,
         "--sequence-length": workload.sequence_tokens,
         "--precision": workload.precision,
-        "--set": None if again == "none" else f"platform_optimizations.{platform}.recompute={again}",
+        "--set": None if again == "none" else f"{own}={again}" + (f" --set {own}_layers={layers}" if layers else ""),
     }
     return " ".join(f"{flag} {value}" for flag, value in named.items() if value is not None)
 
@@ -350,13 +351,12 @@ def _table(layouts: Sequence[Candidate], screen: Screen) -> str:
     for candidate in layouts[:MOST_ROWS]:
         assert candidate.time is not None
         name = layout_name(candidate.workload)
-        recompute = candidate.workload.recompute.granularity
         rows.append(
             [
                 Painted(name, "winner") if candidate is best else name,
                 "fastest" if candidate is best else reason(candidate, best),
                 str(candidate.workload.micro_batch),
-                "" if recompute == "none" else recompute,
+                _recompute_cell(candidate.workload),
                 units.count(candidate.time.tokens_per_second_per_gpu),
                 units.percent(best_share(candidate, best), 0),
                 units.gibibytes(candidate.memory.device_bytes),
@@ -367,6 +367,13 @@ def _table(layouts: Sequence[Candidate], screen: Screen) -> str:
     more = len(layouts) - len(rows)
     fit = "fits" if more == 1 else "fit"
     return shown + (f"\n{plural(more, 'more layout')} {fit}; --json has all of them" if more > 0 else "")
+
+
+def _recompute_cell(workload: Workload) -> str:
+    again = workload.recompute
+    if again.first_layers:
+        return plural(again.first_layers, "layer")
+    return "" if again.granularity == "none" else again.granularity
 
 
 def best_share(candidate: Candidate, best: Candidate) -> float:
@@ -446,6 +453,7 @@ def _row(candidate: Candidate, answer: Answer, rates: Rates) -> dict[str, Any]:
         "data_parallel": layout.data,
         "micro_batch_sequences": work.micro_batch,
         "recompute": work.recompute.granularity,
+        "recompute_layers": work.recompute.first_layers,
         "memory": {part: value for part, value in candidate.memory.parts.items() if value},
         "allocated_bytes": candidate.memory.allocated_bytes,
         "reserved_bytes": candidate.memory.reserved_bytes,

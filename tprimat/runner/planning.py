@@ -248,6 +248,7 @@ def refusal_by(plan: RunPlan) -> Callable[[Question, Workload], UserError | None
             ),
             recompute=again.granularity,
             recompute_modules=again.modules if again.granularity == "selective" else (),  # type: ignore[arg-type]
+            recompute_layers=again.first_layers,
         )
         return engine.refusal_of_layout(other, lambda *keys: ".".join(keys))
 

@@ -184,9 +184,14 @@ def more_gpus(plan: RunPlan, accelerator: Accelerator | None) -> str | None:
     return f"{found.workload.layout.world_size} GPUs, the fewest that this model fits by prediction" if found else None
 
 
+def _recomputes_otherwise(candidate: Candidate, plan: RunPlan) -> bool:
+    again = candidate.workload.recompute
+    return (again.granularity, again.first_layers) != (plan.recompute, plan.recompute_layers)
+
+
 def _differs(candidate: Candidate, plan: RunPlan) -> bool:
     work = candidate.workload
-    return work.micro_batch != plan.batch.micro_batch_sequences or work.recompute.granularity != plan.recompute
+    return work.micro_batch != plan.batch.micro_batch_sequences or _recomputes_otherwise(candidate, plan)
 
 
 def _words(candidate: Candidate, plan: RunPlan, *flags: str) -> str:
@@ -194,8 +199,8 @@ def _words(candidate: Candidate, plan: RunPlan, *flags: str) -> str:
     words = [*flags]
     if work.micro_batch != plan.batch.micro_batch_sequences:
         words.append(f"--micro-batch-size {work.micro_batch}")
-    if work.recompute.granularity != plan.recompute:
-        words.append(f"recompute {work.recompute.granularity}")
+    if _recomputes_otherwise(candidate, plan):
+        words.append(f"recompute {work.recompute.words}")
     same = work.layout == plan.layout
     named = "" if same else f"{layout_name(work)}{' ' if words else ''}"
     return f"{named}{' '.join(words)} ({units.gibibytes(candidate.memory.device_bytes)})"

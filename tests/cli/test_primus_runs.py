@@ -49,6 +49,15 @@ def test_an_amd_machine_with_primus_trains_with_primus_and_proves_its_strategy(m
     assert (folder / "primus.yaml").is_file()
 
 
+def test_the_layers_that_primus_recomputed_are_read_from_its_log(machine, tmp_path):
+    own = "platform_optimizations.amd.recompute"
+    asked = ("--parallel", "truly_identical", "--set", f"{own}=full", "--set", f"{own}_layers=4")
+    assert machine(*asked).returncode == 0
+    record, _ = run_of(tmp_path)
+    found = (record["evidence"]["recompute"], record["evidence"]["recompute_layers"], record["mismatches"])
+    assert found == ("full", 4, [])
+
+
 def test_lines_that_primus_prints_twice_count_once(machine, tmp_path):
     assert machine(act="twice").returncode == 0
     assert len((run_of(tmp_path)[1] / "steps.jsonl").read_text().splitlines()) == 6

@@ -253,6 +253,16 @@ def test_what_one_accelerator_cannot_be_asked_leaves_the_others_their_answers():
     assert "one model, one accelerator and one number of GPUs" in drawn.stderr
 
 
+def test_numbers_of_gpus_say_how_the_batch_grows_and_what_is_recomputed():
+    words = ("plan", "--architecture", "llama-3.1-70b", "--accelerator", "MI300X", "--gpus")
+    shown = {counts: run_command(*words, counts).stdout for counts in ("8,64,512", "64,512", "8,64")}
+    heads = ("128 to 1,024 sequences", "weak scaling, the batch grows with the GPUs", "strong scaling, 128 sequences")
+    for text, head in zip(shown.values(), heads, strict=True):
+        assert text.startswith(f"llama-3.1-70b (MI300X): {head}, 8,192 tokens each")
+    assert re.search(r"^ *8 .* TP8 DP1 +\d+ layers ", shown["8,64"], re.MULTILINE)
+    assert "recompute" not in shown["64,512"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -274,9 +274,7 @@ def scaling_text(
     """
     (first, rates), *_ = answers
     question = first.question
-    batches = {answer.question.global_batch for answer, _ in answers}
-    fixed = f"strong scaling, {question.global_batch:,} sequences"
-    kind = fixed if len(batches) == 1 else "weak scaling, the batch grows with the GPUs"
+    kind = _scaling_kind([answer.question for answer, _ in answers])
     work = f"{question.sequence_tokens:,} tokens each, {question.precision}, {engine_name(question.implementation)}"
     title = f"{question.shape.name} ({rates.accelerator}): {kind}, {work}"
     rows = []
@@ -284,7 +282,9 @@ def scaling_text(
     for answer, _ in answers:
         best = answer.fitting[0] if answer.fitting else None
         if best is None or best.time is None:
-            rows.append([f"{answer.question.gpus:,}", f"{answer.question.global_batch:,}", "nothing fits", *[units.ABSENT] * 5])
+            rows.append(
+                [f"{answer.question.gpus:,}", f"{answer.question.global_batch:,}", "nothing fits", "", *[units.ABSENT] * 5]
+            )
             continue
         value = best.time.tokens_per_second_per_gpu
         per_gpu = per_gpu or value
@@ -293,6 +293,7 @@ def scaling_text(
                 f"{answer.question.gpus:,}",
                 f"{answer.question.global_batch:,}",
                 layout_name(best.workload),
+                _recompute_cell(best.workload),
                 _rate(best, rates),
                 units.percent(mfu(best, rates), 0),
                 units.percent(value / per_gpu, 0),
@@ -300,13 +301,24 @@ def scaling_text(
                 units.gibibytes(best.memory.device_bytes),
             ]
         )
-    header = ["GPUs", "sequences", "fastest layout", "tokens/s/GPU", "MFU", "efficiency", "step", "memory"]
-    shown = columns(header, rows, left=0, screen=screen, drop=["step", "sequences", "memory"])
+    header = ["GPUs", "sequences", "fastest layout", "recompute", "tokens/s/GPU", "MFU", "efficiency", "step", "memory"]
+    unused = [3] if not any(row[3] for row in rows) else []
+    header, *rows = [[cell for place, cell in enumerate(row) if place not in unused] for row in (header, *rows)]
+    shown = columns(header, rows, left=0, screen=screen, drop=["step", "sequences", "memory", "recompute"])
     fitting = ["\n".join(screen.prose(f"{_other_engine(*other)}.") for other in others)] if others else []
     fitting += [screen.prose(_enough(enough, question))] if enough else []
     about = _rates(answers[-1][0].question, rates, screen)
     parts = [screen.prose(title, meaning="heading"), about, shown, *fitting]
     return "\n\n".join([*parts, *_published(question, rates, screen)])
+
+
+def _scaling_kind(questions: Sequence[Question]) -> str:
+    batches = [question.global_batch for question in questions]
+    if len(set(batches)) == 1:
+        return f"strong scaling, {batches[0]:,} sequences"
+    if len({question.global_batch / question.gpus for question in questions}) == 1:
+        return "weak scaling, the batch grows with the GPUs"
+    return f"{min(batches):,} to {max(batches):,} sequences"
 
 
 def mfu(candidate: Candidate, rates: Rates) -> float | None:

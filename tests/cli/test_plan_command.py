@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shlex
 
 import pytest
 from commands import ROOT, run_command, run_script
@@ -313,6 +314,30 @@ def test_the_flags_of_the_fastest_layout_run_what_was_predicted(tmp_path, accele
     (recompute,) = re.findall(r"^fastest .*?micro-batch \d+(?:, recompute (.*))?$", planned, re.MULTILINE)
     assert f", {precision}, recompute {recompute or 'none'}, " in dry.stdout
     assert "engine megatron" in dry.stdout
+
+
+@pytest.mark.parametrize("by", ["flags", "file"])
+def test_the_command_of_the_fastest_layout_keeps_what_the_user_set(tmp_path, by):
+    """Without sharded weights, the layout would need more than the GPU has; with the file's recomputation, it would be slower."""
+    asked = {"engine_options.fully_shard": "true", "recompute": "full"}
+    settings = [f"platform_optimizations.nvidia.{key}={value}" for key, value in asked.items()]
+    if by == "file":
+        text = (ROOT / "config.yaml").read_text().replace("    recompute: none ", "    recompute: full ", 1)
+        (tmp_path / "config.yaml").write_text(text)
+        settings = settings[:1]
+    words = ["--model", "llama", "--gpus", "8", *(word for text in settings for word in ("--set", text))]
+    words += ["--config", tmp_path / "config.yaml"] if by == "file" else []
+    planned = run_command("benchmark.py", "--plan", "H200 SXM", *words)
+    assert planned.returncode == 0, planned.stderr
+    (memory,) = re.findall(r"([\d.]+ GiB) of [\d.]+ GiB a GPU", planned.stdout)
+    (command,) = re.findall(r"^ {10}\./benchmark\.py (.*)$", planned.stdout, re.MULTILINE)
+    assert "recompute" not in planned.stdout.split("layout ")[0].split("./benchmark.py")[0], "no layout of it needs any"
+    dry = run_command(
+        "benchmark.py", *shlex.split(command), "--platform", "nvidia", "--gpus", "8", "--dry-run", "--output-dir", tmp_path
+    )
+    assert dry.returncode == 0, dry.stderr
+    assert f"{memory} predicted on the fullest rank" in dry.stdout
+    assert ", recompute none, " in dry.stdout
 
 
 @pytest.mark.parametrize(

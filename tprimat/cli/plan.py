@@ -131,7 +131,8 @@ def _one(options: argparse.Namespace, request: "PlanRequest") -> int:
         engines = ANY_ENGINE if named else ()
         instead = None if found.fitting else otherwise(question, rates, engines, any_engine=not named)
         model = options.model or configured_name(question.shape.name)
-        print(plan.text(found, rates, screen_of(sys.stdout), instead, model))
+        command = f"./benchmark.py --model {model}" if model else None
+        print(plan.text(found, rates, screen_of(sys.stdout), instead, command))
     if options.picture:
         from tprimat.report.plots.plan import draw_plan
 

@@ -14,6 +14,7 @@ from tprimat.errors import ConfigError
 
 if TYPE_CHECKING:
     from tprimat.analyze.compare import Question
+    from tprimat.plan.schema import RunPlan
     from tprimat.runner.run import TrainingRun
     from tprimat.runner.session import RunRequest, Session
 
@@ -285,8 +286,21 @@ def _plan(options: argparse.Namespace) -> int:
         for number, (plan, (found, rates)) in enumerate(zip(plans.values(), answers, strict=True)):
             others = () if plan.engine == FALLBACK else (FALLBACK,)
             instead = None if found.fitting else otherwise(found.question, rates, others, any_engine=False)
-            print(("\n\n" if number else "") + page.text(found, rates, screen, instead, plan.model))
+            text = page.text(found, rates, screen, instead, _command_of(request, plan))
+            print(("\n\n" if number else "") + text)
     return 0 if all(found.fitting for found, _ in answers) else 1
+
+
+def _command_of(request: "RunRequest", plan: "RunPlan") -> str:
+    """Return the command that runs a model with what the user set, except for what a layout of the plan decides."""
+    recompute = f"platform_optimizations.{plan.platform}.recompute"
+    kept = [text for text in request.settings if not text.startswith(recompute)]
+    if plan.recompute != "none" and len(kept) == len(
+        request.settings
+    ):  # by the file; the flags of a layout come later, and count
+        kept += [f"{recompute}=none", f"{recompute}_modules=null", f"{recompute}_layers=null"]
+    config = ["--config", str(request.config)] if request.config else []
+    return shlex.join(["./benchmark.py", "--model", plan.model, *config, *(word for text in kept for word in ("--set", text))])
 
 
 def _submit(options: argparse.Namespace, request: "RunRequest") -> int:

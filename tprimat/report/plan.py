@@ -107,7 +107,7 @@ def _rate(candidate: Candidate, rates: Rates) -> str:
 
 
 def text(
-    answer: Answer, rates: Rates, screen: Screen = PLAIN, otherwise: Otherwise | None = None, model: str | None = None
+    answer: Answer, rates: Rates, screen: Screen = PLAIN, otherwise: Otherwise | None = None, command: str | None = None
 ) -> str:
     """Format the answer for a terminal.
 
@@ -116,13 +116,13 @@ def text(
         rates: what they were predicted from.
         screen: where it is shown.
         otherwise: what would fit where nothing does.
-        model: the name in config.yaml, which ./benchmark.py can run; None where it has none.
+        command: what runs the model with its options, to which the flags of a layout are added; None where nothing does.
     """
     layouts, question = answer.layouts(), answer.question
     parts = [_question(question, rates, screen), _rates(question, rates, screen)]
     if layouts:
-        parts.append(_best(layouts[0], question, rates, screen, model))
-        parts.append(f"{_table(layouts, screen)}\n{_certainty(layouts, question, rates, screen, model)}")
+        parts.append(_best(layouts[0], question, rates, screen, command))
+        parts.append(f"{_table(layouts, screen)}\n{_certainty(layouts, question, rates, screen, command)}")
         parts.append(_bars(layouts[0], screen))
     else:
         parts.append(screen.prose(f"Nothing fits {units.gibibytes(answer.question.memory_bytes)} a GPU.", meaning="refused"))
@@ -172,7 +172,7 @@ def _published_within(question: Question, rates: Rates, kind: str) -> str:
     return f"; {plural(len(errors), 'published result')} of {kind} on it {were} within {within} of the prediction"
 
 
-def _best(best: Candidate, question: Question, rates: Rates, screen: Screen, model: str | None) -> str:
+def _best(best: Candidate, question: Question, rates: Rates, screen: Screen, command: str | None) -> str:
     work = best.workload
     rate = f"{_rate(best, rates)} tokens/s/GPU"
     memory = f"{units.gibibytes(best.memory.device_bytes)} of {units.gibibytes(question.memory_bytes)}"
@@ -180,7 +180,7 @@ def _best(best: Candidate, question: Question, rates: Rates, screen: Screen, mod
     name = screen.paint(layout_name(work), "winner")
     what = f"fastest   {name}, micro-batch {work.micro_batch}{again}"
     flags = _run_by(work, question, rates)
-    run = f"./benchmark.py --model {model} {flags}" if model and question.engine else flags
+    run = f"{command} {flags}" if command and question.engine else flags
     lines = [what, f"{rate}, {memory} a GPU", run]
     spare = 1 - best.memory.device_bytes / question.memory_bytes
     if spare < MEMORY_ERROR:
@@ -191,16 +191,16 @@ def _best(best: Candidate, question: Question, rates: Rates, screen: Screen, mod
     return f"\n{' ' * 10}".join(lines)
 
 
-def _certainty(layouts: Sequence[Candidate], question: Question, rates: Rates, screen: Screen, model: str | None) -> str:
+def _certainty(layouts: Sequence[Candidate], question: Question, rates: Rates, screen: Screen, command: str | None) -> str:
     """Say how many layouts the prediction cannot tell from the fastest, and how to rank them."""
     error = _error_of(question, rates)
     if len(layouts) == 1:
         return "No other layout fits."
     measure = (
-        f":\n  ./benchmark.py --model {model} --engine {question.engine} --parallel auto --measure 3 --global-batch-size "
+        f":\n  {command} --engine {question.engine} --parallel auto --measure 3 --global-batch-size "
         f"{question.global_batch} --sequence-length {question.sequence_tokens} --precision {question.precision}"
     )
-    run = measure if model and question.engine else ""
+    run = measure if command and question.engine else ""
     if error is None:
         return screen.prose("How far these rates may be off is not known: measure to rank the layouts") + run
     close = sum(best_share(candidate, layouts[0]) > 1 / (1 + error) for candidate in layouts)

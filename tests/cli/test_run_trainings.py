@@ -268,12 +268,13 @@ def test_a_full_disk_ends_the_run_with_its_reason_and_keeps_whole_steps(tmp_path
     script = f"mount -t tmpfs -o size=80k tmpfs {disk} && {{ {train}; code=$?; cp -r {disk}/out {copy}; exit $code; }}"
     done = subprocess.run(["unshare", "--mount", "sh", "-c", script], check=False, capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
-    assert "No space left on device" in done.stderr
+    assert "No space left on device" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
     assert "not started" not in done.stderr
     (run,) = runs_in(copy)
     steps = run.read_steps()
     assert [step.step for step in steps] == list(range(1, len(steps) + 1))
     assert 1 <= len(steps) < 400
-    assert run.read_run().outcome == "failed"
+    ended = run.read_run()
+    assert (ended.outcome, ended.cause.rpartition(": ")[2]) == ("failed", "No space left on device.")
     assert "failed" in done.stdout

@@ -184,6 +184,7 @@ class Child:
     def __init__(self, command: Command, grace_seconds: float) -> None:
         self.marker = uuid.uuid4().hex
         write_files(command)
+        self._reaper = Reaper(self.marker, grace_seconds)
         try:
             self._process = subprocess.Popen(
                 command.argv,
@@ -196,9 +197,10 @@ class Child:
                 bufsize=0,
             )
         except OSError as error:
+            self._reaper.dismiss()
             raise start_error(command, error) from error
+        self._reaper.tell(self._process.pid)
         self._output = cast("BinaryIO", self._process.stdout)  # not None with stdout=PIPE
-        self._reaper = Reaper(self.marker, self._process.pid, grace_seconds)
 
     def root(self) -> int | None:
         """Return the pid of the first process, or None once it has ended."""

@@ -103,8 +103,6 @@ def blocks(groups: Sequence[Group], screen: Screen = PLAIN, *, say_apart: bool =
             del rows[0][2]
         lines = [screen.prose(heading(ranking), meaning="heading")]
         lines += [screen.prose(line, 2, "winner" if proven(ranking) else None) for line in headline(ranking)]
-        if MFU.value(ranking.best) is not None:  # a caveat says why there is none
-            lines.append(screen.prose(" ".join(filter(None, distance_from_limits(ranking.best))), 2))
         lines += [screen.prose(line, 2) for line in differing(ranking)]
         if MFU.value(ranking.best) is not None:  # a caveat says why there is none
             name = short_names(ranking.groups)[id(ranking.best)] if ranking.lead else "It"

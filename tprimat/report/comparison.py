@@ -44,6 +44,8 @@ MEANINGS: dict[str, Meaning] = {
     "held back": "warning",
 }
 """Of a verdict's outcome."""
+REPEAT = "./benchmark.py --resume repeats such runs; in a sweep, add --retry-failed."
+"""What to do where no run counts."""
 MOST_NAMED = 6
 """Runs that a note names; the rest are counted."""
 
@@ -67,14 +69,7 @@ def text(comparison: Comparison, screen: Screen = PLAIN) -> str:
         lines += [screen.prose(line, 2, "quiet") for line in caveats]
     lines += [screen.prose(line, 2, "refused") for line in _not_counted(comparison)]
     if comparison.not_counted and not comparison.groups:
-        lines += [
-            "",
-            screen.prose(
-                "No run counts, so there is nothing to compare. ./benchmark.py --resume repeats such runs; in a "
-                "sweep, add --retry-failed.",
-                2,
-            ),
-        ]
+        lines += ["", screen.prose(f"No run counts, so there is nothing to compare. {REPEAT}", 2)]
     return "\n".join(lines) + "\n"
 
 

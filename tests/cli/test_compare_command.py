@@ -2,6 +2,8 @@
 
 import csv
 import json
+import os
+import pty
 import re
 import resource
 import shutil
@@ -251,6 +253,34 @@ def test_a_baseline_is_named_by_words_of_its_label(tmp_path):
     assert compare(*arguments, "H100 minimal_communication").returncode == 0
     verdicts = json.loads((tmp_path / "x.json").read_text())["verdicts"]
     assert len(verdicts) == 2
+
+
+def test_a_model_without_a_baseline_is_named_once_and_keeps_the_gate_closed(tmp_path):
+    words = ("--results-dir", RUNS / "h100", "--output", tmp_path / "x.md", "--baseline", "llama minimal_communication")
+    done = compare(*words, "--fail-if-slower", "60%")
+    missing = "No baseline for qwen, so not compared: qwen H100 SXM minimal_communication. "
+    assert (done.returncode, done.stderr) == (1, f"written: {tmp_path / 'x.md'}\ngate: no baseline for qwen\n")
+    assert done.stdout.count(missing) == (tmp_path / "x.md").read_text().count(missing) == 1
+    assert "Not compared: " not in done.stdout
+    anyway = compare(*words, "--even-if-different").stdout
+    assert "qwen H100 SXM minimal_communication against llama H100 SXM minimal_communication: " in anyway
+    assert "No baseline for" not in anyway
+
+
+def test_the_gate_fits_the_terminal(regression, tmp_path):
+    before, after = regression
+    words = ("--results-dir", before, after, "--baseline", before, "--fail-if-slower", "1%", "--output", tmp_path / "x.md")
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "90", "TERM": "dumb"}
+    subprocess.run(
+        [sys.executable, ROOT / "compare.py", *words], stdout=subprocess.DEVNULL, stderr=theirs, env=environment, check=False
+    )
+    os.close(theirs)
+    said = os.read(ours, 65536).decode()
+    os.close(ours)
+    gate = said[said.index("gate: ") :].splitlines()
+    assert len(gate) > 3
+    assert max(len(line) for line in gate if " " in line.strip()) <= 90
 
 
 def test_a_bad_file_is_named_skipped_and_counted_and_the_exit_code_says_so(tmp_path):

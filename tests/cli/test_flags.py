@@ -18,6 +18,8 @@ from tprimat.runner.probes import KINDS, ON_REQUEST
         ("benchmark.py", ["--modle", "llama"], "there is no flag --modle; did you mean --model?"),
         ("benchmark.py", ["--micro=3"], "there is no flag --micro; did you mean --micro-batch-size?"),
         ("compare.py", ["--result-dir", "x"], "there is no flag --result-dir; did you mean --results-dir?"),
+        ("compare.py", ["--json"], "there is no flag --json; did you mean --format json?"),
+        ("benchmark.py", ["--nvidia"], "there is no flag --nvidia; did you mean --platform nvidia?"),
         ("scaling", ["--qqq"], "there is no flag --qqq"),
         ("benchmark.py", ["llama"], "'llama' is one word too many; did you mean --model llama?"),
         ("compare.py", ["output"], "'output' is one word too many; did you mean --results-dir output?"),

@@ -65,6 +65,15 @@ def test_runs_that_do_not_count_stand_apart_with_their_cause(tmp_path):
     assert "qwen" not in counted.split("All configurations")[1].split("More nodes")[0]
 
 
+def test_where_no_run_counts_the_way_out_is_that_of_the_comparison(tmp_path):
+    failed = ("--results-dir", RUNS / "h100" / "runs" / "h100-qwen-oom")
+    done = analyse(*failed, cwd=tmp_path)
+    assert done.returncode == 1
+    (way_out,) = re.findall("^None: no run counts[.] (.+)$", done.stdout, re.MULTILINE)
+    compared = run_command("compare.py", *failed, cwd=tmp_path).stdout
+    assert f"No run counts, so there is nothing to compare. {way_out}\n" in compared
+
+
 def test_no_table_in_a_pipe_is_wider_than_120_columns_and_none_loses_a_figure(tmp_path):
     records = ROOT / "benchmarks" / "records" / "h200" / "engine"
     out = analyse("--results-dir", records, "--show-all", cwd=tmp_path).stdout

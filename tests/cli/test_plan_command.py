@@ -242,13 +242,25 @@ def test_accelerators_are_compared_by_what_a_billion_tokens_takes():
     assert run_command("plan", *words[:4], "--gpus", "8").returncode == 1
 
 
+def test_rows_of_several_models_are_marked_where_the_prediction_of_memory_could_be_too_low():
+    words = ("plan", "--architecture", "llama-3.1-8b,llama-3.2-1b", "--accelerator", "H100 SXM", "--gpus", "8")
+    shown = run_command(*words).stdout
+    rows = json.loads(run_command(*words, "--json").stdout)["choices"]
+    tight = {row["model"]: row["fitting"][0]["device_bytes"] > 0.95 * row["question"]["memory_bytes"] for row in rows}
+    assert tight == {"llama-3.1-8b": True, "llama-3.2-1b": False}
+    assert {name: bool(re.search(rf"^{name} +[A-Z\d ]+ † ", shown, re.MULTILINE)) for name in tight} == tight
+    note = "† Less than 5 % of the memory is left, and its prediction may be 5 % off; if it runs out: --micro-batch-size auto.\n"
+    assert shown.count(note) == 1
+    assert "†" not in run_command(*words, "--accelerator", "MI300X,H200 SXM", "--architecture", "llama-3.2-1b").stdout
+
+
 def test_what_one_accelerator_cannot_be_asked_leaves_the_others_their_answers():
     words = ("--model", "llama", "--accelerator", "A100 SXM 80GB,L40S,H100 SXM", "--gpus", "8", "--precision", "fp8")
     done = run_command("plan", *words)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^A100 SXM 80GB +A100 SXM 80GB does not multiply fp8\.", done.stdout, re.MULTILINE)
     assert re.search(r"^L40S .* [\d,]+ \* ", done.stdout, re.MULTILINE)  # joined by PCIe, where no step was measured
-    assert re.search(r"^H100 SXM +TP2 DP4 +[\d,]+  ", done.stdout, re.MULTILINE)
+    assert re.search(r"^H100 SXM +TP2 DP4 † +[\d,]+  ", done.stdout, re.MULTILINE)
     drawn = run_command("plan", *words, "--picture", "x.png")
     assert (drawn.returncode, drawn.stdout) == (2, "")
     assert "one model, one accelerator and one number of GPUs" in drawn.stderr

@@ -1,11 +1,13 @@
 """The probe command: its records, its ranks, and what a resumed call does."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
+import torch
 from commands import run_command
 
 from tprimat.cli.probe import show
@@ -27,6 +29,21 @@ def test_records_are_printed_as_json_and_kept_with_every_sample(tmp_path):
     assert {record.dtype for record in kept if record.kind == "gemm"} == {"bf16"}
     assert all(len(record.seconds) >= 6 and record.error is None for record in kept)
     assert all(record.machine.platform in {"cpu", "cuda", "rocm"} and record.software["torch"] for record in kept)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what a CPU leaves out")
+def test_a_cpu_leaves_out_the_dtypes_that_it_does_not_multiply_and_columns_without_a_value(tmp_path):
+    done = probe("gemm", "--output", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("gemm: fp8 and tf32 are left out, which a CPU does not multiply.\n") == 1
+    records = read_probes(tmp_path / "probes.jsonl")
+    assert {record.dtype for record in records} == {"bf16", "fp16", "fp32"}
+    assert {record.error for record in records} == {None}
+    assert re.search(r"^\(m, k, n\) +median time +n +rate$", done.stdout, re.MULTILINE)
+    assert re.search(r"^llama qkv +bf16 +64( +[\d.]+ [MG]FLOP/s){3}$", done.stdout, re.MULTILINE)
+    assert "–" not in done.stdout
+    asked = probe("gemm", "--output", tmp_path / "asked", "--dtype", "fp8", "--time-budget", 0)
+    assert "left out" not in asked.stderr
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,8 @@ def test_a_dry_run_checks_what_a_run_would_check(tmp_path):
     done = call("--dry-run", "--platform", "nvidia", "--model", "llama", "--output-dir", tmp_path / "out", cwd=tmp_path)
     checks = [line.split()[1] for line in done.stdout.splitlines() if line.startswith(("ok ", "absent ", "problem "))]
     assert checks == ["GPUs", "data", "memory", "disk"]
-    assert "predicted on the fullest rank" in done.stdout
+    memory = r"^absent   memory +[\d.]+ GiB predicted on the fullest rank; the memory of a GPU is not known here$"
+    assert re.search(memory, done.stdout, re.MULTILINE)
     missing = call("--dry-run", "--platform", "cpu", "--data", "text:no-such-book.txt", cwd=tmp_path)
     assert missing.returncode == 2
     assert "There is no " in missing.stderr

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from browser import Browser, find_browser
+from commands import run_command
 from runs.make_runs import H100, LAPTOP, MI300X, a_run, step_times, steps_of, write_run
 
 from tprimat.cli.main import start
@@ -420,6 +421,16 @@ def test_a_lead_of_twice_the_speed_is_a_ratio_and_so_is_its_interval(tmp_path):
         r"fewer than 3 per side, and single runs are assumed to vary by \d\.\d\s%, as their steps do\)",
         text,
     )
+
+
+def test_the_ranking_says_how_far_behind_the_fastest_in_the_words_of_the_comparison(tmp_path):
+    compared = run_command("compare.py", "--results-dir", RUNS / "h100", "--output", tmp_path / "x.md").stdout
+    assert re.search("^configuration +tokens/s/GPU +vs fastest ", compared, re.MULTILINE)
+    assert re.search(r"^minimal_communication +7,395 \[.*\] +first ", compared, re.MULTILINE)
+    rows = page_of(tmp_path, RUNS / "h100").read_text("utf8").split('id="ranking"')[1].split("</table>")[0]
+    shown = " ".join(html.unescape(re.sub(r"<[^>]+>", " ", rows)).split())
+    assert "configuration vs fastest runs " in shown
+    assert re.search(r"minimal_communication \(DP8\) first \d+ \d+ 7,395 \[", shown)
 
 
 def test_a_run_that_did_not_run_what_was_asked_is_not_ranked_but_told(tmp_path):

@@ -92,10 +92,9 @@ def run(options: argparse.Namespace) -> int:
         write(comparison, path, neighbours, options)
         print(f"written: {path}", file=sys.stderr)
     gate = Gate() if margin is None else regression_gate(comparison, margin)
-    for reason in (*gate.closed, *gate.undecided):
-        print(f"gate: {reason}", file=sys.stderr)
-    if margin is not None and not gate.closed and not gate.undecided:
-        print(f"gate: {opened(comparison, margin)}", file=sys.stderr)
+    said = (*gate.closed, *gate.undecided)
+    for line in said or ([opened(comparison, margin)] if margin is not None else []):
+        print(screen_of(sys.stderr).prose(f"gate: {line}", 2), file=sys.stderr)
     if results.problems or gate.closed or not comparison.groups:
         return 1
     return 3 if gate.undecided else 0

@@ -82,6 +82,10 @@ class Parser(argparse.ArgumentParser):
             flag = next((name for name in ("--results-dir", "--model") if name in self._option_string_actions), None)
             hint = f"; did you mean {flag} {word}?" if flag else ""
             return f"{word!r} is one word too many{hint}"
+        value = word.removeprefix("--")
+        for action in self._actions:
+            if action.option_strings and value in (action.choices or ()):
+                return f"there is no flag {word}; did you mean {action.option_strings[0]} {value}?"
         return f"there is no flag {word}{did_you_mean(word, self._option_string_actions)}"
 
     def error(self, message: str) -> NoReturn:

@@ -37,7 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     known, apart = ", ".join((*KINDS, *ON_REQUEST)), ", ".join(ON_REQUEST)
     parser.add_argument("kinds", help=f"comma-separated: {known}; all leaves out {apart}")
     add_measuring(parser, f"folder of {PROBES_FILE}")
-    parser.add_argument("--dtype", metavar="LIST", help="dtypes of matrix products: bf16,fp8,fp16,tf32,fp32 (all)")
+    parser.add_argument(
+        "--dtype", metavar="LIST", help="dtypes of matrix products: bf16,fp8,fp16,tf32,fp32 (all; on a CPU bf16,fp16,fp32)"
+    )
     parser.add_argument("--config", type=Path, metavar="FILE", help="measure the matrix products of its models (config.yaml)")
     parser.add_argument("--resume", action="store_true", help=f"skip what {PROBES_FILE} contains for this machine and software")
     parser.add_argument("--json", action="store_true", help="print the records, one per line")

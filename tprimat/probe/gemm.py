@@ -38,6 +38,8 @@ CALLS = ("torch.matmul", "F.linear")
 FP8_CALLS = ("scaled_mm tensor-wise", "scaled_mm row-wise")
 DTYPES = ("bf16", "fp8", "fp16", "tf32", "fp32")
 """In the order of measurement: what training uses comes first."""
+NOT_ON_A_CPU = ("fp8", "tf32")
+"""A processor has no tf32, and torch emulates fp8 products on it."""
 TORCH_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from tprimat import units
-from tprimat.analyze.compare import QUESTION, Question, Verdict, rankings
+from tprimat.analyze.compare import QUESTION, Outcome, Question, Verdict, rankings
 from tprimat.analyze.groups import Group, Measured, spread_between_runs
 from tprimat.analyze.published import Difference, Neighbour, Neighbourhood
 from tprimat.analyze.traits import few
@@ -44,6 +44,8 @@ MEANINGS: dict[str, Meaning] = {
     "held back": "warning",
 }
 """Of a verdict's outcome."""
+REPEAT = "./benchmark.py --resume repeats such runs; in a sweep, add --retry-failed."
+"""What to do where no run counts."""
 MOST_NAMED = 6
 """Runs that a note names; the rest are counted."""
 
@@ -62,28 +64,48 @@ def text(comparison: Comparison, screen: Screen = PLAIN) -> str:
         blocks = winner.blocks(comparison.groups, screen, say_apart=not comparison.asked, question=comparison.question)
         lines += [blocks, ""]
         if comparison.asked:
-            lines += [screen.prose(sentence(verdict), 2, MEANINGS.get(verdict.outcome)) for verdict in comparison.verdicts] + [""]
+            lines += [screen.prose(words, 2, MEANINGS.get(outcome)) for words, outcome in judgements(comparison)] + [""]
         caveats = winner.caveats(comparison.groups, notes(comparison), comparison.question)
         lines += [screen.prose(line, 2, "quiet") for line in caveats]
     lines += [screen.prose(line, 2, "refused") for line in _not_counted(comparison)]
     if comparison.not_counted and not comparison.groups:
-        lines += [
-            "",
-            screen.prose(
-                "No run counts, so there is nothing to compare. ./benchmark.py --resume repeats such runs; in a "
-                "sweep, add --retry-failed.",
-                2,
-            ),
-        ]
+        lines += ["", screen.prose(f"No run counts, so there is nothing to compare. {REPEAT}", 2)]
     return "\n".join(lines) + "\n"
 
 
 def remarks(comparison: Comparison) -> list[str]:
     """Return verdicts, reasons for a missing MFU, warnings and runs that do not count, one line each."""
     lines = [CPU_CAUTION] if any(group.run.machine.platform == "cpu" for group in comparison.groups) else []
-    lines += [sentence(verdict) for verdict in comparison.verdicts] + spreads(comparison)
+    lines += [words for words, _ in judgements(comparison)] + spreads(comparison)
     lines += [f"{note}: {few(places, MOST_NAMED)}" for note, places in notes(comparison).items()]
     return lines + _not_counted(comparison)
+
+
+def judgements(comparison: Comparison) -> list[tuple[str, Outcome]]:
+    """Return a sentence and the outcome of each verdict; configurations of a model without a baseline share one sentence."""
+    without: dict[str, list[str]] = {}
+    judged: list[tuple[str, Outcome]] = []
+    for verdict in comparison.verdicts:
+        model = model_without_baseline(comparison, verdict)
+        if model is None:
+            judged.append((sentence(verdict), verdict.outcome))
+        else:
+            without.setdefault(model, []).append(verdict.candidate)
+    return judged + [
+        (
+            f"No baseline for {model}, so not compared: {few(names, MOST_NAMED)}. "
+            "Name a folder, or words, that have one configuration of each model.",
+            "refused",
+        )
+        for model, names in without.items()
+    ]
+
+
+def model_without_baseline(comparison: Comparison, verdict: Verdict) -> str | None:
+    """Return the candidate's model where the named baseline has no configuration of it, else None."""
+    if not comparison.asked or verdict.outcome != "refused":
+        return None
+    return next((entry.words[1] for entry in verdict.differences if entry.key == "model"), None)
 
 
 def _not_counted(comparison: Comparison) -> list[str]:

@@ -26,7 +26,7 @@ from tprimat.report.catalogue import (
     per_rank,
     tera,
 )
-from tprimat.report.comparison import run_name, sentence
+from tprimat.report.comparison import REPEAT, run_name, sentence
 from tprimat.report.screen import PLAIN, Screen
 from tprimat.report.tables import columns, plural, with_interval
 
@@ -155,7 +155,8 @@ def _section(title: str, body: str, screen: Screen) -> str:
 
 def _overall(analysis: PeakAnalysis, screen: Screen) -> str:
     if not analysis.peaks:
-        return _section("Overall peak throughput", "None: no run counts.", screen)
+        way_out = f" {REPEAT}" if analysis.not_counted else ""
+        return _section("Overall peak throughput", screen.prose(f"None: no run counts.{way_out}", 2), screen)
     best = analysis.peaks[0]
     runs = plural(len(best.group.runs), "run")
     rows = [

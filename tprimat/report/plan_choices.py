@@ -8,12 +8,14 @@ from tprimat import units
 from tprimat.facts.models import ModelShape
 from tprimat.predict.rates import Rates
 from tprimat.predict.search import Answer, Candidate
-from tprimat.report.plan import document, interval, layout_name, mfu
+from tprimat.report.plan import MEMORY_ERROR, document, interval, layout_name, mfu
 from tprimat.report.screen import PLAIN, Screen
 from tprimat.report.tables import columns, plural
 
 BILLION = 1e9
 HOURS = "GPU-hours: for a billion tokens. Times the price of a GPU-hour, that is what they cost."
+OFF = units.percent(MEMORY_ERROR, 0)
+TIGHT = f"† Less than {OFF} of the memory is left, and its prediction may be {OFF} off; if it runs out: --micro-batch-size auto."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,13 @@ class Choice:
         return self.found[0].fitting[0] if self.found and self.found[0].fitting else None
 
     @property
+    def tight(self) -> bool:
+        """Return whether the fastest layout leaves less memory than its prediction may be off by."""
+        if self.best is None or self.found is None:
+            return False
+        return 1 - self.best.memory.device_bytes / self.found[0].question.memory_bytes < MEMORY_ERROR
+
+    @property
     def gpu_hours(self) -> float:
         """Return the GPU-hours that a billion tokens take; infinite where nothing fits."""
         return BILLION / 3600 / self.best.time.tokens_per_second_per_gpu if self.best and self.best.time else float("inf")
@@ -53,7 +62,8 @@ def choices_text(choices: Sequence[Choice], precision: str, screen: Screen = PLA
     names = [name for name, varies in zip(("model", "accelerator", "GPUs"), varying, strict=True) if varies]
     header = [*names, "fastest layout", "tokens/s/GPU", "MFU", "memory", "GPU-hours", "sequence"]
     shown = columns(header, rows, left=len(names) + 1, screen=screen, drop=["sequence", "MFU", "memory"])
-    notes = [_proof(choices), *([HOURS] if any(choice.best for choice in choices) else [])]
+    notes = [_proof(choices), *([TIGHT] if any(choice.tight for choice in choices) else [])]
+    notes += [HOURS] if any(choice.best for choice in choices) else []
     title = screen.prose(f"{what} on {where} ({kind}), {precision}", meaning="heading")
     return "\n\n".join([title, shown, "\n".join(screen.prose(note) for note in notes)])
 
@@ -89,7 +99,7 @@ def _row(choice: Choice, varying: Sequence[bool]) -> list[str]:
     best, (answer, rates) = choice.best, choice.found
     return [
         *cells,
-        layout_name(best.workload),
+        layout_name(best.workload) + (" †" if choice.tight else ""),
         units.count(best.time.tokens_per_second_per_gpu if best.time else None) + (" *" if _unsure(choice) else ""),
         units.percent(mfu(best, rates), 0),
         units.gibibytes(best.memory.device_bytes),

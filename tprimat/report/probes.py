@@ -8,7 +8,7 @@ from tprimat.analyze import probes as figures
 from tprimat.facts.flops import SEED_SHAPES
 from tprimat.predict.rates import product_of, under_load
 from tprimat.records.schema import Estimate, ProbeRecord
-from tprimat.report.tables import table
+from tprimat.report.tables import filled_table
 
 DESCRIPTIONS = {shape: name for name, shape in SEED_SHAPES.items()}
 PLAIN = ("torch.matmul", "scaled_mm tensor-wise")
@@ -87,7 +87,7 @@ def squares(probes: Probes) -> str | None:
         for probe in of_kind(probes, "gemm")
         if probe.variant == PLAIN[0] and probe.dtype in {"fp16", "bf16"} and len(set(probe.shape.values())) == 1 and probe.seconds
     ]
-    return table(["matrix", "dtype", "median time", "rate", "of dense peak"], rows, left=2) if rows else None
+    return filled_table(["matrix", "dtype", "median time", "rate", "of dense peak"], rows, left=2) if rows else None
 
 
 def share(probe: ProbeRecord) -> str:
@@ -119,7 +119,7 @@ def gemm_of_dtype(dtype: str, probes: Probes) -> str:
         f"**{dtype} average: {units.teraflops(figures.mean_rate(probes))} · peak: {rate_of(best) if best else units.ABSENT}**"
     )
     header = ["(m, k, n)", "description", "median time", "n", "rate", "of dense peak", "clock, power"]
-    return f"### {dtype}, {probes[0].variant}\n\n{table(header, rows, left=2)}\n\n{summary}"
+    return f"### {dtype}, {probes[0].variant}\n\n{filled_table(header, rows, left=2)}\n\n{summary}"
 
 
 def clock(probe: ProbeRecord) -> str:
@@ -141,7 +141,7 @@ def rounds(probes: Probes) -> str | None:
         last = kinds.get("gemm_sustained", kinds.get("gemm_warm", []))[-1]
         rows.append([dtype, shape, *_rounds(warm), *_rounds(loaded), lower, clock(last)])
     header = ["dtype", "(m, k, n)", "warm", "between rounds", "sustained", "between rounds", "sustained vs warm", "clock, power"]
-    return table(header, rows, left=2) if rows else None
+    return filled_table(header, rows, left=2) if rows else None
 
 
 def _rounds(found: figures.Rounds | None) -> list[str]:
@@ -165,7 +165,7 @@ def searched(probes: Probes) -> str | None:
         ]
         for probe in winners
     ]
-    return table(["dtype", "(m, k, n)", "median time", "rate", "of dense peak", "shapes tried"], rows) if rows else None
+    return filled_table(["dtype", "(m, k, n)", "median time", "rate", "of dense peak", "shapes tried"], rows) if rows else None
 
 
 def libraries(probes: Probes) -> str | None:
@@ -184,7 +184,7 @@ def libraries(probes: Probes) -> str | None:
                 difference = units.signed_percent(rate / other - 1)
                 rows.append([shape, units.teraflops(rate), units.teraflops(other), difference])
         if rows:
-            parts.append(table(["(m, k, n), bf16", first, second, "difference"], rows))
+            parts.append(filled_table(["(m, k, n), bf16", first, second, "difference"], rows))
     return "\n\n".join(parts) or None
 
 
@@ -196,9 +196,16 @@ def models(probes: Probes) -> str | None:
     for name, dtype, m in dict.fromkeys((probe.variant, probe.dtype, probe.shape["m"]) for probe in chosen):
         same = [probe for probe in chosen if (probe.variant, probe.dtype, probe.shape["m"]) == (name, dtype, m)]
         found = {probe.shape["tensor_parallel"]: probe for probe in same}
-        cells = [f"{rate_of(found[degree])} ({share(found[degree])})" if degree in found else units.ABSENT for degree in degrees]
+        cells = [_rate_and_share(found.get(degree)) for degree in degrees]
         rows.append([name or units.ABSENT, dtype, str(m), *cells])
-    return table(["product", "dtype", "tokens", *(f"TP {degree}" for degree in degrees)], rows, left=2) if rows else None
+    return filled_table(["product", "dtype", "tokens", *(f"TP {degree}" for degree in degrees)], rows, left=2) if rows else None
+
+
+def _rate_and_share(probe: ProbeRecord | None) -> str:
+    """Format '712 TFLOP/s (72.0 %)', without brackets where the peak is not known."""
+    if probe is None:
+        return units.ABSENT
+    return rate_of(probe) + ("" if figures.share_of_peak(probe) is None else f" ({share(probe)})")
 
 
 def attention(probes: Probes) -> str | None:
@@ -212,7 +219,7 @@ def attention(probes: Probes) -> str | None:
         rows = [[str(length), *(found.get((length, variant), units.ABSENT) for variant in variants)] for length in lengths]
         if rows:
             title = kind.removeprefix("attention_").capitalize()
-            parts.append(f"### {title}\n\n{table(['sequence', *variants], rows)}")
+            parts.append(f"### {title}\n\n{filled_table(['sequence', *variants], rows)}")
     failed = refusals(of_kind(probes, "attention_forward", "attention_backward"))
     return "\n\n".join(parts) + failed if parts else failed.strip() or None
 
@@ -233,7 +240,7 @@ def system(probes: Probes) -> str:
     ]
     others = [one for one in figures.settings_of(probes) if one != figures.setting_of(machine, newest.software)]
     notes = [f"Some figures were measured under driver {one.driver} with torch {one.torch}." for one in others]
-    return "\n\n".join([table(["property", "value"], rows, left=2), *notes])
+    return "\n\n".join([filled_table(["property", "value"], rows, left=2), *notes])
 
 
 def memory(probes: Probes) -> str | None:
@@ -249,7 +256,7 @@ def memory(probes: Probes) -> str | None:
         for probe in of_kind(probes, "copy", "triad", "fill")
         if (rate := figures.bandwidth(probe))
     ]
-    return table(["operation", "array", "median time", "bandwidth", "of data sheet"], rows) if rows else None
+    return filled_table(["operation", "array", "median time", "bandwidth", "of data sheet"], rows) if rows else None
 
 
 def collectives(probes: Probes) -> str | None:
@@ -269,7 +276,7 @@ def collectives(probes: Probes) -> str | None:
         if (rate := figures.bandwidth(probe))
     ]
     header = ["operation", "library", "ranks", "message", "median time", "algorithm bandwidth", "bus bandwidth"]
-    return (table(header, rows, left=2) if rows else "") + refusals(chosen) or None
+    return (filled_table(header, rows, left=2) if rows else "") + refusals(chosen) or None
 
 
 def mlp(probes: Probes) -> str | None:
@@ -287,7 +294,7 @@ def mlp(probes: Probes) -> str | None:
                 ["step time", time_of(probe)],
                 ["rate", units.teraflops(flops)],
             ]
-            parts.append(table(["metric", "value"], rows))
+            parts.append(filled_table(["metric", "value"], rows))
     return "\n\n".join(parts) + refusals(of_kind(probes, "mlp_step")) or None
 
 
@@ -301,7 +308,7 @@ def transformer_models(probes: Probes) -> str | None:
         ]
         for probe in of_kind(probes, "transformer_step")
     ]
-    return table(["model", "layers", "heads", "width", "feed-forward", "parameters"], rows) if rows else None
+    return filled_table(["model", "layers", "heads", "width", "feed-forward", "parameters"], rows) if rows else None
 
 
 def transformer_results(probes: Probes) -> str | None:
@@ -309,7 +316,7 @@ def transformer_results(probes: Probes) -> str | None:
     chosen = of_kind(probes, "transformer_step")
     rows = [training_row(probe, probes) for probe in chosen if probe.seconds]
     header = ["model", "batch", "sequence", "tokens/s", "rate, 6N", "rate, causal", "of dense peak", "of fastest product"]
-    return (table([*header, "memory", "step"], rows) if rows else "") + refusals(chosen) or None
+    return (filled_table([*header, "memory", "step"], rows) if rows else "") + refusals(chosen) or None
 
 
 def training_row(probe: ProbeRecord, probes: Probes) -> list[str]:
@@ -356,7 +363,7 @@ def scaling_table(steps: Probes) -> str:
             ]
         )
     header = ["devices", "global batch", "tokens/s", "total rate, 6N", "rate per device", "memory per device"]
-    return table([*header, "scaling efficiency", "step"], rows, left=0)
+    return filled_table([*header, "scaling efficiency", "step"], rows, left=0)
 
 
 PIECE_KINDS = ("fprop", "dgrad", "wgrad", "grouped_fprop", "grouped_dgrad", "grouped_wgrad", "region", "launch", "overlapped")
@@ -378,7 +385,7 @@ def pieces(probes: Probes) -> str | None:
         for probe in chosen
         if probe.seconds
     ]
-    return table(["piece", "of", "size", "median time", "rate"], rows, left=3) + refusals(chosen) if rows else None
+    return filled_table(["piece", "of", "size", "median time", "rate"], rows, left=3) + refusals(chosen) if rows else None
 
 
 def _speed(probe: ProbeRecord) -> str:

@@ -36,7 +36,7 @@ SECTIONS: tuple[Section, ...] = (
     ("Calls and libraries", "The same product through two calls or two libraries.", tables.libraries),
     (
         "Products of the trained models",
-        "Forward products of one tensor-parallel rank. Brackets hold the share of the dense peak.",
+        "Forward products of one tensor-parallel rank. Brackets hold the share of the dense peak, where it is known.",
         tables.models,
     ),
     (

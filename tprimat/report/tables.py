@@ -130,6 +130,13 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1
     return "\n".join("| " + " | ".join(map(escaped, row)) + " |" for row in (header, rule, *rows))
 
 
+def filled_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
+    """Format a Markdown table without the columns in which no row has a value; arguments as of `table`."""
+    kept = [number for number in range(len(header)) if any(row[number] != units.ABSENT for row in rows)]
+    header, *rows = ([row[number] for number in kept] for row in (header, *rows))
+    return table(header, rows, left=sum(number < left for number in kept))
+
+
 def escaped(text: str) -> str:
     """Return text for a line of Markdown in which names and causes from files end no cell and become no link and no HTML."""
     return MARKS.sub(r"\\\g<0>", text.replace("\n", " "))

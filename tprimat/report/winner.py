@@ -48,7 +48,7 @@ from tprimat.report.limits import distance_from_limits
 from tprimat.report.screen import PLAIN, Painted, Screen
 from tprimat.report.tables import TOO_FEW, columns, shows_nothing, with_interval
 
-VS_BEST = "vs fastest"
+VS_FASTEST = "vs fastest"
 DROPPED_FIRST = (
     STEPS,
     STEP_ERROR,
@@ -97,9 +97,9 @@ def blocks(groups: Sequence[Group], screen: Screen = PLAIN, *, say_apart: bool =
             for position, group in enumerate(ranking.groups)
         ]
         named = {metric: heading_of(metric, ranking.groups) for metric in (*DROPPED_FIRST, *shown)}
-        header = ["configuration", named[TOKENS], VS_BEST, *(named[metric] for metric in shown if metric is not TOKENS)]
+        header = ["configuration", named[TOKENS], VS_FASTEST, *(named[metric] for metric in shown if metric is not TOKENS)]
         if len(rows) == 1:
-            header.remove(VS_BEST)
+            header.remove(VS_FASTEST)
             del rows[0][2]
         lines = [screen.prose(heading(ranking), meaning="heading")]
         lines += [screen.prose(line, 2, "winner" if proven(ranking) else None) for line in headline(ranking)]

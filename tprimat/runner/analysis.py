@@ -24,7 +24,7 @@ from tprimat.records.discover import check_probes, load_results, probes_in
 from tprimat.records.redaction import redactor_of_this_machine
 from tprimat.records.schema import RunRecord
 from tprimat.records.store import as_document, checked
-from tprimat.report.comparison import Comparison, merged, runs_to_decide, sentence
+from tprimat.report.comparison import Comparison, merged, model_without_baseline, runs_to_decide, sentence
 from tprimat.report.html.page import Report, html_report
 from tprimat.report.peak import PeakAnalysis
 from tprimat.report.winner import headline, held_words, proven
@@ -237,6 +237,9 @@ def regression_gate(comparison: Comparison, margin: float) -> Gate:
         return Gate(closed=("there is nothing to compare: a gate needs a baseline and another configuration that count",))
     closed, undecided = [], []
     for found in comparison.verdicts:
+        if model := model_without_baseline(comparison, found):
+            closed.append(f"no baseline for {model}")
+            continue
         passed = None if found.outcome == "refused" else found.no_slower_than(margin)
         favoured = passed is not None and found.handicapped == ("baseline" if passed else "candidate")
         if favoured and found.other_loss is None:
@@ -246,7 +249,7 @@ def regression_gate(comparison: Comparison, margin: float) -> Gate:
             closed.append(sentence(found))
         elif passed is None:
             undecided.append(f"{sentence(found)} {runs_to_decide(found, margin)}")
-    return Gate(closed=tuple(closed), undecided=tuple(undecided))
+    return Gate(closed=tuple(dict.fromkeys(closed)), undecided=tuple(undecided))
 
 
 def analyse_peaks(

@@ -81,7 +81,7 @@ def _memory(session: Session, plan: RunPlan, *, several: bool) -> Check:
         least = sum(size for part, size in need.parts.items() if part not in OF_ROUTED_TOKENS)
     room = session.machine_of(plan).memory_bytes
     if room is None:
-        return Check(name=name, status="ok", finding=what)
+        return Check(name=name, status="absent", finding=f"{what}; the memory of a GPU is not known here")
     if least > room:
         fix = "more tensor or pipeline parallelism, or another strategy; tprimat plan lists what fits"
         return Check(name=name, status="problem", finding=f"{what}; a GPU has {units.gibibytes(room)}", fix=fix)

@@ -32,6 +32,8 @@ RANK_KINDS = ("collectives", "ddp", "overlap")
 """Measured on several ranks."""
 ON_REQUEST = ("rounds", "pieces", "overlap")
 """Not in `all`: rounds keep a GPU at full load for minutes, and only predictions need pieces and overlap."""
+OF_PRODUCTS = ("gemm", "rounds")
+"""With a choice of dtype."""
 RANKS_ON_A_PROCESSOR = 2
 DEFAULT_MICRO_BATCH = 4
 """For models whose micro-batch is 'auto'."""
@@ -48,7 +50,7 @@ class ProbeRequest:
     seconds: float | None
     """Time budget: no measurement starts after it."""
     dtypes: tuple[str, ...] | None = None
-    """Of matrix products; None: all."""
+    """Of matrix products; None: all that the device multiplies."""
     config: Path | None = None
     """Configuration whose models' products are measured; None: TPrimat's own."""
     ranks: int | None
@@ -110,14 +112,25 @@ def measure_here(kind: str, request: ProbeRequest, seconds: float | None) -> Ite
         ConfigError: the file is not a valid configuration.
     """
     from tprimat.config.load import read_config
-    from tprimat.probe import case, catalogue, gemm
+    from tprimat.probe import case, catalogue
 
     bench = shared_bench(request.small)
     workloads = workloads_of(read_config(request.config).config, PLATFORM_OF[bench.machine.platform])
-    choice = catalogue.Choice(dtypes=catalogue.check_dtypes(request.dtypes or gemm.DTYPES), workloads=workloads)
+    choice = catalogue.Choice(dtypes=catalogue.check_dtypes(request.dtypes or default_dtypes(kind, bench)), workloads=workloads)
     log = case.open_log(request.file, resume=request.resume, seconds=seconds, tell=tell)
     yield from catalogue.PROBES[kind](choice, bench, log)
     case.release(bench)
+
+
+def default_dtypes(kind: str, bench: "Bench") -> tuple[str, ...]:
+    """Return the dtypes of matrix products that the device multiplies, and say which are left out."""
+    from tprimat.probe import gemm
+
+    if bench.machine.platform != "cpu":
+        return gemm.DTYPES
+    if kind in OF_PRODUCTS:
+        tell(f"{kind}: {' and '.join(gemm.NOT_ON_A_CPU)} are left out, which a CPU does not multiply.")
+    return tuple(dtype for dtype in gemm.DTYPES if dtype not in gemm.NOT_ON_A_CPU)
 
 
 @lru_cache(maxsize=1)

@@ -19,7 +19,7 @@ from tprimat.analyze.groups import Group, Measured
 from tprimat.analyze.traits import few, model_and_shape
 from tprimat.errors import LaunchError, RecordError
 from tprimat.report.captions import workloads
-from tprimat.report.comparison import Comparison, run_name, sentence, spreads
+from tprimat.report.comparison import Comparison, judgements, run_name, spreads
 from tprimat.report.html import sections
 from tprimat.report.html.data import page_data, short_names, shown_panels
 from tprimat.report.limits import PROBE_COMMAND
@@ -82,7 +82,7 @@ def html_report(report: Report) -> str:
             software=sections.software(records),
             cards=cards,
             remarks=remarks,
-            verdicts=[sentence(verdict) for verdict in comparison.verdicts],
+            verdicts=[words for words, _ in judgements(comparison)],
             ranking=sections.ranking_table(report.rankings, appearance),
             bar_titles=[panel.title for panel in panels.bars],
             curve_titles=[curve.title for curve in panels.curves],

@@ -27,7 +27,7 @@ from tprimat.report.comparison import Comparison, change, notes, run_name
 from tprimat.report.limits import distance_from_limits
 from tprimat.report.plots.style import Look
 from tprimat.report.tables import TOO_FEW, shows_nothing
-from tprimat.report.winner import although, differing, held_words, loss_words
+from tprimat.report.winner import VS_FASTEST, although, differing, held_words, loss_words, vs_fastest
 
 TILES = (TOKENS, FLOPS, MFU, MATMUL_SHARE, STEP_TIME, PEAK_MEMORY, RESERVED_MEMORY)
 """Figures on a workload's card."""
@@ -186,7 +186,6 @@ def software(runs: Sequence[RunRecord]) -> list[str]:
 
 # The ranking: one row per configuration, one table body per workload, so that sorting never ranks unlike workloads.
 
-AGAINST_BEST = "against the best"
 TRAITS: dict[str, Callable[[RunRecord], str]] = {
     "model": lambda run: run.model,
     "accelerator": accelerator_name,
@@ -238,7 +237,7 @@ def ranking_table(rankings: Sequence[Ranking], appearance: Sequence[Look]) -> Ra
         rows = []
         for group, verdict in zip(ranking.groups, ranking.against_best, strict=True):
             cells = [
-                _against_best(ranking, group, verdict),
+                _vs_fastest(ranking, group, verdict),
                 *(Cell(heading=headings[one], text=one.text(group), sort=one.value(group)) for one in metrics),
             ]
             traits = {name: trait(group.run) for name, trait in TRAITS.items()}
@@ -247,17 +246,17 @@ def ranking_table(rankings: Sequence[Ranking], appearance: Sequence[Look]) -> Ra
         workloads.append((workload(ranking.best.run), rows))
     values = {name: sorted({trait(group.run) for group in groups}) for name, trait in TRAITS.items()}
     return RankingTable(
-        headings=["configuration", AGAINST_BEST, *headings.values()],
+        headings=["configuration", VS_FASTEST, *headings.values()],
         workloads=workloads,
         choices={name: several for name, several in values.items() if len(several) > 1},
     )
 
 
-def _against_best(ranking: Ranking, group: Group, verdict: Verdict | None) -> Cell:
+def _vs_fastest(ranking: Ranking, group: Group, verdict: Verdict | None) -> Cell:
     if group is ranking.best and len(ranking.groups) > 1:
-        return Cell(heading=AGAINST_BEST, text="best", sort=0.0)
+        return Cell(heading=VS_FASTEST, text=vs_fastest(ranking, 0), sort=0.0)
     if verdict is None or verdict.ratio is None:
-        return Cell(heading=AGAINST_BEST, text=units.ABSENT, sort=None)
+        return Cell(heading=VS_FASTEST, text=units.ABSENT, sort=None)
     ratio = verdict.ratio
     text = units.signed_percent(ratio.value - 1)
     if ratio.low is not None and ratio.high is not None:
@@ -266,7 +265,7 @@ def _against_best(ranking: Ranking, group: Group, verdict: Verdict | None) -> Ce
         )
         tied = ", tied" if verdict.outcome == "no difference shown" else ""
         text += f"{tied}, {TOO_FEW}" if shows_nothing(ratio) else f"{tied} [{low}, {high}]"
-    return Cell(heading=AGAINST_BEST, text=text, sort=ratio.value - 1)
+    return Cell(heading=VS_FASTEST, text=text, sort=ratio.value - 1)
 
 
 def two_unlike(runs: Sequence[Measured]) -> tuple[int, int]:

@@ -197,10 +197,9 @@ def extract(reading: LogReading, flags: Flags, source: LogSource, config: Config
         ConfigError: a flag contradicts the log, or neither states something that is needed.
         RecordError: the log is not that of a training run.
     """
-    failure = None if growing else failure_of(reading, ())
     if reading.contents.run is None and (unknown := unknown_model(flags, config)) is not None:
         raise unknown  # before what the log lacks: no log has a model that does not exist
-    dialect = reading.check(failure.cause if failure else None)
+    dialect = reading.check(failure.cause if not growing and (failure := failure_of(reading, ())) else None)
     if reading.contents.run is not None:
         return own_run(reading, reading.contents.run, flags, source, growing=growing)
     check_flags(reading, flags)

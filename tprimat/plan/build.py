@@ -56,8 +56,7 @@ def build_plan(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
         MissingLayoutError: the strategy has no layout for the model on the platform.
         LayoutError: the model, the batch and the ranks do not divide.
     """
-    config = loaded.config
-    model = _named(loaded, config.models, request.model, ("model", ("models",)))
+    config, model = loaded.config, _named(loaded, loaded.config.models, request.model, ("model", ("models",)))
     shape = shape_at(loaded, request.model, request.size)
     nodes, gpus = count_ranks(loaded, request.platform, request.gpus_found)
     layout, batch = layout_of(loaded, request, shape, nodes * gpus)

@@ -292,13 +292,14 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _command_of(request: "RunRequest", plan: "RunPlan") -> str:
-    """Return the command that runs a model with what the user set, except for what a layout of the plan decides."""
+    """Return the command that runs a model with what the user set, except for what a layout of the plan decides.
+
+    Recomputation that the file sets is undone: the flags of a layout come later, and count.
+    """
     recompute = f"platform_optimizations.{plan.platform}.recompute"
     kept = [text for text in request.settings if not text.startswith(recompute)]
-    if plan.recompute != "none" and len(kept) == len(
-        request.settings
-    ):  # by the file; the flags of a layout come later, and count
-        kept += [f"{recompute}=none", f"{recompute}_modules=null", f"{recompute}_layers=null"]
+    set_by_file = plan.recompute != "none" and len(kept) == len(request.settings)
+    kept += [f"{recompute}=none", f"{recompute}_modules=null", f"{recompute}_layers=null"] if set_by_file else []
     config = ["--config", str(request.config)] if request.config else []
     return shlex.join(["./benchmark.py", "--model", plan.model, *config, *(word for text in kept for word in ("--set", text))])
 

@@ -114,6 +114,8 @@ LAYOUTS = (
     Layout(name="llama_one_gpu", gpus=1, micro_batch=1, global_batch=16, optimizer_states="bf16"),
     Layout(name="qwen_dp_mbs4", model="qwen"),
     Layout(name="dp_mbs2", micro_batch=2),
+    Layout(name="dp_mbs4_full", recompute="full"),
+    Layout(name="tp2_mbs2", tensor=2, micro_batch=2),
     Layout(name="qwen_dp_mbs2", model="qwen", micro_batch=2),
     Layout(name="qwen_tp2_pp2_mbs4", model="qwen", tensor=2, pipeline=2),
     _mixture("moe_ep2", expert=2, target_tokens_per_second_per_gpu=29_500),

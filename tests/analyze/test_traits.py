@@ -215,6 +215,16 @@ def test_the_option_behind_an_output_layer_in_fp8_is_no_second_difference(known)
     assert len(groups_of(usual, before_the_option)) == 1
 
 
+@pytest.mark.parametrize("switch", ["cuda_graphs", "fully_shard"])
+def test_a_record_from_before_a_switch_equals_one_with_the_switch_off(switch, known):
+    off, on = (
+        replace(known, run=replace(known.run, run_id="other", engine_options={**OPTIONS, switch: value}))
+        for value in (False, True)
+    )
+    assert len(groups_of(known, off)) == 1
+    assert len(groups_of(known, on)) == 2
+
+
 @pytest.mark.parametrize("key", FORGOTTEN)
 def test_what_one_side_does_not_record_is_not_equal(key, known):
     found = judged(known, FORGOTTEN[key])

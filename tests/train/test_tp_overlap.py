@@ -47,8 +47,8 @@ def operands(step, rank, ranks):
     return numbers(*shape, seed=100 * place + rank), numbers(width, 4, seed=100 * place + 50 + rank)
 
 
-def run(machine, exchange, steps, rank):
-    """A rank's code, whose operands are let go after each step; returns what it gets."""
+def run(machine, exchange, steps, rank, anew_every):
+    """A rank's code, whose operands are let go after each step; returns what it gets. It begins anew after some steps each."""
     results = []
     for step in steps:
         left, right = (machine.tensor(part) for part in operands(step, rank, machine.ranks))
@@ -63,6 +63,8 @@ def run(machine, exchange, steps, rank):
                 _ = torch.mm(left, right)
                 results.append((coming.finish(),))
                 del coming
+            if anew_every and (step[-1] + 1) % anew_every == 0:
+                exchange.begin_anew()
         del left, right
     return results
 
@@ -79,13 +81,13 @@ def expected(steps, rank, ranks):
     return results
 
 
-def all_right(machine, ranks, seed, **way):
+def all_right(machine, ranks, seed, anew_every=None, **way):
     made, steps = machine(ranks), exchanges_of(seed)
     got = []
     for rank in range(ranks):
         made.rank = rank
         exchange = SharedMemoryExchange(SimpleNamespace(group_name="tensor", rank=lambda rank=rank: rank, size=lambda: ranks))
-        got.append(run(made, exchange, steps, rank))
+        got.append(run(made, exchange, steps, rank, anew_every))
     made.work(seed, **way)
     return all(
         torch.equal(one, other)
@@ -99,6 +101,20 @@ def all_right(machine, ranks, seed, **way):
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_sums_are_right_in_any_order_that_the_streams_allow(machine, ranks, one_queue):
     assert all(all_right(machine, ranks, seed, one_queue=one_queue) for seed in range(25))
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_sums_are_right_where_exchanges_begin_anew_after_an_odd_number(machine, every):
+    assert all(all_right(machine, 3, seed, anew_every=every) for seed in range(25))
+
+
+def test_the_simulation_notices_a_new_beginning_without_a_barrier(machine, monkeypatch):
+    def forget(exchange):
+        for workspace in exchange._workspaces.values():
+            workspace.turn = 0
+
+    monkeypatch.setattr(SharedMemoryExchange, "begin_anew", forget)
+    assert not all(all_right(machine, 3, seed, anew_every=1) for seed in range(25))
 
 
 def test_the_simulation_notices_a_half_that_is_written_too_early(machine, monkeypatch):

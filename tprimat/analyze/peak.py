@@ -14,6 +14,7 @@ from tprimat.analyze.traits import (
     layout,
     machine_name,
     model_and_shape,
+    options_of,
     routing_words,
     tokens_per_step,
     work_words,
@@ -147,14 +148,15 @@ def _distinguishing_settings(alike: Sequence[Entry]) -> list[list[str]]:
     """Return the settings that distinguish configurations of equal names, and the options that most of them set otherwise."""
     settings = [_settings(entry.run) for entry in alike]
     differing = [key for key in settings[0] if len({repr(one[key]) for one in settings}) > 1]
+    chosen = [options_of(entry.run) for entry in alike]
     options = {
-        key: Counter(repr(entry.run.engine_options.get(key)) for entry in alike).most_common(1)[0][0]
-        for key in sorted({key for entry in alike for key in entry.run.engine_options})
+        key: Counter(repr(own.get(key)) for own in chosen).most_common(1)[0][0]
+        for key in sorted({key for own in chosen for key in own})
     }
     return [
         [f"{key}={one[key]}" for key in differing]
         + [f"{key}={own.get(key)}" for key, usual in options.items() if repr(own.get(key)) != usual]
-        for one, own in zip(settings, (entry.run.engine_options for entry in alike), strict=True)
+        for one, own in zip(settings, chosen, strict=True)
     ]
 
 

@@ -231,14 +231,22 @@ def _data(run: RunRecord) -> str | None:
 
 IN_THE_DTYPE = ("fp8_output_layer", "first_last_layers_bf16")
 """Options that the dtype names: told again as options, they would be a second difference, and one from records before them."""
+LATER_SWITCHES = ("cuda_graphs", "fully_shard")
+"""Switches of the embedded engine that older records lack: they ran as with the switch off."""
 DEFAULT_OPTIONS = "default options"
 NO_OPTIONS = (DEFAULT_OPTIONS, "options unknown")
 """Words for the options of a run that records none: of ours, or of a log."""
 
 
+def options_of(run: RunRecord) -> dict[str, object]:
+    """Return the options of an engine by which runs differ, in alphabetical order: a later switch counts only where it is on."""
+    options = sorted(run.engine_options.items())
+    return {name: value for name, value in options if value is not False or name not in LATER_SWITCHES}
+
+
 def _options(run: RunRecord) -> str | None:
     """Return the options of an engine; None where a log prints none, which does not make them the default ones."""
-    named = (f"{name}={value}" for name, value in sorted(run.engine_options.items()) if name not in IN_THE_DTYPE)
+    named = (f"{name}={value}" for name, value in options_of(run).items() if name not in IN_THE_DTYPE)
     unknown = run.evidence is not None and run.evidence.source == "log"
     return ", ".join(named) or (None if unknown else DEFAULT_OPTIONS)
 

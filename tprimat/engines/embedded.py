@@ -37,6 +37,7 @@ class EmbeddedEngine(WorkerEngine):
             or _refuse_bf16_states(plan, where)
             or _refuse_fully_shard(plan, where)
             or _refuse_transformer_engine(plan, where)
+            or _refuse_cuda_graphs(plan, where)
         )
 
     def refusal_of_layout(self, plan: RunPlan, where: Where) -> UserError | None:
@@ -47,6 +48,7 @@ class EmbeddedEngine(WorkerEngine):
         """Read the switches; auto means what a GPU has."""
         on = {name: value is not False for name, value in settings.options.items()}
         in_fp32 = settings.options.get("gradients", "fp32") == "fp32"
+        graphs = settings.options.get("cuda_graphs") is True
         if settings.options.get("layers") == "transformer_engine":
             # Its Adam updates fp32 states alone, and the switch is torch's.
             by_torch = settings.options.get("optimizer_states") == "bf16"
@@ -56,6 +58,7 @@ class EmbeddedEngine(WorkerEngine):
                 optimizer=_optimizer(fused=on.get("fused_adam", True) or not by_torch, compiled=False),
                 balanced_stages=on.get("balanced_stages", True),
                 reduces_in_fp32=in_fp32,
+                late_host_seconds=0.0 if graphs else TRANSFORMER_ENGINE.late_host_seconds,
             )
         compiled = on.get("compiled_regions", True)
         sharded = settings.options.get("fully_shard") is True
@@ -76,6 +79,7 @@ class EmbeddedEngine(WorkerEngine):
             reduces_in_fp32=in_fp32,
             overlaps_tensor_parallel=on.get("overlap_tensor_parallel", True),
             fp8_output_layer=settings.options.get("fp8_output_layer") is True,
+            late_host_seconds=0.0 if graphs else EMBEDDED.late_host_seconds,
         )
 
 
@@ -259,3 +263,40 @@ def _refuse_transformer_engine(plan: RunPlan, where: Where) -> ConfigError | Non
 
 
 ENGINE = EmbeddedEngine()
+
+
+def _refuse_cuda_graphs(plan: RunPlan, where: Where) -> ConfigError | None:
+    """Refuse to record passes in which Python decides something anew, and what was never recorded on a GPU."""
+    options, layout = plan.engine_options, plan.layout
+    if not options.cuda_graphs:
+        return None
+    untested, te = "It is untested.", options.layers != "local"
+    contradictions = [
+        (plan.platform != "nvidia", f"the platform is {plan.platform}", "It needs an NVIDIA GPU.", "--platform nvidia"),
+        (
+            layout.pipeline > 1,
+            "the layout has pipeline parallelism",
+            "Stages take turns.",
+            "a --parallel with PP1",
+        ),
+        (layout.context > 1, "the layout has context parallelism", untested, "a --parallel with CP1"),
+        (
+            plan.shape.experts is not None,
+            f"{plan.shape.name} has experts",
+            "The host waits for the number of tokens of each.",
+            "a dense model",
+        ),
+        (
+            plan.recompute != "none",
+            f"recompute is {plan.recompute}",
+            "Megatron-Core saves random states on the host for it.",
+            "recompute: none",
+        ),
+        (options.fully_shard, "fully_shard is on", untested, "fully_shard: false"),
+        (te and plan.precision == "fp8", "Transformer Engine multiplies in fp8", untested, "layers: local, or --precision bf16"),
+    ]
+    for applies, what, why, fix in contradictions:
+        if applies:
+            place = where("platform_optimizations", plan.platform, "engine_options", "cuda_graphs")
+            return ConfigError(f"cuda_graphs is on, and {what}.", where=place, why=why, fix=f"{fix}, or cuda_graphs: false")
+    return None

@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,8 @@ from torch.utils.data import DataLoader
 from tprimat.errors import LaunchError
 from tprimat.megatron import compat, fp8
 from tprimat.megatron.context_parallel import own_pieces
+from tprimat.megatron.graphs import CudaRecorder, Place, StepGraphs
+from tprimat.megatron.linear import ChosenProducts
 from tprimat.megatron.loss import set_micro_batches
 from tprimat.megatron.model import build_chunks, transformer_config
 from tprimat.megatron.optimizer import Bf16AdamW, MegatronOptimizer, ScheduledOptimizer, ShardedAdamW
@@ -62,7 +64,10 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         self.sequences: Sequences | None = None
         self.observed: ObservedBatch | None = None
         self.before_gradient_sync: list[Callable[[], None]] = []
-        """Called in each step when this rank has its gradients and starts to wait for those of the others."""
+        """Called in each step when this rank has its gradients and starts to wait for those of the others. Not where CUDA graphs
+        run the step: their last one computes gradients and waits."""
+        self.graphs: StepGraphs | None = None
+        self.micro_batches_per_step = 0
 
     @property
     def micro_batch(self) -> int:
@@ -77,9 +82,11 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         if self.chunks:
             return
         plan, options = self.plan, self.options
+        self.graphs = StepGraphs(self._passes, CudaRecorder()) if options.cuda_graphs else None
         self.config = transformer_config(plan, self.device, options)
         chunks = build_chunks(plan, self.config, options, self.device)
-        self.chunks += chunks if options.fully_shard else self._with_gradient_buffers(chunks)
+        with self._where_passes_run():
+            self.chunks += chunks if options.fully_shard else self._with_gradient_buffers(chunks)
         layers = [[part for part in chunk.modules() if isinstance(part, TransformerLayer)] for chunk in self.chunks]
         self.watch = LayerWatch(layers)
         startup.reached("model_built")
@@ -141,19 +148,11 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         fp8.next_step()
         for buffered, overwritten in self.overwritten:
             begin_step(buffered, overwritten)
+        self.micro_batches_per_step = len(batch)
         for chunk in self.chunks:
             set_micro_batches(chunk, len(batch))
         optimizer.zero_grad()
-        losses = get_forward_backward_func()(
-            forward_step_func=self._forward,
-            data_iterator=[iter(batch) for _ in self.chunks] if len(self.chunks) > 1 else iter(batch),
-            model=self.chunks,
-            num_microbatches=len(batch),
-            seq_length=self.plan.batch.sequence_tokens,
-            micro_batch_size=self.micro_batch,
-            forward_only=False,
-        )
-        check_all_received([weight for _, weights in self.overwritten for weight in weights])
+        losses = self._pass_through(batch) if self.graphs is None else self._launch_graphs(self.graphs, batch)
         with torch.profiler.record_function("optimizer_step") if self.plan.profiling.enabled else nullcontext():
             optimizer.step()
         loss, tokens, *loads = self._over_all_ranks(losses, batch)
@@ -165,6 +164,53 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
         found = {"loss": loss, "grad_norm": self.megatron_optimizer.grad_norm, "learning_rate": rate, "tokens": tokens}
         return {**found, **dict(zip(LOADS, loads, strict=True))} if loads else found
 
+    def _pass_through(self, batch: list[Tensor]) -> list[dict[str, Tensor]]:
+        """Run all passes of a step by Megatron's schedule; a replica's last stage returns the losses of its micro-batches."""
+        losses = get_forward_backward_func()(
+            forward_step_func=self._forward,
+            data_iterator=[iter(batch) for _ in self.chunks] if len(self.chunks) > 1 else iter(batch),
+            model=self.chunks,
+            num_microbatches=len(batch),
+            seq_length=self.plan.batch.sequence_tokens,
+            micro_batch_size=self.micro_batch,
+            forward_only=False,
+        )
+        check_all_received([weight for _, weights in self.overwritten for weight in weights])
+        return losses  # type: ignore[no-any-return]
+
+    def _where_passes_run(self) -> AbstractContextManager[object]:
+        return nullcontext() if self.graphs is None else self.graphs.run()
+
+    def _launch_graphs(self, graphs: StepGraphs, batch: list[Tensor]) -> list[dict[str, Tensor]]:
+        """Run all passes of a step as CUDA graphs; the same as _pass_through."""
+        with graphs.run():
+            losses, launched_by_python = graphs.step(batch, self.device)
+        if launched_by_python:
+            check_all_received([weight for _, weights in self.overwritten for weight in weights])
+        return [{"loss": loss} for loss in losses]
+
+    def _passes(self, tokens: Tensor, place: Place) -> Tensor:
+        """Run both passes of a micro-batch as Megatron's schedule without pipelining does, and return its mean loss.
+
+        Args:
+            tokens: shape (micro_batch, sequence_tokens + 1), on the device.
+            place: where it stands in the step.
+        """
+        (chunk,) = self.chunks
+        if place.first and hasattr(chunk, "set_is_first_microbatch"):
+            chunk.set_is_first_microbatch()
+        averages_later = self.config.no_sync_func if self.config.no_sync_func and not place.last else nullcontext
+        with averages_later():
+            loss, parts = _mean_loss(self._losses_of(chunk, tokens))
+            loss = loss * parallel_state.get_context_parallel_world_size() / self.micro_batches_per_step
+            torch.autograd.backward(self.megatron_optimizer.scale_loss(loss))
+        if place.last:
+            finalize_model_grads([chunk])
+        for exchange in {part.tp_context.exchange for part in chunk.modules() if isinstance(part, ChosenProducts)}:
+            if exchange is not None:
+                exchange.begin_anew()
+        return parts["loss"]
+
     def _finalize_gradients(self, *arguments: Any, **named: Any) -> None:
         """Tell the callback that this rank has computed its gradients: from here on it waits for the others."""
         for note in self.before_gradient_sync:
@@ -173,10 +219,12 @@ class MegatronModule(lightning.LightningModule):  # type: ignore[misc]
             finalize_model_grads(*arguments, **named)
 
     def _forward(self, batches: Iterator[Tensor], model: Any) -> tuple[Tensor, Any]:
-        tokens = next(batches).to(self.device, non_blocking=True)
+        return self._losses_of(model, next(batches).to(self.device, non_blocking=True)), _mean_loss
+
+    def _losses_of(self, model: Any, tokens: Tensor) -> Tensor:
         every = torch.arange(tokens.shape[1] - 1, device=self.device).expand(tokens.shape[0], -1)
         inputs, labels, positions = (own_pieces(part).contiguous() for part in (tokens[:, :-1], tokens[:, 1:], every))
-        return model(inputs, positions, None, labels=labels), _mean_loss
+        return model(inputs, positions, None, labels=labels)  # type: ignore[no-any-return]
 
     def _over_all_ranks(self, losses: list[dict[str, Tensor]], batch: list[Tensor]) -> tuple[Tensor, ...]:
         """Return the mean loss of the global batch, the tokens that all ranks trained on, and how the experts were loaded.
@@ -233,7 +281,8 @@ def initialize_parallel_state(plan: RunPlan) -> None:
         expert_tensor_parallel_size=1,  # experts are whole on their rank
         create_gloo_process_groups=False,  # for distributed checkpoints alone
     )
-    tensor_parallel.model_parallel_cuda_manual_seed(plan.seed)
+    recordable = plan.engine_options.cuda_graphs and torch.cuda.is_available()
+    tensor_parallel.model_parallel_cuda_manual_seed(plan.seed, use_cudagraphable_rng=recordable)
 
 
 class MegatronStrategy(compat.UnwrappedDDPStrategy):
@@ -258,6 +307,8 @@ class MegatronStrategy(compat.UnwrappedDDPStrategy):
         """Do nothing: Megatron's schedule runs the backward pass."""
 
     def teardown(self) -> None:
-        """Destroy the groups of the split."""
+        """Destroy the groups of the split, after the graphs that hold their exchanges."""
+        if isinstance(self.lightning_module, MegatronModule) and self.lightning_module.graphs is not None:
+            self.lightning_module.graphs.forget()
         super().teardown()
         parallel_state.destroy_model_parallel()

@@ -33,6 +33,7 @@ class ResolvedOptions:
     overlap_grad_reduce: bool
     overlap_param_gather: bool
     overlap_tensor_parallel: bool
+    cuda_graphs: bool
     balanced_stages: bool
     gradients: str
     optimizer_states: str
@@ -87,6 +88,7 @@ def resolve(plan: RunPlan, device: torch.device) -> ResolvedOptions:
         and plan.layout.tensor > 1
         and ours
         and precision != "fp8",
+        cuda_graphs=options.cuda_graphs,
         balanced_stages=options.balanced_stages,
         gradients=options.gradients if options.optimizer_states == "fp32" else "bf16",
         optimizer_states=options.optimizer_states,

@@ -89,6 +89,10 @@ class TensorParallelExchange(Protocol):
         """Begin the same; its parts travel while the caller continues."""
         ...
 
+    def begin_anew(self) -> None:
+        """Forget the exchanges so far, which must be over: what follows may be repeated, or follow something else (graphs.py)."""
+        ...
+
 
 @cache
 def exchange_of(group: dist.ProcessGroup) -> TensorParallelExchange:
@@ -119,6 +123,9 @@ class CollectiveExchange:
         work = dist.reduce_scatter_tensor(out, product, group=self.group, async_op=True)
         return CollectiveSum(out, product, work)
 
+    def begin_anew(self) -> None:
+        """See TensorParallelExchange; collectives have nothing to forget."""
+
 
 class CollectiveSum:
     """A sum that a collective is computing."""
@@ -140,15 +147,16 @@ class Workspace:
         device = torch.device("cuda", torch.cuda.current_device())
         self._memory = compat.symmetric_memory().empty(HALVES * bytes_of_half, dtype=torch.uint8, device=device)
         self.handle = compat.symmetric_memory().rendezvous(self._memory, group_name)
-        self._turn = 0
+        self.turn = 0
+        """The half in use."""
         self._views: dict[tuple[int, torch.Size, torch.dtype], list[Tensor]] = {}
 
     def next_half(self, shape: torch.Size, dtype: torch.dtype) -> list[Tensor]:
         """Return the next half, as a tensor of each rank."""
-        self._turn = (self._turn + 1) % HALVES
-        key = (self._turn, shape, dtype)
+        self.turn = (self.turn + 1) % HALVES
+        key = (self.turn, shape, dtype)
         if key not in self._views:
-            offset = self._turn * self.bytes_of_half // dtype.itemsize
+            offset = self.turn * self.bytes_of_half // dtype.itemsize
             ranks = range(self.handle.world_size)
             self._views[key] = [self.handle.get_buffer(rank, shape, dtype, storage_offset=offset) for rank in ranks]
         return self._views[key]
@@ -215,6 +223,12 @@ class SharedMemoryExchange:
             for step in range(1, self.ranks):
                 received[step - 1].copy_(shared[(self.rank - step) % self.ranks][self.rank])
         return SharedMemorySum(shared[self.rank][self.rank], received, self.side)
+
+    def begin_anew(self) -> None:
+        """See TensorParallelExchange. After one more barrier nobody reads either half, so that any may be written next."""
+        for workspace in self._workspaces.values():
+            workspace.handle.barrier(channel=0)
+            workspace.turn = 0
 
     def _scattering(self, rows: Tensor, matrix: Tensor) -> tuple[Workspace, list[Tensor], Tensor]:
         """Return the workspace, its next half as a tensor (ranks, n, out) of each rank, and space for the others' parts."""

@@ -48,6 +48,7 @@ def fit(plan: RunPlan, redirected: bool) -> None:
     options = resolve(plan, torch.device("cuda" if on_gpu else "cpu"))
     TUNER.on = options.tuned_products
     searches = plan.batch.micro_batch_sequences == "auto"
+    options = replace(options, cuda_graphs=options.cuda_graphs and not searches)
     log = StepLog(plan, slowed_steps(plan))
     callback = BenchmarkCallback(directory, describe=_describer(plan, options, redirected), log=log)
     measured = [callback, *profiling_callbacks(plan)]
@@ -86,7 +87,7 @@ def _describer(plan: RunPlan, options: ResolvedOptions, redirected: bool) -> Any
         return replace(
             launched_record(plan),
             software=software_versions(),
-            engine_options=recorded(plan, options),
+            engine_options=recorded(plan, replace(options, cuda_graphs=module.graphs is not None and module.graphs.recorded)),
             matmul_dtype=evidence.matmul_dtype or plan.precision,
             evidence=evidence,
             mismatches=mismatches(plan, evidence),

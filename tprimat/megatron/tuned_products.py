@@ -58,7 +58,12 @@ class Race:
             _, allowed = self._rounds.popleft()
             best = min(map(self.median, self._left))
             self._left = [one for one in self._left if self.median(one) <= best * (1 + allowed)]
-        if not self._rounds and self.winner is None:
+        if not self._rounds:
+            self.end()
+
+    def end(self) -> None:
+        """Declare the winner by the timings so far."""
+        if self.winner is None:
             fastest = min(self._left, key=self.median)
             self.winner = fastest if self.median(fastest) < (1 - MARGIN) * self.median(0) else 0
 
@@ -105,6 +110,10 @@ class TunedProduct:
         cublaslt.run(self.prepared, total, (a, b), choice=runner, alpha=alpha, beta=beta)
         end.record()
         self.running.append((runner, start, end))
+        self.read_timings()
+
+    def read_timings(self) -> None:
+        """Take the timings of the calls that are over."""
         while self.running and self.running[0][2].query():  # type: ignore[no-untyped-call]
             earlier, began, ended = self.running.popleft()
             self.race.finish(earlier, began.elapsed_time(ended) / 1e3)
@@ -116,6 +125,7 @@ class Tuner:
     def __init__(self) -> None:
         self.on = False
         self._products: dict[Key, TunedProduct | None] = {}
+        self._settled = False
 
     def run(  # noqa: PLR0913 - a product has this many parts
         self,
@@ -145,7 +155,7 @@ class Tuner:
         into = torch.bfloat16 if total is None else total.dtype
         key = (a.shape, b.shape, a.dtype, b.dtype, into, form, beta, alignment)
         if key not in self._products:
-            self._products[key] = self._raced(key, a.device.index)
+            self._products[key] = None if self._settled else self._raced(key, a.device.index)
         tuned = self._products[key]
         if tuned is None or tuned.race.winner == 0:
             return None
@@ -155,6 +165,14 @@ class Tuner:
             cublaslt.set_scales(tuned.prepared, *scales)
         tuned.run(total, a, b, alpha=alpha, beta=beta)
         return total
+
+    def settle(self) -> None:
+        """End all races by the timings so far, and begin no more: a CUDA graph cannot time what it records."""
+        self._settled = True
+        for tuned in self._products.values():
+            if tuned is not None:
+                tuned.read_timings()
+                tuned.race.end()
 
     def _raced(self, key: Key, device: int) -> TunedProduct | None:
         """Begin the race of a product; None where torch should compute it."""

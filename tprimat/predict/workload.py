@@ -90,6 +90,9 @@ class Implementation:
     """FSDP: weights, gradients and states are spread over data-parallel ranks and gathered layer by layer."""
     divides_over_replicas_alone: bool = False
     """It does so with dense models on one pipeline stage and one tensor rank only."""
+    late_host_seconds: float = 0.0
+    """The longest that the host took to launch both passes of a layer under tensor parallelism, where the GPUs waited for it
+    (docs/measured.md: two H100); 0: not known, or launched as CUDA graphs."""
     buffers_bytes: int = 0
     """Workspaces of the matrix libraries, which torch allocates once for each thread that multiplies."""
 
@@ -292,6 +295,7 @@ EMBEDDED = Implementation(
     widens_gradients=False,
     expert_wgrad_in_bf16=True,
     received_rows_step=1 / 16,
+    late_host_seconds=9e-3,
     buffers_bytes=WORKSPACES,
 )
 """tprimat/megatron with its own layers, all switches on."""
@@ -299,6 +303,7 @@ TRANSFORMER_ENGINE = Implementation(
     name="Megatron-Core with Transformer Engine",
     loss="native",
     reuses_dummy_gradients=True,
+    late_host_seconds=10e-3,
     buffers_bytes=2 * WORKSPACES,
 )
 """Megatron-LM and Primus with Transformer Engine's layers; Transformer Engine has workspaces of its own."""

@@ -25,8 +25,8 @@ FP8_RECIPES: Mapping[str, Fp8Scaling] = {
     "mxfp4": "mxfp4",
 }
 """Megatron-Core's fp8_recipe or fp4_recipe, torchao's recipe, or our fp8_scaling -> Evidence.fp8_scaling."""
-GRAPH_OPTIONS = ("cuda_graph_impl", "enable_cuda_graph", "external_cuda_graph")
-"""Options of NeMo and Megatron-LM under which CUDA graphs run the layers."""
+GRAPH_OPTIONS = ("cuda_graphs", "cuda_graph_impl", "enable_cuda_graph", "external_cuda_graph")
+"""Options of the embedded engine, NeMo and Megatron-LM under which CUDA graphs run the layers."""
 NO_FACTS = ("source", "grades", "notes")
 
 

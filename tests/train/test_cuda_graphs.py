@@ -1,0 +1,209 @@
+"""Steps launched as CUDA graphs: which passes are recorded, that losses stay, and what is refused."""
+
+import subprocess
+import sys
+import weakref
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from planning import make_plan, train_together
+from repeating import RepeatingRecorder
+
+from tprimat.config.load import parse_setting, read_config
+from tprimat.engines.embedded import ENGINE
+from tprimat.megatron.graphs import Place, StepGraphs
+from tprimat.megatron.tuned_products import Race, Tuner
+from tprimat.plan.build import PlanRequest, build_plan
+from tprimat.records.discover import load_results
+
+ROOT = Path(__file__).resolve().parents[2]
+OPTIONS = "platform_optimizations.nvidia.engine_options"
+LAYOUT = "parallelism.minimal_communication.llama.nvidia"
+STEPS = 5
+COMMON = {
+    "training.duration.max_steps": STEPS,
+    "training.data.global_batch_size": 8,
+    "training.data.sequence_length": 32,
+    "training.optimizer.learning_rate": 1e-3,
+    "training.data.dataset": "mock",
+}
+
+
+def place(*keys):
+    return ".".join(keys)
+
+
+class CountingRecorder(RepeatingRecorder):
+    def __init__(self):
+        self.recorded = 0
+
+        self.results = []
+
+    def record(self, work):
+        self.recorded += 1
+        replay, result = super().record(work)
+        self.results.append(weakref.ref(result))
+        return replay, result
+
+
+@pytest.mark.parametrize(("micro_batches", "graphs"), [(1, 1), (2, 2), (3, 3), (6, 3)])
+def test_first_last_and_all_others_are_recorded_once_in_the_third_step(micro_batches, graphs):
+    recorder, seen = CountingRecorder(), []
+
+    def passes(tokens, at):
+        seen.append(at)
+        return tokens.float().sum()
+
+    steps = StepGraphs(passes, recorder)
+    for step in range(1, 6):
+        batch = [torch.full((1, 3), 100 * step + number) for number in range(micro_batches)]
+        losses, by_python = steps.step(batch, torch.device("cpu"))
+        assert [loss.item() for loss in losses] == [3.0 * (100 * step + number) for number in range(micro_batches)]
+        assert by_python == (step <= 3)
+        assert steps.recorded == (step >= 3)
+        assert recorder.recorded == (graphs if step >= 3 else 0)
+        assert seen[-micro_batches:] == [Place(number == 0, number == micro_batches - 1) for number in range(micro_batches)]
+
+
+def test_nothing_that_was_recorded_is_left_once_it_is_forgotten():
+    recorder = CountingRecorder()
+    steps = StepGraphs(lambda tokens, _: tokens.float().sum(), recorder)
+    for _ in range(3):
+        steps.step([torch.ones(1, 3)] * 4, torch.device("cpu"))
+    assert [result() is not None for result in recorder.results] == [True] * 3
+    steps.forget()
+    assert [result() for result in recorder.results] == [None] * 3
+    assert steps.recorded
+
+
+VARIANTS = {
+    1: {"1 rank": {}, "1 rank, gradients straight into the buffer": {"accumulate_weight_gradients": True}},
+    2: {
+        "dp2": {},
+        "dp2, gradients straight into the buffer": {"accumulate_weight_gradients": True, "streamed_cross_entropy": True},
+        "dp2 without overlap": {"overlap_grad_reduce": False, "overlap_param_gather": False},
+        "tp2": {"tp": 2},
+        "tp2 in pieces": {"tp": 2, "overlap_tensor_parallel": True, "streamed_cross_entropy": True},
+    },
+}
+
+
+@pytest.mark.parametrize("ranks", VARIANTS)
+def test_losses_and_norms_are_those_of_megatrons_schedule(tmp_path, ranks):
+    plans = []
+    for name, options in VARIANTS[ranks].items():
+        settings = {**COMMON, "hardware.platforms.cpu.gpus_per_node": ranks}
+        tensor = options.get("tp", 1)
+        settings["parallelism.minimal_communication.llama.cpu.tensor_model_parallel_size"] = tensor
+        chosen = {key: value for key, value in options.items() if key != "tp"}
+        settings |= {f"platform_optimizations.cpu.engine_options.{key}": value for key, value in chosen.items()}
+        for graphs in (False, True):
+            plan = make_plan(tmp_path / f"{name} {graphs}", "llama", settings)
+            plans.append(replace(plan, engine_options=replace(plan.engine_options, cuda_graphs=graphs)))
+    results = train_together(plans)
+    for (run, usual), (recorded_run, recorded) in zip(results[::2], results[1::2], strict=True):
+        assert [step.loss for step in recorded] == pytest.approx([step.loss for step in usual], rel=1e-6)
+        assert [step.grad_norm for step in recorded] == pytest.approx([step.grad_norm for step in usual], rel=1e-5)
+        assert recorded_run.engine_options["cuda_graphs"] is True
+        assert run.engine_options["cuda_graphs"] is False
+
+
+def test_a_run_that_ends_before_anything_is_recorded_says_so(tmp_path):
+    settings = {**COMMON, "training.duration.max_steps": 2, "hardware.platforms.cpu.gpus_per_node": 1}
+    plan = make_plan(tmp_path / "short", "llama", settings)
+    ((run, _),) = train_together([replace(plan, engine_options=replace(plan.engine_options, cuda_graphs=True))])
+    assert run.engine_options["cuda_graphs"] is False
+
+
+def test_a_race_ends_by_the_timings_so_far():
+    race = Race(2)
+    for seconds in (9.0, 1.0):  # the first of each does not count
+        for runner in (0, 1):
+            race.finish(runner, seconds / (1 + runner))
+    race.end()
+    assert race.winner == 1
+    undecided = Race(3)
+    undecided.end()
+    assert undecided.winner == 0
+
+
+def test_after_the_races_have_ended_none_begins():
+    tuner = Tuner()
+    tuner.on = True
+    tuner.settle()
+    assert tuner.run(torch.ones(2, 2), torch.ones(2, 2)) is None
+
+
+def refusal(*changes, model="llama", platform="nvidia"):
+    settings = [parse_setting(change) for change in (f"{OPTIONS.replace('nvidia', platform)}.cuda_graphs=true", *changes)]
+    request = PlanRequest(
+        model=model,
+        strategy="minimal_communication",
+        platform=platform,
+        size="full",
+        engine="megatron",
+        engine_reason="test",
+        gpus_found=8,
+        run_id="run",
+        run_directory="/nowhere",
+        output_directory="/nowhere",
+    )
+    return ENGINE.refusal(build_plan(read_config(settings=settings, environment={}), request), place)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what", "fix"),
+    [
+        ([f"{LAYOUT}.pipeline_model_parallel_size=2"], "the layout has pipeline parallelism", "a --parallel with PP1"),
+        ([f"{LAYOUT}.context_parallel_size=2"], "the layout has context parallelism", "a --parallel with CP1"),
+        (["platform_optimizations.nvidia.recompute=full"], "recompute is full", "recompute: none"),
+        ([f"{OPTIONS}.fully_shard=true"], "fully_shard is on", "fully_shard: false"),
+        (
+            [f"{OPTIONS}.layers=transformer_engine", "platform_optimizations.nvidia.precision=fp8"],
+            "Transformer Engine multiplies in fp8",
+            "layers: local, or --precision bf16",
+        ),
+    ],
+)
+def test_what_does_not_go_with_graphs_is_refused_with_the_way_out(changes, what, fix):
+    error = refusal(*changes)
+    assert error.what == f"cuda_graphs is on, and {what}."
+    assert error.where == f"{OPTIONS}.cuda_graphs"
+    assert error.why
+    assert error.fix == f"{fix}, or cuda_graphs: false"
+
+
+def test_experts_and_other_platforms_are_refused():
+    assert refusal(model="mixtral").what == "cuda_graphs is on, and mixtral-8x7b has experts."
+    assert refusal(platform="amd").what == "cuda_graphs is on, and the platform is amd."
+    assert refusal() is None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="records CUDA graphs")
+@pytest.mark.parametrize(("ranks", "tensor", "precision"), [(1, 1, "bf16"), (1, 1, "fp8"), (2, 2, "bf16"), (2, 1, "bf16")])
+def test_on_a_gpu_losses_are_those_without_graphs(tmp_path, ranks, tensor, precision):
+    if torch.cuda.device_count() < ranks:
+        pytest.skip("needs two GPUs")
+    folders = [tmp_path / name for name in ("usual", "graphs")]
+    for folder in folders:
+        words = [
+            sys.executable,
+            ROOT / "benchmark.py",
+            "--size",
+            "tiny",
+            "--model",
+            "llama",
+            "--engine",
+            "megatron",
+            "--platform",
+        ]
+        words += ["nvidia", "--gpus", ranks, "--tp", tensor, "--pp", 1, "--steps", 6, "--precision", precision]
+        words += ["--micro-batch-size", 1, "--global-batch-size", 8, "--output-dir", folder]
+        words += ["--set", f"{OPTIONS}.cuda_graphs={'true' if folder.name == 'graphs' else 'false'}"]
+        done = subprocess.run(list(map(str, words)), check=False, capture_output=True, text=True, cwd=ROOT)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-8000:]
+    (usual, graphs), _ = load_results(folders)
+    assert graphs.run.engine_options["cuda_graphs"] is True
+    assert [step.loss for step in graphs.steps] == pytest.approx([step.loss for step in usual.steps], rel=2e-3)

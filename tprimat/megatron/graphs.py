@@ -1,0 +1,135 @@
+"""The passes of a micro-batch launched as one CUDA graph, so that the GPU does not wait for the host.
+
+The problem: a layer launches some hundred kernels in its two passes. Where they are short, as in small micro-batches and under
+tensor parallelism, the host takes longer to launch them than the GPU to run them.
+
+What is done: the first steps run as usual, which compiles kernels, connects ranks and chooses algorithms. Then a step is recorded
+instead of run: one graph of all kernels of a micro-batch, forward and backward. From then on the host launches each micro-batch
+with one call. The first micro-batch of a step differs from the others (it gathers updated weights, and its gradients overwrite),
+and so does the last (it averages gradients over the replicas): each has a graph of its own. All graphs share memory, because
+nothing but the loss outlives a micro-batch. Megatron-LM records whole steps, whose graphs grow with the number of micro-batches.
+
+Why it is right: a graph repeats the recorded kernels at the recorded addresses. Only the tokens change, which are copied to where
+the graph reads them; weights, gradients and moments stay where they are. What Python decides while a step is recorded is the same
+in each later step: the plan's batch does not change, and a dense model asks the device nothing. Autograd adds a weight's gradient
+in the stream in which the gradient buffers were made, so they are made, and all passes run, in the stream that is recorded.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import NamedTuple, Protocol
+
+import torch
+from megatron.core.tensor_parallel.random import get_all_rng_states
+from torch import Tensor
+
+from tprimat.megatron.tuned_products import TUNER
+
+STEPS_BEFORE = 2
+"""Steps that run as usual: the first compiles, and the second is the first in which Megatron overlaps its reductions."""
+
+
+class Place(NamedTuple):
+    """Where a micro-batch stands in its step."""
+
+    first: bool
+    last: bool
+
+
+Passes = Callable[[Tensor, Place], Tensor]
+"""(tokens, place) -> the loss, after forward and backward pass."""
+
+
+class Recorder(Protocol):
+    """Records work on the device, and repeats it."""
+
+    def run(self) -> AbstractContextManager[object]:
+        """Return a context for the passes, recorded or not."""
+        ...
+
+    def record(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        """Return what repeats the work, and the tensor that holds its result afterwards. The work itself may not run."""
+        ...
+
+
+class CudaRecorder:
+    """Records in a stream of its own, into memory that all recordings share."""
+
+    def __init__(self) -> None:
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._memory = torch.cuda.graph_pool_handle()
+
+    @contextmanager
+    def run(self) -> Iterator[None]:
+        """Make the stream the current one: it waits for the one before, which waits for it afterwards."""
+        before = torch.cuda.current_stream()
+        self.stream.wait_stream(before)
+        with torch.cuda.stream(self.stream):
+            yield
+        before.wait_stream(self.stream)
+
+    def record(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        """Record a CUDA graph. Other threads, such as NCCL's, may call CUDA meanwhile."""
+        graph = torch.cuda.CUDAGraph()
+        for state in get_all_rng_states().values():
+            graph.register_generator_state(state)  # Megatron forks it around dropout, also where nothing is dropped
+        with torch.cuda.graph(graph, pool=self._memory, stream=self.stream, capture_error_mode="thread_local"):
+            result = work()
+        return graph.replay, result
+
+
+class StepGraphs:
+    """Runs the micro-batches of each step, from the third step on as graphs.
+
+    Args:
+        passes: runs both passes of a micro-batch.
+        recorder: records them.
+    """
+
+    def __init__(self, passes: Passes, recorder: Recorder) -> None:
+        self._passes = passes
+        self._recorder = recorder
+        self._graphs: dict[Place, tuple[Callable[[], None], Tensor]] = {}
+        self._tokens: Tensor | None = None
+        self._steps = 0
+        self.recorded = False
+        """Whether steps have been launched as graphs."""
+
+    def forget(self) -> None:
+        """Drop the graphs. NCCL waits at its end for all that hold its kernels: a run would not end."""
+        self._graphs.clear()
+
+    def run(self) -> AbstractContextManager[object]:
+        """Return the context for passes, and for making what they add gradients to."""
+        return self._recorder.run()
+
+    def step(self, batch: Sequence[Tensor], device: torch.device) -> tuple[list[Tensor], bool]:
+        """Run all micro-batches of a step.
+
+        Args:
+            batch: tokens of each micro-batch, all of one shape, on the host or the device.
+            device: where the passes run.
+
+        Returns:
+            the loss of each, and whether Python ran any of them, instead of repeating an earlier step.
+        """
+        self._steps += 1
+        losses, launched_by_python = [], False
+        if self._steps == STEPS_BEFORE + 1:
+            TUNER.settle()
+        for number, tokens in enumerate(batch):
+            place = Place(number == 0, number == len(batch) - 1)
+            if self._tokens is None:
+                self._tokens = torch.empty_like(tokens, device=device)
+            self._tokens.copy_(tokens, non_blocking=True)
+            if self._steps <= STEPS_BEFORE:
+                losses.append(self._passes(self._tokens, place))
+                launched_by_python = True
+                continue
+            if place not in self._graphs:
+                self._graphs[place] = self._recorder.record(lambda place=place: self._passes(self._tokens, place))  # type: ignore[misc]
+                self.recorded = launched_by_python = True
+            replay, loss = self._graphs[place]
+            replay()
+            losses.append(loss.clone())
+        return losses, launched_by_python

@@ -17,7 +17,7 @@ from tprimat.records.schema import Estimate, ProbeRecord, RunRecord
 from tprimat.report.tables import plural, table
 from tprimat.statistics import FEWEST_RUNS
 
-SERIES = ("in-turn-nemo", "in-turn", "fp8-current-scaling", "with-transformer-engine")
+SERIES = ("in-turn-two-gpus", "in-turn-nemo", "in-turn", "fp8-current-scaling", "with-transformer-engine")
 """Folders of runs made in turn on one machine, newest first: the files that engine_speed.py leaves, as PROGRAM/LAYOUT/ROUND.
 
 A layout on a number of GPUs is shown from the first folder that has it.

@@ -1,6 +1,8 @@
 """The layouts that are searched are those that TPrimat's own plans accept, and they are ranked by their predictions."""
 
+import statistics
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +16,10 @@ from tprimat.predict.rates import published_rates
 from tprimat.predict.search import MOST_CHUNKS, Question, layouts, reason, search, workloads
 from tprimat.predict.time import predict_time
 from tprimat.predict.workload import EMBEDDED, TRANSFORMER_ENGINE
+from tprimat.records.discover import load_results
+from tprimat.report.plan import host_may_be_late, interval
 
+TWO_H100 = Path(__file__).parents[2] / "benchmarks" / "records" / "h100" / "in-turn-two-gpus"
 H100 = find_accelerator("H100 SXM")
 
 
@@ -162,3 +167,37 @@ def test_an_engine_that_recomputes_all_or_none_is_asked():
     found = search(asked, published_rates(mi300x, 8)).fitting
     assert found
     assert {candidate.workload.recompute.first_layers for candidate in found} == {None}
+
+
+# A late host.
+
+
+@pytest.mark.parametrize(("program", "layers"), [("megatron", EMBEDDED), ("transformer_engine", TRANSFORMER_ENGINE)])
+def test_steps_that_waited_for_the_host_are_within_the_interval(program, layers):
+    """Two H100 under TP2, at micro-batch 2."""
+    results, _ = load_results([TWO_H100 / program / "tp2_mbs2"])
+    seconds = statistics.median(step.step_seconds for result in results for step in result.steps[2:])
+    code = replace(layers, reduces_in_fp32=False)
+    asked = question(gpus=2, gpus_per_node=2, implementation=code, memory_bytes=2 * H100.memory_bytes)
+    rates = published_rates(H100, 2)
+    found = next(one for one in search(asked, rates).fitting if one.degrees == (2, 1, 1, 1) and one.workload.micro_batch == 2)
+    value, low, high = interval(found, rates)
+    assert low < found.workload.tokens_per_step / seconds / 2 < 0.7 * value
+    assert value < high
+    assert host_may_be_late(found, rates)
+    assert low > 0.4 * value
+
+
+def test_a_host_is_not_late_in_long_micro_batches_as_graphs_or_without_tensor_parallelism():
+    rates = published_rates(H100, 2)
+
+    def late(micro, implementation=EMBEDDED, tensor=2):
+        asked = question(gpus=2, gpus_per_node=2, implementation=implementation, memory_bytes=4 * H100.memory_bytes)
+        wanted = (tensor, 1, 1, 1)
+        found = search(asked, rates).fitting
+        return host_may_be_late(next(one for one in found if one.degrees == wanted and one.workload.micro_batch == micro), rates)
+
+    assert late(1)
+    assert not late(8)
+    assert not late(1, replace(EMBEDDED, late_host_seconds=0.0))
+    assert not late(1, tensor=1)

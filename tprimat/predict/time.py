@@ -7,7 +7,6 @@ pipeline's schedule; the optimizer. The device is as fast as `Rates` say, and th
 Nothing here is fitted to a training run. `analyze` of the ledger (predict/accuracy.py) may scale all of it by one factor.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -501,7 +500,9 @@ def _optimizer(workload: Workload, rates: Rates, weights: Weights) -> float:
     return moved / rates.bandwidth
 
 
-def launches(workload: Workload) -> int:
-    """Return about how many kernels one rank launches in a step."""
-    layers = math.ceil(workload.shape.layers / workload.layout.pipeline)
-    return workload.accumulation_steps * layers * KERNELS_OF_A_LAYER
+def late_step_seconds(workload: Workload) -> float:
+    """Return what a step takes at least if the host is as late as it once was; 0 where that is not known."""
+    if workload.layout.tensor == 1:
+        return 0.0
+    layers = max(stage.layers for stage in stages_of(workload)) + 1  # the output layer, as one more
+    return workload.accumulation_steps * layers * workload.implementation.late_host_seconds

@@ -13,7 +13,7 @@ from tprimat.predict.memory import PARTS, MemoryPrediction, Part
 from tprimat.predict.published import published_errors
 from tprimat.predict.rates import Rates
 from tprimat.predict.search import NARROWER, Answer, Candidate, Otherwise, Question, reason
-from tprimat.predict.time import TIME_PARTS, TimePart
+from tprimat.predict.time import TIME_PARTS, TimePart, late_step_seconds
 from tprimat.predict.workload import EMBEDDED, NEMO, Implementation, Precision, Workload
 from tprimat.report.screen import PLAIN, Painted, Screen
 from tprimat.report.tables import columns, plural
@@ -93,11 +93,32 @@ def _error_of(question: Question, rates: Rates) -> float | None:
 
 
 def interval(candidate: Candidate, rates: Rates) -> tuple[float, float | None, float | None]:
-    """Return tokens/s/GPU, and the ends of its interval by the published error of such predictions; None: that is not known."""
+    """Return tokens/s/GPU, and the ends of its interval; None: that is not known.
+
+    They are those of the published error of such predictions, or below them what a late host leaves.
+    """
     assert candidate.time is not None
-    work, value = candidate.workload, candidate.time.tokens_per_second_per_gpu
-    error = time_error(work.shape, work.implementation, work.precision, rates, work.layout.world_size)
-    return (value, None, None) if error is None else (value, value / (1 + error), value / (1 - error))
+    value, error = candidate.time.tokens_per_second_per_gpu, _error_for(candidate, rates)
+    return (value, None, None) if error is None else (value, min(value / (1 + error), _late_rate(candidate)), value / (1 - error))
+
+
+def host_may_be_late(candidate: Candidate, rates: Rates) -> bool:
+    """Whether a late host, and not the error of the prediction, is the lower end of a candidate's interval."""
+    error = _error_for(candidate, rates)
+    if error is None or candidate.time is None:
+        return False
+    return _late_rate(candidate) < candidate.time.tokens_per_second_per_gpu / (1 + error)
+
+
+def _error_for(candidate: Candidate, rates: Rates) -> float | None:
+    work = candidate.workload
+    return time_error(work.shape, work.implementation, work.precision, rates, work.layout.world_size)
+
+
+def _late_rate(candidate: Candidate) -> float:
+    """Return tokens/s/GPU if the host is as late as it once was; infinite where that is not known."""
+    work, late = candidate.workload, late_step_seconds(candidate.workload)
+    return work.tokens_per_step / late / work.layout.world_size if late else math.inf
 
 
 def _rate(candidate: Candidate, rates: Rates) -> str:
@@ -182,6 +203,9 @@ def _best(best: Candidate, question: Question, rates: Rates, screen: Screen, com
     flags = _run_by(work, question, rates)
     run = f"{command} {flags}" if command and question.engine else flags
     lines = [what, f"{rate}, {memory} a GPU", run]
+    if host_may_be_late(best, rates):
+        lines.append("as slow as the lower end if the host launches kernels as late as on two H100 (docs/measured.md);")
+        lines.append("engine_options.cuda_graphs: true launches a micro-batch at once")
     spare = 1 - best.memory.device_bytes / question.memory_bytes
     if spare < MEMORY_ERROR:
         lines.append(
@@ -203,7 +227,8 @@ def _certainty(layouts: Sequence[Candidate], question: Question, rates: Rates, s
     run = measure if command and question.engine else ""
     if error is None:
         return screen.prose("How far these rates may be off is not known: measure to rank the layouts") + run
-    close = sum(best_share(candidate, layouts[0]) > 1 / (1 + error) for candidate in layouts)
+    value, low, _ = interval(layouts[0], rates)
+    close = sum(best_share(candidate, layouts[0]) > (low or 0) / value for candidate in layouts)
     if close == 1:
         return screen.prose(f"No other layout is within {units.percent(error, 0)} of the fastest, the error of the prediction.")
     return (

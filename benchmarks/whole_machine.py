@@ -51,6 +51,8 @@ ROWS = (
     "dp_s8192_mbs1_fp8",
     "qwen_dp_mbs4",
 )
+AS_GRAPHS = ("tp4_mbs4", "tp2_mbs4", "dp_mbs1")
+"""Where a micro-batch's kernels are short, and the GPU may wait for the host."""
 STRATEGIES_NEED = 8
 """GPUs: Qwen's TP4 PP2."""
 SCALED = "llama-3.2-3b"
@@ -103,10 +105,14 @@ def steps(gpus: int, output: Path, programs: Sequence[Program]) -> list[Step]:
         found.append(Step(name=f"probes-{ranks}", words=words, folder=output))
     # NeMo with a Python of its own trains the strategies alone.
     against = ",".join(program.name for program in programs[1:] if program.python == sys.executable) or "none"
-    words = (sys.executable, str(ROOT / "benchmarks" / "engine_speed.py"), "--output", str(output / "in-turn"), "--resume")
-    words += ("--gpus", str(gpus), "--against", against, "--rounds", "3", "--steps", "10", "--only", ",".join(ROWS))
-    words += ("--probes", str(probes), *(("--equal-work",) if gpus != MEANT_FOR else ()))
+    speed = (sys.executable, str(ROOT / "benchmarks" / "engine_speed.py"), "--resume", "--gpus", str(gpus), "--rounds", "3")
+    speed += ("--steps", "10", "--probes", str(probes), *(("--equal-work",) if gpus != MEANT_FOR else ()))
+    words = (*speed, "--output", str(output / "in-turn"), "--against", against, "--only", ",".join(ROWS))
     found.append(Step(name="in-turn", words=words, folder=output, knows_limit=True))
+    layers = "transformer_engine" if "transformer_engine" in against.split(",") else "none"
+    words = (*speed, "--output", str(output / "in-turn-graphs"), "--against", layers, "--only", ",".join(AS_GRAPHS))
+    words += ("--set", "platform_optimizations.nvidia.engine_options.cuda_graphs=true")
+    found.append(Step(name="in-turn-graphs", words=words, folder=output, knows_limit=True))
     common = ("--steps", "10", "--gpus", str(gpus), "--probes", str(probes))
     for program in programs if gpus >= STRATEGIES_NEED else ():
         if program.name in (embedded.ENGINE.name, nemo.ENGINE.name):

@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import engine_speed  # noqa: E402
 from speed_programs import Program  # noqa: E402
-from whole_machine import AGAIN, ROWS, Step, series, steps  # noqa: E402
+from whole_machine import AGAIN, AS_GRAPHS, ROWS, Step, series, steps  # noqa: E402
 
 from tprimat.cli import main as commands  # noqa: E402
 
@@ -45,7 +45,7 @@ def test_every_command_is_understood_by_its_program(gpus, tmp_path):
 
 
 def test_every_row_is_a_layout_and_fits_four_and_eight_gpus():
-    for name in ROWS:
+    for name in (*ROWS, *AS_GRAPHS):
         (layout,) = [layout for layout in engine_speed.LAYOUTS if layout.name == name]
         assert layout.ranks(4) == 4
         assert layout.with_equal_work(8).ranks(8) == 8

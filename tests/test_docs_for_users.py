@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from commands import SCRIPTS, run_command
+from plans import request_of
 from pydantic import TypeAdapter
 
 from tprimat.analyze.metrics import MetricOptions, run_metrics
@@ -16,7 +17,7 @@ from tprimat.cli.main import COMMANDS, parser_of
 from tprimat.config.load import read_config
 from tprimat.config.schema import ClusterConfig
 from tprimat.logs.failures import classify
-from tprimat.plan.build import PlanRequest, build_plan
+from tprimat.plan.build import build_plan
 from tprimat.plan.evidence import mismatches
 from tprimat.records.discover import read_result
 from tprimat.records.schema import Evidence, TelemetrySample
@@ -65,16 +66,7 @@ def printed(tmp_path_factory):
 
 
 def other_layout():
-    request = PlanRequest(
-        model="llama",
-        strategy="truly_identical",
-        platform="nvidia",
-        size="full",
-        engine="megatron",
-        engine_reason="",
-        gpus_found=8,
-    )
-    plan = build_plan(read_config(environment={}), request)
+    plan = build_plan(read_config(environment={}), request_of("llama", "truly_identical"))
     return "\n".join(mismatches(plan, Evidence(source="log", tensor_parallel=1)))
 
 

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 from commands import run_command
+from plans import request_of
 
 from tprimat.analyze.groups import group_runs, measure
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.config.load import read_config
 from tprimat.facts.flops import parameters
 from tprimat.facts.models import model_shape, padded_vocabulary
-from tprimat.plan.build import PlanRequest, build_plan
+from tprimat.plan.build import build_plan
 from tprimat.plan.schema import write_plan
 from tprimat.records import summary
 from tprimat.records.benchmark_file import benchmark_document
@@ -158,16 +159,7 @@ def test_a_file_of_ours_that_was_changed_by_hand_is_not_counted(tmp_path, sound,
 
 def test_a_run_is_held_to_the_plan_beside_it(tmp_path):
     shutil.copytree(LLAMA, tmp_path / "run")
-    request = PlanRequest(
-        model="llama",
-        strategy="truly_identical",
-        platform="nvidia",
-        size="full",
-        engine="megatron",
-        engine_reason="",
-        gpus_found=8,
-    )
-    write_plan(tmp_path / "run" / "plan.json", build_plan(read_config(environment={}), request))
+    write_plan(tmp_path / "run" / "plan.json", build_plan(read_config(environment={}), request_of("llama", "truly_identical")))
     run = replace(read_result(LLAMA).run, evidence=Evidence(source="log", tensor_parallel=1))
     (tmp_path / "run" / "run.json").write_text(to_json(run))
     (item,) = read_results([tmp_path], MetricOptions(), {}).measured

@@ -7,10 +7,11 @@ import shlex
 
 import pytest
 from commands import ROOT, run_command, run_script
+from plans import request_of
 
 from tprimat.config.load import Setting, read_config
 from tprimat.engines.base import engine_named
-from tprimat.plan.build import PlanRequest, build_plan
+from tprimat.plan.build import build_plan
 from tprimat.predict.published import score_published
 
 QUESTION = ("--architecture", "llama-3.1-70b", "--accelerator", "NVIDIA H100 80GB HBM3", "--gpus", "64")
@@ -447,9 +448,8 @@ def plans_of(rows, asked, *, engine, model, precision, recompute):
     }
     settings = [Setting(tuple(key.split(".")), value, key) for key, value in given.items()]
     loaded = read_config(size="full", settings=settings, environment={})
-    asked_of = {"model": "asked", "platform": "nvidia", "size": "full", "engine": engine, "engine_reason": "asked for"}
     for number in range(len(rows)):
-        yield build_plan(loaded, PlanRequest(strategy=str(number), gpus_found=None, **asked_of))
+        yield build_plan(loaded, request_of("asked", str(number), engine=engine, gpus_found=None))
 
 
 @pytest.mark.parametrize(

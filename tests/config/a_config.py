@@ -1,8 +1,9 @@
 """A small configuration, and the ways to make it wrong."""
 
+from plans import request_of
+
 from tprimat.config.load import read_config
 from tprimat.errors import UserError
-from tprimat.plan.build import PlanRequest
 from tprimat.runner.session import plan_run
 
 SHAPE = "name: m, layers: 4, hidden: 64, heads: 4, kv_heads: 2, head_dim: 16, ffn: 128, vocabulary: 512, context_tokens: 256"
@@ -33,19 +34,7 @@ def written(folder, text=TEXT):
 
 def planned(path, *, settings=(), size="full", platform="cpu", strategy="split", model="mine", found=None, environment=None):
     loaded = read_config(path, size=size, settings=settings, environment=environment or {})
-    request = PlanRequest(
-        model=model,
-        strategy=strategy,
-        platform=platform,
-        size=size,
-        engine="megatron",
-        engine_reason="",
-        gpus_found=found,
-        run_id="r",
-        run_directory="d",
-        output_directory="o",
-    )
-    return plan_run(loaded, request)
+    return plan_run(loaded, request_of(model, strategy, platform=platform, size=size, gpus_found=found))
 
 
 def complaint(*arguments, **choices):

@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import pytest
+from plans import request_of
 
 from tprimat.analyze.metrics import run_metrics
 from tprimat.config.load import Setting, parse_setting, read_config
 from tprimat.engines.embedded import ENGINE
-from tprimat.plan.build import PlanRequest, build_plan
+from tprimat.plan.build import build_plan
 from tprimat.records.discover import load_results
 from tprimat.report.summary import summary
 from tprimat.runner.run import announcement
@@ -28,20 +29,8 @@ def refusal(*changes, model="llama"):
 
 def plan_of(*changes, model="llama"):
     settings = [parse_setting(change) for change in (f"{OPTIONS}.fully_shard=true", *changes)]
-    request = PlanRequest(
-        model=model,
-        strategy="minimal_communication",
-        platform="nvidia",
-        size="full",
-        engine="megatron",
-        engine_reason="test",
-        gpus_found=8,
-        run_id="run",
-        run_directory="/nowhere",
-        output_directory="/nowhere",
-    )
     overlay = [*settings, Setting(("hardware", "platforms", "nvidia", "gpus_per_node"), 8, "test")]
-    return build_plan(read_config(settings=overlay, environment={}), request)
+    return build_plan(read_config(settings=overlay, environment={}), request_of(model, "minimal_communication"))
 
 
 @pytest.mark.parametrize(

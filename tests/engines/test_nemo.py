@@ -6,12 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from plans import request_of
 
 from tprimat.config.load import Setting, read_config
 from tprimat.engines import nemo
 from tprimat.engines.base import Here, Settings, choose
 from tprimat.errors import LaunchError
-from tprimat.plan.build import PlanRequest, build_plan
+from tprimat.plan.build import build_plan
 from tprimat.predict.memory import predict_memory
 from tprimat.predict.workload import workload_of_plan
 
@@ -56,19 +57,7 @@ def place(*keys):
 
 def plan_of(name="llama", **settings):
     overlay = [Setting(tuple(key.split("__")), value, "test") for key, value in settings.items()]
-    request = PlanRequest(
-        model=name,
-        strategy="balanced",
-        platform="nvidia",
-        size="full",
-        engine="nemo",
-        engine_reason="test",
-        gpus_found=8,
-        run_id="run",
-        run_directory="/nowhere/runs/run",
-        output_directory="/nowhere",
-    )
-    return build_plan(read_config(settings=overlay, environment={}), request)
+    return build_plan(read_config(settings=overlay, environment={}), request_of(name, "balanced", engine="nemo"))
 
 
 REFUSED = {

@@ -11,29 +11,21 @@ from pathlib import Path
 
 import pytest
 from commands import FAKE_PACKAGES, fake_nvml, run_command, run_script
+from plans import request_of
 
 from tprimat.config.load import parse_setting, read_config
 from tprimat.engines.base import Here, choose
 from tprimat.engines.torchtitan import ENGINE, TEXTS, WORDS, arguments, input_files
 from tprimat.errors import LaunchError
 from tprimat.facts.models import model_shape
-from tprimat.plan.build import PlanRequest, build_plan
+from tprimat.plan.build import build_plan
 
 ROOT = Path(__file__).parents[2]
 
 
 def plan_of(*changes, model="llama", strategy="balanced", size="full", platform="nvidia", gpus=4):
-    request = PlanRequest(
-        model=model,
-        strategy=strategy,
-        platform=platform,
-        size=size,
-        engine="torchtitan",
-        engine_reason="asked for",
-        gpus_found=gpus,
-        run_id="run",
-        run_directory="/results/runs/run",
-        output_directory="/results",
+    request = request_of(
+        model, strategy, platform=platform, size=size, engine="torchtitan", gpus_found=gpus, output_directory="/results"
     )
     return build_plan(read_config(size=size, settings=[parse_setting(change) for change in changes], environment={}), request)
 

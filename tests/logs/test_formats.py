@@ -5,6 +5,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from plans import request_of
 
 from tprimat.config.load import load_config, read_config
 from tprimat.errors import ConfigError, RecordError
@@ -12,7 +13,7 @@ from tprimat.logs.claims import Flags
 from tprimat.logs.extract import evidence_of, extract, parsed_log, sequence_from_rates
 from tprimat.logs.parse import DIALECTS, NAMES, LogReading, dialect_of, find_dialect
 from tprimat.logs.steps import LogContents, Workload
-from tprimat.plan.build import PlanRequest, build_plan
+from tprimat.plan.build import build_plan
 from tprimat.records.schema import LogSource, StepRecord
 from tprimat.train.step_log import iteration_line
 
@@ -78,19 +79,7 @@ def test_what_our_own_line_says_is_read_back():
         StepRecord(step=3, step_seconds=4.0625, tokens=262144, peak_allocated_bytes=67890123456, peak_reserved_bytes=7 * GIB),
         StepRecord(step=4, step_seconds=4.03, tokens=262144, peak_allocated_bytes=67890123457, peak_reserved_bytes=7 * GIB),
     ]
-    loaded = read_config(environment={})
-    plan = build_plan(
-        loaded,
-        PlanRequest(
-            model="llama",
-            strategy="truly_identical",
-            platform="nvidia",
-            size="full",
-            engine="megatron",
-            engine_reason="",
-            gpus_found=8,
-        ),
-    )
+    plan = build_plan(read_config(environment={}), request_of("llama", "truly_identical"))
     lines = [iteration_line(plan, step, datetime(2026, 1, 2, 3, 4, 5)) for step in steps]
     assert lines[0].startswith(
         " [tprimat 2026-01-02 03:04:05.000000] iteration        1/      50 | consumed samples:          128 | "

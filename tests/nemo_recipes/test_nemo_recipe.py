@@ -7,10 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 from needs_nemo import ROOT, needs_nemo
+from plans import request_of
 
 from tprimat.config.load import Setting, read_config
 from tprimat.errors import LaunchError
-from tprimat.plan.build import PlanRequest, build_plan
+from tprimat.plan.build import build_plan
 
 pytestmark = needs_nemo
 
@@ -29,18 +30,7 @@ WORKLOAD = {  # of these tests, whatever config.yaml says
 
 def plan_of(model, strategy="balanced", size="full", **settings):
     overlay = [Setting(tuple(key.split("__")), value, "test") for key, value in {**WORKLOAD, **settings}.items()]
-    request = PlanRequest(
-        model=model,
-        strategy=strategy,
-        platform="nvidia",
-        size=size,
-        engine="nemo",
-        engine_reason="test",
-        gpus_found=8,
-        run_id="run",
-        run_directory="/nowhere/runs/run",
-        output_directory="/nowhere",
-    )
+    request = request_of(model, strategy, size=size, engine="nemo")
     return build_plan(read_config(size=size, settings=overlay, environment={}), request)
 
 

@@ -1,24 +1,14 @@
+from plans import request_of
+
 from tprimat.config.load import Setting, read_config
-from tprimat.plan.build import PlanRequest, build_plan, strategies_with_less_memory
+from tprimat.plan.build import build_plan, strategies_with_less_memory
 
 
 def alternatives(model, strategy, *, gpus=8, **settings):
     overlay = [Setting(tuple(key.split("__")), value, "test") for key, value in settings.items()]
     overlay.append(Setting(("hardware", "platforms", "nvidia", "gpus_per_node"), gpus, "test"))
     loaded = read_config(size="full", settings=overlay, environment={})
-    request = PlanRequest(
-        model=model,
-        strategy=strategy,
-        platform="nvidia",
-        size="full",
-        engine="megatron",
-        engine_reason="test",
-        gpus_found=gpus,
-        run_id="r",
-        run_directory="/nowhere",
-        output_directory="/nowhere",
-    )
-    return strategies_with_less_memory(loaded, build_plan(loaded, request))
+    return strategies_with_less_memory(loaded, build_plan(loaded, request_of(model, strategy, gpus_found=gpus)))
 
 
 def test_the_strategy_that_splits_the_model_least_further_comes_first():

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 from commands import run_command
+from plans import request_of
 
 from tprimat.config.load import Setting, read_config
 from tprimat.errors import LaunchError
 from tprimat.facts.models import model_shape
-from tprimat.plan.build import PlanRequest
 from tprimat.plan.schema import Batch
 from tprimat.records.schema import Machine
 from tprimat.runner.prediction import doubtful_memory, out_of_memory_hint, predicted, refuse_too_large
@@ -23,18 +23,7 @@ H100 = replace(H200, accelerator="NVIDIA H100 80GB HBM3", gpus_per_node=2, memor
 def plan(gpus, micro_batch, strategy="minimal_communication", **changes):
     settings = [Setting(("training", "data", "micro_batch_size"), micro_batch, "test")]
     settings += [Setting(("platform_optimizations", "nvidia", *key.split("__")), value, "test") for key, value in changes.items()]
-    request = PlanRequest(
-        model="llama",
-        strategy=strategy,
-        platform="nvidia",
-        size="full",
-        engine="megatron",
-        engine_reason="test",
-        gpus_found=gpus,
-        run_id="run",
-        run_directory="run",
-        output_directory=".",
-    )
+    request = request_of("llama", strategy, gpus_found=gpus)
     return plan_run(read_config(size="full", settings=settings, environment={}), request)
 
 

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from planning import make_plan, train_together
+from plans import request_of
 from repeating import RepeatingRecorder
 
 from tprimat.config.load import parse_setting, read_config
 from tprimat.engines.embedded import ENGINE
 from tprimat.megatron.graphs import Place, StepGraphs
 from tprimat.megatron.tuned_products import Race, Tuner
-from tprimat.plan.build import PlanRequest, build_plan
+from tprimat.plan.build import build_plan
 from tprimat.records.discover import load_results
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -138,18 +139,7 @@ def test_after_the_races_have_ended_none_begins():
 
 def refusal(*changes, model="llama", platform="nvidia"):
     settings = [parse_setting(change) for change in (f"{OPTIONS.replace('nvidia', platform)}.cuda_graphs=true", *changes)]
-    request = PlanRequest(
-        model=model,
-        strategy="minimal_communication",
-        platform=platform,
-        size="full",
-        engine="megatron",
-        engine_reason="test",
-        gpus_found=8,
-        run_id="run",
-        run_directory="/nowhere",
-        output_directory="/nowhere",
-    )
+    request = request_of(model, "minimal_communication", platform=platform)
     return ENGINE.refusal(build_plan(read_config(settings=settings, environment={}), request), place)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from tprimat.errors import ConfigError
 from tprimat.facts.flops import parameters
-from tprimat.facts.models import ModelShape, model_shape, models, tiny
+from tprimat.facts.models import ModelShape, divisors, model_shape, models, tiny
 
 PUBLISHED_PARAMETERS = {
     "llama-3.1-8b": 8_030_261_248,
@@ -187,3 +187,16 @@ def test_half_described_experts_are_refused():
             name="half", layers=2, hidden=8, heads=2, kv_heads=2, head_dim=4, ffn=64, vocabulary=512, context_tokens=64, experts=4
         )
     assert "experts_per_token" in caught.value.fix
+
+
+def test_divisors_are_all_there_and_in_order():
+    for number in range(200):
+        assert divisors(number) == [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
+def test_heads_that_do_not_divide_are_refused_with_those_that_do():
+    with pytest.raises(ConfigError) as refused:
+        ModelShape(
+            name="m", layers=2, hidden=8, heads=2**31 - 2, kv_heads=4, head_dim=4, ffn=64, vocabulary=512, context_tokens=64
+        )
+    assert refused.value.fix.startswith("kv_heads: 1, 2, 3, 6, 7, 9, ")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from tprimat.errors import ConfigError, LayoutError
-from tprimat.facts.models import ModelShape
+from tprimat.facts.models import ModelShape, listed_divisors
 
 FlopConvention = Literal["causal", "full", "6n"]
 
@@ -258,7 +258,7 @@ def _check_split(shape: ModelShape, ranks: int) -> None:
             raise LayoutError(
                 f"{shape.name} cannot be split over {ranks} tensor-parallel ranks.",
                 why=f"It has {size} {what}; each rank needs an equal, whole number of them.",
-                fix=", ".join(str(divisor) for divisor in range(1, common + 1) if common % divisor == 0),
+                fix=listed_divisors(common),
             )
 
 

@@ -4,6 +4,7 @@ The rows are in tprimat/data/models.yaml.
 """
 
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -36,8 +37,15 @@ class RopeScaling(RefuseUnknownKeys):
     original_context_tokens: int
 
 
-def _divisors(number: int) -> str:
-    return ", ".join(str(divisor) for divisor in range(1, number + 1) if number % divisor == 0)
+def divisors(number: int) -> list[int]:
+    """Return the divisors in ascending order; none of 0."""
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})
+
+
+def listed_divisors(number: int) -> str:
+    """Return the divisors as the fix of an error lists them."""
+    return ", ".join(map(str, divisors(number)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +158,7 @@ class ModelShape(RefuseUnknownKeys):
             raise ConfigError(
                 f"Model {self.name} has {self.heads} heads and {self.kv_heads} key/value heads.",
                 why="Each key/value head serves the same number of heads.",
-                fix=f"kv_heads: {_divisors(self.heads)}",
+                fix=f"kv_heads: {listed_divisors(self.heads)}",
             )
 
     def _check_router(self) -> None:
@@ -197,14 +205,15 @@ class ModelShape(RefuseUnknownKeys):
         name = f"Model {self.name}"
         if groups < 1 or experts % groups:
             what = f"{name}: num_moe_experts ({experts}) should be divisible by moe_router_num_groups ({groups})."
-            raise ConfigError(what, why="Groups have the same number of experts.", fix=f"router_groups: {_divisors(experts)}")
+            why = "Groups have the same number of experts."
+            raise ConfigError(what, why=why, fix=f"router_groups: {listed_divisors(experts)}")
         if not 1 <= best <= groups:
             what = f"{name}: moe_router_group_topk ({best}) should be smaller than moe_router_num_groups ({groups}), or equal."
             raise ConfigError(what, why="A token uses the best of these groups.", fix=f"router_best_groups: 1 to {groups}")
         if chosen % best:
             what = f"{name}: moe_router_topk ({chosen}) is not a multiple of moe_router_group_topk ({best})."
             why = f"A group is judged by its best {chosen} / {best} experts."
-            raise ConfigError(what, why=why, fix=f"router_best_groups: {_divisors(chosen)}")
+            raise ConfigError(what, why=why, fix=f"router_best_groups: {listed_divisors(chosen)}")
         if chosen > best * (experts // groups):
             what = f"{name}: a token chooses {chosen} experts, and its {best} best groups have {best * (experts // groups)}."
             why = f"Each of {groups} groups has {experts // groups} of {experts} experts."

@@ -4,14 +4,14 @@ The rule for key/value heads is the strict one, whole heads on every rank. Megat
 copy heads if the degree is a multiple of their number.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import gcd
 
 from tprimat.config.schema import DataConfig, LayoutConfig
 from tprimat.errors import LayoutError
 from tprimat.facts.flops import attention_matrices, feed_forward_matrices, moe_matrices
-from tprimat.facts.models import ModelShape, padded_vocabulary
+from tprimat.facts.models import ModelShape, divisors, padded_vocabulary
 from tprimat.plan.schema import Batch, Layout
 
 TENSOR = "tensor_model_parallel_size"
@@ -69,11 +69,7 @@ def valid_tensor_degrees(shape: ModelShape) -> list[int]:
     return [degree for degree in range(1, shape.heads + 1) if not any(count % degree for count in counts)]
 
 
-def _divisors(number: int) -> Iterator[int]:
-    return (candidate for candidate in range(1, number + 1) if number % candidate == 0)
-
-
-def _listed(numbers: Iterator[int] | list[int], label: str) -> str:
+def _listed(numbers: list[int], label: str) -> str:
     return f"{label}: " + ", ".join(str(number) for number in numbers)
 
 
@@ -98,7 +94,7 @@ def _check_layers(request: LayoutRequest) -> None:
             f"num_layers ({layers}) must be a multiple of pipeline_model_parallel_size ({pipeline}).",
             where=request.where_layout(PIPELINE),
             why=f"Each of the {pipeline} stages of {request.shape.name} holds the same number of layers.",
-            fix=_listed(_divisors(layers), PIPELINE),
+            fix=_listed(divisors(layers), PIPELINE),
         )
     if virtual is None:
         return
@@ -114,7 +110,7 @@ def _check_layers(request: LayoutRequest) -> None:
             f"The {layers // pipeline} layers of a stage must be a multiple of virtual_pipeline_model_parallel_size ({virtual}).",
             where=request.where_layout(VIRTUAL),
             why="Each stage is cut into chunks of the same number of layers.",
-            fix=_listed(_divisors(layers // pipeline), VIRTUAL),
+            fix=_listed(divisors(layers // pipeline), VIRTUAL),
         )
 
 
@@ -159,7 +155,7 @@ def _check_experts(request: LayoutRequest, data: int) -> None:
         raise LayoutError(what, where=where, why=why, fix=f"{EXPERT}: 1")
     if experts % expert:
         what = f"num_moe_experts ({experts}) must be a multiple of expert_model_parallel_size ({expert})."
-        raise LayoutError(what, where=where, fix=_listed(_divisors(experts), EXPERT))
+        raise LayoutError(what, where=where, fix=_listed(divisors(experts), EXPERT))
     layout = request.layout
     ranks = layout.tensor_model_parallel_size * layout.context_parallel_size * data
     if ranks % expert:
@@ -169,7 +165,7 @@ def _check_experts(request: LayoutRequest, data: int) -> None:
             f"({expert * pipeline})."
         )
         why = f"Whole experts are spread over the ranks of a stage, of which TP x CP x DP leaves {ranks}."
-        raise LayoutError(what, where=where, why=why, fix=_listed(_divisors(gcd(experts, ranks)), EXPERT))
+        raise LayoutError(what, where=where, why=why, fix=_listed(divisors(gcd(experts, ranks)), EXPERT))
 
 
 def _check_sequence(request: LayoutRequest, layout: Layout) -> None:

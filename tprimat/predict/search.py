@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from tprimat.errors import UserError
-from tprimat.facts.models import ModelShape
+from tprimat.facts.models import ModelShape, divisors
 from tprimat.plan.layout import valid_tensor_degrees
 from tprimat.plan.micro_batch import KEPT_FREE
 from tprimat.plan.schema import Layout
@@ -212,12 +212,12 @@ def layouts(question: Question) -> Iterator[Layout]:
     for tensor in tensor_degrees(shape):
         if gpus % tensor or question.gpus_per_node % tensor:
             continue
-        for pipeline in _divisors(gpus // tensor):
+        for pipeline in divisors(gpus // tensor):
             if replicas_alone and (tensor * pipeline > 1 or shape.experts):
                 continue
             if pipeline > shape.layers or (question.equal_stages and shape.layers % pipeline):
                 continue
-            for context in _divisors(gpus // tensor // pipeline):
+            for context in divisors(gpus // tensor // pipeline):
                 if context > MOST_CONTEXT or not _cuts(question, tensor, context):
                     continue
                 data = gpus // (tensor * pipeline * context)
@@ -232,15 +232,10 @@ def layouts(question: Question) -> Iterator[Layout]:
 def tensor_degrees(shape: ModelShape) -> list[int]:
     """Return the legal tensor degrees; with experts, their width must divide as well."""
     if shape.kv_lora_rank is not None:
-        degrees = [degree for degree in _divisors(shape.heads) if not shape.ffn % degree]
+        degrees = [degree for degree in divisors(shape.heads) if not shape.ffn % degree]
     else:
         degrees = valid_tensor_degrees(shape)
     return [degree for degree in degrees if not (shape.expert_ffn or 0) % degree]
-
-
-def _divisors(number: int) -> list[int]:
-    small = [divisor for divisor in range(1, int(number**0.5) + 1) if number % divisor == 0]
-    return sorted({*small, *(number // divisor for divisor in small)})
 
 
 def _cuts(question: Question, tensor: int, context: int) -> bool:
@@ -277,7 +272,7 @@ def _expert_degrees(shape: ModelShape, ranks: int) -> list[int]:
     """Return the degrees that give each of the ranks of a stage whole experts."""
     if not shape.experts:
         return [1]
-    return [degree for degree in _divisors(shape.experts) if ranks % degree == 0]
+    return [degree for degree in divisors(shape.experts) if ranks % degree == 0]
 
 
 def _micro_batches(question: Question, layout: Layout) -> Iterator[tuple[int, int]]:

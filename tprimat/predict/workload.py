@@ -18,9 +18,6 @@ Attention = Literal["flash", "unfused"]
 Optimizer = Literal["one_pass", "fused", "eager"]
 Loss = Literal["chunked", "in_place", "compiled_away", "native", "compiled"]
 
-OFFLOADABLE = ("attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act")
-"""Modules whose activations Megatron-Core moves to main memory."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Implementation:
@@ -152,7 +149,7 @@ class Workload:
     interleaved_group: int | None = None
     """Consecutive micro-batches that the interleaved schedule runs through one chunk; None: one for each stage."""
     offloaded: tuple[str, ...] = ()
-    """Modules whose activations wait in main memory (OFFLOADABLE)."""
+    """Modules whose activations wait in main memory, as Megatron-Core's --offload-modules names them."""
 
     @property
     def vocabulary(self) -> int:

@@ -145,10 +145,6 @@ class TextSequences:
         """Sequences in one epoch."""
         return (self.tokens - 1) // self.sequence_tokens
 
-    def whole(self) -> NDArray[np.int64]:
-        """Return all tokens, shape (tokens,)."""
-        return np.asarray(self._dataset.get(0), dtype=np.int64)
-
     def highest_token(self) -> int:
         """Return the highest token, after reading all of them once."""
         return int(self._dataset.get(0).max())

@@ -243,6 +243,9 @@ def test_accelerators_are_compared_by_what_a_billion_tokens_takes():
     assert run_command("plan", *words[:4], "--gpus", "8").returncode == 1
 
 
+TIGHT = "† Less than 5 % of the memory is left, and its prediction may be 5 % off; if it runs out: --micro-batch-size auto.\n"
+
+
 def test_rows_of_several_models_are_marked_where_the_prediction_of_memory_could_be_too_low():
     words = ("plan", "--architecture", "llama-3.1-8b,llama-3.2-1b", "--accelerator", "H100 SXM", "--gpus", "8")
     shown = run_command(*words).stdout
@@ -250,9 +253,20 @@ def test_rows_of_several_models_are_marked_where_the_prediction_of_memory_could_
     tight = {row["model"]: row["fitting"][0]["device_bytes"] > 0.95 * row["question"]["memory_bytes"] for row in rows}
     assert tight == {"llama-3.1-8b": True, "llama-3.2-1b": False}
     assert {name: bool(re.search(rf"^{name} +[A-Z\d ]+ † ", shown, re.MULTILINE)) for name in tight} == tight
-    note = "† Less than 5 % of the memory is left, and its prediction may be 5 % off; if it runs out: --micro-batch-size auto.\n"
-    assert shown.count(note) == 1
+    assert shown.count(TIGHT) == 1
     assert "†" not in run_command(*words, "--accelerator", "MI300X,H200 SXM", "--architecture", "llama-3.2-1b").stdout
+
+
+def test_rows_of_several_numbers_of_gpus_are_marked_alike():
+    words = ("plan", "--architecture", "llama-3.1-70b", "--accelerator", "H100 SXM", "--gpus")
+    shown = run_command(*words, "8,64,512").stdout
+    rows = json.loads(run_command(*words, "8,64,512", "--json").stdout)["scaling"]
+    best = {row["question"]["gpus"]: row["fitting"][0]["device_bytes"] for row in rows if row["fitting"]}
+    tight = {gpus: need > 0.95 * rows[0]["question"]["memory_bytes"] for gpus, need in best.items()}
+    assert tight == {64: True, 512: False}
+    assert {gpus: bool(re.search(rf"^ *{gpus} .* DP\d+ † ", shown, re.MULTILINE)) for gpus in tight} == tight
+    assert shown.count(TIGHT) == 1
+    assert "†" not in run_command(*words, "8,512").stdout
 
 
 def test_what_one_accelerator_cannot_be_asked_leaves_the_others_their_answers():

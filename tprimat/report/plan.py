@@ -26,6 +26,10 @@ MEASURED_ON = frozenset({"H100 SXM", "H200 SXM"})
 """Accelerators whose steps in benchmarks/records gave that error."""
 MEMORY_ERROR = 0.05
 """Relative error that nearly all predictions of memory stay within (docs/accuracy.md)."""
+OFF = units.percent(MEMORY_ERROR, 0)
+"""The same, as text."""
+TIGHT = f"† Less than {OFF} of the memory is left, and its prediction may be {OFF} off; if it runs out: --micro-batch-size auto."
+"""Explains the mark of layouts in tables."""
 MEMORY_NAMES: Mapping[Part, str] = {part: "backward pass" if part == "backward" else part for part in PARTS}
 TIME_NAMES: Mapping[TimePart, str] = {
     "products": "matrix products",
@@ -53,6 +57,21 @@ def layout_name(workload: Workload) -> str:
         "EP": layout.expert,
     }
     return " ".join([*(f"{name}{degree}" for name, degree in degrees.items() if degree > 1), f"DP{layout.data}"])
+
+
+def spare_share(candidate: Candidate, question: Question) -> float:
+    """Return the share of the memory that a candidate leaves."""
+    return 1 - candidate.memory.device_bytes / question.memory_bytes
+
+
+def is_tight(candidate: Candidate, question: Question) -> bool:
+    """Return whether a candidate leaves less memory than its prediction may be off by."""
+    return spare_share(candidate, question) < MEMORY_ERROR
+
+
+def marked_layout(candidate: Candidate, question: Question) -> str:
+    """Name a candidate's layout, with the mark that TIGHT explains."""
+    return layout_name(candidate.workload) + (" †" if is_tight(candidate, question) else "")
 
 
 def engine_name(implementation: Implementation) -> str:
@@ -206,11 +225,9 @@ def _best(best: Candidate, question: Question, rates: Rates, screen: Screen, com
     if host_may_be_late(best, rates):
         lines.append("as slow as the lower end if the host launches kernels as late as on two H100 (docs/measured.md);")
         lines.append("engine_options.cuda_graphs: true launches a micro-batch at once")
-    spare = 1 - best.memory.device_bytes / question.memory_bytes
-    if spare < MEMORY_ERROR:
-        lines.append(
-            f"{units.percent(spare, 0)} of the memory is left, and its prediction may be {units.percent(MEMORY_ERROR, 0)} off;"
-        )
+    if is_tight(best, question):
+        left = units.percent(spare_share(best, question), 0)
+        lines.append(f"{left} of the memory is left, and its prediction may be {OFF} off;")
         lines.append("if it runs out: --micro-batch-size auto")
     return f"\n{' ' * 10}".join(lines)
 
@@ -302,39 +319,39 @@ def scaling_text(
     kind = _scaling_kind([answer.question for answer, _ in answers])
     work = f"{question.sequence_tokens:,} tokens each, {question.precision}, {engine_name(question.implementation)}"
     title = f"{question.shape.name} ({rates.accelerator}): {kind}, {work}"
-    rows = []
-    per_gpu = None
-    for answer, _ in answers:
-        best = answer.fitting[0] if answer.fitting else None
-        if best is None or best.time is None:
-            rows.append(
-                [f"{answer.question.gpus:,}", f"{answer.question.global_batch:,}", "nothing fits", "", *[units.ABSENT] * 5]
-            )
-            continue
-        value = best.time.tokens_per_second_per_gpu
-        per_gpu = per_gpu or value
-        rows.append(
-            [
-                f"{answer.question.gpus:,}",
-                f"{answer.question.global_batch:,}",
-                layout_name(best.workload),
-                _recompute_cell(best.workload),
-                _rate(best, rates),
-                units.percent(mfu(best, rates), 0),
-                units.percent(value / per_gpu, 0),
-                units.si(best.time.step_seconds, "s"),
-                units.gibibytes(best.memory.device_bytes),
-            ]
-        )
+    found = [(answer.fitting[0], answer.question) for answer, _ in answers if answer.fitting]
+    rows = [_scaling_row(answer, rates, found[0][0] if found else None) for answer, _ in answers]
     header = ["GPUs", "sequences", "fastest layout", "recompute", "tokens/s/GPU", "MFU", "efficiency", "step", "memory"]
     unused = [3] if not any(row[3] for row in rows) else []
     header, *rows = [[cell for place, cell in enumerate(row) if place not in unused] for row in (header, *rows)]
     shown = columns(header, rows, left=0, screen=screen, drop=["step", "sequences", "memory", "recompute"])
-    fitting = ["\n".join(screen.prose(f"{_other_engine(*other)}.") for other in others)] if others else []
-    fitting += [screen.prose(_enough(enough, question))] if enough else []
+    notes = [screen.prose(TIGHT)] if any(is_tight(*one) for one in found) else []
+    notes += ["\n".join(screen.prose(f"{_other_engine(*other)}.") for other in others)] if others else []
+    notes += [screen.prose(_enough(enough, question))] if enough else []
     about = _rates(answers[-1][0].question, rates, screen)
-    parts = [screen.prose(title, meaning="heading"), about, shown, *fitting]
+    parts = [screen.prose(title, meaning="heading"), about, shown, *notes]
     return "\n\n".join([*parts, *_published(question, rates, screen)])
+
+
+def _scaling_row(answer: Answer, rates: Rates, first: Candidate | None) -> list[str]:
+    """Return the cells of an answer; its efficiency is relative to `first`, the first layout of the table."""
+    asked = [f"{answer.question.gpus:,}", f"{answer.question.global_batch:,}"]
+    if first is None or not answer.fitting:
+        return [*asked, "nothing fits", "", *[units.ABSENT] * 5]
+    best = answer.fitting[0]
+    assert best.time is not None
+    assert first.time is not None
+    efficiency = best.time.tokens_per_second_per_gpu / first.time.tokens_per_second_per_gpu
+    return [
+        *asked,
+        marked_layout(best, answer.question),
+        _recompute_cell(best.workload),
+        _rate(best, rates),
+        units.percent(mfu(best, rates), 0),
+        units.percent(efficiency, 0),
+        units.si(best.time.step_seconds, "s"),
+        units.gibibytes(best.memory.device_bytes),
+    ]
 
 
 def _scaling_kind(questions: Sequence[Question]) -> str:

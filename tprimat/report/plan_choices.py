@@ -8,14 +8,12 @@ from tprimat import units
 from tprimat.facts.models import ModelShape
 from tprimat.predict.rates import Rates
 from tprimat.predict.search import Answer, Candidate
-from tprimat.report.plan import MEMORY_ERROR, document, interval, layout_name, mfu
+from tprimat.report.plan import TIGHT, document, interval, is_tight, marked_layout, mfu
 from tprimat.report.screen import PLAIN, Screen
 from tprimat.report.tables import columns, plural
 
 BILLION = 1e9
 HOURS = "GPU-hours: for a billion tokens. Times the price of a GPU-hour, that is what they cost."
-OFF = units.percent(MEMORY_ERROR, 0)
-TIGHT = f"† Less than {OFF} of the memory is left, and its prediction may be {OFF} off; if it runs out: --micro-batch-size auto."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +37,7 @@ class Choice:
     @property
     def tight(self) -> bool:
         """Return whether the fastest layout leaves less memory than its prediction may be off by."""
-        if self.best is None or self.found is None:
-            return False
-        return 1 - self.best.memory.device_bytes / self.found[0].question.memory_bytes < MEMORY_ERROR
+        return self.best is not None and self.found is not None and is_tight(self.best, self.found[0].question)
 
     @property
     def gpu_hours(self) -> float:
@@ -99,7 +95,7 @@ def _row(choice: Choice, varying: Sequence[bool]) -> list[str]:
     best, (answer, rates) = choice.best, choice.found
     return [
         *cells,
-        layout_name(best.workload) + (" †" if choice.tight else ""),
+        marked_layout(best, answer.question),
         units.count(best.time.tokens_per_second_per_gpu if best.time else None) + (" *" if _unsure(choice) else ""),
         units.percent(mfu(best, rates), 0),
         units.gibibytes(best.memory.device_bytes),

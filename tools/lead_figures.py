@@ -12,7 +12,7 @@ from tprimat import units
 from tprimat.analyze.compare import Question, verdict
 from tprimat.analyze.groups import Group, group_estimate, group_mean
 from tprimat.analyze.traits import accelerator_name
-from tprimat.engines import embedded, nemo
+from tprimat.engines import embedded, nemo, torchtitan
 from tprimat.records.schema import Estimate, ProbeRecord, RunRecord
 from tprimat.report.tables import plural, table
 from tprimat.statistics import FEWEST_RUNS
@@ -32,6 +32,11 @@ WITH_OUTPUT = {
     "on": "embedded engine, output layer in fp8",
     "te": WORDS["transformer_engine"],
 }
+FASTER = {
+    "transformer_engine": "Transformer Engine's layers are faster: the engine runs at {} times their speed",
+    torchtitan.ENGINE.name: "torchtitan is faster: the engine runs at {} times its speed",
+    nemo.ENGINE.name: "NeMo is faster: the engine runs at {} times its speed",
+}
 OF_MATMUL = "of measured matmul"
 HEADER = ("layout", "GPUs", "measured", "program", "runs", "tokens/s/GPU", "MFU", OF_MATMUL, "memory", "energy/token")
 OF_A_MACHINE = ("accelerator", "nodes", "power-limit", "driver")
@@ -48,14 +53,13 @@ def answer(results: Path) -> str:
     spans = [f"On {machines}, the embedded engine runs {layers}.", *([f"It runs {nemos}."] if nemos else [])] if layers else []
     slower = []
     for layout, programs in found:
-        peer, ours = programs.get("transformer_engine"), programs[OURS]
-        ratio = _ratio(peer, ours) if peer else None
-        if peer and ratio and ratio.value < 1:
-            runs = plural(min(len(peer.runs), len(ours.runs)), "run")
-            slower.append(
-                f"In `{layout.name}` Transformer Engine's layers are faster: "
-                f"the engine runs at {times(ratio.value)} times their speed ({runs} a side)."
-            )
+        for name, words in FASTER.items():
+            peer, ours = programs.get(name), programs[OURS]
+            ratio = _ratio(peer, ours) if peer else None
+            if peer and ratio and ratio.value < 1:
+                runs = plural(min(len(peer.runs), len(ours.runs)), "run")
+                sure = repeated(ratio, times, peer, ours)
+                slower.append(f"In `{layout.name}` {words.format(sure)} ({runs} a side).")
     return " ".join([*spans, *slower]) or NOTHING
 
 

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 import weakref
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -12,12 +12,19 @@ from planning import make_plan, train_together
 from plans import request_of
 from repeating import RepeatingRecorder
 
+from tprimat.analyze.metrics import MetricOptions, run_metrics
 from tprimat.config.load import parse_setting, read_config
+from tprimat.engines.base import Settings
 from tprimat.engines.embedded import ENGINE
+from tprimat.errors import MetricError
 from tprimat.megatron.graphs import Place, StepGraphs
 from tprimat.megatron.tuned_products import Race, Tuner
 from tprimat.plan.build import build_plan
+from tprimat.predict.workload import workload_of_plan
 from tprimat.records.discover import load_results
+from tprimat.records.evidence import cautions
+from tprimat.records.schema import StepRecord
+from tprimat.report.plan import can_run_as_graphs
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = "platform_optimizations.nvidia.engine_options"
@@ -111,6 +118,33 @@ def test_losses_and_norms_are_those_of_megatrons_schedule(tmp_path, ranks):
         assert run.engine_options["cuda_graphs"] is False
 
 
+def test_the_record_cautions_against_graphs_over_replicas(tmp_path):
+    settings = {**COMMON, "hardware.platforms.cpu.gpus_per_node": 2}
+    plans = []
+    for tensor in (1, 2):
+        own = {"parallelism.minimal_communication.llama.cpu.tensor_model_parallel_size": tensor}
+        plan = make_plan(tmp_path / str(tensor), "llama", {**settings, **own})
+        plans.append(replace(plan, engine_options=replace(plan.engine_options, cuda_graphs=True)))
+    (over_replicas, _), (over_tensor_ranks, _) = train_together(plans)
+    told = "CUDA graphs over replicas are untested: compare the losses with those of a run without."
+    assert cautions(over_replicas.evidence) == [told]
+    assert cautions(over_tensor_ranks.evidence) == []
+
+
+def test_the_steps_before_the_graphs_are_no_measure_of_them(tmp_path):
+    plan = make_plan(tmp_path / "run", "llama", {**COMMON, "hardware.platforms.cpu.gpus_per_node": 1})
+    ((run, _),) = train_together([plan])
+    steps = [StepRecord(step=number, step_seconds=1.0 if number < 4 else 2.0) for number in range(1, 20)]
+    steps[6] = replace(steps[6], step_seconds=1.9)
+    recorded = replace(run, engine_options={**run.engine_options, "cuda_graphs": True})
+    found = run_metrics(recorded, steps).window
+    assert found.first_step > 3
+    assert found.rule.endswith("; steps 1-3: before the CUDA graphs")
+    assert run_metrics(recorded, steps, options=MetricOptions(warmup=1)).window.first_step == 2
+    with pytest.raises(MetricError, match="No steady step is left: 3 measured, 3 of them warm-up"):
+        run_metrics(recorded, steps[:3])
+
+
 def test_a_run_that_ends_before_anything_is_recorded_says_so(tmp_path):
     settings = {**COMMON, "training.duration.max_steps": 2, "hardware.platforms.cpu.gpus_per_node": 1}
     plan = make_plan(tmp_path / "short", "llama", settings)
@@ -137,10 +171,14 @@ def test_after_the_races_have_ended_none_begins():
     assert tuner.run(torch.ones(2, 2), torch.ones(2, 2)) is None
 
 
-def refusal(*changes, model="llama", platform="nvidia"):
+def plan_of(*changes, model="llama", platform="nvidia"):
     settings = [parse_setting(change) for change in (f"{OPTIONS.replace('nvidia', platform)}.cuda_graphs=true", *changes)]
     request = request_of(model, "minimal_communication", platform=platform)
-    return ENGINE.refusal(build_plan(read_config(settings=settings, environment={}), request), place)
+    return build_plan(read_config(settings=settings, environment={}), request)
+
+
+def refusal(*changes, **which):
+    return ENGINE.refusal(plan_of(*changes, **which), place)
 
 
 @pytest.mark.parametrize(
@@ -150,6 +188,10 @@ def refusal(*changes, model="llama", platform="nvidia"):
         ([f"{LAYOUT}.context_parallel_size=2"], "the layout has context parallelism", "a --parallel with CP1"),
         (["platform_optimizations.nvidia.recompute=full"], "recompute is full", "recompute: none"),
         ([f"{OPTIONS}.fully_shard=true"], "fully_shard is on", "fully_shard: false"),
+        (["training.data.micro_batch_size=auto"], "micro_batch_size is auto", "a number, such as --micro-batch-size 1"),
+        (["profiling.enabled=true"], "profiling is on", "profiling off"),
+        (["training.duration.max_steps=4"], "there are 4 steps", "--steps 5"),
+        (["hardware.platforms.nvidia.nodes=2"], "there are 2 nodes", "--nodes 1"),
         (
             [f"{OPTIONS}.layers=transformer_engine", "platform_optimizations.nvidia.precision=fp8"],
             "Transformer Engine multiplies in fp8",
@@ -163,6 +205,26 @@ def test_what_does_not_go_with_graphs_is_refused_with_the_way_out(changes, what,
     assert error.where == f"{OPTIONS}.cuda_graphs"
     assert error.why
     assert error.fix == f"{fix}, or cuda_graphs: false"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [],
+        [f"{LAYOUT}.tensor_model_parallel_size=2"],
+        [f"{LAYOUT}.pipeline_model_parallel_size=2"],
+        [f"{LAYOUT}.context_parallel_size=2"],
+        ["platform_optimizations.nvidia.recompute=full"],
+        ["platform_optimizations.nvidia.precision=fp8"],
+        [f"{OPTIONS}.fully_shard=true"],
+        [f"{OPTIONS}.layers=transformer_engine"],
+        [f"{OPTIONS}.layers=transformer_engine", "platform_optimizations.nvidia.precision=fp8"],
+    ],
+)
+def test_plans_offer_graphs_only_where_the_engine_takes_them(changes):
+    plan = plan_of(*changes)
+    code = ENGINE.implementation(Settings(shape=plan.shape, options=asdict(plan.engine_options)))
+    assert can_run_as_graphs(workload_of_plan(plan, code)) == (ENGINE.refusal(plan, place) is None)
 
 
 def test_experts_and_other_platforms_are_refused():

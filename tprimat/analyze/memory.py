@@ -3,13 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tprimat.records.evidence import captures_layers
+from tprimat.records.evidence import STEPS_WITHOUT_GRAPHS, captures_layers
 from tprimat.records.schema import RunRecord, StepRecord
 
 
 def ran_from_graphs(run: RunRecord) -> bool:
     """Whether CUDA graphs ran the layers."""
     return captures_layers(run.engine_options)
+
+
+def steps_without_graphs(run: RunRecord) -> int:
+    """Return how many steps came before those that the embedded engine launched as CUDA graphs; 0 for runs without."""
+    return STEPS_WITHOUT_GRAPHS if run.engine_options.get("cuda_graphs") is True else 0
 
 
 def tensor_memory(run: RunRecord, steps: Sequence[StepRecord]) -> Sequence[StepRecord]:

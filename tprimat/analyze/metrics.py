@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from tprimat.analyze.memory import ran_from_graphs, tensor_memory
+from tprimat.analyze.memory import ran_from_graphs, steps_without_graphs, tensor_memory
 from tprimat.analyze.window import REQUESTED, Warmup, is_state, steady_steps, steady_window
 from tprimat.facts.accelerators import peak_dense_flops, peak_sparse_flops
 from tprimat.facts.flops import flop_per_token, seed_flop_per_token
@@ -119,7 +119,7 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
         MetricError: no steady step, or a damaged step time.
     """
     steps = tensor_memory(run, steps)
-    window = steady_window(steps, options.warmup, run.profiled_steps)
+    window = steady_window(steps, options.warmup, run.profiled_steps, steps_without_graphs(run))
     steady = steady_steps(steps, window)
     dropped = _mean(step.dropped for step in steady)
     speed = _speed(run, options, steady, dropped)

@@ -15,29 +15,36 @@ from tprimat.statistics import Array, drift, median, outliers, unsteady_prefix
 Warmup = int | Literal["auto"]
 
 
-def steady_window(steps: Sequence[StepRecord], warmup: Warmup = "auto", profiled: Collection[int] = ()) -> Window:
+def steady_window(
+    steps: Sequence[StepRecord], warmup: Warmup = "auto", profiled: Collection[int] = (), without_graphs: int = 0
+) -> Window:
     """Return the steady steps of a run: everything after warm-up, without profiled steps.
 
     Step 1 always contains start-up (allocation, compilation, first collectives), so `auto` excludes it in any case, with the
     stretch of another speed that follows it, if any (`statistics.unsteady_prefix`). A number excludes the steps up to it.
-    Profiled steps are excluded before either rule looks at the others.
+    Profiled steps are excluded before either rule looks at the others, and so are the first `without_graphs` steps of a run that
+    CUDA graphs launch from then on, unless a number says otherwise.
 
     Raises:
         MetricError: a step time is not a positive number, step numbers do not rise, or no step is left.
     """
     _check(steps)
-    left = [step for step in steps if step.step not in profiled]
+    usual = without_graphs if warmup == "auto" else 0
+    left = [step for step in steps if step.step not in profiled and step.step > usual]
     slowed = [step.step for step in steps if step.step in profiled]
     seconds = np.array([step.step_seconds for step in left])
     if not left:
-        skipped, rule = 0, "every step was profiled"
+        skipped, rule = 0, "every step was before the CUDA graphs, or profiled" if usual else "every step was profiled"
     else:
         skipped, rule = _auto(left, seconds) if warmup == "auto" else _fixed(left, warmup)
+    if usual and left:
+        rule += f"; {_ranges(range(1, usual + 1))}: before the CUDA graphs"
     if slowed and left:
         rule += f"; {_ranges(slowed)}: profiled"
     if skipped == len(left):
+        warm = len(steps) - len(left) - len(slowed) + skipped
         raise MetricError(
-            f"No steady step is left: {len(steps)} measured, {skipped} of them warm-up, {len(slowed)} profiled.",
+            f"No steady step is left: {len(steps)} measured, {warm} of them warm-up, {len(slowed)} profiled.",
             why=rule,
             fix="run more steps, or leave out fewer (warm-up 0 keeps all" + ("; profiling off)" if slowed else ")"),
         )

@@ -10,6 +10,7 @@ from tprimat.facts.flops import attention_matrices, feed_forward_matrices, moe_m
 from tprimat.facts.models import padded_vocabulary
 from tprimat.plan.schema import RunPlan
 from tprimat.predict.workload import EMBEDDED, TRANSFORMER_ENGINE, Implementation, Optimizer
+from tprimat.records.evidence import STEPS_WITHOUT_GRAPHS
 
 FP8_MULTIPLE = 16
 """cuBLASLt and hipBLASLt require it of every dimension of an fp8 product."""
@@ -266,37 +267,46 @@ ENGINE = EmbeddedEngine()
 
 
 def _refuse_cuda_graphs(plan: RunPlan, where: Where) -> ConfigError | None:
-    """Refuse to record passes in which Python decides something anew, and what was never recorded on a GPU."""
+    """Refuse to record passes in which Python decides something anew, and some that no GPU has recorded."""
     options, layout = plan.engine_options, plan.layout
     if not options.cuda_graphs:
         return None
-    untested, te = "It is untested.", options.layers != "local"
+    untested, fewest = "It is untested.", STEPS_WITHOUT_GRAPHS + 2
     contradictions = [
         (plan.platform != "nvidia", f"the platform is {plan.platform}", "It needs an NVIDIA GPU.", "--platform nvidia"),
-        (
-            layout.pipeline > 1,
-            "the layout has pipeline parallelism",
-            "Stages take turns.",
-            "a --parallel with PP1",
-        ),
+        (plan.nodes > 1, f"there are {plan.nodes} nodes", untested, "--nodes 1"),
+        (layout.pipeline > 1, "the layout has pipeline parallelism", PIPELINES, "a --parallel with PP1"),
         (layout.context > 1, "the layout has context parallelism", untested, "a --parallel with CP1"),
-        (
-            plan.shape.experts is not None,
-            f"{plan.shape.name} has experts",
-            "The host waits for the number of tokens of each.",
-            "a dense model",
-        ),
-        (
-            plan.recompute != "none",
-            f"recompute is {plan.recompute}",
-            "Megatron-Core saves random states on the host for it.",
-            "recompute: none",
-        ),
+        (plan.shape.experts is not None, f"{plan.shape.name} has experts", EXPERTS, "a dense model"),
+        (plan.recompute != "none", f"recompute is {plan.recompute}", RECOMPUTED, "recompute: none"),
         (options.fully_shard, "fully_shard is on", untested, "fully_shard: false"),
-        (te and plan.precision == "fp8", "Transformer Engine multiplies in fp8", untested, "layers: local, or --precision bf16"),
+        (
+            options.layers != "local" and plan.precision == "fp8",
+            "Transformer Engine multiplies in fp8",
+            untested,
+            "layers: local, or --precision bf16",
+        ),
+        (
+            plan.batch.micro_batch_sequences == "auto",
+            "micro_batch_size is auto",
+            "The search runs without graphs, which keep more memory.",
+            "a number, such as --micro-batch-size 1",
+        ),
+        (plan.profiling.enabled, "profiling is on", "Recorded passes have no names in a trace.", "profiling off"),
+        (
+            plan.steps < fewest,
+            f"there are {plan.steps} steps",
+            f"The first {STEPS_WITHOUT_GRAPHS} run without graphs, and one more is warm-up.",
+            f"--steps {fewest}",
+        ),
     ]
     for applies, what, why, fix in contradictions:
         if applies:
             place = where("platform_optimizations", plan.platform, "engine_options", "cuda_graphs")
             return ConfigError(f"cuda_graphs is on, and {what}.", where=place, why=why, fix=f"{fix}, or cuda_graphs: false")
     return None
+
+
+PIPELINES = "Stages exchange activations between passes, which is not recorded."
+EXPERTS = "The host must read how many tokens each expert got."
+RECOMPUTED = "Megatron-Core saves random states on the host for it."

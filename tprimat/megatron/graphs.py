@@ -1,15 +1,16 @@
 """The passes of a micro-batch launched as one CUDA graph, so that the GPU does not wait for the host.
 
-The problem: a layer launches some hundred kernels in its two passes. Where they are short, as in small micro-batches and under
-tensor parallelism, the host takes longer to launch them than the GPU to run them.
+The problem: the two passes of a layer are many kernels. Where these are short, as in small micro-batches and under tensor
+parallelism, the host takes longer to launch them than the GPU to run them.
 
-What is done: the first steps run as usual, which compiles kernels, connects ranks and chooses algorithms. Then a step is recorded
-instead of run: one graph of all kernels of a micro-batch, forward and backward. From then on the host launches each micro-batch
-with one call. The first micro-batch of a step differs from the others (it gathers updated weights, and its gradients overwrite),
-and so does the last (it averages gradients over the replicas): each has a graph of its own. All graphs share memory, because
-nothing but the loss outlives a micro-batch. Megatron-LM records whole steps, whose graphs grow with the number of micro-batches.
+What is done: the first steps run as usual, which compiles kernels, connects ranks and chooses algorithms. Then a step is
+recorded, as a graph of all kernels of a micro-batch, forward and backward. From then on the host launches each micro-batch with
+one call. The first micro-batch of a step differs from the others (it gathers updated weights, and its gradients overwrite), and
+so does the last (it averages gradients over the replicas): each has a graph of its own. All graphs share memory, because almost
+nothing outlives a micro-batch: the loss is copied, and weights in 8 bits, which the first graph converts, stay referenced until
+all are recorded. Megatron-LM records whole steps, whose graphs grow with the number of micro-batches.
 
-Why it is right: a graph repeats the recorded kernels at the recorded addresses. Only the tokens change, which are copied to where
+Why it is right: a graph repeats the recorded kernels at the recorded addresses. Only the tokens change, and are copied to where
 the graph reads them; weights, gradients and moments stay where they are. What Python decides while a step is recorded is the same
 in each later step: the plan's batch does not change, and a dense model asks the device nothing. Autograd adds a weight's gradient
 in the stream in which the gradient buffers were made, so they are made, and all passes run, in the stream that is recorded.
@@ -24,8 +25,9 @@ from megatron.core.tensor_parallel.random import get_all_rng_states
 from torch import Tensor
 
 from tprimat.megatron.tuned_products import TUNER
+from tprimat.records.evidence import STEPS_WITHOUT_GRAPHS
 
-STEPS_BEFORE = 2
+STEPS_BEFORE = STEPS_WITHOUT_GRAPHS - 1
 """Steps that run as usual: the first compiles, and the second is the first in which Megatron overlaps its reductions."""
 
 
@@ -73,8 +75,18 @@ class CudaRecorder:
         graph = torch.cuda.CUDAGraph()
         for state in get_all_rng_states().values():
             graph.register_generator_state(state)  # Megatron forks it around dropout, also where nothing is dropped
-        with torch.cuda.graph(graph, pool=self._memory, stream=self.stream, capture_error_mode="thread_local"):
-            result = work()
+        too_large: list[torch.OutOfMemoryError] = []
+        try:
+            with torch.cuda.graph(graph, pool=self._memory, stream=self.stream, capture_error_mode="thread_local"):
+                try:
+                    result = work()
+                except torch.OutOfMemoryError as error:
+                    too_large.append(error)
+                    raise
+        except RuntimeError:  # the end of a recording that failed raises an error of its own
+            if too_large:
+                raise too_large[0] from None
+            raise
         return graph.replay, result
 
 

@@ -82,12 +82,13 @@ def attention_preference(cudnn: bool) -> AbstractContextManager[Any]:
 
 def _describer(plan: RunPlan, options: ResolvedOptions, redirected: bool) -> Any:
     def describe(trainer: Any, module: MegatronModule) -> RunRecord:
-        del trainer
         evidence = observe(module, redirected)
+        # Before the first step, what was asked for: a run that is killed never comes here again.
+        graphs = module.graphs is not None and (module.graphs.recorded or trainer.global_step == 0)
         return replace(
             launched_record(plan),
             software=software_versions(),
-            engine_options=recorded(plan, replace(options, cuda_graphs=module.graphs is not None and module.graphs.recorded)),
+            engine_options=recorded(plan, replace(options, cuda_graphs=graphs)),
             matmul_dtype=evidence.matmul_dtype or plan.precision,
             evidence=evidence,
             mismatches=mismatches(plan, evidence),

@@ -169,6 +169,8 @@ class Tuner:
     def settle(self) -> None:
         """End all races by the timings so far, and begin no more: a CUDA graph cannot time what it records."""
         self._settled = True
+        if self.on:
+            torch.cuda.synchronize()
         for tuned in self._products.values():
             if tuned is not None:
                 tuned.read_timings()

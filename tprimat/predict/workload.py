@@ -88,8 +88,8 @@ class Implementation:
     divides_over_replicas_alone: bool = False
     """It does so with dense models on one pipeline stage and one tensor rank only."""
     late_host_seconds: float = 0.0
-    """The longest that the host took to launch both passes of a layer under tensor parallelism, where the GPUs waited for it
-    (docs/measured.md: two H100); 0: not known, or launched as CUDA graphs."""
+    """A step's time per micro-batch and layer under TP2 on two H100, of the slowest run, rounded up, where we think that the GPUs
+    waited for the host (docs/measured.md); 0: not known, or launched as CUDA graphs."""
     buffers_bytes: int = 0
     """Workspaces of the matrix libraries, which torch allocates once for each thread that multiplies."""
 
@@ -313,11 +313,16 @@ MEGATRON_LOCAL = Implementation(
 )
 """Megatron-LM's local layers."""
 MEGATRON_TUNED = replace(
-    TRANSFORMER_ENGINE, loss="in_place", dispatches_once_a_node=True, overlaps_tensor_parallel=True, overlaps_in_fp8=True
+    TRANSFORMER_ENGINE,
+    loss="in_place",
+    dispatches_once_a_node=True,
+    overlaps_tensor_parallel=True,
+    overlaps_in_fp8=True,
+    late_host_seconds=0.0,
 )
 """Megatron-LM as NVIDIA trains large models with it: a fused loss, tp_comm_overlap, and DeepEP or HybridEP between the experts'
 ranks (Megatron-LM's README; src/megatron/bridge/perf_recipes of Megatron-Bridge)."""
-NEMO = replace(TRANSFORMER_ENGINE, name="NeMo with Transformer Engine", keeps_fp8_weights_alone=True)
+NEMO = replace(TRANSFORMER_ENGINE, name="NeMo with Transformer Engine", keeps_fp8_weights_alone=True, late_host_seconds=0.0)
 """NeMo's recipes."""
 NEMO_ON_TORCH = replace(
     MEGATRON_LOCAL,

@@ -27,6 +27,8 @@ FP8_RECIPES: Mapping[str, Fp8Scaling] = {
 """Megatron-Core's fp8_recipe or fp4_recipe, torchao's recipe, or our fp8_scaling -> Evidence.fp8_scaling."""
 GRAPH_OPTIONS = ("cuda_graphs", "cuda_graph_impl", "enable_cuda_graph", "external_cuda_graph")
 """Options of the embedded engine, NeMo and Megatron-LM under which CUDA graphs run the layers."""
+STEPS_WITHOUT_GRAPHS = 3
+"""The first steps of the embedded engine under cuda_graphs: two run as usual, and Python records the third."""
 NO_FACTS = ("source", "grades", "notes")
 
 

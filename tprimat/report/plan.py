@@ -30,6 +30,10 @@ OFF = units.percent(MEMORY_ERROR, 0)
 """The same, as text."""
 TIGHT = f"† Less than {OFF} of the memory is left, and its prediction may be {OFF} off; if it runs out: --micro-batch-size auto."
 """Explains the mark of layouts in tables."""
+SLOW_HOST = "Intervals that reach down further assume a host as slow at launching kernels as that of two H100 (docs/measured.md)."
+"""Explains intervals in tables."""
+AS_GRAPHS = "platform_optimizations.nvidia.engine_options.cuda_graphs=true"
+EMBEDDED_ENGINE = "megatron"
 MEMORY_NAMES: Mapping[Part, str] = {part: "backward pass" if part == "backward" else part for part in PARTS}
 TIME_NAMES: Mapping[TimePart, str] = {
     "products": "matrix products",
@@ -117,19 +121,32 @@ def interval(candidate: Candidate, rates: Rates) -> tuple[float, float | None, f
     They are those of the published error of such predictions, or below them what a late host leaves.
     """
     assert candidate.time is not None
-    value, error = candidate.time.tokens_per_second_per_gpu, _error_for(candidate, rates)
+    value, error = candidate.time.tokens_per_second_per_gpu, error_for(candidate, rates)
     return (value, None, None) if error is None else (value, min(value / (1 + error), _late_rate(candidate)), value / (1 - error))
 
 
 def host_may_be_late(candidate: Candidate, rates: Rates) -> bool:
     """Whether a late host, and not the error of the prediction, is the lower end of a candidate's interval."""
-    error = _error_for(candidate, rates)
+    error = error_for(candidate, rates)
     if error is None or candidate.time is None:
         return False
     return _late_rate(candidate) < candidate.time.tokens_per_second_per_gpu / (1 + error)
 
 
-def _error_for(candidate: Candidate, rates: Rates) -> float | None:
+def can_run_as_graphs(work: Workload) -> bool:
+    """Whether the embedded engine can launch a workload's micro-batches as CUDA graphs (engines/embedded.py)."""
+    layout = work.layout
+    return (
+        layout.pipeline == layout.context == 1
+        and work.recompute.granularity == "none"
+        and not work.shape.experts
+        and not work.implementation.shards_weights
+        and (work.implementation.name == EMBEDDED.name or work.precision != "fp8")
+    )
+
+
+def error_for(candidate: Candidate, rates: Rates) -> float | None:
+    """Return the published relative error of such predictions; None where it is not known."""
     work = candidate.workload
     return time_error(work.shape, work.implementation, work.precision, rates, work.layout.world_size)
 
@@ -196,7 +213,8 @@ def _rates(question: Question, rates: Rates, screen: Screen) -> str:
         proof = f"On H200, such steps ({steps}) took longer; no interval is given"
     else:
         proof = (
-            f"On up to 4 H200 and on H100, nine in ten steps of {kinds} were within {units.percent(error, 0)} of the prediction"
+            f"On up to 4 H200 and on H100, nine in ten steps of {kinds} whose host kept up were within "
+            f"{units.percent(error, 0)} of the prediction"
         )
     return screen.prose(f"Predicted from {rates.source}{hint}. {proof} (docs/accuracy.md).")
 
@@ -223,8 +241,10 @@ def _best(best: Candidate, question: Question, rates: Rates, screen: Screen, com
     run = f"{command} {flags}" if command and question.engine else flags
     lines = [what, f"{rate}, {memory} a GPU", run]
     if host_may_be_late(best, rates):
-        lines.append("as slow as the lower end if the host launches kernels as late as on two H100 (docs/measured.md);")
-        lines.append("engine_options.cuda_graphs: true launches a micro-batch at once")
+        lines.append("the lower end assumes a host as slow at launching kernels as that of two H100 (docs/measured.md)")
+        if can_run_as_graphs(work) and question.engine == EMBEDDED_ENGINE:
+            lines[-1] += ";"
+            lines.append(f"this launches each micro-batch with one call: --set {AS_GRAPHS}")
     if is_tight(best, question):
         left = units.percent(spare_share(best, question), 0)
         lines.append(f"{left} of the memory is left, and its prediction may be {OFF} off;")
@@ -236,7 +256,7 @@ def _certainty(layouts: Sequence[Candidate], question: Question, rates: Rates, s
     """Say how many layouts the prediction cannot tell from the fastest, and how to rank them."""
     error = _error_of(question, rates)
     if len(layouts) == 1:
-        return "No other layout fits."
+        return "No other layout that these options allow fits."
     measure = (
         f":\n  {command} --engine {question.engine} --parallel auto --measure 3 --global-batch-size "
         f"{question.global_batch} --sequence-length {question.sequence_tokens} --precision {question.precision}"
@@ -244,10 +264,11 @@ def _certainty(layouts: Sequence[Candidate], question: Question, rates: Rates, s
     run = measure if command and question.engine else ""
     if error is None:
         return screen.prose("How far these rates may be off is not known: measure to rank the layouts") + run
-    value, low, _ = interval(layouts[0], rates)
-    close = sum(best_share(candidate, layouts[0]) > (low or 0) / value for candidate in layouts)
+    close = sum(best_share(candidate, layouts[0]) > 1 / (1 + error) for candidate in layouts)
     if close == 1:
-        return screen.prose(f"No other layout is within {units.percent(error, 0)} of the fastest, the error of the prediction.")
+        late = "; with a slow host another may be faster" if host_may_be_late(layouts[0], rates) else ""
+        within = f"No other layout is within {units.percent(error, 0)} of the fastest, the error of the prediction{late}."
+        return screen.prose(within)
     return (
         screen.prose(f"{close} of {len(layouts)} layouts are within the prediction's error of the fastest: measure to rank them")
         + run
@@ -326,6 +347,7 @@ def scaling_text(
     header, *rows = [[cell for place, cell in enumerate(row) if place not in unused] for row in (header, *rows)]
     shown = columns(header, rows, left=0, screen=screen, drop=["step", "sequences", "memory", "recompute"])
     notes = [screen.prose(TIGHT)] if any(is_tight(*one) for one in found) else []
+    notes += [screen.prose(SLOW_HOST)] if any(host_may_be_late(candidate, rates) for candidate, _ in found) else []
     notes += ["\n".join(screen.prose(f"{_other_engine(*other)}.") for other in others)] if others else []
     notes += [screen.prose(_enough(enough, question))] if enough else []
     about = _rates(answers[-1][0].question, rates, screen)
@@ -522,6 +544,7 @@ def _row(candidate: Candidate, answer: Answer, rates: Rates) -> dict[str, Any]:
             "tokens_per_second_per_gpu": value,
             "low": low,
             "high": high,
+            "low_with_slow_host": host_may_be_late(candidate, rates),
             "why_not": reason(candidate, answer.fitting[0]),
         }
     return row

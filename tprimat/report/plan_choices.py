@@ -8,11 +8,12 @@ from tprimat import units
 from tprimat.facts.models import ModelShape
 from tprimat.predict.rates import Rates
 from tprimat.predict.search import Answer, Candidate
-from tprimat.report.plan import TIGHT, document, interval, is_tight, marked_layout, mfu
+from tprimat.report.plan import TIGHT, document, error_for, host_may_be_late, is_tight, marked_layout, mfu
 from tprimat.report.screen import PLAIN, Screen
 from tprimat.report.tables import columns, plural
 
 BILLION = 1e9
+LATE = "‡ Slower with a host as slow at launching kernels as that of two H100 (docs/measured.md)."
 HOURS = "GPU-hours: for a billion tokens. Times the price of a GPU-hour, that is what they cost."
 
 
@@ -59,6 +60,7 @@ def choices_text(choices: Sequence[Choice], precision: str, screen: Screen = PLA
     header = [*names, "fastest layout", "tokens/s/GPU", "MFU", "memory", "GPU-hours", "sequence"]
     shown = columns(header, rows, left=len(names) + 1, screen=screen, drop=["sequence", "MFU", "memory"])
     notes = [_proof(choices), *([TIGHT] if any(choice.tight for choice in choices) else [])]
+    notes += [LATE] if any(_late(choice) for choice in choices) else []
     notes += [HOURS] if any(choice.best for choice in choices) else []
     title = screen.prose(f"{what} on {where} ({kind}), {precision}", meaning="heading")
     return "\n\n".join([title, shown, "\n".join(screen.prose(note) for note in notes)])
@@ -68,14 +70,14 @@ def _error(choice: Choice) -> float | None:
     """Return the relative error of the fastest layout's rate; None where it is not known."""
     if choice.best is None or choice.found is None:
         return None
-    value, low, _ = interval(choice.best, choice.found[1])
-    return None if low is None else value / low - 1
+    return error_for(choice.best, choice.found[1])
 
 
 def _proof(choices: Sequence[Choice]) -> str:
     errors = [error for choice in choices if (error := _error(choice)) is not None]
     known = (
-        f"On up to 4 H200 and on H100, nine in ten steps of such models were within {units.percent(max(errors), 0)}."
+        f"On up to 4 H200 and on H100, nine in ten steps of such models whose host kept up were within "
+        f"{units.percent(max(errors), 0)}."
         if errors
         else ""
     )
@@ -87,6 +89,14 @@ def _unsure(choice: Choice) -> bool:
     return choice.best is not None and _error(choice) is None
 
 
+def _rate_mark(choice: Choice) -> str:
+    return " *" if _unsure(choice) else " ‡" if _late(choice) else ""
+
+
+def _late(choice: Choice) -> bool:
+    return choice.best is not None and choice.found is not None and host_may_be_late(choice.best, choice.found[1])
+
+
 def _row(choice: Choice, varying: Sequence[bool]) -> list[str]:
     names = [choice.shape.name, choice.accelerator, f"{choice.gpus:,}"]
     cells = [name for name, varies in zip(names, varying, strict=True) if varies]
@@ -96,7 +106,7 @@ def _row(choice: Choice, varying: Sequence[bool]) -> list[str]:
     return [
         *cells,
         marked_layout(best, answer.question),
-        units.count(best.time.tokens_per_second_per_gpu if best.time else None) + (" *" if _unsure(choice) else ""),
+        units.count(best.time.tokens_per_second_per_gpu if best.time else None) + _rate_mark(choice),
         units.percent(mfu(best, rates), 0),
         units.gibibytes(best.memory.device_bytes),
         units.significant(choice.gpu_hours, 3),

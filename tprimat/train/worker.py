@@ -50,8 +50,8 @@ def train(plan: RunPlan) -> None:
     quieten()
     startup.pause_garbage_collection()
     # Megatron's overlap of communication and computation relies on one hardware queue (Megatron-LM's own requirement), which
-    # is set when the GPU is opened. fully_shard's exchanges start from a stream of their own, and would wait in that queue, as
-    # would the branches of a CUDA graph.
+    # is set when the GPU is opened. fully_shard's exchanges start from a stream of their own, and would wait in that queue; the
+    # branches of a CUDA graph may.
     if not (plan.engine_options.fully_shard or plan.engine_options.cuda_graphs):
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     import_module(plan.trainer).train(plan)

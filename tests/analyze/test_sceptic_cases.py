@@ -16,6 +16,7 @@ from tprimat.records.discover import load_results, read_result
 from tprimat.records.schema import TelemetrySample
 from tprimat.records.store import to_json
 from tprimat.report.comparison import Comparison, merged, sentence
+from tprimat.report.limits import distance_from_limits
 from tprimat.report.plots.scaling import left_out_lines
 from tprimat.report.winner import differing, headline, open_losses, proven, rankings
 from tprimat.runner.analysis import read_results, regression_gate
@@ -552,3 +553,44 @@ def test_logs_of_other_frameworks_say_what_their_rates_leave_out(log, flags, sta
     begin = 0 if head.startswith(("Num_devices", "Initializing")) else 1
     done, _ = extracted(head + "".join(map(line, range(begin, begin + 12))), *flags)
     assert (done.returncode, says in done.stdout + done.stderr) == (status, True), done.stdout + done.stderr
+
+
+H100_RECORDS = RUNS.parents[1] / "benchmarks" / "records" / "h100"
+
+
+def test_gpus_without_a_kernel_are_seen_in_the_drivers_readings_of_the_steady_steps():
+    """Two H100 under TP2, whose host was late, and with CUDA graphs."""
+    (late, *others), _ = load_results([H100_RECORDS / "in-turn-two-gpus" / "megatron" / "tp2_mbs2"])
+    (graphs,), _ = load_results([H100_RECORDS / "cuda-graphs"])
+    assert len(others) == 2
+    assert measure(late, MetricOptions()).metrics.gpu_busy == pytest.approx(0.78, abs=0.02)
+    assert measure(graphs, MetricOptions()).metrics.gpu_busy == pytest.approx(0.99, abs=0.005)
+    assert measure(replace(late, telemetry=()), MetricOptions()).metrics.gpu_busy is None
+
+
+def test_a_benchmark_file_alone_still_says_how_busy_the_gpus_were(tmp_path):
+    (late, *_), _ = load_results([H100_RECORDS / "in-turn-two-gpus" / "megatron" / "tp2_mbs2"])
+    metrics = measure(late, MetricOptions()).metrics
+    write_benchmark_file(tmp_path / "benchmark_cuda_llama.json", late.run, late.steps, metrics)
+    alone = read_result(tmp_path / "benchmark_cuda_llama.json")
+    assert measure(alone, MetricOptions()).metrics.gpu_busy == metrics.gpu_busy
+
+
+@pytest.mark.parametrize(
+    ("change", "offers"),
+    [
+        ({}, True),
+        ({"pipeline_parallel": 2}, False),
+        ({"recompute": "full"}, False),
+        ({"engine": "nemo"}, False),
+        ({"engine_options": {"layers": "local", "fully_shard": True}}, False),
+    ],
+)
+def test_waiting_gpus_are_named_before_other_causes_and_graphs_are_offered_where_they_can_help(change, offers):
+    results, _ = load_results([H100_RECORDS / "in-turn-two-gpus" / "megatron" / "tp2_mbs2"])
+    measured = [measure(one, MetricOptions()) for one in results]
+    changed = [replace(one, result=replace(one.result, run=replace(one.result.run, **change))) for one in measured]
+    (group,) = group_runs(changed)
+    *_, last = distance_from_limits(group)
+    assert "ran no kernel in 22 % of the time" in last
+    assert ("cuda_graphs=true launches each micro-batch with one call" in last) == offers

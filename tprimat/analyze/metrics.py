@@ -100,6 +100,8 @@ class MetricOptions:
     telemetry: Sequence[TelemetrySample] = ()
     held_back: Mapping[str, float] | None = None
     """What a file states of clocks that were held back, for runs without telemetry."""
+    gpu_busy: float | None = None
+    """What a file states of the share of time in which any kernel ran, likewise."""
     stated_energy: StatedEnergy | None = None
     """What a file states of energy, likewise; used where it is of the same steps."""
     gemm_ceiling_flops: float | None = None
@@ -154,6 +156,7 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
         rank_load=_mean(step.rank_load for step in steady),
         dropped=dropped,
         held_back=None if clocks is None else dict(clocks),
+        gpu_busy=gpu_busy(options.telemetry, steady) if options.telemetry else options.gpu_busy,
         warnings=(
             *impossible(speed.mfu),
             *_warnings(run, steps, steady, window),
@@ -462,13 +465,26 @@ def impossible(mfu: Estimate | None) -> tuple[str, ...]:
 
 def held_back(samples: Sequence[TelemetrySample], steady: Sequence[StepRecord]) -> dict[str, float]:
     """Return what held clocks back, with its share of the readings during the steady steps; of all where no reading is theirs."""
-    first, last = steady[0].ended_at_seconds, steady[-1].ended_at_seconds
-    within = samples
-    if first is not None and last is not None:
-        start = first - steady[0].step_seconds * steady[0].merged
-        within = [sample for sample in samples if start <= sample.at_seconds <= last] or samples
+    within = _during(samples, steady) or samples
     counts = Counter(reason for sample in within for reason in sample.throttle_reasons if _throttles(reason))
     return {reason: count / len(within) for reason, count in sorted(counts.items())}
+
+
+def gpu_busy(samples: Sequence[TelemetrySample], steady: Sequence[StepRecord]) -> float | None:
+    """Return the share of time in which any kernel ran on a GPU during the steady steps; None where no reading is theirs.
+
+    It is NVML's and AMD SMI's utilization, which says nothing of how well a kernel uses a GPU.
+    """
+    return _mean(sample.utilization for sample in _during(samples, steady) if sample.utilization is not None)
+
+
+def _during(samples: Sequence[TelemetrySample], steady: Sequence[StepRecord]) -> Sequence[TelemetrySample]:
+    """Return the readings during the steady steps; none where the steps do not say when they were."""
+    first, last = steady[0].ended_at_seconds, steady[-1].ended_at_seconds
+    if first is None or last is None:
+        return ()
+    start = first - steady[0].step_seconds * steady[0].merged
+    return [sample for sample in samples if start <= sample.at_seconds <= last]
 
 
 def _throttles(reason: str) -> bool:

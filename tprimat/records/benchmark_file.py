@@ -112,6 +112,8 @@ class RunResult:
     telemetry: tuple[TelemetrySample, ...] = ()
     held_back: Mapping[str, float] | None = None
     """What the file states of clocks that were held back, where telemetry is not with it."""
+    gpu_busy: float | None = None
+    """What the file states of the share of time in which any kernel ran, likewise."""
     stated_energy: StatedEnergy | None = None
     """What the file states of energy, likewise."""
     stated_tokens_per_second: float | None = None
@@ -210,6 +212,7 @@ def own_result(document: dict[str, Any], path: Path) -> RunResult:
         steps=steps,
         path=path,
         held_back=_held_back(metrics),
+        gpu_busy=_gpu_busy(metrics),
         stated_energy=_energy(metrics),
         contradictions=tuple(_stated_otherwise(document, run, steps)),
     )
@@ -237,6 +240,12 @@ def _held_back(metrics: Any) -> dict[str, float] | None:
         }
     found = [HELD_BACK.fullmatch(text) for text in warnings if isinstance(text, str)] if isinstance(warnings, list) else []
     return {match[2]: int(match[1]) / 100 for match in found if match} or None
+
+
+def _gpu_busy(metrics: Any) -> float | None:
+    """Return what a document's metrics say of the time in which any kernel ran; None where they say nothing that can be."""
+    stated = metrics.get("gpu_busy") if isinstance(metrics, dict) else None
+    return float(stated) if isinstance(stated, int | float) and 0 <= stated <= 1 else None
 
 
 MOST_JOULES = 1e9

@@ -485,6 +485,9 @@ class RunMetrics(RefuseUnknownKeys):
     """Share of the choices of experts that were dropped, mean over the steady steps."""
     held_back: dict[str, float] | None = None
     """What held clocks back, such as 'power cap' -> share 0..1 of the readings during the steady steps; None: not read."""
+    gpu_busy: float | None = None
+    """Share 0..1 of the time in which any kernel ran on a GPU, mean of the driver's readings during the steady steps; None: not
+    read."""
     warnings: tuple[str, ...] = ()
 
 

@@ -136,6 +136,7 @@ COLUMNS: tuple[Column, ...] = (
         measured=True,
         kind=float,
     ),
+    _measured("gpu_busy", "share of time in which any kernel ran on a GPU, by the driver"),
     _measured("cost_per_million_tokens", "in the currency of the price of a GPU hour"),
     _measured("expert_load", "tokens of the busiest expert over the mean"),
     _measured("rank_load", "the same for the ranks that share the experts"),

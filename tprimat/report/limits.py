@@ -1,9 +1,13 @@
 """How far a configuration is from the limits of its GPUs, and which of them binds, in sentences."""
 
 from tprimat import units
-from tprimat.analyze.groups import Group
+from tprimat.analyze.groups import Group, group_mean
 from tprimat.analyze.roofline import Limit, limits
+from tprimat.records.schema import RunRecord
 
+BUSY = 0.95
+"""Share of time in which any kernel runs, from which a GPU does not wait."""
+GRAPHS = "platform_optimizations.nvidia.engine_options.cuda_graphs=true"
 REST = "communication, memory traffic, gaps between kernels and matrix products below their peak rate"
 PROBE_COMMAND = "./benchmark.py --probe gemm"
 PROBE = f" {PROBE_COMMAND} measures the rate of a bare product on this machine."
@@ -27,8 +31,37 @@ def distance_from_limits(group: Group, name: str = "It") -> list[str]:
         return [known, shares, *binding]
     if binding:
         return [shares, *binding]
+    if (busy := group_mean(group, lambda one: one.gpu_busy)) is not None and busy < BUSY:
+        return [shares, _idle(group.run, busy)]
     hint = "" if any(limit.kind == "measured matmul" for limit in found) else PROBE
     return [shares, f"Neither compute nor memory is used up: the rest of the step goes to {REST}.{hint}"]
+
+
+def _idle(run: RunRecord, busy: float) -> str:
+    """Say how long GPUs ran no kernel at all, and what may help."""
+    idle = units.percent(1 - busy, 0)
+    waits = f"Its GPUs ran no kernel in {idle} of the time: they waited, most likely for the host to launch some."
+    if not _could_launch_graphs(run):
+        return waits
+    return f"{waits} --set {GRAPHS} launches each micro-batch with one call."
+
+
+def _could_launch_graphs(run: RunRecord) -> bool:
+    """Whether the embedded engine could launch a run's micro-batches as CUDA graphs (engines/embedded.py), and did not."""
+    options = run.engine_options
+    return (
+        run.engine == "megatron"
+        and run.machine.platform == "cuda"
+        and run.machine.nodes == 1
+        and run.pipeline_parallel == 1
+        and run.context_parallel in {None, 1}
+        and run.recompute in {None, "none"}
+        and run.shape is not None
+        and run.shape.experts is None
+        and not options.get("cuda_graphs")
+        and not options.get("fully_shard")
+        and (options.get("layers") == "local" or run.matmul_dtype != "fp8")
+    )
 
 
 def _share(limit: Limit) -> str:

@@ -582,8 +582,8 @@ def test_a_benchmark_file_alone_still_says_how_busy_the_gpus_were(tmp_path):
         ({}, True),
         ({"pipeline_parallel": 2}, False),
         ({"recompute": "full"}, False),
-        ({"engine": "nemo"}, False),
-        ({"engine_options": {"layers": "local", "fully_shard": True}}, False),
+        ({"engine_options": {"cuda_graph_impl": "none"}}, False),
+        ({"engine_options": {"layers": "local", "compiled_regions": True, "fully_shard": True}}, False),
     ],
 )
 def test_waiting_gpus_are_named_before_other_causes_and_graphs_are_offered_where_they_can_help(change, offers):

@@ -50,7 +50,7 @@ def _could_launch_graphs(run: RunRecord) -> bool:
     """Whether the embedded engine could launch a run's micro-batches as CUDA graphs (engines/embedded.py), and did not."""
     options = run.engine_options
     return (
-        run.engine == "megatron"
+        "compiled_regions" in options  # a switch of that engine alone
         and run.machine.platform == "cuda"
         and run.machine.nodes == 1
         and run.pipeline_parallel == 1

@@ -33,7 +33,6 @@ TIGHT = f"† Less than {OFF} of the memory is left, and its prediction may be {
 SLOW_HOST = "Intervals that reach down further assume a host as slow at launching kernels as that of two H100 (docs/measured.md)."
 """Explains intervals in tables."""
 AS_GRAPHS = "platform_optimizations.nvidia.engine_options.cuda_graphs=true"
-EMBEDDED_ENGINE = "megatron"
 MEMORY_NAMES: Mapping[Part, str] = {part: "backward pass" if part == "backward" else part for part in PARTS}
 TIME_NAMES: Mapping[TimePart, str] = {
     "products": "matrix products",
@@ -242,7 +241,7 @@ def _best(best: Candidate, question: Question, rates: Rates, screen: Screen, com
     lines = [what, f"{rate}, {memory} a GPU", run]
     if host_may_be_late(best, rates):
         lines.append("the lower end assumes a host as slow at launching kernels as that of two H100 (docs/measured.md)")
-        if can_run_as_graphs(work) and question.engine == EMBEDDED_ENGINE:
+        if can_run_as_graphs(work):
             lines[-1] += ";"
             lines.append(f"this launches each micro-batch with one call: --set {AS_GRAPHS}")
     if is_tight(best, question):

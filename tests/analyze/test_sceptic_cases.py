@@ -593,4 +593,6 @@ def test_waiting_gpus_are_named_before_other_causes_and_graphs_are_offered_where
     (group,) = group_runs(changed)
     *_, last = distance_from_limits(group)
     assert "ran no kernel in 22 % of the time" in last
-    assert ("cuda_graphs=true launches each micro-batch with one call" in last) == offers
+    assert (
+        "To launch each micro-batch with one call: --set platform_optimizations.nvidia.engine_options.cuda_graphs=true" in last
+    ) == offers

@@ -43,7 +43,7 @@ def _idle(run: RunRecord, busy: float) -> str:
     waits = f"Its GPUs ran no kernel in {idle} of the time: they waited, most likely for the host to launch some."
     if not _could_launch_graphs(run):
         return waits
-    return f"{waits} --set {GRAPHS} launches each micro-batch with one call."
+    return f"{waits} To launch each micro-batch with one call: --set {GRAPHS}"
 
 
 def _could_launch_graphs(run: RunRecord) -> bool:

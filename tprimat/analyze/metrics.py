@@ -120,15 +120,14 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
     Raises:
         MetricError: no steady step, or a damaged step time.
     """
-    steps = tensor_memory(run, steps)
     window = steady_window(steps, options.warmup, run.profiled_steps, steps_without_graphs(run))
-    steady = steady_steps(steps, window)
+    steady = steady_steps(tensor_memory(run, steps), window)
     dropped = _mean(step.dropped for step in steady)
     speed = _speed(run, options, steady, dropped)
-    seconds, flops = speed.seconds, speed.flops_per_gpu
+    seconds, flops, read = speed.seconds, speed.flops_per_gpu, options.telemetry
     per_token, of_energy = _joules_per_token(run, options, steady, window)
     foretold = None if drops_choices(run, dropped) else run.prediction
-    clocks = held_back(options.telemetry, steady) if options.telemetry else options.held_back
+    clocks = held_back(read, steady) if read else options.held_back
     return RunMetrics(
         window=window,
         step_seconds=scaled(_unless(speed.states, median_interval(seconds)), 1.0, window.steps),
@@ -156,7 +155,7 @@ def run_metrics(run: RunRecord, steps: Sequence[StepRecord], *, options: MetricO
         rank_load=_mean(step.rank_load for step in steady),
         dropped=dropped,
         held_back=None if clocks is None else dict(clocks),
-        gpu_busy=gpu_busy(options.telemetry, steady) if options.telemetry else options.gpu_busy,
+        gpu_busy=gpu_busy(read, steady) if read else options.gpu_busy,
         warnings=(
             *impossible(speed.mfu),
             *_warnings(run, steps, steady, window),

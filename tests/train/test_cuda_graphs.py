@@ -111,38 +111,26 @@ def test_losses_and_norms_are_those_of_megatrons_schedule(tmp_path, ranks):
             plan = make_plan(tmp_path / f"{name} {graphs}", "llama", settings)
             plans.append(replace(plan, engine_options=replace(plan.engine_options, cuda_graphs=graphs)))
     results = train_together(plans)
-    for (run, usual), (recorded_run, recorded) in zip(results[::2], results[1::2], strict=True):
+    over_replicas = "CUDA graphs over replicas are untested: compare the losses with those of a run without."
+    for name, (run, usual), (recorded_run, recorded) in zip(VARIANTS[ranks], results[::2], results[1::2], strict=True):
+        assert cautions(recorded_run.evidence) == [over_replicas] * name.startswith("dp2")
         assert [step.loss for step in recorded] == pytest.approx([step.loss for step in usual], rel=1e-6)
         assert [step.grad_norm for step in recorded] == pytest.approx([step.grad_norm for step in usual], rel=1e-5)
         assert recorded_run.engine_options["cuda_graphs"] is True
         assert run.engine_options["cuda_graphs"] is False
 
 
-def test_the_record_cautions_against_graphs_over_replicas(tmp_path):
-    settings = {**COMMON, "hardware.platforms.cpu.gpus_per_node": 2}
-    plans = []
-    for tensor in (1, 2):
-        own = {"parallelism.minimal_communication.llama.cpu.tensor_model_parallel_size": tensor}
-        plan = make_plan(tmp_path / str(tensor), "llama", {**settings, **own})
-        plans.append(replace(plan, engine_options=replace(plan.engine_options, cuda_graphs=True)))
-    (over_replicas, _), (over_tensor_ranks, _) = train_together(plans)
-    told = "CUDA graphs over replicas are untested: compare the losses with those of a run without."
-    assert cautions(over_replicas.evidence) == [told]
-    assert cautions(over_tensor_ranks.evidence) == []
-
-
-def test_the_steps_before_the_graphs_are_no_measure_of_them(tmp_path):
-    plan = make_plan(tmp_path / "run", "llama", {**COMMON, "hardware.platforms.cpu.gpus_per_node": 1})
-    ((run, _),) = train_together([plan])
+def test_the_steps_before_the_graphs_are_no_measure_of_them():
+    ((recorded, *_), _) = load_results([ROOT / "benchmarks" / "records" / "h100" / "cuda-graphs"])
+    run = recorded.run
     steps = [StepRecord(step=number, step_seconds=1.0 if number < 4 else 2.0) for number in range(1, 20)]
     steps[6] = replace(steps[6], step_seconds=1.9)
-    recorded = replace(run, engine_options={**run.engine_options, "cuda_graphs": True})
-    found = run_metrics(recorded, steps).window
+    found = run_metrics(run, steps).window
     assert found.first_step > 3
     assert found.rule.endswith("; steps 1-3: before the CUDA graphs")
-    assert run_metrics(recorded, steps, options=MetricOptions(warmup=1)).window.first_step == 2
+    assert run_metrics(run, steps, options=MetricOptions(warmup=1)).window.first_step == 2
     with pytest.raises(MetricError, match="No steady step is left: 3 measured, 3 of them warm-up"):
-        run_metrics(recorded, steps[:3])
+        run_metrics(run, steps[:3])
 
 
 def test_a_run_that_ends_before_anything_is_recorded_says_so(tmp_path):

@@ -1,5 +1,6 @@
 """Steps launched as CUDA graphs: which passes are recorded, that losses stay, and what is refused."""
 
+import os
 import subprocess
 import sys
 import weakref
@@ -20,10 +21,12 @@ from tprimat.errors import MetricError
 from tprimat.megatron.graphs import Place, StepGraphs
 from tprimat.megatron.tuned_products import Race, Tuner
 from tprimat.plan.build import build_plan
+from tprimat.plan.schema import write_plan
 from tprimat.predict.workload import workload_of_plan
 from tprimat.records.discover import load_results
 from tprimat.records.evidence import cautions
 from tprimat.records.schema import StepRecord
+from tprimat.records.store import RunDirectory
 from tprimat.report.plan import can_run_as_graphs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -138,6 +141,22 @@ def test_a_run_that_ends_before_anything_is_recorded_says_so(tmp_path):
     plan = make_plan(tmp_path / "short", "llama", settings)
     ((run, _),) = train_together([replace(plan, engine_options=replace(plan.engine_options, cuda_graphs=True))])
     assert run.engine_options["cuda_graphs"] is False
+
+
+def test_a_run_that_fails_after_the_recording_keeps_its_switch(tmp_path):
+    """Otherwise its steps would pass as those of a run without graphs."""
+    plan = make_plan(tmp_path / "fails", "llama", {**COMMON, "hardware.platforms.cpu.gpus_per_node": 1})
+    plan = replace(plan, engine_options=replace(plan.engine_options, cuda_graphs=True))
+    write_plan(tmp_path / "plan.json", plan)
+    command = [sys.executable, str(Path(__file__).parent / "fails_in_a_step.py"), str(tmp_path / "plan.json"), "5"]
+    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"}
+    rank |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # what torchrun would set
+    environment = {**os.environ, **rank, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert "the data have come to an end" in done.stderr
+    directory = RunDirectory(Path(plan.run_directory))
+    assert [step.step for step in directory.read_steps()] == [1, 2, 3, 4]
+    assert directory.read_run().engine_options["cuda_graphs"] is True
 
 
 def test_a_race_ends_by_the_timings_so_far():

@@ -6,8 +6,9 @@ from tprimat.analyze.roofline import Limit, limits
 from tprimat.records.schema import RunRecord
 
 BUSY = 0.95
-"""Share of time in which any kernel runs, from which a GPU does not wait."""
-GRAPHS = "platform_optimizations.nvidia.engine_options.cuda_graphs=true"
+"""Share of time in which any kernel runs, from which a GPU does not wait: in benchmarks/records/h100, 0.99 and more in runs near
+the power limit, 0.81 and less in runs that were slower than predicted."""
+AS_GRAPHS = "platform_optimizations.nvidia.engine_options.cuda_graphs=true"
 REST = "communication, memory traffic, gaps between kernels and matrix products below their peak rate"
 PROBE_COMMAND = "./benchmark.py --probe gemm"
 PROBE = f" {PROBE_COMMAND} measures the rate of a bare product on this machine."
@@ -43,7 +44,7 @@ def _idle(run: RunRecord, busy: float) -> str:
     waits = f"Its GPUs ran no kernel in {idle} of the time: they waited, most likely for the host to launch some."
     if not _could_launch_graphs(run):
         return waits
-    return f"{waits} To launch each micro-batch with one call: --set {GRAPHS}"
+    return f"{waits} To launch each micro-batch with one call: --set {AS_GRAPHS}"
 
 
 def _could_launch_graphs(run: RunRecord) -> bool:

@@ -15,6 +15,7 @@ from tprimat.predict.rates import Rates
 from tprimat.predict.search import NARROWER, Answer, Candidate, Otherwise, Question, reason
 from tprimat.predict.time import TIME_PARTS, TimePart, late_step_seconds
 from tprimat.predict.workload import EMBEDDED, NEMO, Implementation, Precision, Workload
+from tprimat.report.limits import AS_GRAPHS
 from tprimat.report.screen import PLAIN, Painted, Screen
 from tprimat.report.tables import columns, plural
 
@@ -32,7 +33,6 @@ TIGHT = f"† Less than {OFF} of the memory is left, and its prediction may be {
 """Explains the mark of layouts in tables."""
 SLOW_HOST = "Intervals that reach down further assume a host as slow at launching kernels as that of two H100 (docs/measured.md)."
 """Explains intervals in tables."""
-AS_GRAPHS = "platform_optimizations.nvidia.engine_options.cuda_graphs=true"
 MEMORY_NAMES: Mapping[Part, str] = {part: "backward pass" if part == "backward" else part for part in PARTS}
 TIME_NAMES: Mapping[TimePart, str] = {
     "products": "matrix products",

@@ -73,7 +73,7 @@ def _workload(answer: Answer, rates: Rates) -> str:
     work = f"{units.count(question.global_batch)} x {units.count(question.sequence_tokens)} tokens a step"
     known = time_error(question.shape, question.implementation, question.precision, rates, question.gpus)
     unknown = "such steps took longer" if steps_measured(rates, question.gpus) else "no such step was measured"
-    error = unknown if known is None else f"nine in ten steps were within {units.percent(known, 0)}"
+    error = unknown if known is None else f"nine in ten steps whose host kept up were within {units.percent(known, 0)}"
     return f"{work} · {question.precision} · {engine_name(question.implementation)} · predicted, not measured: {error}"
 
 

@@ -9,15 +9,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from megatron.core.transformer.enums import CudaGraphScope
+from megatron.core.transformer.transformer_config import TransformerConfig
 from planning import make_plan, train_together
 from plans import request_of
 from repeating import RepeatingRecorder
+from torch.nn.functional import silu
 
 from tprimat.analyze.metrics import MetricOptions, run_metrics
 from tprimat.config.load import parse_setting, read_config
 from tprimat.engines.base import Settings
 from tprimat.engines.embedded import ENGINE
 from tprimat.errors import MetricError
+from tprimat.megatron import transformer_engine
+from tprimat.megatron.fp8 import OnceAStep, next_step
 from tprimat.megatron.graphs import Place, StepGraphs
 from tprimat.megatron.tuned_products import Race, Tuner
 from tprimat.plan.build import build_plan
@@ -157,6 +162,39 @@ def test_a_run_that_fails_after_the_recording_keeps_its_switch(tmp_path):
     directory = RunDirectory(Path(plan.run_directory))
     assert [step.step for step in directory.read_steps()] == [1, 2, 3, 4]
     assert directory.read_run().engine_options["cuda_graphs"] is True
+
+
+def test_weights_in_8_bits_from_before_the_recording_take_no_memory_beside_those_of_the_graphs():
+    kept = []
+
+    def convert(weight):
+        small = weight.clone()
+        kept.append(weakref.ref(small))
+        return small
+
+    weight, alive = OnceAStep(convert), []
+
+    def passes(tokens, _):
+        alive.append([one() is not None for one in kept])
+        return weight(tokens).sum()
+
+    steps = StepGraphs(passes, RepeatingRecorder())
+    for _ in range(3):
+        next_step()
+        steps.step([torch.ones(1, 3)] * 2, torch.device("cpu"))
+    assert alive[2] == [True]
+    assert alive[4][:2] == [False, False]
+    assert len(kept) == 3
+
+
+def test_transformer_engines_loss_is_told_of_graphs():
+    """It would otherwise ask the device whether the loss was scaled, which nothing recorded may."""
+    for graphs in (False, True):
+        plan = plan_of(f"{OPTIONS}.layers=transformer_engine", f"{OPTIONS}.cuda_graphs={str(graphs).lower()}")
+        settings = {**transformer_engine.settings(plan), "apply_rope_fusion": False}  # which only the package itself allows
+        config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1, activation_func=silu, **settings)
+        assert (CudaGraphScope.full_iteration in config.cuda_graph_scope) is graphs
+        assert config.cuda_graph_impl == "none"
 
 
 def test_a_race_ends_by_the_timings_so_far():

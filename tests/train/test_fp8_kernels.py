@@ -63,6 +63,10 @@ def test_a_weight_is_converted_once_in_a_step_and_anew_in_the_next(operands):
     fp8.next_step()
     changed, _ = kernels.forward(rows, weight, None)
     assert torch.equal(changed, -first)
+    fp8.free_weights()
+    weight.mul_(-1)
+    anew, _ = kernels.forward(rows, weight, None)
+    assert torch.equal(anew, first)
 
 
 def test_a_run_says_fp8_once_every_layer_has_multiplied_in_it_and_nothing_before(operands):

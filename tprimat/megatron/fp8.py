@@ -24,6 +24,7 @@ backward pass move partial sums to fp32 (`fast=False`). Attention stays in bf16,
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, ClassVar, Generic, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -41,6 +42,7 @@ FAST = Form(b_transposed=True, fast=True)
 Converted = TypeVar("Converted")
 
 _step = 0
+_weights: WeakSet["OnceAStep[Any]"] = WeakSet()
 
 
 def next_step() -> None:
@@ -49,18 +51,29 @@ def next_step() -> None:
     _step += 1
 
 
+def free_weights() -> None:
+    """Free all weights in 8 bits: who multiplies next converts them again."""
+    for weight in _weights:
+        weight.free()
+
+
 class OnceAStep(Generic[Converted]):
     """A conversion of one weight, called once a step: in between the weight does not change."""
 
     def __init__(self, conversion: Callable[[Tensor], Converted]) -> None:
         self._conversion, self._step = conversion, -1
-        self._converted: Converted
+        self._converted: Converted | None = None
+        _weights.add(self)
 
     def __call__(self, weight: Tensor) -> Converted:
         """Return what the weight of this step is converted to."""
-        if self._step != _step:
+        if self._converted is None or self._step != _step:
             self._converted, self._step = self._conversion(weight.detach()), _step
         return self._converted
+
+    def free(self) -> None:
+        """Free what the weight was converted to."""
+        self._converted = None
 
 
 def convert(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

@@ -24,6 +24,7 @@ import torch
 from megatron.core.tensor_parallel.random import get_all_rng_states
 from torch import Tensor
 
+from tprimat.megatron.fp8 import free_weights
 from tprimat.megatron.tuned_products import TUNER
 from tprimat.records.evidence import STEPS_WITHOUT_GRAPHS
 
@@ -129,6 +130,7 @@ class StepGraphs:
         losses, launched_by_python = [], False
         if self._steps == STEPS_BEFORE + 1:
             TUNER.settle()
+            free_weights()  # the graphs convert them into memory of their own
         for number, tokens in enumerate(batch):
             place = Place(number == 0, number == len(batch) - 1)
             if self._tokens is None:

@@ -52,6 +52,9 @@ def settings(plan: RunPlan) -> dict[str, Any]:
         "apply_rope_fusion": plan.shape.position == "rope" and plan.shape.kv_lora_rank is None,
         "cross_entropy_fusion_impl": "te",
     }
+    if plan.engine_options.cuda_graphs:
+        # Megatron-Core records nothing for it, but tells Transformer Engine's loss not to ask the device.
+        fused["cuda_graph_scope"] = "full_iteration"
     if plan.precision == "fp8":
         fused["fp8"] = "hybrid"
         if plan.engine_options.fp8_scaling == "current":

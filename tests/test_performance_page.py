@@ -64,6 +64,7 @@ def test_each_figure_has_a_place():
             "profiles",
             "switches",
             "unswitched",
+            "cuda_graphs",
             "products",
             "exchanges",
             "forward_sums",
@@ -71,6 +72,7 @@ def test_each_figure_has_a_place():
             "micro_batch_search",
             "callback",
             "no_gain",
+            "queues",
         ],
         ["layouts", "layouts_on_two", "power", "first_steps", "limits"],
     ]

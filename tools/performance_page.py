@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tools")]
 
 from energy_figures import energy  # noqa: E402
+from graph_figures import cuda_graphs, queues  # noqa: E402
 from lead_figures import answer, leads, output_layer  # noqa: E402
 from loss_figures import losses  # noqa: E402
 from page import page_parser, replace_blocks, update_page  # noqa: E402
@@ -288,6 +289,8 @@ BLOCKS = {
     "leads_h100": lambda results: leads(results.parent / "h100"),
     "losses": losses,
     "output_layer": output_layer,
+    "cuda_graphs": cuda_graphs,
+    "queues": queues,
     "callback": callback,
     "layouts": layouts,
     "layouts_on_two": layouts_on_two,

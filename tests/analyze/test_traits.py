@@ -78,6 +78,7 @@ TRAPS = {
     "data": seen(data="text in tokens.bin"),
     "power-limit": on(power_limit_watts=500.0),
     "driver": on(driver="570.1"),
+    "environment": ran(environment={"NCCL_P2P_DISABLE": "1"}),
     "software": ran(software={"torch": "2.10.0"}),
 }
 BEFORE = {"fp8-scaling": lambda run: seen(fp8_scaling="delayed")(replace(run, matmul_dtype="fp8"))}
@@ -94,6 +95,7 @@ FORGOTTEN = {
     "data": seen(data=None),
     "power-limit": on(power_limit_watts=None),
     "driver": on(driver=None),
+    "environment": ran(environment=None),
     "software": ran(software={}),
 }
 
@@ -105,7 +107,13 @@ def known():
     machine = replace(result.run.machine, power_limit_watts=700.0, driver="580.1")
     evidence = replace(EVIDENCE, tokens_per_step=result.run.global_batch_sequences * result.run.sequence_tokens)
     run = replace(
-        result.run, machine=machine, evidence=evidence, recompute="none", software={"torch": "2.11.0"}, engine_options=OPTIONS
+        result.run,
+        machine=machine,
+        evidence=evidence,
+        recompute="none",
+        software={"torch": "2.11.0"},
+        environment={},
+        engine_options=OPTIONS,
     )
     return replace(result, run=run)
 
@@ -140,6 +148,19 @@ def test_runs_that_differ_in_one_trait_are_two_configurations_and_the_verdict_na
         candidate, _, baseline = words.partition(before)[2].partition(" against ")
         assert trait.words[1] in candidate
         assert trait.words[0] in baseline
+
+
+def test_of_hardware_queues_only_the_users_own_number_is_told(known):
+    one, eight = (ran(environment={"CUDA_DEVICE_MAX_CONNECTIONS": number}) for number in "18")
+    assert len(groups_of(known, replace(known, run=one(known.run)))) == 1
+    assert [trait.words for trait in judged(known, eight).traits] == [
+        ("without CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_DEVICE_MAX_CONNECTIONS=8")
+    ]
+
+
+def test_of_two_runs_the_one_with_a_variable_is_named_after_it(known):
+    tuned = replace(known, run=ran(environment={"NCCL_ALGO": "Ring"})(known.run))
+    assert [group.label for group in groups_of(known, tuned)] == ["llama H100 SXM", "llama H100 SXM NCCL_ALGO=Ring"]
 
 
 MIXTURE = model_shape("deepseek-v2-lite")

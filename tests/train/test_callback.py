@@ -65,9 +65,11 @@ def test_any_trainer_is_measured_under_both_names(tmp_path, name):
     assert {step.peak_reserved_bytes for step in steps} == {None}
 
 
-def test_the_folder_of_any_trainer_can_be_read_by_the_tools(tmp_path):
+def test_the_folder_of_any_trainer_can_be_read_by_the_tools(tmp_path, monkeypatch):
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
     fit(importlib.import_module(NAMES[0]), BenchmarkCallback(tmp_path / "mine", tokens_per_step=64))
     (result,) = load_results([tmp_path / "mine"])[0]
+    assert result.run.environment["NCCL_P2P_DISABLE"] == "1"
     assert (result.run.run_id, result.run.model, result.run.outcome) == ("mine", "Regression", "completed")
     assert len(result.steps) == 6
 

@@ -166,43 +166,42 @@ def _labels(kinds: Sequence[Kind], prefixes: int) -> list[tuple[tuple[str, str],
     lists = {names.index(name) for name in LISTS}
     others = [tuple(kind[i] for i in shown if i not in lists) for kind in kinds]
     words = {i: [str(kind[i]) for kind in kinds] for i in shown}
-    words |= {i: _distinctive_parts(words[i], others, LISTS[names[i]]) for i in lists & words.keys()}
+    words |= {i: _distinctive_parts(words[i], others, names[i]) for i in lists & words.keys()}
     return [tuple((names[i], words[i][place]) for i in sorted(shown) if words[i][place]) for place in range(len(kinds))]
 
 
-def _distinctive_parts(lists: Sequence[str], others: Sequence[Kind], lacks: str) -> list[str]:
-    """Return what differs in each list, such as 'fused_adam=True, layers=local', from most lists with the same other words.
-
-    `lacks` puts into words that a list lacks a name.
-    """
+def _distinctive_parts(lists: Sequence[str], others: Sequence[Kind], key: str) -> list[str]:
+    """Return what differs in each list of a trait, such as 'layers=local', from most lists with the same other words."""
     found = [""] * len(lists)
     for other in set(others):
         places = [place for place, its in enumerate(others) if its == other]
         parts = [[] if lists[place] in NO_OPTIONS else lists[place].split(", ") for place in places]
-        texts = _differences(parts, lacks, brief=True)
+        texts = _differences(parts, key, brief=True)
         if len(set(texts)) < len(set(map(tuple, parts))):
-            texts = _differences(parts, lacks)
+            texts = _differences(parts, key)
         for place, text in zip(places, texts, strict=True):
             found[place] = text
     return found
 
 
-def _differences(lists: Sequence[Sequence[str]], lacks: str, *, brief: bool = False) -> list[str]:
+def _differences(lists: Sequence[Sequence[str]], key: str, *, brief: bool = False) -> list[str]:
     """Return the parts of each list that most do not have, and the names that it lacks and most have.
 
-    With `brief`, a name that at least half of the lists have, all with one value, is told of the others alone.
+    With `brief`, a name that at least half of the lists have, all with one value, is told of the others alone. A variable that
+    half of the runs have is told of these: it is rather they that are unusual.
     """
+    half = len(lists) / 2
     times = Counter(part for parts in lists for part in parts)
     recorded = Counter(name for parts in lists for name in {name_of_part(part) for part in parts})
     values = Counter(name_of_part(part) for part in times)
-    usual = {name for name, lists_with_it in recorded.items() if 2 * lists_with_it >= len(lists)}
+    usual = {name for name, having in recorded.items() if having > half or (having == half and key != "environment")}
     texts = []
     for parts in lists:
-        own = [part for part in parts if 2 * times[part] <= len(lists)]
+        own = [part for part in parts if times[part] <= half]
         if brief:
             own = [part for part in own if values[name_of_part(part)] > 1 or name_of_part(part) not in usual]
         lacking = sorted(usual - {name_of_part(part) for part in parts})
-        texts.append(", ".join([*own, *([lacks.format(few(lacking, 1))] if lacking else [])]))
+        texts.append(", ".join([*own, *([LISTS[key].format(few(lacking, 1))] if lacking else [])]))
     return texts
 
 

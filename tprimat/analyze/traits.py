@@ -233,6 +233,8 @@ IN_THE_DTYPE = ("fp8_output_layer", "first_last_layers_bf16")
 """Options that the dtype names: told again as options, they would be a second difference, and one from records before them."""
 LATER_SWITCHES = ("cuda_graphs", "fully_shard")
 """Switches of the embedded engine that older records lack: they ran as with the switch off."""
+ONE_QUEUE = ("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+"""What Megatron's trainers set, unless the user has set another number of hardware queues."""
 DEFAULT_OPTIONS = "default options"
 NO_OPTIONS = (DEFAULT_OPTIONS, "options unknown")
 """Words for the options of a run that records none: of ours, or of a log."""
@@ -253,6 +255,13 @@ def _options(run: RunRecord) -> str | None:
 
 def _software(run: RunRecord) -> str | None:
     return ", ".join(f"{name} {version}" for name, version in sorted(run.software.items())) or None
+
+
+def _environment(run: RunRecord) -> str | None:
+    """Return the variables that tune a run, without what Megatron asks for in every one."""
+    if run.environment is None:
+        return None
+    return ", ".join(f"{name}={value}" for name, value in run.environment.items() if (name, value) != ONE_QUEUE)
 
 
 def _routing(run: RunRecord) -> str | None:
@@ -448,12 +457,19 @@ TRAITS: Mapping[str, Trait] = {
         effect="warn",
         why="Changes clocks and kernels. Listed if the accelerators differ.",
     ),
+    "environment": Trait(
+        name="environment",
+        value=_environment,
+        effect="warn",
+        unknown="list",
+        why="Tunes communication, memory or kernels by variables. Listed if the accelerators differ.",
+    ),
     "software": Trait(name="software", value=_software, effect="list", why="Changes the versions of packages."),
 }
 """What distinguishes configurations, in the order in which a label names it."""
-LISTS = {"options": "{} not recorded", "software": "without {}"}
+LISTS = {"options": "{} not recorded", "environment": "without {}", "software": "without {}"}
 """Traits of many words each, of which a label names only those that distinguish runs -> words for one that a run lacks."""
-OF_ACCELERATOR = ("power-limit", "driver")
+OF_ACCELERATOR = ("power-limit", "driver", "environment")
 """Traits that another accelerator cannot share."""
 
 

@@ -1,7 +1,10 @@
-"""The software and processor of this machine. Versions are read without importing the packages."""
+"""The software, processor and variables of this machine. Versions are read without importing the packages."""
 
 import hashlib
+import os
 import platform
+import re
+from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -22,6 +25,17 @@ PACKAGES = (
     "torchtune",
 )
 
+TUNING_VARIABLE = re.compile(
+    r"(?:NCCL|RCCL|UCX|FI|CUDA|CUDNN|CUBLAS|CUBLASLT|NVTE|NVSHMEM|HIP|HIPBLASLT|ROCBLAS|ROCR|HSA|GPU|MIOPEN|TORCH|TORCHINDUCTOR"
+    r"|PYTORCH|TRITON|KMP|MKL|MALLOC)_\w+"
+)
+"""Variables of libraries that communicate, multiply or allocate."""
+OTHER_VARIABLE = re.compile(
+    r"\w*(?:VISIBLE_DEVICES|VERSION\w*|HOME|PATH\w*|DIR|DIRECTORY|ROOT|FILE\w*|ARCH_LIST|IFNAME|HCA|DEBUG\w*|LOG\w*|TRACE\w*|FR_\w*"
+    r"|DUMP\w*|KEY|TOKEN|SECRET|PASSWORD)"
+)
+"""Among these: which devices there are and where files are, what is printed, and secrets."""
+
 
 @cache
 def software_versions() -> dict[str, str]:
@@ -33,6 +47,12 @@ def software_versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return versions
+
+
+def tuning_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment variables that tune a run, such as NCCL_P2P_DISABLE=1, in alphabetical order."""
+    names = (name for name in sorted(environment) if TUNING_VARIABLE.fullmatch(name) and not OTHER_VARIABLE.fullmatch(name))
+    return {name: environment[name] for name in names}
 
 
 @cache

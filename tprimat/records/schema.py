@@ -319,6 +319,8 @@ class RunRecord(RefuseUnknownKeys):
     """The scheduler and its name of the job that made the run, such as slurm 4711 or slurm 4711_3; None outside one."""
     software: dict[str, str] = field(default_factory=dict)
     """Package or driver -> version."""
+    environment: dict[str, str] | None = None
+    """Variables of rank 0 that tune its libraries, such as NCCL_P2P_DISABLE; None where the trainer does not say."""
     started_at: str | None
     """ISO 8601, UTC."""
     ended_at: str | None = None

@@ -143,11 +143,11 @@ COLUMNS: tuple[Column, ...] = (
     _measured("dropped", "share of expert choices that were dropped"),
     _measured("warnings", "what to know about the figures", lambda metrics: "; ".join(metrics.warnings) or None, kind=str),
 )
-"""Of every run. Behind them follow version_* and option_*, as far as any run has them."""
+"""Of every run. Behind them follow version_*, option_* and variable_*, as far as any run has them."""
 
 
 KINDS = {column.name: column.kind for column in COLUMNS}
-"""Column -> kind of its values; version_* and option_* are text."""
+"""Column -> kind of its values; version_*, option_* and variable_* are text."""
 
 
 def rows_of(runs: Sequence[Measured]) -> list[Row]:
@@ -159,9 +159,10 @@ def rows_of(runs: Sequence[Measured]) -> list[Row]:
 
 
 def _software_and_options(item: Measured) -> Row:
-    """Return the version of each package as version_NAME, and each switch of the engine as option_NAME; all are text."""
+    """Return each package's version as version_NAME, the engine's switches as option_NAME, and variables as variable_NAME."""
     run = item.result.run
     versions = {f"version_{_identifier(name)}": version for name, version in run.software.items()}
+    versions |= {f"variable_{name}": value for name, value in (run.environment or {}).items()}
     options = {f"option_{_identifier(name)}": str(value) for name, value in run.engine_options.items() if value is not None}
     return {**versions, **options}
 

@@ -31,7 +31,7 @@ from torch.distributed.tensor import DTensor
 from tprimat.errors import ConfigError, RecordError
 from tprimat.plan.evidence import first_record
 from tprimat.plan.schema import RunPlan
-from tprimat.records.environment import software_versions
+from tprimat.records.environment import software_versions, tuning_variables
 from tprimat.records.schema import LARGEST_REAL, LARGEST_WHOLE, Outcome, RunRecord, StepRecord
 from tprimat.records.store import RunDirectory, cannot_write, read_lines, to_json, write_atomically
 from tprimat.train import startup
@@ -362,7 +362,8 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
             self._save(lambda: note_completed(self.directory))
 
     def _describe(self, trainer: Any, pl_module: Any) -> RunRecord:
-        run = replace(self.describe(trainer, pl_module), rank_seconds=rank_medians(self._own_seconds, _device(pl_module)))
+        medians = rank_medians(self._own_seconds, _device(pl_module))
+        run = replace(self.describe(trainer, pl_module), rank_seconds=medians, environment=tuning_variables())
         if trainer.global_rank == 0:
             if self._completes and trainer.global_step > 0 and self.directory.run_file.exists():  # resumed, or at its end
                 with contextlib.suppress(RecordError):

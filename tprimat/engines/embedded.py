@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from tprimat.engines.base import Availability, Here, Settings, Where, WorkerEngine
 from tprimat.errors import ConfigError, UserError
+from tprimat.facts.cuda_graphs import Launches, Obstacle
 from tprimat.facts.flops import attention_matrices, feed_forward_matrices, moe_matrices
 from tprimat.facts.models import padded_vocabulary
 from tprimat.plan.schema import RunPlan
@@ -272,20 +273,27 @@ def _refuse_cuda_graphs(plan: RunPlan, where: Where) -> ConfigError | None:
     if not options.cuda_graphs:
         return None
     untested, fewest = "It is untested.", STEPS_WITHOUT_GRAPHS + 2
+    found = Launches(
+        pipeline=layout.pipeline,
+        context=layout.context,
+        experts=plan.shape.experts is not None,
+        recompute=plan.recompute,
+        fully_shard=options.fully_shard,
+        own_layers=options.layers == "local",
+        fp8=plan.precision == "fp8",
+    ).obstacle
+    in_words: dict[Obstacle, tuple[str, str, str]] = {
+        "pipeline": ("the layout has pipeline parallelism", PIPELINES, "a --parallel with PP1"),
+        "context": ("the layout has context parallelism", untested, "a --parallel with CP1"),
+        "experts": (f"{plan.shape.name} has experts", EXPERTS, "a dense model"),
+        "recompute": (f"recompute is {plan.recompute}", RECOMPUTED, "recompute: none"),
+        "fully_shard": ("fully_shard is on", untested, "fully_shard: false"),
+        "fp8": ("Transformer Engine multiplies in fp8", untested, "layers: local, or --precision bf16"),
+    }
     contradictions = [
         (plan.platform != "nvidia", f"the platform is {plan.platform}", "It needs an NVIDIA GPU.", "--platform nvidia"),
         (plan.nodes > 1, f"there are {plan.nodes} nodes", untested, "--nodes 1"),
-        (layout.pipeline > 1, "the layout has pipeline parallelism", PIPELINES, "a --parallel with PP1"),
-        (layout.context > 1, "the layout has context parallelism", untested, "a --parallel with CP1"),
-        (plan.shape.experts is not None, f"{plan.shape.name} has experts", EXPERTS, "a dense model"),
-        (plan.recompute != "none", f"recompute is {plan.recompute}", RECOMPUTED, "recompute: none"),
-        (options.fully_shard, "fully_shard is on", untested, "fully_shard: false"),
-        (
-            options.layers != "local" and plan.precision == "fp8",
-            "Transformer Engine multiplies in fp8",
-            untested,
-            "layers: local, or --precision bf16",
-        ),
+        *([(True, *in_words[found])] if found else []),
         (
             plan.batch.micro_batch_sequences == "auto",
             "micro_batch_size is auto",

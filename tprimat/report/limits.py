@@ -3,6 +3,7 @@
 from tprimat import units
 from tprimat.analyze.groups import Group, group_mean
 from tprimat.analyze.roofline import Limit, limits
+from tprimat.facts.cuda_graphs import Launches
 from tprimat.records.schema import RunRecord
 
 BUSY = 0.95
@@ -48,21 +49,21 @@ def _idle(run: RunRecord, busy: float) -> str:
 
 
 def _could_launch_graphs(run: RunRecord) -> bool:
-    """Whether the embedded engine could launch a run's micro-batches as CUDA graphs (engines/embedded.py), and did not."""
+    """Whether the embedded engine could launch a run's micro-batches as CUDA graphs, and did not."""
     options = run.engine_options
-    return (
-        "compiled_regions" in options  # a switch of that engine alone
-        and run.machine.platform == "cuda"
-        and run.machine.nodes == 1
-        and run.pipeline_parallel == 1
-        and run.context_parallel in {None, 1}
-        and run.recompute in {None, "none"}
-        and run.shape is not None
-        and run.shape.experts is None
-        and not options.get("cuda_graphs")
-        and not options.get("fully_shard")
-        and (options.get("layers") == "local" or run.matmul_dtype != "fp8")
-    )
+    is_ours = "compiled_regions" in options  # a switch of that engine alone
+    if not is_ours or options.get("cuda_graphs") or run.machine.platform != "cuda" or run.machine.nodes != 1 or run.shape is None:
+        return False
+    found = Launches(
+        pipeline=run.pipeline_parallel or 1,
+        context=run.context_parallel or 1,
+        experts=run.shape.experts is not None,
+        recompute=run.recompute or "none",
+        fully_shard=options.get("fully_shard") is True,
+        own_layers=options.get("layers") == "local",
+        fp8=run.matmul_dtype == "fp8",
+    ).obstacle
+    return found is None
 
 
 def _share(limit: Limit) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from tprimat import units
 from tprimat.facts.accelerators import PLATFORM_OF, find_accelerator, peak_dense_flops
+from tprimat.facts.cuda_graphs import Launches
 from tprimat.facts.flops import flop_per_token
 from tprimat.facts.models import ModelShape
 from tprimat.facts.published import rebase, results
@@ -133,15 +134,17 @@ def host_may_be_late(candidate: Candidate, rates: Rates) -> bool:
 
 
 def can_run_as_graphs(work: Workload) -> bool:
-    """Whether the embedded engine can launch a workload's micro-batches as CUDA graphs (engines/embedded.py)."""
-    layout = work.layout
-    return (
-        layout.pipeline == layout.context == 1
-        and work.recompute.granularity == "none"
-        and not work.shape.experts
-        and not work.implementation.shards_weights
-        and (work.implementation.name == EMBEDDED.name or work.precision != "fp8")
-    )
+    """Whether the embedded engine can launch a workload's micro-batches as CUDA graphs."""
+    found = Launches(
+        pipeline=work.layout.pipeline,
+        context=work.layout.context,
+        experts=work.shape.experts is not None,
+        recompute=work.recompute.granularity,
+        fully_shard=work.implementation.shards_weights,
+        own_layers=work.implementation.name == EMBEDDED.name,
+        fp8=work.precision == "fp8",
+    ).obstacle
+    return found is None
 
 
 def error_for(candidate: Candidate, rates: Rates) -> float | None:

@@ -436,11 +436,11 @@ def _table(layouts: Sequence[Candidate], screen: Screen) -> str:
                 str(candidate.workload.micro_batch),
                 _recompute_cell(candidate.workload),
                 units.count(candidate.time.tokens_per_second_per_gpu),
-                units.percent(best_share(candidate, best), 0),
+                _vs_fastest(candidate, best),
                 units.gibibytes(candidate.memory.device_bytes),
             ]
         )
-    header = ["layout", "why slower", "micro", "recompute", "tokens/s/GPU", "of best", "memory"]
+    header = ["layout", "why slower", "micro", "recompute", "tokens/s/GPU", "vs fastest", "memory"]
     shown = columns(header, rows, left=2, screen=screen, drop=["recompute", "micro"])
     more = len(layouts) - len(rows)
     fit = "fits" if more == 1 else "fit"
@@ -452,6 +452,13 @@ def _recompute_cell(workload: Workload) -> str:
     if again.first_layers:
         return plural(again.first_layers, "layer")
     return "" if again.granularity == "none" else again.granularity
+
+
+def _vs_fastest(candidate: Candidate, best: Candidate) -> str:
+    if candidate is best:
+        return "first"
+    slower = units.percent(1 - best_share(candidate, best), 0)
+    return f"-{slower}" if slower != units.percent(0.0, 0) else slower
 
 
 def best_share(candidate: Candidate, best: Candidate) -> float:

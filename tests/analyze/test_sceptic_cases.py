@@ -16,8 +16,9 @@ from tprimat.records.discover import load_results, read_result
 from tprimat.records.schema import TelemetrySample
 from tprimat.records.store import to_json
 from tprimat.report.comparison import Comparison, merged, sentence
-from tprimat.report.limits import distance_from_limits
+from tprimat.report.limits import distance_from_limits, idle_of_run
 from tprimat.report.plots.scaling import left_out_lines
+from tprimat.report.summary import summary
 from tprimat.report.winner import differing, headline, open_losses, proven, rankings
 from tprimat.runner.analysis import read_results, regression_gate
 from tprimat.runner.scaling import scaling_of
@@ -596,3 +597,19 @@ def test_waiting_gpus_are_named_before_other_causes_and_graphs_are_offered_where
     assert (
         "To launch each micro-batch with one call: --set platform_optimizations.nvidia.engine_options.cuda_graphs=true" in last
     ) == offers
+
+
+def test_a_run_says_itself_that_its_gpus_waited():
+    (late, *_), _ = load_results([H100_RECORDS / "in-turn-two-gpus" / "megatron" / "tp2_mbs2"])
+    (graphs,), _ = load_results([H100_RECORDS / "cuda-graphs"])
+    texts = [summary([(one.run, measure(one, MetricOptions()).metrics, Path("log"))]) for one in (late, graphs)]
+    assert ["GPUs idle" in text for text in texts] == [True, False]
+    assert "23 % of the time, most likely waiting for the host to launch kernels; to launch each" in " ".join(texts[0].split())
+    metrics = measure(late, MetricOptions()).metrics
+    assert idle_of_run(late.run, replace(metrics, joules_per_token=metrics.joules_per_token * 1.3)) is None
+
+
+def test_a_caution_is_told_once():
+    (run, *_), _ = load_results([H100_RECORDS.parent / "h200" / "cuda-graphs" / "second-machine" / "megatron-graphs"])
+    text = summary([(run.run, measure(run, MetricOptions()).metrics, Path("log"))])
+    assert text.count("CUDA graphs over replicas") == 1

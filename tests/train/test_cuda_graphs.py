@@ -131,10 +131,11 @@ def test_the_steps_before_the_graphs_are_no_measure_of_them():
     ((recorded, *_), _) = load_results([ROOT / "benchmarks" / "records" / "h100" / "cuda-graphs"])
     run = recorded.run
     steps = [StepRecord(step=number, step_seconds=1.0 if number < 4 else 2.0) for number in range(1, 20)]
-    steps[6] = replace(steps[6], step_seconds=1.9)
     found = run_metrics(run, steps).window
-    assert found.first_step > 3
-    assert found.rule.endswith("; steps 1-3: before the CUDA graphs")
+    assert (found.first_step, found.rule) == (4, "excluded steps 1-3: before the CUDA graphs")
+    slow = [replace(step, step_seconds=4.0) if step.step == 4 else step for step in steps]
+    found = run_metrics(run, slow).window
+    assert (found.first_step, found.rule) == (5, "excluded step 4: warm-up; steps 1-3: before the CUDA graphs")
     assert run_metrics(run, steps, options=MetricOptions(warmup=1)).window.first_step == 2
     with pytest.raises(MetricError, match="No steady step is left: 3 measured, 3 of them warm-up"):
         run_metrics(run, steps[:3])

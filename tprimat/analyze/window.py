@@ -38,7 +38,8 @@ def steady_window(
     else:
         skipped, rule = _auto(left, seconds) if warmup == "auto" else _fixed(left, warmup)
     if usual and left:
-        rule += f"; {_ranges(range(1, usual + 1))}: before the CUDA graphs"
+        early = f"{_ranges(range(1, usual + 1))}: before the CUDA graphs"
+        rule = f"{rule}; {early}" if skipped else f"excluded {early}"
     if slowed and left:
         rule += f"; {_ranges(slowed)}: profiled"
     if skipped == len(left):

@@ -55,6 +55,11 @@ def cautions(evidence: Evidence | None) -> list[str]:
     return [] if evidence is None else [note.removeprefix(CAUTION) for note in evidence.notes if note.startswith(CAUTION)]
 
 
+def other_notes(evidence: Evidence | None) -> list[str]:
+    """Return the notes that are no cautions, which are among the warnings of the run's metrics."""
+    return [] if evidence is None else [note for note in evidence.notes if not note.startswith(CAUTION)]
+
+
 def graded(evidence: Evidence, exceptions: Mapping[str, Grade]) -> Evidence:
     """Return evidence whose facts are graded as observed, but for some exceptions."""
     return replace(evidence, grades={name: exceptions.get(name, "observed") for name in facts(evidence)})

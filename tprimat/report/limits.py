@@ -2,14 +2,15 @@
 
 from tprimat import units
 from tprimat.analyze.groups import Group, group_mean
-from tprimat.analyze.roofline import Limit, limits
+from tprimat.analyze.roofline import NEAR_A_LIMIT, Limit, limits, watts_per_gpu
 from tprimat.facts.cuda_graphs import Launches
-from tprimat.records.schema import RunRecord
+from tprimat.records.schema import RunMetrics, RunRecord
 
 BUSY = 0.95
 """Share of time in which any kernel runs, from which a GPU does not wait: in benchmarks/records/h100, 0.99 and more in runs near
 the power limit, 0.81 and less in runs that were slower than predicted."""
 AS_GRAPHS = "platform_optimizations.nvidia.engine_options.cuda_graphs=true"
+ONE_CALL = f"to launch each micro-batch with one call: --set {AS_GRAPHS}"
 REST = "communication, memory traffic, gaps between kernels and matrix products below their peak rate"
 PROBE_COMMAND = "./benchmark.py --probe gemm"
 PROBE = f" {PROBE_COMMAND} measures the rate of a bare product on this machine."
@@ -43,9 +44,17 @@ def _idle(run: RunRecord, busy: float) -> str:
     """Say how long GPUs ran no kernel at all, and what may help."""
     idle = units.percent(1 - busy, 0)
     waits = f"Its GPUs ran no kernel in {idle} of the time: they waited, most likely for the host to launch some."
-    if not _could_launch_graphs(run):
-        return waits
-    return f"{waits} To launch each micro-batch with one call: --set {AS_GRAPHS}"
+    return f"{waits} {ONE_CALL[0].upper()}{ONE_CALL[1:]}" if _could_launch_graphs(run) else waits
+
+
+def idle_of_run(run: RunRecord, metrics: RunMetrics) -> str | None:
+    """Return how long the GPUs of a run ran no kernel, and what may help; None where they hardly waited, or power limits them."""
+    power, most = watts_per_gpu(run, metrics), run.machine.power_limit_watts
+    at_its_limit = power is not None and most is not None and power / most >= NEAR_A_LIMIT
+    if metrics.gpu_busy is None or metrics.gpu_busy >= BUSY or at_its_limit:
+        return None
+    text = f"{units.percent(1 - metrics.gpu_busy, 0)} of the time, most likely waiting for the host to launch kernels"
+    return f"{text}; {ONE_CALL}" if _could_launch_graphs(run) else text
 
 
 def _could_launch_graphs(run: RunRecord) -> bool:

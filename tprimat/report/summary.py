@@ -7,6 +7,7 @@ from typing import Any
 from tprimat import units
 from tprimat.analyze.metrics import drops_choices
 from tprimat.analyze.traits import dtype_that_ran, on_nodes
+from tprimat.records.evidence import other_notes
 from tprimat.records.schema import RunMetrics, RunRecord, StartUp
 from tprimat.records.store import as_document
 from tprimat.report.catalogue import (
@@ -30,6 +31,7 @@ from tprimat.report.catalogue import (
     Metric,
     per_rank,
 )
+from tprimat.report.limits import idle_of_run
 from tprimat.report.screen import PLAIN, Meaning, Screen
 
 Row = tuple[RunRecord, RunMetrics | str | None, Path]
@@ -137,8 +139,9 @@ def _measured(run: RunRecord, metrics: RunMetrics) -> list[str]:
         if metric.of_run(metrics) is not None:
             lines += _labelled(label, metric.in_full(metrics) + context)
     lines += _labelled("predicted", _predicted(run, metrics))
+    lines += _labelled("GPUs idle", idle_of_run(run, metrics))
     lines += _labelled("start", _start(run)) + _labelled("steady steps", metrics.window.rule)
-    notes = (*metrics.warnings, *(run.evidence.notes if run.evidence else ()))
+    notes = (*metrics.warnings, *other_notes(run.evidence))
     return lines + [line for note in notes for line in _labelled("note", note)]
 
 

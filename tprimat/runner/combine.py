@@ -6,7 +6,7 @@ from typing import Any
 from tprimat.analyze.compare import QUESTION, Question, rankings
 from tprimat.analyze.groups import Group, Measured, group_runs
 from tprimat.records.benchmark_file import RunResult
-from tprimat.records.evidence import REDIRECTED
+from tprimat.records.evidence import REDIRECTED, other_notes
 from tprimat.records.store import as_document
 from tprimat.report import winner
 from tprimat.report.catalogue import MFU, TOKENS
@@ -52,7 +52,7 @@ def _notes(groups: Sequence[Group]) -> dict[str, list[str]]:
             absent = f"No MFU, {metrics.mfu_absent_because}" if metrics and metrics.mfu_absent_because else None
             if absent and item is group.runs[0]:
                 found.setdefault(absent, []).append(f"{run.model} {run.strategy}")
-            for note in (*(metrics.warnings if metrics else ()), *(run.evidence.notes if run.evidence else ())):
+            for note in (*(metrics.warnings if metrics else ()), *other_notes(run.evidence)):
                 if note == REDIRECTED:
                     continue  # the caution about CPUs says the same
                 found.setdefault(note, []).append(f"{run.model} {run.strategy}")

@@ -9,7 +9,7 @@ from tprimat import units
 from tprimat.analyze.compare import Outcome, Ranking, Verdict, throughput
 from tprimat.analyze.groups import Group, Measured, kind_of, on_cpu
 from tprimat.analyze.traits import accelerator_name, machine_name, model_and_shape, on_nodes, ranks, work_words
-from tprimat.records.evidence import facts, grade_of
+from tprimat.records.evidence import facts, grade_of, other_notes
 from tprimat.records.schema import Evidence, RunRecord
 from tprimat.report.catalogue import (
     CPU_CAUTION,
@@ -305,7 +305,8 @@ def evidence_fields(run: RunRecord) -> list[tuple[str, str]]:
     if grade_of(run, "matmul_dtype") == "stated":
         by_grade.setdefault("stated", []).append(f"dtype {run.matmul_dtype}")
     found = [(grade, "; ".join(by_grade[grade])) for grade in ("observed", "resolved", "stated") if grade in by_grade]
-    return [*found, *([("note", "; ".join(run.evidence.notes).rstrip("."))] if run.evidence.notes else [])]
+    notes = other_notes(run.evidence)
+    return [*found, *([("note", "; ".join(notes).rstrip("."))] if notes else [])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from tprimat.facts.accelerators import BACKEND_OF, PLATFORM_OF
 from tprimat.hardware.nodes import this_machine
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.discover import load_results
-from tprimat.records.environment import processor_name, software_versions
+from tprimat.records.environment import processor_name, software_versions, tuning_variables
 from tprimat.records.redaction import masked_command
 from tprimat.records.schema import Machine
 from tprimat.runner.session import RunRequest, words_of
@@ -277,7 +277,7 @@ def is_made(job: Job, request: RunRequest, earlier: RunResult | None, platform: 
         return False
     former = [word for word in earlier.run.command[1:] if word != "--resume"]
     same = former == list(masked_command(_words(request)))
-    return same and changed_since(earlier.run, machine_here(platform), job.program.software) is None
+    return same and changed_since(earlier.run, machine_here(platform), job.program.software, tuning_variables()) is None
 
 
 @cache

@@ -65,6 +65,7 @@ def test_each_figure_has_a_place():
             "switches",
             "unswitched",
             "cuda_graphs",
+            "graph_losses",
             "products",
             "exchanges",
             "forward_sums",

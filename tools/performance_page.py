@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tools")]
 
 from energy_figures import energy  # noqa: E402
-from graph_figures import cuda_graphs, queues  # noqa: E402
+from graph_figures import cuda_graphs, graph_losses, queues  # noqa: E402
 from lead_figures import answer, leads, output_layer  # noqa: E402
 from loss_figures import losses  # noqa: E402
 from page import page_parser, replace_blocks, update_page  # noqa: E402
@@ -290,6 +290,7 @@ BLOCKS = {
     "losses": losses,
     "output_layer": output_layer,
     "cuda_graphs": cuda_graphs,
+    "graph_losses": graph_losses,
     "queues": queues,
     "callback": callback,
     "layouts": layouts,

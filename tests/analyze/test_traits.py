@@ -150,11 +150,20 @@ def test_runs_that_differ_in_one_trait_are_two_configurations_and_the_verdict_na
         assert trait.words[0] in baseline
 
 
-def test_of_hardware_queues_only_the_users_own_number_is_told(known):
-    one, eight = (ran(environment={"CUDA_DEVICE_MAX_CONNECTIONS": number}) for number in "18")
-    assert len(groups_of(known, replace(known, run=one(known.run)))) == 1
-    assert [trait.words for trait in judged(known, eight).traits] == [
-        ("without CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_DEVICE_MAX_CONNECTIONS=8")
+def test_no_variables_are_said_to_be_none(known):
+    unknown, one = ran(environment=None), ran(environment={"NCCL_ALGO": "Ring"})
+    assert [trait.words for trait in judged(known, unknown).traits] == [("no variables", "environment unknown")]
+    assert [trait.words for trait in judged(known, one).traits] == [("no variables", "NCCL_ALGO=Ring")]
+
+
+def test_a_later_switch_is_told_of_the_run_that_has_it(known):
+    graphs = replace(known, run=ran(engine_options={**OPTIONS, "cuda_graphs": True})(known.run))
+    assert [group.label for group in groups_of(known, graphs)] == ["llama H100 SXM", "llama H100 SXM cuda_graphs=True"]
+    third = replace(known, run=replace(graphs.run, engine_options={**graphs.run.engine_options, "layers": "local"}))
+    assert [group.label for group in groups_of(known, graphs, third)] == [
+        "llama H100 SXM without cuda_graphs",
+        "llama H100 SXM",
+        "llama H100 SXM layers=local",
     ]
 
 

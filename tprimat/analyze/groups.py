@@ -10,7 +10,7 @@ import numpy as np
 from tprimat.analyze.impossible import contradictions
 from tprimat.analyze.memory import tensor_memory
 from tprimat.analyze.metrics import MetricOptions, run_metrics, scaled
-from tprimat.analyze.traits import LISTS, NO_OPTIONS, TRAITS, few, layout, name_of_part
+from tprimat.analyze.traits import LATER_SWITCHES, LISTS, NO_OPTIONS, TRAITS, few, layout, name_of_part
 from tprimat.errors import MetricError
 from tprimat.facts.accelerators import find_accelerator
 from tprimat.records.benchmark_file import RunResult
@@ -187,22 +187,28 @@ def _distinctive_parts(lists: Sequence[str], others: Sequence[Kind], key: str) -
 def _differences(lists: Sequence[Sequence[str]], key: str, *, brief: bool = False) -> list[str]:
     """Return the parts of each list that most do not have, and the names that it lacks and most have.
 
-    With `brief`, a name that at least half of the lists have, all with one value, is told of the others alone. A variable that
-    half of the runs have is told of these: it is rather they that are unusual.
+    With `brief`, a name that at least half of the lists have, all with one value, is told of the others alone. A variable, or a
+    switch that only later versions have, is told of a half that has it: that half is the unusual one.
     """
     half = len(lists) / 2
     times = Counter(part for parts in lists for part in parts)
     recorded = Counter(name for parts in lists for name in {name_of_part(part) for part in parts})
     values = Counter(name_of_part(part) for part in times)
-    usual = {name for name, having in recorded.items() if having > half or (having == half and key != "environment")}
+    usual = {name for name, having in recorded.items() if having > half or (having == half and not _is_extra(key, name))}
     texts = []
     for parts in lists:
         own = [part for part in parts if times[part] <= half]
         if brief:
             own = [part for part in own if values[name_of_part(part)] > 1 or name_of_part(part) not in usual]
         lacking = sorted(usual - {name_of_part(part) for part in parts})
-        texts.append(", ".join([*own, *([LISTS[key].format(few(lacking, 1))] if lacking else [])]))
+        lacks = "without {}" if all(_is_extra(key, name) for name in lacking) else LISTS[key]
+        texts.append(", ".join([*own, *([lacks.format(few(lacking, 1))] if lacking else [])]))
     return texts
+
+
+def _is_extra(key: str, name: str) -> bool:
+    """Whether a name of a list is missing because it is off or unset, not because nobody recorded it."""
+    return key == "environment" or name in LATER_SWITCHES
 
 
 def group_estimate(group: Group, pick: Callable[[RunMetrics], Estimate | None]) -> Estimate | None:

@@ -10,7 +10,7 @@ import numpy as np
 from tprimat.analyze.groups import Measured
 from tprimat.analyze.traits import TRAITS, model_and_shape
 
-OVER_TIME = ("power-limit", "driver", "software")
+OVER_TIME = ("power-limit", "driver", "environment", "software")
 """Traits that may change in the history of one configuration: they are what it is asked about."""
 JOINT = " · "
 LEAST_RUNS = 2
@@ -36,7 +36,7 @@ class Entry:
     not_counted: str | None = None
     """Why the run does not count."""
     facts: Mapping[str, str]
-    """What may change over time: driver, power limit, hosts, versions."""
+    """What may change over time: driver, power limit, hosts, versions, variables."""
 
 
 def entry_of(item: Measured, path: str) -> Entry:
@@ -44,7 +44,12 @@ def entry_of(item: Measured, path: str) -> Entry:
     run, metrics = item.result.run, item.metrics
     rate = None if metrics is None or metrics.tokens_per_second_per_gpu is None else metrics.tokens_per_second_per_gpu.value
     machine = run.machine
-    facts = {**run.software, "driver": machine.driver, "hosts": ", ".join(node.host for node in run.nodes)}
+    facts = {
+        **run.software,
+        **(run.environment or {}),
+        "driver": machine.driver,
+        "hosts": ", ".join(node.host for node in run.nodes),
+    }
     facts |= {"power limit": None if machine.power_limit_watts is None else f"{machine.power_limit_watts:.0f} W"}
     return Entry(
         path=path,

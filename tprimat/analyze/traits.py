@@ -233,8 +233,6 @@ IN_THE_DTYPE = ("fp8_output_layer", "first_last_layers_bf16")
 """Options that the dtype names: told again as options, they would be a second difference, and one from records before them."""
 LATER_SWITCHES = ("cuda_graphs", "fully_shard")
 """Switches of the embedded engine that older records lack: they ran as with the switch off."""
-ONE_QUEUE = ("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-"""What Megatron's trainers set, unless the user has set another number of hardware queues."""
 DEFAULT_OPTIONS = "default options"
 NO_OPTIONS = (DEFAULT_OPTIONS, "options unknown")
 """Words for the options of a run that records none: of ours, or of a log."""
@@ -258,10 +256,8 @@ def _software(run: RunRecord) -> str | None:
 
 
 def _environment(run: RunRecord) -> str | None:
-    """Return the variables that tune a run, without what Megatron asks for in every one."""
-    if run.environment is None:
-        return None
-    return ", ".join(f"{name}={value}" for name, value in run.environment.items() if (name, value) != ONE_QUEUE)
+    """Return the variables that tune a run."""
+    return None if run.environment is None else ", ".join(f"{name}={value}" for name, value in run.environment.items())
 
 
 def _routing(run: RunRecord) -> str | None:
@@ -469,6 +465,7 @@ TRAITS: Mapping[str, Trait] = {
 """What distinguishes configurations, in the order in which a label names it."""
 LISTS = {"options": "{} not recorded", "environment": "without {}", "software": "without {}"}
 """Traits of many words each, of which a label names only those that distinguish runs -> words for one that a run lacks."""
+NO_VARIABLES = "no variables"
 OF_ACCELERATOR = ("power-limit", "driver", "environment")
 """Traits that another accelerator cannot share."""
 
@@ -529,6 +526,8 @@ def unrecorded(first: RunRecord, second: RunRecord) -> list[str]:
 def _sides(key: str, first: RunRecord, second: RunRecord) -> tuple[str, str]:
     trait = TRAITS[key]
     one, other = trait.label(first), trait.label(second)
+    if key == "environment" and "" in {one, other}:
+        return one or NO_VARIABLES, other or NO_VARIABLES
     if key in LISTS and None not in {trait.value(first), trait.value(second)}:
         parts = one.split(", "), other.split(", ")
         one, other = (few([part for part in mine if part not in theirs], MOST_PARTS) for mine, theirs in (parts, parts[::-1]))

@@ -21,7 +21,7 @@ from tprimat.megatron.layers import SDPACoreAttention
 from tprimat.megatron.linear import ChosenProducts, LinearProducts
 from tprimat.megatron.loss import ChunkedLossModel
 from tprimat.megatron.module import MegatronModule
-from tprimat.records.evidence import REDIRECTED, graded
+from tprimat.records.evidence import CAUTION, REDIRECTED, graded
 from tprimat.records.schema import Evidence, ExpertCapacity, Fp8Scaling, Routing
 
 
@@ -66,6 +66,7 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
             *((REDIRECTED,) if redirected else ()),
             *_uneven_stages(module),
             *_partly_in_fp8(module, in_fp8),
+            *_untested(module),
         ),
     )
     return graded(evidence, dict.fromkeys(("routing", "expert_capacity", "attention_dtype"), "resolved"))
@@ -124,6 +125,13 @@ def _partly_in_fp8(module: MegatronModule, output_layer: bool) -> tuple[str, ...
     experts = any(isinstance(kernel, Fp8GroupedProducts) and kernel.products for kernel in _kernels(module))
     notes = ("The experts multiplied in fp8, and in bf16 for the gradients of their weights.",) if experts else ()
     return (*notes, *(("The output layer multiplied in fp8, too.",) if output_layer else ()))
+
+
+def _untested(module: MegatronModule) -> tuple[str, ...]:
+    """Return a caution where CUDA graphs run what no GPU has been seen to record."""
+    if module.graphs is None or module.plan.precision != "fp8" or module.plan.layout.tensor == 1:
+        return ()
+    return (f"{CAUTION}CUDA graphs in fp8 over tensor ranks are untested: compare the losses with those of a run without.",)
 
 
 def _output_layer_in_fp8(module: MegatronModule) -> bool:

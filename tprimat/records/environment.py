@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from tprimat import __version__
+from tprimat.records.redaction import SECRET_NAME, marked_value
 
 PACKAGES = (
     "torch",
@@ -26,15 +27,18 @@ PACKAGES = (
 )
 
 TUNING_VARIABLE = re.compile(
-    r"(?:NCCL|RCCL|UCX|FI|CUDA|CUDNN|CUBLAS|CUBLASLT|NVTE|NVSHMEM|HIP|HIPBLASLT|ROCBLAS|ROCR|HSA|GPU|MIOPEN|TORCH|TORCHINDUCTOR"
-    r"|PYTORCH|TRITON|KMP|MKL|MALLOC)_\w+"
+    r"(?:NCCL|RCCL|OFI_NCCL|UCX|UCC|FI|CUDA|CUDNN|CUBLAS|CUBLASLT|NVTE|NVSHMEM|HIP|HIPBLASLT|ROCBLAS|ROCR|HSA|GPU|MIOPEN|TORCH"
+    r"|TORCHDYNAMO|TORCHINDUCTOR|PYTORCH|TRITON|ATEN|ONEDNN|DNNL|OMP|GOMP|KMP|MKL|OPENBLAS|MALLOC)_\w+"
+    r"|NVIDIA_TF32_OVERRIDE|LD_PRELOAD|GLIBC_TUNABLES|DISABLE_ADDMM_HIP_LT"
 )
-"""Variables of libraries that communicate, multiply or allocate."""
+"""Variables of libraries that communicate, multiply, compile or allocate."""
 OTHER_VARIABLE = re.compile(
-    r"\w*(?:VISIBLE_DEVICES|VERSION\w*|HOME|PATH\w*|DIR|DIRECTORY|ROOT|FILE\w*|ARCH_LIST|IFNAME|HCA|DEBUG\w*|LOG\w*|TRACE\w*|FR_\w*"
-    r"|DUMP\w*|KEY|TOKEN|SECRET|PASSWORD)"
+    r"\w*(?:_|^)(?:VISIBLE|ORDINAL|DEBUG|LOG|LOGS|LOGGING|TRACE|FR|DUMP|HOME|PATH|DIR|DIRECTORY|ROOT|BUILD|COMPONENT|ARCH_LIST|COMM_ID"
+    r"|HOSTID)(?:_\w*)?|(?!HSA_OVERRIDE)\w+_VERSION|TORCH_NCCL_ASYNC_ERROR_HANDLING"
 )
-"""Among these: which devices there are and where files are, what is printed, and secrets."""
+"""Among these: which devices there are, where files are, what is printed, versions, and what differs from job to job."""
+PLAIN_VALUE = re.compile(r"[\w.,:;+~^=-]{0,60}", re.ASCII)
+"""A value that is no path, address or text, and is written as it is."""
 
 
 @cache
@@ -50,9 +54,21 @@ def software_versions() -> dict[str, str]:
 
 
 def tuning_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment variables that tune a run, such as NCCL_P2P_DISABLE=1, in alphabetical order."""
-    names = (name for name in sorted(environment) if TUNING_VARIABLE.fullmatch(name) and not OTHER_VARIABLE.fullmatch(name))
-    return {name: environment[name] for name in names}
+    """Return the environment variables that tune a run, such as NCCL_P2P_DISABLE=1, in alphabetical order.
+
+    Without secrets. Of a value that may be a path, a host or a text, only a short digest is kept, which shows that two are equal.
+    """
+    names = (name for name in sorted(environment) if TUNING_VARIABLE.fullmatch(name))
+    kept = [name for name in names if not OTHER_VARIABLE.fullmatch(name) and not SECRET_NAME.fullmatch(name)]
+    return {name: value if PLAIN_VALUE.fullmatch(value := environment[name]) else marked_value(name, value) for name in kept}
+
+
+def changed_variable(was: Mapping[str, str] | None, now: Mapping[str, str]) -> str | None:
+    """Return a variable that differs, with both values in words; None if none does, or the former ones were not recorded."""
+    if was is None:
+        return None
+    differing = (name for name in sorted({*was, *now}) if was.get(name) != now.get(name))
+    return next((f"{name} {was.get(name, 'not set')} there, {now.get(name, 'not set')} here" for name in differing), None)
 
 
 @cache

@@ -102,9 +102,10 @@ LONGEST_LINE = 20_000
 """Characters of a line; the rest is left out."""
 SHORT_USER = 3
 KNOWN_VARIABLE = re.compile(
-    r"(?:N?CCL|RCCL|NCCLX?|GLOO|UCX|FI|CUDA|CUDNN|CUBLAS|NVIDIA|NVTE|NVSHMEM|HIP|HIPBLASLT|ROCM|ROCR|ROCBLAS|HSA|GPU|AMD|MIOPEN|TE"
-    r"|TORCH|TORCHINDUCTOR|TORCHELASTIC|PYTORCH|TRITON|OMP|MKL|KMP|OPENBLAS|MALLOC|MASTER|WORLD|LOCAL|RANK|PYTHON|TOKENIZERS|HF_HUB"
+    r"(?:N?CCL|RCCL|NCCLX?|OFI|GLOO|UCX|UCC|FI|CUDA|CUDNN|CUBLAS|NVIDIA|NVTE|NVSHMEM|HIP|HIPBLASLT|ROCM|ROCR|ROCBLAS|HSA|GPU|AMD|MIOPEN|TE"
+    r"|TORCH|TORCHDYNAMO|TORCHINDUCTOR|TORCHELASTIC|PYTORCH|TRITON|ATEN|ONEDNN|DNNL|OMP|GOMP|MKL|KMP|OPENBLAS|MALLOC|MASTER|WORLD|LOCAL|RANK|PYTHON|TOKENIZERS|HF_HUB"
     r"|HF_DATASETS|TRANSFORMERS|PRIMUS|MEGATRON|NEMO|SLURM|TF)(?:[A-Z0-9]*_[A-Z0-9_]*)?|PYTHON[A-Z]+|OMP_\w+|HF_HOME"
+    r"|LD_PRELOAD|GLIBC_TUNABLES|DISABLE_ADDMM_HIP_LT"
 )
 """Environment variables whose values matter for speed and are not secrets."""
 
@@ -211,9 +212,14 @@ def masked_environment(environment: Mapping[str, Any], *, marked: bool = False) 
         if known or not isinstance(value, str) or (marked and value.startswith(f"{UNKNOWN[:-1]} ")):
             found[name] = value
         else:
-            digest = hashlib.sha256(f"{name}={value}".encode()).hexdigest()[:8]
-            found[name] = f"{UNKNOWN[:-1]} {digest}]" if marked else UNKNOWN
+            found[name] = marked_value(name, value) if marked else UNKNOWN
     return found
+
+
+def marked_value(name: str, value: str) -> str:
+    """Return what stands for the value of a variable: a short digest, which shows that two are equal."""
+    digest = hashlib.sha256(f"{name}={value}".encode("utf8", "surrogateescape")).hexdigest()[:8]
+    return f"{UNKNOWN[:-1]} {digest}]"
 
 
 def masked_command(words: Iterable[str]) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Run one plan: build its command, launch it, write its records and its benchmark file."""
 
 import dataclasses
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from tprimat.plan.evidence import first_record, mismatches, unproven
 from tprimat.plan.schema import RunPlan, write_plan
 from tprimat.records.benchmark_file import benchmark_file_name, write_benchmark_file
 from tprimat.records.discover import probes_in
+from tprimat.records.environment import tuning_variables
 from tprimat.records.schema import Machine, NodeRecord, RunMetrics, RunRecord, StepRecord
 from tprimat.records.store import RunDirectory
 from tprimat.runner.micro_batch import find_micro_batch
@@ -157,7 +159,9 @@ def _starting(plan: RunPlan, machine: Machine, nodes: tuple[NodeRecord, ...]) ->
     """Return the first record of a run, with what its engine knows."""
     engine = engine_named(plan.engine)
     record = first_record(plan, machine, datetime.now(timezone.utc).isoformat(timespec="milliseconds"))
-    return dataclasses.replace(record, clock=engine.clock, software=engine.software(plan), nodes=nodes, job=job_name())
+    variables = tuning_variables({**os.environ, **plan.environment})
+    known = dataclasses.replace(record, clock=engine.clock, software=engine.software(plan), environment=variables)
+    return dataclasses.replace(known, nodes=nodes, job=job_name())
 
 
 def launch_of(session: Session, plan: RunPlan, record: RunRecord, group: Group | None) -> Launch:

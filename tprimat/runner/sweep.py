@@ -6,6 +6,7 @@ The records are the only state: a stopped sweep continues from what is on disk.
 import contextlib
 import dataclasses
 import itertools
+import os
 import statistics
 import sys
 import time
@@ -27,6 +28,7 @@ from tprimat.launch.ssh import started_on
 from tprimat.logs.failures import Failure
 from tprimat.plan.micro_batch import as_asked
 from tprimat.plan.schema import RunPlan, read_plan
+from tprimat.records.environment import changed_variable, tuning_variables
 from tprimat.records.lock import locked
 from tprimat.records.redaction import masked_environment
 from tprimat.records.schema import Machine, RunRecord
@@ -231,16 +233,20 @@ def interleaved(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def differs_here(cell: Cell, record: RunRecord) -> str | None:
-    """Return why a run is from another environment than this one: another accelerator, driver or library; None: it was not."""
-    return changed_since(record, cell.session.machine_of(cell.plan), engine_named(cell.plan.engine).software(cell.plan))
+    """Return why a run is from another environment than this one: accelerator, driver, library, variable; None: it was not."""
+    variables = tuning_variables({**os.environ, **cell.plan.environment})
+    return changed_since(
+        record, cell.session.machine_of(cell.plan), engine_named(cell.plan.engine).software(cell.plan), variables
+    )
 
 
-def changed_since(record: RunRecord, here: Machine, software: Mapping[str, str]) -> str | None:
-    """Return what differs here from a run's environment: accelerator, driver, or the version of a library; None: nothing."""
+def changed_since(record: RunRecord, here: Machine, software: Mapping[str, str], variables: Mapping[str, str]) -> str | None:
+    """Return what differs here from a run's environment: accelerator, driver, a library's version, a variable; None: nothing."""
     there = record.nodes[0].accelerator if record.nodes else record.machine.accelerator
     pairs = [("accelerator", there, here.accelerator), ("driver", record.machine.driver, here.driver)]
     pairs += [(name, record.software.get(name), software.get(name)) for name in SAME_SOFTWARE]
-    return next((f"{name} {was or 'unknown'} there, {now or 'none'} here" for name, was, now in pairs if was != now), None)
+    words = (f"{name} {was or 'unknown'} there, {now or 'none'} here" for name, was, now in pairs if was != now)
+    return next(words, None) or changed_variable(record.environment, variables)
 
 
 def run_cells(

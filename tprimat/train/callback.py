@@ -204,6 +204,7 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         self.tokens_per_step = None if tokens_per_step is None else _checked_tokens(tokens_per_step)
         self.describe = describe or AnyTrainer(self.directory.path.resolve().name).describe
         self._completes = describe is None
+        self._variables = tuning_variables()
         self._log = log
         self._pending: list[_PendingStep] = []
         self._last_end: Timestamp | None = None
@@ -363,13 +364,19 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
 
     def _describe(self, trainer: Any, pl_module: Any) -> RunRecord:
         medians = rank_medians(self._own_seconds, _device(pl_module))
-        run = replace(self.describe(trainer, pl_module), rank_seconds=medians, environment=tuning_variables())
+        run = replace(self.describe(trainer, pl_module), rank_seconds=medians, environment=self._variables)
         if trainer.global_rank == 0:
-            if self._completes and trainer.global_step > 0 and self.directory.run_file.exists():  # resumed, or at its end
+            if self.directory.run_file.exists():
                 with contextlib.suppress(RecordError):
-                    run = replace(run, started_at=self.directory.read_run().started_at)
+                    run = self._continued(run, self.directory.read_run(), trainer.global_step)
             self._save(lambda: self.directory.write_run(run))
         return run
+
+    def _continued(self, run: RunRecord, before: RunRecord, steps_done: int) -> RunRecord:
+        """Keep what the launcher has recorded, and the start of a user's run that is resumed, or at its end."""
+        if not self._completes:
+            return replace(run, environment=before.environment)
+        return replace(run, started_at=before.started_at) if steps_done > 0 else run
 
     def _save(self, write: Callable[[], None]) -> None:
         """Write to the folder. If that fails, our own run ends; a user's training goes on."""

@@ -130,3 +130,16 @@ def test_a_run_of_several_nodes_is_not_repeated_on_one(tmp_path):
     asked = RunRequest(model="llama", platform="cpu", gpus=1, nodes=2, dry_run=True, output=tmp_path)
     with pytest.raises(LaunchError, match="ran on 2 nodes, and only one is here"):
         session_of(prepare(asked).plans[0], group, tmp_path)
+
+
+def test_a_run_is_not_repeated_under_other_variables(tmp_path, monkeypatch):
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    bench = Bench({"a": 1.0})
+    bench.run("a")
+    (group,) = bench.read(Question()).groups
+    first = group.runs[0]
+    run = replace(first.result.run, environment={"OMP_NUM_THREADS": "1"})
+    group = replace(group, runs=(replace(first, result=replace(first.result, run=run)),))
+    asked = RunRequest(model="llama", platform="cpu", gpus=1, dry_run=True, output=tmp_path)
+    with pytest.raises(LaunchError, match="ran with other environment variables: NCCL_ALGO not set there, Ring here"):
+        session_of(prepare(asked).plans[0], group, tmp_path)

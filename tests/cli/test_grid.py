@@ -98,7 +98,7 @@ def test_repetitions_are_interleaved_forth_and_back(session):
     assert {cell.plan.run_id for cell in interleaved(cells)} == {plan.run_id for plan in session.plans}
 
 
-def test_a_run_on_another_machine_or_with_other_libraries_does_not_count(session):
+def test_a_run_on_another_machine_or_with_other_libraries_or_variables_does_not_count(session, monkeypatch):
     cell = Cell(session=session, plan=session.plans[0])
     record = training._starting(cell.plan, session.machine_of(cell.plan), (training.this_node(cell.plan),))
     assert differs_here(cell, record) is None
@@ -110,6 +110,9 @@ def test_a_run_on_another_machine_or_with_other_libraries_does_not_count(session
     machine = dataclasses.replace(record.machine, driver="570")
     assert differs_here(cell, dataclasses.replace(record, machine=machine)) == "driver 570 there, none here"
     assert "unknown there" in differs_here(cell, dataclasses.replace(record, software={}))
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    assert differs_here(cell, record) == "NCCL_ALGO not set there, Ring here"
+    assert differs_here(cell, dataclasses.replace(record, environment=None)) is None
 
 
 def test_a_run_that_was_cut_off_is_a_result_where_its_plan_never_completes(session):

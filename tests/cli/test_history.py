@@ -63,6 +63,16 @@ def test_a_change_is_shown_with_what_changed_and_drawn_on_a_page(make, tmp_path)
     assert not re.search(r"(src|href)=|https?://", page), "it opens offline"
 
 
+def test_a_variable_is_what_changed_and_begins_no_other_history(make, tmp_path):
+    """Records from before variables were recorded have None."""
+    for number in range(12):
+        variables = None if number < 3 else {} if number < 7 else {"NCCL_P2P_DISABLE": "1"}
+        make(number, 1000 + number % 2 if number < 7 else 900, environment=variables)
+    done = history(tmp_path, "results")
+    assert "12 runs" in done.stdout, done.stdout + done.stderr
+    assert re.search(r"-10\.\d % since 2026-01-08 00:00.*\n    NCCL_P2P_DISABLE: .* -> 1", done.stdout), done.stdout
+
+
 def test_rates_of_a_cpu_are_per_process_and_a_record_without_a_date_says_so(make, tmp_path):
     make(0, 1000, started_at=None)
     done = history(tmp_path, "results", "--output", "history.html")

@@ -1,9 +1,15 @@
 """compare.py --until-sure trains for real: two micro-batch sizes on a CPU, run in turn until one is shown to be faster."""
 
 import json
+from pathlib import Path
 
 from commands import run_command
 from planning import make_plan, train_together
+
+from tprimat.records.environment import processor_name
+from tprimat.records.schema import Machine
+from tprimat.records.store import RunDirectory
+from tprimat.runner import run as training
 
 COMMON = {
     "hardware.platforms.cpu.gpus_per_node": 1,
@@ -18,6 +24,9 @@ SIZE = "parallelism.minimal_communication.llama.cpu.micro_batch_size"
 def test_undecided_configurations_are_run_again_in_turn_until_the_verdict_is_clear(tmp_path):
     sizes = {"a1": 1, "b1": 8, "a2": 1, "b2": 8}
     plans = [make_plan(tmp_path / "runs" / name, "llama", COMMON | {SIZE: size}, layers=2) for name, size in sizes.items()]
+    for plan in plans:  # as a launcher does
+        machine = Machine(platform="cpu", accelerator=processor_name(), gpus_per_node=1, nodes=1)
+        RunDirectory(Path(plan.run_directory)).write_run(training._starting(plan, machine, ()))
     train_together(plans)
     done = run_command("compare.py", "--results-dir", tmp_path, "--until-sure", "3", "--output", tmp_path / "c.json")
     assert done.returncode == 0, done.stderr

@@ -279,7 +279,7 @@ def test_a_trait_that_is_the_question_may_differ_and_whatever_else_differs_is_th
     assert found.outcome == "no difference shown"
     assert {one.key: one.effect for one in found.traits} == {"dtype": "list", "engine": "warn", "micro-batch": "warn"}
     assert "Varied: fp8 against bf16." in sentence(found)
-    assert "Caution, also different: nemo, micro-batch 2 against megatron, micro-batch 1." in sentence(found)
+    assert "Caution, also different: (nemo, micro-batch 2) against (megatron, micro-batch 1)." in sentence(found)
 
 
 def test_power_limits_of_unlike_accelerators_are_listed(known):

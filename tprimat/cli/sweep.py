@@ -104,7 +104,8 @@ def run_grid(options: argparse.Namespace, request: "RunRequest") -> int:
     drawn = True
     if any(result.counts for result in results):
         folder = results[0].cell.session.output
-        words = ["--results-dir", str(folder), "--output", str(folder / "sweep.png")]
+        made = [str(folder / "runs" / result.run.record.run_id) for result in results if result.run is not None]
+        words = ["--results-dir", *made, "--output", str(folder / "sweep.png")]
         print(file=sys.stderr)
         with contextlib.redirect_stdout(io.StringIO()):
             drawn = start("compare", "compare.py", words) == 0  # which says where the picture is

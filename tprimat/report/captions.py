@@ -25,8 +25,8 @@ from tprimat.analyze.traits import (
 )
 from tprimat.facts.published import SPELLING
 from tprimat.records.schema import RunRecord
-from tprimat.report.catalogue import MFU
-from tprimat.report.tables import plural
+from tprimat.report.catalogue import MFU, TOKENS
+from tprimat.report.tables import is_vague, plural
 from tprimat.report.winner import gain
 
 MOST_LISTED = 3
@@ -425,4 +425,6 @@ def _amount(groups: Sequence[Group]) -> list[str]:
         runs = f"{plural(len(groups), 'configuration')}, {runs}, {each}"
     steps = sum(item.metrics.window.steps for item in measured if item.metrics)
     spread = "95 % intervals over steps" if per_group[-1] == 1 else "95 % intervals over runs where there are several"
+    if any(is_vague(found) for group in groups if (found := TOKENS.of_group(group)) is not None):
+        spread += "; a bar without a line has too few steps or runs for one"
     return [" to ".join(dict.fromkeys((days[0], days[-1]))) if days else "", runs, f"n = {plural(steps, 'steady step')}", spread]

@@ -46,7 +46,7 @@ from tprimat.report.catalogue import (
 )
 from tprimat.report.limits import distance_from_limits
 from tprimat.report.screen import PLAIN, Painted, Screen
-from tprimat.report.tables import TOO_FEW, columns, shows_nothing, with_interval
+from tprimat.report.tables import TOO_FEW, columns, is_vague, shows_nothing, with_interval
 
 VS_FASTEST = "vs fastest"
 DROPPED_FIRST = (
@@ -144,7 +144,7 @@ def short_names(groups: Sequence[Group]) -> dict[int, str]:
     else:
         labels = labels_among(groups)
         shared = set(labels[0]).intersection(*labels[1:])
-    names = [" ".join(words for key, words in label if (key, words) not in shared) for label in labels]
+    names = [" ".join(words for key, words in label if (key, words) not in shared).removesuffix(":") for label in labels]
     return {id(group): name or group.run.strategy or group.label for group, name in zip(groups, names, strict=True)}
 
 
@@ -264,7 +264,8 @@ def lines_of_sides(traits: Sequence[DifferingTrait], order: tuple[int, int], var
         ("Caution, also different", [one for one in free if one.effect == "warn"]),
     ):
         if shown:
-            one, other = (", ".join(trait.words[side] for trait in shown) for side in order)
+            sides = (", ".join(trait.words[side] for trait in shown) for side in order)
+            one, other = (f"({words})" if len(shown) > 1 else words for words in sides)
             lines.append(f"{before}: {one} against {other}.")
     return lines
 
@@ -392,6 +393,8 @@ def caveats(groups: Sequence[Group], warnings: Mapping[str, Sequence[str]], ques
     lines = [CPU_CAUTION] if cpu else []
     unit = per_rank("GPU", (group.run.machine.platform for group in groups))
     lines.append(f"Throughput is per {unit}, with its 95 % interval: {_interval_words(groups)}.")
+    if any(is_vague(found) for group in groups if (found := TOKENS.of_group(group)) is not None):
+        lines[-1] += f" A rate with n alone has {TOO_FEW}."
     judged = [
         found for ranking in rankings(groups, question) for found in (*ranking.against_best, ranking.lead) if found is not None
     ]

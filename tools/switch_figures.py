@@ -108,7 +108,10 @@ def switches(results: Path) -> str:
 
 def unmeasured(results: Path) -> str:
     """Return a sentence that names the switches without runs to compare; empty where there are none."""
-    measured = {name.partition(":")[0] for name, _, _ in switch_pairs(results)} | {"fp8_scaling"}  # for NeMo
+    measured = {name.partition(":")[0] for name, _, _ in switch_pairs(results)} | {
+        "fp8_scaling",
+        "cuda_graphs",
+    }  # for NeMo; below
     names = [f"`{field.name}`" for field in fields(EngineOptions) if field.name not in measured]
     return f"\n\nWithout a recorded pair of runs: {', '.join(names)}." if names else ""
 

@@ -207,7 +207,7 @@ def test_the_gate_closes_on_a_regression_and_opens_within_the_margin(regression,
     assert f"{after}: llama H100 SXM against {before}: llama H100 SXM" in closed.stderr
     opened = compare(*arguments, "8%")
     assert opened.returncode == 0
-    assert "gate: open: nothing is slower than its baseline by more than 8.0 %.\n" in opened.stderr
+    assert "gate: passed: nothing is slower than its baseline by more than 8.0 %.\n" in opened.stderr
     undecided = compare(*arguments, "5%")
     assert undecided.returncode == 3
     assert re.search(r"Undecided at a margin of 5.0 %: \d+ runs per side would show it to be within", undecided.stderr)

@@ -51,7 +51,9 @@ def test_a_dry_run_prints_the_plan_and_the_exact_command_and_leaves_nothing(tmp_
     assert done.returncode == 0
     assert "Using parallelism strategy: balanced\nParallelism: TP=2, PP=1, DP=4, GradAccum=32\n" in done.stdout
     assert "Using parallelism strategy: balanced\nParallelism: TP=2, PP=2, DP=2, GradAccum=64\n" in done.stdout
-    commands = [line for line in done.stdout.splitlines() if line.startswith("Command: ")]
+    commands = [
+        line for line in done.stdout.splitlines() if line.startswith("Command, on the plan.json that a real run writes first: ")
+    ]
     assert len(commands) == 2
     assert all("--nproc-per-node=8" in line and f"--plan {tmp_path}/out/runs/" in line for line in commands)
     assert "pretrain_llama.py" in commands[0]

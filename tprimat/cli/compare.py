@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fail-if-slower",
         metavar="3%",
-        help="exit 1 if a run is shown slower than the baseline by more than this, or cannot be judged",
+        help="exit 1 if a run is shown slower than the baseline by more than this or is not comparable, 3 if that is undecided",
     )
     parser.add_argument(
         "--until-sure",
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit status: 0; 1 when a file was bad, no run counts, or the gate stays closed."""
+    """Exit status: 0; 1 when a file was bad, no run counts, or the gate stays closed; 3 when the gate is undecided."""
     from tprimat.analyze.compare import Question
     from tprimat.report.comparison import text
     from tprimat.report.screen import screen_of
@@ -101,12 +101,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def opened(comparison: "Comparison", margin: float) -> str:
-    """Say what an open gate has shown, and on which runs."""
+    """Say what a gate that is passed has shown, and on which runs."""
     from tprimat.report.tables import plural
     from tprimat.units import percent
 
     missing = plural(len(comparison.not_counted), "run") + " did not count" if comparison.not_counted else ""
-    return f"open: nothing is slower than its baseline by more than {percent(margin)}{missing and f'; {missing}'}."
+    return f"passed: nothing is slower than its baseline by more than {percent(margin)}{missing and f'; {missing}'}."
 
 
 def output_path(options: argparse.Namespace) -> Path:

@@ -82,6 +82,8 @@ class Parser(argparse.ArgumentParser):
             flag = next((name for name in ("--results-dir", "--model") if name in self._option_string_actions), None)
             hint = f"; did you mean {flag} {word}?" if flag else ""
             return f"{word!r} is one word too many{hint}"
+        if word.partition("=")[0] == "--set" and self.prog.endswith(" plan"):
+            return "there is no flag --set; ./benchmark.py --plan GPU --set KEY=VALUE has it"
         value = word.removeprefix("--")
         for action in self._actions:
             if action.option_strings and value in (action.choices or ()):

@@ -71,7 +71,10 @@ def add_request(parser: argparse.ArgumentParser) -> None:
 
 def _what_to_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--model", default="all", metavar="MODEL", help="models of config.yaml: one, several as a,b, or all (default)"
+        "--model",
+        default="all",
+        metavar="MODEL",
+        help="models of config.yaml: one, several as a,b, or all but those with in_all: false (default)",
     )
     group.add_argument(
         "--parallel",
@@ -385,7 +388,8 @@ def _show_plans(session: "Session", *, as_json: bool) -> int:
             f"Workload: {plan.steps} steps of {batch.global_batch_sequences} x {batch.sequence_tokens} tokens, micro-batch "
             f"{batch.micro_batch_sequences}, {plan.precision}, recompute {recompute}, data {plan.dataset}"
         )
-        print("Command: " + Redactor().secrets(" ".join([*variables, shlex.join(command.argv)])) + "\n")
+        words = Redactor().secrets(" ".join([*variables, shlex.join(command.argv)]))
+        print(f"Command, on the plan.json that a real run writes first: {words}\n")
     show_checks(checks)
     print("Nothing was started or written.")
     return int(failed)

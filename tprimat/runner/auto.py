@@ -78,7 +78,7 @@ def auto_sessions(request: RunRequest, measured: int | None) -> list[Contender]:
         why = "There is no GPU here to predict for."
         if machine.accelerator:
             why = f"The accelerator ({machine.accelerator}) is not in the table, so that nothing can be predicted for it."
-        fix = "a strategy of config.yaml; tprimat plan answers for machines that are not here"
+        fix = "a strategy of config.yaml; for a machine that is not here: ./benchmark.py --plan 'H100 SXM' --gpus 8"
         raise LaunchError("--parallel auto cannot choose here.", where="--parallel", why=why, fix=fix)
     contenders: list[Contender] = []
     for model in models_of(first.loaded, request):

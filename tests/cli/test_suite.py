@@ -39,6 +39,8 @@ def test_one_command_measures_writes_the_page_and_continues_where_it_stopped(tmp
     assert later[:1] == first
     assert sorted(record.kind for record in later[1:]) == ["copy", "fill", "triad"]
     text = (tmp_path / "suite.md").read_text(encoding="utf8")
+    assert "the host's clock" in text
+    assert "device events" not in text, "a CPU has none"
     assert "## Memory" in text
     assert "## Three-layer network" in text
 

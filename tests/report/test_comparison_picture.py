@@ -296,7 +296,7 @@ def test_a_failed_run_is_named_below_the_others(tmp_path):
 def test_a_run_on_a_cpu_without_a_strategy_trains_under_none(tmp_path):
     write(tmp_path, "mine", machine=LAPTOP, data_parallel=2, strategy=None)
     (headline,) = sheet_of(tmp_path).headline
-    assert re.fullmatch(r"llama trains on \d+ processes \(.*\); a CPU does not show how fast", headline)
+    assert re.fullmatch(r"llama trains on \d+ processes \(.*\); a CPU does not show how fast it trains", headline)
 
 
 def test_chosen_panels_alone_are_drawn_and_a_wrong_name_lists_them(sweep):

@@ -17,8 +17,10 @@ from runs.make_runs import H100, LAPTOP, MI300X, a_run, step_times, steps_of, wr
 
 from tprimat.cli.main import start
 from tprimat.facts.models import model_shape
+from tprimat.records.discover import read_result
 from tprimat.records.schema import Evidence, StepRecord, TelemetrySample
 from tprimat.records.store import to_json
+from tprimat.report.html.data import flatten, section_of
 from tprimat.report.html.sections import evidence_fields
 
 ROOT = Path(__file__).parents[2]
@@ -466,3 +468,11 @@ def test_a_note_that_ends_with_a_period_gets_no_second_one():
     evidence = Evidence(source="running_framework", notes=("It ran on the CPU.", "It was slow."))
     run = SimpleNamespace(evidence=evidence, matmul_dtype="fp32")
     assert dict(evidence_fields(run))["note"] == "It ran on the CPU.; It was slow"
+
+
+def test_the_fields_of_a_run_have_digits_that_a_reader_can_use():
+    run = read_result(Path(__file__).parents[1] / "runs" / "h100" / "runs" / "h100-llama-0").run
+    found = flatten(replace(run, rank_seconds=(1.299414627999795, 1.15), environment={"NCCL_ALGO": "Ring"}))
+    assert found["rank_seconds"] == "1.299; 1.15"
+    assert found["environment.NCCL_ALGO"] == "Ring"
+    assert section_of("environment.NCCL_ALGO") == "environment"

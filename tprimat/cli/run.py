@@ -70,12 +70,8 @@ def add_request(parser: argparse.ArgumentParser) -> None:
 
 
 def _what_to_run(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--model",
-        default="all",
-        metavar="MODEL",
-        help="models of config.yaml: one, several as a,b, or all but those with in_all: false (default)",
-    )
+    which = "models of config.yaml: one, several as a,b, or all but those with in_all: false (default)"
+    group.add_argument("--model", default="all", metavar="MODEL", help=which)
     group.add_argument(
         "--parallel",
         metavar="STRATEGY",

@@ -197,7 +197,7 @@ class Case:
         """Name for progress messages."""
         numbers = [str(size) for name, size in self.shape.items() if name != "ranks" and not name.endswith("bytes")]
         sizes = [units.message_size(size) for name, size in self.shape.items() if name.endswith("bytes")]
-        ranks = f"over {self.shape['ranks']} ranks" if "ranks" in self.shape else None
+        ranks = f"over {self.shape['ranks']} rank{'s' * (self.shape['ranks'] != 1)}" if "ranks" in self.shape else None
         parts = (self.kind, self.variant, self.dtype, "x".join(numbers), *sizes, ranks)
         return " ".join(part for part in parts if part)
 

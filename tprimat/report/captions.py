@@ -286,9 +286,10 @@ def _on_a_cpu(works: Sequence[Workload]) -> str:
     models = list(dict.fromkeys(model_name(work.run) for work in works))
     names = list(dict.fromkeys(one.name for work in works for one in work.configurations if one.group.run.strategy))
     machines = list(dict.fromkeys(machine_name(work.run) for work in works))
-    what, how, where = (few(words, MOST_LISTED) for words in (models, names, machines))
+    what, how, where = (few(words, MOST_LISTED + (len(words) == MOST_LISTED + 1)) for words in (models, names, machines))
     under = f" under {how}" if how else ""
-    return f"{what} train{'s' * (len(models) == 1)}{under} on {where}; a CPU does not show how fast"
+    one = len(models) == 1
+    return f"{what} train{'s' * one}{under} on {where}; a CPU does not show how fast {'it trains' if one else 'they train'}"
 
 
 def _rest(works: Sequence[Workload]) -> str:

@@ -23,7 +23,7 @@ SECTIONS: tuple[Section, ...] = (
     (
         "Matrix multiplication at a language model's shapes",
         "(m, k) times (k, n): shapes of Llama 70B under eight-way tensor parallelism and three squares, as in SemiAnalysis's "
-        "comparison of 2024-12-22. Averages are over the shapes of one table.",
+        "comparison of 2024-12-22; on a CPU, unless `--full` is given, smaller ones. Averages are over the shapes of one table.",
         tables.gemm,
     ),
     (
@@ -95,6 +95,9 @@ last-level cache is overwritten before each repetition, except for training step
 Times are medians; ± is half the width of the 95 % interval over consecutive repetitions. Peaks are the dense peaks of the data
 sheet."""
 
+METHOD_ON_A_CPU = """All figures come from the samples in probes.jsonl. Calls are timed with the host's clock, after a short
+warm-up. Times are medians; ± is half the width of the 95 % interval over consecutive repetitions."""
+
 SMALL_SIZES = "On a CPU the sizes are small unless `--full` is given: they show that everything runs, not how fast it is."
 
 
@@ -107,8 +110,9 @@ def page_of(chosen: Sequence[ProbeRecord], preface: str = "", appendix: str = ""
     """Write the page from selected probes, one for each operation at each size, between a preface and an appendix."""
     parts = [f"# What {chosen[-1].machine.accelerator or chosen[-1].machine.platform} reaches"]
     parts += [preface] if preface else []
-    parts += [f"## System\n\n{tables.system(chosen)}", METHOD]
-    parts += [SMALL_SIZES] if chosen[-1].machine.platform == "cpu" else [f"## Summary\n\n{summary(chosen)}"]
+    on_cpu = chosen[-1].machine.platform == "cpu"
+    parts += [f"## System\n\n{tables.system(chosen)}", METHOD_ON_A_CPU if on_cpu else METHOD]
+    parts += [SMALL_SIZES] if on_cpu else [f"## Summary\n\n{summary(chosen)}"]
     parts += sections(chosen)
     missing = [title for title, _, make in SECTIONS if make(chosen) is None]
     parts += ["Not measured yet: " + ", ".join(missing) + "."] if missing else []

@@ -21,7 +21,7 @@ MOST_READINGS = 400
 LEAST_SECONDS = 0.25
 """Readings of several GPUs this close belong to one moment."""
 OMITTED = ("schema_version", "run_id", "start_up")
-ENVIRONMENT = ("machine", "software")
+ENVIRONMENT = ("machine", "software", "environment")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +179,11 @@ def section_of(key: str) -> str:
     return "evidence" if first == "evidence" else "configuration"
 
 
+def _plain(value: Any) -> str:
+    """Write a value, a number that is not whole with the digits that a reader can use."""
+    return f"{value:.4g}" if isinstance(value, float) and abs(value) < 1e4 else str(value)
+
+
 def flatten(run: RunRecord) -> dict[str, str]:
     """Return the text of every field that is present, by its path."""
     found: dict[str, str] = {}
@@ -189,9 +194,9 @@ def flatten(run: RunRecord) -> dict[str, str]:
                 walk(inner, f"{path}.{key}" if path else str(key))
         elif isinstance(value, list | tuple):
             if value:
-                found[path] = " ".join(map(str, value)) if path == "command" else "; ".join(map(str, value))
+                found[path] = (" " if path == "command" else "; ").join(map(_plain, value))
         elif value is not None:
-            found[path] = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+            found[path] = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else _plain(value)
 
     walk({key: value for key, value in as_document(run).items() if key not in OMITTED}, "")
     return found

@@ -127,3 +127,14 @@ def test_on_the_console_the_tables_are_aligned_text_that_fits(capsys):
     narrow = markdown_as_text("\n\n".join(sections(RECORDS)), Screen(width=80), LESS_IMPORTANT)
     assert max(map(len, narrow.splitlines())) <= 80
     assert "of dense peak" in narrow
+
+
+def test_two_calls_differ_only_where_their_intervals_are_disjoint():
+    busy = [product(64, 64, 64, 1e9).seconds[0] * factor for factor in (0.01, 0.1, 0.5, 1.0, 2.0, 4.0, 30.0, 60.0)]
+    steady = product(64, 64, 64, 5e9, variant="F.linear")
+    other = [product(128, 64, 64, 2e9), product(128, 64, 64, 1e9, variant="F.linear")]
+    lone = [product(32, 64, 64, 2e9, seconds=(1.0,)), product(32, 64, 64, 1e9, variant="F.linear")]
+    table = page([product(64, 64, 64, 1e9, seconds=tuple(busy)), steady, *other, *lone])
+    assert re.search(r"^\| \(64, 64, 64\) \|.*\| within noise \|$", table, re.MULTILINE)
+    assert re.search(r"^\| \(128, 64, 64\) \|.*\| \+100\.0 % \|$", table, re.MULTILINE)
+    assert re.search(r"^\| \(32, 64, 64\) \|.*\| within noise \|$", table, re.MULTILINE), "one sample has no interval"

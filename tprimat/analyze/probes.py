@@ -37,6 +37,18 @@ def flop_rate(probe: ProbeRecord) -> float | None:
     return per_second(probe.flop, probe)
 
 
+def distinct_ratio(one: ProbeRecord, other: ProbeRecord) -> float | None:
+    """Return one FLOP rate over another of the same operation; None unless the 95 % intervals of their times are disjoint."""
+    time, reference = median_seconds(one), median_seconds(other)
+    if time is None or reference is None:
+        return None
+    return reference.value / time.value if _all_below(time, reference) or _all_below(reference, time) else None
+
+
+def _all_below(lower: Estimate, upper: Estimate) -> bool:
+    return lower.high is not None and upper.low is not None and lower.high < upper.low
+
+
 def bandwidth(probe: ProbeRecord) -> float | None:
     """Return bytes/s: read and written for memory, algorithm bandwidth (message over time) for a collective."""
     return per_second(probe.bytes, probe)

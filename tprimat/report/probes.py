@@ -21,6 +21,9 @@ LIBRARY_PAIRS = (
     ("F.linear hipBLASLt", "F.linear rocBLAS"),
 )
 
+WITHIN_NOISE = "within noise"
+"""Instead of a difference between two rates whose 95 % intervals overlap."""
+
 OUT_OF_MEMORY = re.compile(r"(out of memory)\..*", re.DOTALL)
 
 LESS_IMPORTANT = ("n", "shapes tried", "clock, power", "step", "memory", "algorithm bandwidth", "median time", "description")
@@ -173,19 +176,24 @@ def libraries(probes: Probes) -> str | None:
     parts = []
     for first, second in LIBRARY_PAIRS:
         found = {
-            (probe.variant, shape_of(probe)): figures.flop_rate(probe)
+            (probe.variant, shape_of(probe)): probe
             for probe in of_kind(probes, "gemm")
-            if probe.dtype == "bf16" and probe.variant in {first, second}
+            if probe.dtype == "bf16" and probe.variant in {first, second} and probe.seconds
         }
         rows = []
         for shape in dict.fromkeys(shape for _, shape in found):
-            rate, other = found.get((first, shape)), found.get((second, shape))
-            if rate and other:
-                difference = units.signed_percent(rate / other - 1)
-                rows.append([shape, units.teraflops(rate), units.teraflops(other), difference])
+            one, other = found.get((first, shape)), found.get((second, shape))
+            if one and other:
+                rows.append([shape, rate_of(one), rate_of(other), _difference(one, other)])
         if rows:
             parts.append(filled_table(["(m, k, n), bf16", first, second, "difference"], rows))
     return "\n\n".join(parts) or None
+
+
+def _difference(one: ProbeRecord, other: ProbeRecord) -> str:
+    """Format by how much one rate exceeds the other at the same shape, if their 95 % intervals are disjoint."""
+    ratio = figures.distinct_ratio(one, other)
+    return WITHIN_NOISE if ratio is None else units.signed_percent(ratio - 1)
 
 
 def models(probes: Probes) -> str | None:

@@ -33,7 +33,11 @@ SECTIONS: tuple[Section, ...] = (
         "± there covers less.",
         tables.rounds,
     ),
-    ("Calls and libraries", "The same product through two calls or two libraries.", tables.libraries),
+    (
+        "Calls and libraries",
+        "The same product through two calls or two libraries. A difference is given where the two 95 % intervals do not overlap.",
+        tables.libraries,
+    ),
     (
         "Products of the trained models",
         "Forward products of one tensor-parallel rank. Brackets hold the share of the dense peak, where it is known.",

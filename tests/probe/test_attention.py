@@ -5,7 +5,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tprimat.probe import attention
-from tprimat.probe.case import measure, open_bench
+from tprimat.probe.case import measure, open_bench, open_log
+from tprimat.probe.catalogue import PROBES, Choice
 
 CPU = torch.device("cpu")
 
@@ -51,3 +52,12 @@ def test_a_backend_that_a_processor_lacks_is_recorded_with_torchs_reason():
     )
     assert record.seconds == ()
     assert "No viable backend" in record.error
+
+
+def test_a_processor_is_not_asked_for_kernels_of_gpus():
+    messages = []
+    log = open_log(None, resume=False, seconds=None, tell=messages.append)
+    records = list(PROBES["attention"](Choice(dtypes=(), workloads=()), open_bench(device=CPU), log))
+    assert {record.variant: record.error for record in records} == {"flash": None, "math": None}
+    assert messages[0] == "attention: cudnn and efficient are left out, which a CPU does not have."
+    assert [message.split()[0] for message in messages[1:]] == [f"{number}/8" for number in range(1, 9)]

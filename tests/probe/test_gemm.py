@@ -75,12 +75,14 @@ def test_a_refused_case_is_followed_by_its_alternative(bench, tmp_path):
 
     good = gemm.case_of(PRODUCT, "fp32", "torch.matmul")
     case = Case(kind="gemm", variant="absent", shape={}, dtype="fp32", prepare=refuse, fallback=good)
-    log = open_log(tmp_path / "probes.jsonl", resume=False, seconds=None, tell=lambda _: None)
-    refused, measured = run([case], bench, log)
+    messages = []
+    log = open_log(tmp_path / "probes.jsonl", resume=False, seconds=None, tell=messages.append)
+    refused, measured, last = run([case, good], bench, log)
+    assert [message.split()[0] for message in messages] == ["1/2", "1/2", "2/2"], "an alternative is no further case"
     assert refused.error == "RuntimeError: No available kernel. Aborting execution."
     assert measured.seconds
     assert measured.error is None
-    assert read_probes(tmp_path / "probes.jsonl") == (refused, measured)
+    assert read_probes(tmp_path / "probes.jsonl") == (refused, measured, last)
 
 
 def test_a_second_run_measures_only_what_is_new(bench, tmp_path):

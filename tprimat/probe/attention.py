@@ -6,7 +6,7 @@ such products instead of two, hence 2.5 times as many (FlashAttention-2, arXiv 2
 efficient are AOTriton's kernels.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
@@ -28,6 +28,8 @@ BACKENDS = {
     "math": "MATH",
 }
 """Our name and the member of torch.nn.attention.SDPBackend."""
+NOT_ON_A_CPU = ("cudnn", "efficient")
+"""Torch has these kernels for GPUs only."""
 EXPANDED = " with expanded keys and values"
 """For kernels without grouped queries, each key/value head is repeated for its four query heads beforehand."""
 BACKWARD_FACTOR = 2.5
@@ -95,12 +97,12 @@ def case_of(backend: str, operands: Operands, *, backward: bool) -> Case:
     )
 
 
-def cases(*, small: bool) -> list[Case]:
-    """Return every backend at every length, forward and backward. Efficient has no grouped queries (torch docs, enable_gqa)."""
+def cases(backends: Iterable[str] = tuple(BACKENDS), *, small: bool) -> list[Case]:
+    """Return backends at every length, forward and backward. Efficient has no grouped queries (torch docs, enable_gqa)."""
     tokens = SMALL_TOKENS if small else TOKENS
     return [
         case_of(backend, Operands(tokens // length, length, HEADS if backend == "efficient" else KV_HEADS), backward=backward)
         for length in (SMALL_LENGTHS if small else LENGTHS)
-        for backend in BACKENDS
+        for backend in backends
         for backward in (False, True)
     ]

@@ -381,24 +381,25 @@ def open_log(file: Path | None, *, resume: bool, seconds: float | None, tell: Ca
 def run(cases: Iterable[Case], bench: Bench, log: ProbeLog) -> Iterator[ProbeRecord]:
     """Measure the cases in order, except known ones, until the time budget is spent; write each record at once.
 
-    Progress counts the cases and says how long the rest takes at this pace.
+    Progress counts the cases, each with its fallback, and says how long the rest takes at this pace.
     """
     remaining, measured, every = 0, 0, list(cases)
     started = time.monotonic()
-    for number, case in enumerate(every, 1):
-        found = log.known.get(identity(case, bench.machine, bench.software))
-        if found is None and log.out_of_time:
-            remaining += 1
-            continue
-        record = found or measure(case, bench)
-        if found is None:
-            log.write(record)
-            measured += 1
-            left = (time.monotonic() - started) / measured * (len(every) - number)
-            log.tell(f"{number}/{len(every)} {case.title}: {record.error or summary(record)}{_left(left)}")
-        yield record
-        if record.error and case.fallback:
-            yield from run((case.fallback,), bench, log)
+    for number, planned in enumerate(every, 1):
+        case: Case | None = planned
+        while case:
+            found = log.known.get(identity(case, bench.machine, bench.software))
+            if found is None and log.out_of_time:
+                remaining += 1
+                break
+            record = found or measure(case, bench)
+            if found is None:
+                log.write(record)
+                measured += 1
+                left = (time.monotonic() - started) / measured * (len(every) - number)
+                log.tell(f"{number}/{len(every)} {case.title}: {record.error or summary(record)}{_left(left)}")
+            yield record
+            case = case.fallback if record.error else None
     if remaining:
         again = "the same command" if log.resume else "--resume"
         left_over = "1 case is" if remaining == 1 else f"{remaining} cases are"

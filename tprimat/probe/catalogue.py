@@ -36,6 +36,15 @@ def round_records(choice: Choice, bench: Bench, log: ProbeLog) -> Iterator[Probe
     yield from run(gemm.round_cases(choice.dtypes, small=bench.small), bench, log)
 
 
+def attention_records(choice: Choice, bench: Bench, log: ProbeLog) -> Iterator[ProbeRecord]:
+    """Measure attention under every backend that torch has for the device, and say which are left out."""
+    absent = attention.NOT_ON_A_CPU if bench.device.type == "cpu" else ()
+    if absent:
+        log.tell(f"attention: {' and '.join(absent)} are left out, which a CPU does not have.")
+    backends = [name for name in attention.BACKENDS if name not in absent]
+    yield from run(attention.cases(backends, small=bench.small), bench, log)
+
+
 def probe_of(cases: Callable[..., list[Case]]) -> Probe:
     """Return the probe of a module with one list of cases and no choice of dtype."""
 
@@ -48,7 +57,7 @@ def probe_of(cases: Callable[..., list[Case]]) -> Probe:
 PROBES: dict[str, Probe] = {
     "gemm": gemm_records,
     "rounds": round_records,
-    "attention": probe_of(attention.cases),
+    "attention": attention_records,
     "memory": probe_of(memory.cases),
     "mlp": probe_of(transformer.mlp_cases),
     "transformer": probe_of(transformer.cases),

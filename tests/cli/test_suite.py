@@ -41,6 +41,7 @@ def test_one_command_measures_writes_the_page_and_continues_where_it_stopped(tmp
     text = (tmp_path / "suite.md").read_text(encoding="utf8")
     assert "the host's clock" in text
     assert "device events" not in text, "a CPU has none"
+    assert [record.small for record in later] == [True] * 4
     assert "## Memory" in text
     assert "## Three-layer network" in text
 

@@ -5,8 +5,9 @@ import torch
 from commands import run_command
 
 from tprimat.analyze.probes import newest_of_each, rounds_of
+from tprimat.facts.effort import Effort
 from tprimat.probe import gemm
-from tprimat.probe.case import Effort, Stopwatch
+from tprimat.probe.case import Stopwatch
 from tprimat.records.store import read_probes
 from tprimat.report.probes import rounds
 

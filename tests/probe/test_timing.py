@@ -5,7 +5,8 @@ import time
 import pytest
 import torch
 
-from tprimat.probe.case import Effort, Stopwatch, settled
+from tprimat.facts.effort import Effort
+from tprimat.probe.case import Stopwatch, settled
 
 CPU = torch.device("cpu")
 

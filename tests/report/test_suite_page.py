@@ -1,14 +1,16 @@
 """The accelerator page is made from records alone."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from tprimat.cli.probe import print_tables
+from tprimat.facts.effort import Effort, reduced
 from tprimat.records.schema import Machine, ProbeRecord
 from tprimat.report.probes import DESCRIPTIONS, LESS_IMPORTANT
 from tprimat.report.screen import Screen
-from tprimat.report.suite import SECTIONS, page, sections
+from tprimat.report.suite import SECTIONS, SMALL_SIZES, page, sections
 from tprimat.report.tables import markdown_as_text
 
 H200 = {"platform": "cuda", "accelerator": "NVIDIA H200", "nodes": 1, "driver": "580.1", "power_limit_watts": 700.0}
@@ -138,3 +140,37 @@ def test_two_calls_differ_only_where_their_intervals_are_disjoint():
     assert re.search(r"^\| \(64, 64, 64\) \|.*\| within noise \|$", table, re.MULTILINE)
     assert re.search(r"^\| \(128, 64, 64\) \|.*\| \+100\.0 % \|$", table, re.MULTILINE)
     assert re.search(r"^\| \(32, 64, 64\) \|.*\| within noise \|$", table, re.MULTILINE), "one sample has no interval"
+
+
+def on_a_cpu(record, **changes):
+    machine = Machine(platform="cpu", accelerator=None, nodes=1, gpus_per_node=1)
+    return replace(record, machine=machine, **changes)
+
+
+def method_of(records):
+    return next(part for part in page(records).split("\n\n") if part.startswith("All figures"))
+
+
+def test_the_method_is_that_of_the_effort_and_the_device():
+    full, small = Effort(), reduced(Effort(), small=True)
+    gpu, cpu = method_of(RECORDS), method_of([on_a_cpu(RECORDS[0])])
+    assert "device events" in gpu
+    assert f"{full.warmup} calls or {full.warmup_seconds:g} s" in gpu
+    assert f"{full.at_least} to {full.repetitions} repetitions, which end after {full.seconds:g} s or, from 20 on," in gpu
+    assert "cache is overwritten" in gpu
+    assert "the host's clock" in cpu
+    assert f"{small.warmup} calls or {small.warmup_seconds:g} s" in cpu
+    assert f"{small.at_least} to {small.repetitions} repetitions, which end after {small.seconds:g} s; " in cpu
+    assert "cache is not overwritten" in cpu
+    assert "Peaks" not in cpu
+
+
+def test_full_sizes_on_a_cpu_are_timed_at_length_and_need_no_caution():
+    full = on_a_cpu(RECORDS[0], small=False)
+    assert f"{Effort().repetitions} repetitions" in method_of([full])
+    assert "the host's clock" in method_of([full])
+    assert SMALL_SIZES not in page([full])
+    assert SMALL_SIZES in page([on_a_cpu(RECORDS[0])])
+    both = method_of([full, on_a_cpu(product(16, 16, 16, 1e9), small=True)])
+    assert "At full sizes, warm-up takes 30 calls" in both
+    assert "At small sizes, warm-up takes 3 calls" in both

@@ -102,10 +102,9 @@ def print_tables(records: Sequence["ProbeRecord"]) -> None:
     from tprimat.analyze.probes import newest_of_each
     from tprimat.report.probes import LESS_IMPORTANT
     from tprimat.report.screen import screen_of
-    from tprimat.report.suite import SMALL_SIZES, sections
+    from tprimat.report.suite import caution, sections
     from tprimat.report.tables import markdown_as_text
 
     newest = newest_of_each(records)
-    caution = [SMALL_SIZES] if newest[-1].machine.platform == "cpu" else []
-    page = "\n\n".join([*caution, *sections(newest)])
+    page = "\n\n".join([*caution(newest), *sections(newest)])
     print(markdown_as_text(page, screen_of(sys.stdout), LESS_IMPORTANT))

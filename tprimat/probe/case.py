@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from tprimat import units
+from tprimat.facts.effort import MIN_SAMPLES_TO_SETTLE, Effort, reduced
 from tprimat.probe.device import Gauges, cache_bytes, default_device, describe_machine, describe_software
 from tprimat.records.schema import Machine, ProbeRecord
 from tprimat.records.store import append_probe, read_probes
@@ -28,32 +29,8 @@ from tprimat.statistics import median_interval
 Call = Callable[[], object]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Effort:
-    """How long one operation is measured."""
-
-    warmup: int = 30
-    warmup_seconds: float | None = 0.3
-    """Warm-up ends after this time, but not before one call; None: only after `warmup` calls."""
-    repetitions: int = 200
-    at_least: int = 6
-    """The smallest number of samples whose extremes enclose the median with 95 % probability."""
-    relative_interval: float | None = 0.01
-    """Sampling ends when the median's 95 % interval is narrower than this fraction of it; None: only after `repetitions`."""
-    seconds: float | None = 1.0
-    """Sampling ends after this time, but not before `at_least` samples; None: only after `repetitions`."""
-    flush: bool = True
-    """Overwrite the cache before each repetition."""
-    loaded_seconds: float | None = None
-    """Keep the device busy with the call for this long before measuring, so that its clock is that of sustained work."""
-
-
 BATCH_SECONDS = 0.05
 """Repetitions are enqueued in batches of about this length; the stopping rules are checked between batches."""
-
-
-MIN_SAMPLES_TO_SETTLE = 20
-"""A handful of repetitions may agree before the device has adapted its clock to the load."""
 
 
 def settled(samples: Sequence[float], effort: Effort) -> bool:
@@ -239,17 +216,6 @@ def now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-def reduced(effort: Effort, small: bool) -> Effort:
-    """Return the effort with fewer calls for small sizes, which only prove that everything runs.
-
-    A processor's cache is not displaced: a server's may hold half a gigabyte, which takes longer to write than any call here.
-    """
-    if not small:
-        return effort
-    loaded = None if effort.loaded_seconds is None else 0.05
-    return replace(effort, warmup=3, repetitions=20, warmup_seconds=0.05, seconds=0.1, loaded_seconds=loaded, flush=False)
-
-
 def measure(case: Case, bench: Bench) -> ProbeRecord:
     """Time one case; a refusal becomes the record's error."""
     record = empty_record(case, bench)
@@ -287,6 +253,7 @@ def empty_record(case: Case, bench: Bench) -> ProbeRecord:
         bytes=case.bytes,
         machine=bench.machine,
         software=bench.software,
+        small=bench.small,
         started_at=now(),
     )
 

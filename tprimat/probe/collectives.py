@@ -16,13 +16,13 @@ from typing import TypeVar
 import torch
 from torch import distributed
 
+from tprimat.facts.effort import Effort, reduced
 from tprimat.probe import pieces, transformer
 from tprimat.probe.case import (
     REFUSALS,
     Bench,
     Call,
     Case,
-    Effort,
     Identity,
     ProbeLog,
     empty_record,
@@ -31,7 +31,6 @@ from tprimat.probe.case import (
     identity,
     open_bench,
     peak_memory,
-    reduced,
     summary,
 )
 from tprimat.probe.device import default_device, describe_machine, describe_software

@@ -7,7 +7,8 @@ from functools import partial
 
 import torch
 
-from tprimat.probe.case import Call, Case, Effort
+from tprimat.facts.effort import Effort
+from tprimat.probe.case import Call, Case
 
 DTYPE = "fp32"
 ELEMENT_BYTES = 4

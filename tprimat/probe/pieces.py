@@ -20,10 +20,11 @@ import torch
 from torch import Tensor, distributed
 from torch.nn import functional
 
+from tprimat.facts.effort import Effort
 from tprimat.facts.flops import gemm_shapes
 from tprimat.facts.models import ModelShape, model_shape, tiny
 from tprimat.probe import attention, gemm
-from tprimat.probe.case import Call, Case, Effort
+from tprimat.probe.case import Call, Case
 
 EFFORT = Effort(warmup_seconds=0.2, seconds=0.2)
 """Brief, since there are many; a median of a few hundred calls or of 0.2 s."""

@@ -14,9 +14,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from tprimat.facts.effort import Effort
 from tprimat.facts.flops import flop_per_token, parameters
 from tprimat.facts.models import ModelShape
-from tprimat.probe.case import Call, Case, Effort
+from tprimat.probe.case import Call, Case
 
 
 class Block(nn.Module):

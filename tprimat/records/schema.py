@@ -411,6 +411,8 @@ class ProbeRecord(RefuseUnknownKeys):
     power_watts: NotNegative | None = None
     peak_allocated_bytes: WholeNumber | None = None
     """During preparation and repetitions, on the worst rank."""
+    small: bool | None = None
+    """Whether size and effort were those for a processor; None in older records."""
     error: str | None = None
     """Why there are no samples, such as an unavailable backend."""
 

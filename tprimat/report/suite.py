@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from tprimat import units
 from tprimat.analyze import probes as figures
+from tprimat.facts.effort import MIN_SAMPLES_TO_SETTLE, Effort, reduced
 from tprimat.records.schema import ProbeRecord
 from tprimat.report import probes as tables
 from tprimat.report.probes import PLAIN, Probes, clock, of_kind, rate_of, shape_of, share
@@ -87,22 +88,47 @@ PIECES: Section = (
     "Parts of a training step",
     "A step's prediction is the sum of these. Products are named as in training: forward (fprop), gradient of the input (dgrad), "
     "and gradient of the weight with its fp32 sum (wgrad). Grouped products belong to experts, with equal or skewed numbers of "
-    "rows. Regions and launches count both passes. Each is measured for about 0.2 s; products under load first keep the device "
-    "busy for 0.4 s.",
+    "rows. Regions and launches count both passes. At full sizes each is measured for about 0.2 s; products under load first "
+    "keep the device busy for 0.4 s.",
     tables.pieces,
 )
 """Measured only on request, so a page without it is complete."""
 
-METHOD = """All figures come from the samples in probes.jsonl. Each repetition is timed with device events, after a warm-up of
-30 calls or 0.3 s. Repetitions end when the 95 % interval of the median is under 1 %, after one second, or after 200. The
-last-level cache is overwritten before each repetition, except for training steps and memory operations, whose data exceeds it.
-Times are medians; ± is half the width of the 95 % interval over consecutive repetitions. Peaks are the dense peaks of the data
-sheet."""
+HOST_CLOCK = "the host's clock"
+OWN_RULES = "Searches, training steps and operations on several ranks have rules of their own."
+NO_FLUSH = "except for training steps and memory operations, whose data exceeds it"
+NEVER_FLUSHED = "The last-level cache is not overwritten between repetitions."
+SMALL_SIZES = "Small sizes, the default on a CPU, show that everything runs, not how fast it is; `--full` measures full ones."
 
-METHOD_ON_A_CPU = """All figures come from the samples in probes.jsonl. Calls are timed with the host's clock, after a short
-warm-up. Times are medians; ± is half the width of the 95 % interval over consecutive repetitions."""
 
-SMALL_SIZES = "On a CPU the sizes are small unless `--full` is given: they show that everything runs, not how fast it is."
+def caution(probes: Probes) -> list[str]:
+    """Say that small sizes measure no speed, where there are some."""
+    return [SMALL_SIZES] if any(map(figures.is_small, probes)) else []
+
+
+def method(probes: Probes) -> str:
+    """Say how the operations were timed, by the effort at each choice of sizes."""
+    sizes = sorted({figures.is_small(probe) for probe in probes})
+    names = {False: "At full sizes", True: "At small sizes"} if len(sizes) > 1 else {}
+    on_cpu = probes[-1].machine.platform == "cpu"
+    parts = ["All figures come from the samples in probes.jsonl."]
+    parts += [f"Each repetition is timed with {HOST_CLOCK if on_cpu else 'device events'}."]
+    parts += [rules(reduced(Effort(), small), names.get(small), small=small) for small in sizes]
+    parts += ["Times are medians; ± is half the width of the 95 % interval over consecutive repetitions."]
+    parts += [] if on_cpu else ["Peaks are the dense peaks of the data sheet."]
+    return " ".join(parts)
+
+
+def rules(effort: Effort, where: str | None, *, small: bool) -> str:
+    """Describe warm-up, the end of repetitions, and the cache."""
+    warmup = f"warm-up takes {effort.warmup} calls or {effort.warmup_seconds:g} s"
+    text = f"{where}, {warmup}" if where else warmup.capitalize()
+    text += f". There are {effort.at_least} to {effort.repetitions} repetitions, which end after {effort.seconds:g} s"
+    if effort.relative_interval is not None and effort.repetitions > MIN_SAMPLES_TO_SETTLE:
+        width = units.percent(effort.relative_interval, 0)
+        text += f" or, from {MIN_SAMPLES_TO_SETTLE} on, once the 95 % interval of the median is narrower than {width}"
+    text += f"; operations on several ranks always take all {effort.repetitions}. " if small else f". {OWN_RULES} "
+    return text + (f"The last-level cache is overwritten before each repetition, {NO_FLUSH}." if effort.flush else NEVER_FLUSHED)
 
 
 def page(probes: Sequence[ProbeRecord]) -> str:
@@ -114,9 +140,8 @@ def page_of(chosen: Sequence[ProbeRecord], preface: str = "", appendix: str = ""
     """Write the page from selected probes, one for each operation at each size, between a preface and an appendix."""
     parts = [f"# What {chosen[-1].machine.accelerator or chosen[-1].machine.platform} reaches"]
     parts += [preface] if preface else []
-    on_cpu = chosen[-1].machine.platform == "cpu"
-    parts += [f"## System\n\n{tables.system(chosen)}", METHOD_ON_A_CPU if on_cpu else METHOD]
-    parts += [SMALL_SIZES] if on_cpu else [f"## Summary\n\n{summary(chosen)}"]
+    parts += [f"## System\n\n{tables.system(chosen)}", method(chosen), *caution(chosen)]
+    parts += [] if chosen[-1].machine.platform == "cpu" else [f"## Summary\n\n{summary(chosen)}"]
     parts += sections(chosen)
     missing = [title for title, _, make in SECTIONS if make(chosen) is None]
     parts += ["Not measured yet: " + ", ".join(missing) + "."] if missing else []

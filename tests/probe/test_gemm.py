@@ -140,3 +140,8 @@ def test_triad_adds_three_times_one_array_to_another():
         ("triad", 3),
         ("fill", 1),
     ]
+
+
+@pytest.mark.parametrize(("ranks", "ending"), [(1, "over 1 rank"), (2, "over 2 ranks")])
+def test_the_title_of_a_case_counts_its_ranks(ranks, ending):
+    assert Case(kind="ddp_step", shape={"ranks": ranks}, dtype="bf16", prepare=lambda _: None).title.endswith(ending)

@@ -174,3 +174,10 @@ def test_full_sizes_on_a_cpu_are_timed_at_length_and_need_no_caution():
     both = method_of([full, on_a_cpu(product(16, 16, 16, 1e9), small=True)])
     assert "At full sizes, warm-up takes 30 calls" in both
     assert "At small sizes, warm-up takes 3 calls" in both
+
+
+def test_shapes_are_called_scaled_down_only_where_they_are(text):
+    assert "comparison of 2024-12-22. Averages" in text
+    tiny = on_a_cpu(product(256, 16, 128, 1e9))
+    assert "2024-12-22, each side scaled down to about a 64th. Averages" in page([tiny])
+    assert "2024-12-22, some with each side scaled down to about a 64th. Averages" in page([tiny, on_a_cpu(RECORDS[0])])

@@ -98,15 +98,19 @@ def share(probe: ProbeRecord) -> str:
     return units.percent(figures.share_of_peak(probe))
 
 
+def seed_products(probes: Probes) -> list[ProbeRecord]:
+    """Select the measured products of the tables by shape."""
+    return [probe for probe in of_kind(probes, "gemm") if probe.dtype in DTYPES and probe.variant in PLAIN and probe.seconds]
+
+
 def gemm(probes: Probes) -> str | None:
     """Tabulate the matrix products, one table per dtype, fastest first, with mean and peak."""
     parts = []
-    products = of_kind(probes, "gemm")
     for dtype in DTYPES:
-        chosen = [probe for probe in products if probe.dtype == dtype and probe.variant in PLAIN and probe.seconds]
+        chosen = [probe for probe in seed_products(probes) if probe.dtype == dtype]
         if chosen:
             parts.append(gemm_of_dtype(dtype, chosen))
-    failed = refusals(products)
+    failed = refusals(of_kind(probes, "gemm"))
     return "\n\n".join(parts) + failed if parts else failed.strip() or None
 
 

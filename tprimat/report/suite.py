@@ -5,12 +5,25 @@ from collections.abc import Callable, Sequence
 from tprimat import units
 from tprimat.analyze import probes as figures
 from tprimat.facts.effort import MIN_SAMPLES_TO_SETTLE, Effort, reduced
+from tprimat.facts.flops import SEED_SHAPES
 from tprimat.records.schema import ProbeRecord
 from tprimat.report import probes as tables
 from tprimat.report.probes import PLAIN, Probes, clock, of_kind, rate_of, shape_of, share
 
-Section = tuple[str, str, Callable[[Probes], str | None]]
-"""Title, text, and the function that makes the table."""
+Section = tuple[str, str | Callable[[Probes], str], Callable[[Probes], str | None]]
+"""Title, text or the function that makes it, and the function that makes the table."""
+
+
+def seed_shapes_text(probes: Probes) -> str:
+    """Say where the shapes come from, and whether they are scaled down."""
+    shapes = {(probe.shape["m"], probe.shape["k"], probe.shape["n"]) for probe in tables.seed_products(probes)}
+    text = "(m, k) times (k, n): shapes of Llama 70B under eight-way tensor parallelism and three squares, as in SemiAnalysis's "
+    text += "comparison of 2024-12-22"
+    scaled = shapes - set(SEED_SHAPES.values())
+    if scaled:
+        text += f", {'some with ' if scaled < shapes else ''}each side scaled down to about a 64th"
+    return f"{text}. Averages are over the shapes of one table."
+
 
 SECTIONS: tuple[Section, ...] = (
     ("Matrix multiplication", "Square products of standard normal matrices through `torch.matmul`.", tables.squares),
@@ -23,8 +36,7 @@ SECTIONS: tuple[Section, ...] = (
     ),
     (
         "Matrix multiplication at a language model's shapes",
-        "(m, k) times (k, n): shapes of Llama 70B under eight-way tensor parallelism and three squares, as in SemiAnalysis's "
-        "comparison of 2024-12-22; on a CPU, unless `--full` is given, smaller ones. Averages are over the shapes of one table.",
+        seed_shapes_text,
         tables.gemm,
     ),
     (
@@ -152,7 +164,7 @@ def page_of(chosen: Sequence[ProbeRecord], preface: str = "", appendix: str = ""
 def sections(probes: Probes) -> list[str]:
     """Write the sections for which there are probes."""
     bodies = [(title, text, make(probes)) for title, text, make in (*SECTIONS, PIECES)]
-    return [f"## {title}\n\n{text}\n\n{body}" for title, text, body in bodies if body]
+    return [f"## {title}\n\n{text if isinstance(text, str) else text(probes)}\n\n{body}" for title, text, body in bodies if body]
 
 
 def summary(probes: Probes) -> str:

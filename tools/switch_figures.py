@@ -106,13 +106,14 @@ def switches(results: Path) -> str:
     return table(header, rows, left=2) + unmeasured(results) if rows else NOTHING
 
 
+ELSEWHERE = {"cuda_graphs", "fp8_scaling"}
+"""Switches with tables of their own; `fp8_scaling` is for Transformer Engine."""
+
+
 def unmeasured(results: Path) -> str:
     """Return a sentence that names the switches without runs to compare; empty where there are none."""
-    measured = {name.partition(":")[0] for name, _, _ in switch_pairs(results)} | {
-        "fp8_scaling",
-        "cuda_graphs",
-    }  # for NeMo; below
-    names = [f"`{field.name}`" for field in fields(EngineOptions) if field.name not in measured]
+    measured = {name.partition(":")[0] for name, _, _ in switch_pairs(results)}
+    names = [f"`{field.name}`" for field in fields(EngineOptions) if field.name not in measured | ELSEWHERE]
     return f"\n\nWithout a recorded pair of runs: {', '.join(names)}." if names else ""
 
 

@@ -1,17 +1,17 @@
 """Steps launched as CUDA graphs: which passes are recorded, that losses stay, and what is refused."""
 
-import os
 import subprocess
 import sys
 import weakref
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from megatron.core.transformer.enums import CudaGraphScope
 from megatron.core.transformer.transformer_config import TransformerConfig
-from planning import make_plan, train_together
+from planning import make_plan, train_together, train_until_the_data_end
 from plans import request_of
 from repeating import RepeatingRecorder
 from torch.nn.functional import silu
@@ -22,11 +22,11 @@ from tprimat.engines.base import Settings
 from tprimat.engines.embedded import ENGINE
 from tprimat.errors import MetricError
 from tprimat.megatron import transformer_engine
+from tprimat.megatron.evidence import untested
 from tprimat.megatron.fp8 import OnceAStep, next_step
 from tprimat.megatron.graphs import Place, StepGraphs
 from tprimat.megatron.tuned_products import Race, Tuner
 from tprimat.plan.build import build_plan
-from tprimat.plan.schema import write_plan
 from tprimat.predict.workload import workload_of_plan
 from tprimat.records.discover import load_results
 from tprimat.records.evidence import cautions
@@ -152,13 +152,7 @@ def test_a_run_that_fails_after_the_recording_keeps_its_switch(tmp_path):
     """Otherwise its steps would pass as those of a run without graphs."""
     plan = make_plan(tmp_path / "fails", "llama", {**COMMON, "hardware.platforms.cpu.gpus_per_node": 1})
     plan = replace(plan, engine_options=replace(plan.engine_options, cuda_graphs=True))
-    write_plan(tmp_path / "plan.json", plan)
-    command = [sys.executable, str(Path(__file__).parent / "fails_in_a_step.py"), str(tmp_path / "plan.json"), "5"]
-    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"}
-    rank |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # what torchrun would set
-    environment = {**os.environ, **rank, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
-    assert "the data have come to an end" in done.stderr
+    train_until_the_data_end(plan, step=5)
     directory = RunDirectory(Path(plan.run_directory))
     assert [step.step for step in directory.read_steps()] == [1, 2, 3, 4]
     assert directory.read_run().engine_options["cuda_graphs"] is True
@@ -270,6 +264,14 @@ def test_plans_offer_graphs_only_where_the_engine_takes_them(changes):
     plan = plan_of(*changes)
     code = ENGINE.implementation(Settings(shape=plan.shape, options=asdict(plan.engine_options)))
     assert can_run_as_graphs(workload_of_plan(plan, code)) == (ENGINE.refusal(plan, place) is None)
+
+
+@pytest.mark.parametrize(("precision", "tensor", "cautions"), [("fp8", 2, 1), ("fp8", 1, 0), ("bf16", 2, 0)])
+def test_a_record_cautions_only_against_graphs_that_no_gpu_has_run(precision, tensor, cautions):
+    changes = [f"platform_optimizations.nvidia.precision={precision}", f"{LAYOUT}.tensor_model_parallel_size={tensor}"]
+    recorded = SimpleNamespace(plan=plan_of(*changes), graphs=object())
+    assert len(untested(recorded)) == cautions
+    assert not untested(SimpleNamespace(plan=recorded.plan, graphs=None))
 
 
 def test_experts_and_other_platforms_are_refused():

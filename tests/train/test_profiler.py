@@ -1,17 +1,13 @@
 """Real trainings on a CPU with the profiling section switched on: what they leave behind."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from planning import ROOT, make_plan, train_together
+from planning import make_plan, train_together, train_until_the_data_end
 
 from tprimat.analyze.metrics import MetricOptions, run_metrics
 from tprimat.analyze.trace import summarise
-from tprimat.plan.schema import write_plan
 from tprimat.records.store import RunDirectory
 from tprimat.train.profiler import is_slowed
 
@@ -144,14 +140,7 @@ def test_the_real_trace_of_a_cpu_is_summarised_by_operators(trained):
 
 def test_a_failure_keeps_the_steps_that_were_recorded_before_it(tmp_path):
     plan = profiled_plan(tmp_path / "fails", {"wait": 0, "warmup": 1, "active": 6, "repeat": 1}, with_stack=False)
-    write_plan(tmp_path / "plan.json", plan)
-    command = [sys.executable, str(Path(__file__).parent / "fails_in_a_step.py"), str(tmp_path / "plan.json"), "4"]
-    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"}
-    rank |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # what torchrun would set
-    environment = {**os.environ, **rank, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 1
-    assert "the data have come to an end" in done.stderr
+    train_until_the_data_end(plan, step=4)
     summary = summarise(load_trace(plan))
     assert [step.number for step in summary.steps] == [2, 3]
     assert "training failed in the last step" in summary.notes[-1]

@@ -66,7 +66,7 @@ def observe(module: MegatronModule, redirected: bool) -> Evidence:
             *((REDIRECTED,) if redirected else ()),
             *_uneven_stages(module),
             *_partly_in_fp8(module, in_fp8),
-            *_untested(module),
+            *untested(module),
         ),
     )
     return graded(evidence, dict.fromkeys(("routing", "expert_capacity", "attention_dtype"), "resolved"))
@@ -127,7 +127,7 @@ def _partly_in_fp8(module: MegatronModule, output_layer: bool) -> tuple[str, ...
     return (*notes, *(("The output layer multiplied in fp8, too.",) if output_layer else ()))
 
 
-def _untested(module: MegatronModule) -> tuple[str, ...]:
+def untested(module: MegatronModule) -> tuple[str, ...]:
     """Return a caution where CUDA graphs run what no GPU has been seen to record."""
     if module.graphs is None or module.plan.precision != "fp8" or module.plan.layout.tensor == 1:
         return ()

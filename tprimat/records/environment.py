@@ -63,6 +63,11 @@ def tuning_variables(environment: Mapping[str, str] = os.environ) -> dict[str, s
     return {name: value if PLAIN_VALUE.fullmatch(value := environment[name]) else marked_value(name, value) for name in kept}
 
 
+def variables_of_run(added: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that tune a run that starts here with some added to the environment."""
+    return tuning_variables({**os.environ, **added})
+
+
 def changed_variable(was: Mapping[str, str] | None, now: Mapping[str, str]) -> str | None:
     """Return a variable that differs, with both values in words; None if none does, or the former ones were not recorded."""
     if was is None:

@@ -1,7 +1,6 @@
 """Run one plan: build its command, launch it, write its records and its benchmark file."""
 
 import dataclasses
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from tprimat.plan.evidence import first_record, mismatches, unproven
 from tprimat.plan.schema import RunPlan, write_plan
 from tprimat.records.benchmark_file import benchmark_file_name, write_benchmark_file
 from tprimat.records.discover import probes_in
-from tprimat.records.environment import tuning_variables
+from tprimat.records.environment import variables_of_run
 from tprimat.records.schema import Machine, NodeRecord, RunMetrics, RunRecord, StepRecord
 from tprimat.records.store import RunDirectory
 from tprimat.runner.micro_batch import find_micro_batch
@@ -159,7 +158,7 @@ def _starting(plan: RunPlan, machine: Machine, nodes: tuple[NodeRecord, ...]) ->
     """Return the first record of a run, with what its engine knows."""
     engine = engine_named(plan.engine)
     record = first_record(plan, machine, datetime.now(timezone.utc).isoformat(timespec="milliseconds"))
-    variables = tuning_variables({**os.environ, **plan.environment})
+    variables = variables_of_run(plan.environment)
     known = dataclasses.replace(record, clock=engine.clock, software=engine.software(plan), environment=variables)
     return dataclasses.replace(known, nodes=nodes, job=job_name())
 

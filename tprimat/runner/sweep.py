@@ -6,7 +6,6 @@ The records are the only state: a stopped sweep continues from what is on disk.
 import contextlib
 import dataclasses
 import itertools
-import os
 import statistics
 import sys
 import time
@@ -28,7 +27,7 @@ from tprimat.launch.ssh import started_on
 from tprimat.logs.failures import Failure
 from tprimat.plan.micro_batch import as_asked
 from tprimat.plan.schema import RunPlan, read_plan
-from tprimat.records.environment import changed_variable, tuning_variables
+from tprimat.records.environment import changed_variable, variables_of_run
 from tprimat.records.lock import locked
 from tprimat.records.redaction import masked_environment
 from tprimat.records.schema import Machine, RunRecord
@@ -234,7 +233,7 @@ def interleaved(cells: Sequence[Cell]) -> list[Cell]:
 
 def differs_here(cell: Cell, record: RunRecord) -> str | None:
     """Return why a run is from another environment than this one: accelerator, driver, library, variable; None: it was not."""
-    variables = tuning_variables({**os.environ, **cell.plan.environment})
+    variables = variables_of_run(cell.plan.environment)
     return changed_since(
         record, cell.session.machine_of(cell.plan), engine_named(cell.plan.engine).software(cell.plan), variables
     )

@@ -4,7 +4,6 @@ Looking after each block of runs and stopping when a verdict shows would find di
 equal share of the 5 % of false alarms instead (Bonferroni), which the confidence of the comparison's intervals says.
 """
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,7 +19,7 @@ from tprimat.facts.accelerators import BACKEND_OF, find_accelerator
 from tprimat.hardware.nodes import this_machine
 from tprimat.plan.build import new_run_id
 from tprimat.plan.schema import RunPlan, read_plan
-from tprimat.records.environment import changed_variable, tuning_variables
+from tprimat.records.environment import changed_variable, variables_of_run
 from tprimat.records.redaction import UNKNOWN
 from tprimat.report.comparison import Comparison
 from tprimat.report.winner import lines_of_sides
@@ -201,7 +200,7 @@ def session_of(plan: RunPlan, group: Group, output: Path) -> Session:
             why="Values of unknown environment variables are not written.",
             fix="./benchmark.py with --runs",
         )
-    if changed := changed_variable(group.run.environment, tuning_variables({**os.environ, **plan.environment})):
+    if changed := changed_variable(group.run.environment, variables_of_run(plan.environment)):
         what = f"{group.label} ran with other environment variables: {changed}."
         raise LaunchError(what, where="--until-sure", fix="set them as then")
     return Session(

@@ -6,8 +6,10 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from commands import run_command
+from matplotlib.image import imread
 from runs.make_runs import LAPTOP, a_run, step_times, steps_of, write_run
 
 from tprimat.analyze.metrics import MetricOptions
@@ -113,6 +115,18 @@ def test_processes_of_a_cpu_are_no_finding(tmp_path):
     assert "tokens per second and process" in words
     assert "no interval from so few points" in done.stdout
     assert "not shown to differ from 0" not in done.stdout, "two points show nothing of contention"
+
+
+def test_a_small_model_has_its_name_of_the_comparison_and_the_headline_has_room(tmp_path):
+    for gpus in (1, 2):
+        machine = replace(LAPTOP, gpus_per_node=gpus)
+        run = a_run(f"r{gpus}", size="tiny", machine=machine, data_parallel=gpus, global_batch_sequences=16 * gpus)
+        write_run(tmp_path, run, steps_of(run, step_times(4.0, gpus), gpus, gigabytes=None))
+    assert scaling(tmp_path, "--output", tmp_path).stdout.startswith("llama tiny on Example CPU, ")
+    for name in ("img_throughput.png", "img_multiplier.png"):
+        pixels = imread(tmp_path / name)
+        rows = np.flatnonzero((pixels[:, :, :3] < 0.5).any(axis=(1, 2)))
+        assert rows[0] >= 10, "pixels above the headline"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import numpy as np
 from tprimat.analyze.compare import assumed_spread, run_rates
 from tprimat.analyze.groups import Group, group_estimate, on_cpu
 from tprimat.analyze.metrics import scaled
-from tprimat.analyze.traits import FORBIDDING, TRAITS, accelerator_name, differing_traits, layout, tokens_per_step
+from tprimat.analyze.traits import FORBIDDING, TRAITS, accelerator_name, differing_traits, layout, model_name, tokens_per_step
 from tprimat.errors import MetricError
 from tprimat.records.schema import Estimate, RunRecord
 from tprimat.statistics import BETWEEN_RUNS, Array, Rate, ratio_of_rates, t_quantile
@@ -235,7 +235,7 @@ def _series_of_fastest(groups: Sequence[Group]) -> tuple[Series, list[Group]] | 
         return None
     chosen = [best[count] for count in sorted(best)]
     run = chosen[0][1].run
-    name = f"{run.model} on {accelerator_name(run)}, {run.strategy or 'strategy unknown'}"
+    name = f"{model_name(run)} on {accelerator_name(run)}, {run.strategy or 'strategy unknown'}"
     found = series(name, [point for point, _ in chosen], [tokens_per_step(group.run) for _, group in chosen])
     members = [group for _, group in chosen]
     return replace(found, differing=_differing([group.run for group in members]), on_cpu=on_cpu(members)), members

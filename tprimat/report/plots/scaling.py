@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 LEFT, HEADLINE = 0.01, 12.5
 """Edge of the headline as a share of the width, and its size in points."""
+TOP = 0.12
+"""Inches above the headline and between the parts."""
 MOST_LINES = 3
 """Series that the headline speaks of."""
 MOST_LEFT_OUT = 4
@@ -90,6 +92,7 @@ def draw_multiplier(found: Sequence[FittedSeries], path: Path) -> None:
 
 def _captions(picture: "Figure", found: Sequence[FittedSeries]) -> None:
     """Write the finding above the panels, one line a series, and what was measured below them."""
+    picture.set_layout_engine("constrained", h_pad=TOP)
     room = picture.get_figwidth() * (1 - 2 * LEFT)
     headline = [line for scaled in found[:MOST_LINES] for line in wrapped(_finding(scaled), room, HEADLINE, "bold")]
     picture.suptitle("\n".join(headline), x=LEFT, ha="left", fontsize=HEADLINE, fontweight="bold")

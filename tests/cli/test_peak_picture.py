@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,12 +13,13 @@ from pathlib import Path
 import pytest
 from commands import run_command
 from report.pictures import axes_titled, covered, outside, titles, words
-from runs.make_runs import a_run, step_times, steps_of, write_run
+from runs.make_runs import H100, LAPTOP, a_run, step_times, steps_of, write_run
 
 from tprimat.analyze.metrics import MetricOptions
 from tprimat.facts.models import model_shape
 from tprimat.records.schema import Machine, ProbeRecord
 from tprimat.records.store import RunDirectory, append_probe
+from tprimat.report.peak import text as summary
 from tprimat.report.plots import peak
 from tprimat.report.plots.sheet import drawn
 from tprimat.runner.analysis import analyse_peaks, read_results
@@ -25,16 +27,22 @@ from tprimat.runner.analysis import analyse_peaks, read_results
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "tests" / "runs"
 TITLES = (
-    "1  Peak throughput of the whole machine",
-    "2  The same for each GPU",
-    "3  Peak compute of the whole machine",
-    "4  Compute of each GPU",
-    "5  Effect of the configuration",
-    "6  Machine against machine",
-    "7  Utilization, every configuration",
-    "8  Mean step time",
-    "9  Memory against speed",
+    "Peak throughput of the whole machine",
+    "The same for each GPU",
+    "Peak compute of the whole machine",
+    "Compute of each GPU",
+    "Effect of the configuration",
+    "Machine against machine",
+    "Utilization, every configuration",
+    "Mean step time",
+    "Memory against speed",
 )
+TITLE = re.compile(r"\d+  [A-Z]")
+
+
+def numbered(*titles):
+    """Titles of the panels that are drawn."""
+    return [f"{number}  {title}" for number, title in enumerate(titles, 1)]
 
 
 def draw(*arguments, cwd):
@@ -54,11 +62,12 @@ def words_of(path):
     return {(node.text or "").strip() for node in ET.parse(path, parser).iter() if node.tag is ET.Comment}
 
 
-def test_nine_panels_with_figures_counts_and_a_refusal(tmp_path):
+def test_panels_have_figures_counts_and_numbers_and_a_refusal_is_told(tmp_path):
     done = draw("--results-dir", RUNS / "published", "--output", "peak.svg", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     words = words_of(tmp_path / "peak.svg")
-    assert set(TITLES) & words == set(TITLES) - {TITLES[4], TITLES[8]}  # one configuration of each workload, no memory recorded
+    shown = numbered(*TITLES[:4], *TITLES[6:8])  # one configuration of each workload, no memory recorded
+    assert {word for word in words if TITLE.match(word)} == set(shown)
     assert "87,933 (n = 1 run, 11 steps)" in words
     assert "43.5 %" in words
     assert any("not compared, different: tokens a step" in text for text in words)
@@ -75,9 +84,31 @@ def test_the_default_is_the_png_that_users_know(tmp_path):
 def test_on_a_processor_the_panels_without_data_take_no_place(tmp_path):
     assert draw("--results-dir", RUNS / "cpu", "--output", "cpu.svg", cwd=tmp_path).returncode == 0
     words = words_of(tmp_path / "cpu.svg")
-    assert words & set(TITLES) == {TITLES[0], TITLES[7]}
-    assert "2  The same for each process" in words
+    shown = numbered(TITLES[0], "The same for each process", TITLES[7])
+    assert {word for word in words if TITLE.match(word)} == set(shown)
     assert any(word.startswith("A CPU run shows that a strategy works, never how fast it is.") for word in words)
+
+
+def test_one_cpu_has_no_panel_of_machines_and_no_gpus(tmp_path):
+    for processes in (1, 2):
+        machine = replace(LAPTOP, gpus_per_node=processes)
+        run = a_run(f"r{processes}", machine=machine, data_parallel=processes)
+        write_run(tmp_path, run, steps_of(run, step_times(4.0 * processes, 1), 1, gigabytes=None))
+    analysis = analyse_peaks(read_results([tmp_path], MetricOptions(), {}).measured, MetricOptions())
+    with drawn(peak.peak_sheet(analysis)) as picture:
+        assert titles(picture) == numbered(TITLES[0], "The same for each process", TITLES[7])
+        assert any("(one process)" in text for text in words(picture))
+        assert [text for text in words(picture) if "GPU" in text and "are for GPUs" not in text] == []
+    assert "because they differ: 1 process against 2 processes." in summary(analysis, show_all=True)
+
+
+def test_machines_that_are_not_compared_are_named_below_the_panels(tmp_path):
+    for gpus in (4, 8):
+        run = a_run(f"r{gpus}", machine=replace(H100, gpus_per_node=gpus), data_parallel=gpus)
+        write_run(tmp_path, run, steps_of(run, step_times(4.0, gpus), gpus))
+    sheet = peak.peak_sheet(analyse_peaks(read_results([tmp_path], MetricOptions(), {}).measured, MetricOptions()))
+    assert [panel.present for panel in sheet.panels if panel.key == "machines"] == [False]
+    assert any("H100 SXM: not compared, different: GPU count." in note for note in sheet.notes)
 
 
 def test_on_a_processor_no_text_leaves_the_picture(tmp_path):
@@ -108,7 +139,7 @@ def test_every_panel_of_a_sweep_keeps_like_with_like_and_names_its_points(tmp_pa
     with drawn(peak.peak_sheet(analysis)) as picture:
         assert outside(picture) == []
         assert covered(picture) == []
-        assert titles(picture) == [title for title in TITLES if not title.startswith("6")]
+        assert titles(picture) == numbered(*TITLES[:5], *TITLES[6:])
         (effect,) = axes_titled(picture, "5  Effect")
         rows = [label.get_text().splitlines()[0] for label in effect.get_yticklabels()]
         assert sorted(rows) == ["llama", "qwen"]
@@ -117,12 +148,12 @@ def test_every_panel_of_a_sweep_keeps_like_with_like_and_names_its_points(tmp_pa
         assert left < min(dots) < max(dots) < right
         assert max(dots) - min(dots) > 0.6 * (right - left), "the dots fill the panel"
         assert "the axis does not start at 0" in effect.get_xlabel()
-        for axes in axes_titled(picture, "9  Memory"):
+        for axes in axes_titled(picture, "8  Memory"):
             assert sorted(text.get_text() for text in axes.texts) == sorted(levels)
             (low, high), (left, right) = axes.get_ylim(), axes.get_xlim()
             points = [(line.get_xdata()[0], line.get_ydata()[0]) for line in axes.lines]
             assert all(left < x < right and low < y < high for x, y in points)
-        step, utilization = axes_titled(picture, "8  Mean")[0], axes_titled(picture, "7  Util")[0]
+        step, utilization = axes_titled(picture, "7  Mean")[0], axes_titled(picture, "6  Util")[0]
         assert [bar.get_facecolor() for bar in step.patches] == [bar.get_facecolor() for bar in utilization.patches]
     assert any(line.startswith("qwen: minimal_communication ran ") for line in peak.peak_sheet(analysis).headline)
 
@@ -187,6 +218,6 @@ def test_memory_against_speed_shows_a_run_that_tells_only_what_it_reserved():
     graphs = ROOT / "benchmarks" / "records" / "h200" / "nemo-cuda-graphs"
     analysis = analyse_peaks(read_results([graphs], MetricOptions(), {}).measured, MetricOptions())
     with drawn(peak.peak_sheet(analysis)) as picture:
-        (axes,) = axes_titled(picture, "9  Memory against speed")
+        (axes,) = axes_titled(picture, "8  Memory against speed")
         assert axes.get_xlabel() == "GiB reserved at the peak, worst rank"
         assert len(axes.lines) == 2

@@ -92,6 +92,8 @@ def machine_name(run: RunRecord) -> str:
     return f"{ranks(run)} ({name})" if run.machine.platform == "cpu" else f"{run.machine.gpus or 'unknown'} x {name}"
 
 
+PROCESSES = "processes"
+"""What a CPU has in place of a number of GPUs."""
 EXPERTS = "experts"
 """Part of a model, which a dense one lacks."""
 
@@ -484,8 +486,9 @@ class DifferingTrait:
 
     @property
     def name(self) -> str:
-        """Return the trait's name for readers."""
-        return TRAITS[self.key].name
+        """Return the trait's name for readers: of a number of GPUs 'processes' where both sides ran on a CPU."""
+        on_cpu = self.key == "gpus" and all("process" in str(value) for value in (self.first, self.second))
+        return PROCESSES if on_cpu else TRAITS[self.key].name
 
 
 FORBIDDING = tuple(key for key, trait in TRAITS.items() if trait.effect == "refuse")

@@ -25,7 +25,7 @@ from tprimat.analyze.traits import (
 )
 from tprimat.facts.published import SPELLING
 from tprimat.records.schema import RunRecord
-from tprimat.report.catalogue import MFU, TOKENS
+from tprimat.report.catalogue import MFU, TOKENS, per_rank
 from tprimat.report.tables import is_vague, plural
 from tprimat.report.winner import gain
 
@@ -100,9 +100,10 @@ WORK: dict[str, Words] = {
 
 
 def short_layout(run: RunRecord) -> str:
-    """Return the layout without degrees of 1: 'TP2 DP2', 'DP8'; 'one GPU' where all are 1."""
+    """Return the layout without degrees of 1: 'TP2 DP2', 'DP8'; 'one GPU', or 'one process' on a CPU, where all are 1."""
     full = layout(run)
-    return " ".join(part for part in full.split() if not re.fullmatch(r"[A-Z]+1", part)) or ("one GPU" if full else "")
+    alone = per_rank("one GPU", {run.machine.platform}) if full else ""
+    return " ".join(part for part in full.split() if not re.fullmatch(r"[A-Z]+1", part)) or alone
 
 
 def _micro_batch(run: RunRecord) -> str:

@@ -9,6 +9,7 @@ from tprimat.analyze.groups import Group, group_held_back, labels_among, spread_
 from tprimat.analyze.metrics import of_machine
 from tprimat.analyze.traits import (
     LISTS,
+    PROCESSES,
     TRAITS,
     DifferingTrait,
     dtype_that_ran,
@@ -378,7 +379,7 @@ def difference(entry: DifferingTrait) -> str:
     if entry.first is None and entry.second is None:
         return f"{entry.name} not recorded in either"
     first, second = ("not recorded" if value is None else _side(value) for value in (entry.first, entry.second))
-    return f"{entry.name} {second} against {first}"
+    return f"{second} against {first}" if entry.name == PROCESSES else f"{entry.name} {second} against {first}"
 
 
 def _side(value: object) -> str:

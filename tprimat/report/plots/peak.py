@@ -38,7 +38,7 @@ MOST_CONFIGURATIONS = 24
 BOX_FROM = 4
 """Fewer configurations are drawn as points only: quartiles of three values mean nothing."""
 MOST_POINTS = 4
-"""Points that panel 9 labels in a third of a row."""
+"""Points of memory against speed that are labelled in a third of a row."""
 LABEL_INCHES, WIDE_LABEL_INCHES = 2.6, 3.9
 """Of the peaks, and of every configuration."""
 
@@ -87,13 +87,14 @@ def peak_sheet(analysis: PeakAnalysis) -> Sheet:
     works = workloads([entry.group for entry in analysis.entries])
     looks = colours(works)
     drawn = Drawn(analysis, works, looks)
+    machines = _machine_bars(drawn)
     names = {one.name for work in works for one in work.configurations}
     notes = [rest_note(len(names) - len(looks))] if len(names) > len(looks) else []
     for rows, most, what in ((analysis.peaks, MOST_PEAKS, "peaks"), (analysis.entries, MOST_CONFIGURATIONS, "configurations")):
         notes += [f"{len(rows) - most} more {what} in the table."] if len(rows) > most else []
     if drawn.rank == "process":
         notes.append(f"{CPU_CAUTION} Panels of FLOP/s, utilization and machines are for GPUs.")
-    notes += not_counted_notes(analysis.not_counted)
+    notes += [*_refusals(machines), *not_counted_notes(analysis.not_counted)]
     return Sheet(
         headline=[_peak(analysis.peaks[0]), *(headline(works) if len(analysis.entries) > 1 or drawn.rank == "process" else ())],
         subtitle=subtitle(works),
@@ -101,7 +102,7 @@ def peak_sheet(analysis: PeakAnalysis) -> Sheet:
             *_speed(drawn),
             _per_gpu_compute(drawn),
             _effect(drawn),
-            _machines(analysis),
+            _machines(machines),
             *_every_configuration(drawn),
             _memory(drawn),
         ],
@@ -110,6 +111,7 @@ def peak_sheet(analysis: PeakAnalysis) -> Sheet:
         curves=False,
         width=17,
         columns=3,
+        numbered=True,
     )
 
 
@@ -181,9 +183,9 @@ def _speed(drawn: Drawn) -> list[Panel]:
     each = f"tokens per second and {rank} (lines: 95 % interval)"
     flops = f"TFLOP/s, all GPUs ({analysis.flops_words})"
     return [
-        _bar_panel("throughput", ("1  Peak throughput of the whole machine", whole), total, "peaks"),
-        _bar_panel("per-gpu", (f"2  The same for each {rank}", each), single, "peaks"),
-        _bar_panel("compute", ("3  Peak compute of the whole machine", flops), compute, "peaks"),
+        _bar_panel("throughput", ("Peak throughput of the whole machine", whole), total, "peaks"),
+        _bar_panel("per-gpu", (f"The same for each {rank}", each), single, "peaks"),
+        _bar_panel("compute", ("Peak compute of the whole machine", flops), compute, "peaks"),
     ]
 
 
@@ -206,7 +208,7 @@ def _per_gpu_compute(drawn: Drawn) -> Panel:
             axes.set_xlim(0, max(axes.get_xlim()[1], *(ceiling * 1.02 for _, ceiling, _ in probed)))
 
     line = "(black: fastest matmul probed, and the share of it)" if probed else "(no matmul probed: --probe gemm)"
-    words = f"4  Compute of each {drawn.rank}", f"TFLOP/s per {drawn.rank}\n{line}"
+    words = f"Compute of each {drawn.rank}", f"TFLOP/s per {drawn.rank}\n{line}"
     return _bar_panel("compute-per-gpu", words, rows, "peaks", ceilings)
 
 
@@ -226,7 +228,7 @@ def _effect(drawn: Drawn) -> Panel:
                 rows.append((f"{label}\nbest {ratio:.2f} x the slowest of {len(entries)}", entries))
 
     def draw(canvas: Canvas) -> None:
-        axes = canvas.axes("5  Effect of the configuration")
+        axes = canvas.axes("Effect of the configuration")
         points = []
         for place, (_, entries) in enumerate(rows):
             points += _spread(axes, drawn, place, entries, canvas)
@@ -262,11 +264,11 @@ def _spread(axes: "Axes", drawn: Drawn, place: int, entries: Sequence[Entry], ca
     return [(entry.per_gpu.value, place, drawn.name(entry)) for entry in (entries[0], entries[-1])]
 
 
-def _machines(analysis: PeakAnalysis) -> Panel:
-    """Return the panel of machines against each other, one model at a time."""
-    peak_of = {entry.group.label: entry for entry in analysis.entries}
+def _machine_bars(drawn: Drawn) -> list[Bar]:
+    """Return a bar for each machine against the fastest one of its model; none for CPUs."""
+    peak_of = {entry.group.label: entry for entry in drawn.analysis.entries}
     rows = []
-    for verdict in analysis.verdicts[:MOST_PEAKS]:
+    for verdict in drawn.analysis.verdicts[:MOST_PEAKS] if drawn.rank == "GPU" else ():
         one, other = peak_of[verdict.candidate], peak_of[verdict.baseline]
         label = f"{one.model}: {one.platform} over {other.platform}"
         if verdict.ratio is None:
@@ -277,15 +279,23 @@ def _machines(analysis: PeakAnalysis) -> Panel:
         text = f"{ratio.value:.2f} x" + ("" if verdict.differences == () else " (unlike work)")
         low, high = useful_ends(ratio)
         rows.append(Bar(label=label, value=ratio.value, low=low, high=high, text=text))
+    return rows
+
+
+def _machines(rows: Sequence[Bar]) -> Panel:
+    """Return the panel of machines against each other, one model at a time."""
 
     def parity(axes: "Axes", canvas: Canvas) -> None:
-        if any(row.value is not None for row in rows):
-            axes.axvline(1, color=canvas.paper.ink, linewidth=1, linestyle=":")
-            axes.set_xlim(0, max(1.1, axes.get_xlim()[1]))
+        axes.axvline(1, color=canvas.paper.ink, linewidth=1, linestyle=":")
+        axes.set_xlim(0, max(1.1, axes.get_xlim()[1]))
 
-    axis = "ratio of throughput per GPU (lines: 95 % interval)" if any(row.value is not None for row in rows) else ""
-    panel = _bar_panel("machines", ("6  Machine against machine", axis), rows, "machines", parity)
-    return replace(panel, present=bool(rows))  # a refusal is worth a panel
+    axis = "ratio of throughput per GPU (lines: 95 % interval)"
+    return _bar_panel("machines", ("Machine against machine", axis), rows, "machines", parity)
+
+
+def _refusals(rows: Sequence[Bar]) -> list[str]:
+    """Return notes on the machines that are not compared, where that leaves no bar and so no panel."""
+    return [] if any(row.value is not None for row in rows) else [f"{row.label}: {row.text}." for row in rows]
 
 
 def _every_configuration(drawn: Drawn) -> list[Panel]:
@@ -305,12 +315,8 @@ def _every_configuration(drawn: Drawn) -> list[Panel]:
             low, high = useful_ends(entry.mean_step)
             step.append(Bar(label=label, value=entry.mean_step.value, low=low, high=high, text=step_time(entry), look=look))
     return [
-        _bar_panel(
-            "utilization", ("7  Utilization, every configuration", f"% of the {drawn.analysis.peak_words}"), share, "every"
-        ),
-        _bar_panel(
-            "step-time", ("8  Mean step time", "seconds (lines: 95 % interval; compare within a workload)"), step, "every"
-        ),
+        _bar_panel("utilization", ("Utilization, every configuration", f"% of the {drawn.analysis.peak_words}"), share, "every"),
+        _bar_panel("step-time", ("Mean step time", "seconds (lines: 95 % interval; compare within a workload)"), step, "every"),
     ]
 
 
@@ -326,7 +332,7 @@ def _memory(drawn: Drawn) -> Panel:
     found = [one for one in found if len(one[1]) > 1][:MOST_WORKLOADS] or found[:MOST_WORKLOADS]
 
     def draw(canvas: Canvas) -> None:
-        parts = canvas.split("9  Memory against speed", [work.title for work, _ in found])
+        parts = canvas.split("Memory against speed", [work.title for work, _ in found])
         for number, (axes, (_, points)) in enumerate(zip(parts, found, strict=True)):
             labels: list[tuple[float, float, str]] = []
             for entry, peak in reversed(points):

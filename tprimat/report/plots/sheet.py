@@ -1,6 +1,7 @@
 """Lay out a picture: headline, subtitle, panels in rows without gaps, legend and notes. A panel without data takes no place."""
 
 import difflib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -52,14 +53,19 @@ class Canvas:
     """Whether the panel labels its rows: not where its left neighbour has the same ones."""
     inches: float
     """Width of the panel, with its labels."""
+    number: int | None = None
+    """Of the panel, before its title."""
     after_layout: list[Callable[[], object]] = field(default_factory=list)
     """Called when sizes are known: limits that depend on the width of texts, labels that avoid each other."""
 
     def axes(self, title: str) -> "Axes":
         """Return the only axes of a panel."""
         made = self.part.add_subplot(self.place)
-        made.set_title(title)
+        made.set_title(self._numbered(title))
         return made
+
+    def _numbered(self, title: str) -> str:
+        return title if self.number is None else f"{self.number}  {title}"
 
     def split(self, title: str, names: Sequence[str]) -> "list[Axes]":
         """Return one axes for each workload, side by side, under one title and their names."""
@@ -74,7 +80,7 @@ class Canvas:
     def _name(self, parts: "Sequence[Axes]", title: str, names: Sequence[str], widths: Sequence[float]) -> None:
         broken = [wrapped(name, inches, SMALL, most=2) for name, inches in zip(names, widths, strict=True)]
         lines = max(map(len, broken))
-        parts[0].set_title(title + "\n" * lines)
+        parts[0].set_title(self._numbered(title) + "\n" * lines)
         style: dict[str, Any] = {"size": SMALL, "weight": "normal", "style": "italic", "color": self.paper.soft}
         for axes, name in zip(parts, broken, strict=True):
             padded = ["\u00a0", *name, *["\u00a0"] * (lines - len(name))]
@@ -133,6 +139,8 @@ class Sheet:
     width: float = 14
     """In inches."""
     columns: int = 2
+    numbered: bool = False
+    """Whether the panels that are drawn have numbers, from 1 on."""
 
 
 def chosen_panels(panels: Sequence[Panel], keys: Sequence[str] | None) -> list[Panel]:
@@ -185,8 +193,9 @@ def drawn(sheet: Sheet, panels: Sequence[str] | None = None, *, dark: bool = Fal
     with figure(sheet.width, header + sum(heights) + footer, paper) as picture:
         parts = list(picture.subfigures(len(rows) + 2, 1, squeeze=False, height_ratios=(header, *heights, footer)).flat)
         after_layout: list[Callable[[], object]] = []
+        numbers = itertools.count(1) if sheet.numbered else itertools.repeat(None)
         for part, row in zip(parts[1:-1], rows, strict=True):
-            after_layout += _draw_row(part, row, sheet.width, paper)
+            after_layout += _draw_row(part, row, sheet.width, paper, numbers)
         _write(picture, MARGIN, headline, size=size, weight="bold")
         _write(picture, MARGIN + size * LINE * len(headline) / 72, subtitle, size=SUBTITLE, color=paper.soft)
         top = picture.get_figheight() - footer + MARGIN
@@ -217,13 +226,16 @@ def _round_places(picture: "Figure", parts: "Sequence[SubFigure]") -> None:
         axes.set_position((left, bottom, width, height))
 
 
-def _draw_row(part: "SubFigure", row: Sequence[Panel], width: float, paper: Paper) -> list[Callable[[], object]]:
+def _draw_row(
+    part: "SubFigure", row: Sequence[Panel], width: float, paper: Paper, numbers: Iterator[int | None]
+) -> list[Callable[[], object]]:
     """Draw the panels of a row; return what is left to do when the layout is known."""
     grid = part.add_gridspec(1, len(row))
     after_layout = []
     for column, panel in enumerate(row):
         labelled = not (column and panel.rows and panel.rows == row[column - 1].rows)
-        canvas = Canvas(part=part, place=grid[0, column], paper=paper, labelled=labelled, inches=width / len(row))
+        inches = width / len(row)
+        canvas = Canvas(part=part, place=grid[0, column], paper=paper, labelled=labelled, inches=inches, number=next(numbers))
         panel.draw(canvas)
         after_layout += canvas.after_layout
     return after_layout

@@ -1,6 +1,7 @@
 """The page as a reader meets it, in a real browser; and what it says, in its text."""
 
 import html
+import json
 import re
 import subprocess
 import sys
@@ -103,6 +104,26 @@ def test_the_axis_of_step_times_has_two_numbers_at_least(browser, seconds, scale
     assert browser.run(f"{plot}.querySelectorAll('.ytick text').length") >= 2
     assert ("log scale" in browser.run(f"{plot}.layout.yaxis.title.text")) == (scale == "log")
     assert browser.run(f"Math.max(...{plot}.data.flatMap(trace => trace.y))") == max(seconds[1:])  # start-up is left out
+
+
+def test_the_axis_of_steps_has_whole_numbers_also_after_a_zoom(browser, tmp_path):
+    short, long = a_run("short"), a_run("long", model="qwen")
+    write_run(tmp_path / "short", short, steps_of(short, np.array((36.0, 4.4, 4.8)), 7))
+    write_run(tmp_path / "long", long, steps_of(long, step_times(4.6, 7), 7))
+    plot = "document.querySelector('.plot[data-kind=curves]')"
+    numbers = f"[...{plot}.querySelectorAll('.xtick text')].map(text => text.textContent)"
+    browser.size(1280)
+    browser.open(page_of(tmp_path, tmp_path / "short"))
+    browser.wait(ALL_DRAWN)
+    assert browser.run(numbers) == ["1", "2", "3"]
+    browser.open(page_of(tmp_path, tmp_path / "long"))
+    browser.wait(ALL_DRAWN)
+    whole = browser.run(numbers)
+    browser.run(f"void Plotly.relayout({plot}, {{'xaxis.range': [2.2, 4.1]}})")
+    browser.wait(f'JSON.stringify({numbers}) === \'["3","4"]\'')
+    browser.run(f"void Plotly.relayout({plot}, {{'xaxis.autorange': true}})")
+    browser.wait(f"JSON.stringify({numbers}) === {json.dumps(json.dumps(whole, separators=(',', ':')))}")
+    assert browser.errors == []
 
 
 def test_a_panel_without_a_value_takes_no_place(browser, tmp_path):
@@ -392,6 +413,12 @@ def test_failures_warnings_and_commands_are_told(text):
     assert "Not recorded for:" in text
 
 
+def test_a_warning_has_a_colon_before_the_runs_that_it_applies_to(tmp_path):
+    page = page_of(tmp_path, RUNS / "cpu").read_text("utf8")
+    shown = " ".join(html.unescape(re.sub(r"<[^>]+>", "", page.split('id="evidence"')[1].split("</ul>")[0])).split())
+    assert "No MFU, a CPU has no published matrix peak to compare with: " in shown
+
+
 def test_a_lead_inside_the_noise_is_not_called_a_win(tmp_path):
     for name, seed in (("a", 1), ("b", 2)):
         run = a_run(name, strategy=name)
@@ -473,6 +500,6 @@ def test_a_note_that_ends_with_a_period_gets_no_second_one():
 def test_the_fields_of_a_run_have_digits_that_a_reader_can_use():
     run = read_result(Path(__file__).parents[1] / "runs" / "h100" / "runs" / "h100-llama-0").run
     found = flatten(replace(run, rank_seconds=(1.299414627999795, 1.15), environment={"NCCL_ALGO": "Ring"}))
-    assert found["rank_seconds"] == "1.299; 1.15"
+    assert found["rank_seconds"] == "1.30 s; 1.15 s"
     assert found["environment.NCCL_ALGO"] == "Ring"
     assert section_of("environment.NCCL_ALGO") == "environment"

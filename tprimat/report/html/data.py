@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tprimat import units
 from tprimat.analyze.compare import Ranking
 from tprimat.analyze.groups import Group, Measured
 from tprimat.records.schema import RunRecord, TelemetrySample
@@ -179,8 +180,10 @@ def section_of(key: str) -> str:
     return "evidence" if first == "evidence" else "configuration"
 
 
-def _plain(value: Any) -> str:
-    """Write a value, a number that is not whole with the digits that a reader can use."""
+def _plain(value: Any, path: str = "") -> str:
+    """Write a value: seconds with their unit, another number that is not whole with the digits that a reader can use."""
+    if path.endswith("_seconds") and isinstance(value, int | float):
+        return units.seconds(value)
     return f"{value:.4g}" if isinstance(value, float) and abs(value) < 1e4 else str(value)
 
 
@@ -194,9 +197,9 @@ def flatten(run: RunRecord) -> dict[str, str]:
                 walk(inner, f"{path}.{key}" if path else str(key))
         elif isinstance(value, list | tuple):
             if value:
-                found[path] = (" " if path == "command" else "; ").join(map(_plain, value))
+                found[path] = (" " if path == "command" else "; ").join(_plain(one, path) for one in value)
         elif value is not None:
-            found[path] = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else _plain(value)
+            found[path] = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else _plain(value, path)
 
     walk({key: value for key, value in as_document(run).items() if key not in OMITTED}, "")
     return found

@@ -286,7 +286,7 @@ def warnings(comparison: Comparison, names: Mapping[str, str]) -> dict[str, list
         for warning in item.metrics.warnings if item.metrics else ():
             if not warning.startswith(("not counted", "the run did not complete")):
                 found.setdefault(warning, []).append(run_name(item))
-    return {warning: [names.get(place, place) for place in places] for warning, places in found.items()}
+    return {warning.rstrip("."): [names.get(place, place) for place in places] for warning, places in found.items()}
 
 
 def evidence_source(evidence: Evidence) -> str:

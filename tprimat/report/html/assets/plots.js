@@ -74,9 +74,9 @@ const wrap = text => {
   }, []).map(plain).join("<br>");
 };
 
-function ends(traces) {
+function ends(traces, along = "y") {
   let [least, most] = [Infinity, -Infinity];
-  for (const trace of traces) for (const y of trace.y) if (y !== null) [least, most] = [Math.min(least, y), Math.max(most, y)];
+  for (const trace of traces) for (const at of trace[along]) if (at !== null) [least, most] = [Math.min(least, at), Math.max(most, at)];
   return [least, most];
 }
 
@@ -85,6 +85,17 @@ function range(least, most, share) {
   const [middle, half] = [(least + most) / 2, 0.58 * Math.max(most - least, share * Math.abs(most), 1e-12)];
   const bottom = least >= 0 ? Math.max(0, middle - half) : middle - half;
   return [bottom, Math.max(middle + half, bottom + 2 * half)];
+}
+
+// Plotly numbers halves of steps where a step is wide.
+const WHOLE_STEPS = 10;
+const stepTicks = (first, last) => last - first <= WHOLE_STEPS ? { tickmode: "linear", tick0: 0, dtick: 1 } : { tickmode: "auto" };
+
+function renumber(plot) {
+  const ticks = stepTicks(...plot.layout.xaxis.range);
+  if (ticks.tickmode !== plot.layout.xaxis.tickmode) {
+    loadPlotly().relayout(plot, Object.fromEntries(Object.entries(ticks).map(([key, value]) => [`xaxis.${key}`, value])));
+  }
 }
 
 function curves(data, index, look, kind) {
@@ -112,6 +123,7 @@ function curves(data, index, look, kind) {
   const log = panel.steady && most >= LOG_SPAN * least;
   const unit = log ? `${panel.unit}, log scale` : panel.unit;
   Object.assign(layout.yaxis, { title: { text: unit, standoff: 8 }, exponentformat: "power", ...(log ? { type: "log", tickvals: LOG_TICKS, ticktext: LOG_TICKS.map(String) } : traces.length ? { range: range(least, most, panel.span) } : {}) });
+  if (!overTime && traces.length) Object.assign(layout.xaxis, stepTicks(...ends(traces, "x")));
   layout.hovermode = "closest";
   if (!traces.length) for (const axis of [layout.xaxis, layout.yaxis]) Object.assign(axis, BARE);
   if (!traces.length) layout.annotations = [{ text: "not recorded in these runs", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5 }];
@@ -122,10 +134,12 @@ function draw(plot) {
   const [data, Plotly] = [pageData(), loadPlotly()];
   const [traces, layout] = (plot.dataset.kind === "bars" ? bars : curves)(data, Number(plot.dataset.index), theme(), plot.dataset.kind);
   plot.querySelector(".waiting")?.remove();
+  const first = !plot.dataset.drawn;
   plot.dataset.drawn = "yes";
   Plotly.react(plot, traces, layout, {
     responsive: true, displaylogo: false, modeBarButtons: [["toImage", "zoomIn2d", "zoomOut2d", "resetScale2d"]], displayModeBar: !narrow(),
   });
+  if (first && plot.dataset.kind === "curves") plot.on("plotly_relayout", () => renumber(plot));
 }
 
 function legend() {

@@ -299,6 +299,24 @@ def test_a_run_on_a_cpu_without_a_strategy_trains_under_none(tmp_path):
     assert re.fullmatch(r"llama trains on \d+ processes \(.*\); a CPU does not show how fast it trains", headline)
 
 
+@pytest.mark.parametrize(
+    ("names", "listed"), [(("a", "b", "c", "d"), "a, b, c, d"), (("a", "b", "c", "d", "e"), "a, b, c and 2 more")]
+)
+def test_on_a_cpu_no_single_strategy_is_left_out(names, listed, tmp_path):
+    for place, name in enumerate(names):
+        write(tmp_path, name, level=4.0 + place, machine=LAPTOP, data_parallel=2, strategy=name)
+    (headline,) = sheet_of(tmp_path).headline
+    assert headline == f"llama trains under {listed} on 2 processes (Example CPU); a CPU does not show how fast it trains"
+
+
+def test_several_models_on_a_cpu_train_in_the_plural(tmp_path):
+    for model in ("llama", "qwen"):
+        write(tmp_path, model, machine=LAPTOP, data_parallel=2, model=model, strategy="mine")
+    (headline,) = sheet_of(tmp_path).headline
+    assert re.match(r"\S+, \S+ train under mine on ", headline)
+    assert headline.endswith("; a CPU does not show how fast they train")
+
+
 def test_chosen_panels_alone_are_drawn_and_a_wrong_name_lists_them(sweep):
     sheet = sheet_of(sweep)
     with drawn(sheet, ["step-time", "memory"]) as picture:

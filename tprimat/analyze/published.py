@@ -10,6 +10,8 @@ from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.peak import Entry, entry_of, recounted
 from tprimat.analyze.traits import TRAITS, accelerator_name
 from tprimat.facts.accelerators import find_accelerator
+from tprimat.facts.flops import flop_per_token
+from tprimat.facts.models import models
 from tprimat.facts.published import PublishedResult, Rebased, rebase, results
 from tprimat.records.schema import RunRecord
 
@@ -19,7 +21,7 @@ MOST_ROWS = 10
 DISTANCES = {"model": 4.0, "accelerator": 3.0, "dtype": 3.0, "GPUs": 1.0, "sequence": 1.0, "engine": 0.5}
 """How far apart each difference puts two configurations, per octave where it is a size."""
 OTHER_DISTANCE = 0.25
-"""For the differences not listed above: batch and layout."""
+"""For the differences not listed above, batch and layout, and for models and accelerators that compute alike."""
 USUAL_STATES = "fp32"
 UNKNOWN_SHARE = 0.5
 """Share of its distance that a difference counts where a source does not state the value."""
@@ -109,7 +111,26 @@ def _differences(run: RunRecord, result: PublishedResult) -> tuple[Difference, .
 
 def _distance(differences: Sequence[Difference]) -> float:
     """Return how unlike two configurations are: sizes by their ratio in octaves, names by their weight."""
-    return sum(DISTANCES.get(one.name, OTHER_DISTANCE) * _octaves(one) for one in differences)
+    return sum(_weight(one) * _octaves(one) for one in differences)
+
+
+def _weight(difference: Difference) -> float:
+    return OTHER_DISTANCE if _compute_alike(difference) else DISTANCES.get(difference.name, OTHER_DISTANCE)
+
+
+def _compute_alike(difference: Difference) -> bool:
+    """Tell whether two models take the same FLOP for a token (Llama 3 and 3.1 8B do), or two accelerators have the same peaks."""
+    ours, theirs = (_computing(difference.name, str(name)) for name in (difference.ours, difference.theirs))
+    return ours is not None and ours == theirs
+
+
+def _computing(trait: str, name: str) -> object:
+    """Return the FLOP of a model or the FLOP/s of an accelerator; None for what no table holds, and for other traits."""
+    if trait == "model" and (shape := models().get(name)):
+        return flop_per_token(shape, sequence_tokens=1)
+    if trait == "accelerator" and (found := find_accelerator(name)):
+        return found.dense_flops
+    return None
 
 
 def _octaves(difference: Difference) -> float:

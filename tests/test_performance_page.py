@@ -75,7 +75,7 @@ def test_each_figure_has_a_place():
             "no_gain",
             "queues",
         ],
-        ["layouts", "layouts_on_two", "power", "first_steps", "limits"],
+        ["earlier_leads", "layouts", "layouts_on_two", "power", "first_steps", "limits"],
     ]
 
 

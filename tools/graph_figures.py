@@ -13,8 +13,8 @@ from tprimat.analyze.groups import Group, Measured, group_mean
 from tprimat.engines import embedded
 from tprimat.report.tables import table
 
-MACHINES = ("cuda-graphs/first-machine", "cuda-graphs/second-machine", "in-turn-two-gpus")
-"""Folders of one machine each, as PROGRAM/LAYOUT/ROUND."""
+MACHINES = (*(f"cuda-graphs/{name}-machine" for name in ("first", "second", "third", "fourth")), "in-turn-two-gpus")
+"""Folders whose runs with graphs are from one machine each, as PROGRAM/LAYOUT/ROUND."""
 LAYOUTS = ("dp_mbs1", "tp2_mbs4", "dp_mbs2_fp8")
 GRAPHS = "-graphs"
 WORDS = {
@@ -31,6 +31,12 @@ def _runs(folder: Path) -> Group | None:
     return next(iter(groups_in(folder, ())), None)
 
 
+def _programs(results: Path, machine: str, layout: str) -> dict[str, Group]:
+    """Read what ran on a machine, by program; empty where nothing ran as graphs."""
+    found = {name: group for name in WORDS if (group := _runs(results / machine / name / layout))}
+    return found if any(name.endswith(GRAPHS) for name in found) else {}
+
+
 def _ratio(group: Group | None, base: Group | None) -> str:
     if group is None or base is None or group is base:
         return units.ABSENT
@@ -41,7 +47,7 @@ def cuda_graphs(results: Path) -> str:
     """List each layout on each machine, with the ratios of programs that ran there."""
     rows = []
     for layout, (number, machine) in product(LAYOUTS, enumerate(MACHINES, start=1)):
-        found = {name: group for name in WORDS if (group := _runs(results / machine / name / layout))}
+        found = _programs(results, machine, layout)
         for name, group in found.items():
             joules = group_mean(group, lambda run: run.joules_per_token)
             ours = not name.startswith(TRANSFORMER_ENGINE)
@@ -79,7 +85,7 @@ def graph_losses(results: Path) -> str:
 
 
 def _items(results: Path, program: str, layout: str) -> list[Measured]:
-    groups = (_runs(results / machine / program / layout) for machine in MACHINES)
+    groups = (_programs(results, machine, layout).get(program) for machine in MACHINES)
     return [item for group in groups if group for item in group.runs]
 
 

@@ -17,10 +17,17 @@ from tprimat.records.schema import Estimate, ProbeRecord, RunRecord
 from tprimat.report.tables import plural, table
 from tprimat.statistics import FEWEST_RUNS
 
-SERIES = ("in-turn-two-gpus", "in-turn-nemo", "in-turn", "fp8-current-scaling", "with-transformer-engine")
-"""Folders of runs made in turn on one machine, newest first: the files that engine_speed.py leaves, as PROGRAM/LAYOUT/ROUND.
+SERIES = (
+    "in-turn-two-gpus",
+    "cuda-graphs/third-machine",
+    "in-turn-nemo",
+    "in-turn",
+    "fp8-current-scaling",
+    "with-transformer-engine",
+)
+"""Folders of runs made in turn, newest first: the files that engine_speed.py leaves, as PROGRAM/LAYOUT/ROUND.
 
-A layout on a number of GPUs is shown from the first folder that has it.
+docs/performance.md shows a layout on a number of GPUs from the first folder that has it, the history page from the others.
 """
 DELAYED = "in-turn-delayed"
 """Runs in fp8 whose Transformer Engine's layers scaled by the maxima of earlier steps; the engine by those of each tensor."""
@@ -38,7 +45,8 @@ FASTER = {
     nemo.ENGINE.name: "NeMo is faster: the engine runs at {} times its speed",
 }
 OF_MATMUL = "of measured matmul"
-HEADER = ("layout", "GPUs", "measured", "program", "runs", "tokens/s/GPU", "MFU", OF_MATMUL, "memory", "energy/token")
+SPEED = "TFLOP/s/GPU (MFU)"
+HEADER = ("layout", "GPUs", "measured", "program", "runs", "tokens/s/GPU", SPEED, OF_MATMUL, "memory", "energy/token")
 OF_A_MACHINE = ("accelerator", "nodes", "power-limit", "driver")
 """Traits that all programs of a series share: where they differ, a ratio would be that of machines."""
 RATIO = "embedded engine / this"
@@ -104,6 +112,18 @@ def leads(results: Path) -> str:
             rows += _rows(layout, programs)
         if (results / DELAYED / OURS / layout.name).is_dir():
             rows += _rows(layout, _programs(results / DELAYED, layout, probes), ", delayed scaling")
+    return _table(rows)
+
+
+def earlier_leads(results: Path) -> str:
+    """List what has been measured again since, in the same way."""
+    probes = probes_of(results)
+    found = [(layout, programs) for layout, (_, *older) in _measured(results, probes) for programs in older]
+    return _table([row for layout, programs in found for row in _rows(layout, programs)]) if found else NOTHING
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """Return the table, without a column that no row fills."""
     places = [place for place, name in enumerate(HEADER) if name != OF_MATMUL or any(row[place] != units.ABSENT for row in rows)]
     kept = [*places, len(HEADER)]
     header = (*HEADER, RATIO)
@@ -111,13 +131,18 @@ def leads(results: Path) -> str:
 
 
 def _newest(results: Path, probes: Sequence[ProbeRecord] = ()) -> Iterator[tuple[Layout, dict[str, Group]]]:
-    """Yield the groups of each layout and number of GPUs, by program."""
+    """Yield the newest groups of each layout and number of GPUs, by program."""
+    yield from ((layout, newest) for layout, (newest, *_) in _measured(results, probes))
+
+
+def _measured(results: Path, probes: Sequence[ProbeRecord]) -> Iterator[tuple[Layout, list[dict[str, Group]]]]:
+    """Yield the groups of each layout and number of GPUs, by program, once for each folder, newest first."""
     for layout in LAYOUTS:
-        newest: dict[int, dict[str, Group]] = {}
+        found: dict[int, list[dict[str, Group]]] = {}
         for folder in (results / name for name in SERIES if (results / name / OURS / layout.name).is_dir()):
             programs = _programs(folder, layout, probes)
-            newest.setdefault(programs[OURS].run.machine.gpus, programs)
-        yield from ((layout, programs) for _, programs in sorted(newest.items()))
+            found.setdefault(programs[OURS].run.machine.gpus, []).append(programs)
+        yield from ((layout, by_age) for _, by_age in sorted(found.items()))
 
 
 def _programs(folder: Path, layout: Layout, probes: Sequence[ProbeRecord]) -> dict[str, Group]:
@@ -145,6 +170,7 @@ def _ratio(peer: Group, ours: Group) -> Estimate | None:
 def _rows(layout: Layout, programs: dict[str, Group], of_peers: str = "") -> Iterator[list[str]]:
     ours = programs[OURS]
     for name, group in programs.items():
+        flops = group_estimate(group, lambda run: run.model_flops_per_second_per_gpu)
         mfu = group_estimate(group, lambda run: run.mfu)
         share = group_mean(group, lambda run: run.share_of_measured_gemm)
         joules = group_mean(group, lambda run: run.joules_per_token)
@@ -156,7 +182,7 @@ def _rows(layout: Layout, programs: dict[str, Group], of_peers: str = "") -> Ite
             WORDS.get(name, name) + (of_peers if group is not ours else ""),
             str(len(group.runs)),
             repeated(rate(group), units.count, group),
-            units.percent(mfu.value) if mfu else units.ABSENT,
+            f"{teraflops(flops.value)} ({units.percent(mfu.value)})" if flops and mfu else units.ABSENT,
             units.percent(share) if share else units.ABSENT,
             memory_cell([item.metrics for item in group.runs if item.metrics]),
             units.si(joules, "J") if joules else units.ABSENT,

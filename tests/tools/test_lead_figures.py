@@ -11,7 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "benchmarks")]
 
-from lead_figures import DELAYED, answer, leads, output_layer  # noqa: E402
+from graph_figures import GRAPHS, cuda_graphs  # noqa: E402
+from lead_figures import DELAYED, answer, earlier_leads, leads, output_layer  # noqa: E402
 
 SERIES = "with-transformer-engine"
 RECORDS = ROOT / "benchmarks" / "records" / "h200" / SERIES
@@ -90,6 +91,28 @@ def test_delayed_scaling_has_rows_of_its_own(tmp_path):
     programs = [line.split("|")[4].strip() for line in leads(tmp_path).splitlines()[2:]]
     peer = "the same with Transformer Engine's layers"
     assert programs == ["embedded engine", peer, "embedded engine", f"{peer}, delayed scaling"]
+
+
+def test_a_comparison_that_was_repeated_leaves_the_first_table_for_the_history(results):
+    assert earlier_leads(results) == "Nothing is recorded yet."
+    before = leads(results)
+    newer = results / "in-turn-two-gpus"
+    shutil.copytree(results / SERIES, newer)
+    assert earlier_leads(results) == before
+    shutil.rmtree(results / SERIES / "transformer_engine")
+    assert len(leads(results).splitlines()) == len(earlier_leads(results).splitlines()) + 1
+    assert leads(results) == before
+
+
+def test_a_machine_without_graphs_is_not_among_those_that_compare_them(tmp_path):
+    folder = Path("in-turn-two-gpus", "megatron", "dp_mbs2_fp8")
+    shutil.copytree(RECORDS.parent / folder, tmp_path / folder)
+    assert cuda_graphs(tmp_path) == "Nothing is recorded yet."
+    graphs = Path("in-turn-two-gpus", f"megatron{GRAPHS}", "dp_mbs2_fp8")
+    shutil.copytree(RECORDS.parent / graphs, tmp_path / graphs)
+    without, with_graphs = cuda_graphs(tmp_path).splitlines()[2:]
+    assert "| embedded engine |" in without
+    assert re.search(r"\| embedded engine, CUDA graphs \| 3 \| .* \| 1\.05\d \[", with_graphs)
 
 
 def test_an_output_layer_in_fp8_stands_beside_the_same_peer(tmp_path):

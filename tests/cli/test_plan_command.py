@@ -67,7 +67,7 @@ def test_layouts_that_the_prediction_cannot_rank_are_counted_with_the_command_th
 
 def test_a_layout_that_fills_the_memory_says_what_to_do_where_it_runs_out():
     words = ("plan", "--accelerator", "H100 SXM", "--gpus", "8", "--architecture")
-    warning = "% of the memory is left, and its prediction may be 5 % off;\n          if it runs out: --micro-batch-size auto\n"
+    warning = "% of the memory is left, and its prediction may be 5 % off;\n          if it runs out, recompute more or "
     assert f"          2 {warning}" in run_command(*words, "llama-3.1-8b").stdout
     assert "if it runs out" not in run_command(*words, "llama-3.2-1b", "--gpus", "1").stdout
     page = (ROOT / "docs" / "accuracy.md").read_text()
@@ -147,7 +147,7 @@ LONG = ("--architecture", "llama-3.1-8b", "--accelerator", "H100 SXM", "--sequen
 
 
 def test_where_the_engine_fits_nothing_another_that_does_is_named():
-    """NeMo without Transformer Engine keeps its logits whole, which long sequences make large."""
+    """NeMo keeps its logits whole, which long sequences make large."""
     done = run_command("plan", *LONG, "--gpus", "4", "--engine", "nemo")
     assert done.returncode == 1
     ((engine, layout),) = re.findall(r"--engine (\S+) fits 4 GPUs: (TP[\w ]+DP\d), ", done.stdout)
@@ -164,8 +164,29 @@ def test_the_benchmark_names_the_embedded_engine_where_nemo_fits_nothing(tmp_pat
     environment = {"PYTHONPATH": str(tmp_path)}
     by_nemo = run_script("benchmark.py", *words, "--engine", "nemo", environment=environment)
     assert by_nemo.returncode == 1, by_nemo.stderr
-    assert "NeMo without Transformer Engine" in by_nemo.stdout
+    assert "NeMo with Transformer Engine" in by_nemo.stdout
     assert "--engine megatron fits 4 GPUs: " in by_nemo.stdout
+
+
+def test_nemo_on_gpus_that_are_not_here_has_transformer_engine():
+    """A plan on a laptop is for a cluster, where NeMo's container has it: fp8 and context parallelism need it."""
+    words = ("plan", "--architecture", "llama-3.1-8b", "--accelerator", "H100 SXM", "--gpus", "8", "--engine", "nemo", "--json")
+    fp8 = json.loads(run_command(*words, "--precision", "fp8").stdout)
+    assert fp8["question"]["implementation"] == "NeMo with Transformer Engine"
+    assert {1, 2} <= {row["context_parallel"] for row in fp8["fitting"]}
+    assert fp8["refused"] == []
+
+
+def test_what_a_switch_forbids_is_said_where_the_layouts_are():
+    words = ("--model", "llama", "--plan", "H100 SXM", "--gpus", "8")
+    graphs = "platform_optimizations.nvidia.engine_options.cuda_graphs=true"
+    done = run_script("benchmark.py", *words, "--set", graphs)
+    assert done.returncode == 0, done.stderr
+    (said,) = [line for line in done.stdout.splitlines() if line.startswith("Left out, because the engine refuses them: ")]
+    assert said.count("cuda_graphs is on") == 1
+    for what in ("the layout has pipeline parallelism", "the layout has context parallelism", "recompute is full"):
+        assert what in done.stdout
+    assert "Left out" not in run_script("benchmark.py", *words).stdout
 
 
 def test_layers_that_no_equal_stages_hold_are_planned_for_megatron_lm():
@@ -243,7 +264,7 @@ def test_accelerators_are_compared_by_what_a_billion_tokens_takes():
     assert run_command("plan", *words[:4], "--gpus", "8").returncode == 1
 
 
-TIGHT = "† Less than 5 % of the memory is left, and its prediction may be 5 % off; if it runs out: --micro-batch-size auto.\n"
+TIGHT = "† Less than 5 % of the memory is left, and its prediction may be 5 % off; if it runs out, recompute more or "
 
 
 def test_rows_of_several_models_are_marked_where_the_prediction_of_memory_could_be_too_low():

@@ -99,10 +99,15 @@ class Engine(ABC):
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
         """Say why this engine, as installed here, cannot run the plan; None: it can."""
 
-    def refusal_of_layout(self, plan: RunPlan, where: Where) -> UserError | None:
+    def refusal_of_layout(self, plan: RunPlan, where: Where, code: Implementation) -> UserError | None:
         """Return that part of `refusal` that depends on how the plan divides its model and batch, in whatever place it runs.
 
         Layouts that it refuses are not searched.
+
+        Args:
+            plan: with one of the layouts.
+            where: names a setting.
+            code: what the engine's layers are in that place.
         """
         return None
 
@@ -156,10 +161,16 @@ def engine_named(name: str) -> Engine:
     return engine
 
 
-def implementation_of(plan: RunPlan) -> Implementation | None:
-    """Return how the layers of a plan's engine use memory on a GPU; None: not known."""
+def implementation_of(plan: RunPlan, transformer_engine: bool | None = None) -> Implementation | None:
+    """Return how the layers of a plan's engine use memory on a GPU; None: not known.
+
+    Args:
+        plan: names the engine and its switches.
+        transformer_engine: whether it is installed where the plan runs; None: as here.
+    """
     engine = engine_named(plan.engine)
-    return engine.implementation(Settings(shape=plan.shape, options=engine.options(plan)))
+    settings = Settings(shape=plan.shape, options=engine.options(plan), transformer_engine=transformer_engine)
+    return engine.implementation(settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

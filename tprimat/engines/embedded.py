@@ -42,7 +42,7 @@ class EmbeddedEngine(WorkerEngine):
             or _refuse_cuda_graphs(plan, where)
         )
 
-    def refusal_of_layout(self, plan: RunPlan, where: Where) -> UserError | None:
+    def refusal_of_layout(self, plan: RunPlan, where: Where, code: Implementation) -> UserError | None:
         """All of it: nothing here depends on the machine."""
         return self.refusal(plan, where)
 

@@ -80,9 +80,9 @@ class NemoEngine(WorkerEngine):
         refused_without = without_transformer_engine(plan)
         return refused_without if refused_without and not can_import(f"{TRANSFORMER_ENGINE}.pytorch") else None
 
-    def refusal_of_layout(self, plan: RunPlan, where: Where) -> UserError | None:
-        """Refuse what Transformer Engine would have to do, where `implementation` counts on torch."""
-        return None if is_installed(TRANSFORMER_ENGINE) else without_transformer_engine(plan)
+    def refusal_of_layout(self, plan: RunPlan, where: Where, code: Implementation) -> UserError | None:
+        """Refuse what Transformer Engine would have to do, where torch's layers run."""
+        return without_transformer_engine(plan) if code.name == NEMO_ON_TORCH.name else None
 
     def options(self, plan: RunPlan) -> dict[str, Any]:
         """Return NeMo's own."""

@@ -69,7 +69,7 @@ class TorchtitanEngine(Engine):
         refusals = chain(_unsupported_model(plan, where), _unsupported_layout(plan, where), _unsupported_work(plan, where))
         return refuse_own_dtypes(self.name, plan, where) or refuse_search(self.name, plan, where) or next(refusals, None)
 
-    def refusal_of_layout(self, plan: RunPlan, where: Where) -> UserError | None:
+    def refusal_of_layout(self, plan: RunPlan, where: Where, code: Implementation) -> UserError | None:
         """Refuse how it splits a step differently, in any of its models."""
         return next(_unsupported_layout(plan, where), None)
 

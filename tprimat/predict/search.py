@@ -1,6 +1,7 @@
 """Find the fastest layout of a model on some GPUs: every legal one, whether it fits, and how fast it should be."""
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -47,9 +48,13 @@ class Question:
     refusal: "Callable[[Question, Workload], UserError | None] | None" = None
     """Why the engine cannot run a workload; None: no engine is asked."""
 
+    def refused(self, workload: Workload) -> UserError | None:
+        """Return why the engine cannot run a workload; None if it can."""
+        return None if self.refusal is None else self.refusal(self, workload)
+
     def takes(self, workload: Workload) -> bool:
         """Whether the engine can run a workload."""
-        return self.refusal is None or self.refusal(self, workload) is None
+        return self.refused(workload) is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +82,8 @@ class Answer:
     question: Question
     fitting: tuple[Candidate, ...]
     too_large: tuple[Candidate, ...]
+    refused: tuple[str, ...] = ()
+    """Why the engine cannot run the others, most frequent first."""
 
     def layouts(self) -> list[Candidate]:
         """Return the fastest variant of each layout that fits, fastest first."""
@@ -120,7 +127,8 @@ def search(question: Question, rates: Rates) -> Answer:
     too_large: list[Candidate] = []
     kept: set[tuple[Layout, int]] = set()
     """What fits without recomputation, which is tried first."""
-    for workload in workloads(question):
+    refused: Counter[str] = Counter()
+    for workload in workloads(question, refused):
         found = [_candidate(question, workload, rates)]
         granularity, key = workload.recompute.granularity, (workload.layout, workload.micro_batch)
         if granularity == "none" and not found[0].missing_bytes:
@@ -132,7 +140,8 @@ def search(question: Question, rates: Rates) -> Answer:
             (too_large if candidate.missing_bytes else fitting).append(candidate)
     fitting.sort(key=lambda candidate: candidate.time.step_seconds if candidate.time else 0.0)
     too_large.sort(key=lambda candidate: candidate.missing_bytes)
-    return Answer(question=question, fitting=tuple(fitting), too_large=tuple(too_large))
+    why = tuple(reason for reason, _ in refused.most_common())
+    return Answer(question=question, fitting=tuple(fitting), too_large=tuple(too_large), refused=why)
 
 
 def _candidate(question: Question, workload: Workload, rates: Rates) -> Candidate:
@@ -160,17 +169,21 @@ def _fewest_recomputed(question: Question, workload: Workload) -> Workload | Non
     return first(counts[fewest])
 
 
-def workloads(question: Question) -> Iterator[Workload]:
+def workloads(question: Question, refused: "Counter[str] | None" = None) -> Iterator[Workload]:
     """Yield every legal layout with every micro-batch and every kind of recomputation that the engine can run.
 
-    Tensor ranks share a node. Of the recomputations that save memory, full is tried with one layer at a time.
+    Tensor ranks share a node. Of the recomputations that save memory, full is tried with one layer at a time. `refused` counts
+    the reasons why the engine cannot run the others.
     """
     for layout in layouts(question):
         for micro, steps in _micro_batches(question, layout):
             for granularity in RECOMPUTE:
                 workload = _workload(question, layout, micro, steps, granularity)
-                if question.takes(workload):
+                why = question.refused(workload)
+                if why is None:
                     yield workload
+                elif refused is not None:
+                    refused[why.what] += 1
 
 
 def smallest_that_fits(question: Question, rates: Rates) -> Candidate | None:

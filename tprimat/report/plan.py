@@ -22,6 +22,7 @@ from tprimat.report.tables import columns, plural
 
 MOST_ROWS = 12
 MOST_TOO_LARGE = 4
+MOST_REFUSALS = 3
 TIME_ERROR = {True: 0.15, False: 0.2}
 """Measured by probes or not -> relative error that nine in ten predictions of dense models stay within (docs/accuracy.md)."""
 MEASURED_ON = frozenset({"H100 SXM", "H200 SXM"})
@@ -30,7 +31,10 @@ MEMORY_ERROR = 0.05
 """Relative error that nearly all predictions of memory stay within (docs/accuracy.md)."""
 OFF = units.percent(MEMORY_ERROR, 0)
 """The same, as text."""
-TIGHT = f"† Less than {OFF} of the memory is left, and its prediction may be {OFF} off; if it runs out: --micro-batch-size auto."
+IF_IT_RUNS_OUT = (
+    "if it runs out, recompute more or take a smaller micro-batch; --engine megatron finds one (--micro-batch-size auto)"
+)
+TIGHT = f"† Less than {OFF} of the memory is left, and its prediction may be {OFF} off; {IF_IT_RUNS_OUT}."
 """Explains the mark of layouts in tables."""
 SLOW_HOST = "Intervals that reach down further assume a host as slow at launching kernels as that of two H100 (docs/measured.md)."
 """Explains intervals in tables."""
@@ -186,6 +190,8 @@ def text(
     else:
         parts.append(screen.prose(f"Nothing fits {units.gibibytes(answer.question.memory_bytes)} a GPU.", meaning="refused"))
         parts += [screen.prose(sentence) for sentence in _otherwise(otherwise or Otherwise(), answer.question)]
+    if answer.refused:
+        parts.append(screen.prose(f"Left out, because the engine refuses them: {_refusals(answer.refused)}."))
     if nearly := answer.nearly():
         parts.append(_too_large(nearly, answer.question, screen))
     return "\n\n".join(parts)
@@ -250,7 +256,7 @@ def _best(best: Candidate, question: Question, rates: Rates, screen: Screen, com
     if is_tight(best, question):
         left = units.percent(spare_share(best, question), 0)
         lines.append(f"{left} of the memory is left, and its prediction may be {OFF} off;")
-        lines.append("if it runs out: --micro-batch-size auto")
+        lines.append(IF_IT_RUNS_OUT)
     return f"\n{' ' * 10}".join(lines)
 
 
@@ -275,6 +281,17 @@ def _certainty(layouts: Sequence[Candidate], question: Question, rates: Rates, s
         screen.prose(f"{close} of {len(layouts)} layouts are within the prediction's error of the fastest: measure to rank them")
         + run
     )
+
+
+def _refusals(reasons: Sequence[str]) -> str:
+    """Join reasons, naming a switch that forbids several things once ("cuda_graphs is on, and ..., or ...")."""
+    found: dict[str, list[str]] = {}
+    for what in reasons:
+        switch, _, why = what.removesuffix(".").partition(", and ")
+        found.setdefault(switch, []).append(why)
+    named = [f"{switch}, and {', or '.join(whys)}" if any(whys) else switch for switch, whys in found.items()]
+    more = len(named) - MOST_REFUSALS
+    return "; ".join(named[:MOST_REFUSALS]) + (f"; and {more} more reasons" if more > 0 else "")
 
 
 def _otherwise(ways: Otherwise, question: Question) -> list[str]:
@@ -523,6 +540,7 @@ def document(answer: Answer, rates: Rates) -> dict[str, Any]:
         "rates": {"source": rates.source, "measured": rates.measured, "relative_error": _error_of(question, rates)},
         "fitting": [_row(candidate, answer, rates) for candidate in answer.fitting],
         "too_large": [_row(candidate, answer, rates) for candidate in answer.too_large],
+        "refused": list(answer.refused),
     }
 
 

@@ -116,7 +116,7 @@ def _answer_of(request: PlanRequest) -> tuple[Answer, Rates]:
         global_batch=request.global_batch or _usual_batch(gpus),
         sequence_tokens=request.sequence_tokens or min(USUAL_SEQUENCE_TOKENS, shape.context_tokens),
         precision=request.precision,
-        **_asked_of(request.engine, shape, accelerator, request.precision),
+        **_asked_of(request.engine, shape, accelerator, request.precision, _transformer_engine_at(request.accelerator)),
     )
     return _answer(question, accelerator, request.probes)
 
@@ -191,7 +191,7 @@ def answer_for(plan: RunPlan, accelerator_name: str | None, probes: Sequence[Pat
         ConfigError: the accelerator is not known, or no layout divides the batch.
     """
     accelerator, _ = accelerator_of(accelerator_name)
-    return _answer(question_of(plan, accelerator), accelerator, probes)
+    return _answer(question_of(plan, accelerator, _transformer_engine_at(accelerator_name)), accelerator, probes)
 
 
 def candidates_for(plan: RunPlan, accelerator: Accelerator) -> tuple[Candidate, ...]:
@@ -203,13 +203,18 @@ def candidates_for(plan: RunPlan, accelerator: Accelerator) -> tuple[Candidate, 
     return _answer(question_of(plan, accelerator), accelerator, ())[0].fitting
 
 
-def question_of(plan: RunPlan, accelerator: Accelerator) -> Question:
+def question_of(plan: RunPlan, accelerator: Accelerator, transformer_engine: bool | None = None) -> Question:
     """Return the layouts that a plan could have instead.
+
+    Args:
+        plan: the model, the batch, the engine and its switches.
+        accelerator: of the machine.
+        transformer_engine: as for implementation_of.
 
     Raises:
         ConfigError: its engine cannot be predicted.
     """
-    implementation = implementation_of(plan)
+    implementation = implementation_of(plan, transformer_engine)
     if implementation is None or plan.precision == "fp32":
         what = f"The engine {plan.engine} in {plan.precision} cannot be predicted."
         raise ConfigError(what, where="--plan", fix="--engine megatron --precision bf16")
@@ -250,7 +255,7 @@ def refusal_by(plan: RunPlan) -> Callable[[Question, Workload], UserError | None
             recompute_modules=again.modules if again.granularity == "selective" else (),  # type: ignore[arg-type]
             recompute_layers=again.first_layers,
         )
-        return engine.refusal_of_layout(other, lambda *keys: ".".join(keys))
+        return engine.refusal_of_layout(other, lambda *keys: ".".join(keys), question.implementation)
 
     return refusal
 
@@ -344,6 +349,16 @@ def accelerator_of(name: str | None, flag: str = "--accelerator") -> tuple[Accel
     return accelerator, machine.gpus_per_node if machine else None
 
 
+def _transformer_engine_at(accelerator_name: str | None) -> bool | None:
+    """Return whether a plan may count on Transformer Engine: on another machine's GPUs it may, as NeMo's container has it.
+
+    None: the GPUs are those of this machine, where the engine looks for it.
+    """
+    machine = this_machine() if accelerator_name is not None else None
+    here = accelerator_name is None or (machine and find_accelerator(machine.accelerator) is find_accelerator(accelerator_name))
+    return None if here else True
+
+
 def _gpus(request: PlanRequest, found: int | None, usual: int) -> tuple[int, int]:
     """Return the number of GPUs, and how many of them are in one node, which usually has so many."""
     gpus = request.gpus or ((found or usual) * request.nodes if request.nodes else found or USUAL_GPUS)
@@ -363,15 +378,23 @@ def _usual_batch(gpus: int) -> int:
     return wanted if wanted % gpus == 0 else -(-wanted // gpus) * gpus
 
 
-def _asked_of(engine: str | None, shape: ModelShape, accelerator: Accelerator, precision: Precision) -> dict[str, Any]:
+def _asked_of(
+    engine: str | None,
+    shape: ModelShape,
+    accelerator: Accelerator,
+    precision: Precision,
+    transformer_engine: bool | None = None,
+) -> dict[str, Any]:
     """Return the fields of a question that an engine decides."""
-    implementation, equal, started = _implementation(engine, shape)
+    implementation, equal, started = _implementation(engine, shape, transformer_engine)
     refusal = None if started is None else refusal_by(_bare_plan(shape, started, accelerator, precision))
     name = None if started is None else started.name
     return {"implementation": implementation, "engine": name, "equal_stages": equal, "refusal": refusal}
 
 
-def _implementation(engine: str | None, shape: ModelShape) -> tuple[Implementation, bool, Engine | None]:
+def _implementation(
+    engine: str | None, shape: ModelShape, transformer_engine: bool | None = None
+) -> tuple[Implementation, bool, Engine | None]:
     """Return how the layers of an engine use memory, whether it needs equal pipeline stages, and the engine if TPrimat starts it.
 
     Without a choice: the embedded engine, but Megatron-LM for mixtures whose layers no pipeline divides, as DeepSeek-V3's 61.
@@ -379,7 +402,7 @@ def _implementation(engine: str | None, shape: ModelShape) -> tuple[Implementati
     undivided = shape.experts is not None and all(shape.layers % stages for stages in (2, 3, 4))
     if engine == MEGATRON_LM or (engine is None and undivided):
         return MEGATRON_TUNED, False, None
-    settings = Settings(shape=shape, options=asdict(EngineOptions()))
+    settings = Settings(shape=shape, options=asdict(EngineOptions()), transformer_engine=transformer_engine)
     chosen = engine_named(engine or embedded.ENGINE.name)
     implementation = chosen.implementation(settings)
     if implementation is None:

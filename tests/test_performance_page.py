@@ -56,6 +56,7 @@ def test_each_figure_has_a_place():
         [
             "answer",
             "leads",
+            "choices_of_steps",
             "output_layer",
             "losses",
             "answer_h100",

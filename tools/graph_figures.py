@@ -32,9 +32,9 @@ def _runs(folder: Path) -> Group | None:
 
 
 def _programs(results: Path, machine: str, layout: str) -> dict[str, Group]:
-    """Read what ran on a machine, by program; empty where nothing ran as graphs."""
+    """Read what ran on a machine, by program; of the newest, which has other layouts, only what also ran as graphs."""
     found = {name: group for name in WORDS if (group := _runs(results / machine / name / layout))}
-    return found if any(name.endswith(GRAPHS) for name in found) else {}
+    return found if machine != MACHINES[-1] or any(name.endswith(GRAPHS) for name in found) else {}
 
 
 def _ratio(group: Group | None, base: Group | None) -> str:

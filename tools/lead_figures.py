@@ -1,8 +1,10 @@
 """The embedded engine beside the programs that ran in turn with it: docs/performance.md's first table."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, repeat
 from pathlib import Path
 
+import numpy as np
 from engine_speed import COMPARED, memory_cell, teraflops
 from record_figures import NOTHING, groups_in, probes_of, rate, repeated, times
 from speed_layouts import LAYOUTS, Layout
@@ -15,7 +17,7 @@ from tprimat.analyze.traits import accelerator_name
 from tprimat.engines import embedded, nemo, torchtitan
 from tprimat.records.schema import Estimate, ProbeRecord, RunRecord
 from tprimat.report.tables import plural, table
-from tprimat.statistics import FEWEST_RUNS
+from tprimat.statistics import FEWEST_RUNS, rate_of, ratio_of_rates
 
 SERIES = (
     "in-turn-two-gpus",
@@ -44,6 +46,8 @@ FASTER = {
     torchtitan.ENGINE.name: "torchtitan is faster: the engine runs at {} times its speed",
     nemo.ENGINE.name: "NeMo is faster: the engine runs at {} times its speed",
 }
+MOST_BY_CHOICE = 0.01
+"""How far a ratio may depend on the choice of steps without being listed."""
 OF_MATMUL = "of measured matmul"
 SPEED = "TFLOP/s/GPU (MFU)"
 HEADER = ("layout", "GPUs", "measured", "program", "runs", "tokens/s/GPU", SPEED, OF_MATMUL, "memory", "energy/token")
@@ -55,7 +59,8 @@ RATIO = "embedded engine / this"
 def answer(results: Path) -> str:
     """Return in a few sentences where, and how many times as fast as Transformer Engine's layers and NeMo, the engine is."""
     found = list(_newest(results))
-    layers = _span(found, "transformer_engine", ("the speed of Transformer Engine's layers", "their speed"))
+    delayed = [(layout, _programs(results / DELAYED, layout, ())) for layout in LAYOUTS if _has_delayed(results, layout)]
+    layers = _span(found, "transformer_engine", ("the speed of Transformer Engine's layers", "their speed"), delayed)
     nemos = _span(found, nemo.ENGINE.name, ("the speed of NeMo's recipe", "its speed"))
     machines = " and ".join(sorted({_machine(programs[OURS].run) for _, programs in found}))
     spans = [f"On {machines}, the embedded engine runs {layers}.", *([f"It runs {nemos}."] if nemos else [])] if layers else []
@@ -76,24 +81,37 @@ def _machine(run: RunRecord) -> str:
     return f"{accelerator_name(run)}{f' at {limit:.0f} W' if limit else ''}"
 
 
-def _span(found: Sequence[tuple[Layout, dict[str, Group]]], name: str, speeds: tuple[str, str]) -> str:
+def _has_delayed(results: Path, layout: Layout) -> bool:
+    return (results / DELAYED / OURS / layout.name).is_dir()
+
+
+Compared = Sequence[tuple[Layout, dict[str, Group]]]
+
+
+def _span(found: Compared, name: str, speeds: tuple[str, str], delayed: Compared = ()) -> str:
     """Return the lowest and the highest ratio to a peer, by dtype, of comparisons with enough runs; empty without one.
 
     The intervals' ends tell how far the ratios are sure.
     """
     ratios: dict[str, list[Estimate]] = {}
-    for layout, programs in found:
+    for (layout, programs), is_delayed in [*((one, False) for one in found), *((one, True) for one in delayed)]:
         peer, ours = programs.get(name), programs[OURS]
         ratio = _ratio(peer, ours) if peer else None
-        if peer and ratio and min(len(peer.runs), len(ours.runs)) >= FEWEST_RUNS:
-            ratios.setdefault(layout.precision, []).append(ratio)
+        if peer and ratio and _ran_often(peer, ours):
+            dtype = layout.precision
+            scaling = "" if dtype != "fp8" else " against delayed scaling" if is_delayed else " with current scaling"
+            ratios.setdefault(f"{dtype}{scaling}", []).append(ratio)
     spans = [
-        f"at {_ends(one.value for one in several)} times {speed} in {dtype} (95 % interval{'s' * (len(several) > 1)} from "
+        f"{_ends(one.value for one in several)} times {speed} in {dtype} (95 % interval{'s' * (len(several) > 1)} from "
         f"{_ends(end for one in several for end in (one.low, one.high) if end is not None)})"
-        for speed, (dtype, several) in zip(speeds, sorted(ratios.items()), strict=False)
+        for speed, (dtype, several) in zip(chain(speeds[:1], repeat(speeds[1])), ratios.items(), strict=False)
     ]
     count = plural(sum(map(len, ratios.values())), "comparison")
-    return f"{', and '.join(spans)}: {count} below, at least {FEWEST_RUNS} runs a side" if spans else ""
+    return f"at {', and at '.join(spans)}: {count} below, at least {FEWEST_RUNS} runs a side" if spans else ""
+
+
+def _ran_often(*groups: Group) -> bool:
+    return min(len(group.runs) for group in groups) >= FEWEST_RUNS
 
 
 def _ends(values: Iterable[float]) -> str:
@@ -110,7 +128,7 @@ def leads(results: Path) -> str:
     for layout in LAYOUTS:
         for _, programs in (pair for pair in found if pair[0] is layout):
             rows += _rows(layout, programs)
-        if (results / DELAYED / OURS / layout.name).is_dir():
+        if _has_delayed(results, layout):
             rows += _rows(layout, _programs(results / DELAYED, layout, probes), ", delayed scaling")
     return _table(rows)
 
@@ -188,6 +206,33 @@ def _rows(layout: Layout, programs: dict[str, Group], of_peers: str = "") -> Ite
             units.si(joules, "J") if joules else units.ABSENT,
             repeated(ratio, times, group, ours) if ratio else units.ABSENT,
         ]
+
+
+def choices_of_steps(results: Path) -> str:
+    """List the comparisons whose ratio depends by more than MOST_BY_CHOICE on which steps of the runs count."""
+    rows = []
+    for layout, programs in _newest(results):
+        ours, peer = programs[OURS], programs.get("transformer_engine")
+        if peer is None or not _ran_often(ours, peer) or (usual := _ratio(peer, ours)) is None:
+            continue
+        after_the_first, fastest = (
+            _ratio_by(peer, ours, steps) for steps in (lambda every: every[1:], lambda every: [min(every)])
+        )
+        ratios = (usual, after_the_first, fastest)
+        if max(one.value for one in ratios) / min(one.value for one in ratios) > 1 + MOST_BY_CHOICE:
+            rows.append([f"`{layout.name}`", str(ours.run.machine.gpus), *(repeated(one, times, ours) for one in ratios)])
+    header = ("layout", "GPUs", "steady steps", "all steps after the first", "each run's fastest step")
+    return table(header, rows, left=2) if rows else NOTHING
+
+
+def _ratio_by(peer: Group, ours: Group, choose: Callable[[list[float]], list[float]]) -> Estimate:
+    """Return how many times as fast as a peer the engine is, by other steps than the steady ones."""
+    rates = []
+    for group in (peer, ours):
+        seconds = [np.array(choose([step.step_seconds for step in item.result.steps])) for item in group.runs]
+        rates.append([rate_of(np.ones(len(some)), some) for some in seconds])
+    found = ratio_of_rates(*rates)
+    return Estimate(value=found.value, low=found.low, high=found.high, samples=len(ours.runs))
 
 
 def _by_version(folder: Path) -> Iterator[dict[str, Group]]:

@@ -94,7 +94,8 @@ def published(arguments: str) -> str:
         rows.append([ours.group.label, units.ABSENT, *own, units.ABSENT, units.ABSENT])
         for one in found.neighbours:
             rate = [tera(one.rebased.flops_per_second_per_gpu), units.percent(one.rebased.mfu)]
-            rows.append([one.result.name, one.result.date or units.ABSENT, *rate, f"{one.ratio:.2f} x", theirs(one)])
+            there = "; ".join(filter(None, (theirs(one), one.result.notes)))
+            rows.append([one.result.name, one.result.date or units.ABSENT, *rate, f"{one.ratio:.2f} x", there])
     return markdown_table(["result", "when", "TFLOP/s/GPU", "of dense peak", "ours is", "there"], rows, left=2) + "\n"
 
 

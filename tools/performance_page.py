@@ -17,7 +17,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tools")]
 
 from energy_figures import energy  # noqa: E402
 from graph_figures import cuda_graphs, graph_losses, queues  # noqa: E402
-from lead_figures import answer, earlier_leads, leads, output_layer  # noqa: E402
+from lead_figures import answer, choices_of_steps, earlier_leads, leads, output_layer  # noqa: E402
 from loss_figures import losses  # noqa: E402
 from page import page_parser, replace_blocks, update_page  # noqa: E402
 from product_figures import products  # noqa: E402
@@ -285,6 +285,7 @@ def micro_batch_search(results: Path) -> str:
 BLOCKS = {
     "answer": answer,
     "leads": leads,
+    "choices_of_steps": choices_of_steps,
     "earlier_leads": earlier_leads,
     "answer_h100": lambda results: answer(results.parent / "h100"),
     "leads_h100": lambda results: leads(results.parent / "h100"),

@@ -170,8 +170,10 @@ def _a_rate(rng: np.random.Generator) -> statistics.Rate:
     return replace(rate, log=rate.log - statistics.BETWEEN_RUNS * rng.normal())
 
 
-ON_TWO_MACHINES = ("short",)
+ON_TWO_MACHINES = {"short", "dp_s8192_mbs1_fp8"}
 """Folders whose runs of a configuration are of two machines (benchmarks/records/h200/README.md)."""
+BY_MACHINE = {"cuda-graphs"}
+"""Folders that have one for each machine."""
 OF_OTHER_SOURCES = ("unswitched",)
 """Folders whose runs may differ in sources that their records do not tell apart."""
 ALL = {
@@ -191,7 +193,9 @@ def between_runs() -> str:
     results, _ = load_results(list(folders))
     days: dict[tuple[str, str], list] = {}
     for result in results:
-        days.setdefault((result.path.relative_to(records).parts[0], (result.run.started_at or "")[:10]), []).append(result)
+        parts = result.path.relative_to(records).parts
+        folder = "/".join(parts[: 2 if parts[0] in BY_MACHINE else 1])
+        days.setdefault((folder, (result.run.started_at or "")[:10]), []).append(result)
     rows: list[list[str]] = []
     squares: dict[str, float] = defaultdict(float)
     freedom, runs = Counter[str](), Counter[str]()
@@ -202,7 +206,7 @@ def between_runs() -> str:
                 continue
             logs, steps = np.array([rate.log for rate in rates]), statistics.spread_between_runs(rates, least=0.0)
             where = next(words for words, end in ALL.items() if end is not None and steps < end)
-            where = "all of two machines" if folder in ON_TWO_MACHINES else where
+            where = "all of two machines" if ON_TWO_MACHINES.intersection(group.runs[0].result.path.parts) else where
             where = where if group.run.routing is None else "all mixtures of experts"
             squares[where] += float(logs.var(ddof=1)) * (len(logs) - 1)
             freedom[where] += len(logs) - 1

@@ -46,12 +46,19 @@ def test_optimizer_states_in_bf16_are_a_difference_that_no_source_states(folder,
 
 
 def test_rivals_on_chips_and_models_that_compute_alike_come_first():
-    """H100 and H200 have the same peaks, Llama 3 and 3.1 8B the same layers; torchtitan does not state its accelerator."""
+    """H100 and H200 have the same peaks, Llama 3 and 3.1 8B the same layers; an accelerator that is not stated is another one."""
     records = ROOT / "benchmarks" / "records" / "h200" / "in-turn-two-gpus" / "megatron" / "dp_s8192_mbs1_fp8"
     (found,) = nearest_published(group_runs(read_results([records], MetricOptions(), {}).measured))
     nearest = [one.result.name for one in found.neighbours]
-    assert nearest == ["dgx-cloud-llama-3.1-8b-fp8", "megatron-bridge-llama-3-8b-fp8", "torchtitan-llama-3.1-8b-float8"]
-    assert {"model", "accelerator"} <= {one.name for one in found.neighbours[1].differences}
+    assert nearest == ["dgx-cloud-llama-3.1-8b-fp8", "megatron-bridge-llama-3-8b-fp8", "torchtitan-llama-3.1-8b-h200-float8"]
+    assert {"model", "accelerator", "gradients"} <= {one.name for one in found.neighbours[1].differences}
+
+
+def test_a_model_of_fewer_layers_stands_beside_the_whole_one():
+    records = ROOT / "benchmarks" / "records" / "h200" / "moe" / "fp8" / "engine"
+    (found,) = nearest_published(group_runs(read_results([records], MetricOptions(), {}).measured))
+    assert found.ours.run.shape.name == "qwen3-30b-a3b-12-layers"
+    assert found.neighbours[0].result.shape == "qwen3-30b-a3b"
 
 
 def test_a_processor_has_no_published_neighbours(tmp_path):

@@ -4,7 +4,9 @@ import json
 import re
 import shutil
 import sys
+from itertools import product
 from pathlib import Path
+from statistics import geometric_mean
 
 import pytest
 
@@ -12,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "benchmarks")]
 
 from graph_figures import GRAPHS, cuda_graphs  # noqa: E402
-from lead_figures import DELAYED, answer, earlier_leads, leads, output_layer  # noqa: E402
+from lead_figures import DELAYED, answer, choices_of_steps, earlier_leads, leads, output_layer  # noqa: E402
 
 SERIES = "with-transformer-engine"
 RECORDS = ROOT / "benchmarks" / "records" / "h200" / SERIES
@@ -113,6 +115,29 @@ def test_a_machine_without_graphs_is_not_among_those_that_compare_them(tmp_path)
     without, with_graphs = cuda_graphs(tmp_path).splitlines()[2:]
     assert "| embedded engine |" in without
     assert re.search(r"\| embedded engine, CUDA graphs \| 3 \| .* \| 1\.05\d \[", with_graphs)
+
+
+def test_the_answer_tells_the_other_scaling_from_ours(tmp_path):
+    for folder in ("in-turn", DELAYED):
+        for program in ("megatron", "transformer_engine"):
+            shutil.copytree(RECORDS.parent / folder / program / "cut_mbs4_fp8", tmp_path / folder / program / "cut_mbs4_fp8")
+    ratios = [float(cell.split()[0]) for cell in last_cells(tmp_path) if cell != "–"]
+    said = re.findall(r"at (\d\.\d{3}) times .*? in (fp8 \w+ \w+ scaling)", answer(tmp_path))
+    assert said == [(f"{ratios[0]:.3f}", "fp8 with current scaling"), (f"{ratios[1]:.3f}", "fp8 against delayed scaling")]
+
+
+def test_a_ratio_that_depends_on_which_steps_count_is_listed_beside_the_others(tmp_path):
+    fastest = {}
+    for program, layout in product(("megatron", "transformer_engine"), ("dp_mbs1", "dp_mbs4")):
+        folder = Path("in-turn-two-gpus", program, layout)
+        shutil.copytree(RECORDS.parent / folder, tmp_path / folder)
+        files = (json.loads(file.read_text(encoding="utf8")) for file in (tmp_path / folder).rglob("benchmark_*.json"))
+        fastest[program, layout] = [min(step["step_seconds"] for step in document["steps"]) for document in files]
+    (row,) = choices_of_steps(tmp_path).splitlines()[2:]
+    name, gpus, *ratios = (cell.strip() for cell in row.strip("|").split("|"))
+    assert (name, gpus) == ("`dp_mbs1`", "2")  # that of dp_mbs4 hardly depends on them
+    ours, peer = (geometric_mean(fastest[program, "dp_mbs1"]) for program in ("megatron", "transformer_engine"))
+    assert float(ratios[-1].split()[0]) == pytest.approx(peer / ours, abs=1e-3)
 
 
 def test_an_output_layer_in_fp8_stands_beside_the_same_peer(tmp_path):

@@ -22,9 +22,11 @@ DISTANCES = {"model": 4.0, "accelerator": 3.0, "dtype": 3.0, "GPUs": 1.0, "seque
 """How far apart each difference puts two configurations, per octave where it is a size."""
 OTHER_DISTANCE = 0.25
 """For the differences not listed above, batch and layout, and for models and accelerators that compute alike."""
-USUAL_STATES = "fp32"
+UNSTATED = ("optimizer-states", "gradients")
+"""Traits whose dtype no source states: they are differences where ours is not the usual one."""
+USUAL = {None, "fp32", "float32"}
 UNKNOWN_SHARE = 0.5
-"""Share of its distance that a difference counts where a source does not state the value."""
+"""Share of its distance that a difference counts where a source does not state the value; all of it for the accelerator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,15 +81,12 @@ def _neighbourhood(group: Group) -> Neighbourhood | None:
             ratio = ours.flops_per_gpu.value / rebased.flops_per_second_per_gpu
             differences = _differences(ours.run, result)
             found.append(Neighbour(result=result, rebased=rebased, differences=differences, ratio=ratio))
-    found.sort(key=lambda neighbour: _distance(neighbour.differences))
+    found.sort(key=lambda neighbour: _distance(ours.run, neighbour.differences))
     return Neighbourhood(ours=ours, neighbours=tuple(found[:MOST_NEIGHBOURS]))
 
 
 def _differences(run: RunRecord, result: PublishedResult) -> tuple[Difference, ...]:
-    """Return every trait in which a published configuration is not, or is not known to be, the one that ran here.
-
-    No source states the dtype of its optimizer states, so that they are a difference where ours are not the usual ones.
-    """
+    """Return every trait in which a published configuration is not, or is not known to be, the one that ran here."""
     theirs = find_accelerator(result.accelerator)
     pairs = (
         ("model", run.shape.name if run.shape else run.model, result.shape or result.model),
@@ -103,38 +102,31 @@ def _differences(run: RunRecord, result: PublishedResult) -> tuple[Difference, .
         ("engine", run.engine, result.engine),
     )
     found = [Difference(name=name, ours=ours, theirs=other) for name, ours, other in pairs if ours != other]
-    states = TRAITS["optimizer-states"]
-    if (ours := states.value(run)) not in {None, USUAL_STATES}:
-        found.append(Difference(name=states.name, ours=ours, theirs=None))
+    unstated = ((trait.name, trait.value(run)) for trait in map(TRAITS.__getitem__, UNSTATED))
+    found += [Difference(name=name, ours=ours, theirs=None) for name, ours in unstated if ours not in USUAL]
     return tuple(found)
 
 
-def _distance(differences: Sequence[Difference]) -> float:
+def _distance(run: RunRecord, differences: Sequence[Difference]) -> float:
     """Return how unlike two configurations are: sizes by their ratio in octaves, names by their weight."""
-    return sum(_weight(one) * _octaves(one) for one in differences)
+    return sum(_weight(run, one) * _octaves(one) for one in differences)
 
 
-def _weight(difference: Difference) -> float:
-    return OTHER_DISTANCE if _compute_alike(difference) else DISTANCES.get(difference.name, OTHER_DISTANCE)
+def _weight(run: RunRecord, difference: Difference) -> float:
+    return OTHER_DISTANCE if _compute_alike(run, difference) else DISTANCES.get(difference.name, OTHER_DISTANCE)
 
 
-def _compute_alike(difference: Difference) -> bool:
-    """Tell whether two models take the same FLOP for a token (Llama 3 and 3.1 8B do), or two accelerators have the same peaks."""
-    ours, theirs = (_computing(difference.name, str(name)) for name in (difference.ours, difference.theirs))
-    return ours is not None and ours == theirs
-
-
-def _computing(trait: str, name: str) -> object:
-    """Return the FLOP of a model or the FLOP/s of an accelerator; None for what no table holds, and for other traits."""
-    if trait == "model" and (shape := models().get(name)):
-        return flop_per_token(shape, sequence_tokens=1)
-    if trait == "accelerator" and (found := find_accelerator(name)):
-        return found.dense_flops
-    return None
+def _compute_alike(run: RunRecord, difference: Difference) -> bool:
+    """Tell whether two models have layers of the same FLOP (Llama 3 and 3.1 8B do), or two accelerators the same peaks."""
+    ours, theirs = run.shape, models().get(str(difference.theirs))
+    if difference.name == "model" and ours and theirs:
+        return flop_per_token(replace(ours, layers=theirs.layers), 1) == flop_per_token(theirs, 1)
+    here, there = (find_accelerator(str(name)) for name in (difference.ours, difference.theirs))
+    return difference.name == "accelerator" and here is not None and there is not None and here.dense_flops == there.dense_flops
 
 
 def _octaves(difference: Difference) -> float:
-    if difference.ours is None or difference.theirs is None:
+    if (difference.ours is None or difference.theirs is None) and difference.name != "accelerator":
         return UNKNOWN_SHARE
     if isinstance(difference.ours, int) and isinstance(difference.theirs, int):
         return abs(math.log2(difference.ours / difference.theirs))

@@ -177,6 +177,16 @@ def test_nemo_on_gpus_that_are_not_here_has_transformer_engine():
     assert fp8["refused"] == []
 
 
+@pytest.mark.parametrize(("engine", "accelerator"), [("nemo", "H100 SXM"), ("primus", "MI300X"), ("torchtitan", "H100 SXM")])
+def test_the_benchmark_plans_for_a_cluster_with_an_engine_that_is_not_installed_here(engine, accelerator):
+    words = ("--plan", accelerator, "--model", "llama", "--gpus", "8", "--engine", engine, "--precision", "fp8")
+    done = run_script("benchmark.py", *words)
+    assert done.returncode == 0, done.stderr
+    assert re.search(rf"\./benchmark\.py --model llama --engine {engine} .*--precision fp8", done.stdout)
+    here = run_script("benchmark.py", "--dry-run", *words[2:], "--platform", "amd" if engine == "primus" else "nvidia")
+    assert here.returncode == 2, "a run needs it"
+
+
 def test_what_a_switch_forbids_is_said_where_the_layouts_are():
     words = ("--model", "llama", "--plan", "H100 SXM", "--gpus", "8")
     graphs = "platform_optimizations.nvidia.engine_options.cuda_graphs=true"

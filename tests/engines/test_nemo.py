@@ -137,7 +137,7 @@ def test_cuda_graphs_are_refused_where_megatron_cannot_capture(model, settings, 
 def test_options_that_need_transformer_engine_say_how_to_get_it(monkeypatch):
     monkeypatch.setattr(nemo, "can_import", lambda _: False)
     for name, value in (("cross_entropy_fusion_impl", "te"), ("tp_comm_overlap", True), ("cuda_graph_impl", "local")):
-        error = nemo.ENGINE.refusal(plan_of(**{f"platform_optimizations__nvidia__nemo__{name}": value}), place)
+        error = nemo.ENGINE.lacking(plan_of(**{f"platform_optimizations__nvidia__nemo__{name}": value}), place)
         assert error.what.startswith(f"{name} is {str(value).lower()}, and Transformer Engine is not installed here")
         assert "pip install transformer-engine" in error.fix
 
@@ -178,6 +178,6 @@ def test_transformer_engine_counts_when_it_can_be_imported(tmp_path, monkeypatch
     monkeypatch.setattr(nemo, "TRANSFORMER_ENGINE", "pretend_engine")
     nemo.can_import.cache_clear()
     fp8 = plan_of(platform_optimizations__nvidia__precision="fp8")
-    assert (nemo.ENGINE.refusal(fp8, place) is None) is works
-    assert nemo.ENGINE.refusal(plan_of(), place) is None
+    assert (nemo.ENGINE.lacking(fp8, place) is None) is works
+    assert nemo.ENGINE.lacking(plan_of(), place) is None
     nemo.can_import.cache_clear()

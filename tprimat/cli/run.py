@@ -270,12 +270,13 @@ def _plan(options: argparse.Namespace) -> int:
     from tprimat.facts.accelerators import PLATFORM_OF
     from tprimat.report import plan as page
     from tprimat.report.screen import screen_of
-    from tprimat.runner.planning import accelerator_of, answer_for, otherwise
+    from tprimat.runner.planning import accelerator_of, answer_for, is_elsewhere, otherwise
     from tprimat.runner.session import prepare
 
     name = options.plan or None
     accelerator, _ = accelerator_of(name, "--plan")
-    request = replace(request_of(options), dry_run=True, platform=PLATFORM_OF[accelerator.backend], size="full")
+    platform = PLATFORM_OF[accelerator.backend]
+    request = replace(request_of(options), dry_run=True, platform=platform, size="full", elsewhere=is_elsewhere(name))
     plans = {plan.model: plan for plan in prepare(request).plans}
     answers = [answer_for(plan, name, options.probes) for plan in plans.values()]
     if options.json:

@@ -97,7 +97,11 @@ class Engine(ABC):
 
     @abstractmethod
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
-        """Say why this engine, as installed here, cannot run the plan; None: it can."""
+        """Say why this engine cannot run the plan, wherever it is installed; None: it can."""
+
+    def lacking(self, plan: RunPlan, where: Where) -> UserError | None:
+        """Say what this engine lacks here to run the plan, besides what `available` looks for; None: nothing."""
+        return None
 
     def refusal_of_layout(self, plan: RunPlan, where: Where, code: Implementation) -> UserError | None:
         """Return that part of `refusal` that depends on how the plan divides its model and batch, in whatever place it runs.
@@ -131,8 +135,8 @@ class Engine(ABC):
         """Parse one line of the log; None for a line without information, as all are where a worker writes the steps itself."""
         return None
 
-    def prepare(self, here: Here) -> PrimusStart | None:
-        """Look up what the plan must record about the installation.
+    def prepare(self, here: Here | None) -> PrimusStart | None:
+        """Look up what the plan must record about the installation; None: about the usual one of another machine.
 
         Raises:
             LaunchError: the installation cannot be started as requested.
@@ -181,16 +185,16 @@ class Choice:
     reason: str
 
 
-def choose(requested: str, here: Here) -> Choice:
+def choose(requested: str, here: Here, *, elsewhere: bool = False) -> Choice:
     """Return the requested engine, or for auto the one that prefers this platform if it is installed, else the embedded one.
 
     Raises:
-        UserError: the requested engine is not installed.
+        UserError: the requested engine is not installed, and the run is not planned for elsewhere.
     """
     if requested != AUTO:
         engine = engine_named(requested)
         availability = engine.available(here)
-        if availability.error is not None:
+        if availability.error is not None and not elsewhere:
             raise availability.error
         return Choice(engine=engine, reason="asked for")
     reason = "the only engine that runs on a CPU"

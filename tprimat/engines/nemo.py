@@ -68,17 +68,19 @@ class NemoEngine(WorkerEngine):
         return Availability(reason=f"NeMo needs {', '.join(missing)}, not installed here", error=error)
 
     def refusal(self, plan: RunPlan, where: Where) -> UserError | None:
-        """Refuse what no recipe can express and, where the plan needs Transformer Engine, try to import it."""
-        if refused := (
+        """Refuse what no recipe can express."""
+        return (
             refuse_own_dtypes(self.name, plan, where)
             or refuse_fully_shard(self.name, plan, where)
             or refuse_search(self.name, plan, where)
             or inexpressible(plan)
             or _contradicting_options(plan, where)
-        ):
-            return refused
-        refused_without = without_transformer_engine(plan)
-        return refused_without if refused_without and not can_import(f"{TRANSFORMER_ENGINE}.pytorch") else None
+        )
+
+    def lacking(self, plan: RunPlan, where: Where) -> UserError | None:
+        """Try to import Transformer Engine where the plan needs it."""
+        needed = without_transformer_engine(plan)
+        return needed if needed and not can_import(f"{TRANSFORMER_ENGINE}.pytorch") else None
 
     def refusal_of_layout(self, plan: RunPlan, where: Where, code: Implementation) -> UserError | None:
         """Refuse what Transformer Engine would have to do, where torch's layers run."""

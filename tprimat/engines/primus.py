@@ -403,8 +403,10 @@ class PrimusEngine(Engine):
             return error
         return None
 
-    def prepare(self, here: Here) -> PrimusStart:
+    def prepare(self, here: Here | None) -> PrimusStart:
         """Find out which Primus is installed and how to start it."""
+        if here is None:
+            return PrimusStart(program=DIRECT, launcher="direct")
         return find_installation(here.primus, here.primus_path, here.nodes)
 
     def software(self, plan: RunPlan) -> dict[str, str]:

@@ -69,6 +69,13 @@ class TorchtitanEngine(Engine):
         refusals = chain(_unsupported_model(plan, where), _unsupported_layout(plan, where), _unsupported_work(plan, where))
         return refuse_own_dtypes(self.name, plan, where) or refuse_search(self.name, plan, where) or next(refusals, None)
 
+    def lacking(self, plan: RunPlan, where: Where) -> UserError | None:
+        """Look for torchao where the plan needs it."""
+        if plan.precision != "fp8" or is_installed("torchao"):
+            return None
+        place = where("platform_optimizations", plan.platform, "precision")
+        return LaunchError("torchtitan needs torchao for fp8.", where=place, fix="pip install torchao")
+
     def refusal_of_layout(self, plan: RunPlan, where: Where, code: Implementation) -> UserError | None:
         """Refuse how it splits a step differently, in any of its models."""
         return next(_unsupported_layout(plan, where), None)
@@ -166,9 +173,6 @@ def _unsupported_work(plan: RunPlan, where: Where) -> Iterator[LaunchError]:
     if plan.moe_expert_capacity_factor is not None:
         place = where("training", "moe_expert_capacity_factor")
         yield LaunchError("torchtitan's experts drop no tokens.", where=place, fix=f"leave it out, or {OTHER_ENGINE}")
-    if plan.precision == "fp8" and not is_installed("torchao"):
-        place = where("platform_optimizations", plan.platform, "precision")
-        yield LaunchError("torchtitan needs torchao for fp8.", where=place, fix="pip install torchao")
     if plan.dataset != "mock":
         yield LaunchError(f"The engine torchtitan trains on mock data, not on {plan.dataset}.", where="--data", fix="--data mock")
     if plan.profiling.enabled:

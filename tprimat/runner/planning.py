@@ -349,14 +349,17 @@ def accelerator_of(name: str | None, flag: str = "--accelerator") -> tuple[Accel
     return accelerator, machine.gpus_per_node if machine else None
 
 
-def _transformer_engine_at(accelerator_name: str | None) -> bool | None:
-    """Return whether a plan may count on Transformer Engine: on another machine's GPUs it may, as NeMo's container has it.
+def is_elsewhere(accelerator_name: str | None) -> bool:
+    """Whether a plan is for GPUs that this machine lacks; None is its own."""
+    if accelerator_name is None:
+        return False
+    machine = this_machine()
+    return machine is None or find_accelerator(machine.accelerator) is not find_accelerator(accelerator_name)
 
-    None: the GPUs are those of this machine, where the engine looks for it.
-    """
-    machine = this_machine() if accelerator_name is not None else None
-    here = accelerator_name is None or (machine and find_accelerator(machine.accelerator) is find_accelerator(accelerator_name))
-    return None if here else True
+
+def _transformer_engine_at(accelerator_name: str | None) -> bool | None:
+    """Return whether a plan may count on Transformer Engine: elsewhere it may, as NeMo's container has it; None: look here."""
+    return True if is_elsewhere(accelerator_name) else None
 
 
 def _gpus(request: PlanRequest, found: int | None, usual: int) -> tuple[int, int]:

@@ -97,6 +97,8 @@ class RunRequest:
     """Start even a run that is predicted not to fit."""
     dry_run: bool = False
     """Plan only: GPUs need not be here, nor data for a machine with other GPUs."""
+    elsewhere: bool = False
+    """Plan for another machine, which has what the engine needs."""
     command: tuple[str, ...] = ()
     """The user's command line, for the record."""
 
@@ -287,9 +289,9 @@ def _plans(session: Session, request: RunRequest) -> tuple[list[RunPlan], list[s
     if not (request.dry_run or request.force):
         _refuse_crowd(session)
     here = _here(session)
-    choice = choose(request.engine, here)
-    start = choice.engine.prepare(here)
-    if start is not None and start.launcher != "slurm":
+    choice = choose(request.engine, here, elsewhere=request.elsewhere)
+    start = choice.engine.prepare(None if request.elsewhere else here)
+    if start is not None and start.launcher != "slurm" and not request.elsewhere:
         refuse_hidden_gpus(count_ranks(session.loaded, session.platform, _gpus_found(session))[1])
     plans: list[RunPlan] = []
     missing: list[MissingLayoutError] = []
@@ -314,7 +316,8 @@ def _plans(session: Session, request: RunRequest) -> tuple[list[RunPlan], list[s
                 run_id = new_run_id(model, strategy) + (f"-{routing}" if routing else "")
                 run_id += f"-{number}" if request.runs > 1 else ""
                 folder = str(session.output / "runs" / run_id)
-                plans.append(plan_run(session.loaded, replace(planned, run_id=run_id, run_directory=folder)))
+                one = replace(planned, run_id=run_id, run_directory=folder)
+                plans.append(plan_run(session.loaded, one, elsewhere=request.elsewhere))
         except MissingLayoutError as error:
             missing.append(error)
     if not plans:
@@ -418,15 +421,16 @@ def layout_settings(request: RunRequest, name: str, models: Sequence[str], platf
                 yield Setting(("parallelism", name, model, platform, key), 1 if degree is None else degree, f"--{flag}")
 
 
-def plan_run(loaded: LoadedConfig, request: PlanRequest) -> RunPlan:
-    """Build a plan that its engine can run.
+def plan_run(loaded: LoadedConfig, request: PlanRequest, *, elsewhere: bool = False) -> RunPlan:
+    """Build a plan that its engine can run, here or on another machine that has what it needs.
 
     Raises:
         UserError: the configuration cannot be planned, or the engine refuses the plan.
     """
     engine = engine_named(request.engine)
     plan = build_plan(loaded, replace(request, trainer=engine.trainer))
-    if (refusal := engine.refusal(plan, loaded.where)) is not None:
+    refusal = engine.refusal(plan, loaded.where) or (None if elsewhere else engine.lacking(plan, loaded.where))
+    if refusal is not None:
         raise refusal
     return plan
 

@@ -22,8 +22,8 @@ help:  ## print this list
 benchmark: install  ## environment and pinned dependencies, then ./benchmark.py: both models, real training
 	$(VENV)/bin/python benchmark.py $(ARGS)
 
-doctor: install  ## check this machine: Python, torch, GPUs, frameworks, network, disk
-	@$(VENV)/bin/python -m tprimat doctor $(ARGS)
+doctor:  ## check this machine: Python, torch, GPUs, frameworks, network, disk
+	@$(if $(wildcard $(VENV)/bin/python),$(VENV)/bin/python,$(PYTHON)) -m tprimat doctor $(ARGS)
 
 test: install-dev  ## all tests
 	$(PYTEST) $(ARGS)

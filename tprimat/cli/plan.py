@@ -117,6 +117,15 @@ def _counts(options: argparse.Namespace, request: "PlanRequest") -> int:
     return 0 if any(one.fitting for one, _ in several) else 1
 
 
+def _command_of(model: str | None, architecture: str) -> str:
+    """Return the command that runs a model of config.yaml; None: one that the command itself describes."""
+    if model is not None:
+        return f"./benchmark.py --model {model}"
+    model = architecture.replace(".", "_")
+    row = f"--set models.{model}"
+    return f"./benchmark.py --model {model} {row}.name={architecture} {row}.architecture={architecture}"
+
+
 def _one(options: argparse.Namespace, request: "PlanRequest") -> int:
     """Rank the layouts of one model on one number of GPUs."""
     from tprimat.report import plan
@@ -131,8 +140,7 @@ def _one(options: argparse.Namespace, request: "PlanRequest") -> int:
         engines = ANY_ENGINE if named else ()
         instead = None if found.fitting else otherwise(question, rates, engines, any_engine=not named)
         model = options.model or configured_name(question.shape.name)
-        command = f"./benchmark.py --model {model}" if model else None
-        print(plan.text(found, rates, screen_of(sys.stdout), instead, command))
+        print(plan.text(found, rates, screen_of(sys.stdout), instead, _command_of(model, question.shape.name)))
     if options.picture:
         from tprimat.report.plots.plan import draw_plan
 

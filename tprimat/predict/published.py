@@ -30,14 +30,18 @@ def score_published() -> tuple[Score, ...]:
     return tuple(score for score in scores if score is not None)
 
 
-def published_errors(accelerator: Accelerator, *, experts: bool) -> Sequence[float]:
-    """Return the relative errors of predicted steps: of published results on an accelerator, with experts or without."""
+def published_errors(accelerator: Accelerator, *, experts: bool, several_nodes: bool) -> Sequence[float]:
+    """Return the relative errors of predicted steps: of published results on an accelerator, with experts or without.
+
+    With several nodes only of those that ran on more than one.
+    """
     alike = {
         result.name
         for result in results()
         if result.shape
         and find_accelerator(result.accelerator) is accelerator
         and (model_shape(result.shape).experts is not None) == experts
+        and (not several_nodes or (result.gpus or 0) > accelerator.node_gpus)
     }
     return [score.error for score in score_published() if score.name in alike]
 

@@ -31,10 +31,10 @@ MEMORY_ERROR = 0.05
 """Relative error that nearly all predictions of memory stay within (docs/accuracy.md)."""
 OFF = units.percent(MEMORY_ERROR, 0)
 """The same, as text."""
-IF_IT_RUNS_OUT = (
-    "if it runs out, recompute more or take a smaller micro-batch; --engine megatron finds one (--micro-batch-size auto)"
+TIGHT = (
+    f"† Less than {OFF} of the memory is left, and its prediction may be {OFF} off; if it runs out, recompute more, take a "
+    "smaller micro-batch, or divide the model further."
 )
-TIGHT = f"† Less than {OFF} of the memory is left, and its prediction may be {OFF} off; {IF_IT_RUNS_OUT}."
 """Explains the mark of layouts in tables."""
 SLOW_HOST = "Intervals that reach down further assume a host as slow at launching kernels as that of two H100 (docs/measured.md)."
 """Explains intervals in tables."""
@@ -94,8 +94,8 @@ def over_pcie(rates: Rates, gpus: int) -> bool:
 
 
 def steps_measured(rates: Rates, gpus: int) -> bool:
-    """Return whether steps on such GPUs were compared with their predictions."""
-    return rates.accelerator in MEASURED_ON and not over_pcie(rates, gpus)
+    """Return whether steps on such GPUs, of one node, were compared with their predictions."""
+    return rates.accelerator in MEASURED_ON and gpus <= rates.gpus_per_node and not over_pcie(rates, gpus)
 
 
 def time_error(
@@ -104,7 +104,7 @@ def time_error(
     """Return the relative error that nine in ten steps stayed within (docs/accuracy.md); None where that is not known.
 
     Steps took longer with NeMo on Transformer Engine. Of mixtures of experts only those of the embedded engine in bf16, predicted
-    from probes, stayed within it. Over PCIe and on other accelerators, none was measured.
+    from probes, stayed within it. Over PCIe, on several nodes and on other accelerators, none was measured.
     """
     if not steps_measured(rates, gpus):
         return None
@@ -215,7 +215,9 @@ def _rates(question: Question, rates: Rates, screen: Screen) -> str:
     if over_pcie(rates, question.gpus):
         proof = "No step was measured on GPUs that PCIe joins, whose exchanges depend on the host; no interval is given"
     elif not steps_measured(rates, question.gpus):
-        proof = f"We measured no step on {rates.accelerator}, so no interval is given{_published_within(question, rates, kind)}"
+        several = "several nodes of " if rates.accelerator in MEASURED_ON else ""
+        within = _published_within(question, rates, kind)
+        proof = f"We measured no step on {several}{rates.accelerator}, so no interval is given{within}"
     elif error is None:
         steps = f"{kind}, {question.precision}, {engine_name(question.implementation)}"
         proof = f"On H200, such steps ({steps}) took longer; no interval is given"
@@ -230,12 +232,14 @@ def _rates(question: Question, rates: Rates, screen: Screen) -> str:
 def _published_within(question: Question, rates: Rates, kind: str) -> str:
     """Return how far the prediction is from what others published on the accelerator, rounded up; nothing where they did not."""
     accelerator = find_accelerator(rates.accelerator)
-    errors = published_errors(accelerator, experts=bool(question.shape.experts)) if accelerator else ()
+    several = question.gpus > rates.gpus_per_node
+    experts = bool(question.shape.experts)
+    errors = published_errors(accelerator, experts=experts, several_nodes=several) if accelerator else ()
     if not errors:
         return ""
     within = units.percent(math.ceil(100 * max(map(abs, errors))) / 100, 0)
-    were = "was" if len(errors) == 1 else "were"
-    return f"; {plural(len(errors), 'published result')} of {kind} on it {were} within {within} of the prediction"
+    were, there = "was" if len(errors) == 1 else "were", "there" if several else "on it"
+    return f"; {plural(len(errors), 'published result')} of {kind} {there} {were} within {within} of the prediction"
 
 
 def _best(best: Candidate, question: Question, rates: Rates, screen: Screen, command: str | None) -> str:
@@ -256,8 +260,15 @@ def _best(best: Candidate, question: Question, rates: Rates, screen: Screen, com
     if is_tight(best, question):
         left = units.percent(spare_share(best, question), 0)
         lines.append(f"{left} of the memory is left, and its prediction may be {OFF} off;")
-        lines.append(IF_IT_RUNS_OUT)
+        lines.append(_if_it_runs_out(work, question))
     return f"\n{' ' * 10}".join(lines)
+
+
+def _if_it_runs_out(work: Workload, question: Question) -> str:
+    if work.micro_batch == 1:
+        return "if it runs out, recompute more or divide the model further"
+    finds = "; --engine megatron finds one (--micro-batch-size auto)" if question.engine else ""
+    return f"if it runs out, recompute more or take a smaller micro-batch{finds}"
 
 
 def _certainty(layouts: Sequence[Candidate], question: Question, rates: Rates, screen: Screen, command: str | None) -> str:
@@ -360,7 +371,7 @@ def scaling_text(
     work = f"{question.sequence_tokens:,} tokens each, {question.precision}, {engine_name(question.implementation)}"
     title = f"{question.shape.name} ({rates.accelerator}): {kind}, {work}"
     found = [(answer.fitting[0], answer.question) for answer, _ in answers if answer.fitting]
-    rows = [_scaling_row(answer, rates, found[0][0] if found else None) for answer, _ in answers]
+    rows = [_scaling_row(answer, own, found[0][0] if found else None) for answer, own in answers]
     header = ["GPUs", "sequences", "fastest layout", "recompute", "tokens/s/GPU", "MFU", "efficiency", "step", "memory"]
     unused = [3] if not any(row[3] for row in rows) else []
     header, *rows = [[cell for place, cell in enumerate(row) if place not in unused] for row in (header, *rows)]

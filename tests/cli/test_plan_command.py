@@ -13,7 +13,9 @@ from tprimat.config.load import Setting, read_config
 from tprimat.engines.base import engine_named
 from tprimat.plan.build import build_plan
 from tprimat.predict.published import score_published
+from tprimat.runner import plan_choices
 
+DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel", "data_parallel")
 QUESTION = ("--architecture", "llama-3.1-70b", "--accelerator", "NVIDIA H100 80GB HBM3", "--gpus", "64")
 
 
@@ -211,6 +213,20 @@ def test_the_command_for_a_model_that_config_yaml_lacks_runs_it():
     tried = run_script("benchmark.py", *words, "--platform", "nvidia", "--gpus", "8", "--nodes", "8", "--dry-run")
     assert tried.returncode == 0, tried.stderr
     assert tried.stdout.startswith("llama-3_1-70b (llama-3.1-70b) on nvidia, engine megatron")
+
+
+def test_several_processes_answer_as_one_does(monkeypatch):
+    """The JSON has one variant of each layout."""
+    models = "llama-3.2-1b,llama-3.1-8b,qwen-2.5-7b,olmoe-1b-7b"
+    words = ("plan", "--accelerator", "H100 SXM,MI300X", "--gpus", "8", "--architecture", models, "--json")
+    answers = []
+    for cores in (1, 2):
+        monkeypatch.setattr(plan_choices, "cpu_cores", lambda cores=cores: cores)
+        answers.append(run_command(*words).stdout)
+    assert answers[0] == answers[1]
+    for choice in json.loads(answers[0])["choices"]:
+        layouts = [tuple(row[name] for name in DEGREES) for row in choice["fitting"]]
+        assert len(layouts) == len(set(layouts)) > 0
 
 
 def test_what_a_switch_forbids_is_said_where_the_layouts_are():

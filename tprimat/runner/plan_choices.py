@@ -1,18 +1,28 @@
 """Plan several models or accelerators at once: what fits on some GPUs, and which GPUs to rent for a model."""
 
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from itertools import repeat
+from typing import TypeAlias
 
 from tprimat.errors import ConfigError
 from tprimat.facts.accelerators import Accelerator, accelerators, find_accelerator
 from tprimat.facts.flops import parameters
 from tprimat.facts.models import ModelShape, model_shape, models
+from tprimat.hardware.nodes import cpu_cores
+from tprimat.predict.search import Answer
 from tprimat.report.plan_choices import Choice
 from tprimat.runner.planning import USUAL_GPUS, PlanRequest, accelerator_of, answer, enough_gpus
 
 ALL = "all"
 SHORTEST_CONTEXT = 2048
 """Tokens; all models leaves out those with less, which the suite trains."""
+FEWEST_OF_A_PROCESS = 4
+"""Answers that are worth the start of another process."""
+Asked: TypeAlias = tuple[ModelShape, Accelerator, int]
+"""A model on so many GPUs of one kind."""
 
 
 def shapes_of(names: str) -> list[ModelShape]:
@@ -56,7 +66,7 @@ def plan_choices(
         shapes: models.
         names: accelerators; None is this machine's.
         counts: numbers of GPUs.
-        progress: gets a line before each answer.
+        progress: gets a line after each answer.
 
     Raises:
         ConfigError: this machine's accelerator is not known.
@@ -69,13 +79,27 @@ def plan_choices(
         for gpus in (counts or [here or USUAL_GPUS])
     ]
     found = []
-    for number, (shape, accelerator, gpus) in enumerate(asked, 1):
-        progress(f"{number} of {len(asked)}: {shape.name} on {gpus} x {accelerator.name}")
-        found.append(_choice(request, shape, accelerator, gpus))
+    for number, choice in enumerate(_choices(request, asked), 1):
+        progress(f"{number} of {len(asked)}: {choice.shape.name} on {choice.gpus} x {choice.accelerator}")
+        found.append(choice)
     return found
 
 
-def _choice(request: PlanRequest, shape: ModelShape, accelerator: Accelerator, gpus: int) -> Choice:
+def _choices(request: PlanRequest, asked: Sequence[Asked]) -> Iterator[Choice]:
+    """Yield an answer for each, in order; many are computed by several processes."""
+    processes = min(cpu_cores(), len(asked) // FEWEST_OF_A_PROCESS)
+    if processes < 2:
+        yield from (_choice(request, one) for one in asked)
+        return
+    pool = ProcessPoolExecutor(processes, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN))
+    try:
+        yield from pool.map(_choice, repeat(request), asked)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _choice(request: PlanRequest, asked: Asked) -> Choice:
+    shape, accelerator, gpus = asked
     one = replace(request, architecture=shape, accelerator=accelerator.name, gpus=gpus)
     choice = Choice(shape=shape, accelerator=accelerator.name, gpus=gpus)
     try:
@@ -83,4 +107,10 @@ def _choice(request: PlanRequest, shape: ModelShape, accelerator: Accelerator, g
     except ConfigError as error:
         return replace(choice, refused=error.what)
     enough = None if answered.fitting else enough_gpus(answered.question, rates, any_engine=request.engine is None)
-    return replace(choice, found=(answered, rates), enough=enough)
+    return replace(choice, found=(_reduced(answered), rates), enough=enough)
+
+
+def _reduced(answered: Answer) -> Answer:
+    """Return one variant of each layout, so that many answers fit the memory, in a form that another process can send."""
+    asked = replace(answered.question, refusal=None)
+    return replace(answered, question=asked, fitting=tuple(answered.layouts()), too_large=tuple(answered.nearly()))

@@ -80,7 +80,7 @@ def test_no_table_in_a_pipe_is_wider_than_120_columns_and_none_loses_a_figure(tm
     rules = [line for line in out.splitlines() if line.startswith("---")]
     assert max(map(len, rules)) <= 120
     every = out.split("All configurations")[1].split("More nodes")[0]
-    for heading in ("tokens/s/GPU", "utilization", "sequences", "micro", "dtype", "step time", "peak memory", "runs", "steps"):
+    for heading in ("tokens/s/GPU", "utilization", "sequences", "micro", "dtype", "mean step", "peak memory", "runs", "steps"):
         assert heading in every
     assert "not shown here" not in out
     compared = run_command("compare.py", "--results-dir", records, cwd=tmp_path).stdout
@@ -202,7 +202,7 @@ def test_the_mean_step_time_has_its_interval(tmp_path, runs):
         run = a_run(f"r{number}")
         write_run(tmp_path, run, steps_of(run, step_times(2.0 + number / 50, number), number, gigabytes=50))
     done = analyse("--results-dir", tmp_path, cwd=tmp_path)
-    found = re.search(r"step time +(\d\.\d+) s \[(\d\.\d+) s, (\d\.\d+) s\], mean of", done.stdout)
+    found = re.search(r"mean step time +(\d\.\d+) s \[(\d\.\d+) s, (\d\.\d+) s\] over", done.stdout)
     assert found, done.stdout
     value, low, high = map(float, found.groups())
     assert low < value < high

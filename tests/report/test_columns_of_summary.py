@@ -35,5 +35,5 @@ def test_the_throughput_of_a_cpu_has_its_interval_as_that_of_a_gpu_has():
 def test_the_number_of_steps_stands_once_where_they_are_too_few_for_an_interval():
     run = a_run("run", machine=LAPTOP)
     measured = measure(RunResult(path=Path("run"), run=run, steps=tuple(steps_of(run, [1.0, 1.0, 2.0], seed=0))), MetricOptions())
-    (line,) = (line for line in summary([(run, measured.metrics, Path("log"))]).splitlines() if "step time" in line)
+    (line,) = (line for line in summary([(run, measured.metrics, Path("log"))]).splitlines() if "median step" in line)
     assert line.count("n = ") == 1, line

@@ -136,7 +136,7 @@ MATMUL_SHARE = Metric(key="share_of_measured_gemm", heading="of measured matmul"
 MATMUL_RATE = Metric(
     key="measured_gemm_flops", heading="measured matmul", over_runs="mean", show=lambda value: units.si(value, "FLOP/s")
 )
-STEP_TIME = Metric(key="step_seconds", heading="step time", over_runs="estimate", show=units.seconds, optional=False)
+STEP_TIME = Metric(key="step_seconds", heading="median step", over_runs="estimate", show=units.seconds, optional=False)
 STEP_TIME_MAD = Metric(key="step_seconds_mad", heading="step time MAD", over_runs="mean", show=units.seconds)
 PEAK_MEMORY = Metric(
     key="peak_memory_bytes",

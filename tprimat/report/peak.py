@@ -83,7 +83,7 @@ FIGURES: tuple[tuple[str, Cell], ...] = (
     ("TFLOP/s/GPU", lambda entry: tera(entry.flops_per_gpu.value if entry.flops_per_gpu else None)),
     ("utilization", lambda entry: units.percent(entry.utilization.value if entry.utilization else None)),
     _column(MATMUL_SHARE),
-    ("step time", step_time),
+    ("mean step", step_time),
     *map(_column, (PEAK_MEMORY, RESERVED_MEMORY, COST, ENERGY, RUNS, STEPS)),
 )
 SPEED = 4
@@ -104,7 +104,7 @@ DROP = (
     "TFLOP/s",
     ENERGY.heading,
     COST.heading,
-    "step time",
+    "mean step",
     "micro",
     "sequences",
     MATMUL_SHARE.heading,
@@ -166,7 +166,7 @@ def _overall(analysis: PeakAnalysis, screen: Screen) -> str:
         (per_rank("per GPU", {best.run.machine.platform}), f"{with_interval(best.per_gpu, TOKENS.show)} tokens/s"),
         *_compute(best),
         *([("lead", analysis.lead)] if analysis.lead else []),
-        ("step time", f"{with_interval(best.mean_step, _seconds)}, mean of {best.steps} steady steps, {runs}"),
+        ("mean step time", f"{with_interval(best.mean_step, _seconds)} over {best.steps} steady steps, {runs}"),
         *([] if on_cpu([best.group]) else [("in 24 hours", _day(best))]),
     ]
     body = "\n".join(

@@ -115,7 +115,7 @@ def _memory(run: RunRecord, metrics: RunMetrics) -> tuple[Metric, str]:
 def _measured(run: RunRecord, metrics: RunMetrics) -> list[str]:
     step = STEP_TIME.in_full(metrics)
     several = f", n = {metrics.window.steps}" if metrics.window.steps > 1 and "(n = " not in step else ""
-    lines = _labelled("step time", step + several)
+    lines = _labelled("median step", step + several)
     lines += _labelled("throughput", f"{TOKENS_OF_ALL.in_full(metrics)} tokens/s")
     on_cpu = run.machine.platform == "cpu"
     lines[-1] += f", {TOKENS.in_full(metrics)} {per_rank(TOKENS.heading, {run.machine.platform})}"

@@ -3,6 +3,7 @@
 import csv
 import importlib
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -91,6 +92,25 @@ def test_a_step_has_the_mean_loss_and_all_tokens_of_its_batches(tmp_path):
 def test_the_last_step_of_an_epoch_has_the_tokens_of_its_own_batches(tmp_path):
     train(BenchmarkCallback(tmp_path, tokens_per_step=64), batches=5, accumulate_grad_batches=2, max_epochs=2)
     assert [step.tokens for step in RunDirectory(tmp_path).read_steps()] == [64, 64, 32] * 2
+
+
+@pytest.mark.parametrize(
+    ("stated", "returned", "work"),
+    [
+        (64, None, "64 tokens a step,"),
+        (64, lambda index: 10, "10 tokens a step,"),
+        (None, lambda index: 10, "10 tokens a step,"),
+        (64, lambda index: 10 + index, "tokens a step not recorded,"),
+        (None, None, None),
+    ],
+)
+def test_the_record_tells_the_tokens_of_a_step(tmp_path, stated, returned, work):
+    outputs = (lambda loss, index: {"loss": loss, "tokens": returned(index)}) if returned else None
+    train(BenchmarkCallback(tmp_path, tokens_per_step=stated), *filter(None, [outputs]), batches=4)
+    command = [sys.executable, ROOT / "analyze_peak_throughput.py", "--results-dir", tmp_path]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    found = re.search(r"^ +work +(.*)$", done.stdout, re.MULTILINE)
+    assert (found and found[1].startswith(work)) if work else found is None, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("accumulated", [1, 2])

@@ -32,7 +32,8 @@ from tprimat.errors import ConfigError, RecordError
 from tprimat.plan.evidence import first_record
 from tprimat.plan.schema import RunPlan
 from tprimat.records.environment import software_versions, tuning_variables
-from tprimat.records.schema import LARGEST_REAL, LARGEST_WHOLE, Outcome, RunRecord, StepRecord
+from tprimat.records.evidence import graded
+from tprimat.records.schema import LARGEST_REAL, LARGEST_WHOLE, Evidence, Outcome, RunRecord, StepRecord
 from tprimat.records.store import RunDirectory, cannot_write, read_lines, to_json, write_atomically
 from tprimat.train import startup
 from tprimat.train.compat import last_logged
@@ -217,6 +218,7 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
         self._recording = True
         self._losses: list[Any] = []
         self._tokens: list[Any] = []
+        self._counted: set[int] = set()
         self._logged: dict[str, Any] = {}
         self._batch_end: Timestamp | None = None
         self._pauses: list[tuple[Timestamp, Timestamp]] = []
@@ -364,13 +366,22 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
 
     def _describe(self, trainer: Any, pl_module: Any) -> RunRecord:
         medians = rank_medians(self._own_seconds, _device(pl_module))
-        run = replace(self.describe(trainer, pl_module), rank_seconds=medians, environment=self._variables)
+        run = self._with_tokens(self.describe(trainer, pl_module))
+        run = replace(run, rank_seconds=medians, environment=self._variables)
         if trainer.global_rank == 0:
             if self.directory.run_file.exists():
                 with contextlib.suppress(RecordError):
                     run = self._continued(run, self.directory.read_run(), trainer.global_step)
             self._save(lambda: self.directory.write_run(run))
         return run
+
+    def _with_tokens(self, run: RunRecord) -> RunRecord:
+        """Add the tokens of a step of a user's Trainer, as the user or the module states them; the module goes first."""
+        tokens = self.tokens_per_step if not self._counted else next(iter(self._counted))
+        if not self._completes or not tokens or len(self._counted) > 1:
+            return run
+        seen = Evidence(source="running_framework", tokens_per_step=tokens)
+        return replace(run, evidence=graded(seen, {"tokens_per_step": "stated"}))
 
     def _continued(self, run: RunRecord, before: RunRecord, steps_done: int) -> RunRecord:
         """Keep what the launcher has recorded, and the start of a user's run that is resumed, or at its end."""
@@ -427,6 +438,8 @@ class BenchmarkCallback(*callback_bases()):  # type: ignore[misc]
             seconds -= end.seconds_since(begin)
             self._ended_at_seconds = None  # moments that steps do not add up to are taken for a damaged record
         counted = _within(tokens, 0, LARGEST_WHOLE)
+        if counted is not None and len(self._counted) <= 1:
+            self._counted.add(int(counted))
         return StepRecord(
             step=pending.step,
             step_seconds=max(seconds, SHORTEST_SECONDS),

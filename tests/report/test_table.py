@@ -42,7 +42,7 @@ def test_runs_that_differ_are_said_to_be_faster_or_slower_whatever_the_ratio():
     for ratio, word in ((2.5, "faster"), (1.2, "faster"), (0.8, "slower")):
         estimate = Estimate(value=ratio, low=ratio - 0.1, high=ratio + 0.1, samples=2)
         verdict = dataclasses.replace(FASTER, outcome="these runs differ", ratio=estimate)
-        assert f"not shown to be {word} (" in sentence(verdict)
+        assert f"in these runs, too few to call it {word} (" in sentence(verdict)
 
 
 def test_no_difference_shown_names_no_winner():
@@ -253,7 +253,8 @@ def test_names_leave_out_what_is_equal_within_their_own_table():
         assert re.search(r"expert capacity (unlimited|1\.25),", heading)
         rule = next(number for number, line in enumerate(rest) if line.startswith("----"))
         table = rest[rule + 1 : rest.index("", rule)]
-        assert [line.split("  ")[0] for line in table] == ["megatron", "megatron with Transformer Engine"]
+        names = " ".join(line.split("  ")[0] for line in table)  # a long one may take two lines
+        assert names == "megatron megatron with Transformer Engine"
 
 
 def test_why_losses_were_not_compared_is_said_once_for_a_pair_judged_from_both_sides():

@@ -180,7 +180,7 @@ def sentence(verdict: Verdict) -> str:
     what = verdict.outcome if verdict.outcome == "no difference shown" else change(verdict.ratio.value)
     if verdict.outcome == "these runs differ":
         word = "faster" if verdict.ratio.value > 1 else "slower"
-        what = f"these runs differ by {units.percent(abs(verdict.ratio.value - 1))}, not shown to be {word}"
+        what = f"{change(verdict.ratio.value)} in these runs, too few to call it {word}"
     if verdict.outcome == "held back":
         slower = verdict.baseline if verdict.ratio.value > 1 else verdict.candidate
         what = f"ran {what}, and no winner, since {winner.held_words(verdict, slower)}"

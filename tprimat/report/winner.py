@@ -369,9 +369,10 @@ def apart(earlier: Sequence[Ranking], ranking: Ranking) -> list[str]:
     same = [other for other in earlier if (other.best.run.model, other.best.run.size) == (run.model, run.size)]
     if not same:
         return []
-    nearest = min((comparable(other.best.run, run) for other in same), key=len)
-    words = "; ".join(difference(entry) for entry in nearest)
-    return [f"Not compared with the workload above, because they differ: {words}. (--even-if-different compares anyway.)"]
+    nearest = min(same, key=lambda other: len(comparable(other.best.run, run)))
+    words = "; ".join(difference(entry) for entry in comparable(nearest.best.run, run))
+    which = "the workload above" if nearest is earlier[-1] else f"{heading(nearest)} above"
+    return [f"Not compared with {which}, because they differ: {words}. (--even-if-different compares anyway.)"]
 
 
 def difference(entry: DifferingTrait) -> str:
@@ -395,7 +396,7 @@ def caveats(groups: Sequence[Group], warnings: Mapping[str, Sequence[str]], ques
     unit = per_rank("GPU", (group.run.machine.platform for group in groups))
     lines.append(f"Throughput is per {unit}, with its 95 % interval: {_interval_words(groups)}.")
     if any(is_vague(found) for group in groups if (found := TOKENS.of_group(group)) is not None):
-        lines[-1] += f" A rate with n alone has {TOO_FEW}."
+        lines[-1] += " A rate with n alone has too few steps or runs, or too unlike ones, for an interval of use."
     judged = [
         found for ranking in rankings(groups, question) for found in (*ranking.against_best, ranking.lead) if found is not None
     ]

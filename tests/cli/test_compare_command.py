@@ -408,3 +408,21 @@ def test_rows_are_named_by_what_tells_them_from_the_rows_of_their_own_table(tmp_
     table = done.stdout[done.stdout.index("states bf16 against fp32") :]
     assert re.findall(r"^micro-batch \d(?= {2})", table, flags=re.M)[:2] == ["micro-batch 4", "micro-batch 1"]
     assert "optimizer_states=bf16" not in done.stdout
+
+
+def test_a_log_that_is_taken_for_a_result_is_sent_to_the_command_that_reads_logs(tmp_path):
+    log = ROOT / "tests" / "logs" / "nemo.log"
+    done = compare("--results-dir", log, cwd=tmp_path)
+    assert done.returncode != 0
+    assert f"a log? ./extract_primus_metrics.py --log-file {log} --model-name NAME" in done.stderr
+    assert "It begins with " in done.stderr
+    assert "expected value" not in done.stderr
+    assert "./benchmark.py writes" not in done.stderr
+
+
+@pytest.mark.parametrize(("content", "why"), [("", "It is empty."), ('{"steps": [1, x]}', "A value is missing, or is something")])
+def test_a_file_that_is_no_json_is_refused_in_plain_words(tmp_path, content, why):
+    (tmp_path / "benchmark_x.json").write_text(content)
+    done = compare("--results-dir", tmp_path / "benchmark_x.json", cwd=tmp_path)
+    assert f"  why   {why}" in done.stderr
+    assert "a log?" not in done.stderr

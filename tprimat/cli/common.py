@@ -138,7 +138,7 @@ def nothing_read(paths: Sequence[Path], *, found: bool = False) -> RecordError:
         "No result could be read.",
         where=", ".join(map(str, paths)),
         why=None if found else "Results are in files named run.json and benchmark_*.json.",
-        fix="./benchmark.py writes results to ./output",
+        fix=None if found else "./benchmark.py writes results to ./output",
     )
 
 

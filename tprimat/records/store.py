@@ -91,6 +91,8 @@ def json_document(content: bytes, path: Path) -> Any:
     except ValueError as error:
         reason, _, place = str(error).partition(" at line ")
         line = f":{place.split()[0]}" if place else ""
+        if reason == "expected value":
+            reason = "A value is missing, or is something that JSON does not know."
         raise RecordError(f"{path} is not JSON.", where=f"{path}{line}", why=reason) from error
 
 

@@ -199,6 +199,13 @@ def test_the_trait_that_is_the_question_is_named_and_does_not_forbid(tmp_path):
     assert "There is no trait 'colour'." in wrong.stderr
 
 
+def test_another_model_is_judged_only_where_unlike_workloads_are_asked_for(tmp_path):
+    words = ("--results-dir", RUNS / "h100", "--output", tmp_path / "x.md")
+    usual, anyway = compare(*words).stdout, compare(*words, "--even-if-different").stdout
+    assert "They differ: model qwen against llama" not in usual
+    assert "They differ: model qwen against llama" in anyway
+
+
 def test_the_gate_closes_on_a_regression_and_opens_within_the_margin(regression, tmp_path):
     before, after = regression
     arguments = ("--results-dir", before, after, "--baseline", before, "--output", tmp_path / "x.md", "--fail-if-slower")

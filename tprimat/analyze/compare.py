@@ -277,11 +277,14 @@ def most_alike(leaders: Sequence[Group], group: Group) -> Group:
 
 
 def default_pairs(groups: Sequence[Group], question: Question = QUESTION) -> list[Pair]:
-    """Pair each configuration with the first of its model that it may be compared with, or with the most alike, to be refused."""
+    """Pair each configuration with the first of its model that it may be compared with, or with the most alike, to be refused.
+
+    Where unlike ones are compared, other models count as well.
+    """
     leaders: dict[tuple[str, str], list[Group]] = {}
     pairs = []
     for group in groups:
-        known = leaders.setdefault((group.run.model, group.run.size), [])
+        known = leaders.setdefault(("", "") if question.even_if_different else (group.run.model, group.run.size), [])
         if known:
             leader = min(known, key=lambda leader: len(comparable(leader.run, group.run, question.varying)))
             pairs.append((leader, group))

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, metavar="FILE", help="where to write (./compare.png, or the format's suffix)")
     parser.add_argument("--format", choices=FORMATS, help="format of the file (png, or the suffix of --output)")
     parser.add_argument("--baseline", metavar="WORDS", help="compare with this: a folder of results, or words of a label")
-    parser.add_argument("--even-if-different", action="store_true", help="compare unlike workloads; the title says what differs")
+    parser.add_argument("--even-if-different", action="store_true", help="judge unlike workloads; the verdict says what differs")
     add_varying(parser)
     parser.add_argument(
         "--fail-if-slower",

@@ -28,7 +28,7 @@ COMMANDS = {
     "parity": "say whether two ways to train reach the same losses",
     "history": "show rates over time, where they changed, and what changed with them",
     "peak": "find the fastest configuration of each machine and model (./analyze_peak_throughput.py)",
-    "peak-picture": "draw peak throughput in nine panels (./visualize_peak_throughput.py)",
+    "peak-picture": "draw peak throughput in up to nine panels (./visualize_peak_throughput.py)",
     "scaling": "show what more GPUs gain, with fitted scaling laws",
     "report": "write one HTML page about any number of runs",
     "trace": "show what one training step spends its time on",

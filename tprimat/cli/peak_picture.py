@@ -1,4 +1,4 @@
-"""Draw peak throughput in nine panels.
+"""Draw peak throughput in up to nine panels.
 
 ./visualize_peak_throughput.py                            results in output, output-* and all_outputs/*
 ./visualize_peak_throughput.py --results-dir h100 mi300x --output peak.svg
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit status: 0, or 1 when a file was bad."""
-    from tprimat.report.plots.peak import peak_sheet
+    from tprimat.report.plots.peak import panel_words, peak_sheet
     from tprimat.report.plots.sheet import draw_sheet
     from tprimat.runner.analysis import analyse_peaks
 
@@ -36,6 +36,8 @@ def run(options: argparse.Namespace) -> int:
         raise RecordError(
             "No run counts, so there is nothing to draw.", why=causes, fix="./analyze_peak_throughput.py names them"
         )
-    draw_sheet(peak_sheet(analysis), options.output, panels=panels_of(options), dark=options.dark)
-    print(f"written: {options.output}", file=sys.stderr)
+    sheet, chosen = peak_sheet(analysis), panels_of(options)
+    draw_sheet(sheet, options.output, panels=chosen, dark=options.dark)
+    words = "" if chosen is not None else f" ({panel_words(sheet, analysis)})"
+    print(f"written: {options.output}{words}", file=sys.stderr)
     return 1 if results.problems else 0

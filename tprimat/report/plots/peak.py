@@ -1,4 +1,4 @@
-"""Draw the nine panels of peak_throughput_analysis: six of the peaks, three of every configuration."""
+"""Draw the up to nine panels of peak_throughput_analysis: six of the peaks, three of every configuration."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -82,6 +82,22 @@ class Drawn:
         return [entry for entry in self.analysis.entries[:MOST_CONFIGURATIONS] if id(entry.group) in inside]
 
 
+FOR_GPUS = ("compute", "compute-per-gpu", "utilization", "machines")
+ON_CPUS = "for GPUs only"
+LACKS = {
+    "throughput": "no throughput is known",
+    "per-gpu": "no throughput is known",
+    "compute": "FLOP/s are not known",
+    "compute-per-gpu": "FLOP/s are not known",
+    "configurations": "needs two configurations of the same work",
+    "machines": "needs one model on two machines, with the same work",
+    "utilization": "FLOP/s or the peak of the GPU are not known",
+    "step-time": "no step time is known",
+    "memory": "no peak memory is recorded",
+}
+"""Why a panel has nothing to show."""
+
+
 def peak_sheet(analysis: PeakAnalysis) -> Sheet:
     """Return the picture of an analysis with at least one peak, before it is drawn."""
     works = workloads([entry.group for entry in analysis.entries])
@@ -113,6 +129,18 @@ def peak_sheet(analysis: PeakAnalysis) -> Sheet:
         columns=3,
         numbered=True,
     )
+
+
+def panel_words(sheet: Sheet, analysis: PeakAnalysis) -> str:
+    """Say how many panels have data, and what each of the others lacks."""
+    lacking: dict[str, list[str]] = {}
+    on_cpus = all(entry.run.machine.platform == "cpu" for entry in analysis.peaks)
+    for panel in sheet.panels:
+        if not panel.present:
+            lacking.setdefault(ON_CPUS if on_cpus and panel.key in FOR_GPUS else LACKS[panel.key], []).append(panel.key)
+    drawn = sum(panel.present for panel in sheet.panels)
+    why = "; ".join(f"{', '.join(keys)}: {what}" for what, keys in lacking.items())
+    return f"{drawn} of {len(sheet.panels)} panels" + (f"; not drawn: {why}" if why else "")
 
 
 def _peak(best: Entry) -> str:

@@ -155,3 +155,12 @@ def test_runs_of_one_size_are_refused_with_what_to_do(tmp_path):
     assert "No configuration ran on two numbers of GPUs" in done.stderr
     assert "--gpus" in done.stderr
     assert "No configuration ran on two numbers of processes." in scaling(RUNS / "cpu", "--output", tmp_path).stderr
+
+
+def test_an_axis_of_less_than_a_decade_has_several_marks(tmp_path):
+    table = tmp_path / "two.csv"
+    rows = [f"{gpus} GPUs across 1 node,{1000 * gpus},{rate}" for gpus, rate in ((1, 668), (2, 927))]
+    table.write_text("\n".join(["Configuration,Total Tokens Processed,Overall Throughput (tokens/sec)", *rows]) + "\n")
+    draw_throughput(fit_series([read_scaling_table(table)]), tmp_path / "x.svg")
+    words = re.findall(r"<!-- (.*?) -->", (tmp_path / "x.svg").read_text())
+    assert {"700", "1,000"} < set(words), words

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from tprimat.errors import UserError
-from tprimat.report.plots.style import DOTS_PER_INCH, figure, looks, save, text_width
+from tprimat.report.plots.style import DOTS_PER_INCH, figure, looks, readable_log_ticks, save, text_width
 
 
 def test_32_groups_look_different_and_neighbours_differ_in_colour_and_line():
@@ -31,3 +31,14 @@ def test_a_text_is_never_drawn_wider_than_it_was_measured(size, weight):
     with figure(14, 1) as made:
         drawn = made.text(0, 0.5, title, size=size, weight=weight).get_window_extent()
     assert drawn.width <= text_width(title, size, weight) * DOTS_PER_INCH + 1
+
+
+@pytest.mark.parametrize("ends", [(680, 1700), (650, 1200), (110, 190), (310, 480), (1000, 1010), (90, 40_000), (0.2, 6)])
+def test_a_logarithmic_axis_has_at_least_three_marks(ends):
+    with figure(6, 4) as picture:
+        axes = picture.subplots()
+        axes.set_yscale("log")
+        axes.set_ylim(*ends)
+        readable_log_ticks(axes)
+        marks = [mark for mark in axes.get_yticks() if ends[0] <= mark <= ends[1]]
+    assert 3 <= len(marks) <= 9

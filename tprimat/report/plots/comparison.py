@@ -34,6 +34,7 @@ from tprimat.report.plots.style import (
     Look,
     bars,
     looks_of,
+    readable_log_ticks,
     rows_height,
     thousands,
     wrapped,
@@ -332,13 +333,12 @@ def _drawn_steps(series: Sequence[Series], curve: Curve) -> list[Series]:
 
 def _log_axis(axes: "Axes", heights: Sequence[float]) -> None:
     """Make the axis logarithmic where steps differ so much that a linear one would flatten most of them."""
-    from matplotlib.ticker import FuncFormatter, LogLocator
+    from matplotlib.ticker import FuncFormatter
 
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))
-    axes.yaxis.set_minor_formatter(FuncFormatter(lambda y, _: ""))
     axes.set_ylim(min(heights) / 1.2, max(heights) * 1.2)
+    readable_log_ticks(axes)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))
     axes.set_ylabel("seconds, log scale")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from tprimat import units
 from tprimat.records.schema import Estimate
 from tprimat.report.catalogue import CPU_CAUTION, TOKENS, TOKENS_OF_ALL, per_rank
-from tprimat.report.plots.style import MOST_SERIES, SMALL, Look, figure, looks, save, wrapped
+from tprimat.report.plots.style import MOST_SERIES, SMALL, Look, figure, looks, readable_log_ticks, save, wrapped
 from tprimat.report.scaling import FittedSeries, assumption, cell, left_out_words, on_ranks, repetition
 from tprimat.report.tables import plural, useful_ends
 
@@ -174,7 +174,7 @@ def _values(axes: "Axes", gpus: Sequence[int], values: Sequence[float], words: S
 
 def _axes(axes: "Axes", found: Sequence[FittedSeries], *, logarithmic: bool = False) -> None:
     """Proportional growth is a straight line where both axes are logarithmic."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+    from matplotlib.ticker import FuncFormatter, NullLocator
 
     counts = sorted({point.gpus for scaled in found for point in scaled.series.points})
     axes.set_xscale("log", base=2)
@@ -184,8 +184,8 @@ def _axes(axes: "Axes", found: Sequence[FittedSeries], *, logarithmic: bool = Fa
     axes.set_xlabel(_ranks(found, "GPUs (log scale)"))
     if logarithmic:
         axes.set_yscale("log", base=2)
-        axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
         axes.margins(y=0.12)
+        readable_log_ticks(axes)
         axes.set_ylabel(f"{axes.get_ylabel()} (log scale)")
     else:
         axes.set_ylim(0, 1.1 * axes.get_ylim()[1])

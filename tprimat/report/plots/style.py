@@ -28,6 +28,9 @@ MOST_SERIES = 8
 """Configurations that get a colour; the others are named, and grey."""
 FIRST = ("minimal_communication", "maximum_performance", "balanced", "memory_optimized", "truly_identical")
 """The strategies of the shipped configuration, each with its own colour."""
+LOG_MARKS = ((1, 2, 5), (1, 1.5, 2, 3, 5, 7))
+"""Multiples of powers of ten that a logarithmic axis marks: the first ones that mark it FEWEST_MARKS times."""
+FEWEST_MARKS = 3
 SMALL, LABEL = 8.5, 9
 """Sizes of text in points: notes and values; labels of rows."""
 DOTS_PER_INCH = 120
@@ -108,6 +111,18 @@ def looks_of(names: Sequence[str]) -> dict[str, Look]:
 
 def _claim(name: str) -> int:
     return FIRST.index(name) if name in FIRST else zlib.crc32(name.encode()) % MOST_SERIES
+
+
+def readable_log_ticks(axes: "Axes") -> None:
+    """Mark a logarithmic vertical axis at 1, 2, 5 and their decades; at more places where those leave fewer than three marks."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
+    low, high = axes.get_ylim()
+    locators = [*(LogLocator(base=10, subs=subs) for subs in LOG_MARKS), MaxNLocator(nbins=5)]
+    marks = [sum(low <= mark <= high for mark in locator.tick_values(low, high)) for locator in locators]
+    best = next((place for place, count in enumerate(marks) if count >= FEWEST_MARKS), -1)
+    axes.yaxis.set_major_locator(locators[best])
+    axes.yaxis.set_minor_locator(NullLocator())
 
 
 @contextmanager

@@ -164,3 +164,21 @@ def test_an_axis_of_less_than_a_decade_has_several_marks(tmp_path):
     draw_throughput(fit_series([read_scaling_table(table)]), tmp_path / "x.svg")
     words = re.findall(r"<!-- (.*?) -->", (tmp_path / "x.svg").read_text())
     assert {"700", "1,000"} < set(words), words
+
+
+@pytest.mark.parametrize(
+    ("rates", "untested", "deviating"),
+    [
+        ((668, 927), ["Amdahl"], []),
+        ((1000, 1700, 2500), ["USL"], ["Amdahl"]),
+        ((1000, 1990), ["Amdahl"], []),
+        ((668, 1500), [], ["Amdahl"]),
+    ],
+)
+def test_a_curve_through_every_point_has_no_deviation(tmp_path, rates, untested, deviating):
+    table = tmp_path / "few.csv"
+    rows = [f"{2**place} GPUs across 1 node,{2**place * 1000},{rate}" for place, rate in enumerate(rates)]
+    table.write_text("\n".join(["Configuration,Total Tokens Processed,Overall Throughput (tokens/sec)", *rows]) + "\n")
+    laws = [line for line in scaling("--table", table, "--output", tmp_path).stdout.splitlines() if "contention" in line]
+    assert [law for law in ("Amdahl", "USL") for line in laws if law in line and "do not test the law" in line] == untested
+    assert [law for law in ("Amdahl", "USL") for line in laws if law in line and "rms deviation" in line] == deviating

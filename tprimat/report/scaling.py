@@ -21,6 +21,8 @@ KINDS: dict[Kind, str] = {
 }
 LOOSE_FIT = 0.03
 """Relative deviation from which a law does not describe a series."""
+EXACT = 1e-9
+"""Relative deviation of a curve that goes through all points."""
 SUPERLINEAR = 1.05
 """Efficiency from which a series is asked what else changed."""
 HEADER = (
@@ -172,7 +174,9 @@ def _law(found: Fit, points: int) -> list[str]:
         name = "Amdahl's law" if found.coherency is None else "The USL"
         return [f"{name} does not describe these points: throughput falls as GPUs are added."]
     contention = f"contention {_share(found.contention)}"
-    off = f"rms deviation {units.percent(found.deviation)} over {points} points"
+    exact = points <= (2 if found.coherency is None else 3) and found.deviation < EXACT
+    deviation = f"rms deviation {units.percent(found.deviation)} over {points} points"
+    off = f"any {points} points have such a curve, so they do not test the law" if exact else deviation
     if found.coherency is None:
         return [f"Amdahl's law: {contention}; {off}. {_ceiling(found)}".rstrip()]
     lines = [f"USL: {contention}, coherency {_share(found.coherency, 4)} per pair of GPUs; {off}."]

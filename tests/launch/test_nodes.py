@@ -98,6 +98,17 @@ def test_two_launchers_make_one_run_and_the_first_one_decides_what_counts(node, 
     assert not left_behind()
 
 
+def test_a_variable_that_one_node_sets_otherwise_is_recorded_and_named(node, tmp_path):
+    variables = {"NCCL_ALGO": "Ring", "NCCL_DEBUG": "INFO"}  # what is printed tunes nothing
+    follower, first = node(1, *TRAINS, **variables), node(0, *TRAINS, NCCL_IB_TIMEOUT="22")
+    (status, said), _ = ends(first, follower)
+    assert status == 0, said
+    record = the_record(tmp_path)
+    assert [one.other_variables for one in record.nodes] == [{}, {"NCCL_ALGO": "Ring", "NCCL_IB_TIMEOUT": None}]
+    assert f"NCCL_ALGO is not set on node 0, and Ring on node 1 ({socket.gethostname()})" in " ".join(said.split())
+    assert f"NCCL_IB_TIMEOUT is 22 on node 0, and not set on node 1 ({socket.gethostname()})" in " ".join(said.split())
+
+
 def test_a_node_that_never_comes_and_a_first_node_that_cannot_be_found_are_named_at_once(node, tmp_path):
     soon = ["--set", "benchmarking.meeting_timeout_seconds=2"]
     launchers = [

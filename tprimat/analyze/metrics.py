@@ -396,6 +396,16 @@ def _cost(price: float | None, per_gpu: Estimate | None) -> float | None:
     return None if price is None or per_gpu is None else price / (per_gpu.value * 3600) * 1e6
 
 
+def unlike_variables(run: RunRecord) -> tuple[str, ...]:
+    """Name the variables that tune libraries and differ between the nodes of a run, each with both values."""
+    own = run.environment or {}
+    return tuple(
+        f"{name} is {own.get(name, 'not set')} on node 0, and {value or 'not set'} on node {rank} ({node.host})"
+        for rank, node in enumerate(run.nodes)
+        for name, value in node.other_variables.items()
+    )
+
+
 def _warnings(run: RunRecord, steps: Sequence[StepRecord], steady: Sequence[StepRecord], window: Window) -> tuple[str, ...]:
     found = [f"not counted: {mismatch}" for mismatch in run.mismatches]
     if run.outcome != "completed":
@@ -422,7 +432,7 @@ def _warnings(run: RunRecord, steps: Sequence[StepRecord], steady: Sequence[Step
         found.append(f"{told}: it does not count what CUDA graphs hold as allocated")
     if run.clock == "framework":
         found.append("step times are the framework's own, not measured at the end of each step")
-    return (*found, *_merged(steady), *stragglers(run))
+    return (*found, *_merged(steady), *stragglers(run), *unlike_variables(run))
 
 
 def _exploded(steady: Sequence[StepRecord]) -> list[str]:

@@ -19,7 +19,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal
@@ -64,6 +64,8 @@ class Hello:
     software: dict[str, str]
     """Versions that must be the same on all nodes."""
     node: NodeRecord
+    variables: dict[str, str] = field(default_factory=dict)
+    """What tunes libraries there; it may differ, and is recorded where it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +236,7 @@ class Group:
     def __init__(self, nodes: Nodes, own: Hello, links: dict[int, Link], hellos: dict[int, Hello], address: str | None) -> None:
         """Take a complete group; `meet` makes one. `address` is where the first node listens; None: on all of its addresses."""
         self.nodes = nodes
-        self.records = tuple(hello.node for _, hello in sorted({**hellos, nodes.rank: own}.items()))
+        self.records = tuple(_with_variables(hello, own) for _, hello in sorted({**hellos, nodes.rank: own}.items()))
         self.status = 1
         """What all nodes exit with; the user of the group sets 0 when all went well."""
         self._links = links
@@ -417,6 +419,13 @@ def meet(
         for link in unknown:
             link.close()
     return group
+
+
+def _with_variables(hello: Hello, first: Hello) -> NodeRecord:
+    """Return the record of a node with the variables that it sets otherwise than the first one."""
+    names = sorted({*hello.variables, *first.variables})
+    here, there = hello.variables, first.variables
+    return replace(hello.node, other_variables={name: here.get(name) for name in names if here.get(name) != there.get(name)})
 
 
 def _refuse(link: Link, error: LaunchError) -> None:

@@ -177,6 +177,8 @@ class NodeRecord(RefuseUnknownKeys):
     memory_bytes: WholeNumber | None = None
     """Of the smallest accelerator."""
     driver: str | None = None
+    other_variables: dict[str, str | None] = field(default_factory=dict)
+    """Variables that tune libraries and are set otherwise than on the first node -> value here; None: not set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ from tprimat.launch.stacks import Stack, describe, take_stacks
 from tprimat.launch.torchrun import torchrun
 from tprimat.logs.failures import Failure
 from tprimat.plan.schema import RunPlan, write_plan
-from tprimat.records.environment import processor_name, software_versions
+from tprimat.records.environment import processor_name, software_versions, variables_of_run
 from tprimat.records.schema import Machine, NodeRecord
 from tprimat.records.store import RunDirectory
 
@@ -72,7 +72,8 @@ def hello_of(nodes: Nodes, plan: RunPlan) -> Hello:
     """Return what this node says of itself."""
     versions = software_versions()
     software = {name: versions.get(name, "none") for name in EQUAL_SOFTWARE}
-    return Hello(rank=nodes.rank, count=nodes.count, job=nodes.job, software=software, node=this_node(plan))
+    variables = variables_of_run(plan.environment)
+    return Hello(rank=nodes.rank, count=nodes.count, job=nodes.job, software=software, node=this_node(plan), variables=variables)
 
 
 # The first node.

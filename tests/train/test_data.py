@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from commands import run_command
 from planning import ROOT, make_plan
 
 from tprimat.errors import LaunchError
@@ -140,11 +141,39 @@ def test_a_missing_text_is_the_users_mistake(tmp_path):
     assert "There is no /no/such/folder." in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "afile is empty."),
+        ("short", "It holds 6 tokens, fewer than one sequence of 64"),
+        ("x" * 63, "It holds 64 tokens"),
+        ("x" * 64, ""),
+    ],
+)
+def test_too_little_text_is_refused_before_anything_starts(tmp_path, content, words):
+    (tmp_path / "afile").write_text(content)
+    command = [
+        "--model",
+        "llama",
+        "--gpus",
+        "1",
+        "--data",
+        f"text:{tmp_path / 'afile'}",
+        "--output-dir",
+        tmp_path / "out",
+        "--dry-run",
+    ]
+    done = run_command("benchmark.py", *command)
+    assert words in done.stderr
+    assert done.returncode == (2 if words else 0), done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_text_that_only_the_worker_can_judge_ends_the_run_with_its_cause(tmp_path):
-    (tmp_path / "short.txt").write_text("short")
+    (tmp_path / "short.txt").write_text("always " * 20)
     command = [sys.executable, "benchmark.py", "--model", "llama", "--gpus", "1", "--data", f"text:{tmp_path / 'short.txt'}"]
-    command += ["--output-dir", str(tmp_path), "--json", "--quiet"]
+    command += ["--set", "training.data.tokenizer=words", "--output-dir", str(tmp_path), "--json", "--quiet"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     (run,) = json.loads(done.stdout)["runs"]
-    assert "6 tokens, fewer than one sequence of 64" in run["run"]["cause"]
+    assert "tokens, fewer than one sequence of 64" in run["run"]["cause"]

@@ -1,5 +1,6 @@
 """From a request to plans: read the configuration and the machine, and decide which runs to make."""
 
+import contextlib
 import itertools
 import re
 from collections.abc import Iterator, Sequence
@@ -47,6 +48,7 @@ from tprimat.plan.schema import RunPlan
 from tprimat.records.discover import check_probes, probes_in
 from tprimat.records.environment import processor_name
 from tprimat.records.schema import Machine
+from tprimat.report.tables import plural
 from tprimat.runner.hosts import check_hosts, place_of
 from tprimat.runner.prediction import doubtful_memory, predicted, refuse_too_large
 
@@ -255,6 +257,7 @@ def _check_data(session: Session) -> None:
     plan, data = session.plans[0], session.loaded.config.training.data
     if plan.dataset.startswith("text:") and plan.dataset != STANDARD_LIBRARY:
         _must_exist(session, plan.dataset.removeprefix("text:"), ("dataset", data.dataset))
+        _refuse_too_little_text(session, Path(plan.dataset.removeprefix("text:")))
     if plan.tokenizer not in {None, WORDS}:
         _must_exist(session, str(plan.tokenizer), ("tokenizer", data.tokenizer))
 
@@ -263,6 +266,31 @@ def _must_exist(session: Session, path: str, asked: tuple[str, str | None]) -> N
     if not Path(path).exists():
         key, value = asked
         raise ConfigError(f"{key} is {value!r}.", where=session.loaded.where("training", "data", key), why=f"There is no {path}.")
+
+
+def _refuse_too_little_text(session: Session, source: Path) -> None:
+    """Refuse text that cannot fill a sequence: a byte makes one token at most, and the end of each file another one.
+
+    A tokenizer from a file may add more, so that with it, only text without a byte is refused.
+    """
+    plan = session.plans[0]
+    most = files = 0
+    with contextlib.suppress(OSError):  # what cannot be read here, the worker names
+        if not (source.is_file() or source.is_dir()):
+            return
+        for file in [source] if source.is_file() else source.glob("**/*"):
+            if file.is_file():
+                most, files = most + file.stat().st_size + 1, files + 1
+            if most > plan.batch.sequence_tokens or (most > files and plan.tokenizer not in {None, WORDS}):
+                return
+    tokens = f"{'at most ' if plan.tokenizer == WORDS else ''}{plural(most, 'token')}"
+    why = f"It holds {tokens}, fewer than one sequence of {plan.batch.sequence_tokens} and the token after it."
+    raise ConfigError(
+        f"{plan.dataset} is {'too short' if most > files else 'empty'}.",
+        where=session.loaded.where("training", "data", "dataset"),
+        why=why if most > files else None,
+        fix="more text, or a shorter --sequence-length" if most > files else "a file with text, or --data mock",
+    )
 
 
 def _plans_on(told: Setting | None, session: Session, request: RunRequest) -> tuple[list[RunPlan], list[str]]:

@@ -190,7 +190,8 @@ def open_text(plan: RunPlan, vocabulary: int) -> TextSequences:
         what = f"The tokens of {plan.dataset} go up to {highest}, and the model knows {vocabulary}."
         raise LaunchError(what, fix="another tokenizer.json in training.data.tokenizer, or a larger model")
     if data.windows < 1:
-        what = f"{plan.dataset} has {data.tokens} tokens, fewer than one sequence of {plan.batch.sequence_tokens}."
+        held = f"{data.tokens} token{'s' * (data.tokens != 1)}"
+        what = f"{plan.dataset} has {held}, fewer than one sequence of {plan.batch.sequence_tokens}."
         raise LaunchError(what, fix="more text, or a shorter --sequence-length")
     return data
 

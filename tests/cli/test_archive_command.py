@@ -81,7 +81,12 @@ def test_the_same_results_make_the_same_archive(output, tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
-    [(["none", "x.tar.gz"], "none does not exist"), ([RUNS, "x.zip"], "x.zip is not the name of an archive")],
+    [
+        (["none", "x.tar.gz"], "none does not exist"),
+        ([RUNS, "x.zip"], "  try   x.tar.gz\n"),
+        ([RUNS, "x.tar"], "  try   x.tar.gz\n"),
+        ([RUNS, "x.1"], "  try   x.1.tar.gz\n"),
+    ],
 )
 def test_mistakes_are_explained(tmp_path, arguments, told):
     done = archive(*arguments, cwd=tmp_path)

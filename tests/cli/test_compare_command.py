@@ -433,3 +433,12 @@ def test_a_file_that_is_no_json_is_refused_in_plain_words(tmp_path, content, why
     done = compare("--results-dir", tmp_path / "benchmark_x.json", cwd=tmp_path)
     assert f"  why   {why}" in done.stderr
     assert "a log?" not in done.stderr
+
+
+def test_the_name_of_a_panel_is_checked_before_the_report(tmp_path):
+    done = compare("--results-dir", RUNS / "h100", "--panels", "foo", "--output", tmp_path / "x.png")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "There is no panel 'foo'." in done.stderr
+    named = done.stderr.split("some of ")[1].strip()
+    drawn = compare("--results-dir", RUNS / "h100", "--panels", named, "--output", tmp_path / "x.png")
+    assert drawn.returncode == 0, drawn.stderr

@@ -22,6 +22,8 @@ from tprimat.runner.probes import KINDS, ON_REQUEST
         ("benchmark.py", ["--nvidia"], "there is no flag --nvidia; did you mean --platform nvidia?"),
         ("scaling", ["--qqq"], "there is no flag --qqq"),
         ("benchmark.py", ["llama"], "'llama' is one word too many; did you mean --model llama?"),
+        ("benchmark.py", ["llama-3.1-8b"], "'llama-3.1-8b' is one word too many; did you mean --model llama-3.1-8b?"),
+        ("benchmark.py", ["extra"], "'extra' is one word too many"),
         ("compare.py", ["output"], "'output' is one word too many; did you mean --results-dir output?"),
         ("benchmark.py", ["--size", "huge"], "--size cannot be 'huge'; one of: full, tiny"),
         ("benchmark.py", ["--platform", "nvida"], "--platform cannot be 'nvida'; did you mean nvidia?"),

@@ -22,12 +22,20 @@ Secrets, addresses, paths and the names of hosts and users were redacted where t
 logs before making them public.
 """
 
+OTHER_PACKERS = (".zip", ".tar", ".gz", ".7z", ".rar", ".bz2", ".xz", ".zst", ".tbz", ".txz")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="folders or files with results")
     parser.add_argument("output", type=Path, metavar="OUT.tar.gz", help="where to write")
     add_counting(parser, "besides those among the results")
+
+
+def _archive_name(path: Path) -> Path:
+    """Return the name of an archive for one that ends otherwise, such as x.zip or x.tar."""
+    stem = path.with_suffix("") if path.suffix.lower() in OTHER_PACKERS else path
+    return stem.with_name(f"{stem.name.removesuffix('.tar')}.tar.gz")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -37,7 +45,9 @@ def run(options: argparse.Namespace) -> int:
     from tprimat.runner.analysis import configured_prices, read_results, report_page
 
     if not is_archive(options.output):
-        raise ConfigError(f"{options.output} is not the name of an archive.", where="OUT.tar.gz", fix=f"{options.output}.tar.gz")
+        raise ConfigError(
+            f"{options.output} is not the name of an archive.", where="OUT.tar.gz", fix=str(_archive_name(options.output))
+        )
     with spare_folder() as folder:
         # The report is made from the packed files, so that it shows nothing that was redacted.
         packed = folder / "results.tar.gz"

@@ -64,6 +64,7 @@ def run(options: argparse.Namespace) -> int:
     from tprimat.runner.analysis import Gate, compare_runs, regression_gate
 
     path = output_path(options)
+    check_panels(options)
     margin = None if options.fail_if_slower is None else fraction(options.fail_if_slower, "--fail-if-slower")
     paths = results_dirs(options) or [Path("output")]
     question = Question(varying=varying_traits(options.varying), even_if_different=options.even_if_different)
@@ -98,6 +99,20 @@ def run(options: argparse.Namespace) -> int:
     if results.problems or gate.closed or not comparison.groups:
         return 1
     return 3 if gate.undecided else 0
+
+
+def check_panels(options: argparse.Namespace) -> None:
+    """Refuse the name of a panel that no comparison has, before anything is read and printed.
+
+    Raises:
+        ConfigError: there is no such panel.
+    """
+    if options.panels is None:
+        return
+    from tprimat.report.plots.comparison import PANELS
+    from tprimat.report.plots.sheet import check_names
+
+    check_names(PANELS, panels_of(options))
 
 
 def opened(comparison: "Comparison", margin: float) -> str:

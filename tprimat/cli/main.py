@@ -80,7 +80,7 @@ class Parser(argparse.ArgumentParser):
     def _unknown(self, word: str) -> str:
         if not word.startswith("-"):
             flag = next((name for name in ("--results-dir", "--model") if name in self._option_string_actions), None)
-            hint = f"; did you mean {flag} {word}?" if flag else ""
+            hint = f"; did you mean {flag} {word}?" if flag and (flag != "--model" or is_model(word)) else ""
             return f"{word!r} is one word too many{hint}"
         if word.partition("=")[0] == "--set" and self.prog.endswith(" plan"):
             return "there is no flag --set; ./benchmark.py --plan GPU --set KEY=VALUE has it"
@@ -98,6 +98,14 @@ class Parser(argparse.ArgumentParser):
             message = f"{name} cannot be {given!r}{did_you_mean(given, known) or '; one of: ' + ', '.join(known)}"
         message = re.sub(r"'([^']{80})[^']{40,}'", r"'\1...'", message.removeprefix("argument "))
         self.exit(2, f"error: {message} ({self.prog} --help)\n")
+
+
+def is_model(word: str) -> bool:
+    """Whether a word is a model of the shipped configuration or of the table."""
+    from tprimat.facts.models import models
+    from tprimat.records.legacy import MODELS
+
+    return word in MODELS or word in models()
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

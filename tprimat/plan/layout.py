@@ -151,8 +151,8 @@ def _check_experts(request: LayoutRequest, data: int) -> None:
     where = request.where_layout(EXPERT)
     if not experts:
         what = f"expert_model_parallel_size is {expert}, and {request.shape.name} has no experts."
-        why = "num_moe_experts must be non None to use expert-parallel."
-        raise LayoutError(what, where=where, why=why, fix=f"{EXPERT}: 1")
+        why = "Expert parallelism spreads the experts of a mixture over the ranks; a dense model has none to spread."
+        raise LayoutError(what, where=where, why=why, fix=f"{EXPERT}: 1 (without --ep), or a model with experts")
     if experts % expert:
         what = f"num_moe_experts ({experts}) must be a multiple of expert_model_parallel_size ({expert})."
         raise LayoutError(what, where=where, fix=_listed(divisors(experts), EXPERT))

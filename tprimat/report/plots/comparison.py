@@ -63,6 +63,8 @@ MOST_LINES = 3
 """Of notes that name the curves that coincide; more of them are counted."""
 COINCIDE = 0.01
 """Share of an axis below which two curves cover each other: about the width of a line."""
+PANELS = ("throughput", "memory", "loss", "learning-rate", "memory-steps", "step-time", "published")
+"""The names of all panels, in the order of the picture."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,18 +143,26 @@ class Sheet:
     """Whether the panels that are drawn have numbers, from 1 on."""
 
 
+def check_names(known: Sequence[str], keys: Sequence[str] | None) -> None:
+    """Refuse a name that no panel has.
+
+    Raises:
+        ConfigError: there is such a name among the keys.
+    """
+    for key in keys or ():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            hint = f"{near[0]}, or another of " if near else "some of "
+            raise ConfigError(f"There is no panel {key!r}.", where="--panels", fix=hint + ",".join(known))
+
+
 def chosen_panels(panels: Sequence[Panel], keys: Sequence[str] | None) -> list[Panel]:
     """Return the panels with data, or those that a user named, in the order of the picture.
 
     Raises:
         ConfigError: no panel has such a name, or none of those named has data.
     """
-    known = [panel.key for panel in panels]
-    for key in keys or ():
-        if key not in known:
-            near = difflib.get_close_matches(key, known, 1)
-            hint = f"{near[0]}, or another of " if near else "some of "
-            raise ConfigError(f"There is no panel {key!r}.", where="--panels", fix=hint + ",".join(known))
+    check_names([panel.key for panel in panels], keys)
     shown = [panel for panel in panels if panel.present and (keys is None or panel.key in keys)]
     if not shown:
         present = ",".join(panel.key for panel in panels if panel.present)

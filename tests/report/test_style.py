@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from tprimat.errors import UserError
-from tprimat.report.plots.style import DOTS_PER_INCH, figure, looks, readable_log_ticks, save, text_width
+from tprimat.report.plots.style import DOTS_PER_INCH, FIRST, figure, looks, looks_of, readable_log_ticks, save, text_width
 
 
 def test_32_groups_look_different_and_neighbours_differ_in_colour_and_line():
@@ -13,6 +13,15 @@ def test_32_groups_look_different_and_neighbours_differ_in_colour_and_line():
     assert len({(look.colour, look.line) for look in made}) == 32
     assert len({(look.colour, look.hatch) for look in made}) == 32
     assert all(one.colour != other.colour and one.line != other.line for one, other in pairwise(made))
+
+
+@pytest.mark.parametrize(
+    "names", [("DP2", "PP2", "TP2"), ("DP4", "TP2 DP2", "TP2 PP2", "TP4"), tuple("abcdefgh"), (*FIRST[:3], "tp2_pp2")]
+)
+def test_the_first_four_groups_of_a_picture_differ_in_their_lines(names):
+    found = looks_of(names)
+    assert len({found[name].line for name in names[:4]}) == len(names[:4])
+    assert len({look.colour for look in found.values()}) == len(names)
 
 
 def test_more_groups_than_looks_still_get_one():

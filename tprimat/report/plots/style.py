@@ -4,7 +4,7 @@ import io
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -96,7 +96,8 @@ def looks(count: int) -> list[Look]:
 def looks_of(names: Sequence[str]) -> dict[str, Look]:
     """Return a look for each of the first MOST_SERIES names.
 
-    A name has the same colour in every picture in which no other name claims it, whatever was measured.
+    A name has the same colour in every picture in which no other name claims it, whatever was measured. Up to four names differ
+    in their lines too; of more, the first four do.
     """
     shown = list(dict.fromkeys(names))[:MOST_SERIES]
     every, taken = looks(MOST_SERIES), dict[int, str]()
@@ -106,7 +107,12 @@ def looks_of(names: Sequence[str]) -> dict[str, Look]:
             place = (place + 1) % MOST_SERIES
         taken[place] = name
     place_of = {name: place for place, name in taken.items()}
-    return {name: every[place_of[name]] for name in shown}
+    lines: list[LineStyle] = []
+    for name in shown:
+        own = every[place_of[name]].line
+        free = [line for line in LINE_STYLES if line not in lines]
+        lines.append(own if own in free or not free else free[0])
+    return {name: replace(every[place_of[name]], line=line) for name, line in zip(shown, lines, strict=True)}
 
 
 def _claim(name: str) -> int:

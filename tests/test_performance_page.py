@@ -61,6 +61,7 @@ def test_each_figure_has_a_place():
             "losses",
             "answer_h100",
             "leads_h100",
+            "choices_of_steps_h100",
             "energy",
             "profiles",
             "switches",
@@ -76,7 +77,7 @@ def test_each_figure_has_a_place():
             "no_gain",
             "queues",
         ],
-        ["earlier_leads", "layouts", "layouts_on_two", "power", "first_steps", "limits"],
+        ["earlier_leads", "earlier_leads_h100", "layouts", "layouts_on_two", "power", "first_steps", "limits"],
     ]
 
 

@@ -13,9 +13,13 @@ from tprimat.analyze.groups import Group, Measured, group_mean
 from tprimat.engines import embedded
 from tprimat.report.tables import table
 
-MACHINES = (*(f"cuda-graphs/{name}-machine" for name in ("first", "second", "third", "fourth")), "in-turn-two-gpus")
-"""Folders whose runs with graphs are from one machine each, as PROGRAM/LAYOUT/ROUND."""
-LAYOUTS = ("dp_mbs1", "tp2_mbs4", "dp_mbs2_fp8")
+MACHINES = (
+    *(f"cuda-graphs/{name}-machine" for name in ("first", "second", "third", "fourth")),
+    "in-turn-two-gpus",
+    "../h100/in-turn-two-gpus",
+)
+"""Folders whose runs with graphs are from one machine each, as PROGRAM/LAYOUT/ROUND; beside the records of H200."""
+LAYOUTS = ("dp_mbs1", "tp2_mbs4", "tp2_mbs2", "dp_mbs2_fp8")
 GRAPHS = "-graphs"
 WORDS = {
     embedded.ENGINE.name: "embedded engine",
@@ -32,9 +36,9 @@ def _runs(folder: Path) -> Group | None:
 
 
 def _programs(results: Path, machine: str, layout: str) -> dict[str, Group]:
-    """Read what ran on a machine, by program; of the newest, which has other layouts, only what also ran as graphs."""
+    """Read what ran on a machine, by program; of the last two, which have other layouts, only what also ran as graphs."""
     found = {name: group for name in WORDS if (group := _runs(results / machine / name / layout))}
-    return found if machine != MACHINES[-1] or any(name.endswith(GRAPHS) for name in found) else {}
+    return found if machine not in MACHINES[-2:] or any(name.endswith(GRAPHS) for name in found) else {}
 
 
 def _ratio(group: Group | None, base: Group | None) -> str:

@@ -20,12 +20,14 @@ from tprimat.report.tables import plural, table
 from tprimat.statistics import FEWEST_RUNS, rate_of, ratio_of_rates
 
 SERIES = (
+    "in-turn-four-programs",
     "in-turn-two-gpus",
     "cuda-graphs/third-machine",
     "in-turn-nemo",
     "in-turn",
     "fp8-current-scaling",
     "with-transformer-engine",
+    "earlier",
 )
 """Folders of runs made in turn, newest first: the files that engine_speed.py leaves, as PROGRAM/LAYOUT/ROUND.
 

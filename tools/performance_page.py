@@ -289,6 +289,8 @@ BLOCKS = {
     "earlier_leads": earlier_leads,
     "answer_h100": lambda results: answer(results.parent / "h100"),
     "leads_h100": lambda results: leads(results.parent / "h100"),
+    "choices_of_steps_h100": lambda results: choices_of_steps(results.parent / "h100"),
+    "earlier_leads_h100": lambda results: earlier_leads(results.parent / "h100"),
     "losses": losses,
     "output_layer": output_layer,
     "cuda_graphs": cuda_graphs,

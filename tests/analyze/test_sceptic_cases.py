@@ -561,7 +561,7 @@ H100_RECORDS = RUNS.parents[1] / "benchmarks" / "records" / "h100"
 
 def test_gpus_without_a_kernel_are_seen_in_the_drivers_readings_of_the_steady_steps():
     """Two H100 under TP2, whose host was late, and with CUDA graphs."""
-    (late, *others), _ = load_results([H100_RECORDS / "in-turn-two-gpus" / "megatron" / "tp2_mbs2"])
+    (late, *others), _ = load_results([H100_RECORDS / "earlier" / "megatron" / "tp2_mbs2"])
     (graphs,), _ = load_results([H100_RECORDS / "cuda-graphs"])
     assert len(others) == 2
     assert measure(late, MetricOptions()).metrics.gpu_busy == pytest.approx(0.78, abs=0.02)
@@ -570,7 +570,7 @@ def test_gpus_without_a_kernel_are_seen_in_the_drivers_readings_of_the_steady_st
 
 
 def test_a_benchmark_file_alone_still_says_how_busy_the_gpus_were(tmp_path):
-    (late, *_), _ = load_results([H100_RECORDS / "in-turn-two-gpus" / "megatron" / "tp2_mbs2"])
+    (late, *_), _ = load_results([H100_RECORDS / "earlier" / "megatron" / "tp2_mbs2"])
     metrics = measure(late, MetricOptions()).metrics
     write_benchmark_file(tmp_path / "benchmark_cuda_llama.json", late.run, late.steps, metrics)
     alone = read_result(tmp_path / "benchmark_cuda_llama.json")
@@ -588,7 +588,7 @@ def test_a_benchmark_file_alone_still_says_how_busy_the_gpus_were(tmp_path):
     ],
 )
 def test_waiting_gpus_are_named_before_other_causes_and_graphs_are_offered_where_they_can_help(change, offers):
-    results, _ = load_results([H100_RECORDS / "in-turn-two-gpus" / "megatron" / "tp2_mbs2"])
+    results, _ = load_results([H100_RECORDS / "earlier" / "megatron" / "tp2_mbs2"])
     measured = [measure(one, MetricOptions()) for one in results]
     changed = [replace(one, result=replace(one.result, run=replace(one.result.run, **change))) for one in measured]
     (group,) = group_runs(changed)
@@ -599,8 +599,16 @@ def test_waiting_gpus_are_named_before_other_causes_and_graphs_are_offered_where
     ) == offers
 
 
+def test_waiting_gpus_are_named_with_the_processor_that_they_waited_for():
+    results, _ = load_results([H100_RECORDS / "earlier" / "megatron" / "tp2_mbs2"])
+    measured = [measure(one, MetricOptions()) for one in results]
+    nodes = tuple(replace(node, processor="AMD EPYC 9654", cores=32) for node in results[0].run.nodes)
+    changed = [replace(one, result=replace(one.result, run=replace(one.result.run, nodes=nodes))) for one in measured]
+    assert "for the host (AMD EPYC 9654 with 32 cores) to launch" in " ".join(distance_from_limits(*group_runs(changed)))
+
+
 def test_a_run_says_itself_that_its_gpus_waited():
-    (late, *_), _ = load_results([H100_RECORDS / "in-turn-two-gpus" / "megatron" / "tp2_mbs2"])
+    (late, *_), _ = load_results([H100_RECORDS / "earlier" / "megatron" / "tp2_mbs2"])
     (graphs,), _ = load_results([H100_RECORDS / "cuda-graphs"])
     texts = [summary([(one.run, measure(one, MetricOptions()).metrics, Path("log"))]) for one in (late, graphs)]
     assert ["GPUs idle" in text for text in texts] == [True, False]

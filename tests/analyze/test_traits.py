@@ -11,7 +11,7 @@ from tprimat.analyze.metrics import MetricOptions
 from tprimat.analyze.traits import TRAITS, model_name
 from tprimat.facts.models import model_shape
 from tprimat.records.discover import read_result
-from tprimat.records.schema import Evidence
+from tprimat.records.schema import Evidence, NodeRecord
 from tprimat.report.comparison import sentence
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +42,10 @@ def ran(**fields):
 
 def on(**fields):
     return lambda run: replace(run, machine=replace(run.machine, **fields))
+
+
+def hosted(**fields):
+    return lambda run: replace(run, nodes=tuple(replace(node, **fields) for node in run.nodes))
 
 
 TRAPS = {
@@ -78,6 +82,7 @@ TRAPS = {
     "data": seen(data="text in tokens.bin"),
     "power-limit": on(power_limit_watts=500.0),
     "driver": on(driver="570.1"),
+    "processor": hosted(processor="AMD EPYC 9654", cores=32),
     "environment": ran(environment={"NCCL_P2P_DISABLE": "1"}),
     "software": ran(software={"torch": "2.10.0"}),
 }
@@ -95,6 +100,7 @@ FORGOTTEN = {
     "data": seen(data=None),
     "power-limit": on(power_limit_watts=None),
     "driver": on(driver=None),
+    "processor": hosted(processor=None, cores=None),
     "environment": ran(environment=None),
     "software": ran(software={}),
 }
@@ -113,6 +119,7 @@ def known():
         recompute="none",
         software={"torch": "2.11.0"},
         environment={},
+        nodes=(NodeRecord(host="a", accelerator=machine.accelerator, gpus=8, processor="Xeon 8480+", cores=64),),
         engine_options=OPTIONS,
     )
     return replace(result, run=run)
@@ -170,6 +177,11 @@ def test_a_later_switch_is_told_of_the_run_that_has_it(known):
 def test_of_two_runs_the_one_with_a_variable_is_named_after_it(known):
     tuned = replace(known, run=ran(environment={"NCCL_ALGO": "Ring"})(known.run))
     assert [group.label for group in groups_of(known, tuned)] == ["llama H100 SXM", "llama H100 SXM NCCL_ALGO=Ring"]
+    more = {"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL", "UCX_TLS": "rc"}
+    both = replace(known, run=ran(environment=more)(known.run))
+    assert [group.label for group in groups_of(known, both)] == ["llama H100 SXM", "llama H100 SXM NCCL_ALGO=Ring and 2 more"]
+    other = replace(known, run=ran(environment=more | {"UCX_TLS": "ud"})(known.run))
+    assert [group.label.split(" ")[3:] for group in groups_of(both, other)] == [["UCX_TLS=rc"], ["UCX_TLS=ud"]]
 
 
 MIXTURE = model_shape("deepseek-v2-lite")

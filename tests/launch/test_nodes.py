@@ -17,6 +17,7 @@ from tprimat.hardware.nodes import Nodes
 from tprimat.launch.group import Hello, join, meet
 from tprimat.logs.failures import classify, earliest
 from tprimat.plan.schema import read_plan
+from tprimat.records.environment import processor_name
 from tprimat.records.schema import NodeRecord
 from tprimat.records.store import RunDirectory
 from tprimat.runner.nodes import refuse_unlike
@@ -104,6 +105,7 @@ def test_a_variable_that_one_node_sets_otherwise_is_recorded_and_named(node, tmp
     (status, said), _ = ends(first, follower)
     assert status == 0, said
     record = the_record(tmp_path)
+    assert {(one.processor, one.cores) for one in record.nodes} == {(processor_name(), len(os.sched_getaffinity(0)))}
     assert [one.other_variables for one in record.nodes] == [{}, {"NCCL_ALGO": "Ring", "NCCL_IB_TIMEOUT": None}]
     assert f"NCCL_ALGO is not set on node 0, and Ring on node 1 ({socket.gethostname()})" in " ".join(said.split())
     assert f"NCCL_IB_TIMEOUT is 22 on node 0, and not set on node 1 ({socket.gethostname()})" in " ".join(said.split())

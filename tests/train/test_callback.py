@@ -70,6 +70,8 @@ def test_the_folder_of_any_trainer_can_be_read_by_the_tools(tmp_path, monkeypatc
     fit(importlib.import_module(NAMES[0]), BenchmarkCallback(tmp_path / "mine", tokens_per_step=64))
     (result,) = load_results([tmp_path / "mine"])[0]
     assert result.run.environment["NCCL_P2P_DISABLE"] == "1"
+    (node,) = result.run.nodes
+    assert (node.processor, node.cores) == (result.run.machine.accelerator, len(os.sched_getaffinity(0)))
     assert (result.run.run_id, result.run.model, result.run.outcome) == ("mine", "Regression", "completed")
     assert len(result.steps) == 6
 

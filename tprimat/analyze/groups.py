@@ -187,8 +187,9 @@ def _distinctive_parts(lists: Sequence[str], others: Sequence[Kind], key: str) -
 def _differences(lists: Sequence[Sequence[str]], key: str, *, brief: bool = False) -> list[str]:
     """Return the parts of each list that most do not have, and the names that it lacks and most have.
 
-    With `brief`, a name that at least half of the lists have, all with one value, is told of the others alone. A variable, or a
-    switch that only later versions have, is told of a half that has it: that half is the unusual one.
+    With `brief`, a name that at least half of the lists have, all with one value, is told of the others alone, and of several
+    variables the first is named. A variable, or a switch that only later versions have, is told of a half that has it: that half
+    is the unusual one.
     """
     half = len(lists) / 2
     times = Counter(part for parts in lists for part in parts)
@@ -200,6 +201,7 @@ def _differences(lists: Sequence[Sequence[str]], key: str, *, brief: bool = Fals
         own = [part for part in parts if times[part] <= half]
         if brief:
             own = [part for part in own if values[name_of_part(part)] > 1 or name_of_part(part) not in usual]
+            own = [few(own, 1)] if key == "environment" and own else own
         lacking = sorted(usual - {name_of_part(part) for part in parts})
         lacks = "without {}" if all(_is_extra(key, name) for name in lacking) else LISTS[key]
         texts.append(", ".join([*own, *([lacks.format(few(lacking, 1))] if lacking else [])]))

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tprimat.analyze.groups import Measured
-from tprimat.analyze.traits import TRAITS, model_and_shape
+from tprimat.analyze.traits import TRAITS, model_and_shape, processors
 
-OVER_TIME = ("power-limit", "driver", "environment", "software")
+OVER_TIME = ("power-limit", "driver", "processor", "environment", "software")
 """Traits that may change in the history of one configuration: they are what it is asked about."""
 JOINT = " · "
 LEAST_RUNS = 2
@@ -36,7 +36,7 @@ class Entry:
     not_counted: str | None = None
     """Why the run does not count."""
     facts: Mapping[str, str]
-    """What may change over time: driver, power limit, hosts, versions, variables."""
+    """What may change over time: driver, power limit, hosts and their processors, versions, variables."""
 
 
 def entry_of(item: Measured, path: str) -> Entry:
@@ -48,6 +48,7 @@ def entry_of(item: Measured, path: str) -> Entry:
         **run.software,
         **(run.environment or {}),
         "driver": machine.driver,
+        "processor": processors(run),
         "hosts": ", ".join(node.host for node in run.nodes),
     }
     facts |= {"power limit": None if machine.power_limit_watts is None else f"{machine.power_limit_watts:.0f} W"}

@@ -164,6 +164,14 @@ def _on_gpu(value: Callable[[RunRecord], object]) -> Callable[[RunRecord], objec
     return lambda run: "" if run.machine.platform == "cpu" else value(run)
 
 
+def processors(run: RunRecord) -> str | None:
+    """Return the processors of a run's nodes, each kind once: 'AMD EPYC 9654 with 64 cores'; None where a node does not say."""
+    if not run.nodes or any(node.processor is None for node in run.nodes):
+        return None
+    kinds = dict.fromkeys((node.processor, node.cores) for node in run.nodes)
+    return " and ".join(f"{name} with {cores} core{'s' * (cores != 1)}" if cores else str(name) for name, cores in kinds)
+
+
 def _shape(run: RunRecord) -> str | None:
     """Return what changes the work of a token: all dimensions, and whatever a model has that most have not."""
     shape = run.shape
@@ -455,6 +463,14 @@ TRAITS: Mapping[str, Trait] = {
         effect="warn",
         why="Changes clocks and kernels. Listed if the accelerators differ.",
     ),
+    "processor": Trait(
+        name="processor",
+        value=_on_gpu(processors),
+        words="processor {}",
+        effect="warn",
+        unknown="list",
+        why="Launches kernels: the GPUs may wait for it. Listed if the accelerators differ.",
+    ),
     "environment": Trait(
         name="environment",
         value=_environment,
@@ -468,7 +484,7 @@ TRAITS: Mapping[str, Trait] = {
 LISTS = {"options": "{} not recorded", "environment": "without {}", "software": "without {}"}
 """Traits of many words each, of which a label names only those that distinguish runs -> words for one that a run lacks."""
 NO_VARIABLES = "no variables"
-OF_ACCELERATOR = ("power-limit", "driver", "environment")
+OF_ACCELERATOR = ("power-limit", "driver", "processor", "environment")
 """Traits that another accelerator cannot share."""
 
 

@@ -86,6 +86,11 @@ def own_version() -> str:
     return f"{__version__}+source.{digest.hexdigest()[:12]}"
 
 
+def usable_cores() -> int:
+    """Return how many of the processor's cores (hardware threads) this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def processor_name() -> str:
     """Return the processor's model as Linux names it, or its architecture."""
     try:

@@ -177,6 +177,10 @@ class NodeRecord(RefuseUnknownKeys):
     memory_bytes: WholeNumber | None = None
     """Of the smallest accelerator."""
     driver: str | None = None
+    processor: str | None = None
+    """Model of the host's processor; None in older records."""
+    cores: Count | None = None
+    """Of the processor, as many as a run may use; None in older records."""
     other_variables: dict[str, str | None] = field(default_factory=dict)
     """Variables that tune libraries and are set otherwise than on the first node -> value here; None: not set."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tprimat.analyze.groups import Measured
 from tprimat.analyze.roofline import watts_per_gpu
-from tprimat.analyze.traits import tokens_per_step
+from tprimat.analyze.traits import processors, tokens_per_step
 from tprimat.facts.flops import parameters
 from tprimat.records.schema import RunMetrics, RunRecord, StepRecord
 from tprimat.report.catalogue import FLOPS, MFU, STEP_TIME, TOKENS, Metric
@@ -98,6 +98,7 @@ COLUMNS: tuple[Column, ...] = (
     _run("accelerator_memory_bytes", "of one accelerator", lambda run: run.machine.memory_bytes, kind=int),
     _run("power_limit_watts", "of one accelerator", lambda run: run.machine.power_limit_watts, kind=float),
     _run("driver", "version", lambda run: run.machine.driver),
+    _run("processor", "of each kind of node, with the cores that a run may use", processors),
     _run("micro_batch_sequences", "sequences in one micro-batch", kind=int),
     _run("global_batch_sequences", "sequences in one step", kind=int),
     _run("accumulation_steps", "micro-batches of one replica in a step", kind=int),

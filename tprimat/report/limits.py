@@ -3,6 +3,7 @@
 from tprimat import units
 from tprimat.analyze.groups import Group, group_mean
 from tprimat.analyze.roofline import NEAR_A_LIMIT, Limit, limits, watts_per_gpu
+from tprimat.analyze.traits import processors
 from tprimat.facts.cuda_graphs import Launches
 from tprimat.records.schema import RunMetrics, RunRecord
 
@@ -43,7 +44,8 @@ def distance_from_limits(group: Group, name: str = "It") -> list[str]:
 def _idle(run: RunRecord, busy: float) -> str:
     """Say how long GPUs ran no kernel at all, and what may help."""
     idle = units.percent(1 - busy, 0)
-    waits = f"Its GPUs ran no kernel in {idle} of the time: they waited, most likely for the host to launch some."
+    host = f"the host ({known})" if (known := processors(run)) else "the host"
+    waits = f"Its GPUs ran no kernel in {idle} of the time: they waited, most likely for {host} to launch some."
     return f"{waits} {ONE_CALL[0].upper()}{ONE_CALL[1:]}" if _could_launch_graphs(run) else waits
 
 

@@ -36,7 +36,7 @@ from tprimat.launch.stacks import Stack, describe, take_stacks
 from tprimat.launch.torchrun import torchrun
 from tprimat.logs.failures import Failure
 from tprimat.plan.schema import RunPlan, write_plan
-from tprimat.records.environment import processor_name, software_versions, variables_of_run
+from tprimat.records.environment import processor_name, software_versions, usable_cores, variables_of_run
 from tprimat.records.schema import Machine, NodeRecord
 from tprimat.records.store import RunDirectory
 
@@ -52,14 +52,18 @@ Notify = Callable[[str], None]
 
 def node_record(machine: Machine | None, platform_is_cpu: bool) -> NodeRecord:
     """Return this machine as a node of a run."""
+    host, processor, cores = socket.gethostname(), processor_name(), usable_cores()
     if machine is None or platform_is_cpu:
-        return NodeRecord(host=socket.gethostname(), accelerator=processor_name() if platform_is_cpu else None, gpus=None)
+        accelerator = processor if platform_is_cpu else None
+        return NodeRecord(host=host, accelerator=accelerator, gpus=None, processor=processor, cores=cores)
     return NodeRecord(
-        host=socket.gethostname(),
+        host=host,
         accelerator=machine.accelerator,
         gpus=machine.gpus_per_node,
         memory_bytes=machine.memory_bytes,
         driver=machine.driver,
+        processor=processor,
+        cores=cores,
     )
 
 

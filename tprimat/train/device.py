@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tprimat.errors import LaunchError
-from tprimat.records.environment import processor_name
+from tprimat.records.environment import processor_name, usable_cores
 from tprimat.records.schema import Machine, NodeRecord
 
 
@@ -33,7 +33,14 @@ def describe_machine(nodes: int, gpus_per_node: int) -> Machine:
 def this_node(machine: Machine) -> NodeRecord:
     """Return this machine as one of the nodes of a run."""
     gpus = None if machine.platform == "cpu" else torch.cuda.device_count()
-    return NodeRecord(host=socket.gethostname(), accelerator=machine.accelerator, gpus=gpus, memory_bytes=machine.memory_bytes)
+    return NodeRecord(
+        host=socket.gethostname(),
+        accelerator=machine.accelerator,
+        gpus=gpus,
+        memory_bytes=machine.memory_bytes,
+        processor=processor_name(),
+        cores=usable_cores(),
+    )
 
 
 def local_rank() -> int:

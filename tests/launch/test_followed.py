@@ -1,12 +1,17 @@
+from datetime import datetime, timezone
+from itertools import pairwise
+
 import pytest
 from a_launch import ROOT, Notes, a_launch
 from test_sweep import plan_of
 
+from tprimat.analyze.metrics import joules
 from tprimat.launch.run import PIECE_BYTES, GrowingFile, run
 from tprimat.logs.formats import primus
 from tprimat.plan.schema import Batch, Layout
+from tprimat.records.schema import TelemetrySample
 from tprimat.records.store import RunDirectory
-from tprimat.runner.run import FollowedLog
+from tprimat.runner.followed import FollowedLog
 
 LOGS = ROOT / "tests" / "logs"
 
@@ -20,10 +25,38 @@ def followed(tmp_path, log, *words, batch=128, data=8):
         layout=Layout(data=data),
         batch=Batch(micro_batch_sequences=2, global_batch_sequences=batch, sequence_tokens=8192, accumulation_steps=8),
     )
-    following = FollowedLog(plan, primus.read_line)
+    began = datetime.now(timezone.utc).isoformat()
+    following = FollowedLog(plan, primus.read_line, began)
     notes = Notes()
-    launch = a_launch(tmp_path, "replay", log, *words, step_of_line=following.step_of_line, complete=following.complete)
+    says = ("replay", log) if log else ()
+    launch = a_launch(tmp_path, *says, *words, step_of_line=following.step_of_line, complete=following.complete)
     return (*run(launch, notes), notes)
+
+
+def said(step, seconds):
+    return (
+        "line",
+        f"iteration {step:8d}/      50 | consumed samples: {128 * step:12d} | elapsed time per iteration (ms): {1000 * seconds:.1f} "
+        "| learning rate: 1.000000E-05 | global batch size:   128 | lm loss: 1.189700E+01 | grad norm: 7.0 |",
+    )
+
+
+def test_the_last_steps_of_a_log_say_when_they_ended_as_far_as_nothing_came_between(tmp_path):
+    words = [*said(1, 0.6), "sleep", 0.6, *said(2, 0.6), "sleep", 2.0, *said(3, 0.6)]  # a validation of 1.4 s before step 3
+    words += [word for step in (4, 5, 6) for word in ("sleep", 0.6, *said(step, 0.6))]
+    _, result, _ = followed(tmp_path, None, *words)
+    ends = [step.ended_at_seconds for step in result.steps]
+    assert ends[:2] == [None, None]
+    assert [after - before for before, after in pairwise(ends[2:])] == pytest.approx([0.6] * 3, abs=0.15)
+    assert RunDirectory(tmp_path).read_steps() == result.steps
+    readings = [TelemetrySample(at_seconds=at / 4, gpu=0, power_watts=500.0) for at in range(40)]
+    assert joules(readings, result.steps[3:], 1) == (pytest.approx(3 * 0.6 * 500, rel=0.1), None)
+    assert joules(readings, result.steps, 1) == (None, "energy absent: the steps do not say when they ended")
+
+
+def test_the_steps_of_a_log_that_is_only_copied_have_no_moments(tmp_path):
+    _, result, _ = followed(tmp_path, LOGS / "primus_core_v26_5_1.log")
+    assert [step.ended_at_seconds for step in result.steps[:-1]] == [None] * (len(result.steps) - 1)
 
 
 @pytest.mark.parametrize("log", sorted(path.name for path in LOGS.glob("primus_*.log")))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -18,69 +17,20 @@ from tprimat.hardware.slurm import job_name
 from tprimat.launch.group import Group, SharedRun
 from tprimat.launch.run import Launch, LaunchResult, run, try_out, with_end
 from tprimat.launch.watchdog import Limits
-from tprimat.logs.extract import parsed_log, step_record
-from tprimat.logs.fields import LineFields
-from tprimat.logs.steps import LogContents, Workload, seconds_of
 from tprimat.plan.build import strategies_with_less_memory
-from tprimat.plan.evidence import first_record, mismatches, unproven
+from tprimat.plan.evidence import first_record
 from tprimat.plan.schema import RunPlan, write_plan
 from tprimat.records.benchmark_file import benchmark_file_name, write_benchmark_file
 from tprimat.records.discover import probes_in
 from tprimat.records.environment import variables_of_run
 from tprimat.records.schema import Machine, NodeRecord, RunMetrics, RunRecord, StepRecord
 from tprimat.records.store import RunDirectory
+from tprimat.runner.followed import FollowedLog
 from tprimat.runner.micro_batch import find_micro_batch
 from tprimat.runner.nodes import command_on, this_node
 from tprimat.runner.prediction import out_of_memory_hint
 from tprimat.runner.progress import Progress
 from tprimat.runner.session import Session, with_prediction
-
-
-class FollowedLog:
-    """Read steps and evidence of a framework that writes no records from its log: `step_of_line` and `complete` of a Launch.
-
-    Each step is reported once, with its line. What only the whole log shows (the mean that Megatron prints for its second step,
-    peaks that come later) is corrected at the end, in steps.jsonl too.
-    """
-
-    def __init__(self, plan: RunPlan, read_line: Callable[[str], LineFields | None]) -> None:
-        self._plan = plan
-        self._read_line = read_line
-        self._contents = LogContents()
-        self._lines = 0
-        self._reported: set[int] = set()
-        batch = plan.batch
-        self._workload = Workload(
-            gpus=plan.nodes * plan.gpus_per_node,
-            global_batch_sequences=batch.global_batch_sequences,
-            sequence_tokens=batch.sequence_tokens,
-        )
-
-    def step_of_line(self, text: str) -> StepRecord | None:
-        """Return the step that a line reports for the first time."""
-        self._lines += 1
-        fields = self._read_line(text)
-        if fields is None:
-            return None
-        self._contents.add(fields, self._lines)
-        step = self._contents.steps.get(fields.step) if fields.step is not None else None
-        if step is None or step.step in self._reported:
-            return None
-        seconds = seconds_of(step, self._workload)
-        if seconds is None:
-            return None
-        self._reported.add(step.step)
-        return step_record(step, seconds, self._workload)
-
-    def complete(self, run: RunRecord) -> tuple[RunRecord, tuple[StepRecord, ...]]:
-        """Return the last record, with the log's evidence and where it contradicts the plan, and the steps of the whole log."""
-        parsed = parsed_log(self._contents, self._workload)
-        evidence = dataclasses.replace(parsed.evidence, notes=(*parsed.evidence.notes, *parsed.notes))
-        findings = mismatches(self._plan, evidence)
-        if parsed.steps:  # what a run that failed before its first step did not prove is no news
-            findings += unproven(self._plan, evidence)
-        completed = dataclasses.replace(run, clock="framework", evidence=evidence, mismatches=findings)
-        return completed, parsed.steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +159,7 @@ def not_started(session: Session, record: RunRecord, result: LaunchResult, log: 
 def followed(launch: Launch, plan: RunPlan) -> Launch:
     """Return the launch of a framework that only prints: steps and evidence come from its log, tracebacks from its ranks'."""
     engine = engine_named(plan.engine)
-    log = FollowedLog(plan, engine.read_line)
+    log = FollowedLog(plan, engine.read_line, launch.record.started_at)
     return dataclasses.replace(launch, step_of_line=log.step_of_line, complete=log.complete, error_logs=engine.error_logs(plan))
 
 

@@ -1,0 +1,92 @@
+"""Follow a framework that writes no records: steps, evidence and the moments of steps come from its log."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
+
+from tprimat.logs.extract import parsed_log, step_record
+from tprimat.logs.fields import LineFields
+from tprimat.logs.steps import LogContents, Workload, seconds_of
+from tprimat.plan.evidence import mismatches, unproven
+from tprimat.plan.schema import RunPlan
+from tprimat.records.schema import RunRecord, StepRecord
+
+SLACK_SECONDS, SLACK_SHARE = 0.2, 0.02
+"""How far steps may be from the time between their lines: the launcher reads ten times a second, and power once."""
+
+
+class FollowedLog:
+    """Read steps and evidence of a framework that writes no records from its log: `step_of_line` and `complete` of a Launch.
+
+    Each step is reported once, with its line. What only the whole log shows (the mean that Megatron prints for its second step,
+    peaks that come later) is corrected at the end, in steps.jsonl too.
+    """
+
+    def __init__(self, plan: RunPlan, read_line: Callable[[str], LineFields | None], started_at: str | None = None) -> None:
+        self._plan = plan
+        self._read_line = read_line
+        self._began = None if started_at is None else datetime.fromisoformat(started_at)
+        self._came: dict[int, float] = {}
+        """Step -> when its line came, in seconds since the run's start; of the last attempt."""
+        self._contents = LogContents()
+        self._lines = 0
+        self._reported: set[int] = set()
+        batch = plan.batch
+        self._workload = Workload(
+            gpus=plan.nodes * plan.gpus_per_node,
+            global_batch_sequences=batch.global_batch_sequences,
+            sequence_tokens=batch.sequence_tokens,
+        )
+
+    def step_of_line(self, text: str) -> StepRecord | None:
+        """Return the step that a line reports for the first time."""
+        self._lines += 1
+        fields = self._read_line(text)
+        if fields is None:
+            return None
+        attempts = self._contents.restarts
+        self._contents.add(fields, self._lines)
+        if self._contents.restarts > attempts:
+            self._came.clear()
+        step = self._contents.steps.get(fields.step) if fields.step is not None else None
+        if step is None or step.step in self._reported:
+            return None
+        seconds = seconds_of(step, self._workload)
+        if seconds is None:
+            return None
+        self._reported.add(step.step)
+        if self._began is not None:
+            self._came[step.step] = (datetime.now(timezone.utc) - self._began).total_seconds()
+        return step_record(step, seconds, self._workload)
+
+    def complete(self, run: RunRecord) -> tuple[RunRecord, tuple[StepRecord, ...]]:
+        """Return the last record, with the log's evidence and where it contradicts the plan, and the steps of the whole log."""
+        parsed = parsed_log(self._contents, self._workload)
+        evidence = dataclasses.replace(parsed.evidence, notes=(*parsed.evidence.notes, *parsed.notes))
+        findings = mismatches(self._plan, evidence)
+        if parsed.steps:  # what a run that failed before its first step did not prove is no news
+            findings += unproven(self._plan, evidence)
+        completed = dataclasses.replace(run, clock="framework", evidence=evidence, mismatches=findings)
+        return completed, with_moments(parsed.steps, self._came)
+
+
+def with_moments(steps: Sequence[StepRecord], came: Mapping[int, float]) -> tuple[StepRecord, ...]:
+    """Say of the last steps when they ended, so that power readings can be matched with them.
+
+    A step ends when its line comes. Where the steps do not add up to the time between their lines, because a log leaves out
+    validation, checkpoints or steps, those before keep no moment.
+
+    Args:
+        steps: in order, with the log's own times.
+        came: step -> seconds from the run's start to its line.
+    """
+    found = list(steps)
+    summed = 0.0
+    for place in reversed(range(len(found))):
+        step = found[place]
+        at, end = came.get(step.step), came.get(found[-1].step)
+        if at is None or end is None or abs(end - at - summed) > SLACK_SECONDS + SLACK_SHARE * summed:
+            break
+        found[place] = dataclasses.replace(step, ended_at_seconds=round(at, 3))
+        summed += step.step_seconds * step.merged
+    return tuple(found)

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -160,3 +161,9 @@ def test_layouts_race_against_those_of_their_own_model():
     assert [cell.is_needless(results) for cell in race.cells()] == [False, False, True, True]
     assert len(notices) == 1
     assert notices[0].startswith("qwen: one can no longer win: ")
+
+
+def test_a_note_names_a_model_that_is_not_the_whole_one():
+    runs = [result_of(item).run for item in runs_of("one", 5.0, 0, size="tiny")]
+    short = [replace(run, steps=run.steps[:4], metrics=replace(run.metrics, warnings=("too few steps",))) for run in runs]
+    assert "too few steps: llama tiny one" in combined(short)

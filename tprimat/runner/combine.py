@@ -5,6 +5,7 @@ from typing import Any
 
 from tprimat.analyze.compare import QUESTION, Question, rankings
 from tprimat.analyze.groups import Group, Measured, group_runs
+from tprimat.analyze.traits import model_name
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.evidence import REDIRECTED, other_notes
 from tprimat.records.store import as_document
@@ -51,11 +52,11 @@ def _notes(groups: Sequence[Group]) -> dict[str, list[str]]:
             run, metrics = item.result.run, item.metrics
             absent = f"No MFU, {metrics.mfu_absent_because}" if metrics and metrics.mfu_absent_because else None
             if absent and item is group.runs[0]:
-                found.setdefault(absent, []).append(f"{run.model} {run.strategy}")
+                found.setdefault(absent, []).append(f"{model_name(run)} {run.strategy}")
             for note in (*(metrics.warnings if metrics else ()), *other_notes(run.evidence)):
                 if note == REDIRECTED:
                     continue  # the caution about CPUs says the same
-                found.setdefault(note, []).append(f"{run.model} {run.strategy}")
+                found.setdefault(note, []).append(f"{model_name(run)} {run.strategy}")
     return merged(found)
 
 

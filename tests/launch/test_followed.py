@@ -36,7 +36,8 @@ def followed(tmp_path, log, *words, batch=128, data=8):
 def said(step, seconds):
     return (
         "line",
-        f"iteration {step:8d}/      50 | consumed samples: {128 * step:12d} | elapsed time per iteration (ms): {1e3 * seconds:.1f} | "
+        f"iteration {step:8d}/      50 | consumed samples: {128 * step:12d} "
+        f"| elapsed time per iteration (ms): {1e3 * seconds:.1f} | "
         "learning rate: 1.000000E-05 | global batch size:   128 | lm loss: 1.189700E+01 | grad norm: 7.0 |",
     )
 

@@ -13,8 +13,9 @@ The peers are `transformer_engine`, the embedded engine with Transformer Engine'
 
 All rounds of a layout come before the next layout, and in each round every program runs once. An interrupted series thus leaves
 whole comparisons of its first layouts, and a drift of the machine affects all programs. A run that was broken off does not
-count, and --resume makes it again. A failure counts as a result: delete its folder to try again. With --time-limit no run starts
-that would end too late, judged by the longest of its layout and program so far, or of its program, or of all.
+count, and --resume makes it again. A failure counts as a result: delete its folder to try again. A program that runs out of memory
+does not run in later rounds of the layout. With --time-limit no run starts that would end too late, judged by the longest of its
+layout and program so far, or of its program, or of all.
 
 Each run leaves its records under --output; the table is printed and written to engine_speed.json from those records. Layouts that
 do not fit the GPUs here are left out and listed, and so is what a peer refuses, with its reason.
@@ -84,6 +85,11 @@ class Row:
     """The engine with this peer."""
 
     @property
+    def ran_out_of_memory(self) -> bool:
+        """Whether it did in an earlier round: it would do so again."""
+        return any(item.result.run.outcome == "out_of_memory" for item in self.runs)
+
+    @property
     def group(self) -> Group | None:
         """The runs that count, if they are alike."""
         groups = group_runs(self.runs)
@@ -109,7 +115,7 @@ class Series:
         jobs = list(jobs_of(layout, ranks, self._programs, self._options))
         for job in jobs:
             row = rows[job.program.name]
-            if row.why_none is None and not self._make(job, row):
+            if row.why_none is None and not row.ran_out_of_memory and not self._make(job, row):
                 continue
             self.done += 1
             if row.why_none is None and (result := newest(job.folder)) is not None:

@@ -168,6 +168,17 @@ def test_a_torchtitan_that_fails_leaves_ours_as_it_is(ours):
     assert "out_of_memory: The GPU ran out of memory" in done.stdout
 
 
+def test_a_program_that_runs_out_of_memory_does_not_run_in_later_rounds(tmp_path):
+    failure = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    words = ("--engine", "torchtitan", "--gpus", "2", "--only", "dp_mbs4", "--steps", "3", "--rounds", "3", "--against", "none")
+    done = engine_speed(tmp_path, *words, FAKE_TITAN_FAILS=failure)
+    (row,) = json.loads((tmp_path / "engine_speed.json").read_text())
+    assert [run["outcome"] for run in row["runs"]] == ["out_of_memory"]
+    assert "out_of_memory: The GPU ran out of memory" in done.stdout
+    again = engine_speed(tmp_path, *words, "--resume")
+    assert json.loads((tmp_path / "engine_speed.json").read_text())[0]["runs"] == row["runs"], again.stderr
+
+
 def test_what_a_program_refuses_is_asked_once_and_the_table_says_why(tmp_path):
     done = engine_speed(
         tmp_path, "--engine", "torchtitan", "--gpus", "2", "--only", "pp2_mbs4", "--rounds", "3", "--against", "none"

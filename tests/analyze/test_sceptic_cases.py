@@ -599,6 +599,16 @@ def test_waiting_gpus_are_named_before_other_causes_and_graphs_are_offered_where
     ) == offers
 
 
+@pytest.mark.parametrize(("program", "known"), [("torchtitan", False), ("megatron", True)])
+def test_what_bounds_a_run_is_not_told_without_its_power(program, known):
+    """torchtitan's readings were not matched with its steps; it drew as much as the others."""
+    results, _ = load_results([H100_RECORDS.parent / "h200" / "in-turn-four-programs" / program / "dp_mbs4"])
+    (group,) = group_runs([measure(one, MetricOptions()) for one in results])
+    text = " ".join(distance_from_limits(group))
+    assert ("The power limit holds the clocks down" in text) == known
+    assert ("Neither compute nor memory is used up, and its power is not recorded" in text) != known
+
+
 def test_waiting_gpus_are_named_with_the_processor_that_they_waited_for():
     results, _ = load_results([H100_RECORDS / "earlier" / "megatron" / "tp2_mbs2"])
     measured = [measure(one, MetricOptions()) for one in results]

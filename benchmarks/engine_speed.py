@@ -13,9 +13,9 @@ The peers are `transformer_engine`, the embedded engine with Transformer Engine'
 
 All rounds of a layout come before the next layout, and in each round every program runs once. An interrupted series thus leaves
 whole comparisons of its first layouts, and a drift of the machine affects all programs. A run that was broken off does not
-count, and --resume makes it again. A failure counts as a result: delete its folder to try again. A program that runs out of memory
-does not run in later rounds of the layout. With --time-limit no run starts that would end too late, judged by the longest of its
-layout and program so far, or of its program, or of all.
+count, and --resume makes it again. A failure counts as a result: delete its folder to try again. A program that has run out of
+memory does not run in later rounds of the layout. With --time-limit no run starts that would end too late, judged by the longest
+of its layout and program so far, or of its program, or of all.
 
 Each run leaves its records under --output; the table is printed and written to engine_speed.json from those records. Layouts that
 do not fit the GPUs here are left out and listed, and so is what a peer refuses, with its reason.

@@ -38,8 +38,8 @@ def distance_from_limits(group: Group, name: str = "It") -> list[str]:
     if (busy := group_mean(group, lambda one: one.gpu_busy)) is not None and busy < BUSY:
         return [shares, _idle(group.run, busy)]
     hint = "" if any(limit.kind == "measured matmul" for limit in found) else PROBE
-    known = group_mean(group, lambda one: watts_per_gpu(group.run, one)) is not None or group.run.machine.platform == "cpu"
-    power = "" if known else ", and its power is not recorded"
+    unread = group_mean(group, lambda one: watts_per_gpu(group.run, one)) is None and group.run.machine.platform != "cpu"
+    power = ", and its power is not recorded" if unread else ""
     return [shares, f"Neither compute nor memory is used up{power}: the rest of the step goes to {REST}.{hint}"]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tprimat import units
-from tprimat.facts.accelerators import PLATFORM_OF, find_accelerator, peak_dense_flops
+from tprimat.facts.accelerators import find_accelerator, peak_dense_flops
 from tprimat.facts.cuda_graphs import Launches
 from tprimat.facts.flops import flop_per_token
 from tprimat.facts.models import ModelShape
@@ -17,6 +17,7 @@ from tprimat.predict.search import NARROWER, Answer, Candidate, Otherwise, Quest
 from tprimat.predict.time import TIME_PARTS, TimePart, late_step_seconds
 from tprimat.predict.workload import EMBEDDED, NEMO, Implementation, Precision, Workload
 from tprimat.report.limits import AS_GRAPHS
+from tprimat.report.plan_flags import ON_EACH_NODE, flags_of, measuring_flags
 from tprimat.report.screen import PLAIN, Painted, Screen
 from tprimat.report.tables import columns, plural
 
@@ -249,9 +250,13 @@ def _best(best: Candidate, question: Question, rates: Rates, screen: Screen, com
     again = "" if work.recompute.granularity == "none" else f", recompute {work.recompute.words}"
     name = screen.paint(layout_name(work), "winner")
     what = f"fastest   {name}, micro-batch {work.micro_batch}{again}"
-    flags = _run_by(work, question, rates)
-    run = f"{command} {flags}" if command and question.engine else flags
-    lines = [what, f"{rate}, {memory} a GPU", run]
+    lines = [what, f"{rate}, {memory} a GPU"]
+    if question.engine is None:
+        lines.append("TPrimat does not start this engine; the degrees are for its own flags")
+    else:
+        flags = flags_of(work, question, rates)
+        lines.append(f"{command} {flags}" if command else flags)
+        lines += [ON_EACH_NODE] if question.gpus > question.gpus_per_node else []
     if host_may_be_late(best, rates):
         lines.append("the lower end assumes a host as slow at launching kernels as that of two H100 (docs/measured.md)")
         if can_run_as_graphs(work):
@@ -276,11 +281,7 @@ def _certainty(layouts: Sequence[Candidate], question: Question, rates: Rates, s
     error = _error_of(question, rates)
     if len(layouts) == 1:
         return "No other layout that these options allow fits."
-    measure = (
-        f":\n  {command} --engine {question.engine} --parallel auto --measure 3 --global-batch-size "
-        f"{question.global_batch} --sequence-length {question.sequence_tokens} --precision {question.precision}"
-    )
-    run = measure if command and question.engine else ""
+    run = f":\n  {command} {measuring_flags(question, rates)}" if command and question.engine else ""
     if error is None:
         return screen.prose("How far these rates may be off is not known: measure to rank the layouts") + run
     close = sum(best_share(candidate, layouts[0]) > 1 / (1 + error) for candidate in layouts)
@@ -329,30 +330,6 @@ def _how(candidate: Candidate) -> str:
     work = candidate.workload
     how = f"{layout_name(work)}, micro-batch {work.micro_batch}, recompute {work.recompute.words}"
     return f"{how}, {units.gibibytes(candidate.memory.device_bytes)} a GPU"
-
-
-def _run_by(workload: Workload, question: Question, rates: Rates) -> str:
-    """Return the flags of ./benchmark.py that run a layout as it was predicted; without them it might not fit."""
-    if question.engine is None:
-        return "TPrimat does not start this engine; the degrees are for its own flags"
-    layout, accelerator = workload.layout, find_accelerator(rates.accelerator)
-    again, layers = workload.recompute.granularity, workload.recompute.first_layers
-    platform = None if accelerator is None else PLATFORM_OF[accelerator.backend]
-    own = f"platform_optimizations.{platform}.recompute"
-    named = {
-        "--engine": question.engine,
-        "--tp": layout.tensor,
-        "--pp": layout.pipeline,
-        "--vpp": layout.virtual_pipeline,
-        "--cp": layout.context if layout.context > 1 else None,
-        "--ep": layout.expert if layout.expert > 1 else None,
-        "--micro-batch-size": workload.micro_batch,
-        "--global-batch-size": workload.micro_batch * workload.accumulation_steps * layout.data,
-        "--sequence-length": workload.sequence_tokens,
-        "--precision": workload.precision,
-        "--set": None if again == "none" else f"{own}={again}" + (f" --set {own}_layers={layers}" if layers else ""),
-    }
-    return " ".join(f"{flag} {value}" for flag, value in named.items() if value is not None)
 
 
 def scaling_text(

@@ -1,0 +1,64 @@
+"""The flags of ./benchmark.py that run what a plan predicts, on the machine that it is for."""
+
+from collections.abc import Mapping
+
+from tprimat.facts.accelerators import PLATFORM_OF, find_accelerator
+from tprimat.predict.rates import Rates
+from tprimat.predict.search import Question
+from tprimat.predict.workload import Workload
+
+USUAL_GPUS = 8
+"""Of a node: what ./benchmark.py assumes of a machine that is not here."""
+ON_EACH_NODE = "start it on each node or with srun, or add --launcher slurm (docs/clusters.md)"
+
+
+def flags_of(workload: Workload, question: Question, rates: Rates) -> str:
+    """Return the flags that run a layout as it was predicted; without them it might not fit."""
+    layout, machine = workload.layout, _of_machine(question, rates)
+    again, layers = workload.recompute.granularity, workload.recompute.first_layers
+    own = f"platform_optimizations.{machine['--platform']}.recompute"
+    flags = {
+        "--engine": question.engine,
+        **machine,
+        "--tp": layout.tensor,
+        "--pp": layout.pipeline,
+        "--vpp": layout.virtual_pipeline,
+        "--cp": layout.context if layout.context > 1 else None,
+        "--ep": layout.expert if layout.expert > 1 else None,
+        "--micro-batch-size": workload.micro_batch,
+        "--global-batch-size": workload.micro_batch * workload.accumulation_steps * layout.data,
+        "--sequence-length": workload.sequence_tokens,
+        "--precision": workload.precision,
+        "--set": None if again == "none" else f"{own}={again}" + (f" --set {own}_layers={layers}" if layers else ""),
+    }
+    return _words(flags)
+
+
+def measuring_flags(question: Question, rates: Rates) -> str:
+    """Return the flags that measure the best layouts and run the fastest."""
+    flags = {
+        "--engine": question.engine,
+        **_of_machine(question, rates),
+        "--parallel": "auto",
+        "--measure": 3,
+        "--global-batch-size": question.global_batch,
+        "--sequence-length": question.sequence_tokens,
+        "--precision": question.precision,
+    }
+    return _words(flags)
+
+
+def _of_machine(question: Question, rates: Rates) -> dict[str, str | int | None]:
+    """Return the flags that name a plan's machine: without them ./benchmark.py takes the one it runs on."""
+    accelerator = find_accelerator(rates.accelerator)
+    in_node = min(question.gpus, question.gpus_per_node)
+    return {
+        "--platform": None if accelerator is None else PLATFORM_OF[accelerator.backend],
+        "--nodes": question.gpus // in_node if question.gpus > in_node else None,
+        "--gpus": in_node if in_node != USUAL_GPUS else None,
+    }
+
+
+def _words(flags: Mapping[str, object]) -> str:
+    """Write flags as they are typed, without those that have no value."""
+    return " ".join(f"{flag} {value}" for flag, value in flags.items() if value is not None)

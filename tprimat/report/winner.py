@@ -316,7 +316,7 @@ def loss_words(verdict: Verdict) -> str:
         return ""
     look = verdict.other_loss.looks[-1]
     value = look.difference.value
-    size = "is not a number" if value == float("inf") else f"differs by {value:+.1%}".replace("%", " %")
+    size = "is not a number" if value == float("inf") else f"differs by {units.signed_percent(value)}"
     found = verdict.other_loss
     seeds = "on the same data and seed" if found.paired else f"on the same data, over {found.seeds} seeds or more per side,"
     more = "; tprimat parity has more" if found.paired else ""

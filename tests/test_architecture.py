@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "megatron": {"errors", "facts", "plan", "records", "train"},
     "nemo": {"errors", "facts", "plan", "records", "train", "megatron", "engines"},
     "probe": {"errors", "units", "statistics", "facts", "records", "hardware"},
-    "analyze": {"errors", "statistics", "facts", "records"},
+    "analyze": {"errors", "units", "statistics", "facts", "records"},
     "report": {"errors", "units", "facts", "records", "analyze", "predict"},
 }
 MAY_IMPORT["runner"] = set(MAY_IMPORT)

@@ -1,6 +1,11 @@
+import ast
+from pathlib import Path
+
 import pytest
 
 from tprimat import units
+
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.parametrize(
@@ -41,3 +46,21 @@ def test_absent_prints_as_a_dash(format_):
 )
 def test_a_difference_carries_its_sign(fraction, text):
     assert units.signed_percent(fraction) == text
+
+
+@pytest.mark.parametrize(("fraction", "text"), [(0.00123, "+0.12 %"), (-0.00004, "0.00 %")])
+def test_a_small_difference_has_the_digits_asked_for(fraction, text):
+    assert units.signed_percent(fraction, 2) == text
+
+
+def by_hand(source: str) -> list[int]:
+    """Lines that write a percentage with a format of Python's own, such as 0.5 -> '50%'."""
+    fields = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FormattedValue) and node.format_spec]
+    return [field.lineno for field in fields if ast.unparse(field.format_spec).rstrip("'\"").endswith("%")]
+
+
+def test_every_percentage_has_the_form_of_this_module():
+    assert by_hand('f"{share:.0%}"') == [1]
+    paths = [path for folder in ("tprimat", "tools", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+    assert ROOT / "tprimat" / "analyze" / "metrics.py" in paths
+    assert {str(path): lines for path in paths if (lines := by_hand(path.read_text(encoding="utf8")))} == {}

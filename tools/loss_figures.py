@@ -6,6 +6,7 @@ from lead_figures import DELAYED, OURS
 from record_figures import groups_in
 from speed_layouts import LAYOUTS
 
+from tprimat import units
 from tprimat.analyze.groups import Group
 from tprimat.report.tables import table
 
@@ -36,7 +37,7 @@ def losses(results: Path) -> str:
 
 def _row(layout: str, name: str, group: Group, reference: Group) -> list[str]:
     apart = [abs(one / other - 1) for one, other in zip(_mean_losses(group), _mean_losses(reference), strict=True)]
-    ends = [f"{max(part):.2%}".replace("%", " %") for part in (apart[:FIRST], apart[FIRST:])]
+    ends = [units.percent(max(part), 2) for part in (apart[:FIRST], apart[FIRST:])]
     return [f"`{layout}`", name, str(len(group.runs)), *ends]
 
 

@@ -8,6 +8,7 @@ Figures are between <!-- figures NAME --> and <!-- end -->; the prose around the
 """
 
 import json
+import re
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -169,6 +170,7 @@ def power(results: Path) -> str:
                 continue
             watts = metrics["joules_per_token"] * metrics["tokens_per_second_per_gpu"]["value"]
             notes = "; ".join(text for text in metrics["warnings"] if "clocks" in text) or units.ABSENT
+            notes = re.sub(r"(?<=\d)%", " %", notes)  # as the files of the first versions have them
             rows.append([f"`{layout.name}`", f"{watts:.0f} W", f"{limit:.0f} W" if limit else units.ABSENT, notes])
     return table(("layout", "mean power per GPU", "power limit", "readings of the whole run"), rows) if rows else NOTHING
 
@@ -186,7 +188,7 @@ def callback(results: Path) -> str:
         without, with_it = (
             f"{min(medians[side]) * 1e3:.2f} to {max(medians[side]) * 1e3:.2f} ms" for side in ("without", "with")
         )
-        share = "–" if shortest is None else f"{cost / shortest * 100:.4f} %"
+        share = units.ABSENT if shortest is None else units.percent(cost / shortest, 4)
         rows.append((found["device"], str(found["layers"]), without, with_it, f"{cost * 1e3:.3f} ms", share))
     header = ("GPU", "layers", "step without, by round", "step with, by round", "cost per step")
     return table((*header, "of the shortest step of a layout"), rows) if rows else NOTHING

@@ -109,8 +109,8 @@ def one_run() -> str:
                 found = statistics.ratio_of_sums(np.ones(n), seconds)
                 printed += 1
                 covered += found.low <= 1 <= found.high
-            share = f"{covered / printed:.0%}" if printed > CASES / 20 else units.ABSENT
-            row.append(share if printed > 0.995 * CASES else f"{share} ({1 - printed / CASES:.0%} not printed)")
+            share = units.percent(covered / printed, 0) if printed > CASES / 20 else units.ABSENT
+            row.append(share if printed > 0.995 * CASES else f"{share} ({units.percent(1 - printed / CASES, 0)} not printed)")
         rows.append(row)
     return table(("step times", "n = 10", "n = 20", "n = 50", "n = 100"), rows)
 
@@ -119,7 +119,7 @@ def verdicts() -> str:
     """List how often two equal configurations are called faster or slower."""
     rows = []
     for name, draw in STEPS.items():
-        mine = {between: [name, f"{between:.1%}"] for between in (0.0, statistics.BETWEEN_RUNS, 0.02)}
+        mine = {between: [name, units.percent(between)] for between in (0.0, statistics.BETWEEN_RUNS, 0.02)}
         for runs in (1, 2, 3, 5):
             rng = np.random.default_rng(runs)
             # Each spread between runs shifts the same runs: a factor on a run's seconds leaves the relative error of its rate.
@@ -135,9 +135,8 @@ def verdicts() -> str:
                     outside = not ratio.low <= 1 <= ratio.high
                     covered += not outside
                     wrong += outside and runs >= statistics.FEWEST_RUNS
-                row.append(
-                    f"{covered / (CASES // 2):.0%}" + ("" if runs < statistics.FEWEST_RUNS else f", {wrong / (CASES // 2):.0%}")
-                )
+                shares = [units.percent(number / len(cases), 0) for number in (covered, wrong)]
+                row.append(", ".join(shares if runs >= statistics.FEWEST_RUNS else shares[:1]))
         rows += mine.values()
     header = ("step times, n = 20", "spread between runs", "1 run per side", "2 runs", "3 runs", "5 runs")
     return table(header, rows)
@@ -158,7 +157,7 @@ def many() -> str:
                 shown = [statistics.ratio_of_rates(other, best).low > 1 for other in others]
                 fastest += shown[0]
                 slower += any(shown)
-            shares = [f"{number / len(cases):.0%}" for number in (fastest, slower)]
+            shares = [units.percent(number / len(cases), 0) for number in (fastest, slower)]
             row.append(", ".join(shares[runs < statistics.FEWEST_RUNS :]))
         rows.append(row)
     return table(("equal configurations", "1 run each", "3 runs", "5 runs"), rows)
@@ -211,8 +210,8 @@ def between_runs() -> str:
             squares[where] += float(logs.var(ddof=1)) * (len(logs) - 1)
             freedom[where] += len(logs) - 1
             runs[where] += len(logs)
-            rows.append([folder, day, group.label, str(len(logs)), f"{steps:.2%}", f"{logs.std(ddof=1):.2%}"])
-    rows += [[where, "", "", str(runs[where]), "", f"{math.sqrt(squares[where] / freedom[where]):.2%}"] for where in ALL]
+            rows.append([folder, day, group.label, str(len(logs)), units.percent(steps, 2), units.percent(logs.std(ddof=1), 2)])
+    rows += [[where, "", "", str(runs[where]), "", units.percent(math.sqrt(squares[where] / freedom[where]), 2)] for where in ALL]
     return table(("folder", "day", "configuration", "runs", "between steps of a run", "between runs"), rows)
 
 

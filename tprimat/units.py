@@ -75,12 +75,12 @@ def percent(fraction: float | None, digits: int = 1) -> str:
     return ABSENT if fraction is None else f"{fraction * 100:,.{digits}f} %"
 
 
-def signed_percent(fraction: float | None) -> str:
+def signed_percent(fraction: float | None, digits: int = 1) -> str:
     """Format a difference of fractions: 0.012 -> '+1.2 %'; what rounds to zero has no sign."""
     if fraction is None:
         return ABSENT
-    rounded = round(fraction * 100, 1)
-    return f"{rounded:+,.1f} %" if rounded else "0.0 %"
+    rounded = round(fraction * 100, digits)
+    return f"{rounded:+,.{digits}f} %" if rounded else f"{0:.{digits}f} %"
 
 
 def seconds(value: float | None) -> str:

@@ -304,7 +304,8 @@ def test_a_long_slow_stretch_is_left_out_and_what_it_is_worth_is_said():
     metrics = run_metrics(RUN, steps_of(seconds))
     assert metrics.window.first_step == 22
     assert any(
-        warning.startswith("20 slow steps after step 1 are left out") and "3.3% longer" in warning for warning in metrics.warnings
+        warning.startswith("20 slow steps after step 1 are left out") and "3.3 % longer" in warning
+        for warning in metrics.warnings
     )
 
 
@@ -314,7 +315,7 @@ def test_a_fast_start_before_throttling_does_not_count_and_is_said():
     assert metrics.window.first_step == 22
     assert metrics.window.rule == "excluded steps 1-21: faster than what follows, and not sustained"
     assert any(
-        "20 fast steps after step 1 are left out; with them a mean step takes 1.2% less" in one for one in metrics.warnings
+        "20 fast steps after step 1 are left out; with them a mean step takes 1.2 % less" in one for one in metrics.warnings
     )
 
 
@@ -325,7 +326,7 @@ def test_a_run_that_ends_before_it_is_steady_says_so():
 
 def test_drift_is_told_over_the_whole_window_and_only_where_it_matters():
     rising = run_metrics(RUN, steps_of(4 * (1 + 0.001 * np.arange(40))))
-    assert any("+3.8% over the steady steps" in warning for warning in rising.warnings)
+    assert any("+3.8 % over the steady steps" in warning for warning in rising.warnings)
     tiny = run_metrics(RUN, steps_of(4 * (1 + 0.00001 * np.arange(40))))
     assert tiny.window.drift_per_step is not None
     assert not any("drift" in warning for warning in tiny.warnings)
@@ -372,7 +373,7 @@ def test_a_rank_that_makes_the_others_wait_is_named_with_its_node():
     nodes = tuple(NodeRecord(host=host, accelerator="NVIDIA H200", gpus=2) for host in ("gpu1", "gpu2"))
     machine = dataclasses.replace(H100, gpus_per_node=2, nodes=2)
     run = dataclasses.replace(RUN, machine=machine, nodes=nodes, pipeline_parallel=1, rank_seconds=(1.0, 1.0, 1.0, 1.3))
-    named = "rank 3 (GPU 1 on gpu2) takes 30.0% longer than its peers, which wait"
+    named = "rank 3 (GPU 1 on gpu2) takes 30.0 % longer than its peers, which wait"
     assert stragglers(run) == (named,)
     staged = dataclasses.replace(run, pipeline_parallel=2, rank_seconds=(1.0, 1.04, 2.0, 2.04))
     assert stragglers(staged) == (), "stages differ by their layers, the ranks of one stage should not"

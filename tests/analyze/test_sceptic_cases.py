@@ -112,15 +112,15 @@ def test_of_many_configurations_one_line_says_how_often_clocks_were_held_back():
 
 def test_warnings_that_differ_only_in_numbers_are_one():
     found = {
-        "clocks were held back in 64% of the readings: power cap": ["a"],
-        "clocks were held back in 100% of the readings: power cap": ["b", "a"],
-        "clocks were held back in 7% of the readings: thermal": ["b"],
+        "clocks were held back in 64 % of the readings: power cap": ["a"],
+        "clocks were held back in 100 % of the readings: power cap": ["b", "a"],
+        "clocks were held back in 7 % of the readings: thermal": ["b"],
         "only 9 steady steps; 10 or more make an interval trustworthy": ["c"],
         "only 8 steady steps; 10 or more make an interval trustworthy": ["d"],
     }
     assert merged(found) == {
-        "clocks were held back in 64 to 100% of the readings: power cap": ["a", "b"],
-        "clocks were held back in 7% of the readings: thermal": ["b"],
+        "clocks were held back in 64 to 100 % of the readings: power cap": ["a", "b"],
+        "clocks were held back in 7 % of the readings: thermal": ["b"],
         "only 8 to 9 steady steps; 10 or more make an interval trustworthy": ["c", "d"],
     }
 
@@ -131,7 +131,7 @@ def test_warnings_that_differ_only_in_numbers_are_one():
         ("H100 SXM has no published fp8 peak", "H200 SXM has no published fp8 peak"),
         ("no matrix product was probed in fp8", "no matrix product was probed in fp32"),
         ("energy is that of steps 3-10", "energy is that of steps 5-10"),
-        ("step time drifts by -3.1%", "step time drifts by -1.2%"),
+        ("step time drifts by -3.1 %", "step time drifts by -1.2 %"),
     ],
 )
 def test_names_ranges_and_negative_numbers_are_no_numbers_to_join(one, other):

@@ -180,6 +180,25 @@ def test_unlike_workloads_are_refused_with_what_differs_and_shown_only_when_aske
     assert any("NOT LIKE FOR LIKE" in word for word in words_of(tmp_path / "c.svg"))
 
 
+def test_why_models_are_not_compared_is_said_once_unless_verdicts_say_it(tmp_path):
+    said = "Different models are not compared with each other: a token is not the same work."
+    two = compare("--results-dir", RUNS / "h100", "--output", tmp_path / "c.md").stdout
+    assert f"{said} (--even-if-different compares anyway.)" in two[two.index("\nqwen H100 SXM") :]
+    three = compare("--results-dir", RUNS / "cpu", RUNS / "h100", RUNS / "mi300x", "--output", tmp_path / "c.md").stdout
+    assert (two.count(said), three.count(said)) == (1, 1)
+    for arguments in (("--even-if-different",), ("--baseline", RUNS / "h100" / "runs" / "h100-llama-0")):
+        judged = compare("--results-dir", RUNS / "h100", "--output", tmp_path / "c.md", *arguments).stdout
+        assert "qwen" in judged
+        assert said not in judged
+    alone = compare("--results-dir", RUNS / "h100" / "runs" / "h100-llama-0", "--output", tmp_path / "c.md").stdout
+    assert said not in alone
+
+
+def test_models_that_may_vary_are_told_apart_by_their_shapes(tmp_path):
+    done = compare("--results-dir", RUNS / "h100", "--varying", "model", "--output", tmp_path / "c.md")
+    assert "Not compared with the workload above, because they differ: model's shape 28 layers of 3584" in done.stdout
+
+
 def test_the_trait_that_is_the_question_is_named_and_does_not_forbid(tmp_path):
     for name, dtype in (("h100-llama-0", "bf16"), ("h100-llama-1", "fp8")):
         slower(RUNS / "h100" / "runs" / name, tmp_path / name, 1.0)

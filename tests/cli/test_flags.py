@@ -87,12 +87,58 @@ def test_a_layout_of_the_moment_needs_no_strategy():
 
 
 def test_a_layout_of_the_moment_is_explained_by_its_flag_and_excludes_a_strategy():
-    wrong = run_command("benchmark.py", "--dry-run", "--platform", "cpu", "--model", "llama", "--gpus", "3", "--tp", "3")
-    assert wrong.returncode == 2
-    assert "\n  at    --tp parallelism.tp3.llama.cpu.tensor_model_parallel_size\n" in wrong.stderr
+    wrong = refused("--gpus", "3", "--tp", "3")
+    assert wrong.startswith("error: num_attention_heads (32) must be a multiple of --tp (3).\n  at    --tp\n")
     both = run_command("benchmark.py", "--dry-run", "--parallel", "balanced", "--tp", "2")
     assert both.returncode == 2
     assert both.stderr.startswith("error: --parallel balanced already says how models are split.")
+
+
+def refused(*flags):
+    done = run_command("benchmark.py", "--dry-run", "--platform", "cpu", "--model", "llama", *flags)
+    assert done.returncode == 2
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "way_out"),
+    [
+        (("--gpus", "8", "--tp", "3"), "--tp 1, 2, 4 or 8"),
+        (("--gpus", "6", "--pp", "3"), "--pp 1 or 2"),
+        (("--gpus", "8", "--pp", "2", "--vpp", "3"), "--vpp 1, 2, 4, 8 or 16"),
+        (("--gpus", "8", "--cp", "3"), "--gpus 6, or degrees with a smaller product"),
+        (("--gpus", "6", "--cp", "3"), "--sequence-length 60, or another --cp"),
+        (("--gpus", "8", "--tp", "2", "--ep", "3", "--model", "mixtral"), "--ep 1, 2, 4 or 8"),
+        (("--gpus", "8", "--tp", "2", "--pp", "2", "--micro-batch-size", "3"), "--global-batch-size 18, or --micro-batch-size 2"),
+        (("--gpus", "8", "--vpp", "2"), "leave --vpp out, or raise --pp"),
+    ],
+)
+def test_a_layout_of_the_moment_that_does_not_divide_is_refused_in_its_own_flags(flags, way_out):
+    said = refused(*flags)
+    assert f"\n  try   {way_out}\n" in said
+    assert "parallel_size" not in said
+    assert not re.search(r"parallelism\.\w", said)
+
+
+@pytest.mark.parametrize("flags", [("--gpus", "6", "--pp", "3"), ("--gpus", "8", "--pp", "2", "--tp", "3")])
+def test_each_degree_that_is_named_instead_runs(flags):
+    flag, listed = re.search(r"try   (--\w+) (.*)", refused(*flags)).groups()
+    degrees = re.findall(r"\d+", listed)
+    assert len(degrees) > 1
+    for degree in degrees:
+        (plan,) = plans("--platform", "cpu", "--model", "llama", "--global-batch-size", "24", *flags, flag, degree)
+        assert plan["strategy"] in {f"pp{degree}", f"tp{degree}_pp2"}
+
+
+def test_a_strategy_of_the_file_is_refused_in_the_words_of_the_file():
+    setting = "parallelism.balanced.llama.cpu.tensor_model_parallel_size=3"
+    said = refused("--gpus", "6", "--parallel", "balanced", "--set", setting)
+    assert "must be a multiple of tensor_model_parallel_size (3)." in said
+    assert f"\n  at    --set {setting.removesuffix('=3')}\n" in said
+    assert "\n  try   tensor_model_parallel_size: 1 or 2\n" in said
+    batch = refused("--gpus", "8", "--parallel", "minimal_communication", "--global-batch-size", "7")
+    assert "\n  at    --global-batch-size training.data.global_batch_size\n" in batch
+    assert "\n  try   --global-batch-size 16\n" in batch
 
 
 def test_several_strategies_and_models_are_run_one_after_the_other():

@@ -200,7 +200,7 @@ def test_a_sweep_says_what_is_invalid_ranks_the_rest_and_draws_it(trainer, tmp_p
 def test_a_sweep_of_which_nothing_can_run_says_each_reason_once(trainer, tmp_path):
     done = sweep(tmp_path, "--sweep", "tp=3,7")
     assert (done.returncode, trainer["started"]) == (2, [])
-    assert [done.stderr.count(f"tensor_model_parallel_size ({degree}).") for degree in (3, 7)] == [1, 1]
+    assert [done.stderr.count(f"must be a multiple of --tp ({degree}).") for degree in (3, 7)] == [1, 1]
     assert "error: None of the 2 combinations can run here." in done.stderr
 
 

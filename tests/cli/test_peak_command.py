@@ -217,5 +217,5 @@ def test_warnings_of_repeated_runs_that_differ_in_a_number_are_one_line(tmp_path
     done = analyse("--results-dir", ROOT / "benchmarks" / "records" / "h200" / "repeated" / "dp_mbs4", cwd=tmp_path)
     assert done.stdout.count("clocks were held back in ") == 1
     assert re.search(
-        r"^clocks were held back in 46 to 72% of the readings: power cap \(llama on 4 x H200 SXM\)$", done.stdout, re.MULTILINE
+        r"^clocks were held back in 46 to 72 % of the readings: power cap \(llama on 4 x H200 SXM\)$", done.stdout, re.MULTILINE
     )

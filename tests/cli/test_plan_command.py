@@ -2,13 +2,18 @@
 
 import json
 import math
+import os
+import pty
 import re
 import shlex
+import subprocess
+import sys
 
 import pytest
 from commands import ROOT, run_command, run_script
 from plans import request_of
 
+from tprimat.cli import common
 from tprimat.config.load import Setting, read_config
 from tprimat.engines.base import engine_named
 from tprimat.plan.build import build_plan
@@ -16,6 +21,7 @@ from tprimat.predict.published import score_published
 from tprimat.runner import plan_choices
 
 DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel", "data_parallel")
+SMALL = ("--architecture", "llama-3.1-8b", "--accelerator", "H100 SXM")
 QUESTION = ("--architecture", "llama-3.1-70b", "--accelerator", "NVIDIA H100 80GB HBM3", "--gpus", "64")
 
 
@@ -30,6 +36,41 @@ def test_the_answer_is_one_screen(tmp_path):
     assert any(line.startswith("fastest   ") for line in lines)
     assert "missing, most of it" in done.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (("plan", *SMALL, "--gpus", "8"), "predicting all layouts of llama-3.1-8b on 8 GPUs ...\n"),
+        (("plan", *SMALL), "predicting all layouts of llama-3.1-8b ...\n"),
+        (("plan", *SMALL, "--gpus", "16,8"), "predicting all layouts of llama-3.1-8b on 8 to 16 GPUs ...\n"),
+        (("plan", *SMALL[:3], "H100 SXM,H200 SXM"), "1 of 2: llama-3.1-8b on 8 x H100 SXM\n"),
+        (("benchmark.py", "--plan", "H100 SXM", "--gpus", "8"), "predicting all layouts of llama and qwen ...\n"),
+    ],
+)
+def test_a_plan_that_takes_long_says_what_it_does_apart_from_its_answer(command, said, monkeypatch):
+    monkeypatch.setattr(common, "SLOW_SECONDS", 0.0)
+    slow = run_command(*command, "--json")
+    assert (slow.returncode, slow.stderr) == (0, said)
+    monkeypatch.setattr(common, "SLOW_SECONDS", 600.0)
+    soon = run_command(*command, "--json")
+    assert (soon.returncode, soon.stderr) == (0, "")
+    assert json.loads(slow.stdout) == json.loads(soon.stdout)
+
+
+@pytest.mark.parametrize("words", [("--gpus", "8"), ("--accelerator", "H100 SXM,H200 SXM")])
+def test_a_terminal_shows_what_a_plan_does_until_the_answer(words):
+    slow = "from tprimat.cli import common, main; common.SLOW_SECONDS = 0.0; main.main()"
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-c", slow, "plan", *SMALL, *words]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=follower, check=True, timeout=60, cwd=ROOT)
+    os.close(follower)
+    said = os.read(leader, 65536).decode()
+    os.close(leader)
+    erase = "\r\x1b[2K"
+    assert said.startswith((f"{erase}predicting all layouts of llama-3.1-8b", f"{erase}1 of 2: llama-3.1-8b"))
+    assert said.endswith(f"...{erase}" if "--gpus" in words else f"2 of 2: llama-3.1-8b on 8 x H200 SXM{erase}")
+    assert b"\x1b" not in done.stdout
 
 
 @pytest.mark.parametrize(("words", "gpus", "nodes"), [(("--gpus", "72"), 72, 18), (("--nodes", "2"), 8, 2), ((), 8, 2)])

@@ -77,7 +77,7 @@ def test_both_routings_are_planned_in_turn_for_models_with_experts_alone():
         (("--model", "mixtral", "--routing", "even"), "There is no routing 'even'."),
         (("--model", "mixtral", "--ep", "3", "--gpus", "3"), "num_moe_experts (8) must be a multiple of"),
         (("--model", "mixtral", "--tp", "2", "--ep", "8", "--gpus", "4"), "world_size (4) is not divisible by"),
-        (("--model", "llama", "--ep", "2"), "expert_model_parallel_size is 2, and llama-3.1-8b-tiny has no experts."),
+        (("--model", "llama", "--ep", "2"), "--ep is 2, and llama-3.1-8b-tiny has no experts."),
     ],
 )
 def test_a_mistake_with_experts_is_explained_before_anything_starts(flags, what):

@@ -66,7 +66,7 @@ num_attention_heads (4) must be a multiple of tensor_model_parallel_size (8).
   at    --set parallelism.split.mine.cpu.tensor_model_parallel_size
   why   m has 4 attention heads, 2 key/value heads and a feed-forward width of 128; each rank needs whole heads of both and \
 an equal share of the width.
-  try   tensor_model_parallel_size: 1, 2""",
+  try   tensor_model_parallel_size: 1 or 2""",
         ),
         (
             "training.tiny.data.sequence_length=0",

@@ -12,7 +12,8 @@ from tprimat.predict.rates import BESIDE, UNDER_LOAD, probed_rates
 from tprimat.predict.time import predict_time
 from tprimat.predict.workload import EMBEDDED, Workload
 from tprimat.probe import collectives, pieces
-from tprimat.probe.case import empty_record, measure, open_bench
+from tprimat.probe.case import empty_record, measure, open_bench, open_log
+from tprimat.probe.catalogue import PROBES, Choice
 from tprimat.probe.gemm import Product
 from tprimat.report import probes as tables
 
@@ -74,6 +75,20 @@ def test_every_piece_is_measured_or_refused_with_a_reason(bench):
     for case in one_of_each.values():
         record = measure(replace(case, effort=replace(case.effort, repetitions=2)), bench)
         assert bool(record.seconds) != bool(record.error), case.title
+
+
+def test_a_processor_is_asked_for_all_pieces_but_those_of_gpus():
+    messages = []
+    log = open_log(None, resume=False, seconds=None, tell=messages.append)
+    records = list(PROBES["pieces"](Choice(dtypes=(), workloads=()), open_bench(device=CPU, small=True), log))
+    assert [record.error for record in records if record.error] == []
+    assert messages[0] == "pieces: attention by cudnn and grouped products in fp8 are left out, which a CPU does not have."
+    measured = {(record.kind, record.dtype, record.variant.partition(",")[0]) for record in records}
+    everywhere = {(case.kind, case.dtype, case.variant.partition(",")[0]) for case in pieces.cases(small=True)}
+    assert everywhere - measured == {
+        *(("attention_forward", "bf16", "cudnn"), ("attention_backward", "bf16", "cudnn")),
+        *((kind, "fp8", rows) for kind in pieces.GROUPED_KINDS[:2] for rows in ("equal", "skewed")),
+    }
 
 
 def test_exchanges_are_measured_alone_and_beside_the_same_products():

@@ -165,8 +165,8 @@ def test_repeated_runs_of_one_configuration_end_in_their_mean():
 
 
 def test_warnings_that_differ_in_numbers_only_are_one_line_with_their_range():
-    warnings = {"1 of 10 steps drift by 0.6%": ["a"], "3 of 10 steps drift by 1.2%": ["b", "c"], "another": ["d", "e"]}
-    assert merged(warnings) == {"1 to 3 of 10 steps drift by 0.6 to 1.2%": ["a", "b", "c"], "another": ["d", "e"]}
+    warnings = {"1 of 10 steps drift by 0.6 %": ["a"], "3 of 10 steps drift by 1.2 %": ["b", "c"], "another": ["d", "e"]}
+    assert merged(warnings) == {"1 to 3 of 10 steps drift by 0.6 to 1.2 %": ["a", "b", "c"], "another": ["d", "e"]}
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from tprimat import units
 from tprimat.analyze.groups import Group, group_estimate, group_held_back, on_cpu
 from tprimat.analyze.metrics import of_machine
 from tprimat.analyze.parity import Parity, check_losses
@@ -199,7 +200,7 @@ def _evidence(first: int, second: int, spread: float, *, cpu: bool) -> str:
     where = why_so_much(spread) or (", as on a GPU" if cpu else "")
     where += ": on a CPU they may vary far more" if cpu else ""
     counted = ", before the repeated ones are counted" if first != second else ""
-    assumed = f", and single runs are assumed to vary by {100 * spread:.1f} %{where}{counted}" if 1 in {first, second} else ""
+    assumed = f", and single runs are assumed to vary by {units.percent(spread)}{where}{counted}" if 1 in {first, second} else ""
     return f"{runs}: fewer than {FEWEST_RUNS} per side{assumed}"
 
 

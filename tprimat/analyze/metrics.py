@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from tprimat import units
 from tprimat.analyze.memory import ran_from_graphs, steps_without_graphs, tensor_memory
 from tprimat.analyze.window import REQUESTED, Warmup, is_state, steady_steps, steady_window
 from tprimat.facts.accelerators import peak_dense_flops, peak_sparse_flops
@@ -258,9 +259,8 @@ def stragglers(run: RunRecord) -> tuple[str, ...]:
         if len(likes) > 1 and usual > 0 and seconds > usual * (1 + STRAGGLING):
             gpus = run.machine.gpus_per_node or len(times)
             host = f" on {run.nodes[rank // gpus].host}" if len(run.nodes) > rank // gpus else ""
-            found.append(
-                f"rank {rank} (GPU {rank % gpus}{host}) takes {seconds / usual - 1:.1%} longer than its peers, which wait"
-            )
+            longer = units.percent(seconds / usual - 1)
+            found.append(f"rank {rank} (GPU {rank % gpus}{host}) takes {longer} longer than its peers, which wait")
     return tuple(found)
 
 
@@ -272,7 +272,7 @@ def _merged(steady: Sequence[StepRecord]) -> tuple[str, ...]:
 def _two_speeds(states: TwoStates | None) -> tuple[str, ...]:
     if states is None:
         return ()
-    slow = f"{100 * states.share_high:.0f} % take {states.high:.4g} s, the others {states.low:.4g} s"
+    slow = f"{units.percent(states.share_high, 0)} take {states.high:.4g} s, the others {states.low:.4g} s"
     return (f"steps switch between two speeds ({slow}): no interval holds; look at the clocks, and run longer",)
 
 
@@ -414,9 +414,8 @@ def _warnings(run: RunRecord, steps: Sequence[StepRecord], steady: Sequence[Step
         found.append(f"only {window.steps} steady step{'s' * (window.steps > 1)}; 10 or more make an interval trustworthy")
     found += _first_stretch(steps, steady, window, run.profiled_steps)
     if window.drift_per_step is not None and abs(window.drift_per_step * window.steps) >= NOTABLE_DRIFT:
-        found.append(
-            f"step time drifts by {window.drift_per_step * window.steps:+.1%} over the steady steps (Mann-Kendall, p < 0.05)"
-        )
+        drift = units.signed_percent(window.drift_per_step * window.steps)
+        found.append(f"step time drifts by {drift} over the steady steps (Mann-Kendall, p < 0.05)")
     if window.outliers:
         found.append(
             f"outliers among the {window.steps} steady steps: {window.outliers} (3 scaled MAD); throughput includes them, "
@@ -453,7 +452,7 @@ def _first_stretch(
         return []
     counted = [step.step_seconds for step in steady]
     change = statistics.fmean(cut + counted) / statistics.fmean(counted) - 1
-    length = f"{abs(change):.1%} {'longer' if change > 0 else 'less'}"
+    length = f"{units.percent(abs(change))} {'longer' if change > 0 else 'less'}"
     if window.rule.startswith(REQUESTED):
         return [f"{len(cut)} steps after step 1 are left out as requested; with them a mean step takes {length}"]
     kind = "slow" if statistics.fmean(cut) > statistics.fmean(counted) else "fast"
@@ -467,9 +466,8 @@ def impossible(mfu: Estimate | None) -> tuple[str, ...]:
     """Warn where a rate exceeds what the accelerator can do."""
     if mfu is None or mfu.value <= 1:
         return ()
-    return (
-        f"MFU is {100 * mfu.value:.0f} %, which no hardware can reach: model, GPU, dtype, batch or sequence are not what ran",
-    )
+    share = units.percent(mfu.value, 0)
+    return (f"MFU is {share}, which no hardware can reach: model, GPU, dtype, batch or sequence are not what ran",)
 
 
 def held_back(samples: Sequence[TelemetrySample], steady: Sequence[StepRecord]) -> dict[str, float]:
@@ -508,7 +506,7 @@ def of_machine(reason: str) -> bool:
 def _throttling(clocks: Mapping[str, float] | None) -> tuple[str, ...]:
     if not clocks:
         return ()
-    found = (f"clocks were held back in {share:.0%} of the readings: {reason}" for reason, share in clocks.items())
+    found = (f"clocks were held back in {units.percent(share, 0)} of the readings: {reason}" for reason, share in clocks.items())
     return ("; ".join(found),)
 
 

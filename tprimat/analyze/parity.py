@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from tprimat import units
 from tprimat.analyze.traits import TRAITS, tokens_per_step
 from tprimat.records.benchmark_file import RunResult
 from tprimat.records.schema import RunRecord
@@ -181,7 +182,8 @@ def check_losses(references: Sequence[RunResult], candidates: Sequence[RunResult
 
 
 def _checked(parity: Parity) -> LossCheck:
-    undecided = f"{parity.step} steps do not decide whether the losses are the same within {LOSS_MARGIN:.0%}".replace("%", " %")
+    margin = units.percent(LOSS_MARGIN, 0)
+    undecided = f"{parity.step} steps do not decide whether the losses are the same within {margin}"
     return LossCheck(parity=parity, open_because=undecided if parity.outcome == "undecided" else "")
 
 

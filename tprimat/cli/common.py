@@ -1,9 +1,12 @@
 """Flags that several commands share, and their parsers."""
 
 import argparse
+import contextlib
 import json
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -159,6 +162,59 @@ def report_problems(problems: Sequence[RecordError]) -> None:
 def print_json(document: object) -> None:
     """Print one JSON document, without NaN or infinity."""
     print(json.dumps(document, indent=2, allow_nan=False))
+
+
+SLOW_SECONDS = 2.0
+"""Until a command that has said nothing says what it does."""
+
+
+def progress(text: str) -> None:
+    """Say on stderr what is being done: a terminal shows the newest text only, and none once it is empty."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[2K{text}", end="", file=sys.stderr, flush=True)
+    elif text:
+        print(text, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def said_if_slow(text: str) -> Iterator[None]:
+    """Say once what is being done, if it is not over soon."""
+    said = []
+
+    def say() -> None:
+        said.append(text)
+        progress(text)
+
+    timer = threading.Timer(SLOW_SECONDS, say)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()  # so that nothing is said after the answer
+        if said:
+            progress("")
+
+
+@contextlib.contextmanager
+def said_of_many() -> Iterator[Callable[[str], None]]:
+    """Yield what says how far many things are: a terminal shows each text, anything else one if they take long.
+
+    It has no timer, because many plans start processes, which a second thread could leave with locks.
+    """
+    started, said = time.monotonic(), list[str]()
+
+    def after_each(text: str) -> None:
+        if sys.stderr.isatty() or (not said and time.monotonic() - started >= SLOW_SECONDS):
+            progress(text)
+            said.append(text)
+
+    try:
+        yield after_each
+    finally:
+        if said:
+            progress("")
 
 
 def fraction(text: str, flag: str, example: str = "3% or 0.03") -> float:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tprimat.cli.common import add_probes, counts, positive, print_json
+from tprimat.cli.common import add_probes, counts, positive, print_json, said_if_slow, said_of_many
 from tprimat.engines import ENGINE_NAMES
 
 if TYPE_CHECKING:
@@ -90,12 +90,8 @@ def _choices(
     from tprimat.report.screen import screen_of
     from tprimat.runner.plan_choices import plan_choices
 
-    def progress(text: str) -> None:
-        if sys.stderr.isatty():
-            print(f"\r\x1b[2K{text}", end="", file=sys.stderr, flush=True)
-
-    found = plan_choices(request, shapes, names, sorted(options.gpus or ()), progress)
-    progress("")
+    with said_of_many() as progress:
+        found = plan_choices(request, shapes, names, sorted(options.gpus or ()), progress)
     if options.json:
         print_json(choices_document(found))
     else:
@@ -109,12 +105,22 @@ def _counts(options: argparse.Namespace, request: "PlanRequest") -> int:
     from tprimat.report.screen import screen_of
     from tprimat.runner.planning import answers, ways_out
 
-    several = answers(request, sorted(options.gpus))
+    with said_if_slow(_doing(request, options.gpus)):
+        several = answers(request, sorted(options.gpus))
+        others, more = ([], None) if options.json else ways_out(several, any_engine=request.engine is None)
     if options.json:
         print_json({"scaling": [plan.document(*one) for one in several]})
     else:
-        print(plan.scaling_text(several, screen_of(sys.stdout), *ways_out(several, any_engine=request.engine is None)))
+        print(plan.scaling_text(several, screen_of(sys.stdout), others, more))
     return 0 if any(one.fitting for one, _ in several) else 1
+
+
+def _doing(request: "PlanRequest", gpus: Sequence[int] | None) -> str:
+    """Return what a plan that takes long does."""
+    model = request.architecture
+    ends = dict.fromkeys(f"{end(gpus):,}" for end in (min, max)) if gpus else ()
+    numbers = f" on {' to '.join(ends)} GPUs" if ends else ""
+    return f"predicting all layouts of {model if isinstance(model, str) else model.name}{numbers} ..."
 
 
 def _command_of(model: str | None, architecture: str) -> str:
@@ -132,13 +138,14 @@ def _one(options: argparse.Namespace, request: "PlanRequest") -> int:
     from tprimat.report.screen import screen_of
     from tprimat.runner.planning import ANY_ENGINE, answer, configured_name, otherwise
 
-    found, rates = answer(request)
+    named = request.engine is not None
+    with said_if_slow(_doing(request, options.gpus)):
+        found, rates = answer(request)
+        question, engines = found.question, ANY_ENGINE if named else ()
+        instead = None if found.fitting or options.json else otherwise(question, rates, engines, any_engine=not named)
     if options.json:
         print_json(plan.document(found, rates))
     else:
-        question, named = found.question, request.engine is not None
-        engines = ANY_ENGINE if named else ()
-        instead = None if found.fitting else otherwise(question, rates, engines, any_engine=not named)
         model = options.model or configured_name(question.shape.name)
         print(plan.text(found, rates, screen_of(sys.stdout), instead, _command_of(model, question.shape.name)))
     if options.picture:

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tprimat.cli.common import add_probes, positive, print_json
+from tprimat.cli.common import add_probes, positive, print_json, said_if_slow
 from tprimat.engines import AUTO, ENGINE_NAMES
 from tprimat.errors import ConfigError
 
@@ -278,16 +278,23 @@ def _plan(options: argparse.Namespace) -> int:
     platform = PLATFORM_OF[accelerator.backend]
     request = replace(request_of(options), dry_run=True, platform=platform, size="full", elsewhere=is_elsewhere(name))
     plans = {plan.model: plan for plan in prepare(request).plans}
-    answers = [answer_for(plan, name, options.probes) for plan in plans.values()]
+    with said_if_slow(f"predicting all layouts of {' and '.join(plans)} ..."):
+        answers = [answer_for(plan, name, options.probes) for plan in plans.values()]
+        instead = [
+            None
+            if found.fitting or options.json
+            else otherwise(found.question, rates, () if plan.engine == FALLBACK else (FALLBACK,), any_engine=False)
+            for plan, (found, rates) in zip(plans.values(), answers, strict=True)
+        ]
     if options.json:
         print_json({"plans": [page.document(found, rates) for found, rates in answers]})
     else:
         screen = screen_of(sys.stdout)
-        for number, (plan, (found, rates)) in enumerate(zip(plans.values(), answers, strict=True)):
-            others = () if plan.engine == FALLBACK else (FALLBACK,)
-            instead = None if found.fitting else otherwise(found.question, rates, others, any_engine=False)
-            text = page.text(found, rates, screen, instead, _command_of(request, plan))
-            print(("\n\n" if number else "") + text)
+        texts = [
+            page.text(*answer, screen, other, _command_of(request, plan))
+            for plan, answer, other in zip(plans.values(), answers, instead, strict=True)
+        ]
+        print("\n\n\n".join(texts))
     return 0 if all(found.fitting for found, _ in answers) else 1
 
 

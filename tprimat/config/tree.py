@@ -33,12 +33,13 @@ class Tree:
     """Key path -> "config.yaml:84" or "--set"."""
 
     def where(self, path: Sequence[str]) -> str:
-        """Return place and dotted key. A key that is not in the file has the place of its nearest ancestor there."""
-        for length in range(len(path), -1, -1):
-            origin = self.origins.get(tuple(path[:length]))
-            if origin:
-                return f"{origin} {'.'.join(path)}"
-        return ".".join(path)
+        """Return place and dotted key."""
+        return f"{self.origin(path)} {'.'.join(path)}".lstrip()
+
+    def origin(self, path: Sequence[str]) -> str:
+        """Return the place of a key. One that is not in the file has the place of its nearest ancestor there."""
+        ancestors = (self.origins.get(tuple(path[:length])) for length in range(len(path), -1, -1))
+        return next(filter(None, ancestors), "")
 
 
 def read_tree(path: Path, environment: Mapping[str, str] | None = None, name: str | None = None) -> Tree:

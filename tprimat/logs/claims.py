@@ -8,6 +8,7 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import Any
 
+from tprimat import units
 from tprimat.config.schema import Config, LayoutConfig
 from tprimat.errors import ConfigError
 from tprimat.facts.accelerators import PLATFORM_OF, Backend, find_accelerator, resembling
@@ -322,7 +323,7 @@ def padding(contents: LogContents, workload: Workload) -> list[str]:
             where="total_weights",
             fix="check --sequence-length and --global-batch-size, where you gave them",
         )
-    return [f"{100 * share:.0f} % of the tokens have a loss, the others are padding: tokens/s and MFU count all"]
+    return [f"{units.percent(share, 0)} of the tokens have a loss, the others are padding: tokens/s and MFU count all"]
 
 
 def check_consumed(contents: LogContents, workload: Workload, log: str) -> None:

@@ -4,9 +4,9 @@ The rule for key/value heads is the strict one, whole heads on every rank. Megat
 copy heads if the degree is a multiple of their number.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import gcd
 
 from tprimat.config.schema import DataConfig, LayoutConfig
 from tprimat.errors import LayoutError
@@ -69,8 +69,13 @@ def valid_tensor_degrees(shape: ModelShape) -> list[int]:
     return [degree for degree in range(1, shape.heads + 1) if not any(count % degree for count in counts)]
 
 
-def _listed(numbers: list[int], label: str) -> str:
-    return f"{label}: " + ", ".join(str(number) for number in numbers)
+def _any_of(degrees: list[int], key: str, request: LayoutRequest) -> str:
+    """Name the degrees that can be chosen for a key; where it divides the ranks, those that fit them and the other degrees."""
+    dividing = (TENSOR, PIPELINE, CONTEXT)
+    others = math.prod(getattr(request.layout, other) for other in dividing if other != key)
+    fitting = [degree for degree in degrees if key not in dividing or request.world_size % (degree * others) == 0]
+    *most, last = map(str, fitting or degrees)
+    return f"{key}: {', '.join(most)} or {last}" if most else f"{key}: {last}"
 
 
 def _check_heads(request: LayoutRequest) -> None:
@@ -82,7 +87,7 @@ def _check_heads(request: LayoutRequest) -> None:
                 where=request.where_layout(TENSOR),
                 why=f"{shape.name} has {shape.heads} attention heads, {shape.kv_heads} key/value heads and a feed-forward width "
                 f"of {shape.ffn}; each rank needs whole heads of both and an equal share of the width.",
-                fix=_listed(valid_tensor_degrees(shape), TENSOR),
+                fix=_any_of(valid_tensor_degrees(shape), TENSOR, request),
             )
 
 
@@ -94,7 +99,7 @@ def _check_layers(request: LayoutRequest) -> None:
             f"num_layers ({layers}) must be a multiple of pipeline_model_parallel_size ({pipeline}).",
             where=request.where_layout(PIPELINE),
             why=f"Each of the {pipeline} stages of {request.shape.name} holds the same number of layers.",
-            fix=_listed(divisors(layers), PIPELINE),
+            fix=_any_of(divisors(layers), PIPELINE, request),
         )
     if virtual is None:
         return
@@ -110,7 +115,7 @@ def _check_layers(request: LayoutRequest) -> None:
             f"The {layers // pipeline} layers of a stage must be a multiple of virtual_pipeline_model_parallel_size ({virtual}).",
             where=request.where_layout(VIRTUAL),
             why="Each stage is cut into chunks of the same number of layers.",
-            fix=_listed(divisors(layers // pipeline), VIRTUAL),
+            fix=_any_of(divisors(layers // pipeline), VIRTUAL, request),
         )
 
 
@@ -120,7 +125,7 @@ def _divide_ranks(request: LayoutRequest) -> Layout:
     product = f"{TENSOR} x {PIPELINE} x {CONTEXT} = {parts}"
     if world % parts:
         what = f"world size ({world}) is not divisible by {parts}."
-        fix = f"--gpus {parts * max(1, world // parts)}, or a strategy with a smaller product"
+        fix = f"--gpus {parts * max(1, world // parts)}, or degrees with a smaller product"
         largest = max((TENSOR, PIPELINE, CONTEXT), key=lambda degree: getattr(requested, degree))
         raise LayoutError(what, where=request.where_layout(largest), why=f"{product} ranks hold one replica.", fix=fix)
     data = world // parts
@@ -152,12 +157,13 @@ def _check_experts(request: LayoutRequest, data: int) -> None:
     if not experts:
         what = f"expert_model_parallel_size is {expert}, and {request.shape.name} has no experts."
         why = "Expert parallelism spreads the experts of a mixture over the ranks; a dense model has none to spread."
-        raise LayoutError(what, where=where, why=why, fix=f"{EXPERT}: 1 (without --ep), or a model with experts")
-    if experts % expert:
-        what = f"num_moe_experts ({experts}) must be a multiple of expert_model_parallel_size ({expert})."
-        raise LayoutError(what, where=where, fix=_listed(divisors(experts), EXPERT))
+        raise LayoutError(what, where=where, why=why, fix=f"{EXPERT}: 1, or a model with experts")
     layout = request.layout
     ranks = layout.tensor_model_parallel_size * layout.context_parallel_size * data
+    fix = _any_of(divisors(math.gcd(experts, ranks)), EXPERT, request)
+    if experts % expert:
+        what = f"num_moe_experts ({experts}) must be a multiple of expert_model_parallel_size ({expert})."
+        raise LayoutError(what, where=where, fix=fix)
     if ranks % expert:
         pipeline = layout.pipeline_model_parallel_size
         what = (
@@ -165,7 +171,7 @@ def _check_experts(request: LayoutRequest, data: int) -> None:
             f"({expert * pipeline})."
         )
         why = f"Whole experts are spread over the ranks of a stage, of which TP x CP x DP leaves {ranks}."
-        raise LayoutError(what, where=where, why=why, fix=_listed(divisors(gcd(experts, ranks)), EXPERT))
+        raise LayoutError(what, where=where, why=why, fix=fix)
 
 
 def _check_sequence(request: LayoutRequest, layout: Layout) -> None:
@@ -192,7 +198,8 @@ def _check_sequence(request: LayoutRequest, layout: Layout) -> None:
         reasons = [f"{2 * layout.context} pieces of context parallelism"] * (layout.context > 1)
         reasons += [f"{layout.tensor} ranks of sequence parallelism"] * layout.sequence_parallel
         what = f"sequence_length ({tokens}) must be a multiple of {cut}."
-        fix = f"sequence_length: {max(cut, tokens // cut * cut)}"
+        degree = CONTEXT if layout.context > 1 else TENSOR
+        fix = f"sequence_length: {max(cut, tokens // cut * cut)}, or another {degree}"
         raise LayoutError(what, where=where, why=f"It is cut into {' and '.join(reasons)}.", fix=fix)
 
 

@@ -12,7 +12,7 @@
 - On several ranks: a collective beside products, which slows them since both wait for the same memory.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -56,13 +56,13 @@ LAUNCH_ELEMENTS = 64
 LAUNCH_EFFORT = Effort(flush=False, seconds=0.5)
 
 
-def cases(*, small: bool) -> list[Case]:
-    """Return every piece that one device measures."""
+def cases(*, small: bool, on_cpu: bool = False) -> list[Case]:
+    """Return every piece that one device measures. Torch has some for GPUs only."""
     return [
         *product_cases("bf16", small=small),
         *product_cases("fp8", small=small),
-        *grouped_cases(small=small),
-        *attention_cases(small=small),
+        *(case for case in grouped_cases(small=small) if not (on_cpu and case.dtype == "fp8")),
+        *attention_cases([name for name in ATTENTION_BACKENDS if not (on_cpu and name in attention.NOT_ON_A_CPU)], small=small),
         *region_cases(small=small),
         *launch_cases(small=small),
     ]
@@ -212,7 +212,7 @@ def grouped_cases(*, small: bool) -> list[Case]:
 # Attention, regions, launches.
 
 
-def attention_cases(*, small: bool) -> list[Case]:
+def attention_cases(backends: Sequence[str], *, small: bool) -> list[Case]:
     """Return attention over one sequence, and over several with heads half as wide."""
     lengths = SMALL_SEQUENCE_LENGTHS if small else SEQUENCE_LENGTHS
     choices = [(attention.Operands(1, length), "one sequence") for length in lengths]
@@ -220,7 +220,7 @@ def attention_cases(*, small: bool) -> list[Case]:
     return [
         replace(case, variant=f"{case.variant}, {name}", effort=EFFORT, fallback=None)
         for operands, name in choices
-        for backend in ATTENTION_BACKENDS
+        for backend in backends
         for backward in (False, True)
         for case in (attention.case_of(backend, operands, backward=backward),)
     ]

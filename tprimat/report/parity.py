@@ -64,7 +64,7 @@ def _row(look: Look) -> list[str]:
 
 def _signed(value: float) -> str:
     """Format a small difference with the digits that it needs; a loss that is not a number has none."""
-    return "not a number" if value == float("inf") else f"{value * 100:+.2f} %"
+    return "not a number" if value == float("inf") else units.signed_percent(value, 2)
 
 
 def _caveats(report: ParityReport) -> list[str]:

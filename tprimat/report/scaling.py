@@ -199,10 +199,11 @@ def _ceiling(found: Fit) -> str:
 
 
 def _share(value: Estimate, digits: int = 2) -> str:
-    text = units.percent(value.value, digits)
     if value.low is None or value.high is None:
-        return f"{text} ({'at its bound, no interval' if value.value == 0 else 'no interval from so few points'})"
-    return f"{text} [{units.percent(value.low, digits)}, {units.percent(value.high, digits)}]"
+        why = "at its bound, no interval" if value.value == 0 else "no interval from so few points"
+        return f"{units.percent(value.value, digits)} ({why})"
+    low, high = (units.percent(end, digits).removesuffix(" %") for end in (value.low, value.high))
+    return f"{units.percent(value.value, digits)} [{low}, {high}]"
 
 
 def as_document(found: Sequence[FittedSeries]) -> list[dict[str, Any]]:

@@ -186,12 +186,16 @@ def shows_nothing(ratio: Estimate) -> bool:
 
 
 def with_interval(estimate: Estimate | None, show: Callable[[float], str]) -> str:
-    """Format a number with its 95 % interval, '12.1 [11.9, 12.3]', or with 'n = 3' where there is none, or none of use."""
+    """Format a number with its 95 % interval, or with 'n = 3' where there is none, or none of use.
+
+    12.1, 11.9 and 12.3 -> '12.1 [11.9, 12.3]'; a percentage has one sign: '12.1 % [11.9, 12.3]'.
+    """
     if estimate is None:
         return units.ABSENT
     if estimate.low is None or estimate.high is None or is_vague(estimate):
         return f"{show(estimate.value)} (n = {estimate.samples})"
-    return f"{show(estimate.value)} [{show(estimate.low)}, {show(estimate.high)}]"
+    low, high = (show(end).removesuffix(" %") for end in (estimate.low, estimate.high))
+    return f"{show(estimate.value)} [{low}, {high}]"
 
 
 def plural(number: int, noun: str) -> str:

@@ -76,12 +76,14 @@ LONGEST_VALUES = 60
 """Letters of a trait's values; longer ones are in the table or in the records."""
 MOST_TIED = 3
 """Names of configurations within noise; the rest are counted."""
+ANYWAY = "(--even-if-different compares anyway.)"
+UNLIKE_MODELS = f"Different models are not compared with each other: a token is not the same work. {ANYWAY}"
 
 
 def blocks(groups: Sequence[Group], screen: Screen = PLAIN, *, say_apart: bool = True, question: Question = QUESTION) -> str:
     """Return one block for each workload: what it is, the winner, and its configurations, fastest first.
 
-    `say_apart`: why workloads of the same model are not compared, where no verdict follows that says it.
+    `say_apart`: why workloads are not compared with each other, where no verdict follows that says it.
     """
     shown = shown_columns(groups)
     found = rankings(groups, question)
@@ -316,7 +318,7 @@ def loss_words(verdict: Verdict) -> str:
         return ""
     look = verdict.other_loss.looks[-1]
     value = look.difference.value
-    size = "is not a number" if value == float("inf") else f"differs by {value:+.1%}".replace("%", " %")
+    size = "is not a number" if value == float("inf") else f"differs by {units.signed_percent(value)}"
     found = verdict.other_loss
     seeds = "on the same data and seed" if found.paired else f"on the same data, over {found.seeds} seeds or more per side,"
     more = "; tprimat parity has more" if found.paired else ""
@@ -364,15 +366,20 @@ def vs_fastest(ranking: Ranking, position: int) -> str:
 
 
 def apart(earlier: Sequence[Ranking], ranking: Ranking) -> list[str]:
-    """Say in which traits a workload differs from the nearest one above of the same model, so that no speed is compared."""
-    run = ranking.best.run
-    same = [other for other in earlier if (other.best.run.model, other.best.run.size) == (run.model, run.size)]
+    """Say in which traits a workload differs from the nearest one above of the same model, so that no speed is compared.
+
+    Of models it is said once, below the heading of the second one.
+    """
+    run, varying = ranking.best.run, ranking.question.varying
+    models = [(other.best.run.model, other.best.run.size) for other in earlier]
+    alike = [other for other, model in zip(earlier, models, strict=True) if model == (run.model, run.size)]
+    same = earlier if "model" in varying else alike
     if not same:
-        return []
-    nearest = min(same, key=lambda other: len(comparable(other.best.run, run)))
-    words = "; ".join(difference(entry) for entry in comparable(nearest.best.run, run))
+        return [UNLIKE_MODELS] if len({*models}) == 1 else []
+    nearest = min(same, key=lambda other: len(comparable(other.best.run, run, varying)))
+    words = "; ".join(difference(entry) for entry in comparable(nearest.best.run, run, varying))
     which = "the workload above" if nearest is earlier[-1] else f"{heading(nearest)} above"
-    return [f"Not compared with {which}, because they differ: {words}. (--even-if-different compares anyway.)"]
+    return [f"Not compared with {which}, because they differ: {words}. {ANYWAY}"]
 
 
 def difference(entry: DifferingTrait) -> str:

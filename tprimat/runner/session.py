@@ -449,6 +449,25 @@ def layout_settings(request: RunRequest, name: str, models: Sequence[str], platf
                 yield Setting(("parallelism", name, model, platform, key), 1 if degree is None else degree, f"--{flag}")
 
 
+SIZES = ("micro_batch_size", "global_batch_size", "sequence_length")
+"""Keys of training.data that a layout must divide, and that have flags of their own."""
+
+
+def in_flags(error: UserError, loaded: LoadedConfig, strategy: str) -> UserError:
+    """Return a refusal in the words of the flags that were typed, where it has those of the configuration."""
+    degrees = {key: flag_of(name) for name, key in DEGREES.items()}
+    place = loaded.tree.origin(("parallelism", strategy))
+    own = degrees if place in degrees.values() else {}
+    typed = any(loaded.tree.origin(("training", "data", key)) == flag_of(key) for key in SIZES)
+    sizes = {key: flag_of(key) for key in SIZES} if own or typed else {}
+
+    def said(text: str | None, words: dict[str, str]) -> str | None:
+        return text and re.sub(r"(?<![\w.])([a-z_]+)\b:?", lambda word: words.get(word[1], word[0]), text)
+
+    where = error.where and (error.where.partition(f" parallelism.{strategy}.")[0] if own else error.where)
+    return type(error)(said(error.what, own) or "", where=where, why=said(error.why, own), fix=said(error.fix, own | sizes))
+
+
 def plan_run(loaded: LoadedConfig, request: PlanRequest, *, elsewhere: bool = False) -> RunPlan:
     """Build a plan that its engine can run, here or on another machine that has what it needs.
 
@@ -456,10 +475,13 @@ def plan_run(loaded: LoadedConfig, request: PlanRequest, *, elsewhere: bool = Fa
         UserError: the configuration cannot be planned, or the engine refuses the plan.
     """
     engine = engine_named(request.engine)
-    plan = build_plan(loaded, replace(request, trainer=engine.trainer))
+    try:
+        plan = build_plan(loaded, replace(request, trainer=engine.trainer))
+    except UserError as error:
+        raise in_flags(error, loaded, request.strategy) from error
     refusal = engine.refusal(plan, loaded.where) or (None if elsewhere else engine.lacking(plan, loaded.where))
     if refusal is not None:
-        raise refusal
+        raise in_flags(refusal, loaded, request.strategy)
     return plan
 
 

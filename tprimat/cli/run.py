@@ -270,14 +270,15 @@ def _plan(options: argparse.Namespace) -> int:
     from tprimat.facts.accelerators import PLATFORM_OF
     from tprimat.report import plan as page
     from tprimat.report.screen import screen_of
+    from tprimat.runner.auto import first_look, refuse_degrees
     from tprimat.runner.planning import accelerator_of, answer_for, is_elsewhere, otherwise
-    from tprimat.runner.session import prepare
 
     name = options.plan or None
     accelerator, _ = accelerator_of(name, "--plan")
     platform = PLATFORM_OF[accelerator.backend]
     request = replace(request_of(options), dry_run=True, platform=platform, size="full", elsewhere=is_elsewhere(name))
-    plans = {plan.model: plan for plan in prepare(request).plans}
+    refuse_degrees(request, "--plan")
+    plans = {plan.model: plan for plan in first_look(replace(request, strategy=None)).plans}
     with said_if_slow(f"predicting all layouts of {' and '.join(plans)} ..."):
         answers = [answer_for(plan, name, options.probes) for plan in plans.values()]
         instead = [

@@ -17,7 +17,7 @@ from tprimat.predict.search import NARROWER, Answer, Candidate, Otherwise, Quest
 from tprimat.predict.time import TIME_PARTS, TimePart, late_step_seconds
 from tprimat.predict.workload import EMBEDDED, NEMO, Implementation, Precision, Workload
 from tprimat.report.limits import AS_GRAPHS
-from tprimat.report.plan_flags import ON_EACH_NODE, flags_of, measuring_flags
+from tprimat.report.plan_flags import ON_EACH_NODE, flags_of, measuring_flags, narrower_flags
 from tprimat.report.screen import PLAIN, Painted, Screen
 from tprimat.report.tables import columns, plural
 
@@ -190,7 +190,7 @@ def text(
         parts.append(_bars(layouts[0], screen))
     else:
         parts.append(screen.prose(f"Nothing fits {units.gibibytes(answer.question.memory_bytes)} a GPU.", meaning="refused"))
-        parts += [screen.prose(sentence) for sentence in _otherwise(otherwise or Otherwise(), answer.question)]
+        parts += _otherwise(otherwise or Otherwise(), question, rates, screen, command)
     if answer.refused:
         parts.append(screen.prose(f"Left out, because the engine refuses them: {_refusals(answer.refused)}."))
     if nearly := answer.nearly():
@@ -306,14 +306,16 @@ def _refusals(reasons: Sequence[str]) -> str:
     return "; ".join(named[:MOST_REFUSALS]) + (f"; and {more} more reasons" if more > 0 else "")
 
 
-def _otherwise(ways: Otherwise, question: Question) -> list[str]:
-    """Return a sentence for each."""
+def _otherwise(ways: Otherwise, question: Question, rates: Rates, screen: Screen, command: str | None) -> list[str]:
+    """Return a sentence for each, the first with the command that plans it."""
     said = []
     if ways.narrower is not None:
         option, candidate = ways.narrower
-        said.append(f"It fits with engine_options.{option}: bf16 ({NARROWER[option]}): {_how(candidate)}.")
-    said += [f"{_other_engine(*ways.engine)}."] if ways.engine else []
-    return said + ([_enough(ways.gpus, question)] if ways.gpus else [])
+        ranks = f"; this ranks its layouts:\n  {command} {narrower_flags(option, question, rates)}" if command else "."
+        how = f"It fits with engine_options.{option}: bf16 ({NARROWER[option]}): {_how(candidate)}"
+        said.append(screen.prose(how) + ranks)
+    said += [screen.prose(f"{_other_engine(*ways.engine)}.")] if ways.engine else []
+    return said + ([screen.prose(_enough(ways.gpus, question))] if ways.gpus else [])
 
 
 def _enough(enough: Candidate, question: Question) -> str:

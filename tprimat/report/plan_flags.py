@@ -48,6 +48,22 @@ def measuring_flags(question: Question, rates: Rates) -> str:
     return _words(flags)
 
 
+def narrower_flags(option: str, question: Question, rates: Rates) -> str:
+    """Return the flags that rank the layouts of a plan with an option of the engine in bf16, which needs less memory."""
+    machine = _of_machine(question, rates)
+    flags = {
+        "--plan": f"'{rates.accelerator}'",
+        "--engine": question.engine,
+        "--nodes": machine["--nodes"],
+        "--gpus": machine["--gpus"],
+        "--global-batch-size": question.global_batch,
+        "--sequence-length": question.sequence_tokens,
+        "--precision": question.precision,
+        "--set": f"platform_optimizations.{machine['--platform']}.engine_options.{option}=bf16",
+    }
+    return _words(flags)
+
+
 def _of_machine(question: Question, rates: Rates) -> dict[str, str | int | None]:
     """Return the flags that name a plan's machine: without them ./benchmark.py takes the one it runs on."""
     accelerator = find_accelerator(rates.accelerator)

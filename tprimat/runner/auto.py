@@ -54,15 +54,25 @@ def check_request(request: RunRequest, measured: int | None) -> None:
     Raises:
         ConfigError: says which flag is in the way.
     """
-    given = [flag_of(name) for name in (*DEGREES, "micro_batch_size") if getattr(request, name) is not None]
-    if given:
-        raise ConfigError(f"--parallel auto chooses {given[0]} itself.", where="--parallel", fix=f"leave out {given[0]}")
+    refuse_degrees(request, "--parallel auto")
     if measured is not None and not 2 <= measured <= MOST_MEASURED:
         raise ConfigError(f"--measure is {measured}.", where="--measure", fix=f"2 to {MOST_MEASURED}")
     if measured is not None and request.runs != RunRequest().runs:
         raise ConfigError(f"--measure runs each layout {ROUNDS} times at most.", where="--runs", fix="leave out --runs")
     if measured is not None and "," in (request.routing or ""):
         raise ConfigError("--measure ranks layouts under one routing.", where="--routing", fix="natural, or balanced")
+
+
+def refuse_degrees(request: RunRequest, chooser: str) -> None:
+    """Refuse what a ranking of all layouts chooses, which would have no effect.
+
+    Raises:
+        ConfigError: names the flag.
+    """
+    given = [flag_of(name) for name in (*DEGREES, "micro_batch_size") if getattr(request, name) is not None]
+    if given:
+        where, _, _ = chooser.partition(" ")
+        raise ConfigError(f"{chooser} chooses {given[0]} itself.", where=where, fix=f"leave out {given[0]}")
 
 
 def auto_sessions(request: RunRequest, measured: int | None) -> list[Contender]:
@@ -72,7 +82,7 @@ def auto_sessions(request: RunRequest, measured: int | None) -> list[Contender]:
         UserError: the accelerator is not known, or nothing fits.
     """
     alone = replace(request, strategy=None, runs=1, dry_run=True)
-    first = _first_look(alone)
+    first = first_look(alone)
     machine = first.machine_of(first.plans[0])
     if find_accelerator(machine.accelerator) is None:
         why = "There is no GPU here to predict for."
@@ -82,7 +92,7 @@ def auto_sessions(request: RunRequest, measured: int | None) -> list[Contender]:
         raise LaunchError("--parallel auto cannot choose here.", where="--parallel", why=why, fix=fix)
     contenders: list[Contender] = []
     for model in models_of(first.loaded, request):
-        plan = _first_look(replace(alone, model=model)).plans[0]
+        plan = first_look(replace(alone, model=model)).plans[0]
         answer, _ = answer_for(plan, machine.accelerator, [first.output, *first.probes])
         asked = replace(request, model=model, platform=first.platform)
         found = list(islice(_contenders(asked, answer.layouts(), measured), measured or 1))
@@ -94,7 +104,7 @@ def auto_sessions(request: RunRequest, measured: int | None) -> list[Contender]:
     return contenders
 
 
-def _first_look(request: RunRequest) -> Session:
+def first_look(request: RunRequest) -> Session:
     """Plan a request under the smallest degrees that can share its batch."""
     try:
         return prepare(replace(request, tp=1, micro_batch_size=1))

@@ -611,3 +611,41 @@ def test_where_the_engine_refuses_every_layout_its_reason_is_said():
     done = run_command("plan", *words, "--engine", "torchtitan", "--gpus", "16")
     assert done.returncode == 2
     assert "torchtitan is measured on one node only." in done.stderr
+
+
+def test_a_command_for_other_machines_names_them():
+    done = run_command("plan", "--architecture", "llama-3.1-8b", "--accelerator", "H100 SXM", "--gpus", "16", "--nodes", "2")
+    commands = [line.strip() for line in done.stdout.splitlines() if line.strip().startswith("./benchmark.py")]
+    assert len(commands) == 2
+    assert all(" --platform nvidia --nodes 2 " in command and " --gpus " not in command for command in commands)
+    assert "start it on each node or with srun, or add --launcher slurm" in done.stdout
+    dry = run_command("benchmark.py", *shlex.split(commands[0])[1:], "--dry-run")
+    assert re.search(r"^fastest +TP2 DP8,", done.stdout, re.MULTILINE)
+    assert "Parallelism: TP=2, PP=1, DP=8" in dry.stdout
+    few = run_command("plan", "--architecture", "llama-3.1-8b", "--accelerator", "MI300X", "--gpus", "4").stdout
+    assert " --platform amd --gpus 4 " in few
+    assert "each node" not in few
+
+
+def test_what_fits_with_less_is_said_in_every_form_with_the_command_that_plans_it():
+    words = ("--architecture", "llama-3.1-70b", "--accelerator", "H100 SXM")
+    alone = run_command("plan", *words, "--gpus", "16").stdout
+    (command,) = (line.strip() for line in alone.splitlines() if line.strip().startswith("./benchmark.py"))
+    planned = run_command("benchmark.py", *shlex.split(command)[1:])
+    assert planned.returncode == 0, planned.stderr
+    (layout,) = re.findall(r"It fits with engine_options.gradients: bf16 .*: (TP.*), micro-batch", alone)
+    assert f"fastest   {layout}, micro-batch" in planned.stdout
+    assert planned.stdout.startswith("llama-3.1-70b on 16 GPUs in 2 nodes (H100 SXM): 128 x 8,192 tokens a step")
+    several = run_command("plan", *words, "--gpus", "16,24,32").stdout
+    assert "With engine_options.gradients: bf16 (which rounds sums of gradients) it fits 16 and 24 GPUs." in several
+    rows = run_command("plan", *words[:2], "--accelerator", "H100 SXM,MI300X", "--gpus", "16,24").stdout
+    assert "nothing fits; 32 GPUs do, or bf16 gradients" in rows
+    assert re.search(r"H100 SXM +24 +TP\d.* §", rows)
+    assert "§ By Megatron-Core with Transformer Engine, which TPrimat does not start" in " ".join(rows.split())
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--tp", "8"), ("--micro-batch-size", "1"), ("--cp", "2")])
+def test_a_plan_refuses_a_choice_that_is_its_own(flag, value):
+    done = run_command("benchmark.py", "--plan", "H100 SXM", "--gpus", "8", "--model", "llama", flag, value)
+    assert (done.returncode, f"--plan chooses {flag} itself." in done.stderr) == (2, True)
+    assert f"leave out {flag}" in done.stderr

@@ -107,11 +107,11 @@ def _counts(options: argparse.Namespace, request: "PlanRequest") -> int:
 
     with said_if_slow(_doing(request, options.gpus)):
         several = answers(request, sorted(options.gpus))
-        others, more = ([], None) if options.json else ways_out(several, any_engine=request.engine is None)
-    if options.json:
+        ways = None if options.json else ways_out(several, any_engine=request.engine is None)
+    if ways is None:
         print_json({"scaling": [plan.document(*one) for one in several]})
     else:
-        print(plan.scaling_text(several, screen_of(sys.stdout), others, more))
+        print(plan.scaling_text(several, screen_of(sys.stdout), ways))
     return 0 if any(one.fitting for one, _ in several) else 1
 
 

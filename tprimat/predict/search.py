@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -112,6 +112,18 @@ class Otherwise:
     """Another engine, and its fastest layout."""
     gpus: Candidate | None = None
     """On the fewest GPUs that are enough, of the powers of two."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaysOut:
+    """What fits where an engine does not, of several numbers of GPUs."""
+
+    narrower: Sequence[tuple[int, str]] = ()
+    """GPUs and the option of the embedded engine that fits there as bf16."""
+    engines: Sequence[tuple[str, Candidate]] = ()
+    """Other engines, and their fastest layouts."""
+    gpus: Candidate | None = None
+    """Where nothing fits on any of them: on the fewest GPUs that are enough, of the powers of two."""
 
 
 def _first_of_each(candidates: tuple[Candidate, ...]) -> list[Candidate]:

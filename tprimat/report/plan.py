@@ -13,7 +13,7 @@ from tprimat.facts.published import rebase, results
 from tprimat.predict.memory import PARTS, MemoryPrediction, Part
 from tprimat.predict.published import published_errors
 from tprimat.predict.rates import Rates
-from tprimat.predict.search import NARROWER, Answer, Candidate, Otherwise, Question, reason
+from tprimat.predict.search import NARROWER, Answer, Candidate, Otherwise, Question, WaysOut, reason
 from tprimat.predict.time import TIME_PARTS, TimePart, late_step_seconds
 from tprimat.predict.workload import EMBEDDED, NEMO, Implementation, Precision, Workload
 from tprimat.report.limits import AS_GRAPHS
@@ -337,13 +337,9 @@ def _how(candidate: Candidate) -> str:
 def scaling_text(
     answers: Sequence[tuple[Answer, Rates]],
     screen: Screen = PLAIN,
-    others: Sequence[tuple[str, Candidate]] = (),
-    enough: Candidate | None = None,
+    ways: WaysOut = WaysOut(),  # noqa: B008  # it is frozen
 ) -> str:
-    """Format what several numbers of GPUs give, an answer each, with published results of the same model.
-
-    `others` are engines that fit where an answer's does not; `enough` is what fits on more GPUs, if nothing does on these.
-    """
+    """Format what several numbers of GPUs give, an answer each, with published results of the same model."""
     (first, rates), *_ = answers
     question = first.question
     kind = _scaling_kind([answer.question for answer, _ in answers])
@@ -357,8 +353,13 @@ def scaling_text(
     shown = columns(header, rows, left=0, screen=screen, drop=["step", "sequences", "memory", "recompute"])
     notes = [screen.prose(TIGHT)] if any(is_tight(*one) for one in found) else []
     notes += [screen.prose(SLOW_HOST)] if any(host_may_be_late(candidate, rates) for candidate, _ in found) else []
-    notes += ["\n".join(screen.prose(f"{_other_engine(*other)}.") for other in others)] if others else []
-    notes += [screen.prose(_enough(enough, question))] if enough else []
+    by_option = {option: [f"{gpus:,}" for gpus, one in ways.narrower if one == option] for _, option in ways.narrower}
+    fits = [
+        f"With engine_options.{name}: bf16 ({NARROWER[name]}) it fits {' and '.join(on)} GPUs." for name, on in by_option.items()
+    ]
+    fits += [f"{_other_engine(*other)}." for other in ways.engines]
+    notes += ["\n".join(map(screen.prose, fits))] if fits else []
+    notes += [screen.prose(_enough(ways.gpus, question))] if ways.gpus else []
     about = _rates(answers[-1][0].question, rates, screen)
     parts = [screen.prose(title, meaning="heading"), about, shown, *notes]
     return "\n\n".join([*parts, *_published(question, rates, screen)])

@@ -13,6 +13,7 @@ from tprimat.report.screen import PLAIN, Screen
 from tprimat.report.tables import columns, plural
 
 BILLION = 1e9
+OTHER_ENGINE = "§ By {}, which TPrimat does not start: the embedded engine cannot, or does not fit."
 LATE = "‡ Slower with a host as slow at launching kernels as that of two H100 (docs/measured.md)."
 HOURS = "GPU-hours: for a billion tokens. Times the price of a GPU-hour, that is what they cost."
 
@@ -29,6 +30,8 @@ class Choice:
     refused: str = ""
     enough: Candidate | None = None
     """Where nothing fits: a layout on the fewest GPUs that are enough."""
+    narrower: str | None = None
+    """Where nothing fits: the option of the engine that fits as bf16."""
 
     @property
     def best(self) -> Candidate | None:
@@ -61,6 +64,10 @@ def choices_text(choices: Sequence[Choice], precision: str, screen: Screen = PLA
     shown = columns(header, rows, left=len(names) + 1, screen=screen, drop=["sequence", "MFU", "memory"])
     notes = [_proof(choices), *([TIGHT] if any(choice.tight for choice in choices) else [])]
     notes += [LATE] if any(_late(choice) for choice in choices) else []
+    others = dict.fromkeys(
+        choice.found[0].question.implementation.name for choice in choices if choice.found and _not_ours(choice)
+    )
+    notes += [OTHER_ENGINE.format(" or ".join(others))] if others else []
     notes += [HOURS] if any(choice.best for choice in choices) else []
     title = screen.prose(f"{what} on {where} ({kind}), {precision}", meaning="heading")
     return "\n\n".join([title, shown, "\n".join(screen.prose(note) for note in notes)])
@@ -105,7 +112,7 @@ def _row(choice: Choice, varying: Sequence[bool]) -> list[str]:
     best, (answer, rates) = choice.best, choice.found
     return [
         *cells,
-        marked_layout(best, answer.question),
+        marked_layout(best, answer.question) + (" §" if _not_ours(choice) else ""),
         units.count(best.time.tokens_per_second_per_gpu if best.time else None) + _rate_mark(choice),
         units.percent(mfu(best, rates), 0),
         units.gibibytes(best.memory.device_bytes),
@@ -117,7 +124,14 @@ def _row(choice: Choice, varying: Sequence[bool]) -> list[str]:
 def _nothing(choice: Choice) -> str:
     if choice.refused:
         return choice.refused
-    return "nothing fits" + (f"; {choice.enough.workload.layout.world_size:,} GPUs do" if choice.enough else "")
+    ways = [f"{choice.enough.workload.layout.world_size:,} GPUs do"] if choice.enough else []
+    ways += [f"bf16 {choice.narrower.replace('_', ' ')}"] if choice.narrower else []
+    return "; ".join(["nothing fits", *([", or ".join(ways)] if ways else [])])
+
+
+def _not_ours(choice: Choice) -> bool:
+    """Whether the layout is for an engine that is predicted alone."""
+    return choice.best is not None and choice.found is not None and choice.found[0].question.engine is None
 
 
 def choices_document(choices: Sequence[Choice]) -> dict[str, Any]:
@@ -128,5 +142,6 @@ def choices_document(choices: Sequence[Choice]) -> dict[str, Any]:
         gpus = choice.enough.workload.layout.world_size if choice.enough else None
         found = document(*choice.found) if choice.found else {"refused": choice.refused}
         hours = choice.gpu_hours if choice.best else None
-        rows.append({**asked, **found, "gpu_hours_per_billion_tokens": hours, "enough_gpus": gpus})
+        ways = {"enough_gpus": gpus, "fits_with_bf16": choice.narrower}
+        rows.append({**asked, **found, "gpu_hours_per_billion_tokens": hours, **ways})
     return {"choices": rows}

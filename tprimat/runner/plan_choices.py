@@ -14,7 +14,7 @@ from tprimat.facts.models import ModelShape, model_shape, models
 from tprimat.hardware.nodes import cpu_cores
 from tprimat.predict.search import Answer
 from tprimat.report.plan_choices import Choice
-from tprimat.runner.planning import USUAL_GPUS, PlanRequest, accelerator_of, answer, enough_gpus
+from tprimat.runner.planning import USUAL_GPUS, PlanRequest, accelerator_of, answer, enough_gpus, narrower
 
 ALL = "all"
 SHORTEST_CONTEXT = 2048
@@ -107,7 +107,8 @@ def _choice(request: PlanRequest, asked: Asked) -> Choice:
     except ConfigError as error:
         return replace(choice, refused=error.what)
     enough = None if answered.fitting else enough_gpus(answered.question, rates, any_engine=request.engine is None)
-    return replace(choice, found=(_reduced(answered), rates), enough=enough)
+    less = None if answered.fitting else narrower(answered.question, rates)
+    return replace(choice, found=(_reduced(answered), rates), enough=enough, narrower=less and less[0])
 
 
 def _reduced(answered: Answer) -> Answer:

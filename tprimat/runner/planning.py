@@ -17,7 +17,17 @@ from tprimat.hardware.nodes import this_machine
 from tprimat.plan.build import shape_at
 from tprimat.plan.schema import Batch, EngineOptions, Layout, RunPlan
 from tprimat.predict.rates import Rates, probed_rates, published_rates
-from tprimat.predict.search import NARROWER, Answer, Candidate, Otherwise, Question, search, smallest_that_fits, workloads
+from tprimat.predict.search import (
+    NARROWER,
+    Answer,
+    Candidate,
+    Otherwise,
+    Question,
+    WaysOut,
+    search,
+    smallest_that_fits,
+    workloads,
+)
 from tprimat.predict.workload import EMBEDDED, MEGATRON_TUNED, TRANSFORMER_ENGINE, Implementation, Precision, Workload
 from tprimat.records.discover import probes_in
 from tprimat.records.schema import ProbeRecord
@@ -124,13 +134,13 @@ def _answer_of(request: PlanRequest) -> tuple[Answer, Rates]:
 def otherwise(question: Question, rates: Rates, engines: Sequence[str], *, any_engine: bool) -> Otherwise:
     """Return what fits where nothing does as a question asks: with less, by these engines, or on more GPUs by any."""
     return Otherwise(
-        narrower=_narrower(question, rates),
+        narrower=narrower(question, rates),
         engine=fitting_engine(question, rates, engines),
         gpus=enough_gpus(question, rates, any_engine=any_engine),
     )
 
 
-def _narrower(question: Question, rates: Rates) -> tuple[str, Candidate] | None:
+def narrower(question: Question, rates: Rates) -> tuple[str, Candidate] | None:
     """Return the first option of the embedded engine that fits as bf16, with its fastest layout; None where none does."""
     code = question.implementation
     if code.name != EMBEDDED.name or code.shards_weights or question.optimizer_states == "bf16":
@@ -171,17 +181,20 @@ def enough_gpus(question: Question, rates: Rates, counts: Sequence[int] = POWERS
     return None
 
 
-def ways_out(found: Sequence[tuple[Answer, Rates]], *, any_engine: bool) -> tuple[list[tuple[str, Candidate]], Candidate | None]:
-    """Return the engines that fit where an answer's does not, and where nothing fits at all, what fits on more GPUs.
+def ways_out(found: Sequence[tuple[Answer, Rates]], *, any_engine: bool) -> WaysOut:
+    """Return what fits where an answer's engine does not as it was asked.
 
     Args:
         found: answers for ascending numbers of GPUs.
         any_engine: as for enough_gpus.
     """
-    others = [other for one, rates in found if not one.fitting and (other := fitting_engine(one.question, rates))]
+    missing = [(one.question, rates) for one, rates in found if not one.fitting]
+    less = [(question.gpus, option[0]) for question, rates in missing if (option := narrower(question, rates))]
+    others = [other for question, rates in missing if (other := fitting_engine(question, rates))]
     most, rates = found[-1]
-    nowhere = not others and not any(one.fitting for one, _ in found)
-    return others, enough_gpus(most.question, rates, any_engine=any_engine) if nowhere else None
+    nowhere = not others and len(missing) == len(found)
+    enough = enough_gpus(most.question, rates, any_engine=any_engine) if nowhere else None
+    return WaysOut(narrower=less, engines=others, gpus=enough)
 
 
 def answer_for(plan: RunPlan, accelerator_name: str | None, probes: Sequence[Path]) -> tuple[Answer, Rates]:

@@ -446,7 +446,7 @@ def test_the_flags_of_the_fastest_layout_run_what_was_predicted(tmp_path, accele
     words = ("--model", "llama", "--accelerator", accelerator, "--precision", precision, "--sequence-length", tokens)
     planned = run_command("plan", *words, "--gpus", "8").stdout
     (memory,) = re.findall(r"([\d.]+ GiB) of [\d.]+ GiB a GPU", planned)
-    (flags,) = re.findall(r"^ {10}\./benchmark\.py --model llama (--.*)$", planned, re.MULTILINE)
+    flags, *_ = re.findall(r"^ {10}\./benchmark\.py --model llama (--.*)$", planned, re.MULTILINE)
     platform = "amd" if accelerator.startswith("MI") else "nvidia"
     where = ("--model", "llama", "--platform", platform, "--dry-run", "--output-dir", tmp_path)
     dry = run_command("benchmark.py", *where, *flags.split())
@@ -649,3 +649,39 @@ def test_a_plan_refuses_a_choice_that_is_its_own(flag, value):
     done = run_command("benchmark.py", "--plan", "H100 SXM", "--gpus", "8", "--model", "llama", flag, value)
     assert (done.returncode, f"--plan chooses {flag} itself." in done.stderr) == (2, True)
     assert f"leave out {flag}" in done.stderr
+
+
+def test_a_plan_names_what_others_published_of_the_model_beside_what_is_predicted_of_it():
+    words = ("plan", "--architecture", "qwen3-30b-a3b", "--precision", "fp8", "--sequence-length", "4096")
+    alone = " ".join(run_command(*words, "--accelerator", "H100 SXM", "--gpus", "16").stdout.split())
+    scores = {score.name: score for score in score_published()}
+    score = scores["megatron-bridge-qwen3-30b-a3b-h100"]
+    said = f"{1 / score.measured:,.0f} tokens/s/GPU on 16 GPUs, where {1 / score.predicted:,.0f} are predicted"
+    assert said in alone
+    assert "published results of mixtures of experts there were within 63 % of the prediction, all slower" in alone
+    several = run_command(*words, "--accelerator", "H100 SXM,MI300X", "--gpus", "16").stdout
+    assert f"Others published of qwen3-30b-a3b on H100 SXM: {said}" in " ".join(several.split())
+
+
+def test_a_tight_plan_names_the_fastest_layout_with_memory_to_spare():
+    words = ("--architecture", "llama-3.1-70b", "--accelerator", "H200 SXM", "--gpus", "16")
+    text = run_command("plan", *words).stdout
+    (said,) = re.findall(r"with 5 % to spare: (.*), ([\d.]+) GiB a GPU, ([\d,]+) tokens/s/GPU \((-\d.* %)\)", text)
+    found = json.loads(run_command("plan", *words, "--json").stdout)
+    roomy = [one for one in found["fitting"] if one["device_bytes"] < 0.95 * found["question"]["memory_bytes"]]
+    best = max(one["tokens_per_second_per_gpu"] for one in roomy)
+    assert round(best) == int(said[2].replace(",", ""))
+    assert text.count("./benchmark.py --model llama-3_1-70b") >= 2
+
+
+def test_fp8_where_the_matrix_units_take_other_types_is_planned_for_primus_alone():
+    words = ("--architecture", "llama-3.1-8b", "--gpus", "8", "--precision", "fp8")
+    assert " --engine primus --platform amd " in run_command("plan", *words, "--accelerator", "MI300X").stdout
+    refused = run_command("plan", *words, "--accelerator", "MI300X", "--engine", "megatron")
+    assert (refused.returncode, refused.stderr.splitlines()[0]) == (
+        2,
+        "error: The embedded engine cannot multiply in fp8 on MI300X.",
+    )
+    same = run_command("benchmark.py", "--plan", "MI300X", "--gpus", "8", "--precision", "fp8", "--engine", "megatron")
+    assert "cannot multiply in fp8 on MI300X" in same.stderr
+    assert " --engine megatron --platform amd " in run_command("plan", *words, "--accelerator", "MI355X").stdout

@@ -46,6 +46,20 @@ def published_errors(accelerator: Accelerator, *, experts: bool, several_nodes: 
     return [score.error for score in score_published() if score.name in alike]
 
 
+def published_like(shape: str, accelerator: str, precision: str) -> list[tuple[PublishedResult, Score]]:
+    """Return what others published of a model on an accelerator in a dtype, by numbers of GPUs, each with its score."""
+    scores = {score.name: score for score in score_published()}
+    found = [
+        (result, scores[result.name])
+        for result in results()
+        if result.name in scores
+        and (result.shape, result.dtype) == (shape, precision)
+        and (known := find_accelerator(result.accelerator)) is not None
+        and known.name == accelerator
+    ]
+    return sorted(found, key=lambda pair: pair[0].gpus or 0)
+
+
 def _score(result: PublishedResult, accelerator: Accelerator) -> Score | None:
     workloads, measured = list(_workloads(result)), _tokens_per_second(result)
     if not workloads or measured is None:

@@ -11,7 +11,7 @@ from tprimat.facts.flops import flop_per_token
 from tprimat.facts.models import ModelShape
 from tprimat.facts.published import rebase, results
 from tprimat.predict.memory import PARTS, MemoryPrediction, Part
-from tprimat.predict.published import published_errors
+from tprimat.predict.published import published_errors, published_like
 from tprimat.predict.rates import Rates
 from tprimat.predict.search import NARROWER, Answer, Candidate, Otherwise, Question, WaysOut, reason
 from tprimat.predict.time import TIME_PARTS, TimePart, late_step_seconds
@@ -24,6 +24,7 @@ from tprimat.report.tables import columns, plural
 MOST_ROWS = 12
 MOST_TOO_LARGE = 4
 MOST_REFUSALS = 3
+MOST_PUBLISHED = 2
 TIME_ERROR = {True: 0.15, False: 0.2}
 """Measured by probes or not -> relative error that nine in ten predictions of dense models stay within (docs/accuracy.md)."""
 MEASURED_ON = frozenset({"H100 SXM", "H200 SXM"})
@@ -185,7 +186,7 @@ def text(
     layouts, question = answer.layouts(), answer.question
     parts = [_question(question, rates, screen), _rates(question, rates, screen)]
     if layouts:
-        parts.append(_best(layouts[0], question, rates, screen, command))
+        parts.append(_best(answer, rates, screen, command))
         parts.append(f"{_table(layouts, screen)}\n{_certainty(layouts, question, rates, screen, command)}")
         parts.append(_bars(layouts[0], screen))
     else:
@@ -227,7 +228,20 @@ def _rates(question: Question, rates: Rates, screen: Screen) -> str:
             f"On up to 4 H200 and on H100, nine in ten steps of {kinds} whose host kept up were within "
             f"{units.percent(error, 0)} of the prediction"
         )
-    return screen.prose(f"Predicted from {rates.source}{hint}. {proof} (docs/accuracy.md).")
+    said = [f"Predicted from {rates.source}{hint}. {proof} (docs/accuracy.md)."]
+    same = published_of_model(question, rates)
+    return screen.prose(" ".join([*said, *([f"Others published of this model there: {same}."] if same else [])]))
+
+
+def published_of_model(question: Question, rates: Rates) -> str:
+    """Return what others published of the model on the accelerator in the dtype, beside what is predicted of those runs."""
+    found = published_like(question.shape.name, rates.accelerator, question.precision)
+    nearest = sorted(found, key=lambda pair: abs(math.log((pair[0].gpus or 1) / question.gpus)))[:MOST_PUBLISHED]
+    return "; ".join(
+        f"{units.count(1 / score.measured)} tokens/s/GPU on {plural(result.gpus or 1, 'GPU')}, where "
+        f"{units.count(1 / score.predicted)} are predicted"
+        for result, score in nearest
+    )
 
 
 def _published_within(question: Question, rates: Rates, kind: str) -> str:
@@ -240,10 +254,13 @@ def _published_within(question: Question, rates: Rates, kind: str) -> str:
         return ""
     within = units.percent(math.ceil(100 * max(map(abs, errors))) / 100, 0)
     were, there = "was" if len(errors) == 1 else "were", "there" if several else "on it"
-    return f"; {plural(len(errors), 'published result')} of {kind} {there} {were} within {within} of the prediction"
+    every = "all " if len(errors) > 1 else ""
+    how = f", {every}slower" if max(errors) < 0 else f", {every}faster" if min(errors) > 0 else ""
+    return f"; {plural(len(errors), 'published result')} of {kind} {there} {were} within {within} of the prediction{how}"
 
 
-def _best(best: Candidate, question: Question, rates: Rates, screen: Screen, command: str | None) -> str:
+def _best(answer: Answer, rates: Rates, screen: Screen, command: str | None) -> str:
+    best, question = answer.fitting[0], answer.question
     work = best.workload
     rate = f"{_rate(best, rates)} tokens/s/GPU"
     memory = f"{units.gibibytes(best.memory.device_bytes)} of {units.gibibytes(question.memory_bytes)}"
@@ -266,7 +283,19 @@ def _best(best: Candidate, question: Question, rates: Rates, screen: Screen, com
         left = units.percent(spare_share(best, question), 0)
         lines.append(f"{left} of the memory is left, and its prediction may be {OFF} off;")
         lines.append(_if_it_runs_out(work, question))
+        lines += _with_room(answer, rates, command)
     return f"\n{' ' * 10}".join(lines)
+
+
+def _with_room(answer: Answer, rates: Rates, command: str | None) -> list[str]:
+    """Return the fastest layout that leaves more memory than its prediction may be off by, with its command."""
+    best, question = answer.fitting[0], answer.question
+    found = next((one for one in answer.fitting if not is_tight(one, question)), None)
+    if found is None:
+        return []
+    rate = f"{_rate(found, rates)} tokens/s/GPU ({units.signed_percent(best_share(found, best) - 1)})"
+    flags = [f"{command} {flags_of(found.workload, question, rates)}"] if command and question.engine else []
+    return [f"with {OFF} to spare: {_how(found)}, {rate}", *flags]
 
 
 def _if_it_runs_out(work: Workload, question: Question) -> str:

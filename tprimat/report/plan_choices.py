@@ -8,7 +8,16 @@ from tprimat import units
 from tprimat.facts.models import ModelShape
 from tprimat.predict.rates import Rates
 from tprimat.predict.search import Answer, Candidate
-from tprimat.report.plan import TIGHT, document, error_for, host_may_be_late, is_tight, marked_layout, mfu
+from tprimat.report.plan import (
+    TIGHT,
+    document,
+    error_for,
+    host_may_be_late,
+    is_tight,
+    marked_layout,
+    mfu,
+    published_of_model,
+)
 from tprimat.report.screen import PLAIN, Screen
 from tprimat.report.tables import columns, plural
 
@@ -68,9 +77,20 @@ def choices_text(choices: Sequence[Choice], precision: str, screen: Screen = PLA
         choice.found[0].question.implementation.name for choice in choices if choice.found and _not_ours(choice)
     )
     notes += [OTHER_ENGINE.format(" or ".join(others))] if others else []
+    notes += _published(choices)
     notes += [HOURS] if any(choice.best for choice in choices) else []
     title = screen.prose(f"{what} on {where} ({kind}), {precision}", meaning="heading")
     return "\n\n".join([title, shown, "\n".join(screen.prose(note) for note in notes)])
+
+
+def _published(choices: Sequence[Choice]) -> list[str]:
+    """Return what others published of each model on each accelerator, the nearest of each."""
+    found: dict[tuple[str, str], str] = {}
+    for choice in choices:
+        if choice.best is not None and choice.found is not None:
+            said = published_of_model(choice.found[0].question, choice.found[1])
+            found.setdefault((choice.shape.name, choice.accelerator), said)
+    return [f"Others published of {model} on {device}: {said}." for (model, device), said in found.items() if said]
 
 
 def _error(choice: Choice) -> float | None:

@@ -8,10 +8,10 @@ from typing import Any
 
 from tprimat.config.load import read_config
 from tprimat.config.schema import OptimizerConfig, ProfilingConfig
-from tprimat.engines import embedded
+from tprimat.engines import embedded, primus
 from tprimat.engines.base import Engine, Settings, engine_named, implementation_of
 from tprimat.errors import ConfigError, UserError
-from tprimat.facts.accelerators import PLATFORM_OF, Accelerator, accelerators, find_accelerator, resembling
+from tprimat.facts.accelerators import PLATFORM_OF, WITH_OWN_FP8, Accelerator, accelerators, find_accelerator, resembling
 from tprimat.facts.models import ModelShape, model_shape, models
 from tprimat.hardware.nodes import this_machine
 from tprimat.plan.build import shape_at
@@ -28,7 +28,7 @@ from tprimat.predict.search import (
     smallest_that_fits,
     workloads,
 )
-from tprimat.predict.workload import EMBEDDED, MEGATRON_TUNED, TRANSFORMER_ENGINE, Implementation, Precision, Workload
+from tprimat.predict.workload import EMBEDDED, MEGATRON_TUNED, Implementation, Precision, Workload
 from tprimat.records.discover import probes_in
 from tprimat.records.schema import ProbeRecord
 
@@ -95,6 +95,7 @@ def answer(request: PlanRequest) -> tuple[Answer, Rates]:
     Raises:
         ConfigError: a name or a number that makes no sense, or a batch that no layout divides.
     """
+    request = replace(request, engine=request.engine or _engine_for(request))
     found = _answer_of(request)
     if found[0].fitting or request.engine is not None:
         return found
@@ -109,9 +110,22 @@ def answers(request: PlanRequest, counts: Sequence[int]) -> list[tuple[Answer, R
         ConfigError: as `answer`.
     """
     most = answer(replace(request, gpus=max(counts)))
-    by_megatron_lm = most[0].question.implementation.name == TRANSFORMER_ENGINE.name
-    others = replace(request, engine=request.engine or (MEGATRON_LM if by_megatron_lm else embedded.ENGINE.name))
+    others = replace(request, engine=request.engine or most[0].question.engine or MEGATRON_LM)
     return [most if count == max(counts) else answer(replace(others, gpus=count)) for count in counts]
+
+
+def _engine_for(request: PlanRequest) -> str | None:
+    """Return the engine where an accelerator decides it; None where it does not."""
+    accelerator, _ = accelerator_of(request.accelerator)
+    return primus.ENGINE.name if request.precision == "fp8" and accelerator.name in WITH_OWN_FP8 else None
+
+
+def _refuse_other_fp8(question: Question, accelerator: Accelerator) -> None:
+    """Refuse our own layers in fp8 where the matrix units take other 8-bit types."""
+    if question.precision == "fp8" and accelerator.name in WITH_OWN_FP8 and question.implementation.name == EMBEDDED.name:
+        what = f"The embedded engine cannot multiply in fp8 on {accelerator.name}."
+        why = "Its matrix units take 8-bit types of their own (e4m3fnuz), which the engine does not use."
+        raise ConfigError(what, where="--engine", why=why, fix="--engine primus, or --precision bf16")
 
 
 def _answer_of(request: PlanRequest) -> tuple[Answer, Rates]:
@@ -128,6 +142,7 @@ def _answer_of(request: PlanRequest) -> tuple[Answer, Rates]:
         precision=request.precision,
         **_asked_of(request.engine, shape, accelerator, request.precision, _transformer_engine_at(request.accelerator)),
     )
+    _refuse_other_fp8(question, accelerator)
     return _answer(question, accelerator, request.probes)
 
 
@@ -204,7 +219,9 @@ def answer_for(plan: RunPlan, accelerator_name: str | None, probes: Sequence[Pat
         ConfigError: the accelerator is not known, or no layout divides the batch.
     """
     accelerator, _ = accelerator_of(accelerator_name)
-    return _answer(question_of(plan, accelerator, _transformer_engine_at(accelerator_name)), accelerator, probes)
+    question = question_of(plan, accelerator, _transformer_engine_at(accelerator_name))
+    _refuse_other_fp8(question, accelerator)
+    return _answer(question, accelerator, probes)
 
 
 def candidates_for(plan: RunPlan, accelerator: Accelerator) -> tuple[Candidate, ...]:

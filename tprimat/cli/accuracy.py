@@ -65,8 +65,8 @@ def run(options: argparse.Namespace) -> int:
         parts += ["Time of the rows", accuracy.error_table(time)]
     if not parts:
         print(
-            "None of these can be predicted. A prediction needs a model and an accelerator of tprimat models, and a run that "
-            f"completed {FEWEST_STEPS} steps or more; a CPU is not among them.",
+            "None of these can be predicted. A prediction needs a model and an accelerator of `python3 -m tprimat models`, and a "
+            f"run that completed {FEWEST_STEPS} steps or more; a CPU is not among them.",
             file=sys.stderr,
         )
         return 1

@@ -127,8 +127,8 @@ def _result_row(result: PublishedResult) -> Row:
 
 
 def accelerator_rows(selected: Selection) -> list[Row]:
-    """Return the data sheets; none when only some models are selected."""
-    return [asdict(accelerator) for accelerator in accelerators()] if selected.all_models else []
+    """Return the data sheets, and the memory that a program may use; none when only some models are selected."""
+    return [{**asdict(one), "usable_bytes": one.usable_bytes} for one in accelerators()] if selected.all_models else []
 
 
 def count_table(rows: Sequence[Row], screen: Screen = PLAIN) -> str:
@@ -216,7 +216,7 @@ def accelerator_table(rows: Sequence[Row], screen: Screen = PLAIN) -> str:
         [
             row["name"],
             *(_tera(row["dense_flops"].get(dtype)) for dtype in DTYPES),
-            units.gibibytes(row["memory_bytes"]),
+            units.gibibytes(row["usable_bytes"]),
             units.si(row["bandwidth_bytes_per_second"], "B/s"),
             units.si(row["link_bytes_per_second"], "B/s"),
             units.count(row["tdp_watts"]),

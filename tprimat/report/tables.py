@@ -61,8 +61,15 @@ def _parts(cells: Sequence[Sequence[str]], left: int) -> list[list[Sequence[str]
 
 def _narrowest(cells: Sequence[Sequence[str]], left: int) -> int:
     """Return the width of a table whose text is broken."""
-    widths = [max(map(len, column)) for column in cells]
-    return _total({index: min(width, LABEL) if index < left else width for index, width in enumerate(widths)})
+    return _total(
+        {index: _least(column, LABEL, PIPED) if index < left else max(map(len, column)) for index, column in enumerate(cells)}
+    )
+
+
+def _least(column: Sequence[str], label: int, limit: int) -> int:
+    """Return the width to which a column of text may shrink: its longest word stays whole, such as a name, up to half a line."""
+    word = max((len(word) for cell in column for word in cell.split()), default=0)
+    return min(max(map(len, column)), max(label, min(word, limit // 2)))
 
 
 def _table(cells: Sequence[Sequence[str]], left: int, limit: int, screen: Screen, drop: Sequence[str]) -> str:
@@ -84,13 +91,14 @@ def _table(cells: Sequence[Sequence[str]], left: int, limit: int, screen: Screen
 def _fitting(cells: Sequence[Sequence[str]], left: int, limit: int, drop: Sequence[str]) -> dict[int, int]:
     """Return the columns that fit -> their widths. Text shrinks to LABEL or its share of the screen before columns drop out."""
     label = min(LABEL, limit // (left + 1))
+    least = {index: _least(column, label, min(limit, PIPED)) for index, column in enumerate(cells[:left])}
     widths = {index: max(map(len, column)) for index, column in enumerate(cells)}
     order = [index for name in drop for index in widths if cells[index][0] == name]
     order += [index for index in reversed(widths) if index > 1 and index not in order]
-    while order and _total(widths) - sum(max(0, widths[index] - label) for index in widths if index < left) > limit:
+    while order and _total(widths) - sum(widths[index] - least[index] for index in widths if index < left) > limit:
         del widths[order.pop(0)]
     for index in sorted((index for index in widths if index < left), key=lambda index: -widths[index]):
-        widths[index] = min(widths[index], max(label, widths[index] - (_total(widths) - limit)))
+        widths[index] = min(widths[index], max(least[index], widths[index] - (_total(widths) - limit)))
     return widths
 
 

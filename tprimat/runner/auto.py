@@ -98,7 +98,7 @@ def auto_sessions(request: RunRequest, measured: int | None) -> list[Contender]:
         found = list(islice(_contenders(asked, answer.layouts(), measured), measured or 1))
         if not found:
             ways = elsewhere(plan, find_accelerator(machine.accelerator))
-            fix = "; or ".join(ways) or "more GPUs, or tprimat plan for what is missing"
+            fix = "; or ".join(ways) or "more GPUs, or python3 -m tprimat plan for what is missing"
             raise LaunchError(f"No layout of {model} fits.", where="--gpus", fix=fix)
         contenders += found
     return contenders

@@ -83,6 +83,6 @@ def _memory(session: Session, plan: RunPlan, *, several: bool) -> Check:
     if room is None:
         return Check(name=name, status="absent", finding=f"{what}; the memory of a GPU is not known here")
     if least > room:
-        fix = "more tensor or pipeline parallelism, or another strategy; tprimat plan lists what fits"
+        fix = "more tensor or pipeline parallelism, or another strategy; python3 -m tprimat plan lists what fits"
         return Check(name=name, status="problem", finding=f"{what}; a GPU has {units.gibibytes(room)}", fix=fix)
     return Check(name=name, status="ok", finding=f"{what}; a GPU has {units.gibibytes(room)}")

@@ -606,7 +606,8 @@ def test_what_bounds_a_run_is_not_told_without_its_power(program, known):
     (group,) = group_runs([measure(one, MetricOptions()) for one in results])
     text = " ".join(distance_from_limits(group))
     assert ("The power limit holds the clocks down" in text) == known
-    assert ("Neither compute nor memory is used up, and its power is not recorded" in text) != known
+    assert ("Compute is not used up, and its power is not recorded" in text) != known
+    assert ("reserves 75 % of 1" in text, "fills 90 % of 139.8 GiB" in text) == (not known, known)
 
 
 def test_waiting_gpus_are_named_with_the_processor_that_they_waited_for():

@@ -67,7 +67,8 @@ NEAR_A_LIMIT = 0.9
 class Limit:
     """One limit of the machine, and the share of it that a configuration uses."""
 
-    kind: Literal["peak", "measured matmul", "power", "memory"]
+    kind: Literal["peak", "measured matmul", "power", "memory", "reserved memory"]
+    """The allocator reserves memory that it may not use; it counts where a run records no more than that."""
     share: float
     """0..1 of the limit; above 1 only where a limit was measured too low."""
     size: float | None = None
@@ -76,7 +77,7 @@ class Limit:
     @property
     def binds(self) -> bool:
         """Return whether next to no room is left."""
-        return self.share >= NEAR_A_LIMIT
+        return self.share >= NEAR_A_LIMIT and self.kind != "reserved memory"
 
 
 def watts_per_gpu(run: RunRecord, metrics: RunMetrics | None) -> float | None:
@@ -102,8 +103,9 @@ def limits(group: Group) -> tuple[Limit, ...]:
     if power and most and max(held, default=0.0) >= LEAST_HELD_BACK:
         found.append(Limit(kind="power", share=power / most, size=most))
     peak, size = group_worst(group, lambda one: one.peak_memory_bytes), group.run.machine.memory_bytes
-    if peak and size:
-        found.append(Limit(kind="memory", share=peak / size, size=float(size)))
+    reserved = group_worst(group, lambda one: one.peak_reserved_bytes)
+    if size and (used := peak or reserved):
+        found.append(Limit(kind="memory" if peak else "reserved memory", share=used / size, size=float(size)))
     return tuple(found)
 
 

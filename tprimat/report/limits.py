@@ -1,5 +1,7 @@
 """How far a configuration is from the limits of its GPUs, and which of them binds, in sentences."""
 
+from collections.abc import Sequence
+
 from tprimat import units
 from tprimat.analyze.groups import Group, group_mean
 from tprimat.analyze.roofline import NEAR_A_LIMIT, Limit, limits, watts_per_gpu
@@ -29,7 +31,7 @@ def distance_from_limits(group: Group, name: str = "It") -> list[str]:
     *others, last = map(_share, found) if found else ("",)
     shares = f"{name} {', '.join(others)}{' and ' if others else ''}{last}." if found else ""
     binding = [BINDING[limit.kind] for limit in found if limit.binds]
-    if all(limit.kind in {"power", "memory"} for limit in found):
+    if all(limit.kind in {"power", "memory", "reserved memory"} for limit in found):
         reason = next((item.metrics.mfu_absent_because for item in group.runs if item.metrics), None)
         known = f"How far it is from the machine's limit is not known: {reason}." if reason else ""
         return [known, shares, *binding]
@@ -38,9 +40,18 @@ def distance_from_limits(group: Group, name: str = "It") -> list[str]:
     if (busy := group_mean(group, lambda one: one.gpu_busy)) is not None and busy < BUSY:
         return [shares, _idle(group.run, busy)]
     hint = "" if any(limit.kind == "measured matmul" for limit in found) else PROBE
-    unread = group_mean(group, lambda one: watts_per_gpu(group.run, one)) is None and group.run.machine.platform != "cpu"
-    power = ", and its power is not recorded" if unread else ""
-    return [shares, f"Neither compute nor memory is used up{power}: the rest of the step goes to {REST}.{hint}"]
+    return [shares, f"{_unused(group, found)}: the rest of the step goes to {REST}.{hint}"]
+
+
+def _unused(group: Group, found: Sequence[Limit]) -> str:
+    """Say what does not bound a configuration, and of what nothing is recorded."""
+    kinds = {limit.kind for limit in found}
+    power = group.run.machine.platform == "cpu" or group_mean(group, lambda one: watts_per_gpu(group.run, one)) is not None
+    memory = bool(kinds & {"memory", "reserved memory"})
+    unknown = [name for name, is_known in (("power", power), ("memory", memory)) if not is_known]
+    what = "Neither compute nor memory is used up" if "memory" in kinds else "Compute is not used up"
+    be = "is" if len(unknown) == 1 else "are"
+    return f"{what}, and its {' and '.join(unknown)} {be} not recorded" if unknown else what
 
 
 def _idle(run: RunRecord, busy: float) -> str:
@@ -86,4 +97,5 @@ def _share(limit: Limit) -> str:
         return f"reaches {units.percent(limit.share)} of the fastest product measured on this machine"
     if limit.kind == "power":
         return f"draws {units.percent(limit.share, 0)} of its limit of {limit.size:,.0f} W"
-    return f"fills {units.percent(limit.share, 0)} of {units.gibibytes(limit.size)} of memory"
+    verb = "fills" if limit.kind == "memory" else "reserves"
+    return f"{verb} {units.percent(limit.share, 0)} of {units.gibibytes(limit.size)} of memory"

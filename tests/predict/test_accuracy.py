@@ -21,7 +21,7 @@ from tprimat.predict.published import score_published
 from tprimat.predict.rates import probed_rates, published_rates
 from tprimat.predict.workload import EMBEDDED, FSDP, NEMO, NEMO_ON_TORCH, TRANSFORMER_ENGINE, Workload
 from tprimat.records.discover import probes_in
-from tprimat.report.plan import TIME_ERROR, time_error
+from tprimat.report.plan import FASTER_BY, TIME_ERROR, time_error
 from tprimat.runner.accuracy import (
     LARGE_MODELS,
     Ledger,
@@ -167,6 +167,8 @@ def test_plans_state_the_error_of_the_ledger_and_none_for_groups_that_took_longe
         assert set(groups.values()) == {limit, None}
         within = [abs(score.error) <= limit for score in found if groups[score.group] is not None]
         assert sum(within) / len(within) >= 0.9, rates.source
+        faster = max(score.error for score in found if groups[score.group] is not None)
+        assert FASTER_BY[rates.measured] - 0.04 < faster < FASTER_BY[rates.measured], rates.source
         for group in (group for group, stated in groups.items() if stated is None):
             errors_of = [score.error for score in found if score.group == group]
             assert sum(abs(error) <= limit for error in errors_of) / len(errors_of) < 0.9, group

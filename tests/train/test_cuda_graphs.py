@@ -32,7 +32,7 @@ from tprimat.records.discover import load_results
 from tprimat.records.evidence import cautions
 from tprimat.records.schema import StepRecord
 from tprimat.records.store import RunDirectory
-from tprimat.report.plan import can_run_as_graphs
+from tprimat.report.plan_flags import can_run_as_graphs
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = "platform_optimizations.nvidia.engine_options"

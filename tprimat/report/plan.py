@@ -6,7 +6,6 @@ from typing import Any
 
 from tprimat import units
 from tprimat.facts.accelerators import find_accelerator, peak_dense_flops
-from tprimat.facts.cuda_graphs import Launches
 from tprimat.facts.flops import flop_per_token
 from tprimat.facts.models import ModelShape
 from tprimat.facts.published import rebase, results
@@ -17,7 +16,7 @@ from tprimat.predict.search import NARROWER, Answer, Candidate, Otherwise, Quest
 from tprimat.predict.time import TIME_PARTS, TimePart, late_step_seconds
 from tprimat.predict.workload import EMBEDDED, NEMO, Implementation, Precision, Workload
 from tprimat.report.limits import AS_GRAPHS
-from tprimat.report.plan_flags import ON_EACH_NODE, flags_of, measuring_flags, narrower_flags
+from tprimat.report.plan_flags import ON_EACH_NODE, can_run_as_graphs, flags_of, measuring_flags, narrower_flags
 from tprimat.report.screen import PLAIN, Painted, Screen
 from tprimat.report.tables import columns, plural
 
@@ -27,6 +26,8 @@ MOST_REFUSALS = 3
 MOST_PUBLISHED = 2
 TIME_ERROR = {True: 0.15, False: 0.2}
 """Measured by probes or not -> relative error that nine in ten predictions of dense models stay within (docs/accuracy.md)."""
+FASTER_BY = {True: 0.07, False: 0.05}
+"""Measured by probes or not -> how much faster than predicted steps were at most, relative: most are slower."""
 MEASURED_ON = frozenset({"H100 SXM", "H200 SXM"})
 """Accelerators whose steps in benchmarks/records gave that error."""
 MEMORY_ERROR = 0.05
@@ -124,11 +125,13 @@ def _error_of(question: Question, rates: Rates) -> float | None:
 def interval(candidate: Candidate, rates: Rates) -> tuple[float, float | None, float | None]:
     """Return tokens/s/GPU, and the ends of its interval; None: that is not known.
 
-    They are those of the published error of such predictions, or below them what a late host leaves.
+    They are those of the published errors of such predictions, or below them what a late host leaves.
     """
     assert candidate.time is not None
     value, error = candidate.time.tokens_per_second_per_gpu, error_for(candidate, rates)
-    return (value, None, None) if error is None else (value, min(value / (1 + error), _late_rate(candidate)), value / (1 - error))
+    if error is None:
+        return value, None, None
+    return value, min(value * (1 - error), _late_rate(candidate)), value * (1 + FASTER_BY[rates.measured])
 
 
 def host_may_be_late(candidate: Candidate, rates: Rates) -> bool:
@@ -136,21 +139,7 @@ def host_may_be_late(candidate: Candidate, rates: Rates) -> bool:
     error = error_for(candidate, rates)
     if error is None or candidate.time is None:
         return False
-    return _late_rate(candidate) < candidate.time.tokens_per_second_per_gpu / (1 + error)
-
-
-def can_run_as_graphs(work: Workload) -> bool:
-    """Whether the embedded engine can launch a workload's micro-batches as CUDA graphs."""
-    found = Launches(
-        pipeline=work.layout.pipeline,
-        context=work.layout.context,
-        experts=work.shape.experts is not None,
-        recompute=work.recompute.granularity,
-        fully_shard=work.implementation.shards_weights,
-        own_layers=work.implementation.name == EMBEDDED.name,
-        fp8=work.precision == "fp8",
-    ).obstacle
-    return found is None
+    return _late_rate(candidate) < candidate.time.tokens_per_second_per_gpu * (1 - error)
 
 
 def error_for(candidate: Candidate, rates: Rates) -> float | None:

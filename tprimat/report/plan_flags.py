@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 
 from tprimat.facts.accelerators import PLATFORM_OF, find_accelerator
+from tprimat.facts.cuda_graphs import Launches
 from tprimat.predict.rates import Rates
 from tprimat.predict.search import Question
-from tprimat.predict.workload import Workload
+from tprimat.predict.workload import EMBEDDED, Workload
 
 USUAL_GPUS = 8
 """Of a node: what ./benchmark.py assumes of a machine that is not here."""
@@ -62,6 +63,20 @@ def narrower_flags(option: str, question: Question, rates: Rates) -> str:
         "--set": f"platform_optimizations.{machine['--platform']}.engine_options.{option}=bf16",
     }
     return _words(flags)
+
+
+def can_run_as_graphs(work: Workload) -> bool:
+    """Whether the embedded engine can launch a workload's micro-batches as CUDA graphs."""
+    found = Launches(
+        pipeline=work.layout.pipeline,
+        context=work.layout.context,
+        experts=work.shape.experts is not None,
+        recompute=work.recompute.granularity,
+        fully_shard=work.implementation.shards_weights,
+        own_layers=work.implementation.name == EMBEDDED.name,
+        fp8=work.precision == "fp8",
+    ).obstacle
+    return found is None
 
 
 def _of_machine(question: Question, rates: Rates) -> dict[str, str | int | None]:

@@ -418,3 +418,23 @@ def test_a_number_of_nodes_that_a_shell_left_over_is_named():
     assert "8 nodes, by the variable WORLD_SIZE; unset it if it is left over in this shell" in done.stderr
     done = run_command("benchmark.py", "--model", "llama", "--gpus", 1, "--dry-run", environment={**shell, "LOCAL_RANK": "0"})
     assert (done.returncode, "DP=1," in done.stdout) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("platform", "engine", "lacks", "command"),
+    [
+        ("amd", "primus", "Primus was not found.", "primus-cli-direct.sh"),
+        ("nvidia", "nemo", "The engine nemo needs", "pretrain_llama.py"),
+    ],
+)
+def test_a_dry_run_for_another_machine_shows_the_command_of_an_engine_that_is_not_here(
+    platform, engine, lacks, command, tmp_path
+):
+    words = ("--model", "llama", "--platform", platform, "--engine", engine, "--dry-run")
+    done = run_command("benchmark.py", *words, "--output-dir", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert command in done.stdout
+    assert lacks in " ".join(done.stdout.split())
+    assert "The machine that runs this needs it." in " ".join(done.stdout.split())
+    started = run_command("benchmark.py", *words[:-1], "--output-dir", tmp_path)
+    assert (started.returncode, lacks in started.stderr) == (2, True)

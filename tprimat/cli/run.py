@@ -162,7 +162,17 @@ def request_of(options: argparse.Namespace, program: str = "./benchmark.py") -> 
         output=Path(options.output_dir) if options.output_dir else None,
         probes=tuple(options.probes),
         command=masked_command((program, *sys.argv[1:])),
+        elsewhere=options.dry_run and _is_elsewhere(options.platform),
     )
+
+
+def _is_elsewhere(platform: str | None) -> bool:
+    """Whether a named platform is not this machine's, so that what is installed here says nothing of it."""
+    from tprimat.facts.accelerators import PLATFORM_OF
+    from tprimat.hardware.nodes import this_machine
+
+    machine = this_machine()
+    return platform not in {None, "cpu", PLATFORM_OF[machine.platform] if machine else "cpu"}
 
 
 def pretrain(model: str) -> int:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator, Mapping
 
 from tprimat import units
-from tprimat.engines.base import Command
+from tprimat.engines.base import Command, Here, engine_named
 from tprimat.errors import LaunchError
 from tprimat.facts.accelerators import BACKEND_OF
 from tprimat.hardware.health import Check, check_disk
@@ -33,6 +33,8 @@ def check_session(session: Session, environment: Mapping[str, str] = os.environ)
     """Look at what a run of these plans needs here: GPUs, nodes, data, memory, and a place for results."""
     plan = session.plans[0]
     yield _gpus(session, plan)
+    if not session.is_here and (error := engine_named(plan.engine).available(Here(platform=plan.platform)).error) is not None:
+        yield Check(name="engine", status="absent", finding=f"{error.what} The machine that runs this needs it.")
     if plan.nodes > 1:
         yield _nodes(session, plan, environment)
     yield Check(name="data", status="ok", finding=plan.dataset)

@@ -320,6 +320,9 @@ def classify(
     return dataclasses.replace(found, hint=memory_hint(found, alternatives))
 
 
+AGAIN = "the same command with --resume makes this run again, and skips those that have ended"
+
+
 def stopped_by(name: str, seconds_left: float | None) -> Failure:
     """Return why a run ended that its launcher stopped because of a signal.
 
@@ -329,10 +332,10 @@ def stopped_by(name: str, seconds_left: float | None) -> Failure:
     """
     margin = WARNING_SECONDS if name in {"SIGUSR1", "SIGUSR2"} else LIMIT_SECONDS
     if seconds_left is None or seconds_left > margin or name in {"SIGINT", "SIGHUP"}:
-        return Failure(outcome="interrupted", cause=f"Stopped by {name}.")
+        return Failure(outcome="interrupted", cause=f"Stopped by {name}.", hint=AGAIN)
     when = f"{seconds_left:.0f} s before" if seconds_left > 0 else "at"
     cause = f"The scheduler's time limit: {name} came {when} the end of the job."
-    return Failure(outcome="timed_out", cause=cause, hint="ask for more time, or fewer steps; --resume continues", cut_off=True)
+    return Failure(outcome="timed_out", cause=cause, hint=f"ask for more time, or fewer steps; {AGAIN}", cut_off=True)
 
 
 def earliest(found: Sequence[tuple[Failure, Sequence[str]]]) -> Failure:

@@ -38,7 +38,7 @@ COMMAND_LINES = (
     (*NVIDIA, "llama", "--gpus", "6", "--parallel", "truly_identical"),
     (*NVIDIA, "llama", "--global-batch-size", "100"),
     (*NVIDIA, "llama", "--engine", "nemo"),
-    ("benchmark.py", "--dry-run", "--platform", "amd", "--model", "llama", "--engine", "primus"),
+    ("benchmark.py", "--platform", "amd", "--model", "llama", "--engine", "primus"),
     ("compare.py",),
 )
 ALONE = {"PRIMUS_PATH": "", "PATH": "", "CUDA_VISIBLE_DEVICES": ""}

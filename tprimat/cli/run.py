@@ -141,7 +141,11 @@ def _how(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help="any key of the configuration"
     )
-    group.add_argument("--resume", action="store_true", help="skip runs that have ended in the output folder; one that was interrupted starts again")
+    group.add_argument(
+        "--resume",
+        action="store_true",
+        help="skip runs that have ended in the output folder; one that was interrupted starts again",
+    )
     group.add_argument("--dry-run", action="store_true", help="print the plan, the exact command and checks; start nothing")
     group.add_argument("--force", action="store_true", help="start even a run that is predicted not to fit")
     group.add_argument("--quiet", action="store_true", help="no progress, only the summary")

@@ -126,7 +126,15 @@ def _print_remarks(extracted: ExtractedRun, metrics: RunMetrics | None) -> None:
             file=sys.stderr,
         )
     if metrics is not None and metrics.mfu_absent_because:
-        print(f"note: no MFU, since {metrics.mfu_absent_because}", file=sys.stderr)
+        way_out = " (--gpu names it)" if run.machine.accelerator is None and run.machine.platform != "cpu" else ""
+        print(f"note: no MFU, since {metrics.mfu_absent_because}{way_out}", file=sys.stderr)
+
+
+def _mfu(run: RunRecord, metrics: RunMetrics | None) -> str:
+    """Return MFU with the peak that it is a share of."""
+    if metrics is None or metrics.mfu is None:
+        return units.ABSENT
+    return f"{units.percent(metrics.mfu.value)} of the dense {run.matmul_dtype} peak, {units.teraflops(metrics.peak_dense_flops)}"
 
 
 def summary(extracted: ExtractedRun, metrics: RunMetrics | None, path: Path) -> Sequence[str]:
@@ -141,7 +149,7 @@ def summary(extracted: ExtractedRun, metrics: RunMetrics | None, path: Path) -> 
         ("workload", ", ".join(filter(None, (f"{work} tokens a step", routing_words(run))))),
         ("step time", time_text),
         ("throughput", per_rank(f"{units.count(rate.value)} tokens/s/GPU", [machine.platform]) if rate else units.ABSENT),
-        ("MFU", units.percent(metrics.mfu.value) if metrics and metrics.mfu else units.ABSENT),
+        ("MFU", _mfu(run, metrics)),
         ("kept", f"{path}, which the run itself wrote") if written_by(path, run) else ("written", str(path)),
     )
     return [f"{label:<11} {value}" for label, value in rows]

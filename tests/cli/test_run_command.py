@@ -421,20 +421,20 @@ def test_a_number_of_nodes_that_a_shell_left_over_is_named():
 
 
 @pytest.mark.parametrize(
-    ("platform", "engine", "lacks", "command"),
+    ("where", "lacks", "command", "holds"),
     [
-        ("amd", "primus", "Primus was not found.", "primus-cli-direct.sh"),
-        ("nvidia", "nemo", "The engine nemo needs", "pretrain_llama.py"),
+        (("amd", "primus"), "Primus was not found.", "primus-cli-direct.sh", "MI300A"),
+        (("nvidia", "nemo"), "The engine nemo needs", "pretrain_llama.py", "A100"),
     ],
 )
-def test_a_dry_run_for_another_machine_shows_the_command_of_an_engine_that_is_not_here(
-    platform, engine, lacks, command, tmp_path
-):
+def test_a_dry_run_for_another_machine_shows_an_engine_that_is_not_here(where, lacks, command, holds, tmp_path):
+    platform, engine = where
     words = ("--model", "llama", "--platform", platform, "--engine", engine, "--dry-run")
     done = run_command("benchmark.py", *words, "--output-dir", tmp_path)
     assert done.returncode == 0, done.stderr
     assert command in done.stdout
     assert lacks in " ".join(done.stdout.split())
     assert "The machine that runs this needs it." in " ".join(done.stdout.split())
+    assert f"GPUs that hold it: {holds}" in done.stdout
     started = run_command("benchmark.py", *words[:-1], "--output-dir", tmp_path)
     assert (started.returncode, lacks in started.stderr) == (2, True)

@@ -5,9 +5,10 @@ import os
 from collections.abc import Iterator, Mapping
 
 from tprimat import units
+from tprimat.analyze.traits import few
 from tprimat.engines.base import Command, Here, engine_named
 from tprimat.errors import LaunchError
-from tprimat.facts.accelerators import BACKEND_OF
+from tprimat.facts.accelerators import BACKEND_OF, accelerators
 from tprimat.hardware.health import Check, check_disk
 from tprimat.hardware.nodes import DEFAULT_PORT, Nodes, cpu_cores, find_nodes, most_cpu_ranks
 from tprimat.plan.schema import RunPlan
@@ -69,6 +70,13 @@ def _nodes(session: Session, plan: RunPlan, environment: Mapping[str, str]) -> C
     )
 
 
+def _large_enough(plan: RunPlan, least: int) -> str:
+    """Name the accelerators of a plan's platform that hold so many bytes, those with the least memory first."""
+    known = [one for one in accelerators() if one.backend == BACKEND_OF[plan.platform] and one.usable_bytes >= least]
+    names = [f"{one.name} ({units.gibibytes(one.usable_bytes)})" for one in sorted(known, key=lambda one: one.usable_bytes)]
+    return f"GPUs that hold it: {few(names, 3)}" if names else "more GPUs: no accelerator of the table holds it"
+
+
 def _memory(session: Session, plan: RunPlan, *, several: bool) -> Check:
     name, whose = "memory", f"{plan.model} {plan.strategy}: " if several else ""
     workload = None if plan.platform == "cpu" else planned_workload(plan)
@@ -83,7 +91,9 @@ def _memory(session: Session, plan: RunPlan, *, several: bool) -> Check:
         least = sum(size for part, size in need.parts.items() if part not in OF_ROUTED_TOKENS)
     room = session.machine_of(plan).memory_bytes
     if room is None:
-        return Check(name=name, status="absent", finding=f"{what}; the memory of a GPU is not known here")
+        return Check(
+            name=name, status="absent", finding=f"{what}; the memory of a GPU is not known here", fix=_large_enough(plan, least)
+        )
     if least > room:
         fix = "more tensor or pipeline parallelism, or another strategy; python3 -m tprimat plan lists what fits"
         return Check(name=name, status="problem", finding=f"{what}; a GPU has {units.gibibytes(room)}", fix=fix)

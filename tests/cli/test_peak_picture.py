@@ -225,3 +225,14 @@ def test_memory_against_speed_shows_a_run_that_tells_only_what_it_reserved():
         (axes,) = axes_titled(picture, "8  Memory against speed")
         assert axes.get_xlabel() == "GiB reserved at the peak, worst rank"
         assert len(axes.lines) == 2
+
+
+def test_the_picture_ranks_only_what_the_comparison_ranks():
+    two = ROOT / "benchmarks" / "records" / "h100" / "in-turn-two-gpus"
+    analysis = analyse_peaks(read_results([two], MetricOptions(), {}).measured, MetricOptions())
+    with drawn(peak.peak_sheet(analysis)) as picture:
+        (effect,) = axes_titled(picture, "5  Effect")
+        (row,) = [label.get_text() for label in effect.get_yticklabels()]
+        assert row.startswith("timed at the end of each step\n")
+        assert row.endswith("x the slowest of 4")
+        assert not any("torchtitan" in text.get_text() for text in effect.texts)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tprimat import units
 from tprimat.analyze.metrics import scaled
-from tprimat.analyze.peak import Entry
+from tprimat.analyze.peak import Entry, best_of_models
 from tprimat.analyze.traits import accelerator_name, dtype_that_ran
 from tprimat.records.schema import Estimate
 from tprimat.report.captions import Configuration, Workload, headline, subtitle, workloads
@@ -22,7 +22,7 @@ from tprimat.report.catalogue import (
     memory_unit,
     tera,
 )
-from tprimat.report.peak import PeakAnalysis, step_time
+from tprimat.report.peak import MOST_MODELS, PeakAnalysis, step_time
 from tprimat.report.plots.comparison import MOST_WORKLOADS, colours, not_counted_notes
 from tprimat.report.plots.sheet import Canvas, Panel, Sheet, rest_note
 from tprimat.report.plots.style import SMALL, Bar, Look, bars, place_labels, rows_height, thousands
@@ -112,7 +112,7 @@ def peak_sheet(analysis: PeakAnalysis) -> Sheet:
         notes.append(f"{CPU_CAUTION} Panels of FLOP/s, utilization and machines are for GPUs.")
     notes += [*_refusals(machines), *not_counted_notes(analysis.not_counted)]
     return Sheet(
-        headline=[_peak(analysis.peaks[0]), *(headline(works) if len(analysis.entries) > 1 or drawn.rank == "process" else ())],
+        headline=[*_peaks(analysis), *(headline(works) if len(analysis.entries) > 1 or drawn.rank == "process" else ())],
         subtitle=subtitle(works),
         panels=[
             *_speed(drawn),
@@ -141,6 +141,14 @@ def panel_words(sheet: Sheet, analysis: PeakAnalysis) -> str:
     drawn = sum(panel.present for panel in sheet.panels)
     why = "; ".join(f"{', '.join(keys)}: {what}" for what, keys in lacking.items())
     return f"{drawn} of {len(sheet.panels)} panels" + (f"; not drawn: {why}" if why else "")
+
+
+def _peaks(analysis: PeakAnalysis) -> list[str]:
+    """Return the best configuration of each model, in one line each."""
+    best = best_of_models(analysis.peaks)
+    more = f"; {plural(len(best) - MOST_MODELS, 'more model')}" if len(best) > MOST_MODELS else ""
+    lines = [_peak(entry) for entry in best[:MOST_MODELS]]
+    return [*lines[:-1], lines[-1] + more]
 
 
 def _peak(best: Entry) -> str:

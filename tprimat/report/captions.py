@@ -98,6 +98,8 @@ WORK: dict[str, Words] = {
 """What the configurations of one panel share, by the trait whose difference forbids a comparison."""
 DETAILS: dict[str, Words] = {"shape": TRAITS["shape"].label}
 """Longer words, for what the short ones leave equal."""
+USUAL = (CLOCKS["step_end"], "expert capacity unlimited", "optimizer states in fp32")
+"""Left out of titles that say enough without."""
 
 
 def short_layout(run: RunRecord) -> str:
@@ -164,6 +166,9 @@ def _titles(found: Sequence[Ranking], question: Question) -> list[str]:
         unknown = [index for index, (trait, _) in enumerate(words) if _forbids_unknown(trait, group.run)]
         places = sorted({*shown, *(unknown if alike.count(key) > 1 else [])})
         titles.append([row[index] for index in places if row[index]])
+    brief = [[part for part in title if part not in USUAL] for title in titles]
+    if all(brief) and len(set(map(tuple, brief))) == len(set(map(tuple, titles))):
+        titles = brief
     details = _details(leaders, [tuple(title) for title in titles])
     return [", ".join([*title, *detail]) for title, detail in zip(titles, details, strict=True)]
 

@@ -289,6 +289,23 @@ def test_any_two_runs_show_what_they_differ_in(opened):
     opened.wait("document.getElementById('difference').innerText.includes('records are equal')")
 
 
+def test_bars_have_whole_names_under_their_workload(opened):
+    written = opened.run(
+        "[...document.querySelectorAll('.plot')][0].layout.annotations.map(one => one.text.replace(/<[^>]+>/g, ' '))"
+    )
+    assert not any("…" in text for text in written)
+    assert any(re.match(r" +MI300X, minimal_communication [(]DP8[)]", text) for text in written)
+    rows = opened.run("[...document.querySelectorAll('.plot')][0].data.map(one => one.y[0])")
+    assert rows == sorted(set(rows)), "no bar covers another"
+    assert len(written) > len(rows), "workloads have a line of their own"
+
+
+def test_a_sentence_that_several_cards_share_says_whom_it_is_about(text):
+    (shared,) = re.findall(r"([^.\n]+): Neither compute nor memory is used up", text)
+    assert "H100 SXM, minimal_communication (DP8)" in shared
+    assert "; " in shared
+
+
 def test_text_from_a_record_stays_text(opened):
     assert opened.run("document.querySelectorAll('#ranking img, .plot img, .legend img').length") == 0
     assert HOSTILE in opened.run("document.querySelector('#ranking').innerText")

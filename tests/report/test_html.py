@@ -521,3 +521,11 @@ def test_the_fields_of_a_run_have_digits_that_a_reader_can_use():
     assert found["rank_seconds"] == "1.30 s; 1.15 s"
     assert found["environment.NCCL_ALGO"] == "Ring"
     assert section_of("environment.NCCL_ALGO") == "environment"
+
+
+def test_work_that_is_not_compared_has_a_heading_of_its_own(tmp_path):
+    moe = ROOT / "benchmarks" / "records" / "h200" / "moe"
+    seen = page_of(tmp_path, moe / "capacity", moe / "later").read_text("utf8")
+    eyebrows = re.findall('<p class="eyebrow">([^<]*)</p>', seen)
+    assert len(eyebrows) == len(set(eyebrows)) == 2
+    assert sum(eyebrow.endswith(", natural routing, expert capacity 1.25") for eyebrow in eyebrows) == 1

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from tprimat import units
 from tprimat.analyze.compare import Outcome, Ranking, Verdict, throughput
 from tprimat.analyze.groups import Group, Measured, kind_of, on_cpu
+from tprimat.analyze.traits import TRAITS as COMPARED
 from tprimat.analyze.traits import accelerator_name, few, machine_name, model_and_shape, on_nodes, ranks, work_words
 from tprimat.records.evidence import facts, grade_of, other_notes
 from tprimat.records.schema import Evidence, RunRecord
+from tprimat.report.captions import USUAL, WORK
 from tprimat.report.catalogue import (
     CPU_CAUTION,
     FLOPS,
@@ -70,8 +72,13 @@ def _card(ranking: Ranking) -> Card:
 
 def workload(run: RunRecord) -> str:
     """Describe what runs must share to be ranked together."""
-    clock = ["timed by the framework"] if run.clock == "framework" else []
-    return ", ".join([model_and_shape(run), *work_words(run), ranks(run) or "GPU count not recorded", *clock])
+    known = [WORK[key](run) for key in UNUSUAL if COMPARED[key].value(run)]
+    unusual = [words for words in known if words not in USUAL]
+    return ", ".join([model_and_shape(run), *work_words(run), ranks(run) or "GPU count not recorded", *unusual])
+
+
+UNUSUAL = ("routing", "expert-capacity", "clock", "optimizer-states")
+"""Traits that most workloads share, told where they do not."""
 
 
 def brief(group: Group) -> str:
